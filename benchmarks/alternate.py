@@ -26,7 +26,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.model.decoder import DecoderStage, stage_span
 from shardwright.parallel.comm.collectives import Axis
-from shardwright.parallel.comm.hang_watch import Watch
+from shardwright.parallel.comm.hang_watch import Watch, WatchRules
 from shardwright.parallel.comm.ledger import Ledger
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.tensor.linear import LayerSharding
@@ -95,7 +95,7 @@ def _rank(
     )  # fmt: skip
     # A training run is always watched: what that costs is part of our times.
     store = dist.FileStore(str(Path(folder, "watch")), world)
-    watch = Watch(store, rank, TIMEOUT_S, MeshShape.of(job.plan).describe, _give_up)
+    watch = Watch(store, rank, WatchRules(TIMEOUT_S, MeshShape.of(job.plan).describe, _give_up))
     watch.start()
     work(job_mesh(job, rank, torch.device("cpu"), watch), job)
     dist.barrier()

@@ -118,12 +118,12 @@ def train(job: JobSpec, gate: str, rule: str, folder: Path) -> Run:
     assert held_out is not None, "a comparison needs held-out text"
     run = Run(gate, rule)
     for step in range(job.optimizer.steps):
-        result = train_step(job, replica, mesh, step, my_share(samples, step * job.batch.global_batch_size, job, mesh))
+        result = train_step(replica, step, my_share(samples, step * job.batch.global_batch_size, job, mesh))
         run.loads.append(max(layer.largest_load for layer in result.routing))
         run.dropped.append(statistics.mean(layer.dropped_share for layer in result.routing))
         run.unserved.append(statistics.mean(layer.unserved_share for layer in result.routing))
         run.entropies.append(statistics.mean(layer.entropy for layer in result.routing))
-    run.held_out = held_out_loss(job, replica, mesh, held_out)
+    run.held_out = held_out_loss(replica, held_out)
     return run
 
 

@@ -116,7 +116,7 @@ def time_steps(most_s: float, job: JobSpec, mesh: Mesh, folder: Path) -> list[St
     while len(found) < LEAST_STEPS or goes_on:
         barrier(mesh.world)
         start_s, own_s, all_s = time.perf_counter(), time.process_time(), busy_s()
-        train_step(job, replica, mesh, len(found), tokens_BS=tokens_BS)
+        train_step(replica, len(found), tokens_BS=tokens_BS)
         found.append(Step(time.perf_counter() - start_s, time.process_time() - own_s, busy_s() - all_s))
         measure_shares(mesh, 1.0)
         mesh.ledger.clear()

@@ -99,7 +99,7 @@ def _save_on_a_rank(mesh: Mesh, job: JobSpec, rounds: int, folder: Path) -> None
     replica = build(job, mesh)
     writer = CheckpointWriter(job, replica, mesh, folder / "ours")
     group = dist.new_group(backend="gloo")
-    train_step(job, replica, mesh, 0, _tokens(job, mesh, 0))
+    train_step(replica, 0, _tokens(job, mesh, 0))
     # Live tensors of the sizes that ours copies, for theirs to copy.
     theirs = {f"rank {mesh.rank}, {i}": box.values.clone() for i, box in enumerate(held_boxes(replica, mesh))}
     num_bytes = sum(values.nbytes for values in theirs.values())
@@ -130,7 +130,7 @@ def _block(
     reset_peak()
     before_bytes, start_s, blocking_s = resident_bytes(), time.perf_counter(), 0.0
     for step in range(STEPS):
-        train_step(job, replica, mesh, step, _tokens(job, mesh, step))
+        train_step(replica, step, _tokens(job, mesh, step))
         if step == 0 and save is not None:
             save_start_s = time.perf_counter()
             save()
@@ -199,7 +199,7 @@ def _print_saves(found: dict[str, list[list[float]]], rounds: int) -> None:
 
 def _write_on_a_rank(mesh: Mesh, job: JobSpec, folder: Path) -> None:
     replica = build(job, mesh)
-    train_step(job, replica, mesh, 0, _tokens(job, mesh, 0))
+    train_step(replica, 0, _tokens(job, mesh, 0))
     writer = CheckpointWriter(job, replica, mesh, folder)
     writer.save(1, 0, 0, {})
     assert writer.wait() is not None
@@ -208,7 +208,7 @@ def _write_on_a_rank(mesh: Mesh, job: JobSpec, folder: Path) -> None:
 def _read_on_a_rank(mesh: Mesh, job: JobSpec, rounds: int, folder: Path) -> None:
     """Read the files and the checkpoint in turn, and leave what was measured in found.json."""
     replica = build(job, mesh)
-    train_step(job, replica, mesh, 0, _tokens(job, mesh, 0))  # the optimizer has its state
+    train_step(replica, 0, _tokens(job, mesh, 0))  # the optimizer has its state
     storage = LocalStorage(folder / "checkpoints")
     files = sorted((folder / "checkpoints" / folder_name(1)).glob("*.safetensors"))
     reads = {

@@ -60,10 +60,10 @@ def train(job: JobSpec, mesh: Mesh, tokens: TokenFiles) -> Run:
     assert held_out is not None, "a comparison needs held-out text"
     batch, losses = job.batch.global_batch_size, []
     for step in range(job.optimizer.steps):
-        losses.append(train_step(job, replica, mesh, step, my_share(samples, step * batch, job, mesh)).loss)
+        losses.append(train_step(replica, step, my_share(samples, step * batch, job, mesh)).loss)
     places = [p.place for p in placed_parameters(replica.stages[0]).values()]
     sent = wire_bytes(reduced_bucket(job.plan, places, mesh.dp.size), mesh.dp.size)
-    return Run(losses, held_out_loss(job, replica, mesh, held_out), sent / mesh.dp.size)
+    return Run(losses, held_out_loss(replica, held_out), sent / mesh.dp.size)
 
 
 def compare(mesh: Mesh, job: JobSpec, svg: Path | None) -> None:

@@ -152,11 +152,11 @@ def record_on(device: torch.device, job: JobSpec) -> Record:
     """Some steps of a job of one rank and an evaluation, on a device."""
     mesh = job_mesh(job, 0, device)
     replica = build(job, mesh)
-    steps = [train_step(job, replica, mesh, i, made_up_tokens(job, i).to(device)) for i in range(STEPS)]
+    steps = [train_step(replica, i, made_up_tokens(job, i).to(device)) for i in range(STEPS)]
     with replica.gathered():
         held = [p for stage in replica.stages.values() for p in placed_parameters(stage).values()]
         boxes = [(p.place, p.detach().float().cpu().clone()) for p in held]
-    return Record(steps, boxes, evaluate(job, replica, mesh, made_up_tokens(job, STEPS).to(device)))
+    return Record(steps, boxes, evaluate(replica, made_up_tokens(job, STEPS).to(device)))
 
 
 @lru_cache(maxsize=64)
@@ -202,7 +202,7 @@ def _dry(job: JobSpec) -> None:
     dry = DrySteps(job, 0, "cuda")
     dry.run()
     tokens = torch.zeros_like(made_up_tokens(job, 0), device="meta")
-    evaluate(job, dry.replica, dry.mesh, tokens)
+    evaluate(dry.replica, tokens)
 
 
 def _model_case(bench: Bench, fields: tuple[str, ...]) -> Row:

@@ -24,6 +24,7 @@ from shardwright.model.activation import activate_gated
 from shardwright.model.loss import Targets, microbatch_loss
 from shardwright.model.norm import rms_norm, rms_norm_backward
 from shardwright.model.rotary import rotary_angles, split_and_rotate
+from shardwright.parallel.comm.process_groups import StandIns
 from shardwright.parallel.comm.transport import DryTransport
 from shardwright.parallel.context.block_attention import dry_attention
 from shardwright.parallel.optimizers.elementwise import make_optimizer
@@ -236,7 +237,7 @@ def _loss(bench: Bench, job: JobSpec) -> Row:
     """Head and loss, forward and all gradients, chunk by chunk."""
     m, tokens = job.model, _tokens(job)
     connect = (lambda lines: DryTransport(is_gloo=False)) if bench.is_dry else None
-    mesh = job_mesh(job, 0, bench.device, kind=bench.kind, connect=connect)
+    mesh = job_mesh(job, 0, bench.device, dry=StandIns(connect, bench.kind))
     cut = LayerSharding(mesh.tp, mesh.cp, mesh.ep, mesh.expert_tp)
     place = ParameterShard((m.vocab, m.hidden), ((0, m.vocab), (0, m.hidden)), "normal", 0.02, "head")
     weight = PlacedParameter(bench.normal(m.vocab, m.hidden, std=0.02), place)

@@ -71,10 +71,10 @@ def _measure(bench: Bench, job: JobSpec) -> dict[str, int]:
     mesh = job_mesh(job, 0, bench.device)
     replica = build(job, mesh)
     (tokens,) = random_batches(bench, job, 1)
-    train_step(job, replica, mesh, 0, tokens)  # the first makes the optimizer's state
+    train_step(replica, 0, tokens)  # the first makes the optimizer's state
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    train_step(job, replica, mesh, 1, tokens)
+    train_step(replica, 1, tokens)
     torch.cuda.synchronize()
     held = replica.memory()
     allocated = torch.cuda.max_memory_allocated() - before

@@ -55,7 +55,7 @@ def _trained(bench: Bench, model: str, sequence: int, float8: str) -> Row:
     replica = build(job, mesh)
     batches = random_batches(bench, job, 2)
     for i in range(_WARM_UP):
-        train_step(job, replica, mesh, i, batches[i % 2])
+        train_step(replica, i, batches[i % 2])
     seconds = _steps_s(bench, job, mesh, replica, batches)
     middle = seconds[1]
     device = known_device(job, bench.device)
@@ -87,7 +87,7 @@ def _steps_s(bench: Bench, job: JobSpec, mesh: Mesh, replica: Replica, batches: 
     torch.cuda.synchronize()
     marks[0].record()
     for i, mark in enumerate(marks[1:]):
-        train_step(job, replica, mesh, _WARM_UP + i, batches[i % 2])
+        train_step(replica, _WARM_UP + i, batches[i % 2])
         mark.record()
     torch.cuda.synchronize()
     return quartiles([a.elapsed_time(b) / 1e3 for a, b in pairwise(marks)])
@@ -95,7 +95,7 @@ def _steps_s(bench: Bench, job: JobSpec, mesh: Mesh, replica: Replica, batches: 
 
 def _wall(job: JobSpec, mesh: Mesh, replica: Replica, tokens: Tensor, step: int) -> float:
     start_s = time.perf_counter()
-    train_step(job, replica, mesh, step, tokens)
+    train_step(replica, step, tokens)
     return time.perf_counter() - start_s
 
 
@@ -107,7 +107,7 @@ def _causes(job: JobSpec, mesh: Mesh, replica: Replica, tokens: Tensor) -> Row:
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
         begin.record()
-        train_step(job, replica, mesh, _WARM_UP + _STEPS, tokens)
+        train_step(replica, _WARM_UP + _STEPS, tokens)
         end.record()
         torch.cuda.synchronize()
     found = dict.fromkeys((*_KINDS, "elementwise"), 0.0)

@@ -20,7 +20,7 @@ from shardwright.model.norm import rms_norm, rms_norm_backward
 from shardwright.model.rotary import rotary_angles, turn
 from shardwright.parallel.context.attention_rule import AttentionRule
 from shardwright.parallel.context.block_attention import Merged, attend_block, block_gradients
-from shardwright.parallel.context.sight import Sight
+from shardwright.parallel.context.sight import AttentionBlock, Sight
 from shardwright.parallel.expert.grouped_linear import grouped_product
 from shardwright.parallel.tensor.gradient_sums import add_product
 from shardwright.parallel.tensor.initial_values import initial_box
@@ -104,12 +104,13 @@ def _block_attention(bench: Bench, dtype: torch.dtype, what: _Attended) -> Row:
         reach = rule.reach if rule.goes_by_position(S) else None
         return Sight(queries == keys, *its, reach, queries.start, keys.start, rule.slopes_N)
 
+    def block(queries: slice, keys: slice) -> AttentionBlock:
+        its = q[:, :, queries], k[:, :, keys], v[:, :, keys]
+        return AttentionBlock(*its, sight(queries, keys), rule, bench.kind)
+
     first, second = slice(0, half), slice(half, S)
     pairs = ((first, first), (second, first), (second, second))
-    (early, its_lse), past, own = (
-        attend_block(q[:, :, queries], k[:, :, keys], v[:, :, keys], sight(queries, keys), rule, bench.kind)
-        for queries, keys in pairs
-    )
+    (early, its_lse), past, own = (attend_block(block(queries, keys)) for queries, keys in pairs)
     merged = Merged(*past)
     merged.add(slice(0, half), *own)
     whole = Merged(torch.cat((early.float(), merged.out_BNSD), dim=2), torch.cat((its_lse, merged.lse_BNS), dim=2))
@@ -121,9 +122,8 @@ def _block_attention(bench: Bench, dtype: torch.dtype, what: _Attended) -> Row:
     gradients = [torch.zeros(x.shape, device=bench.device) for x in (q, k, v)]
     for queries, keys in pairs:
         parts = block_gradients(
-            dout[:, :, queries], q[:, :, queries], k[:, :, keys], v[:, :, keys], out[:, :, queries],
-            lse[:, :, queries].contiguous(), sight(queries, keys), rule, bench.kind,
-        )  # fmt: skip
+            block(queries, keys), dout[:, :, queries], out[:, :, queries], lse[:, :, queries].contiguous()
+        )
         for into, part, place in zip(gradients, parts, (queries, keys, keys), strict=True):
             into[:, :, place] += part
     wanted = _plain_attention(bench, q, k, v, dout, documents, what, sinks_N)

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from shardwright.config.job import JobSpec
 from shardwright.measure.verdict import Record, compare
-from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.parallel.comm.process_groups import Mesh, StandIns
 from shardwright.parallel.comm.transport import GroupTransport, Transport, Underway
 from shardwright.parallel.tensor.parameter import placed_parameters
 from shardwright.train.build import build, job_mesh
@@ -253,11 +253,11 @@ def _record(job: JobSpec, mesh: Mesh) -> Record:
     def mine(step: int) -> Tensor:
         return made_up_tokens(job, step)[mesh.dp.index * share :][:share].to(mesh.device)
 
-    steps = [train_step(job, replica, mesh, i, mine(i)) for i in range(STEPS)]
+    steps = [train_step(replica, i, mine(i)) for i in range(STEPS)]
     with replica.gathered():
         held = [p for stage in replica.stages.values() for p in placed_parameters(stage).values()]
         boxes = [(p.place, p.detach().float().cpu().clone()) for p in held]
-    return Record(steps, boxes, evaluate(job, replica, mesh, mine(STEPS)))
+    return Record(steps, boxes, evaluate(replica, mine(STEPS)))
 
 
 def _work(rank: int, via: str, kind: str, store: str, out: Path, names: list[str]) -> None:
@@ -280,7 +280,7 @@ def _work(rank: int, via: str, kind: str, store: str, out: Path, names: list[str
         connect = partial(_through_host, rank) if via == "host" else None
         for name in names:
             job = two_rank_job(name)
-            record = _record(job, job_mesh(job, rank, device, connect=connect))
+            record = _record(job, job_mesh(job, rank, device, dry=StandIns(connect)))
             verdict = compare([record], reference(job))
             differences = dict(zip(("loss", "gradient norm", "parameters"), verdict.differences, strict=True))
             found["plans"][name] = judged(bench, differences, Limits(job).by_name())

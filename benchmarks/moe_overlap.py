@@ -11,7 +11,7 @@ from alternate import print_row
 from overlap import MICROBATCHES, MODEL, Contest, chain, compare, print_table
 
 from shardwright.config.job import JobSpec
-from shardwright.parallel.comm.process_groups import Mesh, make_mesh
+from shardwright.parallel.comm.process_groups import Mesh, MeshNeeds, make_mesh
 from shardwright.schedule.job_program import job_program
 
 RATES = (800.0, 400.0, 200.0)  # Mbit/s
@@ -29,7 +29,7 @@ JOBS = {
 def benchmark(mesh: Mesh, job: JobSpec, name: str) -> None:
     """All rates of a case on this rank."""
     if name == "chain":  # as in overlap.py
-        mesh = make_mesh(job.plan, mesh.rank, mesh.device, 60.0, mesh.watch, side_by_side=True)
+        mesh = make_mesh(MeshNeeds(job.plan, side_by_side=True), mesh.rank, mesh.device, 60.0, mesh.watch)
     contest = Contest(mesh, job, chain(MICROBATCHES) if name == "chain" else job_program(job), "ep")
     contest.tokens = contest.tokens[:MICROBATCHES]  # a replica's share
     for mine, theirs in zip(contest.outcome(contest.pairs), contest.outcome(contest.split), strict=True):

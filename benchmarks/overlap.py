@@ -34,7 +34,7 @@ from links import FRAME_BYTES, Links, NoLinksError, links, shape
 from torch import Tensor
 
 from shardwright.config.job import JobSpec
-from shardwright.parallel.comm.process_groups import Mesh, make_mesh
+from shardwright.parallel.comm.process_groups import Mesh, MeshNeeds, make_mesh
 from shardwright.parallel.pipeline.executor import PipelineExecutor, _Run
 from shardwright.parallel.pipeline.pipeline_stage import Stage
 from shardwright.parallel.tensor.parameter import placed_parameters
@@ -219,7 +219,7 @@ def simulated_ratio(contest: Contest, steps: list[dict[Action, Spent]], megabits
 def benchmark(mesh: Mesh, job: JobSpec, name: str) -> None:
     """All rates of a case on this rank."""
     if name == "chain":  # a plan has no such program: its own mesh, with a communicator for each pass
-        mesh = make_mesh(job.plan, mesh.rank, mesh.device, 60.0, mesh.watch, side_by_side=True)
+        mesh = make_mesh(MeshNeeds(job.plan, side_by_side=True), mesh.rank, mesh.device, 60.0, mesh.watch)
     contest = Contest(mesh, job, chain(MICROBATCHES) if name == "chain" else job_program(job))
     for mine, theirs in zip(contest.outcome(contest.pairs), contest.outcome(contest.split), strict=True):
         assert torch.equal(mine, theirs), "side by side gives other bits than in turn"

@@ -116,13 +116,13 @@ def train(job: JobSpec, tokens: TokenFiles, share: float) -> Run:
     assert held_out is not None, "a comparison needs held-out text"
     run, start_s = Run(), time.perf_counter()
     for step in range(job.optimizer.steps):
-        result = train_step(job, replica, mesh, step, my_share(samples, step * job.batch.global_batch_size, job, mesh))
+        result = train_step(replica, step, my_share(samples, step * job.batch.global_batch_size, job, mesh))
         run.losses.append(result.loss)
         run.zeros.append(zero_share(replica))
         run.num_skipped += result.skipped
         if not math.isfinite(result.loss):
             return run
-    run.held_out = held_out_loss(job, replica, mesh, held_out)
+    run.held_out = held_out_loss(replica, held_out)
     run.seconds = time.perf_counter() - start_s
     return run
 

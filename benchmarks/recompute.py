@@ -90,7 +90,7 @@ class Step:
         self.tokens_BS = torch.randint(job.model.vocab, shape, generator=generator)
 
     def __call__(self) -> float:
-        return train_step(self.job, self.replica, self.mesh, 0, self.tokens_BS).loss
+        return train_step(self.replica, 0, self.tokens_BS).loss
 
     def constants(self) -> list[Tensor]:
         """What is there anyway."""

@@ -24,7 +24,7 @@ from peak_memory import MIB, peak_bytes, reset_peak, resident_bytes
 
 from shardwright.config.job import JobSpec
 from shardwright.config.load import load_job
-from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.parallel.comm.process_groups import Mesh, StandIns
 from shardwright.parallel.comm.transport import DryTransport
 from shardwright.parallel.tensor.initial_values import seeded
 from shardwright.sharding.parameter_shard import ParameterShard
@@ -107,7 +107,7 @@ def start_rank(job: JobSpec, rank: int) -> None:
     torch.zeros(1).add_(1)
     reset_peak()
     before_bytes, start_s, start_cpu_s = resident_bytes(), time.perf_counter(), time.process_time()
-    mesh = job_mesh(job, rank, CPU, connect=lambda lines: DryTransport(is_gloo=True))
+    mesh = job_mesh(job, rank, CPU, dry=StandIns(lambda lines: DryTransport(is_gloo=True)))
     replica = build(job, mesh)
     built_s, built_cpu_s = time.perf_counter() - start_s, time.process_time() - start_cpu_s
     state_bytes = replica.memory().state_bytes  # the optimizer's moments are made in its first step
@@ -169,7 +169,7 @@ def _time_steps(
                 start_s, start_cpu_s = time.perf_counter(), time.process_time()
             consumed = step * size
             tokens_BS = batches.batch(step, consumed) if is_ahead else my_share(samples, consumed, job, mesh)
-            train_step(job, replica, mesh, step, tokens_BS)
+            train_step(replica, step, tokens_BS)
         took_s, took_cpu_s = time.perf_counter() - start_s, time.process_time() - start_cpu_s
     return took_s / (len(steps) - 1), took_cpu_s / (len(steps) - 1)
 

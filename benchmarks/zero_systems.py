@@ -97,7 +97,7 @@ def _ours(fields: dict[str, Any], setting: Setting) -> Step:
 
     def step(tokens_BS: Tensor) -> tuple[float, float]:
         mine_BS = tokens_BS.chunk(job.plan.dp)[mesh.dp.index]
-        result = train_step(job, replica, mesh, 0, mine_BS)
+        result = train_step(replica, 0, mine_BS)
         return result.loss, result.grad_norm or 0.0
 
     return step

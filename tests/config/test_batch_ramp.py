@@ -119,7 +119,7 @@ def test_a_stream_ends_where_the_batch_grows() -> None:
 def spans(mesh: Mesh, job: JobSpec) -> list[int]:
     replica, ends = build(job, mesh), [0]
     while ends[-1] < job.optimizer.steps:
-        ends.append(end_of_span(job, replica, ends[-1]))
+        ends.append(end_of_span(replica, ends[-1]))
     return ends[1:]
 
 

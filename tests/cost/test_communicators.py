@@ -16,6 +16,7 @@ from shardwright.cost.communicators import communicator_bytes, communicators, ro
 from shardwright.cost.from_job import run_of
 from shardwright.memory.budget import meet_budget
 from shardwright.parallel.comm import first_contact
+from shardwright.parallel.comm.process_groups import StandIns
 from shardwright.parallel.comm.transport import DryTransport
 from shardwright.schedule.job_program import plan_faults
 from shardwright.train.build import job_mesh
@@ -43,7 +44,7 @@ def test_they_are_those_of_a_mesh(seed: int) -> None:
         made = set()
         for rank in range(job.plan.world):  # the last stage has no next one, but the same lines
             mesh = job_mesh(
-                job, rank, torch.device("meta"), kind="cuda", connect=lambda lines: DryTransport(is_gloo=False)
+                job, rank, torch.device("meta"), dry=StandIns(lambda lines: DryTransport(is_gloo=False), "cuda")
             )
             made.add(sum(1 for _ in first_contact.communicators(mesh)))
         priced = sum(int(alike.num) for alike in communicators(run_of(job)))

@@ -172,7 +172,7 @@ def counted(mesh: Mesh, job: JobSpec) -> dict[str, dict[str, int]]:
     share = job.batch.global_batch_size // job.plan.dp
     for step in range(2):
         mesh.ledger.clear()
-        train_step(job, replica, mesh, step, made_up_tokens(job, step)[mesh.dp.index * share :][:share])
+        train_step(replica, step, made_up_tokens(job, step)[mesh.dp.index * share :][:share])
     return mesh.ledger.table()
 
 

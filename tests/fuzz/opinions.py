@@ -252,10 +252,10 @@ def phase(
         return tokens[mesh.dp.index * share :][:share]
 
     for number, tokens in enumerate(batches):
-        step = train_step(job, begun.replica, mesh, first + number, mine(tokens), left_out=left_out)
+        step = train_step(begun.replica, first + number, mine(tokens), left_out=left_out)
         left_out += step.skipped
         result.steps.append((step.loss, step.grad_norm, sum(layer.balance_loss for layer in step.routing)))
-    result.evaluated = evaluate(job, begun.replica, mesh, mine(held_out))
+    result.evaluated = evaluate(begun.replica, mine(held_out))
     end = first + len(batches)
     writer = CheckpointWriter(job, begun.replica, mesh, folder)
     writer.save(end, end * BATCH, 0, {"schedule": {"left_out": left_out}})

@@ -19,7 +19,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -120,24 +120,24 @@ def trace(mesh: Mesh, job: JobSpec, moved_by: int = 0) -> Trace:
         return share_of(job, mesh, step)
 
     ledger: Table = {}
-    health = RunHealth(unprofiled(job), mesh, Path("/nowhere"))
+    health = RunHealth(replace(replica, job=unprofiled(job)), Path("/nowhere"))
     if replica.program.weights == "current":
         steps = []
         for step in range(STEPS):
-            health.before_span(replica, step, mine(step))
+            health.before_span(step, mine(step))
             mesh.ledger.clear()
-            with health.recording(replica, step, 1):
-                steps.append(train_step(job, replica, mesh, step, mine(step)))
+            with health.recording(step, 1):
+                steps.append(train_step(replica, step, mine(step)))
             ledger = ledger if steps[-1].skipped else mesh.ledger.table()
-            _, lines = health.after_span(replica, step, steps[-1:], 1.0, mine(step))
+            _, lines = health.after_span(step, steps[-1:], 1.0, mine(step))
             assert not any("computed twice" in line for line in lines), lines
-            health.compare_replicas(replica, step + 1)
+            health.compare_replicas(step + 1)
     else:
-        steps = train_stream(job, replica, mesh, job_program(job, STEPS), 0, mine)
+        steps = train_stream(replica, job_program(job, STEPS), 0, mine)
         ledger = mesh.ledger.table()
-        health.compare_replicas(replica, STEPS)
+        health.compare_replicas(STEPS)
     whole = job.grown()
-    evaluated = evaluate(whole, replica, mesh, share_of(whole, mesh, STEPS))
+    evaluated = evaluate(replica, share_of(whole, mesh, STEPS))
     boxes = []
     with replica.gathered():
         for stage in replica.stages.values():

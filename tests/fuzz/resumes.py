@@ -62,9 +62,9 @@ def steps_of(replica: Replica, mesh: Mesh, job: JobSpec, first: int, num_steps: 
         return share_of(job, mesh, step)
 
     if replica.program.weights == "current":
-        return [train_step(job, replica, mesh, step, mine(step)).loss for step in range(first, first + num_steps)]
+        return [train_step(replica, step, mine(step)).loss for step in range(first, first + num_steps)]
     program = job_program(job, num_steps)
-    return [found.loss for found in train_stream(job, replica, mesh, program, first, lambda i: mine(first + i))]
+    return [found.loss for found in train_stream(replica, program, first, lambda i: mine(first + i))]
 
 
 @leaves_nothing

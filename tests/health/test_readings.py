@@ -147,10 +147,11 @@ def test_links_of_the_catalog_count_where_the_cluster_states_none() -> None:
 
 
 def profiled(mesh: Mesh, job: JobSpec, folder: Path) -> None:
-    replica, health = build(job, mesh), RunHealth(job, mesh, folder)
+    replica = build(job, mesh)
+    health = RunHealth(replica, folder)
     for step in range(4):
-        with health.recording(replica, step, 1):
-            train_step(job, replica, mesh, step, my_tokens(mesh, job, step), health.judge)
+        with health.recording(step, 1):
+            train_step(replica, step, my_tokens(mesh, job, step), health.judge)
 
 
 @pytest.mark.processes

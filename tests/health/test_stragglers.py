@@ -69,7 +69,8 @@ def test_one_rank_or_no_share_says_nothing() -> None:
 def lines_of(mesh: Mesh, job: JobSpec, sleepy: int, num_steps: int) -> list[str]:
     """What is said of a run in which a rank sleeps after each forward, ten times as long as that took: ranks that share
     few cores with others are slow, too, but not so."""
-    replica, health, lines = build(job, mesh), RunHealth(job, mesh, HERE), list[str]()
+    replica, lines = build(job, mesh), list[str]()
+    health = RunHealth(replica, HERE)
     if mesh.rank == sleepy:
         stage = replica.stages[min(replica.stages)]
         began_s = [0.0]
@@ -79,8 +80,8 @@ def lines_of(mesh: Mesh, job: JobSpec, sleepy: int, num_steps: int) -> list[str]
         tokens = my_tokens(mesh, job, step)
         mesh.ledger.clear()
         start_s = time.perf_counter()
-        result = train_step(job, replica, mesh, step, tokens, health.judge)
-        _, told = health.after_span(replica, step, [result], time.perf_counter() - start_s, tokens)
+        result = train_step(replica, step, tokens, health.judge)
+        _, told = health.after_span(step, [result], time.perf_counter() - start_s, tokens)
         lines += told
     return lines
 

@@ -53,16 +53,17 @@ def watched_run(
     mesh: Mesh, job: JobSpec, num_steps: int, fault: Fault | None = None, after: Fault | None = None
 ) -> Watched:
     """Train some steps, with a fault before and another after each."""
-    replica, health, seen = build(job, mesh), RunHealth(job, mesh, HERE), Watched()
+    replica, seen = build(job, mesh), Watched()
+    health = RunHealth(replica, HERE)
     for step in range(num_steps):
         if fault is not None:
             fault(mesh, replica, step)
         tokens = my_tokens(mesh, job, step)
-        health.before_span(replica, step, tokens)
+        health.before_span(step, tokens)
         mesh.ledger.clear()
-        with health.recording(replica, step, 1):
-            result = train_step(job, replica, mesh, step, tokens, health.judge)
-        decision, lines = health.after_span(replica, step, [result], 1.0, tokens)
+        with health.recording(step, 1):
+            result = train_step(replica, step, tokens, health.judge)
+        decision, lines = health.after_span(step, [result], 1.0, tokens)
         seen.steps.append(result)
         seen.courses.append(decision.course.value)
         seen.lines += lines
@@ -71,7 +72,7 @@ def watched_run(
             break
         if after is not None:
             after(mesh, replica, step)
-        health.compare_replicas(replica, step + 1)
+        health.compare_replicas(step + 1)
     seen.state, seen.skipped, seen.conclusion = state_of(replica), health.judge.counts.skipped, health.conclusion()
     return seen
 

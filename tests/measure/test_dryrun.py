@@ -61,7 +61,7 @@ def of_a_step(mesh: Mesh, job: JobSpec) -> tuple[dict[str, dict[str, int]], Rank
     share = job.batch.global_batch_size // job.plan.dp
     for step in range(2):
         mesh.ledger.clear()
-        train_step(job, replica, mesh, step, made_up_tokens(job, step)[mesh.dp.index * share :][:share])
+        train_step(replica, step, made_up_tokens(job, step)[mesh.dp.index * share :][:share])
     return mesh.ledger.table(), replica.memory()
 
 
@@ -88,7 +88,7 @@ def peak_bytes(mesh: Mesh, job: JobSpec) -> int:
             tokens = made_up_tokens(job, step)
             trace.add([tokens])
             trace.begin()
-            train_step(job, replica, mesh, step, tokens)
+            train_step(replica, step, tokens)
     return trace.peak_bytes
 
 

@@ -50,7 +50,7 @@ def test_updates_are_as_their_kernels_demand() -> None:
         mesh = job_mesh(job, 0, torch.device("cpu"))
         replica = build(job, mesh)
         with CheckedCalls() as checked:
-            train_step(job, replica, mesh, 0, torch.randint(61, (2, 17)))
+            train_step(replica, 0, torch.randint(61, (2, 17)))
         assert checked.calls[f"aten::{operator}"] > 0 and not checked.faults
 
 

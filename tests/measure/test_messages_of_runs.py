@@ -30,7 +30,7 @@ from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.measure.checks.message_order import message_faults
 from shardwright.measure.checks.message_record import MessageRecord
 from shardwright.parallel.comm import process_groups
-from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.parallel.comm.process_groups import Mesh, StandIns
 from shardwright.parallel.pipeline import executor
 from shardwright.sharding import groups
 from shardwright.train.build import job_mesh
@@ -80,8 +80,8 @@ def mesh_as_over_nccl(job: JobSpec, rank: int, record: MessageRecord) -> Mesh:
     """Communicators of their own for both directions, and all that they are asked for noted."""
     made = partial(process_groups._new_group, rank, process_groups.timedelta(seconds=300))
     connect = record.connecting(made)
-    mesh = job_mesh(job, rank, torch.device("cpu"), connect=connect)
-    maker = process_groups._AxisMaker(job.plan, rank, mesh.ledger, None, mesh.turns, connect)
+    mesh = job_mesh(job, rank, torch.device("cpu"), dry=StandIns(connect))
+    maker = process_groups._AxisMaker(process_groups.MeshNeeds(job.plan), rank, mesh.ledger, None, mesh.turns, connect)
     return replace(mesh, forward=maker.along(groups.PP, number=1), backward=maker.along(groups.PP, number=2))
 
 

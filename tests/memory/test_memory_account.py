@@ -1,6 +1,5 @@
 """What a rank holds, predicted before the run and measured in it: equal to the byte."""
 
-from functools import partial
 from typing import Any
 
 import pytest
@@ -18,18 +17,15 @@ from shardwright.model.decoder import DecoderStage, stage_span
 from shardwright.parallel.comm.collectives import Axis
 from shardwright.parallel.comm.ledger import Ledger
 from shardwright.parallel.comm.process_groups import Mesh
-from shardwright.parallel.optimizers.elementwise import make_optimizer
 from shardwright.parallel.tensor.initial_values import seeded
 from shardwright.parallel.tensor.linear import LayerSharding
-from shardwright.parallel.zero.flat_unit import Sharding
 from shardwright.parallel.zero.held_memory import measured_memory
 from shardwright.parallel.zero.sharded_stage import ShardedStage
-from shardwright.parallel.zero.tensor_pool import tensor_pool
 from shardwright.parallel.zero.tied_embedding import TiedEmbedding
+from shardwright.parallel.zero.unit_setting import Sharding, UnitSetting, tensor_pool
 from shardwright.schedule.job_program import job_program
 from shardwright.sharding.memory_account import RankMemory
 from shardwright.sharding.mesh import MeshShape
-from shardwright.sharding.zero_events import Reductions
 from shardwright.train.async_step import train_stream
 from shardwright.train.build import build
 from shardwright.train.train_step import train_step
@@ -55,8 +51,8 @@ def allocated(job: JobSpec, index: int) -> RankMemory:
     sharding = Sharding(job.plan.zero, axis(job.plan.dp, index), axis(1), axis(1), *numbers, numbers[1])
     pool = tensor_pool(CPU)
     regions = stage.prepare(CPU, numbers[0]).regions()
-    shards = ShardedStage(regions, [], sharding, pool, job.plan.bucket_mib, seeded(job.run.seed), Reductions())
-    shards.make_optimizers(partial(make_optimizer, job.optimizer, moments=NUMBERS[job.precision.moments]))
+    shards = ShardedStage(regions, [], sharding, sharding, UnitSetting(job, pool, seeded(job.run.seed)))
+    shards.make_optimizers()
     for unit in shards.units:
         unit.masters.step(torch.zeros(unit.layout.shard_size), 1.0, 0.0)
     return measured_memory({0: shards}, {}, TiedEmbedding(None, None, axis(1)), pool)
@@ -100,7 +96,7 @@ def account_of_steps(mesh: Mesh, job: JobSpec) -> tuple[RankMemory, dict[str, di
     share = job.batch.global_batch_size // job.plan.dp
     for step in range(2):
         mesh.ledger.clear()
-        train_step(job, replica, mesh, step, made_up_tokens(job, step)[mesh.dp.index * share :][:share])
+        train_step(replica, step, made_up_tokens(job, step)[mesh.dp.index * share :][:share])
     return replica.memory(), mesh.ledger.table()
 
 
@@ -208,7 +204,7 @@ def test_classic_volumes() -> None:
 def run_of_stream(mesh: Mesh, job: JobSpec) -> tuple[RankMemory, RankMemory]:
     replica = build(job, mesh)
     steps = job.optimizer.steps
-    train_stream(job, replica, mesh, job_program(job, steps), 0, lambda n: made_up_tokens(job, n))
+    train_stream(replica, job_program(job, steps), 0, lambda n: made_up_tokens(job, n))
     return replica.memory(), job_memory(job)[mesh.pp.index]
 
 

@@ -59,7 +59,7 @@ def live_peak(mesh: Mesh, job: JobSpec) -> int:
     constants = [p.detach() for stage in replica.stages.values() for p in placed_parameters(stage).values()]
     constants += [angle for stage in replica.stages.values() for angle in stage.tables.tensors]
     with LiveBytes([*constants, tokens]) as live:
-        train_step(job, replica, mesh, 0, tokens)
+        train_step(replica, 0, tokens)
     assert live.current_bytes == 0
     return live.peak_bytes
 

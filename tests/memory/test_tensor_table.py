@@ -90,7 +90,7 @@ def seen(mesh: Mesh, job: JobSpec) -> tuple[Arrays, dict[str, tuple[int, ...]], 
     blocks = [stage.layers["0"] for stage in replica.stages.values() if "0" in stage.layers]
     rows = ["layer/output product", *(["layer/down product"] if blocks and blocks[0].mlp is not None else [])]
     with watch_sums(tensor_parallel, *(rows if blocks else [])), watch_sums(embedding, "embedding/looked-up rows"):
-        train_step(job, replica, mesh, 0, made_up_tokens(job, 0)[mesh.dp.index * share :][:share])
+        train_step(replica, 0, made_up_tokens(job, 0)[mesh.dp.index * share :][:share])
     held = [p for stage in replica.stages.values() for p in placed_parameters(stage).values()]
     axes = {"dp": mesh.dp, "cp": mesh.cp, "tp": mesh.tp, "ep": mesh.ep, "etp": mesh.expert_tp}
     return found, {p.place.name: tuple(p.shape) for p in held}, {name: axis.index for name, axis in axes.items()}

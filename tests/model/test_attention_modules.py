@@ -14,7 +14,7 @@ from shardwright.config.plan import PlanSpec
 from shardwright.model.attention import Attention
 from shardwright.model.forward_pass import ForwardPass
 from shardwright.model.position_tables import PositionTables
-from shardwright.parallel.comm.process_groups import make_mesh
+from shardwright.parallel.comm.process_groups import MeshNeeds, make_mesh
 from shardwright.parallel.tensor.initial_values import materialise
 from shardwright.parallel.tensor.linear import LayerSharding
 from shardwright.parallel.tensor.parameter import name_parameters, placed_parameters
@@ -222,7 +222,7 @@ def test_attention_is_theirs(name: str) -> None:
             is_norm = key.endswith("norm.weight")
             parameter.add_(1.0 if is_norm and "gemma" not in name else 0.0)
     cpu = torch.device("cpu")
-    ours = Attention(spec, LayerSharding.of_tp(make_mesh(PlanSpec(), 0, cpu, 30).tp), layer)
+    ours = Attention(spec, LayerSharding.of_tp(make_mesh(MeshNeeds(PlanSpec()), 0, cpu, 30).tp), layer)
     name_parameters(ours, cpu, torch.float32)
     materialise(ours, 0, cpu)
     # Gemma's norms multiply with one more than their weight.

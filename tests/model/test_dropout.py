@@ -12,7 +12,7 @@ from shardwright.config.model import ModelSpec
 from shardwright.config.plan import PlanSpec
 from shardwright.model.dropout import LEVELS, Dropout, kept_elements
 from shardwright.model.forward_pass import ForwardPass
-from shardwright.parallel.comm.process_groups import Mesh, make_mesh
+from shardwright.parallel.comm.process_groups import Mesh, MeshNeeds, make_mesh
 from shardwright.parallel.pipeline.pipeline_stage import Microbatch
 from shardwright.parallel.tensor.linear import LayerSharding
 from shardwright.train.build import build
@@ -52,7 +52,7 @@ def losses(mesh: Mesh, job: JobSpec) -> tuple[float, float]:
     """Of the initial weights: evaluated, and in a first step."""
     replica = build(job, mesh)
     tokens = made_up_tokens(job, 0)
-    return evaluate(job, replica, mesh, tokens), train_step(job, replica, mesh, 0, tokens).loss
+    return evaluate(replica, tokens), train_step(replica, 0, tokens).loss
 
 
 def test_evaluation_drops_nothing() -> None:
@@ -92,7 +92,7 @@ def test_neighbours_are_independent() -> None:
 
 def drop(job_sequence: int, microbatch: Microbatch | None, place: str, x: Tensor) -> Tensor:
     spec = ModelSpec(dropout=RATE, hidden=x.shape[-1], heads=1, sequence=job_sequence)
-    mesh = make_mesh(PlanSpec(), 0, torch.device("cpu"), 30)
+    mesh = make_mesh(MeshNeeds(PlanSpec()), 0, torch.device("cpu"), 30)
     cut = LayerSharding.of_tp(mesh.tp)
     return Dropout(spec, place, cut)(x, ForwardPass(None, microbatch))
 

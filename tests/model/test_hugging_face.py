@@ -15,7 +15,7 @@ from shardwright.config import catalog
 from shardwright.config.model import ModelSpec
 from shardwright.config.plan import PlanSpec
 from shardwright.model.decoder import DecoderStage, stage_span
-from shardwright.parallel.comm.process_groups import make_mesh
+from shardwright.parallel.comm.process_groups import MeshNeeds, make_mesh
 from shardwright.parallel.tensor.linear import LayerSharding
 from shardwright.parallel.tensor.parameter import placed_parameters
 from support.hugging_face import copy_weights, our_gradients, reference_gradients, reference_model
@@ -121,7 +121,7 @@ def _one_thread():
 
 def whole_model(spec: ModelSpec) -> DecoderStage:
     """The stage that is first and last, without memory yet."""
-    mesh = make_mesh(PlanSpec(), 0, torch.device("cpu"), 30)
+    mesh = make_mesh(MeshNeeds(PlanSpec()), 0, torch.device("cpu"), 30)
     return DecoderStage(spec, stage_span(PlanSpec(), spec.layers, 0), LayerSharding.of_tp(mesh.tp))
 
 

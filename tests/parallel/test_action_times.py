@@ -75,7 +75,7 @@ def performed_on(mesh: Mesh, job: JobSpec) -> list[Performed]:
     SlowDevice.events, SlowDevice.num_waits = [], 0
     replica = build(job, mesh)
     replica.executor._times = DeviceTimes()
-    train_step(job, replica, mesh, 0, made_up_tokens(job, 0))
+    train_step(replica, 0, made_up_tokens(job, 0))
     assert SlowDevice.num_waits == 0, "a step waits for nobody to have its times"
     return replica.executor.performed
 

@@ -23,7 +23,7 @@ def reductions(mesh: Mesh, job: JobSpec) -> tuple[list[int], list[bool]]:
 
     unit.start_all_reduce = noting
     replica = build(job, mesh)
-    train_step(job, replica, mesh, 0, made_up_tokens(job, 0)[: job.batch.global_batch_size // 2])
+    train_step(replica, 0, made_up_tokens(job, 0)[: job.batch.global_batch_size // 2])
     backwards = [entry for entry in replica.executor.performed if entry.action.kind is Kind.BACKWARD]
     assert all(at >= backwards[-1].start_s for at, _ in begun)  # none while microbatches accumulate
     return [size for _, size in begun], [at < backwards[-1].end_s for at, _ in begun]

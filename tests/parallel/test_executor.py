@@ -27,7 +27,7 @@ def performed_and_counted(mesh: Mesh, job: JobSpec) -> tuple[list[str], dict[str
     share = job.batch.global_batch_size // job.plan.dp
     for step in range(2):
         mesh.ledger.clear()
-        train_step(job, replica, mesh, step, made_up_tokens(job, step)[mesh.dp.index * share :][:share])
+        train_step(replica, step, made_up_tokens(job, step)[mesh.dp.index * share :][:share])
     return [str(entry.action) for entry in replica.executor.performed], mesh.ledger.table()
 
 
@@ -160,10 +160,10 @@ def accumulate(mesh: Mesh, job: JobSpec) -> tuple[int, int]:
     """Gradient reductions over dp in a step of this many microbatches, and in an evaluation."""
     replica = build(job, mesh)
     tokens = made_up_tokens(job, 0)[: job.batch.global_batch_size // 2]
-    train_step(job, replica, mesh, 0, tokens)
+    train_step(replica, 0, tokens)
     in_step = mesh.ledger.tallies["all_reduce", "dp"].count
     mesh.ledger.clear()
-    evaluate(job, replica, mesh, tokens)
+    evaluate(replica, tokens)
     return in_step, mesh.ledger.tallies["all_reduce", "dp"].count
 
 

@@ -204,7 +204,7 @@ def updates_in_turn(mesh: Mesh, job: JobSpec) -> list[tuple[str, int]]:
         ahead(self, *args)
 
     with patch.object(Masters, "begin_step", begins), patch.object(Masters, "send_ahead", goes):
-        train_step(job, replica, mesh, 0, made_up_tokens(job, 0))
+        train_step(replica, 0, made_up_tokens(job, 0))
     return turns
 
 

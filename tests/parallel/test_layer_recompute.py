@@ -66,7 +66,7 @@ def test_beside_a_forward_that_communicates(sequence_parallel: bool) -> None:
 def collectives(mesh: Mesh, job: JobSpec) -> int:
     replica = build(job, mesh)
     mesh.ledger.clear()
-    train_step(job, replica, mesh, 0, made_up_tokens(job, 0))
+    train_step(replica, 0, made_up_tokens(job, 0))
     return mesh.ledger.tallies["all_reduce", "tp"].count
 
 

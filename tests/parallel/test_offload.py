@@ -46,8 +46,8 @@ def account(mesh: Mesh, job: JobSpec) -> tuple[int, int, int, int]:
     """Bytes out, in, left behind and at most at once, of one step and an evaluation on this rank."""
     replica = build(job, mesh)
     tokens = made_up_tokens(job, 0)
-    train_step(job, replica, mesh, 0, tokens)
-    evaluate(job, replica, mesh, tokens)
+    train_step(replica, 0, tokens)
+    evaluate(replica, tokens)
     host = next(iter(replica.stages.values())).host
     assert host is not None
     return host.bytes_out, host.bytes_in, host.held_bytes, host.peak_bytes
@@ -78,7 +78,7 @@ def saved(mesh: Mesh, job: JobSpec) -> tuple[int, int]:
     kept = saved_bytes(forward, constants)
     tokens = made_up_tokens(job, 0)
     with LiveBytes([*constants, tokens]) as live:
-        train_step(job, replica, mesh, 0, tokens)
+        train_step(replica, 0, tokens)
     return kept, live.peak_bytes
 
 

@@ -45,7 +45,7 @@ def trained(mesh: Mesh, job: JobSpec) -> tuple[Record, Ledger, dict[str, tuple[i
     replica, steps = build(job, mesh), []
     for step in range(STEPS):
         mesh.ledger.clear()
-        steps.append(train_step(job, replica, mesh, step, my_tokens(mesh, job, step)))
+        steps.append(train_step(replica, step, my_tokens(mesh, job, step)))
     table = mesh.ledger.table()
     lines = {axis: getattr(mesh, axis).ranks for axis in ("pp", "dp", "cp", "tp")}
     return record_after(steps, replica, mesh, job), table, lines
@@ -82,7 +82,7 @@ def test_an_order_trains_as_one_rank_and_moves_what_the_default_moves(name: str)
 def losses_and_bytes(mesh: Mesh, job: JobSpec) -> tuple[list[float], dict[str, int]]:
     """The losses of some steps, and bytes that a rank has sent inside its node and out of it."""
     replica = build(job, mesh)
-    losses = [train_step(job, replica, mesh, step, my_tokens(mesh, job, step)).loss for step in range(STEPS)]
+    losses = [train_step(replica, step, my_tokens(mesh, job, step)).loss for step in range(STEPS)]
     return losses, mesh.ledger.by_link()
 
 

@@ -19,7 +19,7 @@ from shardwright.parallel.context.ring_attention import (
     trade_for_heads,
     trade_for_tokens,
 )
-from shardwright.parallel.context.sight import Sight
+from shardwright.parallel.context.sight import AttentionBlock, Sight
 from shardwright.sharding.sequence import ScoreBlock, block_of, held_ranges, positions_of, share_of
 from support.attention_inputs import bare_axis, documents, inputs
 from support.ranks import run_ranks
@@ -172,10 +172,10 @@ def test_who_sees_nothing_is_zero_and_not_nan() -> None:
     """Block by block: a query whose document has no key in the block, and one that has no key at all."""
     q, k, v, dout = (x.permute(1, 2, 0, 3) for x in inputs(4, 2, torch.float32, sequence=6))
     sight = Sight(False, torch.tensor([[0, 0, 1, 1, 2, 2]] * 3), torch.tensor([[0, 1, 1, 1, 3, 3]] * 3))
-    out, lse = attend_block(q, k, v, sight)
+    out, lse = attend_block(AttentionBlock(q, k, v, sight))
     assert (out[:, :, 4:] == 0).all() and (lse[:, :, 4:] == -torch.inf).all()
     assert out[:, :, :4].ne(0).any() and lse[:, :, :4].isfinite().all()
-    dq, dk, dv = block_gradients(dout, q, k, v, out, lse, sight)
+    dq, dk, dv = block_gradients(AttentionBlock(q, k, v, sight), dout, out, lse)
     assert all(x.isfinite().all() for x in (dq, dk, dv))
     assert (dq[:, :, 4:] == 0).all() and (dk[:, :, 4:] == 0).all() and (dv[:, :, 4:] == 0).all()
     assert (dk[:, :, :4] != 0).any() and (dv[:, :, :4] != 0).all()
@@ -185,8 +185,13 @@ def test_blocks_merge_where_one_or_none_is_seen() -> None:
     """The last two queries see no key of either block, the first three have keys in both or in one."""
     q, k, v, _ = (x.permute(1, 2, 0, 3) for x in inputs(4, 2, torch.float32, sequence=6))
     of_queries, of_keys = torch.tensor([[0, 1, 1, 4, 2, 2]] * 3), torch.tensor([[0, 1, 1, 1, 4, 3]] * 3)
-    merged = Merged(*attend_block(q, k[:, :, :3], v[:, :, :3], Sight(False, of_queries, of_keys[:, :3])))
-    merged.add(slice(0, 6), *attend_block(q, k[:, :, 3:], v[:, :, 3:], Sight(False, of_queries, of_keys[:, 3:])))
-    out, lse = attend_block(q, k, v, Sight(False, of_queries, of_keys))
+
+    def attended(keys: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        sight = Sight(False, of_queries, of_keys[:, keys])
+        return attend_block(AttentionBlock(q, k[:, :, keys], v[:, :, keys], sight))
+
+    merged = Merged(*attended(slice(0, 3)))
+    merged.add(slice(0, 6), *attended(slice(3, 6)))
+    out, lse = attended(slice(0, 6))
     torch.testing.assert_close((merged.out_BNSD, merged.lse_BNS), (out, lse), rtol=1e-5, atol=1e-5)
     assert (out[:, :, 4:] == 0).all()

@@ -119,7 +119,9 @@ def test_pairs_have_two_stages() -> None:
 def bits_of_pairs(mesh: Mesh, job: JobSpec) -> list[list[torch.Tensor]]:
     """Losses and gradients of a step with pairs whose passes hand over at each wait, and of one without pairs."""
     with patch.object(process_groups, "Turns", IssueTurns):
-        mesh = process_groups.make_mesh(job.plan, mesh.rank, mesh.device, 60.0, mesh.watch, side_by_side=True)
+        mesh = process_groups.make_mesh(
+            process_groups.MeshNeeds(job.plan, side_by_side=True), mesh.rank, mesh.device, 60.0, mesh.watch
+        )
     replica = build(job, mesh)
     tokens = microbatches(made_up_tokens(job, 0), job.plan.microbatch_size)
     found = []

@@ -234,12 +234,12 @@ def train(mesh: Mesh, job: JobSpec, gathers: bool) -> tuple[list[float], list[to
     for step in range(2):
         for holder in holders.values():
             holder.told.clear()
-        losses.append(train_step(job, replica, mesh, step, made_up_tokens(job, step)).loss)
+        losses.append(train_step(replica, step, made_up_tokens(job, step)).loss)
         for holder in holders.values():
             holder.keep_as_shards()
     told = {stage: list(holder.told) for stage, holder in holders.items()}
     performed = [str(entry.action) for entry in replica.executor.performed]
-    losses.append(evaluate(job, replica, mesh, made_up_tokens(job, 2)))
+    losses.append(evaluate(replica, made_up_tokens(job, 2)))
     for holder in holders.values():
         holder.restore()
     return losses, [p.detach().clone() for held in parameters.values() for p in held], performed, told

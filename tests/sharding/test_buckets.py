@@ -13,8 +13,8 @@ from shardwright.memory.rank_state import rank_state
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.tensor.initial_values import seeded
 from shardwright.parallel.tensor.parameter import name_parameters, sharded, whole
-from shardwright.parallel.zero.flat_unit import FlatUnit, Sharding
-from shardwright.parallel.zero.tensor_pool import tensor_pool
+from shardwright.parallel.zero.flat_unit import FlatUnit
+from shardwright.parallel.zero.unit_setting import Sharding, UnitSetting, tensor_pool
 from shardwright.schedule.job_program import job_program
 from support.cases import KINDS, against_one_rank, small_job
 from support.ranks import run_on_mesh
@@ -70,7 +70,11 @@ def sums_over_tp_and_dp(mesh: Mesh) -> list[tuple[int, float]]:
     module.first, module.second = (whole((rows, 5), "normal", 0.02, mesh.tp) for rows in (1, 2))
     name_parameters(module, torch.device("cpu"), torch.float32)
     parameters = [module.cut, module.first, module.second]
-    unit = FlatUnit(parameters, Sharding(1, mesh.dp, mesh.cp, mesh.tp), tensor_pool(torch.device("cpu")), seeded(0))
+    unit = FlatUnit(
+        parameters,
+        Sharding(1, mesh.dp, mesh.cp, mesh.tp),
+        UnitSetting(JobSpec(), tensor_pool(torch.device("cpu")), seeded(0)),
+    )
     for parameter in parameters:
         parameter.add_gradient(torch.full(parameter.shape, 1.0 + mesh.tp.index))
     unit.start_reduce()

@@ -202,7 +202,7 @@ def my_tokens(mesh: Mesh, job: JobSpec, step: int) -> torch.Tensor:
 
 def train(replica: Replica, mesh: Mesh, job: JobSpec, num_steps: int) -> list[StepResult]:
     """Train a replica that was just built on the made-up batches 0, 1, ..., one each step."""
-    return [train_step(job, replica, mesh, step, my_tokens(mesh, job, step)) for step in range(num_steps)]
+    return [train_step(replica, step, my_tokens(mesh, job, step)) for step in range(num_steps)]
 
 
 def record_after(steps: list[StepResult], replica: Replica, mesh: Mesh, job: JobSpec) -> Record:
@@ -212,7 +212,7 @@ def record_after(steps: list[StepResult], replica: Replica, mesh: Mesh, job: Job
         for stage in replica.stages.values():
             boxes += [(p.place, p.detach().clone()) for p in placed_parameters(stage).values()]
     job = job.grown()
-    return Record(steps, boxes, evaluate(job, replica, mesh, my_tokens(mesh, job, len(steps))))
+    return Record(steps, boxes, evaluate(replica, my_tokens(mesh, job, len(steps))))
 
 
 @leaves_nothing

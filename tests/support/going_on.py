@@ -29,9 +29,9 @@ def steps(replica: Replica, mesh: Mesh, job: JobSpec, first: int, end: int) -> l
     if replica.program.weights != "current":
         tokens = partial(my_tokens, mesh, job)
         program = job_program(job, end - first)
-        results = train_stream(job, replica, mesh, program, first, batch_of=lambda i: tokens(first + i))
+        results = train_stream(replica, program, first, batch_of=lambda i: tokens(first + i))
         return [result.loss for result in results]
-    return [train_step(job, replica, mesh, step, my_tokens(mesh, job, step)).loss for step in range(first, end)]
+    return [train_step(replica, step, my_tokens(mesh, job, step)).loss for step in range(first, end)]
 
 
 def state(replica: Replica, mesh: Mesh) -> Boxes:

@@ -113,7 +113,7 @@ def launched(job: JobSpec, rank: int) -> list[Launched]:
         patch.object(collectives, "_start", noted_start), patch.object(collectives.Pending, "wait", noted_wait),
         patch.object(Masters, "begin_step", noted_update), patch.object(replica.executor, "run", executor.run),
     ):  # fmt: skip
-        train_step(job, replica, mesh, 0, tokens)
+        train_step(replica, 0, tokens)
     return log.lines
 
 

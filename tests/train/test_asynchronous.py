@@ -13,7 +13,7 @@ from shardwright.cli.main import cli
 from shardwright.config.job import JobSpec
 from shardwright.config.plan import PlanSpec
 from shardwright.model.decoder import DecoderStage, stage_span
-from shardwright.parallel.comm.process_groups import Mesh, make_mesh
+from shardwright.parallel.comm.process_groups import Mesh, MeshNeeds, make_mesh
 from shardwright.parallel.optimizers.elementwise import make_optimizer
 from shardwright.parallel.tensor.linear import LayerSharding
 from shardwright.parallel.tensor.parameter import placed_parameters
@@ -40,7 +40,7 @@ def streamed(mesh: Mesh, job: JobSpec) -> tuple[dict, dict, int, list[float], li
     share = job.batch.global_batch_size // job.plan.dp
     mine = slice(mesh.dp.index * share, (mesh.dp.index + 1) * share)
     program = job_program(job, BATCHES)
-    results = train_stream(job, replica, mesh, program, 0, lambda n: made_up_tokens(job, n)[mine])
+    results = train_stream(replica, program, 0, lambda n: made_up_tokens(job, n)[mine])
     held = {p.place.name: p.detach().clone() for s in replica.stages.values() for p in placed_parameters(s).values()}
     alive = max(weight_stash.most_alive for weight_stash in replica.weight_stashes.values())
     performed = [str(entry.action) for entry in replica.executor.performed]
@@ -51,7 +51,7 @@ def serial(job: JobSpec) -> tuple[dict[str, torch.Tensor], dict[tuple[int, int],
     """The same on one rank, written from the papers: a list of weight versions for each stage."""
     torch.set_num_threads(1)
     pp, per_batch = job.plan.pp, job.batch.global_batch_size // job.plan.microbatch_size
-    mesh = make_mesh(PlanSpec(), 0, torch.device("cpu"), 30)
+    mesh = make_mesh(MeshNeeds(PlanSpec()), 0, torch.device("cpu"), 30)
     stages, optimizers, history = [], [], []
     for s in range(pp):
         stage = DecoderStage(job.model, stage_span(job.plan, job.model.layers, s), LayerSharding.of_tp(mesh.tp))
@@ -162,9 +162,9 @@ def test_a_tied_embedding_on_one_rank_learns_from_both_uses() -> None:
     job = small_job("gpt-tied", schedule="pipedream-2bw", batch=4)
     job = job.model_copy(update={"optimizer": job.optimizer.model_copy(update={"clip_grad_norm": 0.0})})
     (expected,) = run_on_mesh(job.as_one_rank(), record, job.as_one_rank(), 1)
-    mesh = make_mesh(job.plan, 0, torch.device("cpu"), 30)
+    mesh = make_mesh(MeshNeeds(job.plan), 0, torch.device("cpu"), 30)
     replica = build(job, mesh)
-    train_stream(job, replica, mesh, job_program(job, 1), 0, lambda n: made_up_tokens(job, n))
+    train_stream(replica, job_program(job, 1), 0, lambda n: made_up_tokens(job, n))
     held = {p.place.name: p.detach() for p in placed_parameters(replica.stages[0]).values()}
     for place, box in expected.boxes:
         assert torch.equal(held[place.name], box), place.name

@@ -95,9 +95,9 @@ class Plot:
     moved: tuple[tuple[int, int], ...] = ()
 
 
-def state_of(replica: Replica, mesh: Mesh) -> State:
+def state_of(replica: Replica) -> State:
     """All that this rank would write."""
-    return {f"{box.name} {box.box}": box.values.clone() for box in held_boxes(replica, mesh)}
+    return {f"{box.name} {box.box}": box.values.clone() for box in held_boxes(replica, replica.mesh)}
 
 
 @contextmanager
@@ -107,7 +107,7 @@ def faults(plot: Plot, seen: Seen) -> Iterator[None]:
     span_of, means_of = span.train_span, train_step.means_of
     is_high = [False]
 
-    def watched(job: JobSpec, replica: Replica, mesh: Mesh, start: span.SpanStart, *rest: Any) -> Any:
+    def watched(replica: Replica, start: span.SpanStart, *rest: Any) -> Any:
         first, num_steps = start.step, start.num_steps
         heal(replica)
         if first == plot.killed_at and len(seen.spans) >= plot.killed_after and "killed" not in seen.lines:
@@ -115,15 +115,15 @@ def faults(plot: Plot, seen: Seen) -> Iterator[None]:
             raise KilledError
         consumed = start.samples + sum(behind for step, behind in plot.moved if step <= first)
         seen.spans.append((first, consumed))
-        seen.states[first] = state_of(replica, mesh)
+        seen.states[first] = state_of(replica)
         here = [step for step in plot.bad if first <= step < first + num_steps]
         visits.update(here)
         is_bad = any(visits[step] <= plot.times for step in here)
-        is_mine = is_bad and not plot.spike and mesh.rank == BAD_RANK
+        is_mine = is_bad and not plot.spike and replica.mesh.rank == BAD_RANK
         if is_mine and not plot.spoils_weights:
             spoil_gradients(replica, 10**6)
         is_high[0] = is_bad and plot.spike
-        results = span_of(job, replica, mesh, replace(start, samples=consumed), *rest)
+        results = span_of(replica, replace(start, samples=consumed), *rest)
         is_high[0] = False
         if is_mine and plot.spoils_weights:
             unit = next(iter(replica.shards.values())).units[0]
@@ -165,7 +165,7 @@ def run_of(mesh: Mesh, job: JobSpec, folder: Path, plot: Plot) -> Seen:
             except RunError as error:
                 seen.end = str(error)
             break
-    seen.state = state_of(runs[-1].replica, mesh)
+    seen.state = state_of(runs[-1].replica)
     assert not [thread for thread in threading.enumerate() if thread.name == "batches"]
     return seen
 

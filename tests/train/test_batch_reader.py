@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.config.plan import PlanSpec
-from shardwright.parallel.comm.process_groups import Mesh, make_mesh
+from shardwright.parallel.comm.process_groups import Mesh, MeshNeeds, make_mesh
 from shardwright.train.checkpoint.kept import manifest_of
 from shardwright.train.checkpoint.replica_state import held_boxes
 from shardwright.train.checkpoint.storage import open_storage
@@ -54,7 +54,7 @@ def job() -> JobSpec:
 
 @pytest.fixture
 def mesh() -> Mesh:
-    return make_mesh(PlanSpec(), 0, torch.device("cpu"), 30)
+    return make_mesh(MeshNeeds(PlanSpec()), 0, torch.device("cpu"), 30)
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_batches_come_in_their_order_and_each_is_read_once(samples: Watched, job
 @given(asked=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 60)), max_size=8))
 def test_whatever_is_asked_for_is_what_comes(asked: list[tuple[int, int]], tmp_path_factory) -> None:
     """After a rewind, a skip, in any order."""
-    job, mesh = small_job(batch=BATCH), make_mesh(PlanSpec(), 0, torch.device("cpu"), 30)
+    job, mesh = small_job(batch=BATCH), make_mesh(MeshNeeds(PlanSpec()), 0, torch.device("cpu"), 30)
     path = tmp_path_factory.getbasetemp() / "any.bin"
     (np.arange(801) % 61).astype("<u2").tofile(path)
     samples = Samples([TokenSpan(path, "<u2", 0, 801)], job.model.sequence, seed=3)

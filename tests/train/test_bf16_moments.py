@@ -184,7 +184,7 @@ def losses_of(moments: str) -> list[float]:
     mesh = job_mesh(job, 0, torch.device("cpu"))
     replica = build(job, mesh)
     batches = [made_up_tokens(job, number) for number in range(4)]
-    return [train_step(job, replica, mesh, step, batches[step % 4]).loss for step in range(100)]
+    return [train_step(replica, step, batches[step % 4]).loss for step in range(100)]
 
 
 def test_losses_are_those_of_float32_moments() -> None:

@@ -61,10 +61,10 @@ def trained(mesh: Mesh, job: JobSpec, folder: Path) -> list[tuple[float, float]]
     replica = build(job, mesh)
     found = []
     for step in range(2):
-        result = train_step(job, replica, mesh, step, my_share(samples, 8 * step, job, mesh))
+        result = train_step(replica, step, my_share(samples, 8 * step, job, mesh))
         assert result.grad_norm is not None
         found.append((result.loss, result.grad_norm))
-    return [*found, (evaluate(job, replica, mesh, my_share(samples, 16, job, mesh)), 0.0)]
+    return [*found, (evaluate(replica, my_share(samples, 16, job, mesh)), 0.0)]
 
 
 def plainly_trained(job: JobSpec, folder: Path) -> list[tuple[float, float]]:

@@ -44,7 +44,7 @@ def bytes_over_dp(mesh: Mesh, job: JobSpec) -> int:
     """What crosses dp in a step, twice for an all-reduce, which is a scatter and a gather."""
     replica = build(job, mesh)
     mesh.ledger.clear()
-    train_step(job, replica, mesh, 0, made_up_tokens(job, 0)[: job.batch.global_batch_size // 2])
+    train_step(replica, 0, made_up_tokens(job, 0)[: job.batch.global_batch_size // 2])
     return sum(
         t.num_bytes * (2 if kind == "all_reduce" else 1)
         for (kind, axis), t in mesh.ledger.tallies.items()
@@ -69,7 +69,7 @@ def everything_held(mesh: Mesh, job: JobSpec) -> list[tuple[str, Box, Tensor]]:
     """Name, box and values of each parameter after some steps."""
     replica = build(job, mesh)
     for step in range(3):
-        train_step(job, replica, mesh, step, my_tokens(mesh, job, step))
+        train_step(replica, step, my_tokens(mesh, job, step))
     with replica.gathered():
         held = [p for stage in replica.stages.values() for p in placed_parameters(stage).values()]
         return [(p.place.name, p.place.box, p.detach().clone()) for p in held]

@@ -94,7 +94,7 @@ ALONE: dict[str, tuple[str, dict[str, Any]]] = {
 
 @leaves_nothing
 def loss_of(mesh: Mesh, job: JobSpec, marked_BT: torch.Tensor) -> float:
-    return evaluate(job, build(job, mesh), mesh, marked_BT)
+    return evaluate(build(job, mesh), marked_BT)
 
 
 @pytest.mark.parametrize("name", ALONE)
@@ -158,8 +158,8 @@ def test_the_mean_is_over_targets_that_count() -> None:
         asked = (marked_BT[:, 1:] >= 0) & (marked_BT[:, 1:] < UNCOUNTED)
         assert 0 < asked.sum() < (marked_BT[:, 1:] >= 0).sum()
         mean = of_all * asked.numel() / asked.sum().item()
-        assert evaluate(job, replica, mesh, marked_BT) == pytest.approx(mean, rel=1e-6)
-        assert train_step(job, replica, mesh, 0, marked_BT).loss == pytest.approx(mean, rel=1e-6)
+        assert evaluate(replica, marked_BT) == pytest.approx(mean, rel=1e-6)
+        assert train_step(replica, 0, marked_BT).loss == pytest.approx(mean, rel=1e-6)
 
     job = small_job()
     job = job.model_copy(update={"data": job.data.model_copy(update={"separate_documents": True})})
@@ -174,7 +174,7 @@ def streamed(mesh: Mesh, job: JobSpec) -> tuple[float, dict[str, torch.Tensor]]:
     def mine(step: int) -> torch.Tensor:
         return made_up_tokens(job, step)[mesh.dp.index * share :][:share]
 
-    (result,) = train_stream(job, replica, mesh, job_program(job, 1), 0, mine)
+    (result,) = train_stream(replica, job_program(job, 1), 0, mine)
     return result.loss, {p.place.name: p.detach().clone() for p in replica.stages[0].parameters()}
 
 
@@ -197,7 +197,7 @@ def test_documents_that_are_not_separate_change_nothing() -> None:
 
     def one_document(mesh: Mesh, job: JobSpec) -> float:
         replica, tokens = build(job, mesh), made_up_tokens(small_job(), 0)
-        return train_step(job, replica, mesh, 0, tokens).loss
+        return train_step(replica, 0, tokens).loss
 
     (off,), (on,) = run_on_mesh(job, one_document, job), run_on_mesh(job, one_document, separate)
     assert on == pytest.approx(off, abs=1e-6)
@@ -208,9 +208,9 @@ def forward_bytes(mesh: Mesh, job: JobSpec) -> tuple[int, list[int]]:
     """Bytes over cp in an evaluation, and some generated tokens."""
     replica = build(job, mesh)
     mesh.ledger.clear()
-    evaluate(job, replica, mesh, made_up_tokens(job, 0))
+    evaluate(replica, made_up_tokens(job, 0))
     moved = sum(tally.num_bytes for (_, axis), tally in mesh.ledger.tallies.items() if axis == "cp")
-    return moved, generate(replica.stages, replica.evaluation, mesh, [1, 2, 3], 20, seed=5)
+    return moved, generate(replica, [1, 2, 3], 20, seed=5)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -86,8 +86,8 @@ def route(mesh: Mesh, job: JobSpec) -> tuple[list[tuple[LayerRouting, ...]], dic
     told = []
     for step in range(2):
         mine = made_up_tokens(job, step)[mesh.dp.index * share :][:share]
-        told.append(train_step(job, replica, mesh, step, mine).routing)
-        evaluate(job, replica, mesh, mine)  # is not counted
+        told.append(train_step(replica, step, mine).routing)
+        evaluate(replica, mine)  # is not counted
     states = [state for stage in replica.stages.values() for state in stage.routers().items()]
     return told, {f"{layer} {name}": value for layer, state in states for name, value in state.state_dict().items()}
 
@@ -170,7 +170,7 @@ def test_evaluation_has_neither_losses_nor_draws() -> None:
 
     def run(mesh: Mesh) -> list[float]:
         replica = build(job, mesh)
-        return [evaluate(job, replica, mesh, made_up_tokens(job, 0)) for _ in range(2)]
+        return [evaluate(replica, made_up_tokens(job, 0)) for _ in range(2)]
 
     first, second = run_on_mesh(job, run)[0]
     assert first == second
@@ -188,7 +188,7 @@ def held_and_moved(mesh: Mesh, job: JobSpec) -> tuple[int, dict[str, dict[str, i
     replica = build(job, mesh)
     share = job.batch.global_batch_size // job.plan.dp
     mesh.ledger.clear()
-    train_step(job, replica, mesh, 0, made_up_tokens(job, 0)[mesh.dp.index * share :][:share])
+    train_step(replica, 0, made_up_tokens(job, 0)[mesh.dp.index * share :][:share])
     return replica.memory().state_bytes, mesh.ledger.table()
 
 

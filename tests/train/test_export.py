@@ -48,7 +48,7 @@ PLANS: dict[str, tuple[str, dict[str, Any]]] = {
 def saved(mesh: Mesh, job: JobSpec, folder: Path) -> list[tuple[str, tuple[int, ...], Box, torch.Tensor]]:
     """Train a step and save it. Returns what this rank holds of each weight, and of each router's bias."""
     replica = build(job, mesh)
-    train_step(job, replica, mesh, 0, my_tokens(mesh, job, 0))
+    train_step(replica, 0, my_tokens(mesh, job, 0))
     writer = CheckpointWriter(job, replica, mesh, folder)
     writer.save(1, job.batch.global_batch_size, 0, {})
     writer.wait()

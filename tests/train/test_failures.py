@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from fuzz import preloaded
 from fuzz.signals import Draw, check, without_progress
-from shardwright.parallel.comm.hang_watch import Watch
+from shardwright.parallel.comm.hang_watch import Watch, WatchRules
 from shardwright.train.launch.rank_environment import RankEnvironment
 from shardwright.train.launch.rank_life import Failure, run_rank
 from support.cases import small_job
@@ -182,7 +182,7 @@ def test_a_stopped_process_did_not_wait(monkeypatch: pytest.MonkeyPatch, looks: 
     now_s, told = [0.0], list[str]()
     clock = SimpleNamespace(monotonic=lambda: now_s[0], time=lambda: now_s[0])
     monkeypatch.setattr("shardwright.parallel.comm.hang_watch.time", clock)
-    watch = Watch(dist.HashStore(), 0, 5.0, lambda rank: f"rank {rank}", told.append)
+    watch = Watch(dist.HashStore(), 0, WatchRules(5.0, lambda rank: f"rank {rank}", told.append))
     left = iter(looks)
 
     def look(_: float) -> bool:
@@ -215,7 +215,7 @@ def test_a_collective_of_the_device_that_hangs_is_named(monkeypatch: pytest.Monk
     now_s, told, works = [0.0], list[str](), [DeviceWork() for _ in range(4)]
     clock = SimpleNamespace(monotonic=lambda: now_s[0], time=lambda: now_s[0])
     monkeypatch.setattr("shardwright.parallel.comm.hang_watch.time", clock)
-    watch = Watch(dist.HashStore(), 0, 5.0, lambda rank: f"rank {rank}", told.append)
+    watch = Watch(dist.HashStore(), 0, WatchRules(5.0, lambda rank: f"rank {rank}", told.append))
     looks = iter(range(16))
 
     def look(_: float) -> bool:
@@ -239,7 +239,7 @@ def test_a_collective_of_the_device_that_hangs_is_named(monkeypatch: pytest.Monk
 def test_ranks_that_say_nothing_are_told_apart() -> None:
     """One that died in its first second, and one that never started."""
     store, told = dist.HashStore(), Queue[str]()
-    dead, waiting = (Watch(store, rank, 2.0, lambda rank: f"rank {rank}", told.put) for rank in (1, 0))
+    dead, waiting = (Watch(store, rank, WatchRules(2.0, lambda rank: f"rank {rank}", told.put)) for rank in (1, 0))
     dead.start()
     dead.stop()
     waiting.start()

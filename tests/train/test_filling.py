@@ -56,7 +56,7 @@ def one_each(job: JobSpec) -> Tensor:
 @leaves_nothing
 def two_steps(mesh: Mesh, job: JobSpec) -> list[StepResult]:
     replica = build(job, mesh)
-    return [train_step(job, replica, mesh, step, one_each(job)) for step in range(2)]
+    return [train_step(replica, step, one_each(job)) for step in range(2)]
 
 
 @pytest.mark.parametrize("kind", [*EXPERTS, "deepseek-mtp"])
@@ -85,7 +85,7 @@ def recorded(mesh: Mesh, job: JobSpec) -> tuple[Record, Table]:
     replica = build(job, mesh)
     steps = train_steps(replica, mesh, job, 1)
     mesh.ledger.clear()
-    steps += [train_step(job, replica, mesh, 1, my_tokens(mesh, job, 1))]
+    steps += [train_step(replica, 1, my_tokens(mesh, job, 1))]
     ledger = mesh.ledger.table()
     return record_after(steps, replica, mesh, job), ledger
 

@@ -86,7 +86,7 @@ def ledger(mesh: Mesh, job: JobSpec) -> dict[str, dict[str, int]]:
     share = job.batch.global_batch_size // job.plan.dp
     tokens_BT = made_up_tokens(job, 0)[mesh.dp.index * share :][:share]
     mesh.ledger.clear()
-    train_step(job, replica, mesh, 0, tokens_BT)
+    train_step(replica, 0, tokens_BT)
     return mesh.ledger.table()
 
 

@@ -10,7 +10,7 @@ import torch
 from shardwright.config.job import JobSpec
 from shardwright.measure.rounding import HALF_UNIT
 from shardwright.measure.verdict import Record, compare
-from shardwright.parallel.comm.process_groups import make_mesh
+from shardwright.parallel.comm.process_groups import MeshNeeds, make_mesh
 from shardwright.parallel.tensor.initial_values import initial_box
 from shardwright.parallel.tensor.parameter import placed_parameters
 from shardwright.sharding.parameter_shard import ParameterShard
@@ -26,10 +26,10 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 
 def record_on(device: torch.device, job: JobSpec) -> Record:
-    mesh = make_mesh(job.plan, 0, device, 30)
+    mesh = make_mesh(MeshNeeds(job.plan), 0, device, 30)
     replica = build(job, mesh)
-    steps = [train_step(job, replica, mesh, i, made_up_tokens(job, i).to(device)) for i in range(3)]
-    evaluated = evaluate(job, replica, mesh, made_up_tokens(job, 9).to(device))
+    steps = [train_step(replica, i, made_up_tokens(job, i).to(device)) for i in range(3)]
+    evaluated = evaluate(replica, made_up_tokens(job, 9).to(device))
     held = [p for stage in replica.stages.values() for p in placed_parameters(stage).values()]
     return Record(steps, [(p.place, p.detach().cpu()) for p in held], evaluated)
 
@@ -81,7 +81,7 @@ def test_batches_that_are_read_ahead_are_those_of_the_cpu(tmp_path: Path) -> Non
     path, job = tmp_path / "tokens.bin", small_job(batch=8)
     (np.arange(16 * 100 + 1) % 61).astype("<u2").tofile(path)
     samples = Samples([TokenSpan(path, "<u2", 0, 16 * 100 + 1)], job.model.sequence, seed=3)
-    mesh = make_mesh(job.plan, 0, torch.device("cuda", 0), 30)
+    mesh = make_mesh(MeshNeeds(job.plan), 0, torch.device("cuda", 0), 30)
     with BatchReader(samples, job, mesh, 20) as batches:
         for i in range(20):
             found = batches.batch(i, 8 * i)
@@ -93,9 +93,9 @@ def test_batches_that_are_read_ahead_are_those_of_the_cpu(tmp_path: Path) -> Non
 def test_shares_and_memory_are_measured() -> None:
     device = torch.device("cuda", 0)
     job = small_job()
-    mesh = make_mesh(job.plan, 0, device, 30)
+    mesh = make_mesh(MeshNeeds(job.plan), 0, device, 30)
     replica = build(job, mesh)
-    train_step(job, replica, mesh, 0, made_up_tokens(job, 0).to(device))
+    train_step(replica, 0, made_up_tokens(job, 0).to(device))
     with mesh.ledger.blocked("tp"):
         torch.cuda._sleep(10_000_000)  # device time, which the host does not feel
     assert mesh.ledger.blocked_s()["tp"] > 1e-3

@@ -28,7 +28,7 @@ PLANS: dict[str, dict[str, Any]] = {
 def squares_both_ways(mesh: Mesh, job: JobSpec) -> tuple[torch.Tensor, torch.Tensor]:
     replica = build(job, mesh)
     share = job.batch.global_batch_size // job.plan.dp
-    train_step(job, replica, mesh, 0, made_up_tokens(job, 0)[mesh.dp.index * share :][:share])
+    train_step(replica, 0, made_up_tokens(job, 0)[mesh.dp.index * share :][:share])
     norm = replica.gradient_norm
     one_by_one, at_once = (torch.full((norm._num_slots + 1,), -1.0, dtype=torch.float64) for _ in range(2))
     norm._put_squares(one_by_one)

@@ -104,7 +104,7 @@ def plain_loss(job: JobSpec, tokens: torch.Tensor) -> float:
 
 def evaluated(mesh: Mesh, job: JobSpec, tokens: torch.Tensor) -> list[float | None]:
     replica = build(job, mesh)
-    return [held_out_loss(job, replica, mesh, Rows(rows.numpy())) for rows in (tokens, tokens[4:5])]
+    return [held_out_loss(replica, Rows(rows.numpy())) for rows in (tokens, tokens[4:5])]
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def copies_by_step(mesh: Mesh, job: JobSpec) -> list[int]:
 
     adafactor.torch = TorchWith(counted)  # type: ignore[assignment]
     for step in range(3):
-        train_step(job, replica, mesh, step, made_up_tokens(job, step))
+        train_step(replica, step, made_up_tokens(job, step))
         copies.append(0)
     return copies[:-1]
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.parallel.comm import hang_watch
-from shardwright.parallel.comm.hang_watch import Watch, in_turn_of_rank_0
+from shardwright.parallel.comm.hang_watch import Watch, WatchRules, in_turn_of_rank_0
 from shardwright.train.launch.meeting import NotMetError, attempt_name
 
 pytestmark = pytest.mark.long
@@ -58,7 +58,7 @@ def test_who_does_not_come_is_named() -> None:
 def test_work_of_rank_0_may_last_longer_than_the_timeout(tmp_path: Path) -> None:
     """Others wait as long as it is heard of; and then it waits for theirs."""
     store, entered, told = dist.HashStore(), list[int](), list[str]()
-    watches = [Watch(store, rank, 0.4, lambda other: f"rank {other}", told.append) for rank in range(3)]
+    watches = [Watch(store, rank, WatchRules(0.4, lambda other: f"rank {other}", told.append)) for rank in range(3)]
     left = threading.Barrier(3)
 
     def live(rank: int) -> None:
@@ -84,7 +84,7 @@ def test_work_of_rank_0_may_last_longer_than_the_timeout(tmp_path: Path) -> None
 
 def test_a_dead_rank_0_is_not_waited_for() -> None:
     store, told = dist.HashStore(), list[str]()
-    dead, waiting = (Watch(store, rank, 0.4, lambda other: f"rank {other}", told.append) for rank in (0, 1))
+    dead, waiting = (Watch(store, rank, WatchRules(0.4, lambda other: f"rank {other}", told.append)) for rank in (0, 1))
     dead.start()
     dead.stop()
     with (
@@ -98,7 +98,7 @@ def test_a_dead_rank_0_is_not_waited_for() -> None:
 def test_reading_may_take_longer_than_the_timeout() -> None:
     """Ranks that read a checkpoint come to the collective behind it when all have read: none waits in it too long."""
     store, told, arrived = dist.HashStore(), list[str](), list[int]()
-    watches = [Watch(store, rank, 0.5, lambda other: f"rank {other}", told.append) for rank in range(3)]
+    watches = [Watch(store, rank, WatchRules(0.5, lambda other: f"rank {other}", told.append)) for rank in range(3)]
 
     def read(rank: int) -> None:
         for slow in (0, 2):  # twice, for names of meetings differ
@@ -114,7 +114,7 @@ def test_reading_may_take_longer_than_the_timeout() -> None:
 
 def test_a_meeting_may_have_a_bound_of_its_own() -> None:
     store, told = dist.HashStore(), list[str]()
-    watches = [Watch(store, rank, 5.0, lambda other: f"rank {other}", told.append) for rank in range(2)]
+    watches = [Watch(store, rank, WatchRules(5.0, lambda other: f"rank {other}", told.append)) for rank in range(2)]
     for watch in watches:
         watch.start()
     with pytest.raises(

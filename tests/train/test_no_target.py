@@ -56,7 +56,7 @@ def trained(mesh: Mesh, job: JobSpec, is_empty: bool) -> tuple[list[StepResult],
                 continue
             tokens = without_targets(tokens)
         left_out = sum(result.skipped for result in results) + (not is_empty and step > EMPTY)
-        results.append(train_step(job, replica, mesh, step, tokens, left_out=left_out))
+        results.append(train_step(replica, step, tokens, left_out=left_out))
     return results, state_of(replica, mesh), optimizer_steps(replica)
 
 
@@ -93,7 +93,7 @@ def streamed(mesh: Mesh, job: JobSpec, empty: int) -> tuple[list[StepResult], St
         tokens = my_tokens(mesh, job, step)
         return without_targets(tokens) if step == empty else tokens
 
-    results = train_stream(job, replica, mesh, job_program(job, STEPS), first_step=0, batch_of=batch_of)
+    results = train_stream(replica, job_program(job, STEPS), first_step=0, batch_of=batch_of)
     return results, state_of(replica, mesh)
 
 
@@ -114,7 +114,7 @@ def test_a_pipeline_that_never_drains_does_not_update_with_it(schedule: str) -> 
 def shorter(mesh: Mesh, job: JobSpec) -> State:
     """The state after all steps but the last."""
     replica = build(job, mesh)
-    train_stream(job, replica, mesh, job_program(job, STEPS - 1), 0, batch_of=lambda step: my_tokens(mesh, job, step))
+    train_stream(replica, job_program(job, STEPS - 1), 0, batch_of=lambda step: my_tokens(mesh, job, step))
     return state_of(replica, mesh)
 
 
@@ -125,7 +125,7 @@ def partly(mesh: Mesh, job: JobSpec) -> tuple[StepResult, dict[str, Tensor]]:
     half = len(tokens) // 2
     tokens = torch.cat([without_targets(tokens[:half]), tokens[half:]])
     share = job.batch.global_batch_size // job.plan.dp
-    result = train_step(job, replica, mesh, 0, tokens[mesh.dp.index * share :][:share])
+    result = train_step(replica, 0, tokens[mesh.dp.index * share :][:share])
     with replica.gathered():
         held = [of for stage in replica.stages.values() for of in placed_parameters(stage).values()]
         return result, {of.place.name: of.detach().clone() for of in held}

@@ -147,7 +147,7 @@ def against_theirs(
     }
     worst = 0.0
     for step in range(num_steps):
-        train_step(job, replica, mesh, step, my_tokens(mesh, job, step))
+        train_step(replica, step, my_tokens(mesh, job, step))
         for unit in units:
             now, given = (matrices_of(job, unit, flat) for flat in (weights_of(unit), seen[unit]))
             for optimizer, (of, p), (_, mine), (_, gradient) in zip(
@@ -262,7 +262,7 @@ def account_of_steps(mesh: Mesh, job: JobSpec) -> tuple[RankMemory, dict[str, di
     replica = build(job, mesh)
     for step in range(2):
         mesh.ledger.clear()
-        train_step(job, replica, mesh, step, my_tokens(mesh, job, step))
+        train_step(replica, step, my_tokens(mesh, job, step))
     return replica.memory(), mesh.ledger.table()
 
 
@@ -320,7 +320,7 @@ def save(mesh: Mesh, job: JobSpec, folder: Path) -> list[HeldBox]:
 def take_up(mesh: Mesh, job: JobSpec, folder: Path) -> tuple[list[HeldBox], tuple[str, ...], float]:
     begun = begin(job, mesh, folder)
     held = held_boxes(begun.replica, mesh)
-    return held, begun.lines, train_step(job, begun.replica, mesh, 2, my_tokens(mesh, job, 2)).loss
+    return held, begun.lines, train_step(begun.replica, 2, my_tokens(mesh, job, 2)).loss
 
 
 def whole(by_rank: list[list[HeldBox]]) -> dict[str, Tensor]:
@@ -373,6 +373,6 @@ def test_moments_in_bf16_of_others() -> None:
         with pytest.raises(PlanError, match=words):
             make_job(fields | {"optimizer": optimizer})
     job = with_optimizer(make_job(small_job(batch=2).model_dump() | fields), name="muon")
-    mesh, replica = one_rank(job)
-    losses = [train_step(job, replica, mesh, step, made_up_tokens(job, 0)).loss for step in range(6)]
+    _, replica = one_rank(job)
+    losses = [train_step(replica, step, made_up_tokens(job, 0)).loss for step in range(6)]
     assert losses[-1] < losses[0] and math.isfinite(losses[-1])

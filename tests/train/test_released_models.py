@@ -85,7 +85,7 @@ def trained_and_saved(mesh: Mesh, job: JobSpec, folder: Path) -> Tensor | None:
     """Train some steps and save; the logits after them, if this rank has the whole model."""
     replica = begun(job, mesh)
     for step in range(STEPS):
-        train_step(job, replica, mesh, step, my_tokens(mesh, job, step))
+        train_step(replica, step, my_tokens(mesh, job, step))
     writer = CheckpointWriter(job, replica, mesh, folder)
     writer.save(STEPS, STEPS * job.batch.global_batch_size, 0, {})
     writer.wait()

@@ -14,14 +14,14 @@ from support.ranks import leaves_nothing, run_on_mesh
 
 @leaves_nothing
 def written(mesh: Mesh, job: JobSpec) -> str:
-    return sample_text(job, build(job, mesh), mesh)
+    return sample_text(build(job, mesh))
 
 
 @leaves_nothing
 def ids_of(mesh: Mesh, job: JobSpec, ends: tuple[int, ...]) -> list[int]:
     replica = build(job, mesh)
     with replica.gathered():
-        return generate(replica.stages, replica.evaluation, mesh, [1, 2], 6, seed=0, temperature=1.0, ends=ends)
+        return generate(replica, [1, 2], 6, seed=0, temperature=1.0, ends=ends)
 
 
 @pytest.mark.parametrize("plan", [{}, {"pp": 2}, {"tp": 2}])

@@ -28,7 +28,7 @@ def trained_run(job: JobSpec, folder: Path) -> dict[str, Tensor]:
     """What the weights are after a step that is saved."""
     mesh = job_mesh(job, 0, torch.device("cpu"))
     replica = build(job, mesh)
-    train_step(job, replica, mesh, 0, my_tokens(mesh, job, 0))
+    train_step(replica, 0, my_tokens(mesh, job, 0))
     writer = CheckpointWriter(job, replica, mesh, folder)
     writer.save(1, job.batch.global_batch_size, 0, {})
     writer.wait()
@@ -45,7 +45,7 @@ def test_samples_of_another_length_begin_with_the_same_weights(sequence: int, tm
     assert begun.step == 0
     assert found.keys() == trained.keys()
     assert all(torch.equal(values, trained[name]) for name, values in found.items())
-    train_step(other, begun.replica, mesh, 0, my_tokens(mesh, other, 0))
+    train_step(begun.replica, 0, my_tokens(mesh, other, 0))
 
 
 def test_positions_with_vectors_of_their_own_are_as_many_as_they_were(tmp_path: Path) -> None:

@@ -133,12 +133,12 @@ def measure_rank(job: JobSpec, mesh: Mesh, folder: Path) -> RankTimes:
     stages: dict[int, list[tuple[float, ...]]] = {stage: [] for stage in replica.stages}
     performed: list[Performed] = []
     for _ in range(ROUNDS):
-        steps_s.append(_timed(lambda: train_step(job, replica, mesh, 0, tokens_BS=tokens_BS), mesh))
+        steps_s.append(_timed(lambda: train_step(replica, 0, tokens_BS), mesh))
         performed = replica.executor.performed
         for stage, module in replica.stages.items():
             stages[stage].append(_time_stage(module, microbatch_BS, mesh))
-        messages_s.append(_time_message(job, replica, mesh))
-        updates_s.append(_time_update(replica, mesh))
+        messages_s.append(_time_message(replica))
+        updates_s.append(_time_update(replica))
     medians = {
         stage: tuple(statistics.median(column[1:]) for column in zip(*rounds, strict=True))
         for stage, rounds in stages.items()
@@ -181,12 +181,12 @@ def _time_stage(stage: DecoderStage, tokens_BS: Tensor, mesh: Mesh) -> tuple[flo
     return (forward_1_s + forward_2_s) / 2, input_grad_s, weight_grad_s, backward_s
 
 
-def _time_message(job: JobSpec, replica: Replica, mesh: Mesh) -> float:
+def _time_message(replica: Replica) -> float:
     """Half the time of a hidden state that goes to a pipeline neighbour and comes back."""
-    pp = mesh.pp
+    mesh, pp = replica.mesh, replica.mesh.pp
     if pp.size == 1:
         return 0.0
-    message = next(iter(replica.stages.values())).empty_hidden(job.plan.microbatch_size).zero_()
+    message = next(iter(replica.stages.values())).empty_hidden(replica.job.plan.microbatch_size).zero_()
     neighbour = pp.index ^ 1
     if neighbour >= pp.size:  # the last rank of an odd number has no partner, but takes part in the barrier
         return _timed(lambda: None, mesh)
@@ -201,7 +201,7 @@ def _time_message(job: JobSpec, replica: Replica, mesh: Mesh) -> float:
     return _timed(there_and_back, mesh) / 2
 
 
-def _time_update(replica: Replica, mesh: Mesh) -> float:
+def _time_update(replica: Replica) -> float:
     """The optimizer's part of a step: norm, scaling and update."""
 
     def update() -> None:
@@ -210,4 +210,4 @@ def _time_update(replica: Replica, mesh: Mesh) -> float:
             shards.update(1.0, 1e-4)
             shards.zero()
 
-    return _timed(update, mesh)
+    return _timed(update, replica.mesh)

@@ -42,13 +42,13 @@ def record_steps(num_steps: int, data_folder: Path, moved_by: int, job: JobSpec,
     steps = list[StepResult]()
     for step in range(num_steps):
         left_out = sum(result.skipped for result in steps)
-        steps.append(train_step(job, replica, mesh, step, tokens_BS=batch(step), left_out=left_out))
+        steps.append(train_step(replica, step, batch(step), left_out=left_out))
     with replica.gathered():
         parameters = [p for stage in replica.stages.values() for p in placed_parameters(stage).values()]
         # Copies, because a view would be saved with the whole buffer that it lies in.
         boxes = [(p.place, p.detach().clone()) for p in parameters]
     following = my_share(samples, job.batch.samples_before(num_steps), job, mesh)
-    record = Record(steps, boxes, evaluate(job.grown(), replica, mesh, following))
+    record = Record(steps, boxes, evaluate(replica, following))
     with telling_of_full_disk(folder / "record", way_out="name another folder in TMPDIR"):
         write_record(record, folder, mesh.rank)
 

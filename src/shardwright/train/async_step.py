@@ -69,13 +69,7 @@ class _CountedBatches:
 
 
 def train_stream(
-    job: JobSpec,
-    replica: Replica,
-    mesh: Mesh,
-    program: Program,
-    first_step: int,
-    batch_of: Callable[[int], Tensor],
-    left_out: int = 0,
+    replica: Replica, program: Program, first_step: int, batch_of: Callable[[int], Tensor], left_out: int = 0
 ) -> list[StepResult]:
     """Run a stream of global batches of one size, drained only at its end. `batch_of(n)` is this replica's part of
     batch n, [B, S + 1], and `left_out` the number of earlier steps that changed no weight.
@@ -83,7 +77,8 @@ def train_stream(
     Returns a result for each batch, without a gradient norm. All updates of a batch have the same learning rate. A
     batch without targets changes no weight.
     """
-    batch_share, job = job.batch_share(first_step), job.at_step(first_step)
+    mesh, job = replica.mesh, replica.job.at_step(first_step)
+    batch_share = replica.job.batch_share(first_step)
     per_batch = job.num_microbatches
     num_batches = program.num_microbatches // per_batch
     updates_per_batch = per_batch if program.weights == "stashed" else 1

@@ -15,24 +15,21 @@ from shardwright.model.moe_block import Experts
 from shardwright.model.router_state import RouterState
 from shardwright.parallel.comm.collectives import Axis, all_reduce_max
 from shardwright.parallel.comm.hang_watch import Watch
-from shardwright.parallel.comm.process_groups import Connect, Mesh, make_mesh
-from shardwright.parallel.compress.compressor import make_compressor
-from shardwright.parallel.device_streams import DeviceStreams
+from shardwright.parallel.comm.process_groups import Mesh, MeshNeeds, StandIns, make_mesh
 from shardwright.parallel.optimizers.adafactor import Adafactor
-from shardwright.parallel.optimizers.elementwise import make_optimizer
 from shardwright.parallel.optimizers.muon import Muon
 from shardwright.parallel.pipeline.executor import PipelineExecutor
 from shardwright.parallel.recompute.offload import HostPool
 from shardwright.parallel.tensor.initial_values import Initial, seeded
 from shardwright.parallel.tensor.linear import ColumnLinear, LayerSharding, RowLinear
 from shardwright.parallel.tensor.parameter import PlacedParameter, placed_parameters
-from shardwright.parallel.zero.flat_unit import FlatUnit, Sharding
+from shardwright.parallel.zero.flat_unit import FlatUnit
 from shardwright.parallel.zero.held_memory import measured_memory
 from shardwright.parallel.zero.host_link import HostLink
 from shardwright.parallel.zero.master_weights import MatrixSteps
 from shardwright.parallel.zero.sharded_stage import ShardedStage
-from shardwright.parallel.zero.tensor_pool import TensorPool, tensor_pool
 from shardwright.parallel.zero.tied_embedding import TiedEmbedding
+from shardwright.parallel.zero.unit_setting import NUMBERS, Sharding, TensorPool, UnitSetting, tensor_pool
 from shardwright.parallel.zero.weight_stash import WeightStash
 from shardwright.precision.float8_experts import Float8Experts
 from shardwright.precision.float8_linear import CutDim, Float8Linear, ReduceMax, make_float8_state
@@ -43,16 +40,13 @@ from shardwright.schedule.program_check import program_faults
 from shardwright.schedule.schedule import Program
 from shardwright.schedule.shape_program import forward_of
 from shardwright.sharding.factored_sums import FactoredSums
-from shardwright.sharding.groups import ends, zero_stage
+from shardwright.sharding.groups import ends
 from shardwright.sharding.loss_chunks import loss_positions
 from shardwright.sharding.matrix_exchange import MatrixExchange
 from shardwright.sharding.memory_account import RankMemory
 from shardwright.sharding.stage_parameters import last_uses, stage_parameters
-from shardwright.sharding.unit_update import UnitUpdate, Updates
-from shardwright.sharding.zero_events import Reductions
+from shardwright.sharding.unit_update import UnitUpdate
 from shardwright.train.gradient_norm import GradientNorm
-
-NUMBERS = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -66,12 +60,14 @@ class Float8Layers:
 
 @dataclass(frozen=True)
 class Replica:
-    """One rank's part of a job, ready to run.
+    """One rank's part of a job, ready to run, on its mesh.
 
     `weight_stashes` is empty unless the program needs several versions of the weights. `float8` has the dense layers
     and the experts, which are sharded over different ranks.
     """
 
+    job: JobSpec
+    mesh: Mesh
     stages: dict[int, DecoderStage]
     shards: dict[int, ShardedStage]
     executor: PipelineExecutor
@@ -132,44 +128,28 @@ class Replica:
 
 
 def job_mesh(
-    job: JobSpec,
-    rank: int,
-    device: torch.device,
-    watch: Watch | None = None,
-    kind: str = "",
-    connect: Connect | None = None,
-    streams: DeviceStreams | None = None,
+    job: JobSpec, rank: int, device: torch.device, watch: Watch | None = None, dry: StandIns | None = None
 ) -> Mesh:
-    """The process groups that the job's plan needs. Every rank of the job calls this. A dry run gives the `kind` of
-    device that it simulates, and stand-ins for the communicators (`connect`) and the device's `streams`."""
+    """The process groups that the job's plan needs. Every rank of the job calls this."""
     program = job_program(job)
-    has_pairs = any(action.kind is Kind.OVERLAP for row in program.ranks for action in row)
-    return make_mesh(
+    needs = MeshNeeds(
         job.plan,
-        rank,
-        device,
-        job.run.timeout_s,
-        watch=watch,
         ends=ends(job.plan, program.placement) if job.model.shares_table else None,
-        side_by_side=has_pairs,
+        side_by_side=any(action.kind is Kind.OVERLAP for row in program.ranks for action in row),
         ranks_per_node=job.cluster.devices_per_node,
-        kind=kind,
-        connect=connect,
-        streams=streams,
     )
+    return make_mesh(needs, rank, device, job.run.timeout_s, watch, dry)
 
 
 def build(job: JobSpec, mesh: Mesh, initial: Initial | None = None) -> Replica:
     """Make this rank's part of the job, with `initial` weights, by default random values from the run's seed."""
-    initial = initial or seeded(job.run.seed)
     program = job_program(job)
     assert not (faults := program_faults(program)), "\n".join(faults)  # ranks would deadlock
     stages = _stages(job, mesh, program)
     tied = _tied(job, stages, mesh)
-    pool, link = tensor_pool(mesh.device, mesh.streams), HostLink(mesh.streams) if mesh.streams else None
-    shards, reductions = {}, Reductions()
-    make_job_optimizer = partial(make_optimizer, job.optimizer, moments=NUMBERS[job.precision.moments])
-    updates = Updates(job)
+    setting = UnitSetting(job, tensor_pool(mesh.device, mesh.streams), initial or seeded(job.run.seed))
+    link = HostLink(mesh.streams) if mesh.streams else None
+    shards = {}
     for stage, module in stages.items():
         regions = {
             name: [p for p in parameters if p is not tied.last or not tied.are_both_here]
@@ -178,25 +158,16 @@ def build(job: JobSpec, mesh: Mesh, initial: Initial | None = None) -> Replica:
         tied_parameters = [
             p for parameters in regions.values() for p in parameters if p is tied.table or p is tied.last
         ]
-        sharding, expert_sharding = _shardings(job, mesh, stage, program.num_stages, link)
-        shards[stage] = ShardedStage(
-            regions,
-            tied_parameters,
-            sharding,
-            pool,
-            bucket_mib=job.plan.bucket_mib,
-            initial=initial,
-            reductions=reductions,
-            make_compressor=make_compressor(job.plan),
-            expert_sharding=expert_sharding,
-            updates=updates,
-        )
-        shards[stage].make_optimizers(make_job_optimizer, partial(_unit_steps, job, mesh))
+        dense, experts = (Sharding.of(job, mesh, stage, is_expert, link) for is_expert in (False, True))
+        shards[stage] = ShardedStage(regions, tied_parameters, dense, experts, setting)
+        shards[stage].make_optimizers(partial(_unit_steps, job, mesh))
         module.through = shards[stage].through
     _share_table(job, tied, shards, program.num_stages - 1)
     is_stashed = program.weights != "current"
     weight_stashes = {stage: WeightStash(sharded) for stage, sharded in shards.items()} if is_stashed else {}
     return Replica(
+        job=job,
+        mesh=mesh,
         stages=stages,
         shards=shards,
         executor=PipelineExecutor(
@@ -211,7 +182,7 @@ def build(job: JobSpec, mesh: Mesh, initial: Initial | None = None) -> Replica:
         if job.precision.scales_loss
         else None,
         float8=_use_float8(job, stages, mesh),
-        pool=pool,
+        pool=setting.pool,
     )
 
 
@@ -315,28 +286,6 @@ def _stages(job: JobSpec, mesh: Mesh, program: Program) -> dict[int, DecoderStag
         module = DecoderStage(job.model, span, sharding, policies, host=host, loss_positions=loss_positions(job))
         stages[stage] = module.prepare(mesh.device, NUMBERS[job.precision.compute])
     return stages
-
-
-def _shardings(
-    job: JobSpec, mesh: Mesh, stage: int, num_stages: int, link: HostLink | None
-) -> tuple[Sharding, Sharding]:
-    """The ZeRO sharding of a stage's state over replicas, of its dense parameters and of its experts."""
-    plan, precision = job.plan, job.precision
-    dense, experts = (
-        Sharding(
-            zero_stage(plan, is_expert),
-            *replicas.sharing(stage, num_stages),
-            mesh.tp,
-            compute=NUMBERS[precision.compute],
-            gradients=NUMBERS[precision.gradient_number],
-            reduce=NUMBERS[precision.reduce_number],
-            host_share=plan.offload_optimizer,
-            host_values=plan.offload_parameters,
-            link=link,
-        )
-        for replicas, is_expert in ((mesh.replicas, False), (mesh.expert_replicas, True))
-    )
-    return dense, experts
 
 
 def _tied(job: JobSpec, stages: dict[int, DecoderStage], mesh: Mesh) -> TiedEmbedding:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from shardwright.config.job import JobSpec
-from shardwright.parallel.comm.process_groups import Connect
+from shardwright.parallel.comm.process_groups import Connect, StandIns
 from shardwright.parallel.comm.transport import DryTransport
 from shardwright.parallel.device_streams import DeviceStreams
 from shardwright.schedule.job_program import job_program, steps_to_fill
@@ -37,7 +37,7 @@ class DrySteps:
         job = job.grown()
         self._job, self.num_steps = job, steps_to_fill(job)
         connect = connect or (lambda lines: DryTransport(is_gloo=device == "cpu"))
-        self.mesh = job_mesh(job, rank, META, kind=device, connect=connect, streams=streams)
+        self.mesh = job_mesh(job, rank, META, dry=StandIns(connect, device, streams))
         self.program = job_program(job, self.num_steps)
         self.replica = build(job, self.mesh, _no_values)
         for unit in (unit for shards in self.replica.shards.values() for unit in shards.units):
@@ -53,15 +53,14 @@ class DrySteps:
 
     def run(self) -> None:
         """Run `num_steps` steps, and count in the ledger what they send. Batches go on from the previous call."""
-        job, replica, mesh = self._job, self.replica, self.mesh
-        mesh.ledger.clear()
+        self.mesh.ledger.clear()
         if self.program.weights == "current":
-            train_step(job, replica, mesh, 0, tokens_BS=self.batch_of(self._num_done))
+            train_step(self.replica, 0, self.batch_of(self._num_done))
         else:
             first = self._num_done
-            train_stream(job, replica, mesh, self.program, first_step=0, batch_of=lambda n: self.batch_of(first + n))
+            train_stream(self.replica, self.program, 0, lambda n: self.batch_of(first + n))
         self._num_done += self.num_steps
 
     def evaluate(self) -> None:
         """Compute the loss of a batch, without gradients."""
-        evaluate(self._job, self.replica, self.mesh, self._zeros(0))
+        evaluate(self.replica, self._zeros(0))

@@ -9,8 +9,9 @@ from torch import Tensor
 from shardwright.parallel.comm.collectives import all_reduce
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.tensor.parameter import PlacedParameter
-from shardwright.parallel.zero.flat_unit import FlatUnit, Sharding
+from shardwright.parallel.zero.flat_unit import FlatUnit
 from shardwright.parallel.zero.sharded_stage import ShardedStage
+from shardwright.parallel.zero.unit_setting import Sharding
 
 
 class GradientNorm:

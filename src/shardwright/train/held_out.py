@@ -15,7 +15,6 @@ from torch import Tensor
 from shardwright.config.data import HELD_OUT
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.collectives import all_reduce
-from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.context.document_mask import counts
 from shardwright.train.build import Replica
 from shardwright.train.checkpoint.manifest import MeasuredLoss
@@ -44,11 +43,11 @@ class HeldOutSets:
         self.step = -1
         self._digests: dict[str, str] = {}
 
-    def measure(self, replica: Replica, mesh: Mesh, step: int, names: Collection[str]) -> dict[str, float | None]:
+    def measure(self, replica: Replica, step: int, names: Collection[str]) -> dict[str, float | None]:
         """Measure the losses of the named sets after `step` steps. Returns them. Every rank calls this."""
         if step != self.step:
             self.step, self.losses = step, {}
-        losses = {name: held_out_loss(self._job, replica, mesh, self.readers[name]) for name in names}
+        losses = {name: held_out_loss(replica, self.readers[name]) for name in names}
         self.losses |= losses
         return losses
 
@@ -112,13 +111,14 @@ def part_note(job: JobSpec, samples: SampleReader, name: str = HELD_OUT) -> str:
     )
 
 
-def held_out_loss(job: JobSpec, replica: Replica, mesh: Mesh, samples: SampleReader) -> float | None:
+def held_out_loss(replica: Replica, samples: SampleReader) -> float | None:
     """The loss in nats per token over the first run.eval_batches global batches of samples, or all if there are fewer,
     each sample once; the same number on every rank, and None if no target has a loss.
 
     Computes no gradients. Moves the messages of forward passes, and two small all-reduces.
     """
-    job, size = job.grown(), job.batch.global_batch_size
+    job, mesh = replica.job.grown(), replica.mesh
+    size = job.batch.global_batch_size
     samples_once = OnceEach(samples, most_samples(job), job.plan.microbatch_size, size)
     per_batch, per_replica = size // job.plan.microbatch_size, job.num_microbatches
     total_2 = torch.zeros(2, dtype=torch.float64, device=mesh.device)  # of losses, and of targets with a loss
@@ -126,7 +126,7 @@ def held_out_loss(job: JobSpec, replica: Replica, mesh: Mesh, samples: SampleRea
         for number in range(samples_once.num_batches):
             first = number * per_batch + mesh.dp.index * per_replica
             weights = samples_once.weights[first : first + per_replica].tolist()
-            total_2 += _sum_and_count(job, replica, batches.batch(number, number * size), weights)
+            total_2 += _sum_and_count(replica, batches.batch(number, number * size), weights)
     all_reduce(total_2, mesh.pp)
     all_reduce(total_2, mesh.dp_cp)
     if total_2.is_meta:  # a dry run has no numbers
@@ -135,9 +135,10 @@ def held_out_loss(job: JobSpec, replica: Replica, mesh: Mesh, samples: SampleRea
     return loss / count if count else None
 
 
-def _sum_and_count(job: JobSpec, replica: Replica, tokens_BT: Tensor, weights: list[float]) -> Tensor:
+def _sum_and_count(replica: Replica, tokens_BT: Tensor, weights: list[float]) -> Tensor:
     """The sum of the losses of a replica's part of a global batch, and the number of targets that count, [2]: over the
     positions of this rank, weighted by microbatch; zeros if the last stage is on another rank."""
+    job = replica.job
     parts = microbatches(tokens_BT, job.plan.microbatch_size)
     total_2 = torch.zeros(2, dtype=torch.float64, device=tokens_BT.device)
     for index, loss in sorted(microbatch_losses(replica, parts).items()):

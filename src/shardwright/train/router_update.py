@@ -1,17 +1,14 @@
 """The end of a step for the routers: they learn from the counts of all ranks, and the counts are reported."""
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
-from shardwright.config.job import JobSpec
-from shardwright.model.decoder import DecoderStage
 from shardwright.model.router_state import Totals
 from shardwright.parallel.comm.collectives import all_reduce
-from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.sharding.router_totals import size_of_totals
+from shardwright.train.build import Replica
 
 
 @dataclass(frozen=True)
@@ -68,19 +65,18 @@ class LayerRouting:
         return {f"experts/layer {self.layer}/{name}": getattr(self, name) for name in names}
 
 
-def end_routing_step(
-    job: JobSpec, stages: Mapping[int, DecoderStage], mesh: Mesh, skipped: bool
-) -> tuple[LayerRouting, ...]:
+def end_routing_step(replica: Replica, skipped: bool) -> tuple[LayerRouting, ...]:
     """Sum the counts of routers over all ranks, and let every router learn from them, unless the step was skipped.
     Returns the routing of each layer with experts, the same on every rank.
 
     Moves one all-reduce over the world, of a few numbers for each layer and expert.
     """
+    job, mesh = replica.job, replica.mesh
     spec = job.model.moe
     layers = job.model.blocks_with_experts
     if not layers:
         return ()
-    states = [(layers.index(n), state) for stage in stages.values() for n, state in stage.routers().items()]
+    states = [(layers.index(n), state) for stage in replica.stages.values() for n, state in stage.routers().items()]
     table = torch.zeros(len(layers), size_of_totals(spec), dtype=torch.float64, device=mesh.device)
     # All tp ranks have the same tokens, unless they share the sequence.
     is_counted = mesh.tp.index == 0 or job.plan.sequence_parallel

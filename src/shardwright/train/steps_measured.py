@@ -11,7 +11,6 @@ import torch
 from shardwright.config.units import memory_text
 from shardwright.parallel.comm.collectives import all_reduce
 from shardwright.parallel.comm.ledger import Ledger
-from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.sharding.memory_account import RankMemory
 from shardwright.train.build import Replica
 
@@ -100,13 +99,13 @@ class StepsRecorder:
         )
 
 
-def measure_memory(mesh: Mesh, replica: Replica) -> list[RankMemory]:
+def measure_memory(replica: Replica) -> list[RankMemory]:
     """The memory of every pipeline rank, in the first replica and tensor-parallel rank; the same list on every rank.
 
     Call it after the first update. Activations count as 0: to measure them would take as long as a step. Moves one
     small all-reduce over the world.
     """
-    own_bytes = astuple(replica.memory())
+    own_bytes, mesh = astuple(replica.memory()), replica.mesh
     values = torch.zeros(mesh.pp.size, len(own_bytes), dtype=torch.int64)
     if mesh.is_first_replica:
         values[mesh.pp.index] = torch.tensor(own_bytes)

@@ -17,10 +17,8 @@ from torch import Tensor
 from shardwright.config.base import RunError
 from shardwright.config.job import JobSpec
 from shardwright.config.plan import split_evenly
-from shardwright.model.decoder import DecoderStage
 from shardwright.parallel.comm.collectives import all_gather, all_reduce, broadcast, start_recv, start_send
 from shardwright.parallel.comm.process_groups import Mesh
-from shardwright.schedule.schedule import Program
 from shardwright.sharding.sequence import positions_of
 from shardwright.train.build import Replica
 from shardwright.train.checkpoint.resuming import begin
@@ -30,9 +28,7 @@ from shardwright.train.prompt import Prompt, begun
 
 @torch.no_grad()
 def generate(
-    stages: dict[int, DecoderStage],
-    program: Program,
-    mesh: Mesh,
+    replica: Replica,
     prompt: list[int],
     num_tokens: int,
     seed: int,
@@ -42,6 +38,7 @@ def generate(
     """The prompt and up to `num_tokens` sampled tokens, on every rank of the pipeline. Generation stops before the
     first token of `ends`. The model sees the last `sequence` tokens."""
     assert prompt, "there must be a token to begin with"
+    stages, program, mesh = replica.stages, replica.evaluation, replica.mesh
     generator = torch.Generator().manual_seed(seed)  # the same on all ranks, so that tp ranks sample the same token
     tokens = list(prompt)
     sequence, last = next(iter(stages.values())).spec.sequence, program.num_stages - 1
@@ -50,7 +47,7 @@ def generate(
         inputs_BS = torch.zeros(1, sequence, dtype=torch.int64, device=mesh.device)
         inputs_BS[0, : len(window)] = torch.tensor(window)
         token = torch.zeros(1, dtype=torch.int64, device=mesh.device)
-        if (x_sBH := _forward(stages, program, mesh, inputs_BS)) is not None:
+        if (x_sBH := _forward(replica, inputs_BS)) is not None:
             logits_SBV, positions = stages[last].logits(x_sBH), positions_of(stages[last].held)
             has_position = len(window) - 1 in positions
             # All cp ranks sample, so that their generators stay equal; only the rank with the position contributes.
@@ -72,19 +69,20 @@ def _sampled(logits_V: Tensor, temperature: float, generator: torch.Generator) -
     return torch.multinomial(torch.softmax(logits_V / temperature, dim=-1), 1, generator=generator)[0]
 
 
-def _forward(stages: dict[int, DecoderStage], program: Program, mesh: Mesh, inputs_BS: Tensor) -> Tensor | None:
+def _forward(replica: Replica, inputs_BS: Tensor) -> Tensor | None:
     """The hidden states before the head, [s, B, H], on the ranks of the last stage; None on other ranks."""
-    x = inputs_BS
-    pp_rank = mesh.pp.index
-    own_stages = [(index, stage) for index, stage in stages.items() if program.placement.rank(index, 0) == pp_rank]
-    for index, stage in own_stages:
+    x, program, mesh = inputs_BS, replica.evaluation, replica.mesh
+    pp_rank, last = mesh.pp.index, program.num_stages - 1
+    for index, stage in replica.stages.items():
+        if program.placement.rank(index, 0) != pp_rank:
+            continue
         if index > 0 and program.placement.rank(index - 1, 0) != pp_rank:
             x = stage.empty_hidden(1)
             start_recv(x, mesh.forward, program.placement.rank(index - 1, 0), tag=index).wait()
         x = stage(x)
-        if index + 1 < program.num_stages and program.placement.rank(index + 1, 0) != pp_rank:
+        if index < last and program.placement.rank(index + 1, 0) != pp_rank:
             start_send(x, mesh.forward, program.placement.rank(index + 1, 0), tag=index + 1).wait()
-    return x if program.placement.rank(program.num_stages - 1, 0) == pp_rank else None
+    return x if program.placement.rank(last, 0) == pp_rank else None
 
 
 def _gather_vocabulary(logits_V: Tensor, vocab: int, mesh: Mesh) -> Tensor:
@@ -123,22 +121,16 @@ def write_text(request: AskedText, job: JobSpec, mesh: Mesh, folder: Path) -> Wr
     prompt = request.prompt
     with replica.gathered():
         ids = generate(
-            replica.stages,
-            replica.evaluation,
-            mesh,
-            list(prompt.ids),
-            num_tokens=request.num_tokens,
-            seed=job.run.seed,
-            temperature=request.temperature,
-            ends=prompt.ends,
+            replica, list(prompt.ids), request.num_tokens, job.run.seed, request.temperature, ends=prompt.ends
         )
     num_tokens = len(ids) - len(prompt.ids)
     text = load_tokenizer(job.data).decode(ids[prompt.num_hidden :])
     return WrittenText(text, num_tokens, has_ended=num_tokens < request.num_tokens)
 
 
-def sample_text(job: JobSpec, replica: Replica, mesh: Mesh) -> str:
+def sample_text(replica: Replica) -> str:
     """The text of the model after run.sample_prompt. The first replica writes; the others return an empty string."""
+    job, mesh = replica.job, replica.mesh
     if job.run.sample_tokens == 0:
         return ""
     with replica.gathered():  # all replicas have a part in this, and then one writes
@@ -146,9 +138,7 @@ def sample_text(job: JobSpec, replica: Replica, mesh: Mesh) -> str:
             return ""
         tokenizer = load_tokenizer(job.data)
         prompt, num_hidden = begun(tokenizer, tokenizer.encode(job.run.sample_prompt).tolist())
-        ids = generate(
-            replica.stages, replica.evaluation, mesh, list(prompt), num_tokens=job.run.sample_tokens, seed=job.run.seed
-        )
+        ids = generate(replica, list(prompt), job.run.sample_tokens, job.run.seed)
         try:
             return tokenizer.decode(ids[num_hidden:]) if mesh.dp.index == 0 else ""
         except RunError as error:  # the run is done, and its weights are what was wanted

@@ -98,15 +98,13 @@ class _StepNumbers:
     amaxes: list[list[float]]
 
 
-def train_step(
-    job: JobSpec, replica: Replica, mesh: Mesh, step: int, tokens_BS: Tensor, judge: Judge = go_on, left_out: int = 0
-) -> StepResult:
+def train_step(replica: Replica, step: int, tokens_BS: Tensor, judge: Judge = go_on, left_out: int = 0) -> StepResult:
     """Forward, backward and update. `tokens_BS` [B, S + 1] are the samples of this rank's replica, of a batch that may
     not have grown yet; the `judge` may leave the update out. `left_out` are the steps before that were `skipped`."""
-    rate, job = learning_rate(job.optimizer, step, job.batch_share(step), left_out), job.at_step(step)
-    scaling = replica.loss_scale
+    job, scaling = replica.job, replica.loss_scale
+    rate = learning_rate(job.optimizer, step, job.batch_share(step), left_out)
     scale = scaling.value if scaling is not None else 1.0
-    shares = counted_shares(job, mesh, tokens_BS)
+    shares = counted_shares(job, replica.mesh, tokens_BS)
     if not shares.targets[0]:  # a token that is further than the next one counts as the next of another
         return without_target(job, rate, scale if scaling is not None else None)
     numbers, decision, is_skipped = _StepNumbers(0.0, [], []), ALL_IS_WELL, False
@@ -115,7 +113,7 @@ def train_step(
         nonlocal numbers, decision, is_skipped
         replica.finish_gradients()
         # Nothing waits behind the update, so the loss is known before it: all ranks decide on the same numbers.
-        numbers = _step_numbers(job, replica, mesh, shares)
+        numbers = _step_numbers(replica, step, shares)
         assert numbers.losses[0] is not None, "the step has targets"
         decision = judge(step, numbers.losses[0], numbers.grad_norm)
         # The norm is of all gradients of all ranks: they agree on whether one of them is not a number.
@@ -130,22 +128,23 @@ def train_step(
         for layers, amaxes in zip(replica.float8, numbers.amaxes, strict=True):
             end_step(layers.states, amaxes)
 
-    run_step(job, replica, mesh, step, tokens_BS, shares=shares, update=update)
+    run_step(replica, step, tokens_BS, shares, update)
     return StepResult(
         loss=numbers.losses[0],
         grad_norm=None if is_skipped else numbers.grad_norm,
         learning_rate=rate,
         loss_scale=scale if scaling is not None else None,
         skipped=is_skipped,
-        routing=end_routing_step(job, replica.stages, mesh, is_skipped),
+        routing=end_routing_step(replica, is_skipped),
         decision=decision,
         mtp_losses=tuple(numbers.losses[1:]),
     )
 
 
-def _step_numbers(job: JobSpec, replica: Replica, mesh: Mesh, shares: CountedShares) -> _StepNumbers:
+def _step_numbers(replica: Replica, step: int, shares: CountedShares) -> _StepNumbers:
     """The numbers of a step whose gradients are summed. The host waits for the device once, for all of them. Moves a
     few small all-reduces."""
+    mesh = replica.mesh
     norm = replica.gradient_norm.on_device()
     totals = loss_totals(replica.executor.losses, mesh, len(shares.targets))
     amaxes = [step_amaxes(layers.states, layers.reduce_max, mesh.device) for layers in replica.float8]
@@ -154,7 +153,7 @@ def _step_numbers(job: JobSpec, replica: Replica, mesh: Mesh, shares: CountedSha
     scale = replica.loss_scale.value if replica.loss_scale is not None else 1.0
     return _StepNumbers(
         grad_norm=next(numbers) / scale,
-        losses=means_of([next(numbers) for _ in totals], job, shares.targets),
+        losses=means_of([next(numbers) for _ in totals], replica.job.at_step(step), shares.targets),
         amaxes=[[next(numbers) for _ in values] if values is not None else [] for values in amaxes],
     )
 
@@ -172,23 +171,18 @@ def without_target(job: JobSpec, rate: float, loss_scale: float | None = None) -
 
 
 def run_step(
-    job: JobSpec,
-    replica: Replica,
-    mesh: Mesh,
-    step: int,
-    tokens_BS: Tensor,
-    shares: CountedShares,
-    update: Callable[[Action], None],
+    replica: Replica, step: int, tokens_BS: Tensor, shares: CountedShares, update: Callable[[Action], None]
 ) -> None:
-    """Forward and backward of a step of a job with the batch that it has then, and at its end `update`. `shares` of the
+    """Forward and backward of a step, with the batch that the job has then, and at its end `update`. `shares` of the
     positions have a target that counts, and tokens that are real."""
+    job = replica.job.at_step(step)
     scale = replica.loss_scale.value if replica.loss_scale is not None else 1.0
     for shards in replica.shards.values():
         shards.zero()
     # Gradients are summed over microbatches and replicas, each of a mean over tokens.
     mean = 1.0 / (job.num_microbatches * job.plan.replicas)
     tokens = microbatches(tokens_BS, job.plan.microbatch_size)
-    samples = numbered(job, mesh, step, loss_factor=mean * scale / shares.real)
+    samples = numbered(job, replica.mesh, step, loss_factor=mean * scale / shares.real)
     factors = loss_factors(job, mean * scale, shares.targets)
     replica.executor.run(replica.program_of(job), tokens, update, samples, lambda _: factors)
 
@@ -211,8 +205,9 @@ def counted_shares(job: JobSpec, mesh: Mesh, tokens_BS: Tensor) -> CountedShares
     return CountedShares(tuple((model.sequence - distance) / model.sequence for distance in further))
 
 
-def evaluate(job: JobSpec, replica: Replica, mesh: Mesh, tokens_BS: Tensor) -> float | None:
+def evaluate(replica: Replica, tokens_BS: Tensor) -> float | None:
     """Mean loss of one global batch, without gradients; None where it has no target."""
+    job, mesh = replica.job, replica.mesh
     losses = microbatch_losses(replica, microbatches(tokens_BS, job.plan.microbatch_size))
     return mean_losses(losses, job, mesh, counted_shares(job, mesh, tokens_BS).targets[:1])[0]
 

@@ -22,7 +22,7 @@ def train(job: JobSpec, mesh: Mesh, folder: Path, start: RunStart | None = None)
         is_done = train_steps(run)
     if is_done:
         run.refuse_no_numbers()
-    sample = sample_text(job, run.replica, mesh) if is_done else ""
+    sample = sample_text(run.replica) if is_done else ""
     barrier(mesh.world)
     result = RunResult(
         steps=run.done,
@@ -59,7 +59,7 @@ def train_steps(run: TrainingRun) -> bool:
             continue
         run.count(span)
         run.log_span(span)
-        run.health.compare_replicas(run.replica, run.done)
+        run.health.compare_replicas(run.done)
         run.measure_memory_once(span)
         run.evaluate_if_due()
         is_asked_to_leave = run.save_if_due()

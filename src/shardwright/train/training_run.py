@@ -62,10 +62,10 @@ class TrainingRun:
         self.done = self.saved_step = begun.step  # steps
         self.samples = begun.samples  # before the next step, with those that were passed over
         self.passed_over = begun.passed_over
-        self.trust = WeightsTrust(job, mesh, folder, begun.step)
+        self.trust = WeightsTrust(begun.replica, folder, begun.step)
         self.losses: list[float] = []
         self.memory_is_measured = False
-        self.health = RunHealth(job, mesh, folder, begun.step + 1)
+        self.health = RunHealth(begun.replica, folder, begun.step + 1)
         self._restore(begun.state, HEALTHY if begun.manifest is None else begun.manifest.health)
         self.writer: CheckpointWriter | None = None
         if job.checkpoint.is_on:
@@ -84,10 +84,10 @@ class TrainingRun:
     def train_span(self) -> SpanRun:
         """The steps up to the next moment at which the pipeline drains: forward, backward and update. RunError if the
         loss scale of fp16 can't go lower."""
-        num_steps = end_of_span(self.job, self.replica, self.done) - self.done
+        num_steps = end_of_span(self.replica, self.done) - self.done
         start = SpanStart(self.done, num_steps, self.samples, self.left_out)
         try:
-            span = watched_span(self.job, self.replica, self.mesh, start, self.batches, self.health)
+            span = watched_span(self.replica, start, self.batches, self.health)
         except FloatingPointError as error:
             self._wait_for_save()
             raise RunError(f"{error}; {self.trust.way_on()}") from None
@@ -102,7 +102,7 @@ class TrainingRun:
         self._wait_for_save()
         if self.replica.program.weights == "current" and self.done + 1 < self.job.optimizer.steps:
             next_BS = self.batches.batch(self.done + 1, self.samples + self._num_samples(span))
-            if self.trust.is_ruined_by_next(self.replica, self.done + 1, next_BS):
+            if self.trust.is_ruined_by_next(self.done + 1, next_BS):
                 self.trust.doubt()
         raise RunError(f"{span.decision.sentence}; {self.trust.way_on()}")
 
@@ -149,7 +149,7 @@ class TrainingRun:
         if self.memory_is_measured or all(result.skipped for result in span.results):
             return
         self.memory_is_measured = True
-        measured = measure_memory(self.mesh, self.replica)
+        measured = measure_memory(self.replica)
         self.recorder.memory = measured[self.mesh.pp.index]
         if self.log is not None:
             self.log.memory(self.predicted, measured)
@@ -217,7 +217,7 @@ class TrainingRun:
     def _measure_losses(self, names: Collection[str]) -> None:
         """Measure the losses of some held-out sets, and log them."""
         if names:
-            losses = self.held_out.measure(self.replica, self.mesh, self.done, names)
+            losses = self.held_out.measure(self.replica, self.done, names)
             if self.log is not None:
                 self.log.evaluation(self.done, losses)
 
@@ -227,7 +227,7 @@ class TrainingRun:
 
     def _begin_checkpoint(self, writer: CheckpointWriter) -> None:
         """Begin to write the present state, which replicas must hold alike."""
-        self.health.compare_replicas(self.replica, self.done, before_save=True)
+        self.health.compare_replicas(self.done, before_save=True)
         state = {"health": self.health.state_dict(), "schedule": {"left_out": self.left_out}}
         health, place = self._state_health(), self.place.to_store(self.samples)
         losses = self.held_out.to_store(self.done)
@@ -250,7 +250,7 @@ class TrainingRun:
 
     def _state_health(self) -> StateHealth:
         """The health of the present state."""
-        return self.health.state_health(self.replica, self.done, self.held_out.worst(self.done))
+        return self.health.state_health(self.done, self.held_out.worst(self.done))
 
 
 def _place_in_data(job: JobSpec, folder: Path, begun: Resumed, beginning: PlaceInData) -> tuple[PlaceInData, list[str]]:

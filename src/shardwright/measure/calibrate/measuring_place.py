@@ -13,7 +13,7 @@ from shardwright.measure.calibrate.device_rounds import COLD_BYTES, DeviceClock,
 from shardwright.parallel.comm.collectives import Axis
 from shardwright.parallel.tensor.linear import LayerSharding
 from shardwright.parallel.tensor.parameter import PlacedParameter, name_parameters, placed_parameters
-from shardwright.train.build import NUMBERS
+from shardwright.parallel.zero.unit_setting import NUMBERS
 
 # One call returns seconds of its forward, its backward and its weight gradient, as far as it has them.
 Call = Callable[[], tuple[float, ...]]

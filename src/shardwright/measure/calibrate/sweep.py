@@ -236,7 +236,7 @@ def _steps(job: JobSpec, mesh: Mesh, count: int) -> list[tuple[float, ...]]:
     for step in range(count):
         barrier(mesh.world)
         start_s = time.perf_counter()
-        train_step(job, replica, mesh, step, tokens_BS=tokens_BS)
+        train_step(replica, step, tokens_BS)
         measure_shares(mesh, 1.0)
         seconds.append((time.perf_counter() - start_s,))
     return seconds[2:]

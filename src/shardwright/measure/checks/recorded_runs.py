@@ -12,6 +12,7 @@ from shardwright.config.plan import layer_policies
 from shardwright.config.recompute_policy import KEEP_ALL
 from shardwright.measure.checks.host_waits import ExpertPasses, expert_passes
 from shardwright.measure.checks.recorded_streams import OperatorAccesses, RecordedStreams
+from shardwright.parallel.comm.process_groups import StandIns
 from shardwright.parallel.comm.transport import DryTransport
 from shardwright.parallel.zero.module_units import module_units
 from shardwright.train.build import job_mesh
@@ -65,7 +66,7 @@ def module_accesses(
     streams = RecordedStreams()
     with OperatorAccesses(streams):
         connect = streams.connecting(lambda lines: DryTransport(is_gloo=False))
-        mesh = job_mesh(job, rank, META, kind="cuda", connect=connect, streams=streams)
+        mesh = job_mesh(job, rank, META, dry=StandIns(connect, "cuda", streams))
         sharded = ShardedModule(module, module_units(module, None), job, mesh, accumulate)
         for _ in range(2):
             streams.waits.clear()

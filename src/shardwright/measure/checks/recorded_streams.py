@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -22,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from shardwright.measure.checks.access_order import Access, Clock, FreedMemory, MemoryBlock, Worker
 from shardwright.measure.memory_trace import line_of_ours
 from shardwright.parallel.comm.process_groups import Connect
-from shardwright.parallel.comm.transport import Transport, Underway
+from shardwright.parallel.comm.transport import DryTransport, Transport
 from shardwright.train.checkpoint.boxes import HeldBox
 
 # Operators that make tensors like others, of which they read only the shape.
@@ -206,7 +205,7 @@ class RecordedStreams:
         def recorded(lines: list[list[int]]) -> Transport | None:
             if connect(lines) is None:
                 return None
-            return StreamedTransport(self, self.made("a stream of NCCL"))
+            return StreamedTransport(False, self, self.made("a stream of NCCL"))
 
         return recorded
 
@@ -227,47 +226,17 @@ class _StreamedWork:
 
 
 @dataclass(frozen=True)
-class StreamedTransport:
-    """A transport whose collectives run on a stream of their own."""
+class StreamedTransport(DryTransport):
+    """A dry transport whose collectives run on a stream of their own."""
 
     streams: RecordedStreams
     stream: RecordedStream
 
-    @property
-    def is_gloo(self) -> bool:
-        return False
-
-    def _begun(self, what: str, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> _StreamedWork:
+    def begun(self, what: str, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> _StreamedWork:
         self.stream.worker.wait_for(self.streams.host.clock)
         self.stream.wait_stream(self.streams.current())
         self.streams.access(self.stream.worker, what, reads, writes)
         return _StreamedWork(self.stream.record_event(), [*reads, *writes])
-
-    def all_reduce(self, x: Tensor, op: dist.ReduceOp.RedOpType) -> _StreamedWork:
-        return self._begun("all_reduce", [x], [x])
-
-    def all_gather(self, out: Tensor, x: Tensor) -> _StreamedWork:
-        return self._begun("all_gather", [x], [out])
-
-    def reduce_scatter(self, out: Tensor, x: Tensor) -> _StreamedWork:
-        return self._begun("reduce_scatter", [x], [out])
-
-    def all_to_all(
-        self, out: Tensor, x: Tensor, out_splits: Sequence[int] | None = None, in_splits: Sequence[int] | None = None
-    ) -> _StreamedWork:
-        return self._begun("all_to_all", [x], [out])
-
-    def broadcast(self, x: Tensor, source: int) -> _StreamedWork:
-        return self._begun("broadcast", [x], [x])
-
-    def send(self, x: Tensor, to: int, tag: int = 0) -> _StreamedWork:
-        return self._begun("send", [x], [])
-
-    def recv(self, out: Tensor, source: int, tag: int = 0) -> _StreamedWork:
-        return self._begun("recv", [], [out])
-
-    def exchange(self, out: Tensor, x: Tensor, to: int, source: int) -> list[Underway]:
-        return [self._begun("exchange", [x], [out])]
 
 
 @dataclass(frozen=True)

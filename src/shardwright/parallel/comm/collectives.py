@@ -103,12 +103,17 @@ class NodeAxes:
 class Pending:
     """A collective under way. `wait` blocks until its result may be used; the operands must live until then."""
 
-    def __init__(self, work: Any, axis: Axis, what: str, peers: tuple[int, ...], finish: Callable[[], None]) -> None:
+    def __init__(self, work: Any, axis: Axis, what: str = "", peers: tuple[int, ...] = ()) -> None:
         self._work = work
         self._axis = axis
         self._what = what
         self._peers = peers
+        self._finish: Callable[[], None] | None = None
+
+    def then(self, finish: Callable[[], None]) -> "Pending":
+        """This, of which `finish` is the last part: what is called when the rest is over."""
         self._finish = finish
+        return self
 
     def is_over(self) -> bool:
         """True if nothing is left to wait for. Does not block."""
@@ -136,25 +141,16 @@ class Pending:
                     raise explanation from error
                 raise
         self._work = None
-        self._finish()
-
-
-def _do_nothing() -> None:
-    pass
+        if self._finish is not None:
+            self._finish()
 
 
 def _start(
-    axis: Axis,
-    kind: str,
-    num_bytes: int,
-    work: Any,
-    sent_bytes: Mapping[int, int],
-    finish: Callable[[], None] = _do_nothing,
-    peer: int | None = None,
+    axis: Axis, kind: str, num_bytes: int, work: Any, sent_bytes: Mapping[int, int], peer: int | None = None
 ) -> Pending:
     axis.ledger.record(kind, axis.name, num_bytes, sent_bytes)
     peers = tuple(rank for i, rank in enumerate(axis.ranks) if i != axis.index) if peer is None else (peer,)
-    return Pending(work, axis, f"{kind} of {num_bytes} bytes", peers, finish=finish)
+    return Pending(work, axis, f"{kind} of {num_bytes} bytes", peers)
 
 
 def _sent_in_ring(axis: Axis, num_bytes: int) -> dict[int, int]:
@@ -168,7 +164,7 @@ def _sent_to_each(axis: Axis, num_bytes: int) -> dict[int, int]:
 
 
 def _finished(axis: Axis) -> Pending:
-    return Pending(None, axis, "", (), finish=_do_nothing)
+    return Pending(None, axis)
 
 
 def start_all_reduce(x: Tensor, axis: Axis, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Pending:
@@ -182,7 +178,7 @@ def start_all_reduce(x: Tensor, axis: Axis, op: dist.ReduceOp.RedOpType = dist.R
             _OPERATIONS[op](x, received, out=x)
 
         exchange = _exchange([x, x], [received, received], axis)
-        return _start(axis, "all_reduce", x.nbytes, exchange, _sent_to_each(axis, x.nbytes), reduce)
+        return _start(axis, "all_reduce", x.nbytes, exchange, _sent_to_each(axis, x.nbytes)).then(reduce)
     work = axis.communicator.all_reduce(x, op)
     return _start(axis, "all_reduce", x.nbytes, work, _sent_in_ring(axis, 2 * (axis.size - 1) * x.nbytes // axis.size))
 
@@ -236,7 +232,7 @@ def start_reduce_scatter(out: Tensor, x: Tensor, axis: Axis) -> Pending:
             out.add_(share)
 
     exchange = _exchange(shares, received, axis)
-    return _start(axis, "reduce_scatter", x.nbytes, exchange, _sent_to_each(axis, out.nbytes), add_up)
+    return _start(axis, "reduce_scatter", x.nbytes, exchange, _sent_to_each(axis, out.nbytes)).then(add_up)
 
 
 def _is_gloo(axis: Axis) -> bool:

@@ -35,27 +35,32 @@ class _UnderWay:
     since_s: float
 
 
-class Watch:
-    """Publishes this rank's current action, and reports the first wait that lasts longer than `timeout_s`."""
+@dataclass(frozen=True)
+class WatchRules:
+    """How a watch judges waits, and what it tells of them.
 
-    def __init__(
-        self,
-        store: dist.Store,
-        rank: int,
-        timeout_s: float,
-        describe: Callable[[int], str],
-        on_timeout: Callable[[str], None],
-        explains_losses: bool = False,
-    ) -> None:
-        """If the watch `explains_losses`, a connection that breaks in a wait becomes a RunError that says who left;
-        else the process that started the ranks finds that out."""
-        self.explains_losses = explains_losses
+    A wait may last `timeout_s`; `on_timeout` gets the sentence about one that lasts longer. If the watch
+    `explains_losses`, a connection that breaks in a wait becomes a RunError that says who left; else the process that
+    started the ranks finds that out.
+    """
+
+    timeout_s: float
+    describe: Callable[[int], str]  # a rank, in words
+    on_timeout: Callable[[str], None]
+    explains_losses: bool = False
+
+
+class Watch:
+    """Publishes this rank's current action, and reports the first wait that lasts too long."""
+
+    def __init__(self, store: dist.Store, rank: int, rules: WatchRules) -> None:
+        self.explains_losses = rules.explains_losses
         self._store = store
         self._rank = rank
-        self._timeout_s = timeout_s
-        self._describe = describe
-        self._on_timeout = on_timeout
-        self._interval_s = min(1.0, timeout_s / 4)
+        self._timeout_s = rules.timeout_s
+        self._describe = rules.describe
+        self._on_timeout = rules.on_timeout
+        self._interval_s = min(1.0, rules.timeout_s / 4)
         self._step = ""
         self._doing = "starting"
         self._waits: dict[int, tuple[str, tuple[int, ...], float]] = {}  # by thread

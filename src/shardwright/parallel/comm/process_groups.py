@@ -104,40 +104,58 @@ class Mesh:
 Connect = Callable[[list[list[int]]], Transport | None]
 
 
-def make_mesh(
-    plan: PlanSpec, rank: int, device: torch.device, timeout_s: float, watch: Watch | None = None,
-    ends: AxisGroups | None = None, side_by_side: bool = False, ranks_per_node: int = 0, kind: str = "",
-    connect: Connect | None = None, streams: DeviceStreams | None = None,
-) -> Mesh:  # fmt: skip
-    """Create the process groups of every axis. All ranks of an initialised default group must call this.
+@dataclass(frozen=True)
+class MeshNeeds:
+    """The facts of a job that decide its process groups: the plan, the ends of pipelines that share a tied table,
+    whether a forward and a backward pass may run at once, and how many neighbouring ranks share a node (0: unknown)."""
 
-    `ends` are the ends of pipelines that share a tied table. `side_by_side` says that a forward and a backward pass may
-    run at once. `ranks_per_node` neighbouring ranks share a node, if it is not 0. A dry run gives the `kind` of device
-    that it stands for, `connect` to replace other ranks, and `streams` to replace the device's.
-    """
-    kind = kind or device.type
-    ledger = Ledger(device, rank, ranks_per_node, kind=kind, streams=streams or streams_of(device))
-    turns = Turns() if kind == "cpu" else IssueTurns()
+    plan: PlanSpec
+    ends: AxisGroups | None = None
+    side_by_side: bool = False
+    ranks_per_node: int = 0
+
+
+@dataclass(frozen=True)
+class StandIns:
+    """A dry run's replacements for other ranks, for the `kind` of its device and for the device's streams."""
+
+    connect: Connect
+    kind: str = ""
+    streams: DeviceStreams | None = None
+
+
+def make_mesh(
+    needs: MeshNeeds,
+    rank: int,
+    device: torch.device,
+    timeout_s: float,
+    watch: Watch | None = None,
+    dry: StandIns | None = None,
+) -> Mesh:
+    """Create the process groups of every axis. All ranks of an initialised default group must call this."""
     # The watch reports first; this longer bound only ends a rank whose watch could not.
-    connect_world = connect or _group_of_all
-    connect = connect or partial(_new_group, rank, timedelta(seconds=2 * timeout_s + 10))
-    maker = _AxisMaker(plan, rank, ledger, watch, turns, connect)
+    timeout = timedelta(seconds=2 * timeout_s + 10)
+    dry, connect_world = dry or StandIns(partial(_new_group, rank, timeout)), dry.connect if dry else _group_of_all
+    kind = dry.kind or device.type
+    ledger = Ledger(device, rank, needs.ranks_per_node, kind=kind, streams=dry.streams or streams_of(device))
+    turns = Turns() if kind == "cpu" else IssueTurns()
+    maker = _AxisMaker(needs, rank, ledger, watch, turns, dry.connect)
     pp = maker.along(groups.PP)
     own_directions = kind == "cuda"  # Gloo tells messages apart by their tags
     return Mesh(
         rank=rank,
-        shape=MeshShape.of(plan),
+        shape=MeshShape.of(needs.plan),
         world=replace(maker, connect=connect_world).along(groups.WORLD),
         pp=pp,
         dp=maker.along(groups.DP),
-        cp=maker.along(groups.CP, side_by_side),
-        tp=maker.along(groups.TP, side_by_side),
+        cp=maker.along(groups.CP, needs.side_by_side),
+        tp=maker.along(groups.TP, needs.side_by_side),
         dp_cp=maker.along(groups.REPLICAS[False]),
-        ep=maker.expert_axis(ranks_per_node, side_by_side),
-        expert_tp=maker.along(groups.ETP, side_by_side),
+        ep=maker.expert_axis(),
+        expert_tp=maker.along(groups.ETP, needs.side_by_side),
         forward=maker.along(groups.PP, number=1) if own_directions else pp,
         backward=maker.along(groups.PP, number=2) if own_directions else pp,
-        ends=pp.alone("ends") if ends is None else maker.axis(ends),
+        ends=maker.axis(needs.ends) if needs.ends else pp.alone("ends"),
         replicas=maker.replicas(is_expert=False),
         expert_replicas=maker.replicas(is_expert=True),
         device=device,
@@ -151,7 +169,7 @@ def make_mesh(
 class _AxisMaker:
     """Makes the axes of one rank, each once. All ranks must make the same axes in the same order."""
 
-    plan: PlanSpec
+    needs: MeshNeeds
     rank: int
     ledger: Ledger
     watch: Watch | None
@@ -161,7 +179,7 @@ class _AxisMaker:
 
     def along(self, kind: GroupKind, side_by_side: bool = False, number: int = 0) -> Axis:
         """The axis of this rank's line in a kind of groups."""
-        return self.axis(axis_groups(self.plan, kind), side_by_side, number)
+        return self.axis(axis_groups(self.needs.plan, kind), side_by_side, number)
 
     def axis(self, line_groups: AxisGroups, side_by_side: bool = False, number: int = 0) -> Axis:
         """The axis of this rank's line in some groups. It has two communicators if a forward and a backward pass use it
@@ -184,14 +202,15 @@ class _AxisMaker:
 
     def replicas(self, is_expert: bool) -> ReplicaAxes:
         """The axes of the ranks that sum gradients with this rank."""
-        shards = axis_groups(self.plan, groups.SHARDS[is_expert])
+        shards = axis_groups(self.needs.plan, groups.SHARDS[is_expert])
         second_half = self.axis(shards, number=int(shards.is_mirrored))
         return ReplicaAxes((self.axis(shards), second_half), self.along(groups.COPIES[is_expert]))
 
-    def expert_axis(self, ranks_per_node: int, side_by_side: bool) -> Axis:
+    def expert_axis(self) -> Axis:
         """The axis whose ranks hold different experts, with its nodes if dispatch is node-aware."""
-        ep, plan = self.along(groups.EP, side_by_side), self.plan
-        ranks_in_node = ep_ranks_of_node(plan, ranks_per_node) if plan.dispatch == "node-aware" else 0
+        plan, side_by_side = self.needs.plan, self.needs.side_by_side
+        ep = self.along(groups.EP, side_by_side)
+        ranks_in_node = ep_ranks_of_node(plan, self.needs.ranks_per_node) if plan.dispatch == "node-aware" else 0
         if ranks_in_node in (0, plan.ep):
             return ep
         inside, between = axis_groups(plan, groups.EP).split(ranks_in_node)

@@ -67,3 +67,6 @@ class AttentionRule:
         """The largest number of queries of a block with all keys of a rank; 0 if blocks may have any size."""
         S, B, N, _ = q_SBND.shape
         return most_queries(S, B * N) if self.makes_scores else 0
+
+
+PLAIN = AttentionRule()

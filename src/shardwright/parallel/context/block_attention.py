@@ -19,28 +19,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shardwright.parallel.context.attention_rule import AttentionRule
 from shardwright.parallel.context.capped_attention import attend_capped, capped_gradients
-from shardwright.parallel.context.sight import Sight
-
-PLAIN = AttentionRule()
+from shardwright.parallel.context.sight import AttentionBlock
 
 
-def attend_block(
-    q_BNSD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, sight: Sight, rule: AttentionRule = PLAIN, device_type: str = "cpu"
-) -> tuple[Tensor, Tensor]:
-    """softmax(Q K^T x scale) V [B, N, S, D], and log of the sum of exponentials [B, N, S], float32, by a rule without
-    its sinks. `device_type` is the type of device whose kernel is used."""
-    scale = rule.scale
-    if rule.softcap:
-        return attend_capped(q_BNSD, k_BGTD, v_BGTD, sight, scale, softcap=rule.softcap, device_type=device_type)
-    bias = sight.bias(q_BNSD.shape[2], k_BGTD.shape[2], q_BNSD.dtype, q_BNSD.device)
-    is_causal = sight.is_causal and bias is None
-    if device_type == "cuda":
-        out_BNSD, lse_BNS = _attend_on_cuda(q_BNSD, k_BGTD, v_BGTD, bias, is_causal=is_causal, scale=scale)
+def attend_block(block: AttentionBlock) -> tuple[Tensor, Tensor]:
+    """softmax(Q K^T x scale) V [B, N, S, D], and log of the sum of exponentials [B, N, S], float32."""
+    if block.rule.softcap:
+        return attend_capped(block)
+    bias = block.bias(block.q_BNSD.dtype)
+    is_causal = block.sight.is_causal and bias is None
+    if block.kind == "cuda":
+        out_BNSD, lse_BNS = _attend_on_cuda(block, bias, is_causal)
     else:
         out_BNSD, lse_BNS = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            q_BNSD, k_BGTD, v_BGTD, 0.0, is_causal, attn_mask=bias, scale=scale
+            block.q_BNSD, block.k_BGTD, block.v_BGTD, 0.0, is_causal, attn_mask=bias, scale=block.rule.scale
         )
     if bias is not None:
         blind_BNS = (bias == -math.inf).all(dim=-1)
@@ -50,34 +43,21 @@ def attend_block(
 
 
 def block_gradients(
-    dout_BNSD: Tensor,
-    q_BNSD: Tensor,
-    k_BGTD: Tensor,
-    v_BGTD: Tensor,
-    out_BNSD: Tensor,
-    lse_BNS: Tensor,
-    sight: Sight,
-    rule: AttentionRule = PLAIN,
-    device_type: str = "cpu",
+    block: AttentionBlock, dout_BNSD: Tensor, out_BNSD: Tensor, lse_BNS: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The block's part of the gradients of q, k and v. `out` and `lse` are the results over all of a query's keys."""
-    bias = None if rule.softcap else sight.bias(q_BNSD.shape[2], k_BGTD.shape[2], q_BNSD.dtype, q_BNSD.device)
-    if bias is not None or rule.softcap:
+    bias = None if block.rule.softcap else block.bias(block.q_BNSD.dtype)
+    if bias is not None or block.rule.softcap:
         # For queries that see no key at all: -inf - -inf would be NaN, but exp(-inf - 0) is 0, as it must be.
         lse_BNS = lse_BNS.masked_fill(lse_BNS == -math.inf, 0.0)
-    if rule.softcap:
-        return capped_gradients(
-            dout_BNSD, q_BNSD, k_BGTD, v_BGTD, out_BNSD=out_BNSD, lse_BNS=lse_BNS, sight=sight, scale=rule.scale,
-            softcap=rule.softcap, device_type=device_type,
-        )  # fmt: skip
-    is_causal = sight.is_causal and bias is None
-    if device_type == "cuda":
-        return _gradients_on_cuda(
-            dout_BNSD, q_BNSD, k_BGTD, v_BGTD, out_BNSD=out_BNSD, lse_BNS=lse_BNS, bias=bias, is_causal=is_causal,
-            scale=rule.scale,
-        )  # fmt: skip
+    if block.rule.softcap:
+        return capped_gradients(block, dout_BNSD, out_BNSD, lse_BNS)
+    is_causal = block.sight.is_causal and bias is None
+    if block.kind == "cuda":
+        return _gradients_on_cuda(block, dout_BNSD, out_BNSD, lse_BNS, bias, is_causal)
+    q_k_v, scale = (block.q_BNSD, block.k_BGTD, block.v_BGTD), block.rule.scale
     gradients: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        dout_BNSD, q_BNSD, k_BGTD, v_BGTD, out_BNSD, lse_BNS, 0.0, is_causal, attn_mask=bias, scale=rule.scale
+        dout_BNSD, *q_k_v, out_BNSD, lse_BNS, 0.0, is_causal, attn_mask=bias, scale=scale
     )
     return gradients
 
@@ -127,43 +107,45 @@ class Merged:
 # The operators for CUDA, called as torch's own schema defines them.
 
 
-def _attend_on_cuda(
-    q_BNSD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, bias: Tensor | None, is_causal: bool, scale: float | None
-) -> tuple[Tensor, Tensor]:
-    queries_of_key = q_BNSD.shape[1] // k_BGTD.shape[1]
+def _attend_on_cuda(block: AttentionBlock, bias: Tensor | None, is_causal: bool) -> tuple[Tensor, Tensor]:
     out_BNSD, lse_BNS, _, _ = torch.ops.aten._scaled_dot_product_efficient_attention(
-        q_BNSD,
-        k_BGTD.repeat_interleave(queries_of_key, 1),
-        v_BGTD.repeat_interleave(queries_of_key, 1),
-        _for_all_heads(bias, q_BNSD),
+        *_for_each_query_head(block),
+        _for_all_heads(bias, block.q_BNSD),
         True,
         0.0,
         is_causal,
-        scale=scale,
+        scale=block.rule.scale,
     )
-    return out_BNSD, lse_BNS[:, :, : q_BNSD.shape[2]].contiguous()  # the operator pads it
+    return out_BNSD, lse_BNS[:, :, : block.q_BNSD.shape[2]].contiguous()  # the operator pads it
 
 
 def _gradients_on_cuda(
-    dout_BNSD: Tensor,
-    q_BNSD: Tensor,
-    k_BGTD: Tensor,
-    v_BGTD: Tensor,
-    out_BNSD: Tensor,
-    lse_BNS: Tensor,
-    bias: Tensor | None,
-    is_causal: bool,
-    scale: float | None,
+    block: AttentionBlock, dout_BNSD: Tensor, out_BNSD: Tensor, lse_BNS: Tensor, bias: Tensor | None, is_causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    queries_of_key = q_BNSD.shape[1] // k_BGTD.shape[1]
-    no_seed = torch.zeros((), dtype=torch.int64, device=q_BNSD.device)
+    no_seed = torch.zeros((), dtype=torch.int64, device=dout_BNSD.device)
     padded_BNS = functional.pad(lse_BNS, (0, -lse_BNS.shape[2] % 32), value=math.inf)
     dq_BNSD, dk_BNTD, dv_BNTD, _ = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
-        dout_BNSD, q_BNSD, k_BGTD.repeat_interleave(queries_of_key, 1), v_BGTD.repeat_interleave(queries_of_key, 1),
-        _for_all_heads(bias, q_BNSD), _by_rows(out_BNSD), padded_BNS, no_seed, no_seed, 0.0,
-        [True, True, True, False], is_causal, scale=scale,
-    )  # fmt: skip
-    return dq_BNSD, dk_BNTD.unflatten(1, (-1, queries_of_key)).sum(2), dv_BNTD.unflatten(1, (-1, queries_of_key)).sum(2)
+        dout_BNSD,
+        *_for_each_query_head(block),
+        _for_all_heads(bias, block.q_BNSD),
+        _by_rows(out_BNSD),
+        padded_BNS,
+        no_seed,
+        no_seed,
+        0.0,
+        [True, True, True, False],
+        is_causal,
+        scale=block.rule.scale,
+    )
+    dk_BGQTD, dv_BGQTD = (x.unflatten(1, (block.k_BGTD.shape[1], -1)) for x in (dk_BNTD, dv_BNTD))
+    return dq_BNSD, dk_BGQTD.sum(2), dv_BGQTD.sum(2)
+
+
+def _for_each_query_head(block: AttentionBlock) -> tuple[Tensor, Tensor, Tensor]:
+    """The queries, and the keys and values repeated for each query head, [B, N, T, D]."""
+    queries_of_key = block.q_BNSD.shape[1] // block.k_BGTD.shape[1]
+    k_BNTD, v_BNTD = (x.repeat_interleave(queries_of_key, 1) for x in (block.k_BGTD, block.v_BGTD))
+    return block.q_BNSD, k_BNTD, v_BNTD
 
 
 def _by_rows(out_BNSD: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ ranks of cp; K the two of key and value. Blocks are computed as views [B, N, s, 
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -20,13 +21,11 @@ from torch import Tensor
 
 from shardwright.parallel.comm.collectives import Axis, Pending, all_gather, all_to_all, reduce_scatter, start_exchange
 from shardwright.parallel.comm.regions import conjugate
-from shardwright.parallel.context.attention_rule import AttentionRule
+from shardwright.parallel.context.attention_rule import PLAIN, AttentionRule
 from shardwright.parallel.context.block_attention import Merged, attend_block, block_gradients
-from shardwright.parallel.context.sight import Sight
+from shardwright.parallel.context.sight import AttentionBlock, Sight
 from shardwright.sharding.score_blocks import blocks_in_reach
 from shardwright.sharding.sequence import ScoreBlock, block_of, held_ranges
-
-PLAIN = AttentionRule()
 
 
 def ring_attention(
@@ -41,7 +40,7 @@ def ring_attention(
 
     `documents_PBs` are the document numbers of the tokens of each rank; attention stays within a document.
     """
-    return _Attention.apply(q_sBND, k_sBGD, v_sBGD, documents_PBs, cp, rule, _Ring)
+    return _Attention.apply(q_sBND, k_sBGD, v_sBGD, documents_PBs, _Way(cp, rule, _Ring))
 
 
 def gathered_attention(
@@ -53,7 +52,7 @@ def gathered_attention(
     rule: AttentionRule = PLAIN,
 ) -> Tensor:
     """Attention as `ring_attention` computes it, with all keys and values gathered at once."""
-    return _Attention.apply(q_sBND, k_sBGD, v_sBGD, documents_PBs, cp, rule, _Gathered)
+    return _Attention.apply(q_sBND, k_sBGD, v_sBGD, documents_PBs, _Way(cp, rule, _Gathered))
 
 
 class _KeyValueExchange(Protocol):
@@ -144,6 +143,45 @@ class _Gathered:
         return reduce_scatter(self._sums.flatten(0, 1), self._cp)
 
 
+@dataclass(frozen=True)
+class _Way:
+    """How keys come to queries, and the rule by which their blocks are computed."""
+
+    cp: Axis
+    rule: AttentionRule
+    exchange_type: type[_KeyValueExchange]
+
+    def blocks(
+        self, source: int, q_sBND: Tensor, kv_KsBGD: Tensor, documents_PBs: Tensor | None
+    ) -> Iterator[tuple[ScoreBlock, AttentionBlock]]:
+        """The blocks of this rank's queries with the keys and values of `source`, as positions and as tensors."""
+        q_BNsD = _heads_first(q_sBND)
+        for block in self._score_blocks(source, q_sBND):
+            k_BGsD, v_BGsD = (_heads_first(x[block.keys]) for x in kv_KsBGD)
+            sight = self._sight(block, source, documents_PBs)
+            yield block, AttentionBlock(q_BNsD[:, :, block.queries], k_BGsD, v_BGsD, sight, self.rule, self.cp.kind)
+
+    def _score_blocks(self, source: int, q_sBND: Tensor) -> list[ScoreBlock]:
+        num_held, index = len(q_sBND), self.cp.index
+        sequence = num_held * self.cp.size
+        if not self.rule.goes_by_position(sequence):
+            return [block_of(index, source, num_held, self.rule.is_causal)]
+        queries, keys = (held_ranges(sequence, self.cp.size, holder, "ring") for holder in (index, source))
+        return blocks_in_reach(queries, keys, self.rule.reach, self.rule.most_queries(q_sBND))
+
+    def _sight(self, block: ScoreBlock, source: int, documents_PBs: Tensor | None) -> Sight:
+        query_documents = key_documents = None
+        if documents_PBs is not None:
+            query_documents = documents_PBs[self.cp.index][:, block.queries]
+            key_documents = documents_PBs[source][:, block.keys]
+        # If scores are made, the mask follows from positions instead of `is_causal`.
+        is_causal = block.is_causal and not self.rule.makes_scores
+        reach = self.rule.reach if block.has_edge and not is_causal else None
+        return Sight(
+            is_causal, query_documents, key_documents, reach, block.first_query, block.first_key, self.rule.slopes_N
+        )
+
+
 class _Attention(torch.autograd.Function):
     """Attention over all ranks' tokens, block by block. Keeps only this rank's q, k, v and output.
 
@@ -155,34 +193,22 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        q_sBND: Tensor,
-        k_sBGD: Tensor,
-        v_sBGD: Tensor,
-        documents_PBs: Tensor | None,
-        cp: Axis,
-        rule: AttentionRule,
-        exchange_type: type[_KeyValueExchange],
+        ctx: Any, q_sBND: Tensor, k_sBGD: Tensor, v_sBGD: Tensor, documents_PBs: Tensor | None, way: _Way
     ) -> Tensor:
-        ctx.cp, ctx.rule, ctx.exchange_type = cp, rule, exchange_type
-        q_BNsD = _heads_first(q_sBND)
+        ctx.way = way
         merged: Merged | None = None
-        exchange = exchange_type(torch.stack((k_sBGD, v_sBGD)), cp)
+        exchange = way.exchange_type(torch.stack((k_sBGD, v_sBGD)), way.cp)
         for source, kv_KsBGD in exchange.blocks():  # the keys and values of each rank
-            for block in _blocks(rule, cp, source, q_sBND):
-                k_BGsD, v_BGsD = (_heads_first(x[block.keys]) for x in kv_KsBGD)
-                sight = _sight(block, cp.index, source, documents_PBs, rule=rule)
-                out_BNsD, lse_BNs = attend_block(
-                    q_BNsD[:, :, block.queries], k_BGsD, v_BGsD, sight, rule=rule, device_type=cp.kind
-                )
-                if merged is None and out_BNsD.shape[2] == len(q_sBND) and not rule.makes_scores:
+            for places, block in way.blocks(source, q_sBND, kv_KsBGD, documents_PBs):
+                out_BNsD, lse_BNs = attend_block(block)
+                if merged is None and out_BNsD.shape[2] == len(q_sBND) and not way.rule.makes_scores:
                     merged = Merged(out_BNsD, lse_BNs)
                     continue
-                merged = merged or Merged.nothing(q_BNsD)
-                merged.add(block.queries, out_BNsD, lse_BNs)
+                merged = merged or Merged.nothing(_heads_first(q_sBND))
+                merged.add(places.queries, out_BNsD, lse_BNs)
         assert merged is not None, "a rank visits itself"
-        if rule.sinks is not None:
-            merged.add_score(rule.sinks.scores())
+        if way.rule.sinks is not None:
+            merged.add_score(way.rule.sinks.scores())
         out_sBND = merged.out_BNSD.to(q_sBND.dtype).permute(2, 0, 1, 3)
         ctx.save_for_backward(q_sBND, k_sBGD, v_sBGD, out_sBND, merged.lse_BNS, documents_PBs)
         return out_sBND
@@ -190,34 +216,24 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q_sBND, k_sBGD, v_sBGD, out_sBND, lse_BNs, documents_PBs = ctx.saved_tensors
-        cp: Axis = ctx.cp
-        rule: AttentionRule = ctx.rule
-        q_BNsD, out_BNsD, dout_BNsD = (_heads_first(x) for x in (q_sBND, out_sBND, grads[0].contiguous()))
+        way: _Way = ctx.way
+        out_BNsD, dout_BNsD = _heads_first(out_sBND), _heads_first(grads[0].contiguous())
         dq_sBND = torch.zeros(q_sBND.shape, dtype=torch.float32, device=q_sBND.device)
-        exchange: _KeyValueExchange = ctx.exchange_type(torch.stack((k_sBGD, v_sBGD)), cp)
+        exchange = way.exchange_type(torch.stack((k_sBGD, v_sBGD)), way.cp)
         for source, kv_KsBGD in exchange.blocks():
             sums = _KeyGradients(kv_KsBGD)
-            for block in _blocks(rule, cp, source, q_sBND):
-                queries = (slice(None), slice(None), block.queries)
-                k_BGsD, v_BGsD = (_heads_first(x[block.keys]) for x in kv_KsBGD)
+            for places, block in way.blocks(source, q_sBND, kv_KsBGD, documents_PBs):
+                queries = (slice(None), slice(None), places.queries)
                 dq_BNsD, dk_BGsD, dv_BGsD = block_gradients(
-                    dout_BNsD[queries],
-                    q_BNsD[queries],
-                    k_BGsD,
-                    v_BGsD,
-                    out_BNSD=out_BNsD[queries],
-                    lse_BNS=lse_BNs[queries],
-                    sight=_sight(block, cp.index, source, documents_PBs, rule=rule),
-                    rule=rule,
-                    device_type=cp.kind,
+                    block, dout_BNsD[queries], out_BNsD[queries], lse_BNs[queries]
                 )
-                dq_sBND[block.queries] += dq_BNsD.permute(2, 0, 1, 3)
-                sums.add(block.keys, dk_BGsD.permute(2, 0, 1, 3), dv_BGsD.permute(2, 0, 1, 3))
+                dq_sBND[places.queries] += dq_BNsD.permute(2, 0, 1, 3)
+                sums.add(places.keys, dk_BGsD.permute(2, 0, 1, 3), dv_BGsD.permute(2, 0, 1, 3))
             exchange.add_gradients(source, *sums.all_of())
-        if rule.sinks is not None:
-            rule.sinks.add_gradient(dout_BNsD, out_BNsD, lse_BNs)
+        if way.rule.sinks is not None:
+            way.rule.sinks.add_gradient(dout_BNsD, out_BNsD, lse_BNs)
         dk_sBGD, dv_sBGD = exchange.own_gradients().to(k_sBGD.dtype)
-        return dq_sBND.to(q_sBND.dtype), dk_sBGD, dv_sBGD, None, None, None, None
+        return dq_sBND.to(q_sBND.dtype), dk_sBGD, dv_sBGD, None, None
 
 
 class _KeyGradients:
@@ -257,30 +273,8 @@ class _KeyGradients:
         return self._sums_KsBGD
 
 
-def _blocks(rule: AttentionRule, cp: Axis, source: int, q_sBND: Tensor) -> list[ScoreBlock]:
-    """The blocks of scores of this rank's queries with the keys of `source`."""
-    num_held = len(q_sBND)
-    sequence = num_held * cp.size
-    if not rule.goes_by_position(sequence):
-        return [block_of(cp.index, source, num_held, rule.is_causal)]
-    queries, keys = (held_ranges(sequence, cp.size, index, "ring") for index in (cp.index, source))
-    return blocks_in_reach(queries, keys, rule.reach, rule.most_queries(q_sBND))
-
-
 def _heads_first(x_sBND: Tensor) -> Tensor:
     return x_sBND.permute(1, 2, 0, 3)
-
-
-def _sight(block: ScoreBlock, index: int, source: int, documents_PBs: Tensor | None, rule: AttentionRule) -> Sight:
-    query_documents = key_documents = None
-    if documents_PBs is not None:
-        query_documents, key_documents = documents_PBs[index][:, block.queries], documents_PBs[source][:, block.keys]
-    # If scores are made, the mask follows from positions instead of `is_causal`.
-    is_causal = block.is_causal and not rule.makes_scores
-    reach = rule.reach if block.has_edge and not is_causal else None
-    return Sight(
-        is_causal, query_documents, key_documents, reach, block.first_query, block.first_key, slopes_N=rule.slopes_N
-    )
 
 
 # Ulysses.

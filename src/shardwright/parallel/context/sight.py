@@ -1,6 +1,7 @@
 """The keys that queries see in one block of attention, and the terms added to scores, as a bias for kernels.
 
-Shape suffixes: S queries, T keys, B batch, N query heads. A first dim of 1 stands for all samples.
+Shape suffixes: S queries, T keys, B batch, N query heads, G key/value heads, D head width. A first dim of 1 stands for
+all samples.
 """
 
 import math
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shardwright.parallel.context.attention_rule import PLAIN, AttentionRule
 from shardwright.sharding.score_blocks import KeyReach
 
 
@@ -66,3 +68,20 @@ class Sight:
             queries_S1, keys_T = self._positions(num_queries, num_keys, device)
             bias.copy_(self.slopes_N[:, None, None] * (keys_T - queries_S1))
         return bias if allowed_BST is None else bias.masked_fill_(~allowed_BST[:, None], -math.inf)
+
+
+@dataclass(frozen=True)
+class AttentionBlock:
+    """A block of queries with a block of keys and values: what the queries see, the rule, of which a block computes all
+    but the sinks, and the `kind` of device whose kernels compute it."""
+
+    q_BNSD: Tensor
+    k_BGTD: Tensor
+    v_BGTD: Tensor
+    sight: Sight
+    rule: AttentionRule = PLAIN
+    kind: str = "cpu"
+
+    def bias(self, dtype: torch.dtype) -> Tensor | None:
+        """The bias of the block's scores."""
+        return self.sight.bias(self.q_BNSD.shape[2], self.k_BGTD.shape[2], dtype, self.q_BNSD.device)

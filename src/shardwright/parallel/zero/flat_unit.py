@@ -6,14 +6,12 @@ holds unsharded; this file says what each event does to tensors.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import groupby, pairwise
 
 import torch
 from torch import Tensor
 
 from shardwright.parallel.comm.collectives import (
-    Axis,
     Pending,
     all_reduce,
     start_all_gather,
@@ -21,43 +19,16 @@ from shardwright.parallel.comm.collectives import (
     start_reduce_scatter,
 )
 from shardwright.parallel.compress.bucket import Bucket
-from shardwright.parallel.compress.compressor import Compressor, MakeCompressor, Reduction
+from shardwright.parallel.compress.compressor import Reduction
 from shardwright.parallel.compress.wire import pack, unpack
 from shardwright.parallel.tensor.initial_values import Initial
 from shardwright.parallel.tensor.parameter import PlacedParameter, no_memory
-from shardwright.parallel.zero.host_link import HostLink
 from shardwright.parallel.zero.master_weights import Masters, ShardPiece, on_host
-from shardwright.parallel.zero.tensor_pool import TensorPool, lent
+from shardwright.parallel.zero.unit_setting import Sharding, UnitSetting, lent
 from shardwright.sharding.buckets import in_unit_order, num_hosted, unit_layout
 from shardwright.sharding.buffer_pool import Loan
 from shardwright.sharding.flat_buffer import rows_of
-from shardwright.sharding.unit_update import OF_ADAMW, Updates
 from shardwright.sharding.zero_events import UnitEvents, UnitSizes
-
-
-@dataclass(frozen=True)
-class Sharding:
-    """How the replicas of a stage share its state.
-
-    `zero` is the stage of ZeRO. State is sharded over the ranks of `shards`; the ranks of `copies`, an axis of size 1
-    unless sharding is hybrid, hold the same shard. `tp` sums gradients of which each of its ranks sees a part.
-    """
-
-    zero: int
-    shards: Axis
-    copies: Axis
-    tp: Axis
-    compute: torch.dtype = torch.float32
-    gradients: torch.dtype = torch.float32  # number type in which they are accumulated
-    reduce: torch.dtype = torch.float32  # number type in which they are reduced
-    host_share: float = 0.0  # share of optimizer state and float32 weights in host memory
-    host_values: bool = False  # True if the shards of the values are in host memory (stage 3)
-    link: HostLink | None = None  # to host memory, if the device has memory of its own
-
-    @property
-    def num_shards(self) -> int:
-        """The number of shards of the optimizer state: 1 if every replica holds all of it."""
-        return self.shards.size if self.zero else 1
 
 
 class FlatUnit(UnitEvents[Tensor]):
@@ -67,18 +38,15 @@ class FlatUnit(UnitEvents[Tensor]):
         self,
         parameters: Sequence[PlacedParameter],
         sharding: Sharding,
-        pool: TensorPool,
-        initial: Initial,
-        make_compressor: MakeCompressor | None = None,
-        updates: Updates = OF_ADAMW,
+        setting: UnitSetting,
     ) -> None:
         """Gives the parameters their initial values; only this rank's part of them is kept. All parameters of a unit
-        have the same kind of update, which `updates` says."""
+        have the same kind of update."""
         self.parameters = in_unit_order(parameters, lambda p: p.place)
         self.sharding = sharding
         places = [parameter.place for parameter in self.parameters]
         self.layout = unit_layout(places, sharding.num_shards)
-        self.by_matrix = updates.is_by_matrix(places[0])
+        self.by_matrix = setting.updates.is_by_matrix(places[0])
         sizes = UnitSizes(
             zero=sharding.zero,
             size=self.layout.size,
@@ -89,7 +57,7 @@ class FlatUnit(UnitEvents[Tensor]):
             num_parameters=len(self.parameters),
             num_put_off=sum(parameter.place.is_put_off for parameter in self.parameters),
         )
-        super().__init__(sizes, pool)
+        super().__init__(sizes, setting.pool)
         self._offset = dict(zip(self.parameters, self.layout.offsets, strict=True))
         first = (sharding.shards.index if sharding.zero else 0) * self.layout.shard_size
         self._shard = slice(first, first + self.layout.shard_size)
@@ -97,10 +65,10 @@ class FlatUnit(UnitEvents[Tensor]):
         self._gathering: tuple[Pending, Tensor] | None = None  # and the memory of the values
         # With the memory of the sum, if the sum is to be moved on from there.
         self._reduction: tuple[Pending | Reduction, Tensor | None] | None = None
-        self._compressor = make_compressor(places) if make_compressor is not None else None
+        self.compressor = setting.compressor(places)
         self.updated_next: FlatUnit | None = None
         self.look: Callable[[Tensor], None] | None = None  # sees this rank's gradients before they are summed
-        self._make_buffers(initial)
+        self._make_buffers(setting.initial)
 
     @property
     def name(self) -> str:
@@ -287,10 +255,10 @@ class FlatUnit(UnitEvents[Tensor]):
             out = lent(aside, self.layout.shard_size, sharding.reduce)
         tensors = [self._view(source, parameter) for parameter in self.parameters]
         pending: Pending | Reduction
-        if self._compressor is not None and sharding.zero == 0:
-            pending = self._compressor.start(source, tensors, sharding.shards)
-        elif self._compressor is not None:
-            pending = self._compressor.start_scatter(source, tensors, sharding.shards, out)
+        if self.compressor is not None and sharding.zero == 0:
+            pending = self.compressor.start(source, tensors, sharding.shards)
+        elif self.compressor is not None:
+            pending = self.compressor.start_scatter(source, tensors, sharding.shards, out)
         elif sharding.zero == 0:
             pending = start_all_reduce(source, sharding.shards)
         else:
@@ -349,11 +317,6 @@ class FlatUnit(UnitEvents[Tensor]):
         start, stop = self._overlap(parameter, self._shard)
         return start - self._offset[parameter], self.value_shard[start - self._shard.start : stop - self._shard.start]
 
-    @property
-    def compressor(self) -> Compressor | None:
-        """The compressor of this unit's gradients, if there is one."""
-        return self._compressor
-
     def bucket(self) -> Bucket:
         """The layout of its parameters in the buffer that the replicas sum."""
         offsets, lengths = self.layout.offsets, tuple(p.numel() for p in self.parameters)
@@ -363,7 +326,7 @@ class FlatUnit(UnitEvents[Tensor]):
     @property
     def compression_bytes_saved(self) -> float:
         """This rank's part of the bytes that compression saved on the wire; the parts of the axis add up to all."""
-        return self._compressor.bytes_saved / self.sharding.shards.size if self._compressor is not None else 0.0
+        return self.compressor.bytes_saved / self.sharding.shards.size if self.compressor is not None else 0.0
 
     # Memory.
 
@@ -380,7 +343,7 @@ class FlatUnit(UnitEvents[Tensor]):
     def kept_memory(self) -> list[Tensor]:
         """Tensors that stay from step to step besides the state: casts of weights, errors of compression."""
         casts = [tensor for p in self.parameters if p.float8 is not None for tensor in p.float8.memory()]
-        return casts + (self._compressor.method.state_tensors() if self._compressor is not None else [])
+        return casts + (self.compressor.method.state_tensors() if self.compressor is not None else [])
 
     # Update.
 

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 from torch import Tensor
 
 from shardwright.parallel.zero.sharded_stage import ShardedStage
-from shardwright.parallel.zero.tensor_pool import TensorPool
 from shardwright.parallel.zero.tied_embedding import TiedEmbedding
+from shardwright.parallel.zero.unit_setting import TensorPool
 from shardwright.parallel.zero.weight_stash import WeightStash
 from shardwright.sharding.memory_account import RankMemory
 

@@ -22,9 +22,9 @@ from torch.autograd import Variable
 from shardwright.config.base import RunError
 from shardwright.config.units import counted
 from shardwright.parallel.tensor.parameter import PlacedParameter
-from shardwright.parallel.zero.flat_unit import FlatUnit, Sharding
+from shardwright.parallel.zero.flat_unit import FlatUnit
 from shardwright.parallel.zero.sharded_stage import ShardedStage
-from shardwright.parallel.zero.tensor_pool import TensorPool
+from shardwright.parallel.zero.unit_setting import Sharding, UnitSetting
 from shardwright.sharding.buffer_pool import OneBuffer
 
 ROOT = ""  # the region of parameters in no other region
@@ -39,18 +39,18 @@ class ModuleUnit(FlatUnit):
     parameter whose values are not gathered shows NaN, so that a read from outside its own module is noticed.
     """
 
-    def __init__(
-        self, parameters: Sequence[PlacedParameter], sharding: Sharding, pool: TensorPool, *args: Any, **kwargs: Any
-    ) -> None:
-        super().__init__(parameters, sharding, pool, *args, **kwargs)
+    def __init__(self, parameters: Sequence[PlacedParameter], sharding: Sharding, setting: UnitSetting) -> None:
+        super().__init__(parameters, sharding, setting)
         device = parameters[0].device
 
         def make(num_bytes: int) -> Tensor:
             with torch.inference_mode(False):  # even if the first pass is one of inference, later ones are not
                 return torch.empty(num_bytes, dtype=torch.uint8, device=device)
 
-        buffer = OneBuffer(make, lambda memory, num_bytes: memory.untyped_storage().resize_(num_bytes), counting=pool)
-        self.borrow_values_from(buffer)
+        def resize(memory: Tensor, num_bytes: int) -> None:
+            memory.untyped_storage().resize_(num_bytes)
+
+        self.borrow_values_from(OneBuffer(make, resize, counting=setting.pool))
 
     @property
     def are_values_here(self) -> bool:

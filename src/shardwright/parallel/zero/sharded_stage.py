@@ -13,17 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardwright.parallel.compress.compressor import MakeCompressor
-from shardwright.parallel.tensor.initial_values import Initial
 from shardwright.parallel.tensor.parameter import PlacedParameter
-from shardwright.parallel.zero.flat_unit import FlatUnit, Sharding
-from shardwright.parallel.zero.master_weights import MakeOptimizer, MatrixSteps
-from shardwright.parallel.zero.tensor_pool import TensorPool
+from shardwright.parallel.zero.flat_unit import FlatUnit
+from shardwright.parallel.zero.master_weights import MatrixSteps
+from shardwright.parallel.zero.unit_setting import Sharding, UnitSetting
 from shardwright.sharding.buckets import bucket_elements, unit_groups
 from shardwright.sharding.buffer_pool import Loan
 from shardwright.sharding.parameter_shard import ParameterShard
-from shardwright.sharding.unit_update import OF_ADAMW, UnitUpdate, Updates
-from shardwright.sharding.zero_events import Reductions, StageEvents
+from shardwright.sharding.unit_update import UnitUpdate
+from shardwright.sharding.zero_events import StageEvents
 
 # Makes the matrix steps of an update, on the ranks that share a unit.
 StepsOf = Callable[[UnitUpdate | None, FlatUnit], MatrixSteps | None]
@@ -38,41 +36,28 @@ class ShardedStage(StageEvents[FlatUnit]):
         self,
         regions: Mapping[str, Sequence[PlacedParameter]],
         late: Sequence[PlacedParameter],
-        sharding: Sharding,
-        pool: TensorPool,
-        bucket_mib: float,
-        initial: Initial,
-        reductions: Reductions,
-        make_compressor: MakeCompressor | None = None,
-        expert_sharding: Sharding | None = None,
-        updates: Updates = OF_ADAMW,
+        dense: Sharding,
+        experts: Sharding,
+        setting: UnitSetting,
     ) -> None:
-        """`regions` are computed one after the other; they are the parameters of each, by the region's name.
-
-        `late` are the parameters whose gradient is complete only when another stage's is; `reductions` are those under
-        way on the rank. Experts' parameters are sharded as `expert_sharding` says; `updates` say which parameters have
-        the same kind of update.
-        """
+        """`regions` are computed one after the other; they are the parameters of each, by the region's name. `late` are
+        the parameters whose gradient is complete only when another stage's is. Experts' parameters are shared as
+        `experts` says, and all others as `dense` says."""
 
         def sharding_of(place: ParameterShard) -> Sharding:
-            shared = expert_sharding if place.is_expert and expert_sharding is not None else sharding
+            shared = experts if place.is_expert else dense
             return replace(shared, compute=torch.float32) if place.is_exact else shared
 
-        most_elements = bucket_elements(bucket_mib, sharding.compute.itemsize)
+        self._setting, updates = setting, setting.updates
         groups = unit_groups(
             regions,
             late,
             lambda p: sharding_of(p).zero == 3,
-            most_elements,
+            bucket_elements(setting.job.plan.bucket_mib, dense.compute.itemsize),
             place_of=lambda p: p.place,
             is_by_matrix=updates.is_by_matrix,
         )
-        units = [
-            self.unit_type(
-                group, sharding_of(group[0].place), pool, initial, make_compressor=make_compressor, updates=updates
-            )
-            for group in groups
-        ]
+        units = [self.unit_type(group, sharding_of(group[0].place), setting) for group in groups]
         self._updates = updates.groups([([p.place for p in unit.parameters], unit.layout) for unit in units])
         self._steps: list[MatrixSteps | None] = []
         self._unit_of = {parameter: unit for unit in units for parameter in unit.parameters}
@@ -85,7 +70,7 @@ class ShardedStage(StageEvents[FlatUnit]):
                 name: list(dict.fromkeys(self._unit_of[p] for p in parameters)) for name, parameters in regions.items()
             },
             is_shared=any(axis.size > 1 for unit in units for axis in (unit.sharding.shards, unit.sharding.copies)),
-            reductions=reductions,
+            reductions=setting.reductions,
             groups=[(group.units, group.scratch_bytes) for group in self._updates],
         )
         update_order = [units[number] for group in self._updates for number in group.units]
@@ -108,12 +93,12 @@ class ShardedStage(StageEvents[FlatUnit]):
         """Handle an addition to a parameter's gradient."""
         self.gradient_arrived(self._unit_of[parameter])
 
-    def make_optimizers(self, make: MakeOptimizer, steps_of: StepsOf = lambda update, unit: None) -> None:
+    def make_optimizers(self, steps_of: StepsOf = lambda update, unit: None) -> None:
         """Give each unit an optimizer of its own, and the `steps_of` its update if that needs whole matrices."""
         self._steps = [steps_of(group.update, self.units[group.units[0]]) for group in self._updates]
         for group, steps in zip(self._updates, self._steps, strict=True):
             for unit in (self.units[number] for number in group.units):
-                unit.masters.make_optimizer(make, unit.by_matrix, steps)
+                unit.masters.make_optimizer(self._setting.make_optimizer, unit.by_matrix, steps)
 
     def _make_steps(self, number: int, scratch: Loan[Tensor]) -> None:
         steps = self._steps[number]

@@ -20,7 +20,8 @@ from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.compress.bucket import ErrorKind, ErrorSpan
 from shardwright.parallel.compress.compressor import Compressor
 from shardwright.parallel.tensor.parameter import PlacedParameter
-from shardwright.parallel.zero.flat_unit import FlatUnit, Sharding
+from shardwright.parallel.zero.flat_unit import FlatUnit
+from shardwright.parallel.zero.unit_setting import Sharding
 from shardwright.sharding.row_boxes import RowBox, cut_rows
 from shardwright.train.checkpoint.boxes import HeldBox, WantedBox, copy_on_host
 from shardwright.train.checkpoint.holds_state import HoldsState

@@ -14,7 +14,6 @@ import math
 import torch
 from torch import Tensor
 
-from shardwright.config.job import JobSpec
 from shardwright.config.model import ModelSpec
 from shardwright.parallel.comm.collectives import all_gather
 from shardwright.parallel.comm.process_groups import Mesh
@@ -42,19 +41,20 @@ class LastBadGradient:
                 self.position, self.name = position, parameter.place.name
 
 
-def where_not_finite(job: JobSpec, replica: Replica, mesh: Mesh, step: int, tokens_BS: Tensor) -> str:
+def where_not_finite(replica: Replica, step: int, tokens_BS: Tensor) -> str:
     """A sentence that names the ranks whose losses or gradients were the first that are not finite, and how sure that
     is.
 
     All ranks call it, after a step that was not finite, and before any update. It computes the step again, unless
     gradients are compressed, and moves small all-gathers over the world.
     """
+    job, mesh = replica.job, replica.mesh
     bad_ranks = [rank for rank, is_bad in enumerate(_gathered(_has_bad_loss(replica), mesh)) if is_bad]
     if job.plan.compress != "none":
         return _by_losses(bad_ranks, mesh) + "; compressed gradients can't be computed again to find more"
     bad_gradient = LastBadGradient(job.model)
     with observed_gradients(replica, bad_gradient):
-        compute_without_update(job, replica, mesh, step, tokens_BS)
+        compute_without_update(replica, step, tokens_BS)
     bad_again = [rank for rank, is_bad in enumerate(_gathered(_has_bad_loss(replica), mesh)) if is_bad]
     positions = _gathered(bad_gradient.position, mesh)
     names = gather_texts(bad_gradient.name, mesh)
@@ -73,17 +73,18 @@ def where_not_finite(job: JobSpec, replica: Replica, mesh: Mesh, step: int, toke
     )
 
 
-def gives_no_number(job: JobSpec, replica: Replica, mesh: Mesh, step: int, tokens_BS: Tensor) -> bool:
+def gives_no_number(replica: Replica, step: int, tokens_BS: Tensor) -> bool:
     """True if the current weights give a loss or a gradient that is not finite for a batch, on any rank. With a scaled
     loss the gradient may overflow, and is not checked. All ranks call it. Not for compressed gradients."""
-    compute_without_update(job, replica, mesh, step, tokens_BS)
+    compute_without_update(replica, step, tokens_BS)
     has_bad_norm = replica.loss_scale is None and not math.isfinite(replica.gradient_norm())
-    return any(_gathered(_has_bad_loss(replica), mesh)) or has_bad_norm
+    return any(_gathered(_has_bad_loss(replica), replica.mesh)) or has_bad_norm
 
 
-def weights_not_finite(replica: Replica, mesh: Mesh) -> str:
+def weights_not_finite(replica: Replica) -> str:
     """A sentence that names the ranks with weights that are not finite, "" if all are finite. Moves a small all-gather
     over the world."""
+    mesh = replica.mesh
     values_of_units = [unit.value_shard for stage in replica.shards.values() for unit in stage.units]
     has_bad_weights = any(not bool(values.isfinite().all()) for values in values_of_units)
     bad_ranks = [rank for rank, is_bad in enumerate(_gathered(int(has_bad_weights), mesh)) if is_bad]

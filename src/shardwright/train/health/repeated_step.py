@@ -18,7 +18,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from shardwright.config.job import JobSpec
 from shardwright.config.units import counted
 from shardwright.parallel.comm.collectives import all_gather
 from shardwright.parallel.comm.process_groups import Mesh
@@ -46,17 +45,16 @@ def observed_gradients(replica: Replica, observer: GradientObserver) -> Iterator
             unit.look = None
 
 
-def compute_without_update(job: JobSpec, replica: Replica, mesh: Mesh, step: int, tokens_BS: Tensor) -> None:
+def compute_without_update(replica: Replica, step: int, tokens_BS: Tensor) -> None:
     """Compute the forward and backward of a step, counted from 0, without an update, and discard all that it changes.
     Not for compressed gradients, whose errors it would change."""
+    job = replica.job
     assert job.plan.compress == "none", "an error of compression would be used up"
-
-    job = job.at_step(step)
 
     def forget(_: Action) -> None:
         replica.finish_gradients()
 
-    run_step(job, replica, mesh, step, tokens_BS, shares=counted_shares(job, mesh, tokens_BS), update=forget)
+    run_step(replica, step, tokens_BS, counted_shares(job, replica.mesh, tokens_BS), forget)
     for stage in replica.stages.values():
         for router in stage.routers().values():
             router.take_seen()
@@ -99,11 +97,11 @@ class RepeatedStep:
         """True if a step, counted from 0, is computed twice."""
         return self._every_steps > 0 and (step + 1) % self._every_steps == 0
 
-    def compute_first_pass(self, job: JobSpec, replica: Replica, mesh: Mesh, step: int, tokens_BS: Tensor) -> None:
+    def compute_first_pass(self, replica: Replica, step: int, tokens_BS: Tensor) -> None:
         """Compute the step in advance, without an update, and hash its gradients."""
         self._first_pass = GradientHashes()
-        with observed_gradients(replica, self._first_pass), in_fixed_order(mesh.device):
-            compute_without_update(job, replica, mesh, step, tokens_BS)
+        with observed_gradients(replica, self._first_pass), in_fixed_order(replica.mesh.device):
+            compute_without_update(replica, step, tokens_BS)
 
     def compare(self, step: int, mesh: Mesh, second_pass: GradientHashes) -> str:
         """A sentence that names the ranks whose gradients differ between the passes, "" if none do. Moves an all-gather

@@ -178,12 +178,12 @@ class ReplicaComparison:
         is_on = self._every_steps > 0 and any(self._alike.values()) and steps_done != self._last_compared
         return is_on and (before_save or steps_done % self._every_steps == 0)
 
-    def compare(self, replica: Replica, mesh: Mesh, steps_done: int) -> None:
+    def compare(self, replica: Replica, steps_done: int) -> None:
         """Raise ReplicasDifferError, with the same sentence on every rank, if the state of a rank differs. Moves one
         all-gather of 5 numbers per rank over the world, and more only if some differ."""
         self.num_compared += 1
         self._last_compared = steps_done
-        parts = list(parts_of(replica))
+        parts, mesh = list(parts_of(replica)), replica.mesh
         gathered = all_gather(totals(parts, mesh.device)[None], mesh.world).tolist()
         if odd_groups := odd_ranks(gathered, self._alike):
             raise ReplicasDifferError(_sentence(odd_groups, parts, mesh, steps_done))

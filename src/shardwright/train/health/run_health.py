@@ -40,9 +40,10 @@ from shardwright.train.train_step import StepResult
 class RunHealth:
     """Checks the health of a run on one rank. Every rank has one, and all call the same methods at the same steps."""
 
-    def __init__(self, job: JobSpec, mesh: Mesh, folder: Path, first_step: int = 1) -> None:
+    def __init__(self, replica: Replica, folder: Path, first_step: int = 1) -> None:
         """`first_step`, counted from 1, is the first step of this part of the run."""
-        self._job, self._mesh = job, mesh
+        self._replica, self._job, self._mesh = replica, replica.job, replica.mesh
+        job, mesh = self._job, self._mesh
         drains = SCHEDULES[job.plan.schedule].drains
         self.judge = StepJudge(job.health, job.optimizer.learning_rate, job.precision.scales_loss, can_skip=drains)
         self._drains = drains
@@ -56,14 +57,14 @@ class RunHealth:
         self._step_health = HEALTHY  # of the last step that had a target
         self._gpus, self.startup_message = open_readings(mesh.device) if mesh.rank == 0 else (None, "")
 
-    def before_span(self, replica: Replica, first: int, tokens_BS: Tensor | None) -> None:
+    def before_span(self, first: int, tokens_BS: Tensor | None) -> None:
         """Compute the step `first` in advance, if it is to be computed twice. Call it before the ledger of the span is
         cleared and its time begins. `tokens_BS` are the samples of this rank's replica in the step, needed if
         `repeats(first)`."""
         self._hashes = None
         if self.repeats(first):
             assert tokens_BS is not None, "a step can't be repeated without its samples"
-            self._repeated.compute_first_pass(self._job, replica, self._mesh, first, tokens_BS)
+            self._repeated.compute_first_pass(self._replica, first, tokens_BS)
             self._hashes = GradientHashes()
 
     def repeats(self, step: int) -> bool:
@@ -71,17 +72,17 @@ class RunHealth:
         return self._repeated.is_due(step)
 
     @contextmanager
-    def recording(self, replica: Replica, first: int, num_steps: int) -> Iterator[None]:
+    def recording(self, first: int, num_steps: int) -> Iterator[None]:
         """A context for a span: it is profiled if chosen, and its gradients are hashed if the step is repeated."""
         with self._profiled.recording(first + 1, num_steps):
             if self._hashes is None:
                 yield
             else:
-                with observed_gradients(replica, self._hashes), in_fixed_order(self._mesh.device):
+                with observed_gradients(self._replica, self._hashes), in_fixed_order(self._mesh.device):
                     yield
 
     def after_span(
-        self, replica: Replica, first: int, results: list[StepResult], span_s: float, tokens_BS: Tensor | None
+        self, first: int, results: list[StepResult], span_s: float, tokens_BS: Tensor | None
     ) -> tuple[Decision, list[str]]:
         """The decision on a span that took `span_s`, and lines that rank 0 prints first.
 
@@ -100,7 +101,8 @@ class RunHealth:
                 self.judge.had_no_target()
                 continue
             step_decision = result.decision if self._drains else self.judge(step, result.loss, result.grad_norm)
-            can_fall = replica.loss_scale is not None and replica.loss_scale.can_fall
+            loss_scale = self._replica.loss_scale
+            can_fall = loss_scale is not None and loss_scale.can_fall
             self._step_health = step_health(step + 1, result, step_decision, can_fall) or self._step_health
             lines += (
                 [step_decision.sentence]
@@ -112,13 +114,13 @@ class RunHealth:
                 break
             decision = step_decision if step_decision.course is Course.SKIP else decision
         if decision.cause == "not finite" and tokens_BS is not None and self._drains:
-            origin = where_not_finite(self._job, replica, mesh, first, tokens_BS)
+            origin = where_not_finite(self._replica, first, tokens_BS)
             if decision.course is Course.SKIP:
                 lines.append(origin)
             else:
                 decision = replace(decision, sentence=f"{decision.sentence}; {origin}")
         elif not self._drains:
-            decision = self._check_weights(replica, first + num_steps - 1, decision)
+            decision = self._check_weights(first + num_steps - 1, decision)
         elif self._hashes is not None and ran_compute(results, self._drains):
             difference = self._repeated.compare(first, mesh, self._hashes)
             lines += [difference] if difference else []
@@ -126,31 +128,31 @@ class RunHealth:
             lines += self._check_stragglers(first + num_steps)
         return decision, lines
 
-    def _check_weights(self, replica: Replica, last: int, decision: Decision) -> Decision:
+    def _check_weights(self, last: int, decision: Decision) -> Decision:
         """The decision on a span up to step `last`, if its weights were updated before its losses were known: weights
         that are not finite must not get into a checkpoint. Moves an all-gather of one number per rank."""
-        bad_weights = weights_not_finite(replica, self._mesh)
+        bad_weights = weights_not_finite(self._replica)
         if bad_weights and decision.course is Course.GO_ON:
             decision = self.judge.weights_not_finite(last)
         return replace(decision, sentence=f"{decision.sentence}; {bad_weights}") if bad_weights else decision
 
-    def compare_replicas(self, replica: Replica, steps_done: int, before_save: bool = False) -> None:
+    def compare_replicas(self, steps_done: int, before_save: bool = False) -> None:
         """Compare the state that is replicated across ranks, if a comparison is due. Raises ReplicasDifferError on all
         ranks if the state differs. Moves an all-gather of 5 numbers per rank if one is due, else nothing.
 
         A comparison is also due before a save, because each replica writes a part of the state: the checkpoint would
         hide a difference, and a wrong part would reach every rank that loads it."""
         if self._replicas.is_due(steps_done, before_save):
-            self._replicas.compare(replica, self._mesh, steps_done)
+            self._replicas.compare(self._replica, steps_done)
 
     def restore_state_health(self, health: StateHealth) -> None:
         """Take over the health of the state that the run resumes from."""
         self._step_health = health
 
-    def state_health(self, replica: Replica, steps_done: int, held_out_loss: float | None) -> StateHealth:
+    def state_health(self, steps_done: int, held_out_loss: float | None) -> StateHealth:
         """The health of the state after the steps so far, the same on every rank. `held_out_loss` is its loss on
         held-out text, None if not measured. Moves an all-gather of one number per rank."""
-        return state_health(steps_done, self._step_health, weights_not_finite(replica, self._mesh), held_out_loss)
+        return state_health(steps_done, self._step_health, weights_not_finite(self._replica), held_out_loss)
 
     def gpus(self, steps_done: int) -> list[GpuReading]:
         """Readings of the GPUs of rank 0's node, on rank 0 at progress lines; else an empty list."""

@@ -11,8 +11,6 @@ from pathlib import Path
 
 from torch import Tensor
 
-from shardwright.config.job import JobSpec
-from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.train.build import Replica
 from shardwright.train.checkpoint.kept import place_of
 from shardwright.train.checkpoint.manifest import folder_name
@@ -25,9 +23,9 @@ from shardwright.train.train_step import StepResult
 class WeightsTrust:
     """The trust in the current weights of a run. Every rank has one, and all call the same methods."""
 
-    def __init__(self, job: JobSpec, mesh: Mesh, folder: Path, step: int) -> None:
+    def __init__(self, replica: Replica, folder: Path, step: int) -> None:
         """`step` is the last step that updated the weights."""
-        self._job, self._mesh, self._folder = job, mesh, folder
+        self._replica, self._job, self._mesh, self._folder = replica, replica.job, replica.mesh, folder
         self._changed_at = step
         # The step whose weights gave a loss or gradient that is not finite, and for how many batches in a row.
         self._bad_at, self._num_bad = -1, 0
@@ -47,13 +45,13 @@ class WeightsTrust:
         """Note that the run has loaded the checkpoint of this step."""
         self._changed_at = step
 
-    def is_ruined_by_next(self, replica: Replica, step: int, tokens_BS: Tensor) -> bool:
+    def is_ruined_by_next(self, step: int, tokens_BS: Tensor) -> bool:
         """True if another batch shows that the weights are ruined, and not the data of the last batch. Computes the
         step, counted from 0, without an update, if this is undecided. Moves the collectives of a step."""
         is_undecided = self._num_bad == 1 and self._bad_at == self._changed_at
         if not (is_undecided and self._job.checkpoint.is_on) or self._job.plan.compress != "none":
             return False
-        return self._is_second_bad(gives_no_number(self._job, replica, self._mesh, step, tokens_BS))
+        return self._is_second_bad(gives_no_number(self._replica, step, tokens_BS))
 
     def doubt(self) -> None:
         """Mark the checkpoint of ruined weights as not healthy. Call it when no save is in progress."""

@@ -20,7 +20,7 @@ from shardwright.config.base import PassingError, PlanError, RunError
 from shardwright.config.job import JobSpec
 from shardwright.config.standard_streams import let_readers_leave
 from shardwright.config.units import counted
-from shardwright.parallel.comm.hang_watch import Watch, is_lost_connection
+from shardwright.parallel.comm.hang_watch import Watch, WatchRules, is_lost_connection
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.sharding.mesh import MeshShape
 from shardwright.train.build import job_mesh
@@ -73,7 +73,6 @@ def run_rank(
 ) -> Any:
     """Join the other ranks, do the work, and leave. Returns the result of `work`. If a step fails, `tell` gets the
     failure, and the process ends with status 1 or 2."""
-    shape = MeshShape.of(job.plan)
     watch: Watch | None = None
     room = 0
     collect_as_usual()
@@ -86,16 +85,14 @@ def run_rank(
         _check_world(env, job)
         room = room_bytes(device, env.local_world)
         if env.world > 1:
-            mesh, watch = join_others(
-                env,
-                device,
+            rules = WatchRules(
                 job.run.timeout_s,
-                shape.describe,
-                make=lambda watch: job_mesh(job, env.rank, device, watch),
+                MeshShape.of(job.plan).describe,
                 on_timeout=lambda message: give_up(Failure(env.rank, "timeout", message), tell),
             )
+            mesh, watch = join_others(env, device, rules, lambda watch: job_mesh(job, env.rank, device, watch))
         else:
-            mesh = job_mesh(job, env.rank, device, None)
+            mesh = job_mesh(job, env.rank, device)
         result = work(job, mesh, folder)
         if watch is not None:
             watch.stop()
@@ -126,27 +123,21 @@ def run_rank(
 
 
 def join_others(
-    env: RankEnvironment,
-    device: torch.device,
-    timeout_s: float,
-    describe: Callable[[int], str],
-    make: Callable[[Watch], Mesh],
-    on_timeout: Callable[[str], None],
-    explains_losses: bool = False,
+    env: RankEnvironment, device: torch.device, rules: WatchRules, make: Callable[[Watch], Mesh]
 ) -> tuple[Mesh, Watch]:
     """Enter the process group of all ranks, and `make` the mesh. The watch runs from the beginning. Raises
     NotMetError."""
     attempt = ""
     if not env.store_is_up:
-        _join(env, timeout_s, device, attempt)
+        _join(env, rules.timeout_s, device, attempt)
     elif env.store_is_used:
-        used_store = _store(env, timeout_s, attempt)
-        attempt = attempt_name(used_store, env.rank, env.world, timeout_s, describe)
-    watch = Watch(_store(env, STORE_S, attempt), env.rank, timeout_s, describe, on_timeout, explains_losses)
+        used_store = _store(env, rules.timeout_s, attempt)
+        attempt = attempt_name(used_store, env.rank, env.world, rules.timeout_s, rules.describe)
+    watch = Watch(_store(env, STORE_S, attempt), env.rank, rules)
     watch.start()
     with watch.waiting("joining the others", tuple(rank for rank in range(env.world) if rank != env.rank)):
         if env.store_is_up:
-            _join(env, timeout_s, device, attempt)
+            _join(env, rules.timeout_s, device, attempt)
         return make(watch), watch
 
 

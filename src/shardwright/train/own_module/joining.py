@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 from shardwright.config.base import RunError
 from shardwright.config.job import JobSpec
-from shardwright.parallel.comm.hang_watch import Watch
-from shardwright.parallel.comm.process_groups import Mesh, make_mesh
+from shardwright.parallel.comm.hang_watch import Watch, WatchRules
+from shardwright.parallel.comm.process_groups import Mesh, MeshNeeds, make_mesh
 from shardwright.sharding.mesh import MeshShape
 from shardwright.train.launch.meeting import NotMetError
 from shardwright.train.launch.rank_environment import RankEnvironment
@@ -32,22 +32,14 @@ def joined_mesh(job: JobSpec, device: torch.device, timeout_s: float) -> Mesh:
     """The mesh of the plan. If the script has not made a process group, it is made here, with a watch that ends a rank
     that waits longer than `timeout_s`, and tells for which ranks it waited. Raises RunError."""
     if _has_group():
-        return make_mesh(job.plan, dist.get_rank(), device, timeout_s)
+        return make_mesh(MeshNeeds(job.plan), dist.get_rank(), device, timeout_s)
     env = RankEnvironment.from_environment()
     if env is None or env.world == 1:
-        return make_mesh(job.plan, 0, device, timeout_s)
-    shape = MeshShape.of(job.plan)
+        return make_mesh(MeshNeeds(job.plan), 0, device, timeout_s)
+    rules = WatchRules(timeout_s, MeshShape.of(job.plan).describe, partial(_end, env.rank), explains_losses=True)
+    make = partial(make_mesh, MeshNeeds(job.plan), env.rank, device, timeout_s)
     try:
-        make = partial(make_mesh, job.plan, env.rank, device, timeout_s)
-        mesh, watch = join_others(
-            env,
-            device,
-            timeout_s,
-            shape.describe,
-            make,
-            on_timeout=partial(_end, env.rank),
-            explains_losses=True,
-        )
+        mesh, watch = join_others(env, device, rules, make)
     except NotMetError as error:
         raise RunError(str(error)) from None
     atexit.register(_leave, watch)

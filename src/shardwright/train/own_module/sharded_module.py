@@ -16,24 +16,17 @@ from shardwright.config.plain_values import GivenOptions
 from shardwright.model.router_state import RouterState
 from shardwright.parallel.comm.collectives import Axis, all_reduce, broadcast
 from shardwright.parallel.comm.process_groups import Mesh
-from shardwright.parallel.compress.compressor import make_compressor
-from shardwright.parallel.optimizers.elementwise import make_optimizer
 from shardwright.parallel.tensor.parameter import PlacedParameter
-from shardwright.parallel.zero.flat_unit import Sharding
 from shardwright.parallel.zero.held_memory import measured_memory
 from shardwright.parallel.zero.host_link import HostLink
 from shardwright.parallel.zero.module_stage import ROOT, ModuleStage, gather_around, map_tensors, watch_gradient
 from shardwright.parallel.zero.module_units import ModuleUnits, place_parameters, values_of
 from shardwright.parallel.zero.sharded_stage import ShardedStage
-from shardwright.parallel.zero.tensor_pool import tensor_pool
 from shardwright.parallel.zero.tied_embedding import TiedEmbedding
+from shardwright.parallel.zero.unit_setting import NUMBERS, Sharding, UnitSetting, tensor_pool
 from shardwright.precision.float8_linear import Float8Linear
 from shardwright.sharding.flat_buffer import rows_of
-from shardwright.sharding.groups import zero_stage
 from shardwright.sharding.memory_account import RankMemory
-from shardwright.sharding.unit_update import Updates
-from shardwright.sharding.zero_events import Reductions
-from shardwright.train.build import NUMBERS
 from shardwright.train.gradient_norm import GradientNorm
 from shardwright.train.own_module.module_checkpoint import load_module, save_module
 from shardwright.train.train_step import learning_rate
@@ -123,19 +116,11 @@ class ShardedModule(nn.Module):
         compute = NUMBERS[job.precision.compute]
         placed = place_parameters(module, units, compute)
         self._pool = tensor_pool(mesh.device, mesh.streams)
-        sharding = Sharding(
-            zero_stage(job.plan), *mesh.replicas.sharing(0, 1), mesh.tp, compute=compute,
-            gradients=NUMBERS[job.precision.gradient_number], reduce=NUMBERS[job.precision.reduce_number],
-            host_share=job.plan.offload_optimizer, host_values=job.plan.offload_parameters,
-            link=HostLink(mesh.streams) if mesh.streams else None,
-        )  # fmt: skip
-        self._stage = ModuleStage(
-            {name: [placed[p] for p in region] for name, region in units.regions.items()}, [], sharding, self._pool,
-            bucket_mib=job.plan.bucket_mib, initial=values_of(values), reductions=Reductions(),
-            make_compressor=make_compressor(job.plan), updates=Updates(job),
-        )  # fmt: skip
+        sharding = Sharding.of(job, mesh, 0, is_expert=False, link=HostLink(mesh.streams) if mesh.streams else None)
+        regions = {name: [placed[p] for p in region] for name, region in units.regions.items()}
+        self._stage = ModuleStage(regions, [], sharding, sharding, UnitSetting(job, self._pool, values_of(values)))
         self._stage.passes_of_step = accumulate
-        self._stage.make_optimizers(partial(make_optimizer, job.optimizer, moments=NUMBERS[job.precision.moments]))
+        self._stage.make_optimizers()
         self._placed: dict[str, PlacedParameter] = {parameter.place.name: parameter for parameter in placed.values()}
         self._is_sharded = sharding.zero == 3
         for name, unit in units.units.items() if self._is_sharded else ():
