@@ -15,7 +15,7 @@ from time import perf_counter
 
 from shardwright.schedule.schedule import Schedule
 from shardwright.schedule.solver.auto import auto, lower_bound
-from shardwright.schedule.solver.auto_model import by_stage, fits, named_schedules, step_time
+from shardwright.schedule.solver.auto_model import Model, by_stage, fits, named_schedules, step_time
 from shardwright.schedule.solver.lower_bound import Objective
 from shardwright.schedule.timing import Costs
 
@@ -52,7 +52,8 @@ def compare(
         return step_time(schedule, by_stage(costs, schedule.num_stages), objective)
 
     began = perf_counter()
-    built = auto(p, m, costs, limit, objective=objective, stages_per_rank=stages_per_rank)
+    model = Model(p, m, costs, limit, stages_per_rank=stages_per_rank)
+    built = auto(model, objective)
     seconds = perf_counter() - began
     built_time = time(built)
     named_time = min(
@@ -60,7 +61,7 @@ def compare(
         for _, schedule in named_schedules(p, m, 2 * p, stages_per_rank)
         if limit is None or fits(schedule, (p / schedule.num_stages,) * schedule.num_stages, (limit,) * p)
     )
-    bound = lower_bound(p, m, costs, limit, objective=objective, stages_per_rank=stages_per_rank)
+    bound = lower_bound(model, objective)
     return named_time / built_time - 1, built_time / bound - 1, seconds
 
 

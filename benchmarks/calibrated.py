@@ -33,7 +33,7 @@ from shardwright.report.device_toml import write_device
 from shardwright.sharding.stage_parameters import num_parameters
 from shardwright.train.build import build
 from shardwright.train.launch.launch import launch
-from shardwright.train.metrics import measure_shares
+from shardwright.train.step_metrics import measure_shares
 from shardwright.train.train_step import train_step
 
 SMALL = {"layers": 6, "hidden": 256, "heads": 4, "ffn": 704, "vocab": 2048, "sequence": 256}

@@ -191,7 +191,7 @@ def _look_at_device(kind: str, file: Path) -> None:
     import torch
 
     from shardwright.config.load import load_job
-    from shardwright.train.metrics import known_device
+    from shardwright.train.step_metrics import known_device
 
     found: Row = {"torch": torch.__version__, "cuda": torch.version.cuda, "cores": os.cpu_count()}
     if kind != "cuda":

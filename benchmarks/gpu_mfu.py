@@ -19,7 +19,7 @@ from shardwright.config.model_shape import shape_of
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.train.build import Replica, build, job_mesh
 from shardwright.train.dry_steps import DrySteps
-from shardwright.train.metrics import job_peak_flops, known_device
+from shardwright.train.step_metrics import job_peak_flops, known_device
 from shardwright.train.train_step import train_step
 
 _WARM_UP, _STEPS = 2, 5

@@ -14,8 +14,8 @@ from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.train.build import build
 from shardwright.train.health.gpu_readings import GpuReadings, gpu_sentences, open_readings
-from shardwright.train.health.link_use import link_use
 from shardwright.train.health.run_health import RunHealth
+from shardwright.train.step_metrics import link_use
 from shardwright.train.train_step import train_step
 from support.cases import my_tokens, small_job
 from support.ranks import run_on_mesh

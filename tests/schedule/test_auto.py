@@ -16,7 +16,7 @@ from shardwright.schedule.job_program import job_program
 from shardwright.schedule.lowering.lower import lower
 from shardwright.schedule.program_check import program_faults
 from shardwright.schedule.schedule import Schedule
-from shardwright.schedule.solver.auto import _solve, auto, lower_bound
+from shardwright.schedule.solver.auto import auto, lower_bound
 from shardwright.schedule.solver.auto_model import Model, by_stage, fits, named_schedules, runs, step_time
 from shardwright.schedule.solver.greedy import Policy, construct
 from shardwright.schedule.solver.lower_bound import Objective, placement_bound
@@ -38,17 +38,15 @@ class Case:
     activations: tuple[float, ...]
     objective: Objective
 
+    @property
+    def model(self) -> Model:
+        return Model(self.num_ranks, self.num_microbatches, self.costs, self.most_alive, self.activations)
+
     def solve(self, effort: float) -> Schedule:
-        return auto(
-            self.num_ranks, self.num_microbatches, self.costs, self.most_alive,
-            activations=self.activations, objective=self.objective, effort=effort,
-        )  # fmt: skip
+        return auto(self.model, self.objective, effort)
 
     def bound(self) -> float:
-        return lower_bound(
-            self.num_ranks, self.num_microbatches, self.costs, self.most_alive,
-            activations=self.activations, objective=self.objective,
-        )  # fmt: skip
+        return lower_bound(self.model, self.objective)
 
     def time(self, schedule: Schedule) -> float:
         return step_time(schedule, by_stage(self.costs, schedule.num_stages), self.objective)
@@ -136,9 +134,10 @@ def test_zero_bubble_where_it_is_known_to_exist(num_ranks: int, num_microbatches
     costs = Costs.uniform(2 * p, 0.5, 0.5, 0.5)
 
     def idle(most_alive: float | None, stages_per_rank: int, objective: Objective = "makespan") -> float:
-        found = auto(p, m, costs, most_alive, stages_per_rank=stages_per_rank, objective=objective)
+        model = Model(p, m, costs, most_alive, stages_per_rank=stages_per_rank)
+        found = auto(model, objective)
         time = step_time(found, by_stage(costs, found.num_stages), objective)
-        bound = lower_bound(p, m, costs, most_alive, stages_per_rank=stages_per_rank, objective=objective)
+        bound = lower_bound(model, objective)
         assert time == pytest.approx(bound)
         assert program_faults(lower(found)) == []
         return time - 3 * m
@@ -154,8 +153,8 @@ def test_zero_bubble_where_it_is_known_to_exist(num_ranks: int, num_microbatches
 def test_v_half_is_the_best_there_is_in_its_memory(num_ranks: int) -> None:
     p, m = num_ranks, 2 * num_ranks
     costs = Costs.uniform(2 * p)
-    bound = placement_bound(Model.of(p, m, costs, (p + 2) // 2, (), 2).problem(vee(p)))
-    found = auto(p, m, costs, (p + 2) // 2)
+    bound = placement_bound(Model(p, m, costs, (p + 2) // 2, (), 2).problem(vee(p)))
+    found = auto(Model(p, m, costs, (p + 2) // 2))
     assert step_time(found, costs) == pytest.approx(bound)
 
 
@@ -193,7 +192,7 @@ def test_optimal_where_all_orders_can_be_tried(seed: int) -> None:
     clocks = [problem.run(list(rows)) for rows in product(*orders)]
     best = min(max(clock.free) for clock in clocks if clock is not None)
     assert placement_bound(problem) <= best * (1 + 1e-9)
-    assert step_time(auto(p, m, costs, most_alive), costs) == pytest.approx(best)
+    assert step_time(auto(Model(p, m, costs, most_alive)), costs) == pytest.approx(best)
 
 
 def random_policy(random: Random) -> Policy:
@@ -244,7 +243,7 @@ def test_a_named_one_wins_if_pairs_are_cheap() -> None:
 
 
 def test_without_costs_it_is_for_equal_pieces() -> None:
-    found = auto(4, 8)
+    found = auto(Model(4, 8))
     assert found.name == "auto"
     assert found.placement == vee(4)
     assert step_time(found, Costs.uniform(8)) <= step_time(zb_v(4, 8), Costs.uniform(8))
@@ -252,17 +251,17 @@ def test_without_costs_it_is_for_equal_pieces() -> None:
 
 def test_the_same_question_has_the_same_answer() -> None:
     costs = random_costs(Random(3), 6, 0.4)
-    first = auto(3, 7, costs, 3)
-    assert auto(3, 7, costs, 3) is first  # kept
-    _solve.cache_clear()
-    assert auto(3, 7, costs, 3) == first
+    first = auto(Model(3, 7, costs, 3))
+    assert auto(Model(3, 7, costs, 3)) is first  # kept
+    auto.cache_clear()
+    assert auto(Model(3, 7, costs, 3)) == first
 
 
 def test_backwards_stay_whole_where_nobody_waits() -> None:
-    kinds = {action.kind for row in auto(1, 4).ranks for action in row}
+    kinds = {action.kind for row in auto(Model(1, 4)).ranks for action in row}
     assert kinds == {Kind.FORWARD, Kind.BACKWARD}
     # Rank 1 has little to do: its gradients are back long before rank 0 can use them.
-    uneven = auto(2, 6, Costs((3.0, 1.0), (3.0, 1.0), (3.0, 1.0)))
+    uneven = auto(Model(2, 6, Costs((3.0, 1.0), (3.0, 1.0), (3.0, 1.0))))
     assert any(action.kind is Kind.BACKWARD for action in uneven.ranks[1])
 
 
@@ -270,7 +269,7 @@ def test_backwards_stay_whole_where_nobody_waits() -> None:
 def test_units_of_time_do_not_matter(scale: float) -> None:
     costs = Costs((1.0, 1.5, 1.0, 2.0), (1.2, 1.6, 1.1, 2.0), (0.9, 1.0, 0.8, 1.7))
     scaled = Costs(*(tuple(scale * x for x in times) for times in (costs.forward, costs.input_grad, costs.weight_grad)))
-    time, other = (step_time(auto(2, 6, c, 2), by_stage(c, 4)) for c in (costs, scaled))
+    time, other = (step_time(auto(Model(2, 6, c, 2)), by_stage(c, 4)) for c in (costs, scaled))
     assert other == pytest.approx(scale * time)
 
 
@@ -287,7 +286,7 @@ def test_units_of_time_do_not_matter(scale: float) -> None:
 )
 def test_wrong_questions_are_named(arguments: dict[str, object], says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        auto(2, 4, **arguments)  # type: ignore[arg-type]
+        Model(2, 4, **arguments)  # type: ignore[arg-type]
 
 
 def test_a_step_with_fewer_microbatches_finds_the_stages_where_they_lie() -> None:

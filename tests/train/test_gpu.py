@@ -18,7 +18,7 @@ from shardwright.train.build import build
 from shardwright.train.data.batch_reader import BatchReader, my_share
 from shardwright.train.data.samples import Samples
 from shardwright.train.data.token_stream import TokenSpan
-from shardwright.train.metrics import known_device, measure_shares, peak_memory_bytes
+from shardwright.train.step_metrics import known_device, measure_shares, peak_memory_bytes
 from shardwright.train.train_step import evaluate, train_step
 from support.cases import KINDS, made_up_tokens, small_job
 

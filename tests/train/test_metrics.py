@@ -17,8 +17,9 @@ from shardwright.report.expert_use import read_use
 from shardwright.sharding.compression import reduced_bucket, wire_bytes
 from shardwright.sharding.parameter_shard import ParameterShard
 from shardwright.train.build import build
-from shardwright.train.metrics import MetricsLog, Shares, job_peak_flops, measure_shares
+from shardwright.train.metrics import MetricsLog
 from shardwright.train.router_update import LayerRouting
+from shardwright.train.step_metrics import MeasuredStep, Shares, job_peak_flops, measure_shares
 from shardwright.train.train_step import StepResult
 from shardwright.train.trainer import train
 from support.cases import small_job
@@ -107,7 +108,7 @@ def test_the_progress_line_shows_what_applies(
     job = job_on_text(tmp_path, plan, {})
     out = StringIO()
     log = run_on_mesh(job, lambda mesh: MetricsLog(job, mesh, tmp_path, out=out))[0]
-    log.step(1, result, 1.0, Shares(1.0, 0.0, 0.0, 2**20, saved_bytes))
+    log.step(MeasuredStep(1, result, 1.0, Shares(1.0, 0.0, 0.0, 2**20, saved_bytes)))
     log.close()
     assert f"lr 3.00e-03  {words}{job.tokens_per_step} tok/s" in out.getvalue()
 

@@ -17,30 +17,6 @@ from shardwright.precision.fused_operator import fused_operator
 _ELEMENTS = 1 << 18  # logits in the rows that a CPU computes at a time, 1 MiB
 
 
-def exponential_sums(logits_TV: Tensor, largest_T: Tensor, keeps: bool, sums_T: Tensor) -> None:
-    """Put the sum of exp(logit - largest) into `sums_T`. If it `keeps` the logits, `logits_TV` stays as it is; else it
-    may hold the exponentials afterwards."""
-    _exponential_sums(logits_TV, largest_T, keeps, sums_T)
-
-
-def softmax_gradient(
-    logits_or_exps_TV: Tensor,
-    largest_T: Tensor,
-    factors_T: Tensor,
-    rows_T: Tensor,
-    dtargets_T: Tensor,
-    cap: float,
-    gradient_TV: Tensor,
-) -> None:
-    """Put exp(logit - largest) x factor into `gradient_TV`, minus `dtargets_T` in row `rows_T` of each token; with a
-    soft cap, times 1 - (logit / cap)^2.
-
-    `logits_or_exps_TV` is the memory of the logits after `exponential_sums`, which kept them if there is a cap. It is
-    overwritten, and may be `gradient_TV` itself.
-    """
-    _softmax_gradient(logits_or_exps_TV, largest_T, factors_T, rows_T, dtargets_T, cap, gradient_TV)
-
-
 def _sums_in_turn(logits_TV: Tensor, largest_T: Tensor, keeps: bool, sums_T: Tensor) -> None:
     if not keeps:
         torch.sum(logits_TV.sub_(largest_T[:, None]).exp_(), dim=-1, out=sums_T)
@@ -100,12 +76,18 @@ def _some_rows(x_TV: Tensor) -> list[slice]:
     return [slice(first, first + num_rows) for first in range(0, len(x_TV), num_rows)]
 
 
-_exponential_sums = fused_operator(
+# exponential_sums(logits_TV, largest_T, keeps, sums_T): put the sum of exp(logit - largest) into `sums_T`. If it
+# `keeps` the logits, `logits_TV` stays as it is; else it may hold the exponentials afterwards.
+exponential_sums = fused_operator(
     "exponential_sums(Tensor(a!) logits, Tensor largest, bool keeps, Tensor(b!) sums) -> ()",
     _sums_in_turn,
     _sums_at_once,
 )
-_softmax_gradient = fused_operator(
+# softmax_gradient(logits_or_exps_TV, largest_T, factors_T, rows_T, dtargets_T, cap, gradient_TV): put
+# exp(logit - largest) x factor into `gradient_TV`, minus `dtargets_T` in row `rows_T` of each token; with a soft cap,
+# times 1 - (logit / cap)^2. `logits_or_exps_TV` is the memory of the logits after `exponential_sums`, which kept them
+# if there is a cap. It is overwritten, and may be `gradient_TV` itself.
+softmax_gradient = fused_operator(
     "softmax_gradient(Tensor(a!) left, Tensor largest, Tensor factors, Tensor rows, Tensor of_targets, float cap, "
     "Tensor(b!) gradient) -> ()",
     _gradient_in_turn,

@@ -1,149 +1,32 @@
 """The output of a running job: a JSONL file, TensorBoard, and progress lines with the remaining time.
 
-Only rank 0 writes. Shares of a step are means over all ranks: computing, blocked in collectives (exposed
-communication), and idle in the pipeline (waiting for another stage).
+Only rank 0 writes.
 """
 
 import json
 import math
 import os
-import resource
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
 import torch
 
-from shardwright.config import catalog
 from shardwright.config.base import RunError, printable
-from shardwright.config.cluster import DeviceSpec
 from shardwright.config.data import HELD_OUT
 from shardwright.config.job import JobSpec
-from shardwright.config.model_shape import shape_of
 from shardwright.config.units import MIB
 from shardwright.config.user_file import open_file
-from shardwright.parallel.comm.collectives import all_reduce, all_reduce_max
-from shardwright.parallel.comm.ledger import BETWEEN, INSIDE
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.sharding.memory_account import RankMemory
-from shardwright.train.health.gpu_readings import GpuReading
-from shardwright.train.health.link_use import link_use
-from shardwright.train.health.step_judge import StepCounts
 from shardwright.train.launch.full_disk import quiet_writers, telling_of_full_disk
 from shardwright.train.router_update import in_words
 from shardwright.train.run_files import BOARD, METRICS, open_to_append, write_anew
+from shardwright.train.step_metrics import MeasuredStep, StepMetrics, job_peak_flops, known_device
 from shardwright.train.steps_measured import measured_lines
 from shardwright.train.train_step import StepResult
-
-
-@dataclass(frozen=True)
-class StepMetrics:
-    """One line of metrics.jsonl.
-
-    `loss` is None if no token of the step has one, `mfu` if the device's peak rate is unknown, `grad_norm` if none was
-    computed, `loss_scale` if the loss is not scaled, and `compression_bytes_saved`, a sum over all ranks, if gradients
-    are not compressed. The bytes that all ranks sent, by kind of link, and the part of these bytes that dispatched
-    tokens to experts and back are None if cluster.devices_per_node does not define nodes. A `skipped` step changed no
-    weight; `skipped_because` is "overflow" (fp16), "not finite", "spike" or "no target". `num_skipped` and `num_spikes`
-    count up to this step. `mtp_losses` are the losses of further tokens, which `loss` does not contain, None without
-    any. Link use is the used share of the bandwidth of the cluster's links, None if that is unknown (link_use.py).
-    `gpus` are readings of rank 0's node at progress lines (gpu_readings.py). `experts` has an entry for each layer with
-    experts, None without any; in steps with a progress line an entry also counts the experts chosen together. A number
-    that is not finite is written as null.
-    """
-
-    step: int
-    loss: float | None
-    grad_norm: float | None
-    learning_rate: float
-    step_s: float
-    tokens_per_s: float
-    mfu: float | None
-    compute_share: float
-    exposed_communication_share: float
-    pipeline_idle_share: float
-    peak_memory_bytes: int
-    loss_scale: float | None
-    skipped: bool
-    skipped_because: str | None
-    num_skipped: int
-    num_spikes: int
-    compression_bytes_saved: int | None
-    inside_nodes_bytes: int | None
-    between_nodes_bytes: int | None
-    experts_inside_nodes_bytes: int | None
-    experts_between_nodes_bytes: int | None
-    inside_link_use: float | None
-    between_link_use: float | None
-    gpus: list[dict[str, Any]] | None
-    experts: list[dict[str, Any]] | None
-    mtp_losses: list[float | None] | None
-
-
-@dataclass(frozen=True)
-class Shares:
-    """The shares of a step, as means over ranks; the largest peak memory of any rank; the bytes that compression saved
-    on all ranks; and the bytes that all ranks sent: inside nodes, between nodes, and both again for experts alone. None
-    if nodes are unknown."""
-
-    compute: float
-    exposed_communication: float
-    pipeline_idle: float
-    peak_memory_bytes: int
-    compression_bytes_saved: int
-    sent_bytes: tuple[int, int, int, int] | None = None
-
-
-def measure_shares(mesh: Mesh, span_s: float, compression_bytes_saved: float = 0.0, num_steps: int = 1) -> Shares:
-    """Sum the ledgers of all ranks over `num_steps` steps, which took `span_s`, and the bytes that compression saved in
-    a step. Moves two small all-reduces over the world."""
-    blocked_s = mesh.ledger.blocked_s()
-    idle_s = blocked_s.pop("pp", 0.0)
-    sent = [mesh.ledger.sent_bytes(link, axis) / num_steps for axis in (None, "ep") for link in (INSIDE, BETWEEN)]
-    numbers = [sum(blocked_s.values()), idle_s, span_s, compression_bytes_saved, *sent]
-    sums = torch.tensor(numbers, dtype=torch.float64, device=mesh.device)
-    peak = torch.tensor([peak_memory_bytes(mesh.device)], dtype=torch.int64, device=mesh.device)
-    all_reduce(sums, mesh.world)
-    all_reduce_max(peak, mesh.world)
-    *numbers, peak_bytes = mesh.numbers(torch.cat((sums, peak.double())))
-    exposed_s, idle_s, total_s, saved_bytes, *sent = numbers
-    exposed, idle = exposed_s / total_s, idle_s / total_s
-    inside, between, experts_inside, experts_between = map(round, sent)
-    return Shares(
-        1.0 - exposed - idle,
-        exposed,
-        idle,
-        int(peak_bytes),
-        compression_bytes_saved=round(saved_bytes),
-        sent_bytes=(inside, between, experts_inside, experts_between) if mesh.ledger.ranks_per_node else None,
-    )
-
-
-def peak_memory_bytes(device: torch.device) -> int:
-    """The peak memory so far: of the allocator on CUDA, of the whole process on a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def known_device(job: JobSpec, device: torch.device) -> DeviceSpec | None:
-    """The catalog's entry of this device, None if the catalog has none."""
-    specs = [DeviceSpec(**catalog.read("devices", name)) for name in catalog.names("devices")]
-    if device.type != "cuda":
-        return next((spec for spec in specs if spec.name == job.cluster.device), None)
-    name = torch.cuda.get_device_name(device)
-    return next((spec for spec in specs if name in spec.cuda_names), None)
-
-
-def job_peak_flops(job: JobSpec, device: DeviceSpec) -> float | None:
-    """The peak rate of all ranks together in the number type of the job's products, in FLOP/s; None if unknown.
-
-    A device without fp8 products emulates them in the number type of the computation.
-    """
-    rate = device.peak_flops(job.precision.product_number) or device.peak_flops(job.precision.compute)
-    return rate * job.plan.world if rate else None
 
 
 class MetricsLog:
@@ -178,64 +61,21 @@ class MetricsLog:
         except OSError as error:
             raise RunError(f"standard output can't be written: {error.strerror}") from None
 
-    def step(
-        self, step: int, result: StepResult, step_s: float, shares: Shares, counts: StepCounts | None = None,
-        gpus: Sequence[GpuReading] = (),
-    ) -> None:  # fmt: skip
-        """Record one step, with the counts of the run up to it. Print a progress line every run.log_every steps."""
-        tokens_per_s = self._job.at_step(step - 1).tokens_per_step / step_s
-        flops_per_s = shape_of(self._job.model).flops_per_token() * tokens_per_s
-        mfu = flops_per_s / self._peak_flops if self._peak_flops else None
-        total = self._job.optimizer.steps
+    def step(self, measured: MeasuredStep) -> None:
+        """Record one step. Print a progress line every run.log_every steps."""
+        step, result, total = measured.step, measured.result, self._job.optimizer.steps
         is_shown = step % self._job.run.log_every == 0 or step == total
-        inside, between, experts_inside, experts_between = shares.sent_bytes or (None, None, None, None)
-        counts, sent = counts or StepCounts(), shares.sent_bytes[:2] if shares.sent_bytes is not None else None
-        inside_use, between_use = link_use(sent, step_s, self._job.plan.world, self._job.cluster)
-        metrics = StepMetrics(
-            step,
-            result.loss,
-            result.grad_norm,
-            result.learning_rate,
-            step_s=step_s,
-            tokens_per_s=tokens_per_s,
-            mfu=mfu,
-            compute_share=shares.compute,
-            exposed_communication_share=shares.exposed_communication,
-            pipeline_idle_share=shares.pipeline_idle,
-            peak_memory_bytes=shares.peak_memory_bytes,
-            loss_scale=result.loss_scale,
-            skipped=result.skipped,
-            skipped_because=(result.decision.cause or "overflow") if result.skipped else None,
-            num_skipped=counts.skipped,
-            num_spikes=counts.spikes,
-            compression_bytes_saved=None if self._job.plan.compress == "none" else shares.compression_bytes_saved,
-            inside_nodes_bytes=inside,
-            between_nodes_bytes=between,
-            experts_inside_nodes_bytes=experts_inside,
-            experts_between_nodes_bytes=experts_between,
-            inside_link_use=inside_use,
-            between_link_use=between_use,
-            gpus=[asdict(gpu) for gpu in gpus] or None,
-            experts=[layer.numbers(with_pairs=is_shown) for layer in result.routing] or None,
-            mtp_losses=[loss if _is_number(loss) else None for loss in result.mtp_losses] or None,
-        )
+        metrics = StepMetrics.of(measured, self._job, self._peak_flops, with_pairs=is_shown)
         self._write(asdict(metrics))
         scalars = {name: value for layer in result.routing for name, value in layer.scalars().items()}
         mtp_losses = enumerate(result.mtp_losses)
         scalars |= {f"loss/{k + 2} tokens further": loss for k, loss in mtp_losses if loss is not None}
         self._draw(step, {name: value for name, value in scalars.items() if math.isfinite(value)})
-        self._recent_s = [*self._recent_s[-19:], step_s]
+        self._recent_s = [*self._recent_s[-19:], measured.step_s]
         if is_shown:
             left_s = (total - step) * sum(self._recent_s) / len(self._recent_s)
-            rate_text = f"{tokens_per_s:,.0f} tok/s" + (f" mfu {mfu:.1%}" if mfu is not None else "")
-            self.say(
-                f"step {step:>{len(str(total))}}/{total}  {_loss_text(result.loss)}  "
-                + (f"grad {result.grad_norm:.3f}  " if result.grad_norm is not None else "")
-                + f"lr {result.learning_rate:.2e}  {_what_applies(metrics, result)}"
-                f"{rate_text}  compute {shares.compute:.0%} communication {shares.exposed_communication:.0%} "
-                f"idle {shares.pipeline_idle:.0%}  {shares.peak_memory_bytes / MIB:,.0f} MiB  "
-                f"left {_minutes(left_s)}"
-            )
+            number = f"{step:>{len(str(total))}}/{total}"
+            self.say(f"step {number}  {_progress(metrics, result)}  left {_minutes(left_s)}")
 
     def evaluation(self, step: int, losses: Mapping[str, float | None]) -> None:
         """Record an evaluation: the loss on each set by the set's name, None if none of its tokens has a loss."""
@@ -341,12 +181,19 @@ _WHY_SKIPPED = {
 }
 
 
-def _is_number(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)
-
-
 def _loss_text(loss: float | None) -> str:
     return "no loss" if loss is None else f"loss {loss:.4f}"
+
+
+def _progress(metrics: StepMetrics, result: StepResult) -> str:
+    """The numbers of a step in its progress line."""
+    grad_text = f"grad {result.grad_norm:.3f}  " if result.grad_norm is not None else ""
+    rate_text = f"{metrics.tokens_per_s:,.0f} tok/s" + (f" mfu {metrics.mfu:.1%}" if metrics.mfu is not None else "")
+    return (
+        f"{_loss_text(result.loss)}  {grad_text}lr {result.learning_rate:.2e}  {_what_applies(metrics, result)}"
+        f"{rate_text}  compute {metrics.compute_share:.0%} communication {metrics.exposed_communication_share:.0%} "
+        f"idle {metrics.pipeline_idle_share:.0%}  {metrics.peak_memory_bytes / MIB:,.0f} MiB"
+    )
 
 
 def _what_applies(metrics: StepMetrics, result: StepResult) -> str:

@@ -14,7 +14,8 @@ from shardwright.train.health.gpu_readings import gpu_sentences
 from shardwright.train.health.run_health import RunHealth
 from shardwright.train.health.step_judge import Decision, Judge
 from shardwright.train.launch.out_of_memory import telling_what_is_held
-from shardwright.train.metrics import MetricsLog, Shares, measure_shares
+from shardwright.train.metrics import MetricsLog
+from shardwright.train.step_metrics import MeasuredStep, Shares, measure_shares
 from shardwright.train.steps_measured import SpanUse, span_use
 from shardwright.train.train_step import StepResult, train_step
 
@@ -96,6 +97,6 @@ def tell_span(span: SpanRun, first: int, health: RunHealth, log: MetricsLog) -> 
     """Record the steps of a span, and say what health has to say."""
     gpus = health.gpus(first + len(span.results))
     for step, result in enumerate(span.results, first + 1):
-        log.step(step, result, span.step_s, span.shares, counts=health.judge.counts, gpus=gpus)
+        log.step(MeasuredStep(step, result, span.step_s, span.shares, health.judge.counts, gpus))
     for line in [*span.lines, *gpu_sentences(gpus)]:
         log.say(line)

@@ -22,7 +22,7 @@ from shardwright.measure.calibrate.operator_probes import ELEMENTWISE, attention
 from shardwright.parallel.comm.collectives import all_reduce_max, barrier
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.train.build import build
-from shardwright.train.metrics import measure_shares
+from shardwright.train.step_metrics import measure_shares
 from shardwright.train.train_step import train_step
 
 # Besides the tables of a device: the samples for its constants.

@@ -1,5 +1,8 @@
 """An order made by the solver (schedule/solver) for the given time of each stage and a limit on each rank's memory."""
 
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 from shardwright.config import largest
 from shardwright.config.array_math import where
 from shardwright.config.schedule_facts import ScheduleFacts
@@ -8,19 +11,21 @@ from shardwright.schedule.pipeline_shape import PipelineShape
 from shardwright.schedule.schedule import Schedule
 from shardwright.sharding.stage_placement import looped
 
+if TYPE_CHECKING:
+    from shardwright.schedule.solver.auto_model import Model
+
 
 def _auto(shape: PipelineShape) -> Schedule:
     from shardwright.schedule.solver.auto import auto  # the solver is as large as all other schedules together
 
+    return auto(replace(_model(shape), placement=shape.placement))
+
+
+def _model(shape: PipelineShape) -> "Model":
+    from shardwright.schedule.solver.auto_model import Model
+
     limit = shape.most_alive or None
-    return auto(
-        shape.num_ranks,
-        shape.num_microbatches,
-        shape.costs,
-        limit,
-        stages_per_rank=shape.virtual_stages,
-        placement=shape.placement,
-    )
+    return Model(shape.num_ranks, shape.num_microbatches, shape.costs, limit, stages_per_rank=shape.virtual_stages)
 
 
 def _auto_faults(shape: PipelineShape) -> list[str]:
@@ -33,11 +38,8 @@ def _auto_faults(shape: PipelineShape) -> list[str]:
             f"{num_stages * m:,} forwards are more than {largest.SEARCHED:,}; use at most "
             f"{max(1, largest.SEARCHED // num_stages):,} microbatches, or a schedule by rule, such as 'zb-v' or '1f1b'"
         ]
-    from shardwright.schedule.solver.auto_model import Model
-
-    limit = shape.most_alive or None
     try:
-        Model.of(shape.num_ranks, shape.num_microbatches, shape.costs, limit, (), shape.virtual_stages)
+        _model(shape)
     except ValueError as error:
         return [str(error)]
     return []

@@ -13,9 +13,9 @@ V of two stages per rank needs. Here both placements compete:
 So the result is never worse than a named schedule in the same memory. `lower_bound` bounds its distance from the
 optimum.
 
-The model is given as pieces, in order, equally many for each rank; `costs` is by piece. In every placement the stages
-are equally long runs of pieces: of 2p pieces, rank r holds pieces 2r and 2r + 1 in line, and r and 2p - 1 - r in a V.
-So all placements have the same work to do, and the caller decides how finely the model can be cut.
+The model is given as pieces, in order, equally many for each rank. In every placement the stages are equally long runs
+of pieces: of 2p pieces, rank r holds pieces 2r and 2r + 1 in line, and r and 2p - 1 - r in a V. So all placements have
+the same work to do, and the caller decides how finely the model can be cut.
 
 Pairs of a forward and a backward that run as one are not built, but named schedules that have them do compete.
 
@@ -23,7 +23,6 @@ The result depends only on the arguments, so all ranks that ask get the same one
 several times.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from math import inf
@@ -36,7 +35,6 @@ from shardwright.schedule.solver.greedy import construct_best
 from shardwright.schedule.solver.local_search import improve
 from shardwright.schedule.solver.lower_bound import Objective, placement_bound
 from shardwright.schedule.solver.problem import KINDS, NONE, TINY, Clock, I, Problem, Rows
-from shardwright.schedule.timing import Costs
 from shardwright.sharding.stage_placement import StagePlacement
 
 _SIMULATED_OPERATIONS = 2_500_000  # in local search, at effort 1
@@ -45,31 +43,10 @@ _STARTS = 6  # orders that local search starts from
 _STARTS_OF_A_PLACEMENT = (1, 2)  # the best of each placement, then the second
 
 
-def auto(
-    num_ranks: int,
-    num_microbatches: int,
-    costs: Costs | None = None,
-    most_alive: float | Sequence[float] | None = None,
-    *,
-    activations: Sequence[float] = (),
-    stages_per_rank: int | None = None,
-    objective: Objective = "makespan",
-    effort: float = 1.0,
-    placement: StagePlacement | None = None,
-) -> Schedule:
-    """The shortest schedule found for these costs (by piece; by default 2 equal pieces per rank, F = I = W).
-
-    `most_alive` is the memory of each rank, or one number for all ranks. Its unit is microbatches of a full rank's
-    layers, or the unit of `activations` if these are given: the memory of one microbatch in each piece. A microbatch is
-    alive from its F to the end of its W. `stages_per_rank` and `placement` are free if None, else fixed. The objective
-    is the end of one step, or the period of steps back to back. `effort` scales the time for local search.
-    """
-    model = Model.of(num_ranks, num_microbatches, costs, most_alive, activations, stages_per_rank, placement)
-    return _solve(model, objective, effort)
-
-
 @lru_cache(maxsize=32)
-def _solve(model: Model, objective: Objective, effort: float) -> Schedule:
+def auto(model: Model, objective: Objective = "makespan", effort: float = 1.0) -> Schedule:
+    """The shortest schedule found for a model. The objective is the end of one step, or the period of steps back to
+    back. `effort` scales the time for local search."""
     contest = _Contest(model, objective)
     contest.enter_named()
     contest.enter_built()
@@ -77,19 +54,8 @@ def _solve(model: Model, objective: Objective, effort: float) -> Schedule:
     return contest.winner()
 
 
-def lower_bound(
-    num_ranks: int,
-    num_microbatches: int,
-    costs: Costs | None = None,
-    most_alive: float | Sequence[float] | None = None,
-    *,
-    activations: Sequence[float] = (),
-    stages_per_rank: int | None = None,
-    objective: Objective = "makespan",
-) -> float:
-    """The time below which no schedule on any of the placements is possible (see lower_bound.py). Arguments as in
-    `auto`."""
-    model = Model.of(num_ranks, num_microbatches, costs, most_alive, activations, stages_per_rank)
+def lower_bound(model: Model, objective: Objective = "makespan") -> float:
+    """The time below which no schedule on any of the placements is possible (see lower_bound.py)."""
     return min(placement_bound(model.problem(placement), objective) for placement in model.placements())
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import inf
 
 from shardwright.config.schedule_facts import SCHEDULES, ScheduleFacts
@@ -19,33 +20,28 @@ STEPS = 4  # number of steps simulated for a period, which is the mean of the la
 
 @dataclass(frozen=True)
 class Model:
-    """The pieces of a model, the ranks that share them, and the microbatches that pass them."""
+    """The pieces of a model, the ranks that share them, the microbatches that pass them, and the room of each rank.
+
+    `costs` are by piece; None stands for 2 equal pieces per rank, F = I = W. `most_alive` is the memory of each rank,
+    or one number for all ranks. Its unit is microbatches of a full rank's layers, or the unit of `activations` if these
+    are given: the memory of one microbatch in each piece. A microbatch is alive from its F to the end of its W.
+    `stages_per_rank` and `placement` are free if None, else fixed. ValueError if lengths don't fit, or memory is too
+    small for one microbatch.
+    """
 
     num_ranks: int
     num_microbatches: int
-    costs: Costs  # by piece
-    sizes: tuple[float, ...]  # of one microbatch's activations, by piece
-    limits: tuple[float, ...]  # of activations, by rank
-    stages_per_rank: int | None
-    placement: StagePlacement | None = None  # the only placement allowed; None allows all
+    costs: Costs | None = None
+    most_alive: float | tuple[float, ...] | None = None
+    activations: tuple[float, ...] = ()
+    stages_per_rank: int | None = None
+    placement: StagePlacement | None = None
 
-    @classmethod
-    def of(
-        cls,
-        num_ranks: int,
-        num_microbatches: int,
-        costs: Costs | None,
-        most_alive: float | Sequence[float] | None,
-        activations: Sequence[float],
-        stages_per_rank: int | None,
-        placement: StagePlacement | None = None,
-    ) -> "Model":
-        """A model with defaults filled in. ValueError if lengths don't fit, or memory is too small for one
-        microbatch."""
-        costs = costs or Costs.uniform((stages_per_rank or 2) * num_ranks)
-        pieces, shares = len(costs.forward), (stages_per_rank or 1) * num_ranks
+    def __post_init__(self) -> None:
+        costs, num_ranks = self.piece_costs, self.num_ranks
+        pieces, shares = len(costs.forward), (self.stages_per_rank or 1) * num_ranks
         if pieces == 0 or pieces % shares:
-            stages = f" with {stages_per_rank} stages each" if stages_per_rank else ""
+            stages = f" with {self.stages_per_rank} stages each" if self.stages_per_rank else ""
             raise ValueError(
                 f"costs are of {pieces} pieces of the model, which {num_ranks} ranks{stages} can't share equally; "
                 f"give those of {shares} pieces, or of a multiple"
@@ -55,22 +51,33 @@ class Model:
             ("weight_grad", costs.weight_grad, (pieces,)),
             ("transfer", costs.transfer, (0, pieces - 1)),
             ("reduce", costs.reduce, (0, pieces)),
-            ("activations", activations, (0, pieces)),
+            ("activations", self.activations, (0, pieces)),
         ):
             if len(values) not in lengths:
                 raise ValueError(f"{name} has {len(values)} values; {pieces} pieces need {lengths[-1]}")
-        if most_alive is None or isinstance(most_alive, int | float):
-            most_alive = [inf if most_alive is None else most_alive] * num_ranks
-        if len(most_alive) != num_ranks:
+        if len(self.limits) != num_ranks:
             raise ValueError(
-                f"most_alive has {len(most_alive)} values; give one number, or one for each of {num_ranks}"
+                f"most_alive has {len(self.limits)} values; give one number, or one for each of {num_ranks}"
             )
-        sizes = tuple(activations) or (num_ranks / pieces,) * pieces
-        limits = tuple(most_alive)
-        model = cls(num_ranks, num_microbatches, costs, sizes, limits, stages_per_rank, placement)
-        if not model.placements():
-            raise ValueError("; ".join(model._lacks(model._cuts()[0])) + "; allow more, or make microbatches smaller")
-        return model
+        if not self.placements():
+            raise ValueError("; ".join(self._lacks(self._cuts()[0])) + "; allow more, or make microbatches smaller")
+
+    @cached_property
+    def piece_costs(self) -> Costs:
+        """The costs of each piece."""
+        return self.costs or Costs.uniform((self.stages_per_rank or 2) * self.num_ranks)
+
+    @property
+    def sizes(self) -> tuple[float, ...]:
+        """The memory of one microbatch's activations, by piece."""
+        pieces = len(self.piece_costs.forward)
+        return self.activations or (self.num_ranks / pieces,) * pieces
+
+    @property
+    def limits(self) -> tuple[float, ...]:
+        """The memory for activations, by rank."""
+        most = inf if self.most_alive is None else self.most_alive
+        return most if isinstance(most, tuple) else (most,) * self.num_ranks
 
     def _cuts(self) -> list[StagePlacement]:
         """All ways to lay equally long runs of pieces on the ranks."""
@@ -98,7 +105,7 @@ class Model:
     def problem(self, placement: StagePlacement) -> Problem:
         """The problem on one placement."""
         num_stages = placement.num_stages
-        costs, sizes = by_stage(self.costs, num_stages), runs(self.sizes, num_stages)
+        costs, sizes = by_stage(self.piece_costs, num_stages), runs(self.sizes, num_stages)
         return Problem(placement, self.num_microbatches, costs, sizes, limits=self.limits)
 
 
