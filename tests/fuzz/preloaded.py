@@ -20,10 +20,10 @@ from typing import Any
 
 from shardwright.train.launch import fork_server
 from shardwright.train.launch.forking import ask_for
-from shardwright.train.launch.loading import loading
+from shardwright.train.launch.loading import loading, preload
 
 with loading():
-    import shardwright.train.launch.preload  # noqa: F401
+    preload()
     from shardwright import __main__ as command_line
     from shardwright.cli import main as _of_the_command  # noqa: F401
 

@@ -14,13 +14,12 @@ import pytest  # noqa: F401
 import torch._dynamo  # noqa: F401 - a dispatch mode loads it at its first call, in each rank if not here
 from click.testing import CliRunner  # noqa: F401
 
-import shardwright.cli.main
-import shardwright.train.async_step
-import shardwright.train.launch.preload  # noqa: F401
+from shardwright.train.launch.loading import preload
 from support import (
     cases,  # noqa: F401
     going_on,  # noqa: F401
 )
 
+preload()
 gc.freeze()
 gc.enable()

@@ -280,6 +280,6 @@ def _advice(spec: JobSpec, failure: "Failure | None") -> str:
     """A way out of a failure, if there is one that its message does not have."""
     if failure is None or failure.kind != "memory":
         return ""
-    from shardwright.measure.memory_advice import way_out
+    from shardwright.memory.first_fit import way_out
 
     return "\n" + way_out(spec, failure.room_bytes)

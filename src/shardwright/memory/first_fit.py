@@ -12,6 +12,7 @@ from shardwright.config.base import PlanError
 from shardwright.config.checks.check import job_faults
 from shardwright.config.job import JobSpec
 from shardwright.config.model import divisors
+from shardwright.config.units import memory_text
 from shardwright.memory.job_memory import job_memory
 from shardwright.schedule.job_program import plan_faults
 
@@ -44,6 +45,18 @@ def first_fit(job: JobSpec, limit_bytes: int) -> Change | None:
         if needed_bytes <= USABLE * limit_bytes:
             return Change(fields, needed_bytes)
     return None
+
+
+def way_out(job: JobSpec, room_bytes: int) -> str:
+    """One sentence of advice. `room_bytes` is the memory that was available to the failed rank."""
+    room = f"There were {memory_text(room_bytes)} for this rank"
+    change = first_fit(job, room_bytes)
+    if change is None:
+        return (
+            f"{room}; no plan that was tried fits {USABLE:.0%} of that (more ZeRO, recompute, smaller microbatches, up "
+            f"to 8 times the tp or pp): use a smaller model or sequence, or more memory"
+        )
+    return f"{room}; {change} would have fitted: no rank then holds more than {memory_text(change.needed_bytes)}"
 
 
 def _candidates(job: JobSpec) -> Iterator[dict[str, Any]]:

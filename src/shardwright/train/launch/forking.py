@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any
 
 from shardwright.train.launch.ending import die_of_signals, flush_standard_streams
-from shardwright.train.launch.loading import loading
+from shardwright.train.launch.loading import loading, preload
 from shardwright.train.launch.preemption import REQUESTS
 from shardwright.train.launch.scratch_folder import remove_scratch_of
 
@@ -60,7 +60,7 @@ def serve(descriptor: int, launcher: int) -> None:
         end()
     die_of_signals()
     with loading():
-        import shardwright.train.launch.preload  # noqa: F401
+        preload()
 
     # From here on the server must clean up, so SIGCONT replaces SIGKILL. It also continues a stopped process.
     signal.signal(signal.SIGCONT, end_with_launcher)

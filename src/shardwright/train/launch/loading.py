@@ -1,9 +1,8 @@
-"""Settings of Python's garbage collector while torch and modules that use it are imported.
-
-The collector would find no garbage, and takes a third of the time of these imports.
-"""
+"""The import of torch and of modules that use it, with settings of Python's garbage collector meanwhile: it would find
+no garbage, and takes a third of the time of these imports."""
 
 import gc
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -33,3 +32,17 @@ def loading() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+def preload() -> None:
+    """Import what the ranks need, in the server that they are forked from, so that each starts in milliseconds."""
+    import torch
+    import torch.fx.experimental.symbolic_shapes  # the first backward imports it, and it takes half a second
+
+    import shardwright.train.checkpoint.box_reader
+    import shardwright.train.checkpoint.box_writer  # elsewhere imported late, since launchers do not need it
+    import shardwright.train.trainer  # noqa: F401
+
+    torch.set_num_threads(1)  # an OpenMP pool does not survive a fork
+    # Python finds the folder for temporary files once, by writing one; a rank that is killed meanwhile would leave it.
+    tempfile.gettempdir()
