@@ -119,45 +119,52 @@ class PipelineExecutor:
         Returns the loss of each microbatch on the rank of the last stage, and nothing elsewhere.
         """
         stashed = program.weights != "current" and program.trains
-        run = _Run(
-            program, tokens, weight_versions(program) if stashed else {}, microbatches, loss_factors=loss_factors
-        )
-        row = self.row = program.ranks[self._mesh.pp.index]
+        versions = weight_versions(program) if stashed else {}
+        run = _Run(program, tokens, versions, microbatches, loss_factors=loss_factors)
+        self._begin(run)
+        armings = before_reductions(self.row)
+        with torch.set_grad_enabled(program.trains):
+            for index, action in enumerate(self.row):
+                if self._mesh.watch is not None:
+                    self._mesh.watch.doing(f"action {index}, {action}")
+                for arming in armings.get(index, ()):
+                    self._sharded_stages[arming.stage].arm(arming.is_last, arming.is_split)
+                self._perform(action, run, update)
+        for _, pending in run.sends:
+            pending.wait()
+        for weight_stash in self._weight_stashes.values() if stashed else ():
+            weight_stash.load(weight_stash.newest)
+        return run.losses
+
+    def _begin(self, run: _Run) -> None:
+        """Forget the run before."""
+        row = self.row = run.program.ranks[self._mesh.pp.index]
         self.losses = run.losses
-        for stage, weight_stash in self._weight_stashes.items() if stashed else ():
+        for stage, weight_stash in self._weight_stashes.items() if run.versions else ():
             weight_stash.expect([version for (s, _), version in run.versions.items() if s == stage])
         if self._mesh.device.type == "cpu":
             run.sends_by_part = sends_of_parts(row)
         device_streams = self._mesh.streams
         if self._makes_streams and device_streams is not None and any(action.kind is Kind.OVERLAP for action in row):
             self._streams, self._makes_streams = StreamPerStage(device_streams, self._stages), False
-        armings = before_reductions(row)
         self._times.clear()
         self.peak_alive, self.peak_inputs, self.versions_seen = 0, 0, {}
-        with torch.set_grad_enabled(program.trains):
-            for index, action in enumerate(row):
-                if self._mesh.watch is not None:
-                    self._mesh.watch.doing(f"action {index}, {action}")
-                for arming in armings.get(index, ()):
-                    self._sharded_stages[arming.stage].arm(arming.is_last, arming.is_split)
-                start = self._began = self._times.now()
-                if action in run.early_sends:
-                    start, end = run.early_sends.pop(action)
-                    self._times.add(action, start, start, end)
-                    continue
-                if action.kind is Kind.STEP:
-                    assert update is not None, "a program that ends in a step needs an optimizer"
-                    update(action)
-                else:
-                    self._do(action, run)
-                self._times.add(action, start, self._began, self._times.now())
-                self.peak_alive = max(self.peak_alive, len(run.alive))
-                self.peak_inputs = max(self.peak_inputs, len(run.recompute_inputs))
-        for _, pending in run.sends:
-            pending.wait()
-        for weight_stash in self._weight_stashes.values() if stashed else ():
-            weight_stash.load(weight_stash.newest)
-        return run.losses
+
+    def _perform(self, action: Action, run: _Run, update: Callable[[Action], None] | None) -> None:
+        """Execute an action, and record it with its times."""
+        start = self._began = self._times.now()
+        if action in run.early_sends:
+            start, end = run.early_sends.pop(action)
+            self._times.add(action, start, start, end)
+            return
+        if action.kind is Kind.STEP:
+            assert update is not None, "a program that ends in a step needs an optimizer"
+            update(action)
+        else:
+            self._do(action, run)
+        self._times.add(action, start, self._began, self._times.now())
+        self.peak_alive = max(self.peak_alive, len(run.alive))
+        self.peak_inputs = max(self.peak_inputs, len(run.recompute_inputs))
 
     def _do(self, action: Action, run: _Run) -> None:
         key = stage, _ = action.stage, action.microbatch

@@ -129,7 +129,8 @@ class Chain:
     """
 
     def __init__(self, x: Tensor, recomputed: frozenset[str]) -> None:
-        self._x, self._recomputed = x, recomputed
+        self._x: Tensor | None = x
+        self._recomputed = recomputed
         self._region: list[_ChainOperator] = []  # operators of the present region, not run yet
         self._side_inputs: list[Tensor] = []  # of its operators
 
@@ -140,7 +141,7 @@ class Chain:
             self._side_inputs += side_inputs
         else:
             assert not self._region, f"a region ends before a matrix product, not before {name!r}"
-            self._x = operator(self._x, *side_inputs)
+            self._x = operator(self._take(), *side_inputs)
         return self
 
     def product(self, name: str, operator: Callable[[ProductInput], Tensor]) -> "Chain":
@@ -154,10 +155,16 @@ class Chain:
     def into(self, operator: Callable[[ProductInput], Tensor]) -> Tensor:
         """The result of a last matrix product, which is not recomputed, after all operators before it."""
         if not self._region:
-            return operator(self._x)
+            return operator(self._take())
         region, side_inputs, self._region, self._side_inputs = self._region, self._side_inputs, [], []
-        _, x = forget(partial(_one_after_the_other, region), self._x, *side_inputs)
+        _, x = forget(partial(_one_after_the_other, region), self._take(), *side_inputs)
         return operator(x)
+
+    def _take(self) -> Tensor:
+        """The result so far. The chain keeps it no longer, so that an operator's input is freed when it is used up."""
+        x, self._x = self._x, None
+        assert x is not None, "an operator follows another"
+        return x
 
 
 class _ChainOperator(NamedTuple):

@@ -95,24 +95,7 @@ class RunHealth:
         mesh, num_steps = self._mesh, len(results)
         if ran_compute(results, self._drains):
             self._compute_s.append((span_s - sum(mesh.ledger.blocked_s().values())) / num_steps)
-        lines, decision = [], Decision()
-        for step, result in enumerate(results, first):
-            if result.loss is None:
-                self.judge.had_no_target()
-                continue
-            step_decision = result.decision if self._drains else self.judge(step, result.loss, result.grad_norm)
-            loss_scale = self._replica.loss_scale
-            can_fall = loss_scale is not None and loss_scale.can_fall
-            self._step_health = step_health(step + 1, result, step_decision, can_fall) or self._step_health
-            lines += (
-                [step_decision.sentence]
-                if step_decision.sentence and step_decision.course in (Course.GO_ON, Course.SKIP)
-                else []
-            )
-            if step_decision.course in (Course.REWIND, Course.STOP):
-                decision = replace(step_decision, step=step)
-                break
-            decision = step_decision if step_decision.course is Course.SKIP else decision
+        decision, lines = self._decide(first, results)
         if decision.cause == "not finite" and tokens_BS is not None and self._drains:
             origin = where_not_finite(self._replica, first, tokens_BS)
             if decision.course is Course.SKIP:
@@ -126,6 +109,23 @@ class RunHealth:
             lines += [difference] if difference else []
         if self._is_log_step(first + num_steps) and decision.course in (Course.GO_ON, Course.SKIP):
             lines += self._check_stragglers(first + num_steps)
+        return decision, lines
+
+    def _decide(self, first: int, results: list[StepResult]) -> tuple[Decision, list[str]]:
+        """The decision on the steps of a span, from their losses and gradient norms, and sentences about them."""
+        lines, decision = list[str](), Decision()
+        for step, result in enumerate(results, first):
+            if result.loss is None:
+                self.judge.had_no_target()
+                continue
+            step_decision = result.decision if self._drains else self.judge(step, result.loss, result.grad_norm)
+            loss_scale = self._replica.loss_scale
+            can_fall = loss_scale is not None and loss_scale.can_fall
+            self._step_health = step_health(step + 1, result, step_decision, can_fall) or self._step_health
+            if step_decision.course in (Course.REWIND, Course.STOP):
+                return replace(step_decision, step=step), lines
+            lines += [step_decision.sentence] if step_decision.sentence else []
+            decision = step_decision if step_decision.course is Course.SKIP else decision
         return decision, lines
 
     def _check_weights(self, last: int, decision: Decision) -> Decision:

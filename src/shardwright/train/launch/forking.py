@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from shardwright.train.launch.ending import die_of_signals, flush_standard_streams
 from shardwright.train.launch.loading import loading, preload
@@ -38,64 +38,78 @@ Run = Callable[["Connection[Any, Any]"], None]
 
 def serve(descriptor: int, launcher: int) -> None:
     """Serve process `launcher`, whose requests come over the socket `descriptor`. Never returns."""
-    control = socket.socket(fileno=descriptor)
-    server = os.getpid()
-    ranks: dict[int, int] = {}  # numbers of ranks, by process id
-
-    def end() -> None:
-        for pid in ranks:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        for pid in ranks:
-            with suppress(ChildProcessError):
-                os.waitpid(pid, 0)
-        remove_scratch_of(launcher)
-        os._exit(0)
-
-    def end_with_launcher(_: int, __: FrameType | None) -> None:
-        if os.getpid() == server and os.getppid() != launcher:  # not in a rank that was forked a moment ago
-            end()
-
+    server = _Server(socket.socket(fileno=descriptor), launcher)
     if not follow(launcher, signal.SIGKILL):
-        end()
+        server.end()
     die_of_signals()
     with loading():
         preload()
-
     # From here on the server must clean up, so SIGCONT replaces SIGKILL. It also continues a stopped process.
-    signal.signal(signal.SIGCONT, end_with_launcher)
+    signal.signal(signal.SIGCONT, server.end_with_launcher)
     if not follow(launcher, signal.SIGCONT):
-        end()
-    wakeup_read, wakeup_write = _wakeup_pipe()
-    default_handlers = {number: signal.getsignal(number) for number in REQUESTS}
-    while True:
-        readable, _, _ = select.select([descriptor, wakeup_read], [], [])
-        try:
-            if descriptor in readable:
-                request, descriptors, _, _ = socket.recv_fds(control, REQUEST.size, 1)
-                if not request:
-                    end()
-                number, is_preemptible = REQUEST.unpack(request)
-                for preemption, default in default_handlers.items():
-                    signal.signal(preemption, _do_nothing if is_preemptible else default)
-                sys.stdout.flush()  # else the rank would print the same text again
-                pid = os.fork()
-                if pid == 0:
-                    signal.set_wakeup_fd(-1)
-                    for pipe_end in (wakeup_read, wakeup_write):
-                        os.close(pipe_end)
-                    control.close()
-                    _live(descriptors[0], server)
-                os.close(descriptors[0])
-                ranks[pid] = number
-                control.sendall(REPORT.pack(number, pid, RUNS))
-            if wakeup_read in readable:
-                os.read(wakeup_read, 4096)
-            for pid, status in [os.waitpid(pid, os.WNOHANG) for pid in ranks]:
-                if pid:  # the rank has ended
-                    control.sendall(REPORT.pack(ranks.pop(pid), pid, status))
-        except (BrokenPipeError, ConnectionResetError):
-            end()
+        server.end()
+    server.listen()
+
+
+class _Server:
+    """The server's side of the connection to its launcher, and the running ranks: their numbers, by process id."""
+
+    def __init__(self, control: socket.socket, launcher: int) -> None:
+        self._control, self._launcher, self._pid = control, launcher, os.getpid()
+        self._ranks: dict[int, int] = {}
+
+    def end(self) -> NoReturn:
+        """End all ranks, and this process."""
+        for pid in self._ranks:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in self._ranks:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+        remove_scratch_of(self._launcher)
+        os._exit(0)
+
+    def end_with_launcher(self, _: int, __: FrameType | None) -> None:
+        """End if the launcher has ended: a signal handler."""
+        if os.getpid() == self._pid and os.getppid() != self._launcher:  # not in a rank that was forked a moment ago
+            self.end()
+
+    def listen(self) -> NoReturn:
+        """Fork ranks, and report their ends, until the launcher ends."""
+        pipe = _wakeup_pipe()
+        default_handlers = {number: signal.getsignal(number) for number in REQUESTS}
+        while True:
+            readable, _, _ = select.select([self._control, pipe[0]], [], [])
+            try:
+                if self._control in readable:
+                    request, descriptors, _, _ = socket.recv_fds(self._control, REQUEST.size, 1)
+                    if not request:
+                        self.end()
+                    number, is_preemptible = REQUEST.unpack(request)
+                    for preemption, default in default_handlers.items():
+                        signal.signal(preemption, _do_nothing if is_preemptible else default)
+                    self._fork(number, descriptors[0], pipe)
+                if pipe[0] in readable:
+                    os.read(pipe[0], 4096)
+                for pid, status in [os.waitpid(pid, os.WNOHANG) for pid in self._ranks]:
+                    if pid:  # the rank has ended
+                        self._control.sendall(REPORT.pack(self._ranks.pop(pid), pid, status))
+            except (BrokenPipeError, ConnectionResetError):
+                self.end()
+
+    def _fork(self, number: int, descriptor: int, pipe: tuple[int, int]) -> None:
+        """Fork a rank, which gets the connection `descriptor` and none of what the server holds."""
+        sys.stdout.flush()  # else the rank would print the same text again
+        pid = os.fork()
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            for pipe_end in pipe:
+                os.close(pipe_end)
+            self._control.close()
+            _live(descriptor, self._pid)
+        os.close(descriptor)
+        self._ranks[pid] = number
+        self._control.sendall(REPORT.pack(number, pid, RUNS))
 
 
 def _wakeup_pipe() -> tuple[int, int]:
@@ -112,7 +126,7 @@ def _do_nothing(_: int, __: FrameType | None) -> None:
     """A signal handler, with which a signal does not end the process but writes to the wakeup pipe."""
 
 
-def _live(descriptor: int, server: int) -> None:
+def _live(descriptor: int, server: int) -> NoReturn:
     """Run a rank in its own process. Never returns."""
     status = 1
     try:

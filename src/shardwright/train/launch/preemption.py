@@ -163,20 +163,27 @@ def heeded(
                 _tell_that_it_saves()
             answer(number, frame)
 
-    previous: dict[int, Any] = {}
-    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # a shell lets processes in its background ignore it
-        previous[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt if hears_interrupts else signal.SIG_IGN)
-        signal.siginterrupt(signal.SIGINT, False)
-    for number in PREEMPTIONS:
-        handler = signal.getsignal(number)
-        if handler != signal.SIG_IGN or number != signal.SIGTERM:  # SIGUSR1, the launcher's request, is never ignored
-            previous[number] = signal.signal(number, answer)
-            signal.siginterrupt(number, False)  # system calls of libraries continue
     token = _OF_THIS_RANK.set(flag)
+    try:
+        with _handling(answer, interrupt if hears_interrupts else signal.SIG_IGN):
+            yield
+    finally:
+        _OF_THIS_RANK.reset(token)
+
+
+@contextmanager
+def _handling(answer: Any, interrupt: Any) -> Iterator[None]:
+    """During the block, `answer` handles PREEMPTIONS, and `interrupt` Ctrl-C. System calls of libraries continue."""
+    previous: dict[int, Any] = {}
+    for number, handler in [(signal.SIGINT, interrupt), *((number, answer) for number in PREEMPTIONS)]:
+        is_ignored = signal.getsignal(number) == signal.SIG_IGN
+        # A shell lets processes in its background ignore Ctrl-C. SIGUSR1, the launcher's request, is never ignored.
+        if not is_ignored or number not in _INSISTENT:
+            previous[number] = signal.signal(number, handler)
+            signal.siginterrupt(number, False)
     try:
         yield
     finally:
-        _OF_THIS_RANK.reset(token)
         for number, handler in previous.items():
             if handler is not None:  # None if the handler was not set by Python, which can't set it again
                 signal.signal(number, handler)

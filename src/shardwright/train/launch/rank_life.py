@@ -102,24 +102,29 @@ def run_rank(
         tell(Failure(env.rank, "input", str(error), subject=error.subject, faults=tuple(error.faults)))
         raise SystemExit(2) from None
     except Exception as error:
-        failure = Failure(env.rank, "error", f"{type(error).__name__}: {error}", traceback.format_exc())
-        if isinstance(error, NotMetError):
-            failure = Failure(env.rank, "timeout", str(error))
-        elif isinstance(error, RunError):
-            kind = "error" if isinstance(error, PassingError) else "run"
-            failure = Failure(env.rank, "disk" if isinstance(error, DiskFullError) else kind, str(error))
-        elif isinstance(error, FloatingPointError):  # the same data would give it again
-            failure = Failure(env.rank, "run", str(error))
-        elif is_out_of_memory(error):
-            memory_error = error if isinstance(error, OutOfMemoryError) else OutOfMemoryError(error, None)
-            failure = Failure(env.rank, "memory", str(memory_error), room_bytes=room)
-        elif watch is not None and is_lost_connection(error):
-            # Another rank has ended. The launcher ends this one in a moment, unless that rank was on another machine.
-            if not is_asked():  # else the launcher that requested this rank to leave ends it, too
-                time.sleep(4.0)
-            reason = str(error).partition("\n")[0]
-            failure = Failure(env.rank, "lost", f"lost its connection ({reason}); {watch.silent_ranks(env.world)}")
-        give_up(failure, tell)
+        give_up(_failure_of(error, env, watch, room), tell)
+
+
+def _failure_of(error: Exception, env: RankEnvironment, watch: Watch | None, room: int) -> Failure:
+    """The note about an error that ends this rank, which had `room` bytes of memory when it began."""
+    if isinstance(error, NotMetError):
+        return Failure(env.rank, "timeout", str(error))
+    if isinstance(error, DiskFullError):
+        return Failure(env.rank, "disk", str(error))
+    if isinstance(error, PassingError):
+        return Failure(env.rank, "error", str(error))
+    if isinstance(error, RunError | FloatingPointError):  # the same data would give it again
+        return Failure(env.rank, "run", str(error))
+    if is_out_of_memory(error):
+        memory_error = error if isinstance(error, OutOfMemoryError) else OutOfMemoryError(error, None)
+        return Failure(env.rank, "memory", str(memory_error), room_bytes=room)
+    if watch is not None and is_lost_connection(error):
+        # Another rank has ended. The launcher ends this one in a moment, unless that rank was on another machine.
+        if not is_asked():  # else the launcher that requested this rank to leave ends it, too
+            time.sleep(4.0)
+        reason = str(error).partition("\n")[0]
+        return Failure(env.rank, "lost", f"lost its connection ({reason}); {watch.silent_ranks(env.world)}")
+    return Failure(env.rank, "error", f"{type(error).__name__}: {error}", traceback.format_exc())
 
 
 def join_others(
