@@ -76,12 +76,12 @@ class _Server:
 
     def listen(self) -> NoReturn:
         """Fork ranks, and report their ends, until the launcher ends."""
-        pipe = _wakeup_pipe()
+        control, pipe = self._control.fileno(), _wakeup_pipe()
         default_handlers = {number: signal.getsignal(number) for number in REQUESTS}
         while True:
-            readable, _, _ = select.select([self._control, pipe[0]], [], [])
+            readable, _, _ = select.select([control, pipe[0]], [], [])
             try:
-                if self._control in readable:
+                if control in readable:
                     request, descriptors, _, _ = socket.recv_fds(self._control, REQUEST.size, 1)
                     if not request:
                         self.end()
