@@ -148,20 +148,7 @@ def build(job: JobSpec, mesh: Mesh, initial: Initial | None = None) -> Replica:
     stages = _stages(job, mesh, program)
     tied = _tied(job, stages, mesh)
     setting = UnitSetting(job, tensor_pool(mesh.device, mesh.streams), initial or seeded(job.run.seed))
-    link = HostLink(mesh.streams) if mesh.streams else None
-    shards = {}
-    for stage, module in stages.items():
-        regions = {
-            name: [p for p in parameters if p is not tied.last or not tied.are_both_here]
-            for name, parameters in module.regions().items()
-        }
-        tied_parameters = [
-            p for parameters in regions.values() for p in parameters if p is tied.table or p is tied.last
-        ]
-        dense, experts = (Sharding.of(job, mesh, stage, is_expert, link) for is_expert in (False, True))
-        shards[stage] = ShardedStage(regions, tied_parameters, dense, experts, setting)
-        shards[stage].make_optimizers(partial(_unit_steps, job, mesh))
-        module.through = shards[stage].through
+    shards = _sharded(mesh, stages, tied, setting)
     _share_table(job, tied, shards, program.num_stages - 1)
     is_stashed = program.weights != "current"
     weight_stashes = {stage: WeightStash(sharded) for stage, sharded in shards.items()} if is_stashed else {}
@@ -184,6 +171,25 @@ def build(job: JobSpec, mesh: Mesh, initial: Initial | None = None) -> Replica:
         float8=_use_float8(job, stages, mesh),
         pool=setting.pool,
     )
+
+
+def _sharded(
+    mesh: Mesh, stages: dict[int, DecoderStage], tied: TiedEmbedding, setting: UnitSetting
+) -> dict[int, ShardedStage]:
+    """The state of each stage, which replicas share."""
+    job, shards = setting.job, {}
+    link = HostLink(mesh.streams) if mesh.streams else None
+    for stage, module in stages.items():
+        regions = {
+            name: [p for p in parameters if p is not tied.last or not tied.are_both_here]
+            for name, parameters in module.regions().items()
+        }
+        late = [p for parameters in regions.values() for p in parameters if p is tied.table or p is tied.last]
+        dense, experts = (Sharding.of(job, mesh, stage, is_expert, link) for is_expert in (False, True))
+        shards[stage] = ShardedStage(regions, late, dense, experts, setting)
+        shards[stage].make_optimizers(partial(_unit_steps, job, mesh))
+        module.through = shards[stage].through
+    return shards
 
 
 def _share_table(job: JobSpec, tied: TiedEmbedding, shards: dict[int, ShardedStage], last_stage: int) -> None:

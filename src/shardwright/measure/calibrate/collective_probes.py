@@ -149,13 +149,4 @@ def copy_call(place: Place, num_bytes: int, to_host: bool) -> Call:
     source = torch.ones(elements, device=place.device)
     is_pinned = to_host and place.device.type == "cuda"
     copy = torch.empty(elements, pin_memory=is_pinned, device=None if to_host else place.device)
-
-    if place.clock is not None:
-        return rounds_call(place.clock, [lambda _: copy.copy_(source, non_blocking=True)])
-
-    def call() -> tuple[float, ...]:
-        start_s = place.now_s()
-        copy.copy_(source)
-        return (place.now_s() - start_s,)
-
-    return call
+    return place.timing([lambda _: copy.copy_(source, non_blocking=True)])

@@ -1,15 +1,16 @@
 """The place of a rank's measurements: its device, dtype and clock, with tensors and modules to measure."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 
 import torch
 from torch import Tensor, nn
 
 from shardwright.config.units import MIB
-from shardwright.measure.calibrate.device_rounds import COLD_BYTES, DeviceClock, clock_of
+from shardwright.measure.calibrate.device_rounds import COLD_BYTES, DeviceClock, clock_of, rounds_call
 from shardwright.parallel.comm.collectives import Axis
 from shardwright.parallel.tensor.linear import LayerSharding
 from shardwright.parallel.tensor.parameter import PlacedParameter, name_parameters, placed_parameters
@@ -61,6 +62,23 @@ class Place:
             torch.mm(x, weight, out=out)
 
         return compute
+
+    def timing(self, passes: Sequence[Callable[[int], object]], is_after_product: bool = False) -> Call:
+        """A call of passes, one after the other. Without a clock each runs once, after the work between operators if
+        `is_after_product`."""
+        if self.clock is not None:
+            return rounds_call(self.clock, passes)
+        compute_product = self.product_between() if is_after_product else lambda: None
+
+        def call() -> tuple[float, ...]:
+            compute_product()
+            times = [self.now_s()]
+            for work in passes:
+                work(0)
+                times.append(self.now_s())
+            return tuple(end - start for start, end in pairwise(times))
+
+        return call
 
     def copies_of(self, num_bytes: float) -> int:
         """Number of consecutive calls with tensors of their own, so that caches don't hold them all."""

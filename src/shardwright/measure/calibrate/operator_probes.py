@@ -236,30 +236,18 @@ def merge_call(place: Place, elements: int) -> Call:
     blocks = [place.random(*shape).transpose(1, 2) for _ in range(2)]
     sums = [torch.randn(blocks[0].shape[:3], device=place.device) for _ in range(2)]
 
-    def merge(_: int = 0) -> None:
+    def merge(_: int) -> None:
         merged = Merged(blocks[0], sums[0].clone())
         merged.add(slice(None), blocks[1], sums[1])
         merged.out_BNSD.to(place.dtype).permute(2, 0, 1, 3)
 
-    def add_up(_: int = 0) -> None:
+    def add_up(_: int) -> None:
         total = torch.zeros(blocks[0].permute(2, 0, 1, 3).shape, dtype=torch.float32, device=place.device)
         for block in blocks:
             total += block.permute(2, 0, 1, 3)
         total.to(place.dtype)
 
-    if place.clock is not None:
-        return rounds_call(place.clock, [merge, add_up])
-    compute_product = place.product_between()
-
-    def call() -> tuple[float, ...]:
-        compute_product()
-        start_s = place.now_s()
-        merge()
-        middle_s = place.now_s()
-        add_up()
-        return middle_s - start_s, place.now_s() - middle_s
-
-    return call
+    return place.timing([merge, add_up], is_after_product=True)
 
 
 _ROWS, _NARROW = 2048, 64  # rows of a vocabulary; width of a hidden state that makes its product short
@@ -347,21 +335,13 @@ def update_call(place: Place, elements: int) -> Call:
     masters.make_optimizer(partial(make_optimizer, OptimizerSpec()))
     masters.step(gradients, 1.0, 1e-4)
 
-    def update(_: int = 0) -> None:
+    def update(_: int) -> None:
         lengths = torch.linalg.vector_norm(gradients.view(-1, _WIDTH), dim=-1, dtype=torch.float32)
         torch.linalg.vector_norm(lengths, dtype=torch.float64).square()
         masters.step(gradients, 0.999, 1e-4)
         masters.write_values(values)
 
-    if place.clock is not None:
-        return rounds_call(place.clock, [update])
-
-    def call() -> tuple[float, ...]:
-        start_s = place.now_s()
-        update()
-        return (place.now_s() - start_s,)
-
-    return call
+    return place.timing([update])
 
 
 ELEMENTWISE: dict[Work, Callable[[Place, int], Call]] = {
