@@ -141,14 +141,14 @@ class RecordedTransport:
         return [self._noted(Together(works), "exchange", x, to=to, source=source)]
 
 
-def recorded_steps(job: JobSpec, num_runs: int = 2) -> list[MessageRecord]:
-    """The requests of each rank of a job on CUDA in consecutive steps: `num_runs` times as many as fill its pipeline.
-    Nothing is sent."""
+def recorded_steps(job: JobSpec) -> list[MessageRecord]:
+    """The requests of each rank of a job on CUDA in consecutive steps: twice as many as fill its pipeline. Nothing is
+    sent."""
     records = []
     for rank in range(job.plan.world):
         record = MessageRecord(rank)
         steps = DrySteps(job, rank, "cuda", record.connecting(lambda lines: DryTransport(is_gloo=False)))
-        for _ in range(num_runs):
+        for _ in range(2):
             steps.run()
         records.append(record)
     return records

@@ -59,7 +59,7 @@ def recorded_accesses(job: JobSpec, rank: int) -> RankAccesses:
 
 
 def module_accesses(
-    job: JobSpec, module: nn.Module, inputs: Callable[[], Tensor], accumulate: int = 1, rank: int = 0
+    job: JobSpec, module: nn.Module, inputs: Callable[[], Tensor], accumulate: int, rank: int
 ) -> RankAccesses:
     """Record the accesses of a rank to its memory on CUDA with a user's own module, which lies on the device meta and
     returns one tensor: two steps, with a checkpoint after each. `waits` are those of the second step."""

@@ -74,7 +74,7 @@ def follows(tokens_BT: Tensor, distance: int) -> Tensor:
     return documents_BT[:, distance:] == documents_BT[:, :-distance]
 
 
-def shares_that_count(tokens_BT: Tensor, replicas: Axis, num_further: int, with_real: bool = False) -> CountedShares:
+def shares_that_count(tokens_BT: Tensor, replicas: Axis, num_further: int, with_real: bool) -> CountedShares:
     """The shares over the samples of all replicas, with the share of real tokens if `with_real`. Moves one all-reduce
     of these numbers.
 

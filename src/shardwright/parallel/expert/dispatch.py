@@ -177,7 +177,7 @@ def start_trip(routing: Routing, num_experts: int, ep: Axis) -> Trip:
     return Trip(routing, start_counting(each_once(node_TK), between.size, between), num_experts, ep)
 
 
-def through_experts(x_TH: Tensor, trip: Trip, compute: Compute, in_float8: bool = False) -> Tensor:
+def through_experts(x_TH: Tensor, trip: Trip, compute: Compute, in_float8: bool) -> Tensor:
     """The sum over the choices of each token of weight x expert output, [T, H] to [T, H].
 
     Every rank calls `compute`, even with no rows. Dispatch is node-aware if the axis knows its nodes. If `in_float8`,

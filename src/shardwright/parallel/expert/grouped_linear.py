@@ -40,7 +40,7 @@ def grouped_linear(
     return _GroupedProduct.apply(*values_and_recipe(x_NH), weight, counts_e, deferred, kind)
 
 
-def grouped_product(x_NA: Tensor, matrices_eAB: Tensor, counts_e: Tensor, kind: str = "cpu") -> Tensor:
+def grouped_product(x_NA: Tensor, matrices_eAB: Tensor, counts_e: Tensor, kind: str) -> Tensor:
     """Each row times the matrix of its expert: [N, B]. Not differentiable.
 
     On CUDA one kernel computes all products. On a CPU that kernel is a loop over the experts too, and no faster than

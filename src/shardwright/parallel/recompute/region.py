@@ -114,7 +114,7 @@ class _RunAgain(torch.autograd.Function):
         return None, None, *ctx.region.pass_back(grads)
 
 
-def run_again(run: Callable[[Tensor], Tensor], x: Tensor, convoy: Convoy | None = None) -> Tensor:
+def run_again(run: Callable[[Tensor], Tensor], x: Tensor, convoy: Convoy | None) -> Tensor:
     """Run a region that does not end before a product, and keep only its input, on the device or, with a `convoy`, on
     the host. All its operators are computed twice."""
     return _RunAgain.apply(Region(lambda x: (run(x),), (x,), convoy), run, x)
