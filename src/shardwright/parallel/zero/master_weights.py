@@ -13,7 +13,7 @@ each element, which transforms the gradients in place, on the host or the device
 from the transformed gradients, on the device, and the steps are subtracted from the weights.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -109,10 +109,16 @@ class Masters:
 
     def fill(self, start: int, stop: int, write: Callable[[int, Tensor], None]) -> None:
         """Set the elements [start, stop): `write` is given the index of a first element and the memory from it on."""
+        for tensor, first, part in self._within(start, stop):
+            write(first, tensor[part])
+
+    def _within(self, start: int, stop: int) -> Iterator[tuple[Tensor, int, slice]]:
+        """The tensors of the pieces that have some of the elements [start, stop), with the first of these and their
+        range in the tensor."""
         for piece, tensor in zip(self._pieces, self.tensors, strict=True):
             first, last = max(start, piece.start), min(stop, piece.stop)
             if first < last:
-                write(first, tensor[first - piece.start : last - piece.start])
+                yield tensor, first, slice(first - piece.start, last - piece.start)
 
     # The state for a checkpoint: by name, "weights" or a name of the optimizer's, a flat tensor as long as the shard.
 
@@ -135,20 +141,16 @@ class Masters:
         has done its work so far."""
         make = torch.empty if self._link is None else self._link.empty
         out = make((stop - start,), dtype=self._dtype_of(name))
-        for piece, tensor in zip(self._pieces, self.tensors, strict=True):
-            first, last = max(start, piece.start), min(stop, piece.stop)
-            if first < last:
-                values = self._state(name, tensor)[first - piece.start : last - piece.start]
-                out[first - start : last - start].copy_(values, non_blocking=True)
+        for tensor, first, part in self._within(start, stop):
+            values = self._state(name, tensor)[part]
+            out[first - start :][: len(values)].copy_(values, non_blocking=True)
         return out
 
     def copy_in(self, name: str, start: int, values: Tensor) -> None:
         """Set the elements of a state from `start` on, rounded to its number type. The state exists from now on."""
-        for piece, tensor in zip(self._pieces, self.tensors, strict=True):
-            first, last = max(start, piece.start), min(start + values.numel(), piece.stop)
-            if first < last:
-                target = self._state(name, tensor)[first - piece.start : last - piece.start]
-                target.copy_(values[first - start : last - start])
+        for tensor, first, part in self._within(start, start + values.numel()):
+            target = self._state(name, tensor)[part]
+            target.copy_(values[first - start :][: len(target)])
 
     def set_num_steps(self, number: int) -> None:
         """Let the optimizer continue as after `number` steps; after 0 steps it has no state. Elements of the state that
@@ -162,10 +164,8 @@ class Masters:
         """Let the optimizer count the steps of elements [start, stop) from after step `number`: they were not trained
         before."""
         assert self.optimizer is not None and self.steps is None, "whole matrices have one count of steps"
-        for piece, tensor in zip(self._pieces, self.tensors, strict=True):
-            first, last = max(start, piece.start), min(stop, piece.stop)
-            if first < last:
-                self.optimizer.count_after(tensor, first - piece.start, last - piece.start, number)
+        for tensor, _, part in self._within(start, stop):
+            self.optimizer.count_after(tensor, part.start, part.stop, number)
 
     def _state(self, name: str, tensor: Tensor) -> Tensor:
         assert self.optimizer is not None
@@ -257,11 +257,8 @@ class Masters:
     def squares(self, start: int, stop: int) -> Tensor:
         """The sum of the squares of weights [start, stop), on the device."""
         total = torch.zeros((), device=self._device)
-        for piece, tensor in zip(self._pieces, self.tensors, strict=True):
-            first, last = max(start, piece.start), min(stop, piece.stop)
-            if first < last:
-                part = tensor[first - piece.start : last - piece.start]
-                total += torch.linalg.vector_norm(part).square().to(self._device)
+        for tensor, _, part in self._within(start, stop):
+            total += torch.linalg.vector_norm(tensor[part]).square().to(self._device)
         return total
 
     def write_values(self, values: Tensor) -> None:
