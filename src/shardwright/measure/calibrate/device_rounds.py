@@ -40,18 +40,15 @@ class EventClock:
     """The clock of CUDA's current device."""
 
     def mark(self) -> Any:
-        """An event after all work launched so far."""
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
     def seconds(self, begin: Any, end: Any) -> float:
-        """Seconds between two events."""
         end.synchronize()
         return float(begin.elapsed_time(end)) / 1e3
 
     def sleep(self, seconds: float) -> None:
-        """Launch a kernel that counts cycles."""
         if (cycles := min(_MOST_CYCLES, int(_CYCLES_PER_S * seconds))) > 0:
             torch.cuda._sleep(cycles)
 

@@ -38,7 +38,6 @@ class RecordedEvent:
     streams: "RecordedStreams"
 
     def synchronize(self) -> None:
-        """Let the host wait."""
         self.streams.host_waits(self.clock)
 
 

@@ -7,7 +7,7 @@ the host's clock by an event recorded at that moment.
 
 import time
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -28,24 +28,8 @@ class Performed:
     end_s: float
 
 
-class ActionTimes(Protocol):
-    """Records moments, each implementation in a form of its own."""
-
-    def clear(self) -> None:
-        """Forget all actions."""
-
-    def now(self) -> Any:
-        """The moment at which all work issued so far is done."""
-
-    def add(self, action: Action, start: Any, began: Any, end: Any) -> None:
-        """Record an action and its moments."""
-
-    def performed(self) -> list[Performed]:
-        """The actions so far. On CUDA the host waits for the device."""
-
-
-class HostTimes(ActionTimes):
-    """Moments of the host's clock."""
+class ActionTimes:
+    """Executed actions and their moments, on the host's clock."""
 
     def __init__(self) -> None:
         self._performed: list[Performed] = []
@@ -54,16 +38,16 @@ class HostTimes(ActionTimes):
         """Forget all actions."""
         self._performed = []
 
-    def now(self) -> float:
-        """The present moment."""
+    def now(self) -> Any:
+        """The moment at which all work issued so far is done."""
         return time.perf_counter()
 
-    def add(self, action: Action, start: float, began: float, end: float) -> None:
+    def add(self, action: Action, start: Any, began: Any, end: Any) -> None:
         """Record an action and its moments."""
         self._performed.append(Performed(action, start, began, end))
 
     def performed(self) -> list[Performed]:
-        """The actions so far."""
+        """The actions so far. On CUDA the host waits for the device."""
         return self._performed
 
 
@@ -71,25 +55,22 @@ class DeviceTimes(ActionTimes):
     """Moments at which the current stream of a device has done its work."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._actions: list[tuple[Action, torch.cuda.Event, torch.cuda.Event, torch.cuda.Event]] = []
-        self._performed: list[Performed] = []
 
     def clear(self) -> None:
-        """Forget all actions."""
-        self._actions, self._performed = [], []
+        super().clear()
+        self._actions = []
 
     def now(self) -> torch.cuda.Event:
-        """An event after all work issued so far."""
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
     def add(self, action: Action, start: torch.cuda.Event, began: torch.cuda.Event, end: torch.cuda.Event) -> None:
-        """Record an action and its moments."""
         self._actions.append((action, start, began, end))
 
     def performed(self) -> list[Performed]:
-        """The actions so far, once all are over."""
         if self._actions:
             last = self.now()
             last.synchronize()

@@ -21,7 +21,7 @@ from shardwright.parallel.comm.collectives import Axis, Pending, start_recv, sta
 from shardwright.parallel.comm.compute_turns import Pass
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.context.document_mask import without_marks
-from shardwright.parallel.pipeline.action_times import ActionTimes, DeviceTimes, HostTimes, Performed
+from shardwright.parallel.pipeline.action_times import ActionTimes, DeviceTimes, Performed
 from shardwright.parallel.pipeline.pipeline_stage import Microbatch, MicrobatchTokens, Stage
 from shardwright.parallel.pipeline.stage_streams import InOrder, StageStreams, StreamPerStage
 from shardwright.parallel.zero.sharded_stage import ShardedStage
@@ -91,7 +91,7 @@ class PipelineExecutor:
         self.reverses_pairs = False  # if parts of pairs run one after the other, the backward is first
         self._streams: StageStreams = streams or InOrder()
         self._makes_streams = streams is None and mesh.streams is not None
-        self._times: ActionTimes = DeviceTimes() if mesh.device.type == "cuda" else HostTimes()
+        self._times = DeviceTimes() if mesh.device.type == "cuda" else ActionTimes()
         self._began: Any = 0.0
         self.row: tuple[Action, ...] = ()
         self.losses: dict[int, Tensor] = {}

@@ -137,7 +137,6 @@ class ModuleStage(ShardedStage):
                 self.unit_completed(unit)
 
     def open(self, parameter: PlacedParameter) -> None:
-        """Give a parameter's gradient its memory."""
         self._begin_pass()
         unit = self.unit_of(parameter)
         assert isinstance(unit, ModuleUnit)
