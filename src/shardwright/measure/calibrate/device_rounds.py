@@ -7,9 +7,8 @@ measured either.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -22,40 +21,29 @@ _CYCLES_PER_S = 2e9  # at least the clock rate of any device
 _MOST_CYCLES = 400_000_000
 
 
-class DeviceClock(Protocol):
-    """A clock of moments in a device's queue."""
+class DeviceClock:
+    """A clock of moments in the queue of CUDA's current device."""
 
     def mark(self) -> Any:
         """A moment after all work launched so far."""
-
-    def seconds(self, begin: Any, end: Any) -> float:
-        """Seconds from one mark to another; waits until the latter is past."""
-
-    def sleep(self, seconds: float) -> None:
-        """Keep the device idle for about `seconds` seconds."""
-
-
-@dataclass(frozen=True)
-class EventClock:
-    """The clock of CUDA's current device."""
-
-    def mark(self) -> Any:
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
     def seconds(self, begin: Any, end: Any) -> float:
+        """Seconds from one mark to another; waits until the latter is past."""
         end.synchronize()
         return float(begin.elapsed_time(end)) / 1e3
 
     def sleep(self, seconds: float) -> None:
+        """Keep the device idle for about `seconds` seconds: launch a kernel that counts cycles."""
         if (cycles := min(_MOST_CYCLES, int(_CYCLES_PER_S * seconds))) > 0:
             torch.cuda._sleep(cycles)
 
 
 def clock_of(device: torch.device) -> DeviceClock | None:
     """The clock of a device that has a queue; None for a CPU, which is timed call by call."""
-    return EventClock() if device.type == "cuda" else None
+    return DeviceClock() if device.type == "cuda" else None
 
 
 def rounds_call(clock: DeviceClock, passes: Sequence[Callable[[int], object]]) -> Callable[[], tuple[float, ...]]:

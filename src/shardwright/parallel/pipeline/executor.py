@@ -23,7 +23,7 @@ from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.context.document_mask import without_marks
 from shardwright.parallel.pipeline.action_times import ActionTimes, DeviceTimes, Performed
 from shardwright.parallel.pipeline.pipeline_stage import Microbatch, MicrobatchTokens, Stage
-from shardwright.parallel.pipeline.stage_streams import InOrder, StageStreams, StreamPerStage
+from shardwright.parallel.pipeline.stage_streams import StageStreams, StreamPerStage
 from shardwright.parallel.zero.sharded_stage import ShardedStage
 from shardwright.parallel.zero.weight_stash import WeightStash
 from shardwright.schedule.action import Action, Kind
@@ -89,7 +89,7 @@ class PipelineExecutor:
         self._second_thread: ThreadPoolExecutor | None = None
         self._runs_pairs_in_sequence = streams is None and mesh.device.type == "meta"
         self.reverses_pairs = False  # if parts of pairs run one after the other, the backward is first
-        self._streams: StageStreams = streams or InOrder()
+        self._streams = streams or StageStreams()
         self._makes_streams = streams is None and mesh.streams is not None
         self._times = DeviceTimes() if mesh.device.type == "cuda" else ActionTimes()
         self._began: Any = 0.0

@@ -10,21 +10,22 @@ pair it may not: there a tensor that one stage made and the other one frees need
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
 
 from torch import Tensor
 
 from shardwright.parallel.device_streams import DeviceStreams
 
 
-class StageStreams(Protocol):
-    """The streams on which the stages of a rank compute."""
+class StageStreams:
+    """The streams on which the stages of a rank compute: here one for all, or a device that executes work at once, such
+    as a CPU."""
 
     def fork(self, stages: Sequence[int]) -> None:
         """Order all further work of these stages after all work issued before."""
 
     def computing(self, stage: int) -> AbstractContextManager[None]:
         """A block in which this thread issues work of a stage."""
+        return nullcontext()
 
     def join(self, stages: Iterable[int]) -> None:
         """Order all further work after the work of these stages."""
@@ -33,20 +34,7 @@ class StageStreams(Protocol):
         """Allow a stage to be the last user of a tensor that another stage made."""
 
 
-class InOrder:
-    """A device that executes work at once, such as a CPU, or all work on one stream."""
-
-    def fork(self, stages: Sequence[int]) -> None: ...
-
-    def computing(self, stage: int) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def join(self, stages: Iterable[int]) -> None: ...
-
-    def handed_on(self, x: Tensor, stage: int) -> None: ...
-
-
-class StreamPerStage:
+class StreamPerStage(StageStreams):
     """A stream for each stage of this rank, besides the stream that is current when this object is made."""
 
     def __init__(self, streams: DeviceStreams, stages: Iterable[int]) -> None:
