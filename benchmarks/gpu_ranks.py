@@ -280,7 +280,7 @@ def _work(rank: int, via: str, kind: str, store: str, out: Path, names: list[str
         connect = partial(_through_host, rank) if via == "host" else None
         for name in names:
             job = two_rank_job(name)
-            record = _record(job, job_mesh(job, rank, device, dry=StandIns(connect)))
+            record = _record(job, job_mesh(job, rank, device, stand_ins=StandIns(connect)))
             verdict = compare([record], reference(job))
             differences = dict(zip(("loss", "gradient norm", "parameters"), verdict.differences, strict=True))
             found["plans"][name] = judged(bench, differences, Limits(job).by_name())

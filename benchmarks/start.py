@@ -107,7 +107,7 @@ def start_rank(job: JobSpec, rank: int) -> None:
     torch.zeros(1).add_(1)
     reset_peak()
     before_bytes, start_s, start_cpu_s = resident_bytes(), time.perf_counter(), time.process_time()
-    mesh = job_mesh(job, rank, CPU, dry=StandIns(lambda lines: DryTransport(is_gloo=True)))
+    mesh = job_mesh(job, rank, CPU, stand_ins=StandIns(lambda lines: DryTransport(is_gloo=True)))
     replica = build(job, mesh)
     built_s, built_cpu_s = time.perf_counter() - start_s, time.process_time() - start_cpu_s
     state_bytes = replica.memory().state_bytes  # the optimizer's moments are made in its first step

@@ -44,7 +44,7 @@ def test_they_are_those_of_a_mesh(seed: int) -> None:
         made = set()
         for rank in range(job.plan.world):  # the last stage has no next one, but the same lines
             mesh = job_mesh(
-                job, rank, torch.device("meta"), dry=StandIns(lambda lines: DryTransport(is_gloo=False), "cuda")
+                job, rank, torch.device("meta"), stand_ins=StandIns(lambda lines: DryTransport(is_gloo=False), "cuda")
             )
             made.add(sum(1 for _ in first_contact.communicators(mesh)))
         priced = sum(int(alike.num) for alike in communicators(run_of(job)))

@@ -80,7 +80,7 @@ def mesh_as_over_nccl(job: JobSpec, rank: int, record: MessageRecord) -> Mesh:
     """Communicators of their own for both directions, and all that they are asked for noted."""
     made = partial(process_groups._new_group, rank, process_groups.timedelta(seconds=300))
     connect = record.connecting(made)
-    mesh = job_mesh(job, rank, torch.device("cpu"), dry=StandIns(connect))
+    mesh = job_mesh(job, rank, torch.device("cpu"), stand_ins=StandIns(connect))
     maker = process_groups._AxisMaker(process_groups.MeshNeeds(job.plan), rank, mesh.ledger, None, mesh.turns, connect)
     return replace(mesh, forward=maker.along(groups.PP, number=1), backward=maker.along(groups.PP, number=2))
 

@@ -66,14 +66,14 @@ class Block(nn.Module):
     def _attention_branch(self, x_sBH: Tensor, run: ForwardPass) -> Tensor:
         """attention(norm(x)), [s, B, H]."""
         attention = self.attention
-        qkv = _normed(x_sBH, self.attention_norm, self.policy).product("qkv", attention.project)
+        qkv = _norm_chain(x_sBH, self.attention_norm, self.policy).product("qkv", attention.project)
         y_sBH = qkv.then("attention", partial(attention.attend, run=run)).into(attention.out)
         return self.attention_dropout(self.attention_out_norm(y_sBH), run)
 
     def _mlp_branch(self, x_sBH: Tensor, run: ForwardPass) -> Tensor:
         """mlp(norm(x)) or moe(norm(x)), [s, B, H]. Experts keep the result of the norm: the router needs it too."""
         if self.mlp is not None:
-            y_sBH = self.mlp.end_chain(_normed(x_sBH, self.mlp_norm, self.policy))
+            y_sBH = self.mlp.end_chain(_norm_chain(x_sBH, self.mlp_norm, self.policy))
         else:
             assert self.moe is not None, "a block has an MLP or experts"
             y_sBH = self.moe(self.mlp_norm(x_sBH), run, self.policy)
@@ -94,7 +94,7 @@ class Block(nn.Module):
         return self.add(h_sBH, self.mlp_dropout(mlp.down(inner_SBF), run))
 
 
-def _normed(x_sBH: Tensor, norm: nn.Module, policy: Policy) -> Chain:
+def _norm_chain(x_sBH: Tensor, norm: nn.Module, policy: Policy) -> Chain:
     """A chain that begins with the norm, if the block has this norm."""
     chain = Chain(x_sBH, policy)
     return chain if isinstance(norm, nn.Identity) else chain.then("norm", norm)

@@ -128,7 +128,7 @@ class Replica:
 
 
 def job_mesh(
-    job: JobSpec, rank: int, device: torch.device, watch: Watch | None = None, dry: StandIns | None = None
+    job: JobSpec, rank: int, device: torch.device, watch: Watch | None = None, stand_ins: StandIns | None = None
 ) -> Mesh:
     """The process groups that the job's plan needs. Every rank of the job calls this."""
     program = job_program(job)
@@ -138,7 +138,7 @@ def job_mesh(
         side_by_side=any(action.kind is Kind.OVERLAP for row in program.ranks for action in row),
         ranks_per_node=job.cluster.devices_per_node,
     )
-    return make_mesh(needs, rank, device, job.run.timeout_s, watch, dry)
+    return make_mesh(needs, rank, device, job.run.timeout_s, watch, stand_ins)
 
 
 def build(job: JobSpec, mesh: Mesh, initial: Initial | None = None) -> Replica:
@@ -148,7 +148,7 @@ def build(job: JobSpec, mesh: Mesh, initial: Initial | None = None) -> Replica:
     stages = _stages(job, mesh, program)
     tied = _tied(job, stages, mesh)
     setting = UnitSetting(job, tensor_pool(mesh.device, mesh.streams), initial or seeded(job.run.seed))
-    shards = _sharded(mesh, stages, tied, setting)
+    shards = _shard_stages(mesh, stages, tied, setting)
     _share_table(job, tied, shards, program.num_stages - 1)
     is_stashed = program.weights != "current"
     weight_stashes = {stage: WeightStash(sharded) for stage, sharded in shards.items()} if is_stashed else {}
@@ -173,7 +173,7 @@ def build(job: JobSpec, mesh: Mesh, initial: Initial | None = None) -> Replica:
     )
 
 
-def _sharded(
+def _shard_stages(
     mesh: Mesh, stages: dict[int, DecoderStage], tied: TiedEmbedding, setting: UnitSetting
 ) -> dict[int, ShardedStage]:
     """The state of each stage, which replicas share."""

@@ -37,7 +37,7 @@ class DrySteps:
         job = job.grown()
         self._job, self.num_steps = job, steps_to_fill(job)
         connect = connect or (lambda lines: DryTransport(is_gloo=device == "cpu"))
-        self.mesh = job_mesh(job, rank, META, dry=StandIns(connect, device, streams))
+        self.mesh = job_mesh(job, rank, META, stand_ins=StandIns(connect, device, streams))
         self.program = job_program(job, self.num_steps)
         self.replica = build(job, self.mesh, _no_values)
         for unit in (unit for shards in self.replica.shards.values() for unit in shards.units):

@@ -66,7 +66,7 @@ def module_accesses(
     streams = RecordedStreams()
     with OperatorAccesses(streams):
         connect = streams.connecting(lambda lines: DryTransport(is_gloo=False))
-        mesh = job_mesh(job, rank, META, dry=StandIns(connect, "cuda", streams))
+        mesh = job_mesh(job, rank, META, stand_ins=StandIns(connect, "cuda", streams))
         sharded = ShardedModule(module, module_units(module, None), job, mesh, accumulate)
         for _ in range(2):
             streams.waits.clear()

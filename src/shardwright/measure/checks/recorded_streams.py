@@ -231,7 +231,7 @@ class StreamedTransport(DryTransport):
     streams: RecordedStreams
     stream: RecordedStream
 
-    def begun(self, what: str, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> _StreamedWork:
+    def request(self, what: str, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> _StreamedWork:
         self.stream.worker.wait_for(self.streams.host.clock)
         self.stream.wait_stream(self.streams.current())
         self.streams.access(self.stream.worker, what, reads, writes)

@@ -130,16 +130,17 @@ def make_mesh(
     device: torch.device,
     timeout_s: float,
     watch: Watch | None = None,
-    dry: StandIns | None = None,
+    stand_ins: StandIns | None = None,
 ) -> Mesh:
     """Create the process groups of every axis. All ranks of an initialised default group must call this."""
     # The watch reports first; this longer bound only ends a rank whose watch could not.
     timeout = timedelta(seconds=2 * timeout_s + 10)
-    dry, connect_world = dry or StandIns(partial(_new_group, rank, timeout)), dry.connect if dry else _group_of_all
-    kind = dry.kind or device.type
-    ledger = Ledger(device, rank, needs.ranks_per_node, kind=kind, streams=dry.streams or streams_of(device))
+    connect_world = stand_ins.connect if stand_ins else _group_of_all
+    stand_ins = stand_ins or StandIns(partial(_new_group, rank, timeout))
+    kind = stand_ins.kind or device.type
+    ledger = Ledger(device, rank, needs.ranks_per_node, kind=kind, streams=stand_ins.streams or streams_of(device))
     turns = Turns() if kind == "cpu" else IssueTurns()
-    maker = _AxisMaker(needs, rank, ledger, watch, turns, dry.connect)
+    maker = _AxisMaker(needs, rank, ledger, watch, turns, stand_ins.connect)
     pp = maker.along(groups.PP)
     own_directions = kind == "cuda"  # Gloo tells messages apart by their tags
     return Mesh(

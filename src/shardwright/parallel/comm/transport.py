@@ -153,32 +153,32 @@ class DryTransport:
 
     is_gloo: bool
 
-    def begun(self, what: str, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> Underway:
+    def request(self, what: str, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> Underway:
         """A request, with the tensors that it reads and writes."""
         return _Over()
 
     def all_reduce(self, x: Tensor, op: dist.ReduceOp.RedOpType) -> Underway:
-        return self.begun("all_reduce", [x], [x])
+        return self.request("all_reduce", [x], [x])
 
     def all_gather(self, out: Tensor, x: Tensor) -> Underway:
-        return self.begun("all_gather", [x], [out])
+        return self.request("all_gather", [x], [out])
 
     def reduce_scatter(self, out: Tensor, x: Tensor) -> Underway:
-        return self.begun("reduce_scatter", [x], [out])
+        return self.request("reduce_scatter", [x], [out])
 
     def all_to_all(
         self, out: Tensor, x: Tensor, out_splits: Sequence[int] | None = None, in_splits: Sequence[int] | None = None
     ) -> Underway:
-        return self.begun("all_to_all", [x], [out])
+        return self.request("all_to_all", [x], [out])
 
     def broadcast(self, x: Tensor, source: int) -> Underway:
-        return self.begun("broadcast", [x], [x])
+        return self.request("broadcast", [x], [x])
 
     def send(self, x: Tensor, to: int, tag: int = 0) -> Underway:
-        return self.begun("send", [x], [])
+        return self.request("send", [x], [])
 
     def recv(self, out: Tensor, source: int, tag: int = 0) -> Underway:
-        return self.begun("recv", [], [out])
+        return self.request("recv", [], [out])
 
     def exchange(self, out: Tensor, x: Tensor, to: int, source: int) -> list[Underway]:
-        return [self.begun("exchange", [x], [out])]
+        return [self.request("exchange", [x], [out])]

@@ -109,10 +109,10 @@ class Masters:
 
     def fill(self, start: int, stop: int, write: Callable[[int, Tensor], None]) -> None:
         """Set the elements [start, stop): `write` is given the index of a first element and the memory from it on."""
-        for tensor, first, part in self._within(start, stop):
+        for tensor, first, part in self._pieces_in_range(start, stop):
             write(first, tensor[part])
 
-    def _within(self, start: int, stop: int) -> Iterator[tuple[Tensor, int, slice]]:
+    def _pieces_in_range(self, start: int, stop: int) -> Iterator[tuple[Tensor, int, slice]]:
         """The tensors of the pieces that have some of the elements [start, stop), with the first of these and their
         range in the tensor."""
         for piece, tensor in zip(self._pieces, self.tensors, strict=True):
@@ -141,14 +141,14 @@ class Masters:
         has done its work so far."""
         make = torch.empty if self._link is None else self._link.empty
         out = make((stop - start,), dtype=self._dtype_of(name))
-        for tensor, first, part in self._within(start, stop):
+        for tensor, first, part in self._pieces_in_range(start, stop):
             values = self._state(name, tensor)[part]
             out[first - start :][: len(values)].copy_(values, non_blocking=True)
         return out
 
     def copy_in(self, name: str, start: int, values: Tensor) -> None:
         """Set the elements of a state from `start` on, rounded to its number type. The state exists from now on."""
-        for tensor, first, part in self._within(start, start + values.numel()):
+        for tensor, first, part in self._pieces_in_range(start, start + values.numel()):
             target = self._state(name, tensor)[part]
             target.copy_(values[first - start :][: len(target)])
 
@@ -164,7 +164,7 @@ class Masters:
         """Let the optimizer count the steps of elements [start, stop) from after step `number`: they were not trained
         before."""
         assert self.optimizer is not None and self.steps is None, "whole matrices have one count of steps"
-        for tensor, _, part in self._within(start, stop):
+        for tensor, _, part in self._pieces_in_range(start, stop):
             self.optimizer.count_after(tensor, part.start, part.stop, number)
 
     def _state(self, name: str, tensor: Tensor) -> Tensor:
@@ -257,7 +257,7 @@ class Masters:
     def squares(self, start: int, stop: int) -> Tensor:
         """The sum of the squares of weights [start, stop), on the device."""
         total = torch.zeros((), device=self._device)
-        for tensor, _, part in self._within(start, stop):
+        for tensor, _, part in self._pieces_in_range(start, stop):
             total += torch.linalg.vector_norm(tensor[part]).square().to(self._device)
         return total
 

@@ -102,10 +102,10 @@ def run_rank(
         tell(Failure(env.rank, "input", str(error), subject=error.subject, faults=tuple(error.faults)))
         raise SystemExit(2) from None
     except Exception as error:
-        give_up(_failure_of(error, env, watch, room), tell)
+        give_up(_failure_note(error, env, watch, room), tell)
 
 
-def _failure_of(error: Exception, env: RankEnvironment, watch: Watch | None, room: int) -> Failure:
+def _failure_note(error: Exception, env: RankEnvironment, watch: Watch | None, room: int) -> Failure:
     """The note about an error that ends this rank, which had `room` bytes of memory when it began."""
     if isinstance(error, NotMetError):
         return Failure(env.rank, "timeout", str(error))
