@@ -22,7 +22,7 @@ from shardwright.parallel.tensor.linear import LayerSharding
 from shardwright.parallel.zero.held_memory import measured_memory
 from shardwright.parallel.zero.sharded_stage import ShardedStage
 from shardwright.parallel.zero.tied_embedding import TiedEmbedding
-from shardwright.parallel.zero.unit_setting import Sharding, UnitSetting, tensor_pool
+from shardwright.parallel.zero.unit_setting import Sharding, StageSharding, UnitSetting, tensor_pool
 from shardwright.schedule.job_program import job_program
 from shardwright.sharding.memory_account import RankMemory
 from shardwright.sharding.mesh import MeshShape
@@ -51,7 +51,7 @@ def allocated(job: JobSpec, index: int) -> RankMemory:
     sharding = Sharding(job.plan.zero, axis(job.plan.dp, index), axis(1), axis(1), *numbers, numbers[1])
     pool = tensor_pool(CPU)
     regions = stage.prepare(CPU, numbers[0]).regions()
-    shards = ShardedStage(regions, [], sharding, sharding, UnitSetting(job, pool, seeded(job.run.seed)))
+    shards = ShardedStage(regions, [], StageSharding(sharding, sharding), UnitSetting(job, pool, seeded(job.run.seed)))
     shards.make_optimizers()
     for unit in shards.units:
         unit.masters.step(torch.zeros(unit.layout.shard_size), 1.0, 0.0)

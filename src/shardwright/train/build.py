@@ -29,7 +29,14 @@ from shardwright.parallel.zero.host_link import HostLink
 from shardwright.parallel.zero.master_weights import MatrixSteps
 from shardwright.parallel.zero.sharded_stage import ShardedStage
 from shardwright.parallel.zero.tied_embedding import TiedEmbedding
-from shardwright.parallel.zero.unit_setting import NUMBERS, Sharding, TensorPool, UnitSetting, tensor_pool
+from shardwright.parallel.zero.unit_setting import (
+    NUMBERS,
+    Sharding,
+    StageSharding,
+    TensorPool,
+    UnitSetting,
+    tensor_pool,
+)
 from shardwright.parallel.zero.weight_stash import WeightStash
 from shardwright.precision.float8_experts import Float8Experts
 from shardwright.precision.float8_linear import CutDim, Float8Linear, ReduceMax, make_float8_state
@@ -185,8 +192,8 @@ def _shard_stages(
             for name, parameters in module.regions().items()
         }
         late = [p for parameters in regions.values() for p in parameters if p is tied.table or p is tied.last]
-        dense, experts = (Sharding.of(job, mesh, stage, is_expert, link) for is_expert in (False, True))
-        shards[stage] = ShardedStage(regions, late, dense, experts, setting)
+        sharding = StageSharding(*(Sharding.of(job, mesh, stage, is_expert, link) for is_expert in (False, True)))
+        shards[stage] = ShardedStage(regions, late, sharding, setting)
         shards[stage].make_optimizers(partial(_unit_steps, job, mesh))
         module.through = shards[stage].through
     return shards

@@ -35,15 +35,7 @@ def prompt_of(job: JobSpec, weights: str, text: str, is_chat: bool) -> Prompt:
     `weights` is the folder of the released model that the job's weights come from, empty without one. A text begins
     with the tokens with which documents begin (data.begin_token).
     """
-    if job.model.weights and "tokenizer" not in job.data.model_fields_set:
-        raise PlanError(
-            "data.tokenizer",
-            [
-                f"{job.model.weights} has no tokenizer.json beside its weights; name their tokenizer by --set "
-                "data.tokenizer=PATH, or bytes if it is that"
-            ],
-        )
-    tokenizer = load_tokenizer(job.data)
+    tokenizer = _tokenizer_of(job)
     try:
         text.encode()  # half a character can't be encoded, and each tokenizer has its own error for that
         ends = _end_tokens(list(folders_beside(job.data, weights)), tokenizer)
@@ -69,6 +61,18 @@ def prompt_of(job: JobSpec, weights: str, text: str, is_chat: bool) -> Prompt:
             ],
         )
     return prompt
+
+
+def _tokenizer_of(job: JobSpec) -> Tokenizer:
+    if job.model.weights and "tokenizer" not in job.data.model_fields_set:
+        raise PlanError(
+            "data.tokenizer",
+            [
+                f"{job.model.weights} has no tokenizer.json beside its weights; name their tokenizer by --set "
+                "data.tokenizer=PATH, or bytes if it is that"
+            ],
+        )
+    return load_tokenizer(job.data)
 
 
 def _ids_of(job: JobSpec, tokenizer: Tokenizer, text: str) -> list[int]:

@@ -122,9 +122,7 @@ def train_step(replica: Replica, step: int, tokens_BS: Tensor, judge: Judge = go
             scaling.update(has_overflowed)
         is_skipped = has_overflowed or decision.course is not Course.GO_ON
         if not is_skipped:
-            factor = _clip_factor(job, numbers.grad_norm) / scale
-            for shards in replica.shards.values():
-                shards.update(factor, rate)
+            _update(replica, _clip_factor(job, numbers.grad_norm) / scale, rate)
         for layers, amaxes in zip(replica.float8, numbers.amaxes, strict=True):
             end_step(layers.states, amaxes)
 
@@ -139,6 +137,11 @@ def train_step(replica: Replica, step: int, tokens_BS: Tensor, judge: Judge = go
         decision=decision,
         mtp_losses=tuple(numbers.losses[1:]),
     )
+
+
+def _update(replica: Replica, factor: float, rate: float) -> None:
+    for shards in replica.shards.values():
+        shards.update(factor, rate)
 
 
 def _step_numbers(replica: Replica, step: int, shares: CountedShares) -> _StepNumbers:

@@ -5,7 +5,6 @@ are gathered layer by layer, each region has its values when its forward and its
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -16,10 +15,9 @@ from torch import Tensor
 from shardwright.parallel.tensor.parameter import PlacedParameter
 from shardwright.parallel.zero.flat_unit import FlatUnit
 from shardwright.parallel.zero.master_weights import MatrixSteps
-from shardwright.parallel.zero.unit_setting import Sharding, UnitSetting
+from shardwright.parallel.zero.unit_setting import StageSharding, UnitSetting
 from shardwright.sharding.buckets import bucket_elements, unit_groups
 from shardwright.sharding.buffer_pool import Loan
-from shardwright.sharding.parameter_shard import ParameterShard
 from shardwright.sharding.unit_update import UnitUpdate
 from shardwright.sharding.zero_events import StageEvents
 
@@ -36,28 +34,21 @@ class ShardedStage(StageEvents[FlatUnit]):
         self,
         regions: Mapping[str, Sequence[PlacedParameter]],
         late: Sequence[PlacedParameter],
-        dense: Sharding,
-        experts: Sharding,
+        sharding: StageSharding,
         setting: UnitSetting,
     ) -> None:
         """`regions` are computed one after the other; they are the parameters of each, by the region's name. `late` are
-        the parameters whose gradient is complete only when another stage's is. Experts' parameters are shared as
-        `experts` says, and all others as `dense` says."""
-
-        def sharding_of(place: ParameterShard) -> Sharding:
-            shared = experts if place.is_expert else dense
-            return replace(shared, compute=torch.float32) if place.is_exact else shared
-
+        the parameters whose gradient is complete only when another stage's is."""
         self._setting, updates = setting, setting.updates
         groups = unit_groups(
             regions,
             late,
-            lambda p: sharding_of(p).zero == 3,
-            bucket_elements(setting.job.plan.bucket_mib, dense.compute.itemsize),
+            lambda p: sharding.of_parameter(p).zero == 3,
+            bucket_elements(setting.job.plan.bucket_mib, sharding.dense.compute.itemsize),
             place_of=lambda p: p.place,
             is_by_matrix=updates.is_by_matrix,
         )
-        units = [self.unit_type(group, sharding_of(group[0].place), setting) for group in groups]
+        units = [self.unit_type(group, sharding.of_parameter(group[0].place), setting) for group in groups]
         self._updates = updates.groups([([p.place for p in unit.parameters], unit.layout) for unit in units])
         self._steps: list[MatrixSteps | None] = []
         self._unit_of = {parameter: unit for unit in units for parameter in unit.parameters}

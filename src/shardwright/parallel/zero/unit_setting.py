@@ -1,7 +1,7 @@
 """The common setting of the units of a rank: how replicas share them, and where memory and values come from."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -83,6 +83,19 @@ class Sharding:
             host_values=plan.offload_parameters,
             link=link,
         )
+
+
+@dataclass(frozen=True)
+class StageSharding:
+    """How the replicas of a stage share its experts, and all its other parameters."""
+
+    dense: Sharding
+    experts: Sharding
+
+    def of_parameter(self, place: ParameterShard) -> Sharding:
+        """How they share a parameter."""
+        sharding = self.experts if place.is_expert else self.dense
+        return replace(sharding, compute=torch.float32) if place.is_exact else sharding
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from shardwright.parallel.zero.module_stage import ROOT, ModuleStage, gather_aro
 from shardwright.parallel.zero.module_units import ModuleUnits, place_parameters, values_of
 from shardwright.parallel.zero.sharded_stage import ShardedStage
 from shardwright.parallel.zero.tied_embedding import TiedEmbedding
-from shardwright.parallel.zero.unit_setting import NUMBERS, Sharding, UnitSetting, tensor_pool
+from shardwright.parallel.zero.unit_setting import NUMBERS, Sharding, StageSharding, UnitSetting, tensor_pool
 from shardwright.precision.float8_linear import Float8Linear
 from shardwright.sharding.flat_buffer import rows_of
 from shardwright.sharding.memory_account import RankMemory
@@ -118,7 +118,9 @@ class ShardedModule(nn.Module):
         self._pool = tensor_pool(mesh.device, mesh.streams)
         sharding = Sharding.of(job, mesh, 0, is_expert=False, link=HostLink(mesh.streams) if mesh.streams else None)
         regions = {name: [placed[p] for p in region] for name, region in units.regions.items()}
-        self._stage = ModuleStage(regions, [], sharding, sharding, UnitSetting(job, self._pool, values_of(values)))
+        self._stage = ModuleStage(
+            regions, [], StageSharding(sharding, sharding), UnitSetting(job, self._pool, values_of(values))
+        )
         self._stage.passes_of_step = accumulate
         self._stage.make_optimizers()
         self._placed: dict[str, PlacedParameter] = {parameter.place.name: parameter for parameter in placed.values()}
