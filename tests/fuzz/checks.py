@@ -23,10 +23,10 @@ from fuzz.draw import draw
 from shardwright.config.base import PlanError
 from shardwright.config.load import make_job
 from shardwright.measure.checks.plan_checks import check_plan
-from shardwright.measure.checks.recorded_runs import module_accesses
 from shardwright.memory.budget import meet_budget
 from shardwright.schedule.job_program import plan_faults
 from shardwright.train.own_module.module_job import module_job
+from support.module_accesses import module_accesses
 
 
 def faults_of(seed: int, number: int) -> list[str] | None:

@@ -11,7 +11,7 @@ from torch import nn
 from shardwright.measure.checks import recorded_streams
 from shardwright.measure.checks.access_order import Access, FreedMemory, MemoryBlock, Worker
 from shardwright.measure.checks.host_waits import wait_faults
-from shardwright.measure.checks.recorded_runs import RankAccesses, module_accesses, recorded_accesses
+from shardwright.measure.checks.recorded_runs import RankAccesses, recorded_accesses
 from shardwright.measure.checks.recorded_streams import OperatorAccesses, RecordedStreams
 from shardwright.parallel.comm.collectives import Axis
 from shardwright.parallel.device_streams import HostNumbers
@@ -20,6 +20,7 @@ from shardwright.parallel.pipeline.executor import PipelineExecutor
 from shardwright.parallel.zero.host_link import HostLink
 from shardwright.train.own_module.module_job import module_job
 from support.cases import small_job
+from support.module_accesses import module_accesses
 
 pytestmark = pytest.mark.long
 

@@ -1,25 +1,19 @@
 """Steps, saves and evaluations of one rank on CUDA without a device, for the order of accesses and the host's waits."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
 from shardwright.config.job import JobSpec
 from shardwright.config.plan import layer_policies
 from shardwright.config.recompute_policy import KEEP_ALL
 from shardwright.measure.checks.host_waits import ExpertPasses, expert_passes
 from shardwright.measure.checks.recorded_streams import OperatorAccesses, RecordedStreams
-from shardwright.parallel.comm.process_groups import StandIns
 from shardwright.parallel.comm.transport import DryTransport
-from shardwright.parallel.zero.module_units import module_units
-from shardwright.train.build import job_mesh
-from shardwright.train.checkpoint.replica_state import coming_boxes, held_boxes
+from shardwright.train.checkpoint.replica_state import coming_boxes
 from shardwright.train.data.batch_reader import BatchPlace, BatchReader
-from shardwright.train.dry_steps import META, DrySteps
-from shardwright.train.own_module.sharded_module import ShardedModule
+from shardwright.train.dry_steps import DrySteps
 
 
 @dataclass(frozen=True)
@@ -56,26 +50,6 @@ def recorded_accesses(job: JobSpec, rank: int) -> RankAccesses:
         streams.host_writes_files(saved.wait())
         steps.evaluate()
     return RankAccesses(streams.num_accesses, tuple(streams.faults), waits, steps.num_steps, passes)
-
-
-def module_accesses(
-    job: JobSpec, module: nn.Module, inputs: Callable[[], Tensor], accumulate: int, rank: int
-) -> RankAccesses:
-    """Record the accesses of a rank to its memory on CUDA with a user's own module, which lies on the device meta and
-    returns one tensor: two steps, with a checkpoint after each. `waits` are those of the second step."""
-    streams = RecordedStreams()
-    with OperatorAccesses(streams):
-        connect = streams.connecting(lambda lines: DryTransport(is_gloo=False))
-        mesh = job_mesh(job, rank, META, stand_ins=StandIns(connect, "cuda", streams))
-        sharded = ShardedModule(module, module_units(module, None), job, mesh, accumulate)
-        for _ in range(2):
-            streams.waits.clear()
-            for _ in range(accumulate):
-                sharded.backward(sharded(inputs()).square().mean())
-            sharded.step()
-            waits = tuple(streams.waits)
-            streams.host_writes_files(held_boxes(sharded.replica, mesh))
-    return RankAccesses(streams.num_accesses, tuple(streams.faults), waits, 1, ExpertPasses())
 
 
 class ReaderInTurn(BatchReader):
