@@ -37,8 +37,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.train.build import Replica, build
-from shardwright.train.checkpoint.box_reader import load_boxes
-from shardwright.train.checkpoint.boxes import full_shapes
+from shardwright.train.checkpoint.boxes import full_shapes, load_boxes
 from shardwright.train.checkpoint.kept import indices_of, manifest_of
 from shardwright.train.checkpoint.manifest import folder_name
 from shardwright.train.checkpoint.replica_state import held_boxes, wanted_boxes

@@ -291,7 +291,7 @@ def _write_whole(root: Path, variant: int) -> None:
 
     from shardwright.config.load import make_job
     from shardwright.train.build import job_mesh
-    from shardwright.train.checkpoint.box_writer import save_boxes
+    from shardwright.train.checkpoint.boxes import save_boxes
     from shardwright.train.checkpoint.kept import make_whole
     from shardwright.train.checkpoint.manifest import Manifest, MeasuredLoss, folder_name, index_file
     from shardwright.train.checkpoint.replica_state import held_boxes, optimizer_steps

@@ -19,8 +19,7 @@ from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.tensor.parameter import placed_parameters
 from shardwright.sharding.parameter_shard import Box
 from shardwright.train.build import build
-from shardwright.train.checkpoint.box_writer import save_boxes
-from shardwright.train.checkpoint.boxes import HeldBox
+from shardwright.train.checkpoint.boxes import HeldBox, save_boxes
 from shardwright.train.checkpoint.export import export_weights, exported_tensors
 from shardwright.train.checkpoint.kept import make_whole, manifest_of
 from shardwright.train.checkpoint.manifest import (

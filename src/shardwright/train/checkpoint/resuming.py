@@ -15,7 +15,7 @@ from shardwright.parallel.comm.collectives import all_reduce, all_reduce_max, ba
 from shardwright.parallel.comm.hang_watch import meet
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.train.build import Replica, build
-from shardwright.train.checkpoint.boxes import full_shapes
+from shardwright.train.checkpoint.boxes import full_shapes, load_boxes
 from shardwright.train.checkpoint.kept import (
     in_order_to_load,
     indices_of,
@@ -177,8 +177,6 @@ def _load_first(
             scaled_by = 1.0 if weights_alone else _restore_loss_scale(replica, manifest)
             is_anew = weights_alone or not has_optimizer(job, shapes)
             boxes = wanted_boxes(replica, shapes, weights_alone, scaled_by, optimizer_anew=is_anew)
-            from shardwright.train.checkpoint.box_reader import load_boxes  # a slow import (0.5 s), and few runs load
-
             load_boxes(boxes, storage, folder_name(step), indices)
         except BrokenCheckpointError as error:
             reason = str(error)

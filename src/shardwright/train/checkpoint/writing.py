@@ -24,6 +24,7 @@ from shardwright.parallel.comm.collectives import all_reduce, barrier
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.train.build import Replica
 from shardwright.train.checkpoint.background import BackgroundWrite
+from shardwright.train.checkpoint.boxes import save_boxes
 from shardwright.train.checkpoint.kept import (
     best_of_sets,
     kept_manifests,
@@ -90,10 +91,7 @@ class CheckpointWriter:
     def __init__(
         self, job: JobSpec, replica: Replica, mesh: Mesh, folder: Path, best_interval_s: BestInterval | None = None
     ) -> None:
-        # A slow import (0.5 s), which would else be a part of the first save.
-        from shardwright.train.checkpoint.box_writer import save_boxes
-
-        self._job, self._replica, self._mesh, self._save_boxes = job, replica, mesh, save_boxes
+        self._job, self._replica, self._mesh = job, replica, mesh
         self._storage = open_storage(place_of(job, folder))
         self._best_interval_s = best_interval_s
         self._current: _Save | None = None
@@ -147,7 +145,7 @@ class CheckpointWriter:
 
         def write() -> None:
             boxes = copies.wait()
-            self._save_boxes(boxes, storage, folder_name(step), mesh.rank)
+            save_boxes(boxes, storage, folder_name(step), mesh.rank)
             boxes.clear()
 
         work = BackgroundWrite(write, f"checkpoint of step {step}")

@@ -14,7 +14,7 @@ from shardwright.parallel.comm.collectives import broadcast
 from shardwright.parallel.comm.hang_watch import meet
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.sharding.flat_buffer import rows_of
-from shardwright.train.checkpoint.boxes import HeldBox, WantedBox, full_shapes
+from shardwright.train.checkpoint.boxes import HeldBox, WantedBox, full_shapes, load_boxes, save_boxes
 from shardwright.train.checkpoint.kept import in_order_to_load, indices_of, make_whole, manifest_of, steps_kept
 from shardwright.train.checkpoint.manifest import (
     MANIFEST,
@@ -39,8 +39,6 @@ def save_module(job: JobSpec, replica: "ModuleReplica", mesh: Mesh, folder: str,
     """Write this rank's boxes, and then on rank 0 the manifest. Rank 0 also writes buffers and frozen parameters.
     Raises RunError, the same on every rank, if a rank can't write; also if trained weights are not finite, because
     `load` takes the newest checkpoint."""
-    from shardwright.train.checkpoint.box_writer import save_boxes  # imported here: it takes half a second
-
     storage = _open_folder(folder, mesh)
     shards = [unit.value_shard for stage in replica.shards.values() for unit in stage.units]
     is_ruined = any(not bool(values.isfinite().all()) for values in shards)
@@ -71,8 +69,6 @@ def save_module(job: JobSpec, replica: "ModuleReplica", mesh: Mesh, folder: str,
 def load_module(job: JobSpec, replica: "ModuleReplica", mesh: Mesh, folder: str) -> int:
     """Load the newest whole checkpoint that rank 0 sees in a folder. Returns its step. Raises, the same on every rank,
     PlanError if rank 0 sees no checkpoint, and RunError if a rank can't load that one."""
-    from shardwright.train.checkpoint.box_reader import load_boxes  # imported here: it takes half a second
-
     storage = _open_folder(folder, mesh)
     step = _chosen_step(storage, mesh)
     if step < 0:
