@@ -97,7 +97,7 @@ def written(folder: Path, step: int, health: StateHealth = HEALTHY) -> LocalStor
         health=health, files=(),
     )  # fmt: skip
     storage.write(f"{folder_name(step)}/{data_file(0)}", [b"boxes"])
-    make_whole(storage, manifest, [])
+    make_whole(storage, manifest, 0)
     remove_old(storage, CheckpointSpec(keep_last=2), step)
     return storage
 

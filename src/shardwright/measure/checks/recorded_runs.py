@@ -15,7 +15,7 @@ from shardwright.measure.checks.recorded_streams import OperatorAccesses, Record
 from shardwright.parallel.comm.transport import DryTransport
 from shardwright.parallel.zero.module_units import module_units
 from shardwright.train.build import job_mesh
-from shardwright.train.checkpoint.replica_state import coming_boxes, held_boxes
+from shardwright.train.checkpoint.saved_state import SavedState
 from shardwright.train.data.batch_reader import BatchPlace, BatchReader
 from shardwright.train.dry_steps import META, DrySteps
 from shardwright.train.own_module.sharded_module import ShardedModule
@@ -46,8 +46,8 @@ def recorded_accesses(job: JobSpec, rank: int) -> RankAccesses:
         reader = ReaderInTurn(_ZeroSamples(job.model.sequence), job, steps.mesh, num_batches)
         steps.batch_of = lambda number: reader.batch(number, number * job.batch.global_batch_size)
         steps.run()
-        streams.host_writes_files(coming_boxes(steps.replica, steps.mesh).wait())
-        saved = coming_boxes(steps.replica, steps.mesh)
+        streams.host_writes_files(SavedState(steps.replica, steps.mesh).held())
+        saved = SavedState(steps.replica, steps.mesh).copy()
         steps.replica.executor.reverses_pairs = True  # on a device neither part of a pair is first
         streams.waits.clear()
         steps.run()
@@ -73,7 +73,7 @@ def module_accesses(
                 sharded.backward(sharded(inputs()).square().mean())
             sharded.step()
             waits = tuple(streams.waits)
-            streams.host_writes_files(held_boxes(sharded.replica, mesh))
+            streams.host_writes_files(SavedState(sharded.replica, mesh).held())
     return RankAccesses(streams.num_accesses, tuple(streams.faults), waits, 1, ExpertPasses())
 
 

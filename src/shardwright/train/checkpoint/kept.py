@@ -29,6 +29,7 @@ from shardwright.train.checkpoint.manifest import (
     digest_of,
     folder_name,
     in_words,
+    index_file,
     optimizer_of,
     read_index,
     read_manifest,
@@ -88,11 +89,11 @@ def check_whole(storage: Storage, step: int) -> Manifest:
     return manifest
 
 
-def make_whole(storage: Storage, manifest: Manifest, index_files: list[str]) -> None:
-    """Commit a checkpoint whose files are durable: write its manifest, durably, and then, if it is healthy, its name to
-    `latest`. Raises OSError, BrokenCheckpointError."""
+def make_whole(storage: Storage, manifest: Manifest, num_ranks: int) -> None:
+    """Commit a checkpoint whose files, one of each rank, are durable: write its manifest, durably, and then, if it is
+    healthy, its name to `latest`. Raises OSError, BrokenCheckpointError."""
     folder, notes = folder_name(manifest.step), []
-    for name in index_files:
+    for name in map(index_file, range(num_ranks)):
         data = _read(storage, f"{folder}/{name}")
         notes.append(FileNote(index=name, digest=digest_of(data), num_bytes=read_index(data, name).num_bytes))
     complete = manifest.model_copy(update={"files": tuple(notes)})

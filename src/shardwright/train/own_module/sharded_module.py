@@ -28,6 +28,7 @@ from shardwright.parallel.zero.sharded_stage import ShardedStage
 from shardwright.parallel.zero.tensor_pool import tensor_pool
 from shardwright.parallel.zero.tied_embedding import TiedEmbedding
 from shardwright.precision.float8_linear import Float8Linear
+from shardwright.precision.loss_scale import LossScale
 from shardwright.sharding.flat_buffer import rows_of
 from shardwright.sharding.groups import zero_stage
 from shardwright.sharding.memory_account import RankMemory
@@ -62,6 +63,7 @@ class ModuleReplica:
     module: nn.Module
     trained_after: dict[str, int] = field(default_factory=dict)
     float8_states: tuple[Float8Linear, ...] = ()
+    loss_scale: LossScale | None = None
 
     @property
     def buffers(self) -> dict[str, Tensor]:
