@@ -9,6 +9,7 @@ save is due.
 """
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -22,7 +23,6 @@ from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.collectives import all_reduce, barrier
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.train.build import Replica
-from shardwright.train.checkpoint.background import BackgroundWrite
 from shardwright.train.checkpoint.boxes import save_boxes
 from shardwright.train.checkpoint.kept import (
     best_of_sets,
@@ -72,6 +72,38 @@ class StateQuality:
 
 
 HEALTHY_STATE = StateQuality()
+
+
+class BackgroundWrite:
+    """A write on a thread of its own while the run trains, with its error and its end time."""
+
+    def __init__(self, write: Callable[[], None], name: str) -> None:
+        self._write = write
+        self._error: Exception | None = None
+        self.ended_s = 0.0  # time.monotonic() at the end of the write
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._write()
+        except Exception as error:
+            self._error = error
+        self.ended_s = time.monotonic()
+
+    def is_over(self) -> bool:
+        """True if the write has ended, with or without an error."""
+        return not self._thread.is_alive()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Block until the write has ended, or for `timeout_s`. Returns True if it has ended."""
+        self._thread.join(timeout_s)
+        return self.is_over()
+
+    @property
+    def error(self) -> Exception | None:
+        """The exception of a failed write, None if it has not failed."""
+        return self._error
 
 
 @dataclass
