@@ -19,8 +19,8 @@ from shardwright.precision.loss_scale import LossScale
 from shardwright.train.checkpoint.boxes import HeldBox, WantedBox, copy_on_host
 
 Shapes = Mapping[str, tuple[int, ...]]  # full shapes of the tensors in a checkpoint, by name
-# Names of parameters in checkpoints: trained ones, and those that a user's module did not train then.
-WEIGHTS, FROZEN = "weights.", "frozen."
+# The values of parameters are named KIND.NAME: of trained ones, and of those that a user's module did not train.
+WEIGHTS, FROZEN = "weights", "frozen"
 MOST_ELEMENTS = 8 * MIB  # of a box that is read at once, unless one row has more
 
 

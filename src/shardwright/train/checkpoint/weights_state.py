@@ -46,10 +46,10 @@ class WeightsState(StatePart):
     def wanted(self, stored: StoredState) -> Iterator[WantedBox]:
         for rows in held_rows(self.owner):
             if rows.name in stored.thawed:
-                yield from _wanted_boxes(rows, WEIGHTS[:-1], FROZEN + rows.name)
+                yield from _wanted_boxes(rows, WEIGHTS, f"{FROZEN}.{rows.name}")
                 continue
             moments = rows.unit.masters.moment_names() if stored.has_moments else ()
-            for state in (WEIGHTS[:-1], *moments):
+            for state in (WEIGHTS, *moments):
                 yield from _wanted_boxes(rows, state, f"{state}.{rows.name}")
         if stored.has_moments:
             for adafactor, unit, factor in _factors(self.owner):

@@ -9,7 +9,7 @@ Parameters may be frozen and trained by turns. A thawed one, which was frozen wh
 with an optimizer state of zeros, and counts its steps from there.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,7 +33,7 @@ from shardwright.train.checkpoint.weights_state import held_rows
 if TYPE_CHECKING:
     from shardwright.train.own_module.sharded_module import ModuleReplica
 
-_BUFFER, _AFTER = "buffer.", "trained_after."
+_BUFFER, _AFTER = "buffer", "trained_after"
 
 
 class ModuleState(StatePart):
@@ -46,9 +46,9 @@ class ModuleState(StatePart):
 
     def held(self) -> Iterator[HeldBox]:
         if self.mesh.rank == 0:
-            tensors = {_BUFFER + name: values for name, values in self._replica.buffers.items()}
-            tensors |= {FROZEN + name: values for name, values in self._replica.frozen.items()}
-            tensors |= {_AFTER + name: torch.tensor([n]) for name, n in self._replica.trained_after.items()}
+            tensors = {f"{_BUFFER}.{name}": values for name, values in self._replica.buffers.items()}
+            tensors |= {f"{FROZEN}.{name}": values for name, values in self._replica.frozen.items()}
+            tensors |= {f"{_AFTER}.{name}": torch.tensor([n]) for name, n in self._replica.trained_after.items()}
             for name, values in tensors.items():
                 yield whole_held_box(name, values, self.mesh)
 
@@ -61,7 +61,7 @@ class ModuleState(StatePart):
         for name in [parameter.place.name for parameter in parameters] if stored.optimizer_steps else ():
             if name in stored.thawed:
                 self._trained_after[name] = stored.optimizer_steps
-            elif _AFTER + name in stored.shapes:
+            elif f"{_AFTER}.{name}" in stored.shapes:
                 yield self._wanted_count(name, stored.optimizer_steps)
 
     def _wanted_count(self, name: str, optimizer_steps: int) -> WantedBox:
@@ -69,11 +69,11 @@ class ModuleState(StatePart):
             number = int(values.long())
             if not 0 < number <= optimizer_steps:
                 raise BrokenCheckpointError(
-                    f"{_AFTER}{name} is {number}, and its optimizer has done {optimizer_steps} steps"
+                    f"{_AFTER}.{name} is {number}, and its optimizer has done {optimizer_steps} steps"
                 )
             self._trained_after[name] = number
 
-        return WantedBox(_AFTER + name, (1,), ((0, 1),), take)
+        return WantedBox(f"{_AFTER}.{name}", (1,), ((0, 1),), take)
 
     def take_up(self, stored: StoredState) -> None:
         """Let the optimizer count the steps of each parameter from its first one. The optimizer's state of thawed
@@ -90,13 +90,15 @@ class ModuleState(StatePart):
 
 def thawed_parameters(shapes: Shapes) -> frozenset[str]:
     """The names of parameters that were frozen when a checkpoint with tensors of these shapes was written."""
-    names = (name.removeprefix(FROZEN) for name in shapes if name.startswith(FROZEN))
-    return frozenset(name for name in names if WEIGHTS + name not in shapes)
+    prefix = f"{FROZEN}."
+    names = (name.removeprefix(prefix) for name in shapes if name.startswith(prefix))
+    return frozenset(name for name in names if f"{WEIGHTS}.{name}" not in shapes)
 
 
-def _wanted(kind: str, name: str, target: Tensor, prefixes: tuple[str, ...], shapes: Mapping[str, object]) -> WantedBox:
-    """The box of a full tensor, under the first of `prefixes` with which the checkpoint has it."""
-    stored_name = next((prefix + name for prefix in prefixes if prefix + name in shapes), None)
+def _wanted(subject: str, name: str, target: Tensor, kinds: tuple[str, ...], shapes: Shapes) -> WantedBox:
+    """The box of a full tensor, of the first of these kinds that the checkpoint has; it is called `subject` if it has
+    none."""
+    stored_name = next((f"{kind}.{name}" for kind in kinds if f"{kind}.{name}" in shapes), None)
     if stored_name is None:
-        raise BrokenCheckpointError(f"it has no {kind} {name}")
+        raise BrokenCheckpointError(f"it has no {subject} {name}")
     return whole_wanted_box(stored_name, target)
