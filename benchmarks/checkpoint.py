@@ -37,11 +37,11 @@ from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.train.build import Replica, build
-from shardwright.train.checkpoint.box_reader import load_boxes
 from shardwright.train.checkpoint.boxes import full_shapes
 from shardwright.train.checkpoint.kept import indices_of, manifest_of
 from shardwright.train.checkpoint.manifest import folder_name
-from shardwright.train.checkpoint.replica_state import held_boxes, wanted_boxes
+from shardwright.train.checkpoint.saved_state import SavedState
+from shardwright.train.checkpoint.state_part import StoredState
 from shardwright.train.checkpoint.storage import LocalStorage
 from shardwright.train.checkpoint.writing import CheckpointWriter
 from shardwright.train.train_step import train_step
@@ -101,7 +101,7 @@ def _save_on_a_rank(mesh: Mesh, job: JobSpec, rounds: int, folder: Path) -> None
     group = dist.new_group(backend="gloo")
     train_step(replica, 0, _tokens(job, mesh, 0))
     # Live tensors of the sizes that ours copies, for theirs to copy.
-    theirs = {f"rank {mesh.rank}, {i}": box.values.clone() for i, box in enumerate(held_boxes(replica, mesh))}
+    theirs = {f"rank {mesh.rank}, {i}": box.values.clone() for i, box in enumerate(SavedState(replica, mesh).held())}
     num_bytes = sum(values.nbytes for values in theirs.values())
     blocks: dict[str, Callable[[], list[float]]] = {
         "without": partial(_block, job, replica, mesh),
@@ -213,7 +213,7 @@ def _read_on_a_rank(mesh: Mesh, job: JobSpec, rounds: int, folder: Path) -> None
     files = sorted((folder / "checkpoints" / folder_name(1)).glob("*.safetensors"))
     reads = {
         "files": partial(read_bytes, files[mesh.rank :: mesh.world.size]),
-        "boxes": partial(_load, replica, storage),
+        "boxes": partial(_load, replica, mesh, storage),
     }
     read_in_turn(mesh, reads, files, rounds, folder)
 
@@ -255,11 +255,10 @@ def read_bytes(files: list[Path]) -> None:
                 pass
 
 
-def _load(replica: Replica, storage: LocalStorage) -> None:
+def _load(replica: Replica, mesh: Mesh, storage: LocalStorage) -> None:
     """The boxes of this rank, into the memory that is there for them."""
     indices = indices_of(storage, manifest_of(storage, 1))
-    boxes = wanted_boxes(replica, dict(full_shapes(indices)), weights_alone=False)
-    load_boxes(boxes, storage, folder_name(1), indices)
+    SavedState(replica, mesh).load(StoredState(full_shapes(indices), 1), storage, folder_name(1), indices)
 
 
 def print_reads(found: dict[str, Any], boxes: str) -> None:

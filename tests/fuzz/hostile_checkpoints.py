@@ -271,13 +271,14 @@ def _state_of(run: Any) -> str:
     """A digest of all that a run remembers."""
     import torch
 
-    from shardwright.train.checkpoint.replica_state import held_boxes, optimizer_steps
+    from shardwright.train.checkpoint.saved_state import SavedState
+    from shardwright.train.checkpoint.state_part import optimizer_steps
 
     scale = run.replica.loss_scale
     states = [scale.state_dict() if scale else {}, run.health.state_dict()]
     numbers = [run.done, run.samples, run.passed_over, optimizer_steps(run.replica), *states]
     digest = blake2b(json.dumps(numbers).encode())
-    for box in sorted(held_boxes(run.replica, run.mesh), key=lambda box: (box.name, box.box)):
+    for box in sorted(SavedState(run.replica, run.mesh).held(), key=lambda box: (box.name, box.box)):
         digest.update(f"{box.name} {box.full_shape} {box.box} {box.values.dtype}".encode())
         digest.update(box.values.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
@@ -291,10 +292,11 @@ def _write_whole(root: Path, variant: int) -> None:
 
     from shardwright.config.load import make_job
     from shardwright.train.build import job_mesh
-    from shardwright.train.checkpoint.box_writer import save_boxes
+    from shardwright.train.checkpoint.boxes import save_boxes
     from shardwright.train.checkpoint.kept import make_whole
-    from shardwright.train.checkpoint.manifest import Manifest, MeasuredLoss, folder_name, index_file
-    from shardwright.train.checkpoint.replica_state import held_boxes, optimizer_steps
+    from shardwright.train.checkpoint.manifest import Manifest, MeasuredLoss, folder_name
+    from shardwright.train.checkpoint.saved_state import SavedState
+    from shardwright.train.checkpoint.state_part import optimizer_steps
     from shardwright.train.checkpoint.storage import open_storage
     from shardwright.train.training_run import RunStart, TrainingRun
 
@@ -313,7 +315,7 @@ def _write_whole(root: Path, variant: int) -> None:
         expected[str(step)] = _state_of(run)
         scale = run.replica.loss_scale
         state = {"health": run.health.state_dict()} | ({"loss_scale": scale.state_dict()} if scale else {})
-        halves = [half for box in held_boxes(run.replica, mesh) for half in _halves(box)]
+        halves = [half for box in SavedState(run.replica, mesh).held() for half in _halves(box)]
         for rank in range(2):
             save_boxes(halves[rank::2], storage, folder_name(step), rank)
         manifest = Manifest(
@@ -321,7 +323,7 @@ def _write_whole(root: Path, variant: int) -> None:
             job=job.model_dump(mode="json"), state=state, data=run.place.to_store(run.samples),
             losses={"held-out": MeasuredLoss(loss=float(step), set_digest="0" * 32)}, files=(),
         )  # fmt: skip
-        make_whole(storage, manifest, [index_file(rank) for rank in range(2)])
+        make_whole(storage, manifest, 2)
     Path("expected.json").write_text(json.dumps(expected))
     Path("text.txt").unlink()
     for path in sorted(Path("scratch").rglob("*"), reverse=True):

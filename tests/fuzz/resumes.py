@@ -34,8 +34,8 @@ from shardwright.train.async_step import train_stream
 from shardwright.train.build import Replica, build
 from shardwright.train.checkpoint.boxes import HeldBox
 from shardwright.train.checkpoint.kept import check_whole
-from shardwright.train.checkpoint.replica_state import held_boxes
 from shardwright.train.checkpoint.resuming import begin
+from shardwright.train.checkpoint.saved_state import SavedState
 from shardwright.train.checkpoint.storage import open_storage
 from shardwright.train.checkpoint.writing import CheckpointWriter
 from shardwright.train.train_step import train_step
@@ -73,11 +73,11 @@ def first_half(mesh: Mesh, job: JobSpec, folder: Path, num_steps: int) -> Half:
     replica = build(job, mesh)
     writer = CheckpointWriter(job, replica, mesh, folder)
     steps_of(replica, mesh, job, 0, num_steps)
-    held = held_boxes(replica, mesh)
+    held = SavedState(replica, mesh).held()
     writer.save(num_steps, job.batch.samples_before(num_steps), 0, {})
     losses = steps_of(replica, mesh, job, num_steps, num_steps)
     assert writer.wait() is not None
-    return Half(losses, held, held_boxes(replica, mesh))
+    return Half(losses, held, SavedState(replica, mesh).held())
 
 
 @leaves_nothing
@@ -85,9 +85,9 @@ def second_half(mesh: Mesh, job: JobSpec, folder: Path, num_steps: int) -> Half:
     """Go on from what was saved."""
     begun = begin(job, mesh, folder)
     assert begun.step, begun.lines
-    held = held_boxes(begun.replica, mesh)
+    held = SavedState(begun.replica, mesh).held()
     losses = steps_of(begun.replica, mesh, job, begun.step, num_steps)
-    return Half(losses, held, held_boxes(begun.replica, mesh))
+    return Half(losses, held, SavedState(begun.replica, mesh).held())
 
 
 @leaves_nothing
@@ -95,7 +95,7 @@ def held_at_first(mesh: Mesh, job: JobSpec, folder: Path) -> list[HeldBox]:
     """What a rank of another plan would save before it goes on."""
     begun = begin(job, mesh, folder)
     assert begun.step, begun.lines
-    return held_boxes(begun.replica, mesh)
+    return SavedState(begun.replica, mesh).held()
 
 
 def put_together(by_rank: list[list[HeldBox]]) -> dict[str, Tensor]:

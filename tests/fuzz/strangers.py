@@ -32,12 +32,11 @@ KINDS = {
 def _load_torch() -> None:
     """What going on from a checkpoint or beginning with released weights needs, for all children. Nothing is computed:
     that may start threads."""
-    import torch.distributed.checkpoint
     import torch.utils.tensorboard
 
     import shardwright.train.trainer
 
-    assert torch.distributed.checkpoint and torch.utils.tensorboard and shardwright.train.trainer
+    assert torch.utils.tensorboard and shardwright.train.trainer
 
 
 def main() -> int:

@@ -180,7 +180,7 @@ def test_an_order_that_is_left_out_is_told(of: str) -> None:
 def test_an_order_that_a_module_of_ones_own_is_left_without_is_told(of: str) -> None:
     found = {(name, place): faults for name, place, faults in planted(lambda: own_module(of))}
     assert len(found) > 2
-    double = [("synchronize", "wait in held_boxes")] if of == "values on the host" else []
+    double = [("synchronize", "wait in held")] if of == "values on the host" else []
     assert untold(found) == double
 
 

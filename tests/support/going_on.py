@@ -12,9 +12,9 @@ from shardwright.schedule.job_program import job_program
 from shardwright.train.async_step import train_stream
 from shardwright.train.build import Replica, build
 from shardwright.train.checkpoint.boxes import HeldBox
-from shardwright.train.checkpoint.compression_state import held_compression
-from shardwright.train.checkpoint.replica_state import held_boxes
+from shardwright.train.checkpoint.compression_state import CompressionState
 from shardwright.train.checkpoint.resuming import begin
+from shardwright.train.checkpoint.saved_state import SavedState
 from shardwright.train.checkpoint.writing import CheckpointWriter
 from shardwright.train.train_step import train_step
 from support.cases import my_tokens
@@ -36,7 +36,7 @@ def steps(replica: Replica, mesh: Mesh, job: JobSpec, first: int, end: int) -> l
 
 def state(replica: Replica, mesh: Mesh) -> Boxes:
     """All that this rank would write, by name and place."""
-    return {f"{box.name} {box.box}": box.values for box in held_boxes(replica, mesh)}
+    return {f"{box.name} {box.box}": box.values for box in SavedState(replica, mesh).held()}
 
 
 @leaves_nothing
@@ -63,12 +63,12 @@ def save_and_tell(mesh: Mesh, job: JobSpec, folder: Path) -> list[HeldBox]:
     writer = CheckpointWriter(job, replica, mesh, folder)
     writer.save(STEPS, STEPS * job.batch.global_batch_size, 0, {})
     writer.wait()
-    return list(held_compression(replica, mesh))
+    return list(CompressionState(replica, mesh).held())
 
 
 @leaves_nothing
 def go_on_and_tell(mesh: Mesh, job: JobSpec, folder: Path) -> list[HeldBox]:
-    return list(held_compression(begin(job, mesh, folder).replica, mesh))
+    return list(CompressionState(begin(job, mesh, folder).replica, mesh).held())
 
 
 @leaves_nothing
@@ -95,4 +95,4 @@ def save_and_load_in_memory(mesh: Mesh, job: JobSpec, folder: Path) -> tuple[lis
 
 @leaves_nothing
 def go_on_and_hold(mesh: Mesh, job: JobSpec, folder: Path) -> list[HeldBox]:
-    return held_boxes(begin(job, mesh, folder).replica, mesh)
+    return SavedState(begin(job, mesh, folder).replica, mesh).held()

@@ -12,7 +12,7 @@ from shardwright.parallel.comm.process_groups import StandIns
 from shardwright.parallel.comm.transport import DryTransport
 from shardwright.parallel.zero.module_units import module_units
 from shardwright.train.build import job_mesh
-from shardwright.train.checkpoint.replica_state import held_boxes
+from shardwright.train.checkpoint.saved_state import SavedState
 from shardwright.train.dry_steps import META
 from shardwright.train.own_module.sharded_module import ShardedModule
 
@@ -33,5 +33,5 @@ def module_accesses(
                 sharded.backward(sharded(inputs()).square().mean())
             sharded.step()
             waits = tuple(streams.waits)
-            streams.host_writes_files(held_boxes(sharded.replica, mesh))
+            streams.host_writes_files(SavedState(sharded.replica, mesh).held())
     return RankAccesses(streams.num_accesses, tuple(streams.faults), waits, 1, ExpertPasses())

@@ -26,7 +26,7 @@ from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.train import span, train_step
 from shardwright.train.build import Replica
 from shardwright.train.checkpoint.kept import manifest_of, steps_kept
-from shardwright.train.checkpoint.replica_state import held_boxes
+from shardwright.train.checkpoint.saved_state import SavedState
 from shardwright.train.checkpoint.storage import open_storage
 from shardwright.train.metrics import MetricsLog
 from shardwright.train.run_lines import RunResult
@@ -97,7 +97,7 @@ class Plot:
 
 def state_of(replica: Replica) -> State:
     """All that this rank would write."""
-    return {f"{box.name} {box.box}": box.values.clone() for box in held_boxes(replica, replica.mesh)}
+    return {f"{box.name} {box.box}": box.values.clone() for box in SavedState(replica, replica.mesh).held()}
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from shardwright.config.load import make_job
 from shardwright.config.plan import PlanSpec
 from shardwright.parallel.comm.process_groups import Mesh, MeshNeeds, make_mesh
 from shardwright.train.checkpoint.kept import manifest_of
-from shardwright.train.checkpoint.replica_state import held_boxes
+from shardwright.train.checkpoint.saved_state import SavedState
 from shardwright.train.checkpoint.storage import open_storage
 from shardwright.train.data.batch_reader import BatchReader, my_share
 from shardwright.train.data.samples import Samples
@@ -200,7 +200,7 @@ def run_of(mesh: Mesh, job: JobSpec, folder: Path, leaves_after: int = 0, fails_
 
 
 def weights(run: TrainingRun) -> dict[str, torch.Tensor]:
-    return {f"{box.name} {box.box}": box.values.clone() for box in held_boxes(run.replica, run.mesh)}
+    return {f"{box.name} {box.box}": box.values.clone() for box in SavedState(run.replica, run.mesh).held()}
 
 
 def left_and_went_on(mesh: Mesh, job: JobSpec, folder: Path) -> None:

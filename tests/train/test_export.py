@@ -19,8 +19,7 @@ from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.tensor.parameter import placed_parameters
 from shardwright.sharding.parameter_shard import Box
 from shardwright.train.build import build
-from shardwright.train.checkpoint.box_writer import save_boxes
-from shardwright.train.checkpoint.boxes import HeldBox
+from shardwright.train.checkpoint.boxes import HeldBox, save_boxes
 from shardwright.train.checkpoint.export import export_weights, exported_tensors
 from shardwright.train.checkpoint.kept import make_whole, manifest_of
 from shardwright.train.checkpoint.manifest import (
@@ -29,7 +28,6 @@ from shardwright.train.checkpoint.manifest import (
     Manifest,
     StoredBox,
     folder_name,
-    index_file,
 )
 from shardwright.train.checkpoint.storage import open_storage
 from shardwright.train.checkpoint.writing import CheckpointWriter
@@ -122,7 +120,7 @@ def large(folder: Path, num_rows: int = ROWS) -> Path:
         save_boxes(boxes, storage, folder_name(3), rank)
     job = small_job().model_dump(mode="json")
     manifest = Manifest(step=3, samples=0, optimizer_steps=0, job=job, state={}, files=())
-    make_whole(storage, manifest, [index_file(0), index_file(1)])
+    make_whole(storage, manifest, 2)
     return folder
 
 

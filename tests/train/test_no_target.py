@@ -16,7 +16,8 @@ from shardwright.schedule.job_program import job_program
 from shardwright.sharding.token_marks import UNCOUNTED
 from shardwright.train.async_step import train_stream
 from shardwright.train.build import Replica, build
-from shardwright.train.checkpoint.replica_state import held_boxes, optimizer_steps
+from shardwright.train.checkpoint.saved_state import SavedState
+from shardwright.train.checkpoint.state_part import optimizer_steps
 from shardwright.train.metrics import MetricsLog
 from shardwright.train.run_lines import RunResult
 from shardwright.train.train_step import StepResult, learning_rate, train_step
@@ -43,7 +44,7 @@ def without_targets(tokens: Tensor) -> Tensor:
 
 
 def state_of(replica: Replica, mesh: Mesh) -> State:
-    return {f"{box.name} {box.box}": box.values.clone() for box in held_boxes(replica, mesh)}
+    return {f"{box.name} {box.box}": box.values.clone() for box in SavedState(replica, mesh).held()}
 
 
 def trained(mesh: Mesh, job: JobSpec, is_empty: bool) -> tuple[list[StepResult], State, int]:

@@ -11,7 +11,7 @@ from shardwright.measure.verdict import Record
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.schedule.job_program import plan_faults
 from shardwright.train.build import build
-from shardwright.train.checkpoint.replica_state import held_boxes
+from shardwright.train.checkpoint.saved_state import SavedState
 from support.cases import record, remembered, small_job
 from support.cases import train as train_steps
 from support.ranks import leaves_nothing, run_on_mesh
@@ -130,7 +130,7 @@ def expert_amaxes(mesh: Mesh, job: JobSpec) -> dict[str, Any]:
     """What the experts of this rank remember after two steps, by name."""
     replica = build(job, mesh)
     train_steps(replica, mesh, job, 2)
-    held = {box.name: box.values.tolist() for box in held_boxes(replica, mesh)}
+    held = {box.name: box.values.tolist() for box in SavedState(replica, mesh).held()}
     return {name: past for name, past in held.items() if name.startswith("float8") and ".experts." in name}
 
 

@@ -34,8 +34,8 @@ from shardwright.sharding.parameter_shard import ParameterShard
 from shardwright.sharding.update_matrices import update_matrices
 from shardwright.train.build import Replica, build, job_mesh
 from shardwright.train.checkpoint.boxes import HeldBox
-from shardwright.train.checkpoint.replica_state import held_boxes
 from shardwright.train.checkpoint.resuming import begin
+from shardwright.train.checkpoint.saved_state import SavedState
 from shardwright.train.checkpoint.writing import CheckpointWriter
 from shardwright.train.train_step import train_step
 from support.cases import against_one_rank, made_up_tokens, my_tokens, record, small_job, train, with_optimizer
@@ -313,13 +313,13 @@ def save(mesh: Mesh, job: JobSpec, folder: Path) -> list[HeldBox]:
     writer = CheckpointWriter(job, replica, mesh, folder)
     writer.save(2, 2 * job.batch.global_batch_size, 0, {})
     writer.wait()
-    return held_boxes(replica, mesh)
+    return SavedState(replica, mesh).held()
 
 
 @leaves_nothing
 def take_up(mesh: Mesh, job: JobSpec, folder: Path) -> tuple[list[HeldBox], tuple[str, ...], float]:
     begun = begin(job, mesh, folder)
-    held = held_boxes(begun.replica, mesh)
+    held = SavedState(begun.replica, mesh).held()
     return held, begun.lines, train_step(begun.replica, 2, my_tokens(mesh, job, 2)).loss
 
 

@@ -12,7 +12,7 @@ import shardwright as sw
 from shardwright.parallel.zero.master_weights import Masters
 from shardwright.train.checkpoint import storage as places
 from shardwright.train.checkpoint.boxes import HeldBox
-from shardwright.train.checkpoint.replica_state import ComingBoxes
+from shardwright.train.checkpoint.saved_state import ComingBoxes
 from support.ranks import in_group, run_ranks
 
 ADAMW = {"name": "adamw", "learning_rate": 1e-2}

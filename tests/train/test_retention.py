@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 
 from shardwright.config.checkpoint import CheckpointSpec
 from shardwright.train.checkpoint.kept import (
+    healthy_first,
     in_order_to_load,
     make_whole,
     manifest_of,
     mark_unhealthy,
     remove_old,
     steps_kept,
+    steps_to_remove,
 )
 from shardwright.train.checkpoint.manifest import (
     HEALTHY,
@@ -27,7 +29,6 @@ from shardwright.train.checkpoint.manifest import (
     in_words,
     to_bytes,
 )
-from shardwright.train.checkpoint.retention import healthy_first, steps_to_remove
 from shardwright.train.checkpoint.storage import LocalStorage, open_storage
 from support.cases import small_job
 
@@ -97,7 +98,7 @@ def written(folder: Path, step: int, health: StateHealth = HEALTHY) -> LocalStor
         health=health, files=(),
     )  # fmt: skip
     storage.write(f"{folder_name(step)}/{data_file(0)}", [b"boxes"])
-    make_whole(storage, manifest, [])
+    make_whole(storage, manifest, 0)
     remove_old(storage, CheckpointSpec(keep_last=2), step)
     return storage
 

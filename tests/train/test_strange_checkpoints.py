@@ -19,10 +19,8 @@ from shardwright.cli.kept_checkpoints import checkpoint
 from shardwright.config.load import make_job
 from shardwright.sharding.parameter_shard import Box
 from shardwright.train.build import job_mesh
-from shardwright.train.checkpoint import box_reader
-from shardwright.train.checkpoint.box_reader import load_boxes
-from shardwright.train.checkpoint.box_writer import save_boxes
-from shardwright.train.checkpoint.boxes import HeldBox, WantedBox
+from shardwright.train.checkpoint import boxes
+from shardwright.train.checkpoint.boxes import HeldBox, WantedBox, load_boxes, save_boxes
 from shardwright.train.checkpoint.checked_blocks import CheckedFile
 from shardwright.train.checkpoint.kept import check_whole, steps_kept
 from shardwright.train.checkpoint.manifest import BrokenCheckpointError, FileIndex, StoredBox, digest_of, read_index
@@ -251,7 +249,7 @@ def test_a_part_is_read_a_slab_at_a_time(slab_bytes: int, tmp_path: Path, monkey
         most[0] = max(most[0], stop - start)
         return read(file, start, stop)
 
-    monkeypatch.setattr(box_reader, "SLAB_BYTES", slab_bytes)
+    monkeypatch.setattr(boxes, "SLAB_BYTES", slab_bytes)
     monkeypatch.setattr(CheckedFile, "read", spied)
     for box in (((0, 3), (0, 5), (0, 7)), ((1, 3), (2, 4), (3, 6)), ((2, 3), (4, 5), (6, 7))):
         found: list[torch.Tensor] = []

@@ -17,7 +17,8 @@ from shardwright.config.base import PlanError
 from shardwright.train.checkpoint.pickled_weights import PickledFiles
 from shardwright.train.checkpoint.released_companions import companions
 from shardwright.train.checkpoint.released_files import ReleasedFiles
-from shardwright.train.checkpoint.safetensors_folder import WrittenTensor, _in_files
+from shardwright.train.checkpoint.safetensors_folder import _in_files
+from shardwright.train.checkpoint.safetensors_format import WrittenTensor
 
 
 def safetensors(folder: Path, header: dict[str, Any], num_bytes: int = 4096) -> Path:

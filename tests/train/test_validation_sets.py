@@ -18,10 +18,9 @@ from shardwright.config.data import DataSpec
 from shardwright.config.job import JobSpec
 from shardwright.config.load import load_job, make_job
 from shardwright.parallel.comm.process_groups import Mesh
-from shardwright.train.checkpoint.kept import best_of_sets, manifest_of, steps_kept
+from shardwright.train.checkpoint.kept import best_of_sets, best_step, manifest_of, steps_kept
 from shardwright.train.checkpoint.manifest import Manifest, MeasuredLoss, StateHealth
 from shardwright.train.checkpoint.other_job import differences, refuse_other_model
-from shardwright.train.checkpoint.retention import best_step
 from shardwright.train.checkpoint.storage import open_storage
 from shardwright.train.data.prepare import prepare_validation
 from shardwright.train.data.source_files import trained_on_notes

@@ -11,9 +11,7 @@ from torch import Tensor
 
 from shardwright.measure.verdict import Record
 from shardwright.sharding.parameter_shard import Box, ParameterShard
-from shardwright.train.checkpoint.box_reader import load_boxes
-from shardwright.train.checkpoint.box_writer import save_boxes
-from shardwright.train.checkpoint.boxes import HeldBox, WantedBox
+from shardwright.train.checkpoint.boxes import HeldBox, WantedBox, load_boxes, save_boxes
 from shardwright.train.checkpoint.manifest import index_file, read_index
 from shardwright.train.checkpoint.storage import LocalStorage
 from shardwright.train.train_step import StepResult

@@ -91,5 +91,10 @@ def cut_rows(part: Box, first: int, end: int, most_elements: int) -> Iterator[Ro
 
 def overlap(first: Box, second: Box) -> Box | None:
     """The common part of two boxes of one tensor; None if there is none."""
-    shared = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(first, second, strict=True))
-    return shared if all(start < stop for start, stop in shared) else None
+    shared = list[tuple[int, int]]()
+    for (start, stop), (other_start, other_stop) in zip(first, second, strict=True):
+        low, high = max(start, other_start), min(stop, other_stop)
+        if low >= high:  # most pairs of a large job are apart in their first dim
+            return None
+        shared.append((low, high))
+    return tuple(shared)

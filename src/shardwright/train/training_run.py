@@ -15,7 +15,7 @@ from shardwright.sharding.memory_account import RankMemory
 from shardwright.train.checkpoint.kept import place_of
 from shardwright.train.checkpoint.manifest import HEALTHY, StateHealth, folder_name
 from shardwright.train.checkpoint.resuming import Resumed, begin, go_back
-from shardwright.train.checkpoint.writing import BestInterval, CheckpointWriter, Saved
+from shardwright.train.checkpoint.writing import BestInterval, CheckpointWriter, Saved, StateQuality
 from shardwright.train.data.batch_reader import BatchReader
 from shardwright.train.data.place import PlaceInData, StoredPlace, taken_up
 from shardwright.train.data.prepare import prepare_tokens, prepare_validation, refuse_missing
@@ -229,11 +229,9 @@ class TrainingRun:
         """Begin to write the present state, which replicas must hold alike."""
         self.health.compare_replicas(self.done, before_save=True)
         state = {"health": self.health.state_dict(), "schedule": {"left_out": self.left_out}}
-        health, place = self._state_health(), self.place.to_store(self.samples)
-        losses = self.held_out.to_store(self.done)
-        self._log_saved(
-            writer.save(self.done, self.samples, self.passed_over, state, health, data=place, losses=losses)
-        )
+        quality = StateQuality(self._state_health(), self.held_out.to_store(self.done))
+        place = self.place.to_store(self.samples)
+        self._log_saved(writer.save(self.done, self.samples, self.passed_over, state, quality, place))
 
     def _wait_for_save(self) -> None:
         """Wait until the checkpoint that is being written is whole, or has failed."""

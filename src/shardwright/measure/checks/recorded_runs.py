@@ -11,7 +11,7 @@ from shardwright.config.recompute_policy import KEEP_ALL
 from shardwright.measure.checks.host_waits import ExpertPasses, expert_passes
 from shardwright.measure.checks.recorded_streams import OperatorAccesses, RecordedStreams
 from shardwright.parallel.comm.transport import DryTransport
-from shardwright.train.checkpoint.replica_state import coming_boxes
+from shardwright.train.checkpoint.saved_state import SavedState
 from shardwright.train.data.batch_reader import BatchPlace, BatchReader
 from shardwright.train.dry_steps import DrySteps
 
@@ -41,8 +41,8 @@ def recorded_accesses(job: JobSpec, rank: int) -> RankAccesses:
         reader = ReaderInTurn(_ZeroSamples(job.model.sequence), job, steps.mesh, num_batches)
         steps.batch_of = lambda number: reader.batch(number, number * job.batch.global_batch_size)
         steps.run()
-        streams.host_writes_files(coming_boxes(steps.replica, steps.mesh).wait())
-        saved = coming_boxes(steps.replica, steps.mesh)
+        streams.host_writes_files(SavedState(steps.replica, steps.mesh).held())
+        saved = SavedState(steps.replica, steps.mesh).copy()
         steps.replica.executor.reverses_pairs = True  # on a device neither part of a pair is first
         streams.waits.clear()
         steps.run()

@@ -23,7 +23,7 @@ from shardwright.config.base import RunError
 from shardwright.config.units import counted
 from shardwright.parallel.tensor.parameter import PlacedParameter
 from shardwright.parallel.zero.flat_unit import FlatUnit
-from shardwright.parallel.zero.sharded_stage import ShardedStage
+from shardwright.parallel.zero.sharded_stage import BackwardHook, ShardedStage
 from shardwright.parallel.zero.unit_setting import Sharding, UnitSetting
 from shardwright.sharding.buffer_pool import OneBuffer
 
@@ -226,7 +226,7 @@ def mark_inputs(inputs: Any, stage: ModuleStage, region: str) -> Any:
     if not tensors:  # its backward ends with the whole backward
         return inputs
     stage.expect_backward(region)
-    marked = iter(_BackwardEnd.apply(partial(stage.leave_backward, region), *tensors))
+    marked = iter(BackwardHook.apply(partial(stage.leave_backward, region), *tensors))
     return map_tensors(lambda x: next(marked) if x.requires_grad else x, inputs)
 
 
@@ -265,18 +265,3 @@ def map_tensors(function: Callable[[Tensor], Tensor], value: Any) -> Any:
         mapped = {field.name: map_tensors(function, getattr(value, field.name)) for field in fields(value)}
         return replace(value, **mapped)
     return value
-
-
-class _BackwardEnd(torch.autograd.Function):
-    """Forward: the identity. Backward: calls `then` when all gradients have arrived."""
-
-    @staticmethod
-    def forward(ctx: Any, then: Callable[[], None], *x: Tensor) -> tuple[Tensor, ...]:
-        ctx.then = then
-        # Not views for autograd, since the module may overwrite its input.
-        return tuple(tensor.detach() for tensor in x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        ctx.then()
-        return None, *grads

@@ -103,22 +103,22 @@ class ShardedStage(StageEvents[FlatUnit]):
         self.begin_forward(region)
         has_backward = torch.is_grad_enabled() and x[0].requires_grad
         if has_backward:
-            x = _BackwardHook.apply(partial(self.end_backward, region), *x)
+            x = BackwardHook.apply(partial(self.end_backward, region), *x)
         y = function(*x)
         if has_backward:
-            (y,) = _BackwardHook.apply(partial(self.begin_backward, region), y)
+            (y,) = BackwardHook.apply(partial(self.begin_backward, region), y)
         self.end_forward(region, has_backward)
         return y
 
 
-class _BackwardHook(torch.autograd.Function):
+class BackwardHook(torch.autograd.Function):
     """Forward: the identity. Backward: calls `then`, which may gather or release values, when all gradients have
-    arrived."""
+    arrived. Outputs are not views for autograd, because a user's module may overwrite its input."""
 
     @staticmethod
     def forward(ctx: Any, then: Callable[[], None], *x: Tensor) -> tuple[Tensor, ...]:
         ctx.then = then
-        return tuple(tensor.view_as(tensor) for tensor in x)
+        return tuple(tensor.detach() for tensor in x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

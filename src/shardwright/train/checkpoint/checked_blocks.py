@@ -4,13 +4,11 @@ A reader that needs a part of a file verifies only the blocks that the part touc
 """
 
 import errno
-import json
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from shardwright.sharding.row_boxes import shape_of_box
-from shardwright.train.checkpoint.manifest import BLOCK_BYTES, BrokenCheckpointError, FileIndex, StoredBox
+from shardwright.train.checkpoint.manifest import BLOCK_BYTES, BrokenCheckpointError, FileIndex
 from shardwright.train.checkpoint.storage import Storage
 
 # Error numbers of a file that does not exist, or is not a file that a checkpoint writes. Some errors of fsspec have no
@@ -46,22 +44,6 @@ class BlockSums:
                 self._sums.append(self._current)
                 self._current = 0
             view = view[step:]
-
-
-def safetensors_header(boxes: list[StoredBox], keys: list[str]) -> bytes:
-    """The header of a safetensors file: the length of a JSON object, and the object. It gives, by key, the position of
-    each box in the bytes after it, where boxes lie one after the other. Its metadata name each box's tensor, full shape
-    and place."""
-    places = {key: [stored.name, stored.full_shape, stored.box] for key, stored in zip(keys, boxes, strict=True)}
-    entries: dict[str, object] = {"__metadata__": {"format": "pt", "boxes": json.dumps(places)}}
-    start = 0
-    for key, stored in zip(keys, boxes, strict=True):
-        end = start + stored.num_bytes
-        entries[key] = {"dtype": stored.dtype, "shape": shape_of_box(stored.box), "data_offsets": [start, end]}
-        start = end
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
 
 
 @contextmanager

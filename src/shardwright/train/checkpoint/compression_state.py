@@ -9,13 +9,12 @@ replicas changes, each new replica takes an equal share of the sum; if not, each
 a warm start only: if the checkpoint has none for the rows of a rank, the rank starts without one.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 
 from torch import Tensor
 
 from shardwright.config import largest
-from shardwright.config.units import MIB
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.compress.bucket import ErrorKind, ErrorSpan
 from shardwright.parallel.compress.compressor import Compressor
@@ -24,59 +23,61 @@ from shardwright.parallel.zero.flat_unit import FlatUnit
 from shardwright.parallel.zero.unit_setting import Sharding
 from shardwright.sharding.row_boxes import RowBox, cut_rows
 from shardwright.train.checkpoint.boxes import HeldBox, WantedBox, copy_on_host
-from shardwright.train.checkpoint.holds_state import HoldsState
 from shardwright.train.checkpoint.manifest import BrokenCheckpointError
+from shardwright.train.checkpoint.state_part import (
+    MOST_ELEMENTS,
+    Shapes,
+    StateOwner,
+    StatePart,
+    StoredState,
+    units_of,
+)
 from shardwright.train.gradient_norm import is_first_of_line
 
-Shapes = Mapping[str, tuple[int, ...]]
 _KINDS: tuple[ErrorKind, ...] = ("lost", "served")
-# The most elements of a box that is read at once.
-_MOST_ELEMENTS = 8 * MIB
 
 
-def held_compression(replica: HoldsState, mesh: Mesh) -> Iterator[HeldBox]:
-    """Copies, in host memory, of the errors and queries that this rank writes."""
-    for unit, compressor in _compressed_units(replica):
-        for parameter, span in _error_spans(unit, compressor):
-            if parameter is replica.tied.last or not is_first_of_line(parameter, mesh):
-                continue
-            num_errors, index = _error_count_and_index(unit.sharding, span.kind)
-            full_shape = (num_errors, *parameter.place.full_shape)
-            for part in _element_boxes(parameter, span, 2**62):
-                values = copy_on_host(span.values[part.first - span.first : part.end - span.first], mesh)
-                box = ((index, index + 1), *part.box[:-1])
-                yield HeldBox(_name(span.kind, parameter), full_shape, box, values.view(1, *part.shape[:-1]))
-        if unit.sharding.shards.index == unit.sharding.copies.index == 0:
-            for parameter, query_MR in zip(_matrices(unit, compressor), compressor.method.warm_starts(), strict=False):
-                is_written = parameter is not replica.tied.last and is_first_of_line(parameter, mesh)
-                if query_MR is not None and is_written:
-                    columns, rank = parameter.place.box[-1], query_MR.shape[1]
-                    full_shape, box = (parameter.place.full_shape[-1], rank), (columns, (0, rank))
-                    yield HeldBox(_query_name(parameter), full_shape, box, copy_on_host(query_MR, mesh))
+class CompressionState(StatePart):
+    """The errors and queries of compressed gradients. Errors of parameters that are not compressed any more are
+    ignored."""
+
+    def held(self) -> Iterator[HeldBox]:
+        for unit, compressor in _compressed_units(self.owner):
+            for parameter, span in _error_spans(unit, compressor):
+                if self._is_written(parameter):
+                    yield from _held_errors(unit.sharding, parameter, span, self.mesh)
+            if unit.sharding.shards.index == unit.sharding.copies.index == 0:
+                warm_starts = compressor.method.warm_starts()
+                for parameter, query_MR in zip(_matrices(unit, compressor), warm_starts, strict=False):
+                    if query_MR is not None and self._is_written(parameter):
+                        columns, rank = parameter.place.box[-1], query_MR.shape[1]
+                        full_shape, box = (parameter.place.full_shape[-1], rank), (columns, (0, rank))
+                        yield HeldBox(_query_name(parameter), full_shape, box, copy_on_host(query_MR, self.mesh))
+
+    def _is_written(self, parameter: PlacedParameter) -> bool:
+        """True if this rank writes what belongs to a parameter, if any of its replicas does."""
+        return parameter is not self.owner.tied.last and is_first_of_line(parameter, self.mesh)
+
+    def wanted(self, stored: StoredState) -> Iterator[WantedBox]:
+        if stored.weights_alone:
+            return
+        for unit, compressor in _compressed_units(self.owner):
+            kinds = compressor.method.error_kinds(unit.bucket().is_scattered)
+            for parameter, span in _error_spans(unit, compressor):
+                span.values.zero_()  # a run that rolls back has old errors here
+                # Errors of a kind that the method does not have are added to "lost": gradients that are not sent yet.
+                stored_kinds = [span.kind, *(k for k in _KINDS if k not in kinds and span.kind == "lost")]
+                for kind in stored_kinds:
+                    yield from _wanted_errors(unit.sharding, parameter, span, kind, stored)
+            if compressor.method.has_warm_starts:
+                yield from _wanted_queries(unit, compressor, stored.shapes)
+
+    def take_up(self, stored: StoredState) -> None:
+        """Nothing: values are complete once they are read."""
 
 
-def wanted_compression(replica: HoldsState, shapes: Shapes, scaled_by: float) -> list[WantedBox]:
-    """The errors that this rank reads from a checkpoint with tensors of these shapes, with functions that store them.
-
-    `scaled_by` is the new scale of gradients divided by the old one. Errors of parameters that are not compressed any
-    more are ignored.
-    """
-    boxes = list[WantedBox]()
-    for unit, compressor in _compressed_units(replica):
-        kinds = compressor.method.error_kinds(unit.bucket().is_scattered)
-        for parameter, span in _error_spans(unit, compressor):
-            span.values.zero_()  # a run that rolls back has old errors here
-            # Errors of a kind that the method does not have are added to "lost": gradients that are not sent yet.
-            stored_kinds = [span.kind, *(k for k in _KINDS if k not in kinds and span.kind == "lost")]
-            boxes += _wanted_errors(unit.sharding, parameter, span, stored_kinds, shapes, scaled_by)
-        if compressor.method.has_warm_starts:
-            boxes += _wanted_queries(unit, compressor, shapes)
-    return boxes
-
-
-def _compressed_units(replica: HoldsState) -> Iterator[tuple[FlatUnit, Compressor]]:
-    for shards in replica.shards.values():
-        yield from ((unit, unit.compressor) for unit in shards.units if unit.compressor is not None)
+def _compressed_units(owner: StateOwner) -> Iterator[tuple[FlatUnit, Compressor]]:
+    yield from ((unit, unit.compressor) for unit in units_of(owner) if unit.compressor is not None)
 
 
 def _error_spans(unit: FlatUnit, compressor: Compressor) -> Iterator[tuple[PlacedParameter, ErrorSpan]]:
@@ -103,32 +104,36 @@ def _name(kind: ErrorKind, parameter: PlacedParameter) -> str:
     return f"compression.{kind}.{parameter.place.name}"
 
 
-def _wanted_errors(
-    sharding: Sharding,
-    parameter: PlacedParameter,
-    span: ErrorSpan,
-    stored_kinds: list[ErrorKind],
-    shapes: Shapes,
-    scaled_by: float,
-) -> Iterator[WantedBox]:
-    """The stored errors of a span of elements: this replica's own error, or its share of all errors."""
+def _held_errors(sharding: Sharding, parameter: PlacedParameter, span: ErrorSpan, mesh: Mesh) -> Iterator[HeldBox]:
+    """Copies, in host memory, of this replica's errors of a span of elements."""
     num_errors, index = _error_count_and_index(sharding, span.kind)
+    full_shape = (num_errors, *parameter.place.full_shape)
+    for part in _element_boxes(parameter, span, 2**62):
+        values = copy_on_host(span.values[part.first - span.first : part.end - span.first], mesh)
+        box = ((index, index + 1), *part.box[:-1])
+        yield HeldBox(_name(span.kind, parameter), full_shape, box, values.view(1, *part.shape[:-1]))
 
-    def add(target: Tensor, share: float, values: Tensor) -> None:
+
+def _wanted_errors(
+    sharding: Sharding, parameter: PlacedParameter, span: ErrorSpan, kind: ErrorKind, stored: StoredState
+) -> Iterator[WantedBox]:
+    """The stored errors, of one kind, of a span of elements: this replica's own error, or its share of all errors."""
+    name = _name(kind, parameter)
+    if name not in stored.shapes:
+        return
+    num_errors, index = _error_count_and_index(sharding, span.kind)
+    num_stored = _num_stored(name, stored.shapes[name], parameter)
+    is_own = kind == span.kind and num_stored == num_errors
+    share = stored.scaled_by if is_own else stored.scaled_by / num_errors
+
+    def add(target: Tensor, values: Tensor) -> None:
         target.add_(values.view(-1).to(target.device), alpha=share)
 
-    for kind in stored_kinds:
-        name = _name(kind, parameter)
-        if name not in shapes:
-            continue
-        num_stored = _num_stored(name, shapes[name], parameter)
-        is_own = kind == span.kind and num_stored == num_errors
-        share = scaled_by if is_own else scaled_by / num_errors
-        for part in _element_boxes(parameter, span, _MOST_ELEMENTS):
-            target = span.values[part.first - span.first : part.end - span.first]
-            for number in [index] if is_own else range(num_stored):
-                box = ((number, number + 1), *part.box[:-1])
-                yield WantedBox(name, (num_stored, *parameter.place.full_shape), box, partial(add, target, share))
+    for part in _element_boxes(parameter, span, MOST_ELEMENTS):
+        target = span.values[part.first - span.first : part.end - span.first]
+        for number in [index] if is_own else range(num_stored):
+            box = ((number, number + 1), *part.box[:-1])
+            yield WantedBox(name, (num_stored, *parameter.place.full_shape), box, partial(add, target))
 
 
 def _num_stored(name: str, shape: tuple[int, ...], parameter: PlacedParameter) -> int:

@@ -13,7 +13,8 @@ from shardwright.config.hugging_face.config_json import CONFIG, read_keys
 from shardwright.config.hugging_face.written_config import config_bytes
 from shardwright.train.checkpoint.export import EXPORTED, TORCH, write_values
 from shardwright.train.checkpoint.released_companions import companions
-from shardwright.train.checkpoint.safetensors_folder import Files, WrittenTensor, write_safetensors
+from shardwright.train.checkpoint.safetensors_folder import Files, write_safetensors
+from shardwright.train.checkpoint.safetensors_format import WrittenTensor
 from shardwright.train.checkpoint.stored_weights import PlainTensor, StoredFiles, plain_tensors, stored_files
 
 _DTYPE_KEYS = ("dtype", "torch_dtype")  # keys of config.json, the second in older files

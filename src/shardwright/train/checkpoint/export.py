@@ -18,8 +18,7 @@ from torch import Tensor
 from shardwright.config.units import MIB
 from shardwright.sharding.parameter_shard import Box
 from shardwright.sharding.row_boxes import cut_rows, num_elements_of
-from shardwright.train.checkpoint.box_reader import load_boxes
-from shardwright.train.checkpoint.boxes import WantedBox
+from shardwright.train.checkpoint.boxes import WantedBox, load_boxes
 from shardwright.train.checkpoint.kept import indices_of
 from shardwright.train.checkpoint.manifest import (
     BrokenCheckpointError,
@@ -27,7 +26,8 @@ from shardwright.train.checkpoint.manifest import (
     Manifest,
     folder_name,
 )
-from shardwright.train.checkpoint.safetensors_folder import METADATA, Files, WrittenTensor, write_safetensors
+from shardwright.train.checkpoint.safetensors_folder import Files, write_safetensors
+from shardwright.train.checkpoint.safetensors_format import METADATA, WrittenTensor
 from shardwright.train.checkpoint.storage import Storage
 from shardwright.train.checkpoint.whole_tensors import whole_tensors
 

@@ -3,8 +3,9 @@
 A checkpoint is kept if it has a manifest, and whole if every byte is as it was written.
 """
 
+import math
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count
@@ -29,12 +30,12 @@ from shardwright.train.checkpoint.manifest import (
     digest_of,
     folder_name,
     in_words,
+    index_file,
     optimizer_of,
     read_index,
     read_manifest,
     to_bytes,
 )
-from shardwright.train.checkpoint.retention import best_step, healthy_first, steps_to_remove
 from shardwright.train.checkpoint.storage import LocalStorage, Storage, open_storage, read_whole
 from shardwright.train.checkpoint.whole_tensors import check_kinds, whole_tensors
 from shardwright.train.run_files import CHECKPOINTS_BELOW, METRICS
@@ -88,11 +89,11 @@ def check_whole(storage: Storage, step: int) -> Manifest:
     return manifest
 
 
-def make_whole(storage: Storage, manifest: Manifest, index_files: list[str]) -> None:
-    """Commit a checkpoint whose files are durable: write its manifest, durably, and then, if it is healthy, its name to
-    `latest`. Raises OSError, BrokenCheckpointError."""
+def make_whole(storage: Storage, manifest: Manifest, num_ranks: int) -> None:
+    """Commit a checkpoint whose files, one of each rank, are durable: write its manifest, durably, and then, if it is
+    healthy, its name to `latest`. Raises OSError, BrokenCheckpointError."""
     folder, notes = folder_name(manifest.step), []
-    for name in index_files:
+    for name in map(index_file, range(num_ranks)):
         data = _read(storage, f"{folder}/{name}")
         notes.append(FileNote(index=name, digest=digest_of(data), num_bytes=read_index(data, name).num_bytes))
     complete = manifest.model_copy(update={"files": tuple(notes)})
@@ -257,3 +258,48 @@ def told_health(storage: Storage, manifest: Manifest, newest: int, is_asked: boo
     return [
         f"{folder_name(newest)} is not healthy: {in_words(skipped)}; {name}, the last healthy one, is taken{way_out}"
     ]
+
+
+# Retention, and the order of resuming. Both depend on the health of a checkpoint (manifest.py, `StateHealth`): a
+# diverging run writes checkpoints that are newer than the last healthy one, and a rule by age alone would remove that.
+
+# A function that returns True if the checkpoint of a step is healthy.
+IsHealthy = Callable[[int], bool]
+
+
+def steps_to_remove(
+    steps: Sequence[int], newest: int, spec: CheckpointSpec, is_healthy: IsHealthy, pinned: Collection[int] = ()
+) -> list[int]:
+    """The steps whose checkpoints may be removed once the checkpoint of the step `newest` exists, oldest first.
+
+    The newest stays, and so do the `keep_last` newest healthy ones; if there are fewer healthy ones, the newest others
+    make up the number. So the last healthy one is never removed, and if `keep_last` healthy ones exist, a newest one
+    that is not healthy stays in addition to them. Checkpoints of `keep_every`, and `pinned` ones, stay too, and do not
+    count. Steps later than `newest` stay: the run resumed from an older checkpoint, and had reasons not to load them.
+    """
+    candidates = sorted({step for step in steps if step <= newest}, reverse=True)
+    healthy = list[int]()
+    for step in candidates:  # newest first, and no more than needed: `is_healthy` reads a file
+        if len(healthy) < spec.keep_last and is_healthy(step):
+            healthy.append(step)
+    others = [step for step in candidates if step not in healthy]
+    kept = {newest, *healthy, *others[: spec.keep_last - len(healthy)], *pinned}
+    return [
+        step
+        for step in reversed(candidates)
+        if step not in kept and not (spec.keep_every and step % spec.keep_every == 0)
+    ]
+
+
+def best_step(losses: Mapping[int, float | None]) -> int | None:
+    """The step with the least finite loss, the first if several are equal; None if no loss is finite."""
+    finite = [(loss, step) for step, loss in losses.items() if loss is not None and math.isfinite(loss)]
+    return min(finite)[1] if finite else None
+
+
+def healthy_first(steps: Sequence[int], is_healthy: IsHealthy) -> list[int]:
+    """The steps in the order in which a resume tries them: the healthy ones, newest first, then the others, newest
+    first."""
+    newest_first = sorted(steps, reverse=True)
+    health = {step: is_healthy(step) for step in newest_first}
+    return sorted(newest_first, key=lambda step: not health[step])

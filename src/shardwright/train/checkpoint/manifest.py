@@ -25,6 +25,7 @@ from shardwright.config.optimizer import OptimizerSpec
 from shardwright.config.units import MIB
 from shardwright.sharding.row_boxes import num_elements_of
 from shardwright.train.checkpoint.run_state import is_finite, state_fault
+from shardwright.train.checkpoint.safetensors_format import DTYPE_BYTES
 
 FORMAT = 1
 BLOCK_BYTES = MIB  # bytes of a file that one checksum covers
@@ -33,8 +34,6 @@ LATEST = "latest"
 STEP_FOLDER = re.compile(r"step-([0-9]{8,10})")
 DATA_FILE = re.compile(r"rank-([0-9]{5,8})\.safetensors")
 INDEX_FILE = re.compile(r"rank-([0-9]{5,8})\.json")
-# Number types as safetensors files name them, with the bytes of an element.
-DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 
 _MOST_DIMS, _MOST_NAME, _MOST_SENTENCE = 8, 300, 1000
 MOST_PATH = 4096  # characters of a path that are stored

@@ -17,7 +17,8 @@ from torch import Tensor
 from shardwright.config.base import shortened
 from shardwright.config.units import MIB
 from shardwright.config.user_file import FileFault, open_file
-from shardwright.train.checkpoint.released_files import READ_DTYPES, StoredTensor, as_fault_of, named_files
+from shardwright.train.checkpoint.released_files import READ_DTYPES, as_fault_of, named_files
+from shardwright.train.checkpoint.safetensors_format import StoredTensor
 from shardwright.train.data.memory_limit import memory_limit
 
 PICKLED, PICKLED_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"

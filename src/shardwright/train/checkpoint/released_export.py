@@ -23,14 +23,14 @@ from shardwright.sharding.hugging_face.layout import copies, correction_biases, 
 from shardwright.sharding.hugging_face.released_piece import ReleasedPiece
 from shardwright.sharding.parameter_shard import Box
 from shardwright.sharding.stage_parameters import model_parameters
-from shardwright.train.checkpoint.box_reader import load_boxes
-from shardwright.train.checkpoint.boxes import WantedBox
+from shardwright.train.checkpoint.boxes import WantedBox, load_boxes
 from shardwright.train.checkpoint.export import EXPORTED, TORCH, slabs_of, write_values
 from shardwright.train.checkpoint.kept import indices_of
 from shardwright.train.checkpoint.manifest import FileIndex, Manifest, folder_name
 from shardwright.train.checkpoint.released_companions import companions
 from shardwright.train.checkpoint.released_weights import paste_part
-from shardwright.train.checkpoint.safetensors_folder import Files, WrittenTensor, write_safetensors
+from shardwright.train.checkpoint.safetensors_folder import Files, write_safetensors
+from shardwright.train.checkpoint.safetensors_format import WrittenTensor
 from shardwright.train.checkpoint.storage import Storage
 
 # The key of config.json with the number of learned positions, by family: a run has as many as its samples are long.

@@ -1,19 +1,15 @@
 """The safetensors files of a released model: the place of each tensor, and views of the values on the disk.
 
-A folder has model.safetensors, or several files and model.safetensors.index.json. Headers are not trusted: sizes are
-compared with the file before anything is read. Tensors are views of the mapped file, so only the elements that are used
-are read, and no memory is allocated for them.
+A folder has model.safetensors, or several files and model.safetensors.index.json. Tensors are views of the mapped
+file, so only the elements that are used are read, and no memory is allocated for them.
 """
 
 import json
 import math
 import mmap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,25 +17,14 @@ from torch import Tensor
 from shardwright.config.base import PlanError, shortened
 from shardwright.config.hugging_face.config_json import MERGE, is_adapter
 from shardwright.config.units import MIB, counted
-from shardwright.config.user_file import FileFault, open_file, read_text
+from shardwright.config.user_file import FileFault, read_text
 from shardwright.train.checkpoint.boxes import DTYPES
 from shardwright.train.checkpoint.safetensors_folder import INDEX, ONE_FILE
+from shardwright.train.checkpoint.safetensors_format import StoredTensor, read_header
 
-_MOST_HEADER, _MOST_INDEX = 16 * MIB, 32 * MIB  # a quarter of a million tensors; published models need up to 12 MB
-_MOST_DIMENSIONS, _LARGEST = 64, 2**62
+_MOST_INDEX = 32 * MIB
 READ_DTYPES = DTYPES | {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2}
 _FLOATING = ("F64", "F32", "F16", "BF16")
-
-
-@dataclass(frozen=True)
-class StoredTensor:
-    """A tensor in a file: its number type, its shape, and its bytes [start, stop) in the file."""
-
-    file: Path
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    stop: int
 
 
 class ReleasedFiles:
@@ -79,7 +64,7 @@ class ReleasedFiles:
             mapped.madvise(mmap.MADV_DONTNEED)
 
     def _add(self, file: Path) -> None:
-        for name, stored in _read_header(file).items():
+        for name, stored in read_header(file).items():
             if name in self.tensors:
                 raise FileFault(f"{shortened(name)} is in {self.tensors[name].file.name} and in {file.name}; keep one")
             self.tensors[name] = stored
@@ -125,52 +110,6 @@ def named_files(folder: Path, one_file: str, index_name: str) -> list[Path]:
             f"{'is' if len(missing) == 1 else 'are'} missing in {folder}: {listed(missing)}; fetch what is missing"
         )
     return [folder / name for name in names]
-
-
-def _read_header(path: Path) -> dict[str, StoredTensor]:
-    """The tensors in the header of a file, by name. Raises FileFault, OSError."""
-    with open_file(path, what="safetensors file") as file:
-        size = file.seek(0, 2)
-        file.seek(0)
-        length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > min(_MOST_HEADER, size - 8):
-            reason = f"its header would have {length:,} of {size:,} bytes"
-            raise FileFault(f"{path} is no safetensors file: {reason}; fetch it again")
-        text = file.read(length)
-    try:
-        header = json.loads(text)
-        entries: Mapping[str, Any] = {name: value for name, value in header.items() if name != "__metadata__"}
-        tensors = {name: _stored(path, name, entry, 8 + length, size) for name, entry in entries.items()}
-    except FileFault:
-        raise
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise FileFault(f"{path} is no safetensors file: its header can't be read; fetch it again") from None
-    in_order = sorted(tensors.items(), key=lambda item: (item[1].start, item[1].stop))
-    for (name, stored), (next_name, next_stored) in pairwise(in_order):
-        if stored.stop > next_stored.start:  # else a small file could claim any number of tensors
-            reason = f"{shortened(name)} and {shortened(next_name)} share bytes"
-            raise FileFault(f"{path} is no safetensors file: {reason}; fetch it again, or save it with safetensors")
-    return tensors
-
-
-def _stored(path: Path, name: str, entry: Mapping[str, Any], begin: int, size: int) -> StoredTensor:
-    """A tensor of a header's entry, whose values lie after byte `begin` of a file of `size` bytes. Raises FileFault, or
-    ValueError, TypeError and KeyError for an entry of another form."""
-    dtype, shape, (start, stop) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
-    # A product of larger integers could take days.
-    if len(shape) > _MOST_DIMENSIONS or not all(type(n) is int and 0 <= n < _LARGEST for n in (*shape, start, stop)):
-        raise ValueError(name)
-    if dtype not in READ_DTYPES:
-        raise FileFault(
-            f"{path.name}: {shortened(name)} is of number type {shortened(str(dtype))}, which is not read here"
-        )
-    num_bytes = math.prod(shape) * READ_DTYPES[dtype].itemsize
-    if stop - start != num_bytes or begin + stop > size:
-        raise FileFault(
-            f"{path.name}: {shortened(name)} {list(shape)} of {dtype} takes {num_bytes:,} bytes, and has "
-            f"[{start:,}, {stop:,}) of {size - begin:,}; the file is damaged or cut, fetch it again"
-        )
-    return StoredTensor(path, dtype, shape, begin + start, begin + stop)
 
 
 def listed(names: Sequence[str], most: int = 5) -> str:

@@ -19,7 +19,7 @@ from shardwright.parallel.tensor.initial_values import Initial
 from shardwright.sharding.hugging_face.layout import Layout, copies, correction_biases, layout_of, tied_head
 from shardwright.sharding.hugging_face.released_piece import ReleasedPiece
 from shardwright.sharding.parameter_shard import Box, ParameterShard
-from shardwright.sharding.row_boxes import cut_rows
+from shardwright.sharding.row_boxes import cut_rows, overlap
 from shardwright.train.checkpoint.released_files import ReleasedFiles, is_floating, listed
 
 _MOST_ELEMENTS = 4 * MIB  # of the buffer
@@ -67,8 +67,7 @@ class ReleasedWeights:
     def _read(self, name: str, box: Box, out: Tensor) -> None:
         """Fill `out` with a box of the model tensor `name`."""
         for piece in self.layout[name]:
-            common = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(box, piece.region, strict=True))
-            if all(low < high for low, high in common):
+            if (common := overlap(box, piece.region)) is not None:
                 slices = tuple(slice(low - a, high - a) for (low, high), (a, _) in zip(common, box, strict=True))
                 copy_part(piece, self.files.view(self.prefix + piece.name), common, out[slices])
 

@@ -38,9 +38,11 @@ from shardwright.train.checkpoint.manifest import (
 )
 from shardwright.train.checkpoint.other_job import differences, refuse_other_model
 from shardwright.train.checkpoint.released_weights import ReleasedWeights
-from shardwright.train.checkpoint.replica_state import has_optimizer, take_up, wanted_boxes
+from shardwright.train.checkpoint.saved_state import SavedState
 from shardwright.train.checkpoint.starting_weights import initial_values, released_weights_of, take_correction_biases
+from shardwright.train.checkpoint.state_part import StoredState
 from shardwright.train.checkpoint.storage import LocalStorage, Storage, open_storage
+from shardwright.train.checkpoint.weights_state import has_optimizer
 
 
 class UnreadCheckpointError(PassingError):
@@ -64,12 +66,11 @@ def begin(job: JobSpec, mesh: Mesh, folder: Path, weights_from: str = "") -> Res
     """This rank's part of the job at the start of a run: from the newest healthy checkpoint that is whole; else from
     the newest whole one; else new, with the weights of the run `weights_from`, if given. PlanError if a checkpoint is
     of another model. Every rank calls this. Moves small collectives over the world, and those of `take_up`."""
-    lines = list[str]()
     storage = open_storage(place_of(job, folder))
     released = None if _has_begun(storage, mesh) else released_weights_of(job)
     replica = _new(job, mesh, released)
     steps = _in_order(job, mesh, storage)
-    manifest, is_touched = _load_first(job, mesh, replica, storage, steps, lines, weights_alone=False)
+    manifest, lines = _load_first(job, mesh, replica, storage, steps)
     if manifest is not None:
         lines += told_health(storage, manifest, max(steps, default=0))
         plan = describe_job(manifest.job)
@@ -86,14 +87,15 @@ def begin(job: JobSpec, mesh: Mesh, folder: Path, weights_from: str = "") -> Res
             lines += put_aside(job, folder)
         lines.append("beginning anew, at step 1")
         barrier(mesh.world)
-    if is_touched:  # a broken checkpoint was loaded in part
+        # A checkpoint that is not whole may have been loaded in part.
         replica = _new(job, mesh, released_weights_of(job))
     if job.model.weights:
         lines.append(f"beginning with the weights of {job.model.weights}")
     if weights_from:
         other_storage, _ = kept_by(weights_from, "train --from")
         steps = _in_order(job, mesh, other_storage)
-        manifest, _ = _load_first(job, mesh, replica, other_storage, steps, lines, weights_alone=True)
+        manifest, lines_of_other = _load_first(job, mesh, replica, other_storage, steps, weights_alone=True)
+        lines += lines_of_other
         if manifest is None:
             raise PlanError("train --from", [f"{weights_from} has no checkpoint that is whole; name a run's folder"])
         lines += told_health(other_storage, manifest, max(steps, default=0))
@@ -117,9 +119,9 @@ def _new(job: JobSpec, mesh: Mesh, released: ReleasedWeights | None) -> Replica:
 def go_back(job: JobSpec, mesh: Mesh, replica: Replica, folder: Path) -> tuple[Manifest | None, list[str]]:
     """Roll a running replica back to the newest healthy checkpoint that is whole. Returns its manifest, None if there
     is none, and lines for the user. Every rank calls this."""
-    lines, storage = list[str](), open_storage(place_of(job, folder))
+    storage = open_storage(place_of(job, folder))
     steps = [step for step in _in_order(job, mesh, storage) if is_said_healthy(storage, step)]
-    return _load_first(job, mesh, replica, storage, steps, lines, weights_alone=False)[0], lines
+    return _load_first(job, mesh, replica, storage, steps)
 
 
 def newest_healthy(job: JobSpec, mesh: Mesh, folder: Path) -> int:
@@ -151,68 +153,75 @@ def _in_order(job: JobSpec, mesh: Mesh, storage: Storage) -> list[int]:
 
 
 def _load_first(
-    job: JobSpec,
-    mesh: Mesh,
-    replica: Replica,
-    storage: Storage,
-    steps: list[int],
-    lines: list[str],
-    weights_alone: bool,
-) -> tuple[Manifest | None, bool]:
-    """Load the first of these checkpoints that is whole; rank 0's `steps` count. Adds lines for the user to `lines`.
-    Returns its manifest, None if none is whole, and True if the replica was written to, even in part."""
-    steps = list(steps)
-    is_touched = False
+    job: JobSpec, mesh: Mesh, replica: Replica, storage: Storage, steps: list[int], weights_alone: bool = False
+) -> tuple[Manifest | None, list[str]]:
+    """Load the first of these checkpoints that is whole; rank 0's `steps` count. Returns its manifest, None if none is
+    whole, and lines for the user. The replica may have parts of the checkpoints that are not whole."""
+    saved_state, steps, lines = SavedState(replica, mesh), list(steps), list[str]()
     while True:
         chosen = torch.tensor(steps.pop(0) if steps else -1, dtype=torch.int64, device=mesh.device)
         step = int(mesh.numbers(all_reduce_max(chosen, mesh.world).reshape(1))[0])
         if step < 0:
-            return None, is_touched
-        manifest, reason, is_unread, is_anew = None, "", False, False
-        try:
-            manifest = manifest_of(storage, step)
-            refuse_other_model(manifest, job, storage, weights_alone)
-            indices = indices_of(storage, manifest)
-            shapes, is_touched = dict(full_shapes(indices)), True
-            scaled_by = 1.0 if weights_alone else _restore_loss_scale(replica, manifest)
-            is_anew = weights_alone or not has_optimizer(job, shapes)
-            boxes = wanted_boxes(replica, shapes, weights_alone, scaled_by, optimizer_anew=is_anew)
-            from shardwright.train.checkpoint.box_reader import load_boxes  # a slow import (0.5 s), and few runs load
-
-            load_boxes(boxes, storage, folder_name(step), indices)
-        except BrokenCheckpointError as error:
-            reason = str(error)
-        except OSError as error:
-            reason, is_unread = str(error), True
+            return None, lines
+        reading = _read(job, saved_state, storage, step, weights_alone)
         # Ranks may differ in reading time by more than a collective may wait: some read more, or from slower storage.
         meet(mesh.watch, mesh.rank, mesh.world.size, f"reading {folder_name(step)}")
-        failures = torch.tensor([float(bool(reason)), float(is_unread)], device=mesh.device)
+        failures = torch.tensor([float(bool(reading.fault)), float(reading.is_unread)], device=mesh.device)
         num_bad, num_unread = map(int, mesh.numbers(all_reduce(failures, mesh.world)))
         if num_unread:  # the checkpoint may be whole, so an older one must not replace it
             raise UnreadCheckpointError(
                 f"{storage.root}/{folder_name(step)} can't be read now by {counted(num_unread, 'rank')}"
-                + (f": {reason}" if is_unread else "")
+                + (f": {reading.fault}" if reading.is_unread else "")
                 + "; mend that, and give the same command again, without --fresh"
             )
-        if not num_bad and manifest is not None:
-            take_up(replica, 0 if is_anew else manifest.optimizer_steps)
-            if is_anew and not weights_alone and manifest.optimizer_steps:
-                lines.append(
-                    f"note: optimizer.name {job.optimizer.name!r} begins anew, with the weights of "
-                    f"{folder_name(step)}: what {optimizer_of(manifest).name!r} remembered is not what it needs"
-                )
-            return manifest, True
+        if not num_bad and reading.manifest is not None and reading.stored is not None:
+            saved_state.take_up(reading.stored)
+            return reading.manifest, lines + _optimizer_note(job, reading.manifest, reading.stored)
         lines.append(
             f"{folder_name(step)} is not whole"
-            + (f": {reason}" if reason else f", as {counted(num_bad, 'rank')} found")
+            + (f": {reading.fault}" if reading.fault else f", as {counted(num_bad, 'rank')} found")
             + "; an older one is taken, if there is one"
         )
 
 
-def _restore_loss_scale(replica: Replica, manifest: Manifest) -> float:
-    """Load the scale of the loss from a manifest. Returns the replica's scale divided by the checkpoint's."""
-    stored = manifest.state.get("loss_scale")
-    if replica.loss_scale is not None and stored is not None:
-        replica.loss_scale.load_state_dict(stored)
-    scale = 1.0 if replica.loss_scale is None else replica.loss_scale.value
-    return scale / (1.0 if stored is None else float(stored["value"]))
+@dataclass(frozen=True)
+class _Reading:
+    """Result of reading this rank's part of a checkpoint: what was read, or why it could not be. It `is_unread` if a
+    disk or a network failed."""
+
+    manifest: Manifest | None = None
+    stored: StoredState | None = None
+    fault: str = ""
+    is_unread: bool = False
+
+
+def _read(job: JobSpec, saved_state: SavedState, storage: Storage, step: int, weights_alone: bool) -> _Reading:
+    """Read this rank's part of a checkpoint. PlanError if it is of another model."""
+    try:
+        manifest = manifest_of(storage, step)
+        refuse_other_model(manifest, job, storage, weights_alone)
+        indices = indices_of(storage, manifest)
+        shapes = full_shapes(indices)
+        stored = StoredState(
+            shapes,
+            manifest.optimizer_steps,
+            weights_alone,
+            optimizer_anew=not has_optimizer(job, shapes),
+            scaled_by=1.0 if weights_alone else saved_state.take_numbers(manifest.state),
+        )
+        saved_state.load(stored, storage, folder_name(step), indices)
+    except BrokenCheckpointError as error:
+        return _Reading(fault=str(error))
+    except OSError as error:
+        return _Reading(fault=str(error), is_unread=True)
+    return _Reading(manifest, stored)
+
+
+def _optimizer_note(job: JobSpec, manifest: Manifest, stored: StoredState) -> list[str]:
+    """A line for the user if the optimizer of a run that resumes begins anew."""
+    if stored.weights_alone or not stored.optimizer_anew or not manifest.optimizer_steps:
+        return []
+    return [
+        f"note: optimizer.name {job.optimizer.name!r} begins anew, with the weights of {folder_name(manifest.step)}: "
+        f"what {optimizer_of(manifest).name!r} remembered is not what it needs"
+    ]

@@ -9,40 +9,23 @@ model.safetensors.index.json         the file of each tensor
 """
 
 import json
-import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO
 
 from shardwright.config.base import PlanError
 from shardwright.config.hugging_face.config_json import CONFIG
-from shardwright.train.checkpoint.manifest import DTYPE_BYTES
 from shardwright.train.checkpoint.released_companions import COMPANIONS
+from shardwright.train.checkpoint.safetensors_format import WrittenTensor, header_of
 from shardwright.train.launch.full_disk import telling_of_full_disk
 
 ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
-METADATA = "__metadata__"  # a key in the header of a safetensors file that names no tensor
 # Names of files that an export writes to a folder, and so may overwrite there.
 _WEIGHT_FILE = re.compile(r"model(-\d{5,}-of-\d{5,})?\.safetensors(\.index\.json)?")
 _OTHER_FILES = {CONFIG, *COMPANIONS}
-
-
-@dataclass(frozen=True)
-class WrittenTensor:
-    """A tensor to write: its name, its shape, and its number type by safetensors' name."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes in the file."""
-        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 
 Files = dict[str, list[WrittenTensor]]
@@ -74,7 +57,7 @@ def write_safetensors(
             new.mkdir()
             for name, file_tensors in files.items():
                 with (new / name).open("xb") as file:
-                    file.write(_header(file_tensors))
+                    file.write(header_of(file_tensors))
                     write(file, file_tensors)
                     _sync(file)
             for name, contents in {**other_files, **({} if is_file else {INDEX: _index_of(files)})}.items():
@@ -99,18 +82,6 @@ def _in_files(tensors: Sequence[WrittenTensor], most_bytes: int) -> Files:
     if len(files) == 1:
         return {ONE_FILE: files[0]}
     return {f"model-{i:05d}-of-{len(files):05d}.safetensors": group for i, group in enumerate(files, 1)}
-
-
-def _header(tensors: Sequence[WrittenTensor]) -> bytes:
-    entries: dict[str, object] = {METADATA: {"format": "pt"}}
-    start = 0
-    for tensor in tensors:
-        end = start + tensor.num_bytes
-        entries[tensor.name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": [start, end]}
-        start = end
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
 
 
 def _index_of(files: Files) -> bytes:

@@ -23,8 +23,9 @@ from torch import Tensor
 from shardwright.config.base import PlanError, shortened
 from shardwright.config.units import MIB, counted
 from shardwright.train.checkpoint.pickled_weights import PICKLED, PICKLED_INDEX, PickledFiles
-from shardwright.train.checkpoint.released_files import ReleasedFiles, StoredTensor, listed
+from shardwright.train.checkpoint.released_files import ReleasedFiles, listed
 from shardwright.train.checkpoint.safetensors_folder import INDEX, ONE_FILE
+from shardwright.train.checkpoint.safetensors_format import StoredTensor
 
 _PART_ELEMENTS = 4 * MIB
 _FP8 = ("F8_E4M3", "F8_E5M2")

@@ -9,12 +9,12 @@ save is due.
 """
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.collectives import all_reduce, barrier
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.train.build import Replica
-from shardwright.train.checkpoint.background import BackgroundWrite
+from shardwright.train.checkpoint.boxes import save_boxes
 from shardwright.train.checkpoint.kept import (
     best_of_sets,
     kept_manifests,
@@ -41,10 +41,10 @@ from shardwright.train.checkpoint.manifest import (
     MeasuredLoss,
     StateHealth,
     folder_name,
-    index_file,
 )
-from shardwright.train.checkpoint.replica_state import coming_boxes, optimizer_steps
+from shardwright.train.checkpoint.saved_state import SavedState
 from shardwright.train.checkpoint.saving_cost import SavingCost
+from shardwright.train.checkpoint.state_part import optimizer_steps
 from shardwright.train.checkpoint.storage import open_storage
 from shardwright.train.launch import preemption
 
@@ -61,6 +61,49 @@ class Saved:
     blocking_s: float
     durable_s: float
     health: StateHealth = HEALTHY
+
+
+@dataclass(frozen=True)
+class StateQuality:
+    """The quality of a saved state: its health, and its validation losses by the name of the set."""
+
+    health: StateHealth = HEALTHY
+    losses: Mapping[str, MeasuredLoss] = field(default_factory=dict)
+
+
+HEALTHY_STATE = StateQuality()
+
+
+class BackgroundWrite:
+    """A write on a thread of its own while the run trains, with its error and its end time."""
+
+    def __init__(self, write: Callable[[], None], name: str) -> None:
+        self._write = write
+        self._error: Exception | None = None
+        self.ended_s = 0.0  # time.monotonic() at the end of the write
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._write()
+        except Exception as error:
+            self._error = error
+        self.ended_s = time.monotonic()
+
+    def is_over(self) -> bool:
+        """True if the write has ended, with or without an error."""
+        return not self._thread.is_alive()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Block until the write has ended, or for `timeout_s`. Returns True if it has ended."""
+        self._thread.join(timeout_s)
+        return self.is_over()
+
+    @property
+    def error(self) -> Exception | None:
+        """The exception of a failed write, None if it has not failed."""
+        return self._error
 
 
 @dataclass
@@ -90,10 +133,8 @@ class CheckpointWriter:
     def __init__(
         self, job: JobSpec, replica: Replica, mesh: Mesh, folder: Path, best_interval_s: BestInterval | None = None
     ) -> None:
-        # A slow import (0.5 s), which would else be a part of the first save.
-        from shardwright.train.checkpoint.box_writer import save_boxes
-
-        self._job, self._replica, self._mesh, self._save_boxes = job, replica, mesh, save_boxes
+        self._job, self._replica, self._mesh = job, replica, mesh
+        self._saved_state = SavedState(replica, mesh)
         self._storage = open_storage(place_of(job, folder))
         self._best_interval_s = best_interval_s
         self._current: _Save | None = None
@@ -125,29 +166,33 @@ class CheckpointWriter:
         samples: int,
         passed_over: int,
         state: dict[str, Any],
-        health: StateHealth = HEALTHY,
+        quality: StateQuality = HEALTHY_STATE,
         data: DataPlace | None = None,
-        losses: Mapping[str, MeasuredLoss] = MappingProxyType({}),
     ) -> Saved | None:
         """Begin to save the run after `step` steps. `state` is the state that is no tensor, without the loss scale; the
         other arguments are those of a Manifest. Waits for a save that is still in progress, and returns that one."""
         previous = self.wait()
         start_s = time.monotonic()
         self._make_room(step)
-        job, replica, mesh, storage = self._job, self._replica, self._mesh, self._storage
-        if replica.loss_scale is not None:
-            state = state | {"loss_scale": replica.loss_scale.state_dict()}
         manifest = Manifest(
-            step=step, samples=samples, passed_over=passed_over, optimizer_steps=optimizer_steps(replica),
-            job=job.model_dump(mode="json"), state=state, health=health, data=data, losses=dict(losses), files=(),
-        )  # fmt: skip
-        copies = coming_boxes(replica, mesh)
+            step=step,
+            samples=samples,
+            passed_over=passed_over,
+            optimizer_steps=optimizer_steps(self._replica),
+            job=self._job.model_dump(mode="json"),
+            state=state | self._saved_state.numbers(),
+            health=quality.health,
+            data=data,
+            losses=dict(quality.losses),
+            files=(),
+        )
+        copies = self._saved_state.copy()
         self._last_s = time.monotonic()
         self._blocking_s = self._last_s - start_s
 
         def write() -> None:
             boxes = copies.wait()
-            self._save_boxes(boxes, storage, folder_name(step), mesh.rank)
+            save_boxes(boxes, self._storage, folder_name(step), self._mesh.rank)
             boxes.clear()
 
         work = BackgroundWrite(write, f"checkpoint of step {step}")
@@ -206,12 +251,11 @@ class CheckpointWriter:
         if self._mesh.rank > 0:
             return
         manifest, storage = save.manifest, self._storage
-        files = [index_file(rank) for rank in range(self._mesh.world.size)]
 
         def finish() -> None:
             try:
                 if not has_failed:
-                    make_whole(storage, manifest, files)
+                    make_whole(storage, manifest, self._mesh.world.size)
             except Exception:
                 remove_checkpoint(storage, folder_name(manifest.step))
                 raise

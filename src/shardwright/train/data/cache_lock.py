@@ -26,28 +26,7 @@ Say = Callable[[str], None]
 def alone(path: Path, is_made: Callable[[], bool], say: Say) -> Iterator[Say | None]:
     """Hold the lock `path` during the block. Yields a function that tells others the progress, or None if the files
     were made meanwhile, which `is_made` finds out. Messages to the user go to `say`."""
-    descriptor = None
-    changed_s, told_s, holder = 0.0, -_TELL_EVERY_S, ""
-    begun_s = time.monotonic()
-    while descriptor is None:
-        try:
-            descriptor = _acquire(path)
-        except BlockingIOError:
-            if is_made():
-                yield None
-                return
-            text, now_s = _read(path), time.monotonic() - begun_s
-            if text != holder:
-                holder, changed_s = text, now_s
-            if now_s - changed_s > _SILENT_S:
-                say(f"{holder or 'who makes these tokens'} has said nothing for {_SILENT_S:.0f} s: made here, too")
-                break
-            if now_s - told_s >= _TELL_EVERY_S and (holder or now_s > _FIRST_WORD_S):
-                told_s = now_s
-                say(f"waiting for {holder or 'another process'}, which makes the same tokens")
-            time.sleep(min(1.0, 0.05 + now_s / 10))
-        except OSError:  # a file system without locks
-            break
+    descriptor = _wait(path, is_made, say)
     if is_made():
         _release(path, descriptor)
         yield None
@@ -65,6 +44,31 @@ def alone(path: Path, is_made: Callable[[], bool], say: Say) -> Iterator[Say | N
         yield tell
     finally:
         _release(path, descriptor)
+
+
+def _wait(path: Path, is_made: Callable[[], bool], say: Say) -> int | None:
+    """Wait for the lock, and return its file descriptor; or None without it, if the files are made, if the holder says
+    nothing for too long, or if the file system has no locks."""
+    changed_s, told_s, holder = 0.0, -_TELL_EVERY_S, ""
+    begun_s = time.monotonic()
+    while True:
+        try:
+            return _acquire(path)
+        except BlockingIOError:
+            if is_made():
+                return None
+        except OSError:  # a file system without locks
+            return None
+        text, now_s = _read(path), time.monotonic() - begun_s
+        if text != holder:
+            holder, changed_s = text, now_s
+        if now_s - changed_s > _SILENT_S:
+            say(f"{holder or 'who makes these tokens'} has said nothing for {_SILENT_S:.0f} s: made here, too")
+            return None
+        if now_s - told_s >= _TELL_EVERY_S and (holder or now_s > _FIRST_WORD_S):
+            told_s = now_s
+            say(f"waiting for {holder or 'another process'}, which makes the same tokens")
+        time.sleep(min(1.0, 0.05 + now_s / 10))
 
 
 def _acquire(path: Path) -> int:

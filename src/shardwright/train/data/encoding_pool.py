@@ -16,8 +16,14 @@ from typing import Any, Self
 
 from shardwright.config.base import PlanError, RunError, shortened
 from shardwright.train.data.encoding import ARRAYS, Encoded, Encoder, EncodingError, HereEncoder, Item
-from shardwright.train.data.encoding_messages import BrokenMessageError, receive, send
-from shardwright.train.data.encoding_process import BATCH_MEMORY_MIB, CHAT_S, EncodingSetup
+from shardwright.train.data.encoding_process import (
+    BATCH_MEMORY_MIB,
+    CHAT_S,
+    BrokenMessageError,
+    EncodingSetup,
+    receive,
+    send,
+)
 from shardwright.train.data.tokenizer import Tokenizer
 
 _MAIN = "import sys; sys.path[:] = {path!r}\nfrom shardwright.train.data.encoding_process import serve\nserve()"

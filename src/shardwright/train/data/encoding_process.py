@@ -1,19 +1,21 @@
 """A process that encodes batches for another: it reads them from its standard input, and ends when that is closed.
 
 A chat template and a tokenizer file are programs of strangers. They get CPU time and memory in proportion to the length
-of a text. If they take more, the batch ends with an error message, or the process is killed.
+of a text. If they take more, the batch ends with an error message, or the process is killed. Messages between the two
+processes are fields as JSON, followed by arrays as raw bytes.
 """
 
 import json
 import math
 import resource
 import signal
+import struct
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +26,6 @@ from shardwright.config.units import MIB
 from shardwright.train.data.chat_rows import Chat
 from shardwright.train.data.chat_template import ChatTemplate, LateError, WrittenChat, work_of
 from shardwright.train.data.encoding import ARRAYS, EncodingError, HereEncoder
-from shardwright.train.data.encoding_messages import receive, send
 from shardwright.train.data.memory_limit import limit_memory, virtual_bytes
 from shardwright.train.data.template_files import TemplateFiles
 from shardwright.train.data.tokenizer import load_tokenizer
@@ -154,3 +155,45 @@ def bounded(most_s: float, subject: str, way_out: str) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         resource.setrlimit(resource.RLIMIT_CPU, (hard_s, hard_s))
+
+
+# Messages. No received data is executed, as a pickle would be: the process at one end runs a stranger's template.
+
+_LENGTH = struct.Struct("<Q")
+
+
+class BrokenMessageError(ValueError):
+    """A message is incomplete or invalid."""
+
+
+def send(stream: IO[bytes], fields: Mapping[str, Any], arrays: Sequence[NDArray[Any]] = ()) -> None:
+    """Write a message. Raises OSError if the other end is closed."""
+    described = [[array.dtype.str, len(array)] for array in arrays]
+    raw = json.dumps({"fields": fields, "arrays": described}, default=str).encode()
+    stream.write(_LENGTH.pack(len(raw)) + raw)
+    for array in arrays:
+        stream.write(array.tobytes())
+    stream.flush()
+
+
+def receive(stream: IO[bytes]) -> tuple[dict[str, Any], list[NDArray[Any]]] | None:
+    """Read a message; None if the other end is closed. Raises BrokenMessageError or OSError."""
+    length = stream.read(_LENGTH.size)
+    if not length:
+        return None
+    try:
+        header = json.loads(_read_exactly(stream, _LENGTH.unpack(length)[0]))
+        arrays = [
+            np.frombuffer(_read_exactly(stream, np.dtype(dtype).itemsize * size), dtype)
+            for dtype, size in header["arrays"]
+        ]
+        return header["fields"], arrays
+    except (ValueError, TypeError, KeyError, struct.error, OverflowError, MemoryError) as error:
+        raise BrokenMessageError(str(error)) from None
+
+
+def _read_exactly(stream: IO[bytes], size: int) -> bytes:
+    raw = stream.read(size)
+    if len(raw) != size:
+        raise BrokenMessageError(f"{len(raw)} bytes came of {size}")
+    return raw

@@ -121,18 +121,7 @@ def _search(
         if "**" in pattern and real in searched:
             continue
         searched.add(real)
-        if is_of_the_kernel(real):
-            faults.append(
-                f"{folder} is what the kernel shows of itself, not a folder of text; name a folder on a disk, or leave "
-                "this one out of data.path"
-            )
-            continue
-        try:
-            with os.scandir(folder) as listing:
-                entries = sorted(islice(listing, MOST_NAMES - num_names), key=lambda entry: entry.name)
-        except OSError as error:
-            faults.append(unreadable(folder, error))
-            continue
+        entries = _entries(folder, real, MOST_NAMES - num_names, faults)
         num_names += len(entries)
         if num_names >= MOST_NAMES:
             faults.append(
@@ -150,6 +139,23 @@ def _search(
             elif len(pattern) in next_states:
                 yield folder / entry.name
         pending += reversed(folders)
+
+
+def _entries(folder: Path, real: str, most: int, faults: list[str]) -> list[os.DirEntry[str]]:
+    """The first `most` entries of a folder, sorted by name; none, and a fault, if it can't or may not be read. Links in
+    its path lead to `real`."""
+    if is_of_the_kernel(real):
+        faults.append(
+            f"{folder} is what the kernel shows of itself, not a folder of text; name a folder on a disk, or leave "
+            "this one out of data.path"
+        )
+        return []
+    try:
+        with os.scandir(folder) as listing:
+            return sorted(islice(listing, most), key=lambda entry: entry.name)
+    except OSError as error:
+        faults.append(unreadable(folder, error))
+        return []
 
 
 def _next_states(states: set[int], name: str, pattern: Sequence[str]) -> set[int]:

@@ -39,8 +39,6 @@ def preload() -> None:
     import torch
     import torch.fx.experimental.symbolic_shapes  # the first backward imports it, and it takes half a second
 
-    import shardwright.train.checkpoint.box_reader
-    import shardwright.train.checkpoint.box_writer  # elsewhere imported late, since launchers do not need it
     import shardwright.train.trainer  # noqa: F401
 
     torch.set_num_threads(1)  # an OpenMP pool does not survive a fork

@@ -38,21 +38,8 @@ def module_job(
     optimizer_fields = options.fields("optimizer", optimizer, '{"learning_rate": 1e-3}')
     precision_fields = options.fields("precision", precision, '{"compute": "bf16"}')
     options.check(SUBJECT)
-    faults = [
-        f"plan.{axis} {plan_fields[axis]} cuts the {parts} of a model, and those of a module of your own are not "
-        f"known; use data parallel and ZeRO: plan.{axis} = 1"
-        for axis, parts in _CUTS.items()
-        if plan_fields.get(axis, 1) != 1
-    ]
-    default = PlanSpec().model_dump()
-    unused = [name for name in plan_fields if name in default and name not in (*FIELDS, *_CUTS)]
-    faults += [
-        f"plan.{name} is {plan_fields[name]!r}, and says nothing of a module of your own; leave it out"
-        for name in unused
-        if plan_fields[name] != default[name]
-    ]
+    used_fields, faults = _used_fields(plan_fields)
     faults += _unfit(optimizer_fields.get("name", "adamw"), precision_fields)
-    used_fields = {name: value for name, value in plan_fields.items() if name not in (*_CUTS, *unused)}
     dp = used_fields.setdefault("dp", world)
     default_rate = {"schedule": "constant", "warmup_steps": 0} if "steps" not in optimizer_fields else {}
     job_fields = {
@@ -73,6 +60,24 @@ def module_job(
     if faults:
         raise PlanError(SUBJECT, faults)
     return job
+
+
+def _used_fields(plan: Fields) -> tuple[dict[str, Any], list[str]]:
+    """The fields of a plan that apply to any module, and the faults of the others, which must have their defaults."""
+    faults = [
+        f"plan.{axis} {plan[axis]} cuts the {parts} of a model, and those of a module of your own are not known; use "
+        f"data parallel and ZeRO: plan.{axis} = 1"
+        for axis, parts in _CUTS.items()
+        if plan.get(axis, 1) != 1
+    ]
+    default = PlanSpec().model_dump()
+    unused = [name for name in plan if name in default and name not in (*FIELDS, *_CUTS)]
+    faults += [
+        f"plan.{name} is {plan[name]!r}, and says nothing of a module of your own; leave it out"
+        for name in unused
+        if plan[name] != default[name]
+    ]
+    return {name: value for name, value in plan.items() if name not in (*_CUTS, *unused)}, faults
 
 
 def _unfit(optimizer: Any, precision: Fields) -> list[str]:

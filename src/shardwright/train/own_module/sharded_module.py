@@ -25,6 +25,7 @@ from shardwright.parallel.zero.sharded_stage import ShardedStage
 from shardwright.parallel.zero.tied_embedding import TiedEmbedding
 from shardwright.parallel.zero.unit_setting import NUMBERS, Sharding, StageSharding, UnitSetting, tensor_pool
 from shardwright.precision.float8_linear import Float8Linear
+from shardwright.precision.loss_scale import LossScale
 from shardwright.sharding.flat_buffer import rows_of
 from shardwright.sharding.memory_account import RankMemory
 from shardwright.train.gradient_norm import GradientNorm
@@ -55,6 +56,7 @@ class ModuleReplica:
     module: nn.Module
     trained_after: dict[str, int] = field(default_factory=dict)
     float8_states: tuple[Float8Linear, ...] = ()
+    loss_scale: LossScale | None = None
 
     @property
     def buffers(self) -> dict[str, Tensor]:
