@@ -15,7 +15,7 @@ from shardwright.config.base import Spec
 from shardwright.config.catalog_entry import read_entry
 from shardwright.config.context_facts import ContextMethod
 from shardwright.config.optimizer_facts import OptimizerName
-from shardwright.config.plan import Recompute
+from shardwright.config.recompute_facts import RecomputeName
 from shardwright.config.recompute_policy import RecomputedName
 from shardwright.config.schedule_facts import ScheduleName
 
@@ -239,7 +239,7 @@ class SoftwareSpec(Spec):
     context_methods: tuple[ContextMethod, ...] | None = Field(
         None, description="Methods by which it splits sequences over ranks."
     )
-    recomputes: tuple[Recompute, ...] | None = Field(None, description="Policies of recomputation that it has.")
+    recomputes: tuple[RecomputeName, ...] | None = Field(None, description="Policies of recomputation that it has.")
     recomputed_operators: tuple[tuple[RecomputedName, ...], ...] | None = Field(
         None, description="Sets of operators that its selective recomputation can compute again."
     )

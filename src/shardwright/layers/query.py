@@ -7,7 +7,7 @@ are predicted too.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cache, cached_property
 from operator import attrgetter
 from typing import Any
 
@@ -19,7 +19,8 @@ from shardwright.config.model_shape import ModelShape
 from shardwright.config.optimizer import ADAMW, OptimizerSpec
 from shardwright.config.plan import layer_policies
 from shardwright.config.rank_order import number_of, stage_block, stage_size
-from shardwright.config.recompute_policy import WHOLE_LAYER, Policy
+from shardwright.config.recompute_facts import RECOMPUTES
+from shardwright.config.recompute_policy import OPERATORS, WHOLE_LAYER, Policy
 from shardwright.config.schedule_facts import SCHEDULES, ScheduleFacts
 from shardwright.layers.arrays import Array, Numbers
 from shardwright.schedule.job_program import job_placement
@@ -264,6 +265,19 @@ def schedule_column(numbers: Numbers, fact: Callable[[ScheduleFacts], Any]) -> A
     return column
 
 
+# Names of policies in a PlanGrid, beside those of operators with "+" between.
+LAYER_POLICIES = ("none", "full", "selective", "stage", "matmul")
+
+
+@cache
+def named_operators(policy: str) -> Policy:
+    """The operators in the name of a policy such as "attention+norm"; none for "none". ValueError if one is unknown."""
+    operators = frozenset(policy.split("+")) - {"none"}
+    if unknown := operators - {*OPERATORS}:
+        raise ValueError(f"there is no policy of recomputation {policy!r}: {', '.join(sorted(unknown))} is no operator")
+    return operators
+
+
 def policy_name(policy: Policy) -> str:
     """The name of a job's policy in a PlanGrid."""
     return "full" if policy == WHOLE_LAYER else "+".join(sorted(policy)) or "none"
@@ -271,7 +285,7 @@ def policy_name(policy: Policy) -> str:
 
 def _policies(job: JobSpec) -> tuple[str, ...]:
     """The policy of each layer of a job."""
-    if job.plan.recompute == "stage":
+    if RECOMPUTES[job.plan.recompute].by_stage:
         return ("stage",) * job.model.layers
     policies = layer_policies(job.plan, job.model.layers)
     names = {policy: policy_name(policy) for policy in set(policies)}

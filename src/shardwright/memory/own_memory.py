@@ -22,7 +22,7 @@ from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.cost.pipeline_bubble import in_flight, in_flight_split
 from shardwright.layers.arrays import Array, Numbers, distinct
 from shardwright.layers.memo import Memo, layer_columns, layer_words
-from shardwright.layers.query import PlanGrid, Run
+from shardwright.layers.query import PlanGrid, Run, named_operators
 from shardwright.layers.stage_contents import LayerKind, PipelineRanks
 from shardwright.memory.activations import (
     documents_kept,
@@ -145,9 +145,9 @@ _NO_LAYER = LayerMemory(KEEP_ALL, 0, 0, 0)
 def policy_of(name: str) -> Policy:
     """The policy of a value of PlanGrid.recompute (layers/query.py). "stage" recomputes the whole stage at once, and
     then every layer keeps all its tensors until its backward."""
-    if name in ("none", "stage"):
+    if name == "stage":
         return KEEP_ALL
-    return WHOLE_LAYER if name == "full" else frozenset(name.split("+"))
+    return WHOLE_LAYER if name == "full" else named_operators(name)
 
 
 def held_activations(run: Run, ranks: PipelineRanks, memo: Memo) -> tuple[Numbers, Numbers, Numbers, Numbers]:

@@ -5,7 +5,7 @@ from functools import lru_cache
 
 from shardwright.config.job import JobSpec
 from shardwright.config.model_shape import shape_of
-from shardwright.config.plan import Recompute, Reductions
+from shardwright.config.plan import Reductions
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.schedule.lowering.zero3_gathers import reduce_often
 from shardwright.schedule.message_sizes import job_sizes
@@ -23,7 +23,7 @@ class Order:
 
     schedule: str
     shape: PipelineShape
-    recompute: Recompute
+    recompute: str
     gathers: bool
     reduces: Reductions
 

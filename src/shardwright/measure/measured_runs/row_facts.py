@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from shardwright.config.catalog import did_you_mean
 from shardwright.config.recompute_policy import OPERATORS
 from shardwright.config.schedule_facts import SCHEDULES
+from shardwright.layers.query import LAYER_POLICIES
 
 Row = Mapping[str, str]
 
@@ -53,7 +54,6 @@ PRECISIONS = {
     "float16": "fp16",
     "half": "fp16",
 }
-RECOMPUTE = ("none", "full", "selective", "stage", "matmul")
 # The column's names of attention kernels, and software.attention's name of each.
 ATTENTION = {
     "torch": "torch",
@@ -129,9 +129,9 @@ def _amount_fault(name: str, text: str) -> str:
     return f"{name} is {_shown(text)}; give a number {span}, or leave it empty where it is not known"
 
 
-_WORDS = {
-    "recompute": (*RECOMPUTE, *OPERATORS),
-    "schedule": (*_SCHEDULES, *SCHEDULES.names),
+_WORDS: dict[str, tuple[str, ...]] = {
+    "recompute": (*LAYER_POLICIES, *OPERATORS),
+    "schedule": tuple(_SCHEDULES),  # and the names of SCHEDULES
     "precision": tuple(PRECISIONS),
     "tier": ("A", "B", "C"),
     "attention": tuple(ATTENTION),
@@ -146,6 +146,7 @@ def _word_fault(name: str, text: str) -> str:
         known_words = tuple(OPERATORS) if "+" in text else known_words
     if name == "schedule":
         words = [schedule_of(text)]
+        known_words = (*known_words, *SCHEDULES.names)
     if name == "precision":
         words = [precision_of(text) or text]
         known_words = (*known_words, *PRECISIONS.values())

@@ -60,6 +60,11 @@ class PlanVariant:
     dispatch: str = "direct"
     float8: str = "none"
 
+    @property
+    def recomputation(self) -> tuple[str, tuple[str, ...], int, bool]:
+        """The fields about recomputation."""
+        return self.recompute, self.recompute_operators, self.recompute_every, self.offload_activations
+
     def fields(self) -> dict[str, Any]:
         """The variant as fields of PlanSpec."""
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "float8"}
