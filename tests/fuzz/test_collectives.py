@@ -8,12 +8,12 @@ import pytest
 from fuzz.collectives import DEVICES, drawn_rank, jobs, wrong
 from shardwright.config.compression_facts import COMPRESSIONS
 from shardwright.config.context_facts import CONTEXT_METHODS
+from shardwright.config.float8_facts import FLOAT8_RECIPES
 from shardwright.config.gate_facts import GATES
 from shardwright.config.job import JobSpec
 from shardwright.config.moe import AuxLoss, Scope
 from shardwright.config.recompute_facts import RECOMPUTES
 from shardwright.config.schedule_facts import SCHEDULES
-from shardwright.precision.float8_recipe import RECIPES
 
 pytestmark = pytest.mark.long
 
@@ -64,7 +64,7 @@ def test_every_strategy_is_compared() -> None:
         ({m.aux_loss for m in moes}, get_args(AuxLoss)),
         ({m.aux_scope for m in moes}, get_args(Scope)),
         ({m.shared_gate for m in moes}, (False, True)),
-        ({job.precision.float8 for job in found if job.plan.tp > 1}, ("none", *RECIPES)),
+        ({job.precision.float8 for job in found if job.plan.tp > 1}, ("none", *FLOAT8_RECIPES)),
         ({job.precision.compute for job in found}, ("float32", "bf16", "fp16")),
         ({job.model.tied_embeddings for job in found if job.plan.pp > 1}, (False, True)),
         ({job.model.mtp_layers > 0 for job in found if job.plan.pp > 1}, (False, True)),

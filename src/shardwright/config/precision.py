@@ -1,21 +1,17 @@
 """Precision: the number types in which a step is computed, added up and sent."""
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from shardwright.config import largest
 from shardwright.config.base import SectionSpec
 from shardwright.config.field_types import StepsOr0
+from shardwright.config.float8_facts import FLOAT8_RECIPES, NO_FLOAT8, Float8Facts, Float8Name
 
 Number = Literal["float32", "bf16", "fp16"]
-Float8 = Literal["none", "delayed", "tensorwise", "rowwise", "blockwise"]
-FLOAT8: tuple[str, ...] = get_args(Float8)
 
 BYTES_PER_ELEMENT: dict[Number, int] = {"float32": 4, "bf16": 2, "fp16": 2}
-
-
-FLOAT8_TILE = 128  # elements of a row, or of a side of a block, that share a scale (DeepSeek-V3, section 3.3)
 
 
 class PrecisionSpec(SectionSpec):
@@ -41,7 +37,7 @@ class PrecisionSpec(SectionSpec):
     loss_scale_growth_steps: StepsOr0 = Field(
         2000, description="Steps without overflow after which the loss scale doubles; 0 means that it is constant."
     )
-    float8: Float8 = Field("none", description="Recipe by which the products of linear layers are computed in fp8.")
+    float8: Float8Name = Field("none", description="Recipe by which the products of linear layers are computed in fp8.")
     float8_weight_gradients: bool = Field(
         False,
         description="Weight gradients of these products are computed in fp8 too, and the layers keep their inputs in "
@@ -66,9 +62,19 @@ class PrecisionSpec(SectionSpec):
         )
 
     @property
+    def float8_facts(self) -> Float8Facts | None:
+        """The facts of the recipe; None if products are not in fp8."""
+        return None if self.float8 == NO_FLOAT8 else FLOAT8_RECIPES[self.float8]
+
+    @property
+    def has_delayed_scales(self) -> bool:
+        """True if scales of fp8 are taken from past steps."""
+        return self.float8_facts is not None and self.float8_facts.delayed
+
+    @property
     def product_number(self) -> str:
         """Number type of the products of linear layers: fp8 or that of compute. MFU is a share of its peak rate."""
-        return "fp8" if self.float8 != "none" else self.compute
+        return "fp8" if self.float8 != NO_FLOAT8 else self.compute
 
     @property
     def gradient_number(self) -> Number:

@@ -104,18 +104,23 @@ class Registry(Generic[T]):
 
 
 class NameOf:
-    """The mark of a field that holds a name of a registry."""
+    """The mark of a field that holds a name of a registry, or one of `others`."""
 
-    def __init__(self, registry: Registry[Any]) -> None:
-        self.registry = registry
+    def __init__(self, registry: Registry[Any], others: tuple[str, ...] = ()) -> None:
+        self.registry, self._others = registry, others
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names that the field may hold."""
+        return (*self._others, *self.registry)
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """The schema of a text that is one of the names."""
         return core_schema.no_info_after_validator_function(self._check, handler(source))
 
     def _check(self, name: str) -> str:
-        if name in self.registry:
+        if name in self.names:
             return name
-        *first, last = map(repr, self.registry)
+        *first, last = map(repr, self.names)
         expected = f"{', '.join(first)} or {last}"
         raise PydanticCustomError("literal_error", "Input should be {expected}", {"expected": expected})

@@ -118,7 +118,7 @@ def _precision(job: JobSpec) -> Flat:
         fields |= {"loss_scale_growth_steps": precision.loss_scale_growth_steps} if precision.loss_scale else {}
     if precision.float8 != "none":
         fields["float8_weight_gradients"] = precision.float8_weight_gradients
-    if precision.float8 == "delayed":
+    if precision.has_delayed_scales:
         fields["float8_history"] = precision.float8_history
     return fields
 

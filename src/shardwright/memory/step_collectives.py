@@ -250,7 +250,7 @@ def _routing(job: JobSpec) -> list[int]:
 def _past_scales(job: JobSpec, stages: Collection[int], is_expert: bool) -> int:
     """Bytes of the largest values of a step, from which delayed scales of the next steps are computed: three for each
     common matrix, or each of experts'."""
-    if job.precision.float8 != "delayed":
+    if not job.precision.has_delayed_scales:
         return 0
     counts = job.plan.stage_layers(job.model.layers)
     layers = [n for stage in stages for n in range(sum(counts[:stage]), sum(counts[: stage + 1]))]
