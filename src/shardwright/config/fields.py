@@ -33,7 +33,7 @@ def _row(name: str, field: FieldInfo) -> tuple[str, str]:
     choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
     if mark := next((mark for mark in field.metadata if isinstance(mark, NameOf)), None):
         choices = mark.names
-        effects = [f"{facts.name}: {facts.does}" for facts in mark.registry.values() if getattr(facts, "does", "")]
+        effects = [f"{facts.name}: {facts.does}" for facts in mark.descriptions if getattr(facts, "does", "")]
         meaning += f" {'; '.join(effects)}." if effects else ""
     if len(choices) > 1:
         meaning += " One of " + ", ".join(map(str, choices)) + "."

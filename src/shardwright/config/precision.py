@@ -8,16 +8,15 @@ from shardwright.config import largest
 from shardwright.config.base import SectionSpec
 from shardwright.config.field_types import StepsOr0
 from shardwright.config.float8_facts import FLOAT8_RECIPES, NO_FLOAT8, Float8Facts, Float8Name
-
-Number = Literal["float32", "bf16", "fp16"]
-
-BYTES_PER_ELEMENT: dict[Number, int] = {"float32": 4, "bf16": 2, "fp16": 2}
+from shardwright.config.number_types import NUMBER_TYPES, MomentNumber, WideNumber
 
 
 class PrecisionSpec(SectionSpec):
     """The number types of a step. The optimizer always updates float32 weights, and computes in float32."""
 
-    compute: Number = Field("float32", description="Number type of weights and activations in forward and backward.")
+    compute: WideNumber = Field(
+        "float32", description="Number type of weights and activations in forward and backward."
+    )
     gradients: Literal["float32", "compute"] = Field(
         "float32", description="Number type in which gradients add up over microbatches; compute is that of compute."
     )
@@ -26,7 +25,7 @@ class PrecisionSpec(SectionSpec):
         description="Number type in which gradients travel, if plan.compress says nothing else; gradients is that in "
         "which they add up.",
     )
-    moments: Literal["float32", "bf16"] = Field(
+    moments: MomentNumber = Field(
         "float32",
         description="Number type in which the optimizer's moments are kept from step to step, if it has some for each "
         "element; bf16 halves their memory, and what it changes of them by less than half a last place is lost.",
@@ -77,36 +76,36 @@ class PrecisionSpec(SectionSpec):
         return "fp8" if self.float8 != NO_FLOAT8 else self.compute
 
     @property
-    def gradient_number(self) -> Number:
+    def gradient_number(self) -> str:
         """Number type in which gradients add up."""
         return self.compute if self.gradients == "compute" else self.gradients
 
     @property
-    def reduce_number(self) -> Number:
+    def reduce_number(self) -> str:
         """Number type in which gradients travel."""
         return self.gradient_number if self.reduce == "gradients" else self.reduce
 
     @property
     def scales_loss(self) -> bool:
-        """True if the loss is scaled: only fp16 needs it."""
-        return self.compute == "fp16" and self.loss_scale > 0
+        """True if the loss is scaled."""
+        return NUMBER_TYPES[self.compute].needs_loss_scale and self.loss_scale > 0
 
     @property
     def compute_bytes(self) -> int:
         """Bytes per element of a weight or an activation in forward and backward."""
-        return BYTES_PER_ELEMENT[self.compute]
+        return NUMBER_TYPES[self.compute].num_bytes
 
     @property
     def gradient_bytes(self) -> int:
         """Bytes per element of a gradient while it is accumulated."""
-        return BYTES_PER_ELEMENT[self.gradient_number]
+        return NUMBER_TYPES[self.gradient_number].num_bytes
 
     @property
     def reduce_bytes(self) -> int:
         """Bytes per element of a gradient while it travels."""
-        return BYTES_PER_ELEMENT[self.reduce_number]
+        return NUMBER_TYPES[self.reduce_number].num_bytes
 
     @property
     def moment_bytes(self) -> int:
         """Bytes per element of a moment."""
-        return BYTES_PER_ELEMENT[self.moments]
+        return NUMBER_TYPES[self.moments].num_bytes

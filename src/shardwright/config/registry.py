@@ -4,7 +4,7 @@ Descriptions of one kind are in one folder, one file each, or several small ones
 names.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from itertools import chain
@@ -104,15 +104,26 @@ class Registry(Generic[T]):
 
 
 class NameOf:
-    """The mark of a field that holds a name of a registry, or one of `others`."""
+    """The mark of a field that holds a name of a registry, of a description for which `where` is true, or one of
+    `others`."""
 
-    def __init__(self, registry: Registry[Any], others: tuple[str, ...] = ()) -> None:
-        self.registry, self._others = registry, others
+    def __init__(
+        self,
+        registry: Registry[Any],
+        others: tuple[str, ...] = (),
+        where: Callable[[Any], bool] = lambda description: True,
+    ) -> None:
+        self._registry, self._others, self._where = registry, others, where
+
+    @property
+    def descriptions(self) -> list[Any]:
+        """The descriptions whose names the field may hold."""
+        return [description for description in self._registry.values() if self._where(description)]
 
     @property
     def names(self) -> tuple[str, ...]:
         """All names that the field may hold."""
-        return (*self._others, *self.registry)
+        return (*self._others, *(description.name for description in self.descriptions))
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """The schema of a text that is one of the names."""

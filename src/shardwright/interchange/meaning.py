@@ -12,6 +12,7 @@ from shardwright.config.hugging_face.same_arithmetic import arithmetic, is_close
 from shardwright.config.job import JobSpec
 from shardwright.config.model import ModelSpec
 from shardwright.config.moe import MoeSpec
+from shardwright.config.number_types import NUMBER_TYPES
 from shardwright.config.optimizer import OptimizerSpec
 from shardwright.config.optimizer_facts import OPTIMIZERS
 from shardwright.config.plan import PlanSpec, layer_policies
@@ -113,7 +114,7 @@ def _precision(job: JobSpec) -> Flat:
         "float8": precision.float8,
         "float8_dispatch": precision.float8_dispatch,
     }
-    if precision.compute == "fp16":
+    if NUMBER_TYPES[precision.compute].needs_loss_scale:
         fields["loss_scale"] = precision.loss_scale
         fields |= {"loss_scale_growth_steps": precision.loss_scale_growth_steps} if precision.loss_scale else {}
     if precision.float8 != "none":

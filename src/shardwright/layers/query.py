@@ -16,6 +16,7 @@ import numpy as np
 from shardwright.config.context_facts import CONTEXT_METHODS
 from shardwright.config.job import JobSpec
 from shardwright.config.model_shape import ModelShape
+from shardwright.config.number_types import NUMBER_TYPES
 from shardwright.config.optimizer import ADAMW, OptimizerSpec
 from shardwright.config.plan import layer_policies
 from shardwright.config.rank_order import number_of, stage_block, stage_size
@@ -33,8 +34,9 @@ class PlanGrid:
     """The plan: degrees, sharding, the order of work and recomputation.
 
     Each number may be an array of one length, with one entry per plan; fields that are not of type Numbers are the same
-    for all plans. `zero_ranks` replicas share one set of ZeRO's shards; 0 is all of them. `precision` is of the
-    products: bf16, fp16, float32, fp8, mxfp8 or nvfp4. `gradient_bytes` and `reduce_bytes` are of an element of an
+    for all plans. `zero_ranks` replicas share one set of ZeRO's shards; 0 is all of them. `precision` is the number
+    type of the products, and `compute` that of everything else; "" is the same type, or bf16 beside narrow products.
+    `gradient_bytes` and `reduce_bytes` are of an element of an
     accumulated gradient and of one in a reduction, `moment_bytes` of each of the `optimizer`'s moments; 0 is the
     software's default. Weight gradients and rows to experts are in fp8 if the software does so, or if requested here.
     `bucket_bytes` are the bytes of the parameters whose gradients are reduced together; 0 is all.
@@ -68,6 +70,7 @@ class PlanGrid:
     recompute: str = "none"
     policies: tuple[str, ...] = ()
     precision: str = "bf16"
+    compute: str = ""
     layout: tuple[int, ...] = ()
     cp_method: str = "ring"
     dispatch: str = "direct"
@@ -88,9 +91,19 @@ class PlanGrid:
     reduce_each: str = "auto"
 
     @property
+    def is_narrow(self) -> bool:
+        """True if products are in a narrower number type than everything else."""
+        return NUMBER_TYPES[self.precision].is_narrow
+
+    @property
+    def wide_number(self) -> str:
+        """The number type of everything but products."""
+        return self.compute or ("bf16" if self.is_narrow else self.precision)
+
+    @property
     def element_bytes(self) -> int:
         """Bytes of a weight or an activation in forward and backward."""
-        return 4 if self.precision == "float32" else 2
+        return NUMBER_TYPES[self.wide_number].num_bytes
 
     @cached_property
     def orders(self) -> tuple[tuple[int, Numbers], ...]:
@@ -302,7 +315,7 @@ def grid_of(job: JobSpec) -> PlanGrid:
         order_number=number_of(p.order), sequence_parallel=p.sequence_parallel and p.tp > 1,
         zero=p.zero, zero_ranks=p.zero_ranks, microbatch=p.microbatch_size, global_batch=job.batch.global_batch_size,
         recompute=policies[0] if is_uniform else "mixed", policies=() if is_uniform else policies,
-        precision=precision.product_number, layout=tuple(p.layout),
+        precision=precision.product_number, compute=precision.compute, layout=tuple(p.layout),
         cp_method=p.cp_method, dispatch=p.dispatch, extra_warmup=p.extra_warmup,
         offload_optimizer=p.offload_optimizer, offload_parameters=p.offload_parameters,
         offload_activations=p.offload_activations, compress=p.compress, compress_rank=p.compress_rank,

@@ -14,7 +14,6 @@ import numpy as np
 
 from shardwright.config.array_math import MixedError
 from shardwright.config.compression_facts import COMPRESSIONS
-from shardwright.config.float8_facts import FLOAT8_RECIPES
 from shardwright.config.job import JobSpec
 from shardwright.config.model_shape import shape_of
 from shardwright.config.plan import sums_by_run
@@ -270,10 +269,11 @@ def held_buffers(run: Run, ranks: PipelineRanks, common: Array, routed: Array) -
     stage3_bytes = stage3_bytes + gradient * np.where(by_run, stages + next_stage, np.minimum(arriving, stage))
     num_bytes = np.where(grid.zero == 3, stage3_bytes, np.where(grid.zero == 2, stage2_bytes, 0.0))
     num_bytes = np.where(grid.replicas > 1, num_bytes, 0.0)
-    if grid.precision == "fp8":  # weights are kept in fp8, once for each product if a scale is for one direction
-        num_casts = FLOAT8_RECIPES[_job_of(run).precision.float8].num_weight_casts
+    if recipe := _job_of(run).precision.float8_facts:  # weights are kept in fp8
         resident_routed = routed * (1 - is_borrowed)  # they stay in memory
-        num_bytes = num_bytes + num_casts * (resident_routed + np.where(grid.zero < 3, num_borrowed - tables, stage))
+        num_bytes = num_bytes + recipe.num_weight_casts * (
+            resident_routed + np.where(grid.zero < 3, num_borrowed - tables, stage)
+        )
     if COMPRESSIONS[grid.compress].kept_elements is not None:
         num_bytes = num_bytes + _FLOAT * (common + routed * shares_routed) * (grid.replicas > 1)
     return num_bytes

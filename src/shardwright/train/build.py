@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from shardwright.config.job import JobSpec
+from shardwright.config.number_types import NUMBER_TYPES
 from shardwright.config.plan import layer_policies
 from shardwright.model.decoder import DecoderStage, stage_span
 from shardwright.model.moe_block import Experts
@@ -48,7 +49,11 @@ from shardwright.sharding.unit_update import Updates
 from shardwright.sharding.zero_events import Reductions
 from shardwright.train.gradient_norm import GradientNorm
 
-NUMBERS = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+def dtype_of(number: str) -> torch.dtype:
+    """The dtype of a number type of weights and activations (config/number_types.py)."""
+    dtype: torch.dtype = getattr(torch, NUMBER_TYPES[number].torch_dtype)
+    return dtype
 
 
 @dataclass(frozen=True)
@@ -164,7 +169,7 @@ def build(job: JobSpec, mesh: Mesh, initial: Initial | None = None) -> Replica:
     tied = _tied(job, stages, mesh)
     pool, link = tensor_pool(mesh.device, mesh.streams), HostLink(mesh.streams) if mesh.streams else None
     shards, reductions = {}, Reductions()
-    make_job_optimizer = partial(make_optimizer, job.optimizer, moments=NUMBERS[job.precision.moments])
+    make_job_optimizer = partial(make_optimizer, job.optimizer, moments=dtype_of(job.precision.moments))
     updates = Updates(job)
     for stage, module in stages.items():
         regions = {
@@ -309,7 +314,7 @@ def _stages(job: JobSpec, mesh: Mesh, program: Program) -> dict[int, DecoderStag
             float8_dispatch=job.precision.float8_dispatch,
         )
         module = DecoderStage(job.model, span, sharding, policies, host=host, loss_positions=loss_positions(job))
-        stages[stage] = module.prepare(mesh.device, NUMBERS[job.precision.compute])
+        stages[stage] = module.prepare(mesh.device, dtype_of(job.precision.compute))
     return stages
 
 
@@ -323,9 +328,9 @@ def _shardings(
             zero_stage(plan, is_expert),
             *replicas.sharing(stage, num_stages),
             mesh.tp,
-            compute=NUMBERS[precision.compute],
-            gradients=NUMBERS[precision.gradient_number],
-            reduce=NUMBERS[precision.reduce_number],
+            compute=dtype_of(precision.compute),
+            gradients=dtype_of(precision.gradient_number),
+            reduce=dtype_of(precision.reduce_number),
             host_share=plan.offload_optimizer,
             host_values=plan.offload_parameters,
             link=link,

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 
 from shardwright.config.catalog import did_you_mean
+from shardwright.config.number_types import NUMBER_TYPES, number_called, wide_numbers
 from shardwright.config.recompute_policy import OPERATORS
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.layers.query import LAYER_POLICIES
@@ -40,20 +41,6 @@ _SCHEDULES = {
     "zb2p": "zb-h2",
     "pipedream-flush": "1f1b",
 }
-# Tables' names of dtypes; the first key that occurs in the text counts.
-PRECISIONS = {
-    "nvfp4": "nvfp4",
-    "mxfp8": "mxfp8",
-    "fp8": "fp8",
-    "float8": "fp8",
-    "fp32": "float32",
-    "float32": "float32",
-    "bf16": "bf16",
-    "bfloat16": "bf16",
-    "fp16": "fp16",
-    "float16": "fp16",
-    "half": "fp16",
-}
 # The column's names of attention kernels, and software.attention's name of each.
 ATTENTION = {
     "torch": "torch",
@@ -65,7 +52,8 @@ ATTENTION = {
     "cudnn": "cudnn",
     "xla": "cudnn",
 }
-GRADS = {"fp32": 4, "float32": 4, "bf16": 2, "fp16": 2}
+# The column's names of the number type of gradients, and the bytes of each.
+GRADS = {name: number.num_bytes for number in wide_numbers() for name in (number.name, *number.other_names)}
 
 
 def with_facts(row: Row) -> Row:
@@ -98,11 +86,6 @@ def schedule_of(name: str) -> str:
     return _SCHEDULES.get(key, key)
 
 
-def precision_of(text: str) -> str:
-    """The dtype of the products by layers/query.py's name, or nothing."""
-    return next((name for key, name in PRECISIONS.items() if key in text.lower()), "")
-
-
 def value_faults(row: Row) -> list[str]:
     """Faults of single columns, of a row whose facts are filled in."""
     faults = [fault for name in WHOLE if row.get(name) and (fault := _whole_fault(name, row[name]))]
@@ -132,7 +115,7 @@ def _amount_fault(name: str, text: str) -> str:
 _WORDS: dict[str, tuple[str, ...]] = {
     "recompute": (*LAYER_POLICIES, *OPERATORS),
     "schedule": tuple(_SCHEDULES),  # and the names of SCHEDULES
-    "precision": tuple(PRECISIONS),
+    "precision": tuple(name for number in NUMBER_TYPES.values() for name in (*number.other_names, number.name)),
     "tier": ("A", "B", "C"),
     "attention": tuple(ATTENTION),
     "grads": tuple(GRADS),
@@ -148,8 +131,7 @@ def _word_fault(name: str, text: str) -> str:
         words = [schedule_of(text)]
         known_words = (*known_words, *SCHEDULES.names)
     if name == "precision":
-        words = [precision_of(text) or text]
-        known_words = (*known_words, *PRECISIONS.values())
+        words = [number_called(text) or text]
     wrong = [word for word in words if word not in known_words]
     return f"{name} is {_shown(text)}; {did_you_mean(wrong[0], list(dict.fromkeys(known_words)))}" if wrong else ""
 

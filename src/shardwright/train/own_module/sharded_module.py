@@ -33,7 +33,7 @@ from shardwright.sharding.groups import zero_stage
 from shardwright.sharding.memory_account import RankMemory
 from shardwright.sharding.unit_update import Updates
 from shardwright.sharding.zero_events import Reductions
-from shardwright.train.build import NUMBERS
+from shardwright.train.build import dtype_of
 from shardwright.train.gradient_norm import GradientNorm
 from shardwright.train.learning_rate import learning_rate
 from shardwright.train.own_module.module_checkpoint import load_module, save_module
@@ -120,12 +120,12 @@ class ShardedModule(nn.Module):
         values = {name: parameter.detach() for parameter, name in units.names.items()}
         self.module = module
         self.job, self.mesh, self.num_steps = job, mesh, 0
-        compute = NUMBERS[job.precision.compute]
+        compute = dtype_of(job.precision.compute)
         placed = place_parameters(module, units, compute)
         self._pool = tensor_pool(mesh.device, mesh.streams)
         sharding = Sharding(
             zero_stage(job.plan), *mesh.replicas.sharing(0, 1), mesh.tp, compute=compute,
-            gradients=NUMBERS[job.precision.gradient_number], reduce=NUMBERS[job.precision.reduce_number],
+            gradients=dtype_of(job.precision.gradient_number), reduce=dtype_of(job.precision.reduce_number),
             host_share=job.plan.offload_optimizer, host_values=job.plan.offload_parameters,
             link=HostLink(mesh.streams) if mesh.streams else None,
         )  # fmt: skip
@@ -135,7 +135,7 @@ class ShardedModule(nn.Module):
             make_compressor=make_compressor(job.plan), updates=Updates(job),
         )  # fmt: skip
         self._stage.passes_of_step = accumulate
-        self._stage.make_optimizers(partial(make_optimizer, job.optimizer, moments=NUMBERS[job.precision.moments]))
+        self._stage.make_optimizers(partial(make_optimizer, job.optimizer, moments=dtype_of(job.precision.moments)))
         self._placed: dict[str, PlacedParameter] = {parameter.place.name: parameter for parameter in placed.values()}
         self._is_sharded = sharding.zero == 3
         for name, unit in units.units.items() if self._is_sharded else ():
