@@ -14,6 +14,7 @@ from shardwright.cost.pipeline_bubble import num_reductions
 from shardwright.cost.stage_time import PieceTime, beside
 from shardwright.cost.topology import Group
 from shardwright.cost.update_time import Updated, elementwise_s, held_by_matrix, orthogonal_s
+from shardwright.cost.wire_bytes import RING_ROUNDS
 from shardwright.layers.arrays import Array, Numbers
 from shardwright.layers.chains import chains
 from shardwright.layers.operators import FLOAT32
@@ -167,4 +168,4 @@ def _collective_s(rates: Rates, group: Group, collective: BucketCollective) -> N
     """Seconds of a collective of a method of compression."""
     if collective.kind == "all_to_all":
         return all_to_all_s(rates, group, collective.num_bytes)
-    return ring_s(rates, group, collective.num_bytes, 2 if collective.kind == "all_reduce" else 1)
+    return ring_s(rates, group, collective.num_bytes, RING_ROUNDS[collective.kind])

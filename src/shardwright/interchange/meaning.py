@@ -156,11 +156,12 @@ def _model(model: ModelSpec) -> Flat:
     experts |= {name: getattr(model.moe, name) for name in _ROUTING}
     if model.moe.aux_loss != "none":
         experts |= {"aux_coefficient": model.moe.aux_coefficient, "aux_scope": model.moe.aux_scope}
-    if model.moe.capacity_factor and model.moe.gate != "expert-choice":
+    gate = model.moe.gate_facts
+    if model.moe.capacity_factor and not gate.sees_all:
         experts["overflow"] = model.moe.overflow
     if model.moe.gate == "softmax" and model.moe.normalise:
         experts["softmax_over"] = "chosen"  # normalised weights equal the softmax over the chosen experts
-    for name in ("partners", "co_activation_decay") if model.moe.gate != "correlation" else ():
+    for name in {"partners", "co_activation_decay"} - gate.reads:
         del experts[name]
     if model.moe.num_groups == 1:
         del experts["groups_kept"], experts["group_score"]

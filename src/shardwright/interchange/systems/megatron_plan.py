@@ -14,7 +14,7 @@ from shardwright.config.recompute_facts import RECOMPUTES
 from shardwright.config.recompute_policy import OPERATORS
 from shardwright.config.usual_links import filled_nodes
 from shardwright.interchange.reading.settings import Flat, Settings
-from shardwright.interchange.rows import Rule, Table, degree
+from shardwright.interchange.rows import Rule, Table, degree, word_for
 
 WORLD = "world-size"  # number of ranks that the launcher starts
 
@@ -135,8 +135,8 @@ def _read_context(settings: Settings, fields: Flat) -> None:
 
 
 def _write_context(job: JobSpec, settings: dict[str, Any]) -> None:
-    if job.plan.cp > 1:
-        settings["cp-comm-type"] = next(word for word, method in _CP.items() if method == job.plan.cp_method)
+    if job.plan.cp > 1 and (word := word_for(job.plan.cp_method, _CP)):
+        settings["cp-comm-type"] = word
 
 
 def _read_zero(settings: Settings, fields: Flat) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from shardwright.config.job import JobSpec
 from shardwright.config.rank_order import number_of
 from shardwright.config.recompute_facts import searched_recomputes
+from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.cost.calibration import Constants
 from shardwright.layers.memo import Memo
 from shardwright.planner.search import space
@@ -21,7 +22,6 @@ from shardwright.planner.search.plan_block import DEGREES, Column, Columns, Plan
 from shardwright.planner.search.plan_price import fits, prices
 from shardwright.planner.search.results import Candidate
 
-PLAIN = ("1f1b", "interleaved-1f1b")
 _TIMES = (0.5, 1, 2)  # factors of the microbatch size of the known plan
 _KEY_COLUMNS = ("row", "schedule", "zero", "zero_ranks", "offload_optimizer", "offload_parameters")
 
@@ -87,7 +87,11 @@ def _blocks(
             for known in known_variants
         ]
         matching = select(rows, np.array(methods)[rows["row"]])
-        if variant.schedule not in PLAIN or variant.recomputation not in policies or not len(matching["dp"]):
+        if (
+            not SCHEDULES[variant.schedule].is_simple
+            or variant.recomputation not in policies
+            or not len(matching["dp"])
+        ):
             continue
         block = space.with_variant(job, constraints, matching, variant)
         block = block.where(_is_even(job, block.columns))
