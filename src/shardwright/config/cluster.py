@@ -1,5 +1,6 @@
 """The cluster: devices, nodes and the links between them."""
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
@@ -9,9 +10,39 @@ from shardwright.config.base import SectionSpec, Spec
 from shardwright.config.calibration_file import CalibrationSpec
 from shardwright.config.field_types import Ranks, RanksOr0
 from shardwright.config.measured_table import MeasuredTable
-from shardwright.config.network import NetworkSpec
 from shardwright.config.number_types import NUMBER_TYPES
 from shardwright.config.units import GIB
+
+
+def _shell_name(value: str) -> str:
+    """Check a name: it has no characters that are special in a shell. ValueError if it has some."""
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,63}", value):
+        raise ValueError("Input should be a name of at most 64 letters, digits and _ . : - such as eth0 or mlx5_0")
+    return value
+
+
+def _shell_name_or_empty(value: str) -> str:
+    return _shell_name(value) if value else value
+
+
+class NetworkSpec(Spec):
+    """Kind of the network between nodes, and its names that the launcher of a job passes to NCCL and Gloo. Predictions
+    use bandwidths and don't read this section."""
+
+    kind: Literal["unknown", "infiniband", "roce", "tcp"] = Field(
+        "unknown", description="What joins the nodes; launch tells NCCL to use that and nothing slower."
+    )
+    interface: Annotated[str, AfterValidator(_shell_name_or_empty)] = Field(
+        "",
+        description="Interface by which nodes meet, as `ip link` names it, such as eth0; empty: NCCL and Gloo look for "
+        "one.",
+    )
+    adapters: list[Annotated[str, AfterValidator(_shell_name)]] = Field(
+        default_factory=list,
+        max_length=largest.ADAPTERS,
+        description="InfiniBand or RoCE adapters of a server, one for each rail, as `ibv_devices` names them, such as "
+        "mlx5_0; empty: NCCL takes all that it finds.",
+    )
 
 
 def _checked_rate(value: float) -> float:

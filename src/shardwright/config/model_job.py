@@ -8,11 +8,11 @@ import math
 from typing import Any
 
 from shardwright.config.cluster import ClusterSpec
+from shardwright.config.cluster_facts import device_entry
 from shardwright.config.model import ModelSpec
 from shardwright.config.model_shape import shape_of
 from shardwright.config.number_types import half_numbers
 from shardwright.config.units import counted
-from shardwright.config.usual_links import device_entry
 
 # (most parameters of a model, tokens of its step): Brown et al. 2020 (arXiv 2005.14165), table 2.1, as powers of two.
 _TOKENS = ((1e9, 2**19), (4e9, 2**20), (30e9, 2**21), (float("inf"), 2**22))

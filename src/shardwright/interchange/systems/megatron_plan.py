@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardwright.config import largest
+from shardwright.config.cluster_facts import filled_nodes
 from shardwright.config.job import JobSpec
 from shardwright.config.model import ModelSpec
 from shardwright.config.plan import even_stages, layer_policies
 from shardwright.config.rank_order import DEFAULT_ORDER, STAGES_INSIDE
 from shardwright.config.recompute_facts import RECOMPUTES
 from shardwright.config.recompute_policy import OPERATORS
-from shardwright.config.usual_links import filled_nodes
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.rows import Rule, Table, degree, word_for
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardwright.config.checks.check import job_faults
+from shardwright.config.cluster_facts import node_devices
 from shardwright.config.job import JobSpec
 from shardwright.config.plan import PlanSpec
 from shardwright.config.rank_order import DEFAULT_ORDER, STAGES_INSIDE, order_words
@@ -13,7 +14,6 @@ from shardwright.config.recompute_facts import RECOMPUTES, optional_recompute_fi
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.software import software_of
 from shardwright.config.software_support import missing_features
-from shardwright.config.usual_links import node_devices
 from shardwright.cost.calibration import device_of
 from shardwright.planner.search.adjacent_plans import same_stages
 from shardwright.planner.search.space import placement_differs

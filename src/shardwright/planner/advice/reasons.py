@@ -7,7 +7,7 @@ others shrink, or it does not fit because it needs too many bytes.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from shardwright.config.host_memory import host_room_bytes
+from shardwright.config.cluster_facts import host_room_bytes
 from shardwright.config.job import JobSpec
 from shardwright.config.link_words import link_words
 from shardwright.config.rank_order import order_words

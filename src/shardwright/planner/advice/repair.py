@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from shardwright.config.base import PlanError
-from shardwright.config.host_memory import host_room_bytes
+from shardwright.config.cluster_facts import host_room_bytes, node_devices
 from shardwright.config.job import JobSpec
-from shardwright.config.usual_links import node_devices
 from shardwright.cost.calibration import Constants
 from shardwright.cost.from_job import run_of
 from shardwright.layers.memo import Memo

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from shardwright.config.base import PlanError
-from shardwright.config.host_memory import host_room_bytes
+from shardwright.config.cluster_facts import host_room_bytes
 from shardwright.config.job import JobSpec
 from shardwright.config.rank_order import ORDERS
 from shardwright.config.recompute_facts import RECOMPUTES

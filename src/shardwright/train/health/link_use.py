@@ -1,7 +1,7 @@
 """The share of the bandwidth of the cluster's links that a step uses."""
 
 from shardwright.config.cluster import ClusterSpec
-from shardwright.config.usual_links import network_gb_per_s, node_gb_per_s
+from shardwright.config.cluster_facts import network_gb_per_s, node_gb_per_s
 
 
 def link_use(

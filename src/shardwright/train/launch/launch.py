@@ -21,9 +21,9 @@ import torch
 import torch.distributed as dist
 
 from shardwright.config.base import PlanError, RunError
+from shardwright.config.cluster_facts import device_entry
 from shardwright.config.job import JobSpec
 from shardwright.config.units import MIB, counted
-from shardwright.config.usual_links import device_entry
 from shardwright.sharding.mesh import MeshShape
 from shardwright.train.launch.ending import signal_name
 from shardwright.train.launch.fork_server import ServerEndedError
