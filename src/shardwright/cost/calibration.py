@@ -10,6 +10,7 @@ from functools import lru_cache
 from math import inf, prod
 
 from shardwright.config import catalog
+from shardwright.config.attention_kernels import ATTENTION_KERNELS
 from shardwright.config.calibration_file import CalibrationSpec
 from shardwright.config.catalog_entry import read_entry
 from shardwright.config.cluster import DeviceSpec
@@ -213,7 +214,7 @@ def device_constant(constants: Constants, device: DeviceSpec, name: str) -> floa
 
 def _attention_constant(software: SoftwareSpec) -> str:
     """The name of the constant for the share of the peak that this software's attention reaches."""
-    return f"attention_{software.attention if software.attention not in ('torch', 'softmax') else 'flash2'}"
+    return ATTENTION_KERNELS[software.attention].constant
 
 
 @lru_cache(maxsize=64)

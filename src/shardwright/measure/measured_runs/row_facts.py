@@ -7,6 +7,7 @@ filled column always takes precedence.
 import re
 from collections.abc import Mapping
 
+from shardwright.config.attention_kernels import kernel_names
 from shardwright.config.catalog import did_you_mean
 from shardwright.config.number_types import NUMBER_TYPES, number_called, wide_numbers
 from shardwright.config.recompute_policy import OPERATORS
@@ -40,17 +41,6 @@ _SCHEDULES = {
     "zb1p": "zb-h1",
     "zb2p": "zb-h2",
     "pipedream-flush": "1f1b",
-}
-# The column's names of attention kernels, and software.attention's name of each.
-ATTENTION = {
-    "torch": "torch",
-    "fused-softmax": "softmax",
-    "softmax": "softmax",
-    "flash1": "flash1",
-    "flash2": "flash2",
-    "flash3": "cudnn",
-    "cudnn": "cudnn",
-    "xla": "cudnn",
 }
 # The column's names of the number type of gradients, and the bytes of each.
 GRADS = {name: number.num_bytes for number in wide_numbers() for name in (number.name, *number.other_names)}
@@ -117,7 +107,7 @@ _WORDS: dict[str, tuple[str, ...]] = {
     "schedule": tuple(_SCHEDULES),  # and the names of SCHEDULES
     "precision": tuple(name for number in NUMBER_TYPES.values() for name in (*number.other_names, number.name)),
     "tier": ("A", "B", "C"),
-    "attention": tuple(ATTENTION),
+    "attention": tuple(kernel_names()),
     "grads": tuple(GRADS),
 }
 

@@ -46,6 +46,9 @@ _GRID_FIELDS = {name: name for name in (*DEGREES, *SHARING)} | {
 }
 
 
+RECOMPUTATION = ("recompute", "recompute_operators", "recompute_every", "offload_activations")
+
+
 @dataclass(frozen=True)
 class PlanVariant:
     """The fields of a plan that choose a formula: plans with equal ones are priced in one call. Fields are those of
@@ -61,9 +64,9 @@ class PlanVariant:
     float8: str = "none"
 
     @property
-    def recomputation(self) -> tuple[str, tuple[str, ...], int, bool]:
-        """The fields about recomputation."""
-        return self.recompute, self.recompute_operators, self.recompute_every, self.offload_activations
+    def recomputation(self) -> tuple[Any, ...]:
+        """The values of the fields about recomputation."""
+        return tuple(getattr(self, name) for name in RECOMPUTATION)
 
     def fields(self) -> dict[str, Any]:
         """The variant as fields of PlanSpec."""
