@@ -9,9 +9,9 @@ in the second half one input and one output in 64 is 30 times as large as the ot
 import torch
 from torch import Tensor
 
+from shardwright.config.float8_facts import FLOAT8_RECIPES
 from shardwright.precision.float8_gradient import gradient_blocks
 from shardwright.precision.float8_linear import forward_and_cast, input_gradient_and_cast, make_float8_state
-from shardwright.precision.float8_recipe import RECIPES, RecipeName
 
 TOKENS, INPUTS, OUTPUTS = 2048, 1024, 1536
 
@@ -28,7 +28,7 @@ def operands(outliers: bool) -> tuple[Tensor, Tensor, Tensor]:
     return x.bfloat16(), weight.bfloat16(), dy.bfloat16()
 
 
-def errors(recipe: RecipeName, outliers: bool) -> list[float]:
+def errors(recipe: str, outliers: bool) -> list[float]:
     """Of y = x W^T, dx = dy W and dW = dy^T x."""
     x, weight, dy = operands(outliers)
     state = make_float8_state(recipe)
@@ -45,7 +45,7 @@ def errors(recipe: RecipeName, outliers: bool) -> list[float]:
 def main() -> None:
     """Print the table."""
     print("| recipe | y | dx | dW | with outliers: y | dx | dW |\n| --- | --- | --- | --- | --- | --- | --- |")
-    for recipe in RECIPES:
+    for recipe in FLOAT8_RECIPES:
         found = [*errors(recipe, outliers=False), *errors(recipe, outliers=True)]
         print(f"| `{recipe}` | " + " | ".join(f"{100 * error:.1f} %" for error in found) + " |")
 

@@ -16,6 +16,7 @@ from gpu_jobs import job_of, operator_prices, rates
 from torch import Tensor
 from torch.nn import functional
 
+from shardwright.config.float8_facts import FLOAT8_RECIPES
 from shardwright.config.job import JobSpec
 from shardwright.config.software import software_of
 from shardwright.cost.calibration import device_of
@@ -34,7 +35,6 @@ from shardwright.parallel.tensor.parameter import PlacedParameter
 from shardwright.parallel.zero.master_weights import Masters, ShardPiece
 from shardwright.precision.float8 import E4M3, Granularity, quantise
 from shardwright.precision.float8_linear import forward_product, input_gradient, make_float8_state
-from shardwright.precision.float8_recipe import RECIPES, RecipeName
 from shardwright.precision.scaled_mm import has_scaled_product, scaled_product
 from shardwright.sharding.loss_chunks import loss_positions
 from shardwright.sharding.parameter_shard import ParameterShard
@@ -65,7 +65,7 @@ def cases(bench: Bench) -> list[Case]:
             found.append((f"{name}, {model}", partial(_ELEMENTWISE[name], bench, job)))
         found.append((f"loss, {model}", partial(_loss, bench, job)))
     wide = job_of(bench, "8B, 4 layers", 8192)
-    for recipe in RECIPES:
+    for recipe in FLOAT8_RECIPES:
         for name, (inner, columns) in _products(wide).items():
             found.append((f"fp8 {recipe}, {name} of 8B", partial(_float8, bench, recipe, name, inner, columns)))
     found += [(f"attention, {length} tokens", partial(_attention, bench, length)) for length in _LENGTHS]
@@ -133,7 +133,7 @@ def _product(bench: Bench, job: JobSpec, name: str, inner: int, columns: int) ->
     return _measured(bench, {key: (one, _Done(flops, predicted_s=told.get(key))) for key, one in work.items()})
 
 
-def _float8(bench: Bench, recipe: RecipeName, name: str, inner: int, columns: int) -> Row:
+def _float8(bench: Bench, recipe: str, name: str, inner: int, columns: int) -> Row:
     """Products in fp8 with their casts, the weight's left out for it is cast once a step; and the bare product."""
     job = job_of(bench, "8B, 4 layers", 8192, float8=recipe)
     tokens, told = _tokens(job), _told(bench, job, name)
@@ -145,7 +145,7 @@ def _float8(bench: Bench, recipe: RecipeName, name: str, inner: int, columns: in
         "forward": (lambda: forward_product(state, x, weight), of_pass["forward"]),
         "input gradient": (lambda: input_gradient(state, dy, weight), of_pass["input gradient"]),
     }
-    a, b = quantise(x, RECIPES[recipe].activation, E4M3), quantise(weight, RECIPES[recipe].weight, E4M3)
+    a, b = quantise(x, FLOAT8_RECIPES[recipe].activation, E4M3), quantise(weight, FLOAT8_RECIPES[recipe].weight, E4M3)
     if bench.is_dry or has_scaled_product(a, b):
         bare_s = _bare_s(bench, job, tokens, inner, columns)
         passes["product alone"] = (lambda: scaled_product(a, b, torch.bfloat16), _Done(flops, 0, "fp8", bare_s))

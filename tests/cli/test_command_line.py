@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from shardwright import __version__
+from shardwright.config.attention_sections import LatentSpec
 from shardwright.config.job import JobSpec
-from shardwright.config.latent import LatentSpec
 from shardwright.config.moe import MoeSpec
 from shardwright.config.rotary_scaling import RotaryScalingSpec
 from support.ranks import PATIENCE_S

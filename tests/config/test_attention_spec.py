@@ -5,12 +5,11 @@ from typing import Any
 
 import pytest
 
-from shardwright.config.latent import LatentSpec
+from shardwright.config.attention_sections import LatentSpec, WindowSpec
 from shardwright.config.model import ModelSpec
 from shardwright.config.model_shape import shape_of
 from shardwright.config.rotary_scaling import RotaryScalingSpec
 from shardwright.config.software import software_of
-from shardwright.config.window import WindowSpec
 from shardwright.layers.chains import chains
 from shardwright.layers.query import PlanGrid
 from shardwright.sharding.stage_parameters import num_parameters

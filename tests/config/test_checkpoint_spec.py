@@ -6,7 +6,7 @@ import pytest
 
 from shardwright.config import catalog
 from shardwright.config.cluster import ClusterSpec, DeviceSpec
-from shardwright.config.failure_rate import device_hours_between_failures
+from shardwright.config.cluster_facts import device_hours_between_failures
 from shardwright.config.load import make_job
 
 PART = {"devices_per_node": 8, "nodes": 1}

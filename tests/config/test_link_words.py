@@ -8,8 +8,8 @@ from click.testing import CliRunner
 from shardwright.cli.main import cli
 from shardwright.config import catalog
 from shardwright.config.cluster import ClusterSpec, LinkSpec, NetworkSpec, PartSpec, TopologySpec
+from shardwright.config.cluster_facts import device_entry
 from shardwright.config.link_words import domain_text, link_words
-from shardwright.config.usual_links import device_entry
 
 # Devices that are sold without NVLink, and words of theirs.
 _OTHERS = {"tpu-v5e": "ICI", "mi300x": "Infinity Fabric", "gaudi2": "Ethernet (RoCE)", "l40s": "PCIe"}

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shardwright
+from shardwright.config.attention_sections import LatentSpec
 from shardwright.config.job import JobSpec
-from shardwright.config.latent import LatentSpec
 from shardwright.config.load import make_job
 from shardwright.config.model import ModelSpec
 from shardwright.config.model_shape import shape_of

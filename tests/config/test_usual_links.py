@@ -4,7 +4,7 @@ import pytest
 
 from shardwright.cli.checked_job import load
 from shardwright.config import catalog
-from shardwright.config.usual_links import node_devices, usual_link_notes
+from shardwright.config.cluster_facts import node_devices, usual_link_notes
 from shardwright.cost.calibration import device_of
 from shardwright.cost.from_job import run_of
 from shardwright.explain.story import tell

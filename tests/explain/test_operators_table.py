@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, settings
 
+from shardwright.config.cluster_facts import device_entry, network_gb_per_s, node_gb_per_s
 from shardwright.config.job import JobSpec
 from shardwright.config.layer_kind import is_layer
 from shardwright.config.load import make_job
-from shardwright.config.usual_links import device_entry, network_gb_per_s, node_gb_per_s
 from shardwright.explain.operator_passes import Collective, OperatorPass, PiecePass
 from shardwright.explain.story import Story, tell
 from shardwright.report.explain.operators_table import operator_rows, passes_text

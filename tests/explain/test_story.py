@@ -366,3 +366,13 @@ def test_command_on_jobs_of_the_catalog(job: str) -> None:
     assert found["step"]["total"] > 0
     assert sum(c["exposed_s"] for c in found["crossings"]) < found["step"]["total"]
     assert all(group["ranks"][0] == 0 for group in found["groups"])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"recompute": "selective", "recompute_operators": ["norm"]}, {"recompute": "full", "recompute_every": 2}],
+)
+def test_recomputation_is_told_whatever_its_fields(fields: dict[str, Any]) -> None:
+    (effect,) = tell(small_job(layers=2, **fields)).effects
+    assert effect.strategy == f"recompute {fields['recompute']}"
+    assert effect.without_it.total_bytes > effect.with_it.total_bytes

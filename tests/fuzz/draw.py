@@ -9,6 +9,7 @@ import random
 from typing import Any
 
 from fuzz.draw_attention import draw_attention
+from shardwright.config.float8_facts import FLOAT8_RECIPES
 from shardwright.config.gate_facts import GATES
 from shardwright.config.rank_order import AXES, ORDERS
 from shardwright.config.rate_schedules import DECAY_SHAPES, RAMP_UP_RULES, RATE_SCHEDULES
@@ -420,7 +421,7 @@ def _precision(rng: random.Random) -> Fields:
         precision["loss_scale"] = rng.choice([0.0, 1024.0, 2.0**26])
         precision["loss_scale_growth_steps"] = rng.choice([0, 1, 2000])
     if rng.random() < 0.15:
-        precision["float8"] = rng.choice(["delayed", "tensorwise", "rowwise", "blockwise"])
+        precision["float8"] = rng.choice(FLOAT8_RECIPES.names)
         if precision["float8"] == "delayed":
             precision["float8_history"] = rng.choice([1, 2, 16])
         precision["float8_weight_gradients"] = rng.random() < 0.4

@@ -8,12 +8,12 @@ import pytest
 from fuzz.collectives import DEVICES, drawn_rank, jobs, wrong
 from shardwright.config.compression_facts import COMPRESSIONS
 from shardwright.config.context_facts import CONTEXT_METHODS
+from shardwright.config.float8_facts import FLOAT8_RECIPES
 from shardwright.config.gate_facts import GATES
 from shardwright.config.job import JobSpec
 from shardwright.config.moe import AuxLoss, Scope
-from shardwright.config.plan import Recompute
+from shardwright.config.recompute_facts import RECOMPUTES
 from shardwright.config.schedule_facts import SCHEDULES
-from shardwright.precision.float8_recipe import RECIPES
 
 pytestmark = pytest.mark.long
 
@@ -48,7 +48,7 @@ def test_every_strategy_is_compared() -> None:
     moes = [job.model.moe for job in found if job.model.moe.experts]
     wanted: list[tuple[set[Any], tuple[Any, ...]]] = [
         ({p.schedule for p in plans} | {"sequential"}, SCHEDULES.names),
-        ({p.recompute for p in plans} | {"budget"}, get_args(Recompute)),  # a budget is met by layers' own policies
+        ({p.recompute for p in plans} | {"budget"}, RECOMPUTES.names),  # a budget is met by layers' own policies
         ({p.compress for p in plans if p.replicas > 1}, COMPRESSIONS.names),
         ({p.cp_method for p in plans if p.cp > 1}, CONTEXT_METHODS.names),
         ({p.zero for p in plans if p.replicas > 1}, (0, 1, 2, 3)),
@@ -64,7 +64,7 @@ def test_every_strategy_is_compared() -> None:
         ({m.aux_loss for m in moes}, get_args(AuxLoss)),
         ({m.aux_scope for m in moes}, get_args(Scope)),
         ({m.shared_gate for m in moes}, (False, True)),
-        ({job.precision.float8 for job in found if job.plan.tp > 1}, ("none", *RECIPES)),
+        ({job.precision.float8 for job in found if job.plan.tp > 1}, ("none", *FLOAT8_RECIPES)),
         ({job.precision.compute for job in found}, ("float32", "bf16", "fp16")),
         ({job.model.tied_embeddings for job in found if job.plan.pp > 1}, (False, True)),
         ({job.model.mtp_layers > 0 for job in found if job.plan.pp > 1}, (False, True)),

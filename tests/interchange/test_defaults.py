@@ -203,3 +203,18 @@ def test_the_stage_of_a_configuration_of_deepspeed_is_read_where_no_flag_says_it
     assert read("megatron", run_sh=script + " --zero-stage 1").job.plan.zero == 1
     written = 'cat <<EOT > conf/ds.json\n{"zero_optimization": {"stage": 3}}\nEOT\n'
     assert read("megatron", run_sh=written + script).job.plan.zero == 3
+
+
+@pytest.mark.parametrize("line", ["  activation: mish\n", "trainer.precision: 64-true\n"])
+def test_a_word_of_nemo_that_stands_for_nothing_here_is_a_fault(line: str) -> None:
+    (fault,) = faults("nemo", conf_yaml=NEMO + line)
+    assert line.partition(": ")[2].strip() in fault and "use one of" in fault
+
+
+def test_a_recipe_of_torchtitan_that_is_unknown_is_a_fault() -> None:
+    toml = (
+        '[model]\nname = "llama3"\nflavor = "8B"\nconverters = ["float8"]\n[training]\nsteps = 10\nseq_len = 4096\n'
+        '[float8]\nrecipe_name = "columnwise"\n'
+    )
+    (fault,) = faults("torchtitan-0.2", devices=8, job_toml=toml)
+    assert "columnwise can't be said here; use one of tensorwise, rowwise, rowwise_with_gw_hp" in fault

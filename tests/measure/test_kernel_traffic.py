@@ -25,6 +25,7 @@ from shardwright.parallel.optimizers.adafactor import Adafactor
 from shardwright.parallel.optimizers.elementwise import make_optimizer
 from shardwright.parallel.optimizers.muon import Muon
 from shardwright.parallel.zero.master_weights import Masters, MatrixSteps, ShardPiece
+from shardwright.parallel.zero.unit_setting import dtype_of
 from shardwright.schedule.action import Kind
 from shardwright.schedule.pipeline_shape import PipelineShape
 from shardwright.schedule.shape_program import shape_program
@@ -33,7 +34,6 @@ from shardwright.sharding.factored_sums import FactoredSums
 from shardwright.sharding.matrix_exchange import MatrixExchange
 from shardwright.sharding.parameter_shard import ParameterShard
 from shardwright.sharding.unit_update import Updates
-from shardwright.train.build import NUMBERS
 from support.kernel_traffic import Kernel, KernelTraffic, layer_kernels, step_kernels
 
 pytestmark = pytest.mark.long
@@ -313,10 +313,10 @@ def test_update_of_a_matrix(name: str, compute: str) -> None:
     update, line = group.update, axis_of_one()
     steps: MatrixSteps | None = None
     if isinstance(update, MatrixExchange):
-        steps = Muon(update, line, line, NUMBERS[compute], 0)
+        steps = Muon(update, line, line, dtype_of(compute), 0)
     elif isinstance(update, FactoredSums):
         steps = Adafactor(update, line, line)
-    values = torch.zeros(side * side, dtype=NUMBERS[compute])
+    values = torch.zeros(side * side, dtype=dtype_of(compute))
     masters = Masters([ShardPiece(0, side * side, True, on_host=False)], values, torch.device("cpu"))
     by_matrix = Updates(job).is_by_matrix(place)
     masters.make_optimizer(partial(make_optimizer, job.optimizer), by_matrix, steps)
@@ -336,7 +336,7 @@ def test_update_of_a_matrix(name: str, compute: str) -> None:
     counted = sum(count * k.num_bytes for k, count in traffic.kernels.items()) / side**2
     counted -= 4 * (name == "sgd")  # as with AdamW
     counted += 6 * (compute == "float32")  # there is no copy
-    assert counted == pytest.approx(update_bytes(OWN, job.optimizer, by_matrix, NUMBERS[compute].itemsize), rel=0.02)
+    assert counted == pytest.approx(update_bytes(OWN, job.optimizer, by_matrix, dtype_of(compute).itemsize), rel=0.02)
 
 
 def axis_of_one() -> Axis:

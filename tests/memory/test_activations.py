@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from shardwright.config.attention_sections import LatentSpec
 from shardwright.config.job import JobSpec
-from shardwright.config.latent import LatentSpec
 from shardwright.config.plan import layer_policies
 from shardwright.config.recompute_policy import KEEP_ALL, OPERATORS, WHOLE_LAYER
 from shardwright.measure.saved_tensors import saved_bytes

@@ -15,8 +15,7 @@ from shardwright.config.load import make_job
 from shardwright.config.moe import MoeSpec
 from shardwright.measure.dryrun import dry_run
 from shardwright.measure.verdict import compare
-from shardwright.model.gates.choice import Known
-from shardwright.model.gates.make import make_gate
+from shardwright.model.gates.choice import Known, make_gate
 from support.added_gate import FACTS, NAME, on_mesh_with_it
 from support.cases import by_one_rank, record, small_job
 from support.ranks import run_ranks

@@ -15,8 +15,7 @@ from shardwright.config.gate_facts import GATES as ALL_GATES
 from shardwright.config.moe import MoeSpec
 from shardwright.model.balance import Chosen, add_losses, balance_loss, z_loss
 from shardwright.model.capacity import fit
-from shardwright.model.gates.choice import Choice, Known
-from shardwright.model.gates.make import make_gate
+from shardwright.model.gates.choice import Choice, Known, make_gate
 from shardwright.parallel.tensor.counter_rng import uniform
 from support import moe_reference as plain
 

@@ -2,15 +2,15 @@
 none does and what else may be kept."""
 
 import re
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
 from shardwright.config.base import PlanError
 from shardwright.config.context_facts import CONTEXT_METHODS
 from shardwright.config.job import JobSpec
-from shardwright.config.plan import Recompute
 from shardwright.config.rank_order import full_order
+from shardwright.config.recompute_facts import RECOMPUTES
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.cost.calibration import shipped
 from shardwright.planner.search.constraints import Constraints, constraints_of
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.long
 # Values of each field that a search may keep; some of them no plan of the small jobs has.
 VALUES: dict[str, tuple[Any, ...]] = {
     "schedule": SCHEDULES.names,
-    "recompute": get_args(Recompute),
+    "recompute": RECOMPUTES.names,
     "recompute_operators": (["attention"], ["norm"], ["activation", "norm"], []),
     "recompute_every": (1, 2, 3, 4),
     "offload_activations": (False, True),

@@ -38,7 +38,7 @@ from shardwright.planner.search.constraints import Constraints, constraints_of
 from shardwright.planner.search.objectives import Objective
 from shardwright.planner.search.plan_price import room_bytes
 from shardwright.planner.search.results import Candidate
-from shardwright.planner.search.simpler_plans import PLAIN, simpler_plans
+from shardwright.planner.search.simpler_plans import simpler_plans
 from shardwright.report.job_toml import write_toml
 from shardwright.report.plans_text import sure_text
 from shardwright.report.recommendation_text import plan_dicts, recommendation_text
@@ -50,6 +50,8 @@ pytestmark = pytest.mark.long
 
 FREE = constraints_of([], [])
 DEGREES = ("tp", "pp", "cp", "dp", "ep")
+
+PLAIN = tuple(facts.name for facts in SCHEDULES.values() if facts.is_simple)
 
 
 def with_plan(job: JobSpec, **plan: object) -> JobSpec:

@@ -21,7 +21,7 @@ from shardwright.planner.advice.priced_plan import priced
 from shardwright.planner.search.constraints import Constraints, constraints_of
 from shardwright.planner.search.plan_block import NUMBERS, PlanBlock, PlanVariant
 from shardwright.planner.search.search import search
-from shardwright.planner.search.space import RECOMPUTE, count_by_variant, degrees
+from shardwright.planner.search.space import count_by_variant, degrees, recomputations
 from shardwright.schedule.job_program import plan_faults
 from shardwright.sharding.groups import CP, DP, EP, PP, REPLICAS, TP, axis_groups
 from support.planned import all_plans
@@ -101,7 +101,7 @@ def plans(draw: st.DrawFn) -> PlanSpec:
     """Any plan over four ranks of those fields that are searched, legal or not."""
     degree = st.sampled_from((1, 2, 4))
     tp, pp, cp = draw(degree), draw(degree), draw(degree)
-    variant = draw(st.sampled_from(RECOMPUTE)).fields() | {"schedule": draw(st.sampled_from(searched()))}
+    variant = draw(st.sampled_from(recomputations())).fields() | {"schedule": draw(st.sampled_from(searched()))}
     numbers = {
         "tp": tp, "pp": pp, "cp": cp, "dp": max(1, 4 // (tp * pp * cp)), "ep": draw(degree),
         "expert_tp": draw(st.sampled_from((0, 1))),

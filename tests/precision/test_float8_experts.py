@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from shardwright.config.float8_facts import FLOAT8_RECIPES
 from shardwright.precision import float8_experts, scaled_mm
 from shardwright.precision.float8 import E4M3, Quantised, Ranges, quantise
 from shardwright.precision.float8_experts import Float8Experts
@@ -16,11 +17,10 @@ from shardwright.precision.float8_linear import (
     on_one_rank,
 )
 from shardwright.precision.float8_product import dequantise
-from shardwright.precision.float8_recipe import RECIPES, RecipeName
 from support.float8_reference import end_step, random
 from support.rank_threads import on_two_ranks
 
-NAMES = list(RECIPES)
+NAMES = list(FLOAT8_RECIPES)
 COUNTS = [[5, 0, 17, 130], [0, 3, 0, 0], [0, 0, 0, 0], [16, 32, 1, 7]]  # of four experts, by microbatch
 E, N, K = 4, 144, 272
 
@@ -30,11 +30,11 @@ def ranges_of(counts: list[int]) -> Ranges:
     return [(e, slice(starts[e], starts[e] + n)) for e, n in enumerate(counts) if n]
 
 
-def experts(name: RecipeName, cut: CutDim = "none", reduce_max: ReduceMax = on_one_rank) -> Float8Experts:
+def experts(name: str, cut: CutDim = "none", reduce_max: ReduceMax = on_one_rank) -> Float8Experts:
     return Float8Experts([make_float8_state(name, cut, reduce_max, history=2) for _ in range(E)])
 
 
-def steps(name: RecipeName, cut: CutDim = "none", reduce_max: ReduceMax = on_one_rank, index: int = 0) -> list[Tensor]:
+def steps(name: str, cut: CutDim = "none", reduce_max: ReduceMax = on_one_rank, index: int = 0) -> list[Tensor]:
     """What two steps of four microbatches give, on one of two ranks if there is a cut."""
     states, found = experts(name, cut, reduce_max), []
     for step in range(2):
@@ -51,7 +51,7 @@ def steps(name: RecipeName, cut: CutDim = "none", reduce_max: ReduceMax = on_one
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_expert_is_a_layer_of_its_own(name: RecipeName) -> None:
+def test_each_expert_is_a_layer_of_its_own(name: str) -> None:
     """An expert that first has rows in a later step begins its past there."""
     alone, found = experts(name).experts, steps(name)
     for step in range(2):
@@ -69,7 +69,7 @@ def test_each_expert_is_a_layer_of_its_own(name: RecipeName) -> None:
 
 @pytest.mark.parametrize("cut", ["outputs", "inputs"])
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "blockwise"])
-def test_a_cut_casts_as_the_whole_does(name: RecipeName, cut: CutDim) -> None:
+def test_a_cut_casts_as_the_whole_does(name: str, cut: CutDim) -> None:
     """Parts of what is cut are those of the whole; what the cut is summed over adds up, to rounding."""
     whole = steps(name)
     parts = on_two_ranks(lambda index, reduce_max: steps(name, cut, reduce_max, index))
@@ -118,7 +118,7 @@ def test_one_kernel_gets_what_the_loop_gets(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("name", NAMES)
-def test_the_device_gives_what_the_emulation_gives(name: RecipeName) -> None:
+def test_the_device_gives_what_the_emulation_gives(name: str) -> None:
     x, weight, ranges = random(sum(COUNTS[0]), K).bfloat16(), random(E, N, K, seed=1).bfloat16(), ranges_of(COUNTS[0])
     expected, _ = experts(name).forward_product(x, weight, ranges)
     found, _ = experts(name).forward_product(x.cuda(), weight.cuda(), ranges)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwright.config.base import PlanError
-from shardwright.config.checks.check_moments import MOST_BETA
+from shardwright.config.checks.check_precision import MOST_BETA
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.config.optimizer import OptimizerSpec

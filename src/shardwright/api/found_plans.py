@@ -9,9 +9,9 @@ from shardwright.api.asked_job import JobToPlan
 from shardwright.api.shown import Shown
 from shardwright.config.base import PlanError
 from shardwright.config.dotted_keys import flat_keys
+from shardwright.config.float8_facts import FLOAT8_RECIPES, NO_FLOAT8
 from shardwright.config.job import JobSpec
 from shardwright.config.plain_values import GivenOptions
-from shardwright.config.precision import FLOAT8
 from shardwright.config.software import software_of
 from shardwright.cost.calibration import shipped
 from shardwright.planner.advice.advice import Advice
@@ -43,7 +43,7 @@ class PlanQuestion:
             options.whole("top, how many plans are shown,", self.top, least=1),
             options.texts("keep", self.keep, "plan.tp=2"),
             options.texts("between", self.between, "plan.tp=1,4"),
-            options.one_of("float8", self.float8, FLOAT8),
+            options.one_of("float8", self.float8, (NO_FLOAT8, *FLOAT8_RECIPES)),
             options.one_of("objective", self.objective, NAMES),
             bool(self.as_software),
             options.number("tokens", self.tokens, 1e12),

@@ -142,7 +142,7 @@ def layout(
 @_search_options
 @click.option(
     "--float8",
-    type=click.Choice(["none", "delayed", "tensorwise", "rowwise", "blockwise"]),
+    metavar="NAME",
     default="none",
     show_default=True,
     help="A recipe of precision.float8 that the search may choose beside the job's own.",

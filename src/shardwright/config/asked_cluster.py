@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardwright.config import catalog
+from shardwright.config.cluster_facts import usual_node
 from shardwright.config.device_name import device_name
-from shardwright.config.usual_links import usual_node
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """The cluster: devices, nodes and the links between them."""
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
@@ -9,8 +10,39 @@ from shardwright.config.base import SectionSpec, Spec
 from shardwright.config.calibration_file import CalibrationSpec
 from shardwright.config.field_types import Ranks, RanksOr0
 from shardwright.config.measured_table import MeasuredTable
-from shardwright.config.network import NetworkSpec
+from shardwright.config.number_types import NUMBER_TYPES
 from shardwright.config.units import GIB
+
+
+def _shell_name(value: str) -> str:
+    """Check a name: it has no characters that are special in a shell. ValueError if it has some."""
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,63}", value):
+        raise ValueError("Input should be a name of at most 64 letters, digits and _ . : - such as eth0 or mlx5_0")
+    return value
+
+
+def _shell_name_or_empty(value: str) -> str:
+    return _shell_name(value) if value else value
+
+
+class NetworkSpec(Spec):
+    """Kind of the network between nodes, and its names that the launcher of a job passes to NCCL and Gloo. Predictions
+    use bandwidths and don't read this section."""
+
+    kind: Literal["unknown", "infiniband", "roce", "tcp"] = Field(
+        "unknown", description="What joins the nodes; launch tells NCCL to use that and nothing slower."
+    )
+    interface: Annotated[str, AfterValidator(_shell_name_or_empty)] = Field(
+        "",
+        description="Interface by which nodes meet, as `ip link` names it, such as eth0; empty: NCCL and Gloo look for "
+        "one.",
+    )
+    adapters: list[Annotated[str, AfterValidator(_shell_name)]] = Field(
+        default_factory=list,
+        max_length=largest.ADAPTERS,
+        description="InfiniBand or RoCE adapters of a server, one for each rail, as `ibv_devices` names them, such as "
+        "mlx5_0; empty: NCCL takes all that it finds.",
+    )
 
 
 def _checked_rate(value: float) -> float:
@@ -67,15 +99,6 @@ class TopologySpec(Spec):
 
 
 _MOST_OF_PEAK = 1.01  # highest share of the peak that a measured product may reach, because both are rounded
-# The names in a device's entry of the number types that jobs and tables of runs use.
-PEAK_NAMES = {
-    "float32": "float32",
-    "bf16": "bfloat16",
-    "fp16": "float16",
-    "fp8": "float8",
-    "mxfp8": "float8",
-    "nvfp4": "float4",
-}
 
 
 _RESERVED = 0.012  # share of a device's memory that it does not offer, if its entry has no reserved_gib
@@ -179,10 +202,11 @@ class DeviceSpec(Spec):
     @classmethod
     def _names_are_known(cls, peaks: dict[str, float]) -> dict[str, float]:
         """Check the names of number types: a peak of another name would never be read."""
-        known = tuple(dict.fromkeys(PEAK_NAMES.values()))
+        known = tuple(dict.fromkeys(number.peak for number in NUMBER_TYPES.values()))
         for name in peaks:
             if name not in known:
-                hint = f"did you mean {PEAK_NAMES[name]}?" if name in PEAK_NAMES else f"use {', '.join(known)}"
+                meant = NUMBER_TYPES[name].peak if name in NUMBER_TYPES else ""
+                hint = f"did you mean {meant}?" if meant else f"use {', '.join(known)}"
                 raise ValueError(f"input should have names of number types, and {name!r} is none; {hint}")
         return peaks
 
@@ -192,7 +216,7 @@ class DeviceSpec(Spec):
         """Check that no measured product is faster than the peak; if one is, either the table or the peak is wrong."""
         peaks: dict[str, float] = info.data.get("peak_tflops", {})
         for number, table in enumerate(tables):
-            name, most = PEAK_NAMES[table.number], table.most_flops() / 1e12
+            name, most = NUMBER_TYPES[table.number].peak, table.most_flops() / 1e12
             if 0 < _MOST_OF_PEAK * peaks.get(name, 0.0) < most:
                 raise ValueError(
                     f"input should have no product faster than the peak, and table {number} has one of {most:.3g} "
@@ -219,7 +243,7 @@ class DeviceSpec(Spec):
 
     def peak_flops(self, number: str) -> float:
         """Dense peak rate of products in a number type such as "bf16" or "fp8", in FLOP/s; 0 if unknown."""
-        return 1e12 * self.peak_tflops.get(PEAK_NAMES[number], 0.0)
+        return 1e12 * self.peak_tflops.get(NUMBER_TYPES[number].peak, 0.0)
 
     @property
     def knows_host(self) -> bool:

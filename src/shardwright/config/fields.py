@@ -31,7 +31,10 @@ def _list_fields(section: str, spec: type[Spec], sections: dict[str, list[tuple[
 def _row(name: str, field: FieldInfo) -> tuple[str, str]:
     meaning = field.description or ""
     choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
-    choices = next((tuple(mark.registry) for mark in field.metadata if isinstance(mark, NameOf)), choices)
+    if mark := next((mark for mark in field.metadata if isinstance(mark, NameOf)), None):
+        choices = mark.names
+        effects = [f"{facts.name}: {facts.does}" for facts in mark.descriptions if getattr(facts, "does", "")]
+        meaning += f" {'; '.join(effects)}." if effects else ""
     if len(choices) > 1:
         meaning += " One of " + ", ".join(map(str, choices)) + "."
     return f"{name} = {_shown(field.get_default(call_default_factory=True))}", meaning

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from shardwright.config.cluster import ClusterSpec, DeviceSpec
+from shardwright.config.cluster_facts import device_entry, node_devices
 from shardwright.config.units import counted
-from shardwright.config.usual_links import device_entry, node_devices
 
 _NETWORKS = {"infiniband": "InfiniBand", "roce": "RoCE", "tcp": "TCP"}
 

@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 from shardwright.config import largest
 from shardwright.config.base import Spec
 from shardwright.config.field_types import Ranks
+from shardwright.config.number_types import WideNumber
 
 # The torch operators of this runtime, each timed by the number of elements of its tensor.
 Kernel = Literal[
@@ -46,7 +47,7 @@ class MeasuredTable(Spec):
         description="What was timed: a product with a weight, attention, another operator, the optimizer's update, or "
         "a collective."
     )
-    number: Literal["float32", "bf16", "fp16"] = Field("float32", description="Number type that it computes in.")
+    number: WideNumber = Field("float32", description="Number type that it computes in.")
     busy: Ranks = Field(1, description="Ranks of this machine that did so at the same time.")
     sizes: list[Annotated[list[Size], Field(min_length=1, max_length=largest.TABLE_SIZES)]] = Field(
         min_length=1,

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from shardwright.config import largest
+from shardwright.config.attention_sections import LatentSpec, TemperatureSpec, WindowSpec
 from shardwright.config.base import SectionSpec, Spec
 from shardwright.config.field_types import (
     Divisor,
@@ -17,11 +18,8 @@ from shardwright.config.field_types import (
     Tokens,
     WidthOr0,
 )
-from shardwright.config.latent import LatentSpec
 from shardwright.config.moe import MoeSpec
 from shardwright.config.rotary_scaling import RotaryScalingSpec
-from shardwright.config.temperature import TemperatureSpec
-from shardwright.config.window import WindowSpec
 
 MOST_MTP = 4  # most modules of multi-token prediction
 Activation = Literal["silu", "gelu", "gelu-tanh", "relu", "relu2", "quick-gelu", "clamped-silu"]

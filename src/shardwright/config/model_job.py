@@ -8,10 +8,11 @@ import math
 from typing import Any
 
 from shardwright.config.cluster import ClusterSpec
+from shardwright.config.cluster_facts import device_entry
 from shardwright.config.model import ModelSpec
 from shardwright.config.model_shape import shape_of
+from shardwright.config.number_types import half_numbers
 from shardwright.config.units import counted
-from shardwright.config.usual_links import device_entry
 
 # (most parameters of a model, tokens of its step): Brown et al. 2020 (arXiv 2005.14165), table 2.1, as powers of two.
 _TOKENS = ((1e9, 2**19), (4e9, 2**20), (30e9, 2**21), (float("inf"), 2**22))
@@ -38,9 +39,9 @@ def usual_batch(model: ModelSpec, num_devices: int) -> int:
 
 
 def usual_compute(cluster: ClusterSpec) -> str:
-    """The number type of the products: bf16 or fp16 if the device has a rate for it, else float32."""
+    """The number type of the products: one of 16 bits if the device has a rate for it, else float32."""
     device = device_entry(cluster.device)
-    return next((number for number in ("bf16", "fp16") if device.peak_flops(number)), "float32")
+    return next((number.name for number in half_numbers() if device.peak_flops(number.name)), "float32")
 
 
 def with_usual(

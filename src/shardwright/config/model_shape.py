@@ -9,12 +9,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from shardwright.config.attention_sections import WindowSpec
 from shardwright.config.kept_results import kept_by_identity
 from shardwright.config.layer_kind import UNTURNED, WINDOWED, has_experts
 from shardwright.config.matrix import Matrix
 from shardwright.config.model import ModelSpec, NormPlace, ParallelBlock
 from shardwright.config.moe import is_routed
-from shardwright.config.window import WindowSpec
 
 _NO_WINDOW = WindowSpec()
 

@@ -18,10 +18,10 @@ from shardwright.config.rank_order import (
     stage_block,
     stage_size,
 )
-from shardwright.config.recompute_policy import KEEP_ALL, WHOLE_LAYER, OperatorName, Policy, RecomputedName
+from shardwright.config.recompute_facts import RECOMPUTES, RecomputeName
+from shardwright.config.recompute_policy import LAYER, OperatorName, Policy, RecomputedName
 from shardwright.config.schedule_facts import SCHEDULES, ScheduleName
 
-Recompute = Literal["none", "stage", "full", "selective", "budget", "layers"]
 Reductions = Literal["step", "run", "microbatch"]
 
 
@@ -116,11 +116,8 @@ class FallbackSpec(SectionSpec):
         max_length=largest.LAYERS + 2,
         description="Layers of each stage, first to last; empty means as even as possible.",
     )
-    recompute: Recompute = Field(
-        "none",
-        description="What is computed again in the backward instead of being kept. stage: all of a stage, from its "
-        "input, before its backward; full: each layer, from its input, when its turn comes; selective: the operators "
-        "of recompute_operators; budget: what fits memory_limit_gib at the least time; layers: recompute_layers.",
+    recompute: RecomputeName = Field(
+        "none", description="What is computed again in the backward instead of being kept."
     )
     recompute_operators: list[OperatorName] = Field(
         ["attention"],
@@ -308,13 +305,13 @@ def ep_ranks_of_node(plan: PlanSpec, ranks_per_node: int) -> int:
 
 def layer_policies(plan: PlanSpec, layers: int, mtp_layers: int = 0) -> list[Policy]:
     """The recompute policy of each layer of the model, followed by the policies of the blocks of multi-token
-    prediction, which are those of the last layer. A budget must be resolved before (memory/recompute_budget.py)."""
-    assert plan.recompute != "budget", "a budget is not yet a choice of what to recompute"
-    policies: list[Policy] = [frozenset(names) for names in plan.recompute_layers]
-    if plan.recompute != "layers":
-        # A stage that is recomputed at once keeps all activations of its layers after that.
-        by_name = {"none": KEEP_ALL, "stage": KEEP_ALL, "full": WHOLE_LAYER}
-        is_selective = plan.recompute == "selective"
-        policy: Policy = frozenset(plan.recompute_operators) if is_selective else by_name[plan.recompute]
-        policies = [policy if layer % plan.recompute_every == 0 else KEEP_ALL for layer in range(layers)]
+    prediction, which are those of the last layer. A budget must be resolved before (memory/budget.py)."""
+    of_layers = RECOMPUTES[plan.recompute].layers
+    assert of_layers is not None, f"{plan.recompute} is not yet a choice of what to recompute"
+    policies = of_layers(plan, layers)
     return policies + policies[-1:] * mtp_layers
+
+
+def repeats_forwards(plan: PlanSpec, layers: int) -> bool:
+    """True if stages or layers are recomputed from their inputs. A budget must be resolved before."""
+    return RECOMPUTES[plan.recompute].by_stage or any(LAYER in policy for policy in layer_policies(plan, layers))

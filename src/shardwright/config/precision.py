@@ -1,27 +1,22 @@
 """Precision: the number types in which a step is computed, added up and sent."""
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from shardwright.config import largest
 from shardwright.config.base import SectionSpec
 from shardwright.config.field_types import StepsOr0
-
-Number = Literal["float32", "bf16", "fp16"]
-Float8 = Literal["none", "delayed", "tensorwise", "rowwise", "blockwise"]
-FLOAT8: tuple[str, ...] = get_args(Float8)
-
-BYTES_PER_ELEMENT: dict[Number, int] = {"float32": 4, "bf16": 2, "fp16": 2}
-
-
-FLOAT8_TILE = 128  # elements of a row, or of a side of a block, that share a scale (DeepSeek-V3, section 3.3)
+from shardwright.config.float8_facts import FLOAT8_RECIPES, NO_FLOAT8, Float8Facts, Float8Name
+from shardwright.config.number_types import NUMBER_TYPES, MomentNumber, WideNumber
 
 
 class PrecisionSpec(SectionSpec):
     """The number types of a step. The optimizer always updates float32 weights, and computes in float32."""
 
-    compute: Number = Field("float32", description="Number type of weights and activations in forward and backward.")
+    compute: WideNumber = Field(
+        "float32", description="Number type of weights and activations in forward and backward."
+    )
     gradients: Literal["float32", "compute"] = Field(
         "float32", description="Number type in which gradients add up over microbatches; compute is that of compute."
     )
@@ -30,7 +25,7 @@ class PrecisionSpec(SectionSpec):
         description="Number type in which gradients travel, if plan.compress says nothing else; gradients is that in "
         "which they add up.",
     )
-    moments: Literal["float32", "bf16"] = Field(
+    moments: MomentNumber = Field(
         "float32",
         description="Number type in which the optimizer's moments are kept from step to step, if it has some for each "
         "element; bf16 halves their memory, and what it changes of them by less than half a last place is lost.",
@@ -41,7 +36,7 @@ class PrecisionSpec(SectionSpec):
     loss_scale_growth_steps: StepsOr0 = Field(
         2000, description="Steps without overflow after which the loss scale doubles; 0 means that it is constant."
     )
-    float8: Float8 = Field("none", description="Recipe by which the products of linear layers are computed in fp8.")
+    float8: Float8Name = Field("none", description="Recipe by which the products of linear layers are computed in fp8.")
     float8_weight_gradients: bool = Field(
         False,
         description="Weight gradients of these products are computed in fp8 too, and the layers keep their inputs in "
@@ -66,41 +61,51 @@ class PrecisionSpec(SectionSpec):
         )
 
     @property
-    def product_number(self) -> str:
-        """Number type of the products of linear layers: fp8 or that of compute. MFU is a share of its peak rate."""
-        return "fp8" if self.float8 != "none" else self.compute
+    def float8_facts(self) -> Float8Facts | None:
+        """The facts of the recipe; None if products are not in fp8."""
+        return None if self.float8 == NO_FLOAT8 else FLOAT8_RECIPES[self.float8]
 
     @property
-    def gradient_number(self) -> Number:
+    def has_delayed_scales(self) -> bool:
+        """True if scales of fp8 are taken from past steps."""
+        return self.float8_facts is not None and self.float8_facts.delayed
+
+    @property
+    def product_number(self) -> str:
+        """Number type of the products of linear layers: fp8 or that of compute. MFU is a share of its peak rate."""
+        return "fp8" if self.float8 != NO_FLOAT8 else self.compute
+
+    @property
+    def gradient_number(self) -> str:
         """Number type in which gradients add up."""
         return self.compute if self.gradients == "compute" else self.gradients
 
     @property
-    def reduce_number(self) -> Number:
+    def reduce_number(self) -> str:
         """Number type in which gradients travel."""
         return self.gradient_number if self.reduce == "gradients" else self.reduce
 
     @property
     def scales_loss(self) -> bool:
-        """True if the loss is scaled: only fp16 needs it."""
-        return self.compute == "fp16" and self.loss_scale > 0
+        """True if the loss is scaled."""
+        return NUMBER_TYPES[self.compute].needs_loss_scale and self.loss_scale > 0
 
     @property
     def compute_bytes(self) -> int:
         """Bytes per element of a weight or an activation in forward and backward."""
-        return BYTES_PER_ELEMENT[self.compute]
+        return NUMBER_TYPES[self.compute].num_bytes
 
     @property
     def gradient_bytes(self) -> int:
         """Bytes per element of a gradient while it is accumulated."""
-        return BYTES_PER_ELEMENT[self.gradient_number]
+        return NUMBER_TYPES[self.gradient_number].num_bytes
 
     @property
     def reduce_bytes(self) -> int:
         """Bytes per element of a gradient while it travels."""
-        return BYTES_PER_ELEMENT[self.reduce_number]
+        return NUMBER_TYPES[self.reduce_number].num_bytes
 
     @property
     def moment_bytes(self) -> int:
         """Bytes per element of a moment."""
-        return BYTES_PER_ELEMENT[self.moments]
+        return NUMBER_TYPES[self.moments].num_bytes

@@ -4,7 +4,7 @@ Descriptions of one kind are in one folder, one file each, or several small ones
 names.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from itertools import chain
@@ -104,18 +104,34 @@ class Registry(Generic[T]):
 
 
 class NameOf:
-    """The mark of a field that holds a name of a registry."""
+    """The mark of a field that holds a name of a registry, of a description for which `where` is true, or one of
+    `others`."""
 
-    def __init__(self, registry: Registry[Any]) -> None:
-        self.registry = registry
+    def __init__(
+        self,
+        registry: Registry[Any],
+        others: tuple[str, ...] = (),
+        where: Callable[[Any], bool] = lambda description: True,
+    ) -> None:
+        self._registry, self._others, self._where = registry, others, where
+
+    @property
+    def descriptions(self) -> list[Any]:
+        """The descriptions whose names the field may hold."""
+        return [description for description in self._registry.values() if self._where(description)]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names that the field may hold."""
+        return (*self._others, *(description.name for description in self.descriptions))
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """The schema of a text that is one of the names."""
         return core_schema.no_info_after_validator_function(self._check, handler(source))
 
     def _check(self, name: str) -> str:
-        if name in self.registry:
+        if name in self.names:
             return name
-        *first, last = map(repr, self.registry)
+        *first, last = map(repr, self.names)
         expected = f"{', '.join(first)} or {last}"
         raise PydanticCustomError("literal_error", "Input should be {expected}", {"expected": expected})

@@ -59,7 +59,8 @@ class ScheduleFacts:
     without `fills_and_drains` and `keeps_as_1f1b` bounds exclude fewer plans.
 
     Search: `complexity` is 0 for one pass after the other, 1 for stages in turn, 2 for all others. A search tries
-    schedules in the order of `search_place`; `not_searched` is the reason why it leaves one out.
+    schedules in the order of `search_place`; `not_searched` is the reason why it leaves one out. `is_simple`: it is
+    also tried for a simpler plan.
     """
 
     name: str
@@ -92,6 +93,7 @@ class ScheduleFacts:
     complexity: int = 2
     search_place: int = 0
     not_searched: str = ""
+    is_simple: bool = False
 
     @property
     def has_ends_apart(self) -> bool:

@@ -11,11 +11,13 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from shardwright.config import catalog, largest
+from shardwright.config.attention_kernels import ATTENTION_KERNELS, KernelName
 from shardwright.config.base import Spec
+from shardwright.config.catalog import did_you_mean
 from shardwright.config.catalog_entry import read_entry
 from shardwright.config.context_facts import ContextMethod
 from shardwright.config.optimizer_facts import OptimizerName
-from shardwright.config.plan import Recompute
+from shardwright.config.recompute_facts import RecomputeName
 from shardwright.config.recompute_policy import RecomputedName
 from shardwright.config.schedule_facts import ScheduleName
 
@@ -42,7 +44,7 @@ class SoftwareSpec(Spec):
         0, description="Of several that match, the one with the highest is taken."
     )
     calibration: str = Field("", description="Name of the calibration with constants of its own, if it has some.")
-    attention: Literal["torch", "softmax", "flash1", "flash2", "cudnn"] = Field(
+    attention: KernelName = Field(
         description="Attention: torch's operators, a fused softmax, FlashAttention 1 or 2, or cuDNN's / version 3."
     )
     norm: Bytes = Field(description="Bytes that a norm moves, by element of the residual stream.")
@@ -239,7 +241,7 @@ class SoftwareSpec(Spec):
     context_methods: tuple[ContextMethod, ...] | None = Field(
         None, description="Methods by which it splits sequences over ranks."
     )
-    recomputes: tuple[Recompute, ...] | None = Field(None, description="Policies of recomputation that it has.")
+    recomputes: tuple[RecomputeName, ...] | None = Field(None, description="Policies of recomputation that it has.")
     recomputed_operators: tuple[tuple[RecomputedName, ...], ...] | None = Field(
         None, description="Sets of operators that its selective recomputation can compute again."
     )
@@ -264,11 +266,10 @@ def software_of(name: str) -> SoftwareSpec:
         return read_entry("software", name, SoftwareSpec)
     name, _, kernel = name.partition("+")
     software = read_entry("software", name, SoftwareSpec)
-    fields: dict[str, object] = {"attention": kernel, "causal": kernel not in _SOFTMAX_BYTES}
-    if kernel in _SOFTMAX_BYTES and "softmax" not in software.model_fields_set:
-        fields["softmax"] = _SOFTMAX_BYTES[kernel]
+    if kernel not in ATTENTION_KERNELS:
+        raise KeyError(f"there is no attention kernel {kernel!r}; {did_you_mean(kernel, list(ATTENTION_KERNELS))}")
+    facts = ATTENTION_KERNELS[kernel]
+    fields: dict[str, object] = {"attention": kernel, "causal": not facts.keeps_scores}
+    if facts.keeps_scores and "softmax" not in software.model_fields_set:
+        fields["softmax"] = facts.softmax
     return software.model_copy(update=fields)
-
-
-# Bytes per score, (forward, backward), of software without its own softmax: torch's operators, or one fused kernel.
-_SOFTMAX_BYTES = {"torch": (22.0, 22.0), "softmax": (4.0, 6.0)}

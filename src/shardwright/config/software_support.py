@@ -4,6 +4,7 @@ from typing import Any
 
 from shardwright.config.job import JobSpec
 from shardwright.config.plan import PlanSpec
+from shardwright.config.recompute_facts import RECOMPUTES
 from shardwright.config.software import SoftwareSpec
 
 
@@ -43,6 +44,7 @@ def plan_lacks(software: SoftwareSpec, plan: PlanSpec) -> tuple[str, ...]:
 
     operators = "+".join(plan.recompute_operators)
     supported_operators = {frozenset(names) for names in supported.get("recompute_operators", ())}
+    chooses_operators = "recompute_operators" in RECOMPUTES[plan.recompute].reads
     lacks_operators = supported_operators and frozenset(plan.recompute_operators) not in supported_operators
     return (
         *lacking("schedule", f"schedule {plan.schedule}", plan.pp > 1),
@@ -51,7 +53,7 @@ def plan_lacks(software: SoftwareSpec, plan: PlanSpec) -> tuple[str, ...]:
         *lacking("cp", "context parallel"),
         *lacking("cp_method", f"context parallel by {plan.cp_method}", plan.cp > 1),
         *lacking("recompute", f"recomputation {plan.recompute}"),
-        *([f"recomputation of {operators}"] if lacks_operators and plan.recompute == "selective" else ()),
+        *([f"recomputation of {operators}"] if lacks_operators and chooses_operators else ()),
         *lacking("zero_ranks", "shards over a part of the replicas"),
         *lacking("layout", "stages of uneven layers"),
         *lacking("offload_optimizer", "optimizer state in host memory"),

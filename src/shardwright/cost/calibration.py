@@ -10,10 +10,12 @@ from functools import lru_cache
 from math import inf, prod
 
 from shardwright.config import catalog
+from shardwright.config.attention_kernels import ATTENTION_KERNELS
 from shardwright.config.calibration_file import CalibrationSpec
 from shardwright.config.catalog_entry import read_entry
-from shardwright.config.cluster import PEAK_NAMES, DeviceSpec
+from shardwright.config.cluster import DeviceSpec
 from shardwright.config.device_name import device_name
+from shardwright.config.number_types import NUMBER_TYPES, half_numbers, narrow_numbers, wide_numbers
 from shardwright.config.software import SoftwareSpec, software_of
 from shardwright.cost.measured_time import MeasuredDevice, measured_device
 from shardwright.layers.arrays import Numbers
@@ -146,19 +148,17 @@ class Rates:
     busy: Numbers = 1  # ranks that compute at the same time
 
 
-# Number types narrower than 16 bits, and the efficiency of products in each.
-_NARROW = {"fp8": "product8", "mxfp8": "product8mx", "nvfp4": "product4"}
-
-
 def product_constants(number: str) -> tuple[str, ...]:
     """The names of the constants that scale the peak of products: wide ones, and narrow ones if `number` is narrow."""
-    return ("product", _NARROW[number]) if number in _NARROW else ("product",)
+    facts = NUMBER_TYPES[number]
+    return ("product", facts.product_constant) if facts.is_narrow else ("product",)
 
 
 def peak_flops(run: Run) -> float:
     """The device's peak in the number type of the run's products, in FLOP/s; of 16 bits if that is unknown."""
     device = device_of(run.device)
-    return device.peak_flops(run.grid.precision) or device.peak_flops("bf16") or device.peak_flops("fp16")
+    numbers = (run.grid.precision, *(number.name for number in half_numbers()))
+    return next((peak for number in numbers if (peak := device.peak_flops(number))), 0.0)
 
 
 _NEEDED = ("memory_gb_per_s", "multiprocessors")  # fields of a device without which no step has a time
@@ -167,10 +167,10 @@ _NEEDED = ("memory_gb_per_s", "multiprocessors")  # fields of a device without w
 def _known_peak(device: DeviceSpec, number: str) -> float:
     """The device's peak in FLOP/s. KeyError, with what to add, if it is unknown."""
     if not (peak := device.peak_flops(number)):
-        name = PEAK_NAMES[number]
-        known = [other for other in ("bf16", "fp16", "float32") if device.peak_flops(other)]
+        name = NUMBER_TYPES[number].peak
+        known = [other.name for other in wide_numbers() if device.peak_flops(other.name)]
         advice = f", or set precision.compute to {' or '.join(known)}" if known else ""
-        advice = ", or set precision.float8 to none" if number in _NARROW else advice
+        advice = ", or set precision.float8 to none" if NUMBER_TYPES[number].is_narrow else advice
         raise KeyError(f"{device.name} has no peak rate for {name}; add peak_tflops.{name} to its file{advice}")
     return peak
 
@@ -214,7 +214,7 @@ def device_constant(constants: Constants, device: DeviceSpec, name: str) -> floa
 
 def _attention_constant(software: SoftwareSpec) -> str:
     """The name of the constant for the share of the peak that this software's attention reaches."""
-    return f"attention_{software.attention if software.attention not in ('torch', 'softmax') else 'flash2'}"
+    return ATTENTION_KERNELS[software.attention].constant
 
 
 @lru_cache(maxsize=64)
@@ -231,7 +231,10 @@ def _check_shares_of_peak(device_entry: str, software_entry: str) -> None:
 
     rate = constant(shipped(), software.calibration, "rate")
     kernel = _attention_constant(software)
-    pairs = [{name: device_rate(name), "rate": rate} for name in ("product", *_NARROW.values())]
+    pairs = [
+        {name: device_rate(name), "rate": rate}
+        for name in ("product", *(number.product_constant for number in narrow_numbers()))
+    ]
     pairs.append({kernel: device_rate(kernel), "attention_backward": device_rate("attention_backward")})
     faults = []
     for pair in pairs:
@@ -261,12 +264,12 @@ def rates_of(run: Run, constants: Constants) -> Rates:
     def software_rate(name: str) -> float:
         return constant(constants, software.calibration, name)
 
-    precision = run.grid.precision
-    wide = "bf16" if precision in _NARROW else precision
+    precision, wide = run.grid.precision, run.grid.wide_number
+    narrow_constant = NUMBER_TYPES[precision].product_constant
     _check_shares_of_peak(run.device, run.software)
     flops = product = _known_peak(device, wide) * device_rate("product") * software_rate("rate")
-    if precision in _NARROW:
-        product = _known_peak(device, precision) * device_rate(_NARROW[precision]) * software_rate("rate")
+    if narrow_constant:
+        product = _known_peak(device, precision) * device_rate(narrow_constant) * software_rate("rate")
     attention = _known_peak(device, wide) * device_rate(_attention_constant(software))
     return Rates(
         flops=flops, flops_product=product, memory=_known(device, "memory_gb_per_s") * 1e9 * device_rate("memory"),

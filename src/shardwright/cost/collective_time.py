@@ -9,6 +9,7 @@ import numpy as np
 
 from shardwright.cost.calibration import Rates
 from shardwright.cost.topology import Group
+from shardwright.cost.wire_bytes import RING_ROUNDS
 from shardwright.layers.arrays import Numbers
 from shardwright.layers.operators import Exchange
 
@@ -37,8 +38,7 @@ def ring_s(rates: Rates, group: Group, size_bytes: Numbers, rounds: Numbers = 1,
 
 def exchange_s(rates: Rates, group: Group, exchange: Exchange) -> Numbers:
     """Seconds of a collective of an operator that sums, gathers or scatters."""
-    rounds = 2 if exchange.kind == "all_reduce" else 1
-    return ring_s(rates, group, exchange.size, rounds, scatters=exchange.kind == "reduce_scatter")
+    return ring_s(rates, group, exchange.size, RING_ROUNDS[exchange.kind], scatters=exchange.kind == "reduce_scatter")
 
 
 def _has_measurements(rates: Rates, kind: str) -> bool:

@@ -13,7 +13,8 @@ from shardwright.cost.group_links import Groups
 from shardwright.cost.pipeline_bubble import num_reductions
 from shardwright.cost.stage_time import PieceTime, beside
 from shardwright.cost.topology import Group
-from shardwright.cost.update_time import Updated, elementwise_s, held_by_matrix, itemsize_of, orthogonal_s
+from shardwright.cost.update_time import Updated, elementwise_s, held_by_matrix, orthogonal_s
+from shardwright.cost.wire_bytes import RING_ROUNDS
 from shardwright.layers.arrays import Array, Numbers
 from shardwright.layers.chains import chains
 from shardwright.layers.operators import FLOAT32
@@ -138,7 +139,7 @@ class DataParallel:
             num * share for num, share in zip(held_by_matrix(self.run, self.ranks, self.held), shares, strict=True)
         )
         total = sum(num * share for num, share in zip(self.held, shares, strict=True))
-        return Updated(by_matrix, total - by_matrix, itemsize_of(self.run.grid))
+        return Updated(by_matrix, total - by_matrix, self.run.grid.element_bytes)
 
     def updates_s(self) -> Numbers:
         """Seconds of the update on the device, by rank."""
@@ -167,4 +168,4 @@ def _collective_s(rates: Rates, group: Group, collective: BucketCollective) -> N
     """Seconds of a collective of a method of compression."""
     if collective.kind == "all_to_all":
         return all_to_all_s(rates, group, collective.num_bytes)
-    return ring_s(rates, group, collective.num_bytes, 2 if collective.kind == "all_reduce" else 1)
+    return ring_s(rates, group, collective.num_bytes, RING_ROUNDS[collective.kind])

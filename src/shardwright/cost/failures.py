@@ -20,7 +20,7 @@ from functools import partial
 import numpy as np
 
 from shardwright.config.cluster import ClusterSpec
-from shardwright.config.failure_rate import device_hours_between_failures
+from shardwright.config.cluster_facts import device_hours_between_failures
 from shardwright.config.job import JobSpec
 from shardwright.layers.arrays import Numbers
 

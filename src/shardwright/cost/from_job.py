@@ -3,9 +3,9 @@
 import math
 
 from shardwright.config.cluster import ClusterSpec
+from shardwright.config.cluster_facts import network_gb_per_s, node_devices, node_gb_per_s
 from shardwright.config.job import JobSpec
 from shardwright.config.model_shape import shape_of
-from shardwright.config.usual_links import network_gb_per_s, node_devices, node_gb_per_s
 from shardwright.layers.query import Run, Topology, grid_of
 
 

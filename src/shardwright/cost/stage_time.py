@@ -215,8 +215,7 @@ class Costing:
         """The costing of a run. KeyError names what is unknown."""
         software, grid, rates = software_under(run), run.grid, rates_of(run, constants)
         exposed = np.where(software.tensor_overlap & np.asarray(grid.sequence_parallel), rates.tensor_exposed, 1.0)
-        is_narrow = grid.precision in ("fp8", "mxfp8", "nvfp4")
-        return cls(run, software, rates, Groups(run), tensor_exposed=exposed, is_narrow=is_narrow)
+        return cls(run, software, rates, Groups(run), tensor_exposed=exposed, is_narrow=grid.is_narrow)
 
     @cached_property
     def chains(self) -> Mapping[str, Chain]:

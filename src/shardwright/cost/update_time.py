@@ -15,7 +15,7 @@ from shardwright.cost.calibration import Rates
 from shardwright.cost.collective_time import all_to_all_s
 from shardwright.cost.group_links import Groups
 from shardwright.layers.arrays import Array, Numbers
-from shardwright.layers.query import PlanGrid, Run
+from shardwright.layers.query import Run
 from shardwright.layers.stage_contents import PipelineRanks
 from shardwright.sharding.groups import SHARDS, layout
 from shardwright.sharding.matrix_exchange import MATRICES_EACH, orthogonal_flops
@@ -88,11 +88,6 @@ def held_by_matrix(run: Run, ranks: PipelineRanks, num_elements: tuple[Array, Ar
         return 0.0 * num_elements[0], 0.0 * num_elements[1]
     tables = run.shape.table_elements / run.grid.tp * ranks.num_tables(run.shape) if facts.layers_alone else 0.0
     return np.maximum(0.0, num_elements[0] - tables), num_elements[1]
-
-
-def itemsize_of(grid: PlanGrid) -> int:
-    """Bytes of an element of the matrices that Muon's ranks exchange and compute with."""
-    return 4 if grid.precision == "float32" else 2
 
 
 @dataclass(frozen=True)
@@ -171,7 +166,7 @@ def scratch_bytes(run: Run, ranks: PipelineRanks) -> Numbers:
     rows = _layer_elements(run, ranks) * layers / _exchanges(run, ranks, num_matrices, shards * grid.tp) / shards
     ways = 1 + 1.0 * (shards > 1) + 2.0 * (grid.tp > 1)
     gradient_bytes = _FLOAT * (grid.gradient_bytes not in (0, _FLOAT))
-    return itemsize_of(grid) * (ways * rows + 4 * largest) + gradient_bytes * rows
+    return grid.element_bytes * (ways * rows + 4 * largest) + gradient_bytes * rows
 
 
 def _exchanges(run: Run, ranks: PipelineRanks, num_matrices: Numbers, owners: Numbers) -> Numbers:

@@ -28,6 +28,10 @@ class SentBytes:
         return SentBytes(self.inside + other.inside, self.between + other.between)
 
 
+# Times that a tensor goes along a ring, by the kind of a collective. Keys of the ranks of a context go along one once.
+RING_ROUNDS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "ring": 1}
+
+
 def ring_sent(group: Group, full_bytes: float, rounds: int = 1) -> SentBytes:
     """Bytes sent along a ring: (n - 1) / n of the tensor in each round (Thakur et al. 2005, section 3); an all-reduce
     has two rounds. One of its n hops leaves each domain, if there are several."""

@@ -3,8 +3,8 @@
 import math
 from dataclasses import dataclass
 
+from shardwright.config.cluster_facts import node_devices
 from shardwright.config.job import JobSpec
-from shardwright.config.usual_links import node_devices
 from shardwright.memory.moe_activations import expected_rows
 
 

@@ -14,7 +14,7 @@ from shardwright.cost.group_links import Groups
 from shardwright.cost.kernels import KernelTime
 from shardwright.cost.stage_time import Costing, ExchangeTime, OperatorTime
 from shardwright.cost.topology import Group
-from shardwright.cost.wire_bytes import SentBytes, all_to_all_sent, ring_sent
+from shardwright.cost.wire_bytes import RING_ROUNDS, SentBytes, all_to_all_sent, ring_sent
 from shardwright.layers.chains import chains, share_run_again
 from shardwright.layers.operators import Axis, Exchange, Kind, MatrixProduct
 from shardwright.layers.query import Run
@@ -269,7 +269,7 @@ class _Passes:
                 return all_to_all_sent(group, collective.num_bytes)
             case "exchange":
                 return ring_sent(group, full_bytes)
-        return ring_sent(group, collective.num_bytes, 2 if collective.kind == "all_reduce" else 1)
+        return ring_sent(group, collective.num_bytes, RING_ROUNDS[collective.kind])
 
 
 # The kinds that price a collective of the ledger: keys go around a ring as messages, and rows to experts count as even.

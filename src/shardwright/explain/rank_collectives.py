@@ -12,7 +12,7 @@ from shardwright.config.job import JobSpec
 from shardwright.cost.collective_time import all_to_all_s, message_s, ring_s
 from shardwright.cost.group_links import group_at
 from shardwright.cost.stage_time import Costing
-from shardwright.cost.wire_bytes import SentBytes, all_to_all_sent, ring_sent
+from shardwright.cost.wire_bytes import RING_ROUNDS, SentBytes, all_to_all_sent, ring_sent
 from shardwright.explain.operator_passes import Collective, PiecePass, total_s
 from shardwright.explain.rank_groups import RankGroup, world_group
 from shardwright.memory.step_collectives import PassCounts, PhaseCalls, PieceKind, pass_counts, rank_moves
@@ -167,8 +167,8 @@ def _is_predicted(crossing: Crossing) -> bool:
 
 
 def _of_group(collective: PhaseCalls, rank_group: RankGroup, priced: PricedGroups | None) -> Crossing:
-    group, rounds = rank_group.as_priced, 2 if collective.kind == "all_reduce" else 1
-    is_direct = collective.kind in ("all_to_all", "all_to_all_v")
+    group, is_direct = rank_group.as_priced, collective.kind in ("all_to_all", "all_to_all_v")
+    rounds = 0 if is_direct else RING_ROUNDS[collective.kind]
     full_bytes = float(collective.num_bytes)
     if collective.kind == "all_to_all_v":  # the ledger counts only the bytes for other ranks
         full_bytes *= len(rank_group.ranks) / max(1, len(rank_group.ranks) - 1)

@@ -4,8 +4,8 @@ from collections import Counter
 from dataclasses import dataclass
 from math import prod
 
+from shardwright.config.cluster_facts import node_devices
 from shardwright.config.job import JobSpec
-from shardwright.config.usual_links import node_devices
 from shardwright.cost.topology import Group
 from shardwright.sharding.groups import (
     COPIES,

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shardwright.config import catalog
+from shardwright.config.cluster_facts import node_devices
 from shardwright.config.job import JobSpec
 from shardwright.config.link_words import link_words
-from shardwright.config.usual_links import node_devices
 from shardwright.cost.calibration import shipped, software_under
 from shardwright.cost.from_job import run_of
 from shardwright.cost.stage_time import Costing, PieceTime

@@ -6,6 +6,8 @@ from typing import Any
 
 from shardwright.config.checks.check import job_faults
 from shardwright.config.job import JobSpec
+from shardwright.config.plan import PlanSpec
+from shardwright.config.recompute_facts import optional_recompute_fields
 from shardwright.memory.job_memory import job_memory
 from shardwright.schedule.job_program import plan_faults
 from shardwright.sharding.memory_account import RankMemory
@@ -44,7 +46,8 @@ def _strategies(job: JobSpec) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
         yield "sequence parallel", does, "plan", {"sequence_parallel": False}
     if plan.recompute != "none":
         does = "activations are computed again in the backward instead of being kept"
-        without = {"recompute": "none", "recompute_layers": [], "memory_limit_gib": 0.0, "offload_activations": False}
+        unused = PlanSpec()
+        without = {name: getattr(unused, name) for name in ("recompute", *optional_recompute_fields())}
         yield f"recompute {plan.recompute}", does, "plan", without
     for field, data in (("optimizer", "optimizer state"), ("parameters", "shards"), ("activations", "layers' inputs")):
         if value := getattr(plan, f"offload_{field}"):

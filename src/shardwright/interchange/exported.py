@@ -56,13 +56,15 @@ def exported(system: System, job: JobSpec) -> Exported:
     except PlanError as error:
         if (near := _nearest(system, job)) is None:
             raise Lacking(subject, [_no_such_job(system, fault) for fault in error.faults], None) from None
-        raise Lacking(subject, [_lack(system, *difference) for difference in differences(job, near)], near) from None
+        raise Lacking(
+            subject, [_lack(system, job, *difference) for difference in differences(job, near)], near
+        ) from None
     differing = differences(job, back)
     if differing:
         near = _nearest(system, job)
         raise Lacking(
             subject,
-            [_lack(system, *difference) for difference in (differences(job, near) if near else differing)],
+            [_lack(system, job, *difference) for difference in (differences(job, near) if near else differing)],
             near,
         )
     optimizer = job.optimizer
@@ -81,10 +83,11 @@ def _no_such_job(system: System, fault: str) -> str:
     return f"{system.title} has no such job: {fault.rpartition('; ')[0] or fault}; take another --to"
 
 
-def _lack(system: System, name: str, wanted: Any, nearest: Any) -> str:
-    if nearest is None:
-        return f"{name} = {_shown(wanted)} can't be said to {system.title}"
-    return f"{name} = {_shown(wanted)} can't be said to {system.title}; the nearest is {_shown(nearest)}"
+def _lack(system: System, job: JobSpec, name: str, wanted: Any, nearest: Any) -> str:
+    if name == "plan.recompute" and isinstance(wanted, list):
+        wanted = f"{job.plan.recompute}, which is {_shown(wanted)},"
+    lack = f"{name} = {_shown(wanted)} can't be said to {system.title}"
+    return lack if nearest is None else f"{lack}; the nearest is {_shown(nearest)}"
 
 
 def _shown(value: Any) -> str:

@@ -8,10 +8,10 @@ from typing import Any
 
 from shardwright.config.asked_cluster import NOTHING_ASKED, AskedCluster
 from shardwright.config.base import PlanError
+from shardwright.config.cluster_facts import usual_divisor
 from shardwright.config.dotted_keys import nested_keys
 from shardwright.config.job import JobSpec
 from shardwright.config.load import job_of_fields
-from shardwright.config.usual_links import usual_divisor
 from shardwright.interchange.carried_data import carried_data
 from shardwright.interchange.known_settings import is_uncounted, is_usual
 from shardwright.interchange.reading.settings import Flat, Settings, plain_text

@@ -7,15 +7,19 @@ checkpoints, monitoring) are left out: each system has its own.
 
 from typing import Any
 
+from shardwright.config.compression_facts import COMPRESSIONS
 from shardwright.config.hugging_face.same_arithmetic import arithmetic, is_close
 from shardwright.config.job import JobSpec
 from shardwright.config.model import ModelSpec
 from shardwright.config.moe import MoeSpec
+from shardwright.config.number_types import NUMBER_TYPES
 from shardwright.config.optimizer import OptimizerSpec
 from shardwright.config.optimizer_facts import OPTIMIZERS
 from shardwright.config.plan import PlanSpec, layer_policies
 from shardwright.config.rank_order import AXES, ORDERS, number_of
 from shardwright.config.rate_schedules import RATE_SCHEDULES
+from shardwright.config.recompute_facts import RECOMPUTES
+from shardwright.config.recompute_policy import WHOLE_LAYER
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.interchange.reading.settings import Flat
 
@@ -77,11 +81,9 @@ def _plan(job: JobSpec) -> Flat:
     fields |= {"offload_parameters": True} if zero == 3 and plan.offload_parameters else {}
     fields |= {"extra_warmup": plan.extra_warmup} if "extra_warmup" in facts.understands and plan.extra_warmup else {}
     fields |= {"most_alive": plan.most_alive} if "most_alive" in facts.understands else {}
-    fields |= {"offload_activations": True} if plan.offload_activations and plan.recompute == "full" else {}
-    by_method = {"powersgd": "compress_rank", "topk": "compress_share"}
-    if plan.compress in by_method:
-        fields[by_method[plan.compress]] = getattr(plan, by_method[plan.compress])
-    return fields
+    keeps_inputs = "offload_activations" in RECOMPUTES[plan.recompute].reads
+    fields |= {"offload_activations": True} if plan.offload_activations and keeps_inputs else {}
+    return fields | {name: getattr(plan, name) for name in COMPRESSIONS[plan.compress].reads}
 
 
 def _order(plan: PlanSpec) -> str:
@@ -92,12 +94,13 @@ def _order(plan: PlanSpec) -> str:
 
 def _recompute(plan: PlanSpec, model: ModelSpec) -> Any:
     """The recompute policy of each layer, as text; a single policy if all layers have the same."""
-    if plan.recompute == "budget":
-        return f"budget {plan.memory_limit_gib:g} GiB"
-    if plan.recompute == "stage" and set(plan.stage_layers(model.layers)) != {1}:
-        return "stage"
-    expanded = plan.model_copy(update={"recompute": "full"}) if plan.recompute == "stage" else plan
-    policies = ["+".join(sorted(policy)) or "none" for policy in layer_policies(expanded, model.layers)]
+    facts = RECOMPUTES[plan.recompute]
+    if facts.layers is None:
+        return f"{plan.recompute} {plan.memory_limit_gib:g} GiB"
+    if facts.by_stage and set(plan.stage_layers(model.layers)) != {1}:
+        return plan.recompute
+    of_layers = [WHOLE_LAYER] if facts.by_stage else layer_policies(plan, model.layers)
+    policies = ["+".join(sorted(policy)) or "none" for policy in of_layers]
     return policies[0] if len(set(policies)) == 1 else policies
 
 
@@ -111,12 +114,12 @@ def _precision(job: JobSpec) -> Flat:
         "float8": precision.float8,
         "float8_dispatch": precision.float8_dispatch,
     }
-    if precision.compute == "fp16":
+    if NUMBER_TYPES[precision.compute].needs_loss_scale:
         fields["loss_scale"] = precision.loss_scale
         fields |= {"loss_scale_growth_steps": precision.loss_scale_growth_steps} if precision.loss_scale else {}
     if precision.float8 != "none":
         fields["float8_weight_gradients"] = precision.float8_weight_gradients
-    if precision.float8 == "delayed":
+    if precision.has_delayed_scales:
         fields["float8_history"] = precision.float8_history
     return fields
 
@@ -153,11 +156,12 @@ def _model(model: ModelSpec) -> Flat:
     experts |= {name: getattr(model.moe, name) for name in _ROUTING}
     if model.moe.aux_loss != "none":
         experts |= {"aux_coefficient": model.moe.aux_coefficient, "aux_scope": model.moe.aux_scope}
-    if model.moe.capacity_factor and model.moe.gate != "expert-choice":
+    gate = model.moe.gate_facts
+    if model.moe.capacity_factor and not gate.sees_all:
         experts["overflow"] = model.moe.overflow
     if model.moe.gate == "softmax" and model.moe.normalise:
         experts["softmax_over"] = "chosen"  # normalised weights equal the softmax over the chosen experts
-    for name in ("partners", "co_activation_decay") if model.moe.gate != "correlation" else ():
+    for name in {"partners", "co_activation_decay"} - gate.reads:
         del experts[name]
     if model.moe.num_groups == 1:
         del experts["groups_kept"], experts["group_score"]

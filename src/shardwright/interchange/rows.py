@@ -105,6 +105,12 @@ def word(names: str, job_field: str, words: Mapping[str, Any], default: str, alw
     return SettingRow(tuple(names.split()), job_field, "word", default, words, always)
 
 
+def word_for(value: Any, words: Mapping[str, Any]) -> str:
+    """The system's first word for a value of a job; "" if it has none. A word that is left out is found as a difference
+    when the written job is read again."""
+    return next((word for word, own_value in words.items() if own_value == value), "")
+
+
 def read_row(row: SettingRow | Rule, settings: Settings, fields: Flat) -> None:
     """Set the fields of a row, and record in `settings.sources` which present settings the row has read."""
     asked, settings.asked = settings.asked, set()

@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 
+from shardwright.config.attention_kernels import ATTENTION_KERNELS
 from shardwright.config.context_facts import CONTEXT_METHODS
 from shardwright.layers.arrays import Numbers
 from shardwright.layers.layer_operators import LayerOperator
@@ -103,7 +104,8 @@ def attention(c: Context, o: LayerOperator) -> Operator:
     s, grid, w, heads = c.shape, c.grid, c.software, c.sizes.heads
     queries, given, method = s.sequence // grid.cp, c.bytes_of(o.gives), CONTEXT_METHODS[grid.cp_method]
     exchanges = _keys_to_queries(c, heads, s.query_width)
-    if w.attention in ("torch", "softmax"):
+    attention_kernel = ATTENTION_KERNELS[w.attention]
+    if attention_kernel.keeps_scores:
         batch, n = heads * grid.microbatch, 1.0 * heads * grid.microbatch * queries * s.sequence
         if method.trades_heads:
             batch, queries = np.maximum(1, batch // grid.cp), s.sequence
@@ -111,10 +113,10 @@ def attention(c: Context, o: LayerOperator) -> Operator:
             MatrixProduct(queries, s.query_width, s.sequence, batch, weight=False),
             MatrixProduct(queries, s.sequence, s.value_width, batch, weight=False),
         )
-        # Kept: the softmax's result, and with torch's float32 softmax a copy in 16 bits; with dropout the mask and the
-        # remaining scores. Backward: the gradients on both sides of the softmax.
-        per_score = 5 if w.dropout else HALF if w.attention == "softmax" else FLOAT32 + HALF
-        inside = 2 * n * (HALF if w.attention == "softmax" else FLOAT32)
+        # Kept: what the softmax gives; with dropout the mask and the remaining scores. Backward: the gradients on both
+        # sides of the softmax.
+        per_score = 5 if w.dropout else attention_kernel.kept_score_bytes
+        inside = 2 * n * attention_kernel.score_gradient_bytes
         traffic = n * w.softmax[0], n * w.softmax[1]
         return Operator(o, products, None, *traffic, *exchanges, n * per_score + given, given, given, inside)
     causal_share = 0.5 if w.causal else 1.0

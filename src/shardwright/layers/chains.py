@@ -16,7 +16,7 @@ from shardwright.layers import operators as op
 from shardwright.layers.arrays import Numbers
 from shardwright.layers.layer_operators import ALWAYS_RECOMPUTED, LayerOperator, piece_operators
 from shardwright.layers.operators import HALF, Context, Operator
-from shardwright.layers.query import PlanGrid
+from shardwright.layers.query import PlanGrid, named_operators
 
 Chain = tuple[Operator, ...]
 _BEFORE = ("embedding norm", "hidden norm")  # the first layer, or the block of a further token
@@ -81,10 +81,11 @@ def kept_bytes(chain: Chain, policy: str) -> Numbers:
         product_elements = sum(p.batch * p.rows * p.columns for o in chain for p in o.products if p.weight)
         attention_bytes = sum(o.kept_result for o in chain if o.name == "attention")
         return HALF * product_elements / 2 + attention_bytes + (enter.kept if enter else 0.0)
+    operators = named_operators(policy)
     recomputed = {
         o.layer_operator.gives
         for o in chain
-        if o.recompute_unit in policy.split("+") and o.layer_operator.gives != o.layer_operator.takes
+        if o.recompute_unit in operators and o.layer_operator.gives != o.layer_operator.takes
     }
     return sum(o.kept for o in chain if o.kept_tensor not in recomputed)
 
@@ -128,4 +129,4 @@ def share_run_again(operator: Operator, policy: str) -> float:
         return float(operator.name == "attention" and operator.scores is None)
     if policy == "matmul":
         return 0.5 if operator.products else float(operator.scores is None)
-    return float(operator.recompute_unit in policy.split("+"))
+    return float(operator.recompute_unit in named_operators(policy))

@@ -25,7 +25,7 @@ Columns = Callable[[PlanGrid], tuple[Array, ...]]
 
 def layer_words(grid: PlanGrid) -> tuple[Any, ...]:
     """The non-numeric fields of a plan that decide what a layer computes, sends and keeps, except its recomputation."""
-    return grid.precision, grid.cp_method, grid.dispatch
+    return grid.precision, grid.compute, grid.cp_method, grid.dispatch
 
 
 def plain_columns(grid: PlanGrid) -> tuple[Array, ...]:
@@ -55,7 +55,7 @@ def layer_columns(grid: PlanGrid) -> tuple[Array, ...]:
 
 def shard_words(grid: PlanGrid) -> tuple[Any, ...]:
     """The non-numeric fields that decide how the parameters of a layer are gathered under ZeRO-3."""
-    return grid.precision, grid.reduce_bytes
+    return grid.precision, grid.compute, grid.reduce_bytes
 
 
 def shard_columns(grid: PlanGrid) -> tuple[Array, ...]:

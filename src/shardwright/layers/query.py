@@ -7,7 +7,7 @@ are predicted too.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cache, cached_property
 from operator import attrgetter
 from typing import Any
 
@@ -16,10 +16,12 @@ import numpy as np
 from shardwright.config.context_facts import CONTEXT_METHODS
 from shardwright.config.job import JobSpec
 from shardwright.config.model_shape import ModelShape
+from shardwright.config.number_types import NUMBER_TYPES
 from shardwright.config.optimizer import ADAMW, OptimizerSpec
 from shardwright.config.plan import layer_policies
 from shardwright.config.rank_order import number_of, stage_block, stage_size
-from shardwright.config.recompute_policy import WHOLE_LAYER, Policy
+from shardwright.config.recompute_facts import RECOMPUTES
+from shardwright.config.recompute_policy import OPERATORS, WHOLE_LAYER, Policy
 from shardwright.config.schedule_facts import SCHEDULES, ScheduleFacts
 from shardwright.layers.arrays import Array, Numbers
 from shardwright.schedule.job_program import job_placement
@@ -32,8 +34,9 @@ class PlanGrid:
     """The plan: degrees, sharding, the order of work and recomputation.
 
     Each number may be an array of one length, with one entry per plan; fields that are not of type Numbers are the same
-    for all plans. `zero_ranks` replicas share one set of ZeRO's shards; 0 is all of them. `precision` is of the
-    products: bf16, fp16, float32, fp8, mxfp8 or nvfp4. `gradient_bytes` and `reduce_bytes` are of an element of an
+    for all plans. `zero_ranks` replicas share one set of ZeRO's shards; 0 is all of them. `precision` is the number
+    type of the products, and `compute` that of everything else; "" is the same type, or bf16 beside narrow products.
+    `gradient_bytes` and `reduce_bytes` are of an element of an
     accumulated gradient and of one in a reduction, `moment_bytes` of each of the `optimizer`'s moments; 0 is the
     software's default. Weight gradients and rows to experts are in fp8 if the software does so, or if requested here.
     `bucket_bytes` are the bytes of the parameters whose gradients are reduced together; 0 is all.
@@ -67,6 +70,7 @@ class PlanGrid:
     recompute: str = "none"
     policies: tuple[str, ...] = ()
     precision: str = "bf16"
+    compute: str = ""
     layout: tuple[int, ...] = ()
     cp_method: str = "ring"
     dispatch: str = "direct"
@@ -87,9 +91,19 @@ class PlanGrid:
     reduce_each: str = "auto"
 
     @property
+    def is_narrow(self) -> bool:
+        """True if products are in a narrower number type than everything else."""
+        return NUMBER_TYPES[self.precision].is_narrow
+
+    @property
+    def wide_number(self) -> str:
+        """The number type of everything but products."""
+        return self.compute or ("bf16" if self.is_narrow else self.precision)
+
+    @property
     def element_bytes(self) -> int:
         """Bytes of a weight or an activation in forward and backward."""
-        return 4 if self.precision == "float32" else 2
+        return NUMBER_TYPES[self.wide_number].num_bytes
 
     @cached_property
     def orders(self) -> tuple[tuple[int, Numbers], ...]:
@@ -264,6 +278,19 @@ def schedule_column(numbers: Numbers, fact: Callable[[ScheduleFacts], Any]) -> A
     return column
 
 
+# Names of policies in a PlanGrid, beside those of operators with "+" between.
+LAYER_POLICIES = ("none", "full", "selective", "stage", "matmul")
+
+
+@cache
+def named_operators(policy: str) -> Policy:
+    """The operators in the name of a policy such as "attention+norm"; none for "none". ValueError if one is unknown."""
+    operators = frozenset(policy.split("+")) - {"none"}
+    if unknown := operators - {*OPERATORS}:
+        raise ValueError(f"there is no policy of recomputation {policy!r}: {', '.join(sorted(unknown))} is no operator")
+    return operators
+
+
 def policy_name(policy: Policy) -> str:
     """The name of a job's policy in a PlanGrid."""
     return "full" if policy == WHOLE_LAYER else "+".join(sorted(policy)) or "none"
@@ -271,7 +298,7 @@ def policy_name(policy: Policy) -> str:
 
 def _policies(job: JobSpec) -> tuple[str, ...]:
     """The policy of each layer of a job."""
-    if job.plan.recompute == "stage":
+    if RECOMPUTES[job.plan.recompute].by_stage:
         return ("stage",) * job.model.layers
     policies = layer_policies(job.plan, job.model.layers)
     names = {policy: policy_name(policy) for policy in set(policies)}
@@ -288,7 +315,7 @@ def grid_of(job: JobSpec) -> PlanGrid:
         order_number=number_of(p.order), sequence_parallel=p.sequence_parallel and p.tp > 1,
         zero=p.zero, zero_ranks=p.zero_ranks, microbatch=p.microbatch_size, global_batch=job.batch.global_batch_size,
         recompute=policies[0] if is_uniform else "mixed", policies=() if is_uniform else policies,
-        precision=precision.product_number, layout=tuple(p.layout),
+        precision=precision.product_number, compute=precision.compute, layout=tuple(p.layout),
         cp_method=p.cp_method, dispatch=p.dispatch, extra_warmup=p.extra_warmup,
         offload_optimizer=p.offload_optimizer, offload_parameters=p.offload_parameters,
         offload_activations=p.offload_activations, compress=p.compress, compress_rank=p.compress_rank,

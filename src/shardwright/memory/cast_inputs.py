@@ -7,9 +7,9 @@ Sizes are bytes on one rank.
 from collections.abc import Iterable
 
 from shardwright.config.array_math import holds
+from shardwright.config.float8_facts import FLOAT8_RECIPES, num_scales_of
 from shardwright.config.job import JobSpec
 from shardwright.config.matrix import Matrix
-from shardwright.config.precision import FLOAT8_TILE
 from shardwright.layers.layer_operators import LayerOperator
 from shardwright.memory.kept_tensors import FLOAT32, IN_FLOAT8, Bytes, Share
 
@@ -57,10 +57,7 @@ def waiting_operands(
 
 
 def _cast_bytes(recipe: str, elements: Bytes, width: Bytes, num_groups: Bytes) -> Bytes:
-    rows = elements // width
-    num_scales = num_groups
-    if recipe == "rowwise":
-        num_scales = rows
-    elif recipe == "blockwise":
-        num_scales = rows * -(-width // FLOAT8_TILE)
+    granularity = FLOAT8_RECIPES[recipe].activation
+    is_by_group = granularity == "tensor"  # experts have a scale each
+    num_scales = num_groups if is_by_group else num_scales_of(granularity, elements // width, width)
     return elements + FLOAT32 * num_scales

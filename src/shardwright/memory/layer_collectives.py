@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from shardwright.config.float8_facts import TILE
 from shardwright.config.job import JobSpec
 from shardwright.config.layer_kind import is_layer
 from shardwright.config.matrix import Matrix
 from shardwright.config.model_shape import shape_of
 from shardwright.config.plan import ep_ranks_of_node
-from shardwright.config.precision import FLOAT8_TILE
 from shardwright.config.software import software_of
 from shardwright.layers.chains import Chain, chains
 from shardwright.layers.layer_operators import LayerOperator, piece_operators
@@ -132,7 +132,7 @@ def _listed(rank: _LedgerRank, exchanges: tuple[Exchange, ...], num_parts: int =
 def _forward(rank: _LedgerRank, operator: LayerOperator, kind: str) -> Iterator[CollectiveCalls]:
     if operator.name in _FORWARD:
         yield from _FORWARD[operator.name](rank)
-    for matrix in _float8_matrices(rank, operator, kind):
+    for matrix in _matrices_on_tp(rank.job, operator, kind) if _shares_activation_scales(rank.job) else ():
         if matrix.is_row_parallel:
             yield from _largest_values(rank, matrix)
 
@@ -140,7 +140,7 @@ def _forward(rank: _LedgerRank, operator: LayerOperator, kind: str) -> Iterator[
 def _backward(rank: _LedgerRank, operator: LayerOperator, kind: str) -> Iterator[CollectiveCalls]:
     if operator.name in _BACKWARD:
         yield from _BACKWARD[operator.name](rank)
-    for matrix in _float8_matrices(rank, operator, kind):
+    for matrix in _matrices_on_tp(rank.job, operator, kind) if _shares_activation_scales(rank.job) else ():
         if not matrix.is_row_parallel:
             yield from _largest_values(rank, matrix)
 
@@ -292,19 +292,25 @@ def _send_rows(rank: _LedgerRank, hop: _Hop) -> Iterator[CollectiveCalls]:
     if not rank.job.precision.float8_dispatch:
         yield from hop.send(rank.share.element * hidden)
         return
-    yield from (*hop.send(hidden), *hop.send(FLOAT32 * -(-hidden // FLOAT8_TILE)))
+    yield from (*hop.send(hidden), *hop.send(FLOAT32 * -(-hidden // TILE)))
 
 
 # Scales of fp8.
 
 
-def _float8_matrices(rank: _LedgerRank, operator: LayerOperator, kind: str) -> list[Matrix]:
-    """The matrices of an operator whose products are in fp8 with scales that ranks of tp compute together in each
-    step."""
-    plan = rank.job.plan
-    if rank.job.precision.float8 not in ("tensorwise", "rowwise") or not is_layer(kind):
-        return []
-    return [matrix for matrix in _cut_matrices(operator) if (plan.expert_tp_size if matrix.experts else plan.tp) > 1]
+def _shares_activation_scales(job: JobSpec) -> bool:
+    facts = job.precision.float8_facts
+    return facts is not None and facts.shares_activation_scales
+
+
+def _matrices_on_tp(job: JobSpec, operator: LayerOperator, kind: str) -> list[Matrix]:
+    """The matrices of a layer's operator that several ranks of tp share."""
+    plan = job.plan
+    return [
+        matrix
+        for matrix in (_cut_matrices(operator) if is_layer(kind) else ())
+        if (plan.expert_tp_size if matrix.experts else plan.tp) > 1
+    ]
 
 
 def _cut_matrices(operator: LayerOperator) -> list[Matrix]:
@@ -315,9 +321,10 @@ def _cut_matrices(operator: LayerOperator) -> list[Matrix]:
 def _largest_values(rank: _LedgerRank, matrix: Matrix) -> Iterator[CollectiveCalls]:
     """All-reduces of the largest values of the operand of a product that tp cuts: one for the operand, for each expert,
     or for each row."""
-    numbers = rank.tokens if rank.job.precision.float8 == "rowwise" else 1
+    facts = rank.job.precision.float8_facts
+    by_row = facts is not None and facts.activation == "row"
+    numbers = rank.tokens if by_row else 1
     if matrix.experts:
-        by_row = rank.job.precision.float8 == "rowwise"
         numbers = _hops(rank)[-1].arrived if by_row else matrix.experts // rank.job.plan.ep
     yield CollectiveCalls("all_reduce", "tp", 1, FLOAT32 * numbers)
 
@@ -325,15 +332,14 @@ def _largest_values(rank: _LedgerRank, matrix: Matrix) -> Iterator[CollectiveCal
 def cast_collectives(job: JobSpec, kind: str, of_experts: bool) -> Collectives:
     """The collectives to cast a layer's weights to fp8, those of its experts or the others: the largest value of each
     weight, or of each of its rows in the direction that tp cuts. One cast serves both products with the weight."""
-    rank, collectives = _LedgerRank(job, 0), []
-    matrices = [
-        matrix
-        for operator in piece_operators(shape_of(job.model), kind)
-        for matrix in _float8_matrices(rank, operator, kind)
-    ]
+    facts, collectives = job.precision.float8_facts, list[CollectiveCalls]()
+    if facts is None or not facts.shares_weight_scales:
+        return ()
+    operators = piece_operators(shape_of(job.model), kind)
+    matrices = [matrix for operator in operators for matrix in _matrices_on_tp(job, operator, kind)]
     for matrix in (m for m in matrices if bool(m.experts) == of_experts):
         rows = matrix.columns if matrix.is_row_parallel else matrix.inner
-        numbers = rows if job.precision.float8 == "rowwise" else 1
+        numbers = rows if facts.weight == "row" else 1
         num_experts = max(1, matrix.experts // job.plan.ep)
         collectives.append(CollectiveCalls("all_reduce", "tp", num_experts, num_experts * FLOAT32 * numbers))
     return tuple(collectives)

@@ -22,7 +22,7 @@ from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.cost.pipeline_bubble import in_flight, in_flight_split
 from shardwright.layers.arrays import Array, Numbers, distinct
 from shardwright.layers.memo import Memo, layer_columns, layer_words
-from shardwright.layers.query import PlanGrid, Run
+from shardwright.layers.query import PlanGrid, Run, named_operators
 from shardwright.layers.stage_contents import LayerKind, PipelineRanks
 from shardwright.memory.activations import (
     documents_kept,
@@ -145,9 +145,9 @@ _NO_LAYER = LayerMemory(KEEP_ALL, 0, 0, 0)
 def policy_of(name: str) -> Policy:
     """The policy of a value of PlanGrid.recompute (layers/query.py). "stage" recomputes the whole stage at once, and
     then every layer keeps all its tensors until its backward."""
-    if name in ("none", "stage"):
+    if name == "stage":
         return KEEP_ALL
-    return WHOLE_LAYER if name == "full" else frozenset(name.split("+"))
+    return WHOLE_LAYER if name == "full" else named_operators(name)
 
 
 def held_activations(run: Run, ranks: PipelineRanks, memo: Memo) -> tuple[Numbers, Numbers, Numbers, Numbers]:
@@ -269,10 +269,11 @@ def held_buffers(run: Run, ranks: PipelineRanks, common: Array, routed: Array) -
     stage3_bytes = stage3_bytes + gradient * np.where(by_run, stages + next_stage, np.minimum(arriving, stage))
     num_bytes = np.where(grid.zero == 3, stage3_bytes, np.where(grid.zero == 2, stage2_bytes, 0.0))
     num_bytes = np.where(grid.replicas > 1, num_bytes, 0.0)
-    if grid.precision == "fp8":  # weights are kept in fp8, once for each product if a scale is for one direction
-        num_casts = 2 if _job_of(run).precision.float8 == "rowwise" else 1
+    if recipe := _job_of(run).precision.float8_facts:  # weights are kept in fp8
         resident_routed = routed * (1 - is_borrowed)  # they stay in memory
-        num_bytes = num_bytes + num_casts * (resident_routed + np.where(grid.zero < 3, num_borrowed - tables, stage))
+        num_bytes = num_bytes + recipe.num_weight_casts * (
+            resident_routed + np.where(grid.zero < 3, num_borrowed - tables, stage)
+        )
     if COMPRESSIONS[grid.compress].kept_elements is not None:
         num_bytes = num_bytes + _FLOAT * (common + routed * shares_routed) * (grid.replicas > 1)
     return num_bytes

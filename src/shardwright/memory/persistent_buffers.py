@@ -8,8 +8,8 @@ own cast; a scale takes 4 (precision/float8_linear.py). Errors are float32, for 
 from collections.abc import Mapping
 
 from shardwright.config.compression_facts import COMPRESSIONS
+from shardwright.config.float8_facts import FLOAT8_RECIPES
 from shardwright.config.job import JobSpec
-from shardwright.config.precision import FLOAT8_TILE
 from shardwright.memory.rank_state import StageState, UnitState
 from shardwright.sharding.compression import compressed
 from shardwright.sharding.parameter_shard import ParameterShard
@@ -67,9 +67,9 @@ def _cast_bytes(place: ParameterShard, recipe: str) -> int:
     num_matrices = place.shape[0] if place.is_expert else 1
     columns = place.shape[-1]
     rows = place.num_elements // (num_matrices * columns)
-    by_recipe = {"rowwise": rows + columns, "blockwise": -(-rows // FLOAT8_TILE) * -(-columns // FLOAT8_TILE)}
-    num_casts = 2 if recipe == "rowwise" else 1
-    return num_casts * place.num_elements + _FLOAT * num_matrices * by_recipe.get(recipe, 1)
+    facts = FLOAT8_RECIPES[recipe]
+    num_scales: int = num_matrices * facts.weight_scales(rows, columns)
+    return facts.num_weight_casts * place.num_elements + _FLOAT * num_scales
 
 
 def _error_bytes(job: JobSpec, unit: UnitState) -> int:

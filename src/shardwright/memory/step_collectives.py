@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from shardwright.config.job import JobSpec
 from shardwright.config.model_shape import shape_of
 from shardwright.config.plan import layer_policies, split_evenly
+from shardwright.config.recompute_facts import RECOMPUTES
 from shardwright.layers.query import policy_name
 from shardwright.layers.recompute_cost import operators_again
 from shardwright.memory.layer_collectives import (
@@ -134,7 +135,7 @@ def pass_counts(job: JobSpec, program: Program, pp_rank: int) -> dict[PieceKind,
     plan = job.plan
     model = job.model
     names = [policy_name(policy) for policy in layer_policies(plan, model.layers, model.mtp_layers)]
-    if plan.recompute == "stage":
+    if RECOMPUTES[plan.recompute].by_stage:
         names = ["stage"] * model.num_blocks
     layers, passes_of = plan.stage_layers(model.layers), dict[PieceKind, PassCounts]()
     for stage, runs in runs_of_stages.items():
@@ -249,7 +250,7 @@ def _routing(job: JobSpec) -> list[int]:
 def _past_scales(job: JobSpec, stages: Collection[int], is_expert: bool) -> int:
     """Bytes of the largest values of a step, from which delayed scales of the next steps are computed: three for each
     common matrix, or each of experts'."""
-    if job.precision.float8 != "delayed":
+    if not job.precision.has_delayed_scales:
         return 0
     counts = job.plan.stage_layers(job.model.layers)
     layers = [n for stage in stages for n in range(sum(counts[:stage]), sum(counts[: stage + 1]))]

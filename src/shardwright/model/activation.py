@@ -38,7 +38,7 @@ def activate(x: Tensor, name: ActivationName) -> Tensor:
             return x * torch.sigmoid(_STEEPNESS * x)
         case "clamped-silu":
             return activate(x.clamp(max=_LARGEST), "quick-gelu")
-        case _:
+        case "gelu" | "gelu-tanh":
             return functional.gelu(x, approximate=_approximation(name))
 
 
@@ -180,7 +180,7 @@ def exact_activate_backward(dy: Tensor, x: Tensor, name: ActivationName) -> Tens
             return dy * sigmoid * (1 + _STEEPNESS * x * (1 - sigmoid))
         case "clamped-silu":
             return exact_activate_backward(dy * (x <= _LARGEST), x.clamp(max=_LARGEST), "quick-gelu")
-        case _:
+        case "gelu" | "gelu-tanh":
             return torch.ops.aten.gelu_backward(dy, x, approximate=_approximation(name))
 
 

@@ -25,8 +25,8 @@ from shardwright.model.forward_pass import ForwardPass, RealTokens
 from shardwright.model.loss import LogitChange, Targets, joined_losses, microbatch_loss
 from shardwright.model.mtp import FurtherToken, further_ids, skipped_targets
 from shardwright.model.norm import Norm
-from shardwright.model.parallel_block import make_block
 from shardwright.model.position_tables import PositionTables, pick, positions_tensor
+from shardwright.model.recomputed_block import make_block
 from shardwright.model.router_state import RouterState
 from shardwright.parallel.context.document_mask import (
     chunk_numbers,

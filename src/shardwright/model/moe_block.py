@@ -18,7 +18,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from shardwright.config.model import ModelSpec
-from shardwright.config.recompute_policy import Policy
+from shardwright.config.recompute_policy import KEEP_ALL, Policy
 from shardwright.model.activation import activate_and_keep, activate_gated
 from shardwright.model.float32_linear import exact_product
 from shardwright.model.forward_pass import ForwardPass
@@ -101,7 +101,7 @@ class MixtureOfExperts(nn.Module):
         has_gate = spec.moe.shared_gate
         self.shared_gate = whole((1, spec.hidden), "normal", spec.init_std, sharding.summed_over) if has_gate else None
 
-    def forward(self, x_sBH: Tensor, run: ForwardPass, policy: Policy) -> Tensor:
+    def forward(self, x_sBH: Tensor, run: ForwardPass, policy: Policy = KEEP_ALL) -> Tensor:
         """[s, B, H] to [s, B, H]. Only "up" and "activation" of `policy` have an effect, the operators of experts."""
         x_TH, trip = self._enter(x_sBH, self.router(x_sBH, run))
         # Computed while the counts travel to the host.

@@ -21,8 +21,8 @@ from shardwright.config.recompute_policy import Policy
 from shardwright.model.embedding import look_up
 from shardwright.model.forward_pass import ForwardPass
 from shardwright.model.norm import Norm
-from shardwright.model.parallel_block import make_block
 from shardwright.model.position_tables import pick
+from shardwright.model.recomputed_block import make_block
 from shardwright.parallel.context.document_mask import counts
 from shardwright.parallel.tensor.linear import LayerSharding, ReplicatedLinear
 from shardwright.parallel.tensor.parameter import PlacedParameter

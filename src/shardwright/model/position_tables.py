@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from shardwright.config.attention_sections import TemperatureSpec
 from shardwright.config.model import ModelSpec
 from shardwright.config.rotary_scaling import RotaryScalingSpec
-from shardwright.config.temperature import TemperatureSpec
 from shardwright.model.rotary import rotary_angles
 from shardwright.sharding.sequence import Ranges
 

@@ -18,8 +18,7 @@ from shardwright.model.balance import Chosen, add_losses, balance_loss, z_loss
 from shardwright.model.capacity import fit
 from shardwright.model.float32_linear import exact_product
 from shardwright.model.forward_pass import ForwardPass, RealTokens
-from shardwright.model.gates.choice import Choice, Known, add_to_one
-from shardwright.model.gates.make import make_gate
+from shardwright.model.gates.choice import Choice, Known, add_to_one, make_gate
 from shardwright.model.position_tables import pick, positions_tensor
 from shardwright.model.router_state import RouterState
 from shardwright.parallel.comm.collectives import Axis, all_gather, all_reduce

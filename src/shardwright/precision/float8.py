@@ -17,18 +17,16 @@ Shape suffixes: R rows, C columns (the dim that a product contracts), r and c ar
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shardwright.config.precision import FLOAT8_TILE as TILE
+from shardwright.config.float8_facts import TILE, Granularity
 from shardwright.precision.fused_operator import fused_operator
 
-# The elements that share a scale: all, a row, 128 neighbours in a row, or a square of 128 x 128.
-Granularity = Literal["tensor", "row", "tile", "block"]
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+DTYPES = {"e4m3": E4M3, "e5m2": E5M2}
 LARGEST = {E4M3: 448.0, E5M2: 57344.0}
 
 # The groups of a matrix's rows, as (group, rows): neighbouring rows, in the order of groups, without empty groups.

@@ -73,7 +73,7 @@ class Float8Experts:
 
     def input_gradient(self, dy_NO: Tensor, weight_eOK: Tensor, ranges: Ranges) -> tuple[Tensor, CastRows]:
         """dy W for each row, with the matrix of the row's expert, [N, K] in the dtype of dy; and dy in fp8."""
-        dy, weights = self._cast("dy", dy_NO, self.recipe.gradient_dtype, ranges), self.weight(weight_eOK)
+        dy, weights = self._cast("dy", dy_NO, self.experts[0].gradient_dtype, ranges), self.weight(weight_eOK)
         dx_NK = dy_NO.new_empty(dy_NO.shape[0], weight_eOK.shape[2])
         for expert, rows in ranges:
             dx_NK[rows] = product_with_rows_of(weights[expert], dy.expert(expert, rows), dy_NO.dtype)

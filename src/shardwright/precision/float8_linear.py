@@ -19,10 +19,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from shardwright.config.float8_facts import FLOAT8_RECIPES, Float8Facts, serves_both_directions
 from shardwright.precision.amax_history import AmaxHistory
-from shardwright.precision.float8 import E4M3, Granularity, Quantised, amaxes, cast, quantise, scales_for
+from shardwright.precision.float8 import DTYPES, E4M3, Granularity, Quantised, amaxes, cast, quantise, scales_for
 from shardwright.precision.float8_product import plain_product, product
-from shardwright.precision.float8_recipe import RECIPES, Float8Recipe, RecipeName
 
 CutDim = Literal["none", "outputs", "inputs"]
 ReduceMax = Callable[[Tensor], Tensor]  # elementwise maximum over some ranks; may work in place
@@ -47,7 +47,7 @@ class Float8Linear:
 
     def __init__(
         self,
-        recipe: Float8Recipe,
+        recipe: Float8Facts,
         cut_dim: CutDim,
         reduce_max: ReduceMax,
         history: int,
@@ -55,6 +55,7 @@ class Float8Linear:
         weight_gradients: bool = False,
     ) -> None:
         self.recipe = recipe
+        self.gradient_dtype = DTYPES[recipe.gradient]
         self.weight_gradients = weight_gradients
         self.num_weight_casts = 0
         # The version of the weights: code that changes them must change it. `end_step` counts it up.
@@ -67,7 +68,7 @@ class Float8Linear:
         self.histories = {
             "x": AmaxHistory(history, margin, E4M3),
             "weight": AmaxHistory(history, margin, E4M3),
-            "dy": AmaxHistory(history, margin, recipe.gradient_dtype),
+            "dy": AmaxHistory(history, margin, self.gradient_dtype),
         }
 
     def weight(self, weight_NK: Tensor) -> CastWeight:
@@ -89,7 +90,7 @@ class Float8Linear:
 
     def gradient(self, dy_TN: Tensor) -> Quantised:
         """The output gradient [T, N] in fp8."""
-        return self._cast("dy", dy_TN, self.recipe.gradient_dtype, self.cut_dim == "outputs")
+        return self._cast("dy", dy_TN, self.gradient_dtype, self.cut_dim == "outputs")
 
     def memory(self) -> list[Tensor]:
         """The memory of the cast weight, if there is one."""
@@ -137,15 +138,15 @@ class Float8Linear:
                 history.end_step(amax)
 
     def _cast_weight(self, weight_NK: Tensor) -> CastWeight:
-        if self.recipe.weight == "row":
-            # A scale for each row serves one direction only, so the transpose is another cast.
-            rows = self.quantise(weight_NK, "row", E4M3, self.cut_dim == "inputs")
-            columns = self.quantise(weight_NK.t().contiguous(), "row", E4M3, self.cut_dim == "outputs")
+        granularity = self.recipe.weight
+        if not serves_both_directions(granularity):
+            rows = self.quantise(weight_NK, granularity, E4M3, self.cut_dim == "inputs")
+            columns = self.quantise(weight_NK.t().contiguous(), granularity, E4M3, self.cut_dim == "outputs")
             return CastWeight(rows, columns)
         if self.recipe.delayed:
             rows, self._weight_amax = self._cast_delayed("weight", weight_NK, E4M3, self.cut_dim != "none")
         else:
-            rows = self.quantise(weight_NK, self.recipe.weight, E4M3, self.cut_dim != "none")
+            rows = self.quantise(weight_NK, granularity, E4M3, self.cut_dim != "none")
         return CastWeight(rows, None)
 
     def _cast(self, name: str, x: Tensor, dtype: torch.dtype, is_cut: bool) -> Quantised:
@@ -179,7 +180,7 @@ def scales_over_cut(shared_amax: Tensor, own_amax: Tensor, dtype: torch.dtype) -
 
 
 def make_float8_state(
-    recipe: RecipeName,
+    recipe: str,
     cut_dim: CutDim = "none",
     reduce_max: ReduceMax = on_one_rank,
     history: int = 16,
@@ -192,9 +193,10 @@ def make_float8_state(
     and `margin` are for "delayed" only. `weight_gradients` says that these are in fp8 too. ValueError if the recipe is
     unknown or the history has no length.
     """
-    if recipe not in RECIPES:
-        raise ValueError(f"there is no fp8 recipe {recipe!r}; use one of {', '.join(RECIPES)}")
-    return Float8Linear(RECIPES[recipe], cut_dim, reduce_max, history, margin=margin, weight_gradients=weight_gradients)
+    if recipe not in FLOAT8_RECIPES:
+        raise ValueError(f"there is no fp8 recipe {recipe!r}; use one of {', '.join(FLOAT8_RECIPES)}")
+    facts = FLOAT8_RECIPES[recipe]
+    return Float8Linear(facts, cut_dim, reduce_max, history, margin=margin, weight_gradients=weight_gradients)
 
 
 def forward_product(state: Float8Linear, x_TK: Tensor, weight_NK: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ If the cluster's device is known, also time, MFU, money, energy and time lost to
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from shardwright.config.host_memory import host_memory_bytes
+from shardwright.config.cluster_facts import host_memory_bytes
 from shardwright.config.job import JobSpec
 from shardwright.config.model import ModelSpec
 from shardwright.config.units import counted, memory_text

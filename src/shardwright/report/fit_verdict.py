@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from shardwright.config import catalog
 from shardwright.config.catalog_entry import read_entry
 from shardwright.config.cluster import DeviceSpec
-from shardwright.config.host_memory import host_memory_bytes, host_room_bytes
+from shardwright.config.cluster_facts import host_memory_bytes, host_room_bytes
 from shardwright.config.job import JobSpec
 from shardwright.config.link_words import link_words
 from shardwright.config.software import software_of

@@ -2,7 +2,7 @@
 
 import math
 
-from shardwright.config.host_memory import host_room_bytes
+from shardwright.config.cluster_facts import host_room_bytes
 from shardwright.config.job import JobSpec
 from shardwright.config.units import GIB, counted
 from shardwright.cost.calibration import shipped

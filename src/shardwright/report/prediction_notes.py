@@ -6,11 +6,11 @@ Numbers that are told of a model or a cluster are checked by arithmetic: a story
 
 import math
 
+from shardwright.config.cluster_facts import usual_link_notes
 from shardwright.config.job import JobSpec
 from shardwright.config.model import ModelSpec
 from shardwright.config.model_job import sequence_notes
 from shardwright.config.units import counted
-from shardwright.config.usual_links import usual_link_notes
 from shardwright.sharding.stage_parameters import model_parameters
 
 # "About 100 billion" is true of numbers that differ by at most this share.

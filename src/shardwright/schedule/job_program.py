@@ -3,9 +3,10 @@
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from shardwright.config.float8_facts import FLOAT8_RECIPES
 from shardwright.config.job import JobSpec
 from shardwright.config.model_shape import shape_of
-from shardwright.config.plan import Recompute, Reductions
+from shardwright.config.plan import Reductions
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.schedule.lowering.zero3_gathers import reduce_often
 from shardwright.schedule.message_sizes import job_sizes
@@ -23,7 +24,7 @@ class Order:
 
     schedule: str
     shape: PipelineShape
-    recompute: Recompute
+    recompute: str
     gathers: bool
     reduces: Reductions
 
@@ -170,9 +171,10 @@ def _asynchronous_faults(job: JobSpec) -> list[str]:
             f"gradients overflow, and precision.loss_scale is {job.precision.loss_scale:g} with compute in fp16; "
             f"compute in bf16, or set precision.loss_scale to 0"
         )
-    if job.precision.float8 == "delayed":
+    if job.precision.has_delayed_scales:
+        others = [facts.name for facts in FLOAT8_RECIPES.values() if not facts.delayed]
         faults.append(
-            f"schedule {schedule!r} updates each stage on its own, and precision.float8 'delayed' takes its scales "
-            f"from steps that end everywhere at once; use tensorwise, rowwise or blockwise"
+            f"schedule {schedule!r} updates each stage on its own, and precision.float8 {job.precision.float8!r} takes "
+            f"its scales from steps that end everywhere at once; use {', '.join(others[:-1])} or {others[-1]}"
         )
     return faults

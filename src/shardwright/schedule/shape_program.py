@@ -5,7 +5,7 @@ from functools import lru_cache
 
 from shardwright.config import largest
 from shardwright.config.base import PlanError
-from shardwright.config.plan import Recompute
+from shardwright.config.recompute_facts import RECOMPUTES
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.schedule.action import Kind
 from shardwright.schedule.lowering.lower import lower, with_step
@@ -69,16 +69,16 @@ def _stage_faults(name: str, virtual_stages: int) -> list[str]:
     return [f"schedule {name!r} runs {count} on each rank, and plan.virtual_stages is {virtual_stages}; use {stages}"]
 
 
-def shape_program(name: str, shape: PipelineShape, recompute: Recompute = "none", gathers: bool = False) -> Program:
+def shape_program(name: str, shape: PipelineShape, recompute: str = "none", gathers: bool = False) -> Program:
     """One optimizer step under a named schedule, all communication written out.
 
-    With `recompute` "stage", stages keep only their inputs (stage_recompute.py); with `gathers` their parameters are
-    sharded (zero3_gathers.py). PlanError says why a shape is not admitted.
+    If the policy `recompute` is by stage, stages keep only their inputs (stage_recompute.py); with `gathers` their
+    parameters are sharded (zero3_gathers.py). PlanError says why a shape is not admitted.
     """
     return _extended(lower(_make_schedule(name, shape)), recompute, gathers)
 
 
-def shape_order(name: str, shape: PipelineShape, recompute: Recompute = "none", gathers: bool = False) -> Schedule:
+def shape_order(name: str, shape: PipelineShape, recompute: str = "none", gathers: bool = False) -> Schedule:
     """The order of work of a shape without messages. The times of a step depend on nothing more, and it is made much
     faster than the program."""
     return _extended(with_step(_make_schedule(name, shape)), recompute, gathers)
@@ -100,8 +100,8 @@ def _make_schedule(name: str, shape: PipelineShape) -> Schedule:
     return schedule
 
 
-def _extended(schedule: AnySchedule, recompute: Recompute, gathers: bool) -> AnySchedule:
-    if recompute == "stage":
+def _extended(schedule: AnySchedule, recompute: str, gathers: bool) -> AnySchedule:
+    if RECOMPUTES[recompute].by_stage:
         schedule = add_recompute(schedule)
     return add_gathers(schedule) if gathers else schedule
 

@@ -100,4 +100,4 @@ class Updates:
 def exchanged_bytes(precision: PrecisionSpec) -> int:
     """Bytes per element of a matrix that Muon makes orthogonal: the computation's dtype, but bf16 instead of fp16,
     which has no small enough numbers."""
-    return 4 if precision.compute == "float32" else 2
+    return precision.compute_bytes

@@ -135,7 +135,7 @@ def microbatch_time(run: Run, constants: Constants, memo: Memo) -> PieceTime:
 
 
 def _rates(run: Run, constants: Constants, memo: Memo) -> Rates:
-    rates = memo.once(("rates", run.grid.precision, run.setting), lambda: rates_of(run, constants))
+    rates = memo.once(("rates", run.grid.precision, run.grid.compute, run.setting), lambda: rates_of(run, constants))
     return replace(rates, busy=run.grid.world)
 
 

@@ -30,11 +30,11 @@ from shardwright.parallel.zero.master_weights import MatrixSteps
 from shardwright.parallel.zero.sharded_stage import ShardedStage
 from shardwright.parallel.zero.tied_embedding import TiedEmbedding
 from shardwright.parallel.zero.unit_setting import (
-    NUMBERS,
     Sharding,
     StageSharding,
     TensorPool,
     UnitSetting,
+    dtype_of,
     tensor_pool,
 )
 from shardwright.parallel.zero.weight_stash import WeightStash
@@ -297,7 +297,7 @@ def _stages(job: JobSpec, mesh: Mesh, program: Program) -> dict[int, DecoderStag
             float8_dispatch=job.precision.float8_dispatch,
         )
         module = DecoderStage(job.model, span, sharding, policies, host=host, loss_positions=loss_positions(job))
-        stages[stage] = module.prepare(mesh.device, NUMBERS[job.precision.compute])
+        stages[stage] = module.prepare(mesh.device, dtype_of(job.precision.compute))
     return stages
 
 

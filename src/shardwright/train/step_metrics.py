@@ -14,9 +14,9 @@ import torch
 
 from shardwright.config import catalog
 from shardwright.config.cluster import ClusterSpec, DeviceSpec
+from shardwright.config.cluster_facts import network_gb_per_s, node_gb_per_s
 from shardwright.config.job import JobSpec
 from shardwright.config.model_shape import shape_of
-from shardwright.config.usual_links import network_gb_per_s, node_gb_per_s
 from shardwright.parallel.comm.collectives import all_reduce, all_reduce_max
 from shardwright.parallel.comm.ledger import BETWEEN, INSIDE
 from shardwright.parallel.comm.process_groups import Mesh

@@ -5,18 +5,16 @@ are checked where they are used.
 """
 
 from shardwright.config.catalog_entry import entry_faults
-from shardwright.config.checks.check_checkpoint import checkpoint_faults
+from shardwright.config.checks.check_cluster import part_faults, topology_faults
 from shardwright.config.checks.check_context import context_faults
 from shardwright.config.checks.check_data import data_faults
 from shardwright.config.checks.check_experts import expert_faults
-from shardwright.config.checks.check_float8 import float8_faults
-from shardwright.config.checks.check_health import health_faults
-from shardwright.config.checks.check_moments import moment_faults
-from shardwright.config.checks.check_parts import part_faults
+from shardwright.config.checks.check_precision import float8_faults, moment_faults
 from shardwright.config.checks.check_recompute import recompute_faults
+from shardwright.config.checks.check_recovery import checkpoint_faults, health_faults
 from shardwright.config.checks.check_size import rank_faults, size_faults
-from shardwright.config.checks.check_topology import topology_faults
 from shardwright.config.cluster import DeviceSpec
+from shardwright.config.cluster_facts import node_devices
 from shardwright.config.compression_facts import COMPRESSIONS
 from shardwright.config.job import JobSpec
 from shardwright.config.model import all_divisors, nearest_divisors
@@ -25,7 +23,6 @@ from shardwright.config.rank_order import DEFAULT_ORDER, ORDERS, inside_pipeline
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.software import SoftwareSpec
 from shardwright.config.units import counted
-from shardwright.config.usual_links import node_devices
 
 # In bytes. File systems allow 255; names of files beside the folder may add an ending.
 LONGEST_NAME = 200

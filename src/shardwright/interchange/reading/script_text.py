@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
+from shardwright.config.cluster_facts import USUAL_NODE, node_devices
 from shardwright.config.job import JobSpec
-from shardwright.config.usual_links import USUAL_NODE, node_devices
 
 # Rendezvous of the nodes: the rank of this node, and the address and port of the first node.
 RENDEZVOUS = (

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from shardwright.config import largest
+from shardwright.config.cluster_facts import USUAL_NODE, filled_nodes
 from shardwright.config.dotted_keys import nested_keys
 from shardwright.config.job import JobSpec
-from shardwright.config.usual_links import USUAL_NODE, filled_nodes
 from shardwright.interchange.imported import Asked, ReadResult
 from shardwright.interchange.known_settings import program, subjects
 from shardwright.interchange.reading.loose_words import loose_faults

@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardwright.config import largest
+from shardwright.config.cluster_facts import filled_nodes
 from shardwright.config.job import JobSpec
 from shardwright.config.model import ModelSpec
 from shardwright.config.plan import even_stages, layer_policies
 from shardwright.config.rank_order import DEFAULT_ORDER, STAGES_INSIDE
-from shardwright.config.usual_links import filled_nodes
+from shardwright.config.recompute_facts import RECOMPUTES
+from shardwright.config.recompute_policy import OPERATORS
 from shardwright.interchange.reading.settings import Flat, Settings
-from shardwright.interchange.rows import Rule, Table, degree
+from shardwright.interchange.rows import Rule, Table, degree, word_for
 
 WORLD = "world-size"  # number of ranks that the launcher starts
 
@@ -133,8 +135,8 @@ def _read_context(settings: Settings, fields: Flat) -> None:
 
 
 def _write_context(job: JobSpec, settings: dict[str, Any]) -> None:
-    if job.plan.cp > 1:
-        settings["cp-comm-type"] = next(word for word, method in _CP.items() if method == job.plan.cp_method)
+    if job.plan.cp > 1 and (word := word_for(job.plan.cp_method, _CP)):
+        settings["cp-comm-type"] = word
 
 
 def _read_zero(settings: Settings, fields: Flat) -> None:
@@ -269,7 +271,7 @@ def _read_modules(modules: list[str], settings: Settings, fields: Flat) -> None:
         if module.is_part and not (module.operators and module.operators <= operators):
             settings.lost.append(f"--recompute-modules {name}: no operator here is that part alone; it is kept")
     if operators:
-        names = [operator for operator in ("norm", "qkv", "attention", "up", "activation") if operator in operators]
+        names = [operator for operator in OPERATORS if operator in operators]
         fields |= {"plan.recompute": "selective", "plan.recompute_operators": names}
 
 
@@ -297,10 +299,11 @@ def _read_full(method: str, number: int, settings: Settings, fields: Flat) -> No
 
 def _write_recompute(job: JobSpec, settings: dict[str, Any]) -> None:
     plan, stages = job.plan, job.plan.stage_layers(job.model.layers)
-    if plan.recompute == "stage" and len(set(stages)) == 1:
+    facts = RECOMPUTES[plan.recompute]
+    if facts.by_stage and len(set(stages)) == 1:
         settings |= {"recompute-granularity": "full", "recompute-method": "uniform", "recompute-num-layers": stages[0]}
         return
-    if plan.recompute in ("budget", "stage"):
+    if facts.layers is None or facts.by_stage:
         return
     policies = layer_policies(plan, job.model.layers)
     if all(policy == {"layer"} for policy in policies):

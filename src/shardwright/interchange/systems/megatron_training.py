@@ -7,7 +7,7 @@ from shardwright.config.batch import BatchSpec
 from shardwright.config.job import JobSpec
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.reading.whole_text import whole
-from shardwright.interchange.rows import Rule, Table, number
+from shardwright.interchange.rows import Rule, Table, number, word_for
 from shardwright.interchange.systems.megatron_plan import shards_state
 
 _NUMBERS = {"fp32": "float32", "bf16": "bf16"}
@@ -240,11 +240,10 @@ def _write_rate(job: JobSpec, settings: dict[str, Any]) -> None:
     optimizer = job.optimizer
     settings["lr"] = optimizer.learning_rate
     settings["min-lr"] = optimizer.learning_rate * optimizer.min_learning_rate_ratio
-    settings["lr-decay-style"] = next(
-        word for word, schedule in _STYLES.items() if schedule == optimizer.schedule
-    ).replace("wsd", "WSD")
-    if optimizer.schedule == "wsd":
-        settings["lr-wsd-decay-style"] = next(word for word, shape in _DECAYS.items() if shape == optimizer.decay_shape)
+    if style := word_for(optimizer.schedule, _STYLES):
+        settings["lr-decay-style"] = style.replace("wsd", "WSD")
+    if optimizer.schedule == "wsd" and (shape := word_for(optimizer.decay_shape, _DECAYS)):
+        settings["lr-wsd-decay-style"] = shape
 
 
 def _read_optimizer(settings: Settings, fields: Flat) -> None:
@@ -265,8 +264,7 @@ def _read_optimizer(settings: Settings, fields: Flat) -> None:
 
 def _write_optimizer(job: JobSpec, settings: dict[str, Any]) -> None:
     optimizer, name = job.optimizer, job.optimizer.name
-    optimizer_word = next((word for word, optimizer_name in _OPTIMIZERS.items() if optimizer_name == name), "adam")
-    settings["optimizer"] = optimizer_word
+    settings["optimizer"] = word_for(name, _OPTIMIZERS) or "adam"
     if name == "lion":
         settings |= {"lion-beta1": optimizer.beta1, "lion-beta2": optimizer.beta2}
     elif name == "sgd":

@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from shardwright.config.base import shortened
 from shardwright.config.dotted_keys import flat_keys, nested_keys
 from shardwright.config.job import JobSpec
 from shardwright.config.yaml_text import yaml_text
@@ -106,6 +107,7 @@ _ACTIVATIONS = {
     "fast-geglu": ("geglu",),
     "quick-geglu": ("quick-geglu",),
 }
+_PRECISIONS = ("32", "32-true", "16", "16-mixed", "16-true", "bf16", "bf16-mixed", "bf16-true")
 _NORMS = {
     "layernorm": "LayerNorm",
     "layernorm1p": "LayerNorm",
@@ -137,6 +139,7 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     settings = Settings(given | {WORLD: world}, "", overrides=asked.fields)
     if flat.get("trainer.precision") is None:
         settings.note("nothing says trainer.precision, so it is Lightning's 32-true (--set precision.compute=bf16)")
+    _refuse_unknown_words(flat, settings)
     fields = megatron.fields_of(settings, asked)
     nemo_settings = Settings(flat, "", needed=[_KEYS.get(flag, flag) for flag in settings.needed])
     nemo_settings.notes, nemo_settings.lost, nemo_settings.faults = (
@@ -148,6 +151,16 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     nemo_settings.note("priced as nemo software (--as NAME for another)")
     launched_nodes = 0 if asked.cluster.devices else nodes
     return ReadResult(fields, nemo_settings, "nemo", launched_nodes, devices_per_node, subjects(flat, "nemo"))
+
+
+def _refuse_unknown_words(flat: dict[str, Any], settings: Settings) -> None:
+    """Add a fault for each word that stands for no Megatron-LM flag, and would be taken for a default."""
+    for key, words in (("model.activation", tuple(_ACTIVATIONS)), ("trainer.precision", _PRECISIONS)):
+        word = flat.get(key)
+        if word is not None and str(word) not in words:
+            settings.faults.append(
+                f"{key} = {shortened(str(word), 40)} can't be said here; use one of {', '.join(words)}"
+            )
 
 
 _UNSUPPORTED = {
@@ -255,7 +268,7 @@ def settings_of(job: JobSpec) -> dict[str, Any]:
         flat |= {"model.fsdp": True, "model.fsdp_sharding_strategy": strategy}
     flat["model.optim.betas"] = [job.optimizer.beta1, job.optimizer.beta2]
     flat["model.optim.sched.name"] = next(
-        (name for name, style in _SCHEDULES.items() if style == flags["lr-decay-style"]), "CosineAnnealing"
+        (name for name, style in _SCHEDULES.items() if style == flags.get("lr-decay-style")), "CosineAnnealing"
     )
     return flat
 

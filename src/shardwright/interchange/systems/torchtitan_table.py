@@ -203,6 +203,10 @@ def _write_recompute(job: JobSpec, settings: dict[str, Any]) -> None:
     settings |= {key + "selective_ac_option": option} if option else {}
 
 
+# torchtitan's recipes of fp8: precision.float8, and whether weight gradients are in fp8 too.
+_FLOAT8 = {"tensorwise": ("tensorwise", True), "rowwise": ("rowwise", True), "rowwise_with_gw_hp": ("rowwise", False)}
+
+
 def _is_float8(converter: str) -> bool:
     """True if a converter puts linear layers in float8."""
     return "float8" in converter.lower() and "grouped" not in converter.lower()
@@ -217,22 +221,17 @@ def _read_numbers(settings: Settings, fields: Flat) -> None:
     others = [converter for converter in converters if not _is_float8(converter)]
     if others:
         settings.lost.append(f"{settings.shown('model.converters')} {' '.join(others)[:60]}: it can't be said here")
-    recipe = settings.text(("quantize.linear.float8.recipe_name", "float8.recipe_name"), "tensorwise")
+    recipe_names = ("quantize.linear.float8.recipe_name", "float8.recipe_name")
     if len(others) < len(converters) or settings.flag(("float8.enable_float8_linear", "training.enable_float8_linear")):
-        known = {
-            "tensorwise": ("tensorwise", True),
-            "rowwise": ("rowwise", True),
-            "rowwise_with_gw_hp": ("rowwise", False),
-        }
-        kind, weights = known.get(recipe, ("tensorwise", True))
-        fields |= {"precision.float8": kind, "precision.float8_weight_gradients": weights}
-    settings.ignore("float8.enable_float8_linear", "training.enable_float8_linear")
+        recipe, has_weights = settings.one_of(recipe_names, _FLOAT8, "tensorwise")
+        fields |= {"precision.float8": recipe, "precision.float8_weight_gradients": has_weights}
+    settings.ignore(*recipe_names, "float8.enable_float8_linear", "training.enable_float8_linear")
 
 
 def _write_numbers(job: JobSpec, settings: dict[str, Any]) -> None:
     precision = job.precision
     settings["training.mixed_precision_param"] = "bfloat16" if precision.compute == "bf16" else "float32"
-    names = {("tensorwise", True): "tensorwise", ("rowwise", True): "rowwise", ("rowwise", False): "rowwise_with_gw_hp"}
+    names = {recipe: name for name, recipe in _FLOAT8.items()}
     name = names.get((precision.float8, precision.float8_weight_gradients))
     if name:
         settings |= {"model.converters": ["quantize.linear.float8"], "quantize.linear.float8.recipe_name": name}

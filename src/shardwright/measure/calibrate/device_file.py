@@ -14,9 +14,10 @@ import torch
 
 from shardwright.config import catalog
 from shardwright.config.calibration_file import CalibrationSpec
-from shardwright.config.cluster import PEAK_NAMES, DeviceSpec
+from shardwright.config.cluster import DeviceSpec
 from shardwright.config.job import JobSpec
 from shardwright.config.measured_table import Carried, MeasuredTable, sizes_of
+from shardwright.config.number_types import NUMBER_TYPES
 from shardwright.config.software import software_of
 from shardwright.config.toml_text import toml_text
 from shardwright.config.units import GIB, counted
@@ -184,7 +185,7 @@ def _peaks(launches: Sequence[RanksMeasured]) -> dict[str, float]:
     for m in launches:
         for point, seconds in m.seconds().items():
             if point.work == "product":
-                name = PEAK_NAMES[point.number]
+                name = NUMBER_TYPES[point.number].peak
                 peaks[name] = max(peaks.get(name, 0.0), work_of(point) / min(seconds) / 1e12)
     return peaks
 

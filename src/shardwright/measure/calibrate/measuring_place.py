@@ -14,7 +14,7 @@ from shardwright.measure.calibrate.device_rounds import COLD_BYTES, DeviceClock,
 from shardwright.parallel.comm.collectives import Axis
 from shardwright.parallel.tensor.linear import LayerSharding
 from shardwright.parallel.tensor.parameter import PlacedParameter, name_parameters, placed_parameters
-from shardwright.parallel.zero.unit_setting import NUMBERS
+from shardwright.parallel.zero.unit_setting import dtype_of
 
 # One call returns seconds of its forward, its backward and its weight gradient, as far as it has them.
 Call = Callable[[], tuple[float, ...]]
@@ -37,7 +37,7 @@ class Place:
     @classmethod
     def of(cls, axis: Axis, device: torch.device, number: str) -> "Place":
         """A place of a rank that shares no layer with others."""
-        return cls(device, NUMBERS[number], LayerSharding.of_tp(axis.alone("tp")), clock_of(device))
+        return cls(device, dtype_of(number), LayerSharding.of_tp(axis.alone("tp")), clock_of(device))
 
     def random(self, *shape: int) -> Tensor:
         """Random numbers like activations; a few of them are repeated, because drawing all takes long."""

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwright.config.job import JobSpec
-from shardwright.model.gates.make import make_gate
+from shardwright.model.gates.choice import make_gate
 from shardwright.schedule.action import Action, Kind
 
 _EXPERTS, _HOST_MEMORY = ("parallel/expert/", "model/gates/"), ("parallel/zero/",)

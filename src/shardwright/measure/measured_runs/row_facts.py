@@ -7,9 +7,12 @@ filled column always takes precedence.
 import re
 from collections.abc import Mapping
 
+from shardwright.config.attention_kernels import kernel_names
 from shardwright.config.catalog import did_you_mean
+from shardwright.config.number_types import NUMBER_TYPES, number_called, wide_numbers
 from shardwright.config.recompute_policy import OPERATORS
 from shardwright.config.schedule_facts import SCHEDULES
+from shardwright.layers.query import LAYER_POLICIES
 
 Row = Mapping[str, str]
 
@@ -39,33 +42,8 @@ _SCHEDULES = {
     "zb2p": "zb-h2",
     "pipedream-flush": "1f1b",
 }
-# Tables' names of dtypes; the first key that occurs in the text counts.
-PRECISIONS = {
-    "nvfp4": "nvfp4",
-    "mxfp8": "mxfp8",
-    "fp8": "fp8",
-    "float8": "fp8",
-    "fp32": "float32",
-    "float32": "float32",
-    "bf16": "bf16",
-    "bfloat16": "bf16",
-    "fp16": "fp16",
-    "float16": "fp16",
-    "half": "fp16",
-}
-RECOMPUTE = ("none", "full", "selective", "stage", "matmul")
-# The column's names of attention kernels, and software.attention's name of each.
-ATTENTION = {
-    "torch": "torch",
-    "fused-softmax": "softmax",
-    "softmax": "softmax",
-    "flash1": "flash1",
-    "flash2": "flash2",
-    "flash3": "cudnn",
-    "cudnn": "cudnn",
-    "xla": "cudnn",
-}
-GRADS = {"fp32": 4, "float32": 4, "bf16": 2, "fp16": 2}
+# The column's names of the number type of gradients, and the bytes of each.
+GRADS = {name: number.num_bytes for number in wide_numbers() for name in (number.name, *number.other_names)}
 
 
 def with_facts(row: Row) -> Row:
@@ -98,11 +76,6 @@ def schedule_of(name: str) -> str:
     return _SCHEDULES.get(key, key)
 
 
-def precision_of(text: str) -> str:
-    """The dtype of the products by layers/query.py's name, or nothing."""
-    return next((name for key, name in PRECISIONS.items() if key in text.lower()), "")
-
-
 def value_faults(row: Row) -> list[str]:
     """Faults of single columns, of a row whose facts are filled in."""
     faults = [fault for name in WHOLE if row.get(name) and (fault := _whole_fault(name, row[name]))]
@@ -129,12 +102,12 @@ def _amount_fault(name: str, text: str) -> str:
     return f"{name} is {_shown(text)}; give a number {span}, or leave it empty where it is not known"
 
 
-_WORDS = {
-    "recompute": (*RECOMPUTE, *OPERATORS),
-    "schedule": (*_SCHEDULES, *SCHEDULES.names),
-    "precision": tuple(PRECISIONS),
+_WORDS: dict[str, tuple[str, ...]] = {
+    "recompute": (*LAYER_POLICIES, *OPERATORS),
+    "schedule": tuple(_SCHEDULES),  # and the names of SCHEDULES
+    "precision": tuple(name for number in NUMBER_TYPES.values() for name in (*number.other_names, number.name)),
     "tier": ("A", "B", "C"),
-    "attention": tuple(ATTENTION),
+    "attention": tuple(kernel_names()),
     "grads": tuple(GRADS),
 }
 
@@ -146,9 +119,9 @@ def _word_fault(name: str, text: str) -> str:
         known_words = tuple(OPERATORS) if "+" in text else known_words
     if name == "schedule":
         words = [schedule_of(text)]
+        known_words = (*known_words, *SCHEDULES.names)
     if name == "precision":
-        words = [precision_of(text) or text]
-        known_words = (*known_words, *PRECISIONS.values())
+        words = [number_called(text) or text]
     wrong = [word for word in words if word not in known_words]
     return f"{name} is {_shown(text)}; {did_you_mean(wrong[0], list(dict.fromkeys(known_words)))}" if wrong else ""
 

@@ -12,11 +12,12 @@ from pathlib import Path
 from shardwright.config.base import PlanError
 from shardwright.config.cluster import DeviceSpec
 from shardwright.config.model_shape import ExpertShape, LatentShape, ModelShape
+from shardwright.config.number_types import number_called
 from shardwright.cost.calibration import device_of, peak_flops
 from shardwright.layers.query import PlanGrid, Run
 from shardwright.measure.measured_runs.flops_convention import stated_flops
 from shardwright.measure.measured_runs.row_checks import dp_of, row_faults, whole
-from shardwright.measure.measured_runs.row_facts import GRADS, Row, precision_of, schedule_of, with_facts
+from shardwright.measure.measured_runs.row_facts import GRADS, Row, schedule_of, with_facts
 from shardwright.measure.measured_runs.run_table import read_lines
 from shardwright.measure.measured_runs.software_inference import software_of_row
 
@@ -210,7 +211,7 @@ def grid_of_row(row: Row, device: DeviceSpec) -> PlanGrid:
 
 def _precision(stated: str, device: DeviceSpec) -> str:
     """The dtype of the products: bf16 if a row has none, or fp16 if a device has no bf16."""
-    precision = precision_of(stated) or "bf16"
+    precision = number_called(stated) or "bf16"
     return "fp16" if precision == "bf16" and "bfloat16" not in device.peak_tflops else precision
 
 

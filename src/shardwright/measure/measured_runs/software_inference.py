@@ -8,10 +8,11 @@ import re
 from functools import lru_cache
 
 from shardwright.config import catalog
+from shardwright.config.attention_kernels import ATTENTION_KERNELS, kernel_names
 from shardwright.config.software import software_of
 from shardwright.cost.calibration import device_of
 from shardwright.layers.query import PlanGrid
-from shardwright.measure.measured_runs.row_facts import ATTENTION, Row
+from shardwright.measure.measured_runs.row_facts import Row
 
 # The months in which kernels reached most code, as YYMM: some after FlashAttention (2205), and its version 2 (2307).
 FLASH_1, FLASH_2 = 2209, 2310
@@ -40,11 +41,12 @@ def software_of_row(row: Row, grid: PlanGrid) -> str:
     if grid.zero == 3 and name in ("megatron-2021", "megatron-2022"):  # these have no ZeRO-3, but DeepSpeed had
         name = "deepspeed-2021"
     default = software_of(name).attention
+    keeps_scores = ATTENTION_KERNELS[default].keeps_scores
     if column := row.get("attention") or "":
-        kernel = ATTENTION[column]
+        kernel = kernel_names()[column]
     elif (kernel := attention_in(text)) == "none":  # the kernel that was usual before FlashAttention
-        kernel = default if default in ("torch", "softmax") else "softmax"
-    elif kernel and default not in ("torch", "softmax", "flash1"):  # later code gives its newer kernels this name too
+        kernel = default if keeps_scores else "softmax"
+    elif kernel and not keeps_scores and default != "flash1":  # later code gives its newer kernels this name too
         kernel = default
     return f"{name.partition('+')[0]}+{kernel}" if kernel and kernel != default else name
 
@@ -117,4 +119,4 @@ def attention_in(text: str) -> str:
         return ""
     if mentions[-1]["before"] or mentions[-1]["behind"]:
         return "none"
-    return {"2": "flash2", "3": "cudnn"}.get(mentions[-1]["version"] or "1", "flash1")
+    return kernel_names()[f"flash{mentions[-1]['version'] or 1}"]

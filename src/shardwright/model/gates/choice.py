@@ -8,6 +8,7 @@ Shape suffixes: T tokens, K choices of a token, E experts.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
+from pkgutil import resolve_name
 
 import torch
 from torch import Tensor
@@ -114,3 +115,11 @@ def add_to_one(weights_TK: Tensor) -> Tensor:
     """The weights of each token, divided by their sum."""
     # Sigmoids may all be 0. DeepSeek-V3 adds the same number, which is negligible beside any other sum.
     return weights_TK / (weights_TK.sum(dim=-1, keepdim=True) + 1e-20)
+
+
+def make_gate(spec: MoeSpec) -> Gate:
+    """The gate that `spec.gate` names. The gate's facts name the class."""
+    rule = resolve_name(spec.gate_facts.rule)
+    assert issubclass(rule, Gate), spec.gate_facts
+    gate: Gate = rule(spec)
+    return gate

@@ -7,7 +7,7 @@ weight; only then it is rounded to the nearest bf16 number. bf16 has 8 bits, so 
 2^(e-7) apart. A step that changes a moment by less than half of that, 0.2 to 0.4 % of the moment, is lost. With a decay
 of 0.95 a step covers 5 % of the way from the moment to the squared gradient: the moment does not change if the squared
 gradient is within 4 to 8 % of it, which is 2 to 4 % of its root. With a decay of 0.999 a step covers 0.1 %, and a
-moment that should fall never does: such decays are refused (config/checks/check_moments.py).
+moment that should fall never does: such decays are refused (config/checks/check_precision.py).
 """
 
 from collections.abc import Callable, Sequence

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from shardwright.config.job import JobSpec
+from shardwright.config.number_types import NUMBER_TYPES
 from shardwright.parallel.comm.collectives import Axis
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.compress.compressor import Compressor, make_compressor
@@ -22,7 +23,12 @@ from shardwright.sharding.parameter_shard import ParameterShard
 from shardwright.sharding.unit_update import Updates
 from shardwright.sharding.zero_events import Reductions
 
-NUMBERS = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+def dtype_of(number: str) -> torch.dtype:
+    """The dtype of a number type of weights and activations (config/number_types.py)."""
+    dtype: torch.dtype = getattr(torch, NUMBER_TYPES[number].torch_dtype)
+    return dtype
+
 
 TensorPool = BufferPool[Tensor]
 
@@ -76,9 +82,9 @@ class Sharding:
             zero_stage(plan, is_expert),
             *replicas.sharing(stage, plan.num_stages),
             mesh.tp,
-            compute=NUMBERS[precision.compute],
-            gradients=NUMBERS[precision.gradient_number],
-            reduce=NUMBERS[precision.reduce_number],
+            compute=dtype_of(precision.compute),
+            gradients=dtype_of(precision.gradient_number),
+            reduce=dtype_of(precision.reduce_number),
             host_share=plan.offload_optimizer,
             host_values=plan.offload_parameters,
             link=link,
@@ -116,7 +122,7 @@ class UnitSetting:
     @property
     def make_optimizer(self) -> MakeOptimizer:
         """Makes the optimizer of a unit."""
-        return partial(make_optimizer, self.job.optimizer, moments=NUMBERS[self.job.precision.moments])
+        return partial(make_optimizer, self.job.optimizer, moments=dtype_of(self.job.precision.moments))
 
     def compressor(self, places: Sequence[ParameterShard]) -> Compressor | None:
         """The compressor of the gradients of a unit; None if they are not compressed."""

@@ -6,20 +6,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardwright.config.checks.check import job_faults
+from shardwright.config.cluster_facts import node_devices
 from shardwright.config.job import JobSpec
 from shardwright.config.plan import PlanSpec
 from shardwright.config.rank_order import DEFAULT_ORDER, STAGES_INSIDE, order_words
+from shardwright.config.recompute_facts import RECOMPUTES, optional_recompute_fields, searched_recomputes
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.software import software_of
 from shardwright.config.software_support import missing_features
-from shardwright.config.usual_links import node_devices
 from shardwright.cost.calibration import device_of
 from shardwright.planner.search.adjacent_plans import same_stages
 from shardwright.planner.search.space import placement_differs
 from shardwright.schedule.job_program import plan_faults
 from shardwright.sharding.groups import REPLICAS, layout, of_stage
-
-_POLICIES = ("none", "selective", "full")
 
 
 @dataclass(frozen=True)
@@ -89,9 +88,9 @@ def _moves(job: JobSpec, schedules: tuple[str, ...]) -> Iterator[tuple[str, obje
     if plan.pp > 1 and SCHEDULES[plan.schedule].stages_per_rank == 0:
         for virtual in {plan.virtual_stages * 2, plan.virtual_stages // 2, plan.virtual_stages + 1}:
             yield "virtual_stages", virtual, {"virtual_stages": virtual}
-    for policy in _POLICIES:
-        plain = {"recompute_operators": ["attention"], "recompute_every": 1, "offload_activations": False}
-        yield "recompute", policy, {"recompute": policy} | plain
+    plain = {name: getattr(PlanSpec(), name) for name in optional_recompute_fields()}
+    for facts in (facts for facts in searched_recomputes() if facts.is_simple):
+        yield "recompute", facts.name, plain | {"recompute": facts.name}
     for size in (plan.microbatch_size * 2, plan.microbatch_size // 2):
         if size:
             yield "microbatch_size", size, {"microbatch_size": size}
@@ -105,7 +104,8 @@ def _moves(job: JobSpec, schedules: tuple[str, ...]) -> Iterator[tuple[str, obje
 
 def recompute_words(plan: PlanSpec) -> str:
     """The recomputation of a plan: "none", "selective norm+activation", "full every 2"."""
-    operators = f" {'+'.join(plan.recompute_operators)}" if plan.recompute == "selective" else ""
+    chooses_operators = "recompute_operators" in RECOMPUTES[plan.recompute].reads
+    operators = f" {'+'.join(plan.recompute_operators)}" if chooses_operators else ""
     every = f" every {plan.recompute_every}" if plan.recompute_every > 1 else ""
     return f"{plan.recompute}{operators}{every}"
 

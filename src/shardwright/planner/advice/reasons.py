@@ -7,10 +7,11 @@ others shrink, or it does not fit because it needs too many bytes.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from shardwright.config.host_memory import host_room_bytes
+from shardwright.config.cluster_facts import host_room_bytes
 from shardwright.config.job import JobSpec
 from shardwright.config.link_words import link_words
 from shardwright.config.rank_order import order_words
+from shardwright.config.recompute_facts import RECOMPUTES
 from shardwright.config.units import GIB, number_text, seconds_text
 from shardwright.cost.calibration import Constants, software_under
 from shardwright.cost.from_job import run_of
@@ -239,7 +240,7 @@ def _traffic(job: JobSpec, axis: str) -> str:
 def _counts(job: JobSpec, num_pieces: int) -> PassCounts:
     """How often a rank runs `num_pieces` of a kind, without the exceptions of schedules."""
     passes = num_pieces * job.num_microbatches // job.plan.num_copies
-    return PassCounts(passes, passes if job.plan.recompute == "stage" else 0, passes)
+    return PassCounts(passes, passes if RECOMPUTES[job.plan.recompute].by_stage else 0, passes)
 
 
 def binding(time: StepTime, memory: Memory, job: JobSpec, why: list[Reason]) -> str:

@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from shardwright.config.base import PlanError
-from shardwright.config.host_memory import host_room_bytes
+from shardwright.config.cluster_facts import host_room_bytes, node_devices
 from shardwright.config.job import JobSpec
-from shardwright.config.usual_links import node_devices
 from shardwright.cost.calibration import Constants
 from shardwright.cost.from_job import run_of
 from shardwright.layers.memo import Memo
@@ -21,6 +20,7 @@ from shardwright.memory.rank_estimate import Memory
 from shardwright.planner.advice.neighbours import recompute_words
 from shardwright.planner.search.adjacent_plans import numbers_of_plan, variant_of_plan
 from shardwright.planner.search.constraints import Constraints
+from shardwright.planner.search.plan_block import RECOMPUTATION
 from shardwright.planner.search.plan_price import fits, room_bytes
 from shardwright.planner.search.results import SimulatedPlan
 from shardwright.planner.search.search import search
@@ -33,7 +33,7 @@ _SHOWN = 4
 # about its ranks.
 _CHANGES: dict[str, tuple[str, ...]] = {
     "microbatch_size": ("microbatch_size",),
-    "recompute": ("recompute", "recompute_operators", "recompute_every", "offload_activations"),
+    "recompute": RECOMPUTATION,
     "zero": ("zero", "zero_ranks"),
     "tp": ("tp", "dp", "sequence_parallel", "expert_tp"),
     "pp": ("pp", "dp", "virtual_stages"),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from shardwright.config.job import JobSpec
 from shardwright.config.link_words import link_words
 from shardwright.config.model_shape import shape_of
+from shardwright.config.plan import repeats_forwards
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.units import GIB, memory_text, number_text
 from shardwright.cost.calibration import device_of
@@ -123,7 +124,7 @@ def recompute_what_memory_needs(job: JobSpec) -> RuleOfThumb | None:
         "recompute no more than memory needs",
         "none, or selective; full recomputation costs one forward in three",
         "Korthikanti et al. 2022 (arXiv 2205.05198), section 5",
-        job.plan.recompute in ("none", "selective"),
+        not repeats_forwards(job.plan, job.model.layers),
     )
 
 

@@ -8,10 +8,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from shardwright.config.cluster_facts import network_gb_per_s, node_gb_per_s
 from shardwright.config.job import JobSpec
 from shardwright.config.link_words import link_words
 from shardwright.config.units import number_text
-from shardwright.config.usual_links import network_gb_per_s, node_gb_per_s
 from shardwright.cost.calibration import Constants, device_of, peak_flops, product_constants
 from shardwright.cost.from_job import run_of
 from shardwright.layers.query import Run

@@ -32,7 +32,6 @@ from shardwright.sharding.stage_placement import placement_of
 # Numbers in which a plan and its adjacent plans agree.
 _EQUAL_NUMBERS = ("global_batch_size", "tp", "pp", "cp", "dp", "ep")
 _ON_DEVICE = {"offload_optimizer": 0.0, "offload_parameters": False}
-_RECOMPUTE = ("recompute", "recompute_operators", "recompute_every", "offload_activations")
 
 
 def adjacent_blocks(job: JobSpec, constraints: Constraints, rows: Columns, plans: Sequence[JobSpec]) -> list[PlanBlock]:
@@ -113,7 +112,7 @@ def _adjacent_to(
 
 def _num_different(variant: PlanVariant, own_variant: PlanVariant) -> int:
     """The number of fields in which variants differ; all fields of recomputation count as one."""
-    recompute_differs = any(getattr(variant, name) != getattr(own_variant, name) for name in _RECOMPUTE)
+    recompute_differs = variant.recomputation != own_variant.recomputation
     fields = ("schedule", "cp_method", "dispatch", "float8")
     return recompute_differs + sum(getattr(variant, name) != getattr(own_variant, name) for name in fields)
 

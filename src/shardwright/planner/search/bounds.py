@@ -21,6 +21,7 @@ from dataclasses import replace
 import numpy as np
 
 from shardwright.config.job import JobSpec
+from shardwright.config.recompute_facts import RECOMPUTES
 from shardwright.config.schedule_facts import SCHEDULES, searched
 from shardwright.config.software import software_of
 from shardwright.cost.calibration import Constants, Rates, rates_of
@@ -184,7 +185,7 @@ def state_bytes(columns: Columns) -> tuple[Column, Column]:
 def keeps_as_much(job: JobSpec, variant: PlanVariant) -> bool:
     """True if `activation_bytes` holds for a variant: layers are alike, and as much is recomputed at once as under
     1F1B."""
-    has_smaller_stages = variant.recompute == "stage" and SCHEDULES[variant.schedule].stages_per_rank != 1
+    has_smaller_stages = RECOMPUTES[variant.recompute].by_stage and SCHEDULES[variant.schedule].stages_per_rank != 1
     return SCHEDULES[variant.schedule].keeps_as_1f1b and not job.model.moe.experts and not has_smaller_stages
 
 

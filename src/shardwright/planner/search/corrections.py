@@ -17,6 +17,7 @@ from shardwright.cost.calibration import Constants
 from shardwright.cost.from_job import run_of
 from shardwright.memory.job_memories import fullest
 from shardwright.memory.rank_estimate import Memory, peak_memory
+from shardwright.planner.search.adjacent_plans import variant_of_plan
 from shardwright.planner.search.plan_block import PlanBlock
 
 _MARGIN = 1.001  # so that rounding does not admit a refuted plan again
@@ -47,11 +48,9 @@ class Corrections:
 
     def applied(self, block: PlanBlock, memory: Memory) -> Memory:
         """The memory of a block's plans with the learned corrections."""
-        variant = block.variant
-        policy = variant.recompute, variant.recompute_operators, variant.recompute_every, variant.offload_activations
         factors = np.ones(len(block))
         for (schedule, zero, *key_policy), factor in self._factors.items():
-            if tuple(key_policy) == policy:
+            if tuple(key_policy) == block.variant.recomputation:
                 is_alike = (block.schedule == SCHEDULES.names.index(schedule)) & (block.columns["zero"] == zero)
                 factors = np.where(is_alike, factor, factors)
         if np.all(factors == 1.0):
@@ -65,9 +64,7 @@ class Corrections:
 
 
 def _alike(job: JobSpec) -> _Alike:
-    plan = job.plan
-    operators = tuple(plan.recompute_operators)
-    return plan.schedule, plan.zero, plan.recompute, operators, plan.recompute_every, plan.offload_activations
+    return job.plan.schedule, job.plan.zero, *variant_of_plan(job).recomputation
 
 
 def _state(memory: Memory) -> float:

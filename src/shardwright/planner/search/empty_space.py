@@ -1,36 +1,29 @@
 """Faults of constraints that leave a search no plan: the field that is kept, and values that may be kept instead."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any
 
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
-from shardwright.config.plan import Recompute
+from shardwright.config.recompute_facts import RECOMPUTES, searched_recomputes
+from shardwright.config.registry import Registry
 from shardwright.config.schedule_facts import SCHEDULES, searched
 from shardwright.planner.search import space
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.plan_block import Columns, select
 
-# Legal values that no search tries, with the reason.
-_UNSEARCHED = {
-    "recompute": {
-        "budget": "it is solved for one plan",
-        "layers": "its layers are chosen for one plan",
-    },
+
+def _searched_recomputes() -> tuple[str, ...]:
+    return tuple(facts.name for facts in searched_recomputes())
+
+
+# Fields some of whose values no search tries, each with the registry of its values and the values that one tries.
+_REGISTRIES: dict[str, tuple[Registry[Any], Callable[[], tuple[str, ...]]]] = {
+    "schedule": (SCHEDULES, searched),
+    "recompute": (RECOMPUTES, _searched_recomputes),
 }
-_SEARCHED = {
-    "recompute": tuple(dict.fromkeys(variant.recompute for variant in space.RECOMPUTE)),
-}
-
-
-def _unsearched_schedules() -> dict[str, str]:
-    return {facts.name: facts.not_searched for facts in SCHEDULES.values() if facts.not_searched}
-
-
-def _searched_values(field: str) -> tuple[str, ...]:
-    return searched() if field == "schedule" else _SEARCHED[field]
 
 
 def empty_space_faults(job: JobSpec, constraints: Constraints, rows: Columns) -> list[str]:
@@ -60,13 +53,12 @@ def _has_plans(job: JobSpec, constraints: Constraints, rows: Columns) -> bool:
 
 
 def _unsearched_values(constraints: Constraints) -> Iterator[str]:
-    for field, reasons in {"schedule": _unsearched_schedules(), **_UNSEARCHED}.items():
-        value = constraints.keep.get(field)
-        if value in reasons:
-            searched = ", ".join(_searched_values(field))
+    for field, (registry, searched_values) in _REGISTRIES.items():
+        value = constraints.keep.get(field, "")
+        if value in registry and registry[value].not_searched:
             yield (
-                f"plan.{field}={value} is kept, and no search tries it, for {reasons[value]}; keep one of "
-                f"{searched}, or write it into the job's own plan and ask `shardwright estimate`"
+                f"plan.{field}={value} is kept, and no search tries it, for {registry[value].not_searched}; keep one "
+                f"of {', '.join(searched_values())}, or write it into the job's own plan and ask `shardwright estimate`"
             )
 
 
@@ -123,9 +115,6 @@ def _way_out(job: JobSpec, freer: Constraints, rows: Columns, name: str) -> str:
         return f"do not keep plan.{name}"
     shown = ", ".join(map(_as_typed, values[:12])) + (", ..." if len(values) > 12 else "")
     return f"use one of {shown}, or do not keep plan.{name}"
-
-
-assert set(_UNSEARCHED["recompute"]) | set(_SEARCHED["recompute"]) == set(get_args(Recompute))
 
 
 def refuse_no_cluster(job: JobSpec) -> None:

@@ -46,6 +46,9 @@ _GRID_FIELDS = {name: name for name in (*DEGREES, *SHARING)} | {
 }
 
 
+RECOMPUTATION = ("recompute", "recompute_operators", "recompute_every", "offload_activations")
+
+
 @dataclass(frozen=True)
 class PlanVariant:
     """The fields of a plan that choose a formula: plans with equal ones are priced in one call. Fields are those of
@@ -59,6 +62,11 @@ class PlanVariant:
     cp_method: str = "ring"
     dispatch: str = "direct"
     float8: str = "none"
+
+    @property
+    def recomputation(self) -> tuple[Any, ...]:
+        """The values of the fields about recomputation."""
+        return tuple(getattr(self, name) for name in RECOMPUTATION)
 
     def fields(self) -> dict[str, Any]:
         """The variant as fields of PlanSpec."""

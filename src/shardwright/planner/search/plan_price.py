@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from shardwright.config.host_memory import host_room_bytes
+from shardwright.config.cluster_facts import host_room_bytes
 from shardwright.config.job import JobSpec
 from shardwright.cost.calibration import Constants, device_of
 from shardwright.layers.memo import Memo

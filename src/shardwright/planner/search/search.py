@@ -21,9 +21,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from shardwright.config.base import PlanError
-from shardwright.config.host_memory import host_room_bytes
+from shardwright.config.cluster_facts import host_room_bytes
 from shardwright.config.job import JobSpec
 from shardwright.config.rank_order import ORDERS
+from shardwright.config.recompute_facts import RECOMPUTES
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.cost.calibration import Constants, rates_of
 from shardwright.cost.from_job import run_of
@@ -156,7 +157,9 @@ class _BranchAndBound:
     def price_first_guess(self) -> None:
         """Price one sharding of the rows of each kind that have the lowest bounds, so that there are limits."""
         simple = [
-            variant for variant in self.variants if variant.schedule == "1f1b" and variant.recompute in ("none", "full")
+            variant
+            for variant in self.variants
+            if variant.schedule == "1f1b" and RECOMPUTES[variant.recompute].is_guessed
         ] or self.variants
         for variant in (simple[0], simple[-1]):
             rows = self._with_time_bounds(select(self.rows, space.admits(self.job, self.rows, variant)), variant)

@@ -10,20 +10,20 @@ import numpy as np
 
 from shardwright.config.job import JobSpec
 from shardwright.config.rank_order import number_of
+from shardwright.config.recompute_facts import searched_recomputes
+from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.cost.calibration import Constants
 from shardwright.layers.memo import Memo
 from shardwright.planner.search import space
+from shardwright.planner.search.adjacent_plans import variant_of_plan
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.known_strategies import within_known
 from shardwright.planner.search.plan_block import DEGREES, Column, Columns, PlanBlock, PlanVariant, join_blocks, select
 from shardwright.planner.search.plan_price import fits, prices
 from shardwright.planner.search.results import Candidate
 
-PLAIN = ("1f1b", "interleaved-1f1b")
-_RECOMPUTE = (PlanVariant(), PlanVariant(recompute="selective"), PlanVariant(recompute="full"))
 _TIMES = (0.5, 1, 2)  # factors of the microbatch size of the known plan
 _KEY_COLUMNS = ("row", "schedule", "zero", "zero_ranks", "offload_optimizer", "offload_parameters")
-_RecomputePolicy = tuple[str, tuple[str, ...], int, bool]
 
 
 def simpler_plans(
@@ -73,23 +73,13 @@ def _rows(job: JobSpec, constraints: Constraints, known_jobs: Sequence[JobSpec])
     return columns | {"sequence_parallel": columns["sequence_parallel"].astype(bool)}
 
 
-def _policy_of(variant: PlanVariant) -> _RecomputePolicy:
-    return variant.recompute, variant.recompute_operators, variant.recompute_every, variant.offload_activations
-
-
-def _variant_of(job: JobSpec) -> PlanVariant:
-    plan = job.plan
-    fields = {name: getattr(plan, name) for name in PlanVariant.__dataclass_fields__ if name != "float8"}
-    operators = tuple(plan.recompute_operators)
-    return PlanVariant(**fields | {"recompute_operators": operators}, float8=job.precision.float8)
-
-
 def _blocks(
     job: JobSpec, constraints: Constraints, rows: Columns, known_jobs: Sequence[JobSpec]
 ) -> Iterator[PlanBlock]:
     """The simpler plans, in one block for each variant whose schedules may differ."""
-    known_variants = [_variant_of(known_job) for known_job in known_jobs]
-    policies = {_policy_of(variant) for variant in (*_RECOMPUTE, *known_variants)}
+    known_variants = [variant_of_plan(known_job) for known_job in known_jobs]
+    simple = [PlanVariant(recompute=facts.name) for facts in searched_recomputes() if facts.is_simple]
+    policies = {variant.recomputation for variant in (*simple, *known_variants)}
     blocks_of: dict[PlanVariant, list[PlanBlock]] = {}
     for variant in space.variants_of(job, constraints, rows):
         methods = [
@@ -97,7 +87,11 @@ def _blocks(
             for known in known_variants
         ]
         matching = select(rows, np.array(methods)[rows["row"]])
-        if variant.schedule not in PLAIN or _policy_of(variant) not in policies or not len(matching["dp"]):
+        if (
+            not SCHEDULES[variant.schedule].is_simple
+            or variant.recomputation not in policies
+            or not len(matching["dp"])
+        ):
             continue
         block = space.with_variant(job, constraints, matching, variant)
         block = block.where(_is_even(job, block.columns))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shardwright.config.checks.check import job_faults
-from shardwright.config.host_memory import host_room_bytes
+from shardwright.config.cluster_facts import host_room_bytes
 from shardwright.config.job import JobSpec
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.cost.calibration import Constants

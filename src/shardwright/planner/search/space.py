@@ -34,6 +34,7 @@ from shardwright.config.rank_order import (
     number_of,
     of_stage_on_node,
 )
+from shardwright.config.recompute_facts import searched_recomputes
 from shardwright.config.schedule_facts import SCHEDULES, searched
 from shardwright.cost.from_job import run_of
 from shardwright.layers.query import PlanGrid
@@ -51,20 +52,12 @@ from shardwright.planner.search.plan_block import (
 )
 from shardwright.sharding.groups import REPLICAS, is_hybrid, layout, of_stage
 
-# Policies of recomputation, the cheapest first: nothing; the attention core (Korthikanti et al. 2022, arXiv 2205.05198,
-# section 5); elementwise operators (norms and activations); all but the ends of each block; some layers; all layers.
-_NOTHING = PlanVariant()
-RECOMPUTE = (
-    _NOTHING,
-    PlanVariant(recompute="selective"),
-    PlanVariant(recompute="selective", recompute_operators=("norm", "activation")),
-    PlanVariant(recompute="selective", recompute_operators=("norm", "qkv", "attention", "up", "activation")),
-    PlanVariant(recompute="full", recompute_every=4),
-    PlanVariant(recompute="full", recompute_every=2),
-    PlanVariant(recompute="full"),
-    PlanVariant(recompute="full", offload_activations=True),
-    PlanVariant(recompute="stage"),
-)
+
+def recomputations() -> list[PlanVariant]:
+    """The policies of recomputation with their settings, in the order in which a search tries them."""
+    return [
+        PlanVariant(recompute=facts.name, **setting) for facts in searched_recomputes() for setting in facts.searched
+    ]
 
 
 def degrees(job: JobSpec, constraints: Constraints) -> Columns:
@@ -187,7 +180,7 @@ def variants_of(job: JobSpec, constraints: Constraints, columns: Columns) -> lis
     methods = CONTEXT_METHODS.names if (columns["cp"] > 1).any() else ("ring",)
     dispatches = ("direct", "node-aware") if (columns["ep"] > 1).any() else ("direct",)
     for policy, schedule, method, dispatch, float8 in product(
-        (policy for policy in RECOMPUTE if _allows_recompute(constraints, policy)),
+        (policy for policy in recomputations() if _allows_recompute(constraints, policy)),
         (name for name in schedules if constraints.allows("schedule", name)),
         (name for name in methods if constraints.allows("cp_method", name)),
         (name for name in dispatches if constraints.allows("dispatch", name)),

@@ -178,7 +178,7 @@ def _alone(job: JobSpec) -> list[JobSpec]:
 
 
 def part_of_rank(plan: PlanSpec, parts: list[PartSpec]) -> list[int]:
-    """The part of the cluster of each pipeline rank. Parts hold whole stages (config/checks/check_parts.py)."""
+    """The part of the cluster of each pipeline rank. Parts hold whole stages (config/checks/check_cluster.py)."""
     ranks = [number for number, part in enumerate(parts) for _ in range(part.num_devices // plan.stage_ranks)]
     return ranks or [0] * plan.pp
 

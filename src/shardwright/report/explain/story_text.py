@@ -3,11 +3,11 @@
 import textwrap
 from collections.abc import Iterator
 
+from shardwright.config.cluster_facts import node_devices
 from shardwright.config.job import JobSpec
 from shardwright.config.link_words import domain_text, link_words
 from shardwright.config.software import software_of
 from shardwright.config.units import bytes_text, counted, memory_text, number_text, ranks_text, seconds_text
-from shardwright.config.usual_links import node_devices
 from shardwright.explain.rank_groups import RankGroup
 from shardwright.explain.story import Story
 from shardwright.explain.strategy_effects import Effect

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from shardwright.config.base import PlanError, faults_in
 from shardwright.config.cluster import DeviceSpec
+from shardwright.config.cluster_facts import device_entry
 from shardwright.config.job import JobSpec
 from shardwright.config.units import seconds_text
-from shardwright.config.usual_links import device_entry
 from shardwright.planner.own_plan import Estimate, estimate
 from shardwright.report.launch.launch_options import LaunchOptions
 from shardwright.report.launch.link_environment import LinkEnvironment, link_environment

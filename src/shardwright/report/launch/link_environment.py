@@ -8,9 +8,9 @@ name, and not a prefix), NCCL_MNNVL_ENABLE (1: fail if NVLink does not reach the
 from dataclasses import dataclass
 
 from shardwright.config.base import PlanError
+from shardwright.config.cluster_facts import device_entry
 from shardwright.config.job import JobSpec
 from shardwright.config.units import counted
-from shardwright.config.usual_links import device_entry
 from shardwright.report.launch.server_layout import ServerLayout
 
 _NET = {"infiniband": "IB", "roce": "IB", "tcp": "Socket"}

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from shardwright.config.base import PlanError
 from shardwright.config.cluster import ClusterSpec
+from shardwright.config.cluster_facts import device_entry, node_devices, usual_divisor
 from shardwright.config.job import JobSpec
 from shardwright.config.units import counted
-from shardwright.config.usual_links import device_entry, node_devices, usual_divisor
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from shardwright.config.base import PlanError
-from shardwright.config.plan import Recompute
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.units import counted
 from shardwright.schedule.pipeline_shape import PipelineShape
@@ -84,7 +83,7 @@ def study_schedule(
     virtual_stages: int = 1,
     num_steps: int = 1,
     most_alive: float = 0.0,
-    recompute: Recompute = "none",
+    recompute: str = "none",
     gathers: bool = False,
 ) -> Study:
     """A study of a named schedule with equal stages; its timeline has `num_steps`. ValueError if the schedule does not

@@ -91,5 +91,6 @@ FACTS = ScheduleFacts(
     num_runs=lambda p, m: -(-m // p),
     message_waits=1,
     complexity=1,
+    is_simple=True,
     search_place=20,
 )

@@ -51,5 +51,6 @@ FACTS = ScheduleFacts(
     alive=alive,
     keeps_as_1f1b=True,
     complexity=0,
+    is_simple=True,
     search_place=10,
 )

@@ -56,7 +56,7 @@ def export_released(
     """
     model = ModelSpec.model_validate_json(json.dumps(manifest.job["model"]))
     family, keys = _configuration(model)
-    weight_dtype = EXPORTED.get(dtype, "F32")
+    weight_dtype = "F32" if dtype == "keep" else EXPORTED[dtype]
     parts = _parts(family, model)
     tensors = [
         WrittenTensor(

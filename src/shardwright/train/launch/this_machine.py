@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 
 from shardwright.config.base import PlanError
+from shardwright.config.cluster_facts import device_entry
 from shardwright.config.job import JobSpec
 from shardwright.config.units import MIB, counted
-from shardwright.config.usual_links import device_entry
 from shardwright.train.launch.out_of_memory import available_bytes
 from shardwright.train.launch.rank_environment import LOCALHOST
 

@@ -23,7 +23,7 @@ from shardwright.parallel.zero.module_stage import ROOT, ModuleStage, gather_aro
 from shardwright.parallel.zero.module_units import ModuleUnits, place_parameters, values_of
 from shardwright.parallel.zero.sharded_stage import ShardedStage
 from shardwright.parallel.zero.tied_embedding import TiedEmbedding
-from shardwright.parallel.zero.unit_setting import NUMBERS, Sharding, StageSharding, UnitSetting, tensor_pool
+from shardwright.parallel.zero.unit_setting import Sharding, StageSharding, UnitSetting, dtype_of, tensor_pool
 from shardwright.precision.float8_linear import Float8Linear
 from shardwright.precision.loss_scale import LossScale
 from shardwright.sharding.flat_buffer import rows_of
@@ -115,7 +115,7 @@ class ShardedModule(nn.Module):
         values = {name: parameter.detach() for parameter, name in units.names.items()}
         self.module = module
         self.job, self.mesh, self.num_steps = job, mesh, 0
-        compute = NUMBERS[job.precision.compute]
+        compute = dtype_of(job.precision.compute)
         placed = place_parameters(module, units, compute)
         self._pool = tensor_pool(mesh.device, mesh.streams)
         sharding = Sharding.of(job, mesh, 0, is_expert=False, link=HostLink(mesh.streams) if mesh.streams else None)

@@ -1,10 +1,12 @@
-"""The links and the nodes of a cluster: as the cluster states them, or else as usual for its device."""
+"""The facts of a cluster that its devices' entries fill in: links, nodes, host memory, failures. Each is as the cluster
+states it, or else as usual for its device."""
 
 import math
 from functools import lru_cache
 
 from shardwright.config.catalog_entry import read_entry
 from shardwright.config.cluster import ClusterSpec, DeviceSpec
+from shardwright.config.units import GIB
 
 USUAL_NODE = 8  # devices, if nothing is known about the device
 
@@ -80,3 +82,37 @@ def usual_link_notes(cluster: ClusterSpec, world: int) -> list[str]:
         f"the cluster does not state all of its links, so those usual for {cluster.device} hold: "
         f"{' and '.join(links.values())}; set {fields} if yours are others"
     ]
+
+
+def host_memory_bytes(cluster: ClusterSpec) -> float | None:
+    """Host memory in bytes per device, for the tensors that a plan offloads: that of a node divided evenly. None if
+    unknown; then it is not checked."""
+    if cluster.host_memory_gib:
+        return cluster.host_memory_gib * GIB / max(1, cluster.devices_per_node)
+    if cluster.parts or cluster.device == "unknown":
+        return None
+    return device_entry(cluster.device).host_memory_gib * GIB or None
+
+
+def host_room_bytes(cluster: ClusterSpec) -> float:
+    """Host memory in bytes per device, as a limit: infinite if unknown."""
+    num_bytes = host_memory_bytes(cluster)
+    return math.inf if num_bytes is None else num_bytes
+
+
+def device_hours_between_failures(cluster: ClusterSpec) -> float:
+    """Mean hours of one device between failures that interrupt a job, over all devices if there are several kinds. 0 if
+    unknown. KeyError or PlanError for an unknown or faulty device."""
+    if cluster.hours_between_failures:
+        return cluster.hours_between_failures
+    counts = [(part.device, part.num_devices) for part in cluster.parts] or [(cluster.device, 1)]
+    hours = [(_hours_of(device), count) for device, count in counts]
+    if not all(device_hours for device_hours, _ in hours):
+        return 0.0
+    if len(hours) == 1:
+        return hours[0][0]
+    return sum(count for _, count in hours) / sum(count / device_hours for device_hours, count in hours)
+
+
+def _hours_of(device: str) -> float:
+    return 0.0 if device == "unknown" else device_entry(device).hours_between_failures

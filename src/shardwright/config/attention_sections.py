@@ -1,0 +1,105 @@
+"""Sections of the model about attention: latents, windows, and scores that grow with the position."""
+
+from pydantic import Field
+
+from shardwright.config.base import Spec
+from shardwright.config.field_types import LayersOr0, PositiveOr0, Tokens, TokensOr0, WidthOr0
+
+
+class LatentSpec(Spec):
+    """Multi-head latent attention: DeepSeek-V2 (arXiv 2405.04434, section 2.1). Keys and values are made from one small
+    vector per token, and queries from another. Widths are of one head.
+
+    A head's query and key are two parts side by side: `nope_dim` elements without position and `rope_dim` elements with
+    rotary position. All heads share the rotary part of the key.
+    """
+
+    kv_rank: WidthOr0 = Field(
+        0, description="Width of the vector that keys and values are made from; 0 means ordinary attention."
+    )
+    q_rank: WidthOr0 = Field(0, description="Width of the vector that queries are made from; 0 means from the input.")
+    nope_dim: WidthOr0 = Field(128, description="Width of a head's query and key without position.")
+    rope_dim: WidthOr0 = Field(64, description="Width of a head's query and key with rotary position.")
+    value_dim: WidthOr0 = Field(128, description="Width of a head's value.")
+
+    def faults(self) -> list[str]:
+        """Contradictions among the fields of the section."""
+        if self == LatentSpec():
+            return []
+        if self.kv_rank == 0:
+            return ["model.latent is set, and its kv_rank 0 means ordinary attention; set kv_rank, or leave it out"]
+        faults = [
+            f"model.latent.{name} is 0, and a head needs some; leave it out for the default, {default}"
+            for name, default in (("rope_dim", 64), ("value_dim", 128))
+            if getattr(self, name) == 0
+        ]
+        if self.rope_dim % 2:
+            faults.append(
+                f"rotary positions turn pairs of elements, and model.latent.rope_dim is {self.rope_dim}; use an even "
+                "one"
+            )
+        if self.value_dim > self.nope_dim + self.rope_dim:
+            faults.append(
+                f"model.latent.value_dim {self.value_dim} is more than the width of a key, nope_dim {self.nope_dim} + "
+                f"rope_dim {self.rope_dim} = {self.nope_dim + self.rope_dim}; use at most that"
+            )
+        return faults
+
+
+class WindowSpec(Spec):
+    """The window of some layers: its length, the layers that have it, and their rotary positions. A token sees only the
+    last tokens before it, or the tokens of its chunk.
+
+    Beltagy et al. 2020 (arXiv 2004.05150, section 3.1); layers with and without a window in turn: Gemma 2 (arXiv
+    2408.00118, section 2), Gemma 3, gpt-oss, OLMo 3. Chunks: Llama 4.
+    """
+
+    size: TokensOr0 = Field(
+        0, description="Tokens that one attends to in layers with a window, itself among them; 0 means no windows."
+    )
+    full_every: LayersOr0 = Field(
+        0, description="The last of every so many layers attends to all tokens before; 0 means that none does."
+    )
+    first_full: LayersOr0 = Field(0, description="So many first layers attend to all tokens before.")
+    chunked: bool = Field(
+        False, description="Sequences are cut into chunks of this size, and tokens attend within their own."
+    )
+    rotary_base: PositiveOr0 = Field(
+        0.0, description="Base of the rotary frequencies in layers with a window; 0 means the model's."
+    )
+    rotary_scaled: bool = Field(True, description="model.rotary_scaling is for layers with a window too.")
+
+    def is_in(self, layer: int) -> bool:
+        """True if a layer has a window."""
+        is_full = layer < self.first_full or (self.full_every > 0 and (layer + 1) % self.full_every == 0)
+        return self.size > 0 and not is_full
+
+    def keys_seen(self, sequence: int) -> float:
+        """Twice the mean number of keys that a query sees in a layer with a window. It replaces the length of the
+        sequence, which is twice the mean if a query sees all keys before it."""
+        size = min(self.size, sequence)
+        if not size:
+            return 0.0
+        if self.chunked:
+            chunks, remainder = divmod(sequence, size)
+            return (chunks * size**2 + remainder**2) / sequence
+        return size * (2 - size / sequence)
+
+    def faults(self, layers: int) -> list[str]:
+        """Contradictions among the fields of the section, in a model of `layers` layers."""
+        if not self.size and self != WindowSpec():
+            return ["model.window is set, and its size 0 means no windows; set size, or leave it out"]
+        if self.size and not any(map(self.is_in, range(layers))):
+            return [
+                f"model.window leaves none of {layers} layers a window (first_full {self.first_full}, full_every "
+                f"{self.full_every}); lower first_full, use another full_every, or leave it out"
+            ]
+        return []
+
+
+class TemperatureSpec(Spec):
+    """Scores that grow with the position of a query, in layers without rotary positions: Llama 4, after Nakanishi 2025
+    (arXiv 2501.19399). A query at position p is multiplied by 1 + scale x ln(1 + floor((p + 1) / floor))."""
+
+    scale: PositiveOr0 = Field(0.0, description="How much queries grow with their position; 0 means not at all.")
+    floor: Tokens = Field(8192, description="Positions after which they grow once more.")
