@@ -7,6 +7,9 @@ No rank holds the logits of more than one chunk of tokens (sharding/loss_chunks.
 computed while its logits are in memory, so logits are computed once. This happens in the backward: the forward
 keeps only the hidden states, however many microbatches are in flight.
 
+The tensors that its backward keeps are listed in memory/activations.py; their sizes are in memory/kept_tensors.py
+(InnerEnds).
+
 Shape suffixes: s positions of this rank between the layers (under sequence parallel 1 / tp of those within a layer),
 B batch, H hidden, T tokens of a microbatch or of a chunk, V rows of the vocabulary on this rank.
 """
