@@ -87,7 +87,9 @@ def test_sizes_of_numbers_are_those_of_arrays(shape: ModelShape, tp: int, microb
     tokens = shape.sequence * microbatch
     here = tokens // tp if is_sharded else tokens
     rows = tokens * (shape.experts.topk if shape.experts else 0)
-    exact = TensorSizes(shape, tp, tp, tokens, here, here, rows, rows)
+    exact = TensorSizes(
+        shape, tp=tp, expert_tp=tp, tokens=tokens, tokens_here=here, routed=here, sent=rows, arrived=rows
+    )
     tps = np.array([tp, 1])
     plans = PlanGrid(
         tp=tps, expert_tp=tps, microbatch=np.array([microbatch, 1]), sequence_parallel=np.array([is_sharded, False])

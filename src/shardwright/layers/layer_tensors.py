@@ -9,7 +9,7 @@ key, E of its value, F inner width of an MLP on a rank, R rows of tokens that go
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -28,6 +28,7 @@ class TensorSizes:
     """
 
     shape: ModelShape
+    _: KW_ONLY
     tp: Any
     expert_tp: Any
     tokens: Any
@@ -199,8 +200,11 @@ class MlpTensors:
 class RoutingTensors:
     """Tokens on their way to experts and back, and the results that are added up in a layer with experts."""
 
-    logits: LayerTensor = LayerTensor(
-        "router logits", lambda sizes: sizes.routed * sizes.shape.gate_matrices[0].columns, _FLOAT32
+    logits: ShardedTensor = ShardedTensor(
+        "router logits",
+        lambda sizes: sizes.routed * sizes.shape.gate_matrices[0].columns,
+        _FLOAT32,
+        all_elements=lambda sizes: sizes.tokens * sizes.shape.gate_matrices[0].columns,
     )
     weights: LayerTensor = LayerTensor("weights", lambda sizes: sizes.sent)
     rows_to_send: LayerTensor = LayerTensor("rows to send", lambda sizes: sizes.sent * sizes.shape.hidden)
@@ -222,7 +226,9 @@ class EndTensors:
     tokens: LayerTensor = LayerTensor("tokens", lambda sizes: sizes.tokens)
     looked_up: PartialSum = PartialSum("looked-up rows")
     embedded: ShardedTensor = ShardedTensor("embedded")
-    joined: LayerTensor = LayerTensor("joined", lambda sizes: 2 * sizes.stream)
+    joined: ShardedTensor = ShardedTensor(
+        "joined", lambda sizes: 2 * sizes.stream, all_elements=lambda sizes: 2 * sizes.whole
+    )
     final_input: ShardedTensor = ShardedTensor("final input")
     final_norm_out: ShardedTensor = ShardedTensor("final normal")
     logits: LayerTensor = LayerTensor("logits", lambda sizes: sizes.tokens * sizes.shape.vocab // sizes.tp)

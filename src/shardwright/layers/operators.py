@@ -188,7 +188,13 @@ class Context:
     def sizes(self) -> TensorSizes:
         """Elements of tensors."""
         shape, grid, stream_ranks = self.shape, self.grid, np.where(self.grid.sequence_parallel, self.grid.tp, 1)
-        sizes = TensorSizes(shape, grid.tp, grid.expert_tp, self.tokens, self.tokens / stream_ranks)
+        sizes = TensorSizes(
+            shape,
+            tp=grid.tp,
+            expert_tp=grid.expert_tp,
+            tokens=self.tokens,
+            tokens_here=self.tokens / stream_ranks,
+        )
         if shape.experts is None:
             return sizes
         # If experts are whole, tp ranks share the tokens, whether the residual stream is sharded or not.

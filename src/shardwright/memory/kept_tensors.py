@@ -66,10 +66,10 @@ class Share:
         tokens_here = tokens // plan.tp if plan.sequence_parallel else tokens
         tensors = TensorSizes(
             shape_of(job.model),
-            plan.tp,
-            plan.expert_tp_size,
-            tokens,
-            tokens_here,
+            tp=plan.tp,
+            expert_tp=plan.expert_tp_size,
+            tokens=tokens,
+            tokens_here=tokens_here,
             routed=tokens_here,
             sent=rows.sent,
             arrived=rows.arrived,

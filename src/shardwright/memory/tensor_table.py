@@ -26,6 +26,7 @@ from shardwright.layers.layer_tensors import (
     MLP,
     ROUTING,
     SHARED_MLP,
+    GatheredTensor,
     LayerTensor,
     MlpTensors,
     PartialSum,
@@ -176,21 +177,20 @@ class _Activations:
         self,
         tensor: LayerTensor,
         dims: dict[str, int],
-        between: bool = False,
         tp: str = "",
-        sums: bool = False,
-        feeds_parts: bool = False,
         heads_of_cp: str = "",
+        feeds_parts: bool = False,
     ) -> TensorLayout:
-        """The layout of an activation. `dims`: full sizes by name. `between`: between products. `tp`: the dim that tp
-        cuts. `sums`: a part of a sum over tp. `feeds_parts`: replicated over tp, and each rank uses it for its part of
-        a product. `heads_of_cp`: the dim that cp cuts instead of the sequence."""
+        """The layout of an activation. `dims`: full sizes by name. `tp`: the dim that tp cuts; a ShardedTensor is cut
+        along the sequence. `heads_of_cp`: the dim that cp cuts instead of the sequence. `feeds_parts`: replicated over
+        tp, and each rank uses it for its part of a product, as it does with a GatheredTensor."""
         names = list(dims)
         dim_of = {"dp": names.index("batch"), "cp": names.index(heads_of_cp or "sequence")}
-        if tp or (between and self._is_sharded):
+        feeds_parts = feeds_parts or isinstance(tensor, GatheredTensor)
+        if tp or (isinstance(tensor, ShardedTensor) and not feeds_parts and self._is_sharded):
             dim_of["tp"] = names.index(tp or "sequence")
         states = {
-            "value": placements(self._axes, dim_of, ("tp",) if sums else ()),
+            "value": placements(self._axes, dim_of, ("tp",) if isinstance(tensor, PartialSum) else ()),
             "gradient": placements(self._axes, dim_of, ("tp",) if feeds_parts else ()),
         }
         return TensorLayout(tensor.label, tuple(names), tuple(dims.values()), states)
@@ -203,7 +203,7 @@ class _Activations:
 
     def stream(self, tensor: ShardedTensor) -> TensorLayout:
         """The residual stream, or a tensor with the same layout."""
-        return self._tensor(tensor, self._sizes(hidden=self.job.model.hidden), between=True)
+        return self._tensor(tensor, self._sizes(hidden=self.job.model.hidden))
 
     @property
     def _shape(self) -> ModelShape:
@@ -229,17 +229,17 @@ class _Activations:
         Between the two is f of Megatron-LM: forward nothing or a gather, backward a sum or a scatter of gradients.
         """
         dims = self._sizes(**({"latents": width} if width else {"hidden": self.job.model.hidden}))
-        yield self._tensor(tensor, dims, between=True)
+        yield self._tensor(tensor, dims)
         if self.job.plan.tp > 1:
             yield self._at_product(tensor, dims)
 
     def _at_product(self, tensor: ShardedTensor, dims: dict[str, int]) -> TensorLayout:
         """The input of a column-parallel product, unsharded on each rank of tp."""
-        return self._tensor(tensor.gathered, dims, feeds_parts=True)
+        return self._tensor(tensor.gathered, dims)
 
     def _leaving(self, tensor: PartialSum) -> TensorLayout:
         """The result of a row-parallel product before its sum."""
-        return self._tensor(tensor, self._sizes(hidden=self.job.model.hidden), sums=True)
+        return self._tensor(tensor, self._sizes(hidden=self.job.model.hidden))
 
     def embedding(self) -> Iterator[TensorLayout]:
         yield self._leaving(ENDS.looked_up)
@@ -250,7 +250,7 @@ class _Activations:
         yield self._leaving(ENDS.looked_up)
         yield self.stream(ENDS.embedded)
         joined = self._sizes(embedding_and_hidden=2 * self.job.model.hidden)
-        yield self._tensor(ENDS.joined, joined, between=True)
+        yield self._tensor(ENDS.joined, joined)
 
     def attention(self) -> Iterator[TensorLayout]:
         """Attention with grouped queries: model/attention.py."""
@@ -312,7 +312,7 @@ class _Activations:
             yield from self._taken(BLOCK.mlp_norm_out, BLOCK.middle)
         elif self._shape.norms_before:
             yield self.stream(BLOCK.mlp_norm_out)
-        yield self._tensor(ROUTING.logits, self._sizes(experts=moe.experts), between=True)
+        yield self._tensor(ROUTING.logits, self._sizes(experts=moe.experts))
         rows = self._num_rows()
         inner, etp = moe.ffn_size(model.ffn_size), plan.expert_tp_size
         by_token = {"dp": 0, "cp": 0} | ({"tp": 0} if self._is_sharded and etp == 1 else {})
