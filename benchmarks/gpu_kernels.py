@@ -34,7 +34,7 @@ from shardwright.precision.float8 import E4M3, Granularity, quantise
 from shardwright.precision.float8_linear import forward_product, input_gradient, make_float8_state
 from shardwright.precision.float8_recipe import RECIPES, RecipeName
 from shardwright.precision.scaled_mm import has_scaled_product, scaled_product
-from shardwright.sharding.loss_chunks import loss_positions
+from shardwright.sharding.block_sizes import loss_positions
 from shardwright.sharding.parameter_shard import ParameterShard
 from shardwright.train.build import job_mesh
 

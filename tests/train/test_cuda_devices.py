@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from shardwright.config.load import load_job
-from shardwright.sharding.loss_chunks import loss_chunk_bytes
+from shardwright.sharding.block_sizes import loss_chunk_bytes
 from shardwright.train.launch import rank_life
 from shardwright.train.launch.device_environment import set_device_environment
 from shardwright.train.launch.launch import machine_faults

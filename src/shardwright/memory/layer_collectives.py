@@ -25,8 +25,8 @@ from shardwright.layers.layer_operators import LayerOperator, piece_operators
 from shardwright.layers.operators import Exchange, Operator
 from shardwright.layers.query import grid_of
 from shardwright.memory.kept_tensors import FLOAT32, INT32, INT64, Share
-from shardwright.sharding.even_routing import even_shares, rows_inside, rows_to_nodes
-from shardwright.sharding.loss_chunks import num_loss_chunks
+from shardwright.sharding.block_sizes import num_loss_chunks
+from shardwright.sharding.routing_counts import even_shares, rows_inside, rows_to_nodes
 
 # The fields of a software entry on which the collectives depend, with the values of this runtime.
 _OWN_SOFTWARE = {"head_parallel": True, "loss_in_backward": True, "dispatch_bytes": 2, "key_gradient_bytes": 4}

@@ -44,8 +44,7 @@ from shardwright.memory.kept_tensors import (
     TensorBytes,
     Tensors,
 )
-from shardwright.sharding.gradient_blocks import rows_at_once
-from shardwright.sharding.loss_chunks import loss_positions, num_loss_chunks
+from shardwright.sharding.block_sizes import loss_positions, num_loss_chunks, rows_at_once
 from shardwright.sharding.score_blocks import SCORE_BYTES
 
 # Bytes of an element that is cast along tokens: widened, transposed, and in fp8 (float8_gradient.py).

@@ -11,7 +11,7 @@ from shardwright.model.decoder import DecoderStage
 from shardwright.model.router_state import Totals
 from shardwright.parallel.comm.collectives import all_reduce
 from shardwright.parallel.comm.process_groups import Mesh
-from shardwright.sharding.router_totals import size_of_totals
+from shardwright.sharding.routing_counts import size_of_totals
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from shardwright.precision.float8 import Quantised, Ranges
 from shardwright.precision.float8_experts import CastRows, Float8Experts
 from shardwright.precision.float8_gradient import gradient_blocks
 from shardwright.precision.float8_linear import Float8Linear
-from shardwright.sharding.gradient_blocks import rows_at_once
+from shardwright.sharding.block_sizes import rows_at_once
 from shardwright.sharding.parameter_shard import ParameterShard
 
 
