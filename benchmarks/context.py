@@ -13,9 +13,11 @@ import torch
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.config.recompute_policy import KEEP_ALL
+from shardwright.layers.layer_tensors import ATTENTION
 from shardwright.layers.recompute_cost import Again
 from shardwright.measure.saved_tensors import saved_bytes
 from shardwright.memory.activations import layer_of
+from shardwright.memory.kept_tensors import IN_ATTENTION
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.tensor.parameter import placed_parameters
 from shardwright.train.build import build
@@ -24,7 +26,10 @@ from shardwright.train.launch.launch import launch
 MODEL = {
     "layers": 1, "hidden": 512, "heads": 8, "kv_heads": 2, "ffn": 1408, "sequence": 2048, "vocab": 256,
 }  # fmt: skip
-ATTENTION = ("query", "key", "value", "attended before trade", "attended", "log-sum-exp")
+IN_CORE = (
+    *(IN_ATTENTION.query, IN_ATTENTION.key, IN_ATTENTION.value, IN_ATTENTION.attended_before_trade),
+    *(ATTENTION.attended, ATTENTION.log_sum_exp),
+)
 PLANS = [
     {},
     *({"cp": cp, "cp_method": method} for method in ("ring", "all-gather", "ulysses") for cp in (2, 4)),
@@ -58,7 +63,7 @@ def row(plan: dict[str, object]) -> list[str]:
     ((kept, forward, backward),) = results
     layer = layer_of(job)
     tensors = layer.kept(KEEP_ALL)
-    attention = sum(size for name, size in tensors.items() if name in ATTENTION)
+    attention = sum(num_bytes for tensor, num_bytes in tensors.items() if tensor in IN_CORE)
     exchanges = [e for operator in Again.of(job).chain for e in operator.forward if e.axis == "cp"]
     moved = sum(e.counted(job.plan.cp) for e in exchanges)
     sizes = (attention, layer.kept_bytes(KEEP_ALL), kept, moved, forward, backward)

@@ -36,7 +36,7 @@ from shardwright.parallel.zero.master_weights import Masters, ShardPiece
 from shardwright.precision.float8 import E4M3, Granularity, quantise
 from shardwright.precision.float8_linear import forward_product, input_gradient, make_float8_state
 from shardwright.precision.scaled_mm import has_scaled_product, scaled_product
-from shardwright.sharding.loss_chunks import loss_positions
+from shardwright.sharding.block_sizes import loss_positions
 from shardwright.sharding.parameter_shard import ParameterShard
 from shardwright.train.build import job_mesh
 

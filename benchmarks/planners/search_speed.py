@@ -105,7 +105,15 @@ def main() -> None:
     print("| GPT-3 175B on | plans | planner | first round | median round | least | most |\n|" + "---|" * 7)
     for num_devices, batch in CLUSTERS:
         grids = list(plans(num_devices, batch))
-        run = Run(GPT3, grids[0], "a100-sxm-80g", "megatron-2022", 8, 300e9, 25e9)
+        run = Run(
+            GPT3,
+            grids[0],
+            device="a100-sxm-80g",
+            software="megatron-2022",
+            devices_per_node=8,
+            node_bytes_per_s=300e9,
+            network_bytes_per_s=25e9,
+        )
         machine, blocks = calculon.machine(run), blocks_of(grids, run)
         sample = [replace(run, grid=grid) for grid in random.Random(0).sample(grids, SAMPLE)]
 

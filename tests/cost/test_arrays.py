@@ -57,7 +57,15 @@ def test_arrays_are_priced_as_single_plans(
     shape: ModelShape, degrees: list[dict], words: dict, software: str, domain: int
 ) -> None:
     grids = [PlanGrid(**words, **numbers) for numbers in degrees]
-    run = Run(shape, stacked(grids), "h100-sxm", software, domain, 450e9, 50e9)
+    run = Run(
+        shape,
+        stacked(grids),
+        device="h100-sxm",
+        software=software,
+        devices_per_node=domain,
+        node_bytes_per_s=450e9,
+        network_bytes_per_s=50e9,
+    )
     times, memory = asdict(step_time(run, CONSTANTS)), asdict(peak_memory(run, CONSTANTS))
     for n, grid in enumerate(grids):
         alone = replace(run, grid=grid)
@@ -83,7 +91,15 @@ def test_plans_of_several_schedules_are_priced_as_single_plans(
     together = replace(
         stacked(grids), schedule_number=np.array([SCHEDULES.names.index(grid.schedule) for grid in grids])
     )
-    run = Run(shape, together, "h100-sxm", "megatron-core", 8, 450e9, 50e9)
+    run = Run(
+        shape,
+        together,
+        device="h100-sxm",
+        software="megatron-core",
+        devices_per_node=8,
+        node_bytes_per_s=450e9,
+        network_bytes_per_s=50e9,
+    )
     times, memory = asdict(step_time(run, CONSTANTS)), asdict(peak_memory(run, CONSTANTS))
     for n, grid in enumerate(grids):
         alone = replace(run, grid=grid)
@@ -96,7 +112,15 @@ def test_plans_of_several_schedules_are_priced_as_single_plans(
 @given(st.sampled_from([LLAMA, MOE, GPT]), DEGREES, WORDS)
 def test_the_peak_is_of_the_rank_that_needs_most(shape: ModelShape, numbers: dict, words: dict) -> None:
     """Ranks that hold alike are told apart by how many microbatches they keep, and the peak is of all of them."""
-    run = Run(shape, PlanGrid(**words, **numbers), "h100-sxm", "megatron-core", 8, 450e9, 50e9)
+    run = Run(
+        shape,
+        PlanGrid(**words, **numbers),
+        device="h100-sxm",
+        software="megatron-core",
+        devices_per_node=8,
+        node_bytes_per_s=450e9,
+        network_bytes_per_s=50e9,
+    )
     ranks = rank_memory(run, CONSTANTS)
     assert len(ranks) == run.grid.pp
     assert peak_memory(run, CONSTANTS).process == max(rank.process for rank in ranks)
@@ -148,7 +172,15 @@ def test_distinct_rows_stand_for_all(rows: list[tuple[int, ...]]) -> None:
 
 
 def test_prices_keep_their_order() -> None:
-    run = Run(LLAMA, PlanGrid(), "h100-sxm", "megatron-core", 8, 450e9, 50e9)
+    run = Run(
+        LLAMA,
+        PlanGrid(),
+        device="h100-sxm",
+        software="megatron-core",
+        devices_per_node=8,
+        node_bytes_per_s=450e9,
+        network_bytes_per_s=50e9,
+    )
     grids = [PlanGrid(dp=dp, recompute=policy, global_batch=8) for dp, policy in product((1, 2), ("none", "full"))]
     runs = [replace(run, grid=grid) for grid in grids]
     found = prices([*runs, replace(run, device="h1000")], CONSTANTS)

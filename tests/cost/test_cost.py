@@ -23,7 +23,15 @@ from shardwright.simulate.closed_form import step_time
 CONSTANTS = shipped()
 LLAMA = ModelShape(16, 4096, 32, 8, 128, 14336, True, 128256, 4096)
 MOE = replace(LLAMA, experts=ExpertShape(num=64, topk=4, ffn=2048))
-RUN = Run(LLAMA, PlanGrid(dp=8, global_batch=64), "h100-sxm", "megatron-core", 8, 450e9, 50e9)
+RUN = Run(
+    LLAMA,
+    PlanGrid(dp=8, global_batch=64),
+    device="h100-sxm",
+    software="megatron-core",
+    devices_per_node=8,
+    node_bytes_per_s=450e9,
+    network_bytes_per_s=50e9,
+)
 
 CUTS = st.builds(
     PlanGrid,
@@ -68,10 +76,36 @@ def test_degrees_of_one_cost_no_communication() -> None:
 def test_experts_travel() -> None:
     grid = PlanGrid(dp=8, ep=8, global_batch=64, zero=1)
     near, far = (
-        step_time(Run(MOE, grid, "h100-sxm", "megatron-core", node, 450e9, 50e9), CONSTANTS) for node in (8, 1)
+        step_time(
+            Run(
+                MOE,
+                grid,
+                device="h100-sxm",
+                software="megatron-core",
+                devices_per_node=node,
+                node_bytes_per_s=450e9,
+                network_bytes_per_s=50e9,
+            ),
+            CONSTANTS,
+        )
+        for node in (8, 1)
     )
     assert 0 < near.expert < far.expert
-    assert step_time(Run(MOE, replace(grid, ep=1), "h100-sxm", "nemo", 8, 450e9, 50e9), CONSTANTS).expert == 0
+    assert (
+        step_time(
+            Run(
+                MOE,
+                replace(grid, ep=1),
+                device="h100-sxm",
+                software="nemo",
+                devices_per_node=8,
+                node_bytes_per_s=450e9,
+                network_bytes_per_s=50e9,
+            ),
+            CONSTANTS,
+        ).expert
+        == 0
+    )
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "zb-h2", "gpipe", "zb-v", "v-half"])

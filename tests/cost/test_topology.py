@@ -21,7 +21,15 @@ from shardwright.simulate.closed_form import step_time
 
 CONSTANTS = shipped()
 LLAMA = ModelShape(16, 4096, 32, 8, 128, 14336, True, 128256, 4096)
-RUN = Run(LLAMA, PlanGrid(dp=8, global_batch=64), "h100-sxm", "megatron-core", 8, 450e9, 50e9)
+RUN = Run(
+    LLAMA,
+    PlanGrid(dp=8, global_batch=64),
+    device="h100-sxm",
+    software="megatron-core",
+    devices_per_node=8,
+    node_bytes_per_s=450e9,
+    network_bytes_per_s=50e9,
+)
 RATES = rates_of(RUN, CONSTANTS)
 BIG = 1e13  # bytes, so that latency is nothing
 

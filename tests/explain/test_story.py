@@ -14,6 +14,7 @@ from shardwright.cli.main import cli
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
+from shardwright.config.model_shape import shape_of
 from shardwright.config.rank_order import DEFAULT_ORDER, ORDERS
 from shardwright.cost.calibration import shipped
 from shardwright.cost.from_job import run_of
@@ -22,6 +23,8 @@ from shardwright.cost.wire_bytes import ring_sent
 from shardwright.explain.batch_split import portions
 from shardwright.explain.rank_groups import groups_of_rank_0, rank_order
 from shardwright.explain.story import Story, tell
+from shardwright.layers.query import grid_of
+from shardwright.layers.stage_contents import layer_kinds
 from shardwright.memory.budget import meet_budget
 from shardwright.memory.step_collectives import Traffic, step_ledger
 from shardwright.parallel.comm.process_groups import Mesh
@@ -376,3 +379,13 @@ def test_recomputation_is_told_whatever_its_fields(fields: dict[str, Any]) -> No
     (effect,) = tell(small_job(layers=2, **fields)).effects
     assert effect.strategy == f"recompute {fields['recompute']}"
     assert effect.without_it.total_bytes > effect.with_it.total_bytes
+
+
+def test_kinds_of_layers_stand_in_the_order_of_the_model() -> None:
+    """However strings are hashed: windows and policies make four kinds of layers here."""
+    policies = [["attention"], ["attention"], [], []]
+    job = small_job("gemma", recompute="layers", recompute_layers=policies)
+    told = [(piece.kind, piece.policy) for piece in tell(job).passes if piece.kind not in ("embedding", "head")]
+    in_model = layer_kinds(shape_of(job.model), grid_of(job))
+    assert told == list(dict.fromkeys(in_model))
+    assert len(told) == 4

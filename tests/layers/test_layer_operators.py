@@ -17,8 +17,8 @@ from shardwright.config.recompute_policy import NEEDS, OPERATORS
 from shardwright.config.software import software_of
 from shardwright.layers.chains import chains
 from shardwright.layers.layer_operators import by_recompute_unit, piece_operators
+from shardwright.layers.layer_tensors import BLOCK, LayerTensor, TensorSizes
 from shardwright.layers.query import PlanGrid
-from shardwright.layers.tensor_sizes import TensorSizes
 from shardwright.memory.activations import layer_of
 from support.cases import ATTENTIONS, BLOCKS, EXPERT_BLOCKS, EXPERTS, KINDS
 
@@ -63,11 +63,11 @@ def test_each_matrix_is_in_one_operator(kind: str) -> None:
 @given(shapes())
 def test_an_operator_takes_what_another_one_gave(shape: ModelShape) -> None:
     for layer in kinds_of(shape):
-        there = {"input"}
+        there: set[LayerTensor] = {BLOCK.input}
         for operator in piece_operators(shape, layer):
             assert operator.takes in there, operator.name
             there.add(operator.gives)
-        assert operator.gives == "output"
+        assert operator.gives is BLOCK.output
 
 
 @given(shapes())
@@ -87,7 +87,9 @@ def test_sizes_of_numbers_are_those_of_arrays(shape: ModelShape, tp: int, microb
     tokens = shape.sequence * microbatch
     here = tokens // tp if is_sharded else tokens
     rows = tokens * (shape.experts.topk if shape.experts else 0)
-    exact = TensorSizes(shape, tp, tp, tokens, here, here, rows, rows)
+    exact = TensorSizes(
+        shape, tp=tp, expert_tp=tp, tokens=tokens, tokens_here=here, routed=here, sent=rows, arrived=rows
+    )
     tps = np.array([tp, 1])
     plans = PlanGrid(
         tp=tps, expert_tp=tps, microbatch=np.array([microbatch, 1]), sequence_parallel=np.array([is_sharded, False])
@@ -129,9 +131,9 @@ def test_the_size_of_a_tensor_is_written_once() -> None:
     formula = re.compile(r"\b(tokens\w*|arrived|sent)\s*\*.*\b(hidden|inner|ffn|ffn_size|\w+_width|shared_size)\b")
     found = {
         f"{file.relative_to(SOURCE)}: {line.strip()}"
-        for folder in ("account", "workload", "cost", "explain", "planner", "simulate")
+        for folder in ("memory", "layers", "cost", "explain", "planner", "simulate")
         for file in (SOURCE / folder).rglob("*.py")
-        if file.name not in ("tensor_sizes.py", "zero_replay.py")
+        if file.name not in ("layer_tensors.py", "zero_replay.py")
         for line in file.read_text(encoding="utf-8").splitlines()
         if formula.search(line)
     }

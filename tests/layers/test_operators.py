@@ -107,7 +107,13 @@ def test_a_shape_of_weights_has_one_placeholder() -> None:
 def test_state_is_zeros_table(zero: int, fixed: float, shared: float, d: int) -> None:
     """Rajbhandari et al. 2020 (arXiv 1910.02054), figure 1: bytes a parameter in 16 bits with Adam."""
     run = Run(
-        GPT, PlanGrid(dp=d, zero=zero, global_batch=d, precision="fp16"), "a100-sxm-80g", "megatron-2022", 8, 0.0, 0.0
+        GPT,
+        PlanGrid(dp=d, zero=zero, global_batch=d, precision="fp16"),
+        device="a100-sxm-80g",
+        software="megatron-2022",
+        devices_per_node=8,
+        node_bytes_per_s=0.0,
+        network_bytes_per_s=0.0,
     )
     (memory,) = rank_memory(run, shipped())
     state = memory.parameters + memory.gradients + memory.optimizer

@@ -9,7 +9,15 @@ from shardwright.layers.query import PlanGrid, Run
 from shardwright.measure.measured_runs.flops_convention import stated_flops
 
 SHAPE = ModelShape(24, 2304, 24, 24, 96, 9216, False, 51200, 2048)
-RUN = Run(SHAPE, PlanGrid(recompute="full"), "a100-sxm-80g", "megatron-2021", 8, 0.0, 0.0)
+RUN = Run(
+    SHAPE,
+    PlanGrid(recompute="full"),
+    device="a100-sxm-80g",
+    software="megatron-2021",
+    devices_per_node=8,
+    node_bytes_per_s=0.0,
+    network_bytes_per_s=0.0,
+)
 FULL = SHAPE.flops_per_token()
 NONE = replace(SHAPE, sequence=0).flops_per_token()
 

@@ -10,9 +10,11 @@ from shardwright.config.attention_sections import LatentSpec
 from shardwright.config.job import JobSpec
 from shardwright.config.plan import layer_policies
 from shardwright.config.recompute_policy import KEEP_ALL, OPERATORS, WHOLE_LAYER
+from shardwright.layers.layer_tensors import ATTENTION, MLP
 from shardwright.measure.saved_tensors import saved_bytes
 from shardwright.memory.activations import documents_kept, embedding_kept, head_kept, layer_of
 from shardwright.memory.further_tokens import further_layers
+from shardwright.memory.kept_tensors import IN_ATTENTION, IN_MLP
 from shardwright.model.decoder import DecoderStage
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.context.document_mask import without_marks
@@ -262,9 +264,9 @@ def test_published_formula_by_its_terms(tp: int) -> None:
     sizes = layer_of(job).sizes
     ours = layer_of(job).kept(KEEP_ALL)
     tokens = job.model.sequence * job.plan.microbatch_size
-    small = ours["log-sum-exp"] + ours["attention statistics"] + ours["mlp statistics"]
+    small = ours[ATTENTION.log_sum_exp] + ours[IN_ATTENTION.norm_statistics] + ours[IN_MLP.norm_statistics]
     assert small == (4 * tokens * job.model.heads + 8 * tokens) // tp
-    assert sizes["inner"] == 8 * sbh // tp  # F = 4 H
+    assert sizes[MLP.inner] == 8 * sbh // tp  # F = 4 H
     masks = 2 * sbh // tp  # one byte an element after each branch; ours are computed again
     # Theirs: norms 4; qkv input 2, Q and K 4, V 2, output input 2, mask 1; up input 2, GELU 8, down input 8, mask 1.
     theirs = 34 * sbh // tp

@@ -10,7 +10,8 @@ from shardwright.config.job import JobSpec
 from shardwright.config.precision import PrecisionSpec
 from shardwright.measure.saved_tensors import saved_bytes
 from shardwright.memory.activations import layer_of
-from shardwright.memory.moe_activations import Rows, expected_rows
+from shardwright.memory.kept_tensors import IN_ROUTING, Rows
+from shardwright.memory.moe_activations import expected_rows
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.expert import dispatch as expert
 from shardwright.parallel.pipeline.pipeline_stage import Microbatch
@@ -53,7 +54,7 @@ def kept(mesh: Mesh, job: JobSpec) -> tuple[int, int, Rows]:
 def check(job: JobSpec, policy: frozenset[str]) -> None:
     for total, trip_bytes, rows in run_on_mesh(job, kept, job):
         predicted = layer_of(job, LAYER, rows).kept(policy)
-        assert predicted.pop("trip", trip_bytes) == trip_bytes  # with the whole layer it is made again
+        assert predicted.pop(IN_ROUTING.trip, trip_bytes) == trip_bytes  # with the whole layer it is made again
         assert total == sum(predicted.values())
 
 

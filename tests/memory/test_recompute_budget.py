@@ -14,6 +14,7 @@ from shardwright.config.load import make_job
 from shardwright.config.plan import layer_policies
 from shardwright.config.recompute_policy import KEEP_ALL, WHOLE_LAYER, Policy
 from shardwright.config.units import GIB
+from shardwright.layers.layer_tensors import BLOCK
 from shardwright.layers.recompute_cost import Again
 from shardwright.measure.saved_tensors import LiveBytes
 from shardwright.measure.verdict import compare
@@ -196,7 +197,7 @@ def test_stage_recomputation_holds_inputs() -> None:
     program, layer = job_program(job), layer_of(job)
     for rank in range(4):
         stages = job_stages(job, program, rank, [KEEP_ALL] * 12)
-        inputs = 0 if rank == 0 else (3 - rank) * layer.sizes["input"]
+        inputs = 0 if rank == 0 else (3 - rank) * layer.sizes[BLOCK.input]
         assert peak(moments(program, rank), stages)[0] == stages[rank].kept_bytes + inputs
 
 

@@ -1,6 +1,6 @@
 """The layout table is what ranks hold: local shapes, and values that put together are those of one rank."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from types import ModuleType
 from typing import Any
@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from shardwright.config.job import JobSpec
-from shardwright.config.plan import split_evenly
 from shardwright.memory.tensor_table import RegionLayout, layouts
 from shardwright.model import embedding
 from shardwright.model.decoder import Block
@@ -22,20 +21,10 @@ from shardwright.sharding.placements import BUFFER, TensorLayout
 from shardwright.train.build import build
 from shardwright.train.train_step import train_step
 from support.cases import made_up_tokens, small_job
+from support.local_shapes import local_shape
 from support.ranks import run_on_mesh
 
 Arrays = dict[str, np.ndarray]
-
-
-def local_shape(layout: TensorLayout, state: str, index: Mapping[str, int]) -> tuple[int, ...]:
-    """Shape of the part of a rank that stands at `index` on each axis; 0 where it is not said."""
-    shape = list(layout.shape)
-    for placement in layout.states[state]:
-        if placement.kind == "shard":
-            assert placement.dim != BUFFER, "a range of rows of many tensors has no shape of its own"
-            first, end = split_evenly(shape[placement.dim], placement.size, index.get(placement.axis, 0))
-            shape[placement.dim] = end - first
-    return tuple(shape)
 
 
 def seen(mesh: Mesh, job: JobSpec) -> tuple[Arrays, dict[str, tuple[int, ...]], dict[str, int]]:

@@ -18,7 +18,7 @@ from shardwright.model.loss import LogitChange, Targets, microbatch_loss
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.tensor.linear import LayerSharding
 from shardwright.parallel.tensor.parameter import PlacedParameter, sharded
-from shardwright.sharding.loss_chunks import loss_chunk_bytes, loss_positions, num_loss_chunks
+from shardwright.sharding.block_sizes import loss_chunk_bytes, loss_positions, num_loss_chunks
 from support.cases import small_job
 from support.ranks import run_on_mesh
 

@@ -7,6 +7,7 @@ import torch
 
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
+from shardwright.layers.layer_tensors import BLOCK
 from shardwright.measure.saved_tensors import LiveBytes, saved_bytes
 from shardwright.memory.activation_peak import activation_bytes
 from shardwright.memory.activations import layer_of
@@ -56,7 +57,7 @@ def account(mesh: Mesh, job: JobSpec) -> tuple[int, int, int, int]:
 def test_account_of_a_pipeline() -> None:
     """The second stage's first input is held by the pipeline, so it stays. Rank 0 of 1F1B has two microbatches away."""
     job = offloaded(pp=2, layers=6, batch=4)
-    one = layer_of(job).sizes["input"]
+    one = layer_of(job).sizes[BLOCK.input]
     accounts = run_on_mesh(job, account, job)
     assert accounts == [(4 * 3 * one, 4 * 3 * one, 0, 2 * 3 * one), (4 * 2 * one, 4 * 2 * one, 0, 2 * one)]
 
@@ -85,7 +86,7 @@ def saved(mesh: Mesh, job: JobSpec) -> tuple[int, int]:
 def test_device_keeps_nothing_between_forward_and_backward() -> None:
     away, kept = (small_job(recompute="full", offload_activations=flag, layers=12, batch=2) for flag in (True, False))
     (saved_away, peak_away), (saved_kept, peak_kept) = (run_on_mesh(job, saved, job)[0] for job in (away, kept))
-    one = layer_of(away).sizes["input"]
+    one = layer_of(away).sizes[BLOCK.input]
     assert (saved_away, saved_kept) == (0, 12 * one)
     assert peak_away < peak_kept
     predicted, _ = activation_bytes(away, job_program(away), 0)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from shardwright.config.load import load_job
-from shardwright.sharding.loss_chunks import loss_chunk_bytes
+from shardwright.sharding.block_sizes import loss_chunk_bytes
 from shardwright.train.launch import rank_life
 from shardwright.train.launch.rank_environment import RankEnvironment, set_device_environment
 from shardwright.train.launch.this_machine import choose_device, machine_faults, on_this_machine

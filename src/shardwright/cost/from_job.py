@@ -21,15 +21,15 @@ def run_of(job: JobSpec) -> Run:
     return Run(
         shape_of(job.model),
         grid_of(job),
-        cluster.device,
-        cluster.software,
-        node_size,
-        node_gb_per_s(cluster) * 1e9,
-        ports * network_gb_per_s(cluster) * 1e9,
-        cluster.intra_node.latency_us * 1e-6,
-        cluster.inter_node.latency_us * 1e-6,
-        Topology(tuple((level.devices, level.share) for level in links.levels), tuple(links.torus)),
-        job,
+        device=cluster.device,
+        software=cluster.software,
+        devices_per_node=node_size,
+        node_bytes_per_s=node_gb_per_s(cluster) * 1e9,
+        network_bytes_per_s=ports * network_gb_per_s(cluster) * 1e9,
+        node_latency_s=cluster.intra_node.latency_us * 1e-6,
+        network_latency_s=cluster.inter_node.latency_us * 1e-6,
+        topology=Topology(tuple((level.devices, level.share) for level in links.levels), tuple(links.torus)),
+        job=job,
     )
 
 

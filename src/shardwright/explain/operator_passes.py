@@ -166,8 +166,15 @@ class _Passes:
             self._operator(time, account, shares[account.name]) for time, account in zip(timed, accounts, strict=True)
         )
         if gaps is None:
-            return PiecePass(kind, policy, operators, None, None, None)
-        return PiecePass(kind, policy, operators, float(gaps.forward), float(gaps.input_grad), float(gaps.again))
+            return PiecePass(kind, policy, operators, forward_gap_s=None, backward_gap_s=None, again_gap_s=None)
+        return PiecePass(
+            kind,
+            policy,
+            operators,
+            forward_gap_s=float(gaps.forward),
+            backward_gap_s=float(gaps.input_grad),
+            again_gap_s=float(gaps.again),
+        )
 
     def _operator(self, time: OperatorTime, account: OperatorCollectives, again_share: float) -> OperatorPass:
         o, t, is_timed = time.operator, time.computed, self.costing is not None
@@ -220,18 +227,28 @@ class _Passes:
                 seconds, exposed = float(matched[place].seconds), float(matched[place].exposed)
             rows.append(
                 Collective(
-                    collective.kind,
-                    collective.axis,
-                    collective.calls,
-                    collective.num_bytes,
-                    self._sent(collective),
-                    seconds,
-                    exposed,
+                    kind=collective.kind,
+                    axis=collective.axis,
+                    calls=collective.calls,
+                    full_bytes=collective.num_bytes,
+                    sent=self._sent(collective),
+                    seconds=seconds,
+                    exposed_s=exposed,
                 )
             )
         for time in unmatched:
             kind, axis = time.exchange.kind, time.exchange.axis
-            rows.append(Collective(kind, axis, 0, 0.0, SentBytes(), float(time.seconds), float(time.exposed)))
+            rows.append(
+                Collective(
+                    kind=kind,
+                    axis=axis,
+                    calls=0,
+                    full_bytes=0.0,
+                    sent=SentBytes(),
+                    seconds=float(time.seconds),
+                    exposed_s=float(time.exposed),
+                )
+            )
         return tuple(rows)
 
     @staticmethod

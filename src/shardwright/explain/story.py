@@ -18,7 +18,7 @@ from shardwright.cost.stage_time import Costing, PieceTime
 from shardwright.explain.batch_split import Portion, portions
 from shardwright.explain.expert_homes import ExpertPlacement, expert_placement
 from shardwright.explain.operator_passes import PiecePass, piece_passes, rank_pieces
-from shardwright.explain.rank_collectives import Crossing, PricedGroups, crossings
+from shardwright.explain.rank_collectives import Crossing, PricedGroups, RankStep, crossings
 from shardwright.explain.rank_groups import RankGroup, first_node, groups_of_rank_0, rank_order
 from shardwright.explain.strategy_effects import Effect, effects
 from shardwright.layers.query import Run
@@ -86,9 +86,8 @@ def tell(job: JobSpec) -> Story:
     priced, untimed = _priced(job, run, gap)
     pieces_of_ranks = rank_pieces(run)
     costing = None if priced is None else priced.costing
-    kinds = sorted(
-        {kind for pieces in pieces_of_ranks for kind in pieces}, key=lambda kind: _ORDER.index(kind[0].split()[0])
-    )
+    every_kind = dict.fromkeys(kind for pieces in pieces_of_ranks for kind in pieces)
+    kinds = sorted(every_kind, key=lambda kind: _ORDER.index(kind[0].split()[0]))
     times = {} if costing is None else {kind: costing.piece(*kind) for kind in kinds}
     rank = _slowest(pieces_of_ranks, times)
     groups = groups_of_rank_0(job, program.placement)
@@ -112,7 +111,7 @@ def tell(job: JobSpec) -> Story:
         rank=rank,
         pieces=pieces_of_ranks[rank],
         times=times,
-        crossings=crossings(job, program, rank, pieces_of_ranks[rank], passes=passes, groups=groups, priced=priced),
+        crossings=crossings(RankStep(job, program, rank, pieces_of_ranks[rank]), passes, groups, priced),
         step=None if priced is None else priced.step,
         links=[] if costing is None else _links(job, run, costing),
         untimed=untimed,

@@ -11,6 +11,7 @@ from shardwright.config.attention_kernels import ATTENTION_KERNELS
 from shardwright.config.context_facts import CONTEXT_METHODS
 from shardwright.layers.arrays import Numbers
 from shardwright.layers.layer_operators import LayerOperator
+from shardwright.layers.layer_tensors import ATTENTION, LATENT
 from shardwright.layers.operators import (
     FLOAT32,
     HALF,
@@ -38,8 +39,8 @@ def project(c: Context, o: LayerOperator) -> Operator:
     if m.query_rank:
         query_product = MatrixProduct(rows, down.inner, m.query_rank)
     products = query_product, MatrixProduct(rows, down.inner, down.columns - m.query_rank)
-    kept, inside = c.bytes_of("latents"), 0.0 if m.query_rank else c.gathered
-    return Operator(o, products, kept=kept, given=c.bytes_of(o.gives), inside=inside)
+    kept, inside = c.bytes_of(LATENT.latents), 0.0 if m.query_rank else c.gathered
+    return Operator(o, products=products, kept=kept, given=c.bytes_of(o.gives), inside=inside)
 
 
 def heads_of_latents(c: Context, o: LayerOperator) -> Operator:
@@ -52,14 +53,26 @@ def heads_of_latents(c: Context, o: LayerOperator) -> Operator:
     products = tuple(MatrixProduct.of(c.tokens, product.matrix, c.grid.tp) for product in o.products)
     ranks = m.query_rank + m.key_rank
     moved = rows * ((2 * ranks + m.rotary) * (c.software.norm[0] + HALF))
-    traffic = moved, 2 * moved
+    forward_bytes, backward_bytes = moved, 2 * moved
     if c.software.latent:
-        traffic = tuple(rows * (ranks + m.rotary) * element_bytes for element_bytes in c.software.latent)
+        forward_bytes, backward_bytes = (
+            rows * (ranks + m.rotary) * element_bytes for element_bytes in c.software.latent
+        )
     given = c.bytes_of(o.gives)
     kept = HALF * rows * ranks + given
     share = (ranks + m.rotary) / s.hidden if m.query_rank else 0.0
     forward, backward = entering(c, share)
-    return Operator(o, products, None, *traffic, forward, backward, kept, given=given, inside=share * c.gathered)
+    return Operator(
+        o,
+        products=products,
+        forward_bytes=forward_bytes,
+        backward_bytes=backward_bytes,
+        forward=forward,
+        backward=backward,
+        kept=kept,
+        given=given,
+        inside=share * c.gathered,
+    )
 
 
 def rotate(c: Context, o: LayerOperator) -> Operator:
@@ -68,7 +81,15 @@ def rotate(c: Context, o: LayerOperator) -> Operator:
     forward, backward = _turned(c, n)
     if c.shape.clips:  # the forward reads and writes; the backward moves the gradient and the clipped values
         forward, backward = forward + 2 * HALF * n, backward + 3 * HALF * n
-    return Operator(o, (), None, forward, backward, kept=n * w.rotary_kept, given=HALF * n, kernel="rotary", elements=n)
+    return Operator(
+        o,
+        forward_bytes=forward,
+        backward_bytes=backward,
+        kept=n * w.rotary_kept,
+        given=HALF * n,
+        kernel="rotary",
+        elements=n,
+    )
 
 
 def _turned(c: Context, n: Numbers) -> tuple[Numbers, Numbers]:
@@ -101,40 +122,70 @@ def attention(c: Context, o: LayerOperator) -> Operator:
 
     Under cp with "ulysses" a rank has a share of the heads for all tokens, else all heads for a share of the queries.
     """
+    keeps_scores = ATTENTION_KERNELS[c.software.attention].keeps_scores
+    return _core_of_products(c, o) if keeps_scores else _core_of_one_kernel(c, o)
+
+
+def _core_of_products(c: Context, o: LayerOperator) -> Operator:
+    """Queries times keys, softmax, weights times values."""
+    s, grid, w, heads = c.shape, c.grid, c.software, c.sizes.heads
+    queries, given = s.sequence // grid.cp, c.bytes_of(o.gives)
+    forward, backward = _keys_to_queries(c, heads, s.query_width)
+    batch, n = heads * grid.microbatch, 1.0 * heads * grid.microbatch * queries * s.sequence
+    if CONTEXT_METHODS[grid.cp_method].trades_heads:
+        batch, queries = np.maximum(1, batch // grid.cp), s.sequence
+    products = (
+        MatrixProduct(queries, s.query_width, s.sequence, batch, weight=False),
+        MatrixProduct(queries, s.sequence, s.value_width, batch, weight=False),
+    )
+    # Kept: the softmax's result; with dropout the mask and the remaining scores. Backward: the gradients on both sides
+    # of the softmax.
+    kernel = ATTENTION_KERNELS[w.attention]
+    per_score = 5 if w.dropout else kernel.kept_score_bytes
+    return Operator(
+        o,
+        products=products,
+        forward_bytes=n * w.softmax[0],
+        backward_bytes=n * w.softmax[1],
+        forward=forward,
+        backward=backward,
+        kept=n * per_score + given,
+        kept_result=given,
+        given=given,
+        inside=2 * n * kernel.score_gradient_bytes,
+    )
+
+
+def _core_of_one_kernel(c: Context, o: LayerOperator) -> Operator:
+    """Attention that keeps no scores, and merges the results of visits with the keys of other ranks or blocks."""
     s, grid, w, heads = c.shape, c.grid, c.software, c.sizes.heads
     queries, given, method = s.sequence // grid.cp, c.bytes_of(o.gives), CONTEXT_METHODS[grid.cp_method]
-    exchanges = _keys_to_queries(c, heads, s.query_width)
-    attention_kernel = ATTENTION_KERNELS[w.attention]
-    if attention_kernel.keeps_scores:
-        batch, n = heads * grid.microbatch, 1.0 * heads * grid.microbatch * queries * s.sequence
-        if method.trades_heads:
-            batch, queries = np.maximum(1, batch // grid.cp), s.sequence
-        products = (
-            MatrixProduct(queries, s.query_width, s.sequence, batch, weight=False),
-            MatrixProduct(queries, s.sequence, s.value_width, batch, weight=False),
-        )
-        # Kept: what the softmax gives; with dropout the mask and the remaining scores. Backward: the gradients on both
-        # sides of the softmax.
-        per_score = 5 if w.dropout else attention_kernel.kept_score_bytes
-        inside = 2 * n * attention_kernel.score_gradient_bytes
-        traffic = n * w.softmax[0], n * w.softmax[1]
-        return Operator(o, products, None, *traffic, *exchanges, n * per_score + given, given, given, inside)
-    causal_share = 0.5 if w.causal else 1.0
+    forward, backward = _keys_to_queries(c, heads, s.query_width)
     keys = s.keys_seen(c.kind)
-    pairs = causal_share * heads * c.tokens * keys
+    pairs = (0.5 if w.causal else 1.0) * heads * c.tokens * keys
     length = np.minimum(queries if method.exchange == "ring" else s.sequence, math.ceil(keys))
-    scores = Scores(pairs, length, s.query_width + s.value_width)
-    sums = FLOAT32 * c.sizes["log-sum-exp"]
-    inside = sums * s.query_width  # the gradient of queries is accumulated in float32
+    sums = FLOAT32 * c.sizes[ATTENTION.log_sum_exp]
     visits = grid.cp * (grid.cp > 1) * (not method.trades_heads)
     if s.is_blockwise(c.kind):
         visits = np.maximum(1, visits)
-    forward, backward = (c.sizes["attended"] * visits * element_bytes for element_bytes in w.ring)
+    merged = c.sizes[ATTENTION.attended] * visits
+    forward_bytes, backward_bytes = (merged * element_bytes for element_bytes in w.ring)
     if s.caps:
-        forward, backward = forward + pairs * w.capped[0], backward + pairs * w.capped[1]
-    kept, merged, traffic = given + sums, c.sizes["attended"] * visits, (forward, backward)
+        forward_bytes, backward_bytes = forward_bytes + pairs * w.capped[0], backward_bytes + pairs * w.capped[1]
     return Operator(
-        o, (), scores, *traffic, *exchanges, kept, kept, given, inside, needs_kept=True, kernel="merge", elements=merged
+        o,
+        scores=Scores(pairs, length, s.query_width + s.value_width),
+        forward_bytes=forward_bytes,
+        backward_bytes=backward_bytes,
+        forward=forward,
+        backward=backward,
+        kept=given + sums,
+        kept_result=given + sums,
+        given=given,
+        inside=sums * s.query_width,  # the gradient of queries is accumulated in float32
+        needs_kept=True,
+        kernel="merge",
+        elements=merged,
     )
 
 

@@ -85,7 +85,7 @@ def kept_bytes(chain: Chain, policy: str) -> Numbers:
     recomputed = {
         o.layer_operator.gives
         for o in chain
-        if o.recompute_unit in operators and o.layer_operator.gives != o.layer_operator.takes
+        if o.recompute_unit in operators and o.layer_operator.gives is not o.layer_operator.takes
     }
     return sum(o.kept for o in chain if o.kept_tensor not in recomputed)
 

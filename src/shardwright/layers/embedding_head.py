@@ -13,7 +13,16 @@ from shardwright.layers.operators import FLOAT32, HALF, Context, Exchange, Matri
 
 def embed(c: Context, o: LayerOperator) -> Operator:
     """The lookup, and the sum over tp if the table is cut by its vocabulary."""
-    return Operator(o, (), None, 3 * c.whole, 3 * c.whole, *c.leaving, kernel="embedding", elements=c.whole / HALF)
+    forward, backward = c.leaving
+    return Operator(
+        o,
+        forward_bytes=3 * c.whole,
+        backward_bytes=3 * c.whole,
+        forward=forward,
+        backward=backward,
+        kernel="embedding",
+        elements=c.whole / HALF,
+    )
 
 
 def project(c: Context, o: LayerOperator) -> Operator:
@@ -23,10 +32,9 @@ def project(c: Context, o: LayerOperator) -> Operator:
     joined = c.bytes_of(o.takes)
     return Operator(
         o,
-        (MatrixProduct.of(c.sizes.tokens_here, product.matrix, c.grid.tp),),
-        None,
-        2 * joined,
-        joined,
+        products=(MatrixProduct.of(c.sizes.tokens_here, product.matrix, c.grid.tp),),
+        forward_bytes=2 * joined,
+        backward_bytes=joined,
         kept=joined,
         given=c.bytes_of(o.gives),
         keeps_input=True,
@@ -71,11 +79,10 @@ def head(c: Context, o: LayerOperator) -> Operator:
     gathered = () if w.head_parallel else (Exchange("all_gather", "tp", HALF * n * (c.grid.tp > 1)),)
     return Operator(
         o,
-        (MatrixProduct(c.tokens, s.hidden, columns),),
-        None,
-        n * (w.loss[0] + changed),
-        n * w.loss[1],
-        gathered,
+        products=(MatrixProduct(c.tokens, s.hidden, columns),),
+        forward_bytes=n * (w.loss[0] + changed),
+        backward_bytes=n * w.loss[1],
+        forward=gathered,
         in_backward=w.loss_in_backward,
         kernel="loss",
         elements=n,

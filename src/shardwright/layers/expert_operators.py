@@ -15,28 +15,35 @@ import numpy as np
 
 from shardwright.layers.arrays import Numbers
 from shardwright.layers.layer_operators import LayerOperator
+from shardwright.layers.layer_tensors import ROUTING
 from shardwright.layers.operators import FLOAT32, HALF, Context, Exchange, MatrixProduct, Operator, entering, leaving
 
 
 def route(c: Context, o: LayerOperator) -> Operator:
     """The router's product and choice, in float32, for the rows of this rank; it keeps its input."""
-    logits, w = c.sizes["logits"], c.software
+    logits, w = c.sizes[ROUTING.logits], c.software
     product = MatrixProduct.of(c.sizes.routed, o.products[0].matrix, 1)
     forward, backward = (
         logits * (of_logit + of_choice * c.shape.mixture.topk) + c.sizes.routed * c.shape.hidden * of_input
         for of_logit, of_choice, of_input in zip(w.router, w.choices, w.router_input, strict=True)
     )
     kept = c.bytes_of(o.takes) + logits * FLOAT32 * 2
-    return Operator(o, (product,), None, forward, backward, kept=kept, keeps_input=True)
+    return Operator(o, products=(product,), forward_bytes=forward, backward_bytes=backward, kept=kept, keeps_input=True)
 
 
 def weigh_shared(c: Context, o: LayerOperator) -> Operator:
     """The gate of shared experts: a product with one column, and its sigmoid times the experts' result, which is kept.
     The router keeps the product's input, which is its own input too."""
-    n, product = c.sizes[o.gives], MatrixProduct.of(c.sizes["shared gate logits"], o.products[0].matrix, 1)
+    n, product = c.sizes[o.gives], MatrixProduct.of(c.sizes[ROUTING.shared_gate_logits], o.products[0].matrix, 1)
     kept = c.bytes_of(o.takes)
     return Operator(
-        o, (product,), None, 2 * HALF * n, 3 * HALF * n, kept=kept, given=c.bytes_of(o.gives), needs_kept=True
+        o,
+        products=(product,),
+        forward_bytes=2 * HALF * n,
+        backward_bytes=3 * HALF * n,
+        kept=kept,
+        given=c.bytes_of(o.gives),
+        needs_kept=True,
     )
 
 
@@ -69,7 +76,14 @@ def dispatch(c: Context, o: LayerOperator) -> Operator:
     forward, backward = _moved(c, n, c.software.dispatch, 0)
     kept = c.software.dispatch_bytes * n
     return Operator(
-        o, (), None, forward, backward, (to_experts,), (from_experts,), kept, given=HALF * n, inside=HALF * n
+        o,
+        forward_bytes=forward,
+        backward_bytes=backward,
+        forward=(to_experts,),
+        backward=(from_experts,),
+        kept=kept,
+        given=HALF * n,
+        inside=HALF * n,
     )
 
 
@@ -78,7 +92,7 @@ def weigh_rows(c: Context, o: LayerOperator) -> Operator:
     them."""
     n, given = c.sizes[o.gives], c.bytes_of(o.gives)
     kept = 0.0 if c.software.is_own else given
-    return Operator(o, (), None, 2 * HALF * n, 3 * HALF * n, kept=kept, given=given, needs_kept=True)
+    return Operator(o, forward_bytes=2 * HALF * n, backward_bytes=3 * HALF * n, kept=kept, given=given, needs_kept=True)
 
 
 def combine(c: Context, o: LayerOperator) -> Operator:
@@ -86,7 +100,16 @@ def combine(c: Context, o: LayerOperator) -> Operator:
     n, to_experts, from_experts = _travel(c)
     forward, backward = _moved(c, n, c.software.combine, 1)
     given, kept = c.bytes_of(o.gives), c.software.returned_kept * n
-    return Operator(o, (), None, forward, backward, (from_experts,), (to_experts,), kept, given=given, inside=HALF * n)
+    return Operator(
+        o,
+        forward_bytes=forward,
+        backward_bytes=backward,
+        forward=(from_experts,),
+        backward=(to_experts,),
+        kept=kept,
+        given=given,
+        inside=HALF * n,
+    )
 
 
 def _moved(
@@ -110,7 +133,7 @@ def _moved(
 
 def _travel(c: Context) -> tuple[Numbers, Exchange, Exchange]:
     """Elements that a rank sends, and the exchanges to experts and back."""
-    is_sent, n = c.grid.ep > 1, c.sizes["rows to send"]
+    is_sent, n = c.grid.ep > 1, c.sizes[ROUTING.rows_to_send]
     to_experts, from_experts = (
         Exchange("all_to_all", "ep", size * n * is_sent) for size in (c.software.dispatch_bytes, HALF)
     )

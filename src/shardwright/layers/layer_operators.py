@@ -1,21 +1,34 @@
 """The operators of a layer, in order: the one list that the predictions and the account of memory follow.
 
-Each operator takes one tensor and gives one, whose sizes are in tensor_sizes.py. An *enter* gathers the sequence shards
-of tensor parallel, a *leave* reduces the partial sums. A *whole* tensor has all tokens of the part of the sequence that
-tensor-parallel ranks share, and a whole output is a partial sum.
+Each operator takes one tensor and gives one; layer_tensors.py has the tensors and their sizes. An *enter* gathers the
+sequence shards of tensor parallel, a *leave* reduces the partial sums. A *gathered* tensor has all tokens of the part
+of the sequence that tensor-parallel ranks share; so has a partial sum.
 
 Other files add what an operator moves, exchanges and keeps with a software generation: operators.py for predictions,
 from a description of the software; memory/kept_tensors.py and its users for our own runtime, exactly.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache
 from itertools import groupby
 
 from shardwright.config.layer_kind import has_experts
 from shardwright.config.matrix import Matrix
 from shardwright.config.model_shape import ModelShape
+from shardwright.layers.layer_tensors import (
+    ATTENTION,
+    BLOCK,
+    ENDS,
+    EXPERT_MLP,
+    LATENT,
+    MLP,
+    ROUTING,
+    SHARED_MLP,
+    LayerTensor,
+    MlpTensors,
+    ShardedTensor,
+)
 
 
 @dataclass(frozen=True)
@@ -23,8 +36,9 @@ class WeightProduct:
     """A product with a weight, from one tensor to another."""
 
     matrix: Matrix
-    takes: str
-    gives: str
+    _: KW_ONLY
+    takes: LayerTensor
+    gives: LayerTensor
 
 
 @dataclass(frozen=True)
@@ -38,14 +52,10 @@ class LayerOperator:
 
     name: str
     recompute_unit: str
-    takes: str
-    gives: str
+    _: KW_ONLY
+    takes: LayerTensor
+    gives: LayerTensor
     products: tuple[WeightProduct, ...] = ()
-
-    @property
-    def tensors(self) -> tuple[str, ...]:
-        """All tensors that it and its products take and give."""
-        return (self.takes, self.gives, *(name for p in self.products for name in (p.takes, p.gives)))
 
 
 Operators = tuple[LayerOperator, ...]
@@ -57,63 +67,63 @@ ALWAYS_RECOMPUTED = frozenset({"weigh"})
 def attention_operators(shape: ModelShape) -> Operators:
     """The first half of any layer, up to the input of the residual sum. In a parallel block it gives a part of the same
     tensor as the second half, before the sum over tp; with one norm the product into the MLP is here too."""
-    takes = "attention normal" if shape.norms_before else "input"
+    takes = BLOCK.attention_norm_out if shape.norms_before else BLOCK.input
     unit = "norm" if shape.parallel != "one-norm" else "norm of both"
-    norm = LayerOperator("attention norm", unit, "input", "attention normal")
-    gives = "whole attention output" if shape.parallel == "none" else "whole output"
+    norm = LayerOperator("attention norm", unit, takes=BLOCK.input, gives=BLOCK.attention_norm_out)
+    gives = ATTENTION.product_out if shape.parallel == "none" else MLP.product_out
     operators = (
         *((norm,) if shape.norms_before else ()),
         *(_latent(shape, takes) if shape.latent else _grouped(shape, takes)),
-        LayerOperator("attention", "attention", "query, key and value", "attended"),
-        _product("out", "output", shape.attention_matrices[-1], "attended", gives),
+        LayerOperator("attention", "attention", takes=ATTENTION.heads, gives=ATTENTION.attended),
+        _product("out", "output", shape.attention_matrices[-1], takes=ATTENTION.attended, gives=gives),
     )
     if shape.parallel != "none":
         return operators
-    leave = LayerOperator("attention leave", "output", gives, "attention output")
-    return (*operators, leave, *_out_norm(shape, "attention", "attention output"))
+    leave = LayerOperator("attention leave", "output", takes=gives, gives=BLOCK.attention_out)
+    out_norm = LayerOperator(
+        "attention out norm", "out norm", takes=BLOCK.attention_out, gives=BLOCK.attention_out_norm_out
+    )
+    return (*operators, leave, *((out_norm,) if shape.norms_after else ()))
 
 
-def _out_norm(shape: ModelShape, half: str, takes: str) -> Operators:
-    """The norm of the output of a half of a layer. No policy names it: its result is added, and a sum keeps nothing."""
-    norm = LayerOperator(f"{half} out norm", "out norm", takes, f"normal {half} output")
-    return (norm,) if shape.norms_after else ()
-
-
-def _grouped(shape: ModelShape, takes: str) -> Operators:
+def _grouped(shape: ModelShape, takes: ShardedTensor) -> Operators:
     """Query, key and value in one product, and their rotation. If both halves of a layer have one norm, the product
     into the MLP is here too."""
-    gathered = f"whole {takes}"
     unit = "qkv" if shape.parallel != "one-norm" else "both"
-    up = _product("up", unit, shape.mlp_matrices[0], gathered, "up")
+    up = _product("up", unit, shape.mlp_matrices[0], takes=takes.gathered, gives=MLP.up)
     return (
-        LayerOperator("attention enter", unit, takes, gathered),
+        LayerOperator("attention enter", unit, takes=takes, gives=takes.gathered),
         *((up,) if unit == "both" else ()),
-        _product("qkv", unit, shape.attention_matrices[0], gathered, "qkv"),
-        LayerOperator("rotary", "attention", "qkv", "query, key and value"),
+        _product("qkv", unit, shape.attention_matrices[0], takes=takes.gathered, gives=ATTENTION.qkv),
+        LayerOperator("rotary", "attention", takes=ATTENTION.qkv, gives=ATTENTION.heads),
     )
 
 
-def _latent(shape: ModelShape, takes: str) -> Operators:
+def _latent(shape: ModelShape, takes: ShardedTensor) -> Operators:
     """Multi-head latent attention (MLA): down projection to latents, then up projection to heads. Without low-rank
     queries, each tensor-parallel rank computes the queries and the latents from the gathered sequence."""
-    down_matrix, q_up, kv_up, _ = shape.attention_matrices
-    keys_and_values, heads = "made keys and values", "query, key and value"
-    rotary = LayerOperator("rotary", "attention", heads, heads)
+    down, q_up, kv_up, _ = shape.attention_matrices
+    rotary = LayerOperator("rotary", "attention", takes=ATTENTION.heads, gives=ATTENTION.heads)
     if not shape.low_ranks.query_rank:
-        gathered = f"whole {takes}"
-        products = WeightProduct(q_up, gathered, "query"), WeightProduct(down_matrix, gathered, "whole latents")
-        key_product = WeightProduct(kv_up, "normal keys' latent", keys_and_values)
+        products = (
+            WeightProduct(q_up, takes=takes.gathered, gives=LATENT.query),
+            WeightProduct(down, takes=takes.gathered, gives=LATENT.latents.gathered),
+        )
+        key_product = WeightProduct(kv_up, takes=LATENT.key_latent_norm_out, gives=LATENT.key_and_value)
         return (
-            LayerOperator("attention enter", "qkv", takes, gathered),
-            LayerOperator("qkv", "qkv", gathered, "projected", products),
-            LayerOperator("heads", "attention", "projected", heads, (key_product,)),
+            LayerOperator("attention enter", "qkv", takes=takes, gives=takes.gathered),
+            LayerOperator("qkv", "qkv", takes=takes.gathered, gives=LATENT.projected, products=products),
+            LayerOperator("heads", "attention", takes=LATENT.projected, gives=ATTENTION.heads, products=(key_product,)),
             rotary,
         )
-    products = WeightProduct(q_up, "whole latents", "query"), WeightProduct(kv_up, "whole latents", keys_and_values)
+    products = (
+        WeightProduct(q_up, takes=LATENT.latents.gathered, gives=LATENT.query),
+        WeightProduct(kv_up, takes=LATENT.latents.gathered, gives=LATENT.key_and_value),
+    )
     return (
-        LayerOperator("attention enter", "qkv", takes, takes),
-        _product("qkv", "qkv", down_matrix, takes, "latents"),
-        LayerOperator("heads", "attention", "latents", heads, products),
+        LayerOperator("attention enter", "qkv", takes=takes, gives=takes),
+        _product("qkv", "qkv", down, takes=takes, gives=LATENT.latents),
+        LayerOperator("heads", "attention", takes=LATENT.latents, gives=ATTENTION.heads, products=products),
         rotary,
     )
 
@@ -122,41 +132,49 @@ def _latent(shape: ModelShape, takes: str) -> Operators:
 def mlp_operators(shape: ModelShape) -> Operators:
     """The second half of a dense layer. In a parallel block it has the same input as the first half, and the sums of
     both leave together."""
-    leave = LayerOperator("mlp leave", "down", "whole output", "mlp output")
+    leave = LayerOperator("mlp leave", "down", takes=MLP.product_out, gives=BLOCK.mlp_out)
     if shape.parallel == "one-norm":
         # The up projection is fused with QKV in attention_operators; drop it here.
-        _, *operators = _mlp("", shape.mlp_matrices, "", "whole output")
+        _, *operators = _mlp("", shape.mlp_matrices, MLP, BLOCK.attention_norm_out.gathered)
         return (*operators, leave)
-    stream = "middle" if shape.parallel == "none" else "input"
-    takes = "mlp normal" if shape.norms_before else stream
+    stream = BLOCK.middle if shape.parallel == "none" else BLOCK.input
+    takes = BLOCK.mlp_norm_out if shape.norms_before else stream
+    norm = LayerOperator("mlp norm", "norm", takes=stream, gives=takes)
     return (
-        *((LayerOperator("mlp norm", "norm", stream, takes),) if shape.norms_before else ()),
-        LayerOperator("mlp enter", "up", takes, f"whole {takes}"),
-        *_mlp("", shape.mlp_matrices, f"whole {takes}", "whole output"),
+        *((norm,) if shape.norms_before else ()),
+        LayerOperator("mlp enter", "up", takes=takes, gives=takes.gathered),
+        *_mlp("", shape.mlp_matrices, MLP, takes.gathered),
         leave,
-        *_out_norm(shape, "mlp", "mlp output"),
+        *_mlp_out_norm(shape, BLOCK.mlp_out),
     )
+
+
+def _mlp_out_norm(shape: ModelShape, takes: LayerTensor) -> Operators:
+    """The norm of the output of the second half of a layer. No policy names it: its result is added, and a sum keeps
+    nothing."""
+    norm = LayerOperator("mlp out norm", "out norm", takes=takes, gives=BLOCK.mlp_out_norm_out)
+    return (norm,) if shape.norms_after else ()
 
 
 @lru_cache(maxsize=64)
 def routed_operators(shape: ModelShape) -> Operators:
     """The second half of a layer with experts, without the shared ones. No policy names its norm, whose result several
     operators need. If weights multiply the input of experts, that product is always recomputed."""
-    takes = "mlp normal" if shape.norms_before else "middle"
-    choice = WeightProduct(shape.gate_matrices[0], takes, "logits")
+    takes = BLOCK.mlp_norm_out if shape.norms_before else BLOCK.middle
+    choice = WeightProduct(shape.gate_matrices[0], takes=takes, gives=ROUTING.logits)
     weighs = shape.mixture.weighs_input
-    rows = "weighed rows" if weighs else "dispatched"
-    norm = LayerOperator("norm before experts", "norm before experts", "middle", takes)
+    rows = ROUTING.weighed if weighs else ROUTING.dispatched
+    norm = LayerOperator("norm before experts", "norm before experts", takes=BLOCK.middle, gives=takes)
     return (
         *((norm,) if shape.norms_before else ()),
-        LayerOperator("router", "router", takes, "weights", (choice,)),
-        LayerOperator("experts enter", "dispatch", takes, takes),
-        LayerOperator("dispatch", "dispatch", takes, "dispatched"),
-        *((LayerOperator("weigh", "weigh", "dispatched", rows),) if weighs else ()),
-        *_mlp("expert ", shape.routed_matrices, rows, "expert output"),
-        LayerOperator("combine", "combine", "expert output", "routed output"),
-        LayerOperator("experts leave", "combine", "routed output", "routed output"),
-        *(() if shape.mixture.shared_ffn else _out_norm(shape, "mlp", "routed output")),
+        LayerOperator("router", "router", takes=takes, gives=ROUTING.weights, products=(choice,)),
+        LayerOperator("experts enter", "dispatch", takes=takes, gives=takes),
+        LayerOperator("dispatch", "dispatch", takes=takes, gives=ROUTING.dispatched),
+        *((LayerOperator("weigh", "weigh", takes=ROUTING.dispatched, gives=rows),) if weighs else ()),
+        *_mlp("expert ", shape.routed_matrices, EXPERT_MLP, rows),
+        LayerOperator("combine", "combine", takes=EXPERT_MLP.product_out, gives=ROUTING.routed_out),
+        LayerOperator("experts leave", "combine", takes=ROUTING.routed_out, gives=ROUTING.routed_out),
+        *(() if shape.mixture.shared_ffn else _mlp_out_norm(shape, ROUTING.routed_out)),
     )
 
 
@@ -166,32 +184,34 @@ def shared_operators(shape: ModelShape) -> Operators:
     mixture = shape.experts
     if mixture is None or not mixture.shared_ffn:
         return ()
-    takes = "mlp normal" if shape.norms_before else "middle"
+    takes = BLOCK.mlp_norm_out if shape.norms_before else BLOCK.middle
     gate = tuple(
-        LayerOperator("shared gate", "gate", "shared output", "gated output", (product,))
-        for product in (WeightProduct(m, takes, "shared gate logits") for m in shape.gate_matrices[1:])
+        LayerOperator("shared gate", "gate", takes=ROUTING.shared_out, gives=ROUTING.gated_out, products=(product,))
+        for product in (
+            WeightProduct(m, takes=takes, gives=ROUTING.shared_gate_logits) for m in shape.gate_matrices[1:]
+        )
     )
     return (
-        LayerOperator("shared enter", "up", takes, f"whole {takes}"),
-        *_mlp("shared ", shape.shared_matrices, f"whole {takes}", "whole shared output"),
-        LayerOperator("shared leave", "down", "whole shared output", "shared output"),
+        LayerOperator("shared enter", "up", takes=takes, gives=takes.gathered),
+        *_mlp("shared ", shape.shared_matrices, SHARED_MLP, takes.gathered),
+        LayerOperator("shared leave", "down", takes=SHARED_MLP.product_out, gives=ROUTING.shared_out),
         *gate,
-        *_out_norm(shape, "mlp", "gated output" if gate else "shared output"),
+        *_mlp_out_norm(shape, ROUTING.gated_out if gate else ROUTING.shared_out),
     )
 
 
-def _mlp(prefix: str, matrices: tuple[Matrix, Matrix], takes: str, gives: str) -> Operators:
-    """Up (and gate), activation, down."""
-    up, inner = f"{prefix}up", f"{prefix}inner"
+def _mlp(prefix: str, matrices: tuple[Matrix, Matrix], mlp: MlpTensors, takes: LayerTensor) -> Operators:
+    """Up (and gate), activation, down. `prefix` begins the operators' names."""
     return (
-        _product(up, "up", matrices[0], takes, up),
-        LayerOperator(f"{prefix}activation", "activation", up, inner),
-        _product(f"{prefix}down", "down", matrices[1], inner, gives),
+        _product(f"{prefix}up", "up", matrices[0], takes=takes, gives=mlp.up),
+        LayerOperator(f"{prefix}activation", "activation", takes=mlp.up, gives=mlp.inner),
+        _product(f"{prefix}down", "down", matrices[1], takes=mlp.inner, gives=mlp.product_out),
     )
 
 
-def _product(name: str, unit: str, matrix: Matrix, takes: str, gives: str) -> LayerOperator:
-    return LayerOperator(name, unit, takes, gives, (WeightProduct(matrix, takes, gives),))
+def _product(name: str, unit: str, matrix: Matrix, *, takes: LayerTensor, gives: LayerTensor) -> LayerOperator:
+    product = WeightProduct(matrix, takes=takes, gives=gives)
+    return LayerOperator(name, unit, takes=takes, gives=gives, products=(product,))
 
 
 @lru_cache(maxsize=64)
@@ -200,32 +220,37 @@ def piece_operators(shape: ModelShape, kind: str) -> Operators:
     "mtp", which is a module that predicts a further token, without its block."""
     match kind:
         case "embedding":
-            look_up = LayerOperator("embedding", "embedding", "tokens", "input")
-            norm = LayerOperator("embedding norm", "embedding norm", "input", "input")
+            look_up = LayerOperator("embedding", "embedding", takes=ENDS.tokens, gives=BLOCK.input)
+            norm = LayerOperator("embedding norm", "embedding norm", takes=BLOCK.input, gives=BLOCK.input)
             return (look_up, norm) if shape.embedding_norm else (look_up,)
         case "head":
             return _head()
         case "mtp":
             return (
-                LayerOperator("embedding", "embedding", "tokens", "embedded"),
-                LayerOperator("embedding norm", "before block", "embedded", "embedded"),
-                LayerOperator("hidden norm", "before block", "input", "input"),
-                _product("project", "before block", shape.further_matrix, "joined", "input"),
+                LayerOperator("embedding", "embedding", takes=ENDS.tokens, gives=ENDS.embedded),
+                LayerOperator("embedding norm", "before block", takes=ENDS.embedded, gives=ENDS.embedded),
+                LayerOperator("hidden norm", "before block", takes=BLOCK.input, gives=BLOCK.input),
+                _product("project", "before block", shape.further_matrix, takes=ENDS.joined, gives=BLOCK.input),
                 *_head(),
             )
     half = routed_operators(shape) + shared_operators(shape) if has_experts(kind) else mlp_operators(shape)
-    attention, end = attention_operators(shape), LayerOperator("mlp join", "join", half[-1].gives, "output")
+    attention, end = (
+        attention_operators(shape),
+        LayerOperator("mlp join", "join", takes=half[-1].gives, gives=BLOCK.output),
+    )
     if shape.parallel != "none":
         return (*attention, *half, end)
-    return (*attention, LayerOperator("attention join", "join", attention[-1].gives, "middle"), *half, end)
+    middle = LayerOperator("attention join", "join", takes=attention[-1].gives, gives=BLOCK.middle)
+    return (*attention, middle, *half, end)
 
 
 def _head() -> Operators:
     """A norm, the product with the vocabulary and the loss."""
+    gathered = ENDS.final_norm_out.gathered
     return (
-        LayerOperator("final norm", "final norm", "final input", "final normal"),
-        LayerOperator("head enter", "head", "final normal", "whole final normal"),
-        LayerOperator("head", "head", "whole final normal", "loss"),
+        LayerOperator("final norm", "final norm", takes=ENDS.final_input, gives=ENDS.final_norm_out),
+        LayerOperator("head enter", "head", takes=ENDS.final_norm_out, gives=gathered),
+        LayerOperator("head", "head", takes=gathered, gives=ENDS.loss),
     )
 
 

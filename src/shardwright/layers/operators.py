@@ -9,7 +9,7 @@ G query and key/value heads, D head width, F inner width of the MLP, V vocabular
 an array with one entry per plan; so an exchange that only some plans have exists for all, with 0 bytes for the others.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -21,8 +21,8 @@ from shardwright.config.model_shape import ModelShape
 from shardwright.config.software import SoftwareSpec
 from shardwright.layers.arrays import Numbers
 from shardwright.layers.layer_operators import LayerOperator
+from shardwright.layers.layer_tensors import BLOCK, LayerTensor, TensorSizes
 from shardwright.layers.query import PlanGrid
-from shardwright.layers.tensor_sizes import TensorSizes
 
 HALF, FLOAT32 = 2, 4
 
@@ -111,6 +111,7 @@ class Operator:
     """
 
     layer_operator: LayerOperator
+    _: KW_ONLY
     products: tuple[MatrixProduct, ...] = ()
     scores: Scores | None = None
     forward_bytes: Numbers = 0.0
@@ -138,7 +139,7 @@ class Operator:
         return self.layer_operator.recompute_unit
 
     @property
-    def kept_tensor(self) -> str:
+    def kept_tensor(self) -> LayerTensor:
         """The tensor that it keeps."""
         return self.layer_operator.takes if self.keeps_input else self.layer_operator.gives
 
@@ -187,7 +188,13 @@ class Context:
     def sizes(self) -> TensorSizes:
         """Elements of tensors."""
         shape, grid, stream_ranks = self.shape, self.grid, np.where(self.grid.sequence_parallel, self.grid.tp, 1)
-        sizes = TensorSizes(shape, grid.tp, grid.expert_tp, self.tokens, self.tokens / stream_ranks)
+        sizes = TensorSizes(
+            shape,
+            tp=grid.tp,
+            expert_tp=grid.expert_tp,
+            tokens=self.tokens,
+            tokens_here=self.tokens / stream_ranks,
+        )
         if shape.experts is None:
             return sizes
         # If experts are whole, tp ranks share the tokens, whether the residual stream is sharded or not.
@@ -217,7 +224,7 @@ class Context:
         num = self.shape.mixture.num
         return self.sent * self.grid.ep / num, np.maximum(1, num // self.grid.ep)
 
-    def bytes_of(self, tensor: str) -> Numbers:
+    def bytes_of(self, tensor: LayerTensor) -> Numbers:
         """Bytes of a tensor with 16 bits per element."""
         return HALF * self.sizes[tensor]
 
@@ -261,7 +268,7 @@ def norm(c: Context, o: LayerOperator) -> Operator:
     """Layernorm or RMSNorm of the residual stream. In a parallel block the second norm takes what the first keeps."""
     n, s = c.sizes[o.takes], c.software
     forward, backward = c.norm
-    kept = 0.0 if o.name == "mlp norm" and o.takes == "input" else n * s.norm_kept
+    kept = 0.0 if o.name == "mlp norm" and o.takes is BLOCK.input else n * s.norm_kept
     return Operator(
         o,
         forward_bytes=n * forward,
@@ -282,7 +289,7 @@ def enter(c: Context, o: LayerOperator) -> Operator:
     (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2). It keeps the product's input; the router keeps the input
     of shared experts. There is no gather if each rank makes the product of its own rows.
     """
-    forward, backward = ((), ()) if o.gives == o.takes else c.entering
+    forward, backward = ((), ()) if o.gives is o.takes else c.entering
     kept = 0.0 if o.name == "shared enter" else c.bytes_of(o.takes)
     return Operator(o, forward=forward, backward=backward, kept=kept, given=c.bytes_of(o.gives), keeps_input=True)
 
@@ -325,14 +332,28 @@ def rise(c: Context, o: LayerOperator) -> Operator:
     has_bias = c.shape.bias or (c.shape.qkv_bias and o.recompute_unit == "qkv")
     forward, backward = c.bias(c.sizes[o.gives], has_bias)
     inside = 0.0 if of_experts else c.gathered
-    return Operator(o, (product(c, o),), None, forward, backward, kept=kept, given=kept, inside=inside)
+    return Operator(
+        o,
+        products=(product(c, o),),
+        forward_bytes=forward,
+        backward_bytes=backward,
+        kept=kept,
+        given=kept,
+        inside=inside,
+    )
 
 
 def fall(c: Context, o: LayerOperator) -> Operator:
     """The product of the joined heads, or the one out of an MLP; the operator before it keeps its input."""
     # The bias is added after the sum over tp, where tokens may be sharded; experts' biases are added to their own rows.
     forward, backward = c.bias(c.sizes[o.gives] if o.products[0].matrix.experts else c.sizes.stream, c.shape.bias)
-    return Operator(o, (product(c, o),), None, forward, backward, given=c.bytes_of(o.gives))
+    return Operator(
+        o,
+        products=(product(c, o),),
+        forward_bytes=forward,
+        backward_bytes=backward,
+        given=c.bytes_of(o.gives),
+    )
 
 
 def join(c: Context, o: LayerOperator) -> Operator:
@@ -344,10 +365,8 @@ def join(c: Context, o: LayerOperator) -> Operator:
     backward = (n + shared_input) * w.residual[1] + 2 * HALF * n * c.shape.scales_stream
     return Operator(
         o,
-        (),
-        None,
-        (n + parts) * w.residual[0],
-        backward,
+        forward_bytes=(n + parts) * w.residual[0],
+        backward_bytes=backward,
         kept=kept,
         given=c.bytes_of(o.gives),
         needs_kept=True,
@@ -365,10 +384,8 @@ def activate(c: Context, o: LayerOperator) -> Operator:
     share, (forward, backward) = 1.0 if c.shape.gated or plain_activation else 2 / 3, plain_activation or w.activation
     return Operator(
         o,
-        (),
-        None,
-        share * n * (forward + HALF),
-        share * n * (backward + HALF),
+        forward_bytes=share * n * (forward + HALF),
+        backward_bytes=share * n * (backward + HALF),
         kept=n * (HALF + w.activation_kept),
         given=HALF * n,
         kernel="gated activation" if c.shape.gated else "activation",

@@ -6,7 +6,7 @@ are predicted too.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from functools import cache, cached_property
 from operator import attrgetter
 from typing import Any
@@ -253,6 +253,7 @@ class Run:
 
     shape: ModelShape
     grid: PlanGrid
+    _: KW_ONLY
     device: str
     software: str
     devices_per_node: int

@@ -55,26 +55,36 @@ class StageContents:
     head: int
 
 
-def held_by_rank(
-    kinds: tuple[Hashable, ...],
-    schedule: str,
-    pp: int,
-    virtual: int,
-    layout: tuple[int, ...],
-    is_vee: bool = False,
-    mtp: int = 0,
-) -> list[StageContents]:
+@dataclass(frozen=True)
+class PipelineStages:
+    """The stages of one pipeline: `virtual` on each of `pp` ranks, which a schedule places, or in a V if `is_vee`.
+    `layout` has the layers of each stage; they are even if it is empty. `mtp` more layers, like the last one, are with
+    the head."""
+
+    schedule: str
+    pp: int
+    virtual: int
+    layout: tuple[int, ...] = ()
+    is_vee: bool = False
+    mtp: int = 0
+
+    def placement(self) -> StagePlacement:
+        """The rank of each stage."""
+        return vee(self.pp) if self.is_vee else placement_of(self.schedule, self.pp, self.virtual)
+
+
+def held_by_rank(kinds: tuple[Hashable, ...], pipeline: PipelineStages) -> list[StageContents]:
     """The contents of all ranks of one pipeline; kinds of layers are in the order of their first layers in the model.
-    `mtp` more layers, like the last one, are with the head. ValueError if stages and layers do not match."""
-    placement = vee(pp) if is_vee else placement_of(schedule, pp, virtual)
-    stages = layout or tuple(even_stages(len(kinds), placement.num_stages))
+    ValueError if stages and layers do not match."""
+    placement = pipeline.placement()
+    stages = pipeline.layout or tuple(even_stages(len(kinds), placement.num_stages))
     if len(stages) != placement.num_stages or sum(stages) != len(kinds):
         raise ValueError(
             f"a layout of {len(stages)} stages with {sum(stages)} layers in all can't be the {placement.num_stages} "
-            f"stages of {schedule!r} on {pp} ranks with {len(kinds)} layers; give plan.layout one number for each "
-            "stage, or leave it out"
+            f"stages of {pipeline.schedule!r} on {pipeline.pp} ranks with {len(kinds)} layers; give plan.layout one "
+            "number for each stage, or leave it out"
         )
-    return _held(kinds, placement, stages, mtp)
+    return _held(kinds, placement, stages, pipeline.mtp)
 
 
 @lru_cache(maxsize=4096)
@@ -91,7 +101,10 @@ def _held(
     embeds, heads = placement.replicas(0), placement.replicas(len(stages) - 1)
     counts[list(dict.fromkeys(kinds)).index(kinds[-1]), list(heads)] += mtp
     by_rank = enumerate(counts.T.astype(int).tolist())
-    return [StageContents(rank, tuple(layers), int(rank in embeds), int(rank in heads)) for rank, layers in by_rank]
+    return [
+        StageContents(rank, tuple(layers), embedding=int(rank in embeds), head=int(rank in heads))
+        for rank, layers in by_rank
+    ]
 
 
 @lru_cache(maxsize=256)
@@ -101,15 +114,13 @@ def _before(kinds: tuple[Hashable, ...]) -> Array:
 
 
 @lru_cache(maxsize=4096)
-def _first_of_each(
-    kinds: tuple[int, ...], schedule: str, pp: int, virtual: int, layout: tuple[int, ...], is_vee: bool, mtp: int
-) -> list[StageContents]:
+def _first_of_each(kinds: tuple[int, ...], pipeline: PipelineStages) -> list[StageContents]:
     """The first rank of a pipeline with each distinct contents: no schedule lets a later one keep more microbatches.
 
     `kinds` has a number for each layer: it matters only which layers are alike.
     """
     firsts: dict[tuple[object, ...], StageContents] = {}
-    for contents in held_by_rank(kinds, schedule, pp, virtual, layout, is_vee, mtp=mtp):
+    for contents in held_by_rank(kinds, pipeline):
         firsts.setdefault((contents.layers, contents.embedding, contents.head), contents)
     return list(firsts.values())
 
@@ -146,7 +157,14 @@ class PipelineRanks:
         ]
         rank, embedding, head, *layers = np.array(table).T[:, :, which]
         are_apart = ~np.any(embedding & head, axis=0)
-        return cls(tuple(dict.fromkeys(kinds)), rank, tuple(layers), embedding, head, are_apart)
+        return cls(
+            kinds=tuple(dict.fromkeys(kinds)),
+            rank=rank,
+            layers=tuple(layers),
+            embedding=embedding,
+            head=head,
+            are_tables_apart=are_apart,
+        )
 
     def fullest(self, elements: Array) -> "PipelineRanks":
         """For each plan only the rank that holds the most elements: for models without experts."""
@@ -193,12 +211,14 @@ def different_ranks(shape: ModelShape, grid: PlanGrid) -> PipelineRanks:
     pipelines = [
         _first_of_each(
             kind_numbers,
-            SCHEDULES.names[number] if number >= 0 else grid.schedule,
-            pp,
-            virtual,
-            grid.layout,
-            grid.is_vee,
-            shape.mtp,
+            PipelineStages(
+                schedule=SCHEDULES.names[number] if number >= 0 else grid.schedule,
+                pp=pp,
+                virtual=virtual,
+                layout=grid.layout,
+                is_vee=grid.is_vee,
+                mtp=shape.mtp,
+            ),
         )
         for pp, virtual, number in zip(*(column[firsts].tolist() for column in columns), strict=True)
     ]
@@ -208,7 +228,12 @@ def different_ranks(shape: ModelShape, grid: PlanGrid) -> PipelineRanks:
 def all_ranks(shape: ModelShape, grid: PlanGrid) -> PipelineRanks:
     """Every rank of one plan. `grid` has arrays of one entry."""
     kinds = layer_kinds(shape, grid)
-    ranks = held_by_rank(
-        kinds, grid.schedule, int(grid.pp[0]), int(grid.virtual[0]), grid.layout, grid.is_vee, mtp=shape.mtp
+    pipeline = PipelineStages(
+        schedule=grid.schedule,
+        pp=int(grid.pp[0]),
+        virtual=int(grid.virtual[0]),
+        layout=grid.layout,
+        is_vee=grid.is_vee,
+        mtp=shape.mtp,
     )
-    return PipelineRanks.of(kinds, [ranks], np.zeros(1, np.int64))
+    return PipelineRanks.of(kinds, [held_by_rank(kinds, pipeline)], np.zeros(1, np.int64))

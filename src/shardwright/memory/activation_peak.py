@@ -15,6 +15,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.model_shape import shape_of
 from shardwright.config.plan import layer_policies
 from shardwright.config.recompute_policy import LAYER, Policy
+from shardwright.layers.layer_tensors import BLOCK
 from shardwright.memory.activations import (
     documents_kept,
     embedding_kept,
@@ -207,7 +208,7 @@ def job_stages(
             layer_memories += further_layers(job, policies[-1], works)
         memories[stage] = StageMemory(
             tuple(layer_memories),
-            input_bytes=Share.of(job)["input"] if stage else 0,
+            input_bytes=Share.of(job)[BLOCK.input] if stage else 0,
             documents_bytes=sum(documents_kept(job).values()),
             embedding_bytes=sum(embedding_kept(job).values()) if stage == 0 else 0,
             head_bytes=sum(head_kept(job).values()) if is_last else 0,

@@ -8,7 +8,7 @@ Letters: S tokens of a sequence on a rank, B microbatch size, T = S x B, H hidde
 vocabulary, t tensor-parallel degree. Sizes are bytes on one rank.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shardwright.config.array_math import holds, most
@@ -16,21 +16,12 @@ from shardwright.config.job import JobSpec
 from shardwright.config.model_shape import shape_of
 from shardwright.config.recompute_policy import LAYER, Policy
 from shardwright.layers.layer_operators import ALWAYS_RECOMPUTED, mlp_operators
+from shardwright.layers.layer_tensors import BLOCK, ENDS, MLP, LabelledTensor, LayerTensor
 from shardwright.memory.attention_activations import attention_of
 from shardwright.memory.cast_inputs import BOTH, cast_inputs, waiting_operands
-from shardwright.memory.kept_tensors import (
-    BOOL,
-    FLOAT32,
-    INT32,
-    INT64,
-    Bytes,
-    Chain,
-    KeptTensors,
-    Share,
-    activation_keeps,
-    kept_chain,
-)
-from shardwright.memory.moe_activations import Rows, expected_rows, experts_of
+from shardwright.memory.kept_chain import Chain, LayerPart, activation_keeps, chain_bytes, kept_chain
+from shardwright.memory.kept_tensors import IN_ENDS, IN_MLP, Bytes, Rows, Share, TensorBytes, Tensors
+from shardwright.memory.moe_activations import expected_rows, experts_of
 from shardwright.memory.working_memory import BackwardNeed, OperatorNeeds, most_needed
 
 
@@ -39,18 +30,18 @@ class Layer:
     """A layer on one rank, for one microbatch: the size of each tensor, and its two chains of operators.
 
     The last operator of a chain is the product whose output is added to the residual stream. Between the chains is the
-    sum that makes "middle"; in a parallel block the sum over tp comes after both. In a layer with experts the chain
-    `mlp` has the experts, and `shared` the shared experts. If the layer does not end with a product, because it has
-    experts or a norm of the MLP's result, its end is recomputed with the whole layer. `carried` is the tensor that the
-    first chain passes to the end, and `needs` are the memory needs of the operators in the backward.
+    sum that makes the middle of the stream; in a parallel block the sum over tp comes after both. In a layer with
+    experts the chain `mlp` has the experts, and `shared` the shared experts. If the layer does not end with a product,
+    because it has experts or a norm of the MLP's result, its end is recomputed with the whole layer. `carried` is the
+    tensor that the first chain passes to the end, and `needs` are the memory needs of the operators in the backward.
     """
 
-    sizes: Mapping[str, Bytes]
+    sizes: TensorBytes
     attention: Chain
     mlp: Chain
     shared: Chain = ()
     ends_with_product: bool = True
-    carried: str = "middle"
+    carried: LayerTensor = BLOCK.middle
     needs: tuple[BackwardNeed, ...] = ()
 
     @property
@@ -58,12 +49,12 @@ class Layer:
         """Every chain of the layer."""
         return (self.attention, self.mlp, self.shared) if self.shared else (self.attention, self.mlp)
 
-    def kept(self, policy: Policy) -> dict[str, Bytes]:
+    def kept(self, policy: Policy) -> TensorBytes:
         """Bytes that are kept from the forward to the backward, by tensor."""
         if LAYER in policy:
-            return {"input": self.sizes["input"]}
+            return {BLOCK.input: self.sizes[BLOCK.input]}
         policy |= ALWAYS_RECOMPUTED
-        return {name: self.sizes[name] for chain in self.chains for name in _kept_names(chain, policy)}
+        return {tensor: self.sizes[tensor] for chain in self.chains for tensor in _kept_tensors(chain, policy)}
 
     def kept_bytes(self, policy: Policy) -> Bytes:
         """Bytes of all kept tensors."""
@@ -78,55 +69,56 @@ class Layer:
             operators = sum(self.chains, ())
             end = len(operators) - self.ends_with_product
             return self._made_bytes(operators[:end], {operators[0].takes}, self.carried)
-        sizes, later_kept = [0], set(self.kept(policy)) - set(_kept_names(self.attention, policy))
+        sizes, later_kept = [0], set(self.kept(policy)) - set(_kept_tensors(self.attention, policy))
         for chain in self.chains:
-            freed_bytes = sum(self.sizes[name] for name in later_kept) if chain is self.attention else 0
+            freed_bytes = sum(self.sizes[tensor] for tensor in later_kept) if chain is self.attention else 0
             recomputed = [run for run in _runs(chain, policy) if run[0].name in policy]
             sizes += [self._made_bytes(run, set(_inputs(run))) - freed_bytes for run in recomputed]
         return most(*sizes)
 
-    def _made_bytes(self, region: Chain, inputs: set[str], *further: str) -> Bytes:
-        names = {*_kept_names(region, ALWAYS_RECOMPUTED), region[-1].gives, *further}
-        return sum(self.sizes[name] for name in names - inputs)
+    def _made_bytes(self, region: Chain, inputs: set[LabelledTensor], *further: LayerTensor) -> Bytes:
+        tensors = {*_kept_tensors(region, ALWAYS_RECOMPUTED), region[-1].gives, *further}
+        return sum(self.sizes[tensor] for tensor in tensors - inputs)
 
     def working_bytes(self, policy: Policy) -> Bytes:
         """The most bytes that an operator needs in its backward besides the kept and the recomputed tensors of the
         layer, less the tensors that are free by then."""
         kept = self.kept(policy)
         if LAYER in policy:
-            kept |= {name: self.sizes[name] for chain in self.chains for name in _kept_names(chain, ALWAYS_RECOMPUTED)}
+            every_kept = (tensor for chain in self.chains for tensor in _kept_tensors(chain, ALWAYS_RECOMPUTED))
+            kept |= {tensor: self.sizes[tensor] for tensor in every_kept}
         return most_needed(self.needs, kept)
 
     def deferred_bytes(self) -> Bytes:
         """Bytes kept from I to W: inputs and output gradients of the products."""
-        names = {name for chain in self.chains for operator in chain for name in operator.waits}
-        return sum(self.sizes[name] for name in names)
+        tensors = {tensor for chain in self.chains for part in chain for tensor in part.waits}
+        return sum(self.sizes[tensor] for tensor in tensors)
 
 
-def _kept_names(chain: Chain, policy: Policy) -> dict[str, None]:
-    """The names of the tensors that a chain keeps, in order (keys of a dict)."""
-    names: dict[str, None] = {}
+def _kept_tensors(chain: Chain, policy: Policy) -> dict[LabelledTensor, None]:
+    """The tensors that a chain keeps, in order (keys of a dict)."""
+    tensors: dict[LabelledTensor, None] = {}
     follows_region = False
     for region in _runs(chain, policy):
         if region[0].name in policy:
-            names |= dict.fromkeys(_inputs(region))
+            tensors |= dict.fromkeys(_inputs(region))
             follows_region = True
             continue
-        for operator in region:
+        for part in region:
             # The product after a region keeps the region's input instead of its own.
-            names |= {} if follows_region else dict.fromkeys(operator.keeps)
+            tensors |= {} if follows_region else dict.fromkeys(part.keeps)
             follows_region = False
-    return names
+    return tensors
 
 
-def _inputs(region: Chain) -> tuple[str, ...]:
-    """The names of the tensors that a region takes from outside."""
-    return (region[0].takes, *(name for operator in region for name in operator.beside))
+def _inputs(region: Chain) -> Tensors:
+    """The tensors that a region takes from outside."""
+    return (region[0].takes, *(tensor for part in region for tensor in part.beside))
 
 
 def _runs(chain: Chain, policy: Policy) -> Iterator[Chain]:
     """Split a chain into runs of operators that are recomputed and runs that are not."""
-    run: list[KeptTensors] = []
+    run: list[LayerPart] = []
     for operator in chain:
         if run and (operator.name in policy) != (run[-1].name in policy):
             yield tuple(run)
@@ -143,90 +135,70 @@ def layer_of(job: JobSpec, layer: int = 0, rows: Rows | None = None) -> Layer:
     attention_sizes, attention = attention_of(job, layer)
     kind = shape_of(job.model).kind(layer)
     if job.model.has_experts(layer):
-        rows = rows or expected_rows(job)
-        sizes, experts, shared = experts_of(job, rows)
-        needs = OperatorNeeds(job, Share.of(job, rows.sent, rows.arrived))
+        share = Share.of(job, rows or expected_rows(job))
+        sizes, experts, shared = experts_of(job, share)
+        needs = OperatorNeeds(job, share)
         all_needs = (
             *needs.of_experts(),
-            *(needs.of_mlp("shared ") if shared else ()),
+            *(needs.of_shared_experts() if shared else ()),
             *needs.of_attention(tuple(sizes), kind),
         )
         return Layer(attention_sizes | sizes, attention, experts, shared, ends_with_product=False, needs=all_needs)
     share = Share.of(job)
-    shape, norm_bytes = share.tensors.shape, share.statistics(share.tensors.tokens_here)
-    operators = mlp_operators(shape)
-    sizes = share.sizes(operators) | {"middle": share["middle"], "biased up": share["up"]}
-    sizes |= dict.fromkeys(("mlp statistics", "mlp out statistics"), norm_bytes)
-    keeps = {
-        "norm": (operators[0].takes, "mlp statistics"),
-        "out norm": ("mlp output", "mlp out statistics"),
-        "activation": activation_keeps(job),
+    shape, operators = share.tensors.shape, mlp_operators(share.tensors.shape)
+    keeps: dict[str, Tensors] = {
+        "norm": (operators[0].takes, IN_MLP.norm_statistics),
+        "out norm": (BLOCK.mlp_out, IN_MLP.out_norm_statistics),
+        "activation": activation_keeps(job, MLP, IN_MLP.biased_up),
     }
     cast, in_place = cast_inputs(job, share, operators, BOTH)
-    sizes, needs = sizes | waiting_operands(job, share, operators) | cast, OperatorNeeds(job, share)
     chain = kept_chain(operators, keeps | in_place, waits_in_float8=job.precision.float8_weight_gradients)
-    all_needs = (*needs.of_mlp(), *needs.of_attention(tuple(sizes.keys() - {"input"}), kind))
-    carried = "middle" if shape.parallel == "none" else "whole output"
+    sizes = chain_bytes(share, chain, waiting_operands(job, share, operators) | cast)
+    needs = OperatorNeeds(job, share)
+    all_needs = (*needs.of_mlp(), *needs.of_attention(tuple(sizes.keys() - {BLOCK.input}), kind))
+    carried: LayerTensor = BLOCK.middle if shape.parallel == "none" else MLP.product_out
+    sizes |= attention_sizes | share.bytes_of((carried,))
     is_last = not shape.norms_after
-    return Layer(attention_sizes | sizes, attention, chain, ends_with_product=is_last, carried=carried, needs=all_needs)
+    return Layer(sizes, attention, chain, ends_with_product=is_last, carried=carried, needs=all_needs)
 
 
-def documents_kept(job: JobSpec) -> dict[str, Bytes]:
+def documents_kept(job: JobSpec) -> TensorBytes:
     """Bytes of the tensors that every stage keeps of a microbatch if documents are separate: the document of each
     token, in a model with chunks also its chunk, and the factor of its query if queries grow with their position. The
     targets that count are marked in the tokens, and computed with the loss.
 
     Every stage counts as one with layers of all kinds of the model: few stages lack a kind."""
-    model, size = job.model, job.plan.microbatch_size
+    model = job.model
     if not job.data.separate_documents:
         return {}
-    tensors = {"documents": INT32 * model.sequence * size}
+    tensors = [IN_ENDS.documents]
     if model.window.size and model.window.chunked:
-        tensors["chunks"] = INT32 * model.sequence * size
+        tensors += [IN_ENDS.chunks]
     if model.positions == "rotary" and model.temperature_tuning.scale:
-        trades_heads = job.plan.trades_heads
-        tensors["temperatures"] = FLOAT32 * (model.sequence if trades_heads else job.tokens_within) * size
-    return tensors
+        tensors += [IN_ENDS.temperatures]
+    return Share.of(job).bytes_of(tensors)
 
 
-def embedding_kept(job: JobSpec) -> dict[str, Bytes]:
+def embedding_kept(job: JobSpec) -> TensorBytes:
     """Bytes of the tensors that the first stage keeps of one microbatch besides its layers. Token ids need no memory of
     their own, since the batch has them, unless a rank picks its part or removes the marks of documents."""
     plan = job.plan
-    tokens = job.tokens_within * plan.microbatch_size
     is_cut, is_picked = holds(plan.tp > 1), holds(plan.cp > 1) and not plan.trades_heads
-    tensors: dict[str, Bytes] = {}
-    if is_cut or is_picked:
-        tensors["rows"] = INT64 * tokens
-    elif job.data.separate_documents:
-        tensors["rows"] = INT64 * job.model.sequence * plan.microbatch_size
-    if is_cut:
-        tensors["rows elsewhere"] = BOOL * tokens
-    if job.model.positions == "learned":
-        tensors["positions"] = INT64 * job.tokens_within * (plan.microbatch_size if job.data.separate_documents else 1)
-    if job.model.embedding_norm:
-        share = Share.of(job)
-        tensors |= {"embedded": share["embedded"], "embedding statistics": share.statistics(share.tensors.tokens_here)}
-    return tensors
-
-
-def head_kept(job: JobSpec) -> dict[str, Bytes]:
-    """Bytes of the tensors that the last stage keeps of one microbatch besides its layers: those of the final norm, of
-    the head and of the loss, which computes logits only in the backward."""
+    tensors = [IN_ENDS.rows] if is_cut or is_picked or job.data.separate_documents else []
+    tensors += [IN_ENDS.rows_elsewhere] if is_cut else []
+    tensors += [IN_ENDS.positions] if job.model.positions == "learned" else []
     share = Share.of(job)
-    tokens = share.tensors.tokens
-    masked = {"targets that do not count": BOOL * tokens} if job.data.separate_documents else {}
-    statistics, normal = share.statistics(share.tensors.tokens_here), share["final normal"]
-    # Each further token has its own norm and loss, whose last targets never count. The inputs of all norms but one are
-    # kept before the blocks (memory/further_tokens.py).
-    further = job.model.mtp_layers * (statistics + normal + (INT64 + BOOL) * tokens)
-    return masked | {
-        "final input": share["final input"],
-        "final statistics": statistics,
-        "final normal": normal,
-        "targets": INT64 * tokens,
-        "further tokens": further,
-    }
+    normed = (ENDS.embedded, IN_ENDS.embedding_statistics) if job.model.embedding_norm else ()
+    return share.bytes_of((*tensors, *normed))
+
+
+def head_kept(job: JobSpec) -> TensorBytes:
+    """Bytes of the tensors that the last stage keeps of one microbatch besides its layers: those of the final norm, of
+    the head and of the loss, which computes logits only in the backward. The inputs of the norms of further tokens are
+    kept before the blocks (memory/further_tokens.py), but for one."""
+    masked = (IN_ENDS.uncounted,) if job.data.separate_documents else ()
+    norm = ENDS.final_input, IN_ENDS.final_statistics, ENDS.final_norm_out
+    return Share.of(job).bytes_of((*masked, *norm, IN_ENDS.targets, IN_ENDS.further_tokens))
 
 
 def head_working_bytes(job: JobSpec, tp_index: int = 0) -> Bytes:

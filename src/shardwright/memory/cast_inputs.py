@@ -11,7 +11,8 @@ from shardwright.config.float8_facts import FLOAT8_RECIPES, num_scales_of
 from shardwright.config.job import JobSpec
 from shardwright.config.matrix import Matrix
 from shardwright.layers.layer_operators import LayerOperator
-from shardwright.memory.kept_tensors import FLOAT32, IN_FLOAT8, Bytes, Share
+from shardwright.layers.layer_tensors import GatheredTensor, LayerTensor
+from shardwright.memory.kept_tensors import FLOAT32, Bytes, Share, TensorBytes, Tensors
 
 # Parts whose product does not share its input: both of an MLP; its last; that before attention.
 BOTH, LAST, FIRST = ("up", "down"), ("down",), ("qkv",)
@@ -19,18 +20,22 @@ BOTH, LAST, FIRST = ("up", "down"), ("down",), ("qkv",)
 
 def cast_inputs(
     job: JobSpec, share: Share, operators: Iterable[LayerOperator], parts: tuple[str, ...], num_groups: Bytes = 1
-) -> tuple[dict[str, Bytes], dict[str, tuple[str, ...]]]:
+) -> tuple[TensorBytes, dict[str, Tensors]]:
     """(sizes of the cast tensors, tensors that parts keep instead of their inputs), for the `parts` of a chain whose
     product does not share its input. Each of `num_groups` groups of rows has a scale."""
-    sizes: dict[str, Bytes] = {}
-    keeps: dict[str, tuple[str, ...]] = {}
+    sizes: TensorBytes = {}
+    keeps: dict[str, Tensors] = {}
     for operator in operators if job.precision.float8_weight_gradients else ():
         for product in operator.products if operator.recompute_unit in parts else ():
-            tensor, width = product.takes.removeprefix("whole "), product.matrix.inner_on(_cut(job, product.matrix))
-            name = IN_FLOAT8.format(tensor)
-            sizes[name] = _cast_bytes(job.precision.float8, share.tensors[tensor], width, num_groups)
-            keeps[operator.recompute_unit] = (name,)
+            tensor, width = _before_gather(product.takes), product.matrix.inner_on(_cut(job, product.matrix))
+            sizes[tensor.in_float8] = _cast_bytes(job.precision.float8, share.tensors[tensor], width, num_groups)
+            keeps[operator.recompute_unit] = (tensor.in_float8,)
     return sizes, keeps
+
+
+def _before_gather(tensor: LayerTensor) -> LayerTensor:
+    """The shards of a gathered tensor; else the tensor itself."""
+    return tensor.shards if isinstance(tensor, GatheredTensor) else tensor
 
 
 def _cut(job: JobSpec, matrix: Matrix) -> Bytes:
@@ -40,19 +45,19 @@ def _cut(job: JobSpec, matrix: Matrix) -> Bytes:
 
 def waiting_operands(
     job: JobSpec, share: Share, operators: Iterable[LayerOperator], num_groups: Bytes = 1
-) -> dict[str, Bytes]:
+) -> TensorBytes:
     """Sizes of the operands of weight gradients in fp8. An operand that tp ranks gather is in 16 bits."""
     if not job.precision.float8_weight_gradients:
         return {}
-    plan, sizes = job.plan, dict[str, Bytes]()
+    plan, sizes = job.plan, TensorBytes()
     gathers = plan.sequence_parallel and holds(plan.tp > 1)
     for product in (product for operator in operators for product in operator.products):
         matrix = product.matrix
         tp, groups = _cut(job, matrix), num_groups if matrix.experts else 1
         for tensor, width in ((product.takes, matrix.inner_on(tp)), (product.gives, matrix.columns_on(tp))):
             size = _cast_bytes(job.precision.float8, share.tensors[tensor], width, groups)
-            is_gathered = gathers and tensor == product.takes and tensor.startswith("whole")
-            sizes[IN_FLOAT8.format(tensor)] = share[tensor] if is_gathered else size
+            is_gathered = gathers and tensor is product.takes and isinstance(tensor, GatheredTensor)
+            sizes[tensor.in_float8] = share[tensor] if is_gathered else size
     return sizes
 
 

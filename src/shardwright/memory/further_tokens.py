@@ -10,31 +10,22 @@ from collections.abc import Iterator
 from shardwright.config.array_math import holds, most
 from shardwright.config.job import JobSpec
 from shardwright.config.recompute_policy import Policy
+from shardwright.layers.layer_tensors import BLOCK, ENDS
 from shardwright.memory.activations import layer_of
-from shardwright.memory.kept_tensors import BOOL, INT64, Bytes, Share
+from shardwright.memory.kept_tensors import IN_ENDS, Share, TensorBytes
 from shardwright.memory.layer_memory import LayerMemory
 from shardwright.memory.working_memory import OperatorNeeds
 
 
-def before_block(job: JobSpec, distance: int) -> dict[str, Bytes]:
+def before_block(job: JobSpec, distance: int) -> TensorBytes:
     """Bytes of the tensors that the module for the token at `distance` keeps before its block: of the lookup, of two
     norms and of the product of their results."""
-    plan, share = job.plan, Share.of(job)
-    tokens, size = job.tokens_within * plan.microbatch_size, plan.microbatch_size
-    tensors: dict[str, Bytes] = {}
+    plan = job.plan
     is_cut, is_picked = holds(plan.tp > 1), holds(plan.cp > 1) and not plan.trades_heads
-    if is_cut or is_picked:
-        tensors["rows"] = INT64 * tokens
-    elif distance > 1 or job.data.separate_documents:  # else the batch has them
-        tensors["rows"] = INT64 * job.model.sequence * size
-    if is_cut:
-        tensors["rows elsewhere"] = BOOL * tokens
-    return tensors | {
-        "embedded": share["embedded"],
-        "hidden states": share["input"],
-        "statistics": 2 * share.statistics(share.tensors.tokens_here),
-        "joined": share["joined"],
-    }
+    has_rows = is_cut or is_picked or distance > 1 or job.data.separate_documents  # else the batch has them
+    rows = (IN_ENDS.rows,) * has_rows + (IN_ENDS.rows_elsewhere,) * is_cut
+    norms = ENDS.embedded, IN_ENDS.hidden_states, IN_ENDS.joined_statistics
+    return Share.of(job).bytes_of((*rows, *norms, ENDS.joined))
 
 
 def further_layers(job: JobSpec, policy: Policy, works: bool) -> Iterator[LayerMemory]:
@@ -46,13 +37,13 @@ def further_layers(job: JobSpec, policy: Policy, works: bool) -> Iterator[LayerM
         working = 0
         if works:
             # Gradients of the hidden states of the previous modules and of the last layer stay in memory.
-            waiting = distance * share["input"]
+            waiting = distance * share[BLOCK.input]
             before = needs.before_block() - block_memory.kept_bytes - block_memory.again_bytes
             working = waiting + most(block_memory.working_bytes, before)
         yield LayerMemory(
             policy,
             kept_bytes=block_memory.kept_bytes + kept_bytes,
             again_bytes=block_memory.again_bytes,
-            deferred_bytes=block_memory.deferred_bytes + share["joined"] + share["input"],
+            deferred_bytes=block_memory.deferred_bytes + share[ENDS.joined] + share[BLOCK.input],
             working_bytes=working,
         )

@@ -25,9 +25,8 @@ from shardwright.layers.layer_operators import LayerOperator, piece_operators
 from shardwright.layers.operators import Exchange, Operator
 from shardwright.layers.query import grid_of
 from shardwright.memory.kept_tensors import FLOAT32, INT32, INT64, Share
-from shardwright.memory.moe_activations import tokens_sent
-from shardwright.sharding.even_routing import even_shares, rows_inside, rows_to_nodes
-from shardwright.sharding.loss_chunks import num_loss_chunks
+from shardwright.sharding.block_sizes import num_loss_chunks
+from shardwright.sharding.routing_counts import even_shares, rows_inside, rows_to_nodes
 
 # The fields of a software entry on which the collectives depend, with the values of this runtime.
 _OWN_SOFTWARE = {"head_parallel": True, "loss_in_backward": True, "dispatch_bytes": 2, "key_gradient_bytes": 4}
@@ -240,7 +239,7 @@ def _hops(rank: _LedgerRank) -> tuple[_Hop, ...]:
     """The hops of rows to experts: one hop, or with node-aware dispatch one to the node and one inside it."""
     job = rank.job
     plan, moe = job.plan, job.model.moe
-    num_tokens, per_node = tokens_sent(job, rank.share), 0
+    num_tokens, per_node = rank.share.tokens_sent, 0
     if plan.dispatch == "node-aware":
         per_node = ep_ranks_of_node(plan, job.cluster.devices_per_node)
     if per_node in (0, plan.ep):

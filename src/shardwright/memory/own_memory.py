@@ -21,6 +21,7 @@ from shardwright.config.recompute_policy import KEEP_ALL, WHOLE_LAYER, Policy
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.cost.pipeline_bubble import in_flight, in_flight_split
 from shardwright.layers.arrays import Array, Numbers, distinct
+from shardwright.layers.layer_tensors import BLOCK
 from shardwright.layers.memo import Memo, layer_columns, layer_words
 from shardwright.layers.query import PlanGrid, Run, named_operators
 from shardwright.layers.stage_contents import LayerKind, PipelineRanks
@@ -116,7 +117,7 @@ def _plan_rows(job: JobSpec, kinds: tuple[LayerKind, ...]) -> list[Bytes]:
         rows += [memory.kept_bytes, memory.again_bytes, memory.deferred_bytes, memory.working_bytes]
     return [
         *rows,
-        Share.of(job)["input"],
+        Share.of(job)[BLOCK.input],
         sum(embedding_kept(job).values()),
         sum(documents_kept(job).values()),
         sum(head_kept(job).values()),
@@ -136,7 +137,7 @@ def _further_rows(job: JobSpec) -> list[Bytes]:
         sum(getattr(module, name) - getattr(layer, name) for module in modules)
         for name in ("kept_bytes", "deferred_bytes")
     )
-    return [kept, deferred, len(modules) * Share.of(job)["input"]]
+    return [kept, deferred, len(modules) * Share.of(job)[BLOCK.input]]
 
 
 _NO_LAYER = LayerMemory(KEEP_ALL, 0, 0, 0)

@@ -24,6 +24,7 @@ from shardwright.cost.update_time import held_by_matrix, scratch_bytes
 from shardwright.layers.arrays import Array, Numbers, only, picked, stacked_rows
 from shardwright.layers.chains import Chain, chains, kept_bytes, placeholder_elements, turn_bytes
 from shardwright.layers.embedding_head import loss_bytes
+from shardwright.layers.layer_tensors import BLOCK
 from shardwright.layers.memo import Memo, layer_columns, layer_words
 from shardwright.layers.operators import FLOAT32, Context
 from shardwright.layers.query import PlanGrid, Run
@@ -178,7 +179,7 @@ def _kept_rows(run: Run, kinds: tuple[LayerKind, ...]) -> Array:
     recompute, and further bytes of its backward; placeholders of dense layers, of layers with experts, and of both."""
     software = software_under(run)
     pieces, context = chains(run.shape, run.grid, software), Context(run.shape, run.grid, software)
-    values = [context.sizes["input"], loss_bytes(context), _kept_at_end(run, pieces)]
+    values = [context.sizes[BLOCK.input], loss_bytes(context), _kept_at_end(run, pieces)]
     for kind, policy in kinds:
         values += [kept_bytes(pieces[kind], policy), kept_bytes(pieces[kind], "none"), turn_bytes(pieces[kind], policy)]
     # Layers of one kind of MLP have products of the same shapes.

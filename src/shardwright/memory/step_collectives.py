@@ -4,7 +4,7 @@ The counts equal those of a run's ledger: collectives of operators (layer_collec
 each pass and the policies of layers recompute it; messages between stages, from the program; collectives of replicas,
 which are ZeRO's events replayed on sizes (zero_replay.py); and the sums at the end of a step. The step updates the
 weights, and with delayed scales of fp8 it is not the first. The choices of gates are unknown: rows to experts are as
-even as possible (sharding/even_routing.py), and only the number of their collectives is exact. If experts choose
+even as possible (sharding/routing_counts.py), and only the number of their collectives is exact. If experts choose
 tokens, every token counts as chosen equally often.
 
 Rajbhandari et al. 2020 (arXiv 1910.02054, section 7) state the traffic of replicas: with P the bytes of all parameters,
@@ -36,7 +36,7 @@ from shardwright.schedule.message_sizes import message_bytes
 from shardwright.schedule.schedule import Program
 from shardwright.sharding.groups import COPIES, DP, EP, ETP, PP, REPLICAS, SHARDS, TP, WORLD, axis_groups, ends
 from shardwright.sharding.mesh import MeshShape
-from shardwright.sharding.router_totals import size_of_totals
+from shardwright.sharding.routing_counts import size_of_totals
 from shardwright.sharding.stage_parameters import model_parameters
 
 _FLOAT32, _NUMBER = 4, 8  # bytes; the latter of a float64 or an int64

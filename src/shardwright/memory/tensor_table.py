@@ -17,6 +17,21 @@ from dataclasses import dataclass
 
 from shardwright.config.job import JobSpec
 from shardwright.config.model_shape import ModelShape, shape_of
+from shardwright.layers.layer_tensors import (
+    ATTENTION,
+    BLOCK,
+    ENDS,
+    EXPERT_MLP,
+    LATENT,
+    MLP,
+    ROUTING,
+    SHARED_MLP,
+    GatheredTensor,
+    LayerTensor,
+    MlpTensors,
+    PartialSum,
+    ShardedTensor,
+)
 from shardwright.memory.rank_state import Replicas, replicas_of
 from shardwright.sharding.mesh import expert_axis_sizes
 from shardwright.sharding.parameter_shard import ParameterShard
@@ -131,7 +146,7 @@ def _activations(job: JobSpec, kind: str) -> Iterator[TensorLayout]:
         case "embedding":
             yield from activations.embedding()
         case "embedding_norm":
-            yield activations.stream("embedded")
+            yield activations.stream(ENDS.embedded)
         case "head":
             yield from activations.head()
         case _:
@@ -160,26 +175,25 @@ class _Activations:
 
     def _tensor(
         self,
-        name: str,
+        tensor: LayerTensor,
         dims: dict[str, int],
-        between: bool = False,
         tp: str = "",
-        sums: bool = False,
-        feeds_parts: bool = False,
         heads_of_cp: str = "",
+        feeds_parts: bool = False,
     ) -> TensorLayout:
-        """The layout of an activation. `dims`: full sizes by name. `between`: between products. `tp`: the dim that tp
-        cuts. `sums`: a part of a sum over tp. `feeds_parts`: replicated over tp, and each rank uses it for its part of
-        a product. `heads_of_cp`: the dim that cp cuts instead of the sequence."""
+        """The layout of an activation. `dims`: full sizes by name. `tp`: the dim that tp cuts; a ShardedTensor is cut
+        along the sequence. `heads_of_cp`: the dim that cp cuts instead of the sequence. `feeds_parts`: replicated over
+        tp, and each rank uses it for its part of a product, as it does with a GatheredTensor."""
         names = list(dims)
         dim_of = {"dp": names.index("batch"), "cp": names.index(heads_of_cp or "sequence")}
-        if tp or (between and self._is_sharded):
+        feeds_parts = feeds_parts or isinstance(tensor, GatheredTensor)
+        if tp or (isinstance(tensor, ShardedTensor) and not feeds_parts and self._is_sharded):
             dim_of["tp"] = names.index(tp or "sequence")
         states = {
-            "value": placements(self._axes, dim_of, ("tp",) if sums else ()),
+            "value": placements(self._axes, dim_of, ("tp",) if isinstance(tensor, PartialSum) else ()),
             "gradient": placements(self._axes, dim_of, ("tp",) if feeds_parts else ()),
         }
-        return TensorLayout(name, tuple(names), tuple(dims.values()), states)
+        return TensorLayout(tensor.label, tuple(names), tuple(dims.values()), states)
 
     def _sizes(self, **further_dims: int) -> dict[str, int]:
         """Sizes of sequence and batch, and of further dims by their names."""
@@ -187,134 +201,141 @@ class _Activations:
         sizes = {"sequence": self.job.model.sequence, "batch": plan.dp * plan.microbatch_size}
         return sizes | {name.replace("_", " "): size for name, size in further_dims.items()}
 
-    def stream(self, name: str) -> TensorLayout:
+    def stream(self, tensor: ShardedTensor) -> TensorLayout:
         """The residual stream, or a tensor with the same layout."""
-        return self._tensor(name, self._sizes(hidden=self.job.model.hidden), between=True)
+        return self._tensor(tensor, self._sizes(hidden=self.job.model.hidden))
 
     @property
     def _shape(self) -> ModelShape:
         return shape_of(self.job.model)
 
-    def _taken(self, normal: str, source: str) -> Iterator[TensorLayout]:
+    def _taken(self, norm_out: ShardedTensor, source: ShardedTensor) -> Iterator[TensorLayout]:
         """The tensors of a half of a layer from `source` to the input of its product, with a norm between if there is
         one."""
         if self._shape.norms_before:
-            yield from self._entering(normal)
+            yield from self._entering(norm_out)
         elif self.job.plan.tp > 1:
             yield self._at_product(source, self._sizes(hidden=self.job.model.hidden))
 
-    def _given(self, output: str) -> Iterator[TensorLayout]:
+    def _given(self, output: ShardedTensor, norm_out: ShardedTensor) -> Iterator[TensorLayout]:
         """The summed result of a half of a layer and its norm, if there is one."""
         if self._shape.norms_after:
             yield self.stream(output)
-            yield self.stream(f"normal {output}")
+            yield self.stream(norm_out)
 
-    def _entering(self, name: str, width: int = 0) -> Iterator[TensorLayout]:
+    def _entering(self, tensor: ShardedTensor, width: int = 0) -> Iterator[TensorLayout]:
         """The input of a column-parallel product: as it is between products, and unsharded for the ranks of tp.
 
         Between the two is f of Megatron-LM: forward nothing or a gather, backward a sum or a scatter of gradients.
         """
         dims = self._sizes(**({"latents": width} if width else {"hidden": self.job.model.hidden}))
-        yield self._tensor(name, dims, between=True)
+        yield self._tensor(tensor, dims)
         if self.job.plan.tp > 1:
-            yield self._at_product(name, dims)
+            yield self._at_product(tensor, dims)
 
-    def _at_product(self, name: str, dims: dict[str, int]) -> TensorLayout:
+    def _at_product(self, tensor: ShardedTensor, dims: dict[str, int]) -> TensorLayout:
         """The input of a column-parallel product, unsharded on each rank of tp."""
-        return self._tensor(f"{name}, at the product", dims, feeds_parts=True)
+        return self._tensor(tensor.gathered, dims)
 
-    def _leaving(self, name: str) -> TensorLayout:
+    def _leaving(self, tensor: PartialSum) -> TensorLayout:
         """The result of a row-parallel product before its sum."""
-        return self._tensor(name, self._sizes(hidden=self.job.model.hidden), sums=True)
+        return self._tensor(tensor, self._sizes(hidden=self.job.model.hidden))
 
     def embedding(self) -> Iterator[TensorLayout]:
-        yield self._leaving("looked-up rows")
-        yield self.stream("input")
+        yield self._leaving(ENDS.looked_up)
+        yield self.stream(BLOCK.input)
 
     def before_block(self) -> Iterator[TensorLayout]:
         """The tensors before the block of a further token: model/mtp.py."""
-        yield self._leaving("looked-up rows")
-        yield self.stream("embedded")
+        yield self._leaving(ENDS.looked_up)
+        yield self.stream(ENDS.embedded)
         joined = self._sizes(embedding_and_hidden=2 * self.job.model.hidden)
-        yield self._tensor("joined", joined, between=True)
+        yield self._tensor(ENDS.joined, joined)
 
     def attention(self) -> Iterator[TensorLayout]:
         """Attention with grouped queries: model/attention.py."""
         model, plan = self.job.model, self.job.plan
-        yield self.stream("input")
-        yield from self._taken("attention normal", "input")
+        yield self.stream(BLOCK.input)
+        yield from self._taken(BLOCK.attention_norm_out, BLOCK.input)
         groups = {"key_heads": model.num_kv_heads, "queries_+_2": model.heads // model.num_kv_heads + 2}
-        yield self._tensor("qkv", self._sizes(**groups, head=model.head_size), tp="key heads")
+        yield self._tensor(ATTENTION.qkv, self._sizes(**groups, head=model.head_size), tp="key heads")
         if plan.trades_heads:
             heads = self._sizes(heads=model.heads, head=model.head_size)
-            yield self._tensor("traded query", heads, tp="heads", heads_of_cp="heads")
-        yield self._tensor("attended", self._sizes(heads=model.heads * model.head_size), tp="heads")
-        yield self._leaving("output product")
+            yield self._tensor(ATTENTION.traded_query, heads, tp="heads", heads_of_cp="heads")
+        yield self._tensor(ATTENTION.attended, self._sizes(heads=model.heads * model.head_size), tp="heads")
+        yield self._leaving(ATTENTION.product_out)
         if self._shape.parallel == "none":
-            yield from self._given("attention output")
-            yield self.stream("middle")
+            yield from self._given(BLOCK.attention_out, BLOCK.attention_out_norm_out)
+            yield self.stream(BLOCK.middle)
 
     def latent(self) -> Iterator[TensorLayout]:
         """Multi-head latent attention: model/latent_attention.py."""
         model, latent = self.job.model, self.job.model.latent
         width = latent.q_rank + latent.kv_rank + latent.rope_dim
-        yield self.stream("input")
+        yield self.stream(BLOCK.input)
         if latent.q_rank:
-            yield from [self.stream("attention normal")] if self._shape.norms_before else []
-            yield from self._entering("latents", width)
+            yield from [self.stream(BLOCK.attention_norm_out)] if self._shape.norms_before else []
+            yield from self._entering(LATENT.latents, width)
         else:
-            yield from self._taken("attention normal", "input")
-            yield self._tensor("latents", self._sizes(latents=width), feeds_parts=True)
-        yield self._tensor("query", self._sizes(heads=model.heads, head=model.query_width), tp="heads")
+            yield from self._taken(BLOCK.attention_norm_out, BLOCK.input)
+            yield self._tensor(LATENT.latents, self._sizes(latents=width), feeds_parts=True)
+        yield self._tensor(LATENT.query, self._sizes(heads=model.heads, head=model.query_width), tp="heads")
         width_of_key_and_value = latent.nope_dim + latent.value_dim
-        yield self._tensor("key and value", self._sizes(heads=model.heads, head=width_of_key_and_value), tp="heads")
-        yield self._tensor("attended", self._sizes(heads=model.heads * model.value_width), tp="heads")
-        yield self._leaving("output product")
-        yield from self._given("attention output")
-        yield self.stream("middle")
+        yield self._tensor(
+            LATENT.key_and_value, self._sizes(heads=model.heads, head=width_of_key_and_value), tp="heads"
+        )
+        yield self._tensor(ATTENTION.attended, self._sizes(heads=model.heads * model.value_width), tp="heads")
+        yield self._leaving(ATTENTION.product_out)
+        yield from self._given(BLOCK.attention_out, BLOCK.attention_out_norm_out)
+        yield self.stream(BLOCK.middle)
 
-    def mlp(self, prefix: str = "", width: int = 0) -> Iterator[TensorLayout]:
-        """An MLP: up, activation, down (model/mlp.py)."""
-        model = self.job.model
-        inner = width or model.ffn_size
-        if not prefix and self._shape.parallel != "one-norm":
-            yield from self._taken("mlp normal", "middle")
-        up = self._sizes(**{"gate,_up": shape_of(model).gates}, inner=inner)
-        yield self._tensor(f"{prefix}up", up, tp="inner")
-        yield self._tensor(f"{prefix}inner", self._sizes(inner=inner), tp="inner")
-        yield self._leaving(f"{prefix}down product")
-        yield from () if prefix else self._given("mlp output")
-        yield self.stream(f"{prefix}output")
+    def mlp(self) -> Iterator[TensorLayout]:
+        """The second half of a dense layer (model/mlp.py)."""
+        if self._shape.parallel != "one-norm":
+            yield from self._taken(BLOCK.mlp_norm_out, BLOCK.middle)
+        yield from self._products(MLP, self.job.model.ffn_size)
+        yield from self._given(BLOCK.mlp_out, BLOCK.mlp_out_norm_out)
+        yield self.stream(BLOCK.output)
+
+    def _products(self, mlp: MlpTensors, inner: int) -> Iterator[TensorLayout]:
+        """An MLP that all tokens meet: up, activation, down."""
+        up = self._sizes(**{"gate,_up": self._shape.gates}, inner=inner)
+        yield self._tensor(mlp.up, up, tp="inner")
+        yield self._tensor(mlp.inner, self._sizes(inner=inner), tp="inner")
+        yield self._leaving(mlp.product_out)
 
     def experts(self) -> Iterator[TensorLayout]:
         """Router, dispatch, experts, combine: model/moe_block.py. Rows in order of expert are cut over ep."""
         model, plan, moe = self.job.model, self.job.plan, self.job.model.moe
         meets_all = plan.expert_tp_size > 1 or moe.shared_size(model.ffn_size) > 0
         if meets_all:
-            yield from self._taken("mlp normal", "middle")
+            yield from self._taken(BLOCK.mlp_norm_out, BLOCK.middle)
         elif self._shape.norms_before:
-            yield self.stream("mlp normal")
-        yield self._tensor("router logits", self._sizes(experts=moe.experts), between=True)
+            yield self.stream(BLOCK.mlp_norm_out)
+        yield self._tensor(ROUTING.logits, self._sizes(experts=moe.experts))
         rows = self._num_rows()
         inner, etp = moe.ffn_size(model.ffn_size), plan.expert_tp_size
         by_token = {"dp": 0, "cp": 0} | ({"tp": 0} if self._is_sharded and etp == 1 else {})
         sending = (rows, model.hidden)
         # tp ranks that share an expert all send the same rows, and each has a part of their gradient.
-        yield self._routed("rows to send", sending, self._axes, by_token, gradient_sums=("tp",) if etp > 1 else ())
+        yield self._routed(
+            ROUTING.rows_to_send, sending, self._axes, by_token, gradient_sums=("tp",) if etp > 1 else ()
+        )
         folded = {axis: size for axis, size in expert_axis_sizes(plan).items() if axis != "pp"}
         by_expert = {axis: 0 for axis in folded if axis != "etp"}
         gates = shape_of(model).gates
-        yield self._routed("dispatched rows", sending, folded, by_expert, gradient_sums=("etp",))
-        yield self._routed("expert up", (rows, gates, inner), folded, by_expert | {"etp": 2})
-        yield self._routed("expert inner", (rows, inner), folded, by_expert | {"etp": 1})
-        yield self._routed("expert output", sending, folded, by_expert, sums=("etp",))
-        yield self._routed("returned rows", sending, self._axes, by_token, sums=("tp",) if etp > 1 else ())
+        yield self._routed(ROUTING.dispatched, sending, folded, by_expert, gradient_sums=("etp",))
+        yield self._routed(EXPERT_MLP.up, (rows, gates, inner), folded, by_expert | {"etp": 2})
+        yield self._routed(EXPERT_MLP.inner, (rows, inner), folded, by_expert | {"etp": 1})
+        yield self._routed(EXPERT_MLP.product_out, sending, folded, by_expert, sums=("etp",))
+        yield self._routed(ROUTING.returned, sending, self._axes, by_token, sums=("tp",) if etp > 1 else ())
         if etp > 1:
-            yield self._leaving("weighted sum")
+            yield self._leaving(ROUTING.weighted_sum)
         if shared := moe.shared_size(model.ffn_size):
-            yield from self.mlp("shared ", shared)
-        yield from self._given("mlp output")
-        yield self.stream("output")
+            yield from self._products(SHARED_MLP, shared)
+            yield self.stream(ROUTING.shared_out)
+        yield from self._given(BLOCK.mlp_out, BLOCK.mlp_out_norm_out)
+        yield self.stream(BLOCK.output)
 
     def _num_rows(self) -> int:
         """Rows of a microbatch of all replicas: one for each choice of a token, if none is dropped."""
@@ -323,7 +344,7 @@ class _Activations:
 
     @staticmethod
     def _routed(
-        name: str,
+        tensor: LayerTensor,
         shape: tuple[int, ...],
         axes: dict[str, int],
         dim_of: dict[str, int],
@@ -332,17 +353,17 @@ class _Activations:
     ) -> TensorLayout:
         """The layout of dispatched rows. Their number on a rank depends on the gate."""
         dims = {2: ("rows", "hidden"), 3: ("rows", "gate, up", "inner")}[len(shape)]
-        if name == "expert inner":
+        if tensor is EXPERT_MLP.inner:
             dims = ("rows", "inner")
         states: dict[str, Placements] = {
             "value": placements(axes, dim_of, sums),
             "gradient": placements(axes, dim_of, gradient_sums),
         }
-        return TensorLayout(name, dims, shape, states, rows_vary=True)
+        return TensorLayout(tensor.label, dims, shape, states, rows_vary=True)
 
     def head(self) -> Iterator[TensorLayout]:
         """Final norm, logits and loss: model/loss.py."""
-        yield self.stream("final input")
-        yield from self._entering("final normal")
-        yield self._tensor("logits", self._sizes(vocabulary=self.job.model.vocab), tp="vocabulary")
-        yield self._tensor("loss of a token", self._sizes())
+        yield self.stream(ENDS.final_input)
+        yield from self._entering(ENDS.final_norm_out)
+        yield self._tensor(ENDS.logits, self._sizes(vocabulary=self.job.model.vocab), tp="vocabulary")
+        yield self._tensor(ENDS.loss, self._sizes())

@@ -10,7 +10,7 @@ Letters: T tokens of a rank within the layers, H hidden, F inner width of an MLP
 one rank.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -19,14 +19,45 @@ from shardwright.config.context_facts import CONTEXT_METHODS
 from shardwright.config.job import JobSpec
 from shardwright.config.matrix import Matrix
 from shardwright.config.units import MIB
-from shardwright.memory.kept_tensors import FLOAT32, IN_FLOAT8, Bytes, Share
-from shardwright.sharding.gradient_blocks import rows_at_once
-from shardwright.sharding.loss_chunks import loss_positions, num_loss_chunks
+from shardwright.layers.layer_tensors import (
+    ATTENTION,
+    BLOCK,
+    ENDS,
+    EXPERT_MLP,
+    LATENT,
+    MLP,
+    ROUTING,
+    SHARED_MLP,
+    LabelledTensor,
+    LayerTensor,
+    MlpTensors,
+)
+from shardwright.memory.kept_tensors import (
+    FLOAT32,
+    IN_ATTENTION,
+    IN_ENDS,
+    IN_LATENT,
+    IN_MLP,
+    IN_ROUTING,
+    Bytes,
+    Share,
+    TensorBytes,
+    Tensors,
+)
+from shardwright.sharding.block_sizes import loss_positions, num_loss_chunks, rows_at_once
 from shardwright.sharding.score_blocks import SCORE_BYTES
 
 # Bytes of an element that is cast along tokens: widened, transposed, and in fp8 (float8_gradient.py).
 _WIDE = 5
 _BLOCK_BYTES = 32 * MIB
+# The tensors that the core of attention keeps between its first and its last product, of any attention.
+_CORE_TENSORS: Tensors = (
+    ATTENTION.attended,
+    IN_ATTENTION.attended_before_trade,
+    *(IN_ATTENTION.query, IN_ATTENTION.key, IN_ATTENTION.value),
+    *(LATENT.query, IN_LATENT.key, IN_LATENT.value),
+    ATTENTION.log_sum_exp,
+)
 
 
 @dataclass(frozen=True)
@@ -34,23 +65,24 @@ class BackwardNeed:
     """The memory that an operator needs in its backward, and the kept tensors that are free by then."""
 
     num_bytes: Bytes
-    free: tuple[str, ...] = ()
+    free: Tensors = ()
 
 
-def most_needed(needs: Iterable[BackwardNeed], kept: Mapping[str, Bytes]) -> Bytes:
-    """The most bytes that a need adds to the kept tensors (`kept`, by name), less those that are free by then, in 16
+def most_needed(needs: Iterable[BackwardNeed], kept: TensorBytes) -> Bytes:
+    """The most bytes that a need adds to the kept tensors (`kept`), less those that are free by then, in 16
     bits or in fp8; 0 at least."""
 
     def free_bytes(need: BackwardNeed) -> Bytes:
-        return sum(kept[name] for name in _in_any_numbers(need.free) if name in kept)
+        return sum(kept[tensor] for tensor in _in_any_numbers(need.free) if tensor in kept)
 
     return most(0, *(need.num_bytes - free_bytes(need) for need in needs))
 
 
 @lru_cache(maxsize=256)
-def _in_any_numbers(names: tuple[str, ...]) -> tuple[str, ...]:
-    """The names of these tensors, and of the same tensors in fp8."""
-    return tuple(dict.fromkeys(variant for name in names for variant in (name, IN_FLOAT8.format(name))))
+def _in_any_numbers(tensors: Tensors) -> Tensors:
+    """These tensors, and the same tensors in fp8."""
+    casts = (tensor.in_float8 for tensor in tensors if isinstance(tensor, LayerTensor))
+    return tuple(dict.fromkeys((*tensors, *casts)))
 
 
 @dataclass(frozen=True)
@@ -71,26 +103,26 @@ class OperatorNeeds:
     @property
     def stream(self) -> Bytes:
         """Bytes of the gradient of the residual stream between the layers."""
-        return self.share["input"]
+        return self.share[BLOCK.input]
 
     @property
     def whole(self) -> Bytes:
         """Bytes of the gradient of the residual stream within the layers, of T H elements."""
-        return self.share["whole attention normal"]
+        return self.share[BLOCK.attention_norm_out.gathered]
 
-    def of_attention(self, free: tuple[str, ...], kind: str = "dense") -> Iterator[BackwardNeed]:
+    def of_attention(self, free: Tensors, kind: str = "dense") -> Iterator[BackwardNeed]:
         """Needs of attention, the first half of a layer of a kind. `free` are kept tensors of the operators after it,
         which the backward has freed."""
         share, plan = self.share, self.job.plan
         shape = share.tensors.shape
         matrices = shape.attention_matrices
         heads, attended, attended_float32 = (
-            share["query, key and value"],
-            share["attended"],
-            FLOAT32 * share.tensors["attended"],
+            share[ATTENTION.heads],
+            share[ATTENTION.attended],
+            FLOAT32 * share.tensors[ATTENTION.attended],
         )
         # In one-norm blocks the gradient of the up product's result waits for the joint product of qkv and up.
-        up_grad = share["up"] if shape.parallel == "one-norm" else 0
+        up_grad = share[MLP.up] if shape.parallel == "one-norm" else 0
         yield from self._of_norm_after(free)
         yield self._row_parallel(matrices[-1], attended + up_grad, plan.tp, free)
         is_blockwise = shape.is_blockwise(kind)
@@ -98,32 +130,41 @@ class OperatorNeeds:
         holds_all_keys = holds(plan.cp > 1) and CONTEXT_METHODS[plan.cp_method].exchange == "all_gather"
         gathered = plan.cp * 2 * attended if holds_all_keys else 0
         yield BackwardNeed(self.stream + up_grad + attended + 2 * heads + blocks + gathered + self._scores(), free)
-        free = (*free, "attended", "attended before trade", "query", "key", "value", "log-sum-exp")
+        free = (*free, *_CORE_TENSORS)
         rotary = attended_float32 if self.job.runs_on_cpu and share.element < FLOAT32 else 0
         if self.job.model.qk_norm in ("full", "l2"):  # in float32, with the part along the input
-            rotary = rotary + 3 * FLOAT32 * share.tensors["query, key and value"]
+            rotary = rotary + 3 * FLOAT32 * share.tensors[ATTENTION.heads]
         yield BackwardNeed(self.stream + up_grad + 2 * heads + rotary, free)
         # Parallel products add up the gradients of their common input.
         parallel_grad = self.whole * (shape.parallel == "one-norm")
         yield self._column_parallel(matrices[0], heads + up_grad + parallel_grad, plan.tp, free)
-        yield BackwardNeed(self.stream + self._norm(), (*free, "attention normal"))
+        yield BackwardNeed(self.stream + self._norm(), (*free, BLOCK.attention_norm_out))
 
-    def of_mlp(self, prefix: str = "") -> Iterator[BackwardNeed]:
-        """Needs of an MLP, or of shared experts."""
-        share, tp = self.share, self.job.plan.tp
-        shape = share.tensors.shape
-        up, down = shape.shared_matrices if prefix else shape.mlp_matrices
-        inner, made_names = share[f"{prefix}inner"], (f"{prefix}inner", f"{prefix}up", f"biased {prefix}up")
-        yield from () if prefix else self._of_norm_after(())
+    def of_mlp(self) -> Iterator[BackwardNeed]:
+        """Needs of the MLP of a dense layer, the second half."""
+        shape = self.share.tensors.shape
+        yield from self._of_norm_after(())
+        yield from self._of_products(shape.mlp_matrices, MLP, IN_MLP.biased_up)
+        if shape.parallel != "one-norm":
+            made = MLP.inner, MLP.up, IN_MLP.biased_up
+            yield BackwardNeed(self.stream + self._norm(), (*made, BLOCK.mlp_norm_out))
+
+    def of_shared_experts(self) -> Iterator[BackwardNeed]:
+        """Needs of the MLP that all tokens of a layer with experts meet."""
+        return self._of_products(self.share.tensors.shape.shared_matrices, SHARED_MLP, IN_MLP.biased_shared_up)
+
+    def _of_products(
+        self, matrices: tuple[Matrix, Matrix], mlp: MlpTensors, biased_up: LabelledTensor
+    ) -> Iterator[BackwardNeed]:
+        """Needs of an MLP: its last product, its activation and its first product."""
+        shape, tp, inner = self.share.tensors.shape, self.job.plan.tp, self.share[mlp.inner]
+        up, down = matrices
         yield self._row_parallel(down, inner, tp, ())
-        yield BackwardNeed(self.stream + self._activation(inner), made_names[:1])
-        if shape.parallel == "one-norm":
-            return
-        yield self._column_parallel(up, inner * shape.gates, tp, made_names)
-        if not prefix:
-            yield BackwardNeed(self.stream + self._norm(), (*made_names, "mlp normal"))
+        yield BackwardNeed(self.stream + self._activation(inner), (mlp.inner,))
+        if shape.parallel != "one-norm":
+            yield self._column_parallel(up, inner * shape.gates, tp, (mlp.inner, mlp.up, biased_up))
 
-    def _of_norm_after(self, free: tuple[str, ...]) -> Iterator[BackwardNeed]:
+    def _of_norm_after(self, free: Tensors) -> Iterator[BackwardNeed]:
         """The need of a norm of the result of a half of a layer, if there is one, when the tensors `free` are free."""
         if self.share.tensors.shape.norms_after:
             yield BackwardNeed(self.stream + self._norm(), free)
@@ -132,29 +173,31 @@ class OperatorNeeds:
         """Needs of routed experts: combine, the experts, dispatch."""
         share, shape, tp = self.share, self.share.tensors.shape, self.job.plan.expert_tp_size
         up, down = shape.routed_matrices
-        sent, rows, inner = share["rows to send"], share["dispatched"], share["expert inner"]
+        sent, rows, inner = share[ROUTING.rows_to_send], share[ROUTING.dispatched], share[EXPERT_MLP.inner]
         residual = self.stream + self.whole
         yield from self._of_norm_after(())
         yield BackwardNeed(residual + 2 * rows + sent)
         num_local = most(1, shape.mixture.num // self.job.plan.ep)
         rows_at_work = share.tensors.arrived // num_local, share.tensors.arrived
         yield BackwardNeed(residual + rows + inner + self._weight(down, tp) + self._casts(down, tp, *rows_at_work))
-        free: tuple[str, ...] = ("expert inner",)
+        free: Tensors = (EXPERT_MLP.inner,)
         if self.job.runs_on_cpu:
             # Besides its gradient and those of gate and up there is the activation, later its gradient times the
             # weights: once in float32, once in the number type of the model.
             gradients = inner * (1 + shape.gates)
-            yield BackwardNeed(residual + gradients + inner + FLOAT32 * share.tensors["expert inner"], free)
+            yield BackwardNeed(residual + gradients + inner + FLOAT32 * share.tensors[EXPERT_MLP.inner], free)
             yield BackwardNeed(residual + gradients + 2 * inner, free)
         else:
             yield BackwardNeed(residual + self._activation(inner), free)
-        free = (*free, "expert up", *(() if shape.mixture.weighs_input else ("arrived weights",)))
+        free = (*free, EXPERT_MLP.up, *(() if shape.mixture.weighs_input else (IN_ROUTING.arrived_weights,)))
         casts = self._casts(up, tp, *rows_at_work)
         recomputed = rows * shape.mixture.weighs_input  # the weighed input of experts
         yield BackwardNeed(residual + inner * shape.gates + rows + recomputed + self._weight(up, tp) + casts, free)
-        free = (*free, "dispatched")
+        free = (*free, ROUTING.dispatched)
         yield BackwardNeed(residual + 2 * rows + sent + 2 * FLOAT32 * share.tensors.whole, free)
-        yield BackwardNeed(self.stream + self._norm(), (*free, "mlp normal", "scores", "choices"))
+        yield BackwardNeed(
+            self.stream + self._norm(), (*free, BLOCK.mlp_norm_out, IN_ROUTING.scores, IN_ROUTING.choices)
+        )
 
     def of_head(self, rows: Bytes) -> Iterator[BackwardNeed]:
         """Needs of the loss and of the head, with `rows` of the vocabulary, chunk by chunk (model/loss.py), and of the
@@ -168,7 +211,7 @@ class OperatorNeeds:
         narrow_bytes = share.element if share.element < FLOAT32 else 0
         yield BackwardNeed(self.stream + inputs + (FLOAT32 + narrow_bytes) * logits)
         yield BackwardNeed(self.stream + inputs + share.element * logits + shared + weight)
-        yield BackwardNeed(self._norm(), ("targets", "targets that do not count", "final normal"))
+        yield BackwardNeed(self._norm(), (IN_ENDS.targets, IN_ENDS.uncounted, ENDS.final_norm_out))
 
     def before_block(self) -> Bytes:
         """Bytes that a module of a further token needs before its block: the gradients of the product's result and of
@@ -177,7 +220,7 @@ class OperatorNeeds:
         product = 3 * stream + self._weight(matrix, self.job.plan.tp)
         return most(product, 2 * stream + self._norm())
 
-    def _row_parallel(self, matrix: Matrix, input_grad: Bytes, tp: Bytes, free: tuple[str, ...]) -> BackwardNeed:
+    def _row_parallel(self, matrix: Matrix, input_grad: Bytes, tp: Bytes, free: Tensors) -> BackwardNeed:
         """Need of a product that tp ranks sum: the gradients of the sum, of its input, and of the weight."""
         return BackwardNeed(
             self.stream + self.whole + input_grad + self._weight(matrix, tp) + self._casts(matrix, tp), free
@@ -194,7 +237,7 @@ class OperatorNeeds:
         queries = most(8, SCORE_BYTES // (FLOAT32 * rows * keys))
         return by_score * rows * keys * (queries + (keys - queries) * (keys < queries))
 
-    def _column_parallel(self, matrix: Matrix, output_grad: Bytes, tp: Bytes, free: tuple[str, ...]) -> BackwardNeed:
+    def _column_parallel(self, matrix: Matrix, output_grad: Bytes, tp: Bytes, free: Tensors) -> BackwardNeed:
         """Need of a product whose input tp ranks gather: the gradients of its result, of its input, in full and a
         rank's share, and of the weight; and its input, gathered again."""
         shared = self.whole + self.stream if self.gathers else 0

@@ -2,6 +2,9 @@
 
 Heads are split over tp: each rank attends with its own heads, and the output projection sums over the ranks.
 
+The tensors that its backward keeps are listed in memory/attention_activations.py; their sizes are in
+memory/kept_tensors.py (InnerAttention) and layers/layer_tensors.py (AttentionTensors).
+
 Shape suffixes: S sequence, B batch, H hidden, G key/value heads of this rank, Q query heads of a key/value head,
 N = G x Q query heads of this rank, D head width; s is S / tp under sequence parallel.
 """

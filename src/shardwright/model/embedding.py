@@ -2,6 +2,9 @@
 
 Each rank looks up the tokens whose rows it holds, and has zeros for the others; the sum over tp is the embedding.
 
+The tensors that its backward keeps are listed in memory/activations.py; their sizes are in memory/kept_tensors.py
+(InnerEnds).
+
 Shape suffixes: S sequence of this rank, B batch, H hidden; s is S / tp under sequence parallel.
 """
 

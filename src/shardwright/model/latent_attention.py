@@ -5,6 +5,9 @@ share. Each head's query, key and value are products of the latents. Heads are s
 rank computes the down product and the norms. So under sequence parallel ranks gather the latents before the heads, and
 not the wider residual stream.
 
+The tensors that its backward keeps are listed in memory/attention_activations.py; their sizes are in
+memory/kept_tensors.py (InnerLatent) and layers/layer_tensors.py (LatentTensors).
+
 Shape suffixes: S sequence, B batch, H hidden, N heads of this rank, R width of the queries' latent, C width of the
 latent of keys and values, P width of the rotary part of a head, D width of a head's query and key (nope + P), E width
 of a head's value, L = R + C + P, M = D - P + E; s is S / tp under sequence parallel.

@@ -3,9 +3,12 @@
 Shoeybi et al. 2019 (arXiv 1909.08053, section 3): ranks exchange three numbers for each token (largest logit, logit of
 the target, sum of exponentials) instead of its logits over the whole vocabulary.
 
-No rank holds the logits of more than one chunk of tokens (sharding/loss_chunks.py). The gradients of a chunk are
+No rank holds the logits of more than one chunk of tokens (sharding/block_sizes.py). The gradients of a chunk are
 computed while its logits are in memory, so logits are computed once. This happens in the backward: the forward
 keeps only the hidden states, however many microbatches are in flight.
+
+The tensors that its backward keeps are listed in memory/activations.py; their sizes are in memory/kept_tensors.py
+(InnerEnds).
 
 Shape suffixes: s positions of this rank between the layers (under sequence parallel 1 / tp of those within a layer),
 B batch, H hidden, T tokens of a microbatch or of a chunk, V rows of the vocabulary on this rank.

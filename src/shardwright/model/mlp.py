@@ -1,5 +1,8 @@
 """The MLP of a block: up, activation, down; or gated (Shazeer 2020, arXiv 2002.05202): act(gate) x up, then down.
 
+The tensors that its backward keeps are listed in memory/activations.py; their sizes are in memory/kept_tensors.py
+(InnerMlp) and layers/layer_tensors.py (MlpTensors).
+
 Shape suffixes: S sequence, B batch, H hidden, F = ffn / tp inner width; s is S / tp under sequence parallel.
 """
 

@@ -7,6 +7,9 @@ If tp shards the matrices of each expert, each tp rank sends all tokens of its t
 sequence parallel the tokens are all-gathered first. The parts of the results are summed over tp at the end, as after a
 row-parallel product. If experts are whole, a rank sends only its own tokens.
 
+The tensors that its backward keeps are listed in memory/moe_activations.py; their sizes are in memory/kept_tensors.py
+(InnerRouting) and layers/layer_tensors.py (RoutingTensors).
+
 Shape suffixes: s positions on this rank, B batch, H hidden, T tokens, K choices of a token, F inner width of an expert
 on this rank, N rows of tokens at the experts of this rank, e experts of this rank, U width of the up product: F, or 2 F
 for gate and up.

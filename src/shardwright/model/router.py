@@ -4,6 +4,9 @@ The router computes in float32. If a decision depends on the whole microbatch (c
 that hold parts of its tokens gather the logits first, and each rank decides for all tokens. So every plan decides as
 one rank does.
 
+The tensors that its backward keeps are listed in memory/moe_activations.py; their sizes are in memory/kept_tensors.py
+(InnerRouting).
+
 Shape suffixes: s positions on this rank, B samples of the microbatch, H hidden, E experts, T = s x B tokens of this
 rank, A tokens of the whole microbatch, K choices of a token.
 """

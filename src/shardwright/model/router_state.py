@@ -15,7 +15,7 @@ from torch.nn import functional
 from shardwright.config.moe import MoeSpec
 from shardwright.model.gates.choice import Choice
 from shardwright.parallel.expert.grouped_linear import count_each
-from shardwright.sharding.router_totals import COUNTED, counts_pairs, size_of_totals
+from shardwright.sharding.routing_counts import COUNTED, counts_pairs, size_of_totals
 
 
 @dataclass(frozen=True)

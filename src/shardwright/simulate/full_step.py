@@ -21,7 +21,7 @@ from shardwright.cost.data_parallel import DataParallel
 from shardwright.cost.from_job import run_of
 from shardwright.cost.group_links import Groups
 from shardwright.cost.stage_time import Costing, PieceTime, beside
-from shardwright.layers.stage_contents import PipelineRanks, held_by_rank, layer_kinds
+from shardwright.layers.stage_contents import PipelineRanks, PipelineStages, held_by_rank, layer_kinds
 from shardwright.schedule.job_program import Order, job_order, job_placement
 from shardwright.schedule.timing import Costs
 from shardwright.sharding.stage_placement import StagePlacement
@@ -180,7 +180,7 @@ class _Stages:
         run, num_stages = run_of(job), job.plan.num_stages
         grid = run.grid.as_arrays()
         kinds = layer_kinds(run.shape, grid)
-        contents = held_by_rank(kinds, "1f1b", num_stages, 1, layout=grid.layout, mtp=run.shape.mtp)
+        contents = held_by_rank(kinds, PipelineStages("1f1b", num_stages, 1, grid.layout, mtp=run.shape.mtp))
         stages = PipelineRanks.of(kinds, [contents], np.zeros(1, np.int64))
         # A stage's gathers and reductions are simulated, and so not part of its seconds.
         costing = Costing.of(replace(run, grid=replace(grid, zero=0 * grid.zero)), constants)

@@ -46,9 +46,9 @@ from shardwright.schedule.job_program import job_program
 from shardwright.schedule.program_check import program_faults
 from shardwright.schedule.schedule import Program
 from shardwright.schedule.shape_program import forward_of
+from shardwright.sharding.block_sizes import loss_positions
 from shardwright.sharding.factored_sums import FactoredSums
 from shardwright.sharding.groups import ends
-from shardwright.sharding.loss_chunks import loss_positions
 from shardwright.sharding.matrix_exchange import MatrixExchange
 from shardwright.sharding.memory_account import RankMemory
 from shardwright.sharding.stage_parameters import last_uses, stage_parameters

@@ -7,7 +7,7 @@ import torch
 
 from shardwright.model.router_state import Totals
 from shardwright.parallel.comm.collectives import all_reduce
-from shardwright.sharding.router_totals import size_of_totals
+from shardwright.sharding.routing_counts import size_of_totals
 from shardwright.train.build import Replica
 
 

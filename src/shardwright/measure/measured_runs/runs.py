@@ -111,11 +111,11 @@ def run_of_row(row: Row) -> Run:
     return Run(
         shape,
         grid,
-        spec.name,
-        software_of_row(row, grid),
-        node,
-        _float(row, "intra_bw") * 1e9,
-        _float(row, "inter_bw") * 1e9,
+        device=spec.name,
+        software=software_of_row(row, grid),
+        devices_per_node=node,
+        node_bytes_per_s=_float(row, "intra_bw") * 1e9,
+        network_bytes_per_s=_float(row, "inter_bw") * 1e9,
     )
 
 
@@ -129,31 +129,31 @@ def shape_of_row(row: Row) -> ModelShape:
     if whole(row, "experts") > 1:
         width = whole(row, "expert_ffn") or whole(row, "ffn")
         experts = ExpertShape(
-            whole(row, "experts"),
-            whole(row, "topk", 1),
-            width,
-            width * whole(row, "shared_experts"),
-            whole(row, "dense_layers"),
+            num=whole(row, "experts"),
+            topk=whole(row, "topk", 1),
+            ffn=width,
+            shared_ffn=width * whole(row, "shared_experts"),
+            dense_layers=whole(row, "dense_layers"),
         )
     latent = None
     if row.get("kv_rank"):
         rotary = {"rotary": whole(row, "rope_dim")} if row.get("rope_dim") else {}
-        latent = LatentShape(whole(row, "q_rank"), whole(row, "kv_rank"), **rotary)
-    tied = not gated and kv_heads == heads
+        latent = LatentShape(query_rank=whole(row, "q_rank"), key_rank=whole(row, "kv_rank"), **rotary)
+    is_old = not gated and kv_heads == heads  # a model like GPT-3, with learned positions and tied embeddings
     return ModelShape(
-        layers,
-        hidden,
-        heads,
-        kv_heads,
-        whole(row, "head_dim") or hidden // heads,
-        whole(row, "ffn") or 4 * hidden,
-        gated,
-        whole(row, "vocab") or 51200,
-        _needed(row, "seq"),
-        tied,
-        tied,
-        experts,
-        latent,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=whole(row, "head_dim") or hidden // heads,
+        ffn=whole(row, "ffn") or 4 * hidden,
+        gated=gated,
+        vocab=whole(row, "vocab") or 51200,
+        sequence=_needed(row, "seq"),
+        tied=is_old,
+        learned_positions=is_old,
+        experts=experts,
+        latent=latent,
     )
 
 

@@ -42,7 +42,7 @@ from shardwright.parallel.device_streams import HostNumbers
 from shardwright.parallel.expert.grouped_linear import count_each
 from shardwright.precision.float8 import E4M3, Quantised, quantise
 from shardwright.precision.float8_product import dequantise
-from shardwright.sharding.even_routing import even_shares, rows_inside, rows_to_nodes
+from shardwright.sharding.routing_counts import even_shares, rows_inside, rows_to_nodes
 
 _SUM_ELEMENTS = 1 << 24  # elements in float32 at a time, 64 MiB
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from shardwright.sharding.gradient_blocks import rows_at_once
+from shardwright.sharding.block_sizes import rows_at_once
 
 
 def add_product(sum_NH: Tensor, dy_TN: Tensor, x_TH: Tensor, has_sum: bool, kind: str) -> None:

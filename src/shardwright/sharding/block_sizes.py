@@ -1,21 +1,29 @@
-"""The number of tokens that the output product and the loss take at once: logits of all tokens never exist.
+"""Sizes of the blocks in which a step computes tensors that would be too large as a whole: logits, and gradients that a
+CPU sums in another dtype than it computes them in.
 
-They would be the largest tensor of a step: 4 bytes for each token and each row of the vocabulary. A chunk of tokens has
-only its own logits, and frees them before the next chunk begins (model/loss.py). Each chunk reads the matrix twice, and
-reads and writes its gradient: 12 bytes per element of the matrix, next to 6 FLOPs per element and token. An H100
-computes 270 FLOPs in the time of a byte: these bytes are 42 % of the products' time with 1,300 tokens, 10 % with 5,200
-and 7 % with 8,192; a CPU needs tens of tokens. A chunk is some positions of the sequence, of all samples of a
-microbatch. All ranks of a tp line take the same positions, because they sum over the vocabulary for each of them.
+Logits of all tokens would be the largest tensor of a step: 4 bytes for each token and each row of the vocabulary. A
+chunk of tokens has only its own logits, and frees them before the next chunk begins (model/loss.py). Each chunk reads
+the matrix twice, and reads and writes its gradient: 12 bytes per element of the matrix, next to 6 FLOPs per element and
+token. An H100 computes 270 FLOPs in the time of a byte: these bytes are 42 % of the products' time with 1,300 tokens,
+10 % with 5,200 and 7 % with 8,192; a CPU needs tens of tokens. A chunk is some positions of the sequence, of all
+samples of a microbatch. All ranks of a tp line take the same positions, because they sum over the vocabulary for each
+of them.
+
+On CUDA one kernel multiplies 16-bit numbers and adds the product to a float32 sum of a weight's gradient. A CPU has no
+such kernel: the product is a tensor of its own, which is added to the sum block by block of rows, so that it is small
+and still in the cache (parallel/tensor/parameter.py).
 """
 
 from functools import lru_cache
 from typing import Any
 
-from shardwright.config.array_math import least
+from shardwright.config.array_math import least, most
 from shardwright.config.catalog_entry import read_entry
 from shardwright.config.cluster import DeviceSpec
 from shardwright.config.job import JobSpec
 from shardwright.config.units import GIB, MIB
+
+# Chunks of the loss.
 
 _FLOAT32 = 4
 _ON_CPU_BYTES = 32 * MIB  # if no device is named, ranks are processes on a CPU
@@ -63,3 +71,14 @@ def _memory_bytes(device: str) -> float:
     if device == "unknown":
         return _UNKNOWN_GIB * GIB
     return read_entry("devices", device, DeviceSpec).memory_gib * GIB
+
+
+# Gradients of weights.
+
+_BLOCK_BYTES = 4 * MIB
+_LEAST_ROWS = 64  # fewer make the product slower
+
+
+def rows_at_once(num_columns: Any, element_bytes: int) -> Any:
+    """Rows of a block of a gradient with `num_columns` columns; an array if that is one."""
+    return most(_LEAST_ROWS, _BLOCK_BYTES // (element_bytes * num_columns))
