@@ -107,14 +107,14 @@ def word(names: str, job_field: str, words: Mapping[str, Any], default: str, alw
 
 def read_row(row: SettingRow | Rule, settings: Settings, fields: Flat) -> None:
     """Set the fields of a row, and record in `settings.sources` which present settings the row has read."""
-    asked, settings.asked = settings.asked, set()
+    earlier, settings.names_read = settings.names_read, set()
     row.read(settings, fields)
     for field_name in settings.overrides.keys() & fields.keys():  # later rows use the values of --set
         if type(fields[field_name]) is int and (override := settings.overridden(field_name)) is not None:
             fields[field_name] = override
-    present = tuple(name for name in settings.given if name in settings.asked)
+    present = tuple(name for name in settings.given if name in settings.names_read)
     settings.sources |= dict.fromkeys(row.names, present)
-    settings.asked |= asked
+    settings.names_read |= earlier
 
 
 def write_table(table: Table, job: JobSpec) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 from shardwright.config import largest
 from shardwright.config.base import shortened
 from shardwright.config.dotted_keys import nested_keys
+from shardwright.config.fault_gathering_reader import whole
 from shardwright.config.job import JobSpec
 from shardwright.config.yaml_text import yaml_text
 from shardwright.interchange.imported import Asked, ReadResult
@@ -14,7 +15,6 @@ from shardwright.interchange.known_settings import subjects
 from shardwright.interchange.reading.loose_words import loose_faults
 from shardwright.interchange.reading.script_text import nodes_of
 from shardwright.interchange.reading.settings import Flat, Settings
-from shardwright.interchange.reading.whole_text import whole
 from shardwright.interchange.rows import Rule, Table, read_row, write_table
 from shardwright.interchange.systems import deepspeed
 from shardwright.interchange.systems.training_arguments import (

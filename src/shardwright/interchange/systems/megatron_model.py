@@ -4,9 +4,9 @@ import math
 from typing import Any
 
 from shardwright.config import largest
+from shardwright.config.fault_gathering_reader import whole
 from shardwright.config.job import JobSpec
 from shardwright.interchange.reading.settings import Flat, Settings
-from shardwright.interchange.reading.whole_text import whole
 from shardwright.interchange.rows import Rule, Table, count, flag, number, word
 
 # Number of tokens, and owner, of vocabularies that a launch script names only by their tokenizer.

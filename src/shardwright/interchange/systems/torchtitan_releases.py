@@ -8,11 +8,11 @@ from typing import Any
 from shardwright.config import catalog
 from shardwright.config.base import PlanError
 from shardwright.config.dotted_keys import flat_keys
+from shardwright.config.fault_gathering_reader import whole
 from shardwright.config.job import JobSpec
 from shardwright.interchange.imported import Asked, ReadResult
 from shardwright.interchange.known_settings import subjects
 from shardwright.interchange.reading.settings import Flat, Settings
-from shardwright.interchange.reading.whole_text import whole
 from shardwright.interchange.rows import read_row, write_table
 from shardwright.interchange.systems.torchtitan_models import FLAVORS, fields_of_flavor, flavor_of
 from shardwright.interchange.systems.torchtitan_table import PARTS, TABLE, WORLD

@@ -5,11 +5,11 @@ from typing import Any
 
 from shardwright.config import largest
 from shardwright.config.base import shortened
+from shardwright.config.fault_gathering_reader import whole
 from shardwright.config.job import JobSpec
 from shardwright.config.plan import even_stages
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.interchange.reading.settings import Flat, Settings
-from shardwright.interchange.reading.whole_text import whole
 from shardwright.interchange.rows import Rule, Table, count, degree, number, word
 
 WORLD = "world"
