@@ -19,9 +19,8 @@ from shardwright.cost.calibration import shipped
 from shardwright.cost.from_job import run_of
 from shardwright.cost.topology import Group
 from shardwright.cost.wire_bytes import ring_sent
-from shardwright.explain.batch_split import portions
 from shardwright.explain.rank_groups import groups_of_rank_0, rank_order
-from shardwright.explain.story import Story, tell
+from shardwright.explain.story import Story, portions, tell
 from shardwright.memory.budget import meet_budget
 from shardwright.memory.step_collectives import Traffic, step_ledger
 from shardwright.parallel.comm.process_groups import Mesh

@@ -30,8 +30,8 @@ from shardwright.planner.search.objectives import Objective, best, node_counts, 
 from shardwright.planner.search.plan_price import room_bytes
 from shardwright.planner.search.sample import standing
 from shardwright.planner.stages.best_layout import paying_layout
-from shardwright.report.job_toml import write_toml
 from shardwright.report.plans_text import _reason_lines, _rows, job_words, plan_dict, plans_text
+from shardwright.report.toml_files import write_toml
 from shardwright.schedule.job_program import plan_faults
 from shardwright.simulate.closed_form import step_time
 from shardwright.simulate.full_step import simulated_step

@@ -22,6 +22,7 @@ from shardwright.train.launch.rank_environment import RankEnvironment, allowed_t
 
 if TYPE_CHECKING:
     from shardwright.parallel.comm.process_groups import Mesh
+    from shardwright.report.timeline.job_study import JobStudy
     from shardwright.train.launch.rank_life import Failure, Work
 
 # Rank 0 reports an error of all ranks. torchrun ends all ranks when the first one leaves, so the others wait so long.
@@ -283,3 +284,18 @@ def _advice(spec: JobSpec, failure: "Failure | None") -> str:
     from shardwright.measure.memory_advice import way_out
 
     return "\n" + way_out(spec, failure.room_bytes)
+
+
+def run_and_study(job: JobSpec) -> "JobStudy":
+    """Measure the stages on this machine, simulate a step with that, run some steps, and compare. Raises PlanError,
+    RunError."""
+    from shardwright.train.launch.fork_server import start_server_early
+
+    start_server_early(job.run.device)
+    from shardwright.measure.step_time import compare_step_time
+    from shardwright.report.timeline.job_study import study_executed
+    from shardwright.train.launch.scratch_folder import scratch_folder
+
+    with scratch_folder() as folder:
+        comparison = compare_step_time(job, folder)
+    return study_executed(job, comparison.costs, comparison.executed(), comparison.executed_s)

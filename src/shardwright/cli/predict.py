@@ -118,8 +118,8 @@ def layout(
     from shardwright.planner.search.constraints import constraints_of
     from shardwright.planner.stages.best_layout import best_layout
     from shardwright.planner.stages.mixed_devices import best_mixed
-    from shardwright.report.job_toml import write_toml
     from shardwright.report.layout_text import layout_dict, layout_text
+    from shardwright.report.toml_files import write_toml
 
     try:
         if search:
@@ -188,7 +188,7 @@ def plan(
     """
     from shardwright.api.found_plans import PlanQuestion, found_plans
     from shardwright.interchange.carried_data import with_paths_from
-    from shardwright.report.job_toml import write_toml
+    from shardwright.report.toml_files import write_toml
 
     expect_many_actions()
     question, cluster = question_of(PlanQuestion, options), asked_cluster(options)

@@ -2,13 +2,12 @@
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from shardwright.config.job import JobSpec
 from shardwright.config.units import GIB
 from shardwright.cost.calibration import device_of
 from shardwright.planner.scaling import Point, Scaling
-from shardwright.report.svg import LINE_COLOURS, Box, Line, document, legend, line_chart, text
+from shardwright.report.svg import LINE_COLOURS, Box, Line, LineChart, document, legend, text
 
 _WIDTH, _LEFT, _GAP = 920.0, 66.0, 86.0
 _HIGH, _ROW = 180.0, 262.0
@@ -41,15 +40,17 @@ def scaling_picture(job: JobSpec, scalings: Sequence[Scaling]) -> str:
     else:
         price, prices = "US dollars of 1e9 tokens", lines(lambda _, p: p.usd_per_billion_tokens or 0.0)
     memory_title = f"memory of the fullest device, GiB (dotted: the {room_gib:g} there are)"
-    chart = partial(line_chart, ticks=ticks)
+    charts = (
+        LineChart("speed-up: tokens a second", boxes[0], speed_ups, 1.0, None, _times, ticks),
+        LineChart("efficiency: tokens a second of a device", boxes[1], efficiency, 1.0, 1.0, _percent, ticks),
+        LineChart(memory_title, boxes[2], memory, room_gib, room_gib, ticks=ticks),
+        LineChart(price, boxes[3], prices, 0.0, None, "{:,g}".format, ticks),
+    )
     parts = [
         text(20, 30, label, "name", 15),
         text(20, 49, "the best plan at each size; speed-up and efficiency beside the smallest size that fits", size=12),
         *legend(_LEFT, 76, [*speed_ups[1:], ideal]),
-        *chart("speed-up: tokens a second", boxes[0], speed_ups, 1.0, form=_times),
-        *chart("efficiency: tokens a second of a device", boxes[1], efficiency, 1.0, mark=1.0, form=_percent),
-        *chart(memory_title, boxes[2], memory, room_gib, mark=room_gib),
-        *chart(price, boxes[3], prices, 0.0, form="{:,g}".format),
+        *(part for chart in charts for part in chart.drawn()),
     ]
     for box in boxes:
         parts.append(text(box.left + box.width / 2, box.bottom + 34, "devices", anchor="middle"))

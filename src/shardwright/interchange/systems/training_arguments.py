@@ -15,11 +15,11 @@ from shardwright.config.job import JobSpec
 from shardwright.interchange.imported import Asked
 from shardwright.interchange.launcher import Launched, find_training_command, missing_ranks
 from shardwright.interchange.reading.plain_data import read_data
+from shardwright.interchange.reading.script_text import flag_words
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.reading.shell_values import unknown_names
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.rows import Rule, Table, number
-from shardwright.interchange.systems.megatron_flags import flag_words
 
 WORLD = "world_size"
 _SCHEDULES = {
