@@ -105,9 +105,8 @@ def layout(
     overrides: tuple[str, ...],
     as_json: bool,
     search: bool,
-    keep: tuple[str, ...],
-    between: tuple[str, ...],
     toml: Path | None,
+    **search_options: Any,
 ) -> None:
     """Find how many layers each stage of JOB's plan should hold, and in which order a cluster's parts should stand.
 
@@ -123,7 +122,7 @@ def layout(
 
     try:
         if search:
-            laid_out = best_mixed(load_to_plan(job, overrides).job, constraints_of(keep, between), shipped())
+            laid_out = best_mixed(load_to_plan(job, overrides).job, constraints_of(**search_options), shipped())
         else:
             laid_out = best_layout(load(job, overrides), shipped())
     except KeyError as error:
@@ -235,9 +234,14 @@ def plan(
 @_search_options
 @file_option("--svg", help="Write a picture.")
 def scale(
-    job: str, overrides: tuple[str, ...], as_json: bool, devices: str, tokens: int | None, keep: tuple[str, ...],
-    between: tuple[str, ...], svg: Path | None, **cluster_fields: Any,
-) -> None:  # fmt: skip
+    job: str,
+    overrides: tuple[str, ...],
+    as_json: bool,
+    devices: str,
+    tokens: int | None,
+    svg: Path | None,
+    **options: Any,
+) -> None:
     """Find the best plan of JOB at each size of its cluster, and say what more devices bring.
 
     Strong scaling keeps the batch, weak scaling the batch of a device. Nodes are as in JOB's cluster.
@@ -262,9 +266,9 @@ def scale(
         raise PlanError(
             "scale --set", [f"a plan is searched for each size, so {searched[0]} would not hold; {way_out}"]
         )
-    constraints, sizes = constraints_of(keep, between), sizes_of(devices)
+    constraints, sizes = constraints_of(options.pop("keep"), options.pop("between")), sizes_of(devices)
     smallest = sizes[0] if job in names("models") and job not in names("jobs") else 0
-    cluster = asked_cluster(cluster_fields | {"devices": smallest})
+    cluster = asked_cluster(options | {"devices": smallest})
     spec = load_to_plan(job, overrides, cluster, as_json).job
     limits = batch_limits(spec, tokens or 0)
     try:

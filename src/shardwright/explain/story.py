@@ -18,7 +18,7 @@ from shardwright.cost.from_job import run_of
 from shardwright.cost.stage_time import Costing, PieceTime
 from shardwright.explain.expert_homes import ExpertPlacement, expert_placement
 from shardwright.explain.operator_passes import PiecePass, piece_passes, rank_pieces
-from shardwright.explain.rank_collectives import Crossing, PricedGroups, crossings
+from shardwright.explain.rank_collectives import Crossing, PipelineRank, PricedGroups, crossings
 from shardwright.explain.rank_groups import RankGroup, first_node, groups_of_rank_0, rank_order
 from shardwright.explain.strategy_effects import Effect, effects
 from shardwright.layers.query import Run
@@ -149,7 +149,7 @@ def tell(job: JobSpec) -> Story:
         rank=rank,
         pieces=pieces_of_ranks[rank],
         times=times,
-        crossings=crossings(job, program, rank, pieces_of_ranks[rank], passes=passes, groups=groups, priced=priced),
+        crossings=crossings(PipelineRank(job, program, rank, pieces_of_ranks[rank]), passes, groups, priced),
         step=None if priced is None else priced.step,
         links=[] if costing is None else _links(job, run, costing),
         untimed=untimed,

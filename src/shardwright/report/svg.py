@@ -64,13 +64,15 @@ class Line:
         return ' stroke-dasharray="5 4"' if self.is_dashed else ""
 
 
-def document(label: str, width: float, height: float, parts: Sequence[str], style: str = STYLE) -> str:
-    """An SVG document with its CSS."""
+def document(
+    label: str, width: float, height: float, parts: Sequence[str], style: str = STYLE, definitions: str = ""
+) -> str:
+    """An SVG document with its CSS, and definitions that its parts refer to."""
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
             f'height="{height:g}" role="img" aria-label="{escape(label)}">',
-            f"<title>{escape(label)}</title><style>{style}</style>",
+            f"<title>{escape(label)}</title><style>{style}</style>{definitions}",
             f'<rect class="ground" x="0.5" y="0.5" width="{width - 1:g}" height="{height - 1:g}" rx="8"/>',
             *parts,
             "</svg>\n",

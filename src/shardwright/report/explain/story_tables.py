@@ -1,5 +1,5 @@
-"""The tables of a story: the work of one microbatch in a piece of the model, operator by operator, forward and back; the
-bytes that cross each link; and the layout of each tensor in the notations of DTensor, SBP and GSPMD."""
+"""The tables of a story: the work of one microbatch in a piece of the model, operator by operator, forward and back;
+the bytes that cross each link; and the layout of each tensor in the notations of DTensor, SBP and GSPMD."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest

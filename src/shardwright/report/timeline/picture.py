@@ -43,13 +43,13 @@ def picture(timeline: Timeline, name: str, width: int = 1120) -> str:
     height = bottom + legend_height + _BOTTOM
     scale = (width - _LEFT - _RIGHT) / (timeline.makespan or 1.0)
     label = f"{name}: {counted(ranks, 'rank')}, {counted(timeline.program.num_microbatches, 'microbatch')}"
-    parts = [f"<defs>{_HATCHES}</defs>", *_axis(timeline.makespan, scale, bottom)]
+    parts = _axis(timeline.makespan, scale, bottom)
     for rank, row in enumerate(timeline.ranks):
         top = _TOP + rank * pitch
-        parts.append(text(16, top + _LANE / 2 + 4, f"rank {rank}", "name", 12))
+        parts.append(f'<text class="name" x="16" y="{top + _LANE / 2 + 4}" font-size="12">rank {rank}</text>')
         parts += _lane(timeline, row, top, scale)
         parts += _strip(row, top + _LANE + 2, scale) if timeline.program.gathers else []
-    return document(label, width, height, [*parts, *legend], _STYLE)
+    return document(label, width, height, [*parts, *legend], _STYLE, f"<defs>{_HATCHES}</defs>")
 
 
 def _axis(makespan: float, scale: float, bottom: float) -> list[str]:
@@ -58,7 +58,7 @@ def _axis(makespan: float, scale: float, bottom: float) -> list[str]:
     for n in range(int(makespan / step + 1e-9) + 1):
         x = _px(_LEFT + n * step * scale)
         lines.append(f'<line class="grid" x1="{x}" x2="{x}" y1="14" y2="{bottom}"/>')
-        lines.append(text(float(x) + 4, 24, f"{n * step:g}"))
+        lines.append(f'<text class="quiet" x="{float(x) + 4:g}" y="24" font-size="11">{n * step:g}</text>')
     return lines
 
 
