@@ -142,6 +142,13 @@ def sums_of(story: Story) -> dict[str, Traffic]:
     return dict(sorted(found.items()))
 
 
+def test_pieces_are_told_in_the_order_of_the_layers() -> None:
+    job = load("gemma2-27b-tpu", ())
+    kinds = [piece.kind for piece in tell(job).passes if piece.kind not in ("embedding", "head")]
+    shape = run_of(job).shape
+    assert kinds == list(dict.fromkeys(shape.kind(layer) for layer in range(shape.layers))) and len(kinds) == 2
+
+
 @pytest.mark.parametrize("name", PLANS)
 def test_calls_and_bytes_add_up_to_the_account(name: str) -> None:
     """That is what the ledger of the rank has, so a story can't contradict a run."""

@@ -123,9 +123,8 @@ def tell(job: JobSpec) -> Story:
     priced, untimed = _priced(job, run, gap)
     pieces_of_ranks = rank_pieces(run)
     costing = None if priced is None else priced.costing
-    kinds = sorted(
-        {kind for pieces in pieces_of_ranks for kind in pieces}, key=lambda kind: _ORDER.index(kind[0].split()[0])
-    )
+    met_kinds = dict.fromkeys(kind for pieces in pieces_of_ranks for kind in pieces)
+    kinds = sorted(met_kinds, key=lambda kind: _ORDER.index(kind[0].split()[0]))
     times = {} if costing is None else {kind: costing.piece(*kind) for kind in kinds}
     rank = _slowest(pieces_of_ranks, times)
     groups = groups_of_rank_0(job, program.placement)
