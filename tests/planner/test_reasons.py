@@ -17,11 +17,10 @@ from shardwright.config.schedule_facts import searched
 from shardwright.cost.calibration import pessimistic, shipped
 from shardwright.cost.from_job import run_of
 from shardwright.memory.rank_estimate import peak_memory
-from shardwright.planner.advice.explanation import explained
 from shardwright.planner.advice.neighbours import neighbours
 from shardwright.planner.advice.priced_plan import priced
 from shardwright.planner.advice.reasons import Reason, reasons
-from shardwright.planner.advice.recommendation import best_plans, plans_of
+from shardwright.planner.advice.recommendation import best_plans, explained, plans_of
 from shardwright.planner.advice.repair import misfit
 from shardwright.planner.advice.rules import rules_for
 from shardwright.planner.advice.sensitivity import flips

@@ -254,8 +254,7 @@ def scale(
     from shardwright.planner.scaling import best_plan, scaling, sizes_of
     from shardwright.planner.search.constraints import constraints_of
     from shardwright.report.output import write_output
-    from shardwright.report.scaling_picture import scaling_picture
-    from shardwright.report.scaling_text import scaling_dict, scaling_text
+    from shardwright.report.scaling_report import scaling_dict, scaling_picture, scaling_text
 
     expect_many_actions()
     keys = {override: override.partition("=")[0].strip() for override in overrides}

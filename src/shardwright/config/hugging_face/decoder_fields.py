@@ -51,15 +51,15 @@ def ends(r: ConfigReader) -> Fields:
     }
 
 
-def linear_biases(r: ConfigReader, attention: str = "attention_bias", mlp: str = "mlp_bias") -> Fields:
+def linear_biases(r: ConfigReader) -> Fields:
     """Biases of attention's four products and of the MLP's: all of them have one, or none has."""
-    flags = r.flag(attention), r.flag(mlp)
-    if flags[0] != flags[1]:
+    attention, mlp = r.flag("attention_bias"), r.flag("mlp_bias")
+    if attention != mlp:
         r.fault(
-            f"{attention} is {str(flags[0]).lower()} and {mlp} {str(flags[1]).lower()}, and biases can only be in all "
-            "linear layers or in none; set both alike, where the weights are so"
+            f"attention_bias is {str(attention).lower()} and mlp_bias {str(mlp).lower()}, and biases can only be in "
+            "all linear layers or in none; set both alike, where the weights are so"
         )
-    return {"bias": all(flags)}
+    return {"bias": attention and mlp}
 
 
 def experts(

@@ -60,9 +60,9 @@ def _rule(has_window: Sequence[bool]) -> Fields | None:
     return {"full_every": every} if list(has_window) == [(layer + 1) % every != 0 for layer in range(layers)] else None
 
 
-def without_positions(r: ConfigReader, layers: int, usual_every: int) -> Fields:
+def without_positions(r: ConfigReader, layers: int) -> Fields:
     """The field no_rotary_every, from no_rope_layers (1 for a layer with positions) or no_rope_layer_interval."""
-    every = r.count("no_rope_layer_interval", usual_every)
+    every = r.count("no_rope_layer_interval", 4)
     flags = r.counts("no_rope_layers")
     if not flags:
         return {"no_rotary_every": every} if every else {}

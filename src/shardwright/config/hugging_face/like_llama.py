@@ -36,7 +36,7 @@ def smollm3(r: ConfigReader) -> Fields:
     fields = decoder(r) | linear_biases(r)
     r.must_be("use_sliding_window", (False,), "layers without positions would have windows")
     r.ignore("sliding_window", "layer_types", "max_window_layers")
-    return fields | rotary(r, head_width(fields)) | without_positions(r, fields["layers"], 4)
+    return fields | rotary(r, head_width(fields)) | without_positions(r, fields["layers"])
 
 
 def qwen2(r: ConfigReader) -> Fields:

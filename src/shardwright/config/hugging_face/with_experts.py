@@ -154,7 +154,7 @@ def llama4(r: ConfigReader) -> Fields:
     layers = fields["layers"]
     fields["ffn"] = r.count("intermediate_size_mlp")
     fields["qk_norm"] = "l2" if r.flag("use_qk_norm", True) else "none"
-    fields |= rotary(r, head_width(fields)) | without_positions(r, layers, 4)
+    fields |= rotary(r, head_width(fields)) | without_positions(r, layers)
     every = fields.get("no_rotary_every", 0)
     fields |= window(
         r, r.count("attention_chunk_size"), layers, lambda layer: every > 0 and (layer + 1) % every == 0, CHUNKED
