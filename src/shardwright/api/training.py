@@ -147,8 +147,7 @@ def _run_here(spec: JobSpec, request: preemption.Preemption | None, start: Start
     from shardwright.train.data.prepare import prepare_tokens, refuse_missing
     from shardwright.train.data.progress import say_aside
     from shardwright.train.data.token_cache import remove_unfinished
-    from shardwright.train.launch.launch import RankFailedError, cluster_faults, launch, machine_faults
-    from shardwright.train.launch.restarts import launch_with_restarts
+    from shardwright.train.launch.launch import cluster_faults, machine_faults
     from shardwright.train.launch.run_folder import (
         folder_of,
         holding,
@@ -157,9 +156,6 @@ def _run_here(spec: JobSpec, request: preemption.Preemption | None, start: Start
         removing_new_folders_on_error,
     )
     from shardwright.train.launch.this_machine import on_this_machine
-
-    def tell(error: RankFailedError, restart: str) -> None:
-        start.warn(f"failed: {error}{_advice(spec, error.failure)}\n{restart}")
 
     folder, spec = folder_of(spec), on_this_machine(spec, spec.plan.world, start.warn)
     faults = cluster_faults(spec) or machine_faults(spec)
@@ -174,16 +170,26 @@ def _run_here(spec: JobSpec, request: preemption.Preemption | None, start: Start
         remove_unfinished(folder / "data")
         refuse_missing(spec.data, spec.model)
         prepare_tokens(spec.data, spec.model, spec.run.seed, folder / "data", say=say_aside)
-        if start.fresh:
-            for line in put_aside(spec, folder):
-                start.tell(f"--fresh: {line}")
-        work = _work(spec, start.weights_from or "")
-        try:
-            if request is None:
-                return launch(work, spec, folder)[0], folder
-            return launch_with_restarts(work, spec, folder, request, tell)[0], folder
-        except RankFailedError as error:
-            raise RankFailedError(f"{error}{_advice(spec, error.failure)}", error.failure) from None
+        for line in put_aside(spec, folder) if start.fresh else ():
+            start.tell(f"--fresh: {line}")
+        return _launched(spec, request, start, folder), folder
+
+
+def _launched(spec: JobSpec, request: preemption.Preemption | None, start: StartOptions, folder: Path) -> Any:
+    """The result of rank 0 of ranks that are launched here; with `request`, they are restarted after failures."""
+    from shardwright.train.launch.launch import RankFailedError, launch
+    from shardwright.train.launch.restarts import launch_with_restarts
+
+    def tell(error: RankFailedError, restart: str) -> None:
+        start.warn(f"failed: {error}{_advice(spec, error.failure)}\n{restart}")
+
+    work = _work(spec, start.weights_from or "")
+    try:
+        if request is None:
+            return launch(work, spec, folder)[0]
+        return launch_with_restarts(work, spec, folder, request, tell)[0]
+    except RankFailedError as error:
+        raise RankFailedError(f"{error}{_advice(spec, error.failure)}", error.failure) from None
 
 
 def _run_rank(spec: JobSpec, environment: RankEnvironment, start: StartOptions) -> tuple[Any, Path]:

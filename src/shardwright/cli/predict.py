@@ -248,7 +248,6 @@ def scale(
     """
     from shardwright.config.base import PlanError
     from shardwright.config.catalog import names
-    from shardwright.config.plan import UNSEARCHED
     from shardwright.cost.calibration import shipped
     from shardwright.planner.critical_batch import batch_limits
     from shardwright.planner.scaling import best_plan, scaling, sizes_of
@@ -257,14 +256,7 @@ def scale(
     from shardwright.report.scaling_report import scaling_dict, scaling_picture, scaling_text
 
     expect_many_actions()
-    keys = {override: override.partition("=")[0].strip() for override in overrides}
-    kept = {f"plan.{name}" for name in UNSEARCHED}
-    searched = [override for override, key in keys.items() if key.partition(".")[0] == "plan" and key not in kept]
-    if searched:
-        way_out = f"say --keep {searched[0]} in its place"
-        raise PlanError(
-            "scale --set", [f"a plan is searched for each size, so {searched[0]} would not hold; {way_out}"]
-        )
+    _refuse_searched(overrides)
     constraints, sizes = constraints_of(options.pop("keep"), options.pop("between")), sizes_of(devices)
     smallest = sizes[0] if job in names("models") and job not in names("jobs") else 0
     cluster = asked_cluster(options | {"devices": smallest})
@@ -277,6 +269,21 @@ def scale(
     if svg:
         write_output(svg, scaling_picture(spec, scalings), "--svg")
     click.echo(json.dumps(scaling_dict(spec, scalings, limits)) if as_json else scaling_text(spec, scalings, limits))
+
+
+def _refuse_searched(overrides: tuple[str, ...]) -> None:
+    """Raise PlanError for an override of a field of the plan that a search chooses."""
+    from shardwright.config.base import PlanError
+    from shardwright.config.plan import UNSEARCHED
+
+    keys = {override: override.partition("=")[0].strip() for override in overrides}
+    kept = {f"plan.{name}" for name in UNSEARCHED}
+    searched = [override for override, key in keys.items() if key.partition(".")[0] == "plan" and key not in kept]
+    if searched:
+        way_out = f"say --keep {searched[0]} in its place"
+        raise PlanError(
+            "scale --set", [f"a plan is searched for each size, so {searched[0]} would not hold; {way_out}"]
+        )
 
 
 @click.command(cls=PredictCommand)
