@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from shardwright.report.svg import LINE_COLOURS, Box, Line, document, legend, line_chart, text
+from shardwright.report.svg import LINE_COLOURS, Box, Line, LineChart, document, legend, text
 
 _WIDTH, _LEFT, _ACROSS, _CHART, _PITCH, _TOP = 1120.0, 40.0, 4, (224.0, 170.0), (270.0, 240.0), 104.0
 
@@ -29,7 +29,7 @@ def balance_picture(title: str, note: str, panels: list[Panel], most: float, das
         if number < len(panels):
             panel = panels[number]
             lines = [Line(name, points, colours[name], name == dashed) for name, points in panel.curves]
-            parts += line_chart(panel.title, box, lines, highest, most)
+            parts += LineChart(panel.title, box, lines, highest, most).drawn()
         else:
             parts.append(text(box.left, box.top - 10, "balanced by", "name", 12))
             for row, name in enumerate(names):

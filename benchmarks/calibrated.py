@@ -29,7 +29,7 @@ from shardwright.measure.calibrate.sweep import Sweep
 from shardwright.parallel.comm.collectives import all_reduce_max, barrier
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.planner.own_plan import estimate
-from shardwright.report.device_toml import write_device
+from shardwright.report.toml_files import write_device
 from shardwright.sharding.stage_parameters import num_parameters
 from shardwright.train.build import build
 from shardwright.train.launch.launch import launch

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from html import escape
 
-from shardwright.report.axis_ticks import nice_step
+from shardwright.report.svg import nice_step
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 860, 460, 56, 180, 24, 48
 _COLOURS = (

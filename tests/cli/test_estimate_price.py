@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from shardwright.cli.checked_job import load
 from shardwright.cli.main import cli
 from shardwright.config.load import read_job
-from shardwright.report.set_line import set_line
+from shardwright.report.nearest_text import set_line
 from shardwright.simulate.closed_form import StepTime
 
 

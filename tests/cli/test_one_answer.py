@@ -40,8 +40,8 @@ from shardwright.report.estimate_text import estimate_dict
 from shardwright.report.explain.story_dict import story_dict
 from shardwright.report.layout_text import layout_dict
 from shardwright.report.plans_text import plan_dict
-from shardwright.report.scaling_text import scaling_dict
-from shardwright.report.timeline.job_costs import drawn_costs
+from shardwright.report.scaling_report import scaling_dict
+from shardwright.report.timeline.job_study import drawn_costs
 from shardwright.schedule.job_program import plan_faults
 from shardwright.simulate.closed_form import step_time
 

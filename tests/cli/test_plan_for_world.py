@@ -11,7 +11,7 @@ from shardwright.cli.checked_job import load_to_run
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import load_job
-from shardwright.report.job_toml import write_toml
+from shardwright.report.toml_files import write_toml
 
 QUICK = ("plan.dp=2", "plan.tp=2", "plan.pp=2")
 

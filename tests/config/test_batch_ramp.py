@@ -12,8 +12,7 @@ from shardwright.config.batch import BatchSpec, RampSpec
 from shardwright.config.job import JobSpec
 from shardwright.config.load import load_job, make_job
 from shardwright.parallel.comm.process_groups import Mesh
-from shardwright.planner.own_plan import estimate
-from shardwright.planner.ramp_time import ramp_extra_s
+from shardwright.planner.own_plan import estimate, ramp_extra_s
 from shardwright.report.explain.update_text import update_sentences
 from shardwright.report.prediction_notes import batch_notes
 from shardwright.schedule.job_program import plan_faults

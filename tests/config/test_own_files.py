@@ -15,7 +15,7 @@ from shardwright.config import catalog
 from shardwright.config.base import PlanError
 from shardwright.config.calibration_file import CalibrationSpec
 from shardwright.config.catalog_entry import read_entry
-from shardwright.report.job_toml import write_toml
+from shardwright.report.toml_files import write_toml
 
 CHIP = """
 memory_gib = 64.0

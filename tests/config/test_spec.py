@@ -26,7 +26,7 @@ from shardwright.config.model import (
 from shardwright.config.model_shape import shape_of
 from shardwright.config.plan import PlanSpec, split_evenly
 from shardwright.config.precision import PrecisionSpec
-from shardwright.report.job_toml import write_toml
+from shardwright.report.toml_files import write_toml
 from shardwright.sharding.groups import EP, REPLICAS, TP, axis_groups
 from shardwright.sharding.mesh import AXES, MeshShape
 

@@ -20,9 +20,8 @@ from shardwright.cost.calibration import shipped
 from shardwright.cost.from_job import run_of
 from shardwright.cost.topology import Group
 from shardwright.cost.wire_bytes import ring_sent
-from shardwright.explain.batch_split import portions
 from shardwright.explain.rank_groups import groups_of_rank_0, rank_order
-from shardwright.explain.story import Story, tell
+from shardwright.explain.story import Story, portions, tell
 from shardwright.layers.query import grid_of
 from shardwright.layers.stage_contents import layer_kinds
 from shardwright.memory.budget import meet_budget
@@ -144,6 +143,13 @@ def sums_of(story: Story) -> dict[str, Traffic]:
         before = found.get(f"{c.kind} {c.axis}", Traffic(0, 0))
         found[f"{c.kind} {c.axis}"] = Traffic(before.calls + c.calls, before.payload_bytes + round(c.full_bytes))
     return dict(sorted(found.items()))
+
+
+def test_pieces_are_told_in_the_order_of_the_layers() -> None:
+    job = load("gemma2-27b-tpu", ())
+    kinds = [piece.kind for piece in tell(job).passes if piece.kind not in ("embedding", "head")]
+    shape = run_of(job).shape
+    assert kinds == list(dict.fromkeys(shape.kind(layer) for layer in range(shape.layers))) and len(kinds) == 2
 
 
 @pytest.mark.parametrize("name", PLANS)

@@ -23,7 +23,7 @@ if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).parents[1])
 
 from shardwright.config.hugging_face.config_json import fields_of
-from shardwright.config.hugging_face.reading import _NO_ARITHMETIC
+from shardwright.config.hugging_face.config_reader import _NO_ARITHMETIC
 from shardwright.config.hugging_face.same_arithmetic import is_same
 from shardwright.config.model import ModelSpec
 from support.released_models import RELEASED, SEQUENCE

@@ -14,7 +14,7 @@ from interchange.drawn_jobs import jobs_of
 from shardwright.config.base import PlanError
 from shardwright.interchange.exported import exported
 from shardwright.interchange.system import SYSTEMS
-from shardwright.report.job_toml import job_toml
+from shardwright.report.toml_files import job_toml
 
 
 def main() -> int:

@@ -19,7 +19,7 @@ from accelerate.parallelism_config import ParallelismConfig
 from transformers import AutoConfig, HfArgumentParser, TrainingArguments
 
 from interchange.exports import NUM_EXPORTS, arguments_of, exports
-from shardwright.interchange.systems.megatron_flags import settings_of
+from shardwright.interchange.reading.script_text import settings_of
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it misses Apex and Transformer Engine

@@ -4,7 +4,7 @@ import pytest
 
 from interchange.test_faults import faults, read
 from shardwright.interchange.imported import Imported
-from shardwright.interchange.systems.torchtitan_flags import command_line
+from shardwright.interchange.systems.torchtitan import command_line
 
 START = "torchrun --nproc_per_node 8 --nnodes 2 -m torchtitan.train --module mine --config big"
 HEAD = """

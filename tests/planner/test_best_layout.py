@@ -21,8 +21,8 @@ from shardwright.planner.stages.best_layout import best_layout, most_gain
 from shardwright.planner.stages.mixed_devices import best_mixed
 from shardwright.planner.stages.piece_prices import pipeline_slots
 from shardwright.planner.stages.pieces import stages_of
-from shardwright.report.job_toml import write_toml
 from shardwright.report.layout_text import layout_dict, layout_text
+from shardwright.report.toml_files import write_toml
 from shardwright.schedule.job_program import plan_faults
 from shardwright.sharding.stage_placement import placement_of
 from shardwright.simulate.closed_form import step_time

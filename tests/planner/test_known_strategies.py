@@ -5,8 +5,7 @@ import pytest
 from shardwright.config import catalog
 from shardwright.config.job import JobSpec
 from shardwright.cost.calibration import device_of, shipped
-from shardwright.planner.advice.explanation import explained
-from shardwright.planner.advice.recommendation import best_plans
+from shardwright.planner.advice.recommendation import best_plans, explained
 from shardwright.planner.search.constraints import constraints_of
 from shardwright.planner.search.known_strategies import within_known
 from shardwright.planner.search.objectives import Objective

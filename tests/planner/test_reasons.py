@@ -17,11 +17,10 @@ from shardwright.config.schedule_facts import searched
 from shardwright.cost.calibration import pessimistic, shipped
 from shardwright.cost.from_job import run_of
 from shardwright.memory.rank_estimate import peak_memory
-from shardwright.planner.advice.explanation import explained
 from shardwright.planner.advice.neighbours import neighbours
 from shardwright.planner.advice.priced_plan import priced
 from shardwright.planner.advice.reasons import Reason, reasons
-from shardwright.planner.advice.recommendation import best_plans, plans_of
+from shardwright.planner.advice.recommendation import best_plans, explained, plans_of
 from shardwright.planner.advice.repair import misfit
 from shardwright.planner.advice.rules import rules_for
 from shardwright.planner.advice.sensitivity import flips
@@ -30,8 +29,8 @@ from shardwright.planner.search.objectives import Objective, best, node_counts, 
 from shardwright.planner.search.plan_price import room_bytes
 from shardwright.planner.search.sample import standing
 from shardwright.planner.stages.best_layout import paying_layout
-from shardwright.report.job_toml import write_toml
 from shardwright.report.plans_text import _reason_lines, _rows, job_words, plan_dict, plans_text
+from shardwright.report.toml_files import write_toml
 from shardwright.schedule.job_program import plan_faults
 from shardwright.simulate.closed_form import step_time
 from shardwright.simulate.full_step import simulated_step

@@ -39,9 +39,9 @@ from shardwright.planner.search.objectives import Objective
 from shardwright.planner.search.plan_price import room_bytes
 from shardwright.planner.search.results import Candidate
 from shardwright.planner.search.simpler_plans import simpler_plans
-from shardwright.report.job_toml import write_toml
 from shardwright.report.plans_text import sure_text
 from shardwright.report.recommendation_text import plan_dicts, recommendation_text
+from shardwright.report.toml_files import write_toml
 from shardwright.schedule.job_program import plan_faults
 from shardwright.simulate.closed_form import step_time
 from support.planned import small_job

@@ -15,8 +15,7 @@ from shardwright.cost.calibration import shipped
 from shardwright.memory.job_memories import fullest
 from shardwright.planner.critical_batch import batch_limits
 from shardwright.planner.scaling import Scaling, at_size, scaling, sizes_of
-from shardwright.report.scaling_picture import scaling_picture
-from shardwright.report.scaling_text import scaling_dict, scaling_text
+from shardwright.report.scaling_report import scaling_dict, scaling_picture, scaling_text
 from shardwright.simulate.full_step import simulated_step
 from support.few_plans import best_of_few
 

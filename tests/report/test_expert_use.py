@@ -14,7 +14,7 @@ from shardwright.cli.main import cli
 from shardwright.config.base import PlanError
 from shardwright.config.gate_facts import GATES
 from shardwright.report.expert_use import draw_use, experts_picture, read_use, use_dict, use_text
-from shardwright.report.heat import BOUNDS, level
+from shardwright.report.svg import BOUNDS, level
 from support.experts_run import load_of, write_run
 
 SVG = "{http://www.w3.org/2000/svg}"

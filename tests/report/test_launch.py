@@ -24,12 +24,12 @@ from shardwright.config import catalog
 from shardwright.config.base import PlanError
 from shardwright.config.toml_text import value_text
 from shardwright.config.yaml_text import yaml_text
-from shardwright.report.job_toml import job_toml
 from shardwright.report.launch.kubernetes_manifest import kubernetes_name
 from shardwright.report.launch.launch_options import LaunchOptions, limit_text
 from shardwright.report.launch.save_time import save_time
 from shardwright.report.launch.server_layout import server_layout
 from shardwright.report.launch.slurm_script import slurm_name
+from shardwright.report.toml_files import job_toml
 from support.kubernetes_schema import Manifest, read_manifest
 
 LLAMA = ("llama3-405b-16k", "--set", "checkpoint.every_s=1800")

@@ -4,7 +4,7 @@ import re
 
 from shardwright.config.job import JobSpec
 from shardwright.config.load import load_job
-from shardwright.report.no_plan_text import no_plan_text
+from shardwright.report.fit_verdict import no_plan_text
 
 
 def job(model: str, nodes: int) -> JobSpec:

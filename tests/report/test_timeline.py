@@ -28,6 +28,7 @@ from shardwright.report.timeline.trace import trace
 from shardwright.schedule.action import Kind
 from shardwright.schedule.buffer_lifetimes import Buffer, peak_activations
 from shardwright.schedule.job_program import job_program, relative_costs
+from shardwright.schedule.pipeline_shape import PipelineShape
 from shardwright.schedule.schedule import Program
 from shardwright.schedule.timing import Costs, play
 from shardwright.simulate.bubbles import Work
@@ -51,7 +52,8 @@ def virtual(name: str) -> int:
 
 
 def study(name: str, num_ranks: int = 4, num_microbatches: int = 8, latency: float = 0.0, num_steps: int = 1) -> Study:
-    return study_schedule(name, num_ranks, num_microbatches, Work(latency=latency), virtual(name), num_steps)
+    shape = PipelineShape(num_ranks, num_microbatches, virtual(name), num_steps=num_steps)
+    return study_schedule(name, shape, Work(latency=latency))
 
 
 @st.composite
@@ -268,12 +270,14 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *ar
 
 
 def sharded(name: str = "looped-bfs", gather: float = 0.5) -> Study:
-    return study_schedule(name, 2, 4, Work(gather=gather), virtual(name), recompute="stage", gathers=True)
+    return study_schedule(
+        name, PipelineShape(2, 4, virtual(name)), Work(gather=gather), recompute="stage", gathers=True
+    )
 
 
 def test_drawing_of_gathers_and_recompute() -> None:
     """A gather stands under the computation that it travels under, a release in the last column of its stage's run."""
-    one = study_schedule("looped-bfs", 2, 2, Work(gather=0.5), 2, recompute="stage", gathers=True)
+    one = study_schedule("looped-bfs", PipelineShape(2, 2, 2), Work(gather=0.5), recompute="stage", gathers=True)
     assert draw(one.timeline, width=100).splitlines()[:5] == [
         "rank 0   |F0 |F1 |f0 |f1 |c0  ...........|b0     |c1 |b1     |C0 |B0     |C1 |B1      ~",
         "       G0    G2 L                                    G0     LR2                     LR0",

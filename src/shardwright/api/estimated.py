@@ -10,7 +10,7 @@ from shardwright.config.job import JobSpec
 from shardwright.report.estimate_text import estimate_dict, estimate_text
 
 if TYPE_CHECKING:  # prices need numpy, which the memory account does not
-    from shardwright.report.software_table import SoftwareRow
+    from shardwright.report.estimate_text import SoftwareRow
 
 
 @dataclass(frozen=True, repr=False)
@@ -62,7 +62,7 @@ class Estimated(Shown):
     def text(self) -> str:
         if not self.beside:
             return estimate_text(self.job)
-        from shardwright.report.software_table import software_table
+        from shardwright.report.estimate_text import software_table
 
         return f"{estimate_text(self.job)}\n\n{software_table(list(self.beside))}"
 
@@ -82,7 +82,7 @@ def estimated(subject: str, job: JobSpec, with_others: bool = False) -> Estimate
     if job.cluster.device == "unknown":
         fault = "cluster.device is unknown, so no software has a price; set it to a device of the catalog"
         raise PlanError(subject, [fault])
-    from shardwright.report.software_table import software_rows
+    from shardwright.report.estimate_text import software_rows
 
     try:
         return Estimated(job, tuple(software_rows(job)))

@@ -15,8 +15,7 @@ from shardwright.config.plain_values import GivenOptions
 from shardwright.config.software import software_of
 from shardwright.cost.calibration import shipped
 from shardwright.planner.advice.advice import Advice
-from shardwright.planner.advice.explanation import explained
-from shardwright.planner.advice.recommendation import plans_of
+from shardwright.planner.advice.recommendation import explained, plans_of
 from shardwright.planner.search.constraints import Constraints, constraints_of
 from shardwright.planner.search.objectives import NAMES, Objective
 from shardwright.report.plans_text import plans_text

@@ -15,8 +15,8 @@ from shardwright.config.base import PlanError, shortened
 from shardwright.config.job import JobSpec
 from shardwright.config.plain_values import GivenOptions, plain, strange
 from shardwright.config.toml_text import value_text
-from shardwright.report.job_toml import job_toml, write_toml
 from shardwright.report.timeline.job_study import study_job
+from shardwright.report.toml_files import job_toml, write_toml
 
 if TYPE_CHECKING:
     from shardwright.api.training import TrainingResult
@@ -128,7 +128,7 @@ class Job(AskedJob):
         steps, communication = options.whole("steps", steps, 1), options.number("communication", communication, 0.5)
         options.check(self.subject)
         if execute:
-            from shardwright.api.executing import run_and_study
+            from shardwright.api.training import run_and_study
 
             return Simulated(run_and_study(self.to_run()))
         return Simulated(study_job(self.spec, communication, steps))

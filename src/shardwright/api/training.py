@@ -22,6 +22,7 @@ from shardwright.train.launch.rank_environment import RankEnvironment, allowed_t
 
 if TYPE_CHECKING:
     from shardwright.parallel.comm.process_groups import Mesh
+    from shardwright.report.timeline.job_study import JobStudy
     from shardwright.train.launch.rank_life import Failure, Work
 
 # Rank 0 reports an error of all ranks. torchrun ends all ranks when the first one leaves, so the others wait so long.
@@ -146,8 +147,6 @@ def _run_here(spec: JobSpec, request: preemption.Preemption | None, start: Start
     from shardwright.train.data.prepare import prepare_tokens, refuse_missing
     from shardwright.train.data.progress import say_aside
     from shardwright.train.data.token_cache import remove_unfinished
-    from shardwright.train.launch.launch import RankFailedError, launch
-    from shardwright.train.launch.restarts import launch_with_restarts
     from shardwright.train.launch.run_folder import (
         folder_of,
         holding,
@@ -156,9 +155,6 @@ def _run_here(spec: JobSpec, request: preemption.Preemption | None, start: Start
         removing_new_folders_on_error,
     )
     from shardwright.train.launch.this_machine import cluster_faults, machine_faults, on_this_machine
-
-    def tell(error: RankFailedError, restart: str) -> None:
-        start.warn(f"failed: {error}{_advice(spec, error.failure)}\n{restart}")
 
     folder, spec = folder_of(spec), on_this_machine(spec, spec.plan.world, start.warn)
     faults = cluster_faults(spec) or machine_faults(spec)
@@ -173,16 +169,26 @@ def _run_here(spec: JobSpec, request: preemption.Preemption | None, start: Start
         remove_unfinished(folder / "data")
         refuse_missing(spec.data, spec.model)
         prepare_tokens(spec.data, spec.model, spec.run.seed, folder / "data", say=say_aside)
-        if start.fresh:
-            for line in put_aside(spec, folder):
-                start.tell(f"--fresh: {line}")
-        work = _work(spec, start.weights_from or "")
-        try:
-            if request is None:
-                return launch(work, spec, folder)[0], folder
-            return launch_with_restarts(work, spec, folder, request, tell)[0], folder
-        except RankFailedError as error:
-            raise RankFailedError(f"{error}{_advice(spec, error.failure)}", error.failure) from None
+        for line in put_aside(spec, folder) if start.fresh else ():
+            start.tell(f"--fresh: {line}")
+        return _launched(spec, request, start, folder), folder
+
+
+def _launched(spec: JobSpec, request: preemption.Preemption | None, start: StartOptions, folder: Path) -> Any:
+    """The result of rank 0 of ranks that are launched here; with `request`, they are restarted after failures."""
+    from shardwright.train.launch.launch import RankFailedError, launch
+    from shardwright.train.launch.restarts import launch_with_restarts
+
+    def tell(error: RankFailedError, restart: str) -> None:
+        start.warn(f"failed: {error}{_advice(spec, error.failure)}\n{restart}")
+
+    work = _work(spec, start.weights_from or "")
+    try:
+        if request is None:
+            return launch(work, spec, folder)[0]
+        return launch_with_restarts(work, spec, folder, request, tell)[0]
+    except RankFailedError as error:
+        raise RankFailedError(f"{error}{_advice(spec, error.failure)}", error.failure) from None
 
 
 def _run_rank(spec: JobSpec, environment: RankEnvironment, start: StartOptions) -> tuple[Any, Path]:
@@ -283,3 +289,18 @@ def _advice(spec: JobSpec, failure: "Failure | None") -> str:
     from shardwright.memory.first_fit import way_out
 
     return "\n" + way_out(spec, failure.room_bytes)
+
+
+def run_and_study(job: JobSpec) -> "JobStudy":
+    """Measure the stages on this machine, simulate a step with that, run some steps, and compare. Raises PlanError,
+    RunError."""
+    from shardwright.train.launch.fork_server import start_server_early
+
+    start_server_early(job.run.device)
+    from shardwright.measure.step_time import compare_step_time
+    from shardwright.report.timeline.job_study import study_executed
+    from shardwright.train.launch.scratch_folder import scratch_folder
+
+    with scratch_folder() as folder:
+        comparison = compare_step_time(job, folder)
+    return study_executed(job, comparison.costs, comparison.executed(), comparison.executed_s)

@@ -40,7 +40,7 @@ def calibrate(out: Path | None, ranks: int | None, device: str, quick: bool, as_
     from shardwright.measure.calibrate.calibration_run import calibrate_here, ranks_here
     from shardwright.measure.calibrate.device_file import summary
     from shardwright.measure.calibrate.sweep import QUICK, Sweep
-    from shardwright.report.device_toml import calibrated_text, write_device
+    from shardwright.report.toml_files import calibrated_text, write_device
 
     out = out or Path("calibrated.toml")
     write_device(out, None)  # an unwritable file is reported before two minutes of measuring

@@ -13,6 +13,7 @@ from shardwright.cli.job_options import (
     expect_many_actions,
     file_option,
     json_option,
+    question_of,
     set_option,
 )
 
@@ -25,9 +26,12 @@ def _drawing_options(command: Any) -> Any:
         file_option("--trace", help="Write a trace for Perfetto (ui.perfetto.dev)."),
         file_option("--svg", help="Write a picture."),
         file_option("--html", help="Write a page to zoom and pan; it needs no network."),
-        click.option("--steps", type=int, default=1, show_default=True, help="Steps to draw, back to back."),
+        click.option(
+            "--steps", "num_steps", type=int, default=1, show_default=True, help="Steps to draw, back to back."
+        ),
         click.option(
             "--communication",
+            "latency",
             type=float,
             default=0.0,
             show_default=True,
@@ -43,14 +47,18 @@ def _drawing_options(command: Any) -> Any:
 @click.option("--compare", is_flag=True, help="All schedules that admit the shape, in one table; NAME may be left out.")
 @click.option(
     "--stages",
+    "num_ranks",
     type=int,
     default=4,
     show_default=True,
     help="Pipeline ranks (devices), p in the papers; some schedules hold several pieces of the model on each.",
 )
-@click.option("--microbatches", type=int, default=8, show_default=True, help="Microbatches in one step, m.")
+@click.option(
+    "--microbatches", "num_microbatches", type=int, default=8, show_default=True, help="Microbatches in one step, m."
+)
 @click.option(
     "--virtual",
+    "virtual_stages",
     type=int,
     default=None,
     metavar="V",
@@ -67,6 +75,7 @@ def _drawing_options(command: Any) -> Any:
 @click.option("--weight-grad", type=float, default=1.0, show_default=True, help="W: the same of the weight gradients.")
 @click.option(
     "--alive",
+    "most_alive",
     type=float,
     default=0.0,
     help="auto: most microbatches whose activations a rank may keep.  [default: no limit]",
@@ -81,33 +90,15 @@ def _drawing_options(command: Any) -> Any:
     "of a rank; reducing (R) their gradients takes as long.",
 )
 @_drawing_options
-def schedule(
-    name: str | None,
-    compare: bool,
-    stages: int,
-    microbatches: int,
-    virtual: int | None,
-    forward: float,
-    input_grad: float,
-    weight_grad: float,
-    alive: float,
-    recompute: bool,
-    gather: float | None,
-    communication: float,
-    steps: int,
-    **output: Any,
-) -> None:
+def schedule(name: str | None, compare: bool, **options: Any) -> None:
     """Draw the pipeline schedule NAME, with its bubble, its memory and its messages.
 
     Times have no unit. What is drawn is the order that `train` would execute.
     """
     expect_many_actions()
     from shardwright.report.timeline.schedule_command import Output, Request, show_schedule
-    from shardwright.simulate.bubbles import Work
 
-    work = Work(forward, input_grad, weight_grad, latency=communication, gather=gather or 0.0)
-    request = Request(stages, microbatches, virtual, steps, work, most_alive=alive, recompute=recompute, gather=gather)
-    show_schedule(name, request, compare, Output(**output))
+    show_schedule(name, question_of(Request, options), compare, Output(**options))
 
 
 @click.command(cls=PredictCommand)
@@ -124,8 +115,8 @@ def simulate(
     job: str,
     overrides: tuple[str, ...],
     execute: bool,
-    communication: float,
-    steps: int,
+    latency: float,
+    num_steps: int,
     **options: Any,
 ) -> None:
     """Draw the timeline of a step of JOB.
@@ -141,12 +132,12 @@ def simulate(
     from shardwright.report.timeline.schedule_command import Output, show_job
 
     if execute:
-        from shardwright.api.executing import run_and_study
+        from shardwright.api.training import run_and_study
 
         study = run_and_study(spec)
     else:
         expect_many_actions()
-        study = study_job(spec, communication, steps)
+        study = study_job(spec, latency, num_steps)
     show_job(study, Output(**options))
 
 

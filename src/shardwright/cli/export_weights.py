@@ -1,16 +1,41 @@
 """The commands that write the weights of a checkpoint or of a folder to files that other programs read."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardwright.cli.job_options import json_option
+from shardwright.cli.job_options import json_option, question_of
 from shardwright.cli.kept_checkpoints import as_fault, chosen_step, found_checkpoints
 
 if TYPE_CHECKING:
     from shardwright.train.checkpoint.safetensors_folder import Files
+
+
+@dataclass(frozen=True)
+class _WrittenFiles:
+    """The options about the files that are written."""
+
+    target: Path
+    dtype: str
+    file_gib: float
+    overwrite: bool
+
+    @property
+    def place(self) -> Path:
+        """The absolute path to write to. Raises PlanError for an address."""
+        from shardwright.config.base import PlanError
+
+        if "://" in str(self.target) or ":/" in str(self.target):
+            raise PlanError("--to", [f"{self.target} is an address; name a file or folder of this machine"])
+        return self.target.expanduser().absolute()
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments of the functions that write."""
+        return {"dtype": self.dtype, "file_bytes": int(self.file_gib * 2**30), "overwrite": self.overwrite}
 
 
 _to = click.option(
@@ -51,21 +76,16 @@ _overwrite = click.option("--overwrite", is_flag=True, help="Write over what was
 )
 @_overwrite
 @json_option
-def export(
-    run: str,
-    target: Path,
-    step: int | None,
-    dtype: str,
-    file_gib: float,
-    names: str | None,
-    overwrite: bool,
-    as_json: bool,
-) -> None:
+def export(run: str, step: int | None, names: str | None, as_json: bool, **options: Any) -> None:
     """Write the weights of one checkpoint as whole tensors to safetensors files."""
+    _export(run, question_of(_WrittenFiles, options), as_json, step, names)
+
+
+def _export(run: str, wanted: _WrittenFiles, as_json: bool, step: int | None = None, names: str | None = None) -> None:
     from shardwright.config.base import PlanError
     from shardwright.train.checkpoint.kept import manifest_of
 
-    place = _place(target)
+    place = wanted.place
     storage, steps = found_checkpoints(run)
     with as_fault(run, place):
         manifest = manifest_of(storage, chosen_step(run, storage, steps, step))
@@ -74,10 +94,10 @@ def export(
 
         is_file = place.suffix == ".safetensors"
         if names == "hugging-face" and is_file:
-            raise PlanError("--to", [f"{target} is a file; transformers opens folders, so name one"])
+            raise PlanError("--to", [f"{wanted.target} is a file; transformers opens folders, so name one"])
         released = names == "hugging-face" or (names is None and not is_file and has_family(manifest))
         write = export_released if released else export_weights
-        files = write(storage, manifest, place, dtype=dtype, file_bytes=int(file_gib * 2**30), overwrite=overwrite)
+        files = write(storage, manifest, place, **wanted.options)
     _tell(files, place, {"step": manifest.step}, f"step {manifest.step}: ", as_json)
 
 
@@ -94,10 +114,7 @@ def export(
 @_file_gib
 @_overwrite
 @json_option
-@click.pass_context
-def convert(
-    context: click.Context, source: str, target: Path, dtype: str, file_gib: float, overwrite: bool, as_json: bool
-) -> None:
+def convert(source: str, as_json: bool, **options: Any) -> None:
     """Write a model's FOLDER again as plain safetensors files: quantised weights (fp8, MXFP4) become numbers that can
     be trained, pickled files safetensors. Of a RUN, the newest healthy checkpoint is exported.
 
@@ -105,35 +122,14 @@ def convert(
     """
     from shardwright.config.hugging_face.config_json import names_config, path_of
 
+    wanted = question_of(_WrittenFiles, options)
     if not names_config(source):
-        context.invoke(
-            export,
-            run=source,
-            target=target,
-            step=None,
-            dtype=dtype,
-            file_gib=file_gib,
-            names=None,
-            overwrite=overwrite,
-            as_json=as_json,
-        )
+        _export(source, wanted, as_json)
         return
     from shardwright.train.checkpoint.converting import convert_folder
 
-    place = _place(target)
-    files = convert_folder(
-        path_of(source).parent, place, dtype=dtype, file_bytes=int(file_gib * 2**30), overwrite=overwrite
-    )
-    _tell(files, place, {}, "", as_json)
-
-
-def _place(target: Path) -> Path:
-    """The absolute path to write to. Raises PlanError for an address."""
-    from shardwright.config.base import PlanError
-
-    if "://" in str(target) or ":/" in str(target):
-        raise PlanError("--to", [f"{target} is an address; name a file or folder of this machine"])
-    return target.expanduser().absolute()
+    place = wanted.place
+    _tell(convert_folder(path_of(source).parent, place, **wanted.options), place, {}, "", as_json)
 
 
 def _tell(files: "Files", place: Path, fields: dict[str, int], start: str, as_json: bool) -> None:

@@ -10,11 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardwright.cli.job_options import json_option
+from shardwright.cli.job_options import json_option, question_of
 from shardwright.config import largest
 
 if TYPE_CHECKING:
     from shardwright.config.job import JobSpec
+
+
+@dataclass(frozen=True)
+class _Drawing:
+    """The options about the tokens that are drawn: how many at most, by which temperature, from which seed."""
+
+    tokens: int
+    temperature: float
+    seed: int
 
 
 @click.command(name="generate")
@@ -49,14 +58,7 @@ if TYPE_CHECKING:
 )
 @json_option
 def generate(
-    source: str,
-    prompt: str | None,
-    chat: bool,
-    tokens: int,
-    temperature: float,
-    seed: int,
-    overrides: tuple[str, ...],
-    as_json: bool,
+    source: str, prompt: str | None, chat: bool, overrides: tuple[str, ...], as_json: bool, **options: Any
 ) -> None:
     """Write text with the weights of RUN's newest healthy checkpoint, or of a FOLDER with a config.json and
     safetensors files.
@@ -69,7 +71,8 @@ def generate(
 
     if chat and prompt is None:
         raise click.UsageError('--chat answers what a user says, and nothing is said; add --prompt "..."')
-    job_overrides = [*overrides, f"run.seed={seed}"]
+    drawing = question_of(_Drawing, options)
+    job_overrides = [*overrides, f"run.seed={drawing.seed}"]
     weights_source = (_of_folder if names_config(source) else _of_run)(source)
     spec = weights_source.job(job_overrides)
     start_server_early(spec.run.device)
@@ -81,11 +84,10 @@ def generate(
     from shardwright.train.text_generation import AskedText, write_text
 
     prompt_tokens = prompt_of(spec, weights_source.weights, "def " if prompt is None else prompt, chat)
-    asked_text = AskedText(prompt_tokens, tokens, temperature, weights_source.weights_from)
+    asked_text = AskedText(prompt_tokens, drawing.tokens, drawing.temperature, weights_source.weights_from)
     if not any(override.startswith("model.sequence") for override in overrides):
-        spec = weights_source.job(
-            [*job_overrides, f"model.sequence={positions_for(spec, len(prompt_tokens.ids) + tokens)}"]
-        )
+        positions = positions_for(spec, len(prompt_tokens.ids) + drawing.tokens)
+        spec = weights_source.job([*job_overrides, f"model.sequence={positions}"])
     spec = on_this_machine(spec, spec.plan.world, say_aside)
     with scratch_folder() as folder:
         written = launch(partial(write_text, asked_text), spec, folder)[0]

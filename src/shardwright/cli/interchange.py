@@ -56,7 +56,7 @@ def import_job(
     from shardwright.api.asked_job import planned
     from shardwright.interchange.carried_data import with_paths_from
     from shardwright.report.imported_text import imported_dict, imported_notes
-    from shardwright.report.job_toml import job_toml, write_toml
+    from shardwright.report.toml_files import job_toml, write_toml
 
     imported = _imported(system, files, overrides, asked_cluster(cluster_fields))
     planned(f"job {imported.job.name}", imported.job)
@@ -125,7 +125,7 @@ def export_job(job: str, overrides: tuple[str, ...], as_json: bool, system: str,
 def _nearest(system: "System", job: "JobSpec", lack: "Lacking") -> str:
     """The way out: the nearest plan that the system supports. Empty if each fault has a way out of its own."""
     from shardwright.interchange.nearest import way_to
-    from shardwright.report.set_line import set_words
+    from shardwright.report.nearest_text import set_words
     from shardwright.schedule.job_program import plan_faults
 
     near = lack.nearest

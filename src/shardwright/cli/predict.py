@@ -105,9 +105,8 @@ def layout(
     overrides: tuple[str, ...],
     as_json: bool,
     search: bool,
-    keep: tuple[str, ...],
-    between: tuple[str, ...],
     toml: Path | None,
+    **search_options: Any,
 ) -> None:
     """Find how many layers each stage of JOB's plan should hold, and in which order a cluster's parts should stand.
 
@@ -118,12 +117,12 @@ def layout(
     from shardwright.planner.search.constraints import constraints_of
     from shardwright.planner.stages.best_layout import best_layout
     from shardwright.planner.stages.mixed_devices import best_mixed
-    from shardwright.report.job_toml import write_toml
     from shardwright.report.layout_text import layout_dict, layout_text
+    from shardwright.report.toml_files import write_toml
 
     try:
         if search:
-            laid_out = best_mixed(load_to_plan(job, overrides).job, constraints_of(keep, between), shipped())
+            laid_out = best_mixed(load_to_plan(job, overrides).job, constraints_of(**search_options), shipped())
         else:
             laid_out = best_layout(load(job, overrides), shipped())
     except KeyError as error:
@@ -188,7 +187,7 @@ def plan(
     """
     from shardwright.api.found_plans import PlanQuestion, found_plans
     from shardwright.interchange.carried_data import with_paths_from
-    from shardwright.report.job_toml import write_toml
+    from shardwright.report.toml_files import write_toml
 
     expect_many_actions()
     question, cluster = question_of(PlanQuestion, options), asked_cluster(options)
@@ -235,36 +234,32 @@ def plan(
 @_search_options
 @file_option("--svg", help="Write a picture.")
 def scale(
-    job: str, overrides: tuple[str, ...], as_json: bool, devices: str, tokens: int | None, keep: tuple[str, ...],
-    between: tuple[str, ...], svg: Path | None, **cluster_fields: Any,
-) -> None:  # fmt: skip
+    job: str,
+    overrides: tuple[str, ...],
+    as_json: bool,
+    devices: str,
+    tokens: int | None,
+    svg: Path | None,
+    **options: Any,
+) -> None:
     """Find the best plan of JOB at each size of its cluster, and say what more devices bring.
 
     Strong scaling keeps the batch, weak scaling the batch of a device. Nodes are as in JOB's cluster.
     """
     from shardwright.config.base import PlanError
     from shardwright.config.catalog import names
-    from shardwright.config.plan import UNSEARCHED
     from shardwright.cost.calibration import shipped
     from shardwright.planner.critical_batch import batch_limits
     from shardwright.planner.scaling import best_plan, scaling, sizes_of
     from shardwright.planner.search.constraints import constraints_of
     from shardwright.report.output import write_output
-    from shardwright.report.scaling_picture import scaling_picture
-    from shardwright.report.scaling_text import scaling_dict, scaling_text
+    from shardwright.report.scaling_report import scaling_dict, scaling_picture, scaling_text
 
     expect_many_actions()
-    keys = {override: override.partition("=")[0].strip() for override in overrides}
-    kept = {f"plan.{name}" for name in UNSEARCHED}
-    searched = [override for override, key in keys.items() if key.partition(".")[0] == "plan" and key not in kept]
-    if searched:
-        way_out = f"say --keep {searched[0]} in its place"
-        raise PlanError(
-            "scale --set", [f"a plan is searched for each size, so {searched[0]} would not hold; {way_out}"]
-        )
-    constraints, sizes = constraints_of(keep, between), sizes_of(devices)
+    _refuse_searched(overrides)
+    constraints, sizes = constraints_of(options.pop("keep"), options.pop("between")), sizes_of(devices)
     smallest = sizes[0] if job in names("models") and job not in names("jobs") else 0
-    cluster = asked_cluster(cluster_fields | {"devices": smallest})
+    cluster = asked_cluster(options | {"devices": smallest})
     spec = load_to_plan(job, overrides, cluster, as_json).job
     limits = batch_limits(spec, tokens or 0)
     try:
@@ -274,6 +269,21 @@ def scale(
     if svg:
         write_output(svg, scaling_picture(spec, scalings), "--svg")
     click.echo(json.dumps(scaling_dict(spec, scalings, limits)) if as_json else scaling_text(spec, scalings, limits))
+
+
+def _refuse_searched(overrides: tuple[str, ...]) -> None:
+    """Raise PlanError for an override of a field of the plan that a search chooses."""
+    from shardwright.config.base import PlanError
+    from shardwright.config.plan import UNSEARCHED
+
+    keys = {override: override.partition("=")[0].strip() for override in overrides}
+    kept = {f"plan.{name}" for name in UNSEARCHED}
+    searched = [override for override, key in keys.items() if key.partition(".")[0] == "plan" and key not in kept]
+    if searched:
+        way_out = f"say --keep {searched[0]} in its place"
+        raise PlanError(
+            "scale --set", [f"a plan is searched for each size, so {searched[0]} would not hold; {way_out}"]
+        )
 
 
 @click.command(cls=PredictCommand)

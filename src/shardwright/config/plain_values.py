@@ -7,6 +7,7 @@ from pathlib import PurePath
 from typing import Any
 
 from shardwright.config.base import PlanError, shortened
+from shardwright.config.fault_gathering_reader import FaultGatheringReader, is_whole
 
 
 def plain(value: Any) -> Any:
@@ -39,34 +40,29 @@ def strange(value: Any, name: str) -> Iterator[str]:
         yield f"{name} is {_shown(value)}; use a text, a number, true or false, a list or a dictionary"
 
 
-class GivenOptions:
-    """A reader of the options of a call, one by one, which collects their faults."""
+class GivenOptions(FaultGatheringReader):
+    """A reader of the options of a call, which are handed in one by one."""
 
-    def __init__(self) -> None:
-        self.faults: list[str] = []
+    def fault_text(self, name: str, value: Any, expected: str) -> str:
+        """The fault of an option, with a value that it could have."""
+        return f"{name} is {_shown(value)}; use {expected}"
 
     def whole(self, name: str, value: Any, least: int) -> int:
         """An integer of at least `least`."""
         number = plain(value)
-        if isinstance(number, int) and not isinstance(number, bool) and number >= least:
-            return int(number)
-        self.faults.append(f"{name} is {_shown(value)}; use a whole number, {least} or more")
-        return least
+        is_valid = is_whole(number) and number >= least
+        return int(self.checked(name, value, is_valid, f"a whole number, {least} or more", least))
 
     def number(self, name: str, value: Any, default: float) -> float:
         """A number of any kind."""
         number = plain(value)
-        if isinstance(number, int | float) and not isinstance(number, bool):
-            return float(number)
-        self.faults.append(f"{name} is {_shown(value)}; use a number, such as {default:g}")
-        return default
+        is_valid = is_whole(number) or isinstance(number, float)
+        return float(self.checked(name, value, is_valid, f"a number, such as {default:g}", default))
 
     def text(self, name: str, value: Any, example: str) -> str:
         """A text, or a path."""
-        if isinstance(value, str | PurePath):
-            return str(value)
-        self.faults.append(f"{name} is {_shown(value)}; use a text, such as {example!r}")
-        return ""
+        is_valid = isinstance(value, str | PurePath)
+        return str(self.checked(name, value, is_valid, f"a text, such as {example!r}", ""))
 
     def one_of(self, name: str, value: Any, known: Sequence[str]) -> str:
         """A text that is one of the `known` ones."""
@@ -78,17 +74,13 @@ class GivenOptions:
     def texts(self, name: str, value: Any, example: str) -> list[str]:
         """A text, or several, as a list."""
         strings = [value] if isinstance(value, str) else value
-        if isinstance(strings, list | tuple) and all(isinstance(string, str) for string in strings):
-            return list(strings)
-        self.faults.append(f"{name} is {_shown(value)}; use texts, such as [{example!r}]")
-        return []
+        is_valid = isinstance(strings, list | tuple) and all(isinstance(string, str) for string in strings)
+        return list(self.checked(name, strings, is_valid, f"texts, such as [{example!r}]", []))
 
     def fields(self, name: str, value: Any, example: str) -> dict[str, Any]:
         """A dictionary of fields; None gives an empty one."""
-        if value is None or isinstance(value, Mapping):
-            return dict(plain(value or {}))
-        self.faults.append(f"{name} is {_shown(value)}; use a dictionary of its fields, such as {example}")
-        return {}
+        is_valid, expected = isinstance(value, Mapping | None), f"a dictionary of its fields, such as {example}"
+        return dict(plain(self.checked(name, value, is_valid, expected, {}) or {}))
 
     def check(self, subject: str) -> None:
         """Raise PlanError if there are faults."""

@@ -47,8 +47,8 @@ class PricedGroups:
 
 
 @dataclass(frozen=True)
-class RankStep:
-    """The step of a job on the first rank of pipeline rank `rank`, which computes `pieces` of each kind."""
+class PipelineRank:
+    """A pipeline rank of a job: its place in the program, and the number of pieces of each kind that it computes."""
 
     job: JobSpec
     program: Program
@@ -57,10 +57,10 @@ class RankStep:
 
 
 def crossings(
-    step: RankStep, passes: list[PiecePass], groups: list[RankGroup], priced: PricedGroups | None
+    place: PipelineRank, passes: list[PiecePass], groups: list[RankGroup], priced: PricedGroups | None
 ) -> list[Crossing]:
-    """All collectives of a step on one rank."""
-    job, program, rank = step.job, step.program, step.rank
+    """All collectives of a step on the first rank of a pipeline rank."""
+    job, program, rank = place.job, place.program, place.rank
     by_axis = {group.axis: group for group in [*groups, world_group(job)]}
     sizes = {axis: len(group.ranks) for axis, group in by_axis.items()}
     rank_calls = rank_moves(job, program, rank)
@@ -68,8 +68,8 @@ def crossings(
     sums = [entry for entry in rank_calls if entry not in messages]
     counts = pass_counts(job, program, rank)
     return [
-        *layer_crossings(job, counts, step.pieces, passes, sizes=sizes),
-        *_messages(step, messages, by_axis, priced),
+        *layer_crossings(job, counts, place.pieces, passes, sizes=sizes),
+        *_messages(place, messages, by_axis, priced),
         *_replicas(sums, by_axis, priced),
     ]
 
@@ -129,14 +129,14 @@ def _joined(first: Crossing, second: Crossing) -> Crossing:
 
 
 def _messages(
-    step: RankStep, messages: list[PhaseCalls], by_axis: Mapping[str, RankGroup], priced: PricedGroups | None
+    place: PipelineRank, messages: list[PhaseCalls], by_axis: Mapping[str, RankGroup], priced: PricedGroups | None
 ) -> Iterator[Crossing]:
     """The messages that the rank sends to its neighbours in the pipeline, and those that it receives."""
+    rank, actions = place.rank, place.program.ranks[place.rank]
     for message in messages:
         line, is_sent, sent = by_axis["pp"], message.kind == "send", SentBytes()
         if is_sent:
-            actions = step.program.ranks[step.rank]
-            num_near = sum(line.nodes[a.peer] == line.nodes[step.rank] for a in actions if a.kind in SEND)
+            num_near = sum(line.nodes[a.peer] == line.nodes[rank] for a in actions if a.kind in SEND)
             size = message.num_bytes / message.calls
             sent = SentBytes(num_near * size, (message.calls - num_near) * size)
         seconds = exposed = None
@@ -144,13 +144,14 @@ def _messages(
             rates, pipeline = priced.costing.rates, priced.costing.groups.pp
             seconds = message.calls * float(message_s(rates, pipeline, message.num_bytes / message.calls))
             exposed = priced.step.messages if is_sent else 0.0
+        num_ranks, num_bytes = place.job.plan.pp, message.num_bytes
         yield Crossing(
             phase=message.phase,
             axis="pp",
             kind=message.kind,
-            num_ranks=step.job.plan.pp,
+            num_ranks=num_ranks,
             calls=message.calls,
-            full_bytes=message.num_bytes,
+            full_bytes=num_bytes,
             sent=sent,
             seconds=seconds,
             exposed_s=exposed,

@@ -12,13 +12,13 @@ from shardwright.config import catalog
 from shardwright.config.cluster_facts import node_devices
 from shardwright.config.job import JobSpec
 from shardwright.config.link_words import link_words
+from shardwright.config.plan import chunks_per_rank
 from shardwright.cost.calibration import shipped, software_under
 from shardwright.cost.from_job import run_of
 from shardwright.cost.stage_time import Costing, PieceTime
-from shardwright.explain.batch_split import Portion, portions
 from shardwright.explain.expert_homes import ExpertPlacement, expert_placement
 from shardwright.explain.operator_passes import PiecePass, piece_passes, rank_pieces
-from shardwright.explain.rank_collectives import Crossing, PricedGroups, RankStep, crossings
+from shardwright.explain.rank_collectives import Crossing, PipelineRank, PricedGroups, crossings
 from shardwright.explain.rank_groups import RankGroup, first_node, groups_of_rank_0, rank_order
 from shardwright.explain.strategy_effects import Effect, effects
 from shardwright.layers.query import Run
@@ -32,6 +32,43 @@ from shardwright.schedule.schedule import Program
 from shardwright.sharding.memory_account import RankMemory
 from shardwright.simulate.closed_form import StepTime
 from shardwright.simulate.full_step import simulated_step
+
+
+@dataclass(frozen=True)
+class Portion:
+    """A part of a step's batch: the part of what it is, the number of such parts in the previous portion, its size."""
+
+    kind: str
+    num_parts: int
+    num_sequences: int
+    num_tokens: int
+    why: str
+
+
+def portions(job: JobSpec) -> list[Portion]:
+    """The portions from the global batch down to the tokens that a rank holds between the products of a layer."""
+    plan, sequence = job.plan, job.model.sequence
+    replica = job.batch.global_batch_size // plan.dp
+    micro = plan.microbatch_size
+    split_reason = f"dp {plan.dp}: replicas take different sequences"
+    accumulation = f"microbatch_size {micro}: one passes after the other, and gradients add up"
+    parts = [
+        Portion("step", 1, job.batch.global_batch_size, job.tokens_per_step, why="batch.global_batch_size"),
+        Portion("replica", plan.dp, replica, replica * sequence, why=split_reason),
+        Portion("microbatch", job.num_microbatches, micro, micro * sequence, why=accumulation),
+    ]
+    if plan.cp > 1:
+        why = f"cp {plan.cp}: ranks share each sequence"
+        if chunks_per_rank(plan.cp_method) == 2:
+            why += ", each with a piece from its front and one from its back, for late tokens see more keys"
+        parts.append(Portion("cp rank", plan.cp, micro, micro * job.tokens_within, why=why))
+    if plan.tp > 1 and plan.sequence_parallel:
+        why = f"tp {plan.tp} with sequence parallel: between products ranks share the tokens"
+        parts.append(Portion("tp rank, between products", plan.tp, micro, micro * job.tokens_between, why=why))
+    if plan.tp > 1:
+        why = f"tp {plan.tp}: in products all tokens, for 1/{plan.tp} of heads and inner width"
+        parts.append(Portion("tp rank, in products", 1, micro, micro * job.tokens_within, why=why))
+    return parts
 
 
 @dataclass(frozen=True)
@@ -86,8 +123,8 @@ def tell(job: JobSpec) -> Story:
     priced, untimed = _priced(job, run, gap)
     pieces_of_ranks = rank_pieces(run)
     costing = None if priced is None else priced.costing
-    every_kind = dict.fromkeys(kind for pieces in pieces_of_ranks for kind in pieces)
-    kinds = sorted(every_kind, key=lambda kind: _ORDER.index(kind[0].split()[0]))
+    met_kinds = dict.fromkeys(kind for pieces in pieces_of_ranks for kind in pieces)
+    kinds = sorted(met_kinds, key=lambda kind: _ORDER.index(kind[0].split()[0]))
     times = {} if costing is None else {kind: costing.piece(*kind) for kind in kinds}
     rank = _slowest(pieces_of_ranks, times)
     groups = groups_of_rank_0(job, program.placement)
@@ -111,7 +148,7 @@ def tell(job: JobSpec) -> Story:
         rank=rank,
         pieces=pieces_of_ranks[rank],
         times=times,
-        crossings=crossings(RankStep(job, program, rank, pieces_of_ranks[rank]), passes, groups, priced),
+        crossings=crossings(PipelineRank(job, program, rank, pieces_of_ranks[rank]), passes, groups, priced),
         step=None if priced is None else priced.step,
         links=[] if costing is None else _links(job, run, costing),
         untimed=untimed,

@@ -8,14 +8,14 @@ from typing import Any
 
 from shardwright.config import largest
 from shardwright.config.base import shortened
+from shardwright.config.fault_gathering_reader import whole
 from shardwright.interchange.reading.loose_words import LooseWord, loose_words
+from shardwright.interchange.reading.script_text import settings_of
 from shardwright.interchange.reading.settings import plain_text
 from shardwright.interchange.reading.shell_commands import Command
 from shardwright.interchange.reading.shell_script import Script
 from shardwright.interchange.reading.shell_values import Variables, unknown_names
 from shardwright.interchange.reading.shell_words import ShellFault
-from shardwright.interchange.reading.whole_text import whole
-from shardwright.interchange.systems.megatron_flags import settings_of
 
 _NODES = ("nnodes", "num-nodes", "num-machines", "nodes")
 _HOSTS = ("hostfile", "include", "exclude")

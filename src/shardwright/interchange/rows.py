@@ -5,7 +5,7 @@ two functions, one for each direction.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from shardwright.config.job import JobSpec
@@ -17,7 +17,8 @@ class SettingRow:
     """A setting and a field. `names` are the names of the setting, the newest first; `default` is its value if absent.
 
     `words` maps the system's words to values of the field; for a flag it maps True (present) and False (absent).
-    `always` writes the setting even if it has its default. `least` and `most` limit a count.
+    `always` writes the setting even if it has its default. `least` and `most` limit a count. `read_if` and `written_if`
+    are conditions, None without one.
     """
 
     names: tuple[str, ...]
@@ -28,10 +29,19 @@ class SettingRow:
     always: bool = False
     most: int = 1 << 53
     least: int = 0
+    read_if: Callable[[Settings, Flat], bool] | None = None
+    written_if: Callable[[JobSpec], bool] | None = None
+
+    def under(
+        self, read_if: Callable[[Settings, Flat], bool] | None, written_if: Callable[[JobSpec], bool] | None
+    ) -> "SettingRow":
+        """The row under conditions: one on what was read so far, and one on the job that is written."""
+        return replace(self, read_if=read_if, written_if=written_if)
 
     def read(self, settings: Settings, fields: Flat) -> None:
         """Set the field of the job."""
-        fields[self.job_field] = self._value(settings)
+        if self.read_if is None or self.read_if(settings, fields):
+            fields[self.job_field] = self._value(settings)
 
     def _value(self, settings: Settings) -> Any:
         if self.kind == "word":
@@ -47,6 +57,8 @@ class SettingRow:
 
     def write(self, job: JobSpec, settings: dict[str, Any]) -> None:
         """Write the setting. A value without a word in the system is left out; reading the files back shows that."""
+        if self.written_if is not None and not self.written_if(job):
+            return
         value = field_of(job, self.job_field)
         if self.words:
             words = [word for word, job_value in self.words.items() if job_value == value]
@@ -111,16 +123,21 @@ def word_for(value: Any, words: Mapping[str, Any]) -> str:
     return next((word for word, own_value in words.items() if own_value == value), "")
 
 
+def never(job: JobSpec) -> bool:
+    """The condition of rows that are only read."""
+    return False
+
+
 def read_row(row: SettingRow | Rule, settings: Settings, fields: Flat) -> None:
     """Set the fields of a row, and record in `settings.sources` which present settings the row has read."""
-    asked, settings.asked = settings.asked, set()
+    earlier, settings.names_read = settings.names_read, set()
     row.read(settings, fields)
     for field_name in settings.overrides.keys() & fields.keys():  # later rows use the values of --set
         if type(fields[field_name]) is int and (override := settings.overridden(field_name)) is not None:
             fields[field_name] = override
-    present = tuple(name for name in settings.given if name in settings.asked)
+    present = tuple(name for name in settings.given if name in settings.names_read)
     settings.sources |= dict.fromkeys(row.names, present)
-    settings.asked |= asked
+    settings.names_read |= earlier
 
 
 def write_table(table: Table, job: JobSpec) -> dict[str, Any]:

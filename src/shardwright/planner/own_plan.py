@@ -1,4 +1,9 @@
-"""Predicted time, memory, cost, energy and time lost to failures of a job's own plan, if its device is known."""
+"""Predicted time, memory, cost, energy and time lost to failures of a job's own plan, if its device is known.
+
+The first steps of a batch that grows do less work but cost the same overhead. The time of a step is linear in the
+number of microbatches, since the pipeline's bubble, the reduction and the update do not depend on it. So the step is
+priced at the first size and at the last.
+"""
 
 from dataclasses import dataclass
 
@@ -9,7 +14,6 @@ from shardwright.cost.from_job import run_of
 from shardwright.cost.money import Money, money_gaps, step_money
 from shardwright.memory.job_memories import fullest
 from shardwright.memory.rank_estimate import Memory
-from shardwright.planner.ramp_time import ramp_extra_s
 from shardwright.planner.search.objectives import REFERENCE_TOKENS
 from shardwright.sharding.optimizer_state import is_by_matrix, moment_bytes
 from shardwright.sharding.stage_parameters import model_parameters, num_parameters
@@ -80,4 +84,20 @@ def estimate(job: JobSpec) -> Estimate:
         checkpoint_bytes=checkpoint_bytes,
         step_money=step_money(cluster, step.total, job.plan.world),
         gaps=(*money_gaps(cluster), *failures.reliability_gaps(cluster)),
+    )
+
+
+def ramp_extra_s(job: JobSpec, full_s: float, steps: int | None = None) -> float:
+    """Extra seconds of the first `steps` of a growing batch, or of all its growing steps, over the same number of
+    sequences in full batches, which take `full_s` each."""
+    batch = job.batch
+    if not batch.grows:
+        return 0.0
+    first_size, full_size = batch.ramp.start, batch.global_batch_size
+    first_s = float(simulated_step(job.at_batch(first_size), shipped()).total)
+    by_size = batch.steps_by_size(batch.num_growing if steps is None else steps)
+    return sum(
+        num_steps
+        * (first_s + (full_s - first_s) * (size - first_size) / (full_size - first_size) - full_s * size / full_size)
+        for size, num_steps in by_size.items()
     )

@@ -1,15 +1,20 @@
-"""Text of the command `estimate`: the memory account of a job, by pipeline rank, and the verdict on its fit.
+"""Text of the command `estimate`: the memory account of a job, by pipeline rank, and the verdict on its fit; and the
+table of one plan with every generation of software in the catalog.
 
 If the cluster's device is known, also time, MFU, money, energy and time lost to failures (report/step_cost.py).
 """
 
 import textwrap
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from shardwright.config import catalog
 from shardwright.config.cluster_facts import host_memory_bytes
 from shardwright.config.job import JobSpec
 from shardwright.config.model import ModelSpec
-from shardwright.config.units import counted, memory_text
+from shardwright.config.software import software_of
+from shardwright.config.software_support import missing_features
+from shardwright.config.units import counted, memory_text, seconds_text
 from shardwright.memory.job_memory import job_memory
 from shardwright.report.fit_verdict import Fit, device_entry, device_room_bytes, fit_of, verdict_text
 from shardwright.report.nearest_text import nearest_plans, nearest_text
@@ -113,3 +118,47 @@ def parameters_text(model: ModelSpec) -> str:
     """The number of a model's parameters, "8,000 parameters", and with experts the number that computes a token."""
     active = f" ({num_active_parameters(model):,} compute a token)" if model.moe.experts else ""
     return f"{num_parameters(model):,} parameters{active}"
+
+
+@dataclass(frozen=True)
+class SoftwareRow:
+    """A plan with one generation of software: its step, the memory of its fullest process, and the strategies of the
+    plan that the software lacks."""
+
+    software: str
+    step_s: float
+    mfu: float
+    process_bytes: int
+    lacks: tuple[str, ...]
+
+
+def software_rows(job: JobSpec) -> list[SoftwareRow]:
+    """The plan with the job's own software first, then with all others of the catalog, fastest first.
+
+    KeyError names an unknown number of the job's device."""
+    own_software = job.cluster.software
+    rows = [_with_software(job, name) for name in dict.fromkeys((own_software, *catalog.names("software")))]
+    return [rows[0], *sorted(rows[1:], key=lambda row: row.step_s)]
+
+
+def _with_software(job: JobSpec, name: str) -> SoftwareRow:
+    from shardwright.cost.calibration import shipped
+    from shardwright.memory.job_memories import fullest
+    from shardwright.simulate.full_step import simulated_step
+
+    job = job.model_copy(update={"cluster": job.cluster.model_copy(update={"software": name})})
+    step, memory = simulated_step(job, shipped()), fullest(job, shipped())
+    return SoftwareRow(
+        name, float(step.total), float(step.mfu), int(memory.process), missing_features(software_of(name), job)
+    )
+
+
+def software_table(rows: list[SoftwareRow]) -> str:
+    """The plans as a table."""
+    table = [["software", "step", "MFU", "process", "lacks"]]
+    for row in rows:
+        lacking = ", ".join(row.lacks)
+        table.append(
+            [row.software, seconds_text(row.step_s), f"{row.mfu:.1%}", memory_text(row.process_bytes), lacking]
+        )
+    return "The same plan with other software (--as NAME prices all of it so):\n" + aligned(table, left=(0, 4))

@@ -16,9 +16,22 @@ from typing import Any
 from shardwright.config.base import PlanError
 from shardwright.config.units import MIB, bytes_text
 from shardwright.config.user_file import FileFault, read_text
-from shardwright.report.heat import STYLE, heat_legend, heat_map
 from shardwright.report.output import replace_output, write_output
-from shardwright.report.svg import LINE_COLOURS, Box, Line, document, legend, line_chart, px, text, x_axis
+from shardwright.report.svg import (
+    HEAT_STYLE,
+    LINE_COLOURS,
+    STYLE,
+    Box,
+    Line,
+    LineChart,
+    document,
+    heat_legend,
+    heat_map,
+    legend,
+    px,
+    text,
+    x_axis,
+)
 from shardwright.report.timeline.colours import rgb
 from shardwright.train.run_files import METRICS, PICTURE, name_faults
 
@@ -194,7 +207,7 @@ def experts_picture(use: ExpertUse, name: str) -> str:
     if use.sent_bytes:
         parts += _bytes(use.sent_bytes, top)
         top += 30 + 26 * len(use.sent_bytes) + 10
-    return document(label, _WIDTH, top, parts, style=STYLE)
+    return document(label, _WIDTH, top, parts, style=STYLE + HEAT_STYLE)
 
 
 def _band(layer: LayerUse, steps: Sequence[int], top: float, has_pairs: bool) -> list[str]:
@@ -252,9 +265,9 @@ def _curves(use: ExpertUse, top: float) -> list[str]:
     most_entropy = max(math.log(layer.num_experts) for layer in use.layers)
     loads, entropies, dropped = (_lines(use, name) for name in ("largest_load", "entropy", "dropped_share"))
     return [
-        *line_chart("busiest expert / mean (dotted: 1.5)", boxes[0], loads, 2.0, mark=EVEN),
-        *line_chart("entropy of scores, nats (dotted: even)", boxes[1], entropies, most_entropy, mark=most_entropy),
-        *line_chart("choices dropped", boxes[2], dropped, 0.01, form=lambda share: f"{100 * share:.3g}%"),
+        *LineChart("busiest expert / mean (dotted: 1.5)", boxes[0], loads, 2.0, mark=EVEN).drawn(),
+        *LineChart("entropy of scores, nats (dotted: even)", boxes[1], entropies, most_entropy, most_entropy).drawn(),
+        *LineChart("choices dropped", boxes[2], dropped, 0.01, form=lambda share: f"{100 * share:.3g}%").drawn(),
         *legend(56, top + 170 + 40, loads if len(loads) <= len(LINE_COLOURS) else [loads[0], loads[-1]]),
     ]
 

@@ -1,7 +1,8 @@
-"""The verdict on whether a plan fits its cluster's device and host.
+"""The verdict on whether a plan fits its cluster's device and host; and the sentence for a job for which no plan fits.
 
 For this runtime the memory account decides; for other software its predicted processes do, as in `plan`."""
 
+import math
 import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from shardwright.config.cluster_facts import host_memory_bytes, host_room_bytes
 from shardwright.config.job import JobSpec
 from shardwright.config.link_words import link_words
 from shardwright.config.software import software_of
-from shardwright.config.units import memory_text
+from shardwright.config.units import GIB, counted, memory_text
 from shardwright.sharding.memory_account import RankMemory
 
 if TYPE_CHECKING:
@@ -123,3 +124,35 @@ def _host_text(job: JobSpec, fit: Fit) -> str:
             f"offload less, shard over more replicas, or set cluster.host_memory_gib if a {domain} has more."
         )
     return f"{need_text}, and {room_text}, which leaves {memory_text(int(left_bytes))}."
+
+
+_WAYS_OUT = (
+    "Use more devices (--devices, or cluster.nodes), a device with more memory, a shorter model.sequence, or keep less."
+)
+
+
+def no_plan_text(job: JobSpec) -> str:
+    """The reason why no plan fits: the state exceeds all devices together, or it fits and other memory does not. With
+    the excess, and the number of devices that could hold it."""
+    from shardwright.cost.calibration import shipped
+    from shardwright.planner.search.bounds import least_state_bytes
+    from shardwright.planner.search.plan_price import room_bytes
+
+    num_devices, host = job.cluster.num_devices, host_room_bytes(job.cluster)
+    state, room = least_state_bytes(job, shipped()), room_bytes(job)
+    offered = f"{room / GIB:,.1f} GiB"
+    if 0 < host < math.inf:
+        offered += f", and {host / GIB:,.1f} GiB of its host's memory"
+    over_all = f", shared out over all {num_devices:,}," if num_devices > 1 else ""
+    sentence = (
+        f"No plan fits. Parameters, gradients and optimizer state{over_all} are about {state / GIB:,.1f} GiB of each "
+        f"device, which offers {offered}"
+    )
+    if state <= room + host:
+        return (
+            f"{sentence}. Each plan that may be chosen needs more: activations and buffers lie beside that, and "
+            f"not all of it can be shared out or lie on the host. {_WAYS_OUT}"
+        )
+    needed = math.ceil(num_devices * state / (room + host)) if room + host > 0 else 0
+    devices_text = f": {counted(needed, 'device')} or more could hold them" if needed else ""
+    return f"{sentence}{devices_text}. {_WAYS_OUT}"

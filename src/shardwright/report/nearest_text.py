@@ -1,11 +1,14 @@
-"""Plans that fit and differ in few fields from one that does not: options to paste, each with memory and time."""
+"""Plans that fit and differ in few fields from one that does not: options to paste, each with memory and time; and the
+options that turn a job into another one."""
 
+import json
+import shlex
 import textwrap
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from shardwright.config.job import JobSpec
 from shardwright.config.units import memory_text, seconds_text
-from shardwright.report.set_line import set_line
 from shardwright.report.text_columns import aligned
 
 if TYPE_CHECKING:
@@ -45,3 +48,21 @@ def nearest_text(nearest: list[dict[str, Any]]) -> str:
     rows = [["process", "step", "add to this command"]]
     rows += [[memory_text(int(near["process_bytes"])), seconds_text(near["step_s"]), near["set"]] for near in nearest]
     return "The nearest plans that fit:\n" + aligned(rows, left=(2,))
+
+
+def set_line(old_job: JobSpec, new_job: JobSpec) -> str:
+    """The fields of plan and precision that differ, as options: "--set plan.tp=4 --set plan.dp=2"."""
+    fields = {}
+    for section in ("plan", "precision"):
+        old, new = getattr(old_job, section), getattr(new_job, section)
+        for name in type(old).model_fields:
+            value = getattr(new, name)
+            if value != getattr(old, name) and name != "fallback":  # fallbacks are no part of the plan that runs
+                fields[f"{section}.{name}"] = value
+    return set_words(fields)
+
+
+def set_words(fields: Mapping[str, Any]) -> str:
+    """Fields, by their full names, as options."""
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in fields.items()}
+    return " ".join(f"--set {shlex.quote(f'{name}={text}')}" for name, text in texts.items())

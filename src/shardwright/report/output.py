@@ -19,9 +19,7 @@ def write_output(path: Path, text: str, option: str) -> None:
 
     An existing file is replaced only if it begins as the text does: otherwise it may be the job that was read.
     """
-    if _has_other_header(path, text):
-        refusal = f"{option} {path} is there, and is no file that {option} wrote: it would be lost; name another file"
-        raise PlanError("output", [refusal])
+    _refuse_other_file(path, text, option)
     try:
         write_text(path, text)
     except OSError as error:
@@ -45,9 +43,7 @@ def replace_output(path: Path, text: str, option: str, dry_run: bool = False) ->
         elif path.is_dir():
             raise PlanError("output", [f"{option} {path} is a folder; name a file in it"])
         return
-    if _has_other_header(path, text):
-        refusal = f"{option} {path} is there, and is no file that {option} wrote: it would be lost; name another file"
-        raise PlanError("output", [refusal])
+    _refuse_other_file(path, text, option)
     new_path = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         write_output(new_path, text, option)
@@ -58,6 +54,13 @@ def replace_output(path: Path, text: str, option: str, dry_run: bool = False) ->
     finally:
         with suppress(OSError, ValueError):
             new_path.unlink(missing_ok=True)
+
+
+def _refuse_other_file(path: Path, text: str, option: str) -> None:
+    """Raise PlanError if the file exists and was not written by this option."""
+    if _has_other_header(path, text):
+        refusal = f"{option} {path} is there, and is no file that {option} wrote: it would be lost; name another file"
+        raise PlanError("output", [refusal])
 
 
 def _has_other_header(path: Path, text: str) -> bool:

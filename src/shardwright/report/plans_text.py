@@ -20,8 +20,8 @@ from shardwright.memory.job_memories import room_words
 from shardwright.planner.advice.advice import Advice, OwnPlan
 from shardwright.planner.advice.neighbours import recompute_words
 from shardwright.planner.advice.priced_plan import PricedPlan
-from shardwright.planner.ramp_time import ramp_extra_s
-from shardwright.report.no_plan_text import no_plan_text
+from shardwright.planner.own_plan import ramp_extra_s
+from shardwright.report.fit_verdict import no_plan_text
 from shardwright.report.prediction_notes import job_notes
 from shardwright.report.text_columns import aligned
 

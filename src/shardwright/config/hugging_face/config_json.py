@@ -17,8 +17,8 @@ from typing import Any
 from shardwright.config.base import PlanError, shortened
 from shardwright.config.catalog import written_alike
 from shardwright.config.hugging_face import like_llama, older, with_experts
+from shardwright.config.hugging_face.config_reader import ConfigReader
 from shardwright.config.hugging_face.decoder_fields import Fields
-from shardwright.config.hugging_face.reading import Reading
 from shardwright.config.toml_file import value_faults
 from shardwright.config.units import MIB
 from shardwright.config.user_file import FileFault, read_text
@@ -29,7 +29,7 @@ USUAL_SEQUENCE = 4096  # tokens of a sample, for models that accept longer seque
 _MOST_BYTES = 4 * MIB
 _MISSPELT = 0.85  # similarity from which a word may be a misspelt other word
 
-FAMILIES: Mapping[str, Callable[[Reading], Fields]] = {
+FAMILIES: Mapping[str, Callable[[ConfigReader], Fields]] = {
     "bloom": older.bloom, "deepseek_v2": with_experts.deepseek_v2, "deepseek_v3": with_experts.deepseek_v3,
     "falcon": older.falcon, "gemma": like_llama.gemma, "gemma2": like_llama.gemma2,
     "gemma3_text": like_llama.gemma3, "glm": like_llama.glm, "glm4": like_llama.glm4,
@@ -84,12 +84,12 @@ def fields_of(keys: dict[str, Any]) -> tuple[Fields, list[str]]:
     keys, family = text_keys(keys), family_of(keys)
     if family not in FAMILIES:
         return {}, [_family_fault(family)]
-    reading = Reading(keys, dict(_defaults().get(_LIKE.get(family, family), {})))
-    fields = FAMILIES[family](reading)
+    reader = ConfigReader(keys, dict(_defaults().get(_LIKE.get(family, family), {})))
+    fields = FAMILIES[family](reader)
     longest = fields["sequence"]
     if fields.get("positions") != "learned":
         fields |= {"longest_sequence": longest, "sequence": min(longest, USUAL_SEQUENCE)}
-    return fields, reading.all_faults()
+    return fields, reader.all_faults()
 
 
 def read_keys(path: Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ their fields.
 
 from typing import Any
 
-from shardwright.config.hugging_face.reading import Reading
+from shardwright.config.hugging_face.config_reader import ConfigReader
 
 Fields = dict[str, Any]
 
@@ -17,7 +17,7 @@ ACTIVATIONS = {
 }  # fmt: skip
 
 
-def decoder(r: Reading) -> Fields:
+def decoder(r: ConfigReader) -> Fields:
     """Layers, widths, heads, vocabulary and norms: everything except positions, biases and experts."""
     fields = shape(r) | {
         "ffn": r.count("intermediate_size"),
@@ -29,7 +29,7 @@ def decoder(r: Reading) -> Fields:
     return fields
 
 
-def shape(r: Reading) -> Fields:
+def shape(r: ConfigReader) -> Fields:
     """Layers, hidden, heads, and the fields of the ends."""
     heads = r.count("num_attention_heads")
     return {
@@ -41,7 +41,7 @@ def shape(r: Reading) -> Fields:
     }
 
 
-def ends(r: Reading) -> Fields:
+def ends(r: ConfigReader) -> Fields:
     """The vocabulary, the longest sequence, initial weights, and tied embeddings."""
     return {
         "vocab": r.count("vocab_size"),
@@ -51,25 +51,25 @@ def ends(r: Reading) -> Fields:
     }
 
 
-def linear_biases(r: Reading, attention: str = "attention_bias", mlp: str = "mlp_bias") -> Fields:
+def linear_biases(r: ConfigReader) -> Fields:
     """Biases of attention's four products and of the MLP's: all of them have one, or none has."""
-    flags = r.flag(attention), r.flag(mlp)
-    if flags[0] != flags[1]:
+    attention, mlp = r.flag("attention_bias"), r.flag("mlp_bias")
+    if attention != mlp:
         r.fault(
-            f"{attention} is {str(flags[0]).lower()} and {mlp} {str(flags[1]).lower()}, and biases can only be in all "
-            "linear layers or in none; set both alike, where the weights are so"
+            f"attention_bias is {str(attention).lower()} and mlp_bias {str(mlp).lower()}, and biases can only be in "
+            "all linear layers or in none; set both alike, where the weights are so"
         )
-    return {"bias": all(flags)}
+    return {"bias": attention and mlp}
 
 
 def experts(
-    r: Reading, num: str, *, width: str = "moe_intermediate_size", chosen: str = "num_experts_per_tok"
+    r: ConfigReader, num: str, *, width: str = "moe_intermediate_size", chosen: str = "num_experts_per_tok"
 ) -> Fields:
     """The number of experts, of experts per token, and their width, as fields of [model.moe]."""
     return {"experts": r.count(num), "top_k": r.count(chosen), "ffn": r.count(width)}
 
 
-def only_some_layers(r: Reading, layers: int) -> Fields:
+def only_some_layers(r: ConfigReader, layers: int) -> Fields:
     """The layers with experts in Qwen: every decoder_sparse_step-th layer, except the layers in mlp_only_layers."""
     dense = sorted(set(r.counts("mlp_only_layers") or []))
     if dense != list(range(len(dense))):

@@ -4,15 +4,15 @@ from collections.abc import Callable, Sequence
 
 from shardwright.config import largest
 from shardwright.config.base import shortened
+from shardwright.config.hugging_face.config_reader import ConfigReader
 from shardwright.config.hugging_face.decoder_fields import Fields
-from shardwright.config.hugging_face.reading import Reading
 
 _FULL, _SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 _IS_CHUNKED = {_SLIDING: False, CHUNKED: True}  # kinds of layers with windows; True if windows are chunks
 
 
 def window(
-    r: Reading, size: int, layers: int, is_full: Callable[[int], bool] = lambda layer: False, kind: str = _SLIDING
+    r: ConfigReader, size: int, layers: int, is_full: Callable[[int], bool] = lambda layer: False, kind: str = _SLIDING
 ) -> Fields:
     """The field `window` for a window of `size` tokens. layer_types gives the layers with a window; without that key,
     all layers except those for which `is_full` is true have a window of the kind `kind`. Empty if no layer has one,
@@ -60,9 +60,9 @@ def _rule(has_window: Sequence[bool]) -> Fields | None:
     return {"full_every": every} if list(has_window) == [(layer + 1) % every != 0 for layer in range(layers)] else None
 
 
-def without_positions(r: Reading, layers: int, usual_every: int) -> Fields:
+def without_positions(r: ConfigReader, layers: int) -> Fields:
     """The field no_rotary_every, from no_rope_layers (1 for a layer with positions) or no_rope_layer_interval."""
-    every = r.count("no_rope_layer_interval", usual_every)
+    every = r.count("no_rope_layer_interval", 4)
     flags = r.counts("no_rope_layers")
     if not flags:
         return {"no_rotary_every": every} if every else {}

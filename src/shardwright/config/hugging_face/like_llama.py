@@ -8,9 +8,9 @@ import math
 import operator
 from collections.abc import Callable
 
+from shardwright.config.hugging_face.config_reader import ConfigReader
 from shardwright.config.hugging_face.decoder_fields import Fields, decoder, linear_biases
 from shardwright.config.hugging_face.layer_kinds import window, without_positions
-from shardwright.config.hugging_face.reading import Reading
 from shardwright.config.hugging_face.rotary_fields import local_rotary, rotary
 
 
@@ -19,40 +19,40 @@ def head_width(fields: Fields) -> int:
     return int(fields.get("head_dim") or fields["hidden"] // max(1, fields["heads"]))
 
 
-def llama(r: Reading) -> Fields:
+def llama(r: ConfigReader) -> Fields:
     """Llama 1 to 3 (Touvron et al. 2023, arXiv 2302.13971; Dubey et al. 2024, arXiv 2407.21783), Yi, SmolLM 1 and 2."""
     fields = decoder(r) | linear_biases(r)
     return fields | rotary(r, head_width(fields))
 
 
-def mistral(r: Reading) -> Fields:
+def mistral(r: ConfigReader) -> Fields:
     """Mistral (Jiang et al. 2023, arXiv 2310.06825): the first releases have windows in all layers."""
     fields = decoder(r)
     return fields | rotary(r, head_width(fields)) | window(r, r.optional_count("sliding_window"), fields["layers"])
 
 
-def smollm3(r: Reading) -> Fields:
+def smollm3(r: ConfigReader) -> Fields:
     """SmolLM3: every fourth layer has no positions."""
     fields = decoder(r) | linear_biases(r)
     r.must_be("use_sliding_window", (False,), "layers without positions would have windows")
     r.ignore("sliding_window", "layer_types", "max_window_layers")
-    return fields | rotary(r, head_width(fields)) | without_positions(r, fields["layers"], 4)
+    return fields | rotary(r, head_width(fields)) | without_positions(r, fields["layers"])
 
 
-def qwen2(r: Reading) -> Fields:
+def qwen2(r: ConfigReader) -> Fields:
     """Qwen 1.5, 2 and 2.5 (Yang et al. 2024, arXiv 2407.10671): only query, key and value have biases."""
     fields = decoder(r) | {"qkv_bias": True}
     return fields | rotary(r, head_width(fields)) | qwen_windows(r, fields["layers"])
 
 
-def qwen3(r: Reading) -> Fields:
+def qwen3(r: ConfigReader) -> Fields:
     """Qwen 3 (Yang et al. 2025, arXiv 2505.09388): a norm of each head's query and key in place of biases."""
     fields = decoder(r) | {"qk_norm": "head", "bias": False}
     r.must_be("attention_bias", (False,), "the MLP has no biases")
     return fields | rotary(r, head_width(fields)) | qwen_windows(r, fields["layers"])
 
 
-def qwen_windows(r: Reading, layers: int, is_full: Callable[[int, int], bool] = operator.lt) -> Fields:
+def qwen_windows(r: ConfigReader, layers: int, is_full: Callable[[int, int], bool] = operator.lt) -> Fields:
     """The windows of Qwen's layers if use_sliding_window is true: in all layers except those for which
     `is_full(layer, max_window_layers)` is true."""
     first = r.count("max_window_layers")
@@ -65,7 +65,7 @@ def qwen_windows(r: Reading, layers: int, is_full: Callable[[int, int], bool] = 
 _TANH_FORMS = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast")
 
 
-def gemma(r: Reading) -> Fields:
+def gemma(r: ConfigReader) -> Fields:
     """Gemma (Mesnard et al. 2024, arXiv 2403.08295): embeddings times the square root of their width, wide heads."""
     fields = decoder(r) | {"activation": "gelu-tanh", "embedding_scale": math.sqrt(r.count("hidden_size"))}
     # The first releases have hidden_act "gelu", which has always been computed in its tanh form.
@@ -76,7 +76,7 @@ def gemma(r: Reading) -> Fields:
     return fields | rotary(r, head_width(fields))
 
 
-def gemma2(r: Reading, usual_pattern: int = 2) -> Fields:
+def gemma2(r: ConfigReader, usual_pattern: int = 2) -> Fields:
     """Gemma 2 (Riviere et al. 2024, arXiv 2408.00118): norms on both sides, soft caps, windows in every other layer."""
     fields = gemma(r) | {
         "norm_place": "around",
@@ -90,13 +90,13 @@ def gemma2(r: Reading, usual_pattern: int = 2) -> Fields:
     return fields | window(r, r.count("sliding_window"), layers, lambda layer: (layer + 1) % every == 0)
 
 
-def gemma3(r: Reading) -> Fields:
+def gemma3(r: ConfigReader) -> Fields:
     """Gemma 3 (Kamath et al. 2025, arXiv 2503.19786): norms of heads, five layers with windows to one without."""
     fields = gemma2(r, usual_pattern=6) | {"qk_norm": "head"}
     return with_local_rotary(r, fields, r.number("rope_local_base_freq", 10000.0))
 
 
-def phi3(r: Reading) -> Fields:
+def phi3(r: ConfigReader) -> Fields:
     """Phi 3 and 4 (Abdin et al. 2024, arXiv 2404.14219)."""
     fields = decoder(r) | {"dropout": r.number("resid_pdrop")}
     r.must_be("embd_pdrop", (fields["dropout"],), "embeddings are dropped as often as what joins the residual stream")
@@ -104,7 +104,7 @@ def phi3(r: Reading) -> Fields:
     return fields | rotary(r, head_width(fields), in_part=True)
 
 
-def olmo(r: Reading) -> Fields:
+def olmo(r: ConfigReader) -> Fields:
     """OLMo (Groeneveld et al. 2024, arXiv 2402.00838): LayerNorm without weights; queries, keys and values clipped."""
     r.must_be("attention_bias", (False,), "the MLP has no biases")
     fields = decoder(r) | {"norm": "layernorm", "norm_weight": False, "norm_epsilon": 1e-5}
@@ -112,7 +112,7 @@ def olmo(r: Reading) -> Fields:
     return fields | rotary(r, head_width(fields))
 
 
-def olmo2(r: Reading) -> Fields:
+def olmo2(r: ConfigReader) -> Fields:
     """OLMo 2 (Walsh et al. 2025, arXiv 2501.00656): norms of the outputs of attention and MLP, and of queries and keys
     over all heads."""
     r.must_be("attention_bias", (False,), "the MLP has no biases")
@@ -120,14 +120,14 @@ def olmo2(r: Reading) -> Fields:
     return fields | rotary(r, head_width(fields))
 
 
-def olmo3(r: Reading) -> Fields:
+def olmo3(r: ConfigReader) -> Fields:
     """OLMo 3: OLMo 2 with windows in three of four layers; the positions of these layers are not scaled."""
     fields, layers = olmo2(r), r.count("num_hidden_layers")
     fields |= window(r, r.count("sliding_window"), layers, lambda layer: (layer + 1) % 4 == 0)
     return with_local_rotary(r, fields, fields["rotary_base"])
 
 
-def with_local_rotary(r: Reading, fields: Fields, usual_base: float) -> Fields:
+def with_local_rotary(r: ConfigReader, fields: Fields, usual_base: float) -> Fields:
     """The fields, with the rotary positions of layers with windows, which are not scaled."""
     local = local_rotary(r, head_width(fields))
     if "rotary_scaling" in local:
@@ -142,24 +142,24 @@ def with_local_rotary(r: Reading, fields: Fields, usual_base: float) -> Fields:
     return fields | {"window": fields["window"] | {"rotary_base": base, "rotary_scaled": False}}
 
 
-def glm(r: Reading) -> Fields:
+def glm(r: ConfigReader) -> Fields:
     """GLM-4 of 2024 (arXiv 2406.12793): half of each head is rotary; query, key and value have biases."""
     fields = decoder(r) | {"qkv_bias": r.flag("attention_bias", True)}
     return fields | rotary(r, head_width(fields), in_part=True)
 
 
-def glm4(r: Reading) -> Fields:
+def glm4(r: ConfigReader) -> Fields:
     """GLM-4 of April 2025: also norms on both sides of attention and MLP."""
     return glm(r) | {"norm_place": "around"}
 
 
-def granite(r: Reading) -> Fields:
+def granite(r: ConfigReader) -> Fields:
     """Granite 3 and 4 without state spaces: additions to the residual stream, embeddings and logits are scaled."""
     fields = decoder(r) | linear_biases(r) | granite_scales(r)
     return fields | rotary(r, head_width(fields))
 
 
-def granite_scales(r: Reading) -> Fields:
+def granite_scales(r: ConfigReader) -> Fields:
     """The four scale factors of Granite."""
     return {
         "embedding_scale": r.number("embedding_multiplier", 1.0),

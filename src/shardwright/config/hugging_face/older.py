@@ -1,14 +1,14 @@
 """Families before Llama, with LayerNorm. Each function takes the keys of one family and gives fields of [model]."""
 
+from shardwright.config.hugging_face.config_reader import ConfigReader
 from shardwright.config.hugging_face.decoder_fields import ACTIVATIONS, Fields, shape
 from shardwright.config.hugging_face.like_llama import head_width
-from shardwright.config.hugging_face.reading import Reading
 from shardwright.config.hugging_face.rotary_fields import rotary
 
 _LAYER_NORM = {"norm": "layernorm", "gated_mlp": False}
 
 
-def gpt2(r: Reading) -> Fields:
+def gpt2(r: ConfigReader) -> Fields:
     """GPT-2 (Radford et al. 2019)."""
     for name in ("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "add_cross_attention"):
         r.must_be(name, (False,), "GPT-2 as released has it not", False)
@@ -25,7 +25,7 @@ def gpt2(r: Reading) -> Fields:
     }  # fmt: skip
 
 
-def gpt_neox(r: Reading) -> Fields:
+def gpt_neox(r: ConfigReader) -> Fields:
     """GPT-NeoX and Pythia (Black et al. 2022, arXiv 2204.06745): attention and MLP side by side, a quarter of each head
     is rotary."""
     fields = shape(r) | _LAYER_NORM | _dropout(r, "hidden_dropout") | {
@@ -39,7 +39,7 @@ def gpt_neox(r: Reading) -> Fields:
     return fields | rotary(r, head_width(fields), theta="rotary_emb_base", share="rotary_pct", in_part=True)
 
 
-def opt(r: Reading) -> Fields:
+def opt(r: ConfigReader) -> Fields:
     """OPT (Zhang et al. 2022, arXiv 2205.01068), except OPT-350m, whose norms come after attention and MLP."""
     fields = shape(r) | _LAYER_NORM | _dropout(r, "dropout") | {
         "ffn": r.count("ffn_dim"), "positions": "learned", "position_offset": 2, "bias": r.flag("enable_bias", True),
@@ -55,7 +55,7 @@ def opt(r: Reading) -> Fields:
     return fields
 
 
-def bloom(r: Reading) -> Fields:
+def bloom(r: ConfigReader) -> Fields:
     """BLOOM (Le Scao et al. 2022, arXiv 2211.05100): ALiBi, and a norm of the embeddings."""
     hidden = r.count(r.named("n_embed", "hidden_size"))
     layers = r.count(r.named("num_hidden_layers", "n_layer"))
@@ -72,7 +72,7 @@ def bloom(r: Reading) -> Fields:
     }  # fmt: skip
 
 
-def falcon(r: Reading) -> Fields:
+def falcon(r: ConfigReader) -> Fields:
     """Falcon (Almazrouei et al. 2023, arXiv 2311.16867): attention and MLP side by side; the small ones have one
     key/value head."""
     heads = r.count(r.named("num_attention_heads", "n_head"))
@@ -100,7 +100,7 @@ def falcon(r: Reading) -> Fields:
     return fields | rotary(r, head_width(fields))
 
 
-def starcoder2(r: Reading) -> Fields:
+def starcoder2(r: ConfigReader) -> Fields:
     """StarCoder 2 (Lozhkov et al. 2024, arXiv 2402.19173)."""
     fields = shape(r) | _LAYER_NORM | _dropout(r, "residual_dropout", "embedding_dropout") | {
         "ffn": r.count("intermediate_size"), "activation": r.word_of("hidden_act", ACTIVATIONS, "gelu_pytorch_tanh"),
@@ -112,7 +112,7 @@ def starcoder2(r: Reading) -> Fields:
     return fields | rotary(r, head_width(fields))
 
 
-def _dropout(r: Reading, *names: str) -> Fields:
+def _dropout(r: ConfigReader, *names: str) -> Fields:
     """The single dropout probability of additions to the residual stream and, if they have a key, of embeddings."""
     values = {r.number(name) for name in names}
     if len(values) > 1:

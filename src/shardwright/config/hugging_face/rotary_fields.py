@@ -4,8 +4,8 @@ Released configurations have one of two forms: the keys rope_theta, rope_scaling
 or rope_parameters with all of these within it, and one section per kind of layer if kinds differ.
 """
 
+from shardwright.config.hugging_face.config_reader import ConfigReader
 from shardwright.config.hugging_face.decoder_fields import Fields
-from shardwright.config.hugging_face.reading import Reading
 
 _ATTENTION_KINDS = ("full_attention", "sliding_attention", "chunked_attention")
 _WORDS = {
@@ -20,7 +20,12 @@ _WORDS = {
 
 
 def rotary(
-    r: Reading, head: int, *, theta: str = "rope_theta", share: str = "partial_rotary_factor", in_part: bool = False
+    r: ConfigReader,
+    head: int,
+    *,
+    theta: str = "rope_theta",
+    share: str = "partial_rotary_factor",
+    in_part: bool = False,
 ) -> Fields:
     """The fields rotary_base, rotary_dim and rotary_scaling for heads of `head` elements. `theta` and `share` are the
     older keys. A family that does not turn heads `in_part` turns all elements, whatever the keys say."""
@@ -33,13 +38,13 @@ def rotary(
     return fields
 
 
-def local_rotary(r: Reading, head: int) -> Fields:
+def local_rotary(r: ConfigReader, head: int) -> Fields:
     """Fields of the rotary positions of layers with a window, if they differ from other layers; else empty."""
     local = r.section("rope_parameters").get("sliding_attention")
     return _fields(r, local, head, "rope_theta", "partial_rotary_factor") if isinstance(local, dict) else {}
 
 
-def _parameters(r: Reading) -> dict[str, object]:
+def _parameters(r: ConfigReader) -> dict[str, object]:
     """The section with the rotary positions of layers that attend to all tokens."""
     older = r.section("rope_scaling")
     parameters = older if older and not r.has("rope_parameters") else r.section("rope_parameters")
@@ -52,8 +57,8 @@ def _parameters(r: Reading) -> dict[str, object]:
     return parameters | ({"original_max_position_embeddings": trained_sequence} if is_replaced else {})
 
 
-def _fields(r: Reading, parameters: dict[str, object], head: int, theta: str, share: str) -> Fields:
-    inner = Reading(
+def _fields(r: ConfigReader, parameters: dict[str, object], head: int, theta: str, share: str) -> Fields:
+    inner = ConfigReader(
         parameters,
         {
             "rope_theta": r.number(theta, 10000.0),
@@ -80,7 +85,7 @@ def _fields(r: Reading, parameters: dict[str, object], head: int, theta: str, sh
     return fields
 
 
-def _scaling(inner: Reading, kind: str, longest: int) -> Fields:
+def _scaling(inner: ConfigReader, kind: str, longest: int) -> Fields:
     """The fields of [model.rotary_scaling], from the keys of a kind of scaling; `longest` is the longest sequence."""
     trained = inner.count("original_max_position_embeddings")
     if kind == "none":

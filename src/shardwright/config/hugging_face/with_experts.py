@@ -1,14 +1,14 @@
 """Families with experts. Each function takes the keys of one family and gives fields of [model] and [model.moe]."""
 
 from shardwright.config import largest
+from shardwright.config.hugging_face.config_reader import ConfigReader
 from shardwright.config.hugging_face.decoder_fields import Fields, decoder, experts, only_some_layers
 from shardwright.config.hugging_face.layer_kinds import CHUNKED, window, without_positions
 from shardwright.config.hugging_face.like_llama import granite_scales, head_width, qwen_windows
-from shardwright.config.hugging_face.reading import Reading
 from shardwright.config.hugging_face.rotary_fields import rotary
 
 
-def mixtral(r: Reading) -> Fields:
+def mixtral(r: ConfigReader) -> Fields:
     """Mixtral (Jiang et al. 2024, arXiv 2401.04088)."""
     fields = decoder(r)
     moe = experts(r, "num_local_experts", width="intermediate_size") | {"softmax_over": "chosen"}
@@ -20,7 +20,7 @@ def mixtral(r: Reading) -> Fields:
     )
 
 
-def qwen2_moe(r: Reading) -> Fields:
+def qwen2_moe(r: ConfigReader) -> Fields:
     """Qwen 1.5 and 2 with experts: one shared expert, whose output is weighed by a gate."""
     fields = decoder(r) | {"qkv_bias": r.flag("qkv_bias", True)}
     moe = experts(r, "num_experts") | only_some_layers(r, fields["layers"])
@@ -31,7 +31,7 @@ def qwen2_moe(r: Reading) -> Fields:
     return fields | rotary(r, head_width(fields)) | windows | {"moe": moe}
 
 
-def qwen3_moe(r: Reading) -> Fields:
+def qwen3_moe(r: ConfigReader) -> Fields:
     """Qwen 3 with experts. Later releases of transformers have Mixtral's key for their number."""
     r.must_be("attention_bias", (False,), "the MLP has no biases")
     fields = decoder(r) | {"qk_norm": "head"}
@@ -44,7 +44,7 @@ def qwen3_moe(r: Reading) -> Fields:
     return fields | rotary(r, head_width(fields)) | windows | {"moe": moe}
 
 
-def olmoe(r: Reading) -> Fields:
+def olmoe(r: ConfigReader) -> Fields:
     """OLMoE (Muennighoff et al. 2024, arXiv 2409.02060)."""
     r.must_be("attention_bias", (False,), "the MLP has no biases")
     fields = decoder(r) | {"qk_norm": "full"}
@@ -53,7 +53,7 @@ def olmoe(r: Reading) -> Fields:
     return fields | rotary(r, head_width(fields)) | {"moe": moe}
 
 
-def granite_moe(r: Reading) -> Fields:
+def granite_moe(r: ConfigReader) -> Fields:
     """Granite with experts, with and without a shared one."""
     r.must_be("attention_bias", (False,), "the experts have no biases")
     fields = decoder(r) | granite_scales(r)
@@ -63,14 +63,14 @@ def granite_moe(r: Reading) -> Fields:
     return fields | rotary(r, head_width(fields)) | {"moe": moe}
 
 
-def glm4_moe(r: Reading) -> Fields:
+def glm4_moe(r: ConfigReader) -> Fields:
     """GLM-4.5 and later (arXiv 2508.06471): DeepSeek-V3's gate, grouped queries, half of each head rotary."""
     fields = decoder(r) | {"qkv_bias": r.flag("attention_bias")}
     fields["qk_norm"] = "head" if r.flag("use_qk_norm") else "none"
     return fields | rotary(r, head_width(fields), in_part=True) | _further_tokens(r) | {"moe": _sigmoid_experts(r)}
 
 
-def deepseek_v2(r: Reading) -> Fields:
+def deepseek_v2(r: ConfigReader) -> Fields:
     """DeepSeek-V2 (arXiv 2405.04434)."""
     moe = _routed(r) | {"normalise": r.flag("norm_topk_prob")}
     method = r.text("topk_method", "greedy")
@@ -83,19 +83,19 @@ def deepseek_v2(r: Reading) -> Fields:
     return _latent_attention(r) | {"moe": moe}
 
 
-def deepseek_v3(r: Reading) -> Fields:
+def deepseek_v3(r: ConfigReader) -> Fields:
     """DeepSeek-V3 and R1 (arXiv 2412.19437), Kimi K2, Moonlight."""
     r.must_be("topk_method", ("noaux_tc", None), "DeepSeek-V3 chooses by scores and biases")
     r.must_be("scoring_func", ("sigmoid", None), "DeepSeek-V3 chooses by sigmoid scores")
     return _latent_attention(r) | _further_tokens(r) | {"moe": _sigmoid_experts(r)}
 
 
-def _sigmoid_experts(r: Reading) -> Fields:
+def _sigmoid_experts(r: ConfigReader) -> Fields:
     """The gate of DeepSeek-V3 (section 2.1.2)."""
     return _routed(r) | _groups(r) | {"gate": "sigmoid", "normalise": r.flag("norm_topk_prob", True)}
 
 
-def _routed(r: Reading) -> Fields:
+def _routed(r: ConfigReader) -> Fields:
     """Routed and shared experts by DeepSeek's keys."""
     fields = experts(r, "n_routed_experts")
     shared = r.optional_count("n_shared_experts")
@@ -110,7 +110,7 @@ def _routed(r: Reading) -> Fields:
     }
 
 
-def _groups(r: Reading) -> Fields:
+def _groups(r: ConfigReader) -> Fields:
     """The groups of experts in which a token's experts may lie; empty for a single group."""
     groups, kept = r.count("n_group", 1), r.count("topk_group", 1)
     if not (groups and kept):
@@ -118,14 +118,14 @@ def _groups(r: Reading) -> Fields:
     return {"num_groups": groups, "groups_kept": kept} if groups > 1 else {}
 
 
-def _further_tokens(r: Reading) -> Fields:
+def _further_tokens(r: ConfigReader) -> Fields:
     """Modules of multi-token prediction, if the configuration has a key for them; many releases leave them out."""
     name = "num_mtp_layers" if r.has("num_mtp_layers") else "num_nextn_predict_layers"
     r.ignore("num_mtp_layers", "num_nextn_predict_layers")
     return {"mtp_layers": r.count(name)} if r.has(name) else {}
 
 
-def _latent_attention(r: Reading) -> Fields:
+def _latent_attention(r: ConfigReader) -> Fields:
     """Multi-head latent attention, with rotary positions on a part of each head."""
     fields = decoder(r)
     r.must_be("attention_bias", (False,), "latents have no biases")
@@ -146,7 +146,7 @@ def _latent_attention(r: Reading) -> Fields:
     return fields | rotary_fields
 
 
-def llama4(r: Reading) -> Fields:
+def llama4(r: ConfigReader) -> Fields:
     """Llama 4's text model: attention in chunks; every fourth layer attends to all tokens, without positions; experts
     whose input is weighed."""
     r.must_be("attention_bias", (False,), "the experts have no biases")
@@ -154,7 +154,7 @@ def llama4(r: Reading) -> Fields:
     layers = fields["layers"]
     fields["ffn"] = r.count("intermediate_size_mlp")
     fields["qk_norm"] = "l2" if r.flag("use_qk_norm", True) else "none"
-    fields |= rotary(r, head_width(fields)) | without_positions(r, layers, 4)
+    fields |= rotary(r, head_width(fields)) | without_positions(r, layers)
     every = fields.get("no_rotary_every", 0)
     fields |= window(
         r, r.count("attention_chunk_size"), layers, lambda layer: every > 0 and (layer + 1) % every == 0, CHUNKED
@@ -170,7 +170,7 @@ def llama4(r: Reading) -> Fields:
     return fields | {"moe": moe | {"every": step}}
 
 
-def gpt_oss(r: Reading) -> Fields:
+def gpt_oss(r: ConfigReader) -> Fields:
     """gpt-oss (OpenAI 2025, arXiv 2508.10925): sinks, windows in every other layer, biases everywhere."""
     r.must_be("attention_bias", (True,), "attention of gpt-oss has biases")
     r.must_be("swiglu_alpha", (1.702, None), "the clamped activation has this factor")

@@ -10,8 +10,8 @@ from typing import Any
 
 from shardwright.config.base import PlanError
 from shardwright.config.hugging_face.config_json import FAMILIES, fields_of
+from shardwright.config.hugging_face.config_reader import ConfigReader
 from shardwright.config.hugging_face.decoder_fields import ACTIVATIONS, Fields
-from shardwright.config.hugging_face.reading import Reading
 from shardwright.config.hugging_face.same_arithmetic import is_same
 from shardwright.config.model import ModelSpec
 
@@ -37,9 +37,9 @@ def written_config(model: ModelSpec) -> tuple[str, dict[str, Any]]:
     """(family of a model, keys of its config.json). Raises PlanError if no family can express it."""
     for family in (*_FIRST, *(name for name in _CLASSES if name not in _FIRST)):
         for keys in _candidates(model):
-            reading = Reading(keys, {})
-            FAMILIES[family](reading)
-            family_keys = {name: value for name, value in keys.items() if name in reading.names_read}
+            reader = ConfigReader(keys, {})
+            FAMILIES[family](reader)
+            family_keys = {name: value for name, value in keys.items() if name in reader.names_read}
             family_keys = {"model_type": family} | family_keys
             fields, faults = fields_of(family_keys)
             if not faults and _is_read_as(fields, model):

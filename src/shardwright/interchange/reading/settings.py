@@ -4,37 +4,32 @@ No setting is dropped silently: a setting that no table reads is reported at the
 leave the plan unchanged.
 """
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from shardwright.config.base import shortened
+from shardwright.config.fault_gathering_reader import FaultGatheringReader, is_finite, signed, whole
 from shardwright.interchange.reading.shell_values import UNKNOWN
-from shardwright.interchange.reading.whole_text import signed, whole
 
 Flat = dict[str, Any]  # fields of a job by their full names: {"plan.tp": 8}
 
 
 @dataclass
-class Settings:
+class Settings(FaultGatheringReader):
     """Settings by name.
 
     A value in `given` is text (from a command line) or plain data (from a configuration); True is an option without a
     value. Messages show a name as `prefix` (such as "--") and the name, or its spelling in `spelled`.
 
     A method takes all names of one setting and returns the value of the first name that is present, else the default.
-    A value of the wrong kind adds a fault, and the default is returned. `notes` lists assumptions; `lost` lists
-    settings that were read and that a job cannot express.
+    `notes` lists assumptions; `lost` lists settings that were read and that a job cannot express.
     """
 
-    given: dict[str, Any]
     prefix: str = ""
     spelled: Mapping[str, str] = field(default_factory=dict)
-    asked: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
-    faults: list[str] = field(default_factory=list)
     needed: list[str] = field(default_factory=list)  # names whose values depend on variables that nobody has set
     sources: dict[str, tuple[str, ...]] = field(default_factory=dict)  # names that a row writes -> names that it read
     overrides: Mapping[str, str] = field(default_factory=dict)  # fields that --set gives beside the files
@@ -42,54 +37,42 @@ class Settings:
 
     def has(self, *names: str) -> bool:
         """True if one of the names is present, with a value other than null and false."""
-        self.asked.update(names)
+        self.names_read.update(names)
         return any(self.given.get(name) is not None and self.given[name] is not False for name in names)
-
-    def raw(self, *names: str) -> Any:
-        """The value, unconverted; None if the setting is absent."""
-        self.asked.update(names)
-        return next((value for name in names if (value := self.given.get(name)) is not None), None)
 
     def count(self, names: str | Sequence[str], default: int, most: int = 1 << 53, least: int = 0) -> int:
         """A whole number from `least` to `most`, not negative."""
-        value = self._number(_names(names))
+        value = self._number(names)
         if value is None:
             return default
         if not float(value).is_integer() or value < 0:
-            self._wrong(_names(names), "a whole number, not negative")
-            return default
+            return self._wrong(names, "a whole number, not negative", default)
         if not least <= value <= most:
-            self._wrong(_names(names), f"at most {most:,}" if value > most else f"at least {least}")
-            return default
+            return self._wrong(names, f"at most {most:,}" if value > most else f"at least {least}", default)
         return int(value)
 
     def number(self, names: str | Sequence[str], default: float) -> float:
         """A finite number."""
-        value = self._number(_names(names))
+        value = self._number(names)
         return default if value is None else float(value)
 
     def flag(self, names: str | Sequence[str], default: bool = False) -> bool:
         """True if an option is present without a value, or its value is true."""
         value = self.raw(*_names(names))
-        if value is None:
-            return default
-        if isinstance(value, bool):
-            return value
-        if self._is_unknown(value, _names(names)):
+        if value is None or self._is_unknown(value, names):
             return default
         text = str(value).lower()
         if text in ("true", "1", "yes", "false", "0", "no"):
             return text in ("true", "1", "yes")
-        self._wrong(_names(names), "true or false")
-        return default
+        return self._wrong(names, "true or false", default)
 
     def text(self, names: str | Sequence[str], default: str = "") -> str:
         """A word."""
         value = self.raw(*_names(names))
-        if value is None or isinstance(value, (list, dict)):
-            if value is not None:
-                self._wrong(_names(names), "one word")
+        if value is None:
             return default
+        if isinstance(value, (list, dict)):
+            return self._wrong(names, "one word", default)
         return str(value).lower() if isinstance(value, bool) else str(value)
 
     def words(self, names: str | Sequence[str]) -> list[str]:
@@ -102,7 +85,7 @@ class Settings:
     def one_of(self, names: str | Sequence[str], words: Mapping[str, Any], default: str) -> Any:
         """The value in `words` for the system's word; case does not matter."""
         word = self.text(names, default)
-        if self._is_unknown(word, _names(names)):
+        if self._is_unknown(word, names):
             word = default
         known = {key.lower(): value for key, value in words.items()}
         if word.lower() in known:
@@ -110,10 +93,6 @@ class Settings:
         choices = ", ".join(words)
         self.faults.append(f"{self.shown(_names(names)[0])} {shortened(word)} can't be said here; use one of {choices}")
         return known[default.lower()]
-
-    def ignore(self, *names: str) -> None:
-        """Mark settings as read."""
-        self.asked.update(names)
 
     def note(self, text: str) -> None:
         """Add an assumption, unless --set already gives the field that the text suggests to set."""
@@ -141,9 +120,9 @@ class Settings:
         """A setting with its value, as the system's users write it."""
         return self.shown(name) + self._value_text(name)
 
-    def unread(self) -> list[str]:
-        """Names that no table has read and whose values are not empty."""
-        return [name for name, value in self.given.items() if name not in self.asked and _is_present(value)]
+    def fault_text(self, name: str, value: Any, expected: str) -> str:
+        """The fault of a setting, with its value."""
+        return f"{self.said(name)}: it should be {expected}"
 
     def _value_text(self, name: str) -> str:
         value = self.given.get(name)
@@ -152,46 +131,35 @@ class Settings:
         text = plain_text(value)
         return (" " if self.prefix else " = ") + shortened(text)
 
-    def _number(self, names: tuple[str, ...]) -> float | None:
-        value = self.raw(*names)
-        if value is None:
+    def _number(self, names: str | Sequence[str]) -> float | None:
+        """The number of a setting; None if it is absent, unknown or, with a fault, no finite number."""
+        value = self.raw(*_names(names))
+        if value is None or self._is_unknown(value, names):
             return None
-        if self._is_unknown(value, names):
-            return None
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            read_value: float = value
-        else:
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
             try:
-                text = str(value)
-                exact = signed(text)
-                read_value = float(text) if exact is None else exact
+                exact = signed(str(value))
+                value = float(str(value)) if exact is None else exact
             except ValueError:
-                self._wrong(names, "a number")
-                return None
-        if not abs(read_value) <= sys.float_info.max:
-            self._wrong(names, "a finite number")
-            return None
-        return read_value
+                return self._wrong(names, "a number", None)
+        return value if is_finite(value) else self._wrong(names, "a finite number", None)
 
-    def _is_unknown(self, value: Any, names: tuple[str, ...]) -> bool:
+    def _present(self, names: str | Sequence[str]) -> str:
+        return next(name for name in _names(names) if self.given.get(name) is not None)
+
+    def _is_unknown(self, value: Any, names: str | Sequence[str]) -> bool:
         """True if a value depends on a shell variable that is not set. The setting's name is then added to `needed`."""
         if not isinstance(value, (str, list)) or not UNKNOWN.search(plain_text(value)):
             return False
-        self.needed.append(next(name for name in names if self.given.get(name) is not None))
+        self.needed.append(self._present(names))
         return True
 
-    def _wrong(self, names: tuple[str, ...], wanted: str) -> None:
-        name = next(name for name in names if self.given.get(name) is not None)
-        if self._is_unknown(self.given[name], names):
-            return
-        fault = f"{self.said(name)}: it should be {wanted}"
-        if fault not in self.faults:
-            self.faults.append(fault)
-
-
-def _is_present(value: Any) -> bool:
-    """True if a value may have an effect: null, false and an empty value count as absent."""
-    return not (value is None or value is False or (isinstance(value, (list, dict, str)) and not value))
+    def _wrong(self, names: str | Sequence[str], expected: str, default: Any) -> Any:
+        """The default, with a fault unless the value is unknown or has this fault already."""
+        name = self._present(names)
+        value = self.given[name]
+        is_told = self._is_unknown(value, names) or self.fault_text(name, value, expected) in self.faults
+        return default if is_told else self.refused(name, value, expected, default)
 
 
 def plain_text(value: Any) -> str:

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import pairwise
 
+from shardwright.config.fault_gathering_reader import whole
 from shardwright.interchange.reading.shell_commands import Command, CommandEffects
 from shardwright.interchange.reading.shell_skipped import SkippedPart, assigned, names_of
 from shardwright.interchange.reading.shell_values import Variables, unknown_names
 from shardwright.interchange.reading.shell_words import ShellFault, ShellReader, Token, WordPiece
-from shardwright.interchange.reading.whole_text import whole
 
 _MOST_STEPS, _MOST_LEVELS = 20_000, 10
 _COPIED_IN_A_STEP = 32  # variables that are copied in the time of a command

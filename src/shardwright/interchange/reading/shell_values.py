@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
+from shardwright.config.fault_gathering_reader import signed, whole
 from shardwright.interchange.reading.shell_words import ShellFault, ShellReader, Token, WordPiece
-from shardwright.interchange.reading.whole_text import signed, whole
 
 Value = str | list[str]
 

@@ -7,7 +7,7 @@ output of a command), each quoted or not. shell_values.py gives the expansions t
 import re
 from dataclasses import dataclass
 
-from shardwright.interchange.reading.whole_text import whole
+from shardwright.config.fault_gathering_reader import whole
 
 # Longer operators come before their beginnings.
 OPERATORS = ("&&", "||", ";;", "<<<", "<<-", "<<", ">>", ">&", "<&", "&>", "|&", "((", "))", ";", "&", "|", "<", ">",

@@ -7,6 +7,7 @@ from typing import Any
 from shardwright.config import largest
 from shardwright.config.base import shortened
 from shardwright.config.dotted_keys import nested_keys
+from shardwright.config.fault_gathering_reader import whole
 from shardwright.config.job import JobSpec
 from shardwright.config.yaml_text import yaml_text
 from shardwright.interchange.imported import Asked, ReadResult
@@ -14,8 +15,7 @@ from shardwright.interchange.known_settings import subjects
 from shardwright.interchange.reading.loose_words import loose_faults
 from shardwright.interchange.reading.script_text import nodes_of
 from shardwright.interchange.reading.settings import Flat, Settings
-from shardwright.interchange.reading.whole_text import whole
-from shardwright.interchange.rows import Rule, Table, read_row, write_table
+from shardwright.interchange.rows import Rule, Table, number, read_row, write_table
 from shardwright.interchange.systems import deepspeed
 from shardwright.interchange.systems.training_arguments import (
     OPTIONS,
@@ -215,14 +215,11 @@ def _write_numbers(job: JobSpec, settings: dict[str, Any]) -> None:
     settings |= {f"--{job.precision.compute}": True} if job.precision.compute != "float32" else {}
 
 
-def _read_clip(settings: Settings, fields: Flat) -> None:
-    names = ("--max_grad_norm", _M + "gradient_clipping", _D + "gradient_clipping", "gradient_clipping")
-    fields["optimizer.clip_grad_norm"] = settings.number(names, 1.0)
+_CLIP = _M + "gradient_clipping"
 
 
 def _write_clip(job: JobSpec, settings: dict[str, Any]) -> None:
-    settings["--max_grad_norm"] = job.optimizer.clip_grad_norm
-    settings |= {_M + "gradient_clipping": job.optimizer.clip_grad_norm} if _is_megatron(job) else {}
+    settings |= {_CLIP: job.optimizer.clip_grad_norm} if _is_megatron(job) else {}
 
 
 def _read_recompute(settings: Settings, fields: Flat) -> None:
@@ -248,7 +245,10 @@ TABLE: Table = (
     Rule(("--per_device_train_batch_size",), _read_batch, _write_batch),
     Rule(("distributed_type",), _read_zero, _write_zero),
     Rule(("mixed_precision",), _read_numbers, _write_numbers),
-    Rule(("--max_grad_norm",), _read_clip, _write_clip),
+    number(
+        f"--max_grad_norm {_CLIP} {_D}gradient_clipping gradient_clipping", "optimizer.clip_grad_norm", 1.0, always=True
+    ),
+    Rule((_CLIP,), None, _write_clip),
     Rule((_M + "recompute_activations",), _read_recompute, _write_recompute),
     *OPTIONS,
 )

@@ -13,7 +13,7 @@ from shardwright.interchange.known_settings import program, subjects
 from shardwright.interchange.reading.loose_words import loose_faults
 from shardwright.interchange.reading.script_text import RENDEZVOUS, nodes_of, torchrun_line
 from shardwright.interchange.reading.settings import Flat, Settings
-from shardwright.interchange.rows import Rule, Table, read_row, write_table
+from shardwright.interchange.rows import Rule, Table, degree, read_row, write_table
 from shardwright.interchange.systems.training_arguments import (
     OPTIONS,
     WORLD,
@@ -163,16 +163,14 @@ def _write_numbers(job: JobSpec, settings: dict[str, Any]) -> None:
 
 
 def _read_degrees(settings: Settings, fields: Flat) -> None:
-    """Read the parallel degrees. Ulysses' sequence parallelism is a method of context parallelism in a job."""
-    fields["plan.cp"] = settings.count(("sequence_parallel_size", "--sequence_parallel_size"), 1, largest.RANKS, 1)
-    fields["plan.cp_method"] = "ulysses"
+    """Read the degrees of tensor and pipeline parallelism."""
+    fields["plan.cp_method"] = "ulysses"  # sequence parallelism there is context parallelism in a job
     fields["plan.tp"] = settings.count("tensor_parallel.autotp_size", 1, largest.RANKS) or 1  # 0 means none
     fields["plan.pp"] = settings.count("pipeline.stages", 1, largest.PIPELINE_RANKS) or 1
     fields["plan.schedule"] = "1f1b"
 
 
 def _write_degrees(job: JobSpec, settings: dict[str, Any]) -> None:
-    settings |= {"sequence_parallel_size": job.plan.cp} if job.plan.cp > 1 else {}
     settings |= {"pipeline.stages": job.plan.pp} if job.plan.pp > 1 else {}
     settings |= {"tensor_parallel.autotp_size": job.plan.tp} if job.plan.tp > 1 else {}
 
@@ -198,7 +196,8 @@ def _write_options(job: JobSpec, settings: dict[str, Any]) -> None:
 
 
 TABLE: Table = (
-    Rule(("sequence_parallel_size", "pipeline.stages"), _read_degrees, _write_degrees),
+    degree("sequence_parallel_size --sequence_parallel_size", "plan.cp", largest.RANKS),
+    Rule(("pipeline.stages",), _read_degrees, _write_degrees),
     Rule(("train_batch_size",), read_batch, _write_batch),
     Rule((_ZERO + "stage",), read_zero, _write_zero),
     Rule(("bf16.enabled", "fp16.enabled"), read_numbers, _write_numbers),

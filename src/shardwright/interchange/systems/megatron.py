@@ -15,11 +15,10 @@ from shardwright.interchange.known_settings import program, subjects
 from shardwright.interchange.launcher import find_training_command, missing_ranks
 from shardwright.interchange.reading.loose_words import loose_faults
 from shardwright.interchange.reading.plain_data import read_data
-from shardwright.interchange.reading.script_text import script_text
+from shardwright.interchange.reading.script_text import flag_words, script_text
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.rows import read_row, write_table
 from shardwright.interchange.systems.megatron_experts import EXPERTS, MTP
-from shardwright.interchange.systems.megatron_flags import flag_words
 from shardwright.interchange.systems.megatron_model import MODEL, REQUIRED, SHAPE
 from shardwright.interchange.systems.megatron_plan import PLAN, WORLD
 from shardwright.interchange.systems.megatron_training import TRAINING

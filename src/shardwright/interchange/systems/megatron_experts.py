@@ -3,10 +3,10 @@
 import re
 from typing import Any
 
+from shardwright.config.fault_gathering_reader import whole
 from shardwright.config.job import JobSpec
 from shardwright.config.moe import is_routed
 from shardwright.interchange.reading.settings import Flat, Settings
-from shardwright.interchange.reading.whole_text import whole
 from shardwright.interchange.rows import Rule, Table, count, number, word
 
 # Words of --moe-router-load-balancing-type -> (aux_loss, aux_scope).

@@ -4,10 +4,10 @@ import math
 from typing import Any
 
 from shardwright.config import largest
+from shardwright.config.fault_gathering_reader import whole
 from shardwright.config.job import JobSpec
 from shardwright.interchange.reading.settings import Flat, Settings
-from shardwright.interchange.reading.whole_text import whole
-from shardwright.interchange.rows import Rule, Table, count, flag, number, word
+from shardwright.interchange.rows import Rule, Table, count, flag, never, number, word
 
 # Number of tokens, and owner, of vocabularies that a launch script names only by their tokenizer.
 _VOCABULARIES = {
@@ -60,26 +60,16 @@ def _read_widths(settings: Settings, fields: Flat) -> None:
     hidden, heads = fields["model.hidden"], fields["model.heads"]
     groups = settings.count(("num-query-groups", "num-key-value-heads"), 0)
     is_grouped = settings.flag("group-query-attention") or ("num-key-value-heads" in settings.given)
-    fields["model.kv_heads"] = groups if is_grouped and groups not in (0, heads) else 0
+    is_latent = settings.flag("multi-latent-attention")
+    fields["model.kv_heads"] = groups if is_grouped and not is_latent and groups != heads else 0
     is_gated = settings.flag("swiglu") or settings.has("quick-geglu")
     fields["model.ffn"] = settings.count(
         "ffn-hidden-size", int(4 * hidden * 2 / 3 / 64) * 64 if is_gated else 4 * hidden
     )
     channels = settings.count("kv-channels", 0)
-    is_latent = settings.flag("multi-latent-attention")
     fields["model.head_dim"] = 0 if is_latent or (heads and channels * heads == hidden) else channels
     longest = settings.count("max-position-embeddings", 0)
     fields["model.longest_sequence"] = longest if longest > fields["model.sequence"] else 0
-    if is_latent:
-        fields["model.kv_heads"] = 0
-        names = (
-            ("kv_rank", "kv-lora-rank", 32),
-            ("q_rank", "q-lora-rank", 0),
-            ("nope_dim", "qk-head-dim", 128),
-            ("rope_dim", "qk-pos-emb-head-dim", 64),
-            ("value_dim", "v-head-dim", 128),
-        )
-        fields |= {f"model.latent.{field}": settings.count(name, default) for field, name, default in names}
 
 
 def _write_widths(job: JobSpec, settings: dict[str, Any]) -> None:
@@ -87,20 +77,25 @@ def _write_widths(job: JobSpec, settings: dict[str, Any]) -> None:
     settings["ffn-hidden-size"] = model.ffn_size
     settings["max-position-embeddings"] = max(model.longest, model.sequence)
     if model.is_latent:
-        latent = model.latent
-        settings |= {"multi-latent-attention": True, "qk-layernorm": True, "kv-lora-rank": latent.kv_rank}
-        settings |= {
-            "qk-head-dim": latent.nope_dim,
-            "qk-pos-emb-head-dim": latent.rope_dim,
-            "v-head-dim": latent.value_dim,
-        }
-        settings |= {"q-lora-rank": latent.q_rank} if latent.q_rank else {}
+        settings |= {"multi-latent-attention": True, "qk-layernorm": True}
         return
     if model.num_kv_heads != model.heads:
         settings |= {"group-query-attention": True, "num-query-groups": model.num_kv_heads}
     if model.head_size * model.heads != model.hidden:
         settings["kv-channels"] = model.head_size
 
+
+# Multi-latent attention.
+LATENT: Table = tuple(
+    row.under(lambda settings, _: settings.flag("multi-latent-attention"), lambda job: job.model.is_latent)
+    for row in (
+        count("kv-lora-rank", "model.latent.kv_rank", 32, always=True),
+        count("qk-head-dim", "model.latent.nope_dim", 128, always=True),
+        count("qk-pos-emb-head-dim", "model.latent.rope_dim", 64, always=True),
+        count("v-head-dim", "model.latent.value_dim", 128, always=True),
+        count("q-lora-rank", "model.latent.q_rank", 0),
+    )
+)
 
 # Flags -> (activation, gated_mlp).
 _ACTIVATIONS = {
@@ -187,11 +182,11 @@ def _read_positions(settings: Settings, fields: Flat) -> None:
             "factor": factor,
             "mscale": settings.number("mscale", 1.0),
             "mscale_all_dim": settings.number("mscale-all-dim", 0.0),
+            "trained_sequence": settings.count("yarn-original-max-position-embeddings", 4096),
+            "fast": settings.number("yarn-beta-fast", 32.0),
+            "slow": settings.number("yarn-beta-slow", 1.0),
+            "truncate": not settings.flag("no-yarn-correction-range-round-to-int"),
         }
-        scaling["trained_sequence"] = settings.count("yarn-original-max-position-embeddings", 4096)
-        scaling["fast"] = settings.number("yarn-beta-fast", 32.0)
-        scaling["slow"] = settings.number("yarn-beta-slow", 1.0)
-        scaling["truncate"] = not settings.flag("no-yarn-correction-range-round-to-int")
     settings.ignore("mscale", "mscale-all-dim")
     fields |= {f"model.rotary_scaling.{name}": value for name, value in scaling.items()}
 
@@ -258,8 +253,7 @@ def _write_qk_norm(job: JobSpec, settings: dict[str, Any]) -> None:
     settings |= {name: True} if name else {}
 
 
-def _read_dropout(settings: Settings, fields: Flat) -> None:
-    fields["model.dropout"] = settings.number("hidden-dropout", 0.1)
+def _read_attention_dropout(settings: Settings, fields: Flat) -> None:
     attention_dropout = settings.number("attention-dropout", 0.1)
     if attention_dropout:
         settings.lost.append(
@@ -267,12 +261,8 @@ def _read_dropout(settings: Settings, fields: Flat) -> None:
         )
 
 
-def _write_dropout(job: JobSpec, settings: dict[str, Any]) -> None:
-    settings |= {"attention-dropout": 0.0, "hidden-dropout": job.model.dropout}
-
-
-def _read_embedding_norm(settings: Settings, fields: Flat) -> None:
-    fields["model.embedding_norm"] = settings.flag("embed-layernorm")  # a flag of Megatron-DeepSpeed
+def _write_attention_dropout(job: JobSpec, settings: dict[str, Any]) -> None:
+    settings["attention-dropout"] = 0.0
 
 
 REQUIRED = ("num-layers", "hidden-size", "num-attention-heads")
@@ -286,6 +276,7 @@ SHAPE: Table = (
 
 MODEL: Table = (
     Rule(("num-query-groups", "ffn-hidden-size", "kv-channels"), _read_widths, _write_widths),
+    *LATENT,
     Rule(("swiglu",), _read_activation, _write_activation),
     Rule(("position-embedding-type",), _read_positions, _write_positions),
     word("normalization", "model.norm", {"LayerNorm": "layernorm", "RMSNorm": "rmsnorm"}, "LayerNorm"),
@@ -293,10 +284,11 @@ MODEL: Table = (
     Rule(("disable-bias-linear", "add-qkv-bias"), _read_biases, _write_biases),
     Rule(("qk-layernorm",), _read_qk_norm, _write_qk_norm),
     flag("untie-embeddings-and-output-weights", "model.tied_embeddings", present=False, absent=True),
-    Rule(("hidden-dropout", "attention-dropout"), _read_dropout, _write_dropout),
+    Rule(("attention-dropout",), _read_attention_dropout, _write_attention_dropout),
+    number("hidden-dropout", "model.dropout", 0.1, always=True),
     number("init-method-std", "model.init_std", 0.02),
     word("softmax-type", "model.sinks", {"vanilla": False, "learnable": True}, "vanilla"),
     Rule(("window-size",), _read_window, _write_window),
-    Rule((), _read_embedding_norm),
+    flag("embed-layernorm", "model.embedding_norm").under(None, never),  # a flag of Megatron-DeepSpeed
     Rule(("vocab-size", "make-vocab-size-divisible-by"), _read_vocab, _write_vocab),
 )

@@ -4,9 +4,9 @@ from itertools import pairwise
 from typing import Any
 
 from shardwright.config.batch import BatchSpec
+from shardwright.config.fault_gathering_reader import whole
 from shardwright.config.job import JobSpec
 from shardwright.interchange.reading.settings import Flat, Settings
-from shardwright.interchange.reading.whole_text import whole
 from shardwright.interchange.rows import Rule, Table, number, word_for
 from shardwright.interchange.systems.megatron_plan import shards_state
 

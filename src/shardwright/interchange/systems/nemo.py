@@ -207,13 +207,24 @@ def _flags_of(flat: dict[str, Any], nodes: int) -> dict[str, Any]:
         flags |= {"tokenizer-model": model.get("tokenizer.type") or "", "tokenizer-type": "huggingface"}
     if model.get("override_vocab_size"):
         flags["vocab-size"] = model["override_vocab_size"]
+    return flags | _number_flags(flat, model) | _training_flags(flat, model, nodes)
+
+
+def _number_flags(flat: dict[str, Any], model: dict[str, Any]) -> dict[str, Any]:
+    """Flags of number types."""
     precision = str(flat.get("trainer.precision", "32-true"))
-    flags |= {"bf16": True} if "bf16" in precision else {"fp16": True} if "16" in precision else {}
+    flags: dict[str, Any] = {"bf16": True} if "bf16" in precision else {"fp16": True} if "16" in precision else {}
     if "fp16" in flags:
         flags["accumulate-allreduce-grads-in-fp32"] = True
     if model.get("fp8") is True:
         flags |= {"fp8-format": "e4m3" if model.get("fp8_e4m3") else "hybrid"}
         flags |= {"no-fp8-wgrad": True} if model.get("fp8_wgrad") is False else {}
+    return flags
+
+
+def _training_flags(flat: dict[str, Any], model: dict[str, Any], nodes: int) -> dict[str, Any]:
+    """Flags of the optimizer, of sharding and of the learning rate."""
+    flags: dict[str, Any] = {}
     optimizer = str(model.get("optim.name", ""))
     if optimizer in ("distributed_fused_adam", "mcore_distributed_optim"):
         flags["use-distributed-optimizer"] = True

@@ -1,7 +1,10 @@
-"""torchtitan 0.3: a job from a launch script and the Python file with its configuration function, and back."""
+"""torchtitan 0.3: a job from a launch script and the Python file with its configuration function, and back.
+
+The command line names the configuration function, and has flags that override its result.
+"""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Any
 
@@ -15,10 +18,9 @@ from shardwright.interchange.reading.settings import Settings
 from shardwright.interchange.reading.shell_values import UNKNOWN, mark, unknown_names
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.systems.torchtitan_config import MAKERS, UNEXPANDED_FUNCTIONS, config_of, tell_unread
-from shardwright.interchange.systems.torchtitan_flags import CommandLine, command_line
-from shardwright.interchange.systems.torchtitan_models import FLAVORS
 from shardwright.interchange.systems.torchtitan_python import FUNCTION, python_text
-from shardwright.interchange.systems.torchtitan_releases import IN_PYTHON, read_settings
+from shardwright.interchange.systems.torchtitan_releases import FLAVORS, IN_PYTHON, read_settings
+from shardwright.interchange.systems.torchtitan_table import PARTS
 
 _SCRIPT_ARGUMENTS = (mark("@"), mark("*"))  # "$@" and "$*": arguments of the script itself
 CONFIG = "CONFIG"  # the variable that names the configuration function
@@ -71,7 +73,7 @@ def _report_lost(settings: Settings) -> None:
     settings.lose("parallelism.pipeline_parallel_schedule_csv", "a schedule of one's own is not read")
 
 
-def _function(words: CommandLine, reader: Reader, asked: Asked) -> tuple[Source, str]:
+def _function(words: "CommandLine", reader: Reader, asked: Asked) -> tuple[Source, str]:
     """The file and the name of the configuration function. The command names it, or else --set CONFIG=NAME."""
     for flag, text in (("module", words.module), ("config", words.config)):
         if UNKNOWN.search(text):
@@ -115,3 +117,51 @@ def write(job: JobSpec) -> dict[str, str]:
     exports = {"PYTHONPATH": '"${0%/*}:${PYTHONPATH:-}"'}
     script = script_text(job, "torchtitan", f"-m {program('torchtitan')}", {"CONFIG": words}, exports)
     return {"run.sh": script, f"{_WRITTEN_MODULE}.py": python_text(job, IN_PYTHON.written(job))}
+
+
+_WORDS = {"True": True, "False": False, "None": None}
+
+
+_POLICY = "activation_checkpoint"
+
+
+@dataclass
+class CommandLine:
+    """The module and the name of the configuration function, and settings under the release's names."""
+
+    module: str = ""
+    config: str = ""
+    given: dict[str, Any] = field(default_factory=dict)
+
+
+def command_line(words: list[str]) -> CommandLine:
+    """Parse the words behind torchtitan.train."""
+    flags: dict[str, list[str]] = {}
+    name = ""
+    for word in words:
+        if word.startswith("--") and len(word) > 2:
+            name, equals, value = word[2:].partition("=")
+            name = name.replace("-", "_")
+            flags[name] = [value] if equals else []
+        elif word.replace("-", "_").startswith(f"{_POLICY}:"):  # the class of a field that has several possible classes
+            flags[_POLICY], name = [word.partition(":")[2]], ""
+        elif name:
+            flags[name].append(word)
+    line = CommandLine(" ".join(flags.pop("module", [])), " ".join(flags.pop("config", [])))
+    for name, values in flags.items():
+        _put(name, values, line.given)
+    return line
+
+
+def _put(name: str, values: list[str], given: dict[str, Any]) -> None:
+    section, _, key = name.rpartition(".")
+    if not values and key.startswith("no_"):
+        given[f"{section}.{key[3:]}"] = False
+    elif name == PARTS:
+        given[name] = [value.split(",") for value in values]
+    elif name.endswith(".betas") and len(values) == 2:
+        given |= {f"{name}.{place}": value for place, value in enumerate(values)}
+    elif len(values) == 1:
+        given[name] = _WORDS.get(values[0], values[0])
+    else:
+        given[name] = values or True

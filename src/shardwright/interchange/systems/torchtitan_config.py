@@ -202,7 +202,7 @@ def tell_unread(settings: Settings, unknown: dict[str, Unread]) -> None:
     """
     for name, unread in unknown.items():
         read_names = [
-            read_name for read_name in settings.asked if read_name == name or read_name.startswith(name + ".")
+            read_name for read_name in settings.names_read if read_name == name or read_name.startswith(name + ".")
         ]
         shown = settings.shown(name)
         if any(settings.given.get(read_name) is None for read_name in read_names):

@@ -5,11 +5,11 @@ from typing import Any
 
 from shardwright.config import largest
 from shardwright.config.base import shortened
+from shardwright.config.fault_gathering_reader import whole
 from shardwright.config.job import JobSpec
 from shardwright.config.plan import even_stages
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.interchange.reading.settings import Flat, Settings
-from shardwright.interchange.reading.whole_text import whole
 from shardwright.interchange.rows import Rule, Table, count, degree, number, word
 
 WORLD = "world"
@@ -340,21 +340,15 @@ def _write_graphs(job: JobSpec, settings: dict[str, Any]) -> None:
         settings["training.disable_cuda_graphs"] = True
 
 
-def _read_context(settings: Settings, fields: Flat) -> None:
-    names = _all_names("context_parallel_rotate_method").split()
-    fields["plan.cp_method"] = settings.one_of(names, {"allgather": "all-gather", "alltoall": "ring"}, "allgather")
-
-
-def _write_context(job: JobSpec, settings: dict[str, Any]) -> None:
-    if job.plan.cp > 1:
-        settings[_P + "context_parallel_rotate_method"] = "alltoall" if job.plan.cp_method == "ring" else "allgather"
-
+_CP = {"allgather": "all-gather", "alltoall": "ring"}
 
 TABLE: Table = (
     degree(_all_names("tensor_parallel_degree"), "plan.tp", largest.RANKS, always=True),
     degree(_all_names("pipeline_parallel_degree"), "plan.pp", largest.PIPELINE_RANKS, always=True),
     degree(_all_names("context_parallel_degree"), "plan.cp", largest.RANKS),
-    Rule((_P + "context_parallel_rotate_method",), _read_context, _write_context),
+    word(_all_names("context_parallel_rotate_method"), "plan.cp_method", _CP, "allgather", always=True).under(
+        None, lambda job: job.plan.cp > 1
+    ),
     Rule((_P + "data_parallel_shard_degree",), _read_degrees, _write_degrees),
     Rule((_P + "enable_sequence_parallel",), _read_sequence, _write_sequence),
     Rule((_P + "pipeline_parallel_schedule",), _read_pipeline, _write_pipeline),

@@ -15,11 +15,11 @@ from shardwright.config.job import JobSpec
 from shardwright.interchange.imported import Asked
 from shardwright.interchange.launcher import Launched, find_training_command, missing_ranks
 from shardwright.interchange.reading.plain_data import read_data
+from shardwright.interchange.reading.script_text import flag_words
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.reading.shell_values import unknown_names
 from shardwright.interchange.reading.shell_words import ShellFault
-from shardwright.interchange.rows import Rule, Table, number
-from shardwright.interchange.systems.megatron_flags import flag_words
+from shardwright.interchange.rows import Rule, Table, never, number
 
 WORLD = "world_size"
 _SCHEDULES = {
@@ -288,19 +288,17 @@ def _read_optimizer(settings: Settings, fields: Flat) -> None:
         "optimizer.beta1": settings.number("--adam_beta1", float(pair[0])),
         "optimizer.beta2": settings.number("--adam_beta2", float(pair[1])),
     }
-    fields["optimizer.epsilon"] = settings.number(("--adam_epsilon", "optimizer.params.eps"), 1e-8)
-    fields["optimizer.momentum"] = settings.number("optimizer.params.momentum", 0.0)
 
 
 def _write_optimizer(job: JobSpec, settings: dict[str, Any]) -> None:
     optimizer = job.optimizer
     settings["--optim"] = next((word for word, name in _OPTIMIZERS.items() if name == optimizer.name), "adamw_torch")
-    if optimizer.name not in ("sgd", "adafactor"):
-        settings |= {
-            "--adam_beta1": optimizer.beta1,
-            "--adam_beta2": optimizer.beta2,
-            "--adam_epsilon": optimizer.epsilon,
-        }
+    if _has_betas(job):
+        settings |= {"--adam_beta1": optimizer.beta1, "--adam_beta2": optimizer.beta2}
+
+
+def _has_betas(job: JobSpec) -> bool:
+    return job.optimizer.name not in ("sgd", "adafactor")
 
 
 def _read_recompute(settings: Settings, fields: Flat) -> None:
@@ -317,6 +315,8 @@ OPTIONS: Table = (
     Rule(("--block_size",), _read_sequence, _write_sequence),
     Rule(("--gradient_checkpointing",), _read_recompute, _write_recompute),
     Rule(("--optim",), _read_optimizer, _write_optimizer),
+    number("--adam_epsilon optimizer.params.eps", "optimizer.epsilon", 1e-8, always=True).under(None, _has_betas),
+    number("optimizer.params.momentum", "optimizer.momentum", 0.0).under(None, never),
     Rule(("--learning_rate",), _read_peak, _write_peak),
     number("--weight_decay optimizer.params.weight_decay", "optimizer.weight_decay", 0.0, always=True),
     Rule(("--max_steps", "--lr_scheduler_type"), _read_rate, _write_rate),

@@ -61,7 +61,7 @@ def neighbours(job: JobSpec, schedules: tuple[str, ...]) -> list[Neighbour]:
 
 def _moves(job: JobSpec, schedules: tuple[str, ...]) -> Iterator[tuple[str, object, dict[str, Any]]]:
     """Yield (field, value, all changes). Some may be illegal."""
-    plan, layers = job.plan, job.model.layers
+    plan = job.plan
     for axis in ("tp", "pp", "cp"):
         for double in (False, True):
             yield from _rescale_axes(job, axis, double)
@@ -80,14 +80,7 @@ def _moves(job: JobSpec, schedules: tuple[str, ...]) -> Iterator[tuple[str, obje
         reordered = plan.model_copy(update={"order": order})
         if placement_differs(job, plan, reordered):
             yield "order", order_words(reordered), {"order": order}
-    for schedule in schedules if plan.pp > 1 else ():
-        has_free_stages = SCHEDULES[schedule].stages_per_rank == 0
-        for virtual in sorted({2, max(2, layers // plan.pp)}) if has_free_stages else (1,):
-            name = f"{schedule} with virtual_stages {virtual}" if has_free_stages else schedule
-            yield "schedule", name, {"schedule": schedule, "virtual_stages": virtual}
-    if plan.pp > 1 and SCHEDULES[plan.schedule].stages_per_rank == 0:
-        for virtual in {plan.virtual_stages * 2, plan.virtual_stages // 2, plan.virtual_stages + 1}:
-            yield "virtual_stages", virtual, {"virtual_stages": virtual}
+    yield from _other_schedules(job, schedules) if plan.pp > 1 else ()
     plain = {name: getattr(PlanSpec(), name) for name in optional_recompute_fields()}
     for facts in (facts for facts in searched_recomputes() if facts.is_simple):
         yield "recompute", facts.name, plain | {"recompute": facts.name}
@@ -100,6 +93,19 @@ def _moves(job: JobSpec, schedules: tuple[str, ...]) -> Iterator[tuple[str, obje
         yield "sequence_parallel", not plan.sequence_parallel, sequence_changes
     if plan.offload_optimizer or device_of(job.cluster.device).knows_host:
         yield "offload_optimizer", 1.0 - plan.offload_optimizer, {"offload_optimizer": 1.0 - plan.offload_optimizer}
+
+
+def _other_schedules(job: JobSpec, schedules: tuple[str, ...]) -> Iterator[tuple[str, object, dict[str, Any]]]:
+    """Yield the schedules of a pipeline, and other numbers of stages on a rank."""
+    plan = job.plan
+    for schedule in schedules:
+        has_free_stages = SCHEDULES[schedule].stages_per_rank == 0
+        for virtual in sorted({2, max(2, job.model.layers // plan.pp)}) if has_free_stages else (1,):
+            name = f"{schedule} with virtual_stages {virtual}" if has_free_stages else schedule
+            yield "schedule", name, {"schedule": schedule, "virtual_stages": virtual}
+    if SCHEDULES[plan.schedule].stages_per_rank == 0:
+        for virtual in {plan.virtual_stages * 2, plan.virtual_stages // 2, plan.virtual_stages + 1}:
+            yield "virtual_stages", virtual, {"virtual_stages": virtual}
 
 
 def recompute_words(plan: PlanSpec) -> str:
@@ -116,7 +122,7 @@ def _rescale_axes(job: JobSpec, axis: str, double: bool) -> Iterator[tuple[str, 
     value = getattr(plan, axis) * 2 if double else getattr(plan, axis) // 2
     if value == 0 or (not double and getattr(plan, axis) % 2):
         return
-    for other_axis in ("dp", *({"pp", "tp"} - {axis})):
+    for other_axis in ("dp", *(other for other in ("pp", "tp") if other != axis)):
         degree = getattr(plan, other_axis)
         if double and degree % 2:
             continue

@@ -2,7 +2,8 @@
 
 A prediction that one plan is 3 % faster than another is right some three times in four. A plan with fewer axes, a plain
 schedule and nothing in host memory is easier to set up, to watch and to mend. So plans count as equal unless the
-fastest one is faster with a confidence of at least TOLD_APART, and the simplest of equal plans is recommended.
+fastest one is faster with a confidence of at least TOLD_APART, and the simplest of equal plans is recommended. Then the
+advice is explained: why its first plan is best, changes that would alter that, and the user's own plan.
 """
 
 import math
@@ -13,16 +14,20 @@ from operator import attrgetter
 from shardwright.config.job import JobSpec
 from shardwright.cost.calibration import Constants
 from shardwright.cost.from_job import run_of
-from shardwright.planner.advice.advice import Advice, Recommendation
+from shardwright.planner.advice.advice import Advice, OwnPlan, Recommendation, RefusedPlan
 from shardwright.planner.advice.confidence import DIFFERENCES, RatioSpread, differing, fitted_spread
 from shardwright.planner.advice.priced_plan import PricedPlan, priced, searched_schedules
-from shardwright.planner.advice.reasons import faster_adjacent, reasons
+from shardwright.planner.advice.reasons import binding, faster_adjacent, reasons
+from shardwright.planner.advice.repair import misfit
+from shardwright.planner.advice.rules import rules_for
+from shardwright.planner.advice.sensitivity import flips
 from shardwright.planner.advice.simplicity import Simplicity, simplicity
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.known_strategies import within_known
 from shardwright.planner.search.objectives import Objective, best, check_in_time
 from shardwright.planner.search.plan_price import fits, room_bytes
 from shardwright.planner.search.results import Candidate, TriedSize
+from shardwright.planner.search.sample import standing
 from shardwright.planner.search.simpler_plans import simpler_plans
 
 # The confidence from which two plans are told apart. The order is right for 19 of 20 such pairs of published runs
@@ -175,3 +180,36 @@ def _confidence(first: PricedPlan, second: PricedPlan, spread: RatioSpread) -> f
 def kinds_between(first: JobSpec, second: JobSpec) -> frozenset[str]:
     """The kinds of difference between two plans."""
     return differing(run_of(first).grid, run_of(second).grid)
+
+
+def explained(
+    advice: Advice,
+    own_job: JobSpec | None,
+    constraints: Constraints,
+    constants: Constants,
+    own_faults: Sequence[str] = (),
+) -> Advice:
+    """The advice with its reasons. `own_job` is the job if the user gave a plan: it is compared with the others or, if
+    it has faults, shown as refused."""
+    if own_job is not None and own_faults:
+        advice = replace(advice, refused=RefusedPlan(own_job, tuple(own_faults)))
+    elif own_job is not None:
+        advice = replace(advice, own=_own_plan(own_job, constraints, constants))
+    if not advice.plans:
+        return advice
+    best, *others = advice.plans
+    why = advice.reasons or reasons(best.job, searched_schedules(constraints), constants)
+    return replace(
+        advice,
+        flips=flips(best.job, others[0].job, constants) if others else [],
+        reasons=why,
+        binding=binding(best.time, best.memory, best.job, why),
+        rules=rules_for(best.job),
+    )
+
+
+def _own_plan(job: JobSpec, constraints: Constraints, constants: Constants) -> OwnPlan:
+    """The user's plan. Its standing among drawn plans is by closed forms, like their times."""
+    (plan,) = priced([job], constants)
+    place = standing(job, plan.closed_token_s, constraints, constants)
+    return OwnPlan(plan, place, misfit(job, searched_schedules(constraints), constants))

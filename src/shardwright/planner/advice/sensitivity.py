@@ -5,7 +5,7 @@ and memory bandwidth, and the batch.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from shardwright.config.cluster_facts import network_gb_per_s, node_gb_per_s
@@ -16,6 +16,8 @@ from shardwright.cost.calibration import Constants, device_of, peak_flops, produ
 from shardwright.cost.from_job import run_of
 from shardwright.layers.query import Run
 from shardwright.simulate.closed_form import step_time
+
+Change = Callable[[Run, float], tuple[Run, Constants]]  # a run and the constants, with a number times a factor
 
 _MOST = 8.0  # largest factor that is tried, up or down
 _STEPS = 7  # of bisection: 2 ln 8 / 2^7, a 30th of the factor
@@ -33,45 +35,11 @@ class Flip:
 def flips(best: JobSpec, other_job: JobSpec, constants: Constants) -> list[Flip]:
     """The changes that make `other_job` as fast as `best`, nearest first; empty if there are none."""
     runs = run_of(best), run_of(other_job)
-    device = device_of(best.cluster.device)
-    generation = device.generation
-    cluster, number = best.cluster, runs[0].grid.precision
-
-    def network(run: Run, factor: float) -> tuple[Run, Constants]:
-        return replace(run, network_bytes_per_s=factor * network_gb_per_s(cluster) * 1e9), constants
-
-    def node(run: Run, factor: float) -> tuple[Run, Constants]:
-        return replace(run, node_bytes_per_s=factor * node_gb_per_s(cluster) * 1e9), constants
-
-    def scaled(*names: str) -> Callable[[Run, float], tuple[Run, Constants]]:
-        keys = [
-            next(f"{part}.{name}" for part in (generation, "common") if f"{part}.{name}" in constants) for name in names
-        ]
-        return lambda run, factor: (run, {**constants, **{key: factor * constants[key] for key in keys}})
-
-    def batch(run: Run, factor: float) -> tuple[Run, Constants]:
-        """A whole number of times the batch, for which both plans stay legal."""
-        times = max(1, round(factor))
-        return replace(run, grid=replace(run.grid, global_batch=times * best.batch.global_batch_size)), constants
-
     best_s, other_s = (float(step_time(run, constants).total) for run in runs)
     if other_s <= best_s:
         return []
-    cases = (
-        ("network bandwidth", network, network_gb_per_s(cluster), "GB/s a device", False),
-        (f"bandwidth within a {link_words(cluster).domain}", node, node_gb_per_s(cluster), "GB/s a device", False),
-        (
-            "rate of products",
-            scaled(*product_constants(number)),
-            peak_flops(runs[0]) / 1e12,
-            f"TFLOP/s of peak in {number}",
-            False,
-        ),
-        ("memory bandwidth", scaled("memory"), device.memory_gb_per_s, "GB/s", False),
-        ("batch", batch, float(best.batch.global_batch_size), "sequences", True),
-    )
     changes = []
-    for name, change, value, unit, only_more in cases:
+    for name, change, value, unit, only_more in _cases(best, runs[0], constants):
         factor = _crossing(runs, change, only_more)
         if factor is not None:
             value_text = f"{max(1, round(factor)) * value:,.0f}" if only_more else number_text(factor * value)
@@ -80,9 +48,35 @@ def flips(best: JobSpec, other_job: JobSpec, constants: Constants) -> list[Flip]
     return sorted(changes, key=lambda flip: abs(math.log(flip.factor)))
 
 
-def _crossing(
-    runs: tuple[Run, Run], change: Callable[[Run, float], tuple[Run, Constants]], only_more: bool
-) -> float | None:
+def _cases(job: JobSpec, run: Run, constants: Constants) -> Iterator[tuple[str, Change, float, str, bool]]:
+    """Yield (name, change, value, unit, only_more) of each number; `only_more` is True if it can only grow."""
+    cluster, device, number = job.cluster, device_of(job.cluster.device), run.grid.precision
+
+    def network(run: Run, factor: float) -> tuple[Run, Constants]:
+        return replace(run, network_bytes_per_s=factor * network_gb_per_s(cluster) * 1e9), constants
+
+    def node(run: Run, factor: float) -> tuple[Run, Constants]:
+        return replace(run, node_bytes_per_s=factor * node_gb_per_s(cluster) * 1e9), constants
+
+    def scaled(*names: str) -> Change:
+        parts = (device.generation, "common")
+        keys = [next(f"{part}.{name}" for part in parts if f"{part}.{name}" in constants) for name in names]
+        return lambda run, factor: (run, {**constants, **{key: factor * constants[key] for key in keys}})
+
+    def batch(run: Run, factor: float) -> tuple[Run, Constants]:
+        """A whole number of times the batch, for which both plans stay legal."""
+        times = max(1, round(factor))
+        return replace(run, grid=replace(run.grid, global_batch=times * job.batch.global_batch_size)), constants
+
+    yield "network bandwidth", network, network_gb_per_s(cluster), "GB/s a device", False
+    yield f"bandwidth within a {link_words(cluster).domain}", node, node_gb_per_s(cluster), "GB/s a device", False
+    products = scaled(*product_constants(number))
+    yield "rate of products", products, peak_flops(run) / 1e12, f"TFLOP/s of peak in {number}", False
+    yield "memory bandwidth", scaled("memory"), device.memory_gb_per_s, "GB/s", False
+    yield "batch", batch, float(job.batch.global_batch_size), "sequences", True
+
+
+def _crossing(runs: tuple[Run, Run], change: Change, only_more: bool) -> float | None:
     """The factor nearest to 1 at which the second run is as fast as the first, to a 30th; None if there is none."""
 
     def lag_s(factor: float) -> float:

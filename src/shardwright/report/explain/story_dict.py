@@ -3,10 +3,9 @@
 from dataclasses import asdict
 from typing import Any
 
-from shardwright.explain.batch_split import Portion
 from shardwright.explain.operator_passes import OperatorPass, PiecePass
-from shardwright.explain.story import Story
-from shardwright.report.explain.layout_table import layout_dict
+from shardwright.explain.story import Portion, Story
+from shardwright.report.explain.story_tables import layout_dict
 from shardwright.report.prediction_notes import job_notes
 
 

@@ -13,9 +13,7 @@ from shardwright.explain.story import Story
 from shardwright.explain.strategy_effects import Effect
 from shardwright.memory.step_collectives import PieceKind
 from shardwright.report.estimate_text import parameters_text
-from shardwright.report.explain.collectives_table import crossings_text
-from shardwright.report.explain.layout_table import layout_text
-from shardwright.report.explain.operators_table import passes_text, piece_name, pieces_text
+from shardwright.report.explain.story_tables import crossings_text, layout_text, passes_text, piece_name, pieces_text
 from shardwright.report.explain.update_text import update_sentences
 from shardwright.report.fit_verdict import device_entry, device_room_bytes
 from shardwright.report.prediction_notes import job_notes

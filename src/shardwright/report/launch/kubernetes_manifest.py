@@ -12,10 +12,9 @@ from typing import Any
 from shardwright.config.base import PlanError
 from shardwright.config.link_words import link_words
 from shardwright.config.yaml_text import yaml_text
-from shardwright.report.job_toml import job_toml
-from shardwright.report.launch.launch_description import Launch
-from shardwright.report.launch.named_paths import read_paths
+from shardwright.report.launch.launch_description import Launch, read_paths
 from shardwright.report.launch.torchrun_command import torchrun_variables, torchrun_words
+from shardwright.report.toml_files import job_toml
 from shardwright.train.launch.preemption import EXIT_STATUS as PREEMPTED
 
 Fields = dict[str, Any]

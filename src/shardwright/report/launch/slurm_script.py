@@ -9,9 +9,8 @@ import math
 import shlex
 from pathlib import Path
 
-from shardwright.report.launch.launch_description import QUOTED, Launch
+from shardwright.report.launch.launch_description import QUOTED, Launch, folders_elsewhere, folders_written
 from shardwright.report.launch.launch_options import limit_text
-from shardwright.report.launch.named_paths import folders_elsewhere, folders_written
 
 # The step whose tasks are the ranks. srun does not end ranks if another one ends: all of them leave by themselves
 # within run.timeout_s, with a status that gives the reason.

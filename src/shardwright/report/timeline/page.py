@@ -12,9 +12,9 @@ from importlib import resources
 from typing import Any
 
 from shardwright.report.timeline.colours import NAMES, SHADES, chunk_of, ink_on, letters_of, shade
-from shardwright.report.timeline.messages import messages
 from shardwright.report.timeline.schedule_figures import comparison, figures, idle_table, memory_table
 from shardwright.report.timeline.study import Study
+from shardwright.report.timeline.trace import messages
 from shardwright.schedule.action import COMPUTE, Action
 from shardwright.schedule.buffer_lifetimes import Buffer
 from shardwright.simulate.buffer_curves import Curve

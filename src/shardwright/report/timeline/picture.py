@@ -1,9 +1,9 @@
 """A timeline as one static SVG picture, for a document, legible in light and dark mode."""
 
-from html import escape
+from functools import partial
 
 from shardwright.config.units import counted
-from shardwright.report.axis_ticks import nice_step
+from shardwright.report.svg import FONT, document, nice_step, px, text
 from shardwright.report.timeline.colours import NAMES, colour_of, ink_on, letters_of, shade
 from shardwright.schedule.action import Kind
 from shardwright.schedule.schedule import Program
@@ -13,8 +13,9 @@ _LEFT, _RIGHT, _TOP, _LANE, _GAP, _BOTTOM = 70, 16, 34, 28, 8, 40
 _STRIP = 10  # under a lane, for gathers, reductions and releases, if parameters are sharded
 _SIZES = (12, 10.5, 9, 8)  # font sizes of a block's digits: the largest that fits is used
 
-_STYLE = """
-text { font-family: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
+_STYLE = (
+    FONT
+    + """\
 .ground { fill: #ffffff; stroke: #e3e6eb } .lane { fill: #f5f6f8 } .name { fill: #1c2230 } .quiet { fill: #667085 }
 .grid { stroke: #eceef2 } .wait { stroke: #cbd2dc } .wire { stroke: #f0a3b5 }
 .digits { font-weight: 600; text-anchor: middle }
@@ -22,6 +23,9 @@ text { font-family: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neu
 .ground { fill: #161a21; stroke: #2a303b } .lane { fill: #1a1f27 } .name { fill: #e7eaf0 } .quiet { fill: #97a1b2 }
 .grid { stroke: #20262f } .wait { stroke: #3d4656 } .wire { stroke: #8f4558 }
 }"""
+)
+
+_px = partial(px, decimals=2)  # blocks of long programs are thin
 
 _HATCHES = "".join(
     f'<pattern id="{name}" width="{gap}" height="{gap}" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
@@ -39,19 +43,13 @@ def picture(timeline: Timeline, name: str, width: int = 1120) -> str:
     height = bottom + legend_height + _BOTTOM
     scale = (width - _LEFT - _RIGHT) / (timeline.makespan or 1.0)
     label = f"{name}: {counted(ranks, 'rank')}, {counted(timeline.program.num_microbatches, 'microbatch')}"
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        f'role="img" aria-label="{escape(label)}">',
-        f"<title>{escape(label)}</title><style>{_STYLE}</style><defs>{_HATCHES}</defs>",
-        f'<rect class="ground" x="0.5" y="0.5" width="{width - 1}" height="{height - 1}" rx="8"/>',
-        *_axis(timeline.makespan, scale, bottom),
-    ]
+    parts = _axis(timeline.makespan, scale, bottom)
     for rank, row in enumerate(timeline.ranks):
         top = _TOP + rank * pitch
         parts.append(f'<text class="name" x="16" y="{top + _LANE / 2 + 4}" font-size="12">rank {rank}</text>')
         parts += _lane(timeline, row, top, scale)
         parts += _strip(row, top + _LANE + 2, scale) if timeline.program.gathers else []
-    return "\n".join([*parts, *legend, "</svg>\n"])
+    return document(label, width, height, [*parts, *legend], _STYLE, f"<defs>{_HATCHES}</defs>")
 
 
 def _axis(makespan: float, scale: float, bottom: float) -> list[str]:
@@ -103,18 +101,18 @@ def _block(program: Program, span: Span, top: float, scale: float) -> list[str]:
     parts = []
     for n, action in enumerate(actions):
         ground, y = colour_of(program, action), top + n * height
-        text = "step" if action.kind is Kind.STEP else str(action.microbatch)
+        digits = "step" if action.kind is Kind.STEP else str(action.microbatch)
         title = f"{NAMES[action.kind]}" + ("" if action.kind is Kind.STEP else f" {action}")
         parts.append(
             f'<rect fill="{ground}" x="{_px(x)}" y="{_px(y)}" width="{_px(width)}" height="{_px(height)}" '
             f'rx="{2.5 if width > 8 else 0}"><title>{title}, {span.start:g} to {span.end:g}</title></rect>'
         )
         sizes = _SIZES if len(actions) == 1 else _SIZES[1:]
-        size = next((size for size in sizes if 0.66 * size * len(text) + 2 < width), None)
+        size = next((size for size in sizes if 0.66 * size * len(digits) + 2 < width), None)
         if size is not None:
             parts.append(
                 f'<text class="digits" fill="{ink_on(ground)}" x="{_px(x + width / 2)}" '
-                f'y="{_px(y + height / 2 + size * 0.36)}" font-size="{size}">{text}</text>'
+                f'y="{_px(y + height / 2 + size * 0.36)}" font-size="{size}">{digits}</text>'
             )
     return parts
 
@@ -133,17 +131,12 @@ def _legend(timeline: Timeline, top: float, right_edge: float) -> tuple[list[str
     items += [([], f"lighter: {later}")] if max(letters.values(), default=1) > 1 else []
     items += [(["url(#wait)"], "waits for a computation")] if Cause.DEPENDENCY in causes else []
     items += [(["url(#wire)"], "waits for a message")] if Cause.COMMUNICATION in causes else []
-    for fills, text in items:
-        if x + 18 * len(fills) + 3 + 6.6 * len(text) > right_edge:
+    for fills, words in items:
+        if x + 18 * len(fills) + 3 + 6.6 * len(words) > right_edge:
             x, y = float(_LEFT), y + 16
         for fill in fills:
             parts.append(f'<rect fill="{fill}" x="{x:g}" y="{y - 9:g}" width="16" height="11" rx="2.5"/>')
             x += 18
-        parts.append(f'<text class="quiet" x="{x + 3:g}" y="{y:g}" font-size="11.5">{text}</text>')
-        x += 3 + 6.6 * len(text) + 18
+        parts.append(text(x + 3, y, words, size=11.5))
+        x += 3 + 6.6 * len(words) + 18
     return parts, y - top
-
-
-def _px(value: float) -> str:
-    """Pixels as text with two decimals, which are enough for a picture."""
-    return f"{round(value, 2):g}" if abs(value) < 1e4 else f"{value:.2f}"

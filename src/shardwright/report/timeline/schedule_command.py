@@ -48,26 +48,36 @@ class Request:
     num_microbatches: int
     virtual_stages: int | None
     num_steps: int
-    work: Work
-    most_alive: float = 0.0
-    recompute: bool = False  # stages keep their inputs only, and run their forwards again
-    gather: float | None = None  # None: nothing is sharded
+    forward: float
+    input_grad: float
+    weight_grad: float
+    latency: float
+    most_alive: float
+    recompute: bool  # stages keep their inputs only, and run their forwards again
+    gather: float | None  # None: nothing is sharded
+
+    @property
+    def work(self) -> Work:
+        """The costs of one microbatch."""
+        return Work(self.forward, self.input_grad, self.weight_grad, self.latency, gather=self.gather or 0.0)
+
+    def shape(self, name: str) -> PipelineShape:
+        """The shape under a named schedule."""
+        virtual_stages = self.virtual_stages
+        if virtual_stages is None:
+            virtual_stages = 2 if _chooses(name) else 1
+        most_alive = self.most_alive if name == "auto" else 0.0
+        return PipelineShape(
+            self.num_ranks, self.num_microbatches, virtual_stages, num_steps=self.num_steps, most_alive=most_alive
+        )
 
     def study(self, name: str) -> Study:
         """A study of a named schedule. ValueError if the schedule does not admit the shape."""
-        if faults := self.size_faults(name):
+        shape = self.shape(name)
+        if faults := size_faults(name, shape, drawn_steps(name, self.num_steps)):
             raise PlanError(f"schedule {name}", faults)
-        return study_schedule(
-            name,
-            self.num_ranks,
-            self.num_microbatches,
-            self.work,
-            virtual_stages=self.virtual(name),
-            num_steps=self.num_steps,
-            most_alive=self.most_alive if name == "auto" else 0.0,
-            recompute="stage" if self.recompute else "none",
-            gathers=self.gather is not None,
-        )
+        recompute: str = "stage" if self.recompute else "none"
+        return study_schedule(name, shape, self.work, recompute, gathers=self.gather is not None)
 
     def comparison_faults(self) -> list[str]:
         """The fault of a comparison that would take too long; none if the pipeline is too long for every schedule."""
@@ -81,12 +91,6 @@ class Request:
             "name one schedule without --compare"
         ]
 
-    def virtual(self, name: str) -> int:
-        """Stages on each rank under a named schedule."""
-        if self.virtual_stages is None:
-            return 2 if _chooses(name) else 1
-        return self.virtual_stages
-
     def faults(self) -> list[str]:
         """All faults that do not depend on the schedule."""
         counts = {
@@ -95,32 +99,25 @@ class Request:
             "--steps": self.num_steps,
             "--virtual": 1 if self.virtual_stages is None else self.virtual_stages,
         }
-        work = self.work
         costs = {
-            "--forward": work.forward,
-            "--input-grad": work.input_grad,
-            "--weight-grad": work.weight_grad,
-            "--communication": work.latency,
+            "--forward": self.forward,
+            "--input-grad": self.input_grad,
+            "--weight-grad": self.weight_grad,
+            "--communication": self.latency,
             "--alive": self.most_alive,
             "--gather": self.gather or 0.0,
         }
         faults = [f"{option} is {count}; use 1 or more" for option, count in counts.items() if count < 1]
         faults += [fault for option, cost in costs.items() for fault in cost_faults(option, cost)]
-        if not faults and work.forward + work.input_grad + work.weight_grad == 0:
+        if not faults and self.forward + self.input_grad + self.weight_grad == 0:
             faults = ["--forward, --input-grad and --weight-grad are all 0, so there is nothing to draw; use 1 each"]
         return faults
-
-    def size_faults(self, name: str) -> list[str]:
-        """Faults of a named schedule whose shape is too large to draw."""
-        shape = PipelineShape(self.num_ranks, self.num_microbatches, self.virtual(name))
-        return size_faults(name, shape, drawn_steps(name, self.num_steps))
 
     @property
     def note(self) -> str:
         """A note with the costs."""
-        work = self.work
-        costs = f"F {number(work.forward)}, I {number(work.input_grad)}, W {number(work.weight_grad)}"
-        message_note = f"a message takes {number(work.latency)}" if work.latency else "messages take no time"
+        costs = f"F {number(self.forward)}, I {number(self.input_grad)}, W {number(self.weight_grad)}"
+        message_note = f"a message takes {number(self.latency)}" if self.latency else "messages take no time"
         recompute_note = " Stages keep their inputs, and run their forwards again." * self.recompute
         gather_note = (
             f" Gathering all parameters of a rank takes {number(self.gather or 0)}, reducing its gradients too."

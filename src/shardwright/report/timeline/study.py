@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from shardwright.config.base import PlanError
@@ -76,30 +76,18 @@ class Study:
 
 
 def study_schedule(
-    name: str,
-    num_ranks: int,
-    num_microbatches: int,
-    work: Work,
-    virtual_stages: int = 1,
-    num_steps: int = 1,
-    most_alive: float = 0.0,
-    recompute: str = "none",
-    gathers: bool = False,
+    name: str, shape: PipelineShape, work: Work, recompute: str = "none", gathers: bool = False
 ) -> Study:
-    """A study of a named schedule with equal stages; its timeline has `num_steps`. ValueError if the schedule does not
-    admit the shape, or if its order is wrong."""
-    costs = work.by_stage(num_ranks * virtual_stages, num_ranks)
-
-    def shape(steps: int) -> PipelineShape:
-        return PipelineShape(
-            num_ranks, num_microbatches, virtual_stages, num_steps=steps, most_alive=most_alive, costs=costs
-        )
+    """A study of a named schedule with equal stages; its timeline has the steps of the shape. ValueError if the
+    schedule does not admit the shape, or if its order is wrong."""
+    num_ranks, num_microbatches, num_steps = shape.num_ranks, shape.num_microbatches, shape.num_steps
+    priced_shape = replace(shape, costs=work.by_stage(num_ranks * shape.virtual_stages, num_ranks))
 
     def program(steps: int) -> Program:
-        return shape_program(name, shape(steps), recompute, gathers)
+        return shape_program(name, replace(priced_shape, num_steps=steps), recompute, gathers)
 
     def order(steps: int) -> Schedule:
-        return shape_order(name, shape(steps), recompute, gathers)
+        return shape_order(name, replace(priced_shape, num_steps=steps), recompute, gathers)
 
     step_program = program(1)
     if faults := coverage_faults(step_program):  # of an order that somebody added

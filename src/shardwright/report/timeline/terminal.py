@@ -12,7 +12,7 @@ from typing import Literal, TextIO
 
 import numpy as np
 
-from shardwright.report.axis_ticks import nice_step
+from shardwright.report.svg import nice_step
 from shardwright.report.timeline.colours import NAMES, PAIR, chunk_of, colour_of, ink_on, letters_of, rgb, shade
 from shardwright.schedule.action import Action
 from shardwright.schedule.schedule import Program

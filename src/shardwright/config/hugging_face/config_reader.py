@@ -4,12 +4,12 @@ A present key that the family's function never reads is a fault, unless it does 
 configuration is never understood only in part.
 """
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from shardwright.config.base import shortened
+from shardwright.config.fault_gathering_reader import FaultGatheringReader, is_finite, is_whole
 
 # Keys about running, saving or reading a model, which do not change what its layers compute.
 _NO_ARITHMETIC = frozenset({
@@ -34,28 +34,21 @@ _NO_ARITHMETIC = frozenset({
 })  # fmt: skip
 
 _TOO_MANY = 2**63  # counts are less
-_LARGEST = sys.float_info.max  # because an integer of 400 digits can't become a float
 _LEAST_DIVISOR = 1e-30  # because a quotient with a smaller divisor is practically infinite
 
 
 @dataclass
-class Reading:
-    """The keys of a configuration, its family's defaults for missing keys, the faults so far, and the names of the keys
-    that were read (`names_read`).
+class ConfigReader(FaultGatheringReader):
+    """A reader of the keys of a configuration, with its family's defaults for missing keys.
 
-    Each method returns the value of a key, or the family's default. A value of the wrong kind adds a fault, and the
-    default is returned.
+    Each method returns the value of a key, or the family's default, or else the default of the call.
     """
 
-    keys: dict[str, Any]
     defaults: dict[str, Any] = field(default_factory=dict)
-    faults: list[str] = field(default_factory=list)
-    names_read: set[str] = field(default_factory=set)
 
     def has(self, name: str) -> bool:
         """True if a key is present and not null."""
-        self.names_read.add(name)
-        return self.keys.get(name) is not None
+        return self.raw(name) is not None
 
     def named(self, *names: str) -> str:
         """The first of several names of a key that is present, else the first with a default, else the first."""
@@ -67,18 +60,13 @@ class Reading:
         value = self._value(name, default)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _TOO_MANY:
-            self._wrong(name, value, "a whole number, not negative, below 2^63")
-            return int(self._default(name, default))
-        return value
+        is_valid = is_whole(value) and 0 <= value < _TOO_MANY
+        return int(self._checked(name, value, is_valid, "a whole number, not negative, below 2^63", default))
 
     def number(self, name: str, default: float = 0.0) -> float:
         """A finite number."""
         value = self._value(name, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= _LARGEST:
-            self._wrong(name, value, "a number")
-            return float(self._default(name, default))
-        return float(value)
+        return float(self._checked(name, value, is_finite(value), "a number", default))
 
     def divisor(self, name: str, default: float) -> float:
         """A number that is used as a divisor."""
@@ -99,34 +87,22 @@ class Reading:
     def flag(self, name: str, default: bool = False) -> bool:
         """A boolean."""
         value = self._value(name, default)
-        if not isinstance(value, bool):
-            self._wrong(name, value, "true or false")
-            return bool(self._default(name, default))
-        return value
+        return bool(self._checked(name, value, isinstance(value, bool), "true or false", default))
 
     def truth(self, name: str, default: bool = False) -> bool:
         """A boolean, or an integer, which is true unless it is 0."""
         value = self._value(name, default)
-        if not isinstance(value, (bool, int)):
-            self._wrong(name, value, "true, false or a whole number")
-            return bool(self._default(name, default))
-        return bool(value)
+        return bool(self._checked(name, value, isinstance(value, int), "true, false or a whole number", default))
 
     def text(self, name: str, default: str = "") -> str:
         """A word."""
         value = self._value(name, default)
-        if not isinstance(value, str):
-            self._wrong(name, value, "a word")
-            return str(self._default(name, default))
-        return value
+        return str(self._checked(name, value, isinstance(value, str), "a word", default))
 
     def section(self, name: str) -> dict[str, Any]:
         """The keys within a key; empty if it is missing."""
         value = self._value(name, {})
-        if not isinstance(value, dict):
-            self._wrong(name, value, "an object of keys and values")
-            return {}
-        return value
+        return dict(self.checked(name, value, isinstance(value, dict), "an object of keys and values", {}))
 
     def words(self, name: str) -> list[str] | None:
         """A list of words, or None if it is missing."""
@@ -134,21 +110,18 @@ class Reading:
 
     def counts(self, name: str) -> list[int] | None:
         """A list of integers, or None if it is missing."""
-        return self._items(name, lambda item: type(item) is int, "whole numbers")
+        return self._items(name, is_whole, "whole numbers")
 
     def numbers(self, name: str) -> list[float] | None:
         """A list of finite numbers, or None if it is missing."""
-        items = self._items(name, lambda item: type(item) in (int, float) and abs(item) <= _LARGEST, "numbers")
+        items = self._items(name, is_finite, "numbers")
         return None if items is None else [float(item) for item in items]
 
-    def _items(self, name: str, fits: Callable[[Any], bool], expected: str) -> list[Any] | None:
+    def _items(self, name: str, is_item: Callable[[Any], bool], kind: str) -> list[Any] | None:
         value = self._value(name, None)
-        if value is None:
-            return None
-        if not isinstance(value, list) or not all(map(fits, value)):
-            self._wrong(name, value, f"a list of {expected}")
-            return None
-        return value
+        is_valid = value is None or (isinstance(value, list) and all(map(is_item, value)))
+        items: list[Any] | None = self.checked(name, value, is_valid, f"a list of {kind}", None)
+        return items
 
     def must_be(self, name: str, allowed: tuple[Any, ...], reason: str, default: Any = None) -> None:
         """Add a fault if a key has a value that can't be expressed, so is not in `allowed`."""
@@ -165,52 +138,35 @@ class Reading:
             self.faults.append(f"{name} is {_shown(value)}, which can't be expressed; use one of {choices}")
         return known.get(value, next(iter(known.values())))
 
-    def ignore(self, *names: str) -> None:
-        """Mark keys as read that change nothing for this family."""
-        self.names_read.update(names)
-
     def fault(self, text: str) -> None:
         """Add a fault."""
         self.faults.append(text)
 
+    def fault_text(self, name: str, value: Any, expected: str) -> str:
+        """The fault of a key, with its value."""
+        return f"{name} is {_shown(value)}, and should be {expected}"
+
     def all_faults(self) -> list[str]:
         """All faults, including one for each key with a value that nothing has read."""
-        unread = sorted(
-            name for name in self.keys if name not in self.names_read | _NO_ARITHMETIC and self._has_meaning(name)
-        )
         return self.faults + [
-            f"{shortened(name)} is {_shown(self.keys[name])}, and it is not known what that does; remove it if it "
+            f"{shortened(name)} is {_shown(self.given[name])}, and it is not known what that does; remove it if it "
             "changes nothing of what the layers compute"
-            for name in unread
+            for name in sorted(set(self.unread()) - _NO_ARITHMETIC)
         ]
 
-    def _has_meaning(self, name: str) -> bool:
-        """True if a key has a value that may mean something: null, false and empty values count as absent."""
-        value = self.keys[name]
-        return not (value is None or value is False or value in ({}, [], ""))
-
     def _is_null(self, name: str) -> bool:
-        self.names_read.add(name)
-        return name in self.keys and self.keys[name] is None
+        self.ignore(name)
+        return name in self.given and self.given[name] is None
 
     def _value(self, name: str, default: Any) -> Any:
-        self.names_read.add(name)
-        value = self.keys.get(name)
-        return self._default(name, default) if value is None else value
+        value = self.raw(name)
+        return self.defaults.get(name, default) if value is None else value
 
-    def _default(self, name: str, default: Any) -> Any:
-        return self.defaults.get(name, default)
-
-    def _wrong(self, name: str, value: Any, expected: str) -> None:
-        self.faults.append(f"{name} is {_shown(value)}, and should be {expected}")
+    def _checked(self, name: str, value: Any, is_valid: bool, expected: str, default: Any) -> Any:
+        return self.checked(name, value, is_valid, expected, self.defaults.get(name, default))
 
 
 def _shown(value: Any) -> str:
     """The text of a value: true, false and null as in JSON, others as in Python, shortened."""
-    return shortened(
-        {True: "true", False: "false", None: "null"}.get(value, repr(value)) if _is_plain(value) else repr(value)
-    )
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, bool)
+    is_word = value is None or isinstance(value, bool)
+    return {True: "true", False: "false", None: "null"}[value] if is_word else shortened(repr(value))

@@ -1,16 +1,18 @@
-"""A job as a TOML file that every command on a job reads."""
+"""Files that commands read again, as TOML: a job, and a device that was calibrated."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from shardwright.config import catalog
 from shardwright.config.job import JobSpec
 from shardwright.config.job_file import NAME_FIELDS, PATH_FIELDS
-from shardwright.config.toml_text import value_text
+from shardwright.config.toml_text import toml_text, value_text
+from shardwright.config.units import seconds_text
 from shardwright.config.user_file import path_exists
-from shardwright.report.output import write_output
+from shardwright.report.output import replace_output, write_output
+from shardwright.report.text_columns import aligned
 
 
 def write_toml(path: Path, job: JobSpec) -> None:
@@ -79,3 +81,26 @@ def _section(name: str, values: dict[str, Any]) -> Iterator[str]:
         if isinstance(value, dict):
             yield ""
             yield from _section(f"{name}.{key}", value)
+
+
+_DEVICE_HEAD = "# A device that shardwright calibrate measured; `--set cluster.device=FILE` takes it.\n"
+
+
+def write_device(path: Path, fields: Mapping[str, Any] | None) -> None:
+    """Write the file, complete or not at all. Without fields, only check that it can be written. PlanError if not."""
+    text = _DEVICE_HEAD + ("" if fields is None else toml_text(fields))
+    replace_output(path, text, "--out", dry_run=fields is None)
+
+
+def calibrated_text(path: Path, fields: Mapping[str, Any], rows: Sequence[Sequence[str]]) -> str:
+    """The measurements of a calibration, and how to use them."""
+    constants = fields["constants"]
+    return "\n".join(
+        [
+            aligned([list(row) for row in rows]),
+            "",
+            f"A step takes {seconds_text(constants['step_s'])} beside what it computes and sends.",
+            f"{fields['source']}; written to {path}.",
+            f"Price a job with it: shardwright estimate JOB --set cluster.device={path}",
+        ]
+    )

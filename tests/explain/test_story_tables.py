@@ -11,7 +11,7 @@ from shardwright.config.layer_kind import is_layer
 from shardwright.config.load import make_job
 from shardwright.explain.operator_passes import Collective, OperatorPass, PiecePass
 from shardwright.explain.story import Story, tell
-from shardwright.report.explain.operators_table import operator_rows, passes_text
+from shardwright.report.explain.story_tables import operator_rows, passes_text
 from support.cases import small_job
 from support.predicted_jobs import predicted_jobs
 

@@ -1,14 +1,21 @@
-"""The chapters of a story about one microbatch in one piece of the model, operator by operator, forward and back."""
+"""The tables of a story: the work of one microbatch in a piece of the model, operator by operator, forward and back;
+the bytes that cross each link; and the layout of each tensor in the notations of DTensor, SBP and GSPMD."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
+from typing import Any
 
 from shardwright.config.layer_kind import UNTURNED, WINDOWED
+from shardwright.config.link_words import LinkWords
 from shardwright.config.units import bytes_text, flops_text, number_text, seconds_text
-from shardwright.explain.operator_passes import Collective, OperatorPass, PiecePass
+from shardwright.cost.wire_bytes import SentBytes
+from shardwright.explain.operator_passes import Collective, OperatorPass, PiecePass, total_s
+from shardwright.explain.rank_collectives import Crossing
 from shardwright.layers.operators import MatrixProduct
 from shardwright.memory.step_collectives import PieceKind
+from shardwright.memory.tensor_table import RegionLayout
 from shardwright.report.text_columns import aligned
+from shardwright.sharding.placements import TensorLayout, TensorPlacement
 
 
 def passes_text(passes: Iterable[PiecePass], backward: bool) -> str:
@@ -136,3 +143,100 @@ def _collective_text(collective: Collective) -> str:
     if collective.exposed_s > 0.999 * collective.seconds:
         return f"{text}: {seconds_text(collective.seconds)}, exposed"
     return f"{text}: {seconds_text(collective.seconds)}, of it {seconds_text(collective.exposed_s)} exposed"
+
+
+def layout_text(regions: Sequence[RegionLayout]) -> str:
+    """Tables of the parameters and activations of each piece: the shape of each full tensor, and how it is sharded."""
+    parts = []
+    for region in regions:
+        for title, tensors in (("parameters", region.parameters), ("activations", region.activations)):
+            if tensors:
+                parts.append(f"{region.name}, {title}:\n\n{aligned(_rows(tensors), left=range(6))}")
+    return "\n\n".join(parts)
+
+
+def _rows(tensors: Iterable[TensorLayout]) -> list[list[str]]:
+    """A header, then a row for each group of states in which a tensor is sharded alike."""
+    rows = [["tensor", "state", "dims of the whole", "DTensor", "SBP", "GSPMD"]]
+    for tensor in tensors:
+        dims = " x ".join(f"{name} {size:,}" for name, size in zip(tensor.dims, tensor.shape, strict=True))
+        name = tensor.name + (" (expected)" if tensor.rows_vary else "")
+        for states in _alike(tensor):
+            other_states = [state for state in tensor.states if state not in states]
+            states_shown = (
+                ", ".join(states)
+                if len(states) < 3
+                else f"all but {', '.join(other_states)}"
+                if other_states
+                else "all"
+            )
+            split_over = [p for p in tensor.states[states[0]] if p.size > 1]
+            dtensor = ", ".join(f"{p.axis} {p.dtensor}" for p in split_over) or "whole"
+            sbp = " ".join(f"{p.axis} {p.sbp}" for p in split_over) or "whole"
+            rows.append([name, states_shown, dims, dtensor, sbp, tensor.gspmd(states[0])])
+            name = dims = ""
+    return rows
+
+
+def _alike(tensor: TensorLayout) -> list[list[str]]:
+    """The states of a tensor, grouped by equal placement."""
+    groups: dict[tuple[TensorPlacement, ...], list[str]] = {}
+    for state, placements in tensor.states.items():
+        groups.setdefault(placements, []).append(state)
+    return list(groups.values())
+
+
+def layout_dict(regions: Sequence[RegionLayout]) -> list[dict[str, Any]]:
+    """The layout as plain data, with axes of one rank too."""
+    return [
+        {
+            "region": region.name,
+            "stage": region.stage,
+            "parameters": [_tensor_dict(tensor) for tensor in region.parameters],
+            "activations": [_tensor_dict(tensor) for tensor in region.activations],
+        }
+        for region in regions
+    ]
+
+
+def _tensor_dict(tensor: TensorLayout) -> dict[str, Any]:
+    states = {
+        state: {
+            "dtensor": {p.axis: p.dtensor for p in placements},
+            "sbp": {p.axis: p.sbp for p in placements},
+            "gspmd": tensor.gspmd(state),
+        }
+        for state, placements in tensor.states.items()
+    }
+    return {"name": tensor.name, "dims": tensor.dims, "shape": tensor.shape, "states": states}
+
+
+def crossings_text(crossings: Sequence[Crossing], words: LinkWords, crosses: bool) -> str:
+    """A table with a row for each collective on each axis, and a last row with their sums.
+
+    `crosses` is True if ranks are on several domains of fast links: then a column has the bytes between domains.
+    """
+    has_times = any(crossing.seconds is not None for crossing in crossings)
+    rows = [["when", "axis", "collective", "ranks", "calls", "tensor a call"]]
+    rows[0] += [f"sent inside {words.domains}", words.between] if crosses else ["sent"]
+    rows[0] += ["by itself", "exposed"] if has_times else []
+    for c in crossings:
+        rows.append(
+            [c.phase, c.axis, c.kind, str(c.num_ranks), number_text(c.calls), _size(c.full_bytes / max(1, c.calls))]
+        )
+        rows[-1] += _size_and_time(c.sent, c.seconds, c.exposed_s, has_times, crosses=crosses)
+    total_sent = sum((c.sent for c in crossings), SentBytes())
+    seconds, exposed = total_s(c.seconds for c in crossings), total_s(c.exposed_s for c in crossings)
+    rows.append(["all", "", "", "", "", "", *_size_and_time(total_sent, seconds, exposed, has_times, crosses=crosses)])
+    return aligned(rows, left=(0, 1, 2))
+
+
+def _size_and_time(
+    sent: SentBytes, seconds: float | None, exposed: float | None, has_times: bool, *, crosses: bool
+) -> list[str]:
+    times = ["" if value is None else seconds_text(value) for value in (seconds, exposed)] if has_times else []
+    return [*([_size(sent.inside), _size(sent.between)] if crosses else [_size(sent.total)]), *times]
+
+
+def _size(num_bytes: float) -> str:
+    return bytes_text(round(num_bytes)) if num_bytes else "-"
