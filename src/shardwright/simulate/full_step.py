@@ -313,7 +313,7 @@ def _seconds(cases: Iterable[_Case]) -> dict[_Case, _Seconds]:
     return seconds
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=64)
 def _rounds(order: Order, has_collectives: bool) -> Rounds:
     return rounds_of(order.without_messages(), has_collectives)
 
