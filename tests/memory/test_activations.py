@@ -12,7 +12,7 @@ from shardwright.config.plan import layer_policies
 from shardwright.config.recompute_policy import KEEP_ALL, OPERATORS, WHOLE_LAYER
 from shardwright.measure.saved_tensors import saved_bytes
 from shardwright.memory.activations import documents_kept, embedding_kept, head_kept, layer_of
-from shardwright.memory.further_tokens import further_layers
+from shardwright.memory.layer_memory import further_layers
 from shardwright.model.decoder import DecoderStage
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.context.document_mask import without_marks

@@ -22,9 +22,8 @@ from shardwright.memory.activations import (
     head_working_bytes,
     layer_of,
 )
-from shardwright.memory.further_tokens import further_layers
 from shardwright.memory.kept_tensors import Bytes, Share
-from shardwright.memory.layer_memory import LayerMemory
+from shardwright.memory.layer_memory import LayerMemory, further_layers
 from shardwright.schedule.action import Action, Kind
 from shardwright.schedule.schedule import Program
 

@@ -218,7 +218,7 @@ def head_kept(job: JobSpec) -> dict[str, Bytes]:
     masked = {"targets that do not count": BOOL * tokens} if job.data.separate_documents else {}
     statistics, normal = share.statistics(share.tensors.tokens_here), share["final normal"]
     # Each further token has its own norm and loss, whose last targets never count. The inputs of all norms but one are
-    # kept before the blocks (memory/further_tokens.py).
+    # kept before the blocks (memory/layer_memory.py).
     further = job.model.mtp_layers * (statistics + normal + (INT64 + BOOL) * tokens)
     return masked | {
         "final input": share["final input"],
