@@ -268,16 +268,20 @@ def _bubble(steps: _Steps) -> Numbers:
         input_grad = total / count - forward - weight
         if SCHEDULES[name].idle_s is not None:
             return np.where(p > 1, bubble(name, p, m, v, f=forward, i=input_grad, w=weight), 0.0)
-        played = np.vectorize(_played, otypes=[float])
-        times = (np.round(seconds, 9) for seconds in (forward, input_grad, weight))
-        return np.where(p > 1, played(name, p, m, v, *times) - step, 0.0)
+        times = (np.round(seconds, 9).tolist() for seconds in (forward, input_grad, weight))
+        shapes, passes_s = zip(p.tolist(), m.tolist(), v.tolist(), strict=True), zip(*times, strict=True)
+        played = [_played(name, shape, pass_s) for shape, pass_s in zip(shapes, passes_s, strict=True)]
+        return np.where(p > 1, played - step, 0.0)
 
     return steps.grid.by_schedule(waits)
 
 
 @lru_cache(maxsize=1024)
-def _played(name: str, p: int, m: int, v: int, forward: float, input_grad: float, weight: float) -> float:
-    """Makespan of a schedule with equal stages: of a few microbatches, and more at the pace of a rank."""
+def _played(name: str, shape: tuple[int, int, int], pass_s: tuple[float, float, float]) -> float:
+    """Makespan of a schedule with equal stages: of a few microbatches, and more at the pace of a rank. `shape`: ranks,
+    microbatches and stages a rank; `pass_s`: seconds of the forward, the input gradient and the weight gradient of a
+    microbatch on a rank."""
+    (p, m, v), (forward, input_grad, weight) = shape, pass_s
     few = min(m, 4 * p)
     program = shape_program(name, PipelineShape(p, few, v))
     share = p / program.num_stages
