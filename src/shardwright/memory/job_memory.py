@@ -12,7 +12,7 @@ from shardwright.config.job import JobSpec
 from shardwright.memory.activation_peak import activation_bytes
 from shardwright.memory.persistent_buffers import kept_bytes
 from shardwright.memory.rank_state import UnitState, rank_state
-from shardwright.memory.state_bytes import FLOAT, ElementBytes, Elements, state_bytes
+from shardwright.memory.state_bytes import FLOAT, ElementBytes, HeldElements, state_bytes
 from shardwright.memory.zero_replay import replay
 from shardwright.schedule.job_program import job_program, steps_to_fill
 from shardwright.schedule.lowering.weight_versions import stashed_versions
@@ -53,7 +53,7 @@ def unit_memory(job: JobSpec, unit: UnitState, versions: int = 1) -> RankMemory:
     """The memory of one unit between steps, with `versions` copies of its values."""
     zero, shard, precision = unit.replicas.zero, unit.layout.shard_size, job.precision
     held = state_bytes(
-        Elements(unit.layout.size, shard, num_hosted(job.plan.offload_optimizer, shard)),
+        HeldElements(unit.layout.size, shard, num_hosted(job.plan.offload_optimizer, shard)),
         ElementBytes(
             versions * (FLOAT if unit.is_exact else precision.compute_bytes),
             precision.gradient_bytes,

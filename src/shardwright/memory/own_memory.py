@@ -33,7 +33,7 @@ from shardwright.memory.activations import (
 )
 from shardwright.memory.kept_tensors import Bytes, Share
 from shardwright.memory.layer_memory import LayerMemory, further_layers
-from shardwright.memory.state_bytes import FLOAT, ElementBytes, Elements, state_bytes
+from shardwright.memory.state_bytes import FLOAT, ElementBytes, HeldElements, state_bytes
 from shardwright.sharding.groups import SHARDS, layout
 from shardwright.sharding.optimizer_state import moments_of
 
@@ -225,7 +225,7 @@ def held_state(
             grid.element_bytes, grid.gradient_bytes or FLOAT, moments, is_exact=grid.element_bytes == FLOAT
         )
         are_values_hosted = (grid.zero == 3) * grid.offload_parameters
-        num = Elements(elements, shard, shard * grid.offload_optimizer)
+        num = HeldElements(elements, shard, shard * grid.offload_optimizer)
         held = state_bytes(num, element, grid.zero, are_values_hosted, is_one_memory=False)
         kinds = held.parameters, held.gradients, held.optimizer, held.host
         totals = [total + num_bytes for total, num_bytes in zip(totals, kinds, strict=True)]

@@ -28,7 +28,7 @@ class ElementBytes:
 
 
 @dataclass(frozen=True)
-class Elements:
+class HeldElements:
     """Numbers of elements: all of a rank, those of its shard, and those of the shard whose moments are on the host."""
 
     all: Bytes
@@ -48,7 +48,7 @@ class StateBytes:
 
 
 def state_bytes(
-    num: Elements, element: ElementBytes, zero: Bytes, are_values_hosted: Bytes, is_one_memory: bool
+    num: HeldElements, element: ElementBytes, zero: Bytes, are_values_hosted: Bytes, is_one_memory: bool
 ) -> StateBytes:
     """The bytes of elements under a stage of ZeRO.
 
