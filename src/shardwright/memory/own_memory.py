@@ -2,9 +2,9 @@
 
 The account itself computes, once for each distinct layer, the bytes that the layer keeps, recomputes, leaves for its
 weight gradients and needs while it runs. This module multiplies them by the microbatches in flight, for which schedules
-have closed forms, and adds the state and ZeRO's buffers. The account replays the rank's own list of actions instead,
-which takes thousands of times as long. A test compares the two (tests/memory/test_own_memory.py), and the account
-judges the plans of a search before they are shown.
+have closed forms, and adds the state (state_bytes.py) and ZeRO's buffers. The account replays the rank's own list of
+actions instead, which takes thousands of times as long. A test compares the two (tests/memory/test_own_memory.py), and
+the account judges the plans of a search before they are shown.
 """
 
 from functools import partial
