@@ -13,8 +13,8 @@ from shardwright.config.recompute_policy import KEEP_ALL, OPERATORS, WHOLE_LAYER
 from shardwright.layers.layer_tensors import ATTENTION, MLP
 from shardwright.measure.saved_tensors import saved_bytes
 from shardwright.memory.activations import documents_kept, embedding_kept, head_kept, layer_of
-from shardwright.memory.further_tokens import further_layers
 from shardwright.memory.kept_tensors import IN_ATTENTION, IN_MLP
+from shardwright.memory.layer_memory import further_layers
 from shardwright.model.decoder import DecoderStage
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.context.document_mask import without_marks

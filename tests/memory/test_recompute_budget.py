@@ -224,4 +224,4 @@ def test_a_budget_is_met_in_one_place() -> None:
     """Where a job is read: what comes behind sees the choice, never the wish."""
     source = Path(shardwright.__file__).parent
     calls = [path.relative_to(source) for path in source.rglob("*.py") if "meet_budget(" in path.read_text()]
-    assert sorted(map(str, calls)) == ["memory/budget.py", "api/asked_job.py"]
+    assert sorted(map(str, calls)) == ["api/asked_job.py", "memory/budget.py"]

@@ -9,6 +9,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.cost.calibration import shipped
 from shardwright.cost.from_job import run_of
+from shardwright.layers.memo import Memo
 from shardwright.schedule.action import Kind
 from shardwright.schedule.job_program import job_program
 from shardwright.simulate import full_step as played
@@ -86,7 +87,7 @@ def test_plans_played_at_once_are_played_as_each_alone() -> None:
     ]
     of = [job(**({"dp": 4, "tp": 2, "pp": 4} | plan)) for plan in plans]
     closed = [step_time(run_of(each), CONSTANTS) for each in of]
-    assert simulated_steps(of, closed, CONSTANTS) == [simulated_step(each, CONSTANTS) for each in of]
+    assert simulated_steps(of, closed, CONSTANTS, Memo()) == [simulated_step(each, CONSTANTS) for each in of]
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan["schedule"])

@@ -17,17 +17,25 @@ NO_CALIBRATION = "cpu"  # the generation of CPUs, whose efficiencies are measure
 
 def read_entry(kind: catalog.Kind, name: str, spec: type[Entry]) -> Entry:
     """The entry `name` as a `spec`. KeyError if the catalog has none; PlanError with all faults of a file."""
-    try:
-        entry = _entry(json.dumps(catalog.read(kind, name), default=str), spec)
-    except ValidationError as error:
-        raise PlanError(name, described(error, spec)) from None
-    except ValueError as error:
-        raise PlanError(name, [str(error)]) from None
+    entry = _read(kind, name, spec) if catalog.is_file(name) else _shipped(kind, name, spec)
     assert isinstance(entry, spec)
     return entry
 
 
-@lru_cache(maxsize=64)  # because a search checks thousands of plans for the same devices
+def _read(kind: catalog.Kind, name: str, spec: type[Spec]) -> Spec:
+    try:
+        return _entry(json.dumps(catalog.read(kind, name), default=str), spec)
+    except ValidationError as error:
+        raise PlanError(name, described(error, spec)) from None
+    except ValueError as error:
+        raise PlanError(name, [str(error)]) from None
+
+
+# Because a search checks thousands of plans for the same devices. A user's file may change meanwhile and is read anew.
+_shipped = lru_cache(maxsize=64)(_read)
+
+
+@lru_cache(maxsize=64)
 def _entry(text: str, spec: type[Spec]) -> Spec:
     return spec.model_validate_json(text, strict=True)
 

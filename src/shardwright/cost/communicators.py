@@ -18,7 +18,8 @@ from shardwright.cost.calibration import device_of
 from shardwright.cost.from_job import run_of
 from shardwright.cost.group_links import Groups
 from shardwright.cost.topology import Group
-from shardwright.layers.arrays import Numbers
+from shardwright.layers.arrays import Array, Numbers, stacked_rows
+from shardwright.layers.memo import Memo
 from shardwright.layers.query import PlanGrid, Run
 from shardwright.sharding.groups import COPIES, CP, DP, EP, ETP, PP, REPLICAS, SHARDS, TP, WORLD, GroupKind
 
@@ -42,6 +43,24 @@ class Communicators:
     group: Group
     num: Numbers
     exchanges: Numbers = 0
+
+
+def rooms_bytes(run: Run, memo: Memo) -> Array:
+    """`room_bytes` of many plans, computed once for plans with equal communicators. Numbers of the run are arrays."""
+    grid = run.grid
+
+    def rooms(run: Run) -> Array:
+        return stacked_rows([room_bytes(run)], len(run.grid.tp))
+
+    by_plan: Array = memo.rows("room", run, (grid.cp_method, grid.dispatch, grid.is_vee), _columns, rooms)[0]
+    return by_plan
+
+
+def _columns(grid: PlanGrid) -> tuple[Array, ...]:
+    """The numbers of a plan that determine its communicators. `grid` has arrays."""
+    facts = grid.of_schedules(lambda facts: 4 * facts.num_copies + 2 * facts.has_ends_apart + facts.pairs)
+    degrees = grid.tp, grid.cp, grid.dp, grid.pp, grid.ep, grid.expert_tp
+    return *degrees, grid.order_number, (grid.zero > 0) * grid.zero_ranks, facts + 0 * grid.tp
 
 
 def room_bytes(run: Run) -> Numbers:

@@ -7,7 +7,7 @@ that it recomputes, and the layers after it have freed their kept tensors.
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from operator import ge
 
@@ -23,9 +23,8 @@ from shardwright.memory.activations import (
     head_working_bytes,
     layer_of,
 )
-from shardwright.memory.further_tokens import further_layers
 from shardwright.memory.kept_tensors import Bytes, Share
-from shardwright.memory.layer_memory import LayerMemory
+from shardwright.memory.layer_memory import LayerMemory, further_layers
 from shardwright.schedule.action import Action, Kind
 from shardwright.schedule.schedule import Program
 
@@ -141,6 +140,11 @@ class StageMemory:
         """Bytes from I to W."""
         return sum(layer.deferred_bytes for layer in self.layers)
 
+    def without_work(self) -> "StageMemory":
+        """The stage without the working memory of its operators."""
+        idle = {layer: replace(layer, working_bytes=0) for layer in set(self.layers)}  # most layers are alike
+        return replace(self, layers=tuple(idle[layer] for layer in self.layers), head_working_bytes=0)
+
     def backward_bytes(self, is_split: bool) -> Bytes:
         """The most bytes at once while its backward runs, which goes from the head to the embedding."""
         return self._split_bytes if is_split else self._whole_bytes
@@ -221,8 +225,7 @@ def activation_bytes(job: JobSpec, program: Program, rank: int, tp_index: int = 
     """(peak of activations of a pipeline rank, by how much working memory raises it), in bytes. A budget must have been
     resolved before."""
     policies, peak_moments = layer_policies(job.plan, job.model.layers), moments(program, rank)
-    kept, with_working = (
-        peak(peak_moments, job_stages(job, program, rank, policies, tp_index, works=works))[0]
-        for works in (False, True)
-    )
+    stages = job_stages(job, program, rank, policies, tp_index, works=True)
+    with_working, _ = peak(peak_moments, stages)
+    kept, _ = peak(peak_moments, {number: stage.without_work() for number, stage in stages.items()})
     return kept, with_working - kept

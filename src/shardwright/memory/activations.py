@@ -195,7 +195,7 @@ def embedding_kept(job: JobSpec) -> TensorBytes:
 def head_kept(job: JobSpec) -> TensorBytes:
     """Bytes of the tensors that the last stage keeps of one microbatch besides its layers: those of the final norm, of
     the head and of the loss, which computes logits only in the backward. The inputs of the norms of further tokens are
-    kept before the blocks (memory/further_tokens.py), but for one."""
+    kept before the blocks (memory/layer_memory.py), but for one."""
     masked = (IN_ENDS.uncounted,) if job.data.separate_documents else ()
     norm = ENDS.final_input, IN_ENDS.final_statistics, ENDS.final_norm_out
     return Share.of(job).bytes_of((*masked, *norm, IN_ENDS.targets, IN_ENDS.further_tokens))

@@ -62,8 +62,8 @@ def every_rank_has_room(
 
 def _of_ranks(job: JobSpec, ranks: Iterable[int]) -> Iterator[Memory]:
     """The memory of some pipeline ranks by their accounts, each made when the iterator reaches it."""
-    alike = _Alike(as_full(job))
-    return (of_account(job, _account(alike, rank)) for rank in ranks)
+    alike, overhead_bytes = _Alike(as_full(job)), device_of(job.cluster.device).offered_bytes - job_room_bytes(job)
+    return (_of_account(_account(alike, rank), overhead_bytes) for rank in ranks)
 
 
 def as_full(job: JobSpec) -> JobSpec:
@@ -118,8 +118,9 @@ def _fullest(ranks: list[Memory]) -> Memory:
     return replace(fullest_rank, host=max(float(memory.host) for memory in ranks))
 
 
-def of_account(job: JobSpec, rank: RankMemory) -> Memory:
-    """A rank's account in the form of a prediction; `overhead` is the part of the device that the plan can't fill."""
+def _of_account(rank: RankMemory, overhead_bytes: float) -> Memory:
+    """A rank's account in the form of a prediction; `overhead_bytes` are the part of the device that the plan can't
+    fill."""
     return Memory(
         float(rank.parameters_bytes),
         float(rank.gradients_bytes),
@@ -127,7 +128,7 @@ def of_account(job: JobSpec, rank: RankMemory) -> Memory:
         float(rank.activations_bytes),
         buffers=float(rank.buffers_bytes),
         working=float(rank.working_bytes),
-        overhead=device_of(job.cluster.device).offered_bytes - job_room_bytes(job),
+        overhead=overhead_bytes,
         host=float(rank.host_bytes),
     )
 

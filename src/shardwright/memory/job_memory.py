@@ -12,6 +12,7 @@ from shardwright.config.job import JobSpec
 from shardwright.memory.activation_peak import activation_bytes
 from shardwright.memory.persistent_buffers import kept_bytes
 from shardwright.memory.rank_state import UnitState, rank_state
+from shardwright.memory.state_bytes import FLOAT, ElementBytes, HeldElements, state_bytes
 from shardwright.memory.zero_replay import replay
 from shardwright.schedule.job_program import job_program, steps_to_fill
 from shardwright.schedule.lowering.weight_versions import stashed_versions
@@ -19,8 +20,6 @@ from shardwright.schedule.schedule import Program
 from shardwright.sharding.buckets import num_hosted
 from shardwright.sharding.memory_account import RankMemory
 from shardwright.sharding.optimizer_state import moment_bytes
-
-_FLOAT = 4  # bytes of a master weight, and of a gradient on the host
 
 
 def job_memory(job: JobSpec, ranks: Sequence[int] | None = None) -> list[RankMemory]:
@@ -52,32 +51,24 @@ def rank_memory(job: JobSpec, program: Program, pp_rank: int, tp_index: int = 0)
 
 def unit_memory(job: JobSpec, unit: UnitState, versions: int = 1) -> RankMemory:
     """The memory of one unit between steps, with `versions` copies of its values."""
-    zero, unit_size, shard = unit.replicas.zero, unit.layout.size, unit.layout.shard_size
-    compute = _FLOAT if unit.is_exact else job.precision.compute_bytes
-    values = versions * compute * (shard if zero == 3 else unit_size)
-    is_hosted = zero == 3 and job.plan.offload_parameters
-    on_device, on_host = _optimizer_bytes(job, unit)
+    zero, shard, precision = unit.replicas.zero, unit.layout.shard_size, job.precision
+    held = state_bytes(
+        HeldElements(unit.layout.size, shard, num_hosted(job.plan.offload_optimizer, shard)),
+        ElementBytes(
+            versions * (FLOAT if unit.is_exact else precision.compute_bytes),
+            precision.gradient_bytes,
+            moment_bytes(job.optimizer, precision, unit.by_matrix),
+            is_exact=unit.is_exact or precision.compute == "float32",
+        ),
+        zero,
+        are_values_hosted=zero == 3 and job.plan.offload_parameters,
+        is_one_memory=job.runs_on_cpu,
+    )
     return RankMemory(
-        parameters_bytes=0 if is_hosted else values,
-        gradients_bytes=job.precision.gradient_bytes * (shard if zero >= 2 else unit_size),
-        optimizer_bytes=on_device,
+        parameters_bytes=held.parameters,
+        gradients_bytes=held.gradients,
+        optimizer_bytes=held.optimizer,
         activations_bytes=0,
         buffers_bytes=0,
-        host_bytes=on_host + (values if is_hosted else 0),
+        host_bytes=held.host,
     )
-
-
-def _optimizer_bytes(job: JobSpec, unit: UnitState) -> tuple[int, int]:
-    """Bytes of optimizer states and master weights (on the device, on the host); on the host with copies of gradients.
-
-    Values in float32 serve as masters if both are in the same memory (parallel/zero/master_weights.py).
-    """
-    num_on_host = num_hosted(job.plan.offload_optimizer, unit.layout.shard_size)
-    num_on_device = unit.layout.shard_size - num_on_host
-    is_exact = unit.is_exact or job.precision.compute == "float32"
-    # On a CPU host and device are one memory, but offloaded state is copied all the same.
-    values_on_host = unit.replicas.zero == 3 and job.plan.offload_parameters and not job.runs_on_cpu
-    has_master = {False: not is_exact or values_on_host, True: not is_exact or not values_on_host}
-    moments = moment_bytes(job.optimizer, job.precision, unit.by_matrix)
-    on_device = num_on_device * (moments + _FLOAT * has_master[False])
-    return on_device, num_on_host * (moments + _FLOAT + _FLOAT * has_master[True])

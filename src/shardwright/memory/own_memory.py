@@ -2,9 +2,9 @@
 
 The account itself computes, once for each distinct layer, the bytes that the layer keeps, recomputes, leaves for its
 weight gradients and needs while it runs. This module multiplies them by the microbatches in flight, for which schedules
-have closed forms, and adds the state and ZeRO's buffers. The account replays the rank's own list of actions instead,
-which takes thousands of times as long. A test compares the two (tests/memory/test_own_memory.py), and the account
-judges the plans of a search before they are shown.
+have closed forms, and adds the state (state_bytes.py) and ZeRO's buffers. The account replays the rank's own list of
+actions instead, which takes thousands of times as long. A test compares the two (tests/memory/test_own_memory.py), and
+the account judges the plans of a search before they are shown.
 """
 
 from functools import partial
@@ -32,13 +32,12 @@ from shardwright.memory.activations import (
     head_working_bytes,
     layer_of,
 )
-from shardwright.memory.further_tokens import further_layers
 from shardwright.memory.kept_tensors import Bytes, Share
-from shardwright.memory.layer_memory import LayerMemory
+from shardwright.memory.layer_memory import LayerMemory, further_layers
+from shardwright.memory.state_bytes import FLOAT, ElementBytes, HeldElements, state_bytes
 from shardwright.sharding.groups import SHARDS, layout
 from shardwright.sharding.optimizer_state import moments_of
 
-_FLOAT = 4
 _OF_LAYER, _OF_ENDS = 4, 8  # rows of a kind of layer, and of embedding, head and further tokens
 # Policies of a search, asked for together: to make a layer takes longer than to ask it.
 _USUAL = ("none", "attention", "activation+norm", "activation+attention+norm+qkv+up", "full")
@@ -215,24 +214,23 @@ def held_state(
     grid: PlanGrid, num_elements: tuple[Array, ...], by_matrix: tuple[Numbers, ...]
 ) -> tuple[Numbers, Numbers, Numbers, Numbers]:
     """Bytes of (parameters, gradients, optimizer, host) of common elements, and of routed experts' if any; `by_matrix`
-    has the number of each that are updated by matrix. Counted as in memory/job_memory.py, without padding."""
-    parameters, gradients, optimizer, host = (0.0 * num_elements[0] for _ in range(4))
-    values = grid.element_bytes
-    gradient = grid.gradient_bytes or _FLOAT
-    master = _FLOAT if values < _FLOAT else 0
+    has the number of each that are updated by matrix. Shards have no padding."""
+    totals: list[Numbers] = [0.0 * num_elements[0] for _ in range(4)]
     of_matrices, of_others = (
-        len(moments_of(grid.optimizer, is_by_matrix)) * (grid.moment_bytes or _FLOAT) for is_by_matrix in (True, False)
+        len(moments_of(grid.optimizer, is_by_matrix)) * (grid.moment_bytes or FLOAT) for is_by_matrix in (True, False)
     )
     for elements, num_by_matrix, kind in zip(num_elements, by_matrix, SHARDS.values(), strict=False):
         moments = of_others + (of_matrices - of_others) * num_by_matrix / np.maximum(1.0, elements)
-        shards = layout(grid, kind).size
-        resident = elements * np.where(grid.zero == 3, 1 / shards, 1.0)
-        updated = elements * np.where(grid.zero > 0, 1 / shards, 1.0)
-        parameters = parameters + values * resident * (1 - grid.offload_parameters)
-        gradients = gradients + gradient * elements * np.where(grid.zero >= 2, 1 / shards, 1.0)
-        optimizer = optimizer + updated * (moments + master) * (1 - grid.offload_optimizer)
-        host_moments = moments + _FLOAT + master  # with a copy of the gradient
-        host = host + updated * host_moments * grid.offload_optimizer + values * resident * grid.offload_parameters
+        shard = elements * np.where(grid.zero > 0, 1 / layout(grid, kind).size, 1.0)
+        element = ElementBytes(
+            grid.element_bytes, grid.gradient_bytes or FLOAT, moments, is_exact=grid.element_bytes == FLOAT
+        )
+        are_values_hosted = (grid.zero == 3) * grid.offload_parameters
+        num = HeldElements(elements, shard, shard * grid.offload_optimizer)
+        held = state_bytes(num, element, grid.zero, are_values_hosted, is_one_memory=False)
+        kinds = held.parameters, held.gradients, held.optimizer, held.host
+        totals = [total + num_bytes for total, num_bytes in zip(totals, kinds, strict=True)]
+    parameters, gradients, optimizer, host = totals
     return parameters, gradients, optimizer, host
 
 
@@ -252,7 +250,7 @@ def held_buffers(run: Run, ranks: PipelineRanks, common: Array, routed: Array) -
     tables = table * ranks.num_tables(run.shape)
     num_layers = np.maximum(1, sum(ranks.layers))
     layer = np.maximum(0.0, num_borrowed - tables) / num_layers
-    values, gradient = grid.element_bytes, grid.gradient_bytes or _FLOAT
+    values, gradient = grid.element_bytes, grid.gradient_bytes or FLOAT
     # The modules of further tokens use the table while the head is gathered, or on its way.
     num_tables = 2.0 if run.shape.mtp and not run.shape.tied else 1.0
     largest = np.minimum(tables, table) * np.where(ranks.head > 0, num_tables, 1.0)
@@ -276,5 +274,5 @@ def held_buffers(run: Run, ranks: PipelineRanks, common: Array, routed: Array) -
             resident_routed + np.where(grid.zero < 3, num_borrowed - tables, stage)
         )
     if COMPRESSIONS[grid.compress].kept_elements is not None:
-        num_bytes = num_bytes + _FLOAT * (common + routed * shares_routed) * (grid.replicas > 1)
+        num_bytes = num_bytes + FLOAT * (common + routed * shares_routed) * (grid.replicas > 1)
     return num_bytes

@@ -18,7 +18,7 @@ from shardwright.config.layer_kind import has_experts, is_layer
 from shardwright.config.software import SoftwareSpec
 from shardwright.config.units import MIB
 from shardwright.cost.calibration import Constants, device_constant, device_of, software_under
-from shardwright.cost.communicators import room_bytes
+from shardwright.cost.communicators import rooms_bytes
 from shardwright.cost.pipeline_bubble import in_flight
 from shardwright.cost.update_time import held_by_matrix, scratch_bytes
 from shardwright.layers.arrays import Array, Numbers, only, picked, stacked_rows
@@ -168,7 +168,7 @@ def _of_this_runtime(
         activations,
         buffers=buffers,
         working=working,
-        overhead=device.offered_bytes - room_bytes(run) + 0.0 * working,
+        overhead=device.offered_bytes - rooms_bytes(run, memo) + 0.0 * working,
         host=host + offloaded,
     )
 

@@ -13,7 +13,7 @@ from itertools import groupby, pairwise
 from shardwright.config.job import JobSpec
 from shardwright.memory.held_messages import Message, held_messages
 from shardwright.memory.rank_state import StageState, UnitKey, UnitState
-from shardwright.schedule.action import Action, Kind
+from shardwright.schedule.action import COMPUTE, Action, Kind
 from shardwright.schedule.lowering.reductions import before_reductions
 from shardwright.schedule.message_sizes import message_bytes
 from shardwright.schedule.schedule import Program
@@ -269,15 +269,24 @@ class _Replay:
         """The indices of actions at which a unit may communicate, borrow or be cast: often a few of thousands. The
         others only take and leave messages."""
         armed = set[int]()
+        at_any_time = {
+            (kind, number)
+            for number, stage in self._stages.items()
+            for kind in COMPUTE
+            if self._casts or stage.has_events_at(kind)
+        }
         for index, action in enumerate(self._row):
             armed.update(arming.stage for arming in self._armings.get(index, ()))
-            if action.kind in _OF_UNITS or any(
-                self._casts or part.stage in armed or self._stages[part.stage].has_events_at(part.kind)
-                for part in action.computes()
-            ):
+            kind, stage_number = action[:2]
+            if kind in _OF_UNITS:
                 yield index
-            if action.kind is Kind.REDUCE:
-                armed.discard(action.stage)
+                if kind is Kind.REDUCE:
+                    armed.discard(stage_number)
+            elif kind in COMPUTE:
+                if stage_number in armed or (kind, stage_number) in at_any_time:
+                    yield index
+            elif any(part.stage in armed or part[:2] in at_any_time for part in action.parts):
+                yield index
 
     def run(self) -> None:
         """Replay the list of the rank once."""

@@ -9,7 +9,7 @@ paper has the opposite order.
 The last k positions of a sequence have no such target. There module k sees id 0 in place of a token; no earlier
 position sees that id.
 
-The tensors that its backward keeps before the block are listed in memory/further_tokens.py; their sizes are in
+The tensors that its backward keeps before the block are listed in memory/layer_memory.py; their sizes are in
 memory/kept_tensors.py (InnerEnds).
 
 Shape suffixes: S sequence, s tokens of this rank between layers, B batch, H hidden, T = S + 1.

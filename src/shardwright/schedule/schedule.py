@@ -51,9 +51,9 @@ class Schedule:
 
     def _computed_as(self, kind: Kind) -> frozenset[tuple[int, int]]:
         """(stage, microbatch) of all actions of a kind, in pairs too."""
-        kinds = (kind, Kind.OVERLAP)
-        actions = [action for row in self.ranks for action in row if action[0] in kinds]
-        return frozenset(part[1:3] for action in actions for part in action.computes() if part.kind is kind)
+        pair = Kind.OVERLAP
+        actions = [action for row in self.ranks for action in row if action[0] is kind or action[0] is pair]
+        return frozenset(part[1:3] for action in actions for part in action.parts or (action,) if part[0] is kind)
 
     @cached_property
     def trains(self) -> bool:

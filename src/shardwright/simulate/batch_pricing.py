@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from shardwright.cost.calibration import Constants
 from shardwright.layers.arrays import only, picked
+from shardwright.layers.memo import Memo
 from shardwright.layers.query import Run, stacked
 from shardwright.memory.rank_estimate import Memory, peak_memory
 from shardwright.simulate.closed_form import StepTime, step_time
@@ -27,12 +28,14 @@ def batches(runs: Sequence[Run]) -> Iterator[tuple[Run, list[int]]]:
         yield replace(runs[places[0]], grid=stacked([runs[place].grid for place in places])), places
 
 
-def prices(runs: Sequence[Run], constants: Constants) -> list[Price | str]:
-    """The price of each run, or the error that left it without one."""
+def prices(runs: Sequence[Run], constants: Constants, memo: Memo | None = None) -> list[Price | str]:
+    """The price of each run, or the error that left it without one. `memo` has earlier results, if all runs are of the
+    same model and cluster."""
     answers: dict[int, Price | str] = {}
     for run, places in batches(runs):
+        run_memo = memo or Memo()
         try:
-            time, memory = step_time(run, constants), peak_memory(run, constants)
+            time, memory = step_time(run, constants, run_memo), peak_memory(run, constants, run_memo)
         except (KeyError, ValueError) as error:
             answers |= dict.fromkeys(places, str(error.args[0]))
             continue

@@ -233,12 +233,14 @@ class _Layout:
         sender[[_THERE, _UNSEEN]] = 2 * len(order)
         is_work = ~self.is_collective
         rows, pairs = self._rows()
+        standing, has_waits = standing[order], (waits[heads[order]] != _THERE).any(axis=1)
+        begun_at = [first for first, _ in ranges]
+        issue, wait = (np.logical_or.reduceat(has, begun_at) for has in ((standing >= 0).any(axis=1), has_waits))
         rounds = []
-        for first, last in ranges:
-            pieces = order[first:last]
-            turns = [indices[indices >= 0] for indices in standing[pieces].T]
+        for (first, last), issues, waiting in zip(ranges, issue.tolist(), wait.tolist(), strict=True):
+            turns = [indices[indices >= 0] for indices in standing[first:last].T] if issues else []
             issued = tuple(collectives.after(predecessors, indices) for indices in turns if len(indices))
-            rounds.append(Round(first, last, bool((waits[heads[pieces]] != _THERE).any()), issued))
+            rounds.append(Round(first, last, waiting, issued))
         return Rounds(
             num_stages=self.schedule.num_stages, num_marks=self.messages, rounds=tuple(rounds),
             before=predecessors[order], messages=sender[messages[heads]][order], borders=borders[heads][order],

@@ -23,7 +23,7 @@ from shardwright.cost.stage_time import Costing, PieceTime, Repeatable
 from shardwright.layers.arrays import Array, Numbers, only, stacked_rows
 from shardwright.layers.memo import Memo, layer_columns, layer_words, plain_columns, shard_columns, shard_words
 from shardwright.layers.query import PlanGrid, Run
-from shardwright.layers.stage_contents import PipelineRanks, layers_by_kind
+from shardwright.layers.stage_contents import LayerKind, PipelineRanks, layers_by_kind
 from shardwright.schedule.pipeline_shape import PipelineShape
 from shardwright.schedule.shape_program import shape_program
 from shardwright.schedule.timing import Costs, play
@@ -134,6 +134,13 @@ def microbatch_time(run: Run, constants: Constants, memo: Memo) -> PieceTime:
     return PieceTime(*_of_microbatch(run, _piece_times(run, _rates(run, constants, memo), constants, memo)))
 
 
+def piece_times(run: Run, constants: Constants, memo: Memo) -> dict[LayerKind, PieceTime]:
+    """The time of one microbatch by (piece, policy of recomputation): each kind of layer, the embedding, the head and a
+    module that predicts further tokens. Numbers of the run are arrays."""
+    times = _piece_times(run, _rates(run, constants, memo), constants, memo)
+    return {piece: PieceTime(*fields) for piece, fields in zip(_pieces(run), times, strict=True)}
+
+
 def _rates(run: Run, constants: Constants, memo: Memo) -> Rates:
     rates = memo.once(("rates", run.grid.precision, run.grid.compute, run.setting), lambda: rates_of(run, constants))
     return replace(rates, busy=run.grid.world)
@@ -186,10 +193,14 @@ def _of_microbatch(run: Run, times: list[Array]) -> Numbers:
 _ENDS = ("embedding", "none"), ("head", "none")
 
 
+def _pieces(run: Run) -> tuple[LayerKind, ...]:
+    """The kinds of layers, the embedding, the head, and a module that predicts further tokens if there are any."""
+    return *layers_by_kind(run.shape, run.grid), *_ENDS, *([("mtp", "none")] if run.shape.mtp else ())
+
+
 def _piece_times(run: Run, rates: Rates, constants: Constants, memo: Memo) -> list[Array]:
-    """The fields of each piece's PieceTime, in shape (fields, plans): kinds of layers, the embedding, the head."""
-    grid = run.grid
-    pieces = *layers_by_kind(run.shape, grid), *_ENDS, *([("mtp", "none")] if run.shape.mtp else ())
+    """The fields of each piece's PieceTime, in shape (fields, plans), in the order of `_pieces`."""
+    grid, pieces = run.grid, _pieces(run)
     # It matters only if the schedule computes another microbatch meanwhile.
     is_paired = run.shape.experts is not None and grid.is_paired
     words = is_paired, *layer_words(grid)
@@ -257,16 +268,20 @@ def _bubble(steps: _Steps) -> Numbers:
         input_grad = total / count - forward - weight
         if SCHEDULES[name].idle_s is not None:
             return np.where(p > 1, bubble(name, p, m, v, f=forward, i=input_grad, w=weight), 0.0)
-        played = np.vectorize(_played, otypes=[float])
-        times = (np.round(seconds, 9) for seconds in (forward, input_grad, weight))
-        return np.where(p > 1, played(name, p, m, v, *times) - step, 0.0)
+        times = (np.round(seconds, 9).tolist() for seconds in (forward, input_grad, weight))
+        shapes, passes_s = zip(p.tolist(), m.tolist(), v.tolist(), strict=True), zip(*times, strict=True)
+        played = [_played(name, shape, pass_s) for shape, pass_s in zip(shapes, passes_s, strict=True)]
+        return np.where(p > 1, played - step, 0.0)
 
     return steps.grid.by_schedule(waits)
 
 
 @lru_cache(maxsize=1024)
-def _played(name: str, p: int, m: int, v: int, forward: float, input_grad: float, weight: float) -> float:
-    """Makespan of a schedule with equal stages: of a few microbatches, and more at the pace of a rank."""
+def _played(name: str, shape: tuple[int, int, int], pass_s: tuple[float, float, float]) -> float:
+    """Makespan of a schedule with equal stages: of a few microbatches, and more at the pace of a rank. `shape`: ranks,
+    microbatches and stages a rank; `pass_s`: seconds of the forward, the input gradient and the weight gradient of a
+    microbatch on a rank."""
+    (p, m, v), (forward, input_grad, weight) = shape, pass_s
     few = min(m, 4 * p)
     program = shape_program(name, PipelineShape(p, few, v))
     share = p / program.num_stages

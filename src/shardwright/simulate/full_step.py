@@ -15,18 +15,19 @@ import numpy as np
 from shardwright.config.job import JobSpec
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.software import SoftwareSpec
-from shardwright.cost.calibration import Constants
+from shardwright.cost.calibration import Constants, rates_of, software_under
 from shardwright.cost.collective_time import message_latency_s, message_s
 from shardwright.cost.data_parallel import DataParallel
 from shardwright.cost.from_job import run_of
 from shardwright.cost.group_links import Groups
-from shardwright.cost.stage_time import Costing, PieceTime, beside
+from shardwright.cost.stage_time import PieceTime, beside
+from shardwright.layers.memo import Memo
 from shardwright.layers.stage_contents import PipelineRanks, PipelineStages, held_by_rank, layer_kinds
 from shardwright.schedule.job_program import Order, job_order, job_placement
 from shardwright.schedule.timing import Costs
 from shardwright.sharding.stage_placement import StagePlacement
 from shardwright.simulate.batched_timing import Rounds, rounds_of
-from shardwright.simulate.closed_form import StepTime, border_bytes, step_time
+from shardwright.simulate.closed_form import StepTime, border_bytes, piece_times, step_time
 
 _MOST = 2**14  # simulated microbatches times stages
 
@@ -36,13 +37,16 @@ def simulated_step(job: JobSpec, constants: Constants) -> StepTime:
 
     Without a pipeline, and for schedules that don't drain, the result is that of `step_time`.
     """
-    return simulated_steps([job], [step_time(run_of(job), constants)], constants)[0]
+    memo = Memo()
+    return simulated_steps([job], [step_time(run_of(job), constants, memo)], constants, memo)[0]
 
 
-def simulated_steps(jobs: Sequence[JobSpec], closed: Sequence[StepTime], constants: Constants) -> list[StepTime]:
-    """Full steps of several jobs; `closed` are their steps by `step_time`. Jobs with one order are simulated at
-    once."""
-    stages = [_Stages.of(job, constants) if is_simulated(job) else None for job in jobs]
+def simulated_steps(
+    jobs: Sequence[JobSpec], closed: Sequence[StepTime], constants: Constants, memo: Memo
+) -> list[StepTime]:
+    """Full steps of several jobs; `closed` are their steps by `step_time`. Jobs with one order are simulated at once.
+    `memo` has earlier results for the same model, cluster and constants."""
+    stages = [_Stages.of(job, constants, memo) if is_simulated(job) else None for job in jobs]
     cases = [
         case
         for job, job_stages in zip(jobs, stages, strict=True)
@@ -68,7 +72,7 @@ def step_on_parts_s(part_jobs: Sequence[JobSpec], part_of_rank: Sequence[int], c
     opposite directions, takes as long as on the slower rank, because costs are by stage.
     """
     closed = [step_time(run_of(job), constants) for job in part_jobs]
-    job, part_stages = part_jobs[0], [_Stages.of(job, constants) for job in part_jobs]
+    job, part_stages = part_jobs[0], [_Stages.of(job, constants, Memo()) for job in part_jobs]
     stages = _Stages.on_parts(part_stages, job, part_of_rank)
     seconds = _seconds(case for order in simulated_orders(job) for case in _cases(order, stages))
     busy_s, bubble_s, messages_s, data_s = _parts_s(job, stages, seconds)
@@ -84,7 +88,7 @@ def action_costs(job: JobSpec, constants: Constants) -> Costs:
 
     KeyError names an unknown input, ValueError a contradiction.
     """
-    return _Stages.of(job, constants).costs(has_messages=True, has_collectives=True)
+    return _Stages.of(job, constants, Memo()).costs(has_messages=True, has_collectives=True)
 
 
 def simulated_bubble(job: JobSpec, costs: Costs) -> float:
@@ -175,7 +179,7 @@ class _Stages:
     leak: float
 
     @classmethod
-    def of(cls, job: JobSpec, constants: Constants) -> "_Stages":
+    def of(cls, job: JobSpec, constants: Constants, memo: Memo) -> "_Stages":
         """The seconds of one plan."""
         run, num_stages = run_of(job), job.plan.num_stages
         grid = run.grid.as_arrays()
@@ -183,25 +187,24 @@ class _Stages:
         contents = held_by_rank(kinds, PipelineStages("1f1b", num_stages, 1, grid.layout, mtp=run.shape.mtp))
         stages = PipelineRanks.of(kinds, [contents], np.zeros(1, np.int64))
         # A stage's gathers and reductions are simulated, and so not part of its seconds.
-        costing = Costing.of(replace(run, grid=replace(grid, zero=0 * grid.zero)), constants)
-        pieces = {kind: costing.piece(*kind) for kind in stages.kinds}
-        embedding, head = costing.piece("embedding"), costing.piece("head")
-        seconds = embedding.times(stages.embedding) + head.times(stages.head)
+        pieces = piece_times(replace(run, grid=grid.having({"zero": 0 * grid.zero})), constants, memo)
+        seconds = pieces["embedding", "none"].times(stages.embedding) + pieces["head", "none"].times(stages.head)
         if run.shape.mtp:
-            seconds += costing.piece("mtp").times(stages.head * run.shape.mtp)
+            seconds += pieces["mtp", "none"].times(stages.head * run.shape.mtp)
         for kind, count in zip(stages.kinds, stages.layers, strict=True):
             seconds += pieces[kind].times(count)
         if run.grid.recompute == "stage":  # the recomputation is an action of its own
             seconds = replace(seconds, again=0.0 * seconds.again)
         forward = seconds.forward + seconds.exposed_forward
-        rates, size = costing.rates, border_bytes(replace(run, grid=grid), costing.software)
-        groups = Groups(replace(run, grid=grid))
+        run = replace(run, grid=grid)
+        software, rates, groups = software_under(run), rates_of(run, constants), Groups(run)
+        size = border_bytes(run, software)
         pipeline = groups.pp
         latency_s = message_latency_s(rates, pipeline)
-        ends = DataParallel.of(replace(run, grid=grid), costing.software, rates, groups, stages, PieceTime())
+        ends = DataParallel.of(run, software, rates, groups, stages, PieceTime())
         reduce_s, _, gather_s = ends.exchanged_s()
         placement = job_placement(job)
-        are_beside = costing.software.reduce_overlap or run.grid.zero >= 2
+        are_beside = software.reduce_overlap or job.plan.zero >= 2
         return cls(
             forward=_by_stage(forward),
             input_grad=_by_stage(seconds.total - forward - seconds.weight_grad),
@@ -209,8 +212,8 @@ class _Stages:
             transfer_s=float(np.ravel(message_s(rates, pipeline, size))[0]) - latency_s,
             latency_s=latency_s,
             reduce=_by_stage(reduce_s) if are_beside else (),
-            gather=_by_stage(gather_s) if run.grid.zero == 3 else (),
-            updated_s=_updated_s(costing.software, ends, gather_s, placement) * (run.grid.zero < 3),
+            gather=_by_stage(gather_s) if job.plan.zero == 3 else (),
+            updated_s=_updated_s(software, ends, gather_s, placement) * (job.plan.zero < 3),
             leak=rates.leak,
         )
 
@@ -310,7 +313,7 @@ def _seconds(cases: Iterable[_Case]) -> dict[_Case, _Seconds]:
     return seconds
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=64)
 def _rounds(order: Order, has_collectives: bool) -> Rounds:
     return rounds_of(order.without_messages(), has_collectives)
 

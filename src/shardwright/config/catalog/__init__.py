@@ -7,6 +7,7 @@ a cluster, the calibration of a device) are relative to its own folder.
 import difflib
 import os
 import tomllib
+from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -21,8 +22,13 @@ _NAMING = ("device", "software", "generation", "calibration")
 
 def names(kind: Kind) -> list[str]:
     """Catalog names of one kind, sorted."""
+    return list(_names(kind))
+
+
+@lru_cache(maxsize=16)  # because a search checks thousands of plans for the same devices
+def _names(kind: Kind) -> tuple[str, ...]:
     folder = resources.files(__package__) / kind
-    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+    return tuple(sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml")))
 
 
 def is_file(name: str) -> bool:

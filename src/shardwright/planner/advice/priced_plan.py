@@ -8,6 +8,7 @@ from shardwright.config.schedule_facts import searched
 from shardwright.cost.calibration import Constants, pessimistic
 from shardwright.cost.from_job import run_of
 from shardwright.cost.money import Money, step_money
+from shardwright.layers.memo import Memo
 from shardwright.memory.job_memories import fullest
 from shardwright.memory.rank_estimate import Memory
 from shardwright.planner.search.constraints import Constraints
@@ -59,14 +60,15 @@ class PricedPlan:
 
 
 def priced(jobs: Sequence[JobSpec], constants: Constants, times: Sequence[StepTime] | None = None) -> list[PricedPlan]:
-    """The prices of jobs' plans. Each step is simulated in its own order of work, unless `times` has the steps.
+    """The prices of jobs' plans, for one model and cluster. Each step is simulated in its own order of work, unless
+    `times` has the steps.
 
     KeyError names an unknown number that a price needs.
     """
-    runs = [run_of(job) for job in jobs]
-    closed, cautious = _known(prices(runs, constants)), _known(prices(runs, pessimistic()))
+    runs, memo = [run_of(job) for job in jobs], Memo()
+    closed, cautious = _known(prices(runs, constants, memo)), _known(prices(runs, pessimistic(), Memo()))
     if times is None:
-        times = simulated_steps(jobs, [price.time for price in closed], constants)
+        times = simulated_steps(jobs, [price.time for price in closed], constants, memo)
     plans = []
     for job, time, price, worst in zip(jobs, times, closed, cautious, strict=True):
         money, memory = step_money(job.cluster, float(time.total), job.plan.world), fullest(job, constants)

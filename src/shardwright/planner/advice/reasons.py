@@ -18,6 +18,7 @@ from shardwright.cost.from_job import run_of
 from shardwright.cost.group_links import Groups
 from shardwright.explain.operator_passes import piece_passes, rank_pieces
 from shardwright.explain.rank_collectives import layer_crossings
+from shardwright.layers.memo import Memo
 from shardwright.memory.job_memories import fullest
 from shardwright.memory.rank_estimate import Memory
 from shardwright.memory.step_collectives import PassCounts
@@ -73,15 +74,15 @@ def reasons(job: JobSpec, schedules: tuple[str, ...], constants: Constants) -> l
 
     Steps are simulated in full, each in its plan's order of work.
     """
-    adjacent = neighbours(job, schedules)
+    adjacent, memo = neighbours(job, schedules), Memo()
     if job.plan.layout:  # neighbours get their best stages, too
-        adjacent = [_laid_out(neighbour, constants) for neighbour in adjacent]
-    priced = prices([run_of(job), *(run_of(neighbour.job) for neighbour in adjacent)], constants)
+        adjacent = [_laid_out(neighbour, constants, memo) for neighbour in adjacent]
+    priced = prices([run_of(job), *(run_of(neighbour.job) for neighbour in adjacent)], constants, memo)
     jobs = [job, *(neighbour.job for neighbour in adjacent)]
     indexed_prices = [(index, price) for index, price in enumerate(priced) if isinstance(price, Price)]
     assert indexed_prices[0][0] == 0, "the plan itself has been priced before"
     own_time, *times = simulated_steps(
-        [jobs[index] for index, _ in indexed_prices], [price.time for _, price in indexed_prices], constants
+        [jobs[index] for index, _ in indexed_prices], [price.time for _, price in indexed_prices], constants, memo
     )
     all_reasons = [
         _reason(
@@ -125,10 +126,10 @@ def _with_exact_memory(price: Price, neighbour: Neighbour, own_time: StepTime, c
     return replace(price, memory=fullest(neighbour.job, constants))
 
 
-def _laid_out(neighbour: Neighbour, constants: Constants) -> Neighbour:
+def _laid_out(neighbour: Neighbour, constants: Constants, memo: Memo) -> Neighbour:
     """The neighbour with its best layout, if that pays and its plan has none."""
     plan = neighbour.job.plan
-    laid_out = paying_layout(neighbour.job, constants, LEAST_GAIN) if plan.pp > 1 and not plan.layout else None
+    laid_out = paying_layout(neighbour.job, constants, LEAST_GAIN, memo) if plan.pp > 1 and not plan.layout else None
     return replace(neighbour, job=laid_out) if laid_out else neighbour
 
 

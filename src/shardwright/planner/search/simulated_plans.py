@@ -249,7 +249,7 @@ class SimulatedPlans:
         key = _key(job)
         if key not in self._times:
             time, spare_s = step_time_and_spare(run_of(job), self.constants, self.memo)
-            (simulated,) = simulated_steps([job], [time], self.constants)
+            (simulated,) = simulated_steps([job], [time], self.constants, self.memo)
             self._times[key] = simulated, float(spare_s)
             self._closed_s[key] = float(time.total)
             ratio = float(simulated.total / time.total)

@@ -16,7 +16,7 @@ from shardwright.cost.from_job import run_of
 from shardwright.layers.memo import Memo
 from shardwright.planner.stages.partition_dp import NoFitError, best_stages
 from shardwright.planner.stages.partition_exchange import best_chunks
-from shardwright.planner.stages.piece_prices import pipeline_slots
+from shardwright.planner.stages.piece_prices import pipeline_slots, timed_pieces
 from shardwright.planner.stages.pieces import PipelineSlot, Stages, may_be_empty, stages_of
 from shardwright.schedule.job_program import job_placement
 from shardwright.sharding.stage_placement import StagePlacement, in_line
@@ -75,12 +75,13 @@ def paying_layout(job: JobSpec, constants: Constants, least_gain: float, memo: M
     The job must be on devices of one kind. `memo` keeps earlier results of the same model and cluster. KeyError names
     what is unknown.
     """
-    slots, placement = pipeline_slots(run_of(job), job.plan, constants, memo), job_placement(job)
-    even = _even(job, slots, placement)
-    if most_gain(even, slots, placement) < least_gain:
+    run, memo, placement = run_of(job), memo or Memo(), job_placement(job)
+    timed_slots = [PipelineSlot(timed_pieces(run, constants, memo))] * job.plan.pp  # bytes take long to find
+    even = _even(job, timed_slots, placement)
+    if most_gain(even, timed_slots, placement) < least_gain:
         return None
     try:
-        stages = _best(job, slots, placement)
+        stages = _best(job, pipeline_slots(run, job.plan, constants, memo), placement)
     except NoFitError:  # because of the memory reserved for the largest rank
         return None
     return None if even.pipeline_s < (1 + least_gain) * stages.pipeline_s else _with_layout(job, stages)
@@ -95,8 +96,8 @@ def adjacent_layouts(
 
     The job must be on devices of one kind. `memo` as in `paying_layout`. KeyError names what is unknown.
     """
-    slots, placement = pipeline_slots(run_of(job), job.plan, constants, memo), job_placement(job)
-    layers = job.plan.stage_layers(job.model.layers)
+    placement, layers = job_placement(job), job.plan.stage_layers(job.model.layers)
+    slots = [PipelineSlot(timed_pieces(run_of(job), constants, memo or Memo()))] * job.plan.pp
     current = stages_of(layers, slots, placement, job.num_microbatches)
     slowest = max(range(len(slots)), key=lambda rank: current.rank_s[rank])
     most_s = max(current.rank_s) * (_ALIKE if may_be_equal else 1 - _ROUNDING)

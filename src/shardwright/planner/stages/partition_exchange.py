@@ -35,16 +35,15 @@ def best_chunks(slots: Sequence[PipelineSlot], placement: StagePlacement, num_mi
     loads = _Loads.of(slots, placement)
     num_free = num_layers - int(least.sum())
     counts = least + np.diff(np.arange(num_stages + 1) * num_free // num_stages)  # nearly equal parts
-    score = loads.scores(counts[None])[0]
+    _, score = loads.best(counts[None])
     while True:
         neighbours = _exchanges(counts, least)
         if not len(neighbours):
             break
-        scores = loads.scores(neighbours)
-        best = np.lexsort(scores.T[::-1])[0]
-        if not tuple(scores[best]) < tuple(score):
+        best, best_score = loads.best(neighbours)
+        if not best_score < score:
             break
-        counts, score = neighbours[best], scores[best]
+        counts, score = neighbours[best], best_score
     excess = loads.seconds_and_excess(counts[None])[1][0]
     if excess.max() > 0:
         raise NoFitError(int(excess.argmax()), float(excess.max()), num_layers, num_stages)
@@ -92,7 +91,9 @@ class _Loads:
 
     def seconds_and_excess(self, counts: Integers) -> tuple[Floats, Floats]:
         """Seconds of a microbatch, and bytes above the memory, 0 if it fits; both by [layout][rank]."""
-        stage_s, stage_bytes = self._of_stages(counts)
+        return self._on_ranks(*self._of_stages(counts))
+
+    def _on_ranks(self, stage_s: Floats, stage_bytes: Floats) -> tuple[Floats, Floats]:
         is_on_rank = (self.ranks[:, None] == np.arange(len(self.memory_bytes))).astype(float)
         rank_bytes = stage_bytes @ is_on_rank
         excess = np.where(rank_bytes > self.memory_bytes * (1 + 1e-12), rank_bytes - self.memory_bytes, 0.0)
@@ -106,16 +107,23 @@ class _Loads:
         stage_s = self.seconds[place, ends] - self.seconds[place, starts] + self.extra_s
         return stage_s, self.bytes[place, ends] - self.bytes[place, starts] + self.extra_bytes
 
-    def scores(self, counts: Integers) -> Floats:
-        """Scores by [layout], compared from left to right: excess, loads from the slowest on, unevenness of stages."""
-        seconds, excess = self.seconds_and_excess(counts)
-        slowest_first = -np.sort(-seconds, axis=1)
-        scale = self.seconds[:, -1].max()
+    def best(self, counts: Integers) -> tuple[int, tuple[float, ...]]:
+        """The first of the layouts with the lowest score, and that score, whose numbers are compared from left to
+        right: excess, loads from the slowest on, unevenness of stages."""
+        stage_s, stage_bytes = self._of_stages(counts)
+        seconds, excess = self._on_ranks(stage_s, stage_bytes)
+        scale, excess_bytes = self.seconds[:, -1].max(), excess.sum(axis=1)
+        # Few layouts have the least excess and then the fastest slowest rank: only these need the rest of the score.
+        indices = np.flatnonzero(excess_bytes == excess_bytes.min())
+        slowest = (seconds[indices].max(axis=1) / scale).round(_DIGITS)
+        indices = indices[slowest == slowest.min()]
+        slowest_first = -np.sort(-seconds[indices], axis=1)
         # Ranks pass work on stage by stage: among equal loads, stages that take equally long are best.
-        stage_s, _ = self._of_stages(counts)
-        uneven = ((stage_s / scale) ** 2).sum(axis=1, keepdims=True)
+        uneven = ((stage_s[indices] / scale) ** 2).sum(axis=1, keepdims=True)
         compared = np.concatenate([slowest_first / scale, uneven], axis=1).round(_DIGITS)
-        return np.concatenate([excess.sum(axis=1, keepdims=True), compared], axis=1)
+        scores = np.concatenate([excess_bytes[indices, None], compared], axis=1)
+        first = np.lexsort(scores.T[::-1])[0]
+        return int(indices[first]), tuple(scores[first])
 
 
 def _exchanges(counts: Integers, least: Integers) -> Integers:

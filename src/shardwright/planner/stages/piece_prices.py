@@ -12,14 +12,28 @@ from shardwright.config.layer_kind import has_experts
 from shardwright.config.plan import PlanSpec
 from shardwright.cost.calibration import Constants, device_of
 from shardwright.cost.pipeline_bubble import in_flight
-from shardwright.cost.stage_time import Costing, PieceTime
+from shardwright.cost.stage_time import PieceTime
 from shardwright.layers.memo import Memo
 from shardwright.layers.query import Run
 from shardwright.layers.stage_contents import LayerKind, layer_kinds
 from shardwright.memory.rank_estimate import Memory, memory_lost, rank_memory
 from shardwright.planner.stages.pieces import Piece, PipelineSlot
+from shardwright.simulate.closed_form import piece_times
 
 _ALL_LAYERS = 2**30  # more than any model has
+
+
+def timed_pieces(run: Run, constants: Constants, memo: Memo) -> tuple[Piece, ...]:
+    """The embedding, the layers and the head of a run with their seconds, and without bytes.
+
+    `memo` keeps earlier results of the same model and cluster. KeyError names what is unknown.
+    """
+    times = piece_times(replace(run, grid=run.grid.as_arrays()), constants, memo)
+    kinds, end = layer_kinds(run.shape, run.grid), times["head", "none"]
+    if mtp := run.shape.mtp:
+        end += (times["mtp", "none"] + times[kinds[-1]]).times(mtp)
+    piece_of_kind = {kind: _piece(times[kind]) for kind in dict.fromkeys(kinds)}
+    return _piece(times["embedding", "none"]), *(piece_of_kind[kind] for kind in kinds), _piece(end)
 
 
 def pipeline_slots(run: Run, plan: PlanSpec, constants: Constants, memo: Memo | None = None) -> list[PipelineSlot]:
@@ -29,25 +43,26 @@ def pipeline_slots(run: Run, plan: PlanSpec, constants: Constants, memo: Memo | 
     """
     memo = memo or Memo()
     kinds = layer_kinds(run.shape, run.grid)
-    costing = Costing.of(replace(run, grid=run.grid.as_arrays()), constants)
     lost = memory_lost(run, constants)
     room = device_of(run.device).offered_bytes
-    # With the head there are blocks of further tokens, if any, which are like the last layer.
-    embedding_rank, head_rank = _probe(run, kinds[-1], (0, 1), constants, memo)
-    piece_of_kind = {}
-    for kind in dict.fromkeys(kinds):
-        one_layer, two_layers = (_probe(run, kind, layout, constants, memo)[1] for layout in ((0, 1), (0, 2)))
+    probes = {kind: _probe(run, kind, (0, 1), constants, memo) for kind in dict.fromkeys(kinds)}
+    bytes_of_kind = {}  # (kept, held) of a layer
+    for kind, (_, one_layer) in probes.items():
+        _, two_layers = _probe(run, kind, (0, 2), constants, memo)
         kept_bytes = (1 + lost) * (two_layers.activations - one_layer.activations)
-        piece_of_kind[kind] = _piece(costing.piece(*kind), kept_bytes, _state(two_layers) - _state(one_layer))
-    layer, end = piece_of_kind[kinds[-1]], costing.piece("head")
-    if mtp := run.shape.mtp:
-        end += (costing.piece("mtp") + costing.piece(*kinds[-1])).times(mtp)
-    embedding = _piece(costing.piece("embedding"), 0.0, _state(embedding_rank))
+        bytes_of_kind[kind] = float(kept_bytes), _state(two_layers) - _state(one_layer)
+    # With the head there are blocks of further tokens, if any, which are like the last layer.
+    embedding_rank, head_rank = probes[kinds[-1]]
     # A stage without layers keeps the tensors that any stage keeps besides its layers.
     stage_kept = embedding_rank.activations
-    head_kept = (1 + lost) * (head_rank.activations - stage_kept) - layer.kept_bytes
-    head = _piece(end, 0.0, _state(head_rank) - layer.held_bytes + head_kept)
-    pieces = (embedding, *(piece_of_kind[kind] for kind in kinds), head)
+    layer_kept, layer_held = bytes_of_kind[kinds[-1]]
+    head_kept = (1 + lost) * (head_rank.activations - stage_kept) - layer_kept
+    head = 0.0, float(_state(head_rank) - layer_held + head_kept)
+    piece_bytes = (0.0, _state(embedding_rank)), *(bytes_of_kind[kind] for kind in kinds), head
+    pieces = tuple(
+        replace(piece, kept_bytes=kept, held_bytes=held)
+        for piece, (kept, held) in zip(timed_pieces(run, constants, memo), piece_bytes, strict=True)
+    )
     # Working memory hardly depends on the number of layers of a rank: that of an even layout is reserved.
     even_memories = rank_memory(replace(run, grid=replace(run.grid, layout=())), constants, memo)
     slots, m, v = [], run.grid.num_microbatches, plan.stages_per_rank
@@ -85,6 +100,6 @@ def _state(memory: Memory) -> float:
     return float(memory.parameters + memory.gradients + memory.optimizer)
 
 
-def _piece(time: PieceTime, kept_bytes: float, held_bytes: float) -> Piece:
+def _piece(time: PieceTime) -> Piece:
     total, forward = (float(np.ravel(seconds)[0]) for seconds in (time.total, time.forward + time.exposed_forward))
-    return Piece(forward, total - forward, float(kept_bytes), float(held_bytes))
+    return Piece(forward, total - forward)

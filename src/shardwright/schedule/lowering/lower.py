@@ -82,8 +82,12 @@ class _Products:
         self._made, self._arrived = ({product: bytearray(num_pairs) for product in Product} for _ in range(2))
         self._arrived[Product.OUTPUT][: self._m] = b"\1" * self._m  # tokens
         self._arrived[Product.GRADIENT][-self._m :] = b"\1" * self._m  # the loss
+        # By kind: what is there of each product that it needs, and the product if it may come from another rank.
         self._needs = {
-            kind: [(self._arrived if need.stage else self._made)[need.product] for need in needs]
+            kind: [
+                (self._arrived[product], product) if distance else (self._made[product], None)
+                for product, distance in needs
+            ]
             for kind, needs in NEEDS.items()
         }
 
@@ -92,9 +96,9 @@ class _Products:
         have made it."""
         for kind, stage, i, _, _ in parts:
             n = stage * self._m + i
-            for need, available in zip(NEEDS.get(kind, ()), self._needs.get(kind, ()), strict=True):
+            for available, product in self._needs.get(kind, ()):
                 if not available[n]:
-                    return _event(need.product, n) if need.stage else _NEVER
+                    return _NEVER if product is None else _event(product, n)
         return None
 
     def run(self, parts: tuple[Action, ...]) -> list[tuple[int, Action, int, Action]]:
@@ -128,9 +132,10 @@ def _with_reductions(row: Sequence[Action]) -> list[Action]:
     """A row with the reduction of each stage's gradients right after the last action that adds to them."""
     last_addition: dict[int, int] = {}  # by stage: the index of the action
     for index, action in enumerate(row):
-        for part in action.parts or (action,):
-            if part.kind in ADDS:
-                last_addition[part.stage] = index
+        if (kind := action[0]) in ADDS:
+            last_addition[action[1]] = index
+        elif kind is Kind.OVERLAP:
+            last_addition |= {part.stage: index for part in action.parts if part.kind in ADDS}
     complete: dict[int, list[int]] = {}  # by index: the stages whose gradients are complete after the action
     for stage, index in sorted(last_addition.items()):
         complete.setdefault(index, []).append(stage)

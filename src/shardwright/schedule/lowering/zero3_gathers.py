@@ -49,6 +49,7 @@ def _refuse_versions(program: Schedule) -> None:
 
 
 _MAY_NEED = (COMPUTE - {Kind.WEIGHT_GRAD}) | {Kind.OVERLAP}
+_MAY_ADD = ADDS | {Kind.OVERLAP}
 
 
 def stages_needed(action: Action) -> frozenset[int]:
@@ -87,7 +88,9 @@ def _reduced_by_run(row: tuple[Action, ...], by_microbatch: bool) -> tuple[Actio
     complete: dict[int, list[int]] = {}  # by index: the stages to reduce after the action
     last_index, last_stage = -1, -1
     for index, action in enumerate(row):
-        for kind, stage, *_ in action.parts or (action,):
+        if action[0] not in _MAY_ADD:
+            continue
+        for kind, stage, _, _, _ in action.parts or (action,):
             if kind in ADDS:
                 if last_index >= 0 and (by_microbatch or stage != last_stage):
                     complete.setdefault(last_index, []).append(last_stage)
