@@ -21,8 +21,9 @@ from shardwright.parallel.comm.process_groups import StandIns
 from shardwright.parallel.comm.transport import DryTransport
 from shardwright.parallel.tensor import initial_values
 from shardwright.parallel.tensor.initial_values import initial_box
+from shardwright.parallel.zero.unit_setting import NUMBERS
 from shardwright.sharding.parameter_shard import ParameterShard
-from shardwright.train.build import NUMBERS, Replica, build, job_mesh
+from shardwright.train.build import Replica, build, job_mesh
 from support.cases import small_job
 
 CPU = torch.device("cpu")
