@@ -236,8 +236,8 @@ _ELEMENTWISE = {"norm": _norm, "rotary": _rotary, "activation": _activation, "jo
 def _loss(bench: Bench, job: JobSpec) -> Row:
     """Head and loss, forward and all gradients, chunk by chunk."""
     m, tokens = job.model, _tokens(job)
-    connect = (lambda lines: DryTransport(is_gloo=False)) if bench.is_dry else None
-    mesh = job_mesh(job, 0, bench.device, stand_ins=StandIns(connect, bench.kind))
+    stand_ins = StandIns(lambda lines: DryTransport(is_gloo=False), bench.kind) if bench.is_dry else None
+    mesh = job_mesh(job, 0, bench.device, stand_ins=stand_ins)
     cut = LayerSharding(mesh.tp, mesh.cp, mesh.ep, mesh.expert_tp)
     place = ParameterShard((m.vocab, m.hidden), ((0, m.vocab), (0, m.hidden)), "normal", 0.02, "head")
     weight = PlacedParameter(bench.normal(m.vocab, m.hidden, std=0.02), place)

@@ -277,10 +277,10 @@ def _work(rank: int, via: str, kind: str, store: str, out: Path, names: list[str
         dist.all_reduce(ones)
         found["said"] = f"a sum of two ones is {ones[0].item():g}"
         bench = Bench(kind, False, False, out.parent, 0.0)
-        connect = partial(_through_host, rank) if via == "host" else None
+        stand_ins = StandIns(partial(_through_host, rank)) if via == "host" else None
         for name in names:
             job = two_rank_job(name)
-            record = _record(job, job_mesh(job, rank, device, stand_ins=StandIns(connect)))
+            record = _record(job, job_mesh(job, rank, device, stand_ins=stand_ins))
             verdict = compare([record], reference(job))
             differences = dict(zip(("loss", "gradient norm", "parameters"), verdict.differences, strict=True))
             found["plans"][name] = judged(bench, differences, Limits(job).by_name())

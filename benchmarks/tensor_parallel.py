@@ -163,7 +163,7 @@ def compare(mesh: Mesh, job: JobSpec) -> list[str]:
         inputs[ours].grad = None
         y = our_forward()
         y.backward(dy_SBH)
-        shards.arm()
+        shards.arm(is_last=True, is_split=False)
         shards.reduce()  # gradients of norms, of which each rank has seen a part of the tokens
         shards.wait()
         return y

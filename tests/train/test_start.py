@@ -17,11 +17,13 @@ from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.measure.memory_trace import MemoryTrace
+from shardwright.parallel.comm.process_groups import StandIns
 from shardwright.parallel.comm.transport import DryTransport
 from shardwright.parallel.tensor import initial_values
 from shardwright.parallel.tensor.initial_values import initial_box
+from shardwright.parallel.zero.unit_setting import NUMBERS
 from shardwright.sharding.parameter_shard import ParameterShard
-from shardwright.train.build import NUMBERS, Replica, build, job_mesh
+from shardwright.train.build import Replica, build, job_mesh
 from support.cases import small_job
 
 CPU = torch.device("cpu")
@@ -29,7 +31,7 @@ CPU = torch.device("cpu")
 
 def built(job: JobSpec, rank: int) -> Replica:
     """A rank of a job with its initial weights, and nobody else."""
-    return build(job, job_mesh(job, rank, CPU, connect=lambda lines: DryTransport(is_gloo=True)))
+    return build(job, job_mesh(job, rank, CPU, stand_ins=StandIns(lambda lines: DryTransport(is_gloo=True))))
 
 
 def whole(place: ParameterShard, seed: int) -> Tensor:

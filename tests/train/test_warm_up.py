@@ -12,7 +12,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.parallel.comm import collectives
 from shardwright.parallel.comm.first_contact import axes, make_contact, ways
-from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.parallel.comm.process_groups import Mesh, StandIns
 from shardwright.schedule.action import Kind
 from shardwright.schedule.job_program import job_program
 from shardwright.train.build import job_mesh
@@ -88,7 +88,7 @@ def test_every_message_of_a_program_has_its_way(schedule: str) -> None:
 
 def contact(mesh: Mesh, job: JobSpec) -> tuple[int, dict[str, Any], list[str]]:
     """The ways that a rank used, what was counted of them, and the axes whose communicators it has."""
-    with_kind = job_mesh(job, mesh.rank, mesh.device, kind="cuda")
+    with_kind = job_mesh(job, mesh.rank, mesh.device, stand_ins=StandIns(kind="cuda"))
     time.sleep(0.02 * (mesh.rank % 3))  # ranks come when they come
     number = make_contact(with_kind, job_program(job))
     return number, with_kind.ledger.table(), [axis.name for axis in axes(with_kind) if axis.size > 1]
@@ -130,7 +130,7 @@ def test_ranks_with_experts_use_every_communicator_once() -> None:
 def warmed(mesh: Mesh, job: JobSpec) -> tuple[list[str], int]:
     """What is said, and how many kernels were called."""
     lines, calls = list[str](), list[KernelCall]()
-    as_cuda = job_mesh(job, mesh.rank, mesh.device, kind="cuda")
+    as_cuda = job_mesh(job, mesh.rank, mesh.device, stand_ins=StandIns(kind="cuda"))
     with patch.object(KernelCall, "make", lambda call, device: calls.append(call)):
         warm_up(job, as_cuda, job_program(job), lines.append)
         warm_up(job, mesh, job_program(job), lambda _: pytest.fail("on a CPU there is nothing to warm up"))

@@ -119,7 +119,7 @@ class MeshNeeds:
 class StandIns:
     """A dry run's replacements for other ranks, for the `kind` of its device and for the device's streams."""
 
-    connect: Connect
+    connect: Connect | None = None
     kind: str = ""
     streams: DeviceStreams | None = None
 
@@ -135,12 +135,12 @@ def make_mesh(
     """Create the process groups of every axis. All ranks of an initialised default group must call this."""
     # The watch reports first; this longer bound only ends a rank whose watch could not.
     timeout = timedelta(seconds=2 * timeout_s + 10)
-    connect_world = stand_ins.connect if stand_ins else _group_of_all
-    stand_ins = stand_ins or StandIns(partial(_new_group, rank, timeout))
+    stand_ins = stand_ins or StandIns()
+    connect_world = stand_ins.connect or _group_of_all
     kind = stand_ins.kind or device.type
     ledger = Ledger(device, rank, needs.ranks_per_node, kind=kind, streams=stand_ins.streams or streams_of(device))
     turns = Turns() if kind == "cpu" else IssueTurns()
-    maker = _AxisMaker(needs, rank, ledger, watch, turns, stand_ins.connect)
+    maker = _AxisMaker(needs, rank, ledger, watch, turns, stand_ins.connect or partial(_new_group, rank, timeout))
     pp = maker.along(groups.PP)
     own_directions = kind == "cuda"  # Gloo tells messages apart by their tags
     return Mesh(
