@@ -12,10 +12,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass
 from functools import lru_cache
 from itertools import groupby
+from typing import Literal
 
 from shardwright.config.layer_kind import has_experts
 from shardwright.config.matrix import Matrix
 from shardwright.config.model_shape import ModelShape
+from shardwright.config.recompute_policy import OperatorName
 from shardwright.layers.layer_tensors import (
     ATTENTION,
     BLOCK,
@@ -28,6 +30,15 @@ from shardwright.layers.layer_tensors import (
     LayerTensor,
     MlpTensors,
     ShardedTensor,
+)
+
+# The groups of adjacent operators that are recomputed together: those that a policy names, others of layers, those of
+# layers with experts, and those of other pieces.
+RecomputeUnit = (
+    OperatorName
+    | Literal["norm of both", "both", "output", "out norm", "join", "down"]
+    | Literal["norm before experts", "router", "dispatch", "weigh", "combine", "gate"]
+    | Literal["embedding", "embedding norm", "before block", "final norm", "head"]
 )
 
 
@@ -45,13 +56,12 @@ class WeightProduct:
 class LayerOperator:
     """One operator: the tensor that it takes and the tensor that it gives, and its products with weights.
 
-    `recompute_unit` names the group of adjacent operators that a recomputation policy recomputes together: the policy's
-    name for them (config/recompute_policy.py), or ours if no policy has one. An operator that gives what it takes makes
-    no new tensor.
+    `recompute_unit` is the group of adjacent operators with which it is recomputed. An operator that gives what it
+    takes makes no new tensor.
     """
 
     name: str
-    recompute_unit: str
+    recompute_unit: RecomputeUnit
     _: KW_ONLY
     takes: LayerTensor
     gives: LayerTensor
@@ -68,7 +78,7 @@ def attention_operators(shape: ModelShape) -> Operators:
     """The first half of any layer, up to the input of the residual sum. In a parallel block it gives a part of the same
     tensor as the second half, before the sum over tp; with one norm the product into the MLP is here too."""
     takes = BLOCK.attention_norm_out if shape.norms_before else BLOCK.input
-    unit = "norm" if shape.parallel != "one-norm" else "norm of both"
+    unit: RecomputeUnit = "norm" if shape.parallel != "one-norm" else "norm of both"
     norm = LayerOperator("attention norm", unit, takes=BLOCK.input, gives=BLOCK.attention_norm_out)
     gives = ATTENTION.product_out if shape.parallel == "none" else MLP.product_out
     operators = (
@@ -89,7 +99,7 @@ def attention_operators(shape: ModelShape) -> Operators:
 def _grouped(shape: ModelShape, takes: ShardedTensor) -> Operators:
     """Query, key and value in one product, and their rotation. If both halves of a layer have one norm, the product
     into the MLP is here too."""
-    unit = "qkv" if shape.parallel != "one-norm" else "both"
+    unit: RecomputeUnit = "qkv" if shape.parallel != "one-norm" else "both"
     up = _product("up", unit, shape.mlp_matrices[0], takes=takes.gathered, gives=MLP.up)
     return (
         LayerOperator("attention enter", unit, takes=takes, gives=takes.gathered),
@@ -209,7 +219,9 @@ def _mlp(prefix: str, matrices: tuple[Matrix, Matrix], mlp: MlpTensors, takes: L
     )
 
 
-def _product(name: str, unit: str, matrix: Matrix, *, takes: LayerTensor, gives: LayerTensor) -> LayerOperator:
+def _product(
+    name: str, unit: RecomputeUnit, matrix: Matrix, *, takes: LayerTensor, gives: LayerTensor
+) -> LayerOperator:
     product = WeightProduct(matrix, takes=takes, gives=gives)
     return LayerOperator(name, unit, takes=takes, gives=gives, products=(product,))
 
@@ -254,7 +266,7 @@ def _head() -> Operators:
     )
 
 
-def by_recompute_unit(operators: Iterable[LayerOperator]) -> Iterator[tuple[str, Operators]]:
+def by_recompute_unit(operators: Iterable[LayerOperator]) -> Iterator[tuple[RecomputeUnit, Operators]]:
     """Groups of adjacent operators that are recomputed together, each with the name of its recompute unit."""
     for unit, operators_of_unit in groupby(operators, key=lambda operator: operator.recompute_unit):
         yield unit, tuple(operators_of_unit)

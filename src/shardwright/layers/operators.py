@@ -20,7 +20,7 @@ from shardwright.config.measured_table import Kernel
 from shardwright.config.model_shape import ModelShape
 from shardwright.config.software import SoftwareSpec
 from shardwright.layers.arrays import Numbers
-from shardwright.layers.layer_operators import LayerOperator
+from shardwright.layers.layer_operators import LayerOperator, RecomputeUnit
 from shardwright.layers.layer_tensors import BLOCK, LayerTensor, TensorSizes
 from shardwright.layers.query import PlanGrid
 
@@ -134,7 +134,7 @@ class Operator:
         return self.layer_operator.name
 
     @property
-    def recompute_unit(self) -> str:
+    def recompute_unit(self) -> RecomputeUnit:
         """The group of adjacent operators with which it is recomputed."""
         return self.layer_operator.recompute_unit
 

@@ -19,7 +19,7 @@ from shardwright.layers.layer_operators import ALWAYS_RECOMPUTED, mlp_operators
 from shardwright.layers.layer_tensors import BLOCK, ENDS, MLP, LabelledTensor, LayerTensor
 from shardwright.memory.attention_activations import attention_of
 from shardwright.memory.cast_inputs import BOTH, cast_inputs, waiting_operands
-from shardwright.memory.kept_chain import Chain, LayerPart, activation_keeps, chain_bytes, kept_chain
+from shardwright.memory.kept_chain import Chain, LayerPart, UnitTensors, activation_keeps, chain_bytes, kept_chain
 from shardwright.memory.kept_tensors import IN_ENDS, IN_MLP, Bytes, Rows, Share, TensorBytes, Tensors
 from shardwright.memory.moe_activations import expected_rows, experts_of
 from shardwright.memory.working_memory import BackwardNeed, OperatorNeeds, most_needed
@@ -146,7 +146,7 @@ def layer_of(job: JobSpec, layer: int = 0, rows: Rows | None = None) -> Layer:
         return Layer(attention_sizes | sizes, attention, experts, shared, ends_with_product=False, needs=all_needs)
     share = Share.of(job)
     shape, operators = share.tensors.shape, mlp_operators(share.tensors.shape)
-    keeps: dict[str, Tensors] = {
+    keeps: UnitTensors = {
         "norm": (operators[0].takes, IN_MLP.norm_statistics),
         "out norm": (BLOCK.mlp_out, IN_MLP.out_norm_statistics),
         "activation": activation_keeps(job, MLP, IN_MLP.biased_up),

@@ -9,7 +9,7 @@ from shardwright.config.job import JobSpec
 from shardwright.layers.layer_operators import attention_operators
 from shardwright.layers.layer_tensors import ATTENTION, BLOCK, LATENT, LabelledTensor
 from shardwright.memory.cast_inputs import FIRST, cast_inputs, waiting_operands
-from shardwright.memory.kept_chain import Chain, chain_bytes, kept_chain
+from shardwright.memory.kept_chain import Chain, UnitTensors, chain_bytes, kept_chain
 from shardwright.memory.kept_tensors import IN_ATTENTION, IN_LATENT, HeadCounts, Share, TensorBytes, Tensors
 
 
@@ -18,8 +18,10 @@ def attention_of(job: JobSpec, layer: int) -> tuple[TensorBytes, Chain]:
     share = Share.of(job)
     operators = attention_operators(share.tensors.shape)
     core_keeps = _latent_core(job) if job.model.is_latent else _grouped_core(job, share, layer)
-    keeps: dict[str, Tensors] = {
-        **dict.fromkeys(("norm", "norm of both"), (BLOCK.input, IN_ATTENTION.norm_statistics)),
+    norm = BLOCK.input, IN_ATTENTION.norm_statistics
+    keeps: UnitTensors = {
+        "norm": norm,
+        "norm of both": norm,
         "attention": (*core_keeps, ATTENTION.log_sum_exp),
         "out norm": (BLOCK.attention_out, IN_ATTENTION.out_norm_statistics),
     }

@@ -10,21 +10,28 @@ from shardwright.config.array_math import holds
 from shardwright.config.float8_facts import FLOAT8_RECIPES, num_scales_of
 from shardwright.config.job import JobSpec
 from shardwright.config.matrix import Matrix
-from shardwright.layers.layer_operators import LayerOperator
+from shardwright.layers.layer_operators import LayerOperator, RecomputeUnit
 from shardwright.layers.layer_tensors import GatheredTensor, LayerTensor
-from shardwright.memory.kept_tensors import FLOAT32, Bytes, Share, TensorBytes, Tensors
+from shardwright.memory.kept_chain import UnitTensors
+from shardwright.memory.kept_tensors import FLOAT32, Bytes, Share, TensorBytes
 
 # Parts whose product does not share its input: both of an MLP; its last; that before attention.
-BOTH, LAST, FIRST = ("up", "down"), ("down",), ("qkv",)
+BOTH: tuple[RecomputeUnit, ...] = ("up", "down")
+LAST: tuple[RecomputeUnit, ...] = ("down",)
+FIRST: tuple[RecomputeUnit, ...] = ("qkv",)
 
 
 def cast_inputs(
-    job: JobSpec, share: Share, operators: Iterable[LayerOperator], parts: tuple[str, ...], num_groups: Bytes = 1
-) -> tuple[TensorBytes, dict[str, Tensors]]:
+    job: JobSpec,
+    share: Share,
+    operators: Iterable[LayerOperator],
+    parts: tuple[RecomputeUnit, ...],
+    num_groups: Bytes = 1,
+) -> tuple[TensorBytes, UnitTensors]:
     """(sizes of the cast tensors, tensors that parts keep instead of their inputs), for the `parts` of a chain whose
     product does not share its input. Each of `num_groups` groups of rows has a scale."""
     sizes: TensorBytes = {}
-    keeps: dict[str, Tensors] = {}
+    keeps: UnitTensors = {}
     for operator in operators if job.precision.float8_weight_gradients else ():
         for product in operator.products if operator.recompute_unit in parts else ():
             tensor, width = _before_gather(product.takes), product.matrix.inner_on(_cut(job, product.matrix))

@@ -3,11 +3,11 @@
 Parts follow the operators of the layer (layers/layer_operators.py); sizes are bytes on one rank.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from shardwright.config.job import JobSpec
-from shardwright.layers.layer_operators import LayerOperator, by_recompute_unit
+from shardwright.layers.layer_operators import LayerOperator, RecomputeUnit, by_recompute_unit
 from shardwright.layers.layer_tensors import LabelledTensor, LayerTensor, MlpTensors
 from shardwright.memory.kept_tensors import Share, TensorBytes, Tensors
 
@@ -20,7 +20,7 @@ class LayerPart:
     tensors that it takes from outside the chain.
     """
 
-    name: str
+    name: RecomputeUnit
     takes: LayerTensor
     keeps: Tensors
     gives: LayerTensor
@@ -34,12 +34,13 @@ class LayerPart:
 
 
 Chain = tuple[LayerPart, ...]
+UnitTensors = dict[RecomputeUnit, Tensors]
 
 
 def kept_chain(
     operators: Iterable[LayerOperator],
-    keeps: Mapping[str, Tensors],
-    beside: Mapping[str, Tensors] | None = None,
+    keeps: UnitTensors,
+    beside: UnitTensors | None = None,
     waits_in_float8: bool = False,
 ) -> Chain:
     """The parts of a chain of operators. Each keeps its input, or the tensors that `keeps` names for it, and its

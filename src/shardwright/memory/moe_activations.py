@@ -13,7 +13,7 @@ from shardwright.config.moe import MoeSpec
 from shardwright.layers.layer_operators import routed_operators, shared_operators
 from shardwright.layers.layer_tensors import BLOCK, EXPERT_MLP, ROUTING, SHARED_MLP, LabelledTensor
 from shardwright.memory.cast_inputs import BOTH, LAST, cast_inputs, waiting_operands
-from shardwright.memory.kept_chain import Chain, activation_keeps, chain_bytes, kept_chain
+from shardwright.memory.kept_chain import Chain, UnitTensors, activation_keeps, chain_bytes, kept_chain
 from shardwright.memory.kept_tensors import IN_MLP, IN_ROUTING, Rows, Share, TensorBytes, Tensors
 
 
@@ -33,7 +33,7 @@ def experts_of(job: JobSpec, share: Share) -> tuple[TensorBytes, Chain, Chain]:
     moe, in_float8 = job.model.moe, job.precision.float8_weight_gradients
     routed, shared = routed_operators(share.tensors.shape), shared_operators(share.tensors.shape)
     takes = BLOCK.mlp_norm_out if share.tensors.shape.norms_before else BLOCK.middle
-    keeps: dict[str, Tensors] = {
+    keeps: UnitTensors = {
         "norm before experts": (BLOCK.middle, IN_MLP.norm_statistics),
         "router": (takes, *_router_keeps(moe)),
         "dispatch": (IN_ROUTING.trip,),
@@ -44,8 +44,8 @@ def experts_of(job: JobSpec, share: Share) -> tuple[TensorBytes, Chain, Chain]:
     # Weights multiply the experts' activation (model/weighed_activation.py) or input; the one that is weighed keeps
     # them.
     is_early = moe.weigh == "input"
-    weighed: dict[str, Tensors] = {"weigh" if is_early else "activation": (IN_ROUTING.arrived_weights,)}
-    alone = {"activation": activation_keeps(job, EXPERT_MLP)} if is_early else {}
+    weighed: UnitTensors = {"weigh" if is_early else "activation": (IN_ROUTING.arrived_weights,)}
+    alone: UnitTensors = {"activation": activation_keeps(job, EXPERT_MLP)} if is_early else {}
     groups = moe.experts // job.plan.ep
     cast, in_place = cast_inputs(job, share, routed, LAST if is_early else BOTH, num_groups=groups)
     operands = waiting_operands(job, share, (*routed, *shared), num_groups=groups) | cast
