@@ -14,7 +14,7 @@ from shardwright.config import catalog
 from shardwright.config.base import PlanError
 from shardwright.config.checks.check import job_faults
 from shardwright.config.cluster import ClusterSpec, DeviceSpec
-from shardwright.config.fields import job_fields
+from shardwright.config.field_texts import job_fields
 from shardwright.config.job import JobSpec
 from shardwright.config.load import load_job, make_job
 from shardwright.config.model import (

@@ -128,7 +128,7 @@ class Case:
 @lru_cache(maxsize=1)
 def field_names() -> tuple[str, ...]:
     """All "section.field" of a job."""
-    from shardwright.config.fields import job_fields
+    from shardwright.config.field_texts import job_fields
 
     return tuple(
         f"{section}.{row[0].split(' ')[0]}" if section else row[0].split(" ")[0]

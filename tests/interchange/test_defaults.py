@@ -218,3 +218,13 @@ def test_a_recipe_of_torchtitan_that_is_unknown_is_a_fault() -> None:
     )
     (fault,) = faults("torchtitan-0.2", devices=8, job_toml=toml)
     assert "columnwise can't be said here; use one of tensorwise, rowwise, rowwise_with_gw_hp" in fault
+
+
+def test_numbers_in_which_deepspeed_alone_sends_gradients_are_told() -> None:
+    own = {"train_batch_size": 4, "bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
+    sent = deepspeed(own | {"communication_data_type": "bf16"})
+    assert any("communication_data_type = bf16" in line for line in sent.lost)
+    same = deepspeed(own | {"communication_data_type": "fp32"})
+    assert not any("communication_data_type" in line for line in same.lost)
+    wider = deepspeed(own | {"communication_data_type": "fp32", "data_types": {"grad_accum_dtype": "bf16"}})
+    assert wider.job.precision.reduce == "float32"

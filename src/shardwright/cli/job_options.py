@@ -20,7 +20,7 @@ class JobCommand(click.Command):
     """A command on a job: its help ends with every field of a job, its default and its meaning."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        from shardwright.config.fields import job_fields
+        from shardwright.config.field_texts import job_fields
 
         for section, rows in job_fields().items():
             with formatter.section(f"Fields of [{section}]" if section else "Fields of a job"):

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from shardwright.config import catalog
 from shardwright.config.base import PlanError, Spec
 from shardwright.config.calibration_file import CalibrationSpec
-from shardwright.config.validation_messages import described
+from shardwright.config.field_texts import described
 
 Entry = TypeVar("Entry", bound=Spec)
 NO_CALIBRATION = "cpu"  # the generation of CPUs, whose efficiencies are measured where they are used

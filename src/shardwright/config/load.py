@@ -11,6 +11,7 @@ from shardwright.config import catalog
 from shardwright.config.asked_cluster import NOTHING_ASKED, AskedCluster
 from shardwright.config.base import PlanError, shortened
 from shardwright.config.checks.check import faults_without_plan, job_faults
+from shardwright.config.field_texts import described
 from shardwright.config.job import JobSpec
 from shardwright.config.job_file import names_model, read_fields
 from shardwright.config.model_job import with_usual
@@ -18,7 +19,6 @@ from shardwright.config.named_entries import resolve_names, take_tokenizer
 from shardwright.config.optimizer import with_fitting_warmup
 from shardwright.config.secret_addresses import password_faults
 from shardwright.config.toml_file import TOML_ERRORS, parse_toml, value_faults
-from shardwright.config.validation_messages import described
 
 _MOST_KEYS = 3  # in the path of a field
 # The kind of a section's entries, and fields of a job's own that make it another than the entry that is named.

@@ -130,7 +130,7 @@ class NameOf:
         return core_schema.no_info_after_validator_function(self._check, handler(source))
 
     def _check(self, name: str) -> str:
-        if name in self.names:
+        if name in self._others or (name in self._registry and self._where(self._registry[name])):
             return name
         *first, last = map(repr, self.names)
         expected = f"{', '.join(first)} or {last}"

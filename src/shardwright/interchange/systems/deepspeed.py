@@ -8,6 +8,7 @@ from shardwright.config import largest
 from shardwright.config.cluster_facts import USUAL_NODE, filled_nodes
 from shardwright.config.dotted_keys import nested_keys
 from shardwright.config.job import JobSpec
+from shardwright.config.number_types import number_called
 from shardwright.interchange.imported import Asked, ReadResult
 from shardwright.interchange.known_settings import program, subjects
 from shardwright.interchange.reading.loose_words import loose_faults
@@ -133,13 +134,24 @@ def read_numbers(settings: Settings, fields: Flat) -> None:
     }
     default = "fp32" if not (bf16 or fp16) else "bf16"
     fields["precision.gradients"] = settings.one_of("data_types.grad_accum_dtype", number_types, default)
-    reduce_type = settings.text("communication_data_type", "")
-    if reduce_type in ("fp32", "float32") and fields["precision.gradients"] == "compute":
-        fields["precision.reduce"] = "float32"
+    _read_reduce_type(settings, fields)
     if fp16:
         constant = settings.number("fp16.loss_scale", 0.0)
         fields["precision.loss_scale"] = constant or 2.0 ** min(63, settings.count("fp16.initial_scale_power", 16))
         fields["precision.loss_scale_growth_steps"] = 0 if constant else settings.count("fp16.loss_scale_window", 1000)
+
+
+def _read_reduce_type(settings: Settings, fields: Flat) -> None:
+    word = settings.text("communication_data_type", "")
+    adds_up_in = fields["precision.compute"] if fields["precision.gradients"] == "compute" else "float32"
+    number = number_called(word)
+    if number == "float32" and adds_up_in != "float32":
+        fields["precision.reduce"] = "float32"
+    elif word and number != adds_up_in:
+        settings.lost.append(
+            f"communication_data_type = {word[:40]}: gradients travel here in the numbers in which they add up, or in "
+            "float32; plan.compress sends them in fewer bits"
+        )
 
 
 def _write_numbers(job: JobSpec, settings: dict[str, Any]) -> None:

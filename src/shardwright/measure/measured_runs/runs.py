@@ -212,7 +212,7 @@ def grid_of_row(row: Row, device: DeviceSpec) -> PlanGrid:
 def _precision(stated: str, device: DeviceSpec) -> str:
     """The dtype of the products: bf16 if a row has none, or fp16 if a device has no bf16."""
     precision = number_called(stated) or "bf16"
-    return "fp16" if precision == "bf16" and "bfloat16" not in device.peak_tflops else precision
+    return "fp16" if precision == "bf16" and not device.peak_flops("bf16") else precision
 
 
 def _step_s(row: Row, run: Run | None) -> float:

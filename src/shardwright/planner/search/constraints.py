@@ -6,11 +6,11 @@ from typing import Any
 
 from shardwright.config import largest
 from shardwright.config.base import PlanError, shortened
+from shardwright.config.field_texts import field_faults
 from shardwright.config.plan import PlanSpec
 from shardwright.config.software import SoftwareSpec
 from shardwright.config.software_support import had_by
 from shardwright.config.toml_file import TOML_ERRORS, parse_toml
-from shardwright.config.validation_messages import field_faults
 from shardwright.planner.search.plan_block import NUMBERS, PlanVariant
 
 _SEARCHED = tuple(

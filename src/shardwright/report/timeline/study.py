@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from shardwright.config.base import PlanError
+from shardwright.config.recompute_facts import RECOMPUTES
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.units import counted
 from shardwright.schedule.pipeline_shape import PipelineShape
@@ -92,7 +93,7 @@ def study_schedule(
     step_program = program(1)
     if faults := coverage_faults(step_program):  # of an order that somebody added
         raise PlanError(f"schedule {name}", faults)
-    has_formula = recompute == "none" and not gathers
+    has_formula = not (RECOMPUTES[recompute].by_stage or gathers)
     formula = _formula(name, step_program, num_microbatches, work) if has_formula else None
     return study(name, step_program, work.costs(step_program), num_steps, Streams(program, order), formula)
 

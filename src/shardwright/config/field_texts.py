@@ -1,15 +1,63 @@
-"""Texts for faults of single fields: the field, its value, the allowed values, a way out."""
+"""Texts about the fields of a job, so that none is written twice: every field with its default and meaning, for help;
+faults of single fields, with the value, the allowed values and a way out."""
 
 import json
 from collections.abc import Mapping
-from typing import Any, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from shardwright.config import catalog
-from shardwright.config.base import shortened
+from shardwright.config.base import Spec, shortened
 from shardwright.config.job import JobSpec
+from shardwright.config.registry import NameOf
+
+
+def job_fields() -> dict[str, list[tuple[str, str]]]:
+    """Fields of a job by section, as ("field = default", meaning). The first section, "", has the fields outside all
+    sections."""
+    sections: dict[str, list[tuple[str, str]]] = {"": []}
+    _list_fields("", JobSpec, sections)
+    return sections
+
+
+def _list_fields(section: str, spec: type[Spec], sections: dict[str, list[tuple[str, str]]]) -> None:
+    """Add the fields of one section, and of the sections within it, to `sections`."""
+    for name, field in spec.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Spec):
+            inner = f"{section}.{name}" if section else name
+            sections[inner] = []
+            _list_fields(inner, field.annotation, sections)
+        else:
+            sections[section].append(_row(name, field))
+
+
+def _row(name: str, field: FieldInfo) -> tuple[str, str]:
+    meaning = _meaning(field)
+    mark, is_literal = _name_mark(field), get_origin(field.annotation) is Literal
+    choices = mark.names if mark else get_args(field.annotation) if is_literal else ()
+    if len(choices) > 1:
+        meaning += " One of " + ", ".join(map(str, choices)) + "."
+    return f"{name} = {_shown(field.get_default(call_default_factory=True))}", meaning
+
+
+def _meaning(field: FieldInfo) -> str:
+    """A field's description, and what each of its names does, if their facts say so."""
+    descriptions = mark.descriptions if (mark := _name_mark(field)) else []
+    effects = [f"{facts.name}: {facts.does}" for facts in descriptions if getattr(facts, "does", "")]
+    return (field.description or "") + (f" {'; '.join(effects)}." if effects else "")
+
+
+def _name_mark(field: FieldInfo) -> NameOf | None:
+    return next((mark for mark in field.metadata if isinstance(mark, NameOf)), None)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else str(value)
 
 
 def field_faults(fields: Mapping[str, Any]) -> list[str]:
@@ -69,4 +117,4 @@ def _section(location: tuple[int | str, ...], root: type[BaseModel]) -> type[Bas
 def _field_help(location: tuple[int | str, ...], root: type[BaseModel]) -> str:
     section = _section(location[:-1], root)
     field = section.model_fields.get(str(location[-1])) if section else None
-    return (field.description or "").rstrip(".") if field else ""
+    return _meaning(field).rstrip(".") if field else ""
