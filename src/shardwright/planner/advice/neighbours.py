@@ -81,7 +81,7 @@ def _moves(job: JobSpec, schedules: tuple[str, ...]) -> Iterator[tuple[str, obje
         reordered = plan.model_copy(update={"order": order})
         if placement_differs(job, plan, reordered):
             yield "order", order_words(reordered), {"order": order}
-    yield from _other_schedules(job, schedules) if plan.pp > 1 else ()
+    yield from _schedule_moves(job, schedules) if plan.pp > 1 else ()
     for policy in _POLICIES:
         plain = {"recompute_operators": ["attention"], "recompute_every": 1, "offload_activations": False}
         yield "recompute", policy, {"recompute": policy} | plain
@@ -96,7 +96,7 @@ def _moves(job: JobSpec, schedules: tuple[str, ...]) -> Iterator[tuple[str, obje
         yield "offload_optimizer", 1.0 - plan.offload_optimizer, {"offload_optimizer": 1.0 - plan.offload_optimizer}
 
 
-def _other_schedules(job: JobSpec, schedules: tuple[str, ...]) -> Iterator[tuple[str, object, dict[str, Any]]]:
+def _schedule_moves(job: JobSpec, schedules: tuple[str, ...]) -> Iterator[tuple[str, object, dict[str, Any]]]:
     """Yield the schedules of a pipeline, and other numbers of stages on a rank."""
     plan = job.plan
     for schedule in schedules:
