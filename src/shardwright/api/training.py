@@ -171,11 +171,11 @@ def _run_here(spec: JobSpec, request: preemption.Preemption | None, start: Start
         prepare_tokens(spec.data, spec.model, spec.run.seed, folder / "data", say=say_aside)
         for line in put_aside(spec, folder) if start.fresh else ():
             start.tell(f"--fresh: {line}")
-        return _launched(spec, request, start, folder), folder
+        return _launch_ranks(spec, request, start, folder), folder
 
 
-def _launched(spec: JobSpec, request: preemption.Preemption | None, start: StartOptions, folder: Path) -> Any:
-    """The result of rank 0 of ranks that are launched here; with `request`, they are restarted after failures."""
+def _launch_ranks(spec: JobSpec, request: preemption.Preemption | None, start: StartOptions, folder: Path) -> Any:
+    """Launch the ranks; with `request` they are restarted after failures. Returns the result of rank 0."""
     from shardwright.train.launch.launch import RankFailedError, launch
     from shardwright.train.launch.restarts import launch_with_restarts
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class _WrittenFiles:
+class _WeightFiles:
     """The options about the files that are written."""
 
     target: Path
@@ -78,14 +78,14 @@ _overwrite = click.option("--overwrite", is_flag=True, help="Write over what was
 @json_option
 def export(run: str, step: int | None, names: str | None, as_json: bool, **options: Any) -> None:
     """Write the weights of one checkpoint as whole tensors to safetensors files."""
-    _export(run, question_of(_WrittenFiles, options), as_json, step, names)
+    _export(run, question_of(_WeightFiles, options), as_json, step, names)
 
 
-def _export(run: str, wanted: _WrittenFiles, as_json: bool, step: int | None = None, names: str | None = None) -> None:
+def _export(run: str, output: _WeightFiles, as_json: bool, step: int | None = None, names: str | None = None) -> None:
     from shardwright.config.base import PlanError
     from shardwright.train.checkpoint.kept import manifest_of
 
-    place = wanted.place
+    place = output.place
     storage, steps = found_checkpoints(run)
     with as_fault(run, place):
         manifest = manifest_of(storage, chosen_step(run, storage, steps, step))
@@ -94,10 +94,10 @@ def _export(run: str, wanted: _WrittenFiles, as_json: bool, step: int | None = N
 
         is_file = place.suffix == ".safetensors"
         if names == "hugging-face" and is_file:
-            raise PlanError("--to", [f"{wanted.target} is a file; transformers opens folders, so name one"])
+            raise PlanError("--to", [f"{output.target} is a file; transformers opens folders, so name one"])
         released = names == "hugging-face" or (names is None and not is_file and has_family(manifest))
         write = export_released if released else export_weights
-        files = write(storage, manifest, place, **wanted.options)
+        files = write(storage, manifest, place, **output.options)
     _tell(files, place, {"step": manifest.step}, f"step {manifest.step}: ", as_json)
 
 
@@ -122,14 +122,14 @@ def convert(source: str, as_json: bool, **options: Any) -> None:
     """
     from shardwright.config.hugging_face.config_json import names_config, path_of
 
-    wanted = question_of(_WrittenFiles, options)
+    output = question_of(_WeightFiles, options)
     if not names_config(source):
-        _export(source, wanted, as_json)
+        _export(source, output, as_json)
         return
     from shardwright.train.checkpoint.converting import convert_folder
 
-    place = wanted.place
-    _tell(convert_folder(path_of(source).parent, place, **wanted.options), place, {}, "", as_json)
+    place = output.place
+    _tell(convert_folder(path_of(source).parent, place, **output.options), place, {}, "", as_json)
 
 
 def _tell(files: "Files", place: Path, fields: dict[str, int], start: str, as_json: bool) -> None:

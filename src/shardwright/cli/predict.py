@@ -256,7 +256,7 @@ def scale(
     from shardwright.report.scaling_report import scaling_dict, scaling_picture, scaling_text
 
     expect_many_actions()
-    _refuse_searched(overrides)
+    _refuse_plan_overrides(overrides)
     constraints, sizes = constraints_of(options.pop("keep"), options.pop("between")), sizes_of(devices)
     smallest = sizes[0] if job in names("models") and job not in names("jobs") else 0
     cluster = asked_cluster(options | {"devices": smallest})
@@ -271,7 +271,7 @@ def scale(
     click.echo(json.dumps(scaling_dict(spec, scalings, limits)) if as_json else scaling_text(spec, scalings, limits))
 
 
-def _refuse_searched(overrides: tuple[str, ...]) -> None:
+def _refuse_plan_overrides(overrides: tuple[str, ...]) -> None:
     """Raise PlanError for an override of a field of the plan that a search chooses."""
     from shardwright.config.base import PlanError
     from shardwright.config.plan import UNSEARCHED

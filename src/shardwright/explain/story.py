@@ -123,8 +123,8 @@ def tell(job: JobSpec) -> Story:
     priced, untimed = _priced(job, run, gap)
     pieces_of_ranks = rank_pieces(run)
     costing = None if priced is None else priced.costing
-    met_kinds = dict.fromkeys(kind for pieces in pieces_of_ranks for kind in pieces)
-    kinds = sorted(met_kinds, key=lambda kind: _ORDER.index(kind[0].split()[0]))
+    all_kinds = dict.fromkeys(kind for pieces in pieces_of_ranks for kind in pieces)
+    kinds = sorted(all_kinds, key=lambda kind: _ORDER.index(kind[0].split()[0]))
     times = {} if costing is None else {kind: costing.piece(*kind) for kind in kinds}
     rank = _slowest(pieces_of_ranks, times)
     groups = groups_of_rank_0(job, program.placement)

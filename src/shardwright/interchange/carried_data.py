@@ -75,7 +75,7 @@ def with_paths_from(job: JobSpec, folder: Path) -> JobSpec:
 
 
 def _not_carried(settings: Settings, name: str, why: str) -> str:
-    return f"the data is not carried: {settings.said(name)}: {why} (--set data.path=PATH)"
+    return f"the data is not carried: {settings.setting_text(name)}: {why} (--set data.path=PATH)"
 
 
 def _sources(value: Any) -> list[tuple[float, str]] | None:
@@ -112,4 +112,4 @@ def _tokenizer(settings: Settings, folders: Sequence[Path]) -> CarriedData:
         settings.ignore(name)
         return CarriedData({"tokenizer": str(path)})
     why = "no tokenizer.json of this machine, nor a folder with one (--set data.tokenizer=PATH)"
-    return CarriedData({}, (f"the tokenizer is not carried: {settings.said(name)} is {why}",))
+    return CarriedData({}, (f"the tokenizer is not carried: {settings.setting_text(name)} is {why}",))

@@ -99,7 +99,7 @@ def imported(result: ReadResult, asked: Asked, subject: str, name: str, folder: 
         {topic: tuple(names) for topic, names in by_subject.items()},
         frozenset(settings.spelled.get(name, name) for name in settings.given),
         {
-            name: {alias: readable(settings.said(alias)) for alias in aliases}
+            name: {alias: readable(settings.setting_text(alias)) for alias in aliases}
             for name, aliases in settings.sources.items()
         },
         tuple(map(readable, data.remarks)),
@@ -124,10 +124,10 @@ def _unread(result: ReadResult) -> tuple[dict[str, list[str]], list[str], list[s
         if is_uncounted(topic) and is_usual(key, settings.given[key]):
             topic = "what is taken anyway"
         if topic:
-            text = settings.said(key) if is_uncounted(topic) else settings.shown(key)
+            text = settings.setting_text(key) if is_uncounted(topic) else settings.shown(key)
             by_subject.setdefault(topic, []).append(readable(text))
         else:
-            unknown.append(readable(settings.said(key)))
+            unknown.append(readable(settings.setting_text(key)))
     uncounted = [topic for topic in by_subject if is_uncounted(topic)]
     lines = [f"{', '.join(by_subject.pop(topic))}: this changes {topic}, which is not counted" for topic in uncounted]
     return by_subject, unknown, lines

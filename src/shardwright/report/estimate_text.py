@@ -137,11 +137,11 @@ def software_rows(job: JobSpec) -> list[SoftwareRow]:
 
     KeyError names an unknown number of the job's device."""
     own_software = job.cluster.software
-    rows = [_with_software(job, name) for name in dict.fromkeys((own_software, *catalog.names("software")))]
+    rows = [_software_row(job, name) for name in dict.fromkeys((own_software, *catalog.names("software")))]
     return [rows[0], *sorted(rows[1:], key=lambda row: row.step_s)]
 
 
-def _with_software(job: JobSpec, name: str) -> SoftwareRow:
+def _software_row(job: JobSpec, name: str) -> SoftwareRow:
     from shardwright.cost.calibration import shipped
     from shardwright.memory.job_memories import fullest
     from shardwright.simulate.full_step import simulated_step

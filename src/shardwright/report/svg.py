@@ -91,7 +91,7 @@ def px(value: float, decimals: int = 1) -> str:
     return f"{round(value, decimals):.10g}"
 
 
-def horizontal(kind: str, box: Box, y: float, dashes: str = "") -> str:
+def horizontal_line(kind: str, box: Box, y: float, dashes: str = "") -> str:
     """A line across a box at height y."""
     return f'<line class="{kind}"{dashes} x1="{px(box.left)}" x2="{px(box.right)}" y1="{px(y)}" y2="{px(y)}"/>'
 
@@ -122,11 +122,11 @@ class LineChart:
 
         parts = [text(box.left, box.top - 10, self.title, "name", 12)]
         for y in heights:
-            parts.append(horizontal("grid", box, down(y)))
+            parts.append(horizontal_line("grid", box, down(y)))
             parts.append(text(box.left - 6, down(y) + 4, self.form(y), anchor="end"))
         parts += self._x_labels()
         if self.mark is not None:
-            parts.append(horizontal("mark", box, down(self.mark), ' stroke-dasharray="2 3"'))
+            parts.append(horizontal_line("mark", box, down(self.mark), ' stroke-dasharray="2 3"'))
         for line in self.lines:
             points = " ".join(f"{px(self._across(x))},{px(down(y))}" for x, y in line.points)
             parts.append(

@@ -110,19 +110,19 @@ class Settings(FaultGatheringReader):
     def lose(self, name: str, why: str) -> None:
         """Report that a setting, if present, is not in the job, and why."""
         if self.has(name):
-            self.lost.append(f"{self.shown(name)}{self._value_text(name)}: {why}")
+            self.lost.append(f"{self.setting_text(name)}: {why}")
 
     def shown(self, name: str) -> str:
         """A name as the system's users write it."""
         return self.prefix + self.spelled.get(name, name)
 
-    def said(self, name: str) -> str:
+    def setting_text(self, name: str) -> str:
         """A setting with its value, as the system's users write it."""
         return self.shown(name) + self._value_text(name)
 
     def fault_text(self, name: str, value: Any, expected: str) -> str:
         """The fault of a setting, with its value."""
-        return f"{self.said(name)}: it should be {expected}"
+        return f"{self.setting_text(name)}: it should be {expected}"
 
     def _value_text(self, name: str) -> str:
         value = self.given.get(name)

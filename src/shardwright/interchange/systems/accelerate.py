@@ -330,7 +330,9 @@ def _fsdp_of_options(settings: Settings) -> None:
     try:
         file_options = json.loads(text) if text.lstrip().startswith("{") else {}
     except (ValueError, RecursionError):
-        settings.faults.append(f"{settings.said('--fsdp_config')}: it should be JSON, or the name of a file of it")
+        settings.faults.append(
+            f"{settings.setting_text('--fsdp_config')}: it should be JSON, or the name of a file of it"
+        )
         file_options = {}
     file_options |= {name: settings.given.pop(name) for name in _FSDP_FILE_KEYS if name in settings.given}
     options |= {str(name).removeprefix("fsdp_"): value for name, value in file_options.items()}

@@ -97,7 +97,7 @@ def read_zero(settings: Settings, fields: Flat) -> None:
     settings.lose(_ZERO + "zero_hpz_partition_size", "a second copy of the parameters in each node is not made here")
     for name in ("zero_quantized_weights", "zero_quantized_gradients"):
         if settings.flag(_ZERO + name):
-            settings.lost.append(f"{settings.said(_ZERO + name)}: what travels is not quantised here")
+            settings.lost.append(f"{settings.setting_text(_ZERO + name)}: what travels is not quantised here")
 
 
 def _write_zero(job: JobSpec, settings: dict[str, Any]) -> None:

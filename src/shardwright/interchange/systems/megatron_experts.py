@@ -113,7 +113,9 @@ def _read_balance(settings: Settings, fields: Flat) -> None:
     words = settings.words("moe-router-load-balancing-type") or ["aux_loss"]
     weights = settings.words("moe-aux-loss-coeff") or ["0"]
     if len(words) > 1:
-        settings.lost.append(f"{settings.said('moe-router-load-balancing-type')}: one loss can be said here, the first")
+        settings.lost.append(
+            f"{settings.setting_text('moe-router-load-balancing-type')}: one loss can be said here, the first"
+        )
     if words[0] not in _AUX:
         settings.faults.append(
             f"--moe-router-load-balancing-type {words[0][:60]} can't be said here; use one of {', '.join(_AUX)}"
@@ -122,7 +124,7 @@ def _read_balance(settings: Settings, fields: Flat) -> None:
     try:
         weight = float(weights[0])
     except ValueError:
-        settings.faults.append(f"{settings.said('moe-aux-loss-coeff')}: it should be a number")
+        settings.faults.append(f"{settings.setting_text('moe-aux-loss-coeff')}: it should be a number")
         return
     if weight > 0 and _AUX[words[0]][0] != "none":
         fields |= dict(zip(("model.moe.aux_loss", "model.moe.aux_scope"), _AUX[words[0]], strict=True))

@@ -118,7 +118,7 @@ def _read_activation(settings: Settings, fields: Flat) -> None:
         kind, gated = ("clamped-silu" if clamp == 7.0 and offset == 1.0 else "quick-gelu"), True
     elif clamp or offset:
         settings.faults.append(
-            f"{settings.said('activation-func-clamp-value')} can't be said here; use --quick-geglu with it"
+            f"{settings.setting_text('activation-func-clamp-value')} can't be said here; use --quick-geglu with it"
         )
     fields |= {"model.activation": kind, "model.gated_mlp": gated}
 
@@ -218,7 +218,9 @@ def _read_window(settings: Settings, fields: Flat) -> None:
         return
     tokens_before, full_every = whole(text.split(",")[0]), whole(every)
     if tokens_before is None or full_every is None:
-        settings.faults.append(f"{settings.said('window-size')}, every {every}: it can't be said here; use LEFT,0")
+        settings.faults.append(
+            f"{settings.setting_text('window-size')}, every {every}: it can't be said here; use LEFT,0"
+        )
         return
     fields |= {"model.window.size": tokens_before + 1, "model.window.full_every": full_every}
 

@@ -54,8 +54,8 @@ def _read_pipeline(settings: Settings, fields: Flat) -> None:
     stages: list[int] = []
     if layers_per_stage and stages_per_rank:
         settings.faults.append(
-            f"{settings.said(_VIRTUAL[0])} and {settings.said(_VIRTUAL[1])} are both there, and Megatron-LM takes one "
-            "of them; leave one out"
+            f"{settings.setting_text(_VIRTUAL[0])} and {settings.setting_text(_VIRTUAL[1])} are both there, and "
+            "Megatron-LM takes one of them; leave one out"
         )
     if text:
         stages = _stages_of(text, settings)
@@ -128,7 +128,7 @@ def _read_context(settings: Settings, fields: Flat) -> None:
     words = settings.words("cp-comm-type") or ["p2p"]
     if set(words) - set(_CP) or len(set(words)) > 1:
         settings.faults.append(
-            f"{settings.said('cp-comm-type')} can't be said here; use one of {', '.join(_CP)} for all layers"
+            f"{settings.setting_text('cp-comm-type')} can't be said here; use one of {', '.join(_CP)} for all layers"
         )
     is_ulysses = settings.has("ds-sequence-parallel-size")  # Megatron-DeepSpeed: Ulysses
     fields["plan.cp_method"] = "ulysses" if is_ulysses else _CP.get(words[0], "ring")

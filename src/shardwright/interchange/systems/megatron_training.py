@@ -35,7 +35,7 @@ def _read_batch(settings: Settings, fields: Flat) -> None:
         return
     numbers = [number for word in ramp if (number := whole(word.replace("_", ""))) is not None]
     if len(numbers) != 3 or len(ramp) != 3:
-        settings.faults.append(f"{settings.said('rampup-batch-size')}: it should be three whole numbers")
+        settings.faults.append(f"{settings.setting_text('rampup-batch-size')}: it should be three whole numbers")
         return
     start, increment, samples = numbers
     if share and (start % share or increment % share) and size % share == 0:
@@ -182,7 +182,7 @@ def _read_length(settings: Settings, fields: Flat) -> None:
         iterations = settings.count(f"{name}-iters", 0)
         if iterations and samples:
             settings.faults.append(
-                f"{settings.said(f'{name}-iters')} and its samples or tokens are both there; leave one out"
+                f"{settings.setting_text(f'{name}-iters')} and its samples or tokens are both there; leave one out"
             )
         return iterations or steps_of(batch, min(samples, 1 << 50)) or default
 

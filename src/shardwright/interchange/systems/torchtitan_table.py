@@ -249,10 +249,9 @@ def _write_offload(job: JobSpec, settings: dict[str, Any]) -> None:
 
 def _read_rate(settings: Settings, fields: Flat) -> None:
     key = "lr_scheduler."
-    steps = settings.count("training.steps", 10000)
+    steps = fields["optimizer.steps"]
     shape = settings.text((key + "decay_type", key + "lr_decay_type"), "linear")
     share = settings.text((key + "decay_ratio", key + "lr_decay_ratio"), "")
-    fields["optimizer.steps"] = steps
     if settings.count(key + "total_steps", steps) != steps:
         settings.lose(key + "total_steps", f"the learning rate is that of a run of {steps:,} steps here")
     fields["optimizer.warmup_steps"] = min(steps, settings.count((key + "warmup_steps", "training.warmup_steps"), 200))
@@ -271,7 +270,7 @@ def _read_rate(settings: Settings, fields: Flat) -> None:
 
 def _write_rate(job: JobSpec, settings: dict[str, Any]) -> None:
     optimizer, key = job.optimizer, "lr_scheduler."
-    settings |= {"training.steps": optimizer.steps, key + "warmup_steps": optimizer.warmup_steps}
+    settings[key + "warmup_steps"] = optimizer.warmup_steps
     settings[key + "min_lr_factor"] = optimizer.min_learning_rate_ratio
     if optimizer.schedule in ("linear", "cosine"):
         settings[key + "decay_type"] = optimizer.schedule
@@ -367,5 +366,6 @@ TABLE: Table = (
     number("optimizer.beta2", "optimizer.beta2", 0.95),
     number("optimizer.eps", "optimizer.epsilon", 1e-8),
     number("optimizer.weight_decay", "optimizer.weight_decay", 0.1, always=True),
-    Rule(("training.steps", "lr_scheduler.warmup_steps"), _read_rate, _write_rate),
+    count("training.steps", "optimizer.steps", 10000, always=True),
+    Rule(("lr_scheduler.warmup_steps",), _read_rate, _write_rate),
 )

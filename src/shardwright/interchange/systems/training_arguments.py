@@ -183,7 +183,7 @@ def _read_rate(settings: Settings, fields: Flat) -> None:
         kwargs = raw_kwargs if isinstance(raw_kwargs, dict) else json.loads(str(raw_kwargs)) if raw_kwargs else {}
     except (ValueError, RecursionError):
         kwargs = {}
-        settings.faults.append(f"{settings.said('--lr_scheduler_kwargs')}: it should be JSON")
+        settings.faults.append(f"{settings.setting_text('--lr_scheduler_kwargs')}: it should be JSON")
     kwargs = kwargs if isinstance(kwargs, dict) else {}
     kind = _own_schedule(settings, kind)
     ratio = settings.number("--warmup_ratio", 0.0)

@@ -80,7 +80,7 @@ def _moves(job: JobSpec, schedules: tuple[str, ...]) -> Iterator[tuple[str, obje
         reordered = plan.model_copy(update={"order": order})
         if placement_differs(job, plan, reordered):
             yield "order", order_words(reordered), {"order": order}
-    yield from _other_schedules(job, schedules) if plan.pp > 1 else ()
+    yield from _schedule_moves(job, schedules) if plan.pp > 1 else ()
     plain = {name: getattr(PlanSpec(), name) for name in optional_recompute_fields()}
     for facts in (facts for facts in searched_recomputes() if facts.is_simple):
         yield "recompute", facts.name, plain | {"recompute": facts.name}
@@ -95,7 +95,7 @@ def _moves(job: JobSpec, schedules: tuple[str, ...]) -> Iterator[tuple[str, obje
         yield "offload_optimizer", 1.0 - plan.offload_optimizer, {"offload_optimizer": 1.0 - plan.offload_optimizer}
 
 
-def _other_schedules(job: JobSpec, schedules: tuple[str, ...]) -> Iterator[tuple[str, object, dict[str, Any]]]:
+def _schedule_moves(job: JobSpec, schedules: tuple[str, ...]) -> Iterator[tuple[str, object, dict[str, Any]]]:
     """Yield the schedules of a pipeline, and other numbers of stages on a rank."""
     plan = job.plan
     for schedule in schedules:

@@ -39,7 +39,7 @@ def flips(best: JobSpec, other_job: JobSpec, constants: Constants) -> list[Flip]
     if other_s <= best_s:
         return []
     changes = []
-    for name, change, value, unit, only_more in _cases(best, runs[0], constants):
+    for name, change, value, unit, only_more in _changeable_numbers(best, runs[0], constants):
         factor = _crossing(runs, change, only_more)
         if factor is not None:
             value_text = f"{max(1, round(factor)) * value:,.0f}" if only_more else number_text(factor * value)
@@ -48,7 +48,7 @@ def flips(best: JobSpec, other_job: JobSpec, constants: Constants) -> list[Flip]
     return sorted(changes, key=lambda flip: abs(math.log(flip.factor)))
 
 
-def _cases(job: JobSpec, run: Run, constants: Constants) -> Iterator[tuple[str, Change, float, str, bool]]:
+def _changeable_numbers(job: JobSpec, run: Run, constants: Constants) -> Iterator[tuple[str, Change, float, str, bool]]:
     """Yield (name, change, value, unit, only_more) of each number; `only_more` is True if it can only grow."""
     cluster, device, number = job.cluster, device_of(job.cluster.device), run.grid.precision
 
