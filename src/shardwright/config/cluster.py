@@ -186,6 +186,18 @@ class DeviceSpec(Spec):
                 raise ValueError(f"input should have names of number types, and {name!r} is none; {hint}")
         return peaks
 
+    @field_validator("reserved_gib", "headroom_gib")
+    @classmethod
+    def _leaves_memory(cls, gib: float, info: ValidationInfo) -> float:
+        """Check that a part of the memory is left for a plan."""
+        memory_gib = info.data.get("memory_gib", 0.0)
+        if 0 < memory_gib <= gib:
+            raise ValueError(
+                f"input should be less than the device's memory: {gib:g} GiB of {memory_gib:g} GiB leave nothing for a "
+                "plan; state a smaller one, or 0 for the usual share"
+            )
+        return gib
+
     @field_validator("measured")
     @classmethod
     def _is_within_peaks(cls, tables: list[MeasuredTable], info: ValidationInfo) -> list[MeasuredTable]:

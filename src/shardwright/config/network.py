@@ -1,12 +1,13 @@
 """The network between nodes, by the names that the launcher of a job passes to NCCL and Gloo."""
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
 from shardwright.config import largest
 from shardwright.config.base import Spec
+from shardwright.config.network_facts import NetworkName
 
 
 def _shell_name(value: str) -> str:
@@ -21,10 +22,13 @@ def _shell_name_or_empty(value: str) -> str:
 
 
 class NetworkSpec(Spec):
-    """Kind and names of the network between nodes. Predictions use bandwidths and don't read this section."""
+    """Kind and names of the network between nodes. Predictions read the kind, for its latencies and its share of the
+    bandwidth."""
 
-    kind: Literal["unknown", "infiniband", "roce", "tcp"] = Field(
-        "unknown", description="What joins the nodes; launch tells NCCL to use that and nothing slower."
+    kind: NetworkName = Field(
+        "unknown",
+        description="What joins the nodes; launch tells NCCL to use that and nothing slower, and predictions take its "
+        "latencies. Unknown: InfiniBand's.",
     )
     interface: Annotated[str, AfterValidator(_shell_name_or_empty)] = Field(
         "",

@@ -28,6 +28,7 @@ def run_of(job: JobSpec) -> Run:
         ports * network_gb_per_s(cluster) * 1e9,
         cluster.intra_node.latency_us * 1e-6,
         cluster.inter_node.latency_us * 1e-6,
+        cluster.network.kind,
         Topology(tuple((level.devices, level.share) for level in links.levels), tuple(links.torus)),
         job,
     )

@@ -197,7 +197,7 @@ class _Stages:
         rates, size = costing.rates, border_bytes(replace(run, grid=grid), costing.software)
         groups = Groups(replace(run, grid=grid))
         pipeline = groups.pp
-        latency_s = message_latency_s(rates, pipeline)
+        latency_s = float(np.max(message_latency_s(rates, pipeline)))
         ends = DataParallel.of(replace(run, grid=grid), costing.software, rates, groups, stages, PieceTime())
         reduce_s, _, gather_s = ends.exchanged_s()
         placement = job_placement(job)
