@@ -47,7 +47,7 @@ class CalibrationSpec(Spec):
         description="Share of a link's bandwidth at which switches sum the tensor of an all-reduce; 0: they can't.",
     )
     link_latency_s: Seconds = Field(3.4e-6, description="Latency of a step of a collective within a node.")
-    collective_s: Seconds = Field(2e-5, description="Seconds that any collective takes beside its steps.")
+    collective_s: Seconds = Field(1.5e-5, description="Seconds that any collective takes beside its steps.")
     leak: Part = Field(0.15, description="Share of a hidden collective's time that computing is slowed by.")
     tensor_exposed: Part = Field(0.4, description="Share of overlapped tensor-parallel collectives that shows.")
     cast: Part = Field(0.6, description="Share of the traffic of casts to fp8 that is not fused.")

@@ -18,8 +18,10 @@ from shardwright.layers.operators import Exchange
 # NCCL's protocol for small messages (LL) stores a flag with each number, so that receivers need not wait for a fence:
 # a step inside a domain takes less, and its bytes at least four times as long (src/graph/tuning.cc: hwLat, llMaxBws).
 _SMALL_STEP, _SMALL_BYTES = 0.6 / 3.4, 4.0
-# Trees, against rings: share of the bandwidth, between domains and in the chains inside them, and latency of a step.
-_TREE_NETWORK, _TREE_LINK, _TREE_STEP = 0.76, 0.77, 2.0
+# Trees, against rings: share of the bandwidth, between domains (between two, each has the other as its only neighbour)
+# and in the chains inside them; and latency of a step, for large and for small messages.
+_TREE_NETWORK, _PAIR_NETWORK, _TREE_LINK = 0.76, 0.95, 0.77
+_TREE_STEP, _SMALL_TREE_STEP = 2.0, 0.5
 _LEAST_SWITCHED = 5  # ranks in a domain from which NCCL lets its switches sum
 _SWITCHED_S = 2.4e-5  # that the way through the switch takes, there and back
 
@@ -69,10 +71,13 @@ def _by_tree_s(rates: Rates, group: Group, size_bytes: Numbers) -> Numbers:
         is_switched = inside >= _LEAST_SWITCHED
         chain_s = np.where(is_switched, size_bytes / rates.switch_reduce, chain_s)
         chain_latency_s = np.where(is_switched, _SWITCHED_S, chain_latency_s)
-    network_bytes = size_bytes * np.where(domains == 2, 1, 2) / _TREE_NETWORK
+    network_bytes = size_bytes * np.where(domains == 2, 1 / _PAIR_NETWORK, 2 / _TREE_NETWORK)
     network_s = np.where(domains > 1, network_bytes / (rates.network * group.ports), 0.0)
-    levels_s = 2 * _TREE_STEP * rates.network_latency_s * np.log2(domains)
-    return rates.collective_s + chain_latency_s + levels_s + np.maximum(chain_s, network_s)
+    bytes_s = np.maximum(chain_s, network_s)
+    levels_s = 2 * np.log2(domains) * rates.network_latency_s
+    plain_s = chain_latency_s + _TREE_STEP * levels_s + bytes_s
+    small_s = chain_latency_s + _SMALL_TREE_STEP * levels_s + np.where(domains > 1, 2, 1) * _SMALL_BYTES * bytes_s
+    return rates.collective_s + np.minimum(plain_s, small_s)
 
 
 def exchange_s(rates: Rates, group: Group, exchange: Exchange) -> Numbers:
