@@ -268,3 +268,11 @@ def test_a_cluster_of_ones_choice_has_as_many_devices_as_are_asked_for() -> None
 def test_a_model_by_a_path_that_is_not_there_says_so() -> None:
     with pytest.raises(PlanError, match="there is no such file or folder"):
         load("quickstart", ('model={ name = "./nowhere" }',))
+
+
+@pytest.mark.parametrize("field", ["reserved_gib", "headroom_gib"])
+def test_a_device_of_which_nothing_is_left_is_refused(job: Path, field: str) -> None:
+    chip = job.parent / "own" / "chip.toml"
+    chip.write_text(f"{field} = 64.0\n" + chip.read_text())
+    with pytest.raises(PlanError, match=rf"{field} = 64.0.*64 GiB of 64 GiB leave nothing for a plan"):
+        load(str(job), ())

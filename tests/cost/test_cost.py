@@ -192,7 +192,8 @@ def test_a_group_shares_the_ports_of_its_domain() -> None:
     whole, alone = (ring_s(rates, group, size) for group in (Group(16, 8), Group(16, 1)))
     assert alone == pytest.approx(size * 15 / 16 / rates.network, rel=1e-3)
     assert whole == pytest.approx(max(alone / 8, size * 15 / 16 / rates.link), rel=1e-3)
-    assert ring_s(rates, Group(8, 8), size, 2) == pytest.approx(2 * ring_s(rates, Group(8, 8), size), rel=1e-3)
+    chained = replace(rates, switch_reduce=0.0)
+    assert ring_s(chained, Group(8, 8), size, 2) == pytest.approx(2 * ring_s(rates, Group(8, 8), size), rel=1e-3)
     assert ring_s(rates, Group(1, 1), size) == all_to_all_s(rates, Group(1, 1), size) == 0
 
 
@@ -205,7 +206,8 @@ def test_a_token_is_sent_to_a_domain_once(topk: int, domains: int) -> None:
 
 def test_tokens_that_may_reach_few_nodes_and_travel_in_8_bits_cost_less() -> None:
     """DeepSeek-V3 (arXiv 2412.19437, sections 2.1.2 and 3.3.3): at most 4 of 8 nodes, and fp8 on the way there."""
-    run = run_of(load_job("deepseek-v3", ["cluster.software=hai-llm", "precision.float8_dispatch=false"]))
+    slow = "cluster.inter_node.bandwidth_gb_per_s=5"  # so that computing hides little of it
+    run = run_of(load_job("deepseek-v3", ["cluster.software=hai-llm", "precision.float8_dispatch=false", slow]))
     experts = run.shape.experts
     assert experts is not None and experts.reach == 0.5
 

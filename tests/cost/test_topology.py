@@ -12,6 +12,7 @@ from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.config.model_shape import ModelShape
+from shardwright.config.network_facts import NETWORKS
 from shardwright.cost.calibration import rates_of, shipped
 from shardwright.cost.collective_time import all_to_all_s, ring_pass_s, ring_s
 from shardwright.cost.from_job import run_of
@@ -117,7 +118,10 @@ def test_a_job_says_what_joins_its_nodes() -> None:
     whole, half = (run_of(job(**links, topology={"rails": rails})) for rails in (0, 4))
     assert half.network_bytes_per_s == whole.network_bytes_per_s / 2
     assert rates_of(whole, CONSTANTS).network_latency_s == pytest.approx(7e-6)
-    assert rates_of(RUN, CONSTANTS).network_latency_s == CONSTANTS["common.network_latency_s"]
+    assert rates_of(RUN, CONSTANTS).network_latency_s == NETWORKS["unknown"].step_s
+    over_efa = rates_of(run_of(job(network={"kind": "efa"})), CONSTANTS)
+    assert over_efa.network_latency_s == NETWORKS["efa"].step_s
+    assert over_efa.network == pytest.approx(50e9 * NETWORKS["efa"].share)
     torus = run_of(job(topology={"torus": [4, 4, 4]}))
     assert (torus.devices_per_node, torus.topology.torus) == (math.prod((4, 4, 4)), (4, 4, 4))
 

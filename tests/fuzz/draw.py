@@ -11,6 +11,7 @@ from typing import Any
 from fuzz.draw_attention import draw_attention
 from shardwright.config.float8_facts import FLOAT8_RECIPES
 from shardwright.config.gate_facts import GATES
+from shardwright.config.network_facts import NETWORKS
 from shardwright.config.rank_order import AXES, ORDERS
 from shardwright.config.rate_schedules import DECAY_SHAPES, RAMP_UP_RULES, RATE_SCHEDULES
 from shardwright.config.recompute_policy import OPERATORS
@@ -116,7 +117,7 @@ def _network(rng: random.Random, fields: Fields) -> None:
     """What joins the nodes, by name: a run does not read it, and `launch` does."""
     if rng.random() < 0.1:
         adapters = rng.choice([[], ["mlx5_0"], ["mlx5_0", "mlx5_1:1"]])
-        network = {"kind": rng.choice(["unknown", "infiniband", "roce", "tcp"]), "adapters": adapters}
+        network = {"kind": rng.choice(NETWORKS.names), "adapters": adapters}
         network["interface"] = rng.choice(["", "eth0"])
         fields["cluster"] = fields.get("cluster", {}) | {"network": network}
 

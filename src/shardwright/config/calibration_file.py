@@ -38,13 +38,16 @@ class CalibrationSpec(Spec):
     inner_half: Half = Field(150.0, description="Inner dim at which a product reaches half its rate.")
     misaligned: Share = Field(0.8, description="Rate of products whose rows are not whole cache lines.")
     gap_s: Seconds = Field(2e-6, description="Seconds between two kernels.")
-    link: Share = Field(0.78, description="Share of a link's bandwidth within a node.")
-    network: Share = Field(0.7, description="Share of the network's bandwidth.")
+    link: Share = Field(0.8, description="Share of a link's bandwidth within a node.")
     network_default: Annotated[float, Field(ge=1, le=1e21)] = Field(
         12.5e9, description="Bandwidth of the network by device where nothing is said, in bytes a second."
     )
-    link_latency_s: Seconds = Field(1.5e-5, description="Latency of a step of a collective within a node.")
-    network_latency_s: Seconds = Field(1e-5, description="Latency of one between nodes.")
+    switch_reduce: Part = Field(
+        0.0,
+        description="Share of a link's bandwidth at which switches sum the tensor of an all-reduce; 0: they can't.",
+    )
+    link_latency_s: Seconds = Field(3.4e-6, description="Latency of a step of a collective within a node.")
+    collective_s: Seconds = Field(1.5e-5, description="Seconds that any collective takes beside its steps.")
     leak: Part = Field(0.15, description="Share of a hidden collective's time that computing is slowed by.")
     tensor_exposed: Part = Field(0.4, description="Share of overlapped tensor-parallel collectives that shows.")
     cast: Part = Field(0.6, description="Share of the traffic of casts to fp8 that is not fused.")

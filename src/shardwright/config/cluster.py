@@ -10,6 +10,7 @@ from shardwright.config.base import SectionSpec, Spec
 from shardwright.config.calibration_file import CalibrationSpec
 from shardwright.config.field_types import Ranks, RanksOr0
 from shardwright.config.measured_table import MeasuredTable
+from shardwright.config.network_facts import NetworkName
 from shardwright.config.number_types import NUMBER_TYPES
 from shardwright.config.units import GIB
 
@@ -27,10 +28,12 @@ def _shell_name_or_empty(value: str) -> str:
 
 class NetworkSpec(Spec):
     """Kind of the network between nodes, and its names that the launcher of a job passes to NCCL and Gloo. Predictions
-    use bandwidths and don't read this section."""
+    read the kind, for its latencies and its share of the bandwidth."""
 
-    kind: Literal["unknown", "infiniband", "roce", "tcp"] = Field(
-        "unknown", description="What joins the nodes; launch tells NCCL to use that and nothing slower."
+    kind: NetworkName = Field(
+        "unknown",
+        description="What joins the nodes; launch tells NCCL to use that and nothing slower, and predictions take its "
+        "latencies. Unknown: InfiniBand's.",
     )
     interface: Annotated[str, AfterValidator(_shell_name_or_empty)] = Field(
         "",
@@ -209,6 +212,18 @@ class DeviceSpec(Spec):
                 hint = f"did you mean {meant}?" if meant else f"use {', '.join(known)}"
                 raise ValueError(f"input should have names of number types, and {name!r} is none; {hint}")
         return peaks
+
+    @field_validator("reserved_gib", "headroom_gib")
+    @classmethod
+    def _leaves_memory(cls, gib: float, info: ValidationInfo) -> float:
+        """Check that a part of the memory is left for a plan."""
+        memory_gib = info.data.get("memory_gib", 0.0)
+        if 0 < memory_gib <= gib:
+            raise ValueError(
+                f"input should be less than the device's memory: {gib:g} GiB of {memory_gib:g} GiB leave nothing for a "
+                "plan; state a smaller one, or 0 for the usual share"
+            )
+        return gib
 
     @field_validator("measured")
     @classmethod

@@ -4,9 +4,8 @@ from dataclasses import dataclass
 
 from shardwright.config.cluster import ClusterSpec, DeviceSpec
 from shardwright.config.cluster_facts import device_entry, node_devices
+from shardwright.config.network_facts import NETWORKS
 from shardwright.config.units import counted
-
-_NETWORKS = {"infiniband": "InfiniBand", "roce": "RoCE", "tcp": "TCP"}
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ def link_words(cluster: ClusterSpec) -> LinkWords:
     if cluster.topology.torus and domain == "node":
         domain = "torus"
     links = {_link(cluster, device) for device in devices}
-    return LinkWords(domain, links.pop() if len(links) == 1 else "", _NETWORKS.get(cluster.network.kind, ""))
+    return LinkWords(domain, links.pop() if len(links) == 1 else "", NETWORKS[cluster.network.kind].title)
 
 
 def _link(cluster: ClusterSpec, device: DeviceSpec) -> str:

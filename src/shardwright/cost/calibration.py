@@ -15,6 +15,7 @@ from shardwright.config.calibration_file import CalibrationSpec
 from shardwright.config.catalog_entry import read_entry
 from shardwright.config.cluster import DeviceSpec
 from shardwright.config.device_name import device_name
+from shardwright.config.network_facts import NETWORKS
 from shardwright.config.number_types import NUMBER_TYPES, half_numbers, narrow_numbers, wide_numbers
 from shardwright.config.software import SoftwareSpec, software_of
 from shardwright.cost.measured_time import MeasuredDevice, measured_device
@@ -119,8 +120,11 @@ class Rates:
     network: float
     domain: int
     multiprocessors: int
-    link_latency_s: float
-    network_latency_s: float
+    switch_reduce: float  # bytes/s at which switches sum the tensor of an all-reduce; 0 if they can't
+    link_latency_s: float  # of a step of a collective within a domain
+    network_latency_s: float  # of a step between domains
+    peer_s: float  # that an all-to-all between domains takes longer for each further rank
+    collective_s: float  # that any collective takes beside its steps
     gap_s: float
     attention_forward: float
     attention_backward: float
@@ -266,6 +270,7 @@ def rates_of(run: Run, constants: Constants) -> Rates:
 
     precision, wide = run.grid.precision, run.grid.wide_number
     narrow_constant = NUMBER_TYPES[precision].product_constant
+    network = NETWORKS[run.network]
     _check_shares_of_peak(run.device, run.software)
     flops = product = _known_peak(device, wide) * device_rate("product") * software_rate("rate")
     if narrow_constant:
@@ -274,10 +279,12 @@ def rates_of(run: Run, constants: Constants) -> Rates:
     return Rates(
         flops=flops, flops_product=product, memory=_known(device, "memory_gb_per_s") * 1e9 * device_rate("memory"),
         link=_link_bytes_per_s(run, device) * device_rate("link"),
-        network=(run.network_bytes_per_s or device_rate("network_default")) * device_rate("network"),
+        network=(run.network_bytes_per_s or device_rate("network_default")) * network.share,
         domain=max(1, run.devices_per_node), multiprocessors=int(_known(device, "multiprocessors")),
         link_latency_s=run.node_latency_s or device_rate("link_latency_s"),
-        network_latency_s=run.network_latency_s or device_rate("network_latency_s"), gap_s=device_rate("gap_s"),
+        network_latency_s=run.network_latency_s or network.step_s, gap_s=device_rate("gap_s"),
+        peer_s=network.peer_s, collective_s=device_rate("collective_s"),
+        switch_reduce=_link_bytes_per_s(run, device) * device_rate("switch_reduce"),
         attention_forward=attention, attention_backward=attention * device_rate("attention_backward"),
         attention_half=device_rate("attention_half"), inner_half=device_rate("inner_half"),
         misaligned=device_rate("misaligned"), element_bytes=run.grid.element_bytes,

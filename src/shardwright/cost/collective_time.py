@@ -1,8 +1,11 @@
 """Seconds of a collective, by algorithm, over the links that its group crosses (cost/topology.py).
 
-A ring through a group's domains of fast links leaves each domain once, and the group's ranks there share their network
-ports for it. So the network carries a domain's part at the bandwidth of all these ports, at the same time as the
-traffic inside the domains. Hierarchical algorithms of libraries take the same time.
+An algorithm takes latency, by its steps, and time for its bytes, by the links. NCCL models its own algorithms so to
+choose between them (github.com/NVIDIA/nccl, src/graph/tuning.cc); predictions take the fastest, too. A ring through a
+group's domains of fast links leaves each domain once, and the group's ranks there share their network ports for it. So
+the network carries a domain's part at the bandwidth of all these ports, at the same time as the traffic inside.
+
+The rates are those of public measurements of collectives by themselves (benchmarks/collectives.py).
 """
 
 import numpy as np
@@ -13,27 +16,69 @@ from shardwright.cost.wire_bytes import RING_ROUNDS
 from shardwright.layers.arrays import Numbers
 from shardwright.layers.operators import Exchange
 
+# NCCL's protocol for small messages (LL) stores a flag with each number, so that receivers need not wait for a fence:
+# a step inside a domain takes less, and its bytes at least four times as long (src/graph/tuning.cc: hwLat, llMaxBws).
+_SMALL_STEP, _SMALL_BYTES = 0.6 / 3.4, 4.0
+# Trees, against rings: share of the bandwidth, between domains (between two, each has the other as its only neighbour)
+# and in the chains inside them; and latency of a step, for large and for small messages.
+_TREE_NETWORK, _PAIR_NETWORK, _TREE_LINK = 0.76, 0.95, 0.77
+_TREE_STEP, _SMALL_TREE_STEP = 2.0, 0.5
+_LEAST_SWITCHED = 5  # ranks in a domain from which NCCL lets its switches sum
+_SWITCHED_S = 2.4e-5  # that the way through the switch takes, there and back
+
 
 def ring_s(rates: Rates, group: Group, size_bytes: Numbers, rounds: Numbers = 1, scatters: bool = False) -> Numbers:
     """Seconds of a collective of a tensor of `size_bytes` in full. One round is an all-gather, or a reduce-scatter if
-    `scatters`; two rounds are an all-reduce.
+    `scatters`; two rounds are an all-reduce, by a ring or by trees, whatever is faster.
 
-    Thakur et al. 2005 (Optimization of collective communication operations in MPICH, section 3): (n - 1) / n of the
-    tensor passes each rank. One round is a ring, with a step for each domain. Two rounds are two binary trees, each for
-    half of the tensor (Sanders et al. 2009, Two-tree algorithms for full bandwidth broadcast, reduction and scan): they
-    have the bandwidth of a ring and a logarithm of its steps, so a ring is never faster. An empty tensor, or a group of
-    one rank, takes no time.
+    An empty tensor, or a group of one rank, takes no time.
     """
     if _has_measurements(rates, "all_reduce"):
         round_s = _measured_s(rates, group, "reduce_scatter" if scatters else "all_gather", size_bytes)
         return np.where(rounds == 2, _measured_s(rates, group, "all_reduce", size_bytes), round_s)
+    by_ring_s = _by_ring_s(rates, group, size_bytes, rounds)
+    by_tree_s = np.minimum(by_ring_s, _by_tree_s(rates, group, size_bytes))
+    is_empty = (np.asarray(size_bytes) <= 0) | (np.asarray(group.size) <= 1)
+    return np.where(is_empty, 0.0, np.where(np.asarray(rounds) == 2, by_tree_s, by_ring_s))
+
+
+def _by_ring_s(rates: Rates, group: Group, size_bytes: Numbers, rounds: Numbers) -> Numbers:
+    """Seconds of so many rounds of a ring. (n - 1) / n of the tensor passes each rank in a round (Thakur et al. 2005,
+    Optimization of collective communication operations in MPICH, section 3)."""
     domains = group.domains
     sent_bytes = rounds * size_bytes * (group.size - 1) / group.size
     link_s = np.where(group.inside > 1, sent_bytes / (rates.link * group.lanes), 0.0)
     network_s = np.where(domains > 1, sent_bytes / (rates.network * group.ports), 0.0)
-    steps = np.where(rounds == 2, np.log2(domains), domains - 1)
-    latency = rounds * (rates.link_latency_s * (1 + np.log2(group.inside)) + rates.network_latency_s * steps)
-    return np.where(sent_bytes > 0, np.maximum(link_s, network_s) + latency, 0.0)
+    bytes_s = np.maximum(link_s, network_s)
+    inside_s = domains * group.steps_inside * rates.link_latency_s
+    between_s = np.where(domains > 1, domains * rates.network_latency_s, 0.0)
+    plain_s = rounds * (inside_s + between_s) + bytes_s
+    small_s = rounds * (_SMALL_STEP * inside_s + between_s) + _SMALL_BYTES * bytes_s
+    return rates.collective_s + np.minimum(plain_s, small_s)
+
+
+def _by_tree_s(rates: Rates, group: Group, size_bytes: Numbers) -> Numbers:
+    """Seconds of an all-reduce by two binary trees of domains, each for half of the tensor (Sanders et al. 2009,
+    Two-tree algorithms for full bandwidth broadcast, reduction and scan): a logarithm of a ring's steps. Between two
+    domains each half goes one way and its sum the other, which is half of a ring's traffic.
+
+    Inside a domain the ranks are a chain, or the switch sums (NCCL calls it NVLS).
+    """
+    domains, inside = group.domains, group.inside
+    chain_bytes = 2 * size_bytes * (inside - 1) / inside
+    chain_s = chain_bytes / (rates.link * group.lanes * np.where(domains > 1, _TREE_LINK, 1.0))
+    chain_latency_s = 2 * group.steps_inside * rates.link_latency_s
+    if rates.switch_reduce > 0:
+        is_switched = inside >= _LEAST_SWITCHED
+        chain_s = np.where(is_switched, size_bytes / rates.switch_reduce, chain_s)
+        chain_latency_s = np.where(is_switched, _SWITCHED_S, chain_latency_s)
+    network_bytes = size_bytes * np.where(domains == 2, 1 / _PAIR_NETWORK, 2 / _TREE_NETWORK)
+    network_s = np.where(domains > 1, network_bytes / (rates.network * group.ports), 0.0)
+    bytes_s = np.maximum(chain_s, network_s)
+    levels_s = 2 * np.log2(domains) * rates.network_latency_s
+    plain_s = chain_latency_s + _TREE_STEP * levels_s + bytes_s
+    small_s = chain_latency_s + _SMALL_TREE_STEP * levels_s + np.where(domains > 1, 2, 1) * _SMALL_BYTES * bytes_s
+    return rates.collective_s + np.minimum(plain_s, small_s)
 
 
 def exchange_s(rates: Rates, group: Group, exchange: Exchange) -> Numbers:
@@ -70,29 +115,33 @@ def all_to_all_s(rates: Rates, group: Group, size_bytes: Numbers, crossing_share
     """
     if _has_measurements(rates, "all_to_all"):
         return _measured_s(rates, group, "all_to_all", size_bytes)
-    n, inside = group.size, group.inside
+    n, inside, crosses = group.size, group.inside, group.domains > 1
     link_s = size_bytes * (inside - 1) / np.where(crossing_share < 1, inside, n) / rates.link
     link_s = np.maximum(link_s, size_bytes * inside / n * group.all_to_all_link_load / rates.link)
     network_s = size_bytes * group.network_share(crossing_share) / rates.network
-    latency = rates.link_latency_s + np.where(group.domains > 1, rates.network_latency_s, 0.0)
-    return np.where(link_s + network_s > 0, np.maximum(link_s, network_s) + latency, 0.0)
+    between_s = 2 * rates.network_latency_s + (n - inside) * rates.peer_s
+    latency_s = rates.collective_s + rates.link_latency_s + np.where(crosses, between_s, 0.0)
+    return np.where(link_s + network_s > 0, np.maximum(link_s, network_s) + latency_s, 0.0)
 
 
 def message_s(rates: Rates, pipeline: Group, size_bytes: Numbers) -> Numbers:
     """Seconds of one message between neighbours in the pipeline."""
     if _has_measurements(rates, "message"):
         return _measured_s(rates, pipeline, "message", size_bytes)
-    link_s = size_bytes / rates.link + rates.link_latency_s
-    network_s = size_bytes * pipeline.oversubscription_slowdown / rates.network + rates.network_latency_s
-    return np.where(pipeline.domains == 1, link_s, network_s)
+    bytes_s = np.where(
+        pipeline.domains == 1,
+        size_bytes / rates.link,
+        size_bytes * pipeline.oversubscription_slowdown / rates.network,
+    )
+    return bytes_s + message_latency_s(rates, pipeline)
 
 
-def message_latency_s(rates: Rates, pipeline: Group) -> float:
-    """The latency of a pipeline message: the part of its time that does not use bandwidth. It is 0 if messages
-    were measured."""
+def message_latency_s(rates: Rates, group: Group) -> Numbers:
+    """The latency of a message between neighbours of a group: the part of its time that does not use bandwidth. It is 0
+    if messages were measured."""
     if _has_measurements(rates, "message"):
         return 0.0
-    return rates.link_latency_s if bool(np.all(pipeline.domains == 1)) else rates.network_latency_s
+    return rates.collective_s / 2 + np.where(group.domains == 1, rates.link_latency_s, rates.network_latency_s)
 
 
 def ring_pass_s(rates: Rates, group: Group, size_bytes: Numbers) -> Numbers:
@@ -103,4 +152,4 @@ def ring_pass_s(rates: Rates, group: Group, size_bytes: Numbers) -> Numbers:
         return (n - 1) * _measured_s(rates, group, "exchange", size_bytes / n)
     sent_bytes = size_bytes * (n - 1) / n
     rate = np.where(group.domains == 1, rates.link * group.lanes, rates.network * group.narrowest)
-    return np.where(sent_bytes > 0, sent_bytes / rate + (n - 1) * rates.link_latency_s, 0.0)
+    return np.where(sent_bytes > 0, sent_bytes / rate + (n - 1) * message_latency_s(rates, group), 0.0)

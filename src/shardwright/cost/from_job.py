@@ -28,6 +28,7 @@ def run_of(job: JobSpec) -> Run:
         network_bytes_per_s=ports * network_gb_per_s(cluster) * 1e9,
         node_latency_s=cluster.intra_node.latency_us * 1e-6,
         network_latency_s=cluster.inter_node.latency_us * 1e-6,
+        network=cluster.network.kind,
         topology=Topology(tuple((level.devices, level.share) for level in links.levels), tuple(links.torus)),
         job=job,
     )

@@ -21,8 +21,9 @@ class Group:
     """`size` ranks, of which `inside` lie in one domain of fast links. Numbers may be arrays.
 
     `upper` has, for each level of switches, (ranks of the group below one switch, share of the bandwidth that goes on
-    upward). In a torus `lanes` is the share of a device's links that the rings of the group use. A device's links
-    carry `all_to_all_link_load` times the data of one rank in an all-to-all.
+    upward). In a torus `lanes` is the share of a device's links that the rings of the group use, a device's links
+    carry `all_to_all_link_load` times the data of one rank in an all-to-all, and `torus_steps` are the steps of the
+    rings, one axis after the other.
     """
 
     size: Numbers
@@ -30,11 +31,17 @@ class Group:
     upper: tuple[tuple[Numbers, float], ...] = ()
     lanes: Numbers = 1.0
     all_to_all_link_load: Numbers = 0.0
+    torus_steps: Numbers | None = None
 
     @property
     def domains(self) -> Numbers:
         """Number of domains of fast links that the group crosses."""
         return -(-self.size // self.inside)
+
+    @property
+    def steps_inside(self) -> Numbers:
+        """Steps of a ring through the ranks of the group in one domain."""
+        return self.inside - 1 if self.torus_steps is None else self.torus_steps
 
     @property
     def ports(self) -> Numbers:
@@ -122,8 +129,9 @@ def group_of(size: Numbers, stride: Numbers, reach: Reach) -> Group:
     return Group(size, inside, upper, *(_on_torus(inside, stride, reach) if reach.torus else ()))
 
 
-def _on_torus(size: Numbers, stride: Numbers, reach: Reach) -> tuple[Numbers, Numbers]:
-    """(share of a device's links that rings of `size` ranks use, load of a device's links in an all-to-all).
+def _on_torus(size: Numbers, stride: Numbers, reach: Reach) -> tuple[Numbers, Numbers, Numbers]:
+    """(share of a device's links that rings of `size` ranks use, load of a device's links in an all-to-all,
+    steps of the rings).
 
     A group that fills an axis has a ring along it, in both directions; a group on a part of the axis has a line, whose
     ends meet on the way back. Interleaved groups share the links. With rings on several axes each carries its part
@@ -131,7 +139,7 @@ def _on_torus(size: Numbers, stride: Numbers, reach: Reach) -> tuple[Numbers, Nu
     carries n / 8 times the data of a rank on a ring and n / 4 times on a line (bisection).
     """
     links = 2 * len(reach.torus)
-    lanes, link_load, axis_stride = 0.0 * size, 0.0 * size, 1
+    lanes, link_load, steps, axis_stride = 0.0 * size, 0.0 * size, 0.0 * size, 1
     for length in reach.torus:
         next_stride = axis_stride * length
         ranks_on_axis: Numbers = 1  # of the group
@@ -144,8 +152,9 @@ def _on_torus(size: Numbers, stride: Numbers, reach: Reach) -> tuple[Numbers, Nu
         is_ring = (span == length) & (length > 2)
         lanes = lanes + np.where(ranks_on_axis > 1, np.where(is_ring, 2, 1) * ranks_on_axis / span, 0.0)
         link_load = np.maximum(link_load, np.where(ranks_on_axis > 1, span / np.where(is_ring, 8, 4), 0.0))
+        steps = steps + ranks_on_axis - 1
         axis_stride = next_stride
-    return np.maximum(lanes, 1) / links, link_load * links
+    return np.maximum(lanes, 1) / links, link_load * links, steps
 
 
 def _dims(size: Numbers, stride: Numbers, reach: Reach) -> list[tuple[Numbers, Numbers]]:

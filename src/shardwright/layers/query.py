@@ -247,7 +247,8 @@ class Run:
     """The question to the cost model: a model under a plan on devices, with a generation of software.
 
     Bandwidths are in bytes per second, of one device in one direction, as the maker states them; latencies are in
-    seconds; 0 is unknown. `devices_per_node` devices share the links of a node, rack or torus. `job` is the job that
+    seconds; 0 is unknown. `network` is the kind of the network between nodes (config/network_facts.py).
+    `devices_per_node` devices share the links of a node, rack or torus. `job` is the job that
     the run came from, if any; the numbers of its plan may differ from those of `grid`.
     """
 
@@ -261,6 +262,7 @@ class Run:
     network_bytes_per_s: float
     node_latency_s: float = 0.0
     network_latency_s: float = 0.0
+    network: str = "unknown"
     topology: Topology = Topology()
     job: JobSpec | None = None
 

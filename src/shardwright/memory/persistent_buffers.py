@@ -23,8 +23,8 @@ _LINEAR = {f"attention.{name}" for name in ("qkv", "q_up", "kv_up", "out")} | {
 
 def kept_bytes(job: JobSpec, stages: Mapping[int, StageState]) -> int:
     """Bytes of casts and errors at their peak, on a rank that holds these stages."""
-    units = (unit for stage in stages.values() for unit in stage.units if unit.replicas.num_ranks > 1)
-    return cast_bytes(job, stages) + sum(_error_bytes(job, unit) for unit in units)
+    units = (unit for stage in stages.values() for unit in stage.units)
+    return cast_bytes(job, stages) + sum(error_bytes(job, unit) for unit in units)
 
 
 def cast_bytes(job: JobSpec, stages: Mapping[int, StageState]) -> int:
@@ -72,9 +72,11 @@ def _cast_bytes(place: ParameterShard, recipe: str) -> int:
     return facts.num_weight_casts * place.num_elements + _FLOAT * num_scales
 
 
-def _error_bytes(job: JobSpec, unit: UnitState) -> int:
+def error_bytes(job: JobSpec, unit: UnitState) -> int:
     """Bytes that a method of compression keeps for a bucket: errors, and for PowerSGD the start of the next step."""
     plan, ranks = job.plan, unit.replicas.num_ranks
+    if ranks == 1:
+        return 0
     places = compressed(plan, unit.places)
     num_elements = sum(place.num_elements for place in places)
     kept_elements = COMPRESSIONS[plan.compress].kept_elements

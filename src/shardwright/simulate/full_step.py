@@ -200,7 +200,7 @@ class _Stages:
         software, rates, groups = software_under(run), rates_of(run, constants), Groups(run)
         size = border_bytes(run, software)
         pipeline = groups.pp
-        latency_s = message_latency_s(rates, pipeline)
+        latency_s = float(np.max(message_latency_s(rates, pipeline)))
         ends = DataParallel.of(run, software, rates, groups, stages, PieceTime())
         reduce_s, _, gather_s = ends.exchanged_s()
         placement = job_placement(job)

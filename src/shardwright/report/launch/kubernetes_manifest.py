@@ -11,6 +11,7 @@ from typing import Any
 
 from shardwright.config.base import PlanError
 from shardwright.config.link_words import link_words
+from shardwright.config.network_facts import NETWORKS
 from shardwright.config.yaml_text import yaml_text
 from shardwright.report.launch.launch_description import Launch, read_paths
 from shardwright.report.launch.torchrun_command import torchrun_variables, torchrun_words
@@ -148,7 +149,7 @@ def _folder_faults(launch: Launch) -> list[str]:
 def kubernetes_notes(launch: Launch) -> list[str]:
     """Notes about requirements that a manifest can't state and the cluster or the image must meet."""
     job, network, notes = launch.job, launch.job.cluster.network, []
-    if launch.layout.servers > 1 and network.kind in ("infiniband", "roce"):
+    if launch.layout.servers > 1 and NETWORKS[network.kind].adapter:
         notes.append(
             "pods reach InfiniBand and RoCE adapters by a resource or a network that each cluster names by itself; add "
             "it to the container's resources, or to the pods' annotations"

@@ -10,11 +10,9 @@ from dataclasses import dataclass
 from shardwright.config.base import PlanError
 from shardwright.config.cluster_facts import device_entry
 from shardwright.config.job import JobSpec
+from shardwright.config.network_facts import NETWORKS
 from shardwright.config.units import counted
 from shardwright.report.launch.server_layout import ServerLayout
-
-_NET = {"infiniband": "IB", "roce": "IB", "tcp": "Socket"}
-_ADAPTER = {"infiniband": "InfiniBand adapter", "roce": "RoCE adapter"}
 
 
 @dataclass(frozen=True)
@@ -48,8 +46,8 @@ def link_environment(job: JobSpec, layout: ServerLayout, on_cpu: bool) -> LinkEn
         library, name = "NCCL", "NCCL_SOCKET_IFNAME"
         has_nvlink = layout.servers_per_node > 1 and device_entry(job.cluster.device).link_name == "NVLink"
         variables = {"NCCL_MNNVL_ENABLE": "1"} if has_nvlink else {}
-        if network.kind != "unknown" and uses_network:
-            variables["NCCL_NET"] = _NET[network.kind]
+        if uses_network and NETWORKS[network.kind].nccl_net:
+            variables["NCCL_NET"] = NETWORKS[network.kind].nccl_net
     notes, placeholders = [], []
     if network.interface:
         variables[name] = network.interface if on_cpu else f"={network.interface}"
@@ -64,7 +62,7 @@ def link_environment(job: JobSpec, layout: ServerLayout, on_cpu: bool) -> LinkEn
             "whether InfiniBand, RoCE or TCP joins the nodes is not said, so NCCL takes what it finds, which may be "
             "TCP; set cluster.network.kind"
         )
-    if not on_cpu and uses_network and network.kind in _ADAPTER:
+    if not on_cpu and uses_network and NETWORKS[network.kind].adapter:
         _set_adapters(job, layout, variables, placeholders, notes)
     return LinkEnvironment(variables, tuple(placeholders), tuple(notes))
 
@@ -74,7 +72,7 @@ def _set_adapters(
 ) -> None:
     """Add NCCL_IB_HCA to the variables, or a placeholder for it and a note."""
     network, rails = job.cluster.network, rails_of_server(job, layout)
-    adapters = counted(rails, _ADAPTER[network.kind])
+    adapters = counted(rails, NETWORKS[network.kind].adapter)
     if network.adapters and len(network.adapters) != rails:
         stated_rails = job.cluster.topology.rails
         origin = f"is {stated_rails}" if stated_rails else "0 means one for each device"

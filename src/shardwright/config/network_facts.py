@@ -1,0 +1,33 @@
+"""The registry of networks between nodes by name. The facts of each are a file in config/networks."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from shardwright.config.registry import NameOf, Registry
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkFacts:
+    """The facts of a kind of network that joins nodes.
+
+    - `place` orders lists of networks; `title` is its name in texts, empty if nobody knows it.
+    - `nccl_net` is the value of NCCL_NET that selects it, empty if none does; `adapter` is the name of an adapter
+      whose names NCCL_IB_HCA lists, empty if NCCL does not take names.
+    - `share` of a port's bandwidth is what large collectives of NCCL reach. `step_s` is the latency of one step
+      between nodes, of a ring or a tree. `peer_s` is the time that an all-to-all takes longer for each further rank.
+    - `source` of these three numbers.
+    """
+
+    name: str
+    place: int
+    title: str = ""
+    nccl_net: str = ""
+    adapter: str = ""
+    share: float
+    step_s: float
+    peer_s: float
+    source: str
+
+
+NETWORKS: Registry[NetworkFacts] = Registry("a network", "shardwright.config.networks", NetworkFacts)
+NetworkName = Annotated[str, NameOf(NETWORKS)]

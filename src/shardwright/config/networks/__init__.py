@@ -1,0 +1,1 @@
+"""The facts of networks between nodes, one file each."""
