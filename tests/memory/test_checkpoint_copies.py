@@ -7,10 +7,12 @@ from shardwright.train.checkpoint.replica_state import coming_boxes
 
 from shardwright.config.checkpoint import CheckpointSpec
 from shardwright.config.job import JobSpec
+from shardwright.config.load import load_job
 from shardwright.measure.checks.recorded_streams import OperatorAccesses, RecordedStreams
 from shardwright.memory.checkpoint_copies import copied_bytes, most_copied_bytes
 from shardwright.memory.rank_state import rank_state, shard_indices
 from shardwright.parallel.comm.transport import DryTransport
+from shardwright.report.estimate_text import estimate_dict
 from shardwright.schedule.job_program import job_program
 from shardwright.sharding.mesh import MeshShape
 from shardwright.train.dry_steps import DrySteps
@@ -70,3 +72,10 @@ def _copied(job: JobSpec, rank: int) -> int:
         steps.run()
         boxes = coming_boxes(steps.replica, steps.mesh).wait()
         return sum(box.values.nbytes for box in boxes)
+
+
+def test_an_estimate_says_what_a_checkpoint_takes_of_the_host() -> None:
+    fields = ["checkpoint.every_steps=100", "cluster.host_memory_gib=4"]
+    told = estimate_dict(load_job("yi-34b", fields))
+    (note,) = [note for note in told["notes"] if note.startswith("a checkpoint copies at most")]
+    assert "is 512.0 MiB" in note and "shard over more replicas" in note

@@ -16,11 +16,12 @@ from shardwright.config.software import software_of
 from shardwright.config.software_support import missing_features
 from shardwright.config.units import counted, memory_text, seconds_text
 from shardwright.memory.job_memory import job_memory
-from shardwright.report.fit_verdict import Fit, device_entry, device_room_bytes, fit_of, verdict_text
+from shardwright.report.fit_verdict import Fit, checkpoint_note, device_entry, device_room_bytes, fit_of, verdict_text
 from shardwright.report.nearest_text import nearest_plans, nearest_text
 from shardwright.report.prediction_notes import batch_notes, job_notes
 from shardwright.report.text_columns import aligned
 from shardwright.schedule.job_program import job_program
+from shardwright.sharding.memory_account import RankMemory
 from shardwright.sharding.stage_parameters import num_active_parameters, num_parameters, stage_parameters
 
 if TYPE_CHECKING:
@@ -55,9 +56,14 @@ def estimate_dict(job: JobSpec) -> dict[str, Any]:
         "host_memory_bytes": host_memory_bytes(job.cluster),
         "fits": fit.fits if fit else None,
         "nearest": [] if isinstance(priced, str) else nearest_plans(job, bool(fit and fit.fits), priced),
-        "notes": [*job_notes(job), *batch_notes(job)],
+        "notes": _notes(job, memory),
         **_takes_dict(job, priced),
     }
+
+
+def _notes(job: JobSpec, memory: list[RankMemory]) -> list[str]:
+    """All notes on an estimate."""
+    return [*job_notes(job), *batch_notes(job), *checkpoint_note(job, memory)]
 
 
 def _nearest(job: JobSpec, fit: Fit | None, priced: "Estimate | str") -> list[str]:
@@ -109,7 +115,7 @@ def estimate_text(job: JobSpec) -> str:
         "parameters of the rank's stages."
     )
     cost = _takes_text(job, priced)
-    notes = [textwrap.fill(f"Note: {note}.", 110) for note in (*job_notes(job), *batch_notes(job))]
+    notes = [textwrap.fill(f"Note: {note}.", 110) for note in _notes(job, memory)]
     verdict = [verdict_text(job, fit := fit_of(job, memory, priced)), *_nearest(job, fit, priced)]
     return "\n\n".join([heading, textwrap.fill(note, 110), aligned(rows), *verdict, cost, *notes])
 

@@ -15,6 +15,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.link_words import link_words
 from shardwright.config.software import software_of
 from shardwright.config.units import GIB, counted, memory_text
+from shardwright.memory.checkpoint_copies import most_copied_bytes
 from shardwright.sharding.memory_account import RankMemory
 
 if TYPE_CHECKING:
@@ -124,6 +125,22 @@ def _host_text(job: JobSpec, fit: Fit) -> str:
             f"offload less, shard over more replicas, or set cluster.host_memory_gib if a {domain} has more."
         )
     return f"{need_text}, and {room_text}, which leaves {memory_text(int(left_bytes))}."
+
+
+def checkpoint_note(job: JobSpec, memory: list[RankMemory]) -> list[str]:
+    """A note on the host memory that a checkpoint takes before it is written; none if the job keeps none."""
+    copied_bytes = most_copied_bytes(job)
+    if not copied_bytes:
+        return []
+    copied = f"a checkpoint copies at most {memory_text(copied_bytes)} a device to host memory before it is written"
+    room, hosted_bytes = host_memory_bytes(job.cluster), max(rank_memory.host_bytes for rank_memory in memory)
+    if room is None or copied_bytes + hosted_bytes <= room:
+        return [copied]
+    hosted = f", beside {memory_text(hosted_bytes)} that are offloaded" if hosted_bytes else ""
+    return [
+        f"{copied}{hosted}, and a device's share of its host is {memory_text(int(room))}: shard over more replicas "
+        "(plan.zero), or set cluster.host_memory_gib if a host has more"
+    ]
 
 
 _WAYS_OUT = (
