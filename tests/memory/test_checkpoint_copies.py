@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-from shardwright.train.checkpoint.replica_state import coming_boxes
 
 from shardwright.config.checkpoint import CheckpointSpec
 from shardwright.config.job import JobSpec
@@ -15,6 +14,7 @@ from shardwright.parallel.comm.transport import DryTransport
 from shardwright.report.estimate_text import estimate_dict
 from shardwright.schedule.job_program import job_program
 from shardwright.sharding.mesh import MeshShape
+from shardwright.train.checkpoint.saved_state import SavedState
 from shardwright.train.dry_steps import DrySteps
 from support.cases import small_job
 
@@ -70,7 +70,7 @@ def _copied(job: JobSpec, rank: int) -> int:
     with OperatorAccesses(streams):
         steps = DrySteps(job, rank, "cuda", streams.connecting(lambda lines: DryTransport(is_gloo=False)), streams)
         steps.run()
-        boxes = coming_boxes(steps.replica, steps.mesh).wait()
+        boxes = SavedState(steps.replica, steps.mesh).copy().wait()
         return sum(box.values.nbytes for box in boxes)
 
 
