@@ -14,10 +14,13 @@ from shardwright.cli.main import cli
 from shardwright.config import catalog
 from shardwright.config.base import PlanError
 from shardwright.config.software import software_of
-from shardwright.measure.measured_runs.row_checks import row_faults
+from shardwright.cost.calibration import shipped
+from shardwright.layers.query import Run
 from shardwright.measure.measured_runs.row_facts import with_facts
+from shardwright.measure.measured_runs.run_table import TableLine
 from shardwright.measure.measured_runs.runs import measured, read_runs
 from shardwright.measure.measured_runs.software_inference import attention_in
+from shardwright.measure.validate import predict, validate
 from shardwright.report.validation_text import write_rows
 
 TRUTH = Path(__file__).parents[2] / "benchmarks" / "truth"
@@ -40,15 +43,29 @@ def table(rows: Sequence[dict[str, str]], header: Sequence[str] = ()) -> str:
 
 
 def faults_of(path: Path, contents: str | bytes) -> list[str]:
+    """The faults of a table's rows, each behind its place; of the file if it is no table."""
     path.write_bytes(contents if isinstance(contents, bytes) else contents.encode())
-    with pytest.raises(PlanError) as error:
-        read_runs(path)
-    return error.value.faults
+    try:
+        return [f"{row.where}: {fault}" for row in read_runs(path) for fault in row.faults]
+    except PlanError as error:
+        return error.faults
 
 
-@pytest.mark.parametrize("name", ["runs.csv", "oom.csv", "others.csv"])
-def test_no_published_run_is_refused(name: str) -> None:
-    assert all(row.run for row in read_runs(TRUTH / name))
+def row_faults(row: dict[str, str]) -> list[str]:
+    return list(measured(TableLine(2, row)).faults)
+
+
+def run_of(row: dict[str, str]) -> Run:
+    run = measured(TableLine(2, row)).run
+    assert run is not None
+    return run
+
+
+@pytest.mark.parametrize(("name", "faulty"), [("runs.csv", ["sc21-023"]), ("oom.csv", []), ("others.csv", [])])
+def test_published_runs_have_predictions(name: str, faulty: list[str]) -> None:
+    rows = read_runs(TRUTH / name)
+    assert all(row.run for row in rows)
+    assert [row.id for row in rows if row.faults] == faulty
 
 
 @pytest.mark.parametrize(
@@ -80,7 +97,7 @@ def test_no_published_run_is_refused(name: str) -> None:
     ],
 )
 def test_a_row_that_could_not_have_run(said: dict[str, str], fault: str) -> None:
-    found = row_faults(with_facts(ROW | said))
+    found = row_faults(ROW | said)
     assert any(one.startswith(fault) for one in found), found
 
 
@@ -97,14 +114,14 @@ def test_a_row_that_could_not_have_run(said: dict[str, str], fault: str) -> None
     ],
 )
 def test_a_row_that_could(said: dict[str, str]) -> None:
-    assert row_faults(with_facts(ROW | said)) == []
+    assert row_faults(ROW | said) == []
 
 
 @given(st.dictionaries(st.sampled_from([*ROW, "notes", "mfu", "vp", "experts"]), st.text(max_size=12), max_size=4))
 def test_whatever_a_row_says_is_a_fault_or_a_row(said: dict[str, str]) -> None:
-    row = ROW | said
-    if not row_faults(with_facts(row)):
-        assert measured(row).run or measured(row).reason
+    row = measured(TableLine(2, ROW | said))
+    (predicted,) = predict([row], shipped())
+    assert predicted.time or predicted.reason
 
 
 # --- the table ---
@@ -118,13 +135,63 @@ def test_every_fault_has_its_line(tmp_path: Path) -> None:
         ROW | {"id": "mine-4", "mbs": "x"},
     ]
     found = faults_of(tmp_path / "t.csv", table(rows) + "mine-5,short\n")
-    assert found[0].startswith("line 7, mine-5: it has 2 fields, and the header")
-    assert found[1].startswith("line 3, mine-2: layers is '-4'")
-    assert found[2].startswith("line 6, mine-4: mbs is 'x'")
-    many = table([ROW | {"id": f"mine-{n}", "layers": "0"} for n in range(300)])
+    assert found[0].startswith("line 3, mine-2: layers is '-4'")
+    assert found[1].startswith("line 6, mine-4: mbs is 'x'")
+    assert found[2].startswith("line 7, mine-5: it has 2 fields, and the header")
+    many = table([ROW, *(ROW | {"id": f"mine-{n}", "layers": "0"} for n in range(2, 302))])
     assert len(faults_of(tmp_path / "t.csv", many)) == 300
-    text = str(CliRunner().invoke(cli, ["validate", str(tmp_path / "t.csv")]).exception)
-    assert "300 faults" in text and "... and 280 more" in text and text.count("\n") == 21
+    done = CliRunner().invoke(cli, ["validate", str(tmp_path / "t.csv")])
+    assert done.exit_code == 0  # one row is predicted
+    assert "1 of 301 rows predicted" in done.output and "... and 280 more; --json lists all" in done.output
+
+
+PUBLISHED = {
+    row["id"]: row for row in csv.DictReader(io.StringIO((TRUTH / "runs.csv").read_text())) if row["id"] in {
+        "sc21-002", "sc21-005", "kor22-001", "simumax-001",
+    }
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("damage", "fault", "has_prediction"),
+    [
+        ({"mfu": "0.0"}, "mfu is '0.0'; give a number from 1e-12", True),
+        ({"tflops_per_gpu": "0.0", "mfu": ""}, "tflops_per_gpu is '0.0'; give a number", True),
+        ({"gpus": "63"}, "dp 32 x tp 2 x pp 1 x cp 1 = 64 ranks, and gpus is 63", True),
+        (
+            {"schedule": "interleaved", "vp": "7", "pp": "2", "dp": "16"},
+            "layers 30 do not divide into pp 2 x vp 7",
+            True,
+        ),
+        ({"schedule": "zb-v", "pp": "2", "dp": "16", "gbs": "496"}, "gbs 496 does not split into dp 16", True),
+        ({"heads": "37"}, "hidden 3072 does not split into 37 heads", True),
+        ({"mbs": ""}, "it does not say mbs, and mbs 1 is assumed", True),
+        ({"gbs": ""}, "it does not say gbs, and one microbatch a replica, gbs 512 is assumed", True),
+        ({"layers": "-4"}, "layers is '-4'", False),
+        ({"recompute": "some"}, "recompute is 'some'", False),
+    ],
+)
+def test_one_bad_row_is_scored_apart_and_the_others_as_before(
+    tmp_path: Path, damage: dict[str, str], fault: str, has_prediction: bool
+) -> None:
+    good = [row for name, row in PUBLISHED.items() if name != "sc21-002"]
+    (tmp_path / "good.csv").write_text(table(good))
+    (tmp_path / "all.csv").write_text(table([PUBLISHED["sc21-002"] | damage, *good]))
+    alone, together = (validate(tmp_path / f"{name}.csv", None) for name in ("good", "all"))
+    assert together["apart"]["faults"][0]["fault"].startswith(fault)
+    assert together["apart"]["faults"][0]["where"] == "line 2, sc21-002"
+    assert together["apart"]["rows"] == 1
+    assert (together["predictions"][0].get("predicted_s", 0) > 0) == has_prediction
+    assert together["predictions"][1:] == alone["predictions"]
+    assert together["median_ape"] == alone["median_ape"]
+
+
+def test_of_rows_with_one_id_the_first_counts(tmp_path: Path) -> None:
+    rows = list(PUBLISHED.values())
+    (tmp_path / "t.csv").write_text(table([*rows, rows[0]]))
+    scores = validate(tmp_path / "t.csv", None)
+    assert [entry["where"] for entry in scores["apart"]["faults"]] == ["line 6, " + rows[0]["id"]]
+    assert scores["predicted"] == len(rows) + 1 and scores["apart"]["rows"] == 1
 
 
 @pytest.mark.parametrize(
@@ -134,15 +201,18 @@ def test_every_fault_has_its_line(tmp_path: Path) -> None:
             table([ROW], [name for name in ROW if name != "gpu"]),
             "line 1: the header has no column 'gpu'; did you mean gpus",
         ),
-        (table([ROW]) + 'mine-2,"never closed\n', "line 3: a quote that opens here is never closed"),
-        (table([ROW | {"source": "x" * 131_073}]), "line 2: a field has more than 131,072 characters"),
+        (table([ROW]) + 'mine-2,"never closed\n', "line 3, without id: a quote that opens here is never closed"),
+        (table([ROW | {"source": "x" * 131_073}]), "line 2, without id: a field has more than 131,072 characters"),
         (
             table([ROW]) + "1," * 30 + "\n",
             "line 3, 1: it has 31 fields, and the header 16: there are more than columns",
         ),
         (table([ROW, ROW]), "line 3, mine-1: line 2 has the same id; give one of them another"),
-        (table([ROW | {"id": " "}]), "line 2: the row has no id"),
-        (table([ROW | {"id": "a\x07\u202eb"}]), r"line 2: id 'a\x07\u202eb' has characters that can't be printed"),
+        (table([ROW | {"id": " "}]), "line 2, without id: the row has no id"),
+        (
+            table([ROW | {"id": "a\x07\u202eb"}]),
+            r"line 2, a\x07\u202eb: id 'a\x07\u202eb' has characters that can't be printed",
+        ),
         ("", "is not a table of measured runs: it needs a header"),
         ("a,b\n1,2\n", "is not a table of measured runs: it needs a header"),
         (table([]) + "id,layers,hidden,gpu\n", "is a header without rows"),
@@ -160,7 +230,7 @@ def test_what_is_no_table(tmp_path: Path, contents: str | bytes, fault: str) -> 
 def test_a_byte_order_mark_is_no_column(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text(table([ROW]), encoding="utf-8-sig")
     (row,) = read_runs(tmp_path / "t.csv")
-    assert row.run is not None
+    assert row.run is not None and not row.faults
 
 
 # --- facts ---
@@ -184,9 +254,7 @@ def test_attention_in_prose(said: str, kernel: str) -> None:
 
 
 def software(**said: str) -> str:
-    run = measured(ROW | said).run
-    assert run is not None
-    return run.software
+    return run_of(ROW | said).software
 
 
 def test_a_sweep_without_flash_attention_is_priced_without() -> None:
@@ -217,8 +285,7 @@ def test_facts_come_from_columns_before_notes() -> None:
     assert [row[name] for name in ("head_dim", "q_rank", "kv_rank", "expert_tp", "shard_group")] == [
         "256", "96", "32", "1", "4",
     ]  # fmt: skip
-    run = measured(ROW | EXPERTS | {"expert_tp": "2", "ep": "2", "grads": "bf16"}).run
-    assert run is not None
+    run = run_of(ROW | EXPERTS | {"expert_tp": "2", "ep": "2", "grads": "bf16"})
     assert (run.grid.expert_tp, run.grid.gradient_bytes, run.grid.reduce_bytes) == (2, 2, 2)
 
 
@@ -231,8 +298,7 @@ def test_gradients_are_added_up_in_float32_where_bf16_will_not_do(
 ) -> None:
     from shardwright.cost.calibration import software_under
 
-    run = measured(ROW | {"source": source, "precision": precision}).run
-    assert run is not None
+    run = run_of(ROW | {"source": source, "precision": precision})
     under = software_under(run)
     assert (under.gradient_bytes, under.reduce_bytes) == (gradient_bytes, gradient_bytes)
 

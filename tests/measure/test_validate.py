@@ -15,6 +15,8 @@ import pytest
 from shardwright.config import catalog
 from shardwright.cost import calibration
 from shardwright.cost.calibration import shipped
+from shardwright.layers.query import Run
+from shardwright.measure.measured_runs.run_table import TableLine
 from shardwright.measure.measured_runs.runs import measured, read_runs
 from shardwright.measure.measured_runs.score import kendall_tau, percentile, share_within, weights_of
 from shardwright.measure.validate import ranking_quality
@@ -23,9 +25,15 @@ from support.ranks import PATIENCE_S
 TRUTH = Path(__file__).parents[2] / "benchmarks" / "truth"
 TODAY = {
     "id": "mine-1", "source": "ours, Megatron-LM", "layers": "4", "hidden": "1024", "ffn": "4096", "seq": "1024",
-    "gpu": "A100-80G", "gpus": "8", "gpus_per_node": "8", "tp": "2", "mbs": "1", "gbs": "8", "precision": "bf16",
-    "step_time_s": "0.5",
+    "gpu": "A100-80G", "gpus": "8", "gpus_per_node": "8", "tp": "2", "pp": "1", "mbs": "1", "gbs": "8",
+    "precision": "bf16", "step_time_s": "0.5",
 }  # fmt: skip
+
+
+def run_of(row: dict[str, str]) -> Run:
+    run = measured(TableLine(2, row)).run
+    assert run is not None
+    return run
 
 
 def validate(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -165,7 +173,7 @@ def test_what_notes_say_is_read() -> None:
     ],
 )
 def test_software_of_unknown_code_is_that_of_its_time(source: str, device: str, software: str) -> None:
-    assert measured(TODAY | {"source": source, "gpu": device}).run.software == software
+    assert run_of(TODAY | {"source": source, "gpu": device}).software == software
 
 
 @pytest.mark.parametrize(
@@ -179,7 +187,7 @@ def test_software_of_unknown_code_is_that_of_its_time(source: str, device: str, 
 )
 def test_software_that_shards_parameters_has_to_know_how(source: str, software: str) -> None:
     row = TODAY | {"source": source, "tp": "1", "zero_stage": "3"}
-    assert measured(row).run.software == software
+    assert run_of(row).software == software
 
 
 def test_a_row_may_leave_out_what_has_a_sensible_reading() -> None:
@@ -191,11 +199,11 @@ def test_a_row_may_leave_out_what_has_a_sensible_reading() -> None:
         "tp": "1",
         "gpus_per_node": "",
     }
-    run = measured(TODAY | said).run
+    run = run_of(TODAY | said)
     assert (run.grid.precision, run.grid.schedule, run.grid.virtual) == ("fp16", "interleaved-1f1b", 2)
     assert run.devices_per_node == 8
-    assert measured(TODAY | {"gpu": "TPU v4", "gpus_per_node": "4"}).run.devices_per_node == 4096
-    assert measured(TODAY | {"gpu": "RTX 4090", "gpus_per_node": "", "gpus": "4"}).run.devices_per_node == 4
+    assert run_of(TODAY | {"gpu": "TPU v4", "gpus_per_node": "4"}).devices_per_node == 4096
+    assert run_of(TODAY | {"gpu": "RTX 4090", "gpus_per_node": "", "gpus": "4"}).devices_per_node == 4
 
 
 def test_a_device_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +221,7 @@ def test_a_device_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     try:
         from shardwright.simulate.closed_form import step_time
 
-        new, old = (measured(TODAY | {"gpu": gpu}).run for gpu in ("abacus 1", "A100-80G"))
+        new, old = (run_of(TODAY | {"gpu": gpu}) for gpu in ("abacus 1", "A100-80G"))
         assert new.device == "abacus-1"
         assert step_time(new, calibration.shipped()).compute > 1.2 * step_time(old, calibration.shipped()).compute
     finally:

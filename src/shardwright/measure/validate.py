@@ -2,7 +2,8 @@
 
 Tier A is the headline. If newer software repeats a plan, only the latest row counts; a plan group weighs 1, and each
 family of runs weighs the same. Three scores stand next to it: a baseline with one constant efficiency, the constants
-fitted without each family, and the predictions that known plans fit or not.
+fitted without each family, and the predictions that known plans fit or not. Rows that lack a part of their plan or
+contradict themselves count in none of them: they are listed with their faults and scored apart.
 """
 
 import math
@@ -10,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from shardwright.cost.calibration import Constants, device_of, left_out, shipped
 from shardwright.layers.query import Run
@@ -41,11 +44,31 @@ class Predicted:
         return self.time.total / self.row.step_s if self.time and self.row.step_s else 0.0
 
 
+# Errors of a plan that contradicts itself, whose arithmetic may come to nothing anywhere.
+_OF_CONTRADICTIONS = (ArithmeticError, AssertionError, IndexError, TypeError)
+
+
 def predict(rows: Sequence[Measured], constants: Constants) -> list[Predicted]:
     """Time and memory of each row; a row that can't be predicted has a reason.
 
-    A row that does not state its recomputation is assumed to recompute the least that fits, or all.
+    A row that does not state its recomputation is assumed to recompute the least that fits, or all. A row with faults
+    is predicted by itself, so that no other row's prediction depends on it.
     """
+    sound = iter(_predict([row for row in rows if not row.faults], constants))
+    return [_predict_faulty(row, constants) if row.faults else next(sound) for row in rows]
+
+
+def _predict_faulty(row: Measured, constants: Constants) -> Predicted:
+    """The prediction of a row with faults, if it comes to one."""
+    try:
+        with np.errstate(all="ignore"):
+            (predicted,) = _predict([row], constants)
+    except _OF_CONTRADICTIONS as error:
+        return Predicted(row, None, 0.0, None, reason=f"its plan has no price: {error}")
+    return predicted
+
+
+def _predict(rows: Sequence[Measured], constants: Constants) -> list[Predicted]:
     priced = _priced({n: row.run for n, row in enumerate(rows) if row.run}, constants)
     is_fitting = {n: _fits(rows[n], price) for n, price in priced.items() if not isinstance(price, str)}
     runs = {n: rows[n].run for n in is_fitting}
@@ -88,10 +111,11 @@ def _fits(row: Measured, price: Price | str) -> bool:
 def validate(runs: Path, out_of_memory: Path | None) -> dict[str, Any]:
     """All scores."""
     constants = shipped()
-    rows = predict(read_runs(runs), constants)
+    every_row = predict(read_runs(runs), constants)
+    rows = [p for p in every_row if not p.row.faults]
     headline = [p for p in rows if p.ratio and p.row.tier == "A" and p.row.is_latest]
     tier_b = [p for p in rows if p.ratio and p.row.tier == "B" and p.row.is_latest]
-    scores: dict[str, Any] = {"rows": len(rows), "predicted": sum(p.time is not None for p in rows)}
+    scores: dict[str, Any] = {"rows": len(every_row), "predicted": sum(p.time is not None for p in every_row)}
     scores |= summary(headline, lambda p: p.ratio)
     scores["by_family"] = _by(headline, lambda p: p.row.family)
     scores["by_device"] = _by(headline, lambda p: p.row.device)
@@ -99,14 +123,32 @@ def validate(runs: Path, out_of_memory: Path | None) -> dict[str, Any]:
     scores["baseline"] = summary(headline, _baseline_ratio)
     scores["memory_mape"], scores["memory_by_family"] = _memory(rows)
     out_of_memory_rows = predict(read_runs(out_of_memory), constants) if out_of_memory else []
-    scores["fit"] = _fit(rows, out_of_memory_rows)
+    scores["fit"] = _fit(rows, [p for p in out_of_memory_rows if not p.row.faults])
     ranked = [p for p in rows if p.ratio and p.row.tier in "AB" and p.row.is_latest]
     scores["order"] = ranking_quality([(p.row, p.ratio * p.row.step_s) for p in ranked])
     scores["cross_validated"] = _cross_validated(headline)
     scores["fitted_constants"] = int(constants["common.num_fitted"])
     scores["not_predicted"] = {p.row.id: p.reason for p in rows if p.time is None}
-    scores["predictions"] = [_output_row(p) for p in rows]
+    scores["apart"] = _apart(every_row) | {"faults": _faults(runs, every_row)}
+    if out_of_memory:
+        scores["apart"]["faults"] += _faults(out_of_memory, out_of_memory_rows)
+    scores["predictions"] = [_output_row(p) for p in every_row]
     return scores
+
+
+def _apart(rows: Sequence[Predicted]) -> dict[str, Any]:
+    """Scores of the rows with faults, of every tier, as far as they have a prediction."""
+    faulty = [p for p in rows if p.row.faults]
+    return {"rows": len(faulty)} | summary([p for p in faulty if p.ratio], lambda p: p.ratio)
+
+
+def _faults(table: Path, rows: Sequence[Predicted]) -> list[dict[str, Any]]:
+    """The faults of a table's rows, each with its place."""
+    return [
+        {"table": table.name, "line": p.row.line, "id": p.row.id, "where": p.row.where, "fault": fault}
+        for p in rows
+        for fault in p.row.faults
+    ]
 
 
 def summary(rows: list[Predicted], ratio: Callable[[Predicted], float]) -> dict[str, float]:
@@ -234,6 +276,7 @@ def _output_row(p: Predicted) -> dict[str, Any]:
         "predicted_gb": p.memory_gb,
         "fits": p.fits,
         "reason": p.reason,
+        "faults": "; ".join(p.row.faults),
     }
     if p.time:
         output_row |= {"predicted_s": p.time.total, "error": p.ratio - 1 if p.ratio else None} | {

@@ -21,6 +21,8 @@ def validation_text(result: Mapping[str, Any]) -> str:
         table += [_scores(f"  {name}", group) for name, group in cross_validated["by_family"].items()]
     if result["tier_b"].get("by_family"):
         table.append(_scores("tier B", result["tier_b"]))
+    if result["apart"]["rows"]:
+        table.append(_scores("apart: rows with faults", result["apart"]))
     table.append(_scores("baseline: 50 % of the peak", result["baseline"]))
     lines = [
         f"{result['predicted']} of {result['rows']} rows predicted, {result['fitted_constants']} constants fitted. "
@@ -31,6 +33,7 @@ def validation_text(result: Mapping[str, Any]) -> str:
     ]
     if missing := result["not_predicted"]:
         lines.append("Not predicted:\n" + "\n".join(f"  {row}: {reason}" for row, reason in missing.items()))
+    lines.append(_faults(result["apart"]["faults"]))
     return "\n\n".join(line for line in lines if line)
 
 
@@ -69,6 +72,23 @@ def _order(order: Mapping[str, Mapping[str, float]]) -> str:
         for name, group in order.items()
     ]
     return "Order of plans within a sweep, Kendall's tau and regret of the best: " + "; ".join(parts) if parts else ""
+
+
+_MOST_FAULTS = 20  # that are listed; --json has all
+
+
+def _faults(faults: Sequence[Mapping[str, Any]]) -> str:
+    """Rows that count in no score but their own, with what is wrong in each."""
+    if not faults:
+        return ""
+    tables = {fault["table"] for fault in faults}
+    lines = [
+        f"  {fault['table'] + ', ' if len(tables) > 1 else ''}{fault['where']}: {fault['fault']}"
+        for fault in faults[:_MOST_FAULTS]
+    ]
+    if len(faults) > _MOST_FAULTS:
+        lines.append(f"  ... and {len(faults) - _MOST_FAULTS} more; --json lists all")
+    return "Scored apart, because of what they lack or contradict:\n" + "\n".join(lines)
 
 
 def write_rows(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:

@@ -104,10 +104,14 @@ def precision_of(text: str) -> str:
 
 
 def value_faults(row: Row) -> list[str]:
-    """Faults of single columns, of a row whose facts are filled in."""
+    """Faults of single columns that describe the plan and the model, of a row whose facts are filled in."""
     faults = [fault for name in WHOLE if row.get(name) and (fault := _whole_fault(name, row[name]))]
-    faults += [fault for name in AMOUNTS if row.get(name) and (fault := _amount_fault(name, row[name]))]
     return faults + [fault for name in _WORDS if row.get(name) and (fault := _word_fault(name, row[name]))]
+
+
+def amount_faults(row: Row) -> dict[str, str]:
+    """Faults of measured and stated amounts, by column. Such an amount is no measurement; the row may have others."""
+    return {name: fault for name in AMOUNTS if row.get(name) and (fault := _amount_fault(name, row[name]))}
 
 
 def _whole_fault(name: str, text: str) -> str:

@@ -9,15 +9,14 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardwright.config.base import PlanError
 from shardwright.config.cluster import DeviceSpec
 from shardwright.config.model_shape import ExpertShape, LatentShape, ModelShape
 from shardwright.cost.calibration import device_of, peak_flops
 from shardwright.layers.query import PlanGrid, Run
 from shardwright.measure.measured_runs.flops_convention import stated_flops
-from shardwright.measure.measured_runs.row_checks import dp_of, row_faults, whole
-from shardwright.measure.measured_runs.row_facts import GRADS, Row, precision_of, schedule_of, with_facts
-from shardwright.measure.measured_runs.run_table import read_lines
+from shardwright.measure.measured_runs.row_checks import RowCheck, check_row, dp_of, stage_faults, whole
+from shardwright.measure.measured_runs.row_facts import GRADS, Row, amount_faults, precision_of, schedule_of, with_facts
+from shardwright.measure.measured_runs.run_table import TableLine, read_lines
 from shardwright.measure.measured_runs.software_inference import software_of_row
 
 
@@ -41,35 +40,45 @@ class Measured:
     says_recompute: bool  # True if the row states its recomputation
     knows_recompute: bool  # True if its source states it, too: the row's may be inferred
     of_last_rank: bool  # memory of the last pipeline rank, not of the rank with the most
+    line: int  # of the table, where the row begins
+    faults: tuple[str, ...]  # for which the row is scored apart: what it lacks, and where it contradicts itself
+
+    @property
+    def where(self) -> str:
+        """The name of the row's place in messages."""
+        return f"line {self.line}, {self.id if len(self.id) <= 60 else self.id[:57] + '...'}"
 
 
 def read_runs(path: Path) -> list[Measured]:
-    """All rows of a file. PlanError with every faulty row and its line, or if the file is not a table of runs."""
-    faults: list[str] = []
-    lines = read_lines(path, faults)
-    faults += [f"{line.where()}: {fault}" for line in lines for fault in row_faults(with_facts(line.row))]
-    if faults:
-        raise PlanError(f"file {path}", faults)
-    return [measured(line.row) for line in lines]
+    """All rows of a file, each judged by itself. PlanError if the file is not a table of runs."""
+    return [measured(line) for line in read_lines(path)]
 
 
-def measured(row: Row) -> Measured:
-    """One row that was checked. A row that can't be predicted has a reason."""
-    row = with_facts(row)
-    run, reason = None, ""
-    try:
-        run = run_of_row(row)
-    except (ValueError, KeyError, ArithmeticError) as error:
-        reason = str(error.args[0])
+def measured(line: TableLine) -> Measured:
+    """The row of a line, with its faults. A row that can't be predicted has a reason."""
+    row = with_facts(line.row)
+    unusable = amount_faults(row)
+    row = {name: value for name, value in row.items() if name not in unusable}
+    check = check_row(row) if line.row.keys() - {"id"} else RowCheck([], is_readable=False)
+    faults = (*line.faults, *unusable.values(), *check.faults)
+    run, reason = None, "; ".join(faults)
+    if check.is_readable:
+        try:
+            run = run_of_row(row)
+            faults += stage_faults(run)
+        except (ValueError, KeyError, ArithmeticError) as error:
+            reason = str(error.args[0])
     step_s = _step_s(row, run)
+    name = row.get("id", "").strip() or "without id"
+    name = name if name.isprintable() else ascii(name)[1:-1]
     return Measured(
-        id=row["id"],
-        family=row["id"].split("-")[0],
+        id=name,
+        family=name.split("-")[0],
         publication=_publication(row.get("source") or ""),
         tier=row.get("tier") or "A",
-        group=row.get("plan_group") or row["id"],
+        group=row.get("plan_group") or name,
         is_latest=row.get("latest", "1") != "0",
-        device=row["gpu"],
+        device=row.get("gpu") or "",
         run=run,
         reason=reason,
         step_s=step_s,
@@ -78,6 +87,8 @@ def measured(row: Row) -> Measured:
         knows_recompute=bool(row.get("recompute")) and "HEAD" not in row.get("notes", ""),
         sees_device=row.get("memory_kind") == "driver" or "nvidia-smi" in row.get("notes", ""),
         of_last_rank=row.get("memory_kind") == "last-rank" or "on the LAST rank" in row.get("notes", ""),
+        line=line.number,
+        faults=faults,
     )
 
 
