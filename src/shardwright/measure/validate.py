@@ -65,6 +65,9 @@ def _predict_faulty(row: Measured, constants: Constants) -> Predicted:
             (predicted,) = _predict([row], constants)
     except _OF_CONTRADICTIONS as error:
         return Predicted(row, None, 0.0, None, reason=f"its plan has no price: {error}")
+    seconds = predicted.time.total if predicted.time else 1.0
+    if not (0 < seconds < math.inf and 0 <= predicted.memory_gb < math.inf):
+        return Predicted(row, None, 0.0, None, reason="its plan has no price")
     return predicted
 
 

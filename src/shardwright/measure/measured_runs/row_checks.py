@@ -72,7 +72,8 @@ def check_row(row: Row) -> RowCheck:
         return RowCheck([_in_columns(fault) for fault in limits], is_readable=False)
     if not rank_faults:
         faults += [_in_columns(fault) for fault in (*_expert_rank_faults(row), *(job_faults(job) or plan_faults(job)))]
-    return RowCheck(faults)
+    stages = whole(row, "pp", 1) * whole(row, "vp", 1)
+    return RowCheck(faults, is_readable=stages <= whole(row, "layers") + 2)  # one may be without layers at either end
 
 
 def stage_faults(run: Run) -> tuple[str, ...]:
