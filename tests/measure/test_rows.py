@@ -11,21 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.cli.main import cli
-from shardwright.config import catalog
 from shardwright.config.base import PlanError
 from shardwright.config.software import software_of
 from shardwright.cost.calibration import shipped
 from shardwright.layers.query import Run
-from shardwright.measure.measured_runs.row_facts import with_facts
 from shardwright.measure.measured_runs.run_table import TableLine
 from shardwright.measure.measured_runs.runs import measured, read_runs
-from shardwright.measure.measured_runs.software_inference import attention_in
 from shardwright.measure.validate import predict, validate
 from shardwright.report.validation_text import write_rows
 
 TRUTH = Path(__file__).parents[2] / "benchmarks" / "truth"
 ROW = {
-    "id": "mine-1", "source": "ours, Megatron-LM, 2025", "layers": "4", "hidden": "1024", "heads": "8", "ffn": "4096",
+    "id": "mine-1", "software": "megatron-lm@2025", "layers": "4", "hidden": "1024", "heads": "8", "ffn": "4096",
     "seq": "1024", "vocab": "32000", "gpu": "A100-80G", "gpus": "8", "tp": "2", "pp": "1", "mbs": "1", "gbs": "8",
     "precision": "bf16", "step_time_s": "0.5",
 }  # fmt: skip
@@ -87,7 +84,7 @@ def test_published_runs_have_predictions(name: str, faulty: list[str]) -> None:
         ({"mfu": "0"}, "mfu is '0'; give a number from"),
         ({"mfu": "45"}, "mfu is '45', and it is a share of the peak: write 0.45 for 45 %"),
         ({"step_time_s": "nan"}, "step_time_s is 'nan'; give a number from"),
-        ({"notes": "head_dim 999999999999999999999999"}, "head_dim is '999999999999999999999999'; give a whole number"),
+        ({"head_dim": "999999999999999999999999"}, "head_dim is '999999999999999999999999'; give a whole number"),
         ({"gbs": "7"}, "gbs 7 does not split into dp 4"),
         ({"zero_stage": "4"}, "zero_stage is '4'; give a whole number from 0 to 3"),
         (EXPERTS | {"topk": "9"}, "topk 9 is more than experts 8"),
@@ -236,69 +233,102 @@ def test_a_byte_order_mark_is_no_column(tmp_path: Path) -> None:
 # --- facts ---
 
 
-@pytest.mark.parametrize(
-    ("said", "kernel"),
-    [
-        ("no flash attention", "none"), ("without FlashAttention-2", "none"),
-        ("did not yet use flash_attention", "none"),
-        ("FlashAttention not used", "none"), ("flash attention: off", "none"), ("non-flash-attention", "none"),
-        ("w/o FlashAttention", "none"), ("FlashAttention = False", "none"), ("flash attention disabled; tp 2", "none"),
-        ("FlashAttention", "flash1"), ("flash_attention2", "flash2"), ("FlashAttention v3", "cudnn"),
-        ("FlashAttention; no sequence parallel", "flash1"), ("no dropout with FlashAttention", "flash1"),
-        ("FlashAttention-2, arXiv 2307.08691: no FlashAttention", "none"), ("not sharded; flash attention 2", "flash2"),
-        ("fused softmax", ""),
-    ],
-)  # fmt: skip
-def test_attention_in_prose(said: str, kernel: str) -> None:
-    assert attention_in(said) == kernel
-
-
 def software(**said: str) -> str:
     return run_of(ROW | said).software
 
 
-def test_a_sweep_without_flash_attention_is_priced_without() -> None:
+def test_a_kernel_of_attention_that_a_column_says() -> None:
     assert software() == "large-2024"
-    assert software(notes="no flash attention") == "large-2024+softmax"
-    assert software(notes="no flash attention", attention="flash2") == "large-2024+flash2"  # a column holds
-    assert software(attention="torch") == "large-2024+torch"
-    assert software(source="JAX, 2025", attention="fused-softmax") == "xla+softmax"
-
-
-def test_software_is_read_from_its_column() -> None:
-    assert software(software="internevo") == "internevo"
-    assert software(software="megatron-lm@2021-04") == "megatron-2022"
-    assert software(software="jax") == "xla"
-    assert software(software="fsdp@2023-03", notes="Megatron-DeepSpeed is slower") == "fsdp-2023"
-
-
-def test_every_pattern_of_software_can_match() -> None:
-    """A backslash too many in a literal string of TOML makes a pattern that nothing has."""
-    assert software(source="JAX on GPUs") == "xla"
-    for name in catalog.names("software"):
-        assert not any("\\\\" in pattern for pattern in software_of(name).matches), name
-
-
-def test_facts_come_from_columns_before_notes() -> None:
-    notes = "head_dim 64; MLA q_lora 96, kv_lora 32; etp 2; zero1=4"
-    row = with_facts(ROW | {"notes": notes, "head_dim": "256", "expert_tp": "1"})
-    assert [row[name] for name in ("head_dim", "q_rank", "kv_rank", "expert_tp", "shard_group")] == [
-        "256", "96", "32", "1", "4",
-    ]  # fmt: skip
-    run = run_of(ROW | EXPERTS | {"expert_tp": "2", "ep": "2", "grads": "bf16"})
-    assert (run.grid.expert_tp, run.grid.gradient_bytes, run.grid.reduce_bytes) == (2, 2, 2)
+    assert software(attention="fused-softmax") == "large-2024+softmax"
+    assert software(attention="flash3") == "large-2024"  # cuDNN's, which it has
+    assert software(software="jax@2025-01", attention="fused-softmax") == "xla+softmax"
 
 
 @pytest.mark.parametrize(
-    ("source", "precision", "gradient_bytes"),
-    [("Megatron-DeepSpeed", "bf16", 4), ("Megatron-DeepSpeed", "fp16", 2), ("arXiv 2205.05198", "bf16", 4)],
+    ("column", "name"),
+    [
+        ("internevo", "internevo"),
+        ("megatron-lm@2021-04", "megatron-2021"),
+        ("megatron-lm@2022-11", "flash-2023"),
+        ("megatron-lm@2022", "megatron-2022"),
+        ("megatron-lm", "large-2024"),
+        ("megatron-lm@v0.5", "large-2024"),
+        ("megatron-deepspeed@2022-02", "megatron-deepspeed"),
+        ("megatron-deepspeed@2023-12", "large-2024"),
+        ("jax@2022-04", "xla-2021"),
+        ("fsdp@2023-03", "fsdp-2023"),
+        ("hai-llm@2024-05", "hai-llm-2024"),
+        ("megatron-2022", "megatron-2022"),
+    ],
+)
+def test_software_is_a_generation_of_the_framework_that_a_column_names(column: str, name: str) -> None:
+    assert software(software=column) == name
+
+
+def test_software_that_is_compiled() -> None:
+    assert software(software="torchtitan@2024-12") == "torchtitan"
+    assert software(software="torchtitan@2024-12", compiled="1") == "torchtitan-compile"
+    assert software(software="torchtitan@2025-06", compiled="1") == "torchtitan-2025"
+
+
+def test_overlap_that_a_column_says_is_added() -> None:
+    assert software(software="megatron-core", overlap="dp a2a") == "megatron-core+overlap-dp+overlap-a2a"
+    assert software_of("megatron-core+overlap-dp").reduce_overlap
+    assert software(software="nemo", overlap="dp") == "nemo"  # which overlaps it anyway
+
+
+@pytest.mark.parametrize("plan", [{}, {"tp": "1", "zero_stage": "3"}, {"pp": "2", "zero_stage": "1", "sp": "1"}])
+@pytest.mark.parametrize(
+    ("columns", "name"),
+    [
+        ({"date": "2021-04"}, "megatron-2021"),
+        ({"date": "2023-02"}, "flash-2023"),
+        ({}, "flash-2023"),  # an A100
+        ({"gpu": "H100"}, "large-2024"),
+        ({"gpu": "V100-32G", "precision": "fp16"}, "megatron-2021"),
+        ({"gpu": "TPU v4", "date": "2022-04"}, "xla-2021"),
+        ({"software": "abacus@2022-06"}, "megatron-2022"),
+    ],
+)
+def test_the_usual_software_does_not_depend_on_the_plan(
+    plan: dict[str, str], columns: dict[str, str], name: str
+) -> None:
+    row = measured(TableLine(2, ROW | {"software": ""} | plan | columns))
+    assert row.run is not None and row.run.software == name
+    assert not row.knows_software
+
+
+def test_texts_change_no_prediction() -> None:
+    texts = {"notes": "JAX; no FlashAttention; head_dim 64; etp 2; nvidia-smi", "source": "DeepSpeed, 2019"}
+    rows = [measured(TableLine(2, ROW | said)) for said in (texts, {})]
+    assert rows[0].run == rows[1].run and rows[0].sees_device == rows[1].sees_device
+
+
+def test_a_prediction_without_software_has_a_wider_range() -> None:
+    named, unnamed = predict(
+        [measured(TableLine(2, ROW | {"software": name})) for name in ("large-2024", "")], shipped()
+    )
+    widths = [p.range_s[1] / p.range_s[0] for p in (named, unnamed)]
+    assert widths[0] < widths[1]
+
+
+def test_number_types_and_experts_that_columns_say() -> None:
+    run = run_of(ROW | EXPERTS | {"expert_tp": "2", "ep": "2", "grads": "bf16", "moments": "bf16"})
+    grid = run.grid
+    assert (grid.expert_tp, grid.gradient_bytes, grid.reduce_bytes, grid.moment_bytes) == (2, 2, 2, 2)
+    assert run_of(ROW | {"layers_run": "2"}).shape.layers == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "gradient_bytes"),
+    [("megatron-deepspeed", "bf16", 4), ("megatron-deepspeed", "fp16", 2), ("megatron-2022", "bf16", 4)],
 )
 def test_gradients_are_added_up_in_float32_where_bf16_will_not_do(
-    source: str, precision: str, gradient_bytes: int
+    name: str, precision: str, gradient_bytes: int
 ) -> None:
     from shardwright.cost.calibration import software_under
 
-    run = run_of(ROW | {"source": source, "precision": precision})
+    run = run_of(ROW | {"software": f"{name}@2022-06", "precision": precision})
     under = software_under(run)
     assert (under.gradient_bytes, under.reduce_bytes) == (gradient_bytes, gradient_bytes)
 

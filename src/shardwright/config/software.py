@@ -35,11 +35,14 @@ class SoftwareSpec(Spec):
         "numbers here, where a job says all that it takes.",
     )
     source: str = Field(description="Where these facts are from.")
-    matches: tuple[str, ...] = Field(
-        (), description="Patterns by which the text about a run tells that it used this software."
+    frameworks: tuple[str, ...] = Field(
+        (), description="Names by which people call it; generations of one framework share one."
     )
-    precedence: Annotated[int, Field(ge=-largest.WORKSPACES, le=largest.WORKSPACES)] = Field(
-        0, description="Of several that match, the one with the highest is taken."
+    since: Annotated[str, Field(pattern=r"^(20\d\d-(0[1-9]|1[0-2]))?$")] = Field(
+        "", description="Month from which its framework was this generation, as 2023-10."
+    )
+    compiled: bool | None = Field(
+        None, description="Whether its blocks are compiled, where its framework is used with and without."
     )
     calibration: str = Field("", description="Name of the calibration with constants of its own, if it has some.")
     attention: Literal["torch", "softmax", "flash1", "flash2", "cudnn"] = Field(
@@ -259,15 +262,42 @@ class SoftwareSpec(Spec):
 
 @lru_cache(maxsize=64)
 def software_of(name: str) -> SoftwareSpec:
-    """Software by its catalog name or TOML file. NAME+ATTENTION is a catalog entry with another attention kernel."""
+    """Software by its catalog name or TOML file. NAME+CHANGE+... is a catalog entry with another attention kernel, or
+    with more overlap (overlap-tp, overlap-dp, overlap-pp, overlap-a2a)."""
     if catalog.is_file(name) or "+" not in name:
         return read_entry("software", name, SoftwareSpec)
-    name, _, kernel = name.partition("+")
+    name, *changes = name.split("+")
     software = read_entry("software", name, SoftwareSpec)
-    fields: dict[str, object] = {"attention": kernel, "causal": kernel not in _SOFTMAX_BYTES}
-    if kernel in _SOFTMAX_BYTES and "softmax" not in software.model_fields_set:
-        fields["softmax"] = _SOFTMAX_BYTES[kernel]
+    fields: dict[str, object] = {}
+    for change in changes:
+        if overlapped := change.removeprefix("overlap-") if change.startswith("overlap-") else "":
+            fields |= dict.fromkeys(OVERLAPS[overlapped], True)
+            continue
+        fields |= {"attention": change, "causal": change not in _SOFTMAX_BYTES}
+        if change in _SOFTMAX_BYTES and "softmax" not in software.model_fields_set:
+            fields["softmax"] = _SOFTMAX_BYTES[change]
     return software.model_copy(update=fields)
+
+
+# The fields that say whether the communication of an axis is overlapped; a2a is of experts.
+OVERLAPS = {
+    "tp": ("tensor_overlap",),
+    "dp": ("reduce_overlap", "gather_overlap"),
+    "pp": ("message_overlap",),
+    "a2a": ("expert_overlap",),
+}
+
+
+def generation_of(framework: str, month: str, is_compiled: bool = False) -> str:
+    """The catalog name of a framework's generation in a month such as 2023-10, without a month of the newest. Software
+    may be named by its catalog name, too. Nothing if the catalog does not describe it."""
+    specs = [spec for name in catalog.names("software") if framework in (spec := software_of(name)).frameworks]
+    if not specs:
+        return framework if framework in catalog.names("software") else ""
+    specs = [spec for spec in specs if spec.compiled in (is_compiled, None)] or specs
+    generations = sorted((spec.since, spec.name) for spec in specs)
+    before = [name for since, name in generations if not month or since <= month]
+    return before[-1] if before else generations[0][1]
 
 
 # Bytes per score, (forward, backward), of software without its own softmax: torch's operators, or one fused kernel.

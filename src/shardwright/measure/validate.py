@@ -16,6 +16,7 @@ import numpy as np
 
 from shardwright.cost.calibration import Constants, device_of, left_out, shipped
 from shardwright.layers.query import Run
+from shardwright.measure.measured_runs.row_facts import FACT_COLUMNS
 from shardwright.measure.measured_runs.runs import Measured, read_runs
 from shardwright.measure.measured_runs.score import kendall_tau, percentile, share_within, weighted_mean, weights_of
 from shardwright.memory.rank_estimate import rank_memory
@@ -42,6 +43,15 @@ class Predicted:
     def ratio(self) -> float:
         """Predicted over measured seconds; 0 if one is missing."""
         return self.time.total / self.row.step_s if self.time and self.row.step_s else 0.0
+
+    @property
+    def range_s(self) -> tuple[float, float]:
+        """Seconds between which four of five steps lie. It is wider if nothing says what software ran."""
+        assert self.time is not None, "only what was predicted has a range"
+        if self.row.knows_software:
+            return float(self.time.low), float(self.time.high)
+        low, high = (shipped()[f"common.unnamed_{end}"] for end in ("low", "high"))
+        return float(self.time.total * low), float(self.time.total * high)
 
 
 # Errors of a plan that contradicts itself, whose arithmetic may come to nothing anywhere.
@@ -114,7 +124,8 @@ def _fits(row: Measured, price: Price | str) -> bool:
 def validate(runs: Path, out_of_memory: Path | None) -> dict[str, Any]:
     """All scores."""
     constants = shipped()
-    every_row = predict(read_runs(runs), constants)
+    measurements = read_runs(runs)
+    every_row = predict(measurements, constants)
     rows = [p for p in every_row if not p.row.faults]
     headline = [p for p in rows if p.ratio and p.row.tier == "A" and p.row.is_latest]
     tier_b = [p for p in rows if p.ratio and p.row.tier == "B" and p.row.is_latest]
@@ -131,6 +142,8 @@ def validate(runs: Path, out_of_memory: Path | None) -> dict[str, Any]:
     scores["order"] = ranking_quality([(p.row, p.ratio * p.row.step_s) for p in ranked])
     scores["cross_validated"] = _cross_validated(headline)
     scores["fitted_constants"] = int(constants["common.num_fitted"])
+    scores["unnamed_software"] = sum(not p.row.knows_software for p in every_row)
+    scores["missing_columns"] = [name for name in FACT_COLUMNS if not any(name in row.columns for row in measurements)]
     scores["not_predicted"] = {p.row.id: p.reason for p in rows if p.time is None}
     scores["apart"] = _apart(every_row) | {"faults": _faults(runs, every_row)}
     if out_of_memory:
@@ -169,6 +182,7 @@ def summary(rows: list[Predicted], ratio: Callable[[Predicted], float]) -> dict[
         "within_10_percent": share_within(errors, weights, 0.10),
         "within_15_percent": share_within(errors, weights, 0.15),
         "within_20_percent": share_within(errors, weights, 0.20),
+        "in_range": weighted_mean([float(p.range_s[0] <= p.row.step_s <= p.range_s[1]) for p in rows], weights),
         "median_log": percentile(logs, weights, 0.5),
         "p90_log": percentile(logs, weights, 0.9),
     }
@@ -282,8 +296,11 @@ def _output_row(p: Predicted) -> dict[str, Any]:
         "faults": "; ".join(p.row.faults),
     }
     if p.time:
+        output_row |= dict(zip(("low_s", "high_s"), p.range_s, strict=True))
         output_row |= {"predicted_s": p.time.total, "error": p.ratio - 1 if p.ratio else None} | {
-            f"{name}_s": value for name, value in asdict(p.time).items() if name not in ("total", "mfu", "hfu")
+            f"{name}_s": value
+            for name, value in asdict(p.time).items()
+            if name not in ("total", "mfu", "hfu", "low", "high")
         }
         output_row |= {"mfu": p.time.mfu, "hfu": p.time.hfu}
     return output_row

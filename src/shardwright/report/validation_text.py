@@ -12,7 +12,7 @@ from shardwright.report.text_columns import aligned
 
 def validation_text(result: Mapping[str, Any]) -> str:
     """The scores as text."""
-    header = ["", "rows", "median", "mean", "bias", "within 10 %", "within 15 %", "within 20 %"]
+    header = ["", "rows", "median", "mean", "bias", "within 10 %", "within 15 %", "within 20 %", "in range"]
     table = [header, _scores("all, tier A", result)]
     table += [_scores(f"  {name}", group) for name, group in result["by_family"].items()]
     table += [_scores(f"  on {name}", group) for name, group in result["by_device"].items()]
@@ -25,6 +25,7 @@ def validation_text(result: Mapping[str, Any]) -> str:
         table.append(_scores("apart: rows with faults", result["apart"]))
     table.append(_scores("baseline: 50 % of the peak", result["baseline"]))
     lines = [
+        _columns(result),
         f"{result['predicted']} of {result['rows']} rows predicted, {result['fitted_constants']} constants fitted. "
         "Error of the step time:",
         aligned(table),
@@ -37,11 +38,27 @@ def validation_text(result: Mapping[str, Any]) -> str:
     return "\n\n".join(line for line in lines if line)
 
 
+def _columns(result: Mapping[str, Any]) -> str:
+    """The assumptions about software where a table does not name it."""
+    lines = []
+    if missing := result["missing_columns"]:
+        lines.append(
+            f"The table has no column {', '.join(missing)}: no text of a row is read, and the usual is assumed. "
+            "python benchmarks/truth/fill_columns.py IN OUT fills columns from the texts of a table."
+        )
+    if unnamed := result["unnamed_software"]:
+        lines.append(
+            f"{unnamed} of {result['rows']} rows do not name software that the catalog describes "
+            "(config/catalog/software): that of their time is assumed, and their range is wider."
+        )
+    return "\n".join(lines)
+
+
 def _scores(name: str, scores: Mapping[str, Any]) -> list[str]:
     def percent(key: str) -> str:
         return f"{100 * scores[key]:.1f} %" if key in scores else ""
 
-    keys = ("median_ape", "mape", "bias", "within_10_percent", "within_15_percent", "within_20_percent")
+    keys = ("median_ape", "mape", "bias", "within_10_percent", "within_15_percent", "within_20_percent", "in_range")
     rows = str(scores["rows"]) if "rows" in scores and not name.startswith("all") else ""
     return [name, rows, *(percent(key) for key in keys)]
 

@@ -59,7 +59,7 @@ class RowCheck:
 
 
 def check_row(row: Row) -> RowCheck:
-    """All faults of a row whose facts are filled in (row_facts.py). None if it could have run as it says."""
+    """All faults of a row. None if it could have run as it says."""
     if faults := value_faults(row):
         return RowCheck(faults, is_readable=False)
     rank_faults = _rank_faults(row)

@@ -1,7 +1,7 @@
-"""The facts of a row of measured runs, column by column; and facts that only its notes state, moved into columns.
+"""The facts of a row of measured runs, column by column: which values a column may have, and what they mean.
 
-A prediction takes facts from columns. Tables older than these columns state some in prose: it is read here, once, and a
-filled column always takes precedence.
+A prediction takes facts from these columns alone. benchmarks/truth/fill_columns.py fills them from the texts of tables
+that have none.
 """
 
 import re
@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from shardwright.config.catalog import did_you_mean
 from shardwright.config.recompute_policy import OPERATORS
 from shardwright.config.schedule_facts import SCHEDULES
+from shardwright.config.software import OVERLAPS
+from shardwright.measure.measured_runs.flops_convention import FLOPS_COUNTED
 
 Row = Mapping[str, str]
 
@@ -19,14 +21,25 @@ WHOLE = {
     **dict.fromkeys(("gpus", "gpus_per_node", "tp", "pp", "vp", "cp", "ep", "dp", "mbs", "gbs"), 1),
     **dict.fromkeys(("head_dim", "q_rank", "kv_rank", "expert_tp", "shard_group"), 1),
     **dict.fromkeys(("experts", "shared_experts", "dense_layers", "zero_stage", "sp", "gated_mlp", "latest"), 0),
-    "layers_again": 0,
+    **dict.fromkeys(("layers_run", "rope_dim"), 1),
+    **dict.fromkeys(("recompute_layers", "recompute_inferred", "compiled"), 0),
 }
-_MOST = {"zero_stage": 3, "sp": 1, "gated_mlp": 1, "latest": 1, "topk": 10**6}
+_MOST = {
+    **dict.fromkeys(("sp", "gated_mlp", "latest", "recompute_inferred", "compiled"), 1),
+    "zero_stage": 3,
+    "topk": 10**6,
+}
 # Measured and stated amounts, more than 0 if they are filled.
 AMOUNTS = (
     "params_b", "intra_bw", "inter_bw", "step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu", "peak_mem_gb",
 )  # fmt: skip
 _LARGEST_WHOLE, _LEAST_AMOUNT, _LARGEST_AMOUNT = 10**12, 1e-12, 1e15
+
+# Columns without which a table says in texts alone what ran it and how it was measured: it is in the old format.
+FACT_COLUMNS = ("software", "flops_counted", "memory_kind")
+
+# Columns that say what ran a row.
+SOFTWARE_COLUMNS = ("software", "date", "compiled", "attention", "overlap", "grads", "moments")
 
 # Tables' names of a schedule, if they differ from plan.schedule's.
 _SCHEDULES = {
@@ -65,31 +78,11 @@ ATTENTION = {
     "cudnn": "cudnn",
     "xla": "cudnn",
 }
+# Bytes of gradients and of optimizer moments by their number type.
 GRADS = {"fp32": 4, "float32": 4, "bf16": 2, "fp16": 2}
-
-
-def with_facts(row: Row) -> Row:
-    """The row, with empty columns filled from its notes."""
-    noted = {name: value for name, value in _facts_of_notes(row.get("notes") or "").items() if not row.get(name)}
-    return {**row, **noted}
-
-
-_ETP = r"(?i)\b(?:etp|expert[ _-]?tp|expert[ _-]tensor[ _-]parallel(?:ism)?(?:[ _-](?:size|degree))?)\s*[=:]?\s*(\d+)"
-
-
-def _facts_of_notes(notes: str) -> dict[str, str]:
-    facts = {}
-    for name, pattern in (
-        ("head_dim", r"head_dim (\d+)"),
-        ("expert_tp", _ETP),
-        ("shard_group", r"zero1=(\d+)|FSDP group (\d+), replicated across (?!1 )"),
-        ("layers_again", r"only (\d+) of \d+ layers"),
-    ):
-        if match := re.search(pattern, notes):
-            facts[name] = next(filter(None, match.groups()))
-    if ranks := re.search(r"q_lora (\d+), kv_lora (\d+)", notes):
-        facts |= {"q_rank": ranks[1], "kv_rank": ranks[2]}
-    return facts
+# Memory of what: the tensors of torch's allocator, all that it reserved, the driver's, or the allocator's of the last
+# pipeline rank.
+MEMORY_KINDS = ("allocator", "reserved", "driver", "last-rank", "unknown")
 
 
 def schedule_of(name: str) -> str:
@@ -104,7 +97,7 @@ def precision_of(text: str) -> str:
 
 
 def value_faults(row: Row) -> list[str]:
-    """Faults of single columns that describe the plan and the model, of a row whose facts are filled in."""
+    """Faults of single columns that describe the plan and the model."""
     faults = [fault for name in WHOLE if row.get(name) and (fault := _whole_fault(name, row[name]))]
     return faults + [fault for name in _WORDS if row.get(name) and (fault := _word_fault(name, row[name]))]
 
@@ -140,6 +133,10 @@ _WORDS = {
     "tier": ("A", "B", "C"),
     "attention": tuple(ATTENTION),
     "grads": tuple(GRADS),
+    "moments": tuple(GRADS),
+    "flops_counted": FLOPS_COUNTED,
+    "memory_kind": MEMORY_KINDS,
+    "overlap": tuple(OVERLAPS),
 }
 
 
@@ -153,6 +150,8 @@ def _word_fault(name: str, text: str) -> str:
     if name == "precision":
         words = [precision_of(text) or text]
         known_words = (*known_words, *PRECISIONS.values())
+    if name == "overlap":
+        words = text.split()
     wrong = [word for word in words if word not in known_words]
     return f"{name} is {_shown(text)}; {did_you_mean(wrong[0], list(dict.fromkeys(known_words)))}" if wrong else ""
 

@@ -1,8 +1,6 @@
 """Published runs, row by row: from a line of a table to the run to predict, and to its measurements.
 
-The format is that of benchmarks/truth/README.md. Facts come from columns; facts that only the notes state are moved
-into columns first (row_facts.py). The software is that of its column, or the generation whose patterns match source and
-notes.
+The format is that of benchmarks/truth/README.md. Facts come from columns alone; notes are for people.
 """
 
 import re
@@ -13,11 +11,11 @@ from shardwright.config.cluster import DeviceSpec
 from shardwright.config.model_shape import ExpertShape, LatentShape, ModelShape
 from shardwright.cost.calibration import device_of, peak_flops
 from shardwright.layers.query import PlanGrid, Run
-from shardwright.measure.measured_runs.flops_convention import stated_flops
+from shardwright.measure.measured_runs.flops_convention import counted_flops
 from shardwright.measure.measured_runs.row_checks import RowCheck, check_row, dp_of, stage_faults, whole
-from shardwright.measure.measured_runs.row_facts import GRADS, Row, amount_faults, precision_of, schedule_of, with_facts
+from shardwright.measure.measured_runs.row_facts import GRADS, Row, amount_faults, precision_of, schedule_of
+from shardwright.measure.measured_runs.row_software import knows_software, software_of_row
 from shardwright.measure.measured_runs.run_table import TableLine, read_lines
-from shardwright.measure.measured_runs.software_inference import software_of_row
 
 
 @dataclass(frozen=True)
@@ -39,8 +37,10 @@ class Measured:
     sees_device: bool  # memory as the driver reports it, which is more than the allocator's
     says_recompute: bool  # True if the row states its recomputation
     knows_recompute: bool  # True if its source states it, too: the row's may be inferred
+    knows_software: bool  # True if the row names software that the catalog describes
     of_last_rank: bool  # memory of the last pipeline rank, not of the rank with the most
     line: int  # of the table, where the row begins
+    columns: frozenset[str]  # of its table
     faults: tuple[str, ...]  # for which the row is scored apart: what it lacks, and where it contradicts itself
 
     @property
@@ -56,9 +56,8 @@ def read_runs(path: Path) -> list[Measured]:
 
 def measured(line: TableLine) -> Measured:
     """The row of a line, with its faults. A row that can't be predicted has a reason."""
-    row = with_facts(line.row)
-    unusable = amount_faults(row)
-    row = {name: value for name, value in row.items() if name not in unusable}
+    unusable = amount_faults(line.row)
+    row = {name: value for name, value in line.row.items() if name not in unusable}
     check = check_row(row) if line.row.keys() - {"id"} else RowCheck([], is_readable=False)
     faults = (*line.faults, *unusable.values(), *check.faults)
     run, reason = None, "; ".join(faults)
@@ -84,10 +83,12 @@ def measured(line: TableLine) -> Measured:
         step_s=step_s,
         memory_gb=_float(row, "peak_mem_gb"),
         says_recompute=bool(row.get("recompute")),
-        knows_recompute=bool(row.get("recompute")) and "HEAD" not in row.get("notes", ""),
-        sees_device=row.get("memory_kind") == "driver" or "nvidia-smi" in row.get("notes", ""),
-        of_last_rank=row.get("memory_kind") == "last-rank" or "on the LAST rank" in row.get("notes", ""),
+        knows_recompute=bool(row.get("recompute")) and row.get("recompute_inferred") != "1",
+        knows_software=knows_software(row),
+        sees_device=row.get("memory_kind") == "driver",
+        of_last_rank=row.get("memory_kind") == "last-rank",
         line=line.number,
+        columns=frozenset(line.row),
         faults=faults,
     )
 
@@ -110,10 +111,7 @@ def _needed(row: Row, name: str) -> int:
 
 def run_of_row(row: Row) -> Run:
     """The run that a row describes. ValueError or KeyError names what is missing."""
-    device = row["gpu"]
-    if device == "H100" and "HBM2e" in row.get("notes", ""):
-        device = "H100-96G"
-    spec = device_of(device)
+    spec = device_of(row["gpu"])
     shape, grid = shape_of_row(row), grid_of_row(row, spec)
     # Links of a rack or a pod reach beyond a host; devices without links of their own share a host.
     node = whole(row, "gpus_per_node") or (spec.link_domain if spec.link_domain > 1 else min(8, grid.world))
@@ -122,7 +120,7 @@ def run_of_row(row: Row) -> Run:
         shape,
         grid,
         spec.name,
-        software_of_row(row, grid),
+        software_of_row(row),
         node,
         _float(row, "intra_bw") * 1e9,
         _float(row, "inter_bw") * 1e9,
@@ -131,7 +129,7 @@ def run_of_row(row: Row) -> Run:
 
 def shape_of_row(row: Row) -> ModelShape:
     """The model that a row describes."""
-    hidden, layers = _needed(row, "hidden"), _needed(row, "layers")
+    hidden, layers = _needed(row, "hidden"), whole(row, "layers_run") or _needed(row, "layers")
     heads = whole(row, "heads") or max(1, hidden // 128)
     kv_heads = whole(row, "kv_heads") or heads
     gated = whole(row, "gated_mlp") == 1
@@ -183,16 +181,13 @@ def _virtual(row: Row, schedule: str, pp: int) -> int:
 
 def grid_of_row(row: Row, device: DeviceSpec) -> PlanGrid:
     """The plan that a row describes."""
-    notes = row.get("notes", "")
     tp, pp, cp, ep = (whole(row, axis, 1) or 1 for axis in ("tp", "pp", "cp", "ep"))
     if not row.get("dp"):
         _needed(row, "gpus")
     dp, microbatch = dp_of(row), whole(row, "mbs", 1)
     recompute = row.get("recompute") or "none"
-    if (recompute == "selective" and "op-level" in notes) or "selective op" in notes:
-        recompute = "matmul"
     schedule = _schedule(row, pp)
-    layers, num_recomputed = _needed(row, "layers"), whole(row, "layers_again")
+    layers, num_recomputed = whole(row, "layers_run") or _needed(row, "layers"), whole(row, "recompute_layers")
     policies = (
         (recompute,) * num_recomputed + ("none",) * (layers - num_recomputed) if 0 < num_recomputed < layers else ()
     )
@@ -216,6 +211,7 @@ def grid_of_row(row: Row, device: DeviceSpec) -> PlanGrid:
         precision=_precision(row.get("precision") or "", device),
         gradient_bytes=gradient_bytes,
         reduce_bytes=gradient_bytes,
+        moment_bytes=GRADS.get(row.get("moments") or "", 0),
     )
 
 
@@ -232,11 +228,11 @@ def _step_s(row: Row, run: Run | None) -> float:
     if run is None:
         return 0.0
     tokens, gpus = float(run.grid.global_batch * run.shape.sequence), whole(row, "gpus") or int(run.grid.world)
-    flops = tokens * stated_flops(row.get("flops_convention") or "", run, 1e9 * _float(row, "params_b"))
+    flops = tokens * counted_flops(row.get("flops_counted") or "", run, 1e9 * _float(row, "params_b"))
     if row.get("tokens_per_s_per_gpu"):
         return tokens / (float(row["tokens_per_s_per_gpu"]) * gpus)
     if row.get("tflops_per_gpu"):
         return flops / (float(row["tflops_per_gpu"]) * 1e12 * gpus)
-    if row.get("mfu") and row.get("flops_convention"):
+    if row.get("mfu") and row.get("flops_counted"):
         return flops / (float(row["mfu"]) * peak_flops(run) * gpus)
     return 0.0
