@@ -19,6 +19,7 @@ from shardwright.layers.query import Run
 from shardwright.measure.measured_runs.run_table import TableLine
 from shardwright.measure.measured_runs.runs import measured, read_runs
 from shardwright.measure.measured_runs.score import kendall_tau, percentile, share_within, weights_of
+from shardwright.measure.number_counts import number_counts
 from shardwright.measure.validate import ranking_quality
 from support.ranks import PATIENCE_S
 
@@ -78,7 +79,20 @@ def test_headline_figures(found: dict) -> None:
     assert b200["mape"] <= 0.005
     assert abs(b200["mean_error_gb"]) <= 0.1
     assert found["fit"]["accuracy"] >= 0.95
-    assert found["fitted_constants"] <= 40
+    numbers = found["numbers"]
+    assert numbers["fitted"] <= 40 and numbers["fitted_to_one_family"] <= 18
+    assert numbers["by_hand"] >= numbers["by_hand_in_software"] >= numbers["software_of_one_family"] > 0
+
+
+def test_numbers_behind_predictions_are_counted() -> None:
+    """The same fitted constants in each of the catalog's files about them."""
+    fitted = catalog.read_fitted()
+    assert {name for constants in catalog.read_left_out().values() for name in constants} == set(fitted)
+    assert fitted["aleph.flush"] == ["aleph"] and len(fitted["common.memory"]) > 5
+    assert set(fitted) <= set(shipped())
+    rows = read_runs(TRUTH / "runs.csv")
+    fewer = [row for row in rows if row.family in ("zb", "kor22")]
+    assert number_counts(fewer)["software_of_one_family"] < number_counts(rows)["software_of_one_family"]
 
 
 def test_four_of_five_runs_to_which_nothing_was_fitted_lie_in_the_range(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,4 +66,3 @@ class CalibrationSpec(Spec):
     high: Factor = Field(1.1, description="And a tenth above.")
     unnamed_low: Factor = Field(0.8, description="As low, of runs of which nothing says what software they had.")
     unnamed_high: Factor = Field(1.25, description="And as high.")
-    num_fitted: Half = Field(0.0, description="How many constants were fitted.")

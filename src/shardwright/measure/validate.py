@@ -19,6 +19,7 @@ from shardwright.layers.query import Run
 from shardwright.measure.measured_runs.row_facts import FACT_COLUMNS
 from shardwright.measure.measured_runs.runs import Measured, read_runs
 from shardwright.measure.measured_runs.score import kendall_tau, percentile, share_within, weighted_mean, weights_of
+from shardwright.measure.number_counts import number_counts
 from shardwright.memory.rank_estimate import rank_memory
 from shardwright.simulate.batch_pricing import Price, prices
 from shardwright.simulate.closed_form import StepTime
@@ -141,7 +142,7 @@ def validate(runs: Path, out_of_memory: Path | None) -> dict[str, Any]:
     ranked = [p for p in rows if p.ratio and p.row.tier in "AB" and p.row.is_latest]
     scores["order"] = ranking_quality([(p.row, p.ratio * p.row.step_s) for p in ranked])
     scores["cross_validated"] = _cross_validated(headline)
-    scores["fitted_constants"] = int(constants["common.num_fitted"])
+    scores["numbers"] = number_counts(measurements)
     scores["unnamed_software"] = sum(not p.row.knows_software for p in every_row)
     scores["missing_columns"] = [name for name in FACT_COLUMNS if not any(name in row.columns for row in measurements)]
     scores["not_predicted"] = {p.row.id: p.reason for p in rows if p.time is None}

@@ -26,8 +26,8 @@ def validation_text(result: Mapping[str, Any]) -> str:
     table.append(_scores("baseline: 50 % of the peak", result["baseline"]))
     lines = [
         _columns(result),
-        f"{result['predicted']} of {result['rows']} rows predicted, {result['fitted_constants']} constants fitted. "
-        "Error of the step time:",
+        _numbers(result["numbers"]),
+        f"{result['predicted']} of {result['rows']} rows predicted. Error of the step time:",
         aligned(table),
         _memory(result),
         _order(result["order"]),
@@ -36,6 +36,15 @@ def validation_text(result: Mapping[str, Any]) -> str:
         lines.append("Not predicted:\n" + "\n".join(f"  {row}: {reason}" for row, reason in missing.items()))
     lines.append(_faults(result["apart"]["faults"]))
     return "\n\n".join(line for line in lines if line)
+
+
+def _numbers(counts: Mapping[str, int]) -> str:
+    """How many numbers the predictions have at their disposal."""
+    return (
+        f"Numbers behind predictions: {counts['fitted']} constants are fitted, {counts['fitted_to_one_family']} of "
+        f"them to one family; {counts['by_hand']} are set by hand, {counts['by_hand_in_software']} of these in "
+        f"descriptions of software, {counts['software_of_one_family']} in such that one family of the table has alone."
+    )
 
 
 def _columns(result: Mapping[str, Any]) -> str:
