@@ -179,6 +179,11 @@ class SoftwareSpec(Spec):
     moment_bytes: Literal[2, 4] = Field(
         4, description="Bytes of each of an optimizer's moments, where a job does not say them."
     )
+    gradient_buckets: Literal[0, 2] = Field(
+        0,
+        description="Bytes by element of buckets in which gradients wait for those of other replicas, beside the "
+        "gradients that are added up.",
+    )
     bf16_gradient_bytes: Literal[0, 2, 4] = Field(
         0,
         description="Both of these where products are in bfloat16, whose 8 bits many will not add up in; 0 is as in "
@@ -228,6 +233,10 @@ class SoftwareSpec(Spec):
     expert_dedupe: bool = Field(
         False,
         description="A token crosses the network once for each domain that has experts for it, not for each expert.",
+    )
+    stages_by_cost: bool = Field(
+        False,
+        description="Blocks are divided over stages by the size of their products, the head among them, not by number.",
     )
     schedules: tuple[ScheduleName, ...] | None = Field(
         None,
