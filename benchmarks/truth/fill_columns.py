@@ -65,12 +65,15 @@ def filled(row: Row) -> Row:
         "overlap": overlap(notes),
         "recompute_inferred": "1" if "HEAD" in notes and row.get("recompute") else "",
         "flops_counted": flops_counted(row.get("flops_convention") or ""),
-        "memory_kind": memory_kind(notes) if row.get("peak_mem_gb") else "",
     }
-    facts["attention"] = attention(texts, row.get("software") or facts["software"], facts["date"])
+    software = row.get("software") or facts["software"]
+    facts["attention"] = attention(texts, software, facts["date"])
+    if row.get("peak_mem_gb") or row.get("measured_gib"):
+        facts["memory_kind"] = memory_kind(notes, software)
     if row.get("software"):
         facts["date"] = ""
-    new = row | {name: row.get(name) or facts.get(name, "") for name in COLUMNS}
+    stated = {name: value for name, value in row.items() if value and value != "unknown"}
+    new = row | {name: stated.get(name) or facts.get(name) or row.get(name, "") for name in COLUMNS}
     if row.get("measured_gib") and not row.get("peak_mem_gb"):
         new["peak_mem_gb"] = f"{float(row['measured_gib']) * GIB:.6g}"
     if row.get("gpu") == "H100" and "HBM2e" in notes:
@@ -157,10 +160,12 @@ def with_latent_ranks(rows: list[Row]) -> list[Row]:
     return rows
 
 
-def memory_kind(notes: str) -> str:
+def memory_kind(notes: str, software: str) -> str:
     """Of what the memory is that was measured."""
     if "on the LAST rank" in notes:
         return "last-rank"
+    if software.startswith("nanotron"):  # src/nanotron/helpers.py, log_throughput: world rank 0 writes the table
+        return "first-rank"
     if "nvidia-smi" in notes:
         return "driver"
     if re.search(r"max_memory_allocated|allocated", notes):

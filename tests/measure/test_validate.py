@@ -20,7 +20,8 @@ from shardwright.measure.measured_runs.run_table import TableLine
 from shardwright.measure.measured_runs.runs import measured, read_runs
 from shardwright.measure.measured_runs.score import kendall_tau, percentile, share_within, weights_of
 from shardwright.measure.number_counts import number_counts
-from shardwright.measure.validate import ranking_quality
+from shardwright.measure.validate import predict, ranking_quality
+from shardwright.measure.validate import validate as validate_table
 from support.ranks import PATIENCE_S
 
 TRUTH = Path(__file__).parents[2] / "benchmarks" / "truth"
@@ -233,3 +234,51 @@ def test_regret_of_plans_expected_to_be_equally_good_is_their_mean() -> None:
     wrong = ranking_quality([(row, -row.step_s) for row in sweep])
     assert wrong == {"aleph": {"sweeps": 1, "kendall_tau": -1.0, "regret": pytest.approx(0.5)}}
     assert ranking_quality([(row, row.step_s) for row in sweep[:3]]) == {}  # too few for a sweep
+
+
+# --- software that nothing is fitted to ---
+
+PLAYBOOK = {
+    "software": "nanotron@2025-02", "layers": "16", "hidden": "2048", "heads": "32", "kv_heads": "32", "ffn": "8192",
+    "gated_mlp": "1", "vocab": "131072", "seq": "4096", "params_b": "1.342", "gpu": "H100", "gpus": "8",
+    "gpus_per_node": "8", "intra_bw": "450", "inter_bw": "50", "tp": "1", "sp": "0", "pp": "1", "dp": "8",
+    "zero_stage": "0", "mbs": "1", "gbs": "256", "recompute": "none", "precision": "bf16", "memory_kind": "first-rank",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("plan", "tokens_per_s", "memory_gb"),
+    [
+        ({}, 39273, 39.4),
+        ({"mbs": "2"}, 40150, 53.9),
+        ({"pp": "2", "dp": "4"}, 0, 28.8),
+        ({"pp": "8", "dp": "2", "gpus": "16", "zero_stage": "1", "mbs": "2"}, 22386, 29.2),
+    ],
+)
+def test_nanotron_is_predicted_from_its_source(plan: dict[str, str], tokens_per_s: float, memory_gb: float) -> None:
+    """Runs of the Ultra-Scale Playbook's grid (hfgrid-0001, 0002, 0004, 0041), to which no constant is fitted."""
+    row = measured(TableLine(2, {"id": "hfgrid-1", "tokens_per_s_per_gpu": str(tokens_per_s or ""), **PLAYBOOK} | plan))
+    (predicted,) = predict([row], shipped())
+    assert predicted.memory_gb == pytest.approx(memory_gb, rel=0.07)
+    assert not tokens_per_s or predicted.ratio == pytest.approx(1, abs=0.15)
+
+
+def test_blocks_are_divided_by_the_size_of_their_products() -> None:
+    """The head counts as 4 layers, 131,072 / (4 x 2,048 + 3 x 8,192); the block that passes a share is its last."""
+    row = PLAYBOOK | {"gpus": "", "dp": "1"}
+    layouts = [run_of(row | {"id": "x", "pp": str(pp)}).grid.layout for pp in (1, 2, 4, 8)]
+    assert layouts == [(), (11, 5), (6, 5, 5, 0), (3, 3, 2, 3, 2, 3, 0, 0)]
+
+
+def test_stated_parameters_tell_whether_a_table_is_tied() -> None:
+    row = PLAYBOOK | {"id": "x"}
+    assert run_of(row).shape.tied and run_of(row).shape.parameters == pytest.approx(1.342e9, rel=1e-3)
+    assert not run_of(row | {"params_b": "1.61"}).shape.tied
+    assert not run_of(row | {"params_b": ""}).shape.tied
+
+
+def test_plans_that_ran_out_of_memory_may_stand_among_others(tmp_path: Path) -> None:
+    rows = [TODAY | {"id": "a-1", "oom": "no"}, TODAY | {"id": "a-2", "oom": "yes", "step_time_s": ""}]
+    (tmp_path / "t.csv").write_text("\n".join(",".join(line) for line in (rows[0], *(row.values() for row in rows))))
+    fit = validate_table(tmp_path / "t.csv", None)["fit"]
+    assert (fit["ran"], fit["ran_out"], fit["which"]["false_fits"]) == (1, 1, ["a-2"])

@@ -101,7 +101,7 @@ def _predict(rows: Sequence[Measured], constants: Constants) -> list[Predicted]:
         if isinstance(price, str) or run is None:
             predictions.append(Predicted(row, None, 0.0, None, reason=str(price)))
             continue
-        memory = rank_memory(run, constants)[-1] if row.of_last_rank else price.memory
+        memory = price.memory if row.memory_rank is None else rank_memory(run, constants)[row.memory_rank]
         memory_bytes = memory.process if row.sees_device else memory.total
         predictions.append(Predicted(row, price.time, float(memory_bytes) / GB, is_fitting[n], reason=""))
     return predictions
@@ -138,7 +138,8 @@ def validate(runs: Path, out_of_memory: Path | None) -> dict[str, Any]:
     scores["baseline"] = summary(headline, _baseline_ratio)
     scores["memory_mape"], scores["memory_by_family"] = _memory(rows)
     out_of_memory_rows = predict(read_runs(out_of_memory), constants) if out_of_memory else []
-    scores["fit"] = _fit(rows, [p for p in out_of_memory_rows if not p.row.faults])
+    failing = [p for p in rows if p.row.ran_out] + [p for p in out_of_memory_rows if not p.row.faults]
+    scores["fit"] = _fit([p for p in rows if not p.row.ran_out], failing)
     ranked = [p for p in rows if p.ratio and p.row.tier in "AB" and p.row.is_latest]
     scores["order"] = ranking_quality([(p.row, p.ratio * p.row.step_s) for p in ranked])
     scores["cross_validated"] = _cross_validated(headline)

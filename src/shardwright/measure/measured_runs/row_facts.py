@@ -80,9 +80,9 @@ ATTENTION = {
 }
 # Bytes of gradients and of optimizer moments by their number type.
 GRADS = {"fp32": 4, "float32": 4, "bf16": 2, "fp16": 2}
-# Memory of what: the tensors of torch's allocator, all that it reserved, the driver's, or the allocator's of the last
-# pipeline rank.
-MEMORY_KINDS = ("allocator", "reserved", "driver", "last-rank", "unknown")
+# Memory of what: the tensors of torch's allocator, all that it reserved, the driver's, or the allocator's of the first
+# or the last pipeline rank.
+MEMORY_KINDS = ("allocator", "reserved", "driver", "first-rank", "last-rank", "unknown")
 
 
 def schedule_of(name: str) -> str:
@@ -137,6 +137,7 @@ _WORDS = {
     "flops_counted": FLOPS_COUNTED,
     "memory_kind": MEMORY_KINDS,
     "overlap": tuple(OVERLAPS),
+    "oom": ("yes", "no"),
 }
 
 

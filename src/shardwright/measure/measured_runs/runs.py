@@ -3,12 +3,14 @@
 The format is that of benchmarks/truth/README.md. Facts come from columns alone; notes are for people.
 """
 
+import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shardwright.config.cluster import DeviceSpec
 from shardwright.config.model_shape import ExpertShape, LatentShape, ModelShape
+from shardwright.config.software import software_of
 from shardwright.cost.calibration import device_of, peak_flops
 from shardwright.layers.query import PlanGrid, Run
 from shardwright.measure.measured_runs.flops_convention import counted_flops
@@ -35,10 +37,11 @@ class Measured:
     step_s: float
     memory_gb: float
     sees_device: bool  # memory as the driver reports it, which is more than the allocator's
+    ran_out: bool  # of memory, instead of running
     says_recompute: bool  # True if the row states its recomputation
     knows_recompute: bool  # True if its source states it, too: the row's may be inferred
     knows_software: bool  # True if the row names software that the catalog describes
-    of_last_rank: bool  # memory of the last pipeline rank, not of the rank with the most
+    memory_rank: int | None  # the pipeline rank of the memory, -1 the last; None: the one with the most
     line: int  # of the table, where the row begins
     columns: frozenset[str]  # of its table
     faults: tuple[str, ...]  # for which the row is scored apart: what it lacks, and where it contradicts itself
@@ -82,11 +85,12 @@ def measured(line: TableLine) -> Measured:
         reason=reason,
         step_s=step_s,
         memory_gb=_float(row, "peak_mem_gb"),
+        ran_out=row.get("oom") == "yes",
         says_recompute=bool(row.get("recompute")),
         knows_recompute=bool(row.get("recompute")) and row.get("recompute_inferred") != "1",
         knows_software=knows_software(row),
         sees_device=row.get("memory_kind") == "driver",
-        of_last_rank=row.get("memory_kind") == "last-rank",
+        memory_rank={"first-rank": 0, "last-rank": -1}.get(row.get("memory_kind") or ""),
         line=line.number,
         columns=frozenset(line.row),
         faults=faults,
@@ -111,8 +115,10 @@ def _needed(row: Row, name: str) -> int:
 
 def run_of_row(row: Row) -> Run:
     """The run that a row describes. ValueError or KeyError names what is missing."""
-    spec = device_of(row["gpu"])
+    spec, software = device_of(row["gpu"]), software_of_row(row)
     shape, grid = shape_of_row(row), grid_of_row(row, spec)
+    if software_of(software).stages_by_cost and grid.virtual == 1 and grid.pp > 1:
+        grid = replace(grid, layout=layout_by_cost(shape, int(grid.pp)))
     # Links of a rack or a pod reach beyond a host; devices without links of their own share a host.
     node = whole(row, "gpus_per_node") or (spec.link_domain if spec.link_domain > 1 else min(8, grid.world))
     node = max(node, spec.link_domain) if spec.link_domain > 8 else node
@@ -120,11 +126,25 @@ def run_of_row(row: Row) -> Run:
         shape,
         grid,
         spec.name,
-        software_of_row(row),
+        software,
         node,
         _float(row, "intra_bw") * 1e9,
         _float(row, "inter_bw") * 1e9,
     )
+
+
+def layout_by_cost(shape: ModelShape, num_stages: int) -> tuple[int, ...]:
+    """Layers of each stage if blocks, the head behind the layers, are divided by the elements of their products: the
+    block that passes a stage's even share of all of them is the stage's last (nanotron, build_model).
+    """
+    layer = 4 * shape.heads * shape.head_dim * shape.hidden + 3 * shape.ffn * shape.hidden
+    total = shape.layers * layer + shape.vocab * shape.hidden
+    layers = [0] * num_stages
+    stage = 0
+    for number in range(1, shape.layers + 1):
+        layers[stage] += 1
+        stage += number * layer * num_stages > total * (stage + 1)
+    return tuple(layers)
 
 
 def shape_of_row(row: Row) -> ModelShape:
@@ -147,8 +167,8 @@ def shape_of_row(row: Row) -> ModelShape:
     if row.get("kv_rank"):
         rotary = {"rotary": whole(row, "rope_dim")} if row.get("rope_dim") else {}
         latent = LatentShape(whole(row, "q_rank"), whole(row, "kv_rank"), **rotary)
-    tied = not gated and kv_heads == heads
-    return ModelShape(
+    is_classic = not gated and kv_heads == heads  # as GPT-2: one table for embedding and head, learned positions
+    shape = ModelShape(
         layers,
         hidden,
         heads,
@@ -158,11 +178,17 @@ def shape_of_row(row: Row) -> ModelShape:
         gated,
         whole(row, "vocab") or 51200,
         _needed(row, "seq"),
-        tied,
-        tied,
+        is_classic,
+        is_classic,
         experts,
         latent,
     )
+    tied = replace(shape, tied=True)
+    is_stated = math.isclose(1e9 * _float(row, "params_b"), tied.parameters, rel_tol=_TIED_WITHIN)
+    return tied if is_stated else shape
+
+
+_TIED_WITHIN = 0.005  # stated parameters this near to those with one table have one
 
 
 def _schedule(row: Row, pp: int) -> str:
