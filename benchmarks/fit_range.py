@@ -2,8 +2,8 @@
 
     python benchmarks/fit_range.py                 # writes the ends of the range into catalog/calibrations/common.toml
 
-From both tables: families of truth/runs.csv by constants that were fitted without them, and truth/others.csv, to which
-nothing is fitted, by the shipped ones. Families weigh alike. There are two ranges: of runs whose software is known, and
+Families of truth/runs.csv by constants that were fitted without them, and the tables to which nothing is fitted by the
+shipped ones. Families weigh alike. There are two ranges: of runs whose software is known, and
 of the same runs as they would be predicted if nothing said what ran them. Run it after fit_costs.py.
 """
 
@@ -18,13 +18,15 @@ from shardwright.measure.measured_runs.run_table import read_lines
 from shardwright.measure.measured_runs.runs import Measured, measured
 from shardwright.measure.measured_runs.score import percentile
 
+# By table the constants that replace the shipped ones, by family.
+TABLES = {"runs.csv": left_out(), "others.csv": {}, "playbook.csv": {}, "runs-2026.csv": {}}
 OUTSIDE = 0.1  # share of runs below the range, and above it
 
 
 def misses(*, is_named: bool = True) -> Iterator[tuple[float, float]]:
     """Of each run of tier A measured over predicted seconds, and its weight, 1 a family; if not `is_named`, of runs
     whose rows have lost the columns of software."""
-    for table, without in (("runs.csv", left_out()), ("others.csv", {})):
+    for table, without in TABLES.items():
         rows = [row for row in usable(_rows(table, is_named)) if row.tier == "A"]
         for family in sorted({row.family for row in rows}):
             mine = [row for row in rows if row.family == family]

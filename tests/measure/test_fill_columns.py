@@ -89,7 +89,10 @@ def test_filled_columns_stay() -> None:
     assert [row[name] for name in names] == ["256", "96", "32", "1", "4", "bf16", "a2a", "driver", "mine"]
 
 
-@pytest.mark.parametrize("name", ["runs.csv", "oom.csv", "others.csv"])
+TABLES = ["runs.csv", "oom.csv", "others.csv", "playbook.csv", "playbook-memory.csv", "runs-2026.csv"]
+
+
+@pytest.mark.parametrize("name", TABLES)
 def test_the_tables_have_the_columns_that_their_texts_fill(tmp_path: Path, name: str) -> None:
     command = [sys.executable, str(TRUTH / "fill_columns.py"), str(TRUTH / name), str(tmp_path / name)]
     subprocess.run(command, check=True)

@@ -58,7 +58,10 @@ def run_of(row: dict[str, str]) -> Run:
     return run
 
 
-@pytest.mark.parametrize(("name", "faulty"), [("runs.csv", ["sc21-023"]), ("oom.csv", []), ("others.csv", [])])
+@pytest.mark.parametrize(
+    ("name", "faulty"),
+    [("runs.csv", ["sc21-023"]), ("oom.csv", []), ("others.csv", []), ("runs-2026.csv", []), ("playbook.csv", [])],
+)
 def test_published_runs_have_predictions(name: str, faulty: list[str]) -> None:
     rows = read_runs(TRUTH / name)
     assert all(row.run for row in rows)

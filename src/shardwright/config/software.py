@@ -184,6 +184,10 @@ class SoftwareSpec(Spec):
         description="Bytes by element of buckets in which gradients wait for those of other replicas, beside the "
         "gradients that are added up.",
     )
+    bucket_mib: Number = Field(
+        0.0,
+        description="MiB of parameters whose gradients are reduced together, in runs that do not say; 0 is all.",
+    )
     bf16_gradient_bytes: Literal[0, 2, 4] = Field(
         0,
         description="Both of these where products are in bfloat16, whose 8 bits many will not add up in; 0 is as in "

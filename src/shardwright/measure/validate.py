@@ -27,7 +27,6 @@ from shardwright.simulate.closed_form import StepTime
 GB = 1e9
 # The baseline assumes this share of the peak for all executed FLOPs, with recomputation.
 BASELINE_EFFICIENCY = 0.5
-RANKED = ("aleph", "bloom", "zb")  # families of runs that sweep the plans of one model
 
 
 @dataclass(frozen=True)
@@ -136,6 +135,7 @@ def validate(runs: Path, out_of_memory: Path | None) -> dict[str, Any]:
     scores["by_device"] = _by(headline, lambda p: p.row.device)
     scores["tier_b"] = summary(tier_b, lambda p: p.ratio) | {"by_family": _by(tier_b, lambda p: p.row.family)}
     scores["baseline"] = summary(headline, _baseline_ratio)
+    scores["baseline"].pop("in_range", None)  # it has none
     scores["memory_mape"], scores["memory_by_family"] = _memory(rows)
     out_of_memory_rows = predict(read_runs(out_of_memory), constants) if out_of_memory else []
     failing = [p for p in rows if p.row.ran_out] + [p for p in out_of_memory_rows if not p.row.faults]
@@ -255,9 +255,9 @@ def ranking_quality(rows: Iterable[tuple[Measured, float]]) -> dict[str, dict[st
         key = (replace(run.shape, heads=1, head_dim=1, kv_heads=1), run.grid.world, run.software, run.grid.global_batch)
         sweeps.setdefault(row.family, {}).setdefault(key, []).append((row.step_s, expected_s))
     scores = {}
-    for family in RANKED:
+    for family, of_family in sorted(sweeps.items()):
         taus, regrets = [], []
-        for sweep in sweeps.get(family, {}).values():
+        for sweep in of_family.values():
             if len(sweep) < 4:
                 continue
             measured, expected = [pair[0] for pair in sweep], [pair[1] for pair in sweep]
@@ -269,6 +269,7 @@ def ranking_quality(rows: Iterable[tuple[Measured, float]]) -> dict[str, dict[st
                 "sweeps": len(taus),
                 "kendall_tau": sum(taus) / len(taus),
                 "regret": sum(regrets) / len(regrets),
+                "worst_regret": max(regrets),
             }
     return scores
 

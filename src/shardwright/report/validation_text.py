@@ -94,7 +94,8 @@ def _memory(result: Mapping[str, Any]) -> str:
 
 def _order(order: Mapping[str, Mapping[str, float]]) -> str:
     parts = [
-        f"{name} {group['kendall_tau']:.2f} and {100 * group['regret']:.1f} % over {group['sweeps']} sweeps"
+        f"{name} {group['kendall_tau']:.2f} and {100 * group['regret']:.1f} %, at worst "
+        f"{100 * group['worst_regret']:.1f} %, over {group['sweeps']} sweeps"
         for name, group in order.items()
     ]
     return "Order of plans within a sweep, Kendall's tau and regret of the best: " + "; ".join(parts) if parts else ""

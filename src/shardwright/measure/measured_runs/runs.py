@@ -11,6 +11,7 @@ from pathlib import Path
 from shardwright.config.cluster import DeviceSpec
 from shardwright.config.model_shape import ExpertShape, LatentShape, ModelShape
 from shardwright.config.software import software_of
+from shardwright.config.units import MIB
 from shardwright.cost.calibration import device_of, peak_flops
 from shardwright.layers.query import PlanGrid, Run
 from shardwright.measure.measured_runs.flops_convention import counted_flops
@@ -117,7 +118,9 @@ def run_of_row(row: Row) -> Run:
     """The run that a row describes. ValueError or KeyError names what is missing."""
     spec, software = device_of(row["gpu"]), software_of_row(row)
     shape, grid = shape_of_row(row), grid_of_row(row, spec)
-    if software_of(software).stages_by_cost and grid.virtual == 1 and grid.pp > 1:
+    described = software_of(software)
+    grid = replace(grid, bucket_bytes=described.bucket_mib * MIB)
+    if described.stages_by_cost and grid.virtual == 1 and grid.pp > 1:
         grid = replace(grid, layout=layout_by_cost(shape, int(grid.pp)))
     # Links of a rack or a pod reach beyond a host; devices without links of their own share a host.
     node = whole(row, "gpus_per_node") or (spec.link_domain if spec.link_domain > 1 else min(8, grid.world))
@@ -137,8 +140,8 @@ def layout_by_cost(shape: ModelShape, num_stages: int) -> tuple[int, ...]:
     """Layers of each stage if blocks, the head behind the layers, are divided by the elements of their products: the
     block that passes a stage's even share of all of them is the stage's last (nanotron, build_model).
     """
-    layer = 4 * shape.heads * shape.head_dim * shape.hidden + 3 * shape.ffn * shape.hidden
-    total = shape.layers * layer + shape.vocab * shape.hidden
+    total = shape.matrix_parameters
+    layer = (total - shape.table_elements) / shape.layers
     layers = [0] * num_stages
     stage = 0
     for number in range(1, shape.layers + 1):
