@@ -7,6 +7,7 @@ shipped ones. Families weigh alike. There are two ranges: of runs whose software
 of the same runs as they would be predicted if nothing said what ran them. Run it after fit_costs.py.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -46,6 +47,7 @@ def main() -> None:
     for prefix in ("", "unnamed_"):
         ratios, weights = zip(*misses(is_named=not prefix), strict=True)
         low, high = percentile(ratios, weights, OUTSIDE), percentile(ratios, weights, 1 - OUTSIDE)
+        low, high = math.floor(1000 * low) / 1000, math.ceil(1000 * high) / 1000  # the runs at the ends lie between
         constants |= {f"common.{prefix}low": low, f"common.{prefix}high": high}
         inside = sum(low <= ratio <= high for ratio in ratios)
         print(
