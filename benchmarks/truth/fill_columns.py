@@ -80,6 +80,8 @@ def filled(row: Row) -> Row:
         new["gpu"] = "H100-96G"
     if (row.get("recompute") == "selective" and "op-level" in notes) or "selective op" in notes:
         new["recompute"] = "matmul"  # torchtitan's: all but the results of attention and of every second product
+    if row.get("recompute") == "selective" and re.search(r"(?:q, k, v|qkv_proj)[^;]*offloaded", notes):
+        new["recompute"] = "activation+attention+norm+up"  # MaxText's: all but the tensors that its policy names
     return new
 
 

@@ -92,6 +92,11 @@ def test_filled_columns_stay() -> None:
 TABLES = ["runs.csv", "oom.csv", "others.csv", "playbook.csv", "playbook-memory.csv", "runs-2026.csv"]
 
 
+def test_what_maxtext_recomputes() -> None:
+    row = filled({"recompute": "selective", "notes": "MaxText FSDP; layer inputs and q, k, v offloaded"})
+    assert row["recompute"] == "activation+attention+norm+up"
+
+
 @pytest.mark.parametrize("name", TABLES)
 def test_the_tables_have_the_columns_that_their_texts_fill(tmp_path: Path, name: str) -> None:
     command = [sys.executable, str(TRUTH / "fill_columns.py"), str(TRUTH / name), str(tmp_path / name)]
