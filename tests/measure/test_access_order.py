@@ -10,7 +10,7 @@ from torch import nn
 
 from shardwright.measure.checks import recorded_streams
 from shardwright.measure.checks.access_order import Access, FreedMemory, MemoryBlock, Worker
-from shardwright.measure.checks.host_waits import wait_faults
+from shardwright.measure.checks.host_waits import EXPERT_LINES, wait_faults
 from shardwright.measure.checks.recorded_runs import RankAccesses, recorded_accesses
 from shardwright.measure.checks.recorded_streams import OperatorAccesses, RecordedStreams
 from shardwright.parallel.comm.collectives import Axis
@@ -132,7 +132,7 @@ def test_waits_of_experts_are_those_that_their_gate_needs(moe: dict[str, Any], h
     job = job.model_copy(update={"model": model, "data": data})
     found = recorded_accesses(job, 0)
     assert found.faults == () and wait_faults(job, found.waits, found.num_steps, found.passes) == []
-    of_experts = [line for line in found.waits if line.startswith("parallel/expert/")]
+    of_experts = [line for line in found.waits if line.startswith(EXPERT_LINES)]
     passes = job.num_microbatches * job.model.layers * 2
     needed = passes * (2 if moe.get("gate") == "expert-choice" else 1)
     assert len(of_experts) == needed + (job.num_microbatches if has_documents and moe else 0)
