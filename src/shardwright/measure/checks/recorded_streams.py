@@ -122,7 +122,7 @@ class RecordedStreams:
 
     def host_waits(self, clock: Clock) -> None:
         """Order all work of `clock` before the host's next work."""
-        self.waits.append(line_of_ours())
+        self.waits.append(line_of_ours(passed_over="parallel/device_streams.py"))
         self.host.wait_for(clock)
 
     # The records.
