@@ -14,6 +14,7 @@ from shardwright.model.position_tables import alibi_slopes
 from shardwright.parallel.comm.collectives import Axis
 from shardwright.parallel.comm.ledger import Ledger
 from shardwright.parallel.context.attention_rule import AttentionRule, Sinks
+from shardwright.parallel.context.block_attention import Merged
 from shardwright.parallel.context.ring_attention import gathered_attention, ring_attention
 from shardwright.parallel.tensor.parameter import PlacedParameter
 from shardwright.sharding import score_blocks
@@ -218,3 +219,11 @@ def test_slopes_of_heads() -> None:
     assert alibi_slopes(8) == [2.0**-i for i in range(1, 9)]
     assert alibi_slopes(12) == alibi_slopes(8) + alibi_slopes(16)[:8:2]
     assert alibi_slopes(1) == [2.0**-8]
+
+
+def test_the_output_lies_as_the_backward_takes_it_on_cuda() -> None:
+    """Else each backward would copy it."""
+    merged = Merged.nothing(torch.zeros(2, 4, 16, 8))
+    assert merged.out_BNSD.transpose(1, 2).is_contiguous()
+    merged.add(slice(4, 16), torch.ones(2, 4, 12, 8), torch.zeros(2, 4, 12))
+    assert merged.out_BNSD.transpose(1, 2).is_contiguous()

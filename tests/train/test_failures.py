@@ -8,17 +8,20 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from queue import Queue
 from types import SimpleNamespace
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from fuzz import preloaded
 from fuzz.signals import Draw, check, without_progress
+from shardwright.parallel.comm.collectives import Axis, Pending
 from shardwright.parallel.comm.hang_watch import Watch, WatchRules
+from shardwright.parallel.comm.ledger import Ledger
 from shardwright.train.launch.rank_environment import RankEnvironment
 from shardwright.train.launch.rank_life import Failure, run_rank
 from support.cases import small_job
@@ -228,12 +231,46 @@ def test_a_collective_of_the_device_that_hangs_is_named(monkeypatch: pytest.Monk
     monkeypatch.setattr(watch._stop, "wait", look)
     for number, work in enumerate(works):
         watch.under_way(work, f"all_reduce {number} on axis dp", (1, 2))
-        watch.under_way(DeviceWork(), "one of the same moment, for which the one before stands", (1, 2))
+        watch.under_way(DeviceWork(), "one of the same moment, between the first and the last", (1, 2))
+        watch.under_way(work, "the last of the moment", (1, 2))
         now_s[0] += 0.2
     watch._run()
     assert [line.partition(" (at")[0] for line in told] == (
         [] if comes_on else ["rank 0 waited 6 s in all_reduce 0 on axis dp"]
     )
+
+
+@pytest.mark.parametrize("num_between", [0, 1, 50])
+def test_the_last_collective_of_a_moment_is_named(monkeypatch: pytest.MonkeyPatch, num_between: int) -> None:
+    """All before it are over; and those between are not kept."""
+    now_s, told, first = [0.0], list[str](), DeviceWork()
+    first.is_over = True
+    clock = SimpleNamespace(monotonic=lambda: now_s[0], time=lambda: now_s[0])
+    monkeypatch.setattr("shardwright.parallel.comm.hang_watch.time", clock)
+    watch = Watch(dist.HashStore(), 0, WatchRules(5.0, lambda rank: f"rank {rank}", told.append))
+    looks = iter(range(16))
+
+    def look(_: float) -> bool:
+        now_s[0] += 1.0
+        return next(looks, None) is None
+
+    monkeypatch.setattr(watch._stop, "wait", look)
+    for work, name in [(first, "all_reduce"), *[(DeviceWork(), "between")] * num_between, (DeviceWork(), "all_gather")]:
+        watch.under_way(work, name, (1,))
+    watch._run()
+    assert [line.partition(" (at")[0] for line in told] == ["rank 0 waited 6 s in all_gather"]
+
+
+def test_a_collective_of_the_device_is_watched_once_the_host_has_gone_on() -> None:
+    """Its wait is of the stream; on a CPU the wait itself is watched, and nothing is left behind it."""
+    for device in ("cuda", "cpu"):
+        watch = Watch(dist.HashStore(), 0, WatchRules(5.0, lambda rank: f"rank {rank}", lambda _: None))
+        axis = Axis("dp", (0, 1), 0, None, Ledger(torch.device(device)), watch)
+        axis.ledger.blocked = lambda *_: nullcontext()  # type: ignore[method-assign]
+        Pending(DeviceWork(), axis, "all_reduce", (1,)).wait()
+        assert [(way.what, way.peers) for way in watch._under_way] == (
+            [("all_reduce on axis dp", (1,))] if device == "cuda" else []
+        )
 
 
 def test_ranks_that_say_nothing_are_told_apart() -> None:

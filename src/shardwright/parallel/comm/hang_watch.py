@@ -21,18 +21,21 @@ from shardwright.config.base import RunError
 from shardwright.parallel.comm.transport import Underway
 
 NAMED_PEERS = 8  # a sentence that names thousands of ranks is unreadable
-_MOMENT_S = 0.1  # at most one collective of a device is watched in this time
+_MOMENT_S = 0.1  # of the collectives of a device in this time, the first and the last are watched
 _LEAVING_S = 4.0  # after this time a lost rank is known to be silent, or has published why it left
 
 
 @dataclass(frozen=True)
 class _UnderWay:
-    """A collective on the device: its work, its name, the ranks that take part, and when the host issued it."""
+    """A collective on the device: its work, its name, the ranks that take part, and when the host issued it, or
+    the first one of the same moment."""
 
     work: Underway
     what: str
     peers: tuple[int, ...]
     since_s: float
+    moment_s: float
+    is_first: bool  # of its moment
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,7 @@ class Watch:
         self._doing = "starting"
         self._waits: dict[int, tuple[str, tuple[int, ...], float]] = {}  # by thread
         self._under_way: deque[_UnderWay] = deque()
+        self._lock = threading.Lock()  # of `_under_way`
         self._last_over_s = 0.0
         self._num_meetings = 0
         self._stop = threading.Event()
@@ -101,20 +105,27 @@ class Watch:
 
     def under_way(self, work: Underway, what: str, peers: tuple[int, ...]) -> None:
         """Watch a collective that the device waits for while the host continues. Of several collectives issued within
-        `_MOMENT_S` only the first is watched. It must end within the timeout after the one before it."""
+        `_MOMENT_S` only the first and the last are watched. Each must end within the timeout after the one before
+        it."""
         now_s = time.monotonic()
-        if not self._under_way or now_s - self._under_way[-1].since_s > _MOMENT_S:
-            self._under_way.append(_UnderWay(work, what, peers, now_s))
+        with self._lock:
+            watched = self._under_way
+            is_same_moment = bool(watched) and now_s - watched[-1].moment_s <= _MOMENT_S
+            moment_s = watched[-1].moment_s if is_same_moment else now_s
+            if is_same_moment and not watched[-1].is_first:
+                watched.pop()  # no longer the last of its moment
+            watched.append(_UnderWay(work, what, peers, now_s, moment_s, is_first=not is_same_moment))
 
     def _stuck(self) -> tuple[str, tuple[int, ...], float] | None:
         """The first collective on the device that is not over: its name, its peers, and since when the device may be
         waiting for it. None if all are over."""
-        while self._under_way and self._under_way[0].work.is_completed():
-            self._under_way.popleft()
-            self._last_over_s = time.monotonic()
-        if not self._under_way:
-            return None
-        first = self._under_way[0]
+        with self._lock:
+            while self._under_way and self._under_way[0].work.is_completed():
+                self._under_way.popleft()
+                self._last_over_s = time.monotonic()
+            if not self._under_way:
+                return None
+            first = self._under_way[0]
         return first.what, first.peers, max(first.since_s, self._last_over_s)
 
     def leave(self, reason: str) -> None:

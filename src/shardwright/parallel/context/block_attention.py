@@ -80,11 +80,12 @@ class Merged:
 
     @classmethod
     def nothing(cls, q_BNSD: Tensor) -> "Merged":
-        """The state before the first block, if no block has all queries."""
+        """The state before the first block, if no block has all queries. The output lies in memory as the backward's
+        kernel takes it on CUDA (`_by_rows`)."""
         B, N, S, D = q_BNSD.shape
         lse_BNS = torch.full((B, N, S), -math.inf, dtype=torch.float32, device=q_BNSD.device)
-        out_SBND = torch.zeros(S, B, N, D, dtype=torch.float32, device=q_BNSD.device)
-        return cls(out_SBND.permute(1, 2, 0, 3), lse_BNS)
+        out_BSND = torch.zeros(B, S, N, D, dtype=torch.float32, device=q_BNSD.device)
+        return cls(out_BSND.transpose(1, 2), lse_BNS)
 
     def add(self, queries: slice, out_BNSD: Tensor, lse_BNS: Tensor) -> None:
         """Add a block that has some of the queries."""
