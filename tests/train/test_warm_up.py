@@ -1,7 +1,9 @@
 """Before the first step on CUDA every rank compiles its kernels and meets those that it will talk to."""
 
 import time
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -15,6 +17,7 @@ from shardwright.parallel.comm.first_contact import axes, make_contact, ways
 from shardwright.parallel.comm.process_groups import Mesh, StandIns
 from shardwright.schedule.action import Kind
 from shardwright.schedule.job_program import job_program
+from shardwright.train import trainer
 from shardwright.train.build import job_mesh
 from shardwright.train.dry_steps import DrySteps
 from shardwright.train.warm_up import BareTensor, KernelCall, KernelCalls, kernel_calls, warm_up
@@ -150,3 +153,26 @@ def test_messages_of_the_first_contact_have_a_tag_of_their_own() -> None:
     from shardwright.parallel.comm import first_contact
 
     assert first_contact._TAG != collectives.EXCHANGE_TAG
+
+
+def test_a_run_warms_up_before_its_first_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    done, job = list[str](), small_job(batch=2)
+    replica = SimpleNamespace(program="the program")
+    held_out, recorder = SimpleNamespace(losses={}), SimpleNamespace(measured=lambda: None)
+    run = SimpleNamespace(
+        replica=replica, batches=nullcontext(), done=0, losses=[], held_out=held_out, recorder=recorder, log=None
+    )
+
+    def warm(given: JobSpec, mesh: Mesh, program: Any, say: Any) -> None:
+        assert given is job and program == "the program"
+        done.append("warm-up")
+
+    def steps(_: Any) -> bool:
+        done.append("steps")
+        return False
+
+    monkeypatch.setattr(trainer, "TrainingRun", lambda *_: run)
+    monkeypatch.setattr(trainer, "warm_up", warm)
+    monkeypatch.setattr(trainer, "train_steps", steps)
+    trainer.train(job, job_mesh(job, 0, torch.device("cpu")), tmp_path)
+    assert done == ["warm-up", "steps"]

@@ -1,6 +1,8 @@
 """Weights of another run, without what its optimizer remembers: its samples may be longer or shorter than they were."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from torch import Tensor
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.train.build import Replica, build, job_mesh
+from shardwright.train.checkpoint import resuming
 from shardwright.train.checkpoint.resuming import begin
 from shardwright.train.checkpoint.writing import CheckpointWriter
 from shardwright.train.train_step import train_step
@@ -60,3 +63,25 @@ def test_a_run_that_goes_on_has_the_samples_that_it_had(tmp_path: Path) -> None:
     other = job_of(32, "rotary")
     with pytest.raises(PlanError, match=r"its model\.sequence is 16, and the job's 32; begin anew"):
         begin(other, job_mesh(other, 0, torch.device("cpu")), tmp_path)
+
+
+def test_ranks_meet_between_reading_a_checkpoint_and_their_next_collective(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One may read for longer than a collective may wait for it."""
+    job = job_of(16, "rotary")
+    trained_run(job, tmp_path)
+    done, read, reduce = list[str](), resuming._read, resuming.all_reduce
+
+    def noted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*given: Any) -> Any:
+            done.append(name)
+            return call(*given)
+
+        return called
+
+    monkeypatch.setattr(resuming, "_read", noted("read", read))
+    monkeypatch.setattr(resuming, "meet", noted("meet", lambda *_: None))
+    monkeypatch.setattr(resuming, "all_reduce", noted("all-reduce", reduce))
+    assert begin(job, job_mesh(job, 0, torch.device("cpu")), tmp_path).step == 1
+    assert done == ["read", "meet", "all-reduce"]
