@@ -29,6 +29,7 @@ SMALL = (
     "model.layers=4", "model.hidden=64", "model.ffn=96", "model.vocab=512", "model.sequence=64",
     "batch.global_batch_size=16", "optimizer.steps=20", "optimizer.warmup_steps=2", "run.log_every=1",
     "run.eval_every=10", "run.eval_batches=1", "run.sample_tokens=0",
+    f'data.path="{HERE / "benchmarks" / "README.md"}"',
 )  # fmt: skip
 PLANS: dict[str, tuple[str, ...]] = {
     "one": ("plan={}",),
@@ -80,7 +81,7 @@ def shardwright(checkout: Path, *arguments: str, folder: Path) -> str:
     """The standard output of a command of a checkout; with its message where it refuses."""
     done = subprocess.run(
         [sys.executable, "-m", "shardwright", *arguments], cwd=folder, capture_output=True, text=True,
-        timeout=PATIENCE_S, check=False, env=os.environ | {"PYTHONPATH": str(checkout / "src")},
+        timeout=PATIENCE_S, check=False, env=os.environ | {"PYTHONPATH": str(checkout / "src"), "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     return done.stdout if done.returncode == 0 else f"{done.stdout}status {done.returncode}: {done.stderr}"
 
@@ -172,6 +173,8 @@ def main() -> None:
             for (what, before), (other, after) in both:
                 found = list(differences(before, after)) if what == other else [f"{other} in its place"]
                 num_compared, num_different = num_compared + 1, num_different + bool(found)
+                if not found:
+                    print(f"{what}: the same", flush=True)
                 for line in found[:5]:
                     print(f"{what}{line}", flush=True)
         print(f"{num_compared} compared, {num_different} differ")
