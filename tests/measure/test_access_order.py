@@ -25,6 +25,7 @@ from support.module_accesses import module_accesses
 pytestmark = pytest.mark.long
 
 META = torch.device("meta")
+EXPERTS = ("parallel/expert/", "model/gates/", "model/forward_pass.py")
 JOBS = {
     "zero 1": small_job(batch=2, dp=2, zero=1),
     "zero 3": small_job(batch=2, dp=2, zero=3),
@@ -132,7 +133,7 @@ def test_waits_of_experts_are_those_that_their_gate_needs(moe: dict[str, Any], h
     job = job.model_copy(update={"model": model, "data": data})
     found = recorded_accesses(job, 0)
     assert found.faults == () and wait_faults(job, found.waits, found.num_steps, found.passes) == []
-    of_experts = [line for line in found.waits if line.startswith("parallel/expert/")]
+    of_experts = [line for line in found.waits if line.startswith(EXPERTS)]
     passes = job.num_microbatches * job.model.layers * 2
     needed = passes * (2 if moe.get("gate") == "expert-choice" else 1)
     assert len(of_experts) == needed + (job.num_microbatches if has_documents and moe else 0)

@@ -17,7 +17,8 @@ from shardwright.config.job import JobSpec
 from shardwright.model.gates.choice import make_gate
 from shardwright.schedule.action import Action, Kind
 
-_EXPERTS, _HOST_MEMORY = ("parallel/expert/", "model/gates/"), ("parallel/zero/",)
+# The forward pass waits for its number of real tokens, which only experts with room ask for.
+_EXPERTS, _HOST_MEMORY = ("parallel/expert/", "model/gates/", "model/forward_pass.py"), ("parallel/zero/",)
 
 
 @dataclass(frozen=True)
