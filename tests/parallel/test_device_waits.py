@@ -1,9 +1,13 @@
 """Waits of a device: bracketed by events that are made once, and read without waiting for other streams."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 
 from shardwright.parallel.comm.ledger import Ledger
+from shardwright.parallel.device_streams import CudaStreams, host_reading
 
 
 class Event:
@@ -46,3 +50,22 @@ def test_events_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
             assert ledger.blocked_s() == {"tp": 4.0, "pp": 2.0}
             assert ledger.blocked_s() == {"tp": 4.0, "pp": 2.0}
     assert Event.num_made == 12
+
+
+def test_reads_of_the_host_are_watched() -> None:
+    """Numbers that were sent ahead, numbers that are read at once, and the account of waits."""
+    watched = list[str]()
+
+    @contextmanager
+    def wait() -> Iterator[None]:
+        watched.append("begins")
+        yield
+        watched.append("ends")
+
+    streams = CudaStreams(torch.device("cuda"), wait)
+    with host_reading(streams, torch.zeros(1)):
+        assert watched == ["begins"]
+    with streams.host_waits():
+        assert watched == ["begins", "ends", "begins"]
+    with host_reading(None, torch.zeros(1)):  # a CPU has nothing to wait for
+        assert len(watched) == 4

@@ -1,5 +1,6 @@
 """What `shardwright plan` says of a plan is what the cost model says, and what it writes can be read."""
 
+import itertools
 import json
 import re
 from dataclasses import replace
@@ -141,16 +142,19 @@ def test_what_is_below_what_is_shown_is_left_out_of_the_text() -> None:
 
 def test_a_flip_is_where_two_plans_are_equally_fast() -> None:
     """At the factor that is named the runner-up is as fast, to a thirtieth of the factor."""
-    fast, slow = (job_with(dp=4, tp=2, sequence_parallel=True, zero=1), job_with(dp=8, zero=3))
-    plans = sorted((fast, slow), key=lambda job: float(step_time(run_of(job), shipped()).total))
-    found = {flip.name: flip for flip in flips(plans[0], plans[1], shipped())}
-    flip = found["network bandwidth"]
-    at, before = (
-        [float(step_time(replace(run_of(job), network_bytes_per_s=factor * 25e9), shipped()).total) for job in plans]
-        for factor in (flip.factor, flip.factor**0.8)
-    )
-    assert at[1] <= at[0] and before[1] > before[0]
-    assert flips(plans[1], plans[0], shipped()) == []
+    jobs = [job_with(dp=8), job_with(dp=8, zero=3), job_with(dp=4, tp=2, sequence_parallel=True, zero=1)]
+    num_flips = 0
+    for pair in itertools.combinations(jobs, 2):
+        plans = sorted(pair, key=lambda job: float(step_time(run_of(job), shipped()).total))
+        assert flips(plans[1], plans[0], shipped()) == []
+        for flip in flips(plans[0], plans[1], shipped()):
+            if flip.name == "network bandwidth":
+                num_flips += 1
+                bandwidths = [factor * 25e9 for factor in (flip.factor, flip.factor**0.8)]
+                runs = [[replace(run_of(job), network_bytes_per_s=each) for job in plans] for each in bandwidths]
+                at, before = ([float(step_time(run, shipped()).total) for run in at_one] for at_one in runs)
+                assert at[1] <= at[0] and before[1] > before[0]
+    assert num_flips > 0
 
 
 def test_a_plan_that_does_not_fit_is_told_by_rank_and_kind_and_has_neighbours_that_fit() -> None:

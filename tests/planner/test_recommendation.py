@@ -166,7 +166,7 @@ def test_nobody_starts_with_a_pipeline_for_three_percent(llama: Advice) -> None:
     text = " ".join(recommendation_text(llama).split())
     slower = found.plan.time.total / fastest.time.total - 1
     assert text.startswith(f"Recommended: tp {plan.tp}, pp 1, dp {plan.dp}") and f"{slower:.1%} slower" in text
-    assert f"{sure_text(found.confidence)} sure" in text and "whole models instead of pp" in text
+    assert f"{sure_text(found.confidence)} sure" in text and f"no {fastest.job.plan.schedule}" in text
 
 
 def test_each_plan_has_how_sure_it_is_that_the_first_is_faster(llama: Advice) -> None:

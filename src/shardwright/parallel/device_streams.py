@@ -6,7 +6,8 @@ which accesses to memory are ordered (measure/checks/access_order.py). torch's c
 and order these themselves.
 """
 
-from contextlib import AbstractContextManager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -64,15 +65,23 @@ class DeviceStreams(Protocol):
     def is_on_host(self, x: Tensor) -> bool:
         """True if `x` lies in host memory."""
 
-    def host_reads(self, x: Tensor) -> None:
-        """Note that the host is about to read numbers, from the device, for which it waits, or from its own memory."""
+    def host_reads(self, x: Tensor) -> AbstractContextManager[None]:
+        """A block in which the host reads numbers of `x`, from the device, for which it waits, or from its own
+        memory."""
+
+    def host_waits(self) -> AbstractContextManager[None]:
+        """A block in which the host waits for the device, and so for other ranks, as a watch may need to know."""
 
 
 class CudaStreams:
     """The streams of a CUDA device."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(
+        self, device: torch.device, watched_wait: Callable[[], AbstractContextManager[None]] = nullcontext
+    ) -> None:
+        """`watched_wait` makes a block that tells a watch of a wait of the host."""
         self._device = device
+        self._watched_wait = watched_wait
 
     def current(self) -> Stream:
         return torch.cuda.current_stream(self._device)
@@ -102,12 +111,25 @@ class CudaStreams:
     def is_on_host(self, x: Tensor) -> bool:
         return x.device.type == "cpu"
 
-    def host_reads(self, x: Tensor) -> None: ...
+    def host_reads(self, x: Tensor) -> AbstractContextManager[None]:
+        return self._watched_wait()
+
+    def host_waits(self) -> AbstractContextManager[None]:
+        return self._watched_wait()
 
 
-def streams_of(device: torch.device) -> DeviceStreams | None:
-    """The streams of a device; None if the device executes work at once, as a CPU does."""
-    return CudaStreams(device) if device.type == "cuda" else None
+def streams_of(
+    device: torch.device, watched_wait: Callable[[], AbstractContextManager[None]] = nullcontext
+) -> DeviceStreams | None:
+    """The streams of a device, whose waits of the host are each in a block of `watched_wait`; None if the device
+    executes work at once, as a CPU does."""
+    return CudaStreams(device, watched_wait) if device.type == "cuda" else None
+
+
+def host_reading(streams: DeviceStreams | None, x: Tensor) -> AbstractContextManager[None]:
+    """A block in which the host reads numbers of `x`, watched if a device has streams. Every read of the host from the
+    device is in one, so that a hang there is named."""
+    return nullcontext() if streams is None else streams.host_reads(x)
 
 
 class HostNumbers:
@@ -126,9 +148,9 @@ class HostNumbers:
         """The numbers; in a dry run, in which tensors have no values, those in `dry`. Blocks until the copy is over,
         and not until work that was launched after it is."""
         if self._numbers is None:
-            if self._copy_end is not None:
-                self._copy_end.synchronize()
-            if self._streams is not None:
-                self._streams.host_reads(self._values_N)
-            self._numbers = [int(value) for value in self._values_N.tolist()] if dry is None else dry
+            if self._copy_end is not None and self._streams is not None:
+                with self._streams.host_waits():
+                    self._copy_end.synchronize()
+            with host_reading(self._streams, self._values_N):
+                self._numbers = [int(value) for value in self._values_N.tolist()] if dry is None else dry
         return self._numbers

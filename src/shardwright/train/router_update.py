@@ -7,6 +7,7 @@ import torch
 
 from shardwright.model.router_state import Totals
 from shardwright.parallel.comm.collectives import all_reduce
+from shardwright.parallel.device_streams import host_reading
 from shardwright.sharding.routing_counts import size_of_totals
 from shardwright.train.build import Replica
 
@@ -87,12 +88,11 @@ def end_routing_step(replica: Replica, skipped: bool) -> tuple[LayerRouting, ...
     all_reduce(table, mesh.world)
     for row, state in states if not skipped else ():
         state.learn(Totals.of(table[row], spec))
-    if mesh.streams is not None:
-        mesh.streams.host_reads(table)
-    if table.is_meta:  # a dry run counts nothing
-        return ()
+    with host_reading(mesh.streams, table):
+        if table.is_meta:  # a dry run counts nothing
+            return ()
+        host = table.cpu()
     num_positions = job.plan.microbatch_size * job.model.sequence
-    host = table.cpu()
     return tuple(LayerRouting.of(layer, Totals.of(host[row], spec), num_positions) for row, layer in enumerate(layers))
 
 

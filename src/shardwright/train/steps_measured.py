@@ -109,7 +109,7 @@ def measure_memory(replica: Replica) -> list[RankMemory]:
     values = torch.zeros(mesh.pp.size, len(own_bytes), dtype=torch.int64)
     if mesh.is_first_replica:
         values[mesh.pp.index] = torch.tensor(own_bytes)
-    rows = all_reduce(values.to(mesh.device), mesh.world).tolist()
+    rows = mesh.on_host(all_reduce(values.to(mesh.device), mesh.world)).tolist()
     return [RankMemory(*row) for row in rows]
 
 

@@ -53,7 +53,7 @@ def generate(
             # All cp ranks sample, so that their generators stay equal; only the rank with the position contributes.
             logits_V = logits_SBV[positions.index(len(window) - 1) if has_position else 0, 0]
             logits_V = _gather_vocabulary(logits_V, stages[last].spec.vocab, mesh)
-            token[0] = _sampled(logits_V.float().cpu(), temperature, generator) * has_position
+            token[0] = _sampled(mesh.on_host(logits_V.float()), temperature, generator) * has_position
             all_reduce(token, mesh.cp)
         broadcast(token, mesh.pp, program.placement.rank(last, 0))
         if int(token) in ends:

@@ -9,7 +9,7 @@ for their work waits for them; the work holds the tensors until then).
 
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ from shardwright.train.checkpoint.boxes import HeldBox
 # Operators that make tensors like others, of which they read only the shape.
 _SHAPES_ALONE = ("empty", "new_empty", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")
 _NOT_WRITTEN = ("empty", "new_empty")  # operators that give their results no values
+_READER = "parallel/device_streams.py"  # the file through which others wait
 _OVERWRITE = ("copy_", "zero_", "fill_", "normal_", "uniform_")  # operators that do not read what they write
 
 
@@ -38,7 +39,7 @@ class RecordedEvent:
     streams: "RecordedStreams"
 
     def synchronize(self) -> None:
-        self.streams.host_waits(self.clock)
+        self.streams.order_host(self.clock)
 
 
 @dataclass(frozen=True)
@@ -111,18 +112,22 @@ class RecordedStreams:
     def is_on_host(self, x: Tensor) -> bool:
         return x.device.type == "cpu" or self._block(x).stream is None
 
-    def host_reads(self, x: Tensor) -> None:
+    def host_reads(self, x: Tensor) -> AbstractContextManager[None]:
         if not self.is_on_host(x):
-            self.host_waits(self._launched().clock)
+            self.order_host(self._launched().clock)
         self.access(self.host, "the host reads numbers", reads=[x])
+        return nullcontext()
+
+    def host_waits(self) -> AbstractContextManager[None]:
+        return nullcontext()  # the wait itself is recorded
 
     def host_writes_files(self, boxes: Sequence[HeldBox]) -> None:
         """Record that the host reads the contents of a checkpoint."""
         self.access(self.host, "written to a file", reads=[box.values for box in boxes if box.values.is_meta])
 
-    def host_waits(self, clock: Clock) -> None:
+    def order_host(self, clock: Clock) -> None:
         """Order all work of `clock` before the host's next work."""
-        self.waits.append(line_of_ours(passed_over="parallel/device_streams.py"))
+        self.waits.append(line_of_ours(passed_over=_READER))
         self.host.wait_for(clock)
 
     # The records.
@@ -196,7 +201,7 @@ class RecordedStreams:
         filled = [] if call.name.startswith(_NOT_WRITTEN) else call.results
         self.access(worker, call.name, call.reads, [*call.writes, *filled])
         if any(on_host) and not is_of_host and call.blocks:
-            self.host_waits(worker.clock)
+            self.order_host(worker.clock)
 
     def connecting(self, connect: Connect) -> Connect:
         """A maker of the communicators that `connect` makes, each with a stream of its own."""

@@ -20,7 +20,7 @@ from shardwright.parallel.comm.compute_turns import Turns
 from shardwright.parallel.comm.hang_watch import Watch, explained
 from shardwright.parallel.comm.ledger import Ledger
 from shardwright.parallel.comm.transport import Together, Transport, Underway
-from shardwright.parallel.device_streams import DeviceStreams
+from shardwright.parallel.device_streams import DeviceStreams, host_reading
 
 # Distinguishes messages of an exchange from messages of a pipeline, if they ever share a group.
 EXCHANGE_TAG = 2**30
@@ -80,9 +80,8 @@ class Axis:
 
     def numbers_or(self, values_N: Tensor, dry: list[int]) -> list[int]:
         """The integers in a tensor, for which the host waits; `dry` if the tensor has no values."""
-        if self.streams is not None:
-            self.streams.host_reads(values_N)
-        return dry if values_N.is_meta else [int(value) for value in values_N.tolist()]
+        with host_reading(self.streams, values_N):
+            return dry if values_N.is_meta else [int(value) for value in values_N.tolist()]
 
     @property
     def size(self) -> int:

@@ -4,7 +4,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -108,8 +108,11 @@ class Ledger:
 
     def blocked_s(self) -> dict[str, float]:
         """Blocked seconds by axis. On CUDA this waits for the compute stream, and not for copies on other streams."""
+        if self._events:
+            with nullcontext() if self.streams is None else self.streams.host_waits():
+                for _, _, end in self._events:
+                    end.synchronize()
         for axis, start, end in self._events:
-            end.synchronize()
             self._host_blocked_s[axis] += start.elapsed_time(end) / 1e3
         self._give_back_events()
         return dict(self._host_blocked_s)

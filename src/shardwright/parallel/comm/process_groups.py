@@ -1,6 +1,7 @@
 """The mesh of process groups: this rank's line along each axis of sharding/groups.py."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
@@ -14,7 +15,7 @@ from shardwright.parallel.comm.compute_turns import IssueTurns, Turns
 from shardwright.parallel.comm.hang_watch import Watch
 from shardwright.parallel.comm.ledger import Ledger
 from shardwright.parallel.comm.transport import GroupTransport, Transport
-from shardwright.parallel.device_streams import DeviceStreams, streams_of
+from shardwright.parallel.device_streams import DeviceStreams, host_reading, streams_of
 from shardwright.sharding import groups
 from shardwright.sharding.groups import AxisGroups, GroupKind, axis_groups
 from shardwright.sharding.mesh import MeshShape
@@ -86,18 +87,17 @@ class Mesh:
 
     def numbers_or_ones(self, values: torch.Tensor) -> list[float]:
         """The numbers in a tensor [n], each 1 if tensors have no values."""
-        if self.streams is not None:
-            self.streams.host_reads(values)
-        return [1.0] * len(values) if values.is_meta else self.numbers(values)
+        with host_reading(self.streams, values):
+            return [1.0] * len(values) if values.is_meta else [float(value) for value in values.tolist()]
 
     def numbers(self, values: torch.Tensor) -> list[float]:
         """The numbers in a tensor [n]. On CUDA this is where the host waits for the device, and so for other ranks."""
-        if self.watch is None or self.device.type == "cpu":
-            return [float(value) for value in values.tolist()]
-        with self.watch.waiting(
-            "the device's work, a collective in it", tuple(r for r in self.world.ranks if r != self.rank)
-        ):
-            return [float(value) for value in values.tolist()]
+        return [float(value) for value in self.on_host(values).tolist()]
+
+    def on_host(self, values: torch.Tensor) -> torch.Tensor:
+        """The values in host memory, for which the host waits, and is watched meanwhile."""
+        with host_reading(self.streams, values):
+            return values.cpu()
 
 
 # Makes the communicator of this rank's line, which is one of the given lines; None if the rank is alone on it.
@@ -138,7 +138,8 @@ def make_mesh(
     stand_ins = stand_ins or StandIns()
     connect_world = stand_ins.connect or _group_of_all
     kind = stand_ins.kind or device.type
-    ledger = Ledger(device, rank, needs.ranks_per_node, kind=kind, streams=stand_ins.streams or streams_of(device))
+    streams = stand_ins.streams or streams_of(device, partial(_watched_wait, needs.plan.world, rank, watch))
+    ledger = Ledger(device, rank, needs.ranks_per_node, kind=kind, streams=streams)
     turns = Turns() if kind == "cpu" else IssueTurns()
     maker = _AxisMaker(needs, rank, ledger, watch, turns, stand_ins.connect or partial(_new_group, rank, timeout))
     pp = maker.along(groups.PP)
@@ -216,6 +217,13 @@ class _AxisMaker:
             return ep
         inside, between = axis_groups(plan, groups.EP).split(ranks_in_node)
         return replace(ep, by_node=NodeAxes(self.axis(between, side_by_side, 1), self.axis(inside, side_by_side, 1)))
+
+
+def _watched_wait(world: int, rank: int, watch: Watch | None) -> AbstractContextManager[None]:
+    """A block in which the host waits for the device, and so for any other rank."""
+    if watch is None or world == 1:
+        return nullcontext()
+    return watch.waiting("the device's work, a collective in it", tuple(r for r in range(world) if r != rank))
 
 
 def _group_of_all(lines: list[list[int]]) -> Transport | None:

@@ -110,4 +110,4 @@ def _has_bad_loss(replica: Replica) -> int:
 def _gathered(number: int, mesh: Mesh) -> list[int]:
     """The number of every rank, by rank. Moves an all-gather over the world."""
     own_number = torch.tensor([number], dtype=torch.int64, device=mesh.device)
-    return [int(n) for n in all_gather(own_number, mesh.world).tolist()]
+    return [int(n) for n in mesh.on_host(all_gather(own_number, mesh.world)).tolist()]

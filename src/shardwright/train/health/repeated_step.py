@@ -110,7 +110,7 @@ class RepeatedStep:
         unit_name, self._first_pass = self._first_pass.first_difference(second_pass), None
         self.num_repeated += 1
         differs = torch.tensor([unit_name is not None], dtype=torch.int64, device=mesh.device)
-        differing = [rank for rank, flag in enumerate(all_gather(differs, mesh.world).tolist()) if flag]
+        differing = [rank for rank, flag in enumerate(mesh.numbers(all_gather(differs, mesh.world))) if flag]
         if not differing:
             return ""
         self.num_different += 1
@@ -135,8 +135,8 @@ def gather_texts(text: str, mesh: Mesh) -> list[str]:
     """The short text of every rank, by rank. Moves an all-gather over the world."""
     padded = text.encode()[:_MOST_TEXT_BYTES].ljust(_MOST_TEXT_BYTES, b"\0")
     own_bytes = torch.tensor(list(padded), dtype=torch.uint8, device=mesh.device)
-    gathered = all_gather(own_bytes, mesh.world).view(-1, _MOST_TEXT_BYTES)
-    return [bytes(row).rstrip(b"\0").decode(errors="replace") for row in gathered.cpu().tolist()]
+    gathered = mesh.on_host(all_gather(own_bytes, mesh.world)).view(-1, _MOST_TEXT_BYTES)
+    return [bytes(row).rstrip(b"\0").decode(errors="replace") for row in gathered.tolist()]
 
 
 # Elements at a time. Working memory is 16 bytes per element: 1 MiB on a CPU, which stays in a cache, 64 MiB on a GPU.

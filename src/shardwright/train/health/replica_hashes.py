@@ -184,7 +184,7 @@ class ReplicaComparison:
         self.num_compared += 1
         self._last_compared = steps_done
         parts, mesh = list(parts_of(replica)), replica.mesh
-        gathered = all_gather(totals(parts, mesh.device)[None], mesh.world).tolist()
+        gathered = mesh.on_host(all_gather(totals(parts, mesh.device)[None], mesh.world)).tolist()
         if odd_groups := odd_ranks(gathered, self._alike):
             raise ReplicasDifferError(_sentence(odd_groups, parts, mesh, steps_done))
 
@@ -217,7 +217,7 @@ def _first_odd_part(odd: OddRanks, parts: list[HeldPart], mesh: Mesh) -> str:
     hashes = torch.zeros(length, dtype=torch.int64, device=mesh.device)
     for i, part in enumerate(own_parts):
         hashes[i] = part.hash
-    hashes_by_rank = all_gather(hashes[None], mesh.world).cpu()
+    hashes_by_rank = mesh.on_host(all_gather(hashes[None], mesh.world))
     others = [rank for rank in odd.compared if rank not in odd.ranks] or [odd.compared[0]]
     differing = (hashes_by_rank[odd.ranks[-1]] != hashes_by_rank[others[0]]).nonzero().flatten().tolist()
     own_name = own_parts[differing[0]].name if differing and differing[0] < len(own_parts) else ""

@@ -192,7 +192,7 @@ class RunHealth:
         if mesh.world.size < 2 or self._job.health.slow_share == 0 or own_s is None:
             return []
         own_tensor = torch.tensor([own_s], dtype=torch.float64, device=mesh.device)
-        compute_s = all_gather(own_tensor, mesh.world).tolist()
+        compute_s = mesh.numbers(all_gather(own_tensor, mesh.world))
         return [slow.sentence(self._describe(slow.rank)) for slow in self._stragglers.look(first, compute_s)]
 
     def _describe(self, rank: int) -> str:

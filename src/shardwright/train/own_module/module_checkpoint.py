@@ -105,7 +105,8 @@ def _chosen_step(storage: Storage, mesh: Mesh) -> int:
         except OSError as fault:
             error = f"{storage.root}: {fault}"
     agree(error, mesh, "checkpoints can't be looked for")
-    return int(broadcast(torch.tensor([newest], dtype=torch.int64, device=mesh.device), mesh.world, 0).item())
+    newest_1 = broadcast(torch.tensor([newest], dtype=torch.int64, device=mesh.device), mesh.world, 0)
+    return int(mesh.on_host(newest_1).item())
 
 
 def _same_manifest(storage: Storage, step: int, mesh: Mesh) -> Manifest:
@@ -146,7 +147,7 @@ def told_by_all(text: str, mesh: Mesh) -> list[str]:
         return [""] * mesh.world.size
     padded = torch.zeros(longest, dtype=torch.uint8, device=mesh.device)
     padded[: len(data)] = torch.tensor(list(data), dtype=torch.uint8)
-    rows = all_gather(padded, mesh.world).view(mesh.world.size, longest).cpu()
+    rows = mesh.on_host(all_gather(padded, mesh.world)).view(mesh.world.size, longest)
     return [bytes(row[:n].tolist()).decode(errors="replace") for row, n in zip(rows, lengths, strict=True)]
 
 
