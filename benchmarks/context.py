@@ -65,7 +65,8 @@ def row(plan: dict[str, object]) -> list[str]:
     tensors = layer.kept(KEEP_ALL)
     attention = sum(num_bytes for tensor, num_bytes in tensors.items() if tensor in IN_CORE)
     exchanges = [e for operator in Again.of(job).chain for e in operator.forward if e.axis == "cp"]
-    moved = sum(e.counted(job.plan.cp) for e in exchanges)
+    # Around a ring a rank passes on the others' parts; the ledger counts full tensors of all else.
+    moved = sum(e.size * (job.plan.cp - 1) / job.plan.cp if e.kind == "ring" else e.size for e in exchanges)
     sizes = (attention, layer.kept_bytes(KEEP_ALL), kept, moved, forward, backward)
     method = job.plan.cp_method if job.plan.cp > 1 else "one rank"
     by_tp = ", tp 2 with sequence parallel" if job.plan.tp > 1 else ""

@@ -1,6 +1,6 @@
 """Fit the constants of the cost model to the published runs, and again without each family.
 
-    python benchmarks/fit_costs.py                 # writes catalog/calibrations/*.toml and catalog/left_out.toml
+    python benchmarks/fit_costs.py     # writes calibrations/*.toml, fitted.toml and left_out.toml of the catalog
 
 Maximum a posteriori by Gauss-Newton on the logarithms: each constant has a prior (its value in PRIORS, known to a
 factor) and each run's residual is log(predicted / measured), with weights as benchmarks/truth/README.md scores them.
@@ -10,6 +10,7 @@ After it run fit_range.py and pessimistic.py.
 """
 
 import argparse
+import json
 import math
 import tomllib
 from collections import Counter
@@ -32,6 +33,7 @@ PRIORS = tomllib.loads((HERE / "fit_priors.toml").read_text())
 ROBUST = 0.03  # residuals below this count by their square
 SHARES = {"A": 1.0, "B": 0.3}
 STRENGTH = 0.0005  # how much a prior counts beside all runs
+SLOPE = 1e-6  # relative changes of a step below this share of a constant's change are none
 RENEWED = 4  # rounds with one Jacobian, which takes forty times as long as a round; families left out share it
 
 
@@ -125,7 +127,7 @@ def weights_of(rows: list[Measured]) -> np.ndarray:
 
 def usable(rows: list[Measured]) -> list[Measured]:
     """What can be fitted to."""
-    return [row for row in rows if row.run and row.step_s and row.is_latest and row.tier in SHARES]
+    return [row for row in rows if row.run and row.step_s and row.is_latest and row.tier in SHARES and not row.faults]
 
 
 def write(constants: dict[str, float]) -> None:
@@ -138,6 +140,15 @@ def write(constants: dict[str, float]) -> None:
         text = "# Written by benchmarks/fit_costs.py.\n"
         text += "".join(f"{key} = {value:.4g}\n" for key, value in sorted(values.items()))
         (CATALOG / f"{file}.toml").write_text(text)
+
+
+def write_families(rows: list[Measured], jacobian: np.ndarray) -> None:
+    """The families whose steps each constant changes."""
+    lines = ["# Written by benchmarks/fit_costs.py: families of runs whose steps each fitted constant changes."]
+    for name, column in zip(sorted(PRIORS), jacobian.T, strict=True):
+        families = sorted({row.family for row, slope in zip(rows, column, strict=True) if abs(slope) > SLOPE})
+        lines.append(f'"{name}" = {json.dumps(families)}')
+    (CATALOG.parent / "fitted.toml").write_text("\n".join(lines) + "\n")
 
 
 def main() -> None:
@@ -156,8 +167,8 @@ def main() -> None:
         start |= {name: value for name, value in shipped().items() if name in PRIORS}
     best = fit(rows, None, np.array([math.log(start[name]) for name in sorted(PRIORS)]), values, options.rounds)
     found = best.constants
-    values["common.num_fitted"] = len(PRIORS)
     write(values | found)
+    write_families(rows, best.jacobian)
     if options.no_folds:
         return
     lines = ["# Written by benchmarks/fit_costs.py: constants fitted without each family of runs.\n"]

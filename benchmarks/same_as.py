@@ -29,6 +29,7 @@ SMALL = (
     "model.layers=4", "model.hidden=64", "model.ffn=96", "model.vocab=512", "model.sequence=64",
     "batch.global_batch_size=16", "optimizer.steps=20", "optimizer.warmup_steps=2", "run.log_every=1",
     "run.eval_every=10", "run.eval_batches=1", "run.sample_tokens=0",
+    f'data.path="{HERE / "benchmarks" / "README.md"}"',
 )  # fmt: skip
 PLANS: dict[str, tuple[str, ...]] = {
     "one": ("plan={}",),
@@ -44,14 +45,43 @@ PLANS: dict[str, tuple[str, ...]] = {
     "pp2-pipedream": ('plan={pp=2, schedule="pipedream"}', "optimizer.clip_grad_norm=0.0"),
     "dp2-powersgd-fp8": ('plan={dp=2, compress="powersgd"}', 'precision.float8="rowwise"'),
     "ep2-experts": ("plan={dp=2, ep=2}", "model.moe={experts=4, top_k=2, ffn=48}"),
-}
+    "pp2-zb-h1": ('plan={pp=2, schedule="zb-h1"}',),
+    "pp2-interleaved-tp2": ('plan={pp=2, tp=2, schedule="interleaved-1f1b", virtual_stages=2}',),
+    "pp2-2bw": ('plan={pp=2, schedule="pipedream-2bw"}', "optimizer.clip_grad_norm=0.0"),
+    "zero1-offload-activations": ('plan={dp=2, zero=1, recompute="full", offload_activations=true}',),
+    "dp2-zero3-offload-parameters": ("plan={dp=2, zero=3, offload_optimizer=1.0, offload_parameters=true}",),
+    "cp2-ulysses": ('plan={cp=2, cp_method="ulysses", microbatch_size=2}',),
+    "cp2-gathered-zb-v": ('plan={cp=2, pp=2, cp_method="all-gather", schedule="zb-v"}',),
+    "tp2-fp8-delayed": ("plan={tp=2}", 'precision.compute="bf16"', 'precision.float8="delayed"'),
+    "dp2-zero1-fp8-blockwise": ("plan={dp=2, zero=1}", 'precision.compute="bf16"', 'precision.float8="blockwise"'),
+    "fp16-loss-scale": ("plan={dp=2}", 'precision.compute="fp16"'),
+    "ep2-tp2-sigmoid": (
+        "plan={dp=2, tp=2, ep=2, expert_tp=1, sequence_parallel=true}",
+        'model.moe={experts=4, top_k=2, ffn=48, gate="sigmoid", shared_experts=1, bias_update=0.01}',
+    ),
+    "ep2-dualpipev-fp8": (
+        'plan={dp=2, pp=2, ep=2, schedule="dualpipev"}', 'model.moe={experts=4, top_k=2, ffn=48}',
+        'precision.compute="bf16"', 'precision.float8="rowwise"', "precision.float8_dispatch=true",
+    ),
+    "ep2-switch-capacity": (
+        "plan={dp=2, ep=2}", 'model.moe={experts=4, ffn=48, gate="switch", capacity_factor=1.25}',
+    ),
+    "dp2-int8": ('plan={dp=2, compress="int8"}',),
+    "dp2-topk-lion": ('plan={dp=2, compress="topk"}', 'optimizer.name="lion"'),
+    "dp2-zero2-muon": ("plan={dp=2, zero=2}", 'optimizer.name="muon"'),
+    "tp2-zero1-adafactor": ("plan={dp=2, tp=2, zero=1}", 'optimizer.name="adafactor"'),
+    "mtp-latent": (
+        "plan={dp=2, pp=2}", "model.mtp_layers=1", "model.kv_heads=0", "model.latent={kv_rank=16, rope_dim=8}",
+    ),
+    "windows-softcap": ("plan={tp=2}", "model.window={size=16, full_every=2}", "model.attention_softcap=20.0"),
+}  # fmt: skip
 
 
 def shardwright(checkout: Path, *arguments: str, folder: Path) -> str:
     """The standard output of a command of a checkout; with its message where it refuses."""
     done = subprocess.run(
         [sys.executable, "-m", "shardwright", *arguments], cwd=folder, capture_output=True, text=True,
-        timeout=PATIENCE_S, check=False, env=os.environ | {"PYTHONPATH": str(checkout / "src")},
+        timeout=PATIENCE_S, check=False, env=os.environ | {"PYTHONPATH": str(checkout / "src"), "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     return done.stdout if done.returncode == 0 else f"{done.stdout}status {done.returncode}: {done.stderr}"
 
@@ -143,6 +173,8 @@ def main() -> None:
             for (what, before), (other, after) in both:
                 found = list(differences(before, after)) if what == other else [f"{other} in its place"]
                 num_compared, num_different = num_compared + 1, num_different + bool(found)
+                if not found:
+                    print(f"{what}: the same", flush=True)
                 for line in found[:5]:
                     print(f"{what}{line}", flush=True)
         print(f"{num_compared} compared, {num_different} differ")

@@ -20,7 +20,7 @@ from to_simumax import SimuMax
 from shardwright.cost.calibration import left_out, shipped
 from shardwright.measure.measured_runs.runs import Measured, read_runs
 from shardwright.measure.measured_runs.score import percentile, weighted_mean, weights_of
-from shardwright.measure.validate import BASELINE_EFFICIENCY, RANKED, Predicted, predict, ranking_quality
+from shardwright.measure.validate import BASELINE_EFFICIENCY, Predicted, predict, ranking_quality
 
 OURS, LEFT_OUT, CONSTANT = "ours", "ours, family left out of the fit", "50 % of the peak"
 CALCULON, LLM_ANALYSIS, SIMUMAX = "Calculon", "llm-analysis", "SimuMax"
@@ -172,7 +172,7 @@ def print_order(lines: list[Line], names: list[str]) -> None:
         for name in names
     }
     rows = []
-    for family in RANKED:
+    for family in sorted({name for scores in found.values() for name in scores}):
         cells = []
         for of in found.values():
             score = of.get(family)

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from shardwright.config.load import make_job
 from shardwright.measure.checks import recorded_streams
 from shardwright.measure.checks.access_order import Access, FreedMemory, MemoryBlock, Worker
-from shardwright.measure.checks.host_waits import wait_faults
+from shardwright.measure.checks.host_waits import EXPERT_LINES, wait_faults
 from shardwright.measure.checks.recorded_runs import RankAccesses, recorded_accesses
 from shardwright.measure.checks.recorded_streams import OperatorAccesses, RecordedStreams
 from shardwright.parallel.comm.collectives import Axis
@@ -25,7 +26,6 @@ from support.module_accesses import module_accesses
 pytestmark = pytest.mark.long
 
 META = torch.device("meta")
-EXPERTS = ("parallel/expert/", "model/gates/", "model/forward_pass.py")
 JOBS = {
     "zero 1": small_job(batch=2, dp=2, zero=1),
     "zero 3": small_job(batch=2, dp=2, zero=3),
@@ -133,10 +133,22 @@ def test_waits_of_experts_are_those_that_their_gate_needs(moe: dict[str, Any], h
     job = job.model_copy(update={"model": model, "data": data})
     found = recorded_accesses(job, 0)
     assert found.faults == () and wait_faults(job, found.waits, found.num_steps, found.passes) == []
-    of_experts = [line for line in found.waits if line.startswith(EXPERTS)]
+    of_experts = [line for line in found.waits if line.startswith(EXPERT_LINES)]
     passes = job.num_microbatches * job.model.layers * 2
     needed = passes * (2 if moe.get("gate") == "expert-choice" else 1)
     assert len(of_experts) == needed + (job.num_microbatches if has_documents and moe else 0)
+
+
+@pytest.mark.parametrize("plan", [{}, {"tp": 2, "pp": 2, "sequence_parallel": True}], ids=["dp 1", "tp 2 x pp 2"])
+def test_the_host_waits_once_in_a_step_of_8b_widths(plan: dict[str, Any]) -> None:
+    """Four dense layers of Llama 3 8B, in 16 microbatches. The vocabulary is small: its chunks are many operators."""
+    model = {"hidden": 4096, "ffn": 14336, "heads": 32, "kv_heads": 8, "layers": 4, "sequence": 512, "vocab": 1024}
+    job = make_job({"model": model, "plan": plan, "batch": {"global_batch_size": 16}, "precision": {"compute": "bf16"}})
+    assert job.num_microbatches == 16
+    for rank in range(0, job.plan.world, job.plan.world // job.plan.pp):
+        ran = recorded_accesses(job, rank)
+        assert ran.faults == () and ran.num_steps == 1
+        assert [line.partition(":")[0] for line in ran.waits] == ["parallel/comm/process_groups.py"]
 
 
 def test_scales_of_fp8_wait_for_nothing_more() -> None:

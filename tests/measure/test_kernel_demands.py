@@ -8,9 +8,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import ScalingType
 
+from shardwright.config.float8_facts import FLOAT8_RECIPES
 from shardwright.config.job import JobSpec
+from shardwright.config.load import make_job
 from shardwright.measure.checks.kernel_demands import DEMANDS, CheckedCalls, bound, call_faults, checked_step
+from shardwright.precision.float8 import E4M3, Quantised, quantise, transposed
+from shardwright.precision.scaled_mm import scaled_grouped_product, scaled_product
 from shardwright.train.build import build, job_mesh
 from shardwright.train.dry_steps import DrySteps
 from shardwright.train.train_step import train_step
@@ -26,11 +31,53 @@ JOBS = {
     "tp": small_job("qwen", batch=4, tp=2, sequence_parallel=True),
     "pp": small_job("llama", batch=8, pp=2, schedule="zb-h1"),
 }
+FLOAT8 = [(recipe, kind) for recipe in FLOAT8_RECIPES.names if recipe != "none" for kind in ("llama", "mixtral")]
 NAMES = sorted({operator for demand in DEMANDS for operator in demand.operators})
 
 
 def in_bf16(job: JobSpec) -> JobSpec:
     return job.model_copy(update={"precision": job.precision.model_copy(update={"compute": "bf16"})})
+
+
+def in_float8(recipe: str, kind: str) -> JobSpec:
+    """A job whose widths are whole tiles, one and four of them, with weight gradients in fp8 too."""
+    fields = small_job(kind, batch=2, layers=1).model_dump(exclude_unset=True)
+    wide = fields["model"] | {"hidden": 128, "ffn": 512}
+    if "moe" in wide:
+        wide["moe"] |= {"ffn": 512}
+    precision = {"compute": "bf16", "float8": recipe, "float8_weight_gradients": True}
+    return make_job(fields | {"model": wide, "precision": precision})
+
+
+@pytest.mark.parametrize(("recipe", "kind"), FLOAT8)
+def test_every_product_in_fp8_is_as_its_kernel_demands(recipe: str, kind: str) -> None:
+    checked = checked_step(in_float8(recipe, kind), 0)
+    assert checked.calls["aten::_scaled_mm_v2"] > 10 and list(checked.faults) == []
+
+
+def grouped_in_float8(keep: Callable[[str, Any], None]) -> list[str]:
+    """The faults of a grouped product in fp8: of two matrices, one of which gets no rows."""
+    x = Quantised(torch.empty(6, 32, dtype=E4M3, device="meta"), torch.empty(6, 1, device="meta"), "row")
+    values, scales = torch.empty(2, 48, 32, dtype=E4M3, device="meta"), torch.empty(2, 48, 1, device="meta")
+    weights = [Quantised(*one, "row") for one in zip(values, scales, strict=True)]
+    with CheckedCalls(keep) as checked, pytest.raises(NotImplementedError):  # torch has no shapes of its results
+        scaled_grouped_product(x, weights, [(0, slice(0, 6))])
+    return list(checked.faults)
+
+
+def test_a_grouped_product_in_fp8_is_as_its_kernel_demands() -> None:
+    assert grouped_in_float8(lambda name, arguments: None) == []
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 16])
+@pytest.mark.parametrize("num_tiles", [1, 3, 4])
+def test_scales_of_tiles_and_blocks_lie_as_kernels_read_them(num_rows: int, num_tiles: int) -> None:
+    """Also where a single row has them, and where those of a transposed matrix need no padding."""
+    x = quantise(torch.empty(num_rows, 128 * num_tiles, dtype=torch.bfloat16, device="meta"), "tile", E4M3)
+    weight = quantise(torch.empty(128 * num_tiles, 256, dtype=torch.bfloat16, device="meta"), "block", E4M3)
+    with CheckedCalls() as checked:
+        assert scaled_product(x, transposed(weight), torch.bfloat16).shape == (num_rows, 256)
+    assert checked.calls and not checked.faults
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -65,10 +112,11 @@ def real_calls() -> Calls:
     def keep(name: str, given: Any) -> None:
         calls.setdefault(name, []).append(dict(given))
 
-    for job in JOBS.values():
-        steps = DrySteps(in_bf16(job), 0, "cuda")
+    for job in [*(in_bf16(job) for job in JOBS.values()), *(in_float8(recipe, "llama") for recipe, _ in FLOAT8)]:
+        steps = DrySteps(job, 0, "cuda")
         with CheckedCalls(keep):
             steps.run()
+    grouped_in_float8(keep)
     weight = torch.empty(8, device="meta")
     lists = [[torch.empty_like(weight)] for _ in range(4)]
     numbers = {
@@ -103,8 +151,33 @@ def off_its_load(rng: random.Random, x: Tensor) -> Tensor:
     return wide[..., :-1]
 
 
+def first_of(plant: Callable[[random.Random, Tensor], Tensor]) -> Callable[[random.Random, Any], Any]:
+    """A list with another first tensor."""
+    return lambda rng, tensors: [plant(rng, tensors[0]), *tensors[1:]]
+
+
+def without_its_last(rng: random.Random, x: Tensor) -> Tensor:
+    """A row or an element less."""
+    return x[:-1] if x.ndim else torch.empty(2, dtype=x.dtype, device="meta")
+
+
 ATTENTION = "aten::_scaled_dot_product_efficient_attention"
-PLANTS: list[tuple[str, str, Callable[[random.Random, Tensor], Tensor]]] = [
+CAUSAL = "aten::_scaled_dot_product_flash_attention"
+SCALED, GROUPED, NORMS = "aten::_scaled_mm_v2", "aten::_scaled_grouped_mm_v2", "aten::_foreach_norm.Scalar"
+PLANTS: list[tuple[str, str, Callable[[random.Random, Any], Any]]] = [
+    (CAUSAL, "query", of_another_number), (CAUSAL, "value", turned), (CAUSAL, "key", lambda rng, x: x[..., :-1]),
+    (f"{CAUSAL}_backward", "grad_out", of_another_number), (f"{CAUSAL}_backward", "out", turned),
+    (SCALED, "self", of_another_number), (SCALED, "self", turned), (SCALED, "mat2", lambda rng, x: x.contiguous()),
+    (SCALED, "mat2", lambda rng, x: x[:, :-1]), (SCALED, "scale_a", first_of(of_another_number)),
+    (SCALED, "scale_b", first_of(lambda rng, x: torch.empty(3, 7, device="meta"))),
+    (SCALED, "recipe_b", lambda rng, recipes: [ScalingType.BlockWise1x32.value]),
+    (GROUPED, "self", of_another_number), (GROUPED, "self", lambda rng, x: x[:0]),
+    (GROUPED, "mat2", lambda rng, x: x.contiguous()), (GROUPED, "offs", lambda rng, x: x.long()),
+    (GROUPED, "scale_a", first_of(without_its_last)), (GROUPED, "scale_b", first_of(without_its_last)),
+    (GROUPED, "out_dtype", lambda rng, number: torch.float32), (GROUPED, "recipe_a", lambda rng, recipes: [0]),
+    (NORMS, "ord", lambda rng, order: 3), (NORMS, "self", first_of(of_another_number)),
+    (NORMS, "self", first_of(lambda rng, x: x[:0])),
+    (NORMS, "self", first_of(lambda rng, x: torch.empty(8, dtype=x.dtype, device="meta")[::2])),
     (ATTENTION, "query", of_another_number), (ATTENTION, "value", of_another_number), (ATTENTION, "key", turned),
     (ATTENTION, "attn_bias", off_its_load),
     (f"{ATTENTION}_backward", "grad_out_", turned), (f"{ATTENTION}_backward", "logsumexp", off_its_load),

@@ -11,18 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.cli.main import cli
-from shardwright.config import catalog
 from shardwright.config.base import PlanError
 from shardwright.config.software import software_of
-from shardwright.measure.measured_runs.row_checks import row_faults
-from shardwright.measure.measured_runs.row_facts import with_facts
+from shardwright.cost.calibration import shipped
+from shardwright.layers.query import Run
+from shardwright.measure.measured_runs.run_table import TableLine
 from shardwright.measure.measured_runs.runs import measured, read_runs
-from shardwright.measure.measured_runs.software_inference import attention_in
+from shardwright.measure.validate import predict, validate
 from shardwright.report.validation_text import write_rows
 
 TRUTH = Path(__file__).parents[2] / "benchmarks" / "truth"
 ROW = {
-    "id": "mine-1", "source": "ours, Megatron-LM, 2025", "layers": "4", "hidden": "1024", "heads": "8", "ffn": "4096",
+    "id": "mine-1", "software": "megatron-lm@2025", "layers": "4", "hidden": "1024", "heads": "8", "ffn": "4096",
     "seq": "1024", "vocab": "32000", "gpu": "A100-80G", "gpus": "8", "tp": "2", "pp": "1", "mbs": "1", "gbs": "8",
     "precision": "bf16", "step_time_s": "0.5",
 }  # fmt: skip
@@ -40,15 +40,32 @@ def table(rows: Sequence[dict[str, str]], header: Sequence[str] = ()) -> str:
 
 
 def faults_of(path: Path, contents: str | bytes) -> list[str]:
+    """The faults of a table's rows, each behind its place; of the file if it is no table."""
     path.write_bytes(contents if isinstance(contents, bytes) else contents.encode())
-    with pytest.raises(PlanError) as error:
-        read_runs(path)
-    return error.value.faults
+    try:
+        return [f"{row.where}: {fault}" for row in read_runs(path) for fault in row.faults]
+    except PlanError as error:
+        return error.faults
 
 
-@pytest.mark.parametrize("name", ["runs.csv", "oom.csv", "others.csv"])
-def test_no_published_run_is_refused(name: str) -> None:
-    assert all(row.run for row in read_runs(TRUTH / name))
+def row_faults(row: dict[str, str]) -> list[str]:
+    return list(measured(TableLine(2, row)).faults)
+
+
+def run_of(row: dict[str, str]) -> Run:
+    run = measured(TableLine(2, row)).run
+    assert run is not None
+    return run
+
+
+@pytest.mark.parametrize(
+    ("name", "faulty"),
+    [("runs.csv", ["sc21-023"]), ("oom.csv", []), ("others.csv", []), ("runs-2026.csv", []), ("playbook.csv", [])],
+)
+def test_published_runs_have_predictions(name: str, faulty: list[str]) -> None:
+    rows = read_runs(TRUTH / name)
+    assert all(row.run for row in rows)
+    assert [row.id for row in rows if row.faults] == faulty
 
 
 @pytest.mark.parametrize(
@@ -63,14 +80,14 @@ def test_no_published_run_is_refused(name: str) -> None:
         ({"tp": "3"}, "tp 3 x pp 1 = 3 ranks, and gpus is 8"),
         ({"recompute": "nonsense"}, "recompute is 'nonsense'; "),
         ({"schedule": "1f2b"}, "schedule is '1f2b'; did you mean 1f1b"),
-        ({"precision": "banana"}, "precision is 'banana'; there are: nvfp4"),
+        ({"precision": "banana"}, "precision is 'banana'; there are: fp32"),
         ({"layers": "-4"}, "layers is '-4'; give a whole number from 1"),
         ({"layers": "1e9"}, "layers = 1000000000: it should be less than or equal to"),
         ({"layers": "4.5"}, "layers is '4.5'; give a whole number"),
         ({"mfu": "0"}, "mfu is '0'; give a number from"),
         ({"mfu": "45"}, "mfu is '45', and it is a share of the peak: write 0.45 for 45 %"),
         ({"step_time_s": "nan"}, "step_time_s is 'nan'; give a number from"),
-        ({"notes": "head_dim 999999999999999999999999"}, "head_dim is '999999999999999999999999'; give a whole number"),
+        ({"head_dim": "999999999999999999999999"}, "head_dim is '999999999999999999999999'; give a whole number"),
         ({"gbs": "7"}, "gbs 7 does not split into dp 4"),
         ({"zero_stage": "4"}, "zero_stage is '4'; give a whole number from 0 to 3"),
         (EXPERTS | {"topk": "9"}, "topk 9 is more than experts 8"),
@@ -80,7 +97,7 @@ def test_no_published_run_is_refused(name: str) -> None:
     ],
 )
 def test_a_row_that_could_not_have_run(said: dict[str, str], fault: str) -> None:
-    found = row_faults(with_facts(ROW | said))
+    found = row_faults(ROW | said)
     assert any(one.startswith(fault) for one in found), found
 
 
@@ -97,14 +114,14 @@ def test_a_row_that_could_not_have_run(said: dict[str, str], fault: str) -> None
     ],
 )
 def test_a_row_that_could(said: dict[str, str]) -> None:
-    assert row_faults(with_facts(ROW | said)) == []
+    assert row_faults(ROW | said) == []
 
 
 @given(st.dictionaries(st.sampled_from([*ROW, "notes", "mfu", "vp", "experts"]), st.text(max_size=12), max_size=4))
 def test_whatever_a_row_says_is_a_fault_or_a_row(said: dict[str, str]) -> None:
-    row = ROW | said
-    if not row_faults(with_facts(row)):
-        assert measured(row).run or measured(row).reason
+    row = measured(TableLine(2, ROW | said))
+    (predicted,) = predict([row], shipped())
+    assert predicted.time or predicted.reason
 
 
 # --- the table ---
@@ -118,13 +135,63 @@ def test_every_fault_has_its_line(tmp_path: Path) -> None:
         ROW | {"id": "mine-4", "mbs": "x"},
     ]
     found = faults_of(tmp_path / "t.csv", table(rows) + "mine-5,short\n")
-    assert found[0].startswith("line 7, mine-5: it has 2 fields, and the header")
-    assert found[1].startswith("line 3, mine-2: layers is '-4'")
-    assert found[2].startswith("line 6, mine-4: mbs is 'x'")
-    many = table([ROW | {"id": f"mine-{n}", "layers": "0"} for n in range(300)])
+    assert found[0].startswith("line 3, mine-2: layers is '-4'")
+    assert found[1].startswith("line 6, mine-4: mbs is 'x'")
+    assert found[2].startswith("line 7, mine-5: it has 2 fields, and the header")
+    many = table([ROW, *(ROW | {"id": f"mine-{n}", "layers": "0"} for n in range(2, 302))])
     assert len(faults_of(tmp_path / "t.csv", many)) == 300
-    text = str(CliRunner().invoke(cli, ["validate", str(tmp_path / "t.csv")]).exception)
-    assert "300 faults" in text and "... and 280 more" in text and text.count("\n") == 21
+    done = CliRunner().invoke(cli, ["validate", str(tmp_path / "t.csv")])
+    assert done.exit_code == 0  # one row is predicted
+    assert "1 of 301 rows predicted" in done.output and "... and 280 more; --json lists all" in done.output
+
+
+PUBLISHED = {
+    row["id"]: row for row in csv.DictReader(io.StringIO((TRUTH / "runs.csv").read_text())) if row["id"] in {
+        "sc21-002", "sc21-005", "kor22-001", "simumax-001",
+    }
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("damage", "fault", "has_prediction"),
+    [
+        ({"mfu": "0.0"}, "mfu is '0.0'; give a number from 1e-12", True),
+        ({"tflops_per_gpu": "0.0", "mfu": ""}, "tflops_per_gpu is '0.0'; give a number", True),
+        ({"gpus": "63"}, "dp 32 x tp 2 x pp 1 x cp 1 = 64 ranks, and gpus is 63", True),
+        (
+            {"schedule": "interleaved", "vp": "7", "pp": "2", "dp": "16"},
+            "layers 30 do not divide into pp 2 x vp 7",
+            True,
+        ),
+        ({"schedule": "zb-v", "pp": "2", "dp": "16", "gbs": "496"}, "gbs 496 does not split into dp 16", True),
+        ({"heads": "37"}, "hidden 3072 does not split into 37 heads", True),
+        ({"mbs": ""}, "it does not say mbs, and mbs 1 is assumed", True),
+        ({"gbs": ""}, "it does not say gbs, and one microbatch a replica, gbs 512 is assumed", True),
+        ({"layers": "-4"}, "layers is '-4'", False),
+        ({"recompute": "some"}, "recompute is 'some'", False),
+    ],
+)
+def test_one_bad_row_is_scored_apart_and_the_others_as_before(
+    tmp_path: Path, damage: dict[str, str], fault: str, has_prediction: bool
+) -> None:
+    good = [row for name, row in PUBLISHED.items() if name != "sc21-002"]
+    (tmp_path / "good.csv").write_text(table(good))
+    (tmp_path / "all.csv").write_text(table([PUBLISHED["sc21-002"] | damage, *good]))
+    alone, together = (validate(tmp_path / f"{name}.csv", None) for name in ("good", "all"))
+    assert together["apart"]["faults"][0]["fault"].startswith(fault)
+    assert together["apart"]["faults"][0]["where"] == "line 2, sc21-002"
+    assert together["apart"]["rows"] == 1
+    assert (together["predictions"][0].get("predicted_s", 0) > 0) == has_prediction
+    assert together["predictions"][1:] == alone["predictions"]
+    assert together["median_ape"] == alone["median_ape"]
+
+
+def test_of_rows_with_one_id_the_first_counts(tmp_path: Path) -> None:
+    rows = list(PUBLISHED.values())
+    (tmp_path / "t.csv").write_text(table([*rows, rows[0]]))
+    scores = validate(tmp_path / "t.csv", None)
+    assert [entry["where"] for entry in scores["apart"]["faults"]] == ["line 6, " + rows[0]["id"]]
+    assert scores["predicted"] == len(rows) + 1 and scores["apart"]["rows"] == 1
 
 
 @pytest.mark.parametrize(
@@ -134,15 +201,18 @@ def test_every_fault_has_its_line(tmp_path: Path) -> None:
             table([ROW], [name for name in ROW if name != "gpu"]),
             "line 1: the header has no column 'gpu'; did you mean gpus",
         ),
-        (table([ROW]) + 'mine-2,"never closed\n', "line 3: a quote that opens here is never closed"),
-        (table([ROW | {"source": "x" * 131_073}]), "line 2: a field has more than 131,072 characters"),
+        (table([ROW]) + 'mine-2,"never closed\n', "line 3, without id: a quote that opens here is never closed"),
+        (table([ROW | {"source": "x" * 131_073}]), "line 2, without id: a field has more than 131,072 characters"),
         (
             table([ROW]) + "1," * 30 + "\n",
             "line 3, 1: it has 31 fields, and the header 16: there are more than columns",
         ),
         (table([ROW, ROW]), "line 3, mine-1: line 2 has the same id; give one of them another"),
-        (table([ROW | {"id": " "}]), "line 2: the row has no id"),
-        (table([ROW | {"id": "a\x07\u202eb"}]), r"line 2: id 'a\x07\u202eb' has characters that can't be printed"),
+        (table([ROW | {"id": " "}]), "line 2, without id: the row has no id"),
+        (
+            table([ROW | {"id": "a\x07\u202eb"}]),
+            r"line 2, a\x07\u202eb: id 'a\x07\u202eb' has characters that can't be printed",
+        ),
         ("", "is not a table of measured runs: it needs a header"),
         ("a,b\n1,2\n", "is not a table of measured runs: it needs a header"),
         (table([]) + "id,layers,hidden,gpu\n", "is a header without rows"),
@@ -160,79 +230,108 @@ def test_what_is_no_table(tmp_path: Path, contents: str | bytes, fault: str) -> 
 def test_a_byte_order_mark_is_no_column(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text(table([ROW]), encoding="utf-8-sig")
     (row,) = read_runs(tmp_path / "t.csv")
-    assert row.run is not None
+    assert row.run is not None and not row.faults
 
 
 # --- facts ---
 
 
-@pytest.mark.parametrize(
-    ("said", "kernel"),
-    [
-        ("no flash attention", "none"), ("without FlashAttention-2", "none"),
-        ("did not yet use flash_attention", "none"),
-        ("FlashAttention not used", "none"), ("flash attention: off", "none"), ("non-flash-attention", "none"),
-        ("w/o FlashAttention", "none"), ("FlashAttention = False", "none"), ("flash attention disabled; tp 2", "none"),
-        ("FlashAttention", "flash1"), ("flash_attention2", "flash2"), ("FlashAttention v3", "cudnn"),
-        ("FlashAttention; no sequence parallel", "flash1"), ("no dropout with FlashAttention", "flash1"),
-        ("FlashAttention-2, arXiv 2307.08691: no FlashAttention", "none"), ("not sharded; flash attention 2", "flash2"),
-        ("fused softmax", ""),
-    ],
-)  # fmt: skip
-def test_attention_in_prose(said: str, kernel: str) -> None:
-    assert attention_in(said) == kernel
-
-
 def software(**said: str) -> str:
-    run = measured(ROW | said).run
-    assert run is not None
-    return run.software
+    return run_of(ROW | said).software
 
 
-def test_a_sweep_without_flash_attention_is_priced_without() -> None:
+def test_a_kernel_of_attention_that_a_column_says() -> None:
     assert software() == "large-2024"
-    assert software(notes="no flash attention") == "large-2024+softmax"
-    assert software(notes="no flash attention", attention="flash2") == "large-2024+flash2"  # a column holds
-    assert software(attention="torch") == "large-2024+torch"
-    assert software(source="JAX, 2025", attention="fused-softmax") == "xla+softmax"
-
-
-def test_software_is_read_from_its_column() -> None:
-    assert software(software="internevo") == "internevo"
-    assert software(software="megatron-lm@2021-04") == "megatron-2022"
-    assert software(software="jax") == "xla"
-    assert software(software="fsdp@2023-03", notes="Megatron-DeepSpeed is slower") == "fsdp-2023"
-
-
-def test_every_pattern_of_software_can_match() -> None:
-    """A backslash too many in a literal string of TOML makes a pattern that nothing has."""
-    assert software(source="JAX on GPUs") == "xla"
-    for name in catalog.names("software"):
-        assert not any("\\\\" in pattern for pattern in software_of(name).matches), name
-
-
-def test_facts_come_from_columns_before_notes() -> None:
-    notes = "head_dim 64; MLA q_lora 96, kv_lora 32; etp 2; zero1=4"
-    row = with_facts(ROW | {"notes": notes, "head_dim": "256", "expert_tp": "1"})
-    assert [row[name] for name in ("head_dim", "q_rank", "kv_rank", "expert_tp", "shard_group")] == [
-        "256", "96", "32", "1", "4",
-    ]  # fmt: skip
-    run = measured(ROW | EXPERTS | {"expert_tp": "2", "ep": "2", "grads": "bf16"}).run
-    assert run is not None
-    assert (run.grid.expert_tp, run.grid.gradient_bytes, run.grid.reduce_bytes) == (2, 2, 2)
+    assert software(attention="fused-softmax") == "large-2024+softmax"
+    assert software(attention="flash3") == "large-2024"  # cuDNN's, which it has
+    assert software(software="jax@2025-01", attention="fused-softmax") == "xla+softmax"
 
 
 @pytest.mark.parametrize(
-    ("source", "precision", "gradient_bytes"),
-    [("Megatron-DeepSpeed", "bf16", 4), ("Megatron-DeepSpeed", "fp16", 2), ("arXiv 2205.05198", "bf16", 4)],
+    ("column", "name"),
+    [
+        ("internevo", "internevo"),
+        ("megatron-lm@2021-04", "megatron-2021"),
+        ("megatron-lm@2022-11", "flash-2023"),
+        ("megatron-lm@2022", "megatron-2022"),
+        ("megatron-lm", "large-2024"),
+        ("megatron-lm@v0.5", "large-2024"),
+        ("megatron-deepspeed@2022-02", "megatron-deepspeed"),
+        ("megatron-deepspeed@2023-12", "large-2024"),
+        ("jax@2022-04", "xla-2021"),
+        ("fsdp@2023-03", "fsdp-2023"),
+        ("hai-llm@2024-05", "hai-llm-2024"),
+        ("megatron-2022", "megatron-2022"),
+    ],
+)
+def test_software_is_a_generation_of_the_framework_that_a_column_names(column: str, name: str) -> None:
+    assert software(software=column) == name
+
+
+def test_software_that_is_compiled() -> None:
+    assert software(software="torchtitan@2024-12") == "torchtitan"
+    assert software(software="torchtitan@2024-12", compiled="1") == "torchtitan-compile"
+    assert software(software="torchtitan@2025-06", compiled="1") == "torchtitan-2025"
+
+
+def test_overlap_that_a_column_says_is_added() -> None:
+    assert software(software="megatron-core", overlap="dp a2a") == "megatron-core+overlap-dp+overlap-a2a"
+    assert software_of("megatron-core+overlap-dp").reduce_overlap
+    assert software(software="nemo", overlap="dp") == "nemo"  # which overlaps it anyway
+
+
+@pytest.mark.parametrize("plan", [{}, {"tp": "1", "zero_stage": "3"}, {"pp": "2", "zero_stage": "1", "sp": "1"}])
+@pytest.mark.parametrize(
+    ("columns", "name"),
+    [
+        ({"date": "2021-04"}, "megatron-2021"),
+        ({"date": "2023-02"}, "flash-2023"),
+        ({}, "flash-2023"),  # an A100
+        ({"gpu": "H100"}, "large-2024"),
+        ({"gpu": "V100-32G", "precision": "fp16"}, "megatron-2021"),
+        ({"gpu": "TPU v4", "date": "2022-04"}, "xla-2021"),
+        ({"software": "abacus@2022-06"}, "megatron-2022"),
+    ],
+)
+def test_the_usual_software_does_not_depend_on_the_plan(
+    plan: dict[str, str], columns: dict[str, str], name: str
+) -> None:
+    row = measured(TableLine(2, ROW | {"software": ""} | plan | columns))
+    assert row.run is not None and row.run.software == name
+    assert not row.knows_software
+
+
+def test_texts_change_no_prediction() -> None:
+    texts = {"notes": "JAX; no FlashAttention; head_dim 64; etp 2; nvidia-smi", "source": "DeepSpeed, 2019"}
+    rows = [measured(TableLine(2, ROW | said)) for said in (texts, {})]
+    assert rows[0].run == rows[1].run and rows[0].sees_device == rows[1].sees_device
+
+
+def test_a_prediction_without_software_has_a_wider_range() -> None:
+    named, unnamed = predict(
+        [measured(TableLine(2, ROW | {"software": name})) for name in ("large-2024", "")], shipped()
+    )
+    widths = [p.range_s[1] / p.range_s[0] for p in (named, unnamed)]
+    assert widths[0] < widths[1]
+
+
+def test_number_types_and_experts_that_columns_say() -> None:
+    run = run_of(ROW | EXPERTS | {"expert_tp": "2", "ep": "2", "grads": "bf16", "moments": "bf16"})
+    grid = run.grid
+    assert (grid.expert_tp, grid.gradient_bytes, grid.reduce_bytes, grid.moment_bytes) == (2, 2, 2, 2)
+    assert run_of(ROW | {"layers_run": "2"}).shape.layers == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "gradient_bytes"),
+    [("megatron-deepspeed", "bf16", 4), ("megatron-deepspeed", "fp16", 2), ("megatron-2022", "bf16", 4)],
 )
 def test_gradients_are_added_up_in_float32_where_bf16_will_not_do(
-    source: str, precision: str, gradient_bytes: int
+    name: str, precision: str, gradient_bytes: int
 ) -> None:
     from shardwright.cost.calibration import software_under
 
-    run = measured(ROW | {"source": source, "precision": precision}).run
-    assert run is not None
+    run = run_of(ROW | {"software": f"{name}@2022-06", "precision": precision})
     under = software_under(run)
     assert (under.gradient_bytes, under.reduce_bytes) == (gradient_bytes, gradient_bytes)
 

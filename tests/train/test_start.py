@@ -21,7 +21,7 @@ from shardwright.parallel.comm.process_groups import StandIns
 from shardwright.parallel.comm.transport import DryTransport
 from shardwright.parallel.tensor import initial_values
 from shardwright.parallel.tensor.initial_values import initial_box
-from shardwright.parallel.zero.unit_setting import NUMBERS
+from shardwright.parallel.zero.unit_setting import dtype_of
 from shardwright.sharding.parameter_shard import ParameterShard
 from shardwright.train.build import Replica, build, job_mesh
 from support.cases import small_job
@@ -156,4 +156,4 @@ def test_nothing_is_computed_that_is_not_kept(zero: int, compute: str, monkeypat
     assert max(number for _, _, number in asked) <= (largest if zero < 3 else largest / dp * 1.1)
     # Three buffers of a block, tables of lines and what they are made in, keys of rows, columns.
     assert trace.peak_bytes - kept_bytes < 3.5 * 2**20 < 4 * largest
-    assert replica.shards[0].units[0].value_shard.dtype == NUMBERS[compute]
+    assert replica.shards[0].units[0].value_shard.dtype == dtype_of(compute)

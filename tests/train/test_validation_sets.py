@@ -82,7 +82,7 @@ def best_is_kept(mesh: Mesh, job: JobSpec, folder: Path, losses: list[float]) ->
     """A run whose losses on a set are these, step after step."""
     mine = iter(losses)
 
-    def measure(sets: HeldOutSets, replica: Any, mesh: Mesh, step: int, names: Any) -> dict[str, float | None]:
+    def measure(sets: HeldOutSets, replica: Any, step: int, names: Any) -> dict[str, float | None]:
         sets.step, sets.losses = step, {name: next(mine) if name == "same" else 9.0 for name in names}
         return sets.losses
 

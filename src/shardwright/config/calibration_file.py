@@ -67,4 +67,5 @@ class CalibrationSpec(Spec):
     )
     low: Factor = Field(0.9, description="Measured over predicted seconds: a tenth of all runs is below.")
     high: Factor = Field(1.1, description="And a tenth above.")
-    num_fitted: Half = Field(0.0, description="How many constants were fitted.")
+    unnamed_low: Factor = Field(0.8, description="As low, of runs of which nothing says what software they had.")
+    unnamed_high: Factor = Field(1.25, description="And as high.")

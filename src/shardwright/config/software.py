@@ -37,11 +37,14 @@ class SoftwareSpec(Spec):
         "numbers here, where a job says all that it takes.",
     )
     source: str = Field(description="Where these facts are from.")
-    matches: tuple[str, ...] = Field(
-        (), description="Patterns by which the text about a run tells that it used this software."
+    frameworks: tuple[str, ...] = Field(
+        (), description="Names by which people call it; generations of one framework share one."
     )
-    precedence: Annotated[int, Field(ge=-largest.WORKSPACES, le=largest.WORKSPACES)] = Field(
-        0, description="Of several that match, the one with the highest is taken."
+    since: Annotated[str, Field(pattern=r"^(20\d\d-(0[1-9]|1[0-2]))?$")] = Field(
+        "", description="Month from which its framework was this generation, as 2023-10."
+    )
+    compiled: bool | None = Field(
+        None, description="Whether its blocks are compiled, where its framework is used with and without."
     )
     calibration: str = Field("", description="Name of the calibration with constants of its own, if it has some.")
     attention: KernelName = Field(
@@ -178,6 +181,15 @@ class SoftwareSpec(Spec):
     moment_bytes: Literal[2, 4] = Field(
         4, description="Bytes of each of an optimizer's moments, where a job does not say them."
     )
+    gradient_buckets: Literal[0, 2] = Field(
+        0,
+        description="Bytes by element of buckets in which gradients wait for those of other replicas, beside the "
+        "gradients that are added up.",
+    )
+    bucket_mib: Number = Field(
+        0.0,
+        description="MiB of parameters whose gradients are reduced together, in runs that do not say; 0 is all.",
+    )
     bf16_gradient_bytes: Literal[0, 2, 4] = Field(
         0,
         description="Both of these where products are in bfloat16, whose 8 bits many will not add up in; 0 is as in "
@@ -228,6 +240,10 @@ class SoftwareSpec(Spec):
         False,
         description="A token crosses the network once for each domain that has experts for it, not for each expert.",
     )
+    stages_by_cost: bool = Field(
+        False,
+        description="Blocks are divided over stages by the size of their products, the head among them, not by number.",
+    )
     schedules: tuple[ScheduleName, ...] | None = Field(
         None,
         description="Schedules of a pipeline that it has. It is left out where that is not known, as are the fields "
@@ -261,15 +277,43 @@ class SoftwareSpec(Spec):
 
 @lru_cache(maxsize=64)
 def software_of(name: str) -> SoftwareSpec:
-    """Software by its catalog name or TOML file. NAME+ATTENTION is a catalog entry with another attention kernel."""
+    """Software by its catalog name or TOML file. NAME+CHANGE+... is a catalog entry with another attention kernel, or
+    with more overlap (overlap-tp, overlap-dp, overlap-pp, overlap-a2a)."""
     if catalog.is_file(name) or "+" not in name:
         return read_entry("software", name, SoftwareSpec)
-    name, _, kernel = name.partition("+")
+    name, *changes = name.split("+")
     software = read_entry("software", name, SoftwareSpec)
-    if kernel not in ATTENTION_KERNELS:
-        raise KeyError(f"there is no attention kernel {kernel!r}; {did_you_mean(kernel, list(ATTENTION_KERNELS))}")
-    facts = ATTENTION_KERNELS[kernel]
-    fields: dict[str, object] = {"attention": kernel, "causal": not facts.keeps_scores}
-    if facts.keeps_scores and "softmax" not in software.model_fields_set:
-        fields["softmax"] = facts.softmax
+    fields: dict[str, object] = {}
+    for change in changes:
+        if change.startswith("overlap-") and (axis := change.removeprefix("overlap-")) in OVERLAPS:
+            fields |= dict.fromkeys(OVERLAPS[axis], True)
+            continue
+        if change not in ATTENTION_KERNELS:
+            known = [*ATTENTION_KERNELS, *(f"overlap-{axis}" for axis in OVERLAPS)]
+            raise KeyError(f"there is no attention kernel {change!r}; {did_you_mean(change, known)}")
+        facts = ATTENTION_KERNELS[change]
+        fields |= {"attention": change, "causal": not facts.keeps_scores}
+        if facts.keeps_scores and "softmax" not in software.model_fields_set:
+            fields["softmax"] = facts.softmax
     return software.model_copy(update=fields)
+
+
+# The fields that say whether the communication of an axis is overlapped; a2a is of experts.
+OVERLAPS = {
+    "tp": ("tensor_overlap",),
+    "dp": ("reduce_overlap", "gather_overlap"),
+    "pp": ("message_overlap",),
+    "a2a": ("expert_overlap",),
+}
+
+
+def generation_of(framework: str, month: str, is_compiled: bool = False) -> str:
+    """The catalog name of a framework's generation in a month such as 2023-10, without a month of the newest. Software
+    may be named by its catalog name, too. Nothing if the catalog does not describe it."""
+    specs = [spec for name in catalog.names("software") if framework in (spec := software_of(name)).frameworks]
+    if not specs:
+        return framework if framework in catalog.names("software") else ""
+    specs = [spec for spec in specs if spec.compiled in (is_compiled, None)] or specs
+    generations = sorted((spec.since, spec.name) for spec in specs)
+    before = [name for since, name in generations if not month or since <= month]
+    return before[-1] if before else generations[0][1]

@@ -106,14 +106,14 @@ class MemoryTrace(TorchDispatchMode):
         return Origin(str(self._running), line_of_ours())
 
 
-def line_of_ours(beside: str = "") -> str:
-    """The line of this package, outside of `measure` and of the file `beside`, that called the running code:
+def line_of_ours(passed_over: str = "") -> str:
+    """The line of this package, outside of `measure` and of the file `passed_over`, that called the running code:
     "train/build.py:12"."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        is_ours = name.startswith(_SOURCE) and not name.startswith(_HERE)
-        if is_ours and name[len(_SOURCE) + 1 :] != beside:
-            return f"{name[len(_SOURCE) + 1 :]}:{frame.f_lineno}"
+        path = name[len(_SOURCE) + 1 :]
+        if name.startswith(_SOURCE) and not name.startswith(_HERE) and path != passed_over:
+            return f"{path}:{frame.f_lineno}"
         frame = frame.f_back
     return ""

@@ -2,7 +2,8 @@
 
 Tier A is the headline. If newer software repeats a plan, only the latest row counts; a plan group weighs 1, and each
 family of runs weighs the same. Three scores stand next to it: a baseline with one constant efficiency, the constants
-fitted without each family, and the predictions that known plans fit or not.
+fitted without each family, and the predictions that known plans fit or not. Rows that lack a part of their plan or
+contradict themselves count in none of them: they are listed with their faults and scored apart.
 """
 
 import math
@@ -11,10 +12,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from shardwright.cost.calibration import Constants, device_of, left_out, shipped
 from shardwright.layers.query import Run
+from shardwright.measure.measured_runs.row_facts import FACT_COLUMNS
 from shardwright.measure.measured_runs.runs import Measured, read_runs
 from shardwright.measure.measured_runs.score import kendall_tau, percentile, share_within, weighted_mean, weights_of
+from shardwright.measure.number_counts import number_counts
 from shardwright.memory.rank_estimate import rank_memory
 from shardwright.simulate.batch_pricing import Price, prices
 from shardwright.simulate.closed_form import StepTime
@@ -22,7 +27,6 @@ from shardwright.simulate.closed_form import StepTime
 GB = 1e9
 # The baseline assumes this share of the peak for all executed FLOPs, with recomputation.
 BASELINE_EFFICIENCY = 0.5
-RANKED = ("aleph", "bloom", "zb")  # families of runs that sweep the plans of one model
 
 
 @dataclass(frozen=True)
@@ -40,12 +44,44 @@ class Predicted:
         """Predicted over measured seconds; 0 if one is missing."""
         return self.time.total / self.row.step_s if self.time and self.row.step_s else 0.0
 
+    @property
+    def range_s(self) -> tuple[float, float]:
+        """Seconds between which four of five steps lie. It is wider if nothing says what software ran."""
+        assert self.time is not None, "only what was predicted has a range"
+        if self.row.knows_software:
+            return float(self.time.low), float(self.time.high)
+        low, high = (shipped()[f"common.unnamed_{end}"] for end in ("low", "high"))
+        return float(self.time.total * low), float(self.time.total * high)
+
+
+# Errors of a plan that contradicts itself, whose arithmetic may come to nothing anywhere.
+_OF_CONTRADICTIONS = (ArithmeticError, AssertionError, IndexError, TypeError)
+
 
 def predict(rows: Sequence[Measured], constants: Constants) -> list[Predicted]:
     """Time and memory of each row; a row that can't be predicted has a reason.
 
-    A row that does not state its recomputation is assumed to recompute the least that fits, or all.
+    A row that does not state its recomputation is assumed to recompute the least that fits, or all. A row with faults
+    is predicted by itself, so that no other row's prediction depends on it.
     """
+    sound = iter(_predict([row for row in rows if not row.faults], constants))
+    return [_predict_faulty(row, constants) if row.faults else next(sound) for row in rows]
+
+
+def _predict_faulty(row: Measured, constants: Constants) -> Predicted:
+    """The prediction of a row with faults, if it comes to one."""
+    try:
+        with np.errstate(all="ignore"):
+            (predicted,) = _predict([row], constants)
+    except _OF_CONTRADICTIONS as error:
+        return Predicted(row, None, 0.0, None, reason=f"its plan has no price: {error}")
+    seconds = predicted.time.total if predicted.time else 1.0
+    if not (0 < seconds < math.inf and 0 <= predicted.memory_gb < math.inf):
+        return Predicted(row, None, 0.0, None, reason="its plan has no price")
+    return predicted
+
+
+def _predict(rows: Sequence[Measured], constants: Constants) -> list[Predicted]:
     priced = _priced({n: row.run for n, row in enumerate(rows) if row.run}, constants)
     is_fitting = {n: _fits(rows[n], price) for n, price in priced.items() if not isinstance(price, str)}
     runs = {n: rows[n].run for n in is_fitting}
@@ -64,7 +100,7 @@ def predict(rows: Sequence[Measured], constants: Constants) -> list[Predicted]:
         if isinstance(price, str) or run is None:
             predictions.append(Predicted(row, None, 0.0, None, reason=str(price)))
             continue
-        memory = rank_memory(run, constants)[-1] if row.of_last_rank else price.memory
+        memory = price.memory if row.memory_rank is None else rank_memory(run, constants)[row.memory_rank]
         memory_bytes = memory.process if row.sees_device else memory.total
         predictions.append(Predicted(row, price.time, float(memory_bytes) / GB, is_fitting[n], reason=""))
     return predictions
@@ -88,25 +124,49 @@ def _fits(row: Measured, price: Price | str) -> bool:
 def validate(runs: Path, out_of_memory: Path | None) -> dict[str, Any]:
     """All scores."""
     constants = shipped()
-    rows = predict(read_runs(runs), constants)
+    measurements = read_runs(runs)
+    every_row = predict(measurements, constants)
+    rows = [p for p in every_row if not p.row.faults]
     headline = [p for p in rows if p.ratio and p.row.tier == "A" and p.row.is_latest]
     tier_b = [p for p in rows if p.ratio and p.row.tier == "B" and p.row.is_latest]
-    scores: dict[str, Any] = {"rows": len(rows), "predicted": sum(p.time is not None for p in rows)}
+    scores: dict[str, Any] = {"rows": len(every_row), "predicted": sum(p.time is not None for p in every_row)}
     scores |= summary(headline, lambda p: p.ratio)
     scores["by_family"] = _by(headline, lambda p: p.row.family)
     scores["by_device"] = _by(headline, lambda p: p.row.device)
     scores["tier_b"] = summary(tier_b, lambda p: p.ratio) | {"by_family": _by(tier_b, lambda p: p.row.family)}
     scores["baseline"] = summary(headline, _baseline_ratio)
+    scores["baseline"].pop("in_range", None)  # it has none
     scores["memory_mape"], scores["memory_by_family"] = _memory(rows)
     out_of_memory_rows = predict(read_runs(out_of_memory), constants) if out_of_memory else []
-    scores["fit"] = _fit(rows, out_of_memory_rows)
+    failing = [p for p in rows if p.row.ran_out] + [p for p in out_of_memory_rows if not p.row.faults]
+    scores["fit"] = _fit([p for p in rows if not p.row.ran_out], failing)
     ranked = [p for p in rows if p.ratio and p.row.tier in "AB" and p.row.is_latest]
     scores["order"] = ranking_quality([(p.row, p.ratio * p.row.step_s) for p in ranked])
     scores["cross_validated"] = _cross_validated(headline)
-    scores["fitted_constants"] = int(constants["common.num_fitted"])
+    scores["numbers"] = number_counts(measurements)
+    scores["unnamed_software"] = sum(not p.row.knows_software for p in every_row)
+    scores["missing_columns"] = [name for name in FACT_COLUMNS if not any(name in row.columns for row in measurements)]
     scores["not_predicted"] = {p.row.id: p.reason for p in rows if p.time is None}
-    scores["predictions"] = [_output_row(p) for p in rows]
+    scores["apart"] = _apart(every_row) | {"faults": _faults(runs, every_row)}
+    if out_of_memory:
+        scores["apart"]["faults"] += _faults(out_of_memory, out_of_memory_rows)
+    scores["predictions"] = [_output_row(p) for p in every_row]
     return scores
+
+
+def _apart(rows: Sequence[Predicted]) -> dict[str, Any]:
+    """Scores of the rows with faults, of every tier, as far as they have a prediction."""
+    faulty = [p for p in rows if p.row.faults]
+    return {"rows": len(faulty)} | summary([p for p in faulty if p.ratio], lambda p: p.ratio)
+
+
+def _faults(table: Path, rows: Sequence[Predicted]) -> list[dict[str, Any]]:
+    """The faults of a table's rows, each with its place."""
+    return [
+        {"table": table.name, "line": p.row.line, "id": p.row.id, "where": p.row.where, "fault": fault}
+        for p in rows
+        for fault in p.row.faults
+    ]
 
 
 def summary(rows: list[Predicted], ratio: Callable[[Predicted], float]) -> dict[str, float]:
@@ -124,6 +184,7 @@ def summary(rows: list[Predicted], ratio: Callable[[Predicted], float]) -> dict[
         "within_10_percent": share_within(errors, weights, 0.10),
         "within_15_percent": share_within(errors, weights, 0.15),
         "within_20_percent": share_within(errors, weights, 0.20),
+        "in_range": weighted_mean([float(p.range_s[0] <= p.row.step_s <= p.range_s[1]) for p in rows], weights),
         "median_log": percentile(logs, weights, 0.5),
         "p90_log": percentile(logs, weights, 0.9),
     }
@@ -194,9 +255,9 @@ def ranking_quality(rows: Iterable[tuple[Measured, float]]) -> dict[str, dict[st
         key = (replace(run.shape, heads=1, head_dim=1, kv_heads=1), run.grid.world, run.software, run.grid.global_batch)
         sweeps.setdefault(row.family, {}).setdefault(key, []).append((row.step_s, expected_s))
     scores = {}
-    for family in RANKED:
+    for family, of_family in sorted(sweeps.items()):
         taus, regrets = [], []
-        for sweep in sweeps.get(family, {}).values():
+        for sweep in of_family.values():
             if len(sweep) < 4:
                 continue
             measured, expected = [pair[0] for pair in sweep], [pair[1] for pair in sweep]
@@ -208,6 +269,7 @@ def ranking_quality(rows: Iterable[tuple[Measured, float]]) -> dict[str, dict[st
                 "sweeps": len(taus),
                 "kendall_tau": sum(taus) / len(taus),
                 "regret": sum(regrets) / len(regrets),
+                "worst_regret": max(regrets),
             }
     return scores
 
@@ -234,10 +296,14 @@ def _output_row(p: Predicted) -> dict[str, Any]:
         "predicted_gb": p.memory_gb,
         "fits": p.fits,
         "reason": p.reason,
+        "faults": "; ".join(p.row.faults),
     }
     if p.time:
+        output_row |= dict(zip(("low_s", "high_s"), p.range_s, strict=True))
         output_row |= {"predicted_s": p.time.total, "error": p.ratio - 1 if p.ratio else None} | {
-            f"{name}_s": value for name, value in asdict(p.time).items() if name not in ("total", "mfu", "hfu")
+            f"{name}_s": value
+            for name, value in asdict(p.time).items()
+            if name not in ("total", "mfu", "hfu", "low", "high")
         }
         output_row |= {"mfu": p.time.mfu, "hfu": p.time.hfu}
     return output_row

@@ -241,6 +241,7 @@ def _state(
         values = np.where(stage == 3, FLOAT32 * share, element)
         gradient = np.where(stage == 3, FLOAT32, software.gradient_bytes) * np.where(stage >= 2, share, 1.0)
         updated = np.where(stage == 3, moments, copy + moments + software.step_bytes) * updated_share
+        gradient = gradient + software.gradient_buckets * (grid.replicas > 1)
         if COMPRESSIONS[grid.compress].kept_elements is not None:
             gradient = gradient + FLOAT32 * (grid.replicas > 1)
         parameters = parameters + elements * (values * (1 - grid.offload_parameters))

@@ -22,10 +22,11 @@ _BIAS_OF_BF16_OVER_E4M3 = 127 - 7
 
 def product(a: Quantised, b: Quantised, out_dtype: torch.dtype) -> Tensor:
     """a b^T: [M, C] and [N, C] to [M, N], summed in float32 and rounded once to `out_dtype`."""
-    if a.values.is_meta:  # a dry run: it stands for a device, which needs memory only for the result
+    if has_scaled_product(a, b, out_dtype):
+        return scaled_product(a, b, out_dtype)
+    if a.values.is_meta:  # no emulation in a dry run: it stands for a device, which needs memory only for the result
         return a.values.new_empty((a.values.shape[0], b.values.shape[0]), dtype=out_dtype)
-    multiply = scaled_product if has_scaled_product(a, b, out_dtype) else emulated_product
-    return multiply(a, b, out_dtype)
+    return emulated_product(a, b, out_dtype)
 
 
 def plain_product(a: Quantised, b: Quantised, out_dtype: torch.dtype) -> Tensor:

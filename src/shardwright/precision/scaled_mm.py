@@ -29,7 +29,10 @@ _LEAST_CAPABILITY = {"tensor": (8, 9), "row": (9, 0), "tile": (9, 0)}  # by the 
 
 
 def has_scaled_product(a: Quantised, b: Quantised, out_dtype: torch.dtype = torch.bfloat16) -> bool:
-    """True if the device has this product for operands of these shapes, granularities and dtypes."""
+    """True if the device has this product for operands of these shapes, granularities and dtypes. Tensors without
+    memory stand for those of a Hopper device."""
+    if a.values.device.type == "meta":
+        return _has_right_form(a, b)
     if a.values.device.type != "cuda" or torch.version.hip is not None:
         return False
     capability = torch.cuda.get_device_capability(a.values.device)
@@ -39,6 +42,10 @@ def has_scaled_product(a: Quantised, b: Quantised, out_dtype: torch.dtype = torc
         return False
     if a.granularity == "row" and out_dtype == torch.float32 and (capability[0] != 9 or _cuda_version() < (12, 9)):
         return False
+    return _has_right_form(a, b)
+
+
+def _has_right_form(a: Quantised, b: Quantised) -> bool:
     num_wide = (a.values.dtype, b.values.dtype).count(E5M2)
     most_wide = 0 if a.granularity == "tile" else 1  # torch has tiles only for e4m3
     return has_right_sizes(a, b) and num_wide <= most_wide
@@ -115,14 +122,22 @@ def _cuda_version() -> tuple[int, ...]:
 
 
 def _scales_of_first(a: Quantised) -> Tensor:
-    # Scales of tiles: [M, C / 128], column-major.
-    return a.scales.t().contiguous().t() if a.granularity == "tile" else a.scales
+    return _column_major(a.scales) if a.granularity == "tile" else a.scales
 
 
 def _scales_of_second(b: Quantised) -> Tensor:
     if b.granularity == "block":
-        # [N / 128, C / 128], with the second dim padded to a multiple of 4, and transposed as a view.
-        return functional.pad(b.scales, (0, -b.scales.shape[1] % 4)).t()
-    if b.granularity == "tile":  # [N, C / 128], column-major
-        return b.scales.t().contiguous().t()
+        # [N / 128, C / 128], with the second dim padded to a multiple of 4, and transposed as a view. Those of a
+        # transposed matrix lie in columns, and a padding of nothing leaves them so.
+        return functional.pad(b.scales, (0, -b.scales.shape[1] % 4)).contiguous().t()
+    if b.granularity == "tile":
+        return _column_major(b.scales)
     return b.scales.t() if b.granularity == "row" else b.scales
+
+
+def _column_major(scales: Tensor) -> Tensor:
+    """Scales of tiles, [M, C / 128], with the rows next to each other in memory. torch asks for stride 1 between rows
+    where there is only one, too."""
+    if scales.shape[0] == 1:
+        return scales.contiguous().as_strided(scales.shape, (1, 1))
+    return scales.t().contiguous().t()

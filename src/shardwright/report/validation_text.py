@@ -12,7 +12,7 @@ from shardwright.report.text_columns import aligned
 
 def validation_text(result: Mapping[str, Any]) -> str:
     """The scores as text."""
-    header = ["", "rows", "median", "mean", "bias", "within 10 %", "within 15 %", "within 20 %"]
+    header = ["", "rows", "median", "mean", "bias", "within 10 %", "within 15 %", "within 20 %", "in range"]
     table = [header, _scores("all, tier A", result)]
     table += [_scores(f"  {name}", group) for name, group in result["by_family"].items()]
     table += [_scores(f"  on {name}", group) for name, group in result["by_device"].items()]
@@ -21,24 +21,53 @@ def validation_text(result: Mapping[str, Any]) -> str:
         table += [_scores(f"  {name}", group) for name, group in cross_validated["by_family"].items()]
     if result["tier_b"].get("by_family"):
         table.append(_scores("tier B", result["tier_b"]))
+    if result["apart"]["rows"]:
+        table.append(_scores("apart: rows with faults", result["apart"]))
     table.append(_scores("baseline: 50 % of the peak", result["baseline"]))
     lines = [
-        f"{result['predicted']} of {result['rows']} rows predicted, {result['fitted_constants']} constants fitted. "
-        "Error of the step time:",
+        _columns(result),
+        _numbers(result["numbers"]),
+        f"{result['predicted']} of {result['rows']} rows predicted. Error of the step time:",
         aligned(table),
         _memory(result),
         _order(result["order"]),
     ]
     if missing := result["not_predicted"]:
         lines.append("Not predicted:\n" + "\n".join(f"  {row}: {reason}" for row, reason in missing.items()))
+    lines.append(_faults(result["apart"]["faults"]))
     return "\n\n".join(line for line in lines if line)
+
+
+def _numbers(counts: Mapping[str, int]) -> str:
+    """How many numbers the predictions have at their disposal."""
+    return (
+        f"Numbers behind predictions: {counts['fitted']} constants are fitted, {counts['fitted_to_one_family']} of "
+        f"them to one family; {counts['by_hand']} are set by hand, {counts['by_hand_in_software']} of these in "
+        f"descriptions of software, {counts['software_of_one_family']} in such that one family of the table has alone."
+    )
+
+
+def _columns(result: Mapping[str, Any]) -> str:
+    """The assumptions about software where a table does not name it."""
+    lines = []
+    if missing := result["missing_columns"]:
+        lines.append(
+            f"The table has no column {', '.join(missing)}: no text of a row is read, and the usual is assumed. "
+            "python benchmarks/truth/fill_columns.py IN OUT fills columns from the texts of a table."
+        )
+    if unnamed := result["unnamed_software"]:
+        lines.append(
+            f"{unnamed} of {result['rows']} rows do not name software that the catalog describes "
+            "(config/catalog/software): that of their time is assumed, and their range is wider."
+        )
+    return "\n".join(lines)
 
 
 def _scores(name: str, scores: Mapping[str, Any]) -> list[str]:
     def percent(key: str) -> str:
         return f"{100 * scores[key]:.1f} %" if key in scores else ""
 
-    keys = ("median_ape", "mape", "bias", "within_10_percent", "within_15_percent", "within_20_percent")
+    keys = ("median_ape", "mape", "bias", "within_10_percent", "within_15_percent", "within_20_percent", "in_range")
     rows = str(scores["rows"]) if "rows" in scores and not name.startswith("all") else ""
     return [name, rows, *(percent(key) for key in keys)]
 
@@ -65,10 +94,28 @@ def _memory(result: Mapping[str, Any]) -> str:
 
 def _order(order: Mapping[str, Mapping[str, float]]) -> str:
     parts = [
-        f"{name} {group['kendall_tau']:.2f} and {100 * group['regret']:.1f} % over {group['sweeps']} sweeps"
+        f"{name} {group['kendall_tau']:.2f} and {100 * group['regret']:.1f} %, at worst "
+        f"{100 * group['worst_regret']:.1f} %, over {group['sweeps']} sweeps"
         for name, group in order.items()
     ]
     return "Order of plans within a sweep, Kendall's tau and regret of the best: " + "; ".join(parts) if parts else ""
+
+
+_MOST_FAULTS = 20  # that are listed; --json has all
+
+
+def _faults(faults: Sequence[Mapping[str, Any]]) -> str:
+    """Rows that count in no score but their own, with what is wrong in each."""
+    if not faults:
+        return ""
+    tables = {fault["table"] for fault in faults}
+    lines = [
+        f"  {fault['table'] + ', ' if len(tables) > 1 else ''}{fault['where']}: {fault['fault']}"
+        for fault in faults[:_MOST_FAULTS]
+    ]
+    if len(faults) > _MOST_FAULTS:
+        lines.append(f"  ... and {len(faults) - _MOST_FAULTS} more; --json lists all")
+    return "Scored apart, because of what they lack or contradict:\n" + "\n".join(lines)
 
 
 def write_rows(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:

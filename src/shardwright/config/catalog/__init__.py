@@ -56,6 +56,14 @@ def read_left_out() -> dict[str, dict[str, float]]:
     }
 
 
+def read_fitted() -> dict[str, list[str]]:
+    """fitted.toml: the calibration constants that are fitted, each with the families of runs whose steps it changes."""
+    fitted: dict[str, list[str]] = tomllib.loads(
+        (resources.files(__package__) / "fitted.toml").read_text(encoding="utf-8")
+    )
+    return fitted
+
+
 def read_confidence() -> dict[str, Any]:
     """confidence.toml: the errors of predicted ratios of step times, by the fields that differ between two plans."""
     return tomllib.loads((resources.files(__package__) / "confidence.toml").read_text(encoding="utf-8"))

@@ -17,8 +17,8 @@ from shardwright.config.job import JobSpec
 from shardwright.model.gates.choice import make_gate
 from shardwright.schedule.action import Action, Kind
 
-# The forward pass waits for its number of real tokens, which only experts with room ask for.
-_EXPERTS, _HOST_MEMORY = ("parallel/expert/", "model/gates/", "model/forward_pass.py"), ("parallel/zero/",)
+EXPERT_LINES = ("parallel/expert/", "model/gates/", "model/forward_pass.py")  # the last reads the number of real tokens
+_HOST_MEMORY = ("parallel/zero/",)
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class ExpertPasses:
 def wait_faults(job: JobSpec, waits: Sequence[str], num_steps: int, passes: ExpertPasses) -> list[str]:
     """Faults if the host waited too often in some steps, with the lines at which it waited."""
     lines = Counter(waits)
-    of_experts = {line: count for line, count in lines.items() if line.startswith(_EXPERTS)}
-    of_step = {line: count for line, count in lines.items() if not line.startswith((*_EXPERTS, *_HOST_MEMORY))}
+    of_experts = {line: count for line, count in lines.items() if line.startswith(EXPERT_LINES)}
+    of_step = {line: count for line, count in lines.items() if not line.startswith((*EXPERT_LINES, *_HOST_MEMORY))}
     most_of_step = num_steps * (1 + job.data.separate_documents + bool(job.model.blocks_with_experts))
     by_nodes = job.plan.dispatch == "node-aware"
     # By nodes, the layer also reads the widest choice, and the counts of two trips.

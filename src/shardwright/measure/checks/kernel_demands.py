@@ -2,8 +2,8 @@
 
 The demands are not in an operator's schema: strides that a kernel assumes, alignments, dtypes. Each is listed here with
 its source, for torch 2.11 to 2.14. A step is run dry (train/dry_steps.py), every call of such an operator is bound to
-its schema, and a broken demand is reported with the tensor, its layout and the source. Operators that a dry step does
-not reach, such as products in fp8, are checked by torch's own checks of shapes (precision/scaled_mm.py).
+its schema, and a broken demand is reported with the tensor, its layout and the source. Products in fp8 are those of
+Hopper. Attention is one kernel in a dry run, where torch chooses among three: the demands are those that all share.
 """
 
 import math
@@ -13,17 +13,22 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import ScalingType
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwright.config.job import JobSpec
 from shardwright.train.dry_steps import DrySteps
 
 _NARROW = (torch.float16, torch.bfloat16)
+_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _FLOATS = (torch.float32, *_NARROW)
 _WIDE_BYTES = 16  # bytes of one load of a kernel
 _LSE_ROWS = 32
+_FLOAT8_MULTIPLE, _TILE = 16, 128
+_WIDEST_HEAD = 256
 
 Arguments = Mapping[str, Any]  # by name in the schema
+_Form = tuple[tuple[int, int], tuple[int | None, int | None]]  # the size of scales, and their strides
 
 
 @dataclass(frozen=True)
@@ -90,6 +95,23 @@ def _attention_backward(arguments: Arguments) -> Iterator[str]:
         yield f"logsumexp is not float32 of {rows} rows, padded to {_LSE_ROWS}: {_layout('logsumexp', sums)}"
 
 
+def _causal_attention(arguments: Arguments) -> Iterator[str]:
+    names = ("query", "key", "value")
+    yield from _ends_in_rows(arguments, names)
+    yield from _alike(arguments, names, _FLOATS)
+    query, key, value = (arguments[name] for name in names)
+    if key.shape[:3] != value.shape[:3] or query.shape[1] % key.shape[1]:
+        yield f"heads of query are no multiple of those of key and value: {_layout('key', key)}"
+    if not query.shape[-1] == key.shape[-1] == value.shape[-1] <= _WIDEST_HEAD:
+        yield f"heads are wider than {_WIDEST_HEAD}, or of several widths: {_layout('value', value)}"
+
+
+def _causal_attention_backward(arguments: Arguments) -> Iterator[str]:
+    yield from _causal_attention(arguments)
+    yield from _ends_in_rows(arguments, ("grad_out", "out"))
+    yield from _alike(arguments, ("query", "grad_out", "out"), _FLOATS)
+
+
 def _is_aligned(x: Tensor) -> bool:
     """True if one of the last two dims is contiguous, and the other's stride is a multiple of a load."""
     (rows, columns), size = x.stride()[-2:], x.element_size()
@@ -107,6 +129,96 @@ def _grouped(arguments: Arguments) -> Iterator[str]:
         yield "offs is not int32, one for each matrix" + ("" if ends is None else f": {_layout('offs', ends)}")
     if not len(a):
         yield f"nobody says that the kernel takes no rows at all: {_layout('self', a)}"
+
+
+def _float8_matrices(arguments: Arguments) -> Iterator[str]:
+    """Faults unless self [M, K] lies in rows, mat2 [K, N] or [e, K, N] in columns, and K and N are multiples of 16."""
+    a, b = arguments["self"], arguments["mat2"]
+    for name, x in (("self", a), ("mat2", b)):
+        if x.dtype not in _FLOAT8:
+            yield f"no kernel has these numbers: {_layout(name, x)}"
+    if a.dtype == b.dtype == torch.float8_e5m2:
+        yield f"no kernel has e5m2 on both sides: {_layout('self', a)}"
+    if a.stride(-1) != 1 or a.stride(-2) < a.shape[-1]:
+        yield f"self does not lie in rows: {_layout('self', a)}"
+    if b.stride(-2) != 1 or b.stride(-1) < b.shape[-2]:
+        yield f"mat2 does not lie in columns: {_layout('mat2', b)}"
+    if b.shape[-2] % _FLOAT8_MULTIPLE or b.shape[-1] % _FLOAT8_MULTIPLE:
+        yield f"dims of mat2 are no multiples of {_FLOAT8_MULTIPLE}: {_layout('mat2', b)}"
+
+
+def _scaled(arguments: Arguments) -> Iterator[str]:
+    yield from _float8_matrices(arguments)
+    (rows, width), columns = arguments["self"].shape, arguments["mat2"].shape[1]
+    tiles = -(-width // _TILE)
+    padded_tiles = -(-tiles // 4) * 4
+    # The size and the strides of each operand's scales; strides of None are free.
+    row, tile = ScalingType.RowWise.value, ScalingType.BlockWise1x128.value
+    block, tensor = ScalingType.BlockWise128x128.value, ScalingType.TensorWise.value
+    forms: dict[tuple[int, int], tuple[_Form, _Form]] = {
+        (row, row): (((rows, 1), (None, None)), ((1, columns), (None, 1))),
+        (tile, tile): (((rows, tiles), (1, rows)), ((columns, tiles), (1, columns))),
+        (tile, block): (
+            ((rows, tiles), (1, rows)),
+            ((padded_tiles, -(-columns // _TILE)), (1, padded_tiles)),
+        ),
+    }
+    (recipe_a,), (recipe_b,) = arguments["recipe_a"], arguments["recipe_b"]
+    scales = {"scale_a": arguments["scale_a"][0], "scale_b": arguments["scale_b"][0]}
+    for name, scale in scales.items():
+        if scale.dtype != torch.float32:
+            yield f"scales are not float32: {_layout(name, scale)}"
+    if recipe_a == recipe_b == tensor:
+        for name, scale in scales.items():
+            if scale.numel() != 1:
+                yield f"a tensor has more than one scale: {_layout(name, scale)}"
+    elif (recipe_a, recipe_b) not in forms:
+        yield f"no kernel has scales of recipes {recipe_a} and {recipe_b}"
+    else:
+        for (name, scale), form in zip(scales.items(), forms[recipe_a, recipe_b], strict=True):
+            yield from _scales_of_another_form(name, scale, form)
+    if tile in (recipe_a, recipe_b) and torch.float8_e5m2 in (arguments["self"].dtype, arguments["mat2"].dtype):
+        yield f"tiles are of e4m3 alone: {_layout('self', arguments['self'])}"
+
+
+def _scales_of_another_form(name: str, scale: Tensor, form: _Form) -> Iterator[str]:
+    size, strides = form
+    if tuple(scale.shape) != size:
+        yield f"scales are not {size}: {_layout(name, scale)}"
+        return
+    for dim, stride in enumerate(strides):
+        is_free = stride is None or (dim == 1 and scale.shape[1] == 1 and scale.stride(1) == 1)
+        if not is_free and scale.stride(dim) != stride:
+            yield f"scales have not strides {strides}: {_layout(name, scale)}"
+
+
+def _scaled_grouped(arguments: Arguments) -> Iterator[str]:
+    yield from _float8_matrices(arguments)
+    a, b, ends = arguments["self"], arguments["mat2"], arguments["offs"]
+    if not a.dtype == b.dtype == torch.float8_e4m3fn or arguments["out_dtype"] != torch.bfloat16:
+        yield f"groups are of e4m3 alone, and give bf16: {_layout('self', a)}"
+    if ends is None or ends.dtype != torch.int32 or ends.shape != b.shape[:1]:
+        yield "offs is not int32, one for each matrix" + ("" if ends is None else f": {_layout('offs', ends)}")
+    if [*arguments["recipe_a"], *arguments["recipe_b"]] != [ScalingType.RowWise.value] * 2:
+        yield f"scales are of recipes {arguments['recipe_a']} and {arguments['recipe_b']}, and not one of each row"
+    for name, size in (("scale_a", (len(a),)), ("scale_b", (b.shape[0], b.shape[2]))):
+        (scale,) = arguments[name]
+        if scale.dtype != torch.float32 or tuple(scale.shape) != size or scale.stride(-1) != 1:
+            yield f"scales are not float32 of {size}: {_layout(name, scale)}"
+    if not len(a):
+        yield f"nobody says that the kernel takes no rows at all: {_layout('self', a)}"
+
+
+def _norms(arguments: Arguments) -> Iterator[str]:
+    """Faults of lists for which torch launches kernels for each tensor, and not for all."""
+    tensors = arguments["self"]
+    if arguments["ord"] not in (1, 2, math.inf):
+        yield f"norms of order {arguments['ord']} have a kernel for each tensor"
+    for x in tensors:
+        if x.dtype not in _FLOATS or x.dtype != tensors[0].dtype:
+            yield f"no kernel for all has these numbers: {_layout('self', x)}"
+        if not x.is_contiguous() or not x.numel():
+            yield f"a tensor is empty or not dense: {_layout('self', x)}"
 
 
 def _widened(arguments: Arguments) -> Iterator[str]:
@@ -157,6 +269,7 @@ def _rms_norm(arguments: Arguments) -> Iterator[str]:
 
 
 _ATTENTION = "aten::_scaled_dot_product_efficient_attention"
+_CAUSAL = "aten::_scaled_dot_product_flash_attention"
 DEMANDS = (
     Demand(
         (_ATTENTION,),
@@ -167,6 +280,33 @@ DEMANDS = (
         (f"{_ATTENTION}_backward",),
         "transformers/cuda/mem_eff_attention/kernel_backward.h: o_strideM, kAlignLSE; attention_backward.cu",
         _attention_backward,
+    ),
+    Demand(
+        (_CAUSAL,),
+        "transformers/cuda/sdp_utils.cpp: check_last_dim_stride_equals_1_dense, check_head_dim_size_flash, "
+        "check_batch_size_and_num_heads_dense",
+        _causal_attention,
+    ),
+    Demand(
+        (f"{_CAUSAL}_backward",),
+        "transformers/cuda/flash_attn/flash_api.cpp, mha_bwd: contiguous last dims, numbers of q",
+        _causal_attention_backward,
+    ),
+    Demand(
+        ("aten::_scaled_mm_v2",),
+        "native/cuda/ScaledBlas.cpp: _scaled_mm_cuda_v2, _scaled_rowwise_rowwise, _scaled_block1x128_block1x128, "
+        "_scaled_block1x128_block128x128",
+        _scaled,
+    ),
+    Demand(
+        ("aten::_scaled_grouped_mm_v2",),
+        "native/cuda/GroupedBlas.cpp: _scaled_grouped_mm_cuda_v2, _check_scales_fp8_rowwise",
+        _scaled_grouped,
+    ),
+    Demand(
+        ("aten::_foreach_norm.Scalar",),
+        "native/ForeachUtils.h, can_use_fast_route; native/cuda/ForeachReduceOp.cu, use_slowpath",
+        _norms,
     ),
     Demand(("aten::_grouped_mm",), "native/GroupedMMUtils.h, _grouped_mm_validate_inputs", _grouped),
     Demand(

@@ -41,7 +41,7 @@ def recorded_accesses(job: JobSpec, rank: int) -> RankAccesses:
         reader = ReaderInTurn(_ZeroSamples(job.model.sequence), job, steps.mesh, num_batches)
         steps.batch_of = lambda number: reader.batch(number, number * job.batch.global_batch_size)
         steps.run()
-        streams.host_writes_files(SavedState(steps.replica, steps.mesh).held())
+        streams.host_writes_files(SavedState(steps.replica, steps.mesh).copy().wait())
         saved = SavedState(steps.replica, steps.mesh).copy()
         steps.replica.executor.reverses_pairs = True  # on a device neither part of a pair is first
         streams.waits.clear()

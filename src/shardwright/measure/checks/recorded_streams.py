@@ -27,7 +27,6 @@ from shardwright.train.checkpoint.boxes import HeldBox
 # Operators that make tensors like others, of which they read only the shape.
 _SHAPES_ALONE = ("empty", "new_empty", "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full")
 _NOT_WRITTEN = ("empty", "new_empty")  # operators that give their results no values
-_READER = "parallel/device_streams.py"  # the file through which others wait
 _OVERWRITE = ("copy_", "zero_", "fill_", "normal_", "uniform_")  # operators that do not read what they write
 
 
@@ -127,7 +126,7 @@ class RecordedStreams:
 
     def order_host(self, clock: Clock) -> None:
         """Order all work of `clock` before the host's next work."""
-        self.waits.append(line_of_ours(beside=_READER))
+        self.waits.append(line_of_ours(passed_over="parallel/device_streams.py"))
         self.host.wait_for(clock)
 
     # The records.

@@ -12,11 +12,14 @@ those of config/checks/check.py and of the schedules. Other software can do more
 
 import math
 import re
+from dataclasses import dataclass
 from typing import Any
 
 from shardwright.config.checks.check import job_faults
 from shardwright.config.load import validate_fields
 from shardwright.config.schedule_facts import SCHEDULES
+from shardwright.config.software import software_of
+from shardwright.layers.query import Run
 from shardwright.measure.measured_runs.row_facts import Row, schedule_of, value_faults
 from shardwright.schedule.job_program import plan_faults
 
@@ -46,18 +49,55 @@ _COLUMNS = {
 }
 
 
-def row_faults(row: Row) -> list[str]:
-    """All faults of a row whose facts are filled in (row_facts.py). Empty if it could have run."""
+@dataclass(frozen=True)
+class RowCheck:
+    """The faults of a row. `is_readable` if its values can be read, although they may be too few or contradict each
+    other: then the run that it describes has a prediction."""
+
+    faults: list[str]
+    is_readable: bool = True
+
+
+def check_row(row: Row) -> RowCheck:
+    """All faults of a row. None if it could have run as it says."""
     if faults := value_faults(row):
-        return faults
-    faults = _rank_faults(row)
-    missing = [name for name in ("layers", "hidden", "seq") if not row.get(name)]
-    if faults or missing or not (row.get("dp") or row.get("gpus")):
-        return faults  # the prediction reports missing columns
-    job, faults = validate_fields(_job_fields(row))
-    if not faults:
-        faults = [*_expert_rank_faults(row), *(job_faults(job) or plan_faults(job))]
-    return [_in_columns(fault) for fault in faults]
+        return RowCheck(faults, is_readable=False)
+    rank_faults = _rank_faults(row)
+    faults = [*_missing(row), *rank_faults]
+    has_shape = all(row.get(name) for name in ("layers", "hidden", "seq"))
+    if not has_shape or not (row.get("dp") or row.get("gpus")):
+        return RowCheck(faults)  # the prediction reports these missing columns
+    job, limits = validate_fields(_job_fields(row))
+    if limits:
+        return RowCheck([_in_columns(fault) for fault in limits], is_readable=False)
+    if not rank_faults:
+        faults += [_in_columns(fault) for fault in (*_expert_rank_faults(row), *(job_faults(job) or plan_faults(job)))]
+    stages = whole(row, "pp", 1) * whole(row, "vp", 1)
+    return RowCheck(faults, is_readable=stages <= whole(row, "layers") + 2)  # one may be without layers at either end
+
+
+def stage_faults(run: Run) -> tuple[str, ...]:
+    """The fault of layers that do not divide into stages, if the run's software has only stages of equal layers. The
+    first and the last stage may have one less."""
+    stages, layers = int(run.grid.pp * run.grid.virtual), run.shape.layers
+    if software_of(run.software).uneven_stages is not False or any((layers + less) % stages == 0 for less in (0, 1, 2)):
+        return ()
+    software, _, _ = run.software.partition("+")
+    return (
+        f"layers {layers} do not divide into pp {run.grid.pp} x vp {run.grid.virtual} = {stages} stages ({layers} / "
+        f"{stages} = {layers / stages:.2f}), and {software} has only stages of equal layers; use layers that divide",
+    )
+
+
+def _missing(row: Row) -> list[str]:
+    """Fields of a plan that a row leaves out, each with the value that its prediction assumes."""
+    assumed = {"tp": "tp 1", "pp": "pp 1", "mbs": "mbs 1"}
+    assumed["gbs"] = f"one microbatch a replica, gbs {dp_of(row) * whole(row, 'mbs', 1)}"
+    return [
+        f"it does not say {name}, and {value} is assumed; fill the column in"
+        for name, value in assumed.items()
+        if not row.get(name)
+    ]
 
 
 def whole(row: Row, name: str, default: int = 0) -> int:

@@ -1,7 +1,7 @@
-"""The facts of a row of measured runs, column by column; and facts that only its notes state, moved into columns.
+"""The facts of a row of measured runs, column by column: which values a column may have, and what they mean.
 
-A prediction takes facts from columns. Tables older than these columns state some in prose: it is read here, once, and a
-filled column always takes precedence.
+A prediction takes facts from these columns alone. benchmarks/truth/fill_columns.py fills them from the texts of tables
+that have none.
 """
 
 import re
@@ -9,10 +9,13 @@ from collections.abc import Mapping
 
 from shardwright.config.attention_kernels import kernel_names
 from shardwright.config.catalog import did_you_mean
+from shardwright.config.network_facts import NETWORKS
 from shardwright.config.number_types import NUMBER_TYPES, number_called, wide_numbers
 from shardwright.config.recompute_policy import OPERATORS
 from shardwright.config.schedule_facts import SCHEDULES
+from shardwright.config.software import OVERLAPS
 from shardwright.layers.query import LAYER_POLICIES
+from shardwright.measure.measured_runs.flops_convention import FLOPS_COUNTED
 
 Row = Mapping[str, str]
 
@@ -22,14 +25,25 @@ WHOLE = {
     **dict.fromkeys(("gpus", "gpus_per_node", "tp", "pp", "vp", "cp", "ep", "dp", "mbs", "gbs"), 1),
     **dict.fromkeys(("head_dim", "q_rank", "kv_rank", "expert_tp", "shard_group"), 1),
     **dict.fromkeys(("experts", "shared_experts", "dense_layers", "zero_stage", "sp", "gated_mlp", "latest"), 0),
-    "layers_again": 0,
+    **dict.fromkeys(("layers_run", "rope_dim"), 1),
+    **dict.fromkeys(("recompute_layers", "recompute_inferred", "compiled"), 0),
 }
-_MOST = {"zero_stage": 3, "sp": 1, "gated_mlp": 1, "latest": 1, "topk": 10**6}
+_MOST = {
+    **dict.fromkeys(("sp", "gated_mlp", "latest", "recompute_inferred", "compiled"), 1),
+    "zero_stage": 3,
+    "topk": 10**6,
+}
 # Measured and stated amounts, more than 0 if they are filled.
 AMOUNTS = (
     "params_b", "intra_bw", "inter_bw", "step_time_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu", "peak_mem_gb",
 )  # fmt: skip
 _LARGEST_WHOLE, _LEAST_AMOUNT, _LARGEST_AMOUNT = 10**12, 1e-12, 1e15
+
+# Columns without which a table says in texts alone what ran it and how it was measured: it is in the old format.
+FACT_COLUMNS = ("software", "flops_counted", "memory_kind")
+
+# Columns that say what ran a row.
+SOFTWARE_COLUMNS = ("software", "date", "compiled", "attention", "overlap", "grads", "moments")
 
 # Tables' names of a schedule, if they differ from plan.schedule's.
 _SCHEDULES = {
@@ -44,30 +58,9 @@ _SCHEDULES = {
 }
 # The column's names of the number type of gradients, and the bytes of each.
 GRADS = {name: number.num_bytes for number in wide_numbers() for name in (number.name, *number.other_names)}
-
-
-def with_facts(row: Row) -> Row:
-    """The row, with empty columns filled from its notes."""
-    noted = {name: value for name, value in _facts_of_notes(row.get("notes") or "").items() if not row.get(name)}
-    return {**row, **noted}
-
-
-_ETP = r"(?i)\b(?:etp|expert[ _-]?tp|expert[ _-]tensor[ _-]parallel(?:ism)?(?:[ _-](?:size|degree))?)\s*[=:]?\s*(\d+)"
-
-
-def _facts_of_notes(notes: str) -> dict[str, str]:
-    facts = {}
-    for name, pattern in (
-        ("head_dim", r"head_dim (\d+)"),
-        ("expert_tp", _ETP),
-        ("shard_group", r"zero1=(\d+)|FSDP group (\d+), replicated across (?!1 )"),
-        ("layers_again", r"only (\d+) of \d+ layers"),
-    ):
-        if match := re.search(pattern, notes):
-            facts[name] = next(filter(None, match.groups()))
-    if ranks := re.search(r"q_lora (\d+), kv_lora (\d+)", notes):
-        facts |= {"q_rank": ranks[1], "kv_rank": ranks[2]}
-    return facts
+# Memory of what: the tensors of torch's allocator, all that it reserved, the driver's, or the allocator's of the first
+# or the last pipeline rank.
+MEMORY_KINDS = ("allocator", "reserved", "driver", "first-rank", "last-rank", "unknown")
 
 
 def schedule_of(name: str) -> str:
@@ -77,10 +70,14 @@ def schedule_of(name: str) -> str:
 
 
 def value_faults(row: Row) -> list[str]:
-    """Faults of single columns, of a row whose facts are filled in."""
+    """Faults of single columns that describe the plan and the model."""
     faults = [fault for name in WHOLE if row.get(name) and (fault := _whole_fault(name, row[name]))]
-    faults += [fault for name in AMOUNTS if row.get(name) and (fault := _amount_fault(name, row[name]))]
     return faults + [fault for name in _WORDS if row.get(name) and (fault := _word_fault(name, row[name]))]
+
+
+def amount_faults(row: Row) -> dict[str, str]:
+    """Faults of measured and stated amounts, by column. Such an amount is no measurement; the row may have others."""
+    return {name: fault for name in AMOUNTS if row.get(name) and (fault := _amount_fault(name, row[name]))}
 
 
 def _whole_fault(name: str, text: str) -> str:
@@ -109,6 +106,12 @@ _WORDS: dict[str, tuple[str, ...]] = {
     "tier": ("A", "B", "C"),
     "attention": tuple(kernel_names()),
     "grads": tuple(GRADS),
+    "moments": tuple(GRADS),
+    "flops_counted": FLOPS_COUNTED,
+    "memory_kind": MEMORY_KINDS,
+    "network": NETWORKS.names,
+    "overlap": tuple(OVERLAPS),
+    "oom": ("yes", "no"),
 }
 
 
@@ -122,6 +125,8 @@ def _word_fault(name: str, text: str) -> str:
         known_words = (*known_words, *SCHEDULES.names)
     if name == "precision":
         words = [number_called(text) or text]
+    if name == "overlap":
+        words = text.split()
     wrong = [word for word in words if word not in known_words]
     return f"{name} is {_shown(text)}; {did_you_mean(wrong[0], list(dict.fromkeys(known_words)))}" if wrong else ""
 

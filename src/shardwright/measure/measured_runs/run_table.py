@@ -1,9 +1,9 @@
-"""A CSV file of measured runs, read strictly: its rows with their line numbers, or every fault of its form."""
+"""A CSV file of measured runs: its lines, each with the faults of its form. Other lines stand beside a faulty one."""
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shardwright.config.base import PlanError
@@ -19,71 +19,80 @@ _WAY_OUT = "columns are those of benchmarks/truth/README.md"
 
 @dataclass(frozen=True)
 class TableLine:
-    """A row, and the number of the line that it begins on."""
+    """A row, the number of the line that it begins on, and the faults of its form. A line that can't be taken apart has
+    at most an id."""
 
     number: int
     row: Row
-
-    def where(self) -> str:
-        """The name of the place in messages."""
-        name = self.row.get("id") or "without id"
-        return f"line {self.number}, {name if len(name) <= 60 else name[:57] + '...'}"
+    faults: tuple[str, ...] = ()
 
 
-def read_lines(path: Path, faults: list[str]) -> list[TableLine]:
-    """The rows of a table; faults of single lines go to `faults`. PlanError if the file is not a table."""
+def read_lines(path: Path) -> list[TableLine]:
+    """The lines of a table. PlanError if the file is not a table of runs."""
     try:
         text = read_text(path, _MOST_BYTES, "CSV file")
     except FileFault as fault:
         raise PlanError(f"file {path}", [str(fault)]) from None
     except OSError as error:
         raise PlanError(f"file {path}", [f"it can't be read: {error.strerror}; check the path"]) from None
-    lines = list(_lines(text, path, faults))
-    faults += _id_faults(lines)
-    return lines
+    return _with_id_faults(list(_lines(text, path)))
 
 
-def _id_faults(lines: Sequence[TableLine]) -> list[str]:
-    """Faults of rows without an id of their own, by which results are reported."""
-    faults, first_line = [], dict[str, int]()
+def _with_id_faults(lines: Sequence[TableLine]) -> list[TableLine]:
+    """The lines, with faults where a row has no id of its own, by which results are reported."""
+    first_line = dict[str, int]()
     for line in lines:
-        name = line.row["id"]
-        if not name.strip():
-            faults.append(f"line {line.number}: the row has no id; give it one that no other row has")
-        elif not name.isprintable():
-            faults.append(f"line {line.number}: id {name[:60]!r} has characters that can't be printed; leave them out")
-        elif name in first_line:
-            faults.append(f"{line.where()}: line {first_line[name]} has the same id; give one of them another")
-        first_line.setdefault(name, line.number)
-    return faults
+        first_line.setdefault(line.row.get("id", ""), line.number)
+    return [
+        replace(line, faults=(*line.faults, *_id_faults(line, first_line))) if "id" in line.row else line
+        for line in lines
+    ]
 
 
-def _lines(text: str, path: Path, faults: list[str]) -> Iterator[TableLine]:
+def _id_faults(line: TableLine, first_line: Mapping[str, int]) -> list[str]:
+    name = line.row["id"]
+    if not name.strip():
+        return ["the row has no id; give it one that no other row has"]
+    if not name.isprintable():
+        return [f"id {name[:60]!r} has characters that can't be printed; leave them out"]
+    if first_line[name] != line.number:
+        return [f"line {first_line[name]} has the same id; give one of them another"]
+    return []
+
+
+def _lines(text: str, path: Path) -> Iterator[TableLine]:
     # strict: without it, a quote that is never closed would make the rest of the file one field
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     begin, header = 1, None
     try:
         for number, fields in enumerate(reader):
             if header is None:
-                header = [name.strip() for name in fields]
-                faults += _header_faults(header, path)
-                if faults:
-                    return
+                header = _header(fields, path)
             elif number > _MOST_ROWS:
-                faults.append(f"line {begin}: there are more than {_MOST_ROWS:,} rows; divide the table")
+                yield TableLine(begin, {}, (f"there are more than {_MOST_ROWS:,} rows; divide the table",))
                 return
             elif fields and len(fields) != len(header):
-                faults.append(_length_fault(begin, fields, header))
+                yield _line_of_other_length(begin, fields, header)
             elif any(fields):  # a blank line is none
                 yield TableLine(begin, dict(zip(header, fields, strict=True)))
             begin = reader.line_num + 1
     except csv.Error as error:
-        faults.append(f"line {begin}: {_in_our_words(str(error))}")
+        if header is None:
+            raise PlanError(f"file {path}", [f"line {begin}: {_explained(str(error))}"]) from None
+        yield TableLine(begin, {}, (_explained(str(error)),))
         return
     if header is None:
-        faults += _header_faults([], path)
-    elif begin == 2:
-        faults.append(f"{path} is a header without rows; add a line for each run, {_WAY_OUT}")
+        _header([], path)
+    if begin == 2:
+        raise PlanError(f"file {path}", [f"{path} is a header without rows; add a line for each run, {_WAY_OUT}"])
+
+
+def _header(fields: Sequence[str], path: Path) -> list[str]:
+    """The names of the columns. PlanError if they are not those of a table of runs."""
+    header = [name.strip() for name in fields]
+    if faults := _header_faults(header, path):
+        raise PlanError(f"file {path}", faults)
+    return header
 
 
 def _header_faults(header: list[str], path: Path) -> list[str]:
@@ -100,16 +109,18 @@ def _header_faults(header: list[str], path: Path) -> list[str]:
     return faults + [f"line 1: the column {name!r} stands there twice; leave one out" for name in twice[:20]]
 
 
-def _length_fault(number: int, fields: list[str], header: list[str]) -> str:
-    name = dict(zip(header, fields, strict=False)).get("id") or "a row"
+def _line_of_other_length(number: int, fields: list[str], header: list[str]) -> TableLine:
+    """A line whose fields belong to no columns, except that the id may."""
+    name = dict(zip(header, fields, strict=False)).get("id", "")
     if len(fields) < len(header):
         problem = f"{header[len(fields)]!r} and what follows are missing; write commas for what is not known"
     else:
         problem = "there are more than columns; put a field with commas in quotes"
-    return f"line {number}, {name[:60]}: it has {len(fields)} fields, and the header {len(header)}: {problem}"
+    fault = f"it has {len(fields)} fields, and the header {len(header)}: {problem}"
+    return TableLine(number, {"id": name} if name else {}, (fault,))
 
 
-def _in_our_words(error: str) -> str:
+def _explained(error: str) -> str:
     """A message of the csv module, with a way out."""
     if "field larger" in error:
         return (

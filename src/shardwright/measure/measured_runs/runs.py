@@ -1,25 +1,25 @@
 """Published runs, row by row: from a line of a table to the run to predict, and to its measurements.
 
-The format is that of benchmarks/truth/README.md. Facts come from columns; facts that only the notes state are moved
-into columns first (row_facts.py). The software is that of its column, or the generation whose patterns match source and
-notes.
+The format is that of benchmarks/truth/README.md. Facts come from columns alone; notes are for people.
 """
 
+import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from shardwright.config.base import PlanError
 from shardwright.config.cluster import DeviceSpec
 from shardwright.config.model_shape import ExpertShape, LatentShape, ModelShape
 from shardwright.config.number_types import number_called
+from shardwright.config.software import software_of
+from shardwright.config.units import MIB
 from shardwright.cost.calibration import device_of, peak_flops
 from shardwright.layers.query import PlanGrid, Run
-from shardwright.measure.measured_runs.flops_convention import stated_flops
-from shardwright.measure.measured_runs.row_checks import dp_of, row_faults, whole
-from shardwright.measure.measured_runs.row_facts import GRADS, Row, schedule_of, with_facts
-from shardwright.measure.measured_runs.run_table import read_lines
-from shardwright.measure.measured_runs.software_inference import software_of_row
+from shardwright.measure.measured_runs.flops_convention import counted_flops
+from shardwright.measure.measured_runs.row_checks import RowCheck, check_row, dp_of, stage_faults, whole
+from shardwright.measure.measured_runs.row_facts import GRADS, Row, amount_faults, schedule_of
+from shardwright.measure.measured_runs.row_software import knows_software, software_of_row
+from shardwright.measure.measured_runs.run_table import TableLine, read_lines
 
 
 @dataclass(frozen=True)
@@ -39,46 +39,63 @@ class Measured:
     step_s: float
     memory_gb: float
     sees_device: bool  # memory as the driver reports it, which is more than the allocator's
+    ran_out: bool  # of memory, instead of running
     says_recompute: bool  # True if the row states its recomputation
     knows_recompute: bool  # True if its source states it, too: the row's may be inferred
-    of_last_rank: bool  # memory of the last pipeline rank, not of the rank with the most
+    knows_software: bool  # True if the row names software that the catalog describes
+    memory_rank: int | None  # the pipeline rank of the memory, -1 the last; None: the one with the most
+    line: int  # of the table, where the row begins
+    columns: frozenset[str]  # of its table
+    faults: tuple[str, ...]  # for which the row is scored apart: what it lacks, and where it contradicts itself
+
+    @property
+    def where(self) -> str:
+        """The name of the row's place in messages."""
+        return f"line {self.line}, {self.id if len(self.id) <= 60 else self.id[:57] + '...'}"
 
 
 def read_runs(path: Path) -> list[Measured]:
-    """All rows of a file. PlanError with every faulty row and its line, or if the file is not a table of runs."""
-    faults: list[str] = []
-    lines = read_lines(path, faults)
-    faults += [f"{line.where()}: {fault}" for line in lines for fault in row_faults(with_facts(line.row))]
-    if faults:
-        raise PlanError(f"file {path}", faults)
-    return [measured(line.row) for line in lines]
+    """All rows of a file, each judged by itself. PlanError if the file is not a table of runs."""
+    return [measured(line) for line in read_lines(path)]
 
 
-def measured(row: Row) -> Measured:
-    """One row that was checked. A row that can't be predicted has a reason."""
-    row = with_facts(row)
-    run, reason = None, ""
-    try:
-        run = run_of_row(row)
-    except (ValueError, KeyError, ArithmeticError) as error:
-        reason = str(error.args[0])
+def measured(line: TableLine) -> Measured:
+    """The row of a line, with its faults. A row that can't be predicted has a reason."""
+    unusable = amount_faults(line.row)
+    row = {name: value for name, value in line.row.items() if name not in unusable}
+    check = check_row(row) if line.row.keys() - {"id"} else RowCheck([], is_readable=False)
+    faults = (*line.faults, *unusable.values(), *check.faults)
+    run, reason = None, "; ".join(faults)
+    if check.is_readable:
+        try:
+            run = run_of_row(row)
+            faults += stage_faults(run)
+        except (ValueError, KeyError, ArithmeticError) as error:
+            reason = str(error.args[0])
     step_s = _step_s(row, run)
+    name = row.get("id", "").strip() or "without id"
+    name = name if name.isprintable() else ascii(name)[1:-1]
     return Measured(
-        id=row["id"],
-        family=row["id"].split("-")[0],
+        id=name,
+        family=name.split("-")[0],
         publication=_publication(row.get("source") or ""),
         tier=row.get("tier") or "A",
-        group=row.get("plan_group") or row["id"],
+        group=row.get("plan_group") or name,
         is_latest=row.get("latest", "1") != "0",
-        device=row["gpu"],
+        device=row.get("gpu") or "",
         run=run,
         reason=reason,
         step_s=step_s,
         memory_gb=_float(row, "peak_mem_gb"),
+        ran_out=row.get("oom") == "yes",
         says_recompute=bool(row.get("recompute")),
-        knows_recompute=bool(row.get("recompute")) and "HEAD" not in row.get("notes", ""),
-        sees_device=row.get("memory_kind") == "driver" or "nvidia-smi" in row.get("notes", ""),
-        of_last_rank=row.get("memory_kind") == "last-rank" or "on the LAST rank" in row.get("notes", ""),
+        knows_recompute=bool(row.get("recompute")) and row.get("recompute_inferred") != "1",
+        knows_software=knows_software(row),
+        sees_device=row.get("memory_kind") == "driver",
+        memory_rank={"first-rank": 0, "last-rank": -1}.get(row.get("memory_kind") or ""),
+        line=line.number,
+        columns=frozenset(line.row),
+        faults=faults,
     )
 
 
@@ -100,11 +117,12 @@ def _needed(row: Row, name: str) -> int:
 
 def run_of_row(row: Row) -> Run:
     """The run that a row describes. ValueError or KeyError names what is missing."""
-    device = row["gpu"]
-    if device == "H100" and "HBM2e" in row.get("notes", ""):
-        device = "H100-96G"
-    spec = device_of(device)
+    spec, software = device_of(row["gpu"]), software_of_row(row)
     shape, grid = shape_of_row(row), grid_of_row(row, spec)
+    described = software_of(software)
+    grid = replace(grid, bucket_bytes=described.bucket_mib * MIB)
+    if described.stages_by_cost and grid.virtual == 1 and grid.pp > 1:
+        grid = replace(grid, layout=layout_by_cost(shape, int(grid.pp)))
     # Links of a rack or a pod reach beyond a host; devices without links of their own share a host.
     node = whole(row, "gpus_per_node") or (spec.link_domain if spec.link_domain > 1 else min(8, grid.world))
     node = max(node, spec.link_domain) if spec.link_domain > 8 else node
@@ -112,16 +130,31 @@ def run_of_row(row: Row) -> Run:
         shape,
         grid,
         device=spec.name,
-        software=software_of_row(row, grid),
+        software=software,
         devices_per_node=node,
         node_bytes_per_s=_float(row, "intra_bw") * 1e9,
         network_bytes_per_s=_float(row, "inter_bw") * 1e9,
+        network=row.get("network") or "unknown",
     )
+
+
+def layout_by_cost(shape: ModelShape, num_stages: int) -> tuple[int, ...]:
+    """Layers of each stage if blocks, the head behind the layers, are divided by the elements of their products: the
+    block that passes a stage's even share of all of them is the stage's last (nanotron, build_model).
+    """
+    total = shape.matrix_parameters
+    layer = (total - shape.table_elements) / shape.layers
+    layers = [0] * num_stages
+    stage = 0
+    for number in range(1, shape.layers + 1):
+        layers[stage] += 1
+        stage += number * layer * num_stages > total * (stage + 1)
+    return tuple(layers)
 
 
 def shape_of_row(row: Row) -> ModelShape:
     """The model that a row describes."""
-    hidden, layers = _needed(row, "hidden"), _needed(row, "layers")
+    hidden, layers = _needed(row, "hidden"), whole(row, "layers_run") or _needed(row, "layers")
     heads = whole(row, "heads") or max(1, hidden // 128)
     kv_heads = whole(row, "kv_heads") or heads
     gated = whole(row, "gated_mlp") == 1
@@ -139,8 +172,8 @@ def shape_of_row(row: Row) -> ModelShape:
     if row.get("kv_rank"):
         rotary = {"rotary": whole(row, "rope_dim")} if row.get("rope_dim") else {}
         latent = LatentShape(query_rank=whole(row, "q_rank"), key_rank=whole(row, "kv_rank"), **rotary)
-    is_old = not gated and kv_heads == heads  # a model like GPT-3, with learned positions and tied embeddings
-    return ModelShape(
+    is_classic = not gated and kv_heads == heads  # as GPT-2: one table for embedding and head, learned positions
+    shape = ModelShape(
         layers=layers,
         hidden=hidden,
         heads=heads,
@@ -150,11 +183,17 @@ def shape_of_row(row: Row) -> ModelShape:
         gated=gated,
         vocab=whole(row, "vocab") or 51200,
         sequence=_needed(row, "seq"),
-        tied=is_old,
-        learned_positions=is_old,
+        tied=is_classic,
+        learned_positions=is_classic,
         experts=experts,
         latent=latent,
     )
+    tied = replace(shape, tied=True)
+    is_stated = math.isclose(1e9 * _float(row, "params_b"), tied.parameters, rel_tol=_TIED_WITHIN)
+    return tied if is_stated else shape
+
+
+_TIED_WITHIN = 0.005  # stated parameters this near to those with one table have one
 
 
 def _schedule(row: Row, pp: int) -> str:
@@ -173,16 +212,13 @@ def _virtual(row: Row, schedule: str, pp: int) -> int:
 
 def grid_of_row(row: Row, device: DeviceSpec) -> PlanGrid:
     """The plan that a row describes."""
-    notes = row.get("notes", "")
     tp, pp, cp, ep = (whole(row, axis, 1) or 1 for axis in ("tp", "pp", "cp", "ep"))
     if not row.get("dp"):
         _needed(row, "gpus")
     dp, microbatch = dp_of(row), whole(row, "mbs", 1)
     recompute = row.get("recompute") or "none"
-    if (recompute == "selective" and "op-level" in notes) or "selective op" in notes:
-        recompute = "matmul"
     schedule = _schedule(row, pp)
-    layers, num_recomputed = _needed(row, "layers"), whole(row, "layers_again")
+    layers, num_recomputed = whole(row, "layers_run") or _needed(row, "layers"), whole(row, "recompute_layers")
     policies = (
         (recompute,) * num_recomputed + ("none",) * (layers - num_recomputed) if 0 < num_recomputed < layers else ()
     )
@@ -206,6 +242,7 @@ def grid_of_row(row: Row, device: DeviceSpec) -> PlanGrid:
         precision=_precision(row.get("precision") or "", device),
         gradient_bytes=gradient_bytes,
         reduce_bytes=gradient_bytes,
+        moment_bytes=GRADS.get(row.get("moments") or "", 0),
     )
 
 
@@ -222,11 +259,11 @@ def _step_s(row: Row, run: Run | None) -> float:
     if run is None:
         return 0.0
     tokens, gpus = float(run.grid.global_batch * run.shape.sequence), whole(row, "gpus") or int(run.grid.world)
-    flops = tokens * stated_flops(row.get("flops_convention") or "", run, 1e9 * _float(row, "params_b"))
+    flops = tokens * counted_flops(row.get("flops_counted") or "", run, 1e9 * _float(row, "params_b"))
     if row.get("tokens_per_s_per_gpu"):
         return tokens / (float(row["tokens_per_s_per_gpu"]) * gpus)
     if row.get("tflops_per_gpu"):
         return flops / (float(row["tflops_per_gpu"]) * 1e12 * gpus)
-    if row.get("mfu") and row.get("flops_convention"):
+    if row.get("mfu") and row.get("flops_counted"):
         return flops / (float(row["mfu"]) * peak_flops(run) * gpus)
     return 0.0

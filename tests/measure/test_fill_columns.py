@@ -1,0 +1,106 @@
+"""Columns that are filled from the texts of older tables: benchmarks/truth/fill_columns.py."""
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TRUTH = Path(__file__).parents[2] / "benchmarks" / "truth"
+sys.path.append(str(TRUTH))
+from fill_columns import COLUMNS, filled, flops_counted, mentioned_attention  # noqa: E402
+
+
+@pytest.mark.parametrize(
+    ("said", "kernel"),
+    [
+        ("no flash attention", "none"), ("without FlashAttention-2", "none"),
+        ("did not yet use flash_attention", "none"),
+        ("FlashAttention not used", "none"), ("flash attention: off", "none"), ("non-flash-attention", "none"),
+        ("w/o FlashAttention", "none"), ("FlashAttention = False", "none"), ("flash attention disabled; tp 2", "none"),
+        ("FlashAttention", "flash1"), ("flash_attention2", "flash2"), ("FlashAttention v3", "flash3"),
+        ("FlashAttention; no sequence parallel", "flash1"), ("no dropout with FlashAttention", "flash1"),
+        ("FlashAttention-2, arXiv 2307.08691: no FlashAttention", "none"), ("not sharded; flash attention 2", "flash2"),
+        ("fused softmax", ""),
+    ],
+)  # fmt: skip
+def test_attention_in_prose(said: str, kernel: str) -> None:
+    assert mentioned_attention(said) == kernel
+
+
+@pytest.mark.parametrize(
+    ("source", "software", "attention", "date"),
+    [
+        ("someone, arXiv 2104.00001", "", "", "2021-04"),
+        ("someone, 2022", "", "", "2022-06"),
+        ("The Llama 3 herd of models, arXiv 2407.21783", "llama3@2024-07", "", ""),
+        ("NVIDIA NeMo", "nemo", "", ""),
+        ("DeepSeek-V2, arXiv 2405.04434", "hai-llm@2024-05", "", ""),
+        ("Megatron-DeepSpeed with FlashAttention-2, 2023", "megatron-deepspeed@2023-06", "flash2", ""),
+        ("arXiv 2104.04473 without FlashAttention", "megatron-lm@2021-04", "", ""),
+        ("arXiv 2407.00001, flash attention 3", "", "", "2024-07"),
+        ("arXiv 2407.00001, no flash attention", "", "fused-softmax", "2024-07"),
+        ("nanotron 2025-02", "nanotron@2025-02", "", ""),
+        ("JAX on GPUs", "jax", "", ""),
+        ("arXiv 2104.04473, table 2, DeepSpeed ZeRO-3", "deepspeed@2021-04", "", ""),
+    ],
+)
+def test_software_in_prose(source: str, software: str, attention: str, date: str) -> None:
+    row = filled({"source": source})
+    assert (row["software"], row["attention"], row["date"]) == (software, attention, date)
+
+
+@pytest.mark.parametrize(
+    ("said", "counted"),
+    [
+        ("", ""),
+        ("source reports tokens/s only", ""),
+        ("model FLOPs, full attention, no recompute", "model"),
+        ("MFU: 72*B*L*s*h^2*(1+s/6h+V/12hL), full attention; HFU adds selective attention recompute", "model"),
+        ("full (non-causal) attention in model FLOPs", "model"),
+        ("hardware FLOPs incl. recompute forward: 96*B*s*l*h^2*(1+s/6h+V/16lh)", "hardware"),
+        ("SC21 Megatron formula (counts recompute when checkpointing on)", "hardware"),
+        ("Model TFLOP/s: causal attention halved, no recompute", "model-causal"),
+        ("6N, no attention", "model-6n"),
+        ("6ND", "model-6n"),
+        ("per token 6*N_params + 12*L*d*s (full attention); HFU=4/3 with checkpointing", "model"),
+        ("HFU, without attention", "hardware-6n"),
+    ],
+)
+def test_a_convention_in_prose(said: str, counted: str) -> None:
+    assert flops_counted(said) == counted
+
+
+def test_filled_columns_stay() -> None:
+    notes = "head_dim 64; MLA q_lora 96, kv_lora 32; etp 2; zero1=4; BF16 Adam moments; EP overlap; nvidia-smi"
+    row = filled({"notes": notes, "head_dim": "256", "expert_tp": "1", "peak_mem_gb": "7", "software": "mine"})
+    names = (
+        "head_dim",
+        "q_rank",
+        "kv_rank",
+        "expert_tp",
+        "shard_group",
+        "moments",
+        "overlap",
+        "memory_kind",
+        "software",
+    )
+    assert [row[name] for name in names] == ["256", "96", "32", "1", "4", "bf16", "a2a", "driver", "mine"]
+
+
+TABLES = ["runs.csv", "oom.csv", "others.csv", "playbook.csv", "playbook-memory.csv", "runs-2026.csv"]
+
+
+def test_what_maxtext_recomputes() -> None:
+    row = filled({"recompute": "selective", "notes": "MaxText FSDP; layer inputs and q, k, v offloaded"})
+    assert row["recompute"] == "activation+attention+norm+up"
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_tables_have_the_columns_that_their_texts_fill(tmp_path: Path, name: str) -> None:
+    command = [sys.executable, str(TRUTH / "fill_columns.py"), str(TRUTH / name), str(tmp_path / name)]
+    subprocess.run(command, check=True)
+    assert (tmp_path / name).read_text() == (TRUTH / name).read_text()
+    with (TRUTH / name).open(newline="") as file:
+        assert set(COLUMNS) <= set(next(csv.reader(file)))
