@@ -17,12 +17,8 @@ from shardwright.config.job import JobSpec
 from shardwright.model.gates.choice import make_gate
 from shardwright.schedule.action import Action, Kind
 
-<<<<<<< HEAD
 # The forward pass waits for its number of real tokens, which only experts with room ask for.
 EXPERT_LINES = ("parallel/expert/", "model/gates/", "model/forward_pass.py")
-=======
-EXPERT_LINES = ("parallel/expert/", "model/gates/", "model/forward_pass.py")  # the last reads the number of real tokens
->>>>>>> h-gpua
 _HOST_MEMORY = ("parallel/zero/",)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from shardwright.config.checks.check import job_faults
 from shardwright.config.cluster_facts import host_room_bytes
 from shardwright.config.job import JobSpec
+from shardwright.config.plan import PlanSpec
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.cost.calibration import Constants
 from shardwright.cost.from_job import run_of
@@ -296,23 +297,29 @@ class SimulatedPlans:
             yield from adjacent_layouts(job, self.constants, self.memo, may_be_equal=effort.equal_layouts)
 
     def _other_virtual_stages(self, job: JobSpec) -> Iterator[JobSpec]:
-        """Yield the plan with other numbers of stages a rank, if its schedule allows any number.
+        """Yield the plan with other numbers of stages a rank, evenly laid out, if its schedule allows any number.
 
-        Closed forms do not tell which number hides the messages.
+        Closed forms do not tell which number hides the messages, nor how much uneven stages gain with it. Uneven
+        stages that gain most may have room only with a smaller microbatch, so a plan that has them is yielded with half
+        of its microbatch too.
         """
         plan = job.plan
-        if SCHEDULES[plan.schedule].stages_per_rank or plan.pp == 1 or plan.layout:
+        if SCHEDULES[plan.schedule].stages_per_rank or plan.pp == 1 or (plan.layout and not self.may_lay_out):
             return
         most = job.model.layers // plan.pp
+        sizes = [plan.microbatch_size]
+        if plan.layout and plan.microbatch_size > 1:
+            sizes.append(plan.microbatch_size // 2)
         for virtual in sorted({2, most, plan.virtual_stages * 2, plan.virtual_stages // 2, plan.virtual_stages + 1}):
-            changes = {"virtual_stages": virtual, "extra_warmup": 0, "most_alive": 0.0}
-            other_job = job.model_copy(update={"plan": plan.model_copy(update=changes)})
-            if (
-                _actions(other_job) <= _LONGEST_STEP
-                and self.constraints.allows("virtual_stages", virtual)
-                and (_key(other_job) in self._times or _is_legal(other_job))
-            ):
-                yield other_job
+            for size in sizes:
+                other_job = job.model_copy(update={"plan": _with_virtual_stages(plan, virtual, size)})
+                if (
+                    _actions(other_job) <= _LONGEST_STEP
+                    and self.constraints.allows("virtual_stages", virtual)
+                    and self.constraints.allows("microbatch_size", size)
+                    and (_key(other_job) in self._times or _is_legal(other_job))
+                ):
+                    yield other_job
 
     def _promising(
         self, block: PlanBlock, base: SimulatedBase, is_alike: Column, effort: Effort
@@ -339,6 +346,19 @@ def _with_layout_kept(job: JobSpec, adjacent: JobSpec) -> list[JobSpec]:
     if not adjacent_plan.layout or not same_stages(adjacent_plan, plan):
         return []
     return [job.model_copy(update={"plan": plan.model_copy(update={"layout": list(adjacent_plan.layout)})})]
+
+
+def _with_virtual_stages(plan: PlanSpec, virtual: int, microbatch_size: int) -> PlanSpec:
+    """The plan with another number of stages a rank, evenly laid out, and another microbatch."""
+    return plan.model_copy(
+        update={
+            "virtual_stages": virtual,
+            "microbatch_size": microbatch_size,
+            "extra_warmup": 0,
+            "most_alive": 0.0,
+            "layout": [],
+        }
+    )
 
 
 def _even(job: JobSpec) -> JobSpec:
