@@ -17,7 +17,7 @@ from shardwright.studio.page_state import page_fields
 @dataclass(frozen=True)
 class Control:
     """One control of the page: its key in the state, its label, and its choices or its range. A slider's range is
-    logarithmic; `unit` stands behind its number."""
+    logarithmic; `unit` stands behind its number, which is an integer if it is `whole`."""
 
     key: str
     label: str
@@ -26,6 +26,7 @@ class Control:
     least: float = 1
     most: float = 1
     unit: str = ""
+    whole: bool = True
 
 
 def _choice(key: str, label: str, choices: tuple[str, ...] = ()) -> Control:
@@ -40,12 +41,12 @@ def control_groups() -> dict[str, list[Control]]:
             Control("batch.global_batch_size", "Batch", least=1, unit="sequences"),
         ],
         "Cluster": [
-            _choice("device", "Device", ("", *catalog.names("devices"))),
+            _choice("device", "Device", tuple(catalog.names("devices"))),
             Control("devices", "Devices", "slider", least=1, most=2**15),
             _choice("cluster.software", "Software", tuple(catalog.names("software"))),
-            Control("cluster.intra_node.bandwidth_gb_per_s", "Link in a node", "slider", (), 10, 2000, "GB/s"),
-            Control("cluster.inter_node.bandwidth_gb_per_s", "Network", "slider", (), 1, 400, "GB/s"),
-            Control("cluster.usd_per_device_hour", "Price", "slider", (), 0.1, 20, "$/device-hour"),
+            Control("cluster.intra_node.bandwidth_gb_per_s", "Link in a node", "slider", (), 10, 2000, "GB/s", False),
+            Control("cluster.inter_node.bandwidth_gb_per_s", "Network", "slider", (), 1, 400, "GB/s", False),
+            Control("cluster.usd_per_device_hour", "Price", "slider", (), 0.1, 20, "$/device-hour", False),
         ],
         "Degrees": [
             Control("plan.tp", "Tensor"),
@@ -62,7 +63,7 @@ def control_groups() -> dict[str, list[Control]]:
             _choice("plan.zero", "ZeRO"),
             _choice("plan.recompute", "Recomputation"),
             Control("plan.sequence_parallel", "Sequence parallel", "switch"),
-            Control("plan.offload_optimizer", "Offloaded optimizer", least=0, most=1, unit="share"),
+            Control("plan.offload_optimizer", "Offloaded optimizer", least=0, most=1, unit="share", whole=False),
             _choice("precision.compute", "Numbers"),
             _choice("precision.float8", "fp8"),
         ],
@@ -73,6 +74,14 @@ def controls_dict() -> dict[str, Any]:
     """Everything that the page shows and that does not depend on a job, as JSON."""
     meanings = page_fields()
     devices = {name: read_entry("devices", name, DeviceSpec) for name in catalog.names("devices")}
+    usual = {
+        name: {
+            "cluster.intra_node.bandwidth_gb_per_s": device.link_gb_per_s,
+            "cluster.inter_node.bandwidth_gb_per_s": device.network_gb_per_s,
+            "cluster.usd_per_device_hour": device.usd_per_hour,
+        }
+        for name, device in devices.items()
+    }
     return {
         "jobs": catalog.names("jobs"),
         "models": catalog.names("models"),
@@ -81,7 +90,7 @@ def controls_dict() -> dict[str, Any]:
             for heading, group in control_groups().items()
         },
         "fields": meanings,
-        "memory_gib": {name: device.memory_gib for name, device in devices.items()},
+        "usual": usual,  # of a device, where a field is 0
         "systems": {name: system.title for name, system in SYSTEMS.items()},
         "parts": PARTS,
     }

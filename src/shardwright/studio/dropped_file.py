@@ -1,10 +1,13 @@
-"""A file that was dropped on the page, as a state: a config.json of Hugging Face, a job, or a job of another system.
+"""Files that were dropped on the page, as a state: a config.json of Hugging Face, a job, or a job of another system.
 
-Its text is all that is read: what it names on this machine stays closed.
+Their texts are all that is read: what they name on this machine stays closed.
 """
 
+import re
 import tomllib
-from pathlib import PurePath
+from collections.abc import Mapping
+from itertools import starmap
+from pathlib import Path, PurePath
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -12,8 +15,9 @@ from shardwright.config import catalog
 from shardwright.config.asked_cluster import AskedCluster
 from shardwright.config.base import PlanError, shortened
 from shardwright.config.dotted_keys import flat_keys
-from shardwright.config.hugging_face.config_json import CONFIG, read_model
+from shardwright.config.hugging_face.config_json import CONFIG
 from shardwright.config.job import JobSpec
+from shardwright.config.load import read_job
 from shardwright.config.toml_file import TOML_ERRORS
 from shardwright.config.toml_text import value_text
 from shardwright.interchange.imported import Asked
@@ -22,32 +26,66 @@ from shardwright.interchange.system import SYSTEMS, job_of_texts, system_of
 from shardwright.report.imported_text import imported_notes
 from shardwright.studio.page_state import SECTIONS, SUBJECT, page_fields
 
+_MOST_FILES = 8
 _WITHOUT_DATA = ("data.path=python-stdlib",)  # else the data that a script names would be looked for
 
 
-def dropped(name: str, text: str, system: str, cluster: AskedCluster) -> dict[str, Any]:
-    """The state that a file describes, as {"state", "notes"}. `system` is empty for a config.json or a job. Raises
-    PlanError."""
-    name = PurePath(name.replace("\\", "/")).name or "file"
+# Systems by the suffix of their files and a word in them; the first that fits is taken.
+_SIGNS = (
+    (".sh", r"deepspeed", "deepspeed"),
+    (".sh", r"accelerate launch", "accelerate"),
+    (".sh", r"", "megatron"),
+    (".toml", r"^\[(?:parallelism|training|job)\]", "torchtitan"),
+    (".py", r"nemo|llm\.|NeMo", "nemo"),
+    (".py", r"", "torchtitan"),
+    (".yaml", r"compute_environment|distributed_type", "accelerate"),
+    (".yaml", r"", "nemo"),
+    (".yml", r"", "nemo"),
+    (".json", r"\"zero_optimization\"|\"train_micro_batch_size_per_gpu\"", "deepspeed"),
+)
+
+
+def dropped(texts: Mapping[str, str], system: str, cluster: AskedCluster) -> dict[str, Any]:
+    """The state that files describe, as {"state", "notes", "system"}; `texts` are theirs by name.
+
+    `system` is empty if it is to be found from the files. Raises PlanError.
+    """
+    if not texts or len(texts) > _MOST_FILES:
+        raise PlanError(SUBJECT, [f"{len(texts)} files; drop from 1 to {_MOST_FILES}"])
+    texts = {PurePath(name.replace("\\", "/")).name or "file": text for name, text in texts.items()}
+    name, text = next(iter(texts.items()))
+    system = system or next(filter(None, starmap(_system_of, texts.items())), "")
     if system:
-        return _of_system(name, text, system, cluster)
+        return _of_system(texts, system, cluster)
     if name.endswith(".json"):
-        return _of_model(text)
+        return _of_model(text, cluster)
     if name.endswith(".toml"):
         return _of_job(name, text)
     raise PlanError(SUBJECT, [f"{shortened(name)} is no .json or .toml; choose the system whose script it is"])
 
 
-def _of_model(text: str) -> dict[str, Any]:
+def _system_of(name: str, text: str) -> str:
+    """The system whose file this probably is; empty for a config.json, a job, and a file of unknown suffix."""
+    signs = (system for suffix, sign, system in _SIGNS if name.endswith(suffix) and re.search(sign, text, re.MULTILINE))
+    return next(signs, "")
+
+
+def _of_model(text: str, cluster: AskedCluster) -> dict[str, Any]:
+    """A config.json on the page's cluster, with the batch that is usual for such a model there."""
     with TemporaryDirectory(prefix="shardwright-") as folder:
-        path = PurePath(folder, CONFIG)
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
+        path = Path(folder, CONFIG)
+        path.write_text(text, encoding="utf-8")
         try:
-            fields = read_model(str(path))
+            asked = read_job(str(path), (), cluster)
         except PlanError as error:
-            raise PlanError(CONFIG, [fault.replace(str(path), CONFIG) for fault in error.faults]) from None
-    return {"state": _texts({"model": fields}), "notes": ""}
+            faults = [fault.replace(str(path), CONFIG).replace(folder, CONFIG) for fault in error.faults]
+            raise PlanError(CONFIG, faults) from None
+    asked.fields.pop("cluster")
+    texts = state_texts({section: asked.fields.get(section, {}) for section in SECTIONS}) | {
+        "device": cluster.device,
+        "devices": str(cluster.devices),
+    }
+    return {"state": texts, "notes": asked.filled_in, "system": ""}
 
 
 def _of_job(name: str, text: str) -> dict[str, Any]:
@@ -55,36 +93,40 @@ def _of_job(name: str, text: str) -> dict[str, Any]:
         fields = tomllib.loads(text)
     except TOML_ERRORS as error:
         raise PlanError(name, [f"it is no TOML: {error}; correct that line"]) from None
-    texts = _texts({section: fields[section] for section in SECTIONS if isinstance(fields.get(section), dict)})
+    texts = state_texts({section: fields[section] for section in SECTIONS if isinstance(fields.get(section), dict)})
     left_out = [section for section in fields if section not in (*SECTIONS, "name")]
-    return {"state": texts, "notes": f"Left out, since a page plans: {', '.join(left_out)}." if left_out else ""}
+    return {
+        "system": "",
+        "state": texts,
+        "notes": f"Left out, since a page plans: {', '.join(left_out)}." if left_out else "",
+    }
 
 
-def _of_system(name: str, text: str, system_name: str, cluster: AskedCluster) -> dict[str, Any]:
+def _of_system(texts: Mapping[str, str], system_name: str, cluster: AskedCluster) -> dict[str, Any]:
     if system_name not in SYSTEMS:
         raise PlanError(SUBJECT, [f"{shortened(system_name)!r} is no system; there are {', '.join(SYSTEMS)}"])
-    system = system_of(system_name, [name])
+    system, names = system_of(system_name, texts), " ".join(texts)
     asked = Asked(overrides=_WITHOUT_DATA, cluster=cluster)
     try:
-        read_fields = system.read({name: text}, asked).fields
+        read_fields = system.read(texts, asked).fields
     except (ShellFault, RecursionError) as error:
-        raise PlanError(name, [str(error)]) from None
+        raise PlanError(names, [str(error)]) from None
     model = read_fields.get("model.name")
     if read_fields.get("model.weights") or (model and model not in catalog.names("models")):
         raise PlanError(
-            name, [f"it names the model {shortened(str(model))!r}, and a page reads no file; run `shardwright import`"]
+            names, [f"it names the model {shortened(str(model))!r}, and a page reads no file; run `shardwright import`"]
         )
-    result = job_of_texts(system, {name: text}, asked, f"{system.title}, {name}")
-    return {"state": job_texts(result.job), "notes": imported_notes(result, with_data=False)}
+    result = job_of_texts(system, texts, asked, f"{system.title}, {names}")
+    return {"state": job_texts(result.job), "notes": imported_notes(result, with_data=False), "system": system.title}
 
 
 def job_texts(job: JobSpec) -> dict[str, str]:
     """The fields of a job that differ from their defaults, as the texts of a state."""
-    texts = _texts(job.model_dump(exclude_defaults=True, mode="json", include=set(SECTIONS)))
+    texts = state_texts(job.model_dump(exclude_defaults=True, mode="json", include=set(SECTIONS)))
     return texts | {"plan.dp": str(job.plan.dp)}
 
 
-def _texts(fields: dict[str, Any]) -> dict[str, str]:
+def state_texts(fields: dict[str, Any]) -> dict[str, str]:
     """Nested fields as the texts of a state: those that a page may set, without names that the catalog lacks."""
     known = page_fields()
     texts = {

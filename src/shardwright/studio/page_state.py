@@ -37,6 +37,9 @@ class PageState:
 
     texts: Mapping[str, str]
 
+    def __hash__(self) -> int:
+        return hash(frozenset(self.texts.items()))
+
     @classmethod
     def read(cls, sent: Any) -> "PageState":
         """The state that a browser sent. Raises PlanError with every fault."""
@@ -63,6 +66,16 @@ class PageState:
     def kept(self) -> tuple[str, ...]:
         """The fields of the plan, as --keep of `plan` takes them."""
         return tuple(override for override in self.overrides if override.startswith("plan."))
+
+    def without_plan(self) -> "PageState":
+        """The state without what a search chooses."""
+        return PageState(
+            {
+                key: text
+                for key, text in self.texts.items()
+                if not (key.startswith("plan.") or key == "precision.float8")
+            }
+        )
 
     def fields(self) -> dict[str, Any]:
         """The fields of the job, nested. Without plan.dp, replicas fill the cluster. Raises PlanError."""

@@ -25,14 +25,14 @@ from shardwright.studio.controls import controls_dict
 from shardwright.studio.dropped_file import dropped
 from shardwright.studio.exports import FORMATS, files
 from shardwright.studio.page_state import SUBJECT, PageState
-from shardwright.studio.plan_answer import Part, answer
+from shardwright.studio.plan_answer import PARTS, Part, PlanAnswers
 from shardwright.studio.plan_search import answers
 
 _MOST_BYTES = 2**20
 _MOST_SEARCHES = 2  # at a time
 _TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 _HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; style-src-attr 'unsafe-inline'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -88,6 +88,7 @@ class Studio:
     """The answers of the server. Computing takes turns, for two answers at once would both be late."""
 
     def __init__(self) -> None:
+        self._answers = PlanAnswers()
         self._turn = anyio.CapacityLimiter(1)
         self._searches = anyio.CapacityLimiter(_MOST_SEARCHES)
 
@@ -98,8 +99,9 @@ class Studio:
     async def plan(self, request: Request) -> Response:
         """The answer to a state, a line of JSON for each part, as soon as it is known."""
         body = await _body(request)
-        wanted = frozenset(filter(None, str(body.get("wanted", "")).split(",")))
-        parts = answer(PageState.read(body.get("state")), wanted)
+        names = str(body.get("wanted", "")).split(",")
+        wanted = [name for name in ("values", *PARTS) if name in names]
+        parts = self._answers.parts(PageState.read(body.get("state")), wanted)
         return StreamingResponse(self._lines(request, parts), media_type="application/x-ndjson")
 
     async def _lines(self, request: Request, parts: Iterator[Part]) -> AsyncIterator[bytes]:
@@ -134,11 +136,12 @@ class Studio:
                 await searching.aclose()  # type: ignore[attr-defined]
 
     async def drop(self, request: Request) -> Response:
-        """The state that a dropped file describes."""
+        """The state that dropped files describe."""
         body = await _body(request)
-        name, text, system = (str(body.get(key, "")) for key in ("name", "text", "system"))
+        sent, system = body.get("files"), str(body.get("system") or "")
+        texts = {str(name): str(text) for name, text in sent.items()} if isinstance(sent, dict) else {}
         cluster = PageState.read(body.get("state")).asked.cluster
-        return JSONResponse(await run_in_threadpool(dropped, name, text, system, cluster))
+        return JSONResponse(await run_in_threadpool(dropped, texts, system, cluster))
 
     async def export(self, request: Request) -> Response:
         """The files of a plan in a format."""

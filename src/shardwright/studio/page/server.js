@@ -1,0 +1,47 @@
+// Questions to the server of this page. Answers come as lines of JSON, each as soon as it is known.
+
+async function post(path, body, signal) {
+  const response = await fetch(path, {
+    method: "POST",
+    headers: { "Content-Type": "application/json" },
+    body: JSON.stringify(body),
+    signal,
+  });
+  if (response.ok) return response;
+  const text = await response.text();
+  throw new Faults(response.status === 422 ? JSON.parse(text).faults : [text]);
+}
+
+// Faults of what was asked, each a sentence.
+export class Faults extends Error {
+  constructor(faults) {
+    super(faults.join("; "));
+    this.faults = faults;
+  }
+}
+
+async function* lines(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const parts = (text + value).split("\n");
+    text = parts.pop();
+    for (const part of parts) yield JSON.parse(part);
+  }
+}
+
+// The parts of the answer to a state: "values", "job", "step", "memory", "timeline", "links", or "faults".
+export async function* askParts(state, wanted, signal) {
+  yield* lines(await post("/plan", { state, wanted: wanted.join(",") }, signal));
+}
+
+// The lines of a search: "best" plans, or the nearest that are "fitting".
+export async function* search(asks, state, signal) {
+  yield* lines(await post("/search", { asks, state, keep: false }, signal));
+}
+
+export const askControls = async () => (await fetch("/controls")).json();
+export const readFiles = async (files, system, state) => (await post("/drop", { files, system, state })).json();
+export const exportPlan = async (state, to) => (await post("/export", { state, to })).json();
