@@ -13,7 +13,7 @@ from shardwright.config.load import validate_fields
 from shardwright.config.units import counted
 from shardwright.cost.calibration import shipped
 from shardwright.explain.story import tell
-from shardwright.memory.job_memory import job_memory
+from shardwright.memory.job_memories import job_accounts
 from shardwright.planner.own_plan import Estimate, estimate
 from shardwright.report.fit_verdict import device_entry, device_room_bytes, fit_of, verdict_text
 from shardwright.report.plans_text import plan_words
@@ -109,7 +109,7 @@ def _step_part(prediction: Prediction) -> Part:
 
 def _memory_part(prediction: Prediction) -> Part:
     job = prediction.job
-    memory = job_memory(job)
+    memory = job_accounts(job)
     fit, room = fit_of(job, memory, prediction.priced), device_room_bytes(job)
     return {
         "ranks": [rank.as_dict() for rank in memory],

@@ -12,7 +12,7 @@ export function buildControls(form, described, change) {
     if (heading === "Model") made.unshift(controls[0]);
     else controls.push(...made);
     if (heading === "Model") controls.push(...made.slice(1));
-    const open = wide || heading === "Degrees";
+    const open = wide || ["Model", "Degrees"].includes(heading);
     form.append(element("details", { open }, element("summary", {}, heading), made.map((control) => control.node)));
   }
   const others = otherFields(described, change);

@@ -17,6 +17,9 @@ export function showHeadline(list, answer, beside) {
   list.replaceChildren(...FIGURES.map(([name, read, text]) => {
     const value = read(answer), other = beside ? read(beside) : undefined;
     const shown = [element("dd", {}, value === undefined ? "–" : text(value))];
+    if (name === "fullest device" && answer.memory?.device_bytes) {
+      shown.push(element("dd", { class: "beside" }, `of ${memoryText(answer.memory.device_bytes)}`));
+    }
     if (other !== undefined) {
       const change = value === undefined ? "" : changeText(value, other);
       shown.push(element("dd", { class: "beside" }, `${text(other)} beside`, change && ` (${change})`));
