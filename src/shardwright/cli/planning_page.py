@@ -32,14 +32,14 @@ def studio(job: str, overrides: tuple[str, ...], port: int, in_browser: bool, **
 
         raise PlanError("studio", [_NEEDED]) from None
     texts = _state_texts(job, overrides, asked_cluster(dict(cluster_fields)))
-    from shardwright.studio.studio_server import listening, serve
+    from shardwright.studio.studio_server import listening, server_at
 
     connection = listening(port)
     address = f"http://127.0.0.1:{connection.getsockname()[1]}/#{urlencode(texts)}"
     click.echo(f"The studio is at {address}\nCtrl-C ends it.")
     if in_browser:
         click.launch(address)
-    serve(connection)
+    server_at(connection).run(sockets=[connection])
 
 
 def _state_texts(job: str, overrides: tuple[str, ...], cluster: "AskedCluster") -> dict[str, str]:

@@ -26,7 +26,8 @@ from shardwright.studio.page_state import PageState
 
 _BEAT_S = 0.25  # between two lines that say how long a search has taken
 _MOST_LINE = 2**26  # bytes of one answer
-_CHOSEN = {"plan": True, "precision": {"float8"}, "batch": {"global_batch_size"}}  # fields that a search chooses
+# The fields of a job that a search chooses.
+_CHOSEN: dict[str, Any] = {"plan": True, "precision": {"float8"}, "batch": {"global_batch_size"}}
 
 
 def searched(state: PageState, keep: bool) -> Iterator[dict[str, Any]]:

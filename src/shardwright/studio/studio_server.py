@@ -228,8 +228,14 @@ def listening(port: int) -> socket.socket:
     return connection
 
 
-def serve(connection: socket.socket) -> None:
-    """Serve the page until a signal ends it."""
-    port = connection.getsockname()[1]
-    config = uvicorn.Config(application(port), log_level="warning", access_log=False, server_header=False, ws="none")
-    uvicorn.Server(config).run(sockets=[connection])
+def server_at(connection: socket.socket) -> uvicorn.Server:
+    """The server of a page at a socket: `run(sockets=[connection])` serves it until a signal ends it."""
+    config = uvicorn.Config(
+        application(connection.getsockname()[1]),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        ws="none",
+        timeout_graceful_shutdown=1,
+    )
+    return uvicorn.Server(config)
