@@ -79,7 +79,7 @@ function show(part, parts, notes) {
   if (part === "job") {
     byId("words").textContent = `${parts.job.name} on ${parts.job.ranks.toLocaleString("en")} devices: ${parts.job.words}`;
     document.title = `${parts.job.name}, ${parts.job.words} – Shardwright studio`;
-    showNotes([...notes, ...parts.job.notes]);
+    showNotes([...notes, ...parts.job.notes.filter((note) => !notes.includes(note))]);
   }
   if (part === "step") {
     showStep(parts.step, besideAnswer?.step, described.parts);
@@ -117,10 +117,12 @@ function takeBest() {
 
 async function open(files) {
   try {
-    const { state, notes, system } = await stateOf(await textsOf(files), "", answer.values || {});
+    const texts = await textsOf(files);
+    const { state, notes, system } = await stateOf(texts, "", answer.values || {});
     page = { state, beside: page.beside };
     writeAddress(page, true);
-    refresh([`Read ${[...files].map((file) => file.name).join(", ")}${system ? ` as of ${system}` : ""}.`, ...notes.split("\n")].filter(Boolean));
+    const read = `Read ${Object.keys(texts).join(", ")}${system && `, of ${system}`}.`;
+    refresh([read, ...notes.split("\n").filter(Boolean)]);
   } catch (error) {
     showFaults(error.faults || [error.message]);
   }

@@ -8,8 +8,10 @@ export function showFaults(faults, wayOut = "") {
 }
 
 export function showNotes(notes) {
-  show("note", ...notes.map((note) => element("p", {}, note)));
+  show("note", ...notes.map((note) => element("p", {}, sentence(note))));
 }
+
+const sentence = (note) => `${note[0].toUpperCase()}${note.slice(1)}${/[.:;,]$/.test(note) ? "" : "."}`;
 
 // A message that goes with the next change.
 export function showMessage(kind, ...texts) {
