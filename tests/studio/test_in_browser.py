@@ -1,17 +1,17 @@
-"""The planning page in Chromium, headless: what a user does with it. Skipped where Chromium or Playwright is missing."""
+"""The planning page in Chromium: what a user does with it. Skipped where Chromium or Playwright is missing."""
 
 import json
 import shutil
-import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("starlette", reason="the planning page takes shardwright[studio]")
-sync_api = pytest.importorskip("playwright.sync_api", reason="browsers are driven by playwright")
+pytest.importorskip("playwright", reason="browsers are driven by playwright")
+
+from playwright.sync_api import Browser, Page, sync_playwright
 
 from shardwright.studio.studio_server import listening, server_at
 
@@ -20,7 +20,6 @@ pytestmark = [
     pytest.mark.processes,
     pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium; apt-get install chromium"),
 ]
-assert subprocess  # browsers are processes of their own
 JOB = "#job=quickstart&device=h100-sxm&devices=4"
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -49,15 +48,15 @@ def address() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield chromium
         chromium.close()
 
 
 @pytest.fixture
-def page(browser: Any, address: str) -> Iterator[Any]:
+def page(browser: Browser, address: str) -> Iterator[Page]:
     """A page in the browser. Nothing may go wrong in it, and nothing may be asked of another machine."""
     context = browser.new_context(viewport={"width": 1400, "height": 900}, base_url=address)
     shown, wrong = context.new_page(), list[str]()
@@ -70,22 +69,22 @@ def page(browser: Any, address: str) -> Iterator[Any]:
     assert not wrong
 
 
-def go(page: Any, address: str) -> None:
+def go(page: Page, address: str) -> None:
     page.goto(address)
     settled(page)
 
 
-def settled(page: Any) -> None:
+def settled(page: Page) -> None:
     """Wait until the plan of the page's address is on the screen."""
     place = page.evaluate("() => CSS.escape(location.hash)")
     page.wait_for_selector(f"body[data-shown={place}]", state="attached")
 
 
-def headline(page: Any) -> list[str]:
-    return page.locator("#headline dd:first-of-type").all_inner_texts()  # type: ignore[no-any-return]
+def headline(page: Page) -> list[str]:
+    return page.locator("#headline dd:first-of-type").all_inner_texts()
 
 
-def test_a_change_by_keyboard_is_shown_and_taken_back(page: Any) -> None:
+def test_a_change_by_keyboard_is_shown_and_taken_back(page: Page) -> None:
     go(page, JOB)
     first = headline(page)
     assert first[0].endswith("s") and page.locator("#step .bar").count() == 1
@@ -106,7 +105,7 @@ def test_a_change_by_keyboard_is_shown_and_taken_back(page: Any) -> None:
     assert "usd" not in page.url
 
 
-def test_a_plan_beside_is_in_the_address(page: Any) -> None:
+def test_a_plan_beside_is_in_the_address(page: Page) -> None:
     go(page, JOB)
     page.click("#keep")
     page.select_option("#plan-zero", "1")
@@ -121,7 +120,7 @@ def test_a_plan_beside_is_in_the_address(page: Any) -> None:
     assert page.locator("#timeline canvas").count() == 1
 
 
-def test_faults_are_shown_until_they_are_mended(page: Any) -> None:
+def test_faults_are_shown_until_they_are_mended(page: Page) -> None:
     go(page, JOB)
     page.fill("#plan-tp", "3")
     page.press("#plan-tp", "Enter")
@@ -132,7 +131,7 @@ def test_faults_are_shown_until_they_are_mended(page: Any) -> None:
     assert not page.locator(".message.bad").count() and not page.locator("body.faulty").count()
 
 
-def test_a_dropped_file_becomes_the_plan_and_is_saved(page: Any, tmp_path: Path) -> None:
+def test_a_dropped_file_becomes_the_plan_and_is_saved(page: Page, tmp_path: Path) -> None:
     go(page, JOB)
     config = tmp_path / "config.json"
     config.write_text(json.dumps(LLAMA), encoding="utf-8")
@@ -145,7 +144,7 @@ def test_a_dropped_file_becomes_the_plan_and_is_saved(page: Any, tmp_path: Path)
     assert "hidden = 64" in Path(saved.value.path()).read_text(encoding="utf-8")
 
 
-def test_the_best_plan_is_one_click_away(page: Any) -> None:
+def test_the_best_plan_is_one_click_away(page: Page) -> None:
     go(page, "#job=quickstart&device=h100-sxm&devices=2")
     page.keyboard.press("b")
     page.wait_for_selector("#search em")
@@ -156,10 +155,12 @@ def test_the_best_plan_is_one_click_away(page: Any) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_fits_a_phone(page: Any, scheme: str) -> None:
+def test_it_fits_a_phone_and_all_can_read_it(page: Page, scheme: str) -> None:
     page.set_viewport_size({"width": 390, "height": 800})
     page.emulate_media(color_scheme=scheme)
     go(page, JOB)
     assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
     sizes = page.evaluate("() => [...document.querySelectorAll('button, select')].map((one) => one.offsetHeight)")
     assert all(size == 0 or size >= 36 for size in sizes)
+    checked = pytest.importorskip("axe_playwright_python.sync_playwright").Axe().run(page)
+    assert not [(fault["id"], fault["nodes"][0]["html"]) for fault in checked.response["violations"]]

@@ -5,7 +5,7 @@ from urllib.parse import urlencode
 
 import click
 
-from shardwright.cli.job_options import PredictCommand, asked_cluster, cluster_options, set_option
+from shardwright.cli.job_options import PredictCommand, asked_cluster, cluster_options, expect_many_actions, set_option
 
 if TYPE_CHECKING:
     from shardwright.config.asked_cluster import AskedCluster
@@ -32,8 +32,11 @@ def studio(job: str, overrides: tuple[str, ...], port: int, in_browser: bool, **
 
         raise PlanError("studio", [_NEEDED]) from None
     texts = _state_texts(job, overrides, asked_cluster(dict(cluster_fields)))
+    from shardwright.studio.plan_answer import warm_up
     from shardwright.studio.studio_server import listening, server_at
 
+    expect_many_actions()
+    warm_up()
     connection = listening(port)
     address = f"http://127.0.0.1:{connection.getsockname()[1]}/#{urlencode(texts)}"
     click.echo(f"The studio is at {address}\nCtrl-C ends it.")

@@ -44,6 +44,7 @@ async function refresh(notes = []) {
   try {
     if (page.beside && !besideAnswer) besideAnswer = await answerOf(page.beside, [...QUICK, ...SLOW], signal, () => {});
     answer = await answerOf(page.state, QUICK, signal, (part, parts) => show(part, parts, notes));
+    performance.mark("figures");
     if (!answer.faults) {
       await new Promise((resolve) => setTimeout(resolve, QUIET_MS));
       if (signal.aborted) return;

@@ -11,7 +11,7 @@ export function showMoney(step, job) {
   const columns = [["a step", money.step, step.step_s], ["1e12 tokens", money["1e12_tokens"], money["1e12_tokens"].seconds],
     [`the run, ${countText(job.tokens_of_run)} tokens`, money.run, money.run.seconds]];
   const rows = [
-    ["", ...columns.map(([name]) => name)],
+    ["of", ...columns.map(([name]) => name)],
     ["time", ...columns.map(([, , seconds]) => secondsText(seconds))],
     ["device-hours", ...columns.map(([, cost]) => rounded(cost.device_hours))],
     ["money", ...columns.map(([, cost]) => dollarsText(cost.usd))],

@@ -11,7 +11,7 @@ export function showStep(step, beside, parts) {
   const longest = Math.max(...plans.map(([, plan]) => plan.step_s));
   const shown = Object.keys(parts).filter((part) => plans.some(([, plan]) => plan.time[part] > 0.0005 * plan.step_s));
   const bars = plans.map(([name, plan]) => bar(name, plan, shown, parts, longest));
-  const header = ["", ...plans.flatMap(([name]) => [name || "seconds", "of the step"])];
+  const header = ["part", ...plans.flatMap(([name]) => [name || "seconds", "of the step"])];
   const rows = shown.map((part) => [
     element("span", {}, element("i", { class: `swatch part-${part}` }), parts[part]),
     ...plans.flatMap(([, plan]) => [secondsText(plan.time[part]), shareText(plan.time[part] / plan.step_s)]),
