@@ -22,7 +22,7 @@ export function showHeadline(list, answer, beside) {
     }
     if (other !== undefined) {
       const change = value === undefined ? "" : changeText(value, other);
-      shown.push(element("dd", { class: "beside" }, `${text(other)} beside`, change && ` (${change})`));
+      shown.push(element("dd", { class: "beside" }, element("span", {}, `beside ${text(other)} `), change || "the same"));
     }
     return element("div", { class: name === "fullest device" ? fitClass(answer) : "" }, element("dt", {}, name), shown);
   }));

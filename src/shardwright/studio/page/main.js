@@ -41,6 +41,7 @@ async function refresh(notes = []) {
   asking = new AbortController();
   const { signal } = asking;
   performance.mark("asked");
+  document.body.classList.add("busy");
   try {
     if (page.beside && !besideAnswer) besideAnswer = await answerOf(page.beside, [...QUICK, ...SLOW], signal, () => {});
     answer = await answerOf(page.state, QUICK, signal, (part, parts) => show(part, parts, notes));
@@ -54,7 +55,9 @@ async function refresh(notes = []) {
     performance.mark("shown");
     document.body.dataset.shown = location.hash;  // all of this state is on the screen
   } catch (error) {
-    if (error.name !== "AbortError") showFaults(error.faults || [`The server does not answer: ${error.message}`]);
+    if (error.name === "AbortError") return;
+    document.body.classList.remove("busy");
+    showFaults(error.faults || [`The server does not answer: ${error.message}`]);
   }
 }
 
@@ -86,6 +89,7 @@ function show(part, parts, notes) {
     showStep(parts.step, besideAnswer?.step, described.parts);
     showMoney(parts.step, parts.job);
   }
+  if (part === "memory" || part === "faults") document.body.classList.remove("busy");
   if (part === "step" || part === "memory") showHeadline(byId("headline"), parts, besideAnswer);
   if (part === "memory") showMemory(parts.memory, besideAnswer?.memory);
   if (part === "timeline") showTimeline(parts.timeline, besideAnswer?.timeline);

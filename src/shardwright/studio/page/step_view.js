@@ -29,6 +29,7 @@ function bar(name, plan, shown, parts, longest) {
     piece.style.width = `${(100 * plan.time[part]) / longest}%`;
     return piece;
   });
-  const label = `${name ? `${name}: ` : ""}${secondsText(plan.step_s)}`;
-  return element("div", { class: "bar", role: "img", "aria-label": `A step of ${label}, by cause` }, pieces);
+  const label = name ? `Step of the plan ${name}` : "Step";
+  const line = element("div", { class: "bar", role: "img", "aria-label": `${label} by cause: ${secondsText(plan.step_s)}` }, pieces);
+  return element("div", { class: "whole" }, line, element("b", {}, `${secondsText(plan.step_s)} ${name}`));
 }
