@@ -7,9 +7,9 @@ from shardwright.api.estimated import Estimated
 from shardwright.api.simulated import Simulated
 from shardwright.config.base import PlanError, shortened
 from shardwright.config.job import JobSpec
-from shardwright.interchange.exported import exported
+from shardwright.interchange.exported import Lacking, exported
 from shardwright.interchange.system import SYSTEMS
-from shardwright.report.imported_text import exported_notes
+from shardwright.report.imported_text import exported_notes, nearest_export
 from shardwright.report.timeline.job_study import study_job
 from shardwright.report.toml_files import job_toml
 from shardwright.studio.page_state import SUBJECT
@@ -27,7 +27,10 @@ FORMATS = {
 def files(job: JobSpec, to: str) -> dict[str, Any]:
     """{"files": texts by name, "notes"} of a job in a format or for a system. Raises PlanError."""
     if to in SYSTEMS:
-        result = exported(SYSTEMS[to], job)
+        try:
+            result = exported(SYSTEMS[to], job)
+        except Lacking as error:
+            raise PlanError(error.subject, error.faults, nearest_export(SYSTEMS[to], job, error)) from None
         return {"files": result.files, "notes": exported_notes(result, SYSTEMS[to].title)}
     name = job.name
     if to == "toml":

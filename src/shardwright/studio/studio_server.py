@@ -179,7 +179,7 @@ async def _body(request: Request) -> dict[str, Any]:
 
 async def _faults(request: Request, error: Exception) -> Response:
     assert isinstance(error, PlanError)
-    return JSONResponse({"faults": error.faults}, status_code=422)
+    return JSONResponse({"faults": error.faults, "way_out": error.way_out}, status_code=422)
 
 
 def page_files() -> dict[str, bytes]:

@@ -129,7 +129,7 @@ async function open(files) {
     const read = `Read ${Object.keys(texts).join(", ")}${system && `, of ${system}`}.`;
     refresh([read, ...notes.split("\n").filter(Boolean)]);
   } catch (error) {
-    showFaults(error.faults || [error.message]);
+    showFaults(error.faults || [error.message], error.wayOut);
   }
 }
 
@@ -137,7 +137,7 @@ async function save(to) {
   try {
     showMessage("note", ...await saveExport(page.state, to));
   } catch (error) {
-    showFaults(error.faults || [error.message]);
+    showFaults(error.faults || [error.message], error.wayOut);
   }
 }
 

@@ -9,14 +9,16 @@ async function post(path, body, signal) {
   });
   if (response.ok) return response;
   const text = await response.text();
-  throw new Faults(response.status === 422 ? JSON.parse(text).faults : [text]);
+  const { faults, way_out: wayOut } = response.status === 422 ? JSON.parse(text) : { faults: [text], way_out: "" };
+  throw new Faults(faults, wayOut);
 }
 
-// Faults of what was asked, each a sentence.
+// Faults of what was asked, each a sentence, and a way out that they share.
 export class Faults extends Error {
-  constructor(faults) {
+  constructor(faults, wayOut) {
     super(faults.join("; "));
     this.faults = faults;
+    this.wayOut = wayOut;
   }
 }
 
