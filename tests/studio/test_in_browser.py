@@ -152,6 +152,7 @@ def test_the_best_plan_is_one_click_away(page: Page) -> None:
     assert "beside=" in page.url and page.locator("#search tbody tr").count() > 1
     page.wait_for_selector("#search pre", state="attached")
     assert "Recommended" in page.locator("#search pre").text_content()
+    assert page.is_hidden("#search button >> text=Search with my fields kept")  # none was set
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -5,8 +5,9 @@ import { memoryText, secondsText, shareText } from "./units.js";
 
 let running = null;
 
-// Searches, shows what comes, and calls `take(plan)` with the recommended plan, and with each that is chosen later.
-export async function searchBest(state, take) {
+// Searches, shows what comes, and calls `take(plan)` with the recommended plan, and with each that is chosen later. With
+// `keep` fields of the plan that the page has set stay as they are.
+export async function searchBest(state, take, keep = false) {
   running?.abort();
   running = new AbortController();
   const { signal } = running;
@@ -15,11 +16,15 @@ export async function searchBest(state, take) {
   const body = element("div", {});
   const stop = element("button", { type: "button" }, "Stop");
   stop.addEventListener("click", () => { running.abort(); section.hidden = true; });
-  section.replaceChildren(heading, stop, body);
+  const set = Object.entries(state).filter(([key]) => key.startsWith("plan."));
+  const again = element("button", { type: "button", hidden: keep || !set.length }, "Search with my fields kept");
+  again.title = set.map(([key, text]) => `${key} = ${text}`).join(", ");
+  again.addEventListener("click", () => searchBest(state, take, true));
+  section.replaceChildren(element("div", { class: "actions" }, heading, again, stop), body);
   section.hidden = false;
   const status = heading.querySelector("small");
   try {
-    for await (const part of search("best", state, signal)) {
+    for await (const part of search("best", state, signal, keep)) {
       if (part.seconds !== undefined) status.textContent = `${body.childElementCount ? "reasons" : "searching"}, ${part.seconds.toFixed(1)} s`;
       if (part.plans) showPlans(body, part.plans, take);
       if (part.reasons) body.append(reasons(part.reasons));

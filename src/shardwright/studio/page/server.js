@@ -39,9 +39,9 @@ export async function* askParts(state, wanted, signal) {
   yield* lines(await post("/plan", { state, wanted: wanted.join(",") }, signal));
 }
 
-// The lines of a search: "best" plans, or the nearest that are "fitting".
-export async function* search(asks, state, signal) {
-  yield* lines(await post("/search", { asks, state, keep: false }, signal));
+// The lines of a search: "best" plans, or the nearest that are "fitting". With `keep` the plan's fields of the state stay.
+export async function* search(asks, state, signal, keep = false) {
+  yield* lines(await post("/search", { asks, state, keep }, signal));
 }
 
 export const askControls = async () => (await fetch("/controls")).json();
