@@ -117,9 +117,7 @@ class SimulatedPlans:
         self._improve([kind for kind in uneven if not _is_long(self._best(kind).job)], UNEVEN)
         return self._first_fitting(chosen, num_shown)
 
-    def _first_fitting(
-        self, kinds: Sequence[tuple[Sequence[PlanPlace], _Kind]], num_shown: int
-    ) -> list[SimulatedPlan]:
+    def _first_fitting(self, kinds: Sequence[tuple[Sequence[PlanPlace], _Kind]], num_shown: int) -> list[SimulatedPlan]:
         """The fastest fitting plans of `num_shown` kinds, fastest first.
 
         The fastest plan of all is judged next, so that no account is made of a plan that is too slow to be shown.
