@@ -1,6 +1,7 @@
-"""The commands for those who learn: one collective, drawn and timed."""
+"""The commands for those who learn: one collective, drawn and timed; and the pages of ideas."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -77,4 +78,36 @@ def collective(kind: str, as_json: bool, runs: bool, svg: Path | None, **options
     click.echo(json.dumps(fields) if as_json else "\n\n".join(texts))
 
 
-COMMANDS = (collective,)
+@click.command()
+@click.argument("idea", required=False)
+@click.option(
+    "--lang",
+    "language",
+    type=click.Choice(("en", "zh")),
+    default=None,
+    help="English or Chinese.  [default: the locale's]",
+)
+@json_option
+def learn(idea: str | None, language: str | None, as_json: bool) -> None:
+    """Read the page on IDEA: its inequality, commands to try with their output, questions with computed answers.
+
+    Without IDEA it lists all pages.
+    """
+    from shardwright.learn.idea_pages import IDEAS, IdeaPage, contents, page_of
+
+    language = language or _language_of_locale()
+    if idea is None:
+        titles = {name: IdeaPage(name, language).title for name in IDEAS}
+        click.echo(json.dumps(titles, ensure_ascii=False) if as_json else contents(language))
+        return
+    page = page_of(idea, language)
+    fields = {"idea": page.name, "language": language, "title": page.title, "markdown": page.markdown}
+    click.echo(json.dumps(fields, ensure_ascii=False) if as_json else page.text)
+
+
+def _language_of_locale() -> str:
+    locale = next(filter(None, (os.environ.get(name) for name in ("LC_ALL", "LC_MESSAGES", "LANG"))), "")
+    return "zh" if locale.lower().startswith("zh") else "en"
+
+
+COMMANDS = (collective, learn)
