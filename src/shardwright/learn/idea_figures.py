@@ -81,7 +81,7 @@ def memory_wall() -> str:
 
 
 def device_memory() -> str:
-    """What one rank holds of a model, by kind."""
+    """The memory of one rank that holds a whole model, by kind."""
     rows = [("one h100-sxm", ["plan.dp=1", "plan.zero=0"])]
     return _memory(f"{_MODEL} on one device: weights, gradients, AdamW, activations", _jobs(_MODEL, 1, rows))
 

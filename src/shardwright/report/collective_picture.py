@@ -56,8 +56,8 @@ def _cell(
     kind = "whole" if is_sum and len(contributions) == n else "piece"
     share = len(contributions) / n if is_sum else 0.5
     name = piece_name(piece, contributions, n if is_sum else 0)
-    shown = name if len(name) <= 3 else f"{len(contributions)}"
+    shown, size = (name, min(9.5, 36 / len(name))) if len(name) <= 5 else (f"{len(contributions)} of {n}", 7.0)
     return [
         f'<rect class="{kind}" {frame} opacity="{0.2 + 0.6 * share:.2f}"><title>{name}</title></rect>',
-        svg.text(x + _CELL / 2 - 1, y + 0.62 * _CELL, shown, "word", 9.5, "middle"),
+        svg.text(x + _CELL / 2 - 1, y + 0.62 * _CELL, shown, "word", size, "middle"),
     ]
