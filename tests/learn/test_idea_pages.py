@@ -124,3 +124,14 @@ def test_the_list_and_the_locale() -> None:
 def test_an_unknown_idea_is_refused_with_the_nearest() -> None:
     with pytest.raises(PlanError, match="use pipelines"):
         page_of("pipeline", "en")
+
+
+def test_the_chinese_readme_has_the_same_commands_files_and_numbers() -> None:
+    english, chinese = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "README.zh-CN.md"))
+    block = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+    assert block.findall(english) == block.findall(chinese)
+    assert english.count("\n## ") == chinese.count("\n## ")
+    files = r"`(docs/[\w./-]+)`"
+    assert sorted(re.findall(files, english)) == sorted(re.findall(files, chinese))
+    numbers = r"(?<![\w.])\d[\d.]*(?= %| published| 次公开| cases| 种模型)"
+    assert sorted(re.findall(numbers, block.sub("", english))) == sorted(re.findall(numbers, block.sub("", chinese)))
