@@ -4,10 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from shardwright.api.loaded_job import load
 from shardwright.api.one_collective import CollectiveQuestion, one_collective
-from shardwright.config.cluster_facts import device_entry
+from shardwright.config.cluster_facts import device_entry, device_hours_between_failures
 from shardwright.config.job import JobSpec
 from shardwright.config.units import bytes_text, memory_text, seconds_text
 from shardwright.cost.collective_time import ring_s
+from shardwright.cost.failures import Reliability, best_interval_s, goodput
 from shardwright.memory.job_memory import job_memory
 from shardwright.planner.own_plan import estimate
 from shardwright.report import svg
@@ -107,6 +108,20 @@ def alpha_beta() -> str:
     return svg.document("bandwidth by size", 960, 350, [*chart.drawn(), *svg.legend(64, 30, lines)])
 
 
+def networks() -> str:
+    """Bandwidth of a device's links in one direction."""
+    rows = []
+    for name in _GENERATIONS:
+        device = device_entry(name)
+        links = {
+            device.link_name: device.link_gb_per_s,
+            "network": device.network_gb_per_s,
+            "host": device.host_gb_per_s,
+        }
+        rows += [(f"{name}, {link}", {"GB/s": rate}) for link, rate in links.items() if rate]
+    return StackedBars("GB/s in one direction, as stated", rows, "{:g}".format).svg()
+
+
 def data_parallel() -> str:
     """The share of each part of a step as replicas divide one batch."""
     bars = []
@@ -122,6 +137,17 @@ def zero() -> str:
     """Memory by the stage of ZeRO."""
     rows = [(f"ZeRO {stage}", ["plan.dp=8", f"plan.zero={stage}"]) for stage in range(4)]
     return _memory(f"{_MODEL} on 8 replicas: memory of a rank", _jobs(_MODEL, 8, rows))
+
+
+def offload() -> str:
+    """Memory with and without the optimizer's state on the device."""
+    common = ["plan.dp=8", "plan.zero=1", "plan.recompute=full"]
+    rows = [
+        ("on the device", common),
+        ("half on the host", [*common, "plan.offload_optimizer=0.5"]),
+        ("on the host", [*common, "plan.offload_optimizer=1"]),
+    ]
+    return _memory("llama2-13b on 8 replicas, ZeRO 1: memory of a rank", _jobs("llama2-13b", 8, rows))
 
 
 def tensor_parallel() -> str:
@@ -232,6 +258,21 @@ def choosing() -> str:
     return StackedBars("llama2-70b on 64 h100-sxm: a step", bars, seconds_text).svg()
 
 
+def failures() -> str:
+    """The shares of the time of a job, by its number of devices; a checkpoint takes a minute."""
+    job = load("llama3-405b-16k").spec
+    rows = []
+    for devices in (1024, 4096, 16384, 65536):
+        between_s = 3600 * device_hours_between_failures(job.cluster) / devices
+        reliability = Reliability(between_s, 60.0, job.cluster.restart_s)
+        shares = goodput(reliability, best_interval_s(reliability))
+        parts = {"training": shares.training, "checkpoints": shares.checkpoints, "lost work": shares.lost_work}
+        row = {name: float(share) for name, share in (parts | {"restarts": shares.restarts}).items()}
+        rows.append((f"{devices:,} devices", row))
+    title = "h100-sxm, checkpoints of 60 s at the best interval: shares of the time"
+    return StackedBars(title, rows, lambda share: f"{share:.0%}").svg()
+
+
 def told_plan() -> str:
     """A plan that is often told, and the memory that it needs."""
     return _memory("gpt-100b-32xa100: 25 of 100 layers on a GPU", [("as told", load("gpt-100b-32xa100").spec)])
@@ -255,4 +296,7 @@ FIGURES: Mapping[str, Callable[[], str]] = {
     "mesh": mesh,
     "choosing": choosing,
     "told-plan": told_plan,
+    "networks": networks,
+    "offload": offload,
+    "failures": failures,
 }
