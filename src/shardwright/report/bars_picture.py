@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from shardwright.report import svg
 
-_LEFT, _TOP, _BAR, _PITCH, _WIDTH, _RIGHT = 168.0, 70.0, 22.0, 34.0, 760.0, 96.0
+_LEFT, _TOP, _BAR, _PITCH, _WIDTH, _RIGHT = 196.0, 70.0, 22.0, 34.0, 740.0, 96.0
 _LEGEND_STEP = 22.0
 
 
