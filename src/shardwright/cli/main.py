@@ -15,7 +15,7 @@ from typing import NoReturn
 import click
 
 from shardwright import __version__
-from shardwright.cli import calibrate, draw, predict
+from shardwright.cli import calibrate, draw, learning, predict
 from shardwright.cli.agents import mcp_server
 from shardwright.cli.checked_job import load_to_run
 from shardwright.cli.export_weights import convert, export
@@ -125,6 +125,7 @@ for command in (
     *draw.COMMANDS,
     *predict.COMMANDS,
     *calibrate.COMMANDS,
+    *learning.COMMANDS,
 ):
     cli.add_command(command)
 
