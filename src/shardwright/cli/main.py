@@ -15,7 +15,7 @@ from typing import NoReturn
 import click
 
 from shardwright import __version__
-from shardwright.cli import calibrate, draw, learning, predict
+from shardwright.cli import calibrate, draw, learning, planning_page, predict
 from shardwright.cli.agents import mcp_server
 from shardwright.cli.checked_job import load_to_run
 from shardwright.cli.export_weights import convert, export
@@ -126,6 +126,7 @@ for command in (
     *predict.COMMANDS,
     *calibrate.COMMANDS,
     *learning.COMMANDS,
+    *planning_page.COMMANDS,
 ):
     cli.add_command(command)
 
