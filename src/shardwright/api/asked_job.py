@@ -1,7 +1,7 @@
 """A job as the user asks for it, read and checked for its use: to predict it, to run it, or to plan it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,11 +17,12 @@ from shardwright.schedule.job_program import plan_faults
 @dataclass(frozen=True)
 class JobToPlan:
     """A job to find a plan for, checked except for its own plan. `own_job` is the job under its own plan, if it has
-    one; `own_faults` are the faults of that plan."""
+    one; `own_faults` are the faults of that plan. `notes` are about values that nobody stated."""
 
     job: JobSpec
     own_job: JobSpec | None = None
     own_faults: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,8 @@ class AskedJob:
     def to_plan(self) -> JobToPlan:
         """The job to find a plan for. Its cluster may not allow its own plan. Raises PlanError."""
         spec = job_to_plan(self.job_fields.fields, self.subject)
-        return with_own_plan(spec) if self.job_fields.fields.get("plan") else JobToPlan(spec)
+        to_plan = with_own_plan(spec) if self.job_fields.fields.get("plan") else JobToPlan(spec)
+        return replace(to_plan, notes=self.notes)
 
 
 def with_own_plan(spec: JobSpec) -> JobToPlan:

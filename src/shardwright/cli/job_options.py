@@ -1,6 +1,8 @@
 """Options that commands share; and the argument, the overrides and the help of commands on a job."""
 
 import gc
+import os
+import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -51,6 +53,12 @@ class PredictCommand(JobCommand):
 def expect_many_actions() -> None:
     """Run Python's garbage collector rarely: a schedule is millions of tuples, and none of them is in a cycle."""
     gc.set_threshold(1_000_000)
+
+
+def has_colours() -> bool:
+    """True if standard output is a terminal that shows colours, and the user has not declined them (no-color.org)."""
+    is_plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+    return sys.stdout is not None and sys.stdout.isatty() and not is_plain
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from shardwright.cli.checked_job import load, load_predicted, load_to_plan, load_to_run
+from shardwright.cli.checked_job import load, load_predicted, load_to_plan, load_to_run, say
 from shardwright.cli.interchange import NAMES, changes, held_to, load_from
 from shardwright.cli.job_options import (
     PredictCommand,
@@ -17,6 +17,7 @@ from shardwright.cli.job_options import (
     device_options,
     expect_many_actions,
     file_option,
+    has_colours,
     job_options,
     json_option,
     question_of,
@@ -137,7 +138,8 @@ def layout(
 @click.command(cls=PredictCommand)
 @job_options
 @cluster_options
-@click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="Plans to show.")
+@click.option("--top", type=click.IntRange(min=1), default=5, show_default=True, help="Plans to show.")
+@click.option("--details", is_flag=True, help="Also the search, every reason, and what would change the answer.")
 @_search_options
 @click.option(
     "--float8",
@@ -180,16 +182,17 @@ def plan(
     toml: Path | None,
     **options: Any,
 ) -> None:
-    """Find the best plans for JOB's model, batch and cluster, say why they are, and recommend one.
+    """Find the best plan for JOB's model, batch and cluster, and say why it is.
 
-    JOB may be a model too, with --devices and --device. Every legal plan is considered; recommended is the simplest of
-    those that can't be told apart from the fastest. JOB's own plan, if it has one, is compared with what is found.
+    JOB may be a model too, with --devices and --device. Every legal plan is considered; the one that is predicted to be
+    the fastest is recommended. JOB's own plan, if it has one, is compared with what is found.
     """
     from shardwright.api.found_plans import PlanQuestion, found_plans
     from shardwright.interchange.carried_data import with_paths_from
     from shardwright.report.toml_files import write_toml
 
     expect_many_actions()
+    details = options.pop("details")
     question, cluster = question_of(PlanQuestion, options), asked_cluster(options)
     question.constraints()  # faults of these options are found before the job is read
     imported = system = None
@@ -209,7 +212,7 @@ def plan(
         rows = plans.dicts()
         click.echo(json.dumps({"as_given": own_changes or None, "plans": rows} if system_name else rows))
     else:
-        click.echo("\n\n".join(filter(None, (str(own_changes), str(plans)))))
+        click.echo("\n\n".join(filter(None, (str(own_changes), plans.screen(details, has_colours())))))
     if plans.best is None:
         sys.exit(1)
     if toml:
@@ -260,7 +263,10 @@ def scale(
     constraints, sizes = constraints_of(options.pop("keep"), options.pop("between")), sizes_of(devices)
     smallest = sizes[0] if job in names("models") and job not in names("jobs") else 0
     cluster = asked_cluster(options | {"devices": smallest})
-    spec = load_to_plan(job, overrides, cluster, as_json).job
+    to_plan = load_to_plan(job, overrides, cluster, as_json)
+    if not as_json:
+        say(to_plan.notes, as_json)
+    spec = to_plan.job
     limits = batch_limits(spec, tokens or 0)
     try:
         scalings = scaling(spec, sizes, limits, partial(best_plan, constraints=constraints), constants=shipped())
