@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from shardwright.cli.progress_bar import progress_shown
 from shardwright.report.text_columns import filled
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ def load_predicted(job: str, overrides: tuple[str, ...], cluster: "AskedCluster"
 
     Notes about values that nobody stated are printed; on standard error if the output is JSON.
     """
-    spec, notes = _asked_job(job, overrides, cluster).to_predict()
+    with progress_shown():
+        spec, notes = _asked_job(job, overrides, cluster).to_predict()
     say(notes, as_json)
     return spec
 

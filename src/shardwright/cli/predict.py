@@ -22,6 +22,7 @@ from shardwright.cli.job_options import (
     json_option,
     question_of,
 )
+from shardwright.cli.progress_bar import progress_shown
 
 
 @click.command(cls=PredictCommand)
@@ -201,8 +202,9 @@ def plan(
     else:
         to_plan = load_to_plan(job, overrides, cluster, as_json)
     restrict = partial(held_to, system, to_plan.job.cluster.software) if system else None
-    plans = found_plans(f"job {job}", to_plan, question, restrict)
-    advice = plans.advice if as_json else plans.explained
+    with progress_shown():
+        plans = found_plans(f"job {job}", to_plan, question, restrict)
+        advice = plans.advice if as_json else plans.explained
     own_changes: str | dict[str, Any] = ""
     if system and imported and to_plan.own_job and not to_plan.own_faults:
         own_changes = changes(system, to_plan.own_job, advice, as_json, imported=imported)

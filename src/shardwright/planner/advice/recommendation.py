@@ -29,6 +29,7 @@ from shardwright.planner.search.objectives import Objective, best, check_in_time
 from shardwright.planner.search.plan_price import fits, room_bytes
 from shardwright.planner.search.results import Candidate, TriedSize
 from shardwright.planner.search.sample import standing
+from shardwright.planner.search.search_progress import Phase, tell
 from shardwright.planner.search.simpler_plans import simpler_plans
 
 # The confidence from which two plans are told apart. The order is right for 19 of 20 such pairs of published runs
@@ -86,7 +87,8 @@ def settled(advice: Advice, constraints: Constraints, constants: Constants, *, n
     """
     searched, _ = within_known(advice.job, constraints)
     result = recommended(advice, constraints, constants, num_shown=num_shown)
-    for _ in range(_MOST_MOVES):
+    for move in range(_MOST_MOVES):
+        tell(Phase.COMPARING, move / _MOST_MOVES)
         if not result.plans:
             break
         why = reasons(result.plans[0].job, searched_schedules(constraints), constants)
@@ -203,12 +205,14 @@ def explained(
 ) -> Advice:
     """The advice with its reasons. `own_job` is the job if the user gave a plan: it is compared with the others or, if
     it has faults, shown as refused."""
+    tell(Phase.EXPLAINING, 0.0)
     if own_job is not None and own_faults:
         advice = replace(advice, refused=RefusedPlan(own_job, tuple(own_faults)))
     elif own_job is not None:
         advice = replace(advice, own=_own_plan(own_job, constraints, constants))
     if not advice.plans:
         return advice
+    tell(Phase.EXPLAINING, 0.5)
     best, *others = advice.plans
     why = advice.reasons or reasons(best.job, searched_schedules(constraints), constants)
     return replace(
