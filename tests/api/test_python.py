@@ -56,7 +56,7 @@ def test_results_print_and_dump_as_the_commands_do() -> None:
     found = job.plan(keep=KEPT, top=3)
     assert json.loads(printed("plan", *words, *search, "--json")) == found.dicts()
     _, heading, best, *_ = str(found).split("\n\n")
-    assert "searched in" in heading  # for how long, which differs
+    assert "plans searched" in heading  # for how long, which differs
     assert best.startswith("Recommended: tp 2, pp 1") and best in printed("plan", *words, *search)
 
 

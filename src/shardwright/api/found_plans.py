@@ -120,7 +120,7 @@ def found_plans(
 ) -> FoundPlans:
     """Search for a job's best plans. `restrict` adds further constraints. Raises PlanError."""
     question = question.read(subject)
-    constraints = question.constraints()
+    constraints = question.constraints().with_kept(to_plan.kept)
     if restrict is not None:
         constraints = restrict(constraints)
     if question.as_software:
