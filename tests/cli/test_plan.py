@@ -141,10 +141,10 @@ def test_half_a_plan_is_completed_with_the_best_rest_in_every_command(tmp_path: 
     assert load_to_run(str(job), ("plan.tp=4", "plan.dp=4")).plan.zero == 0
 
 
-def test_half_a_plan_that_nothing_completes_is_refused_with_a_way_out() -> None:
-    assert "leave out plan.zero=0" in str(
-        refusal("estimate", "llama3-405b", "--devices", "8", "--device", "h100-sxm", "--set", "plan.zero=0")
-    )
+def test_half_a_plan_that_nothing_completes_is_told_with_defaults() -> None:
+    text = said("estimate", "llama3-405b", "--devices", "8", "--device", "h100-sxm", "--set", "plan.zero=0")
+    assert "no plan with plan.zero=0 fits on 8 h100-sxm; the rest has its defaults" in text
+    assert "It does not fit one h100-sxm" in text
     assert "contradict each other" in str(refusal("plan", *ON_16, *HALF, "--keep", "plan.tp=2"))
 
 

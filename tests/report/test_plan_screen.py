@@ -10,14 +10,13 @@ from shardwright.api.found_plans import FoundPlans
 from shardwright.cli import job_options
 from shardwright.report.plan_screen import nearest_reasons
 
-QUICK = ["plan.cp=1", "plan.recompute=none", "plan.schedule=1f1b", "plan.microbatch_size=1", "plan.tp=2", "plan.zero=1"]
+QUICK = ["plan.cp=1", "plan.recompute=full", "plan.schedule=1f1b", "plan.microbatch_size=1", "plan.tp=8"]
 
 
 @pytest.fixture(scope="module")
 def plans() -> FoundPlans:
     """Plans of a job with a plan of its own, without which its screen would be shorter."""
-    own = {"tp": 4, "dp": 16, "schedule": "1f1b"}
-    return sw.load("llama3-8b", devices=64, device="h100-sxm").with_(plan=own).plan(keep=QUICK)
+    return sw.load("gpt3-175b-1024").plan(keep=QUICK)
 
 
 @pytest.mark.parametrize("columns", [80, 100, 200])
@@ -33,10 +32,12 @@ def test_the_answer_is_one_screen(plans: FoundPlans) -> None:
     text = " ".join(plans.screen().split())
     assert text.startswith("Predicted, not measured: steps of this runtime")
     assert "Four of five runs like it" in " ".join(screen[:3])
-    assert "at $6.16 a device and hour (CoreWeave, on-demand list price of February 2026)" in text
+    assert "at $2.70 a device and hour (CoreWeave, on-demand list price of February 2026)" in text
     (best,) = (line for line in screen if line.startswith("Recommended: "))
     (first,) = (line for line in screen if line.startswith("1  "))
-    assert first.endswith(best.removeprefix("Recommended: "))  # row 1 is what is recommended
+    plan = first[first.index("tp ") :].rstrip("\u2026")  # cut where the terminal ends
+    assert best.removeprefix("Recommended: ").startswith(plan)  # row 1 is what is recommended
+    assert any(line.startswith("why ") and line.endswith("because") for line in screen)
     assert "Why not another" in plans.screen(with_details=True) and "Why not another" not in text
 
 

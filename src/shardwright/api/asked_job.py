@@ -92,9 +92,20 @@ class AskedJob:
 
     @cached_property
     def _completed(self) -> tuple[JobSpec, tuple[str, ...]]:
-        """The job under the best plan that has what is asked for, and notes. Raises PlanError."""
-        best_job, note = _under_best_plan(self.subject, self.to_plan())
-        return best_job, (*self.notes, note)
+        """The job under the best plan that has what is asked for, and notes. Of half a plan that no plan completes so
+        that it fits, the rest has defaults. Raises PlanError."""
+        to_plan = self.to_plan()
+        best_job, kept = _best_job(self.subject, to_plan), _kept_words(to_plan)
+        if best_job is not None:
+            from shardwright.report.plans_text import plan_words
+
+            note = f"the plan is what `plan` recommends{kept}: {plan_words(best_job.plan)}"
+            return best_job, (*self.notes, f"{note}; set plan.tp and others for your own")
+        cluster = f"{to_plan.job.cluster.num_devices:,} {to_plan.job.cluster.device}"
+        if kept:
+            return self.as_planned(), (*self.notes, f"no plan{kept} fits on {cluster}; the rest has its defaults")
+        name = self.subject.removeprefix("job ")
+        raise PlanError(self.subject, [f"no plan of {name} fits on {cluster}; use more --devices"])
 
     def _is_half(self) -> bool:
         """True if the user asks for a part of a plan, and the rest can be chosen."""
@@ -144,24 +155,20 @@ def planned(subject: str, spec: JobSpec) -> JobSpec:
     return meet_budget(spec)
 
 
-def _under_best_plan(subject: str, to_plan: JobToPlan) -> tuple[JobSpec, str]:
-    """The job under the recommended plan, and a note about that."""
+def _best_job(subject: str, to_plan: JobToPlan) -> JobSpec | None:
+    """The job under the recommended plan; None if no plan fits. Raises PlanError."""
     from shardwright.cost.calibration import shipped
     from shardwright.planner.advice.recommendation import plans_of
     from shardwright.planner.search.constraints import Constraints
-    from shardwright.report.plans_text import plan_words
 
-    spec, constraints = to_plan.job, Constraints().with_kept(to_plan.kept)
     try:
-        recommendation = plans_of(spec, constraints, shipped()).recommendation
+        recommendation = plans_of(to_plan.job, Constraints().with_kept(to_plan.kept), shipped()).recommendation
     except KeyError as error:
         raise PlanError(subject, [str(error.args[0])]) from None
+    return recommendation.plan.job if recommendation else None
+
+
+def _kept_words(to_plan: JobToPlan) -> str:
+    """ " with plan.tp=4", the half of a plan that the user asks for; empty if there is none."""
     kept = ", ".join(f"plan.{name}={value}" for name, value in to_plan.kept.items())
-    with_kept = f" with {kept}" * bool(kept)
-    if recommendation is None:
-        name, cluster = subject.removeprefix("job "), f"{spec.cluster.num_devices:,} {spec.cluster.device}"
-        way_out = "use more --devices" + f", or leave out {kept}" * bool(kept)
-        raise PlanError(subject, [f"no plan of {name}{with_kept} fits on {cluster}; {way_out}"])
-    best = recommendation.plan.job
-    words = f"the plan is what `plan` recommends{with_kept}: {plan_words(best.plan)}"
-    return best, f"{words}; set plan.tp and others for your own"
+    return f" with {kept}" if kept else ""

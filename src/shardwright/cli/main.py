@@ -15,7 +15,7 @@ from typing import NoReturn
 import click
 
 from shardwright import __version__
-from shardwright.cli import calibrate, draw, predict
+from shardwright.cli import calibrate, catalog_commands, draw, predict
 from shardwright.cli.checked_job import load_to_run
 from shardwright.cli.export_weights import convert, export
 from shardwright.cli.generating import generate
@@ -123,6 +123,7 @@ for command in (
     *draw.COMMANDS,
     *predict.COMMANDS,
     *calibrate.COMMANDS,
+    *catalog_commands.COMMANDS,
 ):
     cli.add_command(command)
 

@@ -252,7 +252,7 @@ def scale(
     Strong scaling keeps the batch, weak scaling the batch of a device. Nodes are as in JOB's cluster.
     """
     from shardwright.config.base import PlanError
-    from shardwright.config.catalog import names
+    from shardwright.config.job_file import names_model
     from shardwright.cost.calibration import shipped
     from shardwright.planner.critical_batch import batch_limits
     from shardwright.planner.scaling import best_plan, scaling, sizes_of
@@ -263,7 +263,7 @@ def scale(
     expect_many_actions()
     _refuse_plan_overrides(overrides)
     constraints, sizes = constraints_of(options.pop("keep"), options.pop("between")), sizes_of(devices)
-    smallest = sizes[0] if job in names("models") and job not in names("jobs") else 0
+    smallest = sizes[0] if names_model(job) else 0
     cluster = asked_cluster(options | {"devices": smallest})
     to_plan = load_to_plan(job, overrides, cluster, as_json)
     if not as_json:

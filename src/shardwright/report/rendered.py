@@ -9,24 +9,31 @@ from rich.table import Table
 from shardwright.report.text_columns import terminal_width
 
 _GAP = 2  # columns between those of a table
-_LEAST_ROOM = 20  # columns of the last one
+_LEAST_ROOM = 12  # columns of the last one
 
 
 def wide_table(
     heading: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int] = (), is_first_best: bool = False
 ) -> Table:
-    """A table whose columns have the width that they need, but the last, which is cut where the terminal ends.
+    """A table whose columns have the width that they need, but the last, which is cut where the terminal ends. Where
+    there is no room, last columns are left out.
 
     Columns in `left` are aligned left, as the last is. With `is_first_best` the first row is marked.
     """
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, _GAP, 0, 0))
-    widths = [max(map(len, cells)) for cells in zip(heading, *rows, strict=True)]
-    room = max(_LEAST_ROOM, terminal_width() - sum(widths[:-1]) - _GAP * (len(widths) - 1))
-    for column, (name, width) in enumerate(zip(heading[:-1], widths, strict=False)):
-        table.add_column(name, justify="left" if column in left else "right", no_wrap=True, width=width)
-    table.add_column(heading[-1], no_wrap=True, overflow="ellipsis", width=min(room, widths[-1]))
+    room = terminal_width()
+    for column, (name, *cells) in enumerate(zip(heading, *rows, strict=True)):
+        is_last = column == len(heading) - 1
+        width = min(max(map(len, (name, *cells))), terminal_width() if is_last else terminal_width() // 2)
+        if room < min(width, _LEAST_ROOM if is_last else width):
+            break
+        is_left = is_last or column in left
+        table.add_column(
+            name, justify="left" if is_left else "right", no_wrap=True, overflow="ellipsis", width=min(width, room)
+        )
+        room -= width + _GAP
     for number, row in enumerate(rows):
-        table.add_row(*row, style="green" if is_first_best and number == 0 else None)
+        table.add_row(*row[: len(table.columns)], style="green" if is_first_best and number == 0 else None)
     return table
 
 
