@@ -29,7 +29,7 @@ def test_as_stands_for_the_field(words: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("command", ["estimate", "explain", "simulate", "layout", "plan"])
 def test_every_prediction_takes_it(command: str) -> None:
-    assert "--as NAME" in run(command, "--help").stdout
+    assert "--as NAME" in run(command, "--help-all").stdout
     assert run(command, *PRICED, "--as").exit_code == 2
 
 

@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 _LAUNCHERS: "tuple[Launcher, ...]" = ("slurm", "kubernetes", "torchrun")
 
 
-@click.command(cls=JobCommand)
+@click.command(
+    cls=JobCommand,
+    brief=("--slurm", "--kubernetes", "--torchrun", "--out", "--set"),
+    examples=("launch quickstart --torchrun", "launch job.toml --slurm --out run.sh"),
+)
 @job_options
 @click.option("--slurm", is_flag=True, help="A script for sbatch.")
 @click.option("--kubernetes", is_flag=True, help="A manifest for kubectl: a Job with an index for each server.")

@@ -25,7 +25,15 @@ from shardwright.cli.job_options import (
 from shardwright.cli.progress_bar import progress_shown
 
 
-@click.command(cls=PredictCommand)
+@click.command(
+    cls=PredictCommand,
+    brief=("--devices", "--device", "--set", "--as", "--beside"),
+    examples=(
+        "estimate llama3-8b --devices 64 --device h100-sxm",
+        "estimate quickstart --set plan.zero=1",
+        "estimate llama3-405b-16k --as megatron-core",
+    ),
+)
 @job_options
 @cluster_options
 @click.option(
@@ -43,7 +51,14 @@ def estimate(job: str, overrides: tuple[str, ...], as_json: bool, with_others: b
     click.echo(json.dumps(prediction.to_dict()) if as_json else str(prediction))
 
 
-@click.command(cls=PredictCommand)
+@click.command(
+    cls=PredictCommand,
+    brief=("--devices", "--device", "--set", "--as", "--json"),
+    examples=(
+        "explain llama3-8b --devices 64 --device h100-sxm",
+        "explain quickstart-moe --set cluster.device=h100-sxm",
+    ),
+)
 @job_options
 @cluster_options
 def explain(job: str, overrides: tuple[str, ...], as_json: bool, **cluster_fields: Any) -> None:
@@ -93,7 +108,14 @@ def _search_options(command: Any) -> Any:
     return click.option("--keep", multiple=True, metavar="plan.FIELD=VALUE", help=keep_help)(command)
 
 
-@click.command(cls=PredictCommand)
+@click.command(
+    cls=PredictCommand,
+    brief=("--set", "--search", "--keep", "--toml", "--json"),
+    examples=(
+        "layout gemma2-27b-tpu",
+        "layout llama3-405b-16k --toml uneven.toml",
+    ),
+)
 @job_options
 @click.option(
     "--search",
@@ -136,7 +158,15 @@ def layout(
         click.echo(f"the job with the layout is in {toml}", err=True)
 
 
-@click.command(cls=PredictCommand)
+@click.command(
+    cls=PredictCommand,
+    brief=("--devices", "--device", "--keep", "--details", "--toml"),
+    examples=(
+        "plan llama3-8b --devices 64 --device h100-sxm",
+        "plan llama3-405b-16k --keep plan.tp=8 --toml chosen.toml",
+        "plan --from megatron docs/pretrain.sh --device a100-sxm-80g",
+    ),
+)
 @job_options
 @cluster_options
 @click.option("--top", type=click.IntRange(min=1), default=5, show_default=True, help="Plans to show.")
@@ -221,10 +251,18 @@ def plan(
         click.echo(f"the job with the recommended plan is in {toml}", err=True)
 
 
-@click.command(cls=PredictCommand)
+@click.command(
+    cls=PredictCommand,
+    brief=("--devices", "--device", "--keep", "--tokens", "--json"),
+    examples=(
+        "scale llama3-8b --devices 8-256 --device h100-sxm",
+        "scale gpt3-175b-1024 --devices 512,1024 --keep plan.tp=8",
+    ),
+)
 @job_options
 @click.option(
     "--devices",
+    "--gpus",
     required=True,
     metavar="N,N,LOW-HIGH",
     help="Sizes of the cluster, in devices: single ones, and ranges that are doubled from one end to the other.",
@@ -294,7 +332,14 @@ def _refuse_plan_overrides(overrides: tuple[str, ...]) -> None:
         )
 
 
-@click.command(cls=PredictCommand)
+@click.command(
+    cls=PredictCommand,
+    brief=("--rank", "--check", "--device", "--set", "--json"),
+    examples=(
+        "dryrun quickstart",
+        "dryrun llama3-405b-16k --rank 5000",
+    ),
+)
 @job_options
 @click.option("--rank", type=int, default=0, show_default=True, help="The rank to run.")
 @click.option(
