@@ -27,6 +27,7 @@ from shardwright.planner.search.plan_block import Column, Columns, PlanBlock
 from shardwright.planner.search.plan_price import fits, prices
 from shardwright.planner.search.promising import QUICK, THOROUGH, UNEVEN, Effort, Promising, SimulatedBase, in_turns
 from shardwright.planner.search.results import PlanPlace, SimulatedPlan
+from shardwright.planner.search.search_progress import Phase, tell
 from shardwright.planner.stages.best_layout import LEAST_GAIN, adjacent_layouts, paying_layout
 from shardwright.schedule.job_program import plan_faults
 from shardwright.simulate.closed_form import StepTime, step_time_and_spare
@@ -98,6 +99,7 @@ class SimulatedPlans:
             best_s = sorted(self._best(kind).token_s for _, kind in chosen)
             if len(best_s) >= num_shown and self.least_ratio * places[0].token_s >= best_s[num_shown - 1]:
                 break
+            tell(Phase.SIMULATING, 0.45 * len(chosen) / len(kinds))
             kind = self._kind_of(places, len(chosen) < _LONG_STEP_KINDS)
             if kind.plans:
                 chosen.append((places, kind))
@@ -105,7 +107,9 @@ class SimulatedPlans:
                 self._refute(places)
         chosen.sort(key=lambda item: self._best(item[1]).token_s)
         kinds_shown = [kind for _, kind in chosen[:num_shown]]
+        tell(Phase.SIMULATING, 0.45)
         self._improve(kinds_shown, QUICK)
+        tell(Phase.SIMULATING, 0.7)
         with_plans = sorted((kind for kind in kinds_shown if kind.plans), key=lambda kind: self._best(kind).token_s)
         thorough_kinds = [
             kind
@@ -114,6 +118,7 @@ class SimulatedPlans:
         ]
         self._improve(thorough_kinds, THOROUGH)
         uneven = [kind for kind in thorough_kinds if kind.plans and self._best(kind).job.plan.layout]
+        tell(Phase.SIMULATING, 0.9)
         self._improve([kind for kind in uneven if not _is_long(self._best(kind).job)], UNEVEN)
         return self._first_fitting(chosen, num_shown)
 
