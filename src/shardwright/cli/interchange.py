@@ -30,7 +30,12 @@ if TYPE_CHECKING:
 NAMES = ("megatron", "torchtitan", "torchtitan-0.2", "deepspeed", "nemo", "accelerate")
 
 
-@click.command(name="import", cls=PredictCommand)
+@click.command(
+    name="import",
+    cls=PredictCommand,
+    brief=("--set", "--devices", "--device", "--toml", "--json"),
+    examples=("import megatron docs/pretrain.sh --device a100-sxm-80g",),
+)
 @click.argument("system", type=click.Choice(NAMES))
 @click.argument("files", nargs=-1, required=True)
 @set_option
@@ -78,7 +83,11 @@ def _imported(name: str, files: tuple[str, ...], sets: tuple[str, ...], cluster:
     return read_job_of(SYSTEMS[name], files, Asked(variables, overrides, cluster))
 
 
-@click.command(name="export", cls=JobCommand)
+@click.command(
+    name="export",
+    cls=JobCommand,
+    examples=("export llama3-405b-8k --to torchtitan", "export quickstart --to megatron --out scripts"),
+)
 @job_options
 @click.option("--to", "system", required=True, type=click.Choice(NAMES), help="The training system.")
 @click.option(
