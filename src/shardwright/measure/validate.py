@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from shardwright.cost.calibration import Constants, device_of, left_out, shipped
+from shardwright.cost.calibration import Constants, device_of, left_out, shipped, software_under
 from shardwright.layers.query import Run
 from shardwright.measure.measured_runs.row_facts import FACT_COLUMNS
 from shardwright.measure.measured_runs.runs import Measured, read_runs
 from shardwright.measure.measured_runs.score import kendall_tau, percentile, share_within, weighted_mean, weights_of
 from shardwright.measure.number_counts import number_counts
-from shardwright.memory.rank_estimate import rank_memory
+from shardwright.memory.rank_estimate import Memory, rank_memory, reserved_bytes
 from shardwright.simulate.batch_pricing import Price, prices
 from shardwright.simulate.closed_form import StepTime
 
@@ -101,9 +101,18 @@ def _predict(rows: Sequence[Measured], constants: Constants) -> list[Predicted]:
             predictions.append(Predicted(row, None, 0.0, None, reason=str(price)))
             continue
         memory = price.memory if row.memory_rank is None else rank_memory(run, constants)[row.memory_rank]
-        memory_bytes = memory.process if row.sees_device else memory.total
-        predictions.append(Predicted(row, price.time, float(memory_bytes) / GB, is_fitting[n], reason=""))
+        num_bytes = _reported(row, run, memory, constants)
+        predictions.append(Predicted(row, price.time, num_bytes / GB, is_fitting[n], reason=""))
     return predictions
+
+
+def _reported(row: Measured, run: Run, memory: Memory, constants: Constants) -> float:
+    """The bytes that a row's counter would show: the driver's, or that of the allocator which its software reports."""
+    if row.sees_device:
+        return float(memory.process)
+    if software_under(run).memory_counter == "reserved":
+        return float(reserved_bytes(memory, run, constants))
+    return float(memory.total)
 
 
 def _priced(runs: Mapping[int, Run], constants: Constants) -> dict[int, Price | str]:

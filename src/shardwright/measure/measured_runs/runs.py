@@ -148,7 +148,7 @@ def layout_by_cost(shape: ModelShape, num_stages: int) -> tuple[int, ...]:
     stage = 0
     for number in range(1, shape.layers + 1):
         layers[stage] += 1
-        stage += number * layer * num_stages > total * (stage + 1)
+        stage += number * layer * num_stages >= total * (stage + 1)
     return tuple(layers)
 
 

@@ -1,0 +1,107 @@
+"""Bytes that torch's caching allocator holds beside those that it has given out, of software whose description says why.
+
+Two causes are counted, each from facts of the software (config/software.py):
+
+- Blocks in use by a collective's stream. A tensor that a collective reads is recorded on the collective's stream
+  (torch's ProcessGroupNCCL, recordStream). Where the host frees it, the allocator takes the block back only once that
+  stream has passed, and takes a new block for the next request. The host is ahead of its device by as many launches as
+  the device's queue holds, so the blocks of all collectives in that many launches are out of use.
+- Contiguous copies at the update. A gather of ZeRO-1 that makes a contiguous copy finds no room in the blocks of the
+  step's activations if the copy is larger than the largest of them.
+
+The allocator gives both back before it reports that memory ran out: it waits for the streams and returns free blocks to
+the device. So they count in what is reserved, and not in whether a plan fits.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.config.software import SoftwareSpec
+from shardwright.layers.arrays import Array, Numbers
+from shardwright.layers.chains import Chain
+from shardwright.layers.operators import HALF
+from shardwright.layers.query import PlanGrid
+from shardwright.sharding.groups import SHARDS, layout
+
+LAUNCH_QUEUE = 1024  # launches that CUDA queues for a device before a further one waits
+# A host that waits for each message begins each pass beside its device, and ends it between there and the queue's end.
+_MEAN_LEAD = 0.5
+
+
+@dataclass(frozen=True)
+class StreamBlocks:
+    """Bytes of the tensors of one layer that are recorded on the stream of tp's collectives and freed in the layer's
+    own pass, in the forward and in the backward."""
+
+    forward: Numbers
+    backward: Numbers
+
+
+def stream_blocks(chain: Chain) -> StreamBlocks:
+    """The inputs of the sums over tp. A gather's input is kept for the backward, so no pass frees it."""
+    forward, backward = (
+        sum(exchange.size for exchange in exchanges if exchange.axis == "tp" and exchange.kind in _SUMS)
+        for exchanges in (
+            [exchange for operator in chain for exchange in operator.forward],
+            [exchange for operator in chain for exchange in operator.backward],
+        )
+    )
+    return StreamBlocks(forward, backward)
+
+
+_SUMS = ("all_reduce", "reduce_scatter")
+
+
+def largest_block(chain: Chain) -> Numbers:
+    """Bytes of the largest tensor that an operator of a layer gives."""
+    largest: Numbers = 0.0
+    for operator in chain:
+        largest = np.maximum(largest, operator.given)
+    return largest
+
+
+def pending_bytes(
+    software: SoftwareSpec,
+    grid: PlanGrid,
+    alive: Numbers,
+    layers: Sequence[tuple[Array, StreamBlocks]],
+) -> Numbers:
+    """Bytes of blocks in use by a collective's stream when a forward ends, of the layers of a rank: a number of layers
+    with the blocks of each. `alive`: microbatches in flight.
+
+    Without a pipeline nothing makes the host wait: the queue holds the launches of this forward and, before them, of
+    the last backward. With one, the host waits for each message, and blocks that a forward leaves are cut up for what
+    the next microbatch keeps, so each microbatch in flight leaves its own.
+    """
+    in_forward, in_backward = software.queued
+    if not in_forward:
+        return 0.0
+    num_layers: Numbers = sum(count for count, _ in layers)
+    per_layer = np.maximum(1, num_layers)
+    forward, backward = (
+        sum(count * blocks for count, blocks in counted) / per_layer
+        for counted in (
+            [(count, blocks.forward) for count, blocks in layers],
+            [(count, blocks.backward) for count, blocks in layers],
+        )
+    )
+    of_forward = forward * np.minimum(num_layers, LAUNCH_QUEUE / in_forward)
+    room = np.maximum(0.0, LAUNCH_QUEUE - num_layers * in_forward)
+    of_backward = backward * np.minimum(num_layers, room / in_backward) * (grid.num_microbatches > 1)
+    return np.where(grid.pp > 1, _MEAN_LEAD * of_forward * alive, of_forward + of_backward)
+
+
+def copy_bytes(software: SoftwareSpec, grid: PlanGrid, num_elements: Sequence[Array], largest: Numbers) -> Numbers:
+    """Bytes of new blocks for the contiguous copies of updated parameters: one copy is a block of its own, the other a
+    block for each rank that updates a share. `largest`: bytes of the largest block of activations."""
+    total: Numbers = 0.0
+    if not software.gathers_copies:
+        return total
+    for elements, kind in zip(num_elements, SHARDS.values(), strict=False):
+        ranks = layout(grid, kind).size
+        copy = HALF * elements
+        new = copy * (copy > largest) + copy * (copy / ranks > largest)
+        total = total + new * ((grid.zero > 0) & (grid.zero < 3) & (ranks > 1))
+    return total
