@@ -26,8 +26,6 @@ from shardwright.layers.query import PlanGrid
 from shardwright.sharding.groups import SHARDS, layout
 
 LAUNCH_QUEUE = 1024  # launches that CUDA queues for a device before a further one waits
-# A host that waits for each message begins each pass beside its device, and ends it between there and the queue's end.
-_MEAN_LEAD = 0.5
 
 
 @dataclass(frozen=True)
@@ -68,29 +66,27 @@ def pending_bytes(
     alive: Numbers,
     layers: Sequence[tuple[Array, StreamBlocks]],
 ) -> Numbers:
-    """Bytes of blocks in use by a collective's stream when a forward ends, of the layers of a rank: a number of layers
-    with the blocks of each. `alive`: microbatches in flight.
+    """Bytes of blocks in use by a collective's stream when most are, of the layers of a rank: a number of layers with
+    the blocks of each. `alive`: microbatches in flight.
 
-    Without a pipeline nothing makes the host wait: the queue holds the launches of this forward and, before them, of
-    the last backward. With one, the host waits for each message, and blocks that a forward leaves are cut up for what
-    the next microbatch keeps, so each microbatch in flight leaves its own.
+    Without a pipeline nothing makes the host wait: the queue holds the launches of a forward and, before them, of the
+    backward of the microbatch before. With one, the host waits for each gradient from the next rank, so it is ahead in
+    the forwards that fill the pipeline alone, where one follows another: of `alive` - 1 forwards all but the first.
     """
     in_forward, in_backward = software.queued
     if not in_forward:
         return 0.0
     num_layers: Numbers = sum(count for count, _ in layers)
     per_layer = np.maximum(1, num_layers)
-    forward, backward = (
-        sum(count * blocks for count, blocks in counted) / per_layer
-        for counted in (
-            [(count, blocks.forward) for count, blocks in layers],
-            [(count, blocks.backward) for count, blocks in layers],
-        )
+    forward = sum(count * blocks.forward for count, blocks in layers) / per_layer
+    backward = sum(count * blocks.backward for count, blocks in layers) / per_layer
+    queued_forward = np.minimum(
+        num_layers * np.where(grid.pp > 1, np.maximum(0, alive - 2), 1), LAUNCH_QUEUE / in_forward
     )
-    of_forward = forward * np.minimum(num_layers, LAUNCH_QUEUE / in_forward)
     room = np.maximum(0.0, LAUNCH_QUEUE - num_layers * in_forward)
-    of_backward = backward * np.minimum(num_layers, room / in_backward) * (grid.num_microbatches > 1)
-    return np.where(grid.pp > 1, _MEAN_LEAD * of_forward * alive, of_forward + of_backward)
+    is_before = (grid.pp == 1) & (grid.num_microbatches > 1)
+    queued_backward = np.minimum(num_layers, room / in_backward) * is_before
+    return forward * queued_forward + backward * queued_backward
 
 
 def copy_bytes(software: SoftwareSpec, grid: PlanGrid, num_elements: Sequence[Array], largest: Numbers) -> Numbers:
