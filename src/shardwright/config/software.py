@@ -178,7 +178,7 @@ class SoftwareSpec(Spec):
     )
     gathers_copies: bool = Field(
         False,
-        description="ZeRO-1 gathers updated parameters into contiguous copies: one of each rank's share, and one of all.",
+        description="ZeRO-1 gathers updated parameters into contiguous copies: one of each rank's share, one of all.",
     )
     memory_counter: Literal["allocated", "reserved"] = Field(
         "allocated", description="Counter of torch's allocator that it reports as a run's memory."

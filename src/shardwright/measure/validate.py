@@ -20,7 +20,7 @@ from shardwright.measure.measured_runs.row_facts import FACT_COLUMNS
 from shardwright.measure.measured_runs.runs import Measured, read_runs
 from shardwright.measure.measured_runs.score import kendall_tau, percentile, share_within, weighted_mean, weights_of
 from shardwright.measure.number_counts import number_counts
-from shardwright.memory.rank_estimate import Memory, rank_memory, reserved_bytes
+from shardwright.memory.rank_estimate import Memory, rank_memory
 from shardwright.simulate.batch_pricing import Price, prices
 from shardwright.simulate.closed_form import StepTime
 
@@ -101,17 +101,17 @@ def _predict(rows: Sequence[Measured], constants: Constants) -> list[Predicted]:
             predictions.append(Predicted(row, None, 0.0, None, reason=str(price)))
             continue
         memory = price.memory if row.memory_rank is None else rank_memory(run, constants)[row.memory_rank]
-        num_bytes = _reported(row, run, memory, constants)
+        num_bytes = _reported(row, run, memory)
         predictions.append(Predicted(row, price.time, num_bytes / GB, is_fitting[n], reason=""))
     return predictions
 
 
-def _reported(row: Measured, run: Run, memory: Memory, constants: Constants) -> float:
+def _reported(row: Measured, run: Run, memory: Memory) -> float:
     """The bytes that a row's counter would show: the driver's, or that of the allocator which its software reports."""
     if row.sees_device:
         return float(memory.process)
     if software_under(run).memory_counter == "reserved":
-        return float(reserved_bytes(memory, run, constants))
+        return float(memory.reserved)
     return float(memory.total)
 
 

@@ -1,6 +1,6 @@
-"""Bytes that torch's caching allocator holds beside those that it has given out, of software whose description says why.
+"""Bytes that torch's caching allocator holds beside those that it has given out.
 
-Two causes are counted, each from facts of the software (config/software.py):
+Two causes are counted, each from facts that a description of the software states (config/software.py):
 
 - Blocks in use by a collective's stream. A tensor that a collective reads is recorded on the collective's stream
   (torch's ProcessGroupNCCL, recordStream). Where the host frees it, the allocator takes the block back only once that
@@ -9,8 +9,9 @@ Two causes are counted, each from facts of the software (config/software.py):
 - Contiguous copies at the update. A gather of ZeRO-1 that makes a contiguous copy finds no room in the blocks of the
   step's activations if the copy is larger than the largest of them.
 
-The allocator gives both back before it reports that memory ran out: it waits for the streams and returns free blocks to
-the device. So they count in what is reserved, and not in whether a plan fits.
+Before the allocator reports that memory ran out, it waits for the streams and returns free blocks to the device, but
+no block of which a tensor was cut. So all that it holds counts in what is reserved, and in whether a plan fits only the
+blocks of one forward, as many as what a microbatch keeps can be cut of.
 """
 
 from collections.abc import Sequence
@@ -60,14 +61,22 @@ def largest_block(chain: Chain) -> Numbers:
     return largest
 
 
-def pending_bytes(
+@dataclass(frozen=True)
+class PendingBlocks:
+    """Bytes of blocks that a collective's stream has not passed: `peak` when most are, `forward` of one forward."""
+
+    peak: Numbers
+    forward: Numbers
+
+
+def pending_blocks(
     software: SoftwareSpec,
     grid: PlanGrid,
     alive: Numbers,
     layers: Sequence[tuple[Array, StreamBlocks]],
-) -> Numbers:
-    """Bytes of blocks in use by a collective's stream when most are, of the layers of a rank: a number of layers with
-    the blocks of each. `alive`: microbatches in flight.
+) -> PendingBlocks:
+    """Blocks that a collective's stream has not passed, of the layers of a rank: a number of layers with the blocks of
+    each. `alive`: microbatches in flight.
 
     Without a pipeline nothing makes the host wait: the queue holds the launches of a forward and, before them, of the
     backward of the microbatch before. With one, the host waits for each gradient from the next rank, so it is ahead in
@@ -75,18 +84,18 @@ def pending_bytes(
     """
     in_forward, in_backward = software.queued
     if not in_forward:
-        return 0.0
+        return PendingBlocks(0.0, 0.0)
     num_layers: Numbers = sum(count for count, _ in layers)
     per_layer = np.maximum(1, num_layers)
     forward = sum(count * blocks.forward for count, blocks in layers) / per_layer
     backward = sum(count * blocks.backward for count, blocks in layers) / per_layer
-    queued_forward = np.minimum(
-        num_layers * np.where(grid.pp > 1, np.maximum(0, alive - 2), 1), LAUNCH_QUEUE / in_forward
-    )
+    most = LAUNCH_QUEUE / in_forward
+    followed = np.where(grid.pp > 1, np.maximum(0, alive - 2), 1)
     room = np.maximum(0.0, LAUNCH_QUEUE - num_layers * in_forward)
-    is_before = (grid.pp == 1) & (grid.num_microbatches > 1)
-    queued_backward = np.minimum(num_layers, room / in_backward) * is_before
-    return forward * queued_forward + backward * queued_backward
+    is_behind = (grid.pp == 1) & (grid.num_microbatches > 1)
+    queued_backward = np.minimum(num_layers, room / in_backward) * is_behind
+    peak = forward * np.minimum(num_layers * followed, most) + backward * queued_backward
+    return PendingBlocks(peak, forward * np.minimum(num_layers, most))
 
 
 def copy_bytes(software: SoftwareSpec, grid: PlanGrid, num_elements: Sequence[Array], largest: Numbers) -> Numbers:

@@ -30,7 +30,7 @@ from shardwright.layers.memo import Memo, layer_columns, layer_words
 from shardwright.layers.operators import FLOAT32, Context
 from shardwright.layers.query import PlanGrid, Run
 from shardwright.layers.stage_contents import LayerKind, PipelineRanks, all_ranks
-from shardwright.memory.allocator_slack import StreamBlocks, copy_bytes, largest_block, pending_bytes, stream_blocks
+from shardwright.memory.allocator_slack import StreamBlocks, copy_bytes, largest_block, pending_blocks, stream_blocks
 from shardwright.memory.own_memory import held_activations, held_buffers, held_state
 from shardwright.sharding.groups import SHARDS, layout
 from shardwright.sharding.optimizer_state import moments_of
@@ -51,6 +51,7 @@ class Memory:
     working: Numbers
     overhead: Numbers
     host: Numbers
+    slack: Numbers = 0.0  # what the allocator holds beside `total` and gives back if it must; not in `process`
 
     @property
     def total(self) -> Numbers:
@@ -58,13 +59,18 @@ class Memory:
         return self.parameters + self.gradients + self.optimizer + self.activations + self.buffers + self.working
 
     @property
+    def reserved(self) -> Numbers:
+        """The bytes that the allocator has from the device."""
+        return self.total + self.slack
+
+    @property
     def process(self) -> Numbers:
         """The bytes that the device must have."""
         return self.total + self.overhead
 
     def as_dict(self) -> dict[str, Numbers]:
-        """Bytes by kind, with the total."""
-        return asdict(self) | {"total": self.total}
+        """Bytes by kind that a process needs, with the total."""
+        return {name: value for name, value in asdict(self).items() if name != "slack"} | {"total": self.total}
 
 
 def peak_memory(run: Run, constants: Constants, memo: Memo | None = None) -> Memory:
@@ -133,15 +139,15 @@ def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, 
     working = np.maximum(working + stage_recomputed, ranks.head * loss) + _libraries(software, ranks, placeholders)
     buffers = _gathered(run, software, sum(sizes), np.maximum(1, num_layers))
     by_matrix = held_by_matrix(run, ranks, sizes)
-    sizes = sizes if shape.experts else sizes[:1]
-    parameters, gradients, optimizer, host = _state(grid, software, sizes, by_matrix)
-    lost_bytes = memory_lost(run, constants) * (activations + working + buffers)
-    overhead = device_constant(constants, device_of(run.device), "context_bytes") + lost_bytes
+    elements = sizes if shape.experts else sizes[:1]
+    parameters, gradients, optimizer, host = _state(grid, software, elements, by_matrix)
     # Moments are made at the first update, in blocks of activations that are free then, as copies are.
-    copies = np.maximum(0.0, copy_bytes(software, grid, sizes, largest) - _moments_share(grid, software) * optimizer)
-    slack = pending_bytes(software, grid, alive, blocks) + copies
-    taken = parameters + gradients + optimizer + activations + buffers + working + overhead
-    overhead = overhead + np.clip(device_of(run.device).offered_bytes - taken, 0.0, slack)
+    copies = np.maximum(0.0, copy_bytes(software, grid, elements, largest) - _moments_share(grid, software) * optimizer)
+    pending = pending_blocks(software, grid, alive, blocks)
+    context_bytes = device_constant(constants, device_of(run.device), "context_bytes")
+    lost_bytes = memory_lost(run, constants) * (activations + working + buffers)
+    taken = context_bytes + parameters + gradients + optimizer + activations + working + buffers
+    slack = np.clip(device_of(run.device).offered_bytes - taken, 0.0, lost_bytes + pending.peak + copies)
     return Memory(
         parameters,
         gradients,
@@ -149,14 +155,10 @@ def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, 
         activations,
         buffers=buffers,
         working=working,
-        overhead=overhead,
+        overhead=context_bytes + lost_bytes + np.minimum(kept, pending.forward),
         host=host + offloaded * alive,
+        slack=slack,
     )
-
-
-def reserved_bytes(memory: Memory, run: Run, constants: Constants) -> Numbers:
-    """The bytes that the allocator has from the device: those given out, and what it holds beside."""
-    return memory.process - device_constant(constants, device_of(run.device), "context_bytes")
 
 
 def is_counted(run: Run) -> bool:
