@@ -287,10 +287,10 @@ def test_nanotron_is_predicted_from_its_source(plan: dict[str, str], tokens_per_
 
 
 def test_blocks_are_divided_by_the_size_of_their_products() -> None:
-    """The head counts as 4 layers, 131,072 / (4 x 2,048 + 3 x 8,192); the block that passes a share is its last."""
+    """The head counts as 4 layers, 131,072 / (4 x 2,048 + 3 x 8,192); the block that reaches a share is its last."""
     row = PLAYBOOK | {"gpus": "", "dp": "1"}
     layouts = [run_of(row | {"id": "x", "pp": str(pp)}).grid.layout for pp in (1, 2, 4, 8)]
-    assert layouts == [(), (11, 5), (6, 5, 5, 0), (3, 3, 2, 3, 2, 3, 0, 0)]
+    assert layouts == [(), (10, 6), (5, 5, 5, 1), (3, 2, 3, 2, 3, 2, 1, 0)]
 
 
 def test_stated_parameters_tell_whether_a_table_is_tied() -> None:

@@ -10,8 +10,8 @@ Two causes are counted, each from facts that a description of the software state
   step's activations if the copy is larger than the largest of them.
 
 Before the allocator reports that memory ran out, it waits for the streams and returns free blocks to the device, but
-no block of which a tensor was cut. So all that it holds counts in what is reserved, and in whether a plan fits only the
-blocks of one forward, as many as what a microbatch keeps can be cut of.
+no block of which a tensor was cut. So all that it holds counts in what is reserved, and in whether a plan fits only as
+many of the first blocks as hold what a microbatch keeps.
 """
 
 from collections.abc import Sequence
@@ -63,10 +63,11 @@ def largest_block(chain: Chain) -> Numbers:
 
 @dataclass(frozen=True)
 class PendingBlocks:
-    """Bytes of blocks that a collective's stream has not passed: `peak` when most are, `forward` of one forward."""
+    """Bytes of blocks that a collective's stream has not passed: those expected when most are, and at most, if a host is
+    ahead in each forward."""
 
-    peak: Numbers
-    forward: Numbers
+    expected: Numbers
+    most: Numbers
 
 
 def pending_blocks(
@@ -94,8 +95,8 @@ def pending_blocks(
     room = np.maximum(0.0, LAUNCH_QUEUE - num_layers * in_forward)
     is_behind = (grid.pp == 1) & (grid.num_microbatches > 1)
     queued_backward = np.minimum(num_layers, room / in_backward) * is_behind
-    peak = forward * np.minimum(num_layers * followed, most) + backward * queued_backward
-    return PendingBlocks(peak, forward * np.minimum(num_layers, most))
+    expected = forward * np.minimum(num_layers * followed, most) + backward * queued_backward
+    return PendingBlocks(expected, np.maximum(expected, forward * np.minimum(num_layers, most)))
 
 
 def copy_bytes(software: SoftwareSpec, grid: PlanGrid, num_elements: Sequence[Array], largest: Numbers) -> Numbers:

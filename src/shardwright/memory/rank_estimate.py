@@ -147,7 +147,7 @@ def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, 
     context_bytes = device_constant(constants, device_of(run.device), "context_bytes")
     lost_bytes = memory_lost(run, constants) * (activations + working + buffers)
     taken = context_bytes + parameters + gradients + optimizer + activations + working + buffers
-    slack = np.clip(device_of(run.device).offered_bytes - taken, 0.0, lost_bytes + pending.peak + copies)
+    slack = np.clip(device_of(run.device).offered_bytes - taken, 0.0, lost_bytes + pending.expected + copies)
     return Memory(
         parameters,
         gradients,
@@ -155,7 +155,7 @@ def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, 
         activations,
         buffers=buffers,
         working=working,
-        overhead=context_bytes + lost_bytes + np.minimum(kept, pending.forward),
+        overhead=context_bytes + lost_bytes + np.minimum(kept, pending.most),
         host=host + offloaded * alive,
         slack=slack,
     )
@@ -190,6 +190,7 @@ def _of_this_runtime(
         working=working,
         overhead=device.offered_bytes - rooms_bytes(run, memo) + 0.0 * working,
         host=host + offloaded,
+        slack=0.0 * working,
     )
 
 
