@@ -63,8 +63,8 @@ def largest_block(chain: Chain) -> Numbers:
 
 @dataclass(frozen=True)
 class PendingBlocks:
-    """Bytes of blocks that a collective's stream has not passed: those expected when most are, and at most, if a host is
-    ahead in each forward."""
+    """Bytes of blocks that a collective's stream has not passed: those expected when most are, and at most, if the host
+    is ahead in each forward."""
 
     expected: Numbers
     most: Numbers
@@ -80,23 +80,33 @@ def pending_blocks(
     each. `alive`: microbatches in flight.
 
     Without a pipeline nothing makes the host wait: the queue holds the launches of a forward and, before them, of the
-    backward of the microbatch before. With one, the host waits for each gradient from the next rank, so it is ahead in
-    the forwards that fill the pipeline alone, where one follows another: of `alive` - 1 forwards all but the first.
+    passes of microbatches before. With one, the host waits for each gradient from the next rank, so it is ahead in the
+    forwards that fill the pipeline alone, where one follows another: of `alive` - 1 forwards all but the first.
     """
-    in_forward, in_backward = software.queued
-    if not in_forward:
+    if not software.queued[0]:
         return PendingBlocks(0.0, 0.0)
-    num_layers: Numbers = sum(count for count, _ in layers)
-    per_layer = np.maximum(1, num_layers)
-    forward = sum(count * blocks.forward for count, blocks in layers) / per_layer
-    backward = sum(count * blocks.backward for count, blocks in layers) / per_layer
-    most = LAUNCH_QUEUE / in_forward
-    followed = np.where(grid.pp > 1, np.maximum(0, alive - 2), 1)
-    room = np.maximum(0.0, LAUNCH_QUEUE - num_layers * in_forward)
-    is_behind = (grid.pp == 1) & (grid.num_microbatches > 1)
-    queued_backward = np.minimum(num_layers, room / in_backward) * is_behind
-    expected = forward * np.minimum(num_layers * followed, most) + backward * queued_backward
+    num_layers = np.maximum(1, sum(count for count, _ in layers))
+    forward = sum(count * blocks.forward for count, blocks in layers) / num_layers
+    backward = sum(count * blocks.backward for count, blocks in layers) / num_layers
+    most = LAUNCH_QUEUE / software.queued[0]
+    in_step = _queued_in_step(software, num_layers, grid.num_microbatches)
+    queued_forward = np.where(grid.pp > 1, np.minimum(num_layers * np.maximum(0, alive - 2), most), in_step[0])
+    expected = forward * queued_forward + backward * np.where(grid.pp > 1, 0.0, in_step[1])
     return PendingBlocks(expected, np.maximum(expected, forward * np.minimum(num_layers, most)))
+
+
+def _queued_in_step(software: SoftwareSpec, num_layers: Array, num_microbatches: Numbers) -> tuple[Array, Array]:
+    """Layers (forward, backward) in the queue at the end of a forward, if nothing makes the host wait: of this forward,
+    of as many whole microbatches before as there is room for, and of the passes of one more, the latest first."""
+    in_forward, in_backward = software.queued
+    room = np.maximum(0.0, LAUNCH_QUEUE - num_layers * in_forward)
+    launches = num_layers * (in_forward + in_backward)
+    whole = np.minimum(num_microbatches - 1, room // launches)
+    rest = np.where(num_microbatches - 1 > whole, room - whole * launches, 0.0)
+    backward = np.minimum(num_layers, rest / in_backward)
+    before = np.maximum(0.0, rest - num_layers * in_backward) / in_forward
+    forward = np.minimum(num_layers, LAUNCH_QUEUE / in_forward)
+    return forward + whole * num_layers + before, whole * num_layers + backward
 
 
 def copy_bytes(software: SoftwareSpec, grid: PlanGrid, num_elements: Sequence[Array], largest: Numbers) -> Numbers:

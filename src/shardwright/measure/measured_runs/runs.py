@@ -140,8 +140,8 @@ def run_of_row(row: Row) -> Run:
 
 def layout_by_cost(shape: ModelShape, num_stages: int) -> tuple[int, ...]:
     """Layers of each stage if blocks, the head behind the layers, are divided by the elements of their products: the
-    block that reaches a stage's even share of all of them is the stage's last (nanotron, build_model; its source has the
-    block that passes the share, but runs whose share a block reaches exactly show, by time and memory, that one).
+    block that reaches a stage's even share of all of them is the stage's last (nanotron, build_model: its source waits
+    until a block passes the share; where one reaches it exactly, time and memory of its runs show that it is the last).
     """
     total = shape.matrix_parameters
     layer = (total - shape.table_elements) / shape.layers
