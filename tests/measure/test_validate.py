@@ -315,12 +315,13 @@ def test_plans_that_ran_out_of_memory_may_stand_among_others(tmp_path: Path) -> 
 
 def test_memory_is_compared_with_the_counter_that_software_reports() -> None:
     plan = {"tp": "4", "sp": "1", "dp": "2"}
-    reserved, allocated, driver = (
+    reserved, given_out, allocated, driver = (
         predict([measured(TableLine(2, {"id": "a-1"} | PLAYBOOK | plan | changes))], shipped())[0].memory_gb
-        for changes in ({}, {"software": "megatron-core"}, {"memory_kind": "driver"})
+        for changes in ({}, {"memory_kind": "allocator"}, {"software": "megatron-core"}, {"memory_kind": "driver"})
     )
     memory = peak_memory(run_of(PLAYBOOK | plan | {"id": "a-1"}), shipped())
     assert reserved == pytest.approx(float(memory.reserved) / 1e9)
+    assert given_out == pytest.approx(float(memory.total) / 1e9)
     assert driver == pytest.approx(float(memory.process) / 1e9)
     other = peak_memory(run_of(PLAYBOOK | plan | {"id": "a-1", "software": "megatron-core"}), shipped())
     assert allocated == pytest.approx(float(other.total) / 1e9)

@@ -110,12 +110,11 @@ def _predict(rows: Sequence[Measured], constants: Constants) -> list[Predicted]:
 
 
 def _reported(row: Measured, run: Run, memory: Memory) -> float:
-    """The bytes that a row's counter would show: the driver's, or that of the allocator which its software reports."""
+    """The bytes that a row's counter shows: the driver's, or that of the allocator which it or its software names."""
     if row.sees_device:
         return float(memory.process)
-    if software_under(run).memory_counter == "reserved":
-        return float(memory.reserved)
-    return float(memory.total)
+    counter = row.memory_counter or software_under(run).memory_counter
+    return float(memory.reserved if counter == "reserved" else memory.total)
 
 
 def _priced(runs: Mapping[int, Run], constants: Constants) -> dict[int, Price | str]:

@@ -39,6 +39,7 @@ class Measured:
     step_s: float
     memory_gb: float
     sees_device: bool  # memory as the driver reports it, which is more than the allocator's
+    memory_counter: str  # of the allocator, allocated or reserved, where the row says which
     ran_out: bool  # of memory, instead of running
     says_recompute: bool  # True if the row states its recomputation
     knows_recompute: bool  # True if its source states it, too: the row's may be inferred
@@ -92,6 +93,7 @@ def measured(line: TableLine) -> Measured:
         knows_recompute=bool(row.get("recompute")) and row.get("recompute_inferred") != "1",
         knows_software=knows_software(row),
         sees_device=row.get("memory_kind") == "driver",
+        memory_counter={"allocator": "allocated", "reserved": "reserved"}.get(row.get("memory_kind") or "", ""),
         memory_rank={"first-rank": 0, "last-rank": -1}.get(row.get("memory_kind") or ""),
         line=line.number,
         columns=frozenset(line.row),
