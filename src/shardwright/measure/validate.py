@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from shardwright.cost.calibration import Constants, device_of, left_out, shipped, software_under
+from shardwright.cost.calibration import Constants, device_constant, device_of, left_out, shipped, software_under
 from shardwright.layers.query import Run
 from shardwright.measure.measured_runs.row_facts import FACT_COLUMNS
 from shardwright.measure.measured_runs.runs import Measured, read_runs
@@ -104,17 +104,18 @@ def _predict(rows: Sequence[Measured], constants: Constants) -> list[Predicted]:
             continue
         memory = price.memory if row.memory_rank is None else rank_memory(run, constants)[row.memory_rank]
         chance = fit_chance(float(price.memory.process), device_of(run.device).offered_bytes)
-        num_gb = _reported(row, run, memory) / GB
+        num_gb = _reported(row, run, memory, constants) / GB
         predictions.append(Predicted(row, price.time, num_gb, is_fitting[n], reason="", fit_chance=chance))
     return predictions
 
 
-def _reported(row: Measured, run: Run, memory: Memory) -> float:
+def _reported(row: Measured, run: Run, memory: Memory, constants: Constants) -> float:
     """The bytes that a row's counter shows: the driver's, or that of the allocator which it or its software names."""
     if row.sees_device:
         return float(memory.process)
-    counter = row.memory_counter or software_under(run).memory_counter
-    return float(memory.reserved if counter == "reserved" else memory.total)
+    counter, device = row.memory_counter or software_under(run).memory_counter, device_of(run.device)
+    room_bytes = device.offered_bytes - device_constant(constants, device, "context_bytes")
+    return float(memory.reserved(room_bytes) if counter == "reserved" else memory.total)
 
 
 def _priced(runs: Mapping[int, Run], constants: Constants) -> dict[int, Price | str]:

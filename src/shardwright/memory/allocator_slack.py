@@ -109,12 +109,10 @@ def _queued_in_step(software: SoftwareSpec, num_layers: Array, num_microbatches:
     return forward + whole * num_layers + before, whole * num_layers + backward
 
 
-def copy_bytes(software: SoftwareSpec, grid: PlanGrid, num_elements: Sequence[Array], largest: Numbers) -> Numbers:
+def copy_bytes(grid: PlanGrid, num_elements: Sequence[Array], largest: Numbers) -> Numbers:
     """Bytes of new blocks for the contiguous copies of updated parameters: one copy is a block of its own, the other a
     block for each rank that updates a share. `largest`: bytes of the largest block of activations."""
     total: Numbers = 0.0
-    if not software.gathers_copies:
-        return total
     for elements, kind in zip(num_elements, SHARDS.values(), strict=False):
         ranks = layout(grid, kind).size
         copy = HALF * elements

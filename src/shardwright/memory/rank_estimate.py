@@ -51,7 +51,7 @@ class Memory:
     working: Numbers
     overhead: Numbers
     host: Numbers
-    slack: Numbers = 0.0  # what the allocator holds beside `total` and gives back if it must; not in `process`
+    slack: Numbers  # what the allocator holds beside `total` where there is room, and gives back; not in `process`
 
     @property
     def total(self) -> Numbers:
@@ -59,14 +59,13 @@ class Memory:
         return self.parameters + self.gradients + self.optimizer + self.activations + self.buffers + self.working
 
     @property
-    def reserved(self) -> Numbers:
-        """The bytes that the allocator has from the device."""
-        return self.total + self.slack
-
-    @property
     def process(self) -> Numbers:
         """The bytes that the device must have."""
         return self.total + self.overhead
+
+    def reserved(self, room_bytes: float) -> Numbers:
+        """The bytes that the allocator has of the `room_bytes` of a device that it can have."""
+        return np.maximum(self.total, np.minimum(self.total + self.slack, room_bytes))
 
     def as_dict(self) -> dict[str, Numbers]:
         """Bytes by kind that a process needs, with the total."""
@@ -141,13 +140,12 @@ def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, 
     by_matrix = held_by_matrix(run, ranks, sizes)
     elements = sizes if shape.experts else sizes[:1]
     parameters, gradients, optimizer, host = _state(grid, software, elements, by_matrix)
-    # Moments are made at the first update, in blocks of activations that are free then, as copies are.
-    copies = np.maximum(0.0, copy_bytes(software, grid, elements, largest) - _moments_share(grid, software) * optimizer)
-    pending = pending_blocks(software, grid, alive, blocks)
-    context_bytes = device_constant(constants, device_of(run.device), "context_bytes")
     lost_bytes = memory_lost(run, constants) * (activations + working + buffers)
-    taken = context_bytes + parameters + gradients + optimizer + activations + working + buffers
-    slack = np.clip(device_of(run.device).offered_bytes - taken, 0.0, lost_bytes + pending.expected + copies)
+    pending = pending_blocks(software, grid, alive, blocks)
+    slack = lost_bytes + pending.expected
+    if software.gathers_copies:  # moments are made at the first update, in blocks of activations that are free then
+        copies = copy_bytes(grid, elements, largest) - _moments_share(grid, software) * optimizer
+        slack = slack + np.maximum(0.0, copies)
     return Memory(
         parameters,
         gradients,
@@ -155,7 +153,8 @@ def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, 
         activations,
         buffers=buffers,
         working=working,
-        overhead=context_bytes + lost_bytes + np.minimum(kept, pending.most),
+        overhead=device_constant(constants, device_of(run.device), "context_bytes")
+        + (lost_bytes + np.minimum(kept, pending.most)),
         host=host + offloaded * alive,
         slack=slack,
     )
