@@ -15,7 +15,8 @@ from typing import NoReturn
 import click
 
 from shardwright import __version__
-from shardwright.cli import calibrate, catalog_commands, draw, predict
+from shardwright.cli import calibrate, catalog_commands, draw, learning, planning_page, predict
+from shardwright.cli.agents import mcp_server
 from shardwright.cli.checked_job import load_to_run
 from shardwright.cli.command_group import CommandGroup
 from shardwright.cli.export_weights import convert, export
@@ -123,10 +124,13 @@ for command in (
     import_job,
     export_job,
     list_fields,
+    mcp_server,
     *draw.COMMANDS,
     *predict.COMMANDS,
     *calibrate.COMMANDS,
     *catalog_commands.COMMANDS,
+    *learning.COMMANDS,
+    *planning_page.COMMANDS,
 ):
     cli.add_command(command)
 

@@ -3,9 +3,14 @@
 from collections.abc import Iterator
 from typing import Any
 
-from shardwright.interchange.exported import Exported
+from shardwright.config.job import JobSpec
+from shardwright.interchange.exported import Exported, Lacking
 from shardwright.interchange.imported import Imported
+from shardwright.interchange.nearest import way_to
+from shardwright.interchange.system import System
+from shardwright.report.nearest_text import set_words
 from shardwright.report.text_columns import filled
+from shardwright.schedule.job_program import plan_faults
 
 _SHOWN = 6  # names of settings on a subject
 
@@ -66,3 +71,13 @@ def exported_notes(result: Exported, title: str) -> str:
     elif result.nodes > 1:
         notes.append(f"It is for {result.nodes} nodes; how they start and find each other is your launcher's to say.")
     return "\n".join(filled(note) for note in notes)
+
+
+def nearest_export(system: System, job: JobSpec, lack: Lacking) -> str:
+    """The way out for a job that a system lacks: the nearest plan that it has. Empty if each fault has a way out of its
+    own."""
+    near = lack.nearest
+    if near is None or plan_faults(near):
+        is_named = any("can't be said to" in fault for fault in lack.faults)
+        return f"no job near to it is known that {system.title} has; change these, or take another --to" * is_named
+    return f"the nearest plan that {system.title} has: {set_words(way_to(job, near, plan_faults))}"
