@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from shardwright.cli.job_options import device_options, file_option, json_option
+from shardwright.cli.job_options import device_options, file_option, json_option, set_option
 from shardwright.config import largest
 
 
@@ -45,6 +45,7 @@ class Size(click.ParamType):
 @click.option("--algorithm", default="", metavar="NAME", help="The one to draw.  [default: the first that has steps]")
 @click.option("--run", "runs", is_flag=True, help="Time it on this machine too, over Gloo.")
 @device_options
+@set_option
 @json_option
 @file_option("--svg", help="Write a picture of all steps.")
 def collective(kind: str, as_json: bool, runs: bool, svg: Path | None, **options: Any) -> None:
