@@ -94,11 +94,11 @@ def learn(idea: str | None, language: str | None, as_json: bool) -> None:
 
     Without IDEA it lists all pages.
     """
-    from shardwright.learn.idea_pages import IDEAS, IdeaPage, contents, page_of
+    from shardwright.learn.idea_pages import IDEAS, TERMS, IdeaPage, contents, page_of
 
     language = language or _language_of_locale()
     if idea is None:
-        titles = {name: IdeaPage(name, language).title for name in IDEAS}
+        titles = {name: IdeaPage(name, language).title for name in (*IDEAS, TERMS)}
         click.echo(json.dumps(titles, ensure_ascii=False) if as_json else contents(language))
         return
     page = page_of(idea, language)
