@@ -2,7 +2,7 @@
 
     python tests/support/site_in_browser.py build/site
 
-All pages are frames of one page. Names of other machines lead nowhere, so that a request to one is a line on the console.
+All pages are frames of one page. Names of other machines lead nowhere: a request to one is a line on the console.
 """
 
 import shutil
