@@ -17,7 +17,7 @@ help:  ## list the commands
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[studio]'
 	$(BIN)/python -m compileall -q src  # where Python may write no bytecode itself, each command would compile again
 	touch $@
 
