@@ -16,6 +16,7 @@ import click
 
 from shardwright import __version__
 from shardwright.cli import calibrate, draw, predict
+from shardwright.cli.agents import mcp_server
 from shardwright.cli.checked_job import load_to_run
 from shardwright.cli.export_weights import convert, export
 from shardwright.cli.generating import generate
@@ -120,6 +121,7 @@ for command in (
     checkpoint,
     import_job,
     export_job,
+    mcp_server,
     *draw.COMMANDS,
     *predict.COMMANDS,
     *calibrate.COMMANDS,

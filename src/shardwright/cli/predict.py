@@ -47,12 +47,10 @@ def estimate(job: str, overrides: tuple[str, ...], as_json: bool, with_others: b
 def explain(job: str, overrides: tuple[str, ...], as_json: bool, **cluster_fields: Any) -> None:
     """Tell one step of JOB: where the batch goes, what each device holds, what crosses which link, and how long."""
     spec = load_predicted(job, overrides, asked_cluster(cluster_fields), as_json)
-    from shardwright.explain.story import tell
-    from shardwright.report.explain.story_dict import story_dict
-    from shardwright.report.explain.story_text import story_text
+    from shardwright.api.explained import Explained
 
-    story = tell(spec)
-    click.echo(json.dumps(story_dict(story)) if as_json else story_text(story))
+    explained = Explained(spec)
+    click.echo(json.dumps(explained.to_dict()) if as_json else str(explained))
 
 
 @click.command()
@@ -246,14 +244,11 @@ def scale(
 
     Strong scaling keeps the batch, weak scaling the batch of a device. Nodes are as in JOB's cluster.
     """
-    from shardwright.config.base import PlanError
+    from shardwright.api.scaled import scaled
     from shardwright.config.catalog import names
-    from shardwright.cost.calibration import shipped
-    from shardwright.planner.critical_batch import batch_limits
-    from shardwright.planner.scaling import best_plan, scaling, sizes_of
+    from shardwright.planner.scaling import sizes_of
     from shardwright.planner.search.constraints import constraints_of
     from shardwright.report.output import write_output
-    from shardwright.report.scaling_report import scaling_dict, scaling_picture, scaling_text
 
     expect_many_actions()
     _refuse_plan_overrides(overrides)
@@ -261,14 +256,10 @@ def scale(
     smallest = sizes[0] if job in names("models") and job not in names("jobs") else 0
     cluster = asked_cluster(options | {"devices": smallest})
     spec = load_to_plan(job, overrides, cluster, as_json).job
-    limits = batch_limits(spec, tokens or 0)
-    try:
-        scalings = scaling(spec, sizes, limits, partial(best_plan, constraints=constraints), constants=shipped())
-    except KeyError as error:
-        raise PlanError(f"job {job}", [str(error.args[0])]) from None
+    curves = scaled(f"job {job}", spec, sizes, constraints, tokens=tokens or 0)
     if svg:
-        write_output(svg, scaling_picture(spec, scalings), "--svg")
-    click.echo(json.dumps(scaling_dict(spec, scalings, limits)) if as_json else scaling_text(spec, scalings, limits))
+        write_output(svg, curves.svg(), "--svg")
+    click.echo(json.dumps(curves.to_dict()) if as_json else str(curves))
 
 
 def _refuse_plan_overrides(overrides: tuple[str, ...]) -> None:

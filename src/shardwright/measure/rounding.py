@@ -16,11 +16,14 @@ import torch
 from torch import Tensor
 
 from shardwright.config.job import JobSpec
+from shardwright.config.number_types import NUMBER_TYPES
 from shardwright.measure.verdict import Verdict
 from shardwright.parallel.tensor.initial_values import Initial, write_initial
+from shardwright.parallel.zero.unit_setting import dtype_of
 from shardwright.sharding.parameter_shard import ParameterShard
 
-HALF_UNIT = {"float32": 2.0**-24, "bf16": 2.0**-9, "fp16": 2.0**-11}  # in the last place, by the computation's dtype
+# The largest relative error of one rounding to nearest, by the computation's number type: half of the gap after 1.
+HALF_UNIT = {name: torch.finfo(dtype_of(name)).eps / 2 for name in NUMBER_TYPES if not NUMBER_TYPES[name].is_narrow}
 # A plan rounds in as many places as one rank does, but a move only rounds the weights: a factor for the other places,
 # and for moves that happen to cancel.
 LEEWAY = 32.0

@@ -99,7 +99,7 @@ def _read_pipeline(settings: Settings, fields: Flat) -> None:
     if pp == 1:
         fields["plan.schedule"] = "1f1b"
         return
-    virtual = 1 if schedule in ("1f1b", "gpipe") else 2
+    virtual = SCHEDULES[schedule].stages_per_rank or 2
     stages: list[int] = []
     if isinstance(parts, list) and parts and all(isinstance(part, list) for part in parts):
         stages = [sum(str(name).startswith("layers.") for name in part) for part in parts]
@@ -122,7 +122,7 @@ def _write_pipeline(job: JobSpec, settings: dict[str, Any]) -> None:
     name = next((word for word, schedule in _SCHEDULES.items() if schedule == plan.schedule), None)
     settings |= {_P + "pipeline_parallel_schedule": name} if name else {}
     stages = plan.stage_layers(layers)
-    if len(stages) == plan.pp * (1 if plan.schedule in ("1f1b", "gpipe") else 2):
+    if len(stages) == plan.pp * (SCHEDULES[plan.schedule].stages_per_rank or 2):
         for less in (1, 0):
             if stages == generated_stages(len(stages), layers, less, less):
                 for end in ("first", "last"):

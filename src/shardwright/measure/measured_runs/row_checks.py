@@ -176,7 +176,7 @@ def _plan_fields(row: Row) -> dict[str, Any]:
     virtual = whole(row, "vp", 1)
     if virtual > 1 and schedule in ("1f1b", "sequential") and pp > 1:
         schedule = "interleaved-1f1b"
-    if schedule not in ("interleaved-1f1b", "looped-bfs", "auto"):
+    if SCHEDULES[schedule].stages_per_rank:
         virtual = 1
     elif not row.get("vp"):
         virtual = max(1, layers // pp)

@@ -15,7 +15,6 @@ from shardwright.config.base import PlanError
 from shardwright.config.hugging_face.config_json import MERGE
 from shardwright.config.model import ModelSpec
 from shardwright.config.units import MIB
-from shardwright.parallel.tensor.initial_values import Initial
 from shardwright.sharding.hugging_face.layout import Layout, copies, correction_biases, layout_of, tied_head
 from shardwright.sharding.hugging_face.released_piece import ReleasedPiece
 from shardwright.sharding.parameter_shard import Box, ParameterShard
@@ -36,10 +35,6 @@ class ReleasedWeights:
         self.correction_biases = correction_biases(family, model)
         self.prefix = _prefix(self.files, self.layout)
         _check_files_fit_model(self, copies(family, model), tied_head(family, model))
-
-    def as_initial(self) -> Initial:
-        """The function that writes initial values, instead of random ones."""
-        return self.write
 
     def write(self, place: ParameterShard, start: int, out: Tensor) -> None:
         """Write elements start, start + 1, ... of a box to a flat tensor."""
