@@ -74,7 +74,8 @@ def caller() -> str:
     frame: Any = sys._getframe(2)
     names: list[str] = []
     while len(names) < 2 and frame is not None:
-        if "/shardwright/" in frame.f_code.co_filename and "/checks/" not in frame.f_code.co_filename:
+        file = frame.f_code.co_filename
+        if "/shardwright/" in file and "/checks/" not in file and not file.endswith("/device_streams.py"):
             names.append(frame.f_code.co_name)
         frame = frame.f_back
     return " in ".join(names)

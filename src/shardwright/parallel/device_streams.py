@@ -154,6 +154,12 @@ def host_reading(streams: DeviceStreams | None, x: Tensor) -> AbstractContextMan
     return nullcontext() if streams is None else streams.host_reads(x)
 
 
+def wait_on_host(streams: DeviceStreams, event: Event | TimedEvent) -> None:
+    """Let the host wait for an event, and be watched meanwhile."""
+    with streams.host_waits():
+        event.synchronize()
+
+
 class HostNumbers:
     """Integers that a device copies to the host, which may launch other work until it reads them."""
 
@@ -171,8 +177,7 @@ class HostNumbers:
         and not until work that was launched after it is."""
         if self._numbers is None:
             if self._copy_end is not None and self._streams is not None:
-                with self._streams.host_waits():
-                    self._copy_end.synchronize()
+                wait_on_host(self._streams, self._copy_end)
             with host_reading(self._streams, self._values_N):
                 self._numbers = [int(value) for value in self._values_N.tolist()] if dry is None else dry
         return self._numbers

@@ -4,12 +4,12 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 
-from shardwright.parallel.device_streams import DeviceStreams, TimedEvent
+from shardwright.parallel.device_streams import DeviceStreams, TimedEvent, wait_on_host
 
 # Kinds of link.
 INSIDE, BETWEEN = "inside the node", "between nodes"
@@ -129,13 +129,12 @@ class Ledger:
 
     def wait_for(self, blocked: BlockedTime) -> float:
         """Let the host wait until all events of a blocked time have happened. Returns the seconds that it waited."""
-        if not blocked.pairs:
+        if self.streams is None:
             return 0.0
         start_s = time.perf_counter()
-        with nullcontext() if self.streams is None else self.streams.host_waits():
-            for _, _, end in reversed(blocked.pairs):
-                if not end.query():  # those before the last of a stream have happened, too
-                    end.synchronize()
+        for _, _, end in reversed(blocked.pairs):
+            if not end.query():  # those before the last of a stream have happened, too
+                wait_on_host(self.streams, end)
         return time.perf_counter() - start_s
 
     def seconds(self, blocked: BlockedTime) -> dict[str, float]:

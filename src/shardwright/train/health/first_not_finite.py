@@ -27,19 +27,23 @@ from shardwright.train.health.repeated_step import compute_without_update, gathe
 class LastBadGradient:
     """The last parameter in the model whose gradient of a pass is not finite."""
 
-    def __init__(self, model: ModelSpec) -> None:
+    def __init__(self, model: ModelSpec, mesh: Mesh) -> None:
+        self._mesh = mesh
         self._order = {place.name: i for i, place in enumerate(model_parameters(model))}
         self.position = -1  # of the parameter in the model; -1 if all gradients are finite
         self.name = ""
 
     def __call__(self, unit: FlatUnit, gradients: Tensor) -> None:
         """Check the gradients of a unit."""
-        if bool(gradients.isfinite().all()):
+        if self._is_finite(gradients):
             return
         for parameter in unit.parameters:
             position, gradient = self._order[parameter.place.name], parameter.gradient
-            if position > self.position and gradient is not None and not bool(gradient.isfinite().all()):
+            if position > self.position and gradient is not None and not self._is_finite(gradient):
                 self.position, self.name = position, parameter.place.name
+
+    def _is_finite(self, values: Tensor) -> bool:
+        return bool(self._mesh.to_host(all_finite([values], self._mesh)))
 
 
 def where_not_finite(replica: Replica, step: int, tokens_BS: Tensor) -> str:
@@ -53,7 +57,7 @@ def where_not_finite(replica: Replica, step: int, tokens_BS: Tensor) -> str:
     bad_ranks = [rank for rank, is_bad in enumerate(_gathered(_has_bad_loss(replica), mesh)) if is_bad]
     if job.plan.compress != "none":
         return _by_losses(bad_ranks, mesh) + "; compressed gradients can't be computed again to find more"
-    bad_gradient = LastBadGradient(job.model)
+    bad_gradient = LastBadGradient(job.model, mesh)
     with observed_gradients(replica, bad_gradient):
         compute_without_update(replica, step, tokens_BS)
     bad_again = [rank for rank, is_bad in enumerate(_gathered(_has_bad_loss(replica), mesh)) if is_bad]
