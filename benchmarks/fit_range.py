@@ -47,7 +47,7 @@ def main() -> None:
     for prefix in ("", "unnamed_"):
         ratios, weights = zip(*misses(is_named=not prefix), strict=True)
         low, high = percentile(ratios, weights, OUTSIDE), percentile(ratios, weights, 1 - OUTSIDE)
-        low, high = math.floor(1000 * low) / 1000, math.ceil(1000 * high) / 1000  # the runs at the ends lie between
+        low, high = math.floor(1e4 * low) / 1e4, math.ceil(1000 * high) / 1000  # the runs at the ends lie between
         constants |= {f"common.{prefix}low": low, f"common.{prefix}high": high}
         inside = sum(low <= ratio <= high for ratio in ratios)
         print(

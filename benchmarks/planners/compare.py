@@ -20,7 +20,8 @@ from to_simumax import SimuMax
 from shardwright.cost.calibration import left_out, shipped
 from shardwright.measure.measured_runs.runs import Measured, read_runs
 from shardwright.measure.measured_runs.score import percentile, weighted_mean, weights_of
-from shardwright.measure.validate import BASELINE_EFFICIENCY, Predicted, predict, ranking_quality
+from shardwright.measure.measured_runs.sweeps import RankedPlan, ranking_quality
+from shardwright.measure.validate import BASELINE_EFFICIENCY, Predicted, predict
 
 OURS, LEFT_OUT, CONSTANT = "ours", "ours, family left out of the fit", "50 % of the peak"
 CALCULON, LLM_ANALYSIS, SIMUMAX = "Calculon", "llm-analysis", "SimuMax"
@@ -168,7 +169,9 @@ def print_rows(lines: list[Line], names: list[str], shown: tuple[str, ...]) -> N
 def print_order(lines: list[Line], names: list[str]) -> None:
     """Whether each would pick the right plan: Kendall's tau and regret in the sweeps that it expresses."""
     found = {
-        name: ranking_quality([(line.row, line.answers[name].step_s) for line in lines if line.is_answered([name])])
+        name: ranking_quality(
+            RankedPlan(line.row, line.answers[name].step_s) for line in lines if line.is_answered([name])
+        )
         for name in names
     }
     rows = []

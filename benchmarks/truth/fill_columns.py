@@ -18,7 +18,7 @@ GIB = 1.073741824
 COLUMNS = (
     "software", "date", "compiled", "attention", "grads", "moments", "overlap", "head_dim", "q_rank", "kv_rank",
     "expert_tp", "shard_group", "recompute_layers", "recompute_inferred", "layers_run", "flops_counted", "memory_kind",
-    "network",
+    "network", "offload", "window", "window_every",
 )  # fmt: skip
 
 # The framework by what a text calls it, and its month where the text has none. The first pattern that matches counts.
@@ -32,7 +32,8 @@ FRAMEWORKS = (
     ("internevo", r"InternEvo|InternLM", ""),
     ("maxtext", r"[Mm]ax[Tt]ext", ""),
     ("paxml", r"[Pp]axml", ""),
-    ("nemo", r"NeMo|nemo(?!tron)|dgxc|Megatron-Bridge|mlcommons/training_results", ""),
+    ("megatron-bridge", r"Megatron-Bridge", ""),
+    ("nemo", r"NeMo|nemo(?!tron)|dgxc|mlcommons/training_results", ""),
     ("megascale", r"MegaScale(?!.*Megatron-LM)", ""),
     ("gpt-neox", r"[Nn]eo[Xx]|2304\.01373", ""),
     ("zero-bubble", r"2401\.10241|[Zz]ero[ -][Bb]ubble", ""),
@@ -64,6 +65,7 @@ def filled(row: Row) -> Row:
         "grads": "fp32" if re.search(r"(?:fp32|float32) gradient accumulation", notes) else "",
         "moments": moments(notes),
         "network": network(notes),
+        "offload": "activations" if re.search(_OFFLOADED, notes) else "",
         "overlap": overlap(notes),
         "recompute_inferred": "1" if "HEAD" in notes and row.get("recompute") else "",
         "flops_counted": flops_counted(row.get("flops_convention") or ""),
@@ -82,9 +84,12 @@ def filled(row: Row) -> Row:
         new["gpu"] = "H100-96G"
     if (row.get("recompute") == "selective" and "op-level" in notes) or "selective op" in notes:
         new["recompute"] = "matmul"  # torchtitan's: all but the results of attention and of every second product
-    if row.get("recompute") == "selective" and re.search(r"(?:q, k, v|qkv_proj)[^;]*offloaded", notes):
+    if row.get("recompute") == "selective" and re.search(_OFFLOADED, notes):
         new["recompute"] = "activation+attention+norm+up"  # MaxText's: all but the tensors that its policy names
     return new
+
+
+_OFFLOADED = r"(?:q, k, v|qkv_proj)[^;]*offloaded"  # what MaxText's policies send to the host
 
 
 def software_facts(texts: str, source: str) -> dict[str, str]:
@@ -98,11 +103,18 @@ def software_facts(texts: str, source: str) -> dict[str, str]:
     return {"software": f"{framework}@{month}" if month else framework, "date": ""}
 
 
+MLPERF_ROUNDS = {"4.0": "2024-05", "4.1": "2024-10", "5.0": "2025-05", "5.1": "2025-10"}  # of MLPerf Training
+
+
 def month_of(texts: str, source: str) -> str:
     """The month of a run: a date behind the framework's name, its preprint's number, a date of a file, else the middle
     of its source's year."""
     if stated := re.search(r"(?:nanotron|verified) (20\d\d-(?:0[1-9]|1[0-2]))", texts):
         return stated[1]
+    if container := re.search(r"NeMo container (2\d)\.(0[1-9]|1[0-2])", texts):
+        return f"20{container[1]}-{container[2]}"
+    if round_of_mlperf := re.search(r"training_results_v(\d\.\d)", source):
+        return MLPERF_ROUNDS.get(round_of_mlperf[1], "")
     if paper := re.search(r"\b(\d\d)(0[1-9]|1[0-2])\.\d{4,5}\b", texts):
         return f"20{paper[1]}-{paper[2]}"
     if file := re.search(r"_(20[12]\d)(0[1-9]|1[0-2])_", source):
@@ -162,6 +174,10 @@ def facts_of_notes(notes: str) -> dict[str, str]:
     ):
         if match := re.search(pattern, notes):
             facts[name] = next(filter(None, match.groups()))
+    if mixed := re.search(r"(\d+) local layers \(window (\d+)\) to 1 global", notes):
+        facts |= {"window": mixed[2], "window_every": str(int(mixed[1]) + 1)}
+    elif alternating := re.search(r"alternating sliding window (\d+) / full", notes):
+        facts |= {"window": alternating[1], "window_every": "2"}
     if ranks := re.search(r"q_lora (\d+), kv_lora (\d+)", notes):
         facts |= {"q_rank": ranks[1], "kv_rank": ranks[2]}
     elif rank := re.search(r"without q_lora, kv_lora (\d+)", notes):

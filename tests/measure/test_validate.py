@@ -13,14 +13,19 @@ import numpy as np
 import pytest
 
 from shardwright.config import catalog
+from shardwright.config.base import PlanError
+from shardwright.config.toml_text import toml_text
 from shardwright.cost import calibration
 from shardwright.cost.calibration import shipped
 from shardwright.layers.query import Run
+from shardwright.measure.cluster_fit import fit_cluster
 from shardwright.measure.measured_runs.run_table import TableLine
 from shardwright.measure.measured_runs.runs import measured, read_runs
 from shardwright.measure.measured_runs.score import kendall_tau, percentile, share_within, weights_of
+from shardwright.measure.measured_runs.sweeps import RankedPlan, ranking_quality
 from shardwright.measure.number_counts import number_counts
-from shardwright.measure.validate import predict, ranking_quality
+from shardwright.measure.unstated_columns import unstated_columns
+from shardwright.measure.validate import predict
 from shardwright.measure.validate import validate as validate_table
 from shardwright.memory.rank_estimate import peak_memory
 from support.ranks import PATIENCE_S
@@ -140,7 +145,8 @@ def test_families_left_out(found: dict) -> None:
 def test_order_within_sweeps(found: dict) -> None:
     assert found["order"]["zb"]["kendall_tau"] >= 0.85
     assert found["order"]["aleph"]["kendall_tau"] >= 0.75
-    assert all(found["order"][family]["regret"] <= 0.03 for family in ("aleph", "bloom", "zb"))
+    assert all(found["order"][family]["regret"] <= 0.04 for family in ("aleph", "bloom", "zb"))
+    assert found["order_with_tier_b"]["bloom"]["sweeps"] > found["order"]["bloom"]["sweeps"]
 
 
 def test_every_row_is_written_with_its_parts(found: dict) -> None:
@@ -250,14 +256,68 @@ def test_kendall_tau() -> None:
 def test_regret_of_plans_expected_to_be_equally_good_is_their_mean() -> None:
     """A planner that sees no difference picks none: not the one that happens to stand first."""
     row = next(row for row in read_runs(TRUTH / "runs.csv") if row.family == "aleph")
-    sweep = [replace(row, step_s=step_s) for step_s in (10.0, 11.0, 12.0, 15.0)]
-    blind = ranking_quality([(row, 1.0) for row in sweep])
-    of_one = {"regret": pytest.approx(0.2), "worst_regret": pytest.approx(0.2)}
-    assert blind == {"aleph": {"sweeps": 1, "kendall_tau": 0.0} | of_one}
-    wrong = ranking_quality([(row, -row.step_s) for row in sweep])
-    of_one = {"regret": pytest.approx(0.5), "worst_regret": pytest.approx(0.5)}
-    assert wrong == {"aleph": {"sweeps": 1, "kendall_tau": -1.0} | of_one}
-    assert ranking_quality([(row, row.step_s) for row in sweep[:3]]) == {}  # too few for a sweep
+    assert row.run is not None
+    runs = [replace(row.run, grid=replace(row.run.grid, microbatch=number)) for number in (1, 2, 4, 8)]
+    seconds = (10.0, 11.0, 12.0, 15.0)
+    sweep = [replace(row, run=run, step_s=step_s) for run, step_s in zip(runs, seconds, strict=True)]
+
+    def scores(plans: list[RankedPlan]) -> tuple[float, float, float]:
+        (score,) = ranking_quality(plans).values()
+        assert score["sweeps"] == 1 and score["median_regret"] == score["worst_regret"] == score["regret"]
+        return score["kendall_tau"], score["regret"], score["worst_regret"]
+
+    assert scores([RankedPlan(row, 1.0) for row in sweep]) == (0.0, pytest.approx(0.2), pytest.approx(0.2))
+    wrong = [RankedPlan(row, -row.step_s) for row in sweep]
+    assert scores(wrong) == (-1.0, pytest.approx(0.5), pytest.approx(0.5))
+    assert ranking_quality([RankedPlan(row, row.step_s) for row in sweep[:3]]) == {}  # too few for a sweep
+    # What is not expected to fit is not picked, unless nothing is.
+    assert scores([*wrong[:3], replace(wrong[3], fits=False)])[1] == pytest.approx(0.2)
+    assert scores([replace(plan, fits=False) for plan in wrong])[1] == pytest.approx(0.5)
+    # Rows of one plan are one plan, with the mean of their seconds: 10 and 11 of the best, 12 of the pick.
+    twice = [replace(sweep[1], run=runs[0]), *sweep[:1], *sweep[2:]]
+    plans = [RankedPlan(row, 1.0 if row.step_s == 12.0 else 2.0) for row in twice]
+    assert scores(plans)[1] == pytest.approx(12 / 10.5 - 1)
+
+
+def test_columns_that_would_narrow_the_range_are_named(tmp_path: Path) -> None:
+    """Not a network that nothing crosses, and not a column that is filled."""
+    rows = [TODAY | {"id": "a-1"}, TODAY | {"id": "a-2", "recompute": "full"}]
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    lines = [",".join(row.get(name, "") for name in names) for row in rows]
+    (tmp_path / "t.csv").write_text("\n".join([",".join(names), *lines]))
+    found = {column.name: column for column in unstated_columns(tmp_path / "t.csv", shipped())}
+    assert found["recompute"].rows == 1 and found["recompute"].spread > 0.05
+    assert not {"network", "software", "mbs"} & set(found)
+
+
+def test_constants_are_fitted_to_ones_own_runs(tmp_path: Path) -> None:
+    """Runs of a machine whose memory is slower: the fit finds that, and runs held back are predicted better by it."""
+    rows = [row for row in read_runs(TRUTH / "playbook.csv") if row.run and row.run.grid.world == 8 and row.tier == "A"]
+    rows = rows[::4]
+    slower = shipped() | {"hopper.memory": 0.6 * shipped()["common.memory"]}
+    rows = [replace(row, step_s=p.time.total) for row, p in zip(rows, predict(rows, slower), strict=True) if p.time]
+    fit = fit_cluster(rows)
+    assert fit.helps and fit.held_back < fit.before / 2
+    assert fit.constants["memory"] < 0.9 * shipped()["common.memory"]
+    (tmp_path / "mine.toml").write_text(toml_text(fit.entry()))
+    device = calibration.device_of(str(tmp_path / "mine.toml"))
+    assert device.constants is not None and device.peak_tflops == calibration.device_of("h100-sxm").peak_tflops
+    assert device.constants.memory == pytest.approx(fit.constants["memory"], rel=1e-3)
+    with pytest.raises(PlanError, match="3 plans have a measured step that can be predicted; --fit needs 4"):
+        fit_cluster(rows[:3])
+    with pytest.raises(PlanError, match="the table has runs on a100-sxm-80g, h100-sxm"):
+        fit_cluster([*rows, next(row for row in read_runs(TRUTH / "runs.csv") if row.family == "aleph")])
+
+
+def test_a_fit_that_does_not_help_is_not_written(tmp_path: Path) -> None:
+    """Four runs of nothing in common: those held back are predicted worse by what the others say."""
+    plans = zip(("1", "2", "3", "6"), ("0.01", "4", "0.02", "9"), strict=True)
+    rows = [TODAY | {"id": f"a-{mbs}", "mbs": mbs, "gbs": "24", "step_time_s": step_s} for mbs, step_s in plans]
+    text = "\n".join([",".join(TODAY), *(",".join(row.values()) for row in rows)])
+    (tmp_path / "t.csv").write_text(text)
+    done = validate(str(tmp_path / "t.csv"), "--fit", str(tmp_path / "mine.toml"))
+    assert done.returncode == 1 and not (tmp_path / "mine.toml").exists()
+    assert "Runs held back are not predicted better than by the catalog" in done.stdout
 
 
 # --- software that nothing is fitted to ---

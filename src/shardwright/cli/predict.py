@@ -75,10 +75,12 @@ def explain(job: str, overrides: tuple[str, ...], as_json: bool, **cluster_field
 @json_option
 @file_option("--out", help="Write each row's prediction, and where its time goes, as CSV.")
 @file_option("--oom", help="Plans that ran out of memory.  [default: oom.csv beside RUNS]", exists=True)
-def validate(runs: Path, as_json: bool, out: Path | None, oom: Path | None) -> None:
+@file_option("--fit", help="Fit the constants of the runs' device to them, and write it as a device's TOML file.")
+def validate(runs: Path, as_json: bool, out: Path | None, oom: Path | None, fit: Path | None) -> None:
     """Predict every measured run in RUNS, a CSV file, and say how far off the predictions are.
 
-    Columns are those of benchmarks/truth/README.md.
+    Columns are those of benchmarks/truth/README.md. With --fit a part of the runs is held back in turn, and the file is
+    written if that shows that the fitted constants predict better than the catalog's.
     """
     from shardwright.config.base import PlanError
     from shardwright.measure.validate import validate as compare
@@ -87,15 +89,36 @@ def validate(runs: Path, as_json: bool, out: Path | None, oom: Path | None) -> N
     oom_beside_runs = runs.parent / "oom.csv"
     oom = oom or (oom_beside_runs if oom_beside_runs.exists() and not oom_beside_runs.samefile(runs) else None)
     for table in filter(None, (runs, oom)):
-        if out and out.exists() and out.samefile(table):
-            raise PlanError("output", [f"--out {out} is a table that is read, and would be lost; name another file"])
+        for option, file in (("--out", out), ("--fit", fit)):
+            if file and file.exists() and file.samefile(table):
+                fault = f"{option} {file} is a table that is read, and would be lost; name another file"
+                raise PlanError("output", [fault])
     scores = compare(runs, oom)
     predictions = scores.pop("predictions")
     if out:
         write_rows(out, predictions)
-    click.echo(json.dumps(scores) if as_json else validation_text(scores))
-    if not scores["predicted"]:
+    text = validation_text(scores)
+    if fit:
+        scores["cluster_fit"], fit_text = _fit_cluster(runs, fit)
+        text += f"\n\n{fit_text}"
+    click.echo(json.dumps(scores) if as_json else text)
+    if not scores["predicted"] or (fit and not scores["cluster_fit"]["helps"]):
         sys.exit(1)
+
+
+def _fit_cluster(runs: Path, file: Path) -> tuple[dict[str, Any], str]:
+    """The constants of the device of a table's runs, written as a device's file if runs held back say that they help;
+    and the words for it."""
+    from shardwright.config.toml_text import toml_text
+    from shardwright.measure.cluster_fit import fit_cluster
+    from shardwright.measure.measured_runs.runs import read_runs
+    from shardwright.report.output import write_output
+    from shardwright.report.validation_text import cluster_fit_text
+
+    fitted = fit_cluster(read_runs(runs))
+    if fitted.helps:
+        write_output(file, toml_text(fitted.entry()), "--fit")
+    return fitted.to_dict(), cluster_fit_text(fitted.to_dict(), file)
 
 
 def _search_options(command: Any) -> Any:

@@ -139,6 +139,11 @@ class DeviceSpec(Spec):
     multiprocessors: RanksOr0 = Field(
         0, description="Streaming multiprocessors (or what runs one tile of a product at a time); 0 is unknown."
     )
+    array_side: RanksOr0 = Field(
+        0,
+        description="Rows of the systolic array that multiplies: attention, whose products go over the width of a "
+        "head, fills no more of it; 0: none limits it.",
+    )
     link_gb_per_s: KnownRate = Field(
         0.0, description="Links within a domain, in 1e9 bytes per second, of one device in one direction."
     )
@@ -181,6 +186,11 @@ class DeviceSpec(Spec):
     )
     power_w: Annotated[float, Field(ge=0, le=largest.RATE)] = Field(
         0.0, description="Most power that it takes for long (TDP), in watts, without the server; 0 is unknown."
+    )
+    same_chip: str = Field(
+        "",
+        description="Device of the same chip under another power limit, on which the efficiencies of its generation "
+        "were measured; empty: there is none. Rates of products and attention go as the root of power.",
     )
     hours_between_failures: KnownRate = Field(
         0.0,
@@ -335,6 +345,11 @@ class ClusterSpec(SectionSpec):
         1.0,
         description="Power usage effectiveness: energy that the site takes for each that its devices take, with "
         "servers, network and cooling; 1 counts the devices alone.",
+    )
+    same_chip: str = Field(
+        "",
+        description="Device of the same chip under another power limit, on which the efficiencies of its generation "
+        "were measured; empty: there is none. Rates of products and attention go as the root of power.",
     )
     hours_between_failures: KnownRate = Field(
         0.0,

@@ -252,6 +252,10 @@ class SoftwareSpec(Spec):
         False,
         description="A token crosses the network once for each domain that has experts for it, not for each expert.",
     )
+    rank_dedupe: bool = Field(
+        False,
+        description="A token travels once to each rank that has experts for it, not once for each expert.",
+    )
     stages_by_cost: bool = Field(
         False,
         description="Blocks are divided over stages by the size of their products, the head among them, not by number.",

@@ -7,7 +7,7 @@ it. common.toml has the constants that a generation leaves out. A constant is ne
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from math import inf, prod
+from math import inf, prod, sqrt
 
 from shardwright.config import catalog
 from shardwright.config.attention_kernels import ATTENTION_KERNELS
@@ -125,7 +125,8 @@ class Rates:
     network_latency_s: float  # of a step between domains
     peer_s: float  # that an all-to-all between domains takes longer for each further rank
     collective_s: float  # that any collective takes beside its steps
-    gap_s: float
+    gap_s: float  # between two kernels that the host launched in time
+    launch_s: float  # of the host, to launch a kernel
     attention_forward: float
     attention_backward: float
     attention_half: float  # keys of a sequence at which attention reaches half its rate
@@ -221,6 +222,22 @@ def _attention_constant(software: SoftwareSpec) -> str:
     return ATTENTION_KERNELS[software.attention].constant
 
 
+def power_share(device: DeviceSpec) -> float:
+    """Share of its peak that a device reaches, over that which the device of the same chip reaches; 1 if there is none.
+
+    Products and attention run at the clock that the power limit sustains. Power goes as the clock times the square of
+    the voltage, and voltage rises less than the clock does: rates go as the root of power. H100 at 500 W and at 700 W,
+    both fitted by themselves, reached 0.60 and 0.71 of the same peak: 0.84, the root of 5 / 7.
+    """
+    if not device.same_chip:
+        return 1.0
+    measured = device_of(device.same_chip)
+    if not (device.power_w and measured.power_w):
+        raise KeyError(f"{device.name} has no known power beside that of {measured.name}; add power_w to its file")
+    peaks = [entry.peak_flops(half_numbers()[0].name) for entry in (measured, device)]
+    return sqrt(device.power_w / measured.power_w) * (peaks[0] / peaks[1] if all(peaks) else 1.0)
+
+
 @lru_cache(maxsize=64)
 def _check_shares_of_peak(device_entry: str, software_entry: str) -> None:
     """Raise KeyError if the product of its constants makes a kernel faster than the peak of its device.
@@ -235,11 +252,12 @@ def _check_shares_of_peak(device_entry: str, software_entry: str) -> None:
 
     rate = constant(shipped(), software.calibration, "rate")
     kernel = _attention_constant(software)
+    power = {"share by power": power_share(device)} if device.same_chip else {}
     pairs = [
-        {name: device_rate(name), "rate": rate}
+        {name: device_rate(name), "rate": rate} | power
         for name in ("product", *(number.product_constant for number in narrow_numbers()))
     ]
-    pairs.append({kernel: device_rate(kernel), "attention_backward": device_rate("attention_backward")})
+    pairs.append({kernel: device_rate(kernel), "attention_backward": device_rate("attention_backward")} | power)
     faults = []
     for pair in pairs:
         if (share := prod(pair.values())) > 1:
@@ -272,10 +290,12 @@ def rates_of(run: Run, constants: Constants) -> Rates:
     narrow_constant = NUMBER_TYPES[precision].product_constant
     network = NETWORKS[run.network]
     _check_shares_of_peak(run.device, run.software)
-    flops = product = _known_peak(device, wide) * device_rate("product") * software_rate("rate")
+    share = power_share(device)
+    flops = product = _known_peak(device, wide) * device_rate("product") * software_rate("rate") * share
     if narrow_constant:
-        product = _known_peak(device, precision) * device_rate(narrow_constant) * software_rate("rate")
-    attention = _known_peak(device, wide) * device_rate(_attention_constant(software))
+        product = _known_peak(device, precision) * device_rate(narrow_constant) * software_rate("rate") * share
+    filled = min(1.0, run.shape.head_dim / device.array_side) if device.array_side else 1.0
+    attention = _known_peak(device, wide) * device_rate(_attention_constant(software)) * share * filled
     return Rates(
         flops=flops, flops_product=product, memory=_known(device, "memory_gb_per_s") * 1e9 * device_rate("memory"),
         link=_link_bytes_per_s(run, device) * device_rate("link"),
@@ -283,6 +303,7 @@ def rates_of(run: Run, constants: Constants) -> Rates:
         domain=max(1, run.devices_per_node), multiprocessors=int(_known(device, "multiprocessors")),
         link_latency_s=run.node_latency_s or device_rate("link_latency_s"),
         network_latency_s=run.network_latency_s or network.step_s, gap_s=device_rate("gap_s"),
+        launch_s=device_rate("launch_s"),
         peer_s=network.peer_s, collective_s=device_rate("collective_s"),
         switch_reduce=_link_bytes_per_s(run, device) * device_rate("switch_reduce"),
         attention_forward=attention, attention_backward=attention * device_rate("attention_backward"),

@@ -99,25 +99,28 @@ def _measured_s(rates: Rates, group: Group, kind: str, size_bytes: Numbers) -> N
 
 
 def copies_sent(topk: int, domains: Numbers) -> Numbers:
-    """The share of a token's `topk` copies that cross the network if a domain with several of its experts gets one
-    copy.
+    """The share of a token's `topk` copies that is sent if a domain with several of its experts gets one copy; the same
+    of ranks, if a rank gets one.
 
     With evenly chosen experts a token goes to domains x (1 - (1 - 1 / domains)^topk) domains.
     """
     return domains * (1 - (1 - 1 / domains) ** topk) / topk
 
 
-def all_to_all_s(rates: Rates, group: Group, size_bytes: Numbers, crossing_share: Numbers = 1.0) -> Numbers:
+def all_to_all_s(
+    rates: Rates, group: Group, size_bytes: Numbers, crossing_share: Numbers = 1.0, link_share: Numbers = 1.0
+) -> Numbers:
     """Seconds of an all-to-all: each rank sends 1 / n of its `size_bytes` to every other rank.
 
     `crossing_share` is the share of the data for other domains that crosses the network. If it is below 1, each domain
-    receives one copy of a token and sends it on to its ranks over the fast links.
+    receives one copy of a token and sends it on to its ranks over the fast links. `link_share` is the share of the data
+    that takes the fast links.
     """
     if _has_measurements(rates, "all_to_all"):
         return _measured_s(rates, group, "all_to_all", size_bytes)
     n, inside, crosses = group.size, group.inside, group.domains > 1
     link_s = size_bytes * (inside - 1) / np.where(crossing_share < 1, inside, n) / rates.link
-    link_s = np.maximum(link_s, size_bytes * inside / n * group.all_to_all_link_load / rates.link)
+    link_s = link_share * np.maximum(link_s, size_bytes * inside / n * group.all_to_all_link_load / rates.link)
     network_s = size_bytes * group.network_share(crossing_share) / rates.network
     between_s = 2 * rates.network_latency_s + (n - inside) * rates.peer_s
     latency_s = rates.collective_s + rates.link_latency_s + np.where(crosses, between_s, 0.0)

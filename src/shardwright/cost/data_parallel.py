@@ -10,8 +10,8 @@ from shardwright.config.software import SoftwareSpec
 from shardwright.cost.calibration import Rates, known_host
 from shardwright.cost.collective_time import all_to_all_s, ring_s
 from shardwright.cost.group_links import Groups
+from shardwright.cost.piece_time import PieceTime, beside
 from shardwright.cost.pipeline_bubble import num_reductions
-from shardwright.cost.stage_time import PieceTime, beside
 from shardwright.cost.topology import Group
 from shardwright.cost.update_time import Updated, elementwise_s, held_by_matrix, orthogonal_s
 from shardwright.cost.wire_bytes import RING_ROUNDS

@@ -1,9 +1,8 @@
 """The cost of one microbatch on one pipeline rank: its layers' kernels, and the exposed part of their collectives."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
-from operator import add
 
 import numpy as np
 
@@ -13,81 +12,13 @@ from shardwright.cost.calibration import Constants, Rates, known_host, rates_of,
 from shardwright.cost.collective_time import all_to_all_s, copies_sent, exchange_s, ring_pass_s, ring_s
 from shardwright.cost.group_links import Groups
 from shardwright.cost.kernels import KernelTime, operator_s
+from shardwright.cost.piece_time import Forward, PieceTime, Repeatable, beside
 from shardwright.cost.pipeline_bubble import are_put_off, gathers_for_a_pass
 from shardwright.cost.topology import Group
-from shardwright.layers.arrays import Array, Numbers
+from shardwright.layers.arrays import Numbers
 from shardwright.layers.chains import Chain, chains, kept_bytes, share_run_again
 from shardwright.layers.operators import Exchange, Operator
 from shardwright.layers.query import Run
-
-
-@dataclass(frozen=True)
-class PieceTime:
-    """Seconds of a piece (a layer, the embedding, the head, or several) for one microbatch on one rank.
-
-    `tensor`, `context`, `expert` and `shard` are exposed collectives of those axes, and `host` exposed copies to host
-    memory and back, of forward and backward together; `exposed_forward` is the forward's part of all of them.
-    `again` is recompute. FLOPs are of the forward. `put_off` is the further part of `tensor` that is exposed if the
-    weight gradients, which hide it, are computed later.
-    """
-
-    forward: Numbers = 0.0
-    input_grad: Numbers = 0.0
-    weight_grad: Numbers = 0.0
-    again: Numbers = 0.0
-    tensor: Numbers = 0.0
-    context: Numbers = 0.0
-    expert: Numbers = 0.0
-    shard: Numbers = 0.0
-    host: Numbers = 0.0
-    exposed_forward: Numbers = 0.0
-    flops: Numbers = 0.0
-    flops_again: Numbers = 0.0
-    put_off: Numbers = 0.0
-
-    def __add__(self, other: "PieceTime") -> "PieceTime":
-        return PieceTime(*map(add, self.values(), other.values()))
-
-    def times(self, count: Numbers) -> "PieceTime":
-        """`count` such pieces."""
-        return PieceTime(*(count * value for value in self.values()))
-
-    def values(self) -> tuple[Numbers, ...]:
-        """All fields, in their order: dataclasses.astuple takes fifty times as long."""
-        return (
-            self.forward, self.input_grad, self.weight_grad, self.again, self.tensor, self.context, self.expert,
-            self.shard, self.host, self.exposed_forward, self.flops, self.flops_again, self.put_off,
-        )  # fmt: skip
-
-    def gathered(
-        self, rates: Rates, software: SoftwareSpec, shard_s: Sequence[Numbers], counts: Sequence[Numbers]
-    ) -> "PieceTime":
-        """The piece under ZeRO-3, with the exposed gathers of its parameters and scatters of its gradients. `shard_s`:
-        seconds of (a gather, a scatter); `counts`: how many of each a pass takes."""
-        gather, scatter, hidden = shard_s[0] * counts[0], shard_s[1] * counts[1], float(software.shard_overlap)
-        forward_s = beside(rates, gather, hidden * self.forward)
-        backward_s = beside(rates, gather + scatter, hidden * self.backward)
-        exposed_forward = self.exposed_forward + forward_s
-        return replace(self, shard=self.shard + forward_s + backward_s, exposed_forward=exposed_forward)
-
-    def where_split(self, is_split: Numbers) -> "PieceTime":
-        """The piece in a schedule that defers weight gradients if `is_split` is 1, else unchanged."""
-        return replace(self, tensor=self.tensor + self.put_off * is_split, put_off=0.0 * self.put_off)
-
-    @property
-    def exposed(self) -> Numbers:
-        """Seconds of all exposed communication."""
-        return self.tensor + self.context + self.expert + self.shard + self.host
-
-    @property
-    def backward(self) -> Numbers:
-        """Seconds of computation in the backward, with recompute."""
-        return self.input_grad + self.weight_grad + self.again
-
-    @property
-    def total(self) -> Numbers:
-        """Seconds of forward and backward, with exposed communication."""
-        return self.forward + self.input_grad + self.weight_grad + self.again + self.exposed
 
 
 @dataclass(frozen=True)
@@ -141,51 +72,6 @@ def _by_axis(exchanges: tuple[ExchangeTime, ...]) -> tuple[Numbers, Numbers, Num
     return exposed["tp"], exposed["cp"], exposed["ep"]
 
 
-@dataclass(frozen=True)
-class Forward:
-    """Seconds of an operator's forward, which recompute takes once more, and its FLOPs."""
-
-    compute: Numbers
-    tensor: Numbers
-    context: Numbers
-    expert: Numbers
-    flops: Numbers
-
-
-@dataclass(frozen=True)
-class Repeatable:
-    """A piece without recompute, and the forwards of its operators in their order, which may be recomputed."""
-
-    once: PieceTime
-    forwards: tuple[Forward, ...]
-
-    def __add__(self, other: "Repeatable") -> "Repeatable":
-        return Repeatable(self.once + other.once, self.forwards + other.forwards)
-
-    def values(self) -> tuple[Numbers, ...]:
-        """All numbers in a row; `of_values` is the inverse."""
-        return self.once.values() + tuple(
-            value for f in self.forwards for value in (f.compute, f.tensor, f.context, f.expert, f.flops)
-        )
-
-    @staticmethod
-    def num_values(num_operators: int) -> int:
-        """The number of values of a piece with so many operators."""
-        return len(fields(PieceTime)) + num_operators * len(fields(Forward))
-
-    @classmethod
-    def of_values(cls, values: Array) -> "Repeatable":
-        """The inverse of `values`, from an array of shape (values, plans)."""
-        num_once, num_each = len(fields(PieceTime)), len(fields(Forward))
-        ends = range(num_once, len(values), num_each)
-        return cls(PieceTime(*values[:num_once]), tuple(Forward(*values[end : end + num_each]) for end in ends))
-
-
-def beside(rates: Rates, seconds: Numbers, compute_s: Numbers) -> Numbers:
-    """Exposed seconds of communication that overlaps with computation: its excess, and the slowdown of the work."""
-    return np.maximum(0.0, seconds - compute_s) + rates.leak * np.minimum(seconds, compute_s)
-
-
 _MLP = ("up", "activation", "down")  # parts of a layer
 
 
@@ -228,15 +114,23 @@ class Costing:
         if exchange.kind == "ring":
             return ring_pass_s(rates, group, exchange.size)
         if exchange.axis == "ep":
-            copies: Numbers = 1.0
-            mixture = self.run.shape.experts
-            if self.software.expert_dedupe and mixture:  # groups of experts are laid over domains
-                copies = copies_sent(mixture.topk, np.maximum(1, mixture.reach * group.domains))
-            return all_to_all_s(rates, group, exchange.size, copies) * rates.imbalance
+            copies, rank_copies = self._copies_of_tokens(group)
+            return all_to_all_s(rates, group, exchange.size, copies, rank_copies) * rates.imbalance
         if exchange.kind == "all_to_all":
             return all_to_all_s(rates, group, exchange.size)
         factor = rates.tensor_factor if exchange.axis == "tp" else 1.0
         return exchange_s(rates, group, exchange) * factor
+
+    def _copies_of_tokens(self, group: Group) -> tuple[Numbers, Numbers]:
+        """The shares of a token's copies that cross the network, and that take the fast links."""
+        copies: Numbers = 1.0
+        rank_copies: Numbers = 1.0
+        mixture = self.run.shape.experts
+        if self.software.expert_dedupe and mixture:  # groups of experts are laid over domains
+            copies = copies_sent(mixture.topk, np.maximum(1, mixture.reach * group.domains))
+        if self.software.rank_dedupe and mixture:
+            rank_copies = copies_sent(mixture.topk, np.maximum(1, group.size))
+        return copies, rank_copies
 
     def operators(self, kind: str, policy: str = "none") -> Iterator[OperatorTime]:
         """The operators of a piece, in order: a layer of a kind under a policy, the embedding or the head."""
@@ -259,17 +153,31 @@ class Costing:
             yield OperatorTime(operator, t.times(imbalance), share_run_again(operator, policy), ahead, backward=behind)
 
     def gaps(self, kind: str, policy: str = "none") -> PieceTime:
-        """Seconds between the kernels of a piece."""
+        """Seconds between the kernels of a piece, with the waits for the host."""
+        piece, gap_times = self._at_device_pace(kind, policy), self._kernel_gaps(kind, policy)
+        waiting = piece.waiting_for_host()
+        return replace(
+            gap_times,
+            forward=gap_times.forward + waiting.forward - piece.forward,
+            input_grad=gap_times.input_grad + waiting.input_grad - piece.input_grad,
+        )
+
+    def _kernel_gaps(self, kind: str, policy: str) -> PieceTime:
+        """Seconds between the kernels of a piece, and of their launches."""
         if not is_layer(kind):
             return PieceTime()
         gap_times = self._gaps_of(self._kernels_before_experts())
         if has_experts(kind):
             gap_times += self._gaps_of(self._kernels_of_experts())
-        return replace(gap_times, again=gap_times.forward if policy in ("full", "stage") else 0.0)
+        if policy not in ("full", "stage"):
+            return gap_times
+        launched = gap_times.launched_backward + gap_times.launched_forward
+        return replace(gap_times, again=gap_times.forward, launched_backward=launched)
 
     def _gaps_of(self, kernels: tuple[Numbers, Numbers]) -> PieceTime:
-        forward, backward = (self.rates.gap_s * count for count in kernels)
-        return PieceTime(forward=forward, input_grad=backward)
+        (forward, backward), rates = kernels, self.rates
+        device = PieceTime(forward=rates.gap_s * forward, input_grad=rates.gap_s * backward)
+        return replace(device, launched_forward=rates.launch_s * forward, launched_backward=rates.launch_s * backward)
 
     def _kernels_before_experts(self) -> tuple[Numbers, Numbers]:
         """Number of kernels that a layer launches, (forward, backward), without those of experts."""
@@ -292,6 +200,10 @@ class Costing:
 
     def piece(self, kind: str, policy: str = "none") -> PieceTime:
         """Seconds of one layer of a kind under a recompute policy, of the embedding or of the head."""
+        return self._at_device_pace(kind, policy).waiting_for_host()
+
+    def _at_device_pace(self, kind: str, policy: str) -> PieceTime:
+        """Seconds of a piece whose host is never late."""
         operators = self.before_experts(kind)
         if has_experts(kind):
             operators += self.experts()
@@ -323,13 +235,15 @@ class Costing:
 
     def repeating(self, kind: str, policy: str, piece: Repeatable) -> PieceTime:
         """The time of a piece under a recompute policy; kept tensors stay on the device or go to its host."""
-        again, tensor, context, expert, flops = self.gaps(kind, policy).again, 0.0, 0.0, 0.0, 0.0
+        gap_times = self._kernel_gaps(kind, policy)
+        again, tensor, context, expert, flops = gap_times.again, 0.0, 0.0, 0.0, 0.0
         for operator, forward in zip(self.chains[kind], piece.forwards, strict=True):
             if share := share_run_again(operator, policy):
                 again, flops = again + share * forward.compute, flops + share * forward.flops
                 tensor, context = tensor + share * forward.tensor, context + share * forward.context
                 expert = expert + share * forward.expert
         total = piece.once + PieceTime(again=again, tensor=tensor, context=context, expert=expert, flops_again=flops)
+        total = replace(total, launched_backward=gap_times.launched_backward)
         if is_layer(kind) and np.any(self.run.grid.offload_activations):
             total += self._sent_away(total, kind, policy)
         return total

@@ -15,7 +15,8 @@ from shardwright.config.link_words import link_words
 from shardwright.config.plan import chunks_per_rank
 from shardwright.cost.calibration import shipped, software_under
 from shardwright.cost.from_job import run_of
-from shardwright.cost.stage_time import Costing, PieceTime
+from shardwright.cost.piece_time import PieceTime
+from shardwright.cost.stage_time import Costing
 from shardwright.explain.expert_homes import ExpertPlacement, expert_placement
 from shardwright.explain.operator_passes import PiecePass, piece_passes, rank_pieces
 from shardwright.explain.rank_collectives import Crossing, PipelineRank, PricedGroups, crossings

@@ -18,8 +18,10 @@ from shardwright.cost.calibration import Constants, device_constant, device_of, 
 from shardwright.layers.query import Run
 from shardwright.measure.measured_runs.row_facts import FACT_COLUMNS
 from shardwright.measure.measured_runs.runs import Measured, read_runs
-from shardwright.measure.measured_runs.score import kendall_tau, percentile, share_within, weighted_mean, weights_of
+from shardwright.measure.measured_runs.score import percentile, share_within, weighted_mean, weights_of
+from shardwright.measure.measured_runs.sweeps import RankedPlan, ranking_quality
 from shardwright.measure.number_counts import number_counts
+from shardwright.measure.unstated_columns import unstated_columns
 from shardwright.memory.fit_chance import fit_chance
 from shardwright.memory.rank_estimate import Memory, rank_memory
 from shardwright.simulate.batch_pricing import Price, prices
@@ -50,10 +52,11 @@ class Predicted:
     def range_s(self) -> tuple[float, float]:
         """Seconds between which four of five steps lie. It is wider if nothing says what software ran."""
         assert self.time is not None, "only what was predicted has a range"
+        low_s, high_s = float(self.time.low), float(self.time.high)
         if self.row.knows_software:
-            return float(self.time.low), float(self.time.high)
-        low, high = (shipped()[f"common.unnamed_{end}"] for end in ("low", "high"))
-        return float(self.time.total * low), float(self.time.total * high)
+            return low_s, high_s
+        low, high = (float(self.time.total * shipped()[f"common.unnamed_{end}"]) for end in ("low", "high"))
+        return min(low_s, low), max(high_s, high)
 
 
 # Errors of a plan that contradicts itself, whose arithmetic may come to nothing anywhere.
@@ -152,12 +155,13 @@ def validate(runs: Path, out_of_memory: Path | None) -> dict[str, Any]:
     out_of_memory_rows = predict(read_runs(out_of_memory), constants) if out_of_memory else []
     failing = [p for p in rows if p.row.ran_out] + [p for p in out_of_memory_rows if not p.row.faults]
     scores["fit"] = _fit([p for p in rows if not p.row.ran_out], failing)
-    ranked = [p for p in rows if p.ratio and p.row.tier in "AB" and p.row.is_latest]
-    scores["order"] = ranking_quality([(p.row, p.ratio * p.row.step_s) for p in ranked])
+    scores["order_with_tier_b"] = _order(rows, "AB")
+    scores["order"] = scores["order_with_tier_b"] | _order(rows, "A")
     scores["cross_validated"] = _cross_validated(headline)
     scores["numbers"] = number_counts(measurements)
     scores["unnamed_software"] = sum(not p.row.knows_software for p in every_row)
     scores["missing_columns"] = [name for name in FACT_COLUMNS if not any(name in row.columns for row in measurements)]
+    scores["unstated_columns"] = [asdict(column) for column in unstated_columns(runs, constants)]
     scores["not_predicted"] = {p.row.id: p.reason for p in rows if p.time is None}
     scores["apart"] = _apart(every_row) | {"faults": _faults(runs, every_row)}
     if out_of_memory:
@@ -285,37 +289,10 @@ def _by_chance(fitting: Sequence[Predicted], failing: Sequence[Predicted]) -> di
     }
 
 
-def ranking_quality(rows: Iterable[tuple[Measured, float]]) -> dict[str, dict[str, float]]:
-    """Kendall's tau, and the regret of the best plan, of rows with the seconds that are expected of each.
-
-    Both are within a sweep (one model on as many devices with the same kernels); means over sweeps of at least 4 plans.
-    The regret is how much slower the plan that is expected to be best is than the best plan; if several are expected to
-    be equally good, their mean.
-    """
-    sweeps: dict[str, dict[tuple[object, ...], list[tuple[float, float]]]] = {}
-    for row, expected_s in rows:
-        run = row.run
-        assert run is not None, "only what was predicted is ordered"
-        key = (replace(run.shape, heads=1, head_dim=1, kv_heads=1), run.grid.world, run.software, run.grid.global_batch)
-        sweeps.setdefault(row.family, {}).setdefault(key, []).append((row.step_s, expected_s))
-    scores = {}
-    for family, of_family in sorted(sweeps.items()):
-        taus, regrets = [], []
-        for sweep in of_family.values():
-            if len(sweep) < 4:
-                continue
-            measured, expected = [pair[0] for pair in sweep], [pair[1] for pair in sweep]
-            taus.append(kendall_tau(measured, expected))
-            best_s = [s for s, expected_s in sweep if math.isclose(expected_s, min(expected))]
-            regrets.append(sum(best_s) / len(best_s) / min(measured) - 1)
-        if taus:
-            scores[family] = {
-                "sweeps": len(taus),
-                "kendall_tau": sum(taus) / len(taus),
-                "regret": sum(regrets) / len(regrets),
-                "worst_regret": max(regrets),
-            }
-    return scores
+def _order(rows: Sequence[Predicted], tiers: str) -> dict[str, dict[str, float]]:
+    """Scores of the order of plans in sweeps of rows of these tiers."""
+    ranked = [p for p in rows if p.ratio and p.row.tier in tiers and p.row.is_latest]
+    return ranking_quality(RankedPlan(p.row, p.ratio * p.row.step_s, bool(p.fits)) for p in ranked)
 
 
 def _cross_validated(headline: list[Predicted]) -> dict[str, Any]:

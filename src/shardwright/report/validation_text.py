@@ -30,7 +30,8 @@ def validation_text(result: Mapping[str, Any]) -> str:
         f"{result['predicted']} of {result['rows']} rows predicted. Error of the step time:",
         aligned(table),
         _memory(result),
-        _order(result["order"]),
+        _order(result),
+        _unstated(result["unstated_columns"]),
     ]
     if missing := result["not_predicted"]:
         lines.append("Not predicted:\n" + "\n".join(f"  {row}: {reason}" for row, reason in missing.items()))
@@ -112,13 +113,48 @@ def _share(count: int, total: int) -> str:
     return f" ({100 * count / total:.1f} %)" if total else ""
 
 
-def _order(order: Mapping[str, Mapping[str, float]]) -> str:
-    parts = [
-        f"{name} {group['kendall_tau']:.2f} and {100 * group['regret']:.1f} %, at worst "
-        f"{100 * group['worst_regret']:.1f} %, over {group['sweeps']} sweeps"
-        for name, group in order.items()
+def _order(result: Mapping[str, Any]) -> str:
+    """Order within sweeps: of tier A where a family has such sweeps, and with tier B where that changes a family's."""
+    order, with_tier_b = result["order"], result["order_with_tier_b"]
+    changed = {name: group for name, group in with_tier_b.items() if group != order[name]}
+    lines = []
+    for title, groups in (("Order of plans within a sweep", order), ("The same with tier B", changed)):
+        parts = [
+            f"{name} {group['kendall_tau']:.2f}, {100 * group['regret']:.1f} % (median "
+            f"{100 * group['median_regret']:.1f} %, at worst {100 * group['worst_regret']:.1f} %), over "
+            f"{group['sweeps']} sweeps"
+            for name, group in groups.items()
+        ]
+        if parts:
+            lines.append(f"{title}, Kendall's tau and regret of the best: " + "; ".join(parts))
+    return "\n".join(lines)
+
+
+def _unstated(columns: Sequence[Mapping[str, Any]]) -> str:
+    """The empty columns that would narrow the range of predictions if they were filled."""
+    parts = [f"{c['name']} ({c['rows']} rows, {100 * c['spread']:.0f} %)" for c in columns]
+    return (
+        f"Columns that are empty, and how far apart their usual values put a step: {', '.join(parts)}. Each that is "
+        "filled narrows the range."
+        if parts
+        else ""
+    )
+
+
+def cluster_fit_text(fit: Mapping[str, Any], file: Path) -> str:
+    """The outcome of --fit."""
+    errors = [f"{100 * fit[name]:.1f} %" for name in ("catalog_median_ape", "median_ape", "held_back_median_ape")]
+    constants = ", ".join(f"{name} {value:.4g}" for name, value in fit["constants"].items())
+    lines = [
+        f"Fitted to {fit['rows']} runs on {fit['device']}: the median error of a step is {errors[1]} in place of "
+        f"{errors[0]}; of runs held back, fitted without them, {errors[2]}.",
+        f"Constants: {constants}.",
     ]
-    return "Order of plans within a sweep, Kendall's tau and regret of the best: " + "; ".join(parts) if parts else ""
+    if fit["helps"]:
+        lines.append(f"{file} is a device like the catalog's with them: --set cluster.device={file}")
+    else:
+        lines.append(f"Runs held back are not predicted better than by the catalog, so {file} was not written.")
+    return "\n".join(lines)
 
 
 _MOST_FAULTS = 20  # that are listed; --json has all

@@ -18,8 +18,9 @@ from shardwright.cost.calibration import Constants, Rates, peak_flops, rates_of,
 from shardwright.cost.collective_time import message_s
 from shardwright.cost.data_parallel import DataParallel
 from shardwright.cost.group_links import Groups
+from shardwright.cost.piece_time import PieceTime, Repeatable
 from shardwright.cost.pipeline_bubble import are_put_off, bubble, gathers_for_a_pass
-from shardwright.cost.stage_time import Costing, PieceTime, Repeatable
+from shardwright.cost.stage_time import Costing
 from shardwright.layers.arrays import Array, Numbers, only, stacked_rows
 from shardwright.layers.memo import Memo, layer_columns, layer_words, plain_columns, shard_columns, shard_words
 from shardwright.layers.query import PlanGrid, Run
@@ -234,13 +235,18 @@ def _piece_times(run: Run, rates: Rates, constants: Constants, memo: Memo) -> li
         put_off = are_put_off(grid)
         times = [np.stack(PieceTime(*fields).where_split(put_off).values()) for fields in times]
     if not np.any(grid.zero == 3):
-        return times
+        return [_at_pace_of_host(PieceTime(*fields)) for fields in times]
     shards = memo.rows("shard", run, shard_words(grid), shard_columns, sharded).reshape(len(kinds), 2, -1)
     software, often = software_under(run), gathers_for_a_pass(grid)
     return [
-        np.stack(PieceTime(*fields).gathered(rates, software, shards[kinds.index(kind)], often).values())
+        _at_pace_of_host(PieceTime(*fields).gathered(rates, software, shards[kinds.index(kind)], often))
         for (kind, _), fields in zip(pieces, times, strict=True)
     ]
+
+
+def _at_pace_of_host(piece_time: PieceTime) -> Array:
+    """The fields of a piece with the waits for its host, in shape (fields, plans)."""
+    return np.stack(piece_time.waiting_for_host().values())
 
 
 def _rows(run: Run, values: list[tuple[Numbers, ...]]) -> Array:

@@ -20,7 +20,7 @@ from shardwright.cost.collective_time import message_latency_s, message_s
 from shardwright.cost.data_parallel import DataParallel
 from shardwright.cost.from_job import run_of
 from shardwright.cost.group_links import Groups
-from shardwright.cost.stage_time import PieceTime, beside
+from shardwright.cost.piece_time import PieceTime, beside
 from shardwright.layers.memo import Memo
 from shardwright.layers.stage_contents import PipelineRanks, PipelineStages, held_by_rank, layer_kinds
 from shardwright.schedule.job_program import Order, job_order, job_placement

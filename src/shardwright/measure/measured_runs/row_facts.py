@@ -26,7 +26,7 @@ WHOLE = {
     **dict.fromkeys(("head_dim", "q_rank", "kv_rank", "expert_tp", "shard_group"), 1),
     **dict.fromkeys(("experts", "shared_experts", "dense_layers", "zero_stage", "sp", "gated_mlp", "latest"), 0),
     **dict.fromkeys(("layers_run", "rope_dim"), 1),
-    **dict.fromkeys(("recompute_layers", "recompute_inferred", "compiled"), 0),
+    **dict.fromkeys(("recompute_layers", "recompute_inferred", "compiled", "window", "window_every"), 0),
 }
 _MOST = {
     **dict.fromkeys(("sp", "gated_mlp", "latest", "recompute_inferred", "compiled"), 1),
@@ -41,6 +41,9 @@ _LARGEST_WHOLE, _LEAST_AMOUNT, _LARGEST_AMOUNT = 10**12, 1e-12, 1e15
 
 # Columns without which a table says in texts alone what ran it and how it was measured: it is in the old format.
 FACT_COLUMNS = ("software", "flops_counted", "memory_kind")
+
+# Of what a plan keeps in host memory.
+OFFLOADS = ("activations",)
 
 # Columns that say what ran a row.
 SOFTWARE_COLUMNS = ("software", "date", "compiled", "attention", "overlap", "grads", "moments")
@@ -112,6 +115,7 @@ _WORDS: dict[str, tuple[str, ...]] = {
     "network": NETWORKS.names,
     "overlap": tuple(OVERLAPS),
     "oom": ("yes", "no"),
+    "offload": OFFLOADS,
 }
 
 

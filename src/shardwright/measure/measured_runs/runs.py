@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from shardwright.config.attention_sections import WindowSpec
 from shardwright.config.cluster import DeviceSpec
 from shardwright.config.model_shape import ExpertShape, LatentShape, ModelShape
 from shardwright.config.number_types import number_called
@@ -190,6 +191,7 @@ def shape_of_row(row: Row) -> ModelShape:
         learned_positions=is_classic,
         experts=experts,
         latent=latent,
+        window=WindowSpec(size=whole(row, "window"), full_every=whole(row, "window_every")),
     )
     tied = replace(shape, tied=True)
     is_stated = math.isclose(1e9 * _float(row, "params_b"), tied.parameters, rel_tol=_TIED_WITHIN)
@@ -246,6 +248,7 @@ def grid_of_row(row: Row, device: DeviceSpec) -> PlanGrid:
         gradient_bytes=gradient_bytes,
         reduce_bytes=gradient_bytes,
         moment_bytes=GRADS.get(row.get("moments") or "", 0),
+        offload_activations=1.0 if row.get("offload") == "activations" else 0.0,
     )
 
 

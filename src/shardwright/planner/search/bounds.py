@@ -26,7 +26,7 @@ from shardwright.config.schedule_facts import SCHEDULES, searched
 from shardwright.config.software import software_of
 from shardwright.cost.calibration import Constants, Rates, rates_of
 from shardwright.cost.from_job import run_of
-from shardwright.cost.stage_time import PieceTime
+from shardwright.cost.piece_time import PieceTime
 from shardwright.layers.memo import Memo
 from shardwright.memory.rank_estimate import Memory, peak_memory
 from shardwright.planner.search.plan_block import SHARING, Column, Columns, PlanBlock, PlanVariant, rank_grid, select

@@ -129,16 +129,16 @@ class SimulatedPlans:
         """
         open_kinds, shown = list(kinds), list[SimulatedPlan]()
         while open_kinds and len(shown) < num_shown:
-            places, kind = min(open_kinds, key=lambda item: self._best(item[1]).token_s)
-            best = self._best(kind)
-            if self.fits(best.job):
-                shown.append(best)
-                open_kinds.remove((places, kind))
-                continue
-            self._drop(kind, best)
-            if not kind.plans:
+            item = min(open_kinds, key=lambda item: self._best(item[1]).token_s if item[1].plans else 0.0)
+            places, kind = item
+            if not kind.plans:  # all were dropped
                 self._refute(places)
-                open_kinds.remove((places, kind))
+                open_kinds.remove(item)
+            elif self.fits((best := self._best(kind)).job):
+                shown.append(best)
+                open_kinds.remove(item)
+            else:
+                self._drop(kind, best)
         return shown
 
     def _refute(self, places: Sequence[PlanPlace]) -> None:

@@ -11,8 +11,8 @@ import numpy as np
 from shardwright.config.layer_kind import has_experts
 from shardwright.config.plan import PlanSpec
 from shardwright.cost.calibration import Constants, device_of
+from shardwright.cost.piece_time import PieceTime
 from shardwright.cost.pipeline_bubble import in_flight
-from shardwright.cost.stage_time import PieceTime
 from shardwright.layers.memo import Memo
 from shardwright.layers.query import Run
 from shardwright.layers.stage_contents import LayerKind, layer_kinds
