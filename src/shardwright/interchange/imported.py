@@ -15,16 +15,18 @@ from shardwright.config.load import job_of_fields
 from shardwright.interchange.carried_data import carried_data
 from shardwright.interchange.known_settings import is_uncounted, is_usual
 from shardwright.interchange.reading.settings import Flat, Settings, plain_text
-from shardwright.interchange.reading.shell_values import readable, unknown_names
+from shardwright.interchange.reading.shell_marks import readable, unknown_names
 
 
 @dataclass(frozen=True)
 class Asked:
-    """The user's input beside the files: variables of scripts, fields of the job as --set has them, and the cluster."""
+    """The user's input beside the files: variables and arguments of scripts, fields of the job as --set has them, and
+    the cluster."""
 
     variables: Mapping[str, str] = field(default_factory=dict)
     overrides: tuple[str, ...] = ()
     cluster: AskedCluster = NOTHING_ASKED
+    arguments: tuple[str, ...] = ()  # of the first script
 
     @property
     def fields(self) -> Flat:

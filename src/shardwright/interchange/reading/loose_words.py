@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from shardwright.interchange.known_settings import known_setting, subject_of
 from shardwright.interchange.reading.settings import Settings
-from shardwright.interchange.reading.shell_values import UNKNOWN, unknown_names
+from shardwright.interchange.reading.shell_marks import UNKNOWN, unknown_names
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from shardwright.config.base import shortened
 from shardwright.config.fault_gathering_reader import FaultGatheringReader, is_finite, signed, whole
-from shardwright.interchange.reading.shell_values import UNKNOWN
+from shardwright.interchange.reading.shell_marks import UNKNOWN
 
 Flat = dict[str, Any]  # fields of a job by their full names: {"plan.tp": 8}
 

@@ -41,7 +41,7 @@ def is_training(words: list[str]) -> bool:
 
 def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     """Read a launch script; `texts` has it first, then scripts that it sources or starts. Raises ShellFault."""
-    command = find_training_command(texts, asked.variables, is_training)
+    command = find_training_command(texts, asked, is_training)
     given = dict(command.settings)
     world = asked.cluster.devices or command.nodes * command.devices_per_node
     settings = Settings(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardwright.config import largest
-from shardwright.config.cluster_facts import filled_nodes
+from shardwright.config.cluster_facts import USUAL_NODE, filled_nodes
 from shardwright.config.job import JobSpec
 from shardwright.config.model import ModelSpec
 from shardwright.config.plan import even_stages, layer_policies
@@ -30,9 +30,10 @@ def _read_dp(settings: Settings, fields: Flat) -> None:
     world = settings.count(WORLD, 0)
     fields["plan.dp"] = max(1, world // max(1, shared))
     if world == 0:
-        settings.note(
-            f"nothing says how many GPUs there are, so one replica is taken: {shared} GPUs (--devices N for more)"
-        )
+        if not any("how many GPUs there are" in fault for fault in settings.faults):
+            settings.faults.append(
+                f"nothing says how many GPUs there are; say it with --devices, such as {filled_nodes(shared, USUAL_NODE)}"
+            )
     elif shared and world % shared:
         cp = f" x context {fields['plan.cp']}" if fields["plan.cp"] > 1 else ""
         settings.faults.append(

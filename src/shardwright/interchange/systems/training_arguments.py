@@ -17,7 +17,7 @@ from shardwright.interchange.launcher import Launched, find_training_command, mi
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.script_text import flag_words
 from shardwright.interchange.reading.settings import Flat, Settings
-from shardwright.interchange.reading.shell_values import unknown_names
+from shardwright.interchange.reading.shell_marks import unknown_names
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.rows import Rule, Table, never, number
 
@@ -83,7 +83,7 @@ def read_parts(texts: Mapping[str, str], asked: Asked, is_own: Callable[[dict[st
     scripts = {name: text for name, text in texts.items() if not name.lower().endswith((".json", ".yaml", ".yml"))}
     scripts = {name: text for name, text in scripts.items() if not text.lstrip().startswith("{")}
     if scripts:
-        command = find_training_command(scripts, asked.variables, is_training)
+        command = find_training_command(scripts, asked, is_training)
         for flags in (command.launcher_settings, command.settings):
             given |= {
                 f"--{name.replace('-', '_')}": value for name, value in flags.items() if not name.startswith("slurm")
