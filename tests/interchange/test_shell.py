@@ -34,15 +34,15 @@ SCRIPTS = {
     "a prefix is seen inside": "TP=2\nTP=4 bash -c 'run $TP'\nrun $TP",
     "a subshell": "A=1\n(A=2; B=3; run $A $B)\nrun $A ${B:-none}\n{ A=4; }\nrun $A",
     "a text to translate": 'run $"--bf16" pre$"a b"post',
-    "a function": "f() {\n  EXTRA=\"--a $1\"\n}\nf 7B 2\nrun $EXTRA ${1:-none} $#",
-    "functions in functions": "f() { EXTRA+=(--a $#); }\nfunction g { f x; f; }\ng\nrun \"${EXTRA[@]}\"",
+    "a function": 'f() {\n  EXTRA="--a $1"\n}\nf 7B 2\nrun $EXTRA ${1:-none} $#',
+    "functions in functions": 'f() { EXTRA+=(--a $#); }\nfunction g { f x; f; }\ng\nrun "${EXTRA[@]}"',
     "what a function has for itself": "A=1\nf() { local A=2 B=3; C=$A; }\nf x\nrun $A ${B:-none} $C",
     "a return": "f() { A=1; return; A=2; }\nf x\nrun $A",
     "arguments in a loop": (
-        "parse() {\n  while [[ $# -gt 0 ]]; do\n    case \"$1\" in\n      --tp) TP=$2; shift 2 ;;\n      -h) exit ;;\n"
-        "      *) REST+=(\"$1\"); shift ;;\n    esac\n  done\n}\nTP=1\nparse --tp 4 a b\nrun $TP ${REST[@]}"
+        'parse() {\n  while [[ $# -gt 0 ]]; do\n    case "$1" in\n      --tp) TP=$2; shift 2 ;;\n      -h) exit ;;\n'
+        '      *) REST+=("$1"); shift ;;\n    esac\n  done\n}\nTP=1\nparse --tp 4 a b\nrun $TP ${REST[@]}'
     ),
-    "set": "set -- a 'b c' d e f g h i j k\nrun \"$2\" ${10} $10 $# \"$@\"\nshift\nrun $1 $#",
+    "set": 'set -- a \'b c\' d e f g h i j k\nrun "$2" ${10} $10 $# "$@"\nshift\nrun $1 $#',
     "a for loop": 'A=; for x in a b c d; do [ $x = c ] && continue; [ $x = d ] && break; A="$A$x"; done\nrun $A $x',
     "a while loop": "N=1\nwhile [ $N -lt 9 ]; do N=$((N * 2)); done\nuntil [ $N -lt 5 ]; do N=$((N / 2)); done\nrun $N",
     "brackets in quotes": "A=x\nB=\"$(echo ')')\"\nC=$(echo \"$(echo '(')\")\nrun $A",
@@ -120,7 +120,9 @@ def test_a_loop_of_unknown_length_is_said() -> None:
     assert script.notes == ["line 1: a for loop is not followed", "line 3: a while loop is not followed"]
 
 
-@pytest.mark.parametrize("loop", ["while true; do run; done", "until false; do run; done", "while :; do break; done; run"])
+@pytest.mark.parametrize(
+    "loop", ["while true; do run; done", "until false; do run; done", "while :; do break; done\nrun"]
+)
 def test_a_loop_without_end_is_followed_once_or_refused(loop: str) -> None:
     with suppress(ShellFault):
         assert followed(loop).commands[-1].words == ["run"]

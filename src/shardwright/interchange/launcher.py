@@ -28,6 +28,7 @@ class Launched:
     settings: dict[str, Any]
     nodes: int
     devices_per_node: int
+    launcher: str = ""  # what starts the program: torchrun, deepspeed, ...
     program: str = ""  # the file that trains, or its module
     arguments: tuple[str, ...] = ()  # words behind the program
     exported: Mapping[str, str] = field(default_factory=dict)  # variables of the script, without arrays
@@ -104,6 +105,7 @@ def _of_command(command: Command, script: Script) -> Launched:
     arguments = words[program_index + 1 :]
     return Launched(
         settings_of(launcher_words(launchers)), settings_of(arguments), ranks.nodes, ranks.devices_per_node,
+        launcher=PurePath((launcher_words(launchers) or [""])[0]).name,
         program=words[program_index] if program_index >= 0 else "", arguments=tuple(arguments),
         exported=command.variables, written=dict(script.written), notes=tuple(notes),
         missing=tuple(dict.fromkeys(missing)), loose=loose_words(arguments, is_made), hosts=ranks.hosts,

@@ -4,7 +4,7 @@ No setting is dropped silently: a setting that no table reads is reported at the
 leave the plan unchanged.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -111,6 +111,10 @@ class Settings(FaultGatheringReader):
         """Report that a setting, if present, is not in the job, and why."""
         if self.has(name):
             self.lost.append(f"{self.setting_text(name)}: {why}")
+
+    def is_named(self, name: str, words: Collection[str]) -> bool:
+        """True if one of several words of the user's is the name of a setting, as it is kept or as it is shown."""
+        return not {name, self.shown(name), self.shown(name).lstrip("-")}.isdisjoint(words)
 
     def shown(self, name: str) -> str:
         """A name as the system's users write it."""

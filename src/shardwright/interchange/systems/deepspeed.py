@@ -10,7 +10,7 @@ from shardwright.config.dotted_keys import nested_keys
 from shardwright.config.job import JobSpec
 from shardwright.config.number_types import number_called
 from shardwright.interchange.imported import Asked, ReadResult
-from shardwright.interchange.known_settings import program, subjects
+from shardwright.interchange.known_settings import program
 from shardwright.interchange.reading.loose_words import loose_faults
 from shardwright.interchange.reading.script_text import RENDEZVOUS, nodes_of, torchrun_line
 from shardwright.interchange.reading.settings import Flat, Settings
@@ -227,7 +227,7 @@ def is_own(data: dict[str, Any]) -> bool:
 def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     """Read a configuration, with a launch script and a config.json. Raises ShellFault."""
     parts = read_parts(texts, asked, is_own)
-    given, command = parts.given, parts.command
+    command = parts.command
     nodes, devices_per_node = (
         (command.nodes, command.devices_per_node) if command and not asked.cluster.devices else (0, 0)
     )
@@ -242,8 +242,7 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     settings.note(
         "priced as fsdp-2024 software: the catalog has none of DeepSpeed of these years (--as NAME for another)"
     )
-    without_effect = subjects(given, "deepspeed", "options")
-    return ReadResult(fields, settings, "fsdp-2024", nodes, devices_per_node, without_effect)
+    return ReadResult(fields, settings, "fsdp-2024", nodes, devices_per_node, ("deepspeed", "options"))
 
 
 def settings_of(job: JobSpec) -> dict[str, Any]:

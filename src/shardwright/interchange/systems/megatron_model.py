@@ -60,6 +60,8 @@ def _read_widths(settings: Settings, fields: Flat) -> None:
     hidden, heads = fields["model.hidden"], fields["model.heads"]
     groups = settings.count(("num-query-groups", "num-key-value-heads"), 0)
     is_grouped = settings.flag("group-query-attention") or ("num-key-value-heads" in settings.given)
+    if settings.one_of("attention-head-type", {"multihead": False, "multiquery": True}, "multihead"):
+        groups, is_grouped = 1, True
     is_latent = settings.flag("multi-latent-attention")
     fields["model.kv_heads"] = groups if is_grouped and not is_latent and groups != heads else 0
     is_gated = settings.flag("swiglu") or settings.has("quick-geglu")

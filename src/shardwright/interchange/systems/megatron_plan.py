@@ -31,9 +31,8 @@ def _read_dp(settings: Settings, fields: Flat) -> None:
     fields["plan.dp"] = max(1, world // max(1, shared))
     if world == 0:
         if not any("how many GPUs there are" in fault for fault in settings.faults):
-            settings.faults.append(
-                f"nothing says how many GPUs there are; say it with --devices, such as {filled_nodes(shared, USUAL_NODE)}"
-            )
+            usual = filled_nodes(shared, USUAL_NODE)
+            settings.faults.append(f"nothing says how many GPUs there are; say it with --devices, such as {usual}")
     elif shared and world % shared:
         cp = f" x context {fields['plan.cp']}" if fields["plan.cp"] > 1 else ""
         settings.faults.append(
@@ -180,7 +179,10 @@ def _write_zero(job: JobSpec, settings: dict[str, Any]) -> None:
 
 def _read_offload(settings: Settings, fields: Flat) -> None:
     share = settings.number("optimizer-offload-fraction", 1.0)
-    fields["plan.offload_optimizer"] = share if settings.flag("optimizer-cpu-offload") else 0.0
+    is_offloaded = settings.flag(("optimizer-cpu-offload", "cpu-optimizer"))
+    fields["plan.offload_optimizer"] = share if is_offloaded else 0.0
+    if settings.flag("cpu-parameters") and fields["plan.zero"] == 3:  # by DeepSpeed's configuration
+        fields["plan.offload_parameters"] = True
 
 
 def _write_offload(job: JobSpec, settings: dict[str, Any]) -> None:
@@ -247,7 +249,8 @@ def _read_recompute(settings: Settings, fields: Flat) -> None:
     number = settings.count(("recompute-num-layers", "activations-checkpoint-num-layers", "checkpoint-num-layers"), 1)
     modules = settings.words("recompute-modules")
     selective = settings.flag("recompute-activations")
-    all_layers = settings.flag(("checkpoint-activations", "deepspeed-activation-checkpointing"))
+    all_layers = settings.flag("checkpoint-activations")
+    settings.ignore("deepspeed-activation-checkpointing")  # how, and not that: DeepSpeed's function does it then
     if all_layers or (method and not granularity):
         granularity, method = "full", method or "uniform"
     granularity = granularity or ("selective" if selective else "")
@@ -256,6 +259,7 @@ def _read_recompute(settings: Settings, fields: Flat) -> None:
         _read_modules(modules or ["core_attn"], settings, fields)
     elif granularity == "full":
         _read_full(method, number, settings, fields)
+        fields["plan.offload_activations"] = settings.flag("checkpoint-in-cpu")
     elif granularity:
         settings.faults.append(f"--recompute-granularity {granularity} can't be said here; use full or selective")
 

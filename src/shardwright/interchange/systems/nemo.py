@@ -10,7 +10,6 @@ from shardwright.config.dotted_keys import flat_keys, nested_keys
 from shardwright.config.job import JobSpec
 from shardwright.config.yaml_text import yaml_text
 from shardwright.interchange.imported import Asked, ReadResult
-from shardwright.interchange.known_settings import subjects
 from shardwright.interchange.reading.plain_data import read_data, resolved
 from shardwright.interchange.reading.script_text import nodes_of
 from shardwright.interchange.reading.settings import Settings
@@ -150,7 +149,7 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
         nemo_settings.lose(name, why)
     nemo_settings.note("priced as nemo software (--as NAME for another)")
     launched_nodes = 0 if asked.cluster.devices else nodes
-    return ReadResult(fields, nemo_settings, "nemo", launched_nodes, devices_per_node, subjects(flat, "nemo"))
+    return ReadResult(fields, nemo_settings, "nemo", launched_nodes, devices_per_node, ("nemo",))
 
 
 def _refuse_unknown_words(flat: dict[str, Any], settings: Settings) -> None:

@@ -4,13 +4,13 @@ The command line names the configuration function, and has flags that override i
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
 from shardwright.config.job import JobSpec
 from shardwright.interchange.imported import Asked, ReadResult
-from shardwright.interchange.known_settings import program, subjects
+from shardwright.interchange.known_settings import program
 from shardwright.interchange.launcher import Launched, find_training_command, missing_ranks
 from shardwright.interchange.reading.python_source import Reader, Source, source_of_text
 from shardwright.interchange.reading.script_text import script_text
@@ -63,7 +63,7 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     settings.faults += [] if asked.cluster.devices else missing_ranks(command)
     result = read_settings(settings, IN_PYTHON, asked, command.nodes, command.devices_per_node)
     tell_unread(settings, IN_PYTHON.plain(config.unread))
-    return replace(result, without_effect=subjects(settings.given, "torchtitan"))
+    return result
 
 
 def _report_lost(settings: Settings) -> None:
