@@ -14,13 +14,13 @@ def unread_faults(settings: Settings, systems: Sequence[str], left_out: Collecti
     """Faults for unknown settings: those of adapters, frozen and quantised weights first, then those that could change
     the shape, the plan or the batch. `left_out` are settings that the user leaves out; each must be in the files."""
     topics = subjects(settings.given, *systems)
-    unknown = [
-        name
-        for name in settings.unread()
-        if name not in topics
-        and could_matter(name, settings.given[name], *systems)
-        and not settings.is_named(name, left_out)
-    ]
+    unknown = [name for name in settings.unread() if name not in topics and not settings.is_named(name, left_out)]
+    if 2 * len(unknown) > len(settings.given):
+        return [
+            _fault(settings, unknown)
+            + f"{len(unknown)} of {len(settings.given)} settings are unknown; check that the file is of this system"
+        ]
+    unknown = [name for name in unknown if could_matter(name, settings.given[name], *systems)]
     of_parts = [name for name in unknown if trains_a_part(name)]
     faults = [
         f"--set {name}=ignore: no setting in the files is called so"

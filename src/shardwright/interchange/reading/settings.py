@@ -82,16 +82,18 @@ class Settings(FaultGatheringReader):
             return []
         return [str(word) for word in value] if isinstance(value, list) else str(value).split()
 
-    def one_of(self, names: str | Sequence[str], words: Mapping[str, Any], default: str) -> Any:
-        """The value in `words` for the system's word; case does not matter."""
+    def one_of(self, names: str | Sequence[str], words: Mapping[str, Any], default: str, job_field: str = "") -> Any:
+        """The value in `words` for the system's word; case does not matter. A word that is unknown is no fault if --set
+        gives the field of the job that it stands for."""
         word = self.text(names, default)
         if self._is_unknown(word, names):
             word = default
         known = {key.lower(): value for key, value in words.items()}
         if word.lower() in known:
             return known[word.lower()]
-        choices = ", ".join(words)
-        self.faults.append(f"{self.shown(_names(names)[0])} {shortened(word)} can't be said here; use one of {choices}")
+        if job_field not in self.overrides:
+            name, way = self.shown(_names(names)[0]), f", or --set {job_field}=NAME" if job_field else ""
+            self.faults.append(f"{name} {shortened(word)} can't be said here; use one of {', '.join(words)}{way}")
         return known[default.lower()]
 
     def note(self, text: str) -> None:

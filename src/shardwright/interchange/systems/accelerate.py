@@ -217,6 +217,8 @@ def _read_numbers(settings: Settings, fields: Flat) -> None:
             "mixed_precision fp8 is taken as the delayed recipe, Transformer Engine's (--set precision.float8=NAME)"
         )
     fields["precision.gradients"] = "float32"
+    if _kind(settings) == "DEEPSPEED":
+        deepspeed.read_gradients(settings, fields)
 
 
 def _write_numbers(job: JobSpec, settings: dict[str, Any]) -> None:
@@ -287,7 +289,7 @@ def _is_own(data: dict[str, Any]) -> bool:
 
 def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     """Read a configuration, with a launch script and a config.json. Raises ShellFault."""
-    parts = read_parts(texts, asked, _is_own)
+    parts = read_parts(texts, asked, _is_own, "Accelerate")
     command = parts.command
     settings = parts.settings(asked, asked.cluster.devices)
     _fsdp_of_options(settings)

@@ -125,20 +125,21 @@ def read_numbers(settings: Settings, fields: Flat) -> None:
     bf16 = settings.flag(("bf16.enabled", "bfloat16.enabled", "--bf16"))
     fp16 = settings.flag(("fp16.enabled", "--fp16")) and not bf16
     fields["precision.compute"] = "bf16" if bf16 else "fp16" if fp16 else "float32"
-    number_types = {
-        "fp32": "float32",
-        "float32": "float32",
-        "bf16": "compute",
-        "bfloat16": "compute",
-        "fp16": "compute",
-    }
-    default = "fp32" if not (bf16 or fp16) else "bf16"
-    fields["precision.gradients"] = settings.one_of("data_types.grad_accum_dtype", number_types, default)
-    _read_reduce_type(settings, fields)
+    read_gradients(settings, fields)
     if fp16:
         constant = settings.number("fp16.loss_scale", 0.0)
         fields["precision.loss_scale"] = constant or 2.0 ** min(63, settings.count("fp16.initial_scale_power", 16))
         fields["precision.loss_scale_growth_steps"] = 0 if constant else settings.count("fp16.loss_scale_window", 1000)
+
+
+_GRADIENTS = {"fp32": "float32", "float32": "float32", "bf16": "compute", "bfloat16": "compute", "fp16": "compute"}
+
+
+def read_gradients(settings: Settings, fields: Flat) -> None:
+    """Read the number types in which gradients add up and travel; by default that of compute."""
+    default = "fp32" if fields["precision.compute"] == "float32" else "bf16"
+    fields["precision.gradients"] = settings.one_of("data_types.grad_accum_dtype", _GRADIENTS, default)
+    _read_reduce_type(settings, fields)
 
 
 def _read_reduce_type(settings: Settings, fields: Flat) -> None:
@@ -226,7 +227,7 @@ def is_own(data: dict[str, Any]) -> bool:
 
 def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     """Read a configuration, with a launch script and a config.json. Raises ShellFault."""
-    parts = read_parts(texts, asked, is_own)
+    parts = read_parts(texts, asked, is_own, "DeepSpeed")
     command = parts.command
     nodes, devices_per_node = (
         (command.nodes, command.devices_per_node) if command and not asked.cluster.devices else (0, 0)

@@ -20,7 +20,14 @@ _STYLES = {
     "wsd": "wsd",
 }
 _DECAYS = {"linear": "linear", "cosine": "cosine", "minus_sqrt": "sqrt"}
-_OPTIMIZERS = {"adam": "adamw", "sgd": "sgd", "lion": "lion", "muon": "muon", "dist_muon": "muon"}
+_OPTIMIZERS = {
+    "adam": "adamw",
+    "sgd": "sgd",
+    "lion": "lion",
+    "muon": "muon",
+    "dist_muon": "muon",
+}
+_OPTIMIZERS_OF_FORKS = {"adafactor": "adafactor", "adamw": "adamw"}
 
 
 def _read_batch(settings: Settings, fields: Flat) -> None:
@@ -220,7 +227,10 @@ def _write_length(job: JobSpec, settings: dict[str, Any]) -> None:
 
 def _read_rate(settings: Settings, fields: Flat) -> None:
     rate, least = settings.number("lr", 0.0), settings.number("min-lr", 0.0)
-    style = settings.one_of("lr-decay-style", _STYLES, "linear")
+    style = _STYLES.get(settings.text("lr-decay-style", "linear").lower().replace("_", "-"), "")
+    if not style:  # neither memory nor time depends on it
+        style = "cosine"
+        settings.lost.append(f"{settings.setting_text('lr-decay-style')}: the learning rate falls as a cosine here")
     fields["optimizer.schedule"] = style
     if not rate:
         rate = 1e-4
@@ -247,7 +257,7 @@ def _write_rate(job: JobSpec, settings: dict[str, Any]) -> None:
 
 
 def _read_optimizer(settings: Settings, fields: Flat) -> None:
-    name = settings.one_of("optimizer", _OPTIMIZERS, "adam")
+    name = settings.one_of("optimizer", _OPTIMIZERS | _OPTIMIZERS_OF_FORKS, "adam", "optimizer.name")
     fields["optimizer.name"] = name
     first, second = settings.number("adam-beta1", 0.9), settings.number("adam-beta2", 0.999)
     if name == "lion":

@@ -6,15 +6,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from shardwright.config.base import shortened
-from shardwright.config.dotted_keys import flat_keys, nested_keys
+from shardwright.config.dotted_keys import nested_keys
 from shardwright.config.job import JobSpec
 from shardwright.config.yaml_text import yaml_text
 from shardwright.interchange.imported import Asked, ReadResult
+from shardwright.interchange.reading.hydra_defaults import composed
 from shardwright.interchange.reading.plain_data import read_data, resolved
+from shardwright.interchange.reading.recognised_files import refuse_other_system
 from shardwright.interchange.reading.script_text import nodes_of
 from shardwright.interchange.reading.settings import Settings
 from shardwright.interchange.systems import megatron
 from shardwright.interchange.systems.megatron_plan import WORLD
+from shardwright.interchange.training_programs import program_fault
 
 # NeMo's keys -> flags of Megatron-LM with the same values.
 _SAME = {
@@ -124,9 +127,9 @@ _SHARDED = {"full": "optim_grads_params", "grad": "optim_grads", "hybrid": "opti
 
 def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     """Read a configuration. Raises ShellFault."""
-    flat: dict[str, Any] = {}
     for name, text in texts.items():
-        flat |= flat_keys(read_data(name, text))
+        refuse_other_system(name, read_data(name, text), "NeMo")
+    flat = composed(texts)
     flat = resolved({name.removeprefix("training."): value for name, value in flat.items()})
     flat |= {name: value for name, value in asked.variables.items() if name in flat}
     sizes = (flat.get(f"trainer.{name}") for name in ("num_nodes", "devices"))
@@ -135,12 +138,14 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     )
     given = _DEFAULTS | _flags_of(flat, nodes)
     world = asked.cluster.devices or nodes * devices_per_node
-    settings = Settings(given | {WORLD: world}, "", overrides=asked.fields)
+    settings = Settings(given | {WORLD: world}, overrides=asked.fields)
+    settings.faults += [fault for fault in (program_fault(str(flat.get("name", ""))),) if fault]
     if flat.get("trainer.precision") is None:
         settings.note("nothing says trainer.precision, so it is Lightning's 32-true (--set precision.compute=bf16)")
     _refuse_unknown_words(flat, settings)
+    _tell_nearest(flat, settings)
     fields = megatron.fields_of(settings, asked)
-    nemo_settings = Settings(flat, "", needed=[_KEYS.get(flag, flag) for flag in settings.needed])
+    nemo_settings = Settings(flat, needed=[_KEYS.get(flag, flag) for flag in settings.needed])
     nemo_settings.notes, nemo_settings.lost, nemo_settings.faults = (
         [_with_keys(line) for line in lines] for lines in (settings.notes, settings.lost, settings.faults)
     )
@@ -160,6 +165,18 @@ def _refuse_unknown_words(flat: dict[str, Any], settings: Settings) -> None:
             settings.faults.append(
                 f"{key} = {shortened(str(word), 40)} can't be said here; use one of {', '.join(words)}"
             )
+
+
+def _tell_nearest(flat: dict[str, Any], settings: Settings) -> None:
+    """Tell the schedule and the warm-up that are taken for what is not here; neither changes memory or time."""
+    schedule = flat.get("model.optim.sched.name")
+    if schedule is not None and str(schedule) not in _SCHEDULES:
+        settings.lost.append(
+            f"model.optim.sched.name = {shortened(str(schedule), 40)}: the learning rate falls as a cosine here"
+        )
+    warmup = flat.get("model.optim.sched.warmup_steps")
+    if isinstance(warmup, float) and not warmup.is_integer():
+        settings.lost.append(f"model.optim.sched.warmup_steps = {warmup:g}: {int(warmup)} steps here")
 
 
 _UNSUPPORTED = {
@@ -237,7 +254,10 @@ def _training_flags(flat: dict[str, Any], model: dict[str, Any], nodes: int) -> 
     if isinstance(betas, list) and len(betas) == 2:
         flags |= {"adam-beta1": betas[0], "adam-beta2": betas[1]}
     schedule = str(model.get("optim.sched.name", "CosineAnnealing"))
-    flags["lr-decay-style"] = _SCHEDULES.get(schedule, schedule)
+    flags["lr-decay-style"] = _SCHEDULES.get(schedule, "cosine")
+    warmup = model.get("optim.sched.warmup_steps")
+    if isinstance(warmup, float):
+        flags["lr-warmup-iters"] = int(warmup)
     steps, constant = flat.get("trainer.max_steps"), model.get("optim.sched.constant_steps")
     if isinstance(steps, int) and isinstance(constant, int) and 0 < constant < steps:
         flags["lr-decay-iters"] = steps - constant
