@@ -241,7 +241,10 @@ def _read_numbers(settings: Settings, fields: Flat) -> None:
     numbers = {"bfloat16": "bf16", "float32": "float32", "float16": "fp16"}
     fields["precision.compute"] = settings.one_of("training.mixed_precision_param", numbers, "bfloat16")
     if settings.text("training.dtype", "float32") == "bfloat16":
-        settings.lost.append("training.dtype = bfloat16: weights that are updated are in float32 here")
+        settings.lost.append(
+            "training.dtype = bfloat16: weights, gradients and moments are 8 bytes a parameter there; weights that are "
+            "updated are in float32 here, so memory is told as up to 10 bytes a parameter more"
+        )
     converters = settings.words("model.converters")
     others = [converter for converter in converters if not _is_float8(converter)]
     if others:

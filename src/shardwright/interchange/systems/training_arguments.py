@@ -9,7 +9,7 @@ from typing import Any
 
 from shardwright.config.base import PlanError, shortened
 from shardwright.config.dotted_keys import flat_keys
-from shardwright.config.hugging_face.config_json import fields_of
+from shardwright.config.hugging_face.config_json import fields_of, notes_of
 from shardwright.config.hugging_face.written_config import written_config
 from shardwright.config.job import JobSpec
 from shardwright.interchange.imported import Asked
@@ -165,6 +165,7 @@ def read_model(model: dict[str, Any] | None, asked: Asked, settings: Settings, f
             )
         return
     model_fields, faults = fields_of(model)
+    settings.notes += notes_of(model)
     settings.faults += [f"config.json: {fault}; name another if it is not meant" for fault in faults]
     coefficient = model.get("router_aux_loss_coef")
     if (
@@ -244,9 +245,8 @@ def _read_kind(settings: Settings, _: Flat) -> None:
     for name in ("--stage", "--rlhf_type", "--rl"):
         if settings.text(name, "sft") in ("sft", "pt"):
             continue
-        settings.faults.append(
-            program_fault(settings.text(name)) or f"{settings.setting_text(name)} is not counted here"
-        )
+        fault = program_fault(settings.text(name))
+        settings.faults.append(fault or f"{settings.setting_text(name)} is not counted here; use sft or pt")
 
 
 _OWN_SCHEDULES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
