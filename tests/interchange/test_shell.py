@@ -18,6 +18,7 @@ SCRIPTS = {
     "an array": "ARGS=(\n  --a 1  # a comment\n  --b 'two words'\n)\nARGS+=(--c)\nrun ${ARGS[@]} \"${ARGS[@]}\"",
     "a default": "N=${UNSET_HERE:-4}\nrun $N ${N:-5} ${N:+6} ${UNSET_HERE:+7}end",
     "arithmetic": "A=8; B=3\nrun $((A*B+1)) $(( (A - B) % 2 )) $((-7 / 2)) $((2 ** 3)) $((A > B))",
+    "a choice": "A=8; B=3\nrun $(( (A > 4) ? 1 : 0 )) $((A<B?A:B>2?7:9))",
     "continued lines": "run --a 1 \\\n  --b 2 \\\n  --c",
     "strings that are cut at blanks": 'ARGS=" --a 1   --b 2 "\nrun $ARGS "$ARGS"',
     "if": 'S=big\nif [ "$S" == "small" ]; then N=1; elif [[ $S == "big" && -n "$S" ]]; then N=2; else N=3; fi\nrun $N',

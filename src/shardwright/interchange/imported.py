@@ -33,7 +33,7 @@ class Asked:
     left_out: frozenset[str] = frozenset()  # settings of the files that the job shall not have: --set NAME=ignore
 
     def without_left_out(self) -> "Asked":
-        """The same input, with the names that --set has with the word `ignore` in `left_out`."""
+        """Input whose `left_out` has the names that --set gives the word `ignore`, and whose other parts lack them."""
         by_name = self.fields
         names = {name for name, value in [*self.variables.items(), *by_name.items()] if value == IGNORED}
         return replace(

@@ -28,7 +28,7 @@ def subject_of(system: str, name: str) -> str:
     for beginning, subject in _beginnings(system):
         is_all = beginning.endswith("*")
         stem = beginning.removesuffix("*")
-        if name.startswith(stem) and (is_all or not _MATTERS.search(_words(name[len(stem) :]))):
+        if name.startswith(stem) and (is_all or not _has_weight(name[len(stem) :])):
             return subject
     return ""
 
@@ -37,18 +37,23 @@ def subject_of(system: str, name: str) -> str:
 _MATTERS = re.compile(
     r"\b(layers?|experts?|moe|kv|heads?|hidden|dense|sizes?|lengths?|len|seq|seqlen|sequences?|batch|microbatch|batches"
     r"|offload\w*|swap\w*|sparse|parallel\w*|degrees?|width|dims?|window\w*|vocab\w*|recompute\w*|remat\w*|shard\w*|mtp"
-    r"|hybrid|mamba|kd|teacher|distill\w*|ltd|ssm|context|accumul\w*|embed\w*|attention|attn|topk|stages?|pipeline|tokens|checkpointing)\b"
+    r"|hybrid|mamba|kd|teacher|distill\w*|ltd|ssm|context|accumul\w*|embed\w*|attention|attn|topk|stages?|pipeline|tokens|checkpointing|galore|apollo|badam|pure)\b"
 )
 _TRAINS_A_PART = re.compile(
     r"\b(q?lora\w*|dora|peft\w*|adapters?|finetuning|freeze\w*|frozen|unfreeze\w*|trainable|quant\w*|gptq|awq|nf4"
     r"|[48]bit|bnb)\b"
 )
+_LATENT_RANK = re.compile(r"(q|kv)[-_]lora[-_]rank")  # of latent attention, which has no adapters
 _NO_VALUES = ("0", "0.0", "none", "null", "false", "no", "full", "{}", "[]")
+
+
+def _has_weight(name: str) -> bool:
+    return trains_a_part(name) or _MATTERS.search(_words(name)) is not None
 
 
 def trains_a_part(name: str) -> bool:
     """True if a setting by its name is about adapters, frozen or quantised weights."""
-    return _TRAINS_A_PART.search(_words(name)) is not None
+    return not _LATENT_RANK.search(name) and _TRAINS_A_PART.search(_words(name)) is not None
 
 
 def could_matter(name: str, value: Any, *systems: str) -> bool:
@@ -57,7 +62,7 @@ def could_matter(name: str, value: Any, *systems: str) -> bool:
     if text in _NO_VALUES or (text == "1" and re.search(r"parallel|degree|size$", name)):
         return False
     sections = tuple(section for system in systems for section in _known()["sections"].get(system, ()))
-    return name.startswith(sections) or trains_a_part(name) or _MATTERS.search(_words(name)) is not None
+    return name.startswith(sections) or _has_weight(name)
 
 
 def _words(name: str) -> str:

@@ -19,15 +19,22 @@ _RANKS = ("ranks", "ntasks", "gpus")
 HOSTS = ("hostfile", "include", "exclude")
 
 _MPI = {
-    "-np": "ranks", "--np": "ranks", "-n": "ranks", "--n": "ranks", "-N": "ranks-per-node", "-ppn": "ranks-per-node",
-    "--ppn": "ranks-per-node", "-npernode": "ranks-per-node", "--npernode": "ranks-per-node",
+    "-np": "ranks",
+    "--np": "ranks",
+    "-n": "ranks",
+    "--n": "ranks",
+    "-N": "ranks-per-node",
+    "-ppn": "ranks-per-node",
+    "--ppn": "ranks-per-node",
+    "-npernode": "ranks-per-node",
+    "--npernode": "ranks-per-node",
     "--ranks-per-node": "ranks-per-node",
-}  # fmt: skip
+}
 # Launchers of one process for each rank -> their options for the number of ranks.
 _RANK_LAUNCHERS: Mapping[str, Mapping[str, str]] = {
     **dict.fromkeys(("mpirun", "mpiexec", "mpiexec.hydra", "mpirun_rsh", "orterun", "prun", "aprun"), _MPI),
     "srun": {"-n": "ntasks", "-N": "nodes", "-G": "gpus"},
-}  # fmt: skip
+}
 _NODE_LAUNCHERS = ("torchrun", "deepspeed", "accelerate", "colossalai")
 
 
@@ -53,7 +60,7 @@ def launcher_words(words: Sequence[str]) -> list[str]:
 
 
 def launched_ranks(words: Sequence[str], batch: Mapping[str, str]) -> LaunchedRanks:
-    """What all launchers before a program start. `batch` are options of the batch system."""
+    """Nodes and devices that all launchers before a program start. `batch` are options of the batch system."""
     options = settings_of(list(words)) | _rank_options(words)
     sizes = {f"batch-{name}": value for name, value in batch.items()} | options
     nodes = _first_number(sizes, [*_NODES, "batch-nodes"])
@@ -62,8 +69,8 @@ def launched_ranks(words: Sequence[str], batch: Mapping[str, str]) -> LaunchedRa
     per_node = _first_number(sizes, [*_RANKS_OF_NODE, *(f"batch-{name}" for name in _RANKS_OF_NODE[:0:-1])])
     notes: tuple[str, ...] = ()
     if of_each:  # each process of the outer launcher starts those of a node
-        nodes = nodes or (options_ranks // max(1, _first_number(options, _RANKS_OF_NODE)) if (
-            options_ranks := _first_number(options, ["ranks"])) else 0)  # fmt: skip
+        outer_ranks = _first_number(options, ["ranks"])
+        nodes = nodes or outer_ranks // max(1, _first_number(options, _RANKS_OF_NODE))
         per_node = of_each
     elif ranks and (is_mpi := "ranks" in options or not nodes) and per_node and ranks % per_node == 0:
         nodes = ranks // per_node if is_mpi else nodes
@@ -82,7 +89,7 @@ def _rank_options(words: Sequence[str]) -> dict[str, str]:
     """Options of mpirun, srun and the like, under the names of long options."""
     options: dict[str, str] = {}
     known: Mapping[str, str] = {}
-    for word, value in zip(words, [*words[1:], ""], strict=True):
+    for word, value in zip(words, [*words[1:], ""], strict=False):
         known = _RANK_LAUNCHERS.get(PurePath(word).name, known)
         name, equals, attached = word.partition("=")
         if PurePath(word).name in _NODE_LAUNCHERS:

@@ -1,4 +1,4 @@
-"""What a program trains, by its name. Programs that train no decoder of text by next tokens are refused."""
+"""Programs by what they train, which their names say; those that train no decoder of text are refused."""
 
 import re
 from collections.abc import Mapping
@@ -12,17 +12,43 @@ _OTHERS: Mapping[str, tuple[str, ...]] = {
     "an encoder and a decoder (T5)": ("t5", "mt5", "bart", "ul2", "seq2seq", "summarization", "translation", "whisper"),
     "state spaces (Mamba)": ("mamba", "mamba2", "jamba", "hybrid", "griffin", "recurrentgemma", "rwkv", "hyena"),
     "images or sound": (
-        "vision", "vlm", "vit", "clip", "dino", "multimodal", "mimo", "llava", "vl", "inpaint", "sd3", "flux", "dit",
-        "diffusion", "lora_dreambooth", "dreambooth", "text_to_image", "speech", "audio", "asr", "neva", "video",
+        "vision",
+        "vlm",
+        "vit",
+        "clip",
+        "dino",
+        "multimodal",
+        "mimo",
+        "llava",
+        "vl",
+        "inpaint",
+        "sd3",
+        "flux",
+        "dit",
+        "diffusion",
+        "lora_dreambooth",
+        "dreambooth",
+        "text_to_image",
+        "speech",
+        "audio",
+        "asr",
+        "neva",
+        "video",
     ),
     "retrieval": ("retro", "ict", "retriever", "retrieval"),
     "a reward": ("reward", "rm", "prm"),
     "a model by preferences, beside a copy of it (DPO and the like)": (
-        "dpo", "kto", "orpo", "cpo", "ipo", "simpo", "online_dpo",
+        "dpo",
+        "kto",
+        "orpo",
+        "cpo",
+        "ipo",
+        "simpo",
+        "online_dpo",
     ),
     "a model by rewards, with sampling (PPO, GRPO and the like)": ("ppo", "grpo", "rloo", "rlhf", "rl", "reinforce"),
     "a small model by a large one (distillation)": ("distill", "distillation", "gkd", "kd"),
-}  # fmt: skip
+}
 
 
 def program_fault(name: str) -> str:

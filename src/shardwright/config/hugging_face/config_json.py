@@ -45,10 +45,19 @@ FAMILIES: Mapping[str, Callable[[ConfigReader], Fields]] = {
 _LIKE = {"kimi_k2": "deepseek_v3"}  # families with the defaults of another
 # Models with several kinds of input, and their decoders' own names -> the family of the decoder of text.
 _DECODERS = {
-    "qwen2_vl": "qwen2", "qwen2_vl_text": "qwen2", "qwen2_5_vl": "qwen2", "qwen2_5_vl_text": "qwen2",
-    "qwen2_5_omni_text": "qwen2", "qwen2_audio": "qwen2", "qwen3_vl": "qwen3", "qwen3_vl_text": "qwen3",
-    "qwen3_vl_moe": "qwen3_moe", "qwen3_vl_moe_text": "qwen3_moe", "glm4v_text": "glm4", "glm4v_moe_text": "glm4_moe",
-}  # fmt: skip
+    "qwen2_vl": "qwen2",
+    "qwen2_vl_text": "qwen2",
+    "qwen2_5_vl": "qwen2",
+    "qwen2_5_vl_text": "qwen2",
+    "qwen2_5_omni_text": "qwen2",
+    "qwen2_audio": "qwen2",
+    "qwen3_vl": "qwen3",
+    "qwen3_vl_text": "qwen3",
+    "qwen3_vl_moe": "qwen3_moe",
+    "qwen3_vl_moe_text": "qwen3_moe",
+    "glm4v_text": "glm4",
+    "glm4v_moe_text": "glm4_moe",
+}
 _TEXT_SECTIONS = ("text_config", "llm_config", "language_config")
 
 
@@ -104,13 +113,13 @@ def _read(keys: dict[str, Any], family: str) -> tuple[ConfigReader, Fields]:
 
 
 def notes_of(keys: dict[str, Any]) -> list[str]:
-    """What is not taken of a configuration, in sentences without a full stop; empty if its family is unknown."""
+    """Notes on keys of a configuration that are not taken, without full stops; empty if its family is unknown."""
     family = family_of(keys)
     return _read(text_keys(keys), family)[0].notes() if family in FAMILIES else []
 
 
 def notes_on(name: str) -> list[str]:
-    """What is not taken of the config.json of a name, if it is one that can be read."""
+    """Notes on keys that are not taken of the config.json of a name, if it is one that can be read."""
     try:
         return notes_of(read_keys(path_of(name))) if names_config(name) else []
     except PlanError:

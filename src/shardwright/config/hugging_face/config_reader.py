@@ -33,19 +33,56 @@ _NO_ARITHMETIC = frozenset({
     "unsloth_version", "use_bfloat16", "use_cache", "use_flash_attn", "use_return_dict",
 })  # fmt: skip
 # Keys of official files that transformers reads nowhere, or of one family and inert in others.
-_INERT = frozenset({
-    "attention_probs_dropout_prob", "attention_softmax_in_fp32", "ep_size", "full_attn_mod", "fused_attn",
-    "hidden_dropout_prob", "interpolate_factor", "is_llama_config", "max_sequence_length",
-    "model_max_length", "n_special", "neftune_noise_alpha", "num_labels", "predict_special_tokens", "rope_interleaved",
-    "scale_attention_softmax_in_fp32", "seq_length", "training_dtype",
-    "resid_pdrop", "embd_pdrop", "sample_rate", "seq_aux", "aux_loss_alpha",
-    "bias_dropout_fusion", "masked_softmax_fusion",
-    "router_z_loss_coef", "use_cache_quantization", "use_cache_kernel", "use_fp8",
-    "initializer_cutoff_factor", "pretrained_config", "image_token_id",
-    "video_token_id", "vision_start_token_id", "vision_end_token_id", "vision_token_id", "audio_token_id",
-    "boi_token_id", "eoi_token_id", "mm_tokens_per_image", "projector_hidden_act", "vision_feature_layer",
-    "vision_feature_select_strategy", "multimodal_projector_bias", "spatial_merge_size", "image_seq_length",
-})  # fmt: skip
+_INERT = frozenset(
+    {
+        "attention_probs_dropout_prob",
+        "attention_softmax_in_fp32",
+        "ep_size",
+        "full_attn_mod",
+        "fused_attn",
+        "hidden_dropout_prob",
+        "interpolate_factor",
+        "is_llama_config",
+        "max_sequence_length",
+        "model_max_length",
+        "n_special",
+        "neftune_noise_alpha",
+        "num_labels",
+        "predict_special_tokens",
+        "rope_interleaved",
+        "scale_attention_softmax_in_fp32",
+        "seq_length",
+        "training_dtype",
+        "resid_pdrop",
+        "embd_pdrop",
+        "sample_rate",
+        "seq_aux",
+        "aux_loss_alpha",
+        "bias_dropout_fusion",
+        "masked_softmax_fusion",
+        "router_z_loss_coef",
+        "use_cache_quantization",
+        "use_cache_kernel",
+        "use_fp8",
+        "initializer_cutoff_factor",
+        "pretrained_config",
+        "image_token_id",
+        "video_token_id",
+        "vision_start_token_id",
+        "vision_end_token_id",
+        "vision_token_id",
+        "audio_token_id",
+        "boi_token_id",
+        "eoi_token_id",
+        "mm_tokens_per_image",
+        "projector_hidden_act",
+        "vision_feature_layer",
+        "vision_feature_select_strategy",
+        "multimodal_projector_bias",
+        "spatial_merge_size",
+        "image_seq_length",
+    }
+)
 # Sections about other kinds of input -> what they are.
 _OTHER_INPUTS = ("vision_config", "audio_config", "speech_config", "perceiver_config", "video_config")
 
@@ -172,7 +209,7 @@ class ConfigReader(FaultGatheringReader):
         ]
 
     def notes(self) -> list[str]:
-        """What is not taken of the configuration: inert keys, quantised weights, other kinds of input."""
+        """Notes on keys that are not taken: inert keys, quantised weights, other kinds of input."""
         inert = [name for name in self._unknown() if self._is_inert(name)]
         ignored = [name for name in inert if name not in ("quantization_config", *_OTHER_INPUTS)]
         notes = [f"config.json has {', '.join(ignored)}, which nothing reads here"] if ignored else []

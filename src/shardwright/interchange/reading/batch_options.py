@@ -22,9 +22,13 @@ _SHORT_OPTIONS = {"-N": "nodes", "-n": "ntasks", "-G": "gpus"}
 _OF_SLURM = {"SLURM_JOB_ID": "1", "SLURM_JOBID": "1", "SLURM_PROCID": "0", "SLURM_NODEID": "0", "SLURM_LOCALID": "0"}
 _OF_PBS = {"PBS_JOBID": "1", "PBS_ENVIRONMENT": "PBS_BATCH"}
 _PBS_SIZES = {
-    "select": "nodes", "nodes": "nodes", "ngpus": "gpus-per-node", "gpus": "gpus-per-node",
-    "mpiprocs": "ntasks-per-node", "ppn": "ntasks-per-node",
-}  # fmt: skip
+    "select": "nodes",
+    "nodes": "nodes",
+    "ngpus": "gpus-per-node",
+    "gpus": "gpus-per-node",
+    "mpiprocs": "ntasks-per-node",
+    "ppn": "ntasks-per-node",
+}
 
 
 def options_of_lines(text: str) -> tuple[dict[str, str], dict[str, str]]:

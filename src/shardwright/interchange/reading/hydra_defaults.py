@@ -17,10 +17,29 @@ from shardwright.interchange.reading.shell_words import ShellFault
 _MOST_LEVELS = 8
 # Groups that say nothing of the model or its training: NeMo's launcher has them.
 _BESIDE = (
-    "cluster", "hydra", "data_preparation", "quantization", "conversion", "evaluation", "export", "data_curation",
-    "fine_tuning", "peft", "prompt_learning", "adapter_learning", "ia3_learning", "fw_inference", "rlhf_rm", "rlhf_ppo",
-    "steerlm_reg", "rag_indexing", "rag_generation", "external_evaluation", "search_config", "auto_configurator",
-)  # fmt: skip
+    "cluster",
+    "hydra",
+    "data_preparation",
+    "quantization",
+    "conversion",
+    "evaluation",
+    "export",
+    "data_curation",
+    "fine_tuning",
+    "peft",
+    "prompt_learning",
+    "adapter_learning",
+    "ia3_learning",
+    "fw_inference",
+    "rlhf_rm",
+    "rlhf_ppo",
+    "steerlm_reg",
+    "rag_indexing",
+    "rag_generation",
+    "external_evaluation",
+    "search_config",
+    "auto_configurator",
+)
 
 
 def composed(texts: Mapping[str, str]) -> dict[str, Any]:

@@ -11,8 +11,10 @@ from shardwright.interchange.reading.shell_words import ShellFault
 _SIGNS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "axolotl": (("base_model", "sequence_len"), ("base_model", "micro_batch_size"), ("base_model", "datasets")),
     "GPT-NeoX": (
-        ("pipe-parallel-size", "num-layers"), ("pipe_parallel_size", "num_layers"),
-        ("model-parallel-size", "num-layers"), ("model_parallel_size", "num_layers"),
+        ("pipe-parallel-size", "num-layers"),
+        ("pipe_parallel_size", "num_layers"),
+        ("model-parallel-size", "num-layers"),
+        ("model_parallel_size", "num_layers"),
     ),
     "nanotron": (("parallelism", "tokens"), ("parallelism", "checkpoints", "general")),
     "FlagScale": (("system", "model", "data"), ("experiment", "train", "defaults"), ("train.system",)),
@@ -27,7 +29,7 @@ _SIGNS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "Megatron-Bridge": (("model._target_", "train.train_iters"),),
     "NeMo AutoModel": (("model._target_", "step_scheduler.global_batch_size"),),
     "ms-swift": (("train_type", "dataset"), ("tuner_type", "dataset")),
-}  # fmt: skip
+}
 
 
 def refuse_other_system(name: str, data: Mapping[str, Any], title: str) -> None:

@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 from shardwright.config.fault_gathering_reader import signed, whole
 from shardwright.interchange.reading.shell_words import ShellFault
 
-_ARITHMETIC_TOKEN = re.compile(r"\s*(\*\*|<=|>=|==|!=|&&|\|\||[-+*/%()<>!]|[0-9]+|[A-Za-z_]\w*)")
+_ARITHMETIC_TOKEN = re.compile(r"\s*(\*\*|<=|>=|==|!=|&&|\|\||[-+*/%()<>!?:]|[0-9]+|[A-Za-z_]\w*)")
 # Operators by precedence, the weakest first.
 _PRECEDENCE = (("||",), ("&&",), ("==", "!="), ("<", ">", "<=", ">="), ("+", "-"), ("*", "/", "%"), ("**",))
 _LARGEST = 1 << 63
+_MOST_CHOICES = 20
 
 
 _OPERATIONS: dict[str, Callable[[int, int], int]] = {
@@ -38,10 +39,24 @@ class Arithmetic:
 
     def value(self) -> int:
         """The value. Raises ShellFault."""
-        total = self._level(0)
+        total = self._choice()
         if self.at < len(self.tokens):
             self._fail()
         return total
+
+    def _choice(self, depth: int = 0) -> int:
+        """The value of an expression, which may be CONDITION ? VALUE : VALUE."""
+        condition = self._level(0)
+        if self.at >= len(self.tokens) or self.tokens[self.at] != "?":
+            return condition
+        if depth > _MOST_CHOICES:
+            self._fail()
+        self._next_token()
+        values = [self._choice(depth + 1)]
+        if self._next_token() != ":":
+            self._fail()
+        values.append(self._choice(depth + 1))
+        return values[0] if condition else values[1]
 
     def _fail(self) -> None:
         raise ShellFault(f"$(( {self.text[:60]} )) can't be computed; give its value with --set")
@@ -64,7 +79,7 @@ class Arithmetic:
     def _atom(self) -> int:
         token = self._next_token()
         if token == "(":
-            inner = self._level(0)
+            inner = self._choice()
             if self._next_token() != ")":
                 self._fail()
             return inner

@@ -76,7 +76,7 @@ def _write_batch(job: JobSpec, settings: dict[str, Any]) -> None:
 
 def read_zero(settings: Settings, fields: Flat) -> None:
     """Read the ZeRO stage, what is offloaded, and over how many ranks ZeRO shards."""
-    stage = settings.count(_ZERO + "stage", 0)
+    stage = settings.count((_ZERO + "stage", "--zero_stage"), 0)
     if stage > 3:
         settings.faults.append(f"zero_optimization.stage = {stage}: it should be 0 to 3")
         stage = 0
@@ -85,6 +85,8 @@ def read_zero(settings: Settings, fields: Flat) -> None:
         _ZERO + "cpu_offload"
     ):
         fields["plan.offload_optimizer"] = settings.number(_ZERO + "offload_optimizer.ratio", 1.0)
+    if settings.flag("--offload") and stage:  # of DeepSpeed's own programs
+        fields |= {"plan.offload_optimizer": 1.0, "plan.offload_parameters": stage == 3}
     if settings.text(_ZERO + "offload_param.device", "none") != "none" and stage == 3:
         fields["plan.offload_parameters"] = True
     if "nvme" in (

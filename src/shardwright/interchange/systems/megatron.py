@@ -1,5 +1,6 @@
 """Megatron-LM: a job from a launch script, and a launch script from a job."""
 
+import re
 from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
@@ -70,12 +71,17 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     )
 
 
+_PLACEHOLDER = re.compile(r"(:)\s*[A-Z][A-Z0-9_]+(?=\s*[,}])")  # of a template that the script fills in
+
+
 def _read_engine(settings: Settings, texts: Mapping[str, str]) -> None:
     """Read DeepSpeed's configuration: what is offloaded, and the stage of ZeRO if neither a flag nor --set gives it."""
     name = settings.given.get("deepspeed-config")
     if not isinstance(name, str):
         return
-    text = next((text for path, text in texts.items() if PurePath(path).name == PurePath(name).name), None)
+    named = [text for path, text in texts.items() if PurePath(path).name == PurePath(name).name]
+    others = [text for path, text in texts.items() if path.endswith(".json")]
+    text = named[0] if named else others[0] if len(others) == 1 else None  # such as the template that it is made of
     if text is None and (settings.has("zero-stage") or "plan.zero" in settings.overrides):
         settings.lose("deepspeed-config", "it is not read, and what it offloads is not in the job; name that file too")
         return
@@ -85,7 +91,7 @@ def _read_engine(settings: Settings, texts: Mapping[str, str]) -> None:
             "file, or say --set plan.zero=STAGE"
         )
         return
-    keys = flat_keys(read_data("deepspeed.json", text))
+    keys = flat_keys(read_data("deepspeed.json", _PLACEHOLDER.sub(r"\1 null", text)))
     if not settings.has("zero-stage") and "plan.zero" not in settings.overrides:
         settings.given |= {"zero-stage": keys.get("zero_optimization.stage", 0)}
     offloaded = keys.get("zero_optimization.offload_optimizer.device", "none")

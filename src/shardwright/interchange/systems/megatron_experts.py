@@ -188,10 +188,20 @@ def _read_unsupported(settings: Settings, fields: Flat) -> None:
 
 # Settings that the rules read beside those in their names.
 FURTHER = (
-    "moe-router-pre-softmax", "moe-router-bias-update-rate", "moe-router-enable-expert-bias", "topk", "expert-interval",
-    "moe-apply-probs-on-input", "moe-router-num-groups", "moe-router-group-topk", "moe-shared-expert-gate",
-    "moe-token-drop-policy", "moe-latent-size", "moe-input-jitter-eps", "moe-router-dtype",
-)  # fmt: skip
+    "moe-router-pre-softmax",
+    "moe-router-bias-update-rate",
+    "moe-router-enable-expert-bias",
+    "topk",
+    "expert-interval",
+    "moe-apply-probs-on-input",
+    "moe-router-num-groups",
+    "moe-router-group-topk",
+    "moe-shared-expert-gate",
+    "moe-token-drop-policy",
+    "moe-latent-size",
+    "moe-input-jitter-eps",
+    "moe-router-dtype",
+)
 EXPERTS: Table = (
     count("num-experts", "model.moe.experts", 0, always=True),
     count("moe-router-topk topk", "model.moe.top_k", 2, always=True),

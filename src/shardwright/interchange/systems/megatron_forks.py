@@ -1,6 +1,6 @@
 """Forks of Megatron-LM: settings that have other names or defaults there, under Megatron-LM's own.
 
-Megatron-DeepSpeed (megatron/arguments.py there): experts stand in every second layer, a token has one of them, whose
+Megatron-DeepSpeed, by the defaults of its options: experts stand in every second layer, a token has one of them, whose
 weight is its probability among all, and experts may be over their capacity in training only.
 """
 

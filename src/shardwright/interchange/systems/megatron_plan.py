@@ -284,7 +284,9 @@ def _read_full(method: str, number: int, settings: Settings, fields: Flat) -> No
     layers = fields["model.layers"]
     num_stages = min(max(1, fields["plan.pp"] * fields["plan.virtual_stages"]), layers + 2)
     stages = fields.get("plan.layout") or even_stages(layers, num_stages)
-    if method == "block":
+    if method == "block" and number == 0:
+        fields["plan.recompute"] = "none"
+    elif method == "block":
         policies = [["layer"] if place < number else [] for count in stages for place in range(count)]
         fields |= (
             {"plan.recompute": "layers", "plan.recompute_layers": policies}

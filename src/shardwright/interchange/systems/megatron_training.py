@@ -183,10 +183,14 @@ def _read_length(settings: Settings, fields: Flat) -> None:
     batch = _batch_of(fields)
 
     def steps(name: str, default: int) -> int:
-        samples = settings.count(f"{name}-samples", 0) or settings.count(f"{name}-tokens", 0) // max(
-            1, fields["model.sequence"]
-        )
+        counts = [
+            settings.count(f"{name}-samples", 0),
+            settings.count(f"{name}-tokens", 0) // max(1, fields["model.sequence"]),
+        ]
+        samples = min(filter(None, counts), default=0)
         iterations = settings.count(f"{name}-iters", 0)
+        if iterations and counts[1]:  # Megatron-DeepSpeed ends with the first of them
+            return min(iterations, steps_of(batch, min(samples, 1 << 50)))
         if iterations and samples:
             settings.faults.append(
                 f"{settings.setting_text(f'{name}-iters')} and its samples or tokens are both there; leave one out"

@@ -43,6 +43,7 @@ _SAME = {
     "model.ffn_hidden_size": "ffn-hidden-size",
     "model.num_attention_heads": "num-attention-heads",
     "model.kv_channels": "kv-channels",
+    "model.window_size": "window-size",
     "model.encoder_seq_length": "seq-length",
     "model.max_position_embeddings": "max-position-embeddings",
     "model.init_method_std": "init-method-std",
@@ -151,7 +152,9 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     )
     nemo_settings.ignore(*_SAME, *_READ)
     for name, why in _UNSUPPORTED.items():
-        nemo_settings.lose(name, why)
+        if flat.get(name):
+            nemo_settings.lose(name, why)
+        nemo_settings.ignore(name)
     nemo_settings.note("priced as nemo software (--as NAME for another)")
     launched_nodes = 0 if asked.cluster.devices else nodes
     return ReadResult(fields, nemo_settings, "nemo", launched_nodes, devices_per_node, ("nemo",))

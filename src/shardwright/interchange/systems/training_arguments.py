@@ -45,7 +45,7 @@ _OPTIMIZERS = {
     "paged_adamw_32bit": "adamw",
     "adamw": "adamw",
 }
-_SEQUENCE = ("--block_size", "--max_seq_length", "--max_length", "--model_max_length", "--cutoff_len")
+_SEQUENCE = ("--block_size", "--max_seq_length", "--max_length", "--model_max_length", "--cutoff_len", "--max_seq_len")
 
 
 def is_training(words: list[str]) -> bool:
@@ -193,6 +193,8 @@ def _write_sequence(job: JobSpec, settings: dict[str, Any]) -> None:
 
 
 def _read_rate(settings: Settings, fields: Flat) -> None:
+    if settings.text("--max_steps") == "-1":  # the number of epochs counts
+        settings.given = {name: value for name, value in settings.given.items() if name != "--max_steps"}
     steps = settings.count(("--max_steps", "--max_train_steps", "scheduler.params.total_num_steps"), 0)
     if not steps:
         steps = 1000
@@ -240,8 +242,18 @@ def _schedule(settings: Settings) -> str:
     return _SCHEDULES[word]
 
 
+_PREFERENCES = ("--beta", "--pref_beta", "--max_prompt_length", "--max_completion_length", "--num_generations")
+
+
 def _read_kind(settings: Settings, _: Flat) -> None:
-    """Refuse stages that train no decoder by next tokens."""
+    """Refuse stages that train no decoder by next tokens, and options of training by preferences or rewards."""
+    if settings.given.get("--finetuning_type") == "full":
+        settings.ignore("--finetuning_type")
+    if preferences := [name for name in _PREFERENCES if settings.has(name)]:
+        settings.faults.append(
+            f"{', '.join(map(settings.setting_text, preferences))}: training by preferences or rewards (DPO, GRPO) "
+            "keeps further models or samples, which are not counted here"
+        )
     for name in ("--stage", "--rlhf_type", "--rl"):
         if settings.text(name, "sft") in ("sft", "pt"):
             continue
