@@ -1,10 +1,13 @@
 """Files as people have them, made small: each is read with its meaning, or refused with what is wrong."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from interchange.test_faults import LLAMA as LLAMA_KEYS
+from interchange.test_faults import MEGATRON, faults, read
 from shardwright.api.asked_job import AskedJob
 from shardwright.config.asked_cluster import AskedCluster
 from shardwright.config.base import PlanError
@@ -145,3 +148,56 @@ def test_a_configuration_is_taken_with_a_note_on_what_is_not(name: str) -> None:
 def test_weights_without_masters_are_told_as_what_they_are() -> None:
     result = imported("torchtitan", "l2-titan.toml", devices=1)
     assert any("8 bytes a parameter there" in line for line in result.lost)
+
+
+def test_the_first_of_steps_and_tokens_ends_a_run_of_megatron_deepspeed() -> None:
+    script = MEGATRON + "--deepspeed --zero-stage 1 --train-tokens 1280 --no-pipeline-parallel"
+    assert read("megatron", run_sh=script).job.optimizer.steps == 5
+    assert read("megatron", run_sh=script.replace("1280", "12800")).job.optimizer.steps == 10
+
+
+def test_blocks_of_no_layers_recompute_nothing() -> None:
+    flags = "--recompute-granularity full --recompute-method block --recompute-num-layers 0"
+    assert read("megatron", run_sh=MEGATRON + flags).job.plan.recompute == "none"
+
+
+OPTIONS = (
+    "model_name_or_path: some/llama\nfinetuning_type: full\nstage: sft\ndeepspeed: conf/ds.json\ncutoff_len: 32\n"
+    "per_device_train_batch_size: 2\ngradient_accumulation_steps: 4\nmax_steps: -1\npacking: true\n"
+)
+ZERO = json.dumps({"zero_optimization": {"stage": 3}, "train_micro_batch_size_per_gpu": "auto"})
+
+
+def test_options_in_a_file_of_their_own_are_read_with_the_configuration_that_they_name() -> None:
+    files = {"sft_yaml": OPTIONS, "ds_json": ZERO, "config_json": json.dumps(LLAMA_KEYS)}
+    job = read("deepspeed", devices=8, **files).job
+    assert (job.plan.zero, job.plan.microbatch_size, job.batch.global_batch_size) == (3, 2, 64)
+    assert job.model.sequence == 32
+    for more, word in (("finetuning_type: lora", "adapters"), ("beta: 0.1", "preferences"), ("stage: dpo", "DPO")):
+        changed = files | {"sft_yaml": OPTIONS.replace(more.split()[0], "old_" + more.split()[0]) + more + "\n"}
+        assert any(word in fault for fault in faults("deepspeed", devices=8, **changed))
+
+
+PROGRAM = MEGATRON.partition("pretrain_gpt.py")[2]
+STARTS = {
+    "srun -N 2 --ntasks-per-node 4 python": (2, 4),
+    "mpirun -np 16 -ppn 4 python -u": (4, 4),
+    "mpiexec -n 8 python": (1, 8),
+    "mpirun -np 2 -npernode 1 torchrun --nproc_per_node 8": (2, 8),
+    "srun --nodes=2 torchrun --nproc_per_node=4": (2, 4),
+    "mpirun --map-by ppr:4:node -np 8 python": (2, 4),
+    "#SBATCH --ntasks=16\n#SBATCH --nodes=2\nsrun python": (2, 8),
+    "#PBS -l select=2:ncpus=64:ngpus=4:mpiprocs=4\nmpiexec -n 8 python": (2, 4),
+    "#SBATCH --gpus=16 -N 2\n#SBATCH --nodes=2\nsrun singularity exec img python": (2, 8),
+}
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_ranks_are_those_that_the_launcher_starts(start: str) -> None:
+    cluster = read("megatron", run_sh=f"{start} pretrain_gpt.py {PROGRAM} --global-batch-size 16").job.cluster
+    assert (cluster.nodes, cluster.devices_per_node) == STARTS[start]
+
+
+def test_ranks_that_nobody_states_are_asked_for() -> None:
+    (fault,) = faults("megatron", run_sh=f"python pretrain_gpt.py {PROGRAM}")
+    assert "nothing says how many GPUs there are; say it with --devices, such as 8" in fault

@@ -162,6 +162,8 @@ def software_of_flags(settings: Settings, fields: Flat, device: str = "") -> str
     else:
         generation = oldest
         reasons += [f"with {', '.join(lacking[_GENERATIONS[0]])}"] if lacking[_GENERATIONS[0]] else []
+    if generation != "megatron-deepspeed":
+        settings.ignore("use-flash-attn")
     settings.note(f"priced as {generation} software, {', '.join(reasons)} (--as NAME for another)")
     return generation
 
