@@ -171,7 +171,7 @@ def test_digits_that_are_no_number_are_a_fault_of_their_key(key: str, digits: st
 @pytest.mark.parametrize("digits", ODD_DIGITS)
 def test_digits_that_are_no_number_are_no_number_of_devices_or_elements(digits: str) -> None:
     script = MEGATRON.replace("node 8", f"node {digits}")
-    assert any("how many GPUs" in line for line in read("megatron", run_sh=script).assumed)
+    assert any("how many GPUs" in line for line in faults("megatron", run_sh=script))
     assert faults("megatron", run_sh="A=(1 2)\n" + MEGATRON + f"--tensor-model-parallel-size ${{A[{digits}]}}x")
     assert faults("megatron", run_sh=f"N={digits}\n" + MEGATRON + "--tensor-model-parallel-size $((N*2))")
 

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardwright.interchange.reading.shell_marks import readable
 from shardwright.interchange.reading.shell_script import Script
-from shardwright.interchange.reading.shell_values import Variables, readable
+from shardwright.interchange.reading.shell_values import Variables
 from shardwright.interchange.reading.shell_words import ShellFault
 
 SCRIPTS = {
@@ -17,6 +18,7 @@ SCRIPTS = {
     "an array": "ARGS=(\n  --a 1  # a comment\n  --b 'two words'\n)\nARGS+=(--c)\nrun ${ARGS[@]} \"${ARGS[@]}\"",
     "a default": "N=${UNSET_HERE:-4}\nrun $N ${N:-5} ${N:+6} ${UNSET_HERE:+7}end",
     "arithmetic": "A=8; B=3\nrun $((A*B+1)) $(( (A - B) % 2 )) $((-7 / 2)) $((2 ** 3)) $((A > B))",
+    "a choice": "A=8; B=3\nrun $(( (A > 4) ? 1 : 0 )) $((A<B?A:B>2?7:9))",
     "continued lines": "run --a 1 \\\n  --b 2 \\\n  --c",
     "strings that are cut at blanks": 'ARGS=" --a 1   --b 2 "\nrun $ARGS "$ARGS"',
     "if": 'S=big\nif [ "$S" == "small" ]; then N=1; elif [[ $S == "big" && -n "$S" ]]; then N=2; else N=3; fi\nrun $N',
@@ -33,6 +35,28 @@ SCRIPTS = {
     "a prefix is seen inside": "TP=2\nTP=4 bash -c 'run $TP'\nrun $TP",
     "a subshell": "A=1\n(A=2; B=3; run $A $B)\nrun $A ${B:-none}\n{ A=4; }\nrun $A",
     "a text to translate": 'run $"--bf16" pre$"a b"post',
+    "a function": 'f() {\n  EXTRA="--a $1"\n}\nf 7B 2\nrun $EXTRA ${1:-none} $#',
+    "functions in functions": 'f() { EXTRA+=(--a $#); }\nfunction g { f x; f; }\ng\nrun "${EXTRA[@]}"',
+    "what a function has for itself": "A=1\nf() { local A=2 B=3; C=$A; }\nf x\nrun $A ${B:-none} $C",
+    "a return": "f() { A=1; return; A=2; }\nf x\nrun $A",
+    "arguments in a loop": (
+        'parse() {\n  while [[ $# -gt 0 ]]; do\n    case "$1" in\n      --tp) TP=$2; shift 2 ;;\n      -h) exit ;;\n'
+        '      *) REST+=("$1"); shift ;;\n    esac\n  done\n}\nTP=1\nparse --tp 4 a b\nrun $TP ${REST[@]}'
+    ),
+    "set": 'set -- a \'b c\' d e f g h i j k\nrun "$2" ${10} $10 $# "$@"\nshift\nrun $1 $#',
+    "a for loop": 'A=; for x in a b c d; do [ $x = c ] && continue; [ $x = d ] && break; A="$A$x"; done\nrun $A $x',
+    "a while loop": "N=1\nwhile [ $N -lt 9 ]; do N=$((N * 2)); done\nuntil [ $N -lt 5 ]; do N=$((N / 2)); done\nrun $N",
+    "brackets in quotes": "A=x\nB=\"$(echo ')')\"\nC=$(echo \"$(echo '(')\")\nrun $A",
+    "parts of a value": (
+        "A=2_000_000; B=dir/model-7b.tar.gz\nrun ${A//_} ${A/_/-} ${B%.gz} ${B%%.*} ${B#*/} ${B##*/} ${B:4:5} ${B:4} "
+        "${A:0:1} ${#A} ${B^^} ${B^} ${B/model/net}"
+    ),
+    "an associative array": (
+        "declare -A L=([7B]=32 ['13B']=40)\nL[70B]=80\nM=70B\nrun ${L[7B]} ${L[$M]} ${L[\"13B\"]} ${#L[@]}"
+    ),
+    "an element that is set": "A=(a b)\nA[1]=c\nA[2]=d\nrun ${A[@]} ${#A[@]} ${!A[@]}",
+    "a name of a name": "TP_7B=4\nV=TP_7B\nrun ${!V}",
+    "read": "read -r -d '' X <<'EOF'\n--a 1\n--b 2\nEOF\nrun $X",
     "an element": 'A=(a b c)\nrun ${A[1]} ${A[@]} "${A[*]}"',
 }
 
@@ -91,10 +115,49 @@ def test_other_scripts_are_followed_where_they_are_given() -> None:
     assert script.notes == ["line 3: . /nowhere/else.sh is not read: name that file too"]
 
 
-def test_loops_and_functions_are_said() -> None:
-    script = followed("for i in 1 2; do run $i; done\nf() { run 3; }\nrun 4")
-    assert [command.words for command in script.commands] == [["run", "4"]]
-    assert script.notes == ["line 1: a for loop is not followed", "line 2: a function is not followed"]
+def test_a_loop_of_unknown_length_is_said() -> None:
+    script = followed("for i in $(seq 2); do run $i; done\nf() { run 3; }\nwhile ps | grep x; do A=1; done\nrun 4")
+    assert [command.words for command in script.commands if command.words[0] == "run"] == [["run", "4"]]
+    assert script.notes == ["line 1: a for loop is not followed", "line 3: a while loop is not followed"]
+
+
+@pytest.mark.parametrize(
+    "loop", ["while true; do run; done", "until false; do run; done", "while :; do break; done\nrun"]
+)
+def test_a_loop_without_end_is_followed_once_or_refused(loop: str) -> None:
+    with suppress(ShellFault):
+        assert followed(loop).commands[-1].words == ["run"]
+
+
+@pytest.mark.parametrize(
+    "guard",
+    [
+        'if [ -z "$ROOT" ]; then\n  echo set it\n  sbatch "$0"\n  exit 1\nfi',
+        '[[ -z "$ROOT" ]] && exit 1',
+        '[ -n "$ROOT" ] || { echo set it; exit 1; }',
+        'usage() { echo set it; exit 1; }\n[ -z "$ROOT" ] && usage',
+    ],
+)
+def test_a_guard_for_what_nobody_gave_is_passed_with_its_line(guard: str) -> None:
+    script = followed(f"A=1\n{guard}\nrun $A")
+    assert script.commands[-1].words == ["run", "1"]
+    (note,) = script.notes
+    assert "ROOT" in note and "--set ROOT=VALUE" in note and note.startswith(("line 2:", "line 3:"))
+    script = followed("if [ $# -lt 2 ]; then echo usage; exit 1; fi\nrun $1")
+    assert readable(" ".join(script.commands[-1].words)) == "run $1" and "-- ARGUMENTS" in script.notes[0]
+    assert followed("A=0\nif [ $A -lt 2 ]; then exit 1; fi\nrun").commands == []
+
+
+def test_arguments_that_nobody_gives_keep_their_places() -> None:
+    script = followed('TP=${10}\nA=$1; shift 2; B=$1\nf() { C=$1; }\nf "$@"\nrun $TP $A $B $C', **{"10": "2"})
+    assert readable(" ".join(script.commands[-1].words)) == "run 2 $1 $3 $3"
+
+
+def test_a_script_with_lines_of_a_batch_system_runs_as_its_job() -> None:
+    text = '#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=8\nif [ -z "$SLURM_JOB_ID" ]; then sbatch $0; exit; fi\n'
+    assert followed(text + "run $SLURM_NTASKS").commands[-1].words == ["run", "16"]
+    script = followed("#PBS -l select=4:ncpus=64:ngpus=8:mpiprocs=8\nrun")
+    assert script.batch == {"nodes": "4", "gpus-per-node": "8", "ntasks-per-node": "8"}
 
 
 @pytest.mark.parametrize(
@@ -144,7 +207,7 @@ def test_words_that_nobody_gives_are_none() -> None:
 UNFOLLOWED = {
     "a command": "EXTRA=$(get_args)", "backticks": "EXTRA=`get_args`", "a part": 'EXTRA="--a $(get_args)"',
     "a loop": 'for x in 1 2; do EXTRA="$EXTRA --a $x"; done', "what a command reads": "cat f | read -r EXTRA",
-    "a function": "f() {\n  EXTRA='--a'\n}\nf", "functions in functions": "f() { EXTRA+=(--a); }\nfunction g { f; }\ng",
+    "a function that reads": "f() {\n  read EXTRA\n}\nf",
     "a branch": 'if [ "$(hostname)" = a ]; then EXTRA=--a; else EXTRA=--b; fi',
     "a branch on a command": "EXTRA=--b\nif nvidia-smi | grep -q H100; then EXTRA+=' --a'; fi",
     "a case": "H=$(hostname)\ncase $H in a*) EXTRA=--a ;; *) EXTRA=--b ;; esac", "(( ))": "EXTRA=1\n((EXTRA++))",

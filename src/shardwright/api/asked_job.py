@@ -8,6 +8,7 @@ from typing import Any
 from shardwright.config.asked_cluster import NOTHING_ASKED, AskedCluster
 from shardwright.config.base import PlanError
 from shardwright.config.checks.check import job_faults
+from shardwright.config.hugging_face.config_json import notes_on
 from shardwright.config.job import JobSpec
 from shardwright.config.load import JobFields, job_to_plan, make_job, read_job, subject_of
 from shardwright.config.plan import UNSEARCHED
@@ -52,8 +53,9 @@ class AskedJob:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes about values that nobody stated."""
-        return (self.job_fields.filled_in,) if self.job_fields.filled_in else ()
+        """Notes about values that nobody stated, and about what is not taken of a model's config.json."""
+        filled_in = (self.job_fields.filled_in,) if self.job_fields.filled_in else ()
+        return (*filled_in, *(notes_on(self.job) if isinstance(self.job, str) else ()))
 
     def as_planned(self) -> JobSpec:
         """The job under its own plan. Raises PlanError with every fault."""

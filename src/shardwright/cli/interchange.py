@@ -30,9 +30,18 @@ if TYPE_CHECKING:
 NAMES = ("megatron", "torchtitan", "torchtitan-0.2", "deepspeed", "nemo", "accelerate")
 
 
+class ImportCommand(PredictCommand):
+    """A command on files of another system. Words behind `--` are the arguments of the first script."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """The arguments, with each word behind `--` as an option of its own."""
+        place = args.index("--") if "--" in args else len(args)
+        return super().parse_args(ctx, [*args[:place], *(f"--argument={word}" for word in args[place + 1 :])])
+
+
 @click.command(
     name="import",
-    cls=PredictCommand,
+    cls=ImportCommand,
     brief=("--set", "--devices", "--device", "--toml", "--json"),
     examples=("import megatron docs/pretrain.sh --device a100-sxm-80g",),
 )
@@ -40,20 +49,23 @@ NAMES = ("megatron", "torchtitan", "torchtitan-0.2", "deepspeed", "nemo", "accel
 @click.argument("files", nargs=-1, required=True)
 @set_option
 @cluster_options
+@click.option("--argument", "arguments", multiple=True, hidden=True)
 @file_option("--toml", help="Write the job there.  [default: to standard output]")
 @json_option
 def import_job(
     system: str,
     files: tuple[str, ...],
     overrides: tuple[str, ...],
+    arguments: tuple[str, ...],
     toml: Path | None,
     as_json: bool,
     **cluster_fields: Any,
 ) -> None:
     """Make a job of FILES of another training system: a launch script of Megatron-LM, the configuration of another.
 
-    Nothing of them is run. What they leave to the environment is asked for (--set NAME=VALUE); what was assumed, what a
-    job can't say and what is not known is told on standard error.
+    Arguments of the first script stand behind them: import megatron run.sh inner.sh -- 7B 4. Nothing of the files is
+    run. What they leave to the environment is asked for (--set NAME=VALUE); what was assumed, what a job can't say and
+    what is not known is told on standard error.
     """
     from dataclasses import replace
 
@@ -62,7 +74,7 @@ def import_job(
     from shardwright.report.imported_text import imported_dict, imported_notes
     from shardwright.report.toml_files import job_toml, write_toml
 
-    imported = _imported(system, files, overrides, asked_cluster(cluster_fields))
+    imported = _imported(system, files, overrides, asked_cluster(cluster_fields), arguments)
     planned(f"job {imported.job.name}", imported.job)
     imported = replace(imported, job=with_paths_from(imported.job, toml.parent if toml else Path()))
     if toml:
@@ -75,12 +87,18 @@ def import_job(
         click.echo(imported_notes(imported), err=True)
 
 
-def _imported(name: str, files: tuple[str, ...], sets: tuple[str, ...], cluster: "AskedCluster") -> Any:
+def _imported(
+    name: str,
+    files: tuple[str, ...],
+    sets: tuple[str, ...],
+    cluster: "AskedCluster",
+    arguments: tuple[str, ...] = (),
+) -> "Imported":
     from shardwright.interchange.imported import Asked, split_sets
     from shardwright.interchange.system import SYSTEMS, read_job_of
 
     variables, overrides = split_sets(sets)
-    return read_job_of(SYSTEMS[name], files, Asked(variables, overrides, cluster))
+    return read_job_of(SYSTEMS[name], files, Asked(variables, overrides, cluster, arguments))
 
 
 @click.command(

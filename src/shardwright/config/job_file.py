@@ -6,7 +6,7 @@ from typing import Any
 
 from shardwright.config import catalog
 from shardwright.config.base import PlanError
-from shardwright.config.hugging_face.config_json import names_config
+from shardwright.config.hugging_face.config_json import MERGE, is_adapter, names_config
 from shardwright.config.plain_values import plain
 from shardwright.config.toml_file import read_toml
 from shardwright.config.user_file import path_exists
@@ -62,6 +62,7 @@ def _read_toml(job: str) -> dict[str, Any]:
             raise FileNotFoundError
         if path.is_dir():
             fault = "is a folder; name the TOML file of a job in it, or a folder that has a config.json"
+            fault = f"is {MERGE}" if is_adapter(path) else fault
             raise ValueError(f"{job} {fault}")
         fields = read_toml(path, "a job is a TOML file")
     except (FileNotFoundError, NotADirectoryError):

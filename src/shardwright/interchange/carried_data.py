@@ -13,7 +13,7 @@ from typing import Any
 from shardwright.config.base import shortened
 from shardwright.config.job import JobSpec
 from shardwright.interchange.reading.settings import Flat, Settings, plain_text
-from shardwright.interchange.reading.shell_values import UNKNOWN
+from shardwright.interchange.reading.shell_marks import UNKNOWN
 
 _PREFIXES = ("data-path", "train-data-path", "model.data.data_prefix", "model.data.data_prefix.train")
 _TEXTS = ("training.dataset_path", "--train_file", "--dataset_name", "training.dataset")

@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +13,35 @@ from shardwright.config.dotted_keys import nested_keys
 from shardwright.config.job import JobSpec
 from shardwright.config.load import job_of_fields
 from shardwright.interchange.carried_data import carried_data
-from shardwright.interchange.known_settings import is_uncounted, is_usual
+from shardwright.interchange.known_settings import is_uncounted, is_usual, subjects
 from shardwright.interchange.reading.settings import Flat, Settings, plain_text
-from shardwright.interchange.reading.shell_values import readable, unknown_names
+from shardwright.interchange.reading.shell_marks import readable, unknown_names
+from shardwright.interchange.unread_settings import unread_faults
+
+IGNORED = "ignore"  # the word by which --set leaves a setting out
 
 
 @dataclass(frozen=True)
 class Asked:
-    """The user's input beside the files: variables of scripts, fields of the job as --set has them, and the cluster."""
+    """The user's input beside the files: variables and arguments of scripts, fields of the job as --set has them, and
+    the cluster."""
 
     variables: Mapping[str, str] = field(default_factory=dict)
     overrides: tuple[str, ...] = ()
     cluster: AskedCluster = NOTHING_ASKED
+    arguments: tuple[str, ...] = ()  # of the first script
+    left_out: frozenset[str] = frozenset()  # settings of the files that the job shall not have: --set NAME=ignore
+
+    def without_left_out(self) -> "Asked":
+        """Input whose `left_out` has the names that --set gives the word `ignore`, and whose other parts lack them."""
+        by_name = self.fields
+        names = {name for name, value in [*self.variables.items(), *by_name.items()] if value == IGNORED}
+        return replace(
+            self,
+            variables={name: value for name, value in self.variables.items() if name not in names},
+            overrides=tuple(text for text in self.overrides if text.partition("=")[0] not in names),
+            left_out=frozenset(names),
+        )
 
     @property
     def fields(self) -> Flat:
@@ -45,7 +62,7 @@ class ReadResult:
     software: str
     nodes: int = 0
     devices_per_node: int = 0
-    without_effect: Mapping[str, str] = field(default_factory=dict)  # names of settings -> topic
+    known_in: tuple[str, ...] = ()  # systems of known.toml whose names its settings have
 
 
 @dataclass(frozen=True)
@@ -80,6 +97,7 @@ def imported(result: ReadResult, asked: Asked, subject: str, name: str, folder: 
     """The checked job of files in a folder. PlanError lists every fault."""
     settings = result.settings
     faults = [_with_way_out(fault) for fault in (*_unknown_faults(settings), *settings.faults)]
+    faults = [*unread_faults(settings, result.known_in, asked.left_out), *faults]
     fields = {"name": name} | nested_keys({key: value for key, value in result.fields.items() if value is not None})
     if faults:
         raise PlanError(subject, faults)
@@ -90,7 +108,7 @@ def imported(result: ReadResult, asked: Asked, subject: str, name: str, folder: 
     data = carried_data(settings, (folder, Path()), asked.fields)
     fields |= {"data": data.fields} if data.fields else {}
     job = job_of_fields(fields, list(asked.overrides), subject)
-    by_subject, unknown, uncounted = _unread(result)
+    by_subject, unknown, uncounted = _unread(result, asked)
     return Imported(
         job,
         tuple(map(readable, settings.notes)),
@@ -113,24 +131,27 @@ def _with_way_out(fault: str) -> str:
     return readable(fault) + (f", or say what it is: {ways}" if ways else "")
 
 
-def _unread(result: ReadResult) -> tuple[dict[str, list[str]], list[str], list[str]]:
+def _unread(result: ReadResult, asked: Asked) -> tuple[dict[str, list[str]], list[str], list[str]]:
     """Settings that no table has read: names that change nothing, by topic; unknown settings; and a line for each topic
-    with an effect that the cost model does not count."""
+    with an effect that the cost model does not count, or that the user leaves out."""
     settings = result.settings
+    topics = subjects(settings.given, *result.known_in)
     by_subject: dict[str, list[str]] = {}
-    unknown = []
+    unknown, left_out = list[str](), list[str]()
     for key in settings.unread():
-        topic = result.without_effect.get(key, "")
+        topic = topics.get(key, "")
         if is_uncounted(topic) and is_usual(key, settings.given[key]):
             topic = "what is taken anyway"
-        if topic:
-            text = settings.setting_text(key) if is_uncounted(topic) else settings.shown(key)
-            by_subject.setdefault(topic, []).append(readable(text))
+        text = readable(settings.setting_text(key))
+        if settings.is_named(key, asked.left_out):
+            left_out.append(f"{text}: left out, as --set says")
+        elif topic:
+            by_subject.setdefault(topic, []).append(text if is_uncounted(topic) else readable(settings.shown(key)))
         else:
-            unknown.append(readable(settings.setting_text(key)))
+            unknown.append(text)
     uncounted = [topic for topic in by_subject if is_uncounted(topic)]
     lines = [f"{', '.join(by_subject.pop(topic))}: this changes {topic}, which is not counted" for topic in uncounted]
-    return by_subject, unknown, lines
+    return by_subject, unknown, left_out + lines
 
 
 def _unknown_faults(settings: Settings) -> list[str]:

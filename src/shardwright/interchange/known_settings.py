@@ -1,5 +1,6 @@
 """Known settings of other systems that have no effect on a plan (known.toml)."""
 
+import re
 import tomllib
 from functools import cache
 from importlib import resources
@@ -15,12 +16,58 @@ def _known() -> dict[str, Any]:
 def _beginnings(system: str) -> tuple[tuple[str, str], ...]:
     """Pairs of the beginning of a name and its subject, the longest beginning first."""
     pairs = [(beginning, subject) for subject, names in _known()[system].items() for beginning in names]
-    return tuple(sorted(pairs, key=lambda pair: -len(pair[0])))
+    return tuple(sorted(pairs, key=lambda pair: -len(pair[0].removesuffix("*"))))
 
 
 def subject_of(system: str, name: str) -> str:
-    """The subject of a setting that has no effect on the plan; empty if it is unknown."""
-    return next((subject for beginning, subject in _beginnings(system) if name.startswith(beginning)), "")
+    """The subject of a setting that has no effect on the plan; empty if it is unknown.
+
+    A name is known by its beginning if no word behind that could mean a size, a degree or what is trained; a beginning
+    that ends with * stands for all names.
+    """
+    for beginning, subject in _beginnings(system):
+        is_all = beginning.endswith("*")
+        stem = beginning.removesuffix("*")
+        if name.startswith(stem) and (is_all or not _has_weight(name[len(stem) :])):
+            return subject
+    return ""
+
+
+# Words of names that could mean the shape of a model, a plan, a batch, a length, memory, or what is trained.
+_MATTERS = re.compile(
+    r"\b(layers?|experts?|moe|kv|heads?|hidden|dense|sizes?|lengths?|len|seq|seqlen|sequences?|batch|microbatch|batches"
+    r"|offload\w*|swap\w*|sparse|parallel\w*|degrees?|width|dims?|window\w*|vocab\w*|recompute\w*|remat\w*|shard\w*|mtp"
+    r"|hybrid|mamba|kd|teacher|distill\w*|ltd|ssm|context|accumul\w*|embed\w*|attention|attn|topk|stages?|pipeline|tokens|checkpointing|galore|apollo|badam|pure|overrides)\b"
+)
+_TRAINS_A_PART = re.compile(
+    r"\b(q?lora\w*|dora|peft\w*|adapters?|finetuning|freeze\w*|frozen|unfreeze\w*|trainable|quant\w*|gptq|awq|nf4"
+    r"|[48]bit|bnb)\b"
+)
+_LATENT_RANK = re.compile(r"(q|kv)[-_]lora[-_]rank")  # of latent attention, which has no adapters
+_NO_VALUES = ("0", "0.0", "none", "null", "false", "no", "full", "{}", "[]")
+
+
+def _has_weight(name: str) -> bool:
+    return trains_a_part(name) or _MATTERS.search(_words(name)) is not None
+
+
+def trains_a_part(name: str) -> bool:
+    """True if a setting by its name is about adapters, frozen or quantised weights."""
+    return not _LATENT_RANK.search(name) and _TRAINS_A_PART.search(_words(name)) is not None
+
+
+def could_matter(name: str, value: Any, *systems: str) -> bool:
+    """True if an unknown setting could change the plan, by its section or by the words of its name."""
+    text = str(value).lower()
+    if text in _NO_VALUES or (text == "1" and re.search(r"parallel|degree|size$", name)):
+        return False
+    sections = tuple(section for system in systems for section in _known()["sections"].get(system, ()))
+    return name.startswith(sections) or _has_weight(name)
+
+
+def _words(name: str) -> str:
+    """The words of a name, with blanks between; norms of layers are no layers."""
+    return re.sub(r"[-_.]", " ", re.sub(r"layer[-_]?norm", "norm", name.lower()))
 
 
 def is_uncounted(subject: str) -> bool:

@@ -6,20 +6,17 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
-from shardwright.config import largest
 from shardwright.config.base import shortened
 from shardwright.config.fault_gathering_reader import whole
+from shardwright.interchange.imported import Asked
+from shardwright.interchange.launched_ranks import launched_ranks, launcher_words
 from shardwright.interchange.reading.loose_words import LooseWord, loose_words
 from shardwright.interchange.reading.script_text import settings_of
 from shardwright.interchange.reading.settings import plain_text
 from shardwright.interchange.reading.shell_commands import Command
 from shardwright.interchange.reading.shell_script import Script
-from shardwright.interchange.reading.shell_values import Variables, unknown_names
+from shardwright.interchange.reading.shell_values import Variables
 from shardwright.interchange.reading.shell_words import ShellFault
-
-_NODES = ("nnodes", "num-nodes", "num-machines", "nodes")
-_HOSTS = ("hostfile", "include", "exclude")
-_DEVICES_PER_NODE = ("nproc-per-node", "num-gpus", "num-gpus-per-node", "ntasks-per-node", "gpus-per-node")
 
 
 @dataclass(frozen=True)
@@ -31,6 +28,8 @@ class Launched:
     settings: dict[str, Any]
     nodes: int
     devices_per_node: int
+    launcher: str = ""  # what starts the program: torchrun, deepspeed, ...
+    program: str = ""  # the file that trains, or its module
     arguments: tuple[str, ...] = ()  # words behind the program
     exported: Mapping[str, str] = field(default_factory=dict)  # variables of the script, without arrays
     written: dict[str, str] = field(default_factory=dict)  # files that the script writes, by name
@@ -40,16 +39,17 @@ class Launched:
     hosts: str = ""  # the option that lists the nodes, if no other option counts them
 
 
-def find_training_command(
-    texts: Mapping[str, str], variables: Mapping[str, str], is_training: Callable[[list[str]], bool]
-) -> Launched:
+def find_training_command(texts: Mapping[str, str], asked: Asked, is_training: Callable[[list[str]], bool]) -> Launched:
     """The last training command that the first script runs; the other scripts may be sourced or started by it.
 
-    `variables` are set from outside, and `is_training` tells from its words if a command trains. Raises ShellFault.
+    Variables and arguments of the first script are the user's, and `is_training` tells from its words if a command
+    trains. Raises ShellFault.
     """
     first, *others = texts
     files = {PurePath(name).name: texts[name] for name in others}
-    script = Script(Variables(dict(variables), frozenset(variables)), files)
+    script = Script(Variables(dict(asked.variables), frozenset(asked.variables)), files)
+    if asked.arguments:
+        script.variables.set_arguments(asked.arguments)
     script.follow(texts[first])
     training_commands = [command for command in script.commands if is_training(command.words)]
     if not training_commands:
@@ -88,22 +88,13 @@ def _of_command(command: Command, script: Script) -> Launched:
     if program_index < 0:
         program_index = next((i for i, word in enumerate(words) if word == "-m" and i + 1 < len(words)), -1) + 1
         end = max(program_index - 1, 0)
-    options, settings = settings_of(words[:end]), settings_of(words[program_index + 1 :])
-    options |= {f"slurm-{name}": value for name, value in script.batch.items()}
-    nodes = _first_number(options, [*_NODES, "slurm-nodes"])
-    devices_per_node = _first_number(options, [*_DEVICES_PER_NODE, "slurm-gpus-per-node", "slurm-ntasks-per-node"])
-    hosts = next((name for name in _HOSTS if name in options), "")
-    if not nodes and devices_per_node and not hosts and not any(name in options for name in (*_NODES, "slurm-nodes")):
-        nodes = 1
-    missing = [
-        name for key in (*_NODES, *_DEVICES_PER_NODE) for name in unknown_names(plain_text(options.get(key, "")))
-    ]
+    launchers = [*command.launchers, *words[:end]]
+    ranks = launched_ranks(launchers, script.batch)
+    missing = list(ranks.missing)
     is_made = script.variables.is_made
-    if not (nodes and devices_per_node):  # unknown words of the launcher may give them
-        missing += [
-            name for word in loose_words(words[: max(program_index, 0)], is_made) if word.place for name in word.names
-        ]
-    notes = list(script.notes)
+    if not (ranks.nodes and ranks.devices_per_node):  # unknown words of the launcher may give them
+        missing += [name for word in loose_words(launchers, is_made) if word.place for name in word.names]
+    notes = [*script.notes, *ranks.notes]
     taken = [
         f"{name}={shortened(value, 30)}"
         for name, value in script.variables.defaulted.items()
@@ -111,11 +102,13 @@ def _of_command(command: Command, script: Script) -> Launched:
     ]
     if taken:
         notes.append(f"nobody set these, so their defaults hold: {', '.join(taken[:12])}")
+    arguments = words[program_index + 1 :]
     return Launched(
-        options, settings, nodes, devices_per_node,
-        arguments=tuple(words[program_index + 1 :]), exported=command.variables, written=dict(script.written),
-        notes=tuple(notes), missing=tuple(dict.fromkeys(missing)),
-        loose=loose_words(words[program_index + 1 :], is_made), hosts=hosts if not nodes else "",
+        settings_of(launcher_words(launchers)), settings_of(arguments), ranks.nodes, ranks.devices_per_node,
+        launcher=PurePath((launcher_words(launchers) or [""])[0]).name,
+        program=words[program_index] if program_index >= 0 else "", arguments=tuple(arguments),
+        exported=command.variables, written=dict(script.written), notes=tuple(notes),
+        missing=tuple(dict.fromkeys(missing)), loose=loose_words(arguments, is_made), hosts=ranks.hosts,
     )  # fmt: skip
 
 
@@ -125,12 +118,3 @@ _RENDEZVOUS_WORDS = ("PORT", "RANK", "CUDA", "NCCL", "NVTE", "TIMEOUT")
 def _could_be_size(name: str, value: str) -> bool:
     """True if the default of a variable could be a degree or a size."""
     return not any(word in name for word in _RENDEZVOUS_WORDS) and whole(value.replace(".", "", 1)) is not None
-
-
-def _first_number(given: dict[str, Any], names: list[str]) -> int:
-    """The first of several options that is a number, or the upper end of a range of nodes; 0 if none is."""
-    for name in names:
-        number = whole(str(given.get(name, "")).rpartition(":")[2])
-        if number is not None and number <= largest.RANKS:
-            return number
-    return 0

@@ -45,7 +45,7 @@ class SettingRow:
 
     def _value(self, settings: Settings) -> Any:
         if self.kind == "word":
-            return settings.one_of(self.names, self.words, self.default)
+            return settings.one_of(self.names, self.words, self.default, self.job_field)
         if self.kind == "flag":
             value = settings.flag(self.names, self.default)
             return self.words.get(value, value)

@@ -115,7 +115,7 @@ def read_job_of(system: System, paths: tuple[str, ...], asked: Asked) -> Importe
 
 def job_of_texts(system: System, texts: Mapping[str, str], asked: Asked, subject: str) -> Imported:
     """The job that texts describe; `texts` maps file names to texts. PlanError lists every fault."""
-    system = system_of(system.name, texts)
+    system, asked = system_of(system.name, texts), asked.without_left_out()
     unknown = [name for name in asked.variables if name not in system.variables and _is_unknown(name, texts)]
     if faults := [_unknown_variable(name, texts) for name in unknown]:
         raise PlanError(subject, faults)

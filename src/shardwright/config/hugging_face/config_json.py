@@ -43,6 +43,22 @@ FAMILIES: Mapping[str, Callable[[ConfigReader], Fields]] = {
     "starcoder2": older.starcoder2,
 }  # fmt: skip
 _LIKE = {"kimi_k2": "deepseek_v3"}  # families with the defaults of another
+# Models with several kinds of input, and their decoders' own names -> the family of the decoder of text.
+_DECODERS = {
+    "qwen2_vl": "qwen2",
+    "qwen2_vl_text": "qwen2",
+    "qwen2_5_vl": "qwen2",
+    "qwen2_5_vl_text": "qwen2",
+    "qwen2_5_omni_text": "qwen2",
+    "qwen2_audio": "qwen2",
+    "qwen3_vl": "qwen3",
+    "qwen3_vl_text": "qwen3",
+    "qwen3_vl_moe": "qwen3_moe",
+    "qwen3_vl_moe_text": "qwen3_moe",
+    "glm4v_text": "glm4",
+    "glm4v_moe_text": "glm4_moe",
+}
+_TEXT_SECTIONS = ("text_config", "llm_config", "language_config")
 
 
 def names_config(name: str) -> bool:
@@ -76,7 +92,7 @@ def is_adapter(folder: str | Path) -> bool:
 def family_of(keys: dict[str, Any]) -> str:
     """The family in a configuration, that of the text decoder if the model has several kinds of input; "" if none."""
     family = text_keys(keys).get("model_type")
-    return family if isinstance(family, str) else ""
+    return _DECODERS.get(family, family) if isinstance(family, str) else ""
 
 
 def fields_of(keys: dict[str, Any]) -> tuple[Fields, list[str]]:
@@ -84,12 +100,30 @@ def fields_of(keys: dict[str, Any]) -> tuple[Fields, list[str]]:
     keys, family = text_keys(keys), family_of(keys)
     if family not in FAMILIES:
         return {}, [_family_fault(family)]
-    reader = ConfigReader(keys, dict(_defaults().get(_LIKE.get(family, family), {})))
-    fields = FAMILIES[family](reader)
+    reader, fields = _read(keys, family)
     longest = fields["sequence"]
     if fields.get("positions") != "learned":
         fields |= {"longest_sequence": longest, "sequence": min(longest, USUAL_SEQUENCE)}
     return fields, reader.all_faults()
+
+
+def _read(keys: dict[str, Any], family: str) -> tuple[ConfigReader, Fields]:
+    reader = ConfigReader(keys, dict(_defaults().get(_LIKE.get(family, family), {})))
+    return reader, FAMILIES[family](reader)
+
+
+def notes_of(keys: dict[str, Any]) -> list[str]:
+    """Notes on keys of a configuration that are not taken, without full stops; empty if its family is unknown."""
+    family = family_of(keys)
+    return _read(text_keys(keys), family)[0].notes() if family in FAMILIES else []
+
+
+def notes_on(name: str) -> list[str]:
+    """Notes on keys that are not taken of the config.json of a name, if it is one that can be read."""
+    try:
+        return notes_of(read_keys(path_of(name))) if names_config(name) else []
+    except PlanError:
+        return []
 
 
 def read_keys(path: Path) -> dict[str, Any]:
@@ -111,11 +145,23 @@ def read_keys(path: Path) -> dict[str, Any]:
 
 def text_keys(keys: dict[str, Any]) -> dict[str, Any]:
     """The keys of the text decoder; a model with several kinds of input has them in a section of their own."""
-    inner = keys.get("text_config")
-    if not isinstance(inner, dict):
-        return keys
-    outer = {"tie_word_embeddings": keys["tie_word_embeddings"]} if "tie_word_embeddings" in keys else {}
-    return outer | inner
+    inner = next((keys[name] for name in _TEXT_SECTIONS if isinstance(keys.get(name), dict)), None)
+    if inner is None:
+        return _without_places_of_images(keys)
+    outer_names = ("tie_word_embeddings", "quantization_config", *(name for name in keys if name.endswith("_config")))
+    outer = {name: keys[name] for name in outer_names if name in keys and name not in _TEXT_SECTIONS}
+    return _without_places_of_images(outer | inner)
+
+
+def _without_places_of_images(keys: dict[str, Any]) -> dict[str, Any]:
+    """The keys with rotary positions as text has them: its three places of a token (mrope) are one."""
+    changed = dict(keys)
+    for name in ("rope_scaling", "rope_parameters"):
+        section = keys.get(name)
+        if isinstance(section, dict) and "mrope_section" in section:
+            inner = {key: value for key, value in section.items() if not key.startswith("mrope")}
+            changed[name] = {key: "default" if value == "mrope" else value for key, value in inner.items()}
+    return changed
 
 
 @cache

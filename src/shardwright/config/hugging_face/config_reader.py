@@ -24,14 +24,67 @@ _NO_ARITHMETIC = frozenset({
     "keys_to_ignore_at_inference", "label2id", "length_penalty", "max_length", "max_new_tokens", "min_length",
     "model_type", "no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_return_sequences", "offset_alibi",
     "output_attentions", "output_hidden_states", "output_router_logits", "output_scores", "pad_token_id", "prefix",
-    "pretraining_tp", "problem_type", "pruned_heads", "quantization_config", "remove_invalid_values",
+    "pretraining_tp", "problem_type", "pruned_heads", "remove_invalid_values",
     "repetition_penalty", "return_dict", "return_dict_in_generate", "router_aux_loss_coef", "router_jitter_noise",
     "sep_token_id", "slow_but_exact", "summary_activation", "summary_first_dropout", "summary_proj_to_labels",
     "summary_type", "summary_use_proj", "suppress_tokens", "task_specific_params", "temperature", "tf_legacy_loss",
     "tie_encoder_decoder", "tokenizer_class", "top_k", "top_p", "torch_dtype", "torchscript",
     "transformers.js_config", "transformers_version", "typical_p", "unk_token_id", "unsloth_fixed",
-    "unsloth_version", "use_bfloat16", "use_cache", "use_flash_attn", "use_return_dict", "vision_config",
+    "unsloth_version", "use_bfloat16", "use_cache", "use_flash_attn", "use_return_dict",
 })  # fmt: skip
+# Keys of official files that transformers reads nowhere, or of one family and inert in others.
+_INERT = frozenset(
+    {
+        "attention_probs_dropout_prob",
+        "attention_softmax_in_fp32",
+        "ep_size",
+        "full_attn_mod",
+        "fused_attn",
+        "hidden_dropout_prob",
+        "interpolate_factor",
+        "is_llama_config",
+        "max_sequence_length",
+        "model_max_length",
+        "n_special",
+        "neftune_noise_alpha",
+        "num_labels",
+        "predict_special_tokens",
+        "rope_interleaved",
+        "scale_attention_softmax_in_fp32",
+        "seq_length",
+        "training_dtype",
+        "resid_pdrop",
+        "embd_pdrop",
+        "sample_rate",
+        "seq_aux",
+        "aux_loss_alpha",
+        "bias_dropout_fusion",
+        "masked_softmax_fusion",
+        "router_z_loss_coef",
+        "use_cache_quantization",
+        "use_cache_kernel",
+        "use_fp8",
+        "initializer_cutoff_factor",
+        "pretrained_config",
+        "image_token_id",
+        "video_token_id",
+        "vision_start_token_id",
+        "vision_end_token_id",
+        "vision_token_id",
+        "audio_token_id",
+        "boi_token_id",
+        "eoi_token_id",
+        "mm_tokens_per_image",
+        "projector_hidden_act",
+        "vision_feature_layer",
+        "vision_feature_select_strategy",
+        "multimodal_projector_bias",
+        "spatial_merge_size",
+        "image_seq_length",
+    }
+)
+# Sections about other kinds of input -> what they are.
+_OTHER_INPUTS = ("vision_config", "audio_config", "speech_config", "perceiver_config", "video_config")
 
 _TOO_MANY = 2**63  # counts are less
 _LEAST_DIVISOR = 1e-30  # because a quotient with a smaller divisor is practically infinite
@@ -151,8 +204,30 @@ class ConfigReader(FaultGatheringReader):
         return self.faults + [
             f"{shortened(name)} is {_shown(self.given[name])}, and it is not known what that does; remove it if it "
             "changes nothing of what the layers compute"
-            for name in sorted(set(self.unread()) - _NO_ARITHMETIC)
+            for name in self._unknown()
+            if not self._is_inert(name)
         ]
+
+    def notes(self) -> list[str]:
+        """Notes on keys that are not taken: inert keys, quantised weights, other kinds of input."""
+        inert = [name for name in self._unknown() if self._is_inert(name)]
+        ignored = [name for name in inert if name not in ("quantization_config", *_OTHER_INPUTS)]
+        notes = [f"config.json has {', '.join(ignored)}, which nothing reads here"] if ignored else []
+        if "quantization_config" in inert:
+            notes.append(
+                "quantization_config is ignored: weights are counted in the number type of compute, not quantised"
+            )
+        if others := [name for name in inert if name in _OTHER_INPUTS]:
+            notes.append(f"the decoder of text is taken, and {', '.join(others)} of the model is not counted")
+        return notes
+
+    def _unknown(self) -> list[str]:
+        return sorted(set(self.unread()) - _NO_ARITHMETIC)
+
+    def _is_inert(self, name: str) -> bool:
+        """True for a key that changes nothing; a count of 0 is of nothing."""
+        known = _INERT | {"quantization_config", *_OTHER_INPUTS}
+        return name in known or (is_whole(self.given[name]) and self.given[name] == 0)
 
     def _is_null(self, name: str) -> bool:
         self.ignore(name)

@@ -34,6 +34,7 @@ def qwen2_moe(r: ConfigReader) -> Fields:
 def qwen3_moe(r: ConfigReader) -> Fields:
     """Qwen 3 with experts. Later releases of transformers have Mixtral's key for their number."""
     r.must_be("attention_bias", (False,), "the MLP has no biases")
+    r.must_be("use_qk_norm", (True, None), "queries and keys of Qwen 3 have norms")
     fields = decoder(r) | {"qk_norm": "head"}
     moe = (
         experts(r, r.named("num_experts", "num_local_experts"))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from shardwright.interchange.known_settings import known_setting, subject_of
 from shardwright.interchange.reading.settings import Settings
-from shardwright.interchange.reading.shell_values import UNKNOWN, unknown_names
+from shardwright.interchange.reading.shell_marks import UNKNOWN, unknown_names
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def loose_words(words: Sequence[str], is_made: Callable[[str], bool]) -> tuple[L
 def loose_faults(words: Sequence[LooseWord], settings: Settings, *systems: str) -> list[str]:
     """A list with one fault for all words that could be options, or none. Call it after the settings are read."""
     needed = {_bare(name) for name in settings.needed}
-    read = {_bare(name) for name in settings.names_read}
+    read = {_bare(settings.spelled.get(name, name)) for name in settings.names_read}
     places: dict[str, str] = {}
     for word in words:
         if word.option not in needed and not _is_value(word, read, systems):

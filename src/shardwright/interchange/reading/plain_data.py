@@ -7,7 +7,7 @@ from shardwright.config.base import shortened
 from shardwright.config.fault_gathering_reader import signed
 from shardwright.config.toml_file import TOML_ERRORS, parse_toml, value_faults
 from shardwright.config.units import KIB
-from shardwright.interchange.reading.shell_values import mark
+from shardwright.interchange.reading.shell_marks import mark
 from shardwright.interchange.reading.shell_words import ShellFault
 
 _MOST_YAML = 256 * KIB

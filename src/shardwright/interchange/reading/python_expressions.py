@@ -16,7 +16,7 @@ from shardwright.interchange.reading.python_values import (
     is_plain,
     source_of,
 )
-from shardwright.interchange.reading.shell_values import UNKNOWN, mark
+from shardwright.interchange.reading.shell_marks import UNKNOWN, mark
 from shardwright.interchange.reading.shell_words import ShellFault
 
 if TYPE_CHECKING:

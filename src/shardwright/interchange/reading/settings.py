@@ -4,13 +4,13 @@ No setting is dropped silently: a setting that no table reads is reported at the
 leave the plan unchanged.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from shardwright.config.base import shortened
 from shardwright.config.fault_gathering_reader import FaultGatheringReader, is_finite, signed, whole
-from shardwright.interchange.reading.shell_values import UNKNOWN
+from shardwright.interchange.reading.shell_marks import UNKNOWN
 
 Flat = dict[str, Any]  # fields of a job by their full names: {"plan.tp": 8}
 
@@ -82,16 +82,18 @@ class Settings(FaultGatheringReader):
             return []
         return [str(word) for word in value] if isinstance(value, list) else str(value).split()
 
-    def one_of(self, names: str | Sequence[str], words: Mapping[str, Any], default: str) -> Any:
-        """The value in `words` for the system's word; case does not matter."""
+    def one_of(self, names: str | Sequence[str], words: Mapping[str, Any], default: str, job_field: str = "") -> Any:
+        """The value in `words` for the system's word; case does not matter. A word that is unknown is no fault if --set
+        gives the field of the job that it stands for."""
         word = self.text(names, default)
         if self._is_unknown(word, names):
             word = default
         known = {key.lower(): value for key, value in words.items()}
         if word.lower() in known:
             return known[word.lower()]
-        choices = ", ".join(words)
-        self.faults.append(f"{self.shown(_names(names)[0])} {shortened(word)} can't be said here; use one of {choices}")
+        if job_field not in self.overrides:
+            name, way = self.shown(_names(names)[0]), f", or --set {job_field}=NAME" if job_field else ""
+            self.faults.append(f"{name} {shortened(word)} can't be said here; use one of {', '.join(words)}{way}")
         return known[default.lower()]
 
     def note(self, text: str) -> None:
@@ -111,6 +113,10 @@ class Settings(FaultGatheringReader):
         """Report that a setting, if present, is not in the job, and why."""
         if self.has(name):
             self.lost.append(f"{self.setting_text(name)}: {why}")
+
+    def is_named(self, name: str, words: Collection[str]) -> bool:
+        """True if one of several words of the user's is the name of a setting, as it is kept or as it is shown."""
+        return not {name, self.shown(name), self.shown(name).lstrip("-")}.isdisjoint(words)
 
     def shown(self, name: str) -> str:
         """A name as the system's users write it."""

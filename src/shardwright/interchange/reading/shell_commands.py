@@ -7,8 +7,10 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from shardwright.config.base import shortened
-from shardwright.interchange.reading.shell_skipped import DECLARING, READING, assigned
-from shardwright.interchange.reading.shell_values import is_true, readable, unknown_names
+from shardwright.config.fault_gathering_reader import whole
+from shardwright.interchange.reading.shell_conditions import is_true
+from shardwright.interchange.reading.shell_marks import readable, unknown_names
+from shardwright.interchange.reading.shell_skipped import DECLARING, LOCAL, READING, assigned, element_index
 from shardwright.interchange.reading.shell_words import Token, WordPiece
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ class Command:
     line: int
     words: list[str]
     variables: Mapping[str, str] = field(default_factory=dict)  # of the script then, without arrays
+    launchers: tuple[str, ...] = ()  # the words before a script that has the command: mpirun -np 8 bash -c
 
 
 class CommandEffects:
@@ -45,6 +48,9 @@ class CommandEffects:
 
     def __init__(self, script: "Script", depth: int) -> None:
         self.script, self.depth, self.ended = script, depth, False
+        self.returned = False  # ended by `return`
+        self.jump = ""  # "break" or "continue", which end the body of a loop
+        self.local_names: list[str] = []  # variables that a function has for itself
 
     def apply(self, line: int, tokens: list[Token], redirected: dict[str, Token]) -> bool | None:
         """Apply a command with its assignments and redirections. True if it succeeds; None if that is unknown."""
@@ -53,6 +59,9 @@ class CommandEffects:
         if len(tokens_left) == 1 and [piece.kind for piece in tokens_left[0].pieces] == ["arithmetic"]:
             return self._arithmetic(tokens_left[0].pieces[0].text)
         if tokens_left and tokens_left[0].plain in DECLARING:
+            if tokens_left[0].plain in LOCAL:
+                names = [assigned(token) or (token.plain, False) for token in tokens_left[1:]]
+                self.local_names += [name for name, _ in names if name.isidentifier()]
             tokens_left = [token for token in tokens_left[1:] if assigned(token)]
             while tokens_left:
                 tokens_left = self._assign(tokens_left)
@@ -96,6 +105,9 @@ class CommandEffects:
         first_piece = tokens[0].pieces[0]
         pieces = (WordPiece("text", first_piece.text[first_piece.text.index("=") + 1 :], False), *tokens[0].pieces[1:])
         value = self.script.variables.text_of(Token(tokens[0].line, pieces=pieces))
+        if index := element_index(tokens[0]):
+            self.script.variables.put_element(name, index.strip("'\""), value)
+            return tokens[1:]
         self.script.variables.put(name, self.script.variables.with_own_mark(name, value), appends)
         return tokens[1:]
 
@@ -103,6 +115,10 @@ class CommandEffects:
         target = redirected.get(">") or redirected.get(">>")
         if target is not None:
             self.script.written[self.script.variables.text_of(target)] = text
+        elif words and words[0] == "read":
+            for word in words[1:]:
+                if word.isascii() and word.isidentifier():
+                    self.script.variables.put(word, text)
         elif words and PurePath(words[0]).name in ("sbatch", "bash", "sh", "srun"):
             self.script.batch_options([part for word in words for part in word.split("=", 1)])
             self.script.follow(text, self.depth + 1)
@@ -112,8 +128,15 @@ class CommandEffects:
         name = PurePath(words[0]).name or words[0]
         if name in ("[", "[[", "test"):
             return is_true([word for word in words[1:] if word not in ("]", "]]")], script.variables)
-        if name in ("exit", "return"):
-            self.ended = True
+        if name in ("exit", "return", "break", "continue"):
+            self.ended, self.returned = True, name == "return"
+            self.jump = name if name in ("break", "continue") else ""
+            return True
+        if name == "shift":
+            script.variables.shift(whole(words[1]) or 0 if len(words) > 1 else 1)
+            return True
+        if name == "set" and "--" in words:
+            script.variables.set_arguments(words[words.index("--") + 1 :])
             return True
         if name in ("false", "true"):
             return name == "true"
@@ -129,14 +152,19 @@ class CommandEffects:
                     script.variables.doubt(word, appends=False)
             return None
         if name in script.functions:
-            script.doubt(script.functions[name])
+            self.ended = script.call(script.functions[name], self.depth + 1, words[1:])
             return None
         if name in ("sbatch", "srun", "salloc"):
             script.batch_options([part for word in words for part in word.split("=", 1)])
         is_sourced = name in ("source", ".")
-        script_name = next((word for word in words[1:] if PurePath(word).name in script.files), None)
-        if script_name and (is_sourced or name in ("sbatch", "bash", "sh", "srun")):
-            script.follow(script.files[PurePath(script_name).name], self.depth + 1, words[-1] != script_name)
+        place = next((place for place, word in enumerate(words) if script.has_script(word)), None)
+        if place is not None:
+            text, arguments = script.files[PurePath(words[place]).name], words[place + 1 :]
+            with script.launched_by(() if is_sourced else words[:place]):
+                if is_sourced and not arguments:
+                    script.follow(text, self.depth + 1)
+                else:
+                    script.start(text, self.depth + 1, arguments)
         elif is_sourced:
             script.notes.append(
                 f"line {line}: {shortened(readable(' '.join(words[:2])))} is not read: name that file too"
@@ -153,8 +181,9 @@ class CommandEffects:
         for previous, word in zip(["", *words], words, strict=False):
             is_script = previous == "-c" or (" --" in word and ".py" in word)
             if is_script and any(separator in word for separator in " \n"):
-                script.follow(word, self.depth + 1)
+                with script.launched_by(words[: words.index(word)]):
+                    script.follow(word, self.depth + 1)
                 return True
         script.count_copies()
-        script.commands.append(Command(line, words, script.variables.texts()))
+        script.commands.append(Command(line, words, script.variables.texts(), script.launchers))
         return None

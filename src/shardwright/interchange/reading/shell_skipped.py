@@ -3,6 +3,7 @@
 The value of such a variable is unknown from there on.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -10,15 +11,18 @@ from shardwright.interchange.reading.shell_words import Token
 
 DECLARING = ("export", "declare", "local", "readonly", "typeset")
 READING = ("read", "mapfile", "readarray", "getopts")
-_OF_FUNCTIONS = ("local", "declare", "typeset")
+LOCAL = ("local", "declare", "typeset")  # what a function declares so ends with it
+_ELEMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\[([^\]]+)\]")
 
 
 @dataclass
 class SkippedPart:
-    """The variables that a part sets (`sets`), with True if it only appends to them; and the commands that it calls."""
+    """The variables that a part sets (`sets`), with True if it only appends to them; the commands that it calls; and,
+    if it is a function, the words of its body."""
 
     sets: dict[str, bool] = field(default_factory=dict)
     calls: set[str] = field(default_factory=set)
+    body: list[Token] = field(default_factory=list)  # of a function
 
     def put(self, name: str, appends: bool) -> None:
         """Record a variable that is set or appended to."""
@@ -34,7 +38,7 @@ class SkippedPart:
         """Record a command and the assignments before it."""
         words = [token for token in tokens if token.pieces]
         first = words[0].plain if words else ""
-        if first in _OF_FUNCTIONS:
+        if first in LOCAL:
             return
         if first in READING:
             for name in names_of(words[1:]):
@@ -54,7 +58,15 @@ def assigned(token: Token) -> tuple[str, bool] | None:
     name, equals, _ = token.pieces[0].text.partition("=")
     appends = name.endswith("+")
     name = name.removesuffix("+")
+    if name.endswith("]"):  # an element of an array
+        return (element[1], True) if equals and (element := _ELEMENT.fullmatch(name)) else None
     return (name, appends) if equals and name.isascii() and name.isidentifier() else None
+
+
+def element_index(token: Token) -> str:
+    """The index that a word such as NAME[INDEX]=VALUE assigns to; empty if it assigns no element."""
+    element = _ELEMENT.match(token.pieces[0].text)
+    return element[2] if element and token.pieces[0].text[element.end() :].startswith(("=", "+=")) else ""
 
 
 def names_of(tokens: Sequence[Token]) -> list[str]:

@@ -4,37 +4,21 @@ A variable that nobody has set stays in the text as a mark with its name (UNKNOW
 if a setting with an effect depends on it.
 """
 
-import operator
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 
-from shardwright.config.fault_gathering_reader import signed, whole
+from shardwright.config.fault_gathering_reader import whole
+from shardwright.interchange.reading.shell_arithmetic import Arithmetic
+from shardwright.interchange.reading.shell_expansions import changed_text
+from shardwright.interchange.reading.shell_marks import UNKNOWN, mark, readable, unknown_names
 from shardwright.interchange.reading.shell_words import ShellFault, ShellReader, Token, WordPiece
 
-Value = str | list[str]
+Value = str | list[str] | dict[str, str]  # a word, an array, an associative array
 
-_OPEN, _CLOSE = "\ue000", "\ue001"  # around the name in a mark: private-use characters, which no script contains
-UNKNOWN = re.compile(f"{_OPEN}([^{_CLOSE}]*){_CLOSE}")
-_ODD = re.compile(r"[^A-Za-z0-9_@*#?$!-]+")
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[0-9@*#?$!-]")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[0-9]+|[@*#?$!-]")
 _MOST_TEXT, _MOST_LEVELS = 1 << 20, 12
-
-
-def mark(name: str) -> str:
-    """The text for an unknown value. It stays one word if a shell reads it again."""
-    return f"{_OPEN}{_ODD.sub('_', name[:80])}{_CLOSE}"
-
-
-def unknown_names(text: str) -> list[str]:
-    """The names of the marks in a text, each once."""
-    return [name for name in dict.fromkeys(UNKNOWN.findall(text)) if name]
-
-
-def readable(text: str) -> str:
-    """A text with its marks written as in a script: $NAME."""
-    return UNKNOWN.sub(lambda match: f"${match[1]}", text)
 
 
 @dataclass
@@ -46,10 +30,43 @@ class Variables:
     fixed: frozenset[str] = frozenset()
     defaulted: dict[str, str] = field(default_factory=dict)
     expansions: set[str] = field(default_factory=set)  # names of marks for anything but variables, such as output
+    num_shifted: int = 0  # arguments that nobody gave, and that `shift` has passed
 
     def is_made(self, name: str) -> bool:
         """True if the script itself makes an unknown value; False if it comes from the environment."""
         return name in self.values or name in self.expansions
+
+    @property
+    def has_arguments(self) -> bool:
+        """True if the arguments of the script or function are known; "$@" and "$1" are unknown else."""
+        return isinstance(self.values.get("@"), list)
+
+    def set_arguments(self, words: Sequence[str]) -> None:
+        """Set the arguments: $@, $# and $1 to $N."""
+        for name in [name for name in self.values if name in ("@", "#") or name.isdecimal()]:
+            del self.values[name]
+        self.values |= {str(place): word for place, word in enumerate(words, 1)}
+        self.values |= {"@": list(words), "#": str(len(words))}
+
+    @contextmanager
+    def arguments(self, words: Sequence[str]) -> Iterator[None]:
+        """Have the arguments of a script or a function while it is followed."""
+        outer = {name: value for name, value in self.values.items() if name in ("@", "#") or name.isdecimal()}
+        self.set_arguments(words)
+        try:
+            yield
+        finally:
+            self.set_arguments(())
+            del self.values["@"], self.values["#"]
+            self.values |= outer
+
+    def shift(self, number: int) -> None:
+        """Pass over arguments."""
+        words = self.values.get("@")
+        if isinstance(words, list):
+            self.set_arguments(words[number:])
+        else:
+            self.num_shifted += number
 
     def texts(self) -> dict[str, str]:
         """The variables that are no arrays."""
@@ -68,12 +85,22 @@ class Variables:
             return
         old = self.values.get(name)
         if appends and old is not None:
-            if isinstance(old, list):
-                value = old + (value if isinstance(value, list) else [value])
-            else:
-                value = [old, *value] if isinstance(value, list) else old + value
-        _check(sum(map(len, value)) if isinstance(value, list) else len(value))
+            value = _appended(old, value)
+        _check(len(value) if isinstance(value, str) else sum(map(len, value)))
         self.values[name] = value
+
+    def put_element(self, name: str, index: str, value: str) -> None:
+        """Set one element of an array."""
+        old = self.values.get(name)
+        position = whole(index)
+        if name in self.fixed:
+            return
+        if isinstance(old, list) and position is not None and position < len(old):
+            self.values[name] = [*old[:position], value, *old[position + 1 :]]
+        elif isinstance(old, list) and position == len(old):
+            self.values[name] = [*old, value]
+        else:
+            self.put(name, (old if isinstance(old, dict) else {}) | {index: value})
 
     def doubt(self, name: str, appends: bool) -> None:
         """Make the value of a variable unknown, or append an unknown value to it."""
@@ -154,18 +181,21 @@ class Variables:
         return "." if text.strip() == "pwd" else self.unfollowed(f"({' '.join(text.split())})")
 
     def _variable(self, text: str, quoted: bool, depth: int) -> list[str]:
+        if text[:1] in ("#", "!") and len(text) > 1:
+            return self._counted(text) if text[0] == "#" else self._indirect(text, quoted, depth)
         name_match = _NAME.match(text)
-        if not name_match or (text.startswith(("#", "!")) and len(text) > 1):
+        if not name_match:
             return [self.unfollowed(f"{{{text}}}")]
         name, modifier = name_match[0], text[name_match.end() :]
-        value = self.values.get(name)
+        value = self._value_of(name)
+        name = str(int(name) + self.num_shifted) if self._is_passed(name) else name
         if name in ("@", "*") and value is None:  # the script has no arguments
             return [""] if name == "*" and quoted else []
         if modifier.startswith("["):
             # An array is given from outside as one text.
             value = value.split() if isinstance(value, str) and name in self.fixed else value
             index, _, modifier = modifier[1:].partition("]")
-            value = _element(value, index, quoted)
+            value = _element(value, self._expanded(index, depth) if "$" in index else index.strip("'\""), quoted)
         is_empty = value is None or (modifier.startswith(":") and value in ("", []))
         sign, word = (modifier[:2], modifier[2:]) if modifier.startswith(":") else (modifier[:1], modifier[1:])
         kind = sign.removeprefix(":")
@@ -181,7 +211,38 @@ class Variables:
             return [""] if is_empty else [self._expanded(word, depth)]
         if kind == "?":
             return _as_list(mark(name) if is_empty else value)
-        return [self.unfollowed(f"{{{text}}}")]
+        if value is None:
+            return [mark(name)]
+        known = [changed_text(item, modifier, lambda inner: self._expanded(inner, depth)) for item in _as_list(value)]
+        return known if None not in known else [self.unfollowed(f"{{{text}}}")]  # type: ignore[return-value]
+
+    def _value_of(self, name: str) -> Value | None:
+        """The value of a variable or an argument; None if it is unknown."""
+        if name.isdecimal() and name != "0" and name not in self.values and self.has_arguments:
+            return ""
+        return self.values.get(str(int(name) + self.num_shifted) if self._is_passed(name) else name)
+
+    def _is_passed(self, name: str) -> bool:
+        """True if the name of an unknown argument counts from those that `shift` has left."""
+        return name.isdecimal() and int(name[:9]) > 0 and self.num_shifted > 0 and not self.has_arguments
+
+    def _counted(self, text: str) -> list[str]:
+        """The length of ${#NAME}, or the number of elements of ${#NAME[@]}."""
+        name, _, index = text[1:].partition("[")
+        value = self.values.get(name)
+        if value is None or (isinstance(value, str) and unknown_names(value)):
+            return [self.unfollowed(f"{{{text}}}")]
+        return [str(len(value if index or isinstance(value, str) else _as_list(value)[0]))]
+
+    def _indirect(self, text: str, quoted: bool, depth: int) -> list[str]:
+        """The value of the variable that ${!NAME} names, or the indices of ${!NAME[@]}."""
+        name, _, index = text[1:].partition("[")
+        value = self.values.get(name)
+        if index in ("@]", "*]") and isinstance(value, (dict, list)):
+            return list(value) if isinstance(value, dict) else [str(place) for place in range(len(value))]
+        if index or not isinstance(value, str) or not _NAME.fullmatch(value):
+            return [self.unfollowed(f"{{{text}}}")]
+        return self._variable(value, quoted, depth + 1)
 
     def _expanded(self, text: str, depth: int) -> str:
         tokens = [token for token in ShellReader(text).read() if not token.operator]
@@ -195,7 +256,7 @@ class Variables:
         )
         if names := unknown_names(plain):
             return mark(names[0])
-        return str(_Arithmetic(plain, self).value())
+        return str(Arithmetic(plain, self.values).value())
 
 
 def _pieces_of(text: str) -> Iterator[WordPiece | None]:
@@ -209,9 +270,20 @@ def _pieces_of(text: str) -> Iterator[WordPiece | None]:
             reader.at += 1
 
 
+def _appended(old: Value, value: Value) -> Value:
+    """A value behind another one. Keys and plain words are never in one array."""
+    if isinstance(old, dict) or isinstance(value, dict):
+        return old | value if isinstance(old, dict) and isinstance(value, dict) else value
+    if isinstance(old, str):
+        return old + value if isinstance(value, str) else [old, *value]
+    return [*old, value] if isinstance(value, str) else old + value
+
+
 def _element(value: Value | None, index: str, quoted: bool) -> Value | None:
     if value is None:
         return [] if index in ("@", "*") else None
+    if isinstance(value, dict):
+        return value.get(index) if index not in ("@", "*") else _element([*value.values()], index, quoted)
     values = [value] if isinstance(value, str) else value
     if index in ("@", "*"):
         return " ".join(values) if index == "*" and quoted else values
@@ -220,124 +292,9 @@ def _element(value: Value | None, index: str, quoted: bool) -> Value | None:
 
 
 def _as_list(value: Value | None) -> list[str]:
-    return list(value) if isinstance(value, list) else [value or ""]
+    return [*value.values()] if isinstance(value, dict) else list(value) if isinstance(value, list) else [value or ""]
 
 
 def _check(length: int) -> None:
     if length > _MOST_TEXT:
         raise ShellFault(f"a word of more than {_MOST_TEXT:,} characters; check that it is the launch script")
-
-
-_ARITHMETIC_TOKEN = re.compile(r"\s*(\*\*|<=|>=|==|!=|&&|\|\||[-+*/%()<>!]|[0-9]+|[A-Za-z_]\w*)")
-# Operators by precedence, the weakest first.
-_PRECEDENCE = (("||",), ("&&",), ("==", "!="), ("<", ">", "<=", ">="), ("+", "-"), ("*", "/", "%"), ("**",))
-_LARGEST = 1 << 63
-
-
-_OPERATIONS: dict[str, Callable[[int, int], int]] = {
-    "+": operator.add, "-": operator.sub, "*": operator.mul, "**": operator.pow,
-    "/": lambda a, b: abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1),
-    "%": lambda a, b: abs(a) % abs(b) * (1 if a >= 0 else -1),
-    "<": operator.lt, ">": operator.gt, "<=": operator.le, ">=": operator.ge, "==": operator.eq,
-    "!=": operator.ne, "&&": lambda a, b: int(bool(a and b)), "||": lambda a, b: int(bool(a or b)),
-}  # fmt: skip
-
-
-class _Arithmetic:
-    """An arithmetic expression of whole numbers and names."""
-
-    def __init__(self, text: str, variables: Variables) -> None:
-        self.variables, self.tokens, at = variables, list[str](), 0
-        text = text.strip()
-        while at < len(text):
-            token_match = _ARITHMETIC_TOKEN.match(text, at)
-            if not token_match or len(self.tokens) > 500:
-                raise ShellFault(f"$(( {text[:60]} )) can't be computed; give its value with --set")
-            self.tokens.append(token_match[1])
-            at = token_match.end()
-        self.at, self.text = 0, text
-
-    def value(self) -> int:
-        total = self._level(0)
-        if self.at < len(self.tokens):
-            self._fail()
-        return total
-
-    def _fail(self) -> None:
-        raise ShellFault(f"$(( {self.text[:60]} )) can't be computed; give its value with --set")
-
-    def _next_token(self) -> str:
-        if self.at >= len(self.tokens):
-            self._fail()
-        self.at += 1
-        return self.tokens[self.at - 1]
-
-    def _level(self, level: int) -> int:
-        if level == len(_PRECEDENCE):
-            return self._atom()
-        total = self._level(level + 1)
-        while self.at < len(self.tokens) and self.tokens[self.at] in _PRECEDENCE[level]:
-            sign = self._next_token()
-            total = self._apply(sign, total, self._level(level + 1))
-        return total
-
-    def _atom(self) -> int:
-        token = self._next_token()
-        if token == "(":
-            inner = self._level(0)
-            if self._next_token() != ")":
-                self._fail()
-            return inner
-        if token in ("-", "+", "!"):
-            value = self._atom()
-            return {"-": -value, "+": value}.get(token, int(not value))
-        if token.isdecimal():
-            literal = whole(token)
-            return _LARGEST if literal is None else literal
-        text = self.variables.values.get(token, "")
-        number = signed(text.strip()) if isinstance(text, str) else None
-        if number is None:
-            raise ShellFault(f"$(( {self.text[:60]} )) needs {token}; give it with --set {token}=VALUE")
-        return number
-
-    def _apply(self, sign: str, a: int, b: int) -> int:
-        if sign in ("/", "%") and b == 0:
-            raise ShellFault(f"$(( {self.text[:60]} )) divides by 0; give its value with --set")
-        if sign == "**" and (b < 0 or b > 63):
-            self._fail()
-        result = int(_OPERATIONS[sign](a, b))
-        if abs(result) > _LARGEST:
-            self._fail()
-        return result
-
-
-_COMPARISONS = {"-eq": "==", "-ne": "!=", "-gt": ">", "-lt": "<", "-ge": ">=", "-le": "<="}
-
-
-def is_true(words: list[str], variables: Variables) -> bool | None:
-    """The truth of `[ ... ]`; None if it is unknown. Tested files count as present, and unset variables as empty."""
-    if "||" in words or "-o" in words:
-        place = next(index for index, word in enumerate(words) if word in ("||", "-o"))
-        sides = (is_true(words[:place], variables), is_true(words[place + 1 :], variables))
-        return True if True in sides else None if None in sides else False
-    if "&&" in words or "-a" in words:
-        place = next(index for index, word in enumerate(words) if word in ("&&", "-a"))
-        both_sides = (is_true(words[:place], variables), is_true(words[place + 1 :], variables))
-        return False if False in both_sides else None if None in both_sides else True
-    if words[:1] == ["!"]:
-        truth = is_true(words[1:], variables)
-        return None if truth is None else not truth
-    known_parts = [UNKNOWN.sub("", word) for word in words]
-    if len(words) <= 1:
-        return bool(known_parts and known_parts[0])
-    if len(words) == 2:
-        return {"-n": bool(known_parts[1]), "-z": not known_parts[1], "-v": words[1] in variables.values}.get(
-            words[0], True if words[0] in ("-f", "-d", "-e", "-s", "-r", "-x") else None
-        )
-    if len(words) != 3 or any(map(unknown_names, (words[0], words[2]))):
-        return None
-    if words[1] in ("=", "==", "!="):
-        return fnmatchcase(words[0], words[2][:200]) == (words[1] != "!=")
-    if words[1] in _COMPARISONS and None not in (signed(words[0]), signed(words[2])):
-        return bool(_Arithmetic(f"{words[0]} {_COMPARISONS[words[1]]} {words[2]}", variables).value())
-    return None

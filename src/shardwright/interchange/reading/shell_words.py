@@ -237,13 +237,16 @@ class ShellReader:
 
     def _bracketed(self, opening: str, closing: str) -> str:
         """Read the text within brackets, which may be nested."""
-        begin, depth = self.at + len(opening), 1
+        begin, depth, line = self.at + len(opening), 1, self.line
         opening_char, closing_char = opening[-1], closing[-1]
         self.at = begin
         if closing == "))":
             depth = 2
         while self.at < len(self.text):
             char = self.text[self.at]
+            if closing == ")" and char in "'\"":  # a bracket within quotes is text
+                self._pass_quoted(char)
+                continue
             if char == "\\":
                 self.at += 1
             depth += (char == opening_char) - (char == closing_char)
@@ -251,7 +254,14 @@ class ShellReader:
             self.at += 1
             if depth == 0:
                 return self.text[begin : self.at - len(closing)]
-        raise ShellFault(f"line {self.line}: {opening} is not closed; check it")
+        raise ShellFault(f"line {line}: {opening} is not closed; check it")
+
+    def _pass_quoted(self, mark: str) -> None:
+        """Pass over the text in quotes that begins here, with the expansions in it."""
+        if mark == "'":
+            self._until(mark)
+        else:
+            self.quoted()
 
     def _read_documents(self) -> None:
         for token_index, cuts_tabs, is_quoted in self._documents:

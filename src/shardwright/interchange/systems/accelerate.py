@@ -11,7 +11,6 @@ from shardwright.config.fault_gathering_reader import whole
 from shardwright.config.job import JobSpec
 from shardwright.config.yaml_text import yaml_text
 from shardwright.interchange.imported import Asked, ReadResult
-from shardwright.interchange.known_settings import subjects
 from shardwright.interchange.reading.loose_words import loose_faults
 from shardwright.interchange.reading.script_text import nodes_of
 from shardwright.interchange.reading.settings import Flat, Settings
@@ -96,6 +95,7 @@ def _read_zero(settings: Settings, fields: Flat) -> None:
         deepspeed.read_zero(renamed, fields)
         settings.lost += renamed.lost
         settings.faults += renamed.faults
+        _mark_read(settings, renamed)
     elif kind == "MEGATRON_LM":
         fields["plan.zero"] = int(settings.flag(_M + "use_distributed_optimizer"))
     elif kind == "FSDP":
@@ -173,22 +173,31 @@ def _read_batch(settings: Settings, fields: Flat) -> None:
     deepspeed.read_batch(renamed, fields)
     for name in ("faults", "notes", "needed"):
         getattr(settings, name).extend(getattr(renamed, name))
+    _mark_read(settings, renamed)
     accumulation = "gradient_accumulation_steps"
     settings.ignore("--per_device_train_batch_size", "num_processes", _M + "num_micro_batches")
     settings.ignore(accumulation, f"--{accumulation}", _D + accumulation)
 
 
+# Accelerate's names for settings of DeepSpeed -> DeepSpeed's.
+_DEEPSPEED_NAMES = {
+    "zero_stage": "zero_optimization.stage",
+    "offload_optimizer_device": "zero_optimization.offload_optimizer.device",
+    "offload_param_device": "zero_optimization.offload_param.device",
+    "gradient_clipping": "gradient_clipping",
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+}
+
+
+def _mark_read(settings: Settings, renamed: Settings) -> None:
+    """Mark what was read under DeepSpeed's names."""
+    settings.names_read |= renamed.names_read
+    settings.ignore(*(_D + name for name, key in _DEEPSPEED_NAMES.items() if key in renamed.names_read))
+
+
 def _deepspeed_keys(given: dict[str, Any]) -> dict[str, Any]:
     """Settings under DeepSpeed's names for them, beside the original names."""
-    keys = dict(given)
-    names = {
-        "zero_stage": "zero_optimization.stage",
-        "offload_optimizer_device": "zero_optimization.offload_optimizer.device",
-        "offload_param_device": "zero_optimization.offload_param.device",
-        "gradient_clipping": "gradient_clipping",
-        "gradient_accumulation_steps": "gradient_accumulation_steps",
-    }
-    keys |= {key: given[_D + name] for name, key in names.items() if _D + name in given}
+    keys = given | {key: given[_D + name] for name, key in _DEEPSPEED_NAMES.items() if _D + name in given}
     if "--gradient_accumulation_steps" in given:
         keys["gradient_accumulation_steps"] = given["--gradient_accumulation_steps"]
     elif _M + "num_micro_batches" in given:
@@ -208,6 +217,8 @@ def _read_numbers(settings: Settings, fields: Flat) -> None:
             "mixed_precision fp8 is taken as the delayed recipe, Transformer Engine's (--set precision.float8=NAME)"
         )
     fields["precision.gradients"] = "float32"
+    if _kind(settings) == "DEEPSPEED":
+        deepspeed.read_gradients(settings, fields)
 
 
 def _write_numbers(job: JobSpec, settings: dict[str, Any]) -> None:
@@ -278,8 +289,8 @@ def _is_own(data: dict[str, Any]) -> bool:
 
 def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     """Read a configuration, with a launch script and a config.json. Raises ShellFault."""
-    parts = read_parts(texts, asked, _is_own)
-    given, command = parts.given, parts.command
+    parts = read_parts(texts, asked, _is_own, "Accelerate")
+    command = parts.command
     settings = parts.settings(asked, asked.cluster.devices)
     _fsdp_of_options(settings)
     # Default counts: those of torchrun, if it starts the program.
@@ -299,14 +310,13 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     settings.ignore(WORLD)
     settings.note("priced as fsdp-2024 software (--as NAME for another)")
     uses_launcher = bool(processes) and not asked.cluster.devices and processes % machines == 0
-    without_effect = subjects(given, "accelerate", "deepspeed", "options")
     return ReadResult(
         fields,
         settings,
         "fsdp-2024",
         machines if uses_launcher else 0,
         processes // machines if uses_launcher else 0,
-        without_effect,
+        ("accelerate", "deepspeed", "options"),
     )
 
 

@@ -10,7 +10,7 @@ from shardwright.config.dotted_keys import nested_keys
 from shardwright.config.job import JobSpec
 from shardwright.config.number_types import number_called
 from shardwright.interchange.imported import Asked, ReadResult
-from shardwright.interchange.known_settings import program, subjects
+from shardwright.interchange.known_settings import program
 from shardwright.interchange.reading.loose_words import loose_faults
 from shardwright.interchange.reading.script_text import RENDEZVOUS, nodes_of, torchrun_line
 from shardwright.interchange.reading.settings import Flat, Settings
@@ -76,7 +76,7 @@ def _write_batch(job: JobSpec, settings: dict[str, Any]) -> None:
 
 def read_zero(settings: Settings, fields: Flat) -> None:
     """Read the ZeRO stage, what is offloaded, and over how many ranks ZeRO shards."""
-    stage = settings.count(_ZERO + "stage", 0)
+    stage = settings.count((_ZERO + "stage", "--zero_stage"), 0)
     if stage > 3:
         settings.faults.append(f"zero_optimization.stage = {stage}: it should be 0 to 3")
         stage = 0
@@ -85,6 +85,8 @@ def read_zero(settings: Settings, fields: Flat) -> None:
         _ZERO + "cpu_offload"
     ):
         fields["plan.offload_optimizer"] = settings.number(_ZERO + "offload_optimizer.ratio", 1.0)
+    if settings.flag("--offload") and stage:  # of DeepSpeed's own programs
+        fields |= {"plan.offload_optimizer": 1.0, "plan.offload_parameters": stage == 3}
     if settings.text(_ZERO + "offload_param.device", "none") != "none" and stage == 3:
         fields["plan.offload_parameters"] = True
     if "nvme" in (
@@ -125,20 +127,21 @@ def read_numbers(settings: Settings, fields: Flat) -> None:
     bf16 = settings.flag(("bf16.enabled", "bfloat16.enabled", "--bf16"))
     fp16 = settings.flag(("fp16.enabled", "--fp16")) and not bf16
     fields["precision.compute"] = "bf16" if bf16 else "fp16" if fp16 else "float32"
-    number_types = {
-        "fp32": "float32",
-        "float32": "float32",
-        "bf16": "compute",
-        "bfloat16": "compute",
-        "fp16": "compute",
-    }
-    default = "fp32" if not (bf16 or fp16) else "bf16"
-    fields["precision.gradients"] = settings.one_of("data_types.grad_accum_dtype", number_types, default)
-    _read_reduce_type(settings, fields)
+    read_gradients(settings, fields)
     if fp16:
         constant = settings.number("fp16.loss_scale", 0.0)
         fields["precision.loss_scale"] = constant or 2.0 ** min(63, settings.count("fp16.initial_scale_power", 16))
         fields["precision.loss_scale_growth_steps"] = 0 if constant else settings.count("fp16.loss_scale_window", 1000)
+
+
+_GRADIENTS = {"fp32": "float32", "float32": "float32", "bf16": "compute", "bfloat16": "compute", "fp16": "compute"}
+
+
+def read_gradients(settings: Settings, fields: Flat) -> None:
+    """Read the number types in which gradients add up and travel; by default that of compute."""
+    default = "fp32" if fields["precision.compute"] == "float32" else "bf16"
+    fields["precision.gradients"] = settings.one_of("data_types.grad_accum_dtype", _GRADIENTS, default)
+    _read_reduce_type(settings, fields)
 
 
 def _read_reduce_type(settings: Settings, fields: Flat) -> None:
@@ -226,8 +229,8 @@ def is_own(data: dict[str, Any]) -> bool:
 
 def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     """Read a configuration, with a launch script and a config.json. Raises ShellFault."""
-    parts = read_parts(texts, asked, is_own)
-    given, command = parts.given, parts.command
+    parts = read_parts(texts, asked, is_own, "DeepSpeed")
+    command = parts.command
     nodes, devices_per_node = (
         (command.nodes, command.devices_per_node) if command and not asked.cluster.devices else (0, 0)
     )
@@ -242,8 +245,7 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     settings.note(
         "priced as fsdp-2024 software: the catalog has none of DeepSpeed of these years (--as NAME for another)"
     )
-    without_effect = subjects(given, "deepspeed", "options")
-    return ReadResult(fields, settings, "fsdp-2024", nodes, devices_per_node, without_effect)
+    return ReadResult(fields, settings, "fsdp-2024", nodes, devices_per_node, ("deepspeed", "options"))
 
 
 def settings_of(job: JobSpec) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Megatron-LM: a job from a launch script, and a launch script from a job."""
 
+import re
 from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
@@ -11,17 +12,19 @@ from shardwright.config.plan import PlanSpec
 from shardwright.config.software import software_of
 from shardwright.config.software_support import plan_lacks
 from shardwright.interchange.imported import Asked, ReadResult
-from shardwright.interchange.known_settings import program, subjects
+from shardwright.interchange.known_settings import program, trains_a_part
 from shardwright.interchange.launcher import find_training_command, missing_ranks
 from shardwright.interchange.reading.loose_words import loose_faults
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.script_text import flag_words, script_text
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.rows import read_row, write_table
-from shardwright.interchange.systems.megatron_experts import EXPERTS, MTP
+from shardwright.interchange.systems.megatron_experts import EXPERTS, FURTHER, MTP
+from shardwright.interchange.systems.megatron_forks import with_defaults_of_fork
 from shardwright.interchange.systems.megatron_model import MODEL, REQUIRED, SHAPE
 from shardwright.interchange.systems.megatron_plan import PLAN, WORLD
 from shardwright.interchange.systems.megatron_training import TRAINING
+from shardwright.interchange.training_programs import program_fault
 
 # A command with two of these flags trains.
 _TRAINING_FLAGS = {
@@ -41,42 +44,61 @@ def is_training(words: list[str]) -> bool:
 
 def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     """Read a launch script; `texts` has it first, then scripts that it sources or starts. Raises ShellFault."""
-    command = find_training_command(texts, asked.variables, is_training)
-    given = dict(command.settings)
+    command = find_training_command(texts, asked, is_training)
+    given, spelled = with_defaults_of_fork(command.settings, command.launcher)
     world = asked.cluster.devices or command.nodes * command.devices_per_node
     settings = Settings(
-        given | ({WORLD: str(world)} if world else {}), "--", notes=list(command.notes), overrides=asked.fields
+        given | ({WORLD: str(world)} if world else {}),
+        prefix="--",
+        spelled=spelled,
+        notes=list(command.notes),
+        overrides=asked.fields,
     )
+    settings.faults += [fault for fault in (program_fault(command.program),) if fault]
     settings.faults += [] if asked.cluster.devices else missing_ranks(command)
-    _read_stage(settings, dict(texts) | command.written)
+    _read_engine(settings, dict(texts) | command.written)
     fields = fields_of(settings, asked)
     settings.faults += loose_faults(command.loose, settings, "megatron")
     uses_launcher = asked.cluster.devices == 0
-    software = software_of_flags(settings, fields)
+    software = software_of_flags(settings, fields, asked.cluster.device)
     return ReadResult(
         fields,
         settings,
         software,
         command.nodes if uses_launcher else 0,
         command.devices_per_node,
-        subjects(given, "megatron"),
+        ("megatron",),
     )
 
 
-def _read_stage(settings: Settings, texts: Mapping[str, str]) -> None:
-    """Set --zero-stage from DeepSpeed's configuration, if neither a flag nor --set gives the stage."""
+_PLACEHOLDER = re.compile(r"(:)\s*[A-Z][A-Z0-9_]+(?=\s*[,}])")  # of a template that the script fills in
+
+
+def _read_engine(settings: Settings, texts: Mapping[str, str]) -> None:
+    """Read DeepSpeed's configuration: what is offloaded, and the stage of ZeRO if neither a flag nor --set gives it."""
     name = settings.given.get("deepspeed-config")
-    if not isinstance(name, str) or settings.has("zero-stage") or "plan.zero" in settings.overrides:
+    if not isinstance(name, str):
         return
-    text = next((text for path, text in texts.items() if PurePath(path).name == PurePath(name).name), None)
+    named = [text for path, text in texts.items() if PurePath(path).name == PurePath(name).name]
+    others = [text for path, text in texts.items() if path.endswith(".json")]
+    text = named[0] if named else others[0] if len(others) == 1 else None  # such as the template that it is made of
+    if text is None and (settings.has("zero-stage") or "plan.zero" in settings.overrides):
+        settings.lose("deepspeed-config", "it is not read, and what it offloads is not in the job; name that file too")
+        return
     if text is None:
         settings.faults.append(
-            f"--deepspeed-config {shortened(name)} says what is sharded, and it is not read: name that file, or say "
-            "--set plan.zero=STAGE"
+            f"--deepspeed-config {shortened(name)} says what is sharded and offloaded, and it is not read: name that "
+            "file, or say --set plan.zero=STAGE"
         )
         return
-    stage = flat_keys(read_data("deepspeed.json", text)).get("zero_optimization.stage", 0)
-    settings.given |= {"zero-stage": stage}
+    keys = flat_keys(read_data("deepspeed.json", _PLACEHOLDER.sub(r"\1 null", text)))
+    if not settings.has("zero-stage") and "plan.zero" not in settings.overrides:
+        settings.given |= {"zero-stage": keys.get("zero_optimization.stage", 0)}
+    offloaded = keys.get("zero_optimization.offload_optimizer.device", "none")
+    if keys.get("zero_optimization.cpu_offload") is True or offloaded not in (None, "none"):
+        settings.given["cpu-optimizer"] = True
+    if keys.get("zero_optimization.offload_param.device", "none") not in (None, "none"):
+        settings.given["cpu-parameters"] = True
     settings.ignore("deepspeed-config")
 
 
@@ -89,12 +111,13 @@ def fields_of(settings: Settings, asked: Asked) -> Flat:
     for row in SHAPE:
         read_row(row, settings, fields)
     if settings.faults or settings.needed:  # the other rows need a valid model
+        settings.ignore(*(name for name in settings.given if not trains_a_part(name)))
         return fields
     tables = [PLAN, MODEL]
     if settings.has("num-experts") and settings.count("num-experts", 0) > 1:
         tables.append(EXPERTS)
-    else:
-        settings.ignore(*(name for name in settings.given if name.startswith("moe-")))
+    else:  # without experts Megatron-LM reads none of their settings
+        settings.ignore(*(name for row in EXPERTS for name in row.names), *FURTHER)
     if settings.count("mtp-num-layers", 0):
         tables.append(MTP)
     if "model.vocab" in asked.fields:
@@ -109,28 +132,52 @@ def fields_of(settings: Settings, asked: Asked) -> Flat:
 
 
 _GENERATIONS = ("megatron-2021", "megatron-2022", "megatron-core")  # the oldest first
+_WITH_FLASH = "megatron-2023"  # the first generation that has flash attention
+_OF_OLD = {"DDP-impl", "checkpoint-activations", "activations-checkpoint-method"}
 
 
-def software_of_flags(settings: Settings, fields: Flat) -> str:
-    """The generation of software of a command: the oldest one that has both its flags and its plan."""
+def software_of_flags(settings: Settings, fields: Flat, device: str = "") -> str:
+    """The generation of software of a command: the oldest one that has its flags, its plan and its attention, which
+    depends on the device."""
     given = settings.given
     plan = PlanSpec.model_construct(
         **{name.removeprefix("plan."): value for name, value in fields.items() if name.startswith("plan.")}
     )
-    missing: tuple[str, ...] = ()
+    lacking = {name: plan_lacks(software_of(name), plan) for name in (*_GENERATIONS, _WITH_FLASH)}
+    oldest = next((name for name in _GENERATIONS if not lacking[name]), _GENERATIONS[-1])
+    why_no_flash = _why_no_flash(settings, device)
+    reasons = ["by its flags"]
     if "deepspeed" in given or "zero-stage" in given:
         generation = "megatron-deepspeed"
+    elif why_no_flash and oldest != _GENERATIONS[-1]:
+        generation = oldest if _OF_OLD & given.keys() else "megatron-2022"
+        reasons.append(f"without flash attention, {why_no_flash}")
     elif "overlap-grad-reduce" in given:
         generation = "large-2024"
-    elif not {"DDP-impl", "checkpoint-activations", "activations-checkpoint-method"} & given.keys():
+    elif not _OF_OLD & given.keys():
         generation = _GENERATIONS[-1]
+    elif settings.flag("use-flash-attn") and not lacking[_WITH_FLASH]:
+        generation = _WITH_FLASH
+        reasons.append("with --use-flash-attn")
     else:
-        lacking = {name: plan_lacks(software_of(name), plan) for name in _GENERATIONS}
-        generation = next((name for name, lacked in lacking.items() if not lacked), _GENERATIONS[-1])
-        missing = lacking[_GENERATIONS[0]]
-    why = f"by its flags, with {', '.join(missing)}" if missing else "by its flags"
-    settings.note(f"priced as {generation} software, {why} (--as NAME for another)")
+        generation = oldest
+        reasons += [f"with {', '.join(lacking[_GENERATIONS[0]])}"] if lacking[_GENERATIONS[0]] else []
+    if generation != "megatron-deepspeed":
+        settings.ignore("use-flash-attn")
+    settings.note(f"priced as {generation} software, {', '.join(reasons)} (--as NAME for another)")
     return generation
+
+
+def _why_no_flash(settings: Settings, device: str) -> str:
+    """Why attention keeps its scores: by flags, or by the device, since Volta has no flash attention; "" if it does
+    not."""
+    if device.startswith("v100"):
+        return "which V100 has no kernel for"
+    if settings.given.get("attention-backend") in ("unfused", "local"):
+        return f"by {settings.setting_text('attention-backend')}"
+    if settings.given.get("transformer-impl") == "local" and not settings.flag("use-flash-attn"):
+        return "by --transformer-impl local"
+    return ""
 
 
 def flags(job: JobSpec) -> dict[str, Any]:

@@ -22,14 +22,16 @@ _DISPATCHERS = {"alltoall": "direct", "allgather": "direct", "alltoall_seq": "di
 
 def _read_layers(settings: Settings, fields: Flat) -> None:
     """Read which layers have experts, as the rule (first_dense, every) of the model."""
-    text = settings.text(("moe-layer-freq", "expert-interval"), "1").replace(" ", "")
+    name = "moe-layer-freq" if settings.has("moe-layer-freq") else "expert-interval"
+    text = settings.text(name, "1").replace(" ", "")
     layers = fields["model.layers"]
-    pattern = _pattern(text, layers)
+    # The interval of Megatron-DeepSpeed ends with a layer with experts, and NVIDIA's begins with one.
+    pattern = _pattern(text, layers, int(name == "expert-interval"))
     if pattern is None:
-        settings.faults.append(f"--moe-layer-freq {text[:60]} is neither a number nor a list such as ([0]*3+[1]*58)")
+        settings.faults.append(f"--{name} {text[:60]} is neither a number nor a list such as ([0]*3+[1]*58)")
         return
     if len(pattern) != layers:
-        settings.faults.append(f"--moe-layer-freq {text[:60]} is for {len(pattern)} layers, and there are {layers}")
+        settings.faults.append(f"--{name} {text[:60]} is for {len(pattern)} layers, and there are {layers}")
         return
     dense = pattern.index(True) if True in pattern else 0
     for every in range(1, layers + 1):
@@ -39,15 +41,14 @@ def _read_layers(settings: Settings, fields: Flat) -> None:
                 return
         if every > 64:
             break
-    settings.faults.append(
-        f"--moe-layer-freq {text[:60]}: layers with experts follow no rule of ours (first_dense, every)"
-    )
+    settings.faults.append(f"--{name} {text[:60]}: layers with experts follow no rule of ours (first_dense, every)")
 
 
-def _pattern(text: str, layers: int) -> list[bool] | None:
+def _pattern(text: str, layers: int, offset: int) -> list[bool] | None:
+    """True for each layer with experts; None if the text says none. `offset` is added to the number of a layer."""
     if (period := whole(text)) is not None:
         every = max(1, period)
-        return [layer % every == 0 for layer in range(layers)]
+        return [(layer + offset) % every == 0 for layer in range(layers)]
     pattern: list[bool] = []
     for part in text.strip("()").split("+"):
         piece = re.fullmatch(r"\(?\[([01](?:,[01])*)\]\)?(?:\*([0-9]{1,4}))?", part)
@@ -185,6 +186,22 @@ def _read_unsupported(settings: Settings, fields: Flat) -> None:
         settings.lost.append("--moe-token-dispatcher-type allgather: tokens travel all-to-all here")
 
 
+# Settings that the rules read beside those in their names.
+FURTHER = (
+    "moe-router-pre-softmax",
+    "moe-router-bias-update-rate",
+    "moe-router-enable-expert-bias",
+    "topk",
+    "expert-interval",
+    "moe-apply-probs-on-input",
+    "moe-router-num-groups",
+    "moe-router-group-topk",
+    "moe-shared-expert-gate",
+    "moe-token-drop-policy",
+    "moe-latent-size",
+    "moe-input-jitter-eps",
+    "moe-router-dtype",
+)
 EXPERTS: Table = (
     count("num-experts", "model.moe.experts", 0, always=True),
     count("moe-router-topk topk", "model.moe.top_k", 2, always=True),

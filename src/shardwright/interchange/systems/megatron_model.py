@@ -7,6 +7,7 @@ from shardwright.config import largest
 from shardwright.config.fault_gathering_reader import whole
 from shardwright.config.job import JobSpec
 from shardwright.interchange.reading.settings import Flat, Settings
+from shardwright.interchange.reading.shell_marks import UNKNOWN
 from shardwright.interchange.rows import Rule, Table, count, flag, never, number, word
 
 # Number of tokens, and owner, of vocabularies that a launch script names only by their tokenizer.
@@ -18,6 +19,27 @@ _VOCABULARIES = {
     "meta-llama/llama-3": (128256, "Llama 3's"),
     "mistralai/mixtral-8x7b": (32000, "Mixtral's"),
 }
+
+
+# Vocabularies that only the kind of the tokenizer names -> files of other ones, and words in the names of its own.
+_FILES_OF_KIND = {
+    "gpt2bpetokenizer": (("vocab-file", "merge-file"), ("gpt2", "gpt-2", "gpt3", "gpt")),
+    "llama2tokenizer": (("tokenizer-model",), ("llama", "mistral", "mixtral", "vicuna", "alpaca", "yi-")),
+}
+_PLAIN_NAMES = ("tokenizer.model", "merges.txt", "vocab.json")
+
+
+def _other_vocabulary(vocabulary: str, settings: Settings) -> str:
+    """The setting of a tokenizer's file whose folders name another vocabulary than that of its kind; "" if none."""
+    options, words = _FILES_OF_KIND.get(vocabulary, ((), ()))
+    for option in options:
+        path = settings.text(option).lower()
+        settings.ignore(option)
+        folders = UNKNOWN.sub("", path).strip("/. ").split("/")
+        names = [name for name in folders if name not in _PLAIN_NAMES and any(char.isalpha() for char in name)]
+        if names and not any(word in path for word in words) and (len(names) > 1 or "-" in names[0]):
+            return settings.setting_text(option)
+    return ""
 
 
 def _read_vocab(settings: Settings, fields: Flat) -> None:
@@ -34,6 +56,13 @@ def _read_vocab(settings: Settings, fields: Flat) -> None:
     elif not tokens and "model.vocab" not in fields:
         vocabulary = next((key for key in _VOCABULARIES if key in (kind, name) or name.startswith(key)), "")
         vocabulary = vocabulary or ("gpt2bpetokenizer" if settings.has("merge-file") and not kind else "")
+        if vocabulary and (other := _other_vocabulary(vocabulary, settings)):
+            settings.faults.append(
+                f"{other} is not {_VOCABULARIES[vocabulary][1]} by its name, and says how many tokens there are; give "
+                f"them with --set model.vocab=N, padded as Megatron-LM pads it, to a multiple of {unit} x "
+                "tensor-parallel ranks"
+            )
+            return
         if not vocabulary:
             settings.faults.append(
                 "the number of tokens is the tokenizer's, which is not read; give it with --set model.vocab=N, padded "
@@ -41,7 +70,10 @@ def _read_vocab(settings: Settings, fields: Flat) -> None:
             )
             return
         tokens, whose = _VOCABULARIES[vocabulary]
-        settings.note(f"the vocabulary is {whose}, {tokens:,} tokens, by the name of the tokenizer")
+        settings.note(
+            f"the vocabulary is {whose}, {tokens:,} tokens, by the name of the tokenizer (--set model.vocab=N for "
+            "another)"
+        )
     multiple = max(1, unit * fields["plan.tp"])
     fields["model.vocab"] = -(-tokens // multiple) * multiple
     if fields["model.vocab"] != tokens:
@@ -60,6 +92,8 @@ def _read_widths(settings: Settings, fields: Flat) -> None:
     hidden, heads = fields["model.hidden"], fields["model.heads"]
     groups = settings.count(("num-query-groups", "num-key-value-heads"), 0)
     is_grouped = settings.flag("group-query-attention") or ("num-key-value-heads" in settings.given)
+    if settings.one_of("attention-head-type", {"multihead": False, "multiquery": True}, "multihead"):
+        groups, is_grouped = 1, True
     is_latent = settings.flag("multi-latent-attention")
     fields["model.kv_heads"] = groups if is_grouped and not is_latent and groups != heads else 0
     is_gated = settings.flag("swiglu") or settings.has("quick-geglu")

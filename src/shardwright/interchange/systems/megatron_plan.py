@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardwright.config import largest
-from shardwright.config.cluster_facts import filled_nodes
+from shardwright.config.cluster_facts import USUAL_NODE, filled_nodes
 from shardwright.config.job import JobSpec
 from shardwright.config.model import ModelSpec
 from shardwright.config.plan import even_stages, layer_policies
@@ -30,9 +30,9 @@ def _read_dp(settings: Settings, fields: Flat) -> None:
     world = settings.count(WORLD, 0)
     fields["plan.dp"] = max(1, world // max(1, shared))
     if world == 0:
-        settings.note(
-            f"nothing says how many GPUs there are, so one replica is taken: {shared} GPUs (--devices N for more)"
-        )
+        if not any("how many GPUs there are" in fault for fault in settings.faults):
+            usual = filled_nodes(shared, USUAL_NODE)
+            settings.faults.append(f"nothing says how many GPUs there are; say it with --devices, such as {usual}")
     elif shared and world % shared:
         cp = f" x context {fields['plan.cp']}" if fields["plan.cp"] > 1 else ""
         settings.faults.append(
@@ -179,7 +179,10 @@ def _write_zero(job: JobSpec, settings: dict[str, Any]) -> None:
 
 def _read_offload(settings: Settings, fields: Flat) -> None:
     share = settings.number("optimizer-offload-fraction", 1.0)
-    fields["plan.offload_optimizer"] = share if settings.flag("optimizer-cpu-offload") else 0.0
+    is_offloaded = settings.flag(("optimizer-cpu-offload", "cpu-optimizer"))
+    fields["plan.offload_optimizer"] = share if is_offloaded else 0.0
+    if settings.flag("cpu-parameters") and fields["plan.zero"] == 3:  # by DeepSpeed's configuration
+        fields["plan.offload_parameters"] = True
 
 
 def _write_offload(job: JobSpec, settings: dict[str, Any]) -> None:
@@ -246,7 +249,8 @@ def _read_recompute(settings: Settings, fields: Flat) -> None:
     number = settings.count(("recompute-num-layers", "activations-checkpoint-num-layers", "checkpoint-num-layers"), 1)
     modules = settings.words("recompute-modules")
     selective = settings.flag("recompute-activations")
-    all_layers = settings.flag(("checkpoint-activations", "deepspeed-activation-checkpointing"))
+    all_layers = settings.flag("checkpoint-activations")
+    settings.ignore("deepspeed-activation-checkpointing")  # how, and not that: DeepSpeed's function does it then
     if all_layers or (method and not granularity):
         granularity, method = "full", method or "uniform"
     granularity = granularity or ("selective" if selective else "")
@@ -255,6 +259,7 @@ def _read_recompute(settings: Settings, fields: Flat) -> None:
         _read_modules(modules or ["core_attn"], settings, fields)
     elif granularity == "full":
         _read_full(method, number, settings, fields)
+        fields["plan.offload_activations"] = settings.flag("checkpoint-in-cpu")
     elif granularity:
         settings.faults.append(f"--recompute-granularity {granularity} can't be said here; use full or selective")
 
@@ -279,7 +284,9 @@ def _read_full(method: str, number: int, settings: Settings, fields: Flat) -> No
     layers = fields["model.layers"]
     num_stages = min(max(1, fields["plan.pp"] * fields["plan.virtual_stages"]), layers + 2)
     stages = fields.get("plan.layout") or even_stages(layers, num_stages)
-    if method == "block":
+    if method == "block" and number == 0:
+        fields["plan.recompute"] = "none"
+    elif method == "block":
         policies = [["layer"] if place < number else [] for count in stages for place in range(count)]
         fields |= (
             {"plan.recompute": "layers", "plan.recompute_layers": policies}

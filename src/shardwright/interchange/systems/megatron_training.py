@@ -20,7 +20,14 @@ _STYLES = {
     "wsd": "wsd",
 }
 _DECAYS = {"linear": "linear", "cosine": "cosine", "minus_sqrt": "sqrt"}
-_OPTIMIZERS = {"adam": "adamw", "sgd": "sgd", "lion": "lion", "muon": "muon", "dist_muon": "muon"}
+_OPTIMIZERS = {
+    "adam": "adamw",
+    "sgd": "sgd",
+    "lion": "lion",
+    "muon": "muon",
+    "dist_muon": "muon",
+}
+_OPTIMIZERS_OF_FORKS = {"adafactor": "adafactor", "adamw": "adamw"}
 
 
 def _read_batch(settings: Settings, fields: Flat) -> None:
@@ -176,10 +183,14 @@ def _read_length(settings: Settings, fields: Flat) -> None:
     batch = _batch_of(fields)
 
     def steps(name: str, default: int) -> int:
-        samples = settings.count(f"{name}-samples", 0) or settings.count(f"{name}-tokens", 0) // max(
-            1, fields["model.sequence"]
-        )
+        counts = [
+            settings.count(f"{name}-samples", 0),
+            settings.count(f"{name}-tokens", 0) // max(1, fields["model.sequence"]),
+        ]
+        samples = min(filter(None, counts), default=0)
         iterations = settings.count(f"{name}-iters", 0)
+        if iterations and counts[1]:  # Megatron-DeepSpeed ends with the first of them
+            return min(iterations, steps_of(batch, min(samples, 1 << 50)))
         if iterations and samples:
             settings.faults.append(
                 f"{settings.setting_text(f'{name}-iters')} and its samples or tokens are both there; leave one out"
@@ -220,7 +231,10 @@ def _write_length(job: JobSpec, settings: dict[str, Any]) -> None:
 
 def _read_rate(settings: Settings, fields: Flat) -> None:
     rate, least = settings.number("lr", 0.0), settings.number("min-lr", 0.0)
-    style = settings.one_of("lr-decay-style", _STYLES, "linear")
+    style = _STYLES.get(settings.text("lr-decay-style", "linear").lower().replace("_", "-"), "")
+    if not style:  # neither memory nor time depends on it
+        style = "cosine"
+        settings.lost.append(f"{settings.setting_text('lr-decay-style')}: the learning rate falls as a cosine here")
     fields["optimizer.schedule"] = style
     if not rate:
         rate = 1e-4
@@ -247,7 +261,7 @@ def _write_rate(job: JobSpec, settings: dict[str, Any]) -> None:
 
 
 def _read_optimizer(settings: Settings, fields: Flat) -> None:
-    name = settings.one_of("optimizer", _OPTIMIZERS, "adam")
+    name = settings.one_of("optimizer", _OPTIMIZERS | _OPTIMIZERS_OF_FORKS, "adam", "optimizer.name")
     fields["optimizer.name"] = name
     first, second = settings.number("adam-beta1", 0.9), settings.number("adam-beta2", 0.999)
     if name == "lion":

@@ -6,16 +6,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from shardwright.config.base import shortened
-from shardwright.config.dotted_keys import flat_keys, nested_keys
+from shardwright.config.dotted_keys import nested_keys
 from shardwright.config.job import JobSpec
 from shardwright.config.yaml_text import yaml_text
 from shardwright.interchange.imported import Asked, ReadResult
-from shardwright.interchange.known_settings import subjects
+from shardwright.interchange.reading.hydra_defaults import composed
 from shardwright.interchange.reading.plain_data import read_data, resolved
+from shardwright.interchange.reading.recognised_files import refuse_other_system
 from shardwright.interchange.reading.script_text import nodes_of
 from shardwright.interchange.reading.settings import Settings
 from shardwright.interchange.systems import megatron
 from shardwright.interchange.systems.megatron_plan import WORLD
+from shardwright.interchange.training_programs import program_fault
 
 # NeMo's keys -> flags of Megatron-LM with the same values.
 _SAME = {
@@ -41,6 +43,7 @@ _SAME = {
     "model.ffn_hidden_size": "ffn-hidden-size",
     "model.num_attention_heads": "num-attention-heads",
     "model.kv_channels": "kv-channels",
+    "model.window_size": "window-size",
     "model.encoder_seq_length": "seq-length",
     "model.max_position_embeddings": "max-position-embeddings",
     "model.init_method_std": "init-method-std",
@@ -125,9 +128,9 @@ _SHARDED = {"full": "optim_grads_params", "grad": "optim_grads", "hybrid": "opti
 
 def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     """Read a configuration. Raises ShellFault."""
-    flat: dict[str, Any] = {}
     for name, text in texts.items():
-        flat |= flat_keys(read_data(name, text))
+        refuse_other_system(name, read_data(name, text), "NeMo")
+    flat = composed(texts)
     flat = resolved({name.removeprefix("training."): value for name, value in flat.items()})
     flat |= {name: value for name, value in asked.variables.items() if name in flat}
     sizes = (flat.get(f"trainer.{name}") for name in ("num_nodes", "devices"))
@@ -136,21 +139,25 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     )
     given = _DEFAULTS | _flags_of(flat, nodes)
     world = asked.cluster.devices or nodes * devices_per_node
-    settings = Settings(given | {WORLD: world}, "", overrides=asked.fields)
+    settings = Settings(given | {WORLD: world}, overrides=asked.fields)
+    settings.faults += [fault for fault in (program_fault(str(flat.get("name", ""))),) if fault]
     if flat.get("trainer.precision") is None:
         settings.note("nothing says trainer.precision, so it is Lightning's 32-true (--set precision.compute=bf16)")
     _refuse_unknown_words(flat, settings)
+    _tell_nearest(flat, settings)
     fields = megatron.fields_of(settings, asked)
-    nemo_settings = Settings(flat, "", needed=[_KEYS.get(flag, flag) for flag in settings.needed])
+    nemo_settings = Settings(flat, needed=[_KEYS.get(flag, flag) for flag in settings.needed])
     nemo_settings.notes, nemo_settings.lost, nemo_settings.faults = (
         [_with_keys(line) for line in lines] for lines in (settings.notes, settings.lost, settings.faults)
     )
     nemo_settings.ignore(*_SAME, *_READ)
     for name, why in _UNSUPPORTED.items():
-        nemo_settings.lose(name, why)
+        if flat.get(name):
+            nemo_settings.lose(name, why)
+        nemo_settings.ignore(name)
     nemo_settings.note("priced as nemo software (--as NAME for another)")
     launched_nodes = 0 if asked.cluster.devices else nodes
-    return ReadResult(fields, nemo_settings, "nemo", launched_nodes, devices_per_node, subjects(flat, "nemo"))
+    return ReadResult(fields, nemo_settings, "nemo", launched_nodes, devices_per_node, ("nemo",))
 
 
 def _refuse_unknown_words(flat: dict[str, Any], settings: Settings) -> None:
@@ -161,6 +168,18 @@ def _refuse_unknown_words(flat: dict[str, Any], settings: Settings) -> None:
             settings.faults.append(
                 f"{key} = {shortened(str(word), 40)} can't be said here; use one of {', '.join(words)}"
             )
+
+
+def _tell_nearest(flat: dict[str, Any], settings: Settings) -> None:
+    """Tell the schedule and the warm-up that are taken for what is not here; neither changes memory or time."""
+    schedule = flat.get("model.optim.sched.name")
+    if schedule is not None and str(schedule) not in _SCHEDULES:
+        settings.lost.append(
+            f"model.optim.sched.name = {shortened(str(schedule), 40)}: the learning rate falls as a cosine here"
+        )
+    warmup = flat.get("model.optim.sched.warmup_steps")
+    if isinstance(warmup, float) and not warmup.is_integer():
+        settings.lost.append(f"model.optim.sched.warmup_steps = {warmup:g}: {int(warmup)} steps here")
 
 
 _UNSUPPORTED = {
@@ -238,7 +257,10 @@ def _training_flags(flat: dict[str, Any], model: dict[str, Any], nodes: int) -> 
     if isinstance(betas, list) and len(betas) == 2:
         flags |= {"adam-beta1": betas[0], "adam-beta2": betas[1]}
     schedule = str(model.get("optim.sched.name", "CosineAnnealing"))
-    flags["lr-decay-style"] = _SCHEDULES.get(schedule, schedule)
+    flags["lr-decay-style"] = _SCHEDULES.get(schedule, "cosine")
+    warmup = model.get("optim.sched.warmup_steps")
+    if isinstance(warmup, float):
+        flags["lr-warmup-iters"] = int(warmup)
     steps, constant = flat.get("trainer.max_steps"), model.get("optim.sched.constant_steps")
     if isinstance(steps, int) and isinstance(constant, int) and 0 < constant < steps:
         flags["lr-decay-iters"] = steps - constant

@@ -4,18 +4,18 @@ The command line names the configuration function, and has flags that override i
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
 from shardwright.config.job import JobSpec
 from shardwright.interchange.imported import Asked, ReadResult
-from shardwright.interchange.known_settings import program, subjects
+from shardwright.interchange.known_settings import program
 from shardwright.interchange.launcher import Launched, find_training_command, missing_ranks
 from shardwright.interchange.reading.python_source import Reader, Source, source_of_text
 from shardwright.interchange.reading.script_text import script_text
 from shardwright.interchange.reading.settings import Settings
-from shardwright.interchange.reading.shell_values import UNKNOWN, mark, unknown_names
+from shardwright.interchange.reading.shell_marks import UNKNOWN, mark, unknown_names
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.systems.torchtitan_config import MAKERS, UNEXPANDED_FUNCTIONS, config_of, tell_unread
 from shardwright.interchange.systems.torchtitan_python import FUNCTION, python_text
@@ -37,7 +37,7 @@ def is_training(words: list[str]) -> bool:
 def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     """Read a launch script and the Python files that `texts` has beside it. Raises ShellFault."""
     scripts = {name: text for name, text in texts.items() if PurePath(name).suffix != ".py"}
-    command = find_training_command(scripts, asked.variables, is_training) if scripts else Launched({}, {}, 0, 0)
+    command = find_training_command(scripts, asked, is_training) if scripts else Launched({}, {}, 0, 0)
     arguments = [word for word in command.arguments if word not in _SCRIPT_ARGUMENTS]
     words, notes = command_line(arguments), list(command.notes)
     if len(arguments) < len(command.arguments):  # the arguments passed to the script itself are unknown
@@ -63,7 +63,7 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     settings.faults += [] if asked.cluster.devices else missing_ranks(command)
     result = read_settings(settings, IN_PYTHON, asked, command.nodes, command.devices_per_node)
     tell_unread(settings, IN_PYTHON.plain(config.unread))
-    return replace(result, without_effect=subjects(settings.given, "torchtitan"))
+    return result
 
 
 def _report_lost(settings: Settings) -> None:

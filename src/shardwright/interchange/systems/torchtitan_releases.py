@@ -14,7 +14,6 @@ from shardwright.config.hugging_face.same_arithmetic import is_same
 from shardwright.config.job import JobSpec
 from shardwright.config.model import ModelSpec
 from shardwright.interchange.imported import Asked, ReadResult
-from shardwright.interchange.known_settings import subjects
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.rows import read_row, write_table
 from shardwright.interchange.systems.torchtitan_table import PARTS, TABLE, WORLD
@@ -181,7 +180,6 @@ def read_settings(
     The launcher starts `nodes` nodes with `devices_per_node` devices each; 0 means unknown.
     """
     given = settings.given
-    without_effect = subjects(given, "torchtitan")
     world = asked.cluster.devices or nodes * devices_per_node
     given |= {name: value for name, value in release.defaults.items() if given.get(name) is None}
     given |= {WORLD: world} if world else {}
@@ -202,7 +200,7 @@ def read_settings(
     settings.note(f"priced as {_SOFTWARE} software (--as NAME for another)")
     settings.ignore(WORLD, *release.defaults)
     return ReadResult(
-        fields, settings, _SOFTWARE, 0 if asked.cluster.devices else nodes, devices_per_node, without_effect
+        fields, settings, _SOFTWARE, 0 if asked.cluster.devices else nodes, devices_per_node, ("torchtitan",)
     )
 
 

@@ -137,6 +137,9 @@ def _write_pipeline(job: JobSpec, settings: dict[str, Any]) -> None:
 
 def _read_batch(settings: Settings, fields: Flat) -> None:
     dp, pp = fields["plan.dp"], fields["plan.pp"]
+    if settings.has(_TOKENS, _LENGTHS[1], "training.num_tokens_per_train_step"):
+        _read_tokens(settings, fields)
+        return
     local = settings.count(("training.local_batch_size", "training.batch_size"), 8)
     microbatches = settings.count("experimental.pipeline_parallel_microbatches", 0)
     microbatch_size = settings.count(_P + "pipeline_parallel_microbatch_size", 1)
@@ -157,6 +160,28 @@ def _read_batch(settings: Settings, fields: Flat) -> None:
     fields["batch.global_batch_size"] = size
     if pp > 1 and size > local * dp:
         settings.lost.append(f"the pipeline drains {size // max(1, local * dp)} times in a step there, and once here")
+
+
+_LENGTHS = ("training.seq_len", "training.max_context_length")
+_TOKENS = "training.num_tokens_per_microbatch_per_dp_rank"
+
+
+def _read_tokens(settings: Settings, fields: Flat) -> None:
+    """Read the batch of releases since August 2026, which count it in tokens."""
+    length = max(1, settings.count(_LENGTHS, 2048))
+    tokens = settings.count(_TOKENS, 16384, least=1)
+    if tokens % length:
+        settings.lost.append(
+            f"{settings.setting_text(_TOKENS)} is no multiple of {length}, and microbatches are whole samples here"
+        )
+    microbatch_size = max(1, tokens // length)
+    num_microbatches = settings.count(_P + "num_pp_microbatches", 1, least=1) if fields["plan.pp"] > 1 else 1
+    per_rank = microbatch_size * num_microbatches
+    total = _number_or_all(
+        settings.text("training.num_tokens_per_train_step", "-1"), "training.num_tokens_per_train_step", settings
+    )
+    fields["plan.microbatch_size"] = microbatch_size
+    fields["batch.global_batch_size"] = per_rank * fields["plan.dp"] if total is None else max(1, total // length)
 
 
 def _write_batch(job: JobSpec, settings: dict[str, Any]) -> None:
@@ -216,7 +241,10 @@ def _read_numbers(settings: Settings, fields: Flat) -> None:
     numbers = {"bfloat16": "bf16", "float32": "float32", "float16": "fp16"}
     fields["precision.compute"] = settings.one_of("training.mixed_precision_param", numbers, "bfloat16")
     if settings.text("training.dtype", "float32") == "bfloat16":
-        settings.lost.append("training.dtype = bfloat16: weights that are updated are in float32 here")
+        settings.lost.append(
+            "training.dtype = bfloat16: weights, gradients and moments are 8 bytes a parameter there; weights that are "
+            "updated are in float32 here, so memory is told as up to 10 bytes a parameter more"
+        )
     converters = settings.words("model.converters")
     others = [converter for converter in converters if not _is_float8(converter)]
     if others:
@@ -358,7 +386,7 @@ TABLE: Table = (
     Rule(("training.enable_cpu_offload",), _read_offload, _write_offload),
     Rule(("training.disable_cuda_graphs",), _read_graphs, _write_graphs),
     Rule(("optimizer.implementation",), _read_moments, _write_moments),
-    count("training.seq_len", "model.sequence", 2048, always=True),
+    count(" ".join(_LENGTHS), "model.sequence", 2048, always=True),
     number("training.max_norm", "optimizer.clip_grad_norm", 1.0, always=True),
     word("optimizer.name", "optimizer.name", {"AdamW": "adamw", "Adam": "adam"}, "AdamW", always=True),
     number("optimizer.lr", "optimizer.learning_rate", 8e-4, always=True),

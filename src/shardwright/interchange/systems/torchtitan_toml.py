@@ -8,6 +8,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.toml_text import value_text
 from shardwright.interchange.imported import Asked, ReadResult
 from shardwright.interchange.reading.plain_data import read_data
+from shardwright.interchange.reading.recognised_files import refuse_other_system
 from shardwright.interchange.reading.settings import Settings
 from shardwright.interchange.systems.torchtitan_releases import IN_TOML, read_settings
 
@@ -16,7 +17,9 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     """Read a TOML file. Raises ShellFault."""
     flat: dict[str, Any] = {}
     for name, text in texts.items():
-        flat |= flat_keys(read_data(name, text))
+        data = read_data(name, text)
+        refuse_other_system(name, data, "torchtitan")
+        flat |= flat_keys(data)
     return read_settings(Settings(flat, overrides=asked.fields), IN_TOML, asked)
 
 

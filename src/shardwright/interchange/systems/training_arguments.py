@@ -9,17 +9,19 @@ from typing import Any
 
 from shardwright.config.base import PlanError, shortened
 from shardwright.config.dotted_keys import flat_keys
-from shardwright.config.hugging_face.config_json import fields_of
+from shardwright.config.hugging_face.config_json import fields_of, notes_of
 from shardwright.config.hugging_face.written_config import written_config
 from shardwright.config.job import JobSpec
 from shardwright.interchange.imported import Asked
 from shardwright.interchange.launcher import Launched, find_training_command, missing_ranks
 from shardwright.interchange.reading.plain_data import read_data
+from shardwright.interchange.reading.recognised_files import refuse_other_system
 from shardwright.interchange.reading.script_text import flag_words
 from shardwright.interchange.reading.settings import Flat, Settings
-from shardwright.interchange.reading.shell_values import unknown_names
+from shardwright.interchange.reading.shell_marks import unknown_names
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.rows import Rule, Table, never, number
+from shardwright.interchange.training_programs import program_fault
 
 WORLD = "world_size"
 _SCHEDULES = {
@@ -31,6 +33,7 @@ _SCHEDULES = {
     "inverse_sqrt": "inverse-sqrt",
     "warmup_stable_decay": "wsd",
 }
+_NEAREST = {"cosine_with_restarts": "cosine", "cosine_warmup_with_min_lr": "cosine", "reduce_lr_on_plateau": "constant"}
 _OPTIMIZERS = {
     "adamw_torch": "adamw",
     "adamw_torch_fused": "adamw",
@@ -39,8 +42,10 @@ _OPTIMIZERS = {
     "adafactor": "adafactor",
     "sgd": "sgd",
     "lion_32bit": "lion",
+    "paged_adamw_32bit": "adamw",
+    "adamw": "adamw",
 }
-_SEQUENCE = ("--block_size", "--max_seq_length", "--max_length", "--model_max_length")
+_SEQUENCE = ("--block_size", "--max_seq_length", "--max_length", "--model_max_length", "--cutoff_len", "--max_seq_len")
 
 
 def is_training(words: list[str]) -> bool:
@@ -65,17 +70,21 @@ class FileParts:
     def settings(self, asked: Asked, world: int) -> Settings:
         """The settings of all files and of the command, for `world` devices; 0 means unknown."""
         missing = [] if world or not self.command else missing_ranks(self.command)
+        program = self.command.program if self.command else ""
         return Settings(
             self.given | ({WORLD: world} if world else {}),
             notes=list(self.command.notes) if self.command else [],
-            faults=[*self.faults, *missing],
+            faults=[*([fault] if (fault := program_fault(program)) else []), *self.faults, *missing],
             overrides=asked.fields,
             automatic=self.automatic,
         )
 
 
-def read_parts(texts: Mapping[str, str], asked: Asked, is_own: Callable[[dict[str, Any]], bool]) -> FileParts:
-    """Read all files. `is_own` tells if a file with some keys is the system's own configuration. Raises ShellFault."""
+def read_parts(
+    texts: Mapping[str, str], asked: Asked, is_own: Callable[[dict[str, Any]], bool], title: str
+) -> FileParts:
+    """Read all files. `is_own` tells if a file with some keys is the configuration of the system with this title.
+    Raises ShellFault."""
     given: dict[str, Any] = {}
     model: dict[str, Any] | None = None
     has_own = False
@@ -83,7 +92,7 @@ def read_parts(texts: Mapping[str, str], asked: Asked, is_own: Callable[[dict[st
     scripts = {name: text for name, text in texts.items() if not name.lower().endswith((".json", ".yaml", ".yml"))}
     scripts = {name: text for name, text in scripts.items() if not text.lstrip().startswith("{")}
     if scripts:
-        command = find_training_command(scripts, asked.variables, is_training)
+        command = find_training_command(scripts, asked, is_training)
         for flags in (command.launcher_settings, command.settings):
             given |= {
                 f"--{name.replace('-', '_')}": value for name, value in flags.items() if not name.startswith("slurm")
@@ -94,12 +103,13 @@ def read_parts(texts: Mapping[str, str], asked: Asked, is_own: Callable[[dict[st
         **{name: text for name, text in texts.items() if name not in scripts},
     }.items():
         data = read_data(name if name.endswith((".json", ".yaml", ".yml")) else f"{name}.json", text)
+        refuse_other_system(name, data, title)
         if "model_type" in data or "text_config" in data:
             model = data
-        elif is_own(data):
+        elif is_own(data) and not _has_options(data):
             given |= flat_keys(data)
             has_own = True
-        elif "per_device_train_batch_size" in data or "learning_rate" in data:
+        elif _has_options(data):
             given |= {f"--{key}": value for key, value in data.items()}
         else:
             raise ShellFault(
@@ -113,6 +123,15 @@ def read_parts(texts: Mapping[str, str], asked: Asked, is_own: Callable[[dict[st
         command,
         tuple(_missing_files(given, names, has_own)),
     )
+
+
+_OF_OPTIONS = ("per_device_train_batch_size", "learning_rate", "model_name_or_path", "output_dir", "num_train_epochs")
+_OF_CONFIGURATIONS = ("distributed_type", "compute_environment", "zero_optimization")
+
+
+def _has_options(data: Mapping[str, Any]) -> bool:
+    """True if a file has options of transformers' TrainingArguments, as command lines have them."""
+    return any(key in data for key in _OF_OPTIONS) and not any(key in data for key in _OF_CONFIGURATIONS)
 
 
 _FILES = (
@@ -146,6 +165,7 @@ def read_model(model: dict[str, Any] | None, asked: Asked, settings: Settings, f
             )
         return
     model_fields, faults = fields_of(model)
+    settings.notes += notes_of(model)
     settings.faults += [f"config.json: {fault}; name another if it is not meant" for fault in faults]
     coefficient = model.get("router_aux_loss_coef")
     if (
@@ -173,11 +193,13 @@ def _write_sequence(job: JobSpec, settings: dict[str, Any]) -> None:
 
 
 def _read_rate(settings: Settings, fields: Flat) -> None:
+    if settings.text("--max_steps") == "-1":  # the number of epochs counts
+        settings.given = {name: value for name, value in settings.given.items() if name != "--max_steps"}
     steps = settings.count(("--max_steps", "--max_train_steps", "scheduler.params.total_num_steps"), 0)
     if not steps:
         steps = 1000
         settings.note("nothing says how many steps the run has; 1,000 are taken (--set optimizer.steps=N)")
-    kind = settings.one_of("--lr_scheduler_type", _SCHEDULES, "linear")
+    kind = _schedule(settings)
     raw_kwargs = settings.raw("--lr_scheduler_kwargs")
     try:
         kwargs = raw_kwargs if isinstance(raw_kwargs, dict) else json.loads(str(raw_kwargs)) if raw_kwargs else {}
@@ -208,6 +230,35 @@ def _read_rate(settings: Settings, fields: Flat) -> None:
             shape, "linear"
         )
     settings.lose("--num_train_epochs", "steps are counted here (--set optimizer.steps=N)")
+
+
+def _schedule(settings: Settings) -> str:
+    """The schedule of the program, or the nearest to it: neither memory nor time depends on it."""
+    word = settings.text("--lr_scheduler_type", "linear").lower().removeprefix("schedulertype.")
+    if word not in _SCHEDULES:
+        nearest = _NEAREST.get(word, "linear")
+        settings.lost.append(f"{settings.setting_text('--lr_scheduler_type')}: the nearest here is {nearest}")
+        return nearest
+    return _SCHEDULES[word]
+
+
+_PREFERENCES = ("--beta", "--pref_beta", "--max_prompt_length", "--max_completion_length", "--num_generations")
+
+
+def _read_kind(settings: Settings, _: Flat) -> None:
+    """Refuse stages that train no decoder by next tokens, and options of training by preferences or rewards."""
+    if settings.given.get("--finetuning_type") == "full":
+        settings.ignore("--finetuning_type")
+    if preferences := [name for name in _PREFERENCES if settings.has(name)]:
+        settings.faults.append(
+            f"{', '.join(map(settings.setting_text, preferences))}: training by preferences or rewards (DPO, GRPO) "
+            "keeps further models or samples, which are not counted here"
+        )
+    for name in ("--stage", "--rlhf_type", "--rl"):
+        if settings.text(name, "sft") in ("sft", "pt"):
+            continue
+        fault = program_fault(settings.text(name))
+        settings.faults.append(fault or f"{settings.setting_text(name)} is not counted here; use sft or pt")
 
 
 _OWN_SCHEDULES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
@@ -268,12 +319,13 @@ def _write_rate(job: JobSpec, settings: dict[str, Any]) -> None:
 
 def _read_optimizer(settings: Settings, fields: Flat) -> None:
     own_type = settings.text("optimizer.type").lower()
-    fields["optimizer.name"] = settings.one_of("--optim", _OPTIMIZERS, "adamw_torch")
+    fields["optimizer.name"] = settings.one_of("--optim", _OPTIMIZERS, "adamw_torch", "optimizer.name")
     if own_type:
         names = {"adam": "adamw", "adamw": "adamw", "fusedadam": "adamw", "lion": "lion", "sgd": "sgd", "muon": "muon"}
-        if own_type not in names:
+        if own_type not in names and "optimizer.name" not in settings.overrides:
             settings.faults.append(
-                f"optimizer.type = {own_type[:40]} can't be said here; use one of {', '.join(names)}"
+                f"optimizer.type = {own_type[:40]} can't be said here; use one of {', '.join(names)}, or --set "
+                "optimizer.name=NAME"
             )
         fields["optimizer.name"] = names.get(own_type, "adamw")
         if own_type == "adam" and settings.flag("optimizer.params.adam_w_mode", True) is False:
@@ -312,6 +364,7 @@ def _write_recompute(job: JobSpec, settings: dict[str, Any]) -> None:
 
 
 OPTIONS: Table = (
+    Rule(("--stage",), _read_kind),
     Rule(("--block_size",), _read_sequence, _write_sequence),
     Rule(("--gradient_checkpointing",), _read_recompute, _write_recompute),
     Rule(("--optim",), _read_optimizer, _write_optimizer),

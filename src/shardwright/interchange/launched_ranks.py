@@ -1,0 +1,110 @@
+"""How many nodes and devices the launchers before a program start: torchrun, deepspeed, mpirun, srun, batch systems."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+from shardwright.config import largest
+from shardwright.config.cluster_facts import usual_divisor
+from shardwright.config.fault_gathering_reader import whole
+from shardwright.interchange.reading.script_text import settings_of
+from shardwright.interchange.reading.settings import plain_text
+from shardwright.interchange.reading.shell_marks import unknown_names
+
+_NODES = ("nnodes", "num-nodes", "num-machines", "nodes")
+_OF_EACH_NODE = ("nproc-per-node", "num-gpus", "num-gpus-per-node")  # one process of the launcher on each node
+_RANKS_OF_NODE = ("ranks-per-node", "ntasks-per-node", "gpus-per-node")  # one process of the launcher for each device
+_RANKS = ("ranks", "ntasks", "gpus")
+HOSTS = ("hostfile", "include", "exclude")
+
+_MPI = {
+    "-np": "ranks",
+    "--np": "ranks",
+    "-n": "ranks",
+    "--n": "ranks",
+    "-N": "ranks-per-node",
+    "-ppn": "ranks-per-node",
+    "--ppn": "ranks-per-node",
+    "-npernode": "ranks-per-node",
+    "--npernode": "ranks-per-node",
+    "--ranks-per-node": "ranks-per-node",
+}
+# Launchers of one process for each rank -> their options for the number of ranks.
+_RANK_LAUNCHERS: Mapping[str, Mapping[str, str]] = {
+    **dict.fromkeys(("mpirun", "mpiexec", "mpiexec.hydra", "mpirun_rsh", "orterun", "prun", "aprun"), _MPI),
+    "srun": {"-n": "ntasks", "-N": "nodes", "-G": "gpus"},
+}
+_NODE_LAUNCHERS = ("torchrun", "deepspeed", "accelerate", "colossalai")
+
+
+@dataclass(frozen=True)
+class LaunchedRanks:
+    """Nodes, and devices of each; 0 means unknown. `missing` are variables that they depend on and nobody has set,
+    `hosts` is the option that lists the nodes, if no other option counts them."""
+
+    nodes: int
+    devices_per_node: int
+    missing: tuple[str, ...] = ()
+    hosts: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def launcher_words(words: Sequence[str]) -> list[str]:
+    """The words of the launcher that starts the processes of one node, without those of mpirun or srun before it."""
+    names = [PurePath(word).name for word in words]
+    place = next((place for place, name in enumerate(names) if name in _NODE_LAUNCHERS), None)
+    if place is None:
+        place = next((place for place, word in enumerate(words) if "torch.distributed" in word), None)
+    return [] if place is None and names[:1] and names[0] in _RANK_LAUNCHERS else list(words[place or 0 :])
+
+
+def launched_ranks(words: Sequence[str], batch: Mapping[str, str]) -> LaunchedRanks:
+    """Nodes and devices that all launchers before a program start. `batch` are options of the batch system."""
+    options = settings_of(list(words)) | _rank_options(words)
+    sizes = {f"batch-{name}": value for name, value in batch.items()} | options
+    nodes = _first_number(sizes, [*_NODES, "batch-nodes"])
+    of_each, hosts = _first_number(sizes, _OF_EACH_NODE), next((name for name in HOSTS if name in options), "")
+    ranks = _first_number(sizes, [*_RANKS, *(f"batch-{name}" for name in ("gpus", "ntasks"))])
+    per_node = _first_number(sizes, [*_RANKS_OF_NODE, *(f"batch-{name}" for name in _RANKS_OF_NODE[:0:-1])])
+    notes: tuple[str, ...] = ()
+    if of_each:  # each process of the outer launcher starts those of a node
+        outer_ranks = _first_number(options, ["ranks"])
+        nodes = nodes or outer_ranks // max(1, _first_number(options, _RANKS_OF_NODE))
+        per_node = of_each
+    elif ranks and (is_mpi := "ranks" in options or not nodes) and per_node and ranks % per_node == 0:
+        nodes = ranks // per_node if is_mpi else nodes
+    elif ranks and not per_node:
+        per_node = ranks // nodes if nodes and ranks % nodes == 0 else usual_divisor(ranks)
+        notes = () if nodes else (f"nodes of {per_node} devices are taken for {ranks} ranks (--devices-per-node N)",)
+        nodes = ranks // per_node
+    if not nodes and per_node and not hosts and not any(name in sizes for name in (*_NODES, "batch-nodes")):
+        nodes = 1
+    names = [*_NODES, *_OF_EACH_NODE, *_RANKS_OF_NODE, *_RANKS]
+    missing = tuple(name for key in names for name in unknown_names(plain_text(options.get(key, ""))))
+    return LaunchedRanks(nodes, per_node, missing, "" if nodes else hosts, notes)
+
+
+def _rank_options(words: Sequence[str]) -> dict[str, str]:
+    """Options of mpirun, srun and the like, under the names of long options."""
+    options: dict[str, str] = {}
+    known: Mapping[str, str] = {}
+    for word, value in zip(words, [*words[1:], ""], strict=False):
+        known = _RANK_LAUNCHERS.get(PurePath(word).name, known)
+        name, equals, attached = word.partition("=")
+        if PurePath(word).name in _NODE_LAUNCHERS:
+            known = {}
+        elif name in known:
+            options[known[name]] = attached if equals else value
+        elif known is _MPI and name in ("--map-by", "-map-by") and (attached or value).startswith("ppr:"):
+            options["ranks-per-node"] = (attached or value).split(":")[1]
+    return options
+
+
+def _first_number(given: Mapping[str, Any], names: Sequence[str]) -> int:
+    """The first of several options that is a number, or the upper end of a range of nodes; 0 if none is."""
+    for name in names:
+        number = whole(str(given.get(name, "")).rpartition(":")[2])
+        if number is not None and number <= largest.RANKS:
+            return number
+    return 0

@@ -1,0 +1,359 @@
+"""The commands of a launch script, followed from word to word without running them: conditions, loops, functions."""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from shardwright.interchange.reading.shell_commands import CommandEffects
+from shardwright.interchange.reading.shell_marks import unknown_names
+from shardwright.interchange.reading.shell_skipped import SkippedPart, assigned, names_of
+from shardwright.interchange.reading.shell_words import ShellFault, Token, WordPiece
+
+if TYPE_CHECKING:
+    from shardwright.interchange.reading.shell_script import Script
+
+_MOST_ROUNDS = 200  # of a loop
+_MOST_GUARD = 200  # words of what a guard does
+_LOOPS = ("for", "while", "until", "select")
+_ELEMENT = re.compile(r"\[([^\]]+)\]=(.*)", re.DOTALL)  # of an associative array
+_REDIRECTIONS = (">", ">>", "<", "<<", "<<-", "<<<", ">&", "<&", "&>")
+
+
+class FollowedText(CommandEffects):
+    """A text that is being followed, from token to token. Tokens of a part that does not run are passed over."""
+
+    def __init__(self, script: "Script", tokens: list[Token], depth: int) -> None:
+        super().__init__(script, depth)
+        self.tokens, self.at = tokens, 0
+        self.noted: SkippedPart | None = None  # records what the passed commands would set
+
+    @contextmanager
+    def _noting(self) -> Iterator[SkippedPart]:
+        outer, self.noted = self.noted, SkippedPart()
+        try:
+            yield self.noted
+        finally:
+            if outer is not None:
+                outer.add(self.noted)
+            self.noted = outer
+
+    def _is_doubtful(self, begin: int) -> bool:
+        """True if the words from `begin` on are unknown, and not only for unset variables, which count as empty."""
+        variables = self.script.variables
+        names = [name for token in self.tokens[begin : self.at] for name in unknown_names(variables.text_of(token))]
+        return not names or any(map(variables.is_made, names))
+
+    def _is_guard(self, begin: int, end: int, ends: tuple[str, ...]) -> bool:
+        """True if the part from `end` on ends the script because of what nobody gave: the words from `begin` to `end`,
+        a condition, depend on it. Such a guard is passed, with a note, since who starts the script gives it."""
+        unset = self._unset_names(self.tokens[begin:end])
+        if not unset or not self._ends_script(end, ends):
+            return False
+        shown = " and ".join("arguments" if name == "#" else name for name in unset)
+        ways = " ".join("-- ARGUMENTS" if name == "#" else f"--set {name}=VALUE" for name in unset)
+        self.script.notes.append(
+            f"line {self.tokens[begin].line}: the script ends there without {shown}, which is taken as given ({ways})"
+        )
+        return True
+
+    def _unset_names(self, tokens: Sequence[Token]) -> list[str]:
+        """The variables of some words that nobody has set, and "#" if the number of unknown arguments is in them."""
+        variables = self.script.variables
+        names: list[str] = []
+        for token in tokens:
+            if any(piece.text == "#" and piece.kind == "variable" for piece in token.pieces):
+                names += [] if variables.has_arguments else ["#"]
+            names += [name for name in unknown_names(variables.text_of(token)) if not variables.is_made(name)]
+        return [*dict.fromkeys(names)]
+
+    def _ends_script(self, begin: int, ends: tuple[str, ...]) -> bool:
+        """True if `exit` is among the commands from a place up to one of the words in `ends`."""
+        depth, place = 0, begin
+        while place < len(self.tokens) and place < begin + _MOST_GUARD:
+            token = self.tokens[place]
+            word = token.plain or token.operator
+            if depth == 0 and word in ends and place > begin:
+                return False
+            function = self.script.functions.get(token.plain)
+            if word == "exit" or (function and any(inner.plain == "exit" for inner in function.body)):
+                return True
+            depth += (word in ("if", "case", "{", "(")) - (word in ("fi", "esac", "}", ")"))
+            place += 1
+        return False
+
+    def all(self) -> None:
+        while self.at < len(self.tokens) and not self.ended:
+            self._until((), active=True)
+            self.at += 1  # a closing word without its opening word
+
+    def _peek(self) -> Token | None:
+        return self.tokens[self.at] if self.at < len(self.tokens) else None
+
+    def _until(self, ends: tuple[str, ...], active: bool, level: int = 0) -> bool | None:
+        """Follow commands up to one of the closing words in `ends`, or the end of the text.
+
+        Returns True if the last command succeeds; None if that is unknown.
+        """
+        succeeds: bool | None = True
+        if level > 60:
+            raise ShellFault("blocks more than 60 levels deep; check that it is the launch script")
+        connector, begin = "", self.at
+        while (token := self._peek()) is not None and not self.ended:
+            if token.operator in ("\n", ";", "&", ";;", "|", "|&") or not (token.operator or token.pieces):
+                if token.operator == ";;" and ";;" in ends:
+                    return succeeds
+                connector = "" if token.operator in ("\n", ";", "&") else connector
+                self.at += 1
+                continue
+            if token.operator in ("&&", "||"):
+                connector, self.at = token.operator, self.at + 1
+                continue
+            if token.plain in ends or (token.operator in ends and token.operator):
+                return succeeds
+            is_skipped = (connector == "&&" and succeeds is False) or (connector == "||" and succeeds is not False)
+            if active and connector and not is_skipped and self._is_guard(begin, self.at, (";", "\n", "&&", "||")):
+                is_skipped = True
+            begin = begin if connector else self.at
+            result = self._statement(active and not is_skipped, level)
+            succeeds, connector = (succeeds if is_skipped else result), ""
+        return succeeds
+
+    def _statement(self, active: bool, level: int) -> bool | None:
+        token = self.tokens[self.at]
+        self.script.count_steps(1)
+        if token.plain == "if":
+            return self._if(active, level)
+        if token.plain == "case":
+            return self._case(active, level)
+        if token.plain == "function" or self._is_function():
+            return self._function(active, level)
+        if token.plain in _LOOPS:
+            return self._loop(active, level)
+        if token.plain == "{" or token.operator == "(":
+            end = "}" if token.plain == "{" else ")"
+            variables, is_subshell = self.script.variables, end == ")"
+            if is_subshell:
+                self.script.count_copies()
+            values = dict(variables.values) if is_subshell else variables.values
+            self.at += 1
+            succeeds = self._until((end,), active, level + 1)
+            self.at += 1
+            variables.values = values  # nothing that a subshell sets is seen outside
+            return succeeds
+        return self._simple(active)
+
+    def _if(self, active: bool, level: int) -> bool | None:
+        with self._noting() as part:
+            is_doubtful = self._branches(active, level, part)
+        if is_doubtful:
+            self.script.doubt(part)
+        return True
+
+    def _branches(self, active: bool, level: int, part: SkippedPart) -> bool:
+        """Follow an if with all of its branches. True if it is unknown which branch runs."""
+        begin, is_done, is_doubtful = self.tokens[self.at].line, not active, False
+        while (token := self._peek()) is not None and token.plain in ("if", "elif"):
+            self.at += 1
+            start = self.at
+            succeeds = self._until(("then",), active and not is_done, level + 1)
+            if succeeds and active and not is_done and self._is_guard(start, self.at, ("elif", "else", "fi")):
+                succeeds = False
+            if succeeds is None and not is_done:
+                if not is_doubtful and self._is_doubtful(start):
+                    is_doubtful = True
+                    part.sets.clear()
+                    part.calls.clear()
+                self.script.notes.append(f"line {token.line}: a condition that can't be known here is taken as not so")
+            self.at += 1
+            self._until(("elif", "else", "fi"), active and not is_done and succeeds is True, level + 1)
+            is_done = is_done or succeeds is True
+        if (token := self._peek()) is not None and token.plain == "else":
+            self.at += 1
+            self._until(("fi",), active and not is_done, level + 1)
+        if not self.ended and self._peek() is None:
+            raise ShellFault(f"line {begin}: if without fi; check it")
+        self.at += 1
+        return is_doubtful
+
+    def _case(self, active: bool, level: int) -> bool | None:
+        with self._noting() as part:
+            is_doubtful = self._patterns(active, level)
+        if is_doubtful:
+            self.script.doubt(part)
+        return True
+
+    def _patterns(self, active: bool, level: int) -> bool:
+        """Follow a case with all of its patterns. True if it is unknown which pattern matches."""
+        begin = self.tokens[self.at].line
+        words: list[str] = []
+        self.at += 1
+        while (token := self._peek()) is not None and token.plain != "in":
+            words += self.script.variables.words_of(token) if not token.operator else []
+            self.at += 1
+        subject, is_done = " ".join(words), not active
+        names = unknown_names(subject)
+        is_doubtful = active and any(map(self.script.variables.is_made, names))
+        self.at += 1
+        while (token := self._peek()) is not None and token.plain != "esac" and not self.ended:
+            if token.operator in ("\n", ";;", "("):
+                self.at += 1
+                continue
+            patterns = []
+            while (token := self._peek()) is not None and token.operator != ")":
+                patterns += [self.script.variables.text_of(token)] if not token.operator else []
+                self.at += 1
+            self.at += 1
+            is_match = not is_done and any(fnmatchcase(subject, pattern[:200]) for pattern in patterns)
+            self._until((";;", "esac"), active and is_match, level + 1)
+            is_done = is_done or is_match
+        if not self.ended and self._peek() is None:
+            raise ShellFault(f"line {begin}: case without esac; check it")
+        self.at += 1
+        return is_doubtful
+
+    def _is_function(self) -> bool:
+        """True if a function, NAME() {, begins here."""
+        following = self.tokens[self.at + 1 : self.at + 10]
+        body = [token for token in following[2:] if token.operator != "\n"]
+        is_called = [token.operator for token in following[:2]] == ["(", ")"] and not assigned(self.tokens[self.at])
+        return is_called and bool(body) and (body[0].plain == "{" or body[0].operator == "(")
+
+    def _function(self, active: bool, level: int) -> bool:
+        """Keep a function, which is followed where it is called."""
+        token = self.tokens[self.at]
+        header, part, begin = self._pass_over("}", level)
+        if active:
+            part.body = self.tokens[begin : self.at - 1]
+            self.script.functions[(header[1] if token.plain == "function" else token).plain] = part
+        return True
+
+    def _pass_over(self, end: str, level: int) -> tuple[list[Token], SkippedPart, int]:
+        """Pass over a loop or a function: the words before its body, what the body would set, and where it begins."""
+        token, header = self.tokens[self.at], list[Token]()
+        with self._noting() as part:
+            if token.plain in ("while", "until"):
+                self.at += 1
+                self._until(("do",), active=False, level=level + 1)
+            while (header_token := self._peek()) is not None and header_token.plain not in ("do", "{"):
+                header.append(header_token)
+                self.at += 1
+            self.at += 1
+            begin = self.at
+            self._until((end,), active=False, level=level + 1)
+        if self._peek() is None:
+            raise ShellFault(f"line {token.line}: {token.plain or 'a function'} without {end}; check it")
+        self.at += 1
+        return header, part, begin
+
+    def _loop(self, active: bool, level: int) -> bool:
+        """Follow a loop whose condition or items are known; note another, and make unknown what it would set."""
+        start, kind, line = self.at, self.tokens[self.at].plain, self.tokens[self.at].line
+        header, part, body = self._pass_over("done", level)
+        end = self.at
+        if not active:
+            return True
+        if kind in ("while", "until"):
+            is_followed = self._while(start + 1, body, kind == "until", level)
+        else:
+            items = self._items(header)
+            is_followed = items is not None and kind == "for"
+            for item in items or () if is_followed else ():
+                self.script.variables.put(header[1].plain, item)
+                if not self._body(body, level):
+                    break
+        if not is_followed:
+            self.script.notes.append(f"line {line}: a {kind} loop is not followed")
+            for name in names_of(header[1:2]):
+                part.put(name, False)
+            self.script.doubt(part)
+        self.at = end if not self.ended else self.at
+        return True
+
+    def _while(self, condition: int, body: int, is_until: bool, level: int) -> bool:
+        """Follow a while loop. False if it is unknown when it ends."""
+        for _ in range(_MOST_ROUNDS):
+            self.at = condition
+            succeeds = self._until(("do",), active=True, level=level + 1)
+            if succeeds is None or self.ended:
+                return self.ended
+            if succeeds is is_until or not self._body(body, level):
+                return True
+            if self.tokens[condition].plain in ("true", ":"):  # it would go on until a run ends well
+                return True
+        return False
+
+    def _body(self, begin: int, level: int) -> bool:
+        """Follow the body of a loop once. False if the loop ends there."""
+        self.at = begin
+        self._until(("done",), active=True, level=level + 1)
+        jump, self.jump = self.jump, ""
+        if jump:
+            self.ended = False
+        return not self.ended and jump != "break"
+
+    def _items(self, header: Sequence[Token]) -> list[str] | None:
+        """The words that a for loop goes through; None if they are unknown, or many."""
+        tokens = [token for token in header[2:] if not token.operator]
+        variables = self.script.variables
+        if tokens and tokens[0].plain != "in":
+            return None
+        words = [word for token in tokens[1:] for word in variables.words_of(token)]
+        if not tokens:
+            arguments = variables.values.get("@")
+            words = arguments if isinstance(arguments, list) else []
+        return words if len(words) <= _MOST_ROUNDS and not any(map(unknown_names, words)) else None
+
+    def _simple(self, active: bool) -> bool | None:
+        """Follow a simple command with the assignments and redirections around it."""
+        line, tokens, redirected = self.tokens[self.at].line, list[Token](), dict[str, Token]()
+        in_test = self.tokens[self.at].plain == "[["
+        while (token := self._peek()) is not None:
+            if in_test and token.plain == "]]":
+                in_test = False
+            elif in_test and token.operator:
+                tokens.append(Token(token.line, pieces=(WordPiece("text", token.operator, True),)))
+                self.at += 1
+                continue
+            if token.operator in _REDIRECTIONS:
+                self.at += 1
+                if (target := self._peek()) is not None and not target.operator:
+                    redirected[token.operator] = target
+                    self.at += 1
+                continue
+            if token.operator == "(" and tokens and assigned(tokens[-1]):
+                tokens[-1] = self._array(tokens[-1], active)
+                continue
+            if token.operator:
+                break
+            tokens.append(token)
+            self.at += 1
+        if not tokens and not redirected:
+            self.at += 1  # an operator out of place
+        if self.noted is not None:
+            self.noted.command(tokens)
+        return self.apply(line, tokens, redirected) if active else True
+
+    def _array(self, name: Token, active: bool) -> Token:
+        """Assign the array NAME=( ... ). Returns an empty token, since nothing is left to do."""
+        self.at += 1
+        values: list[str] = []
+        while (token := self._peek()) is not None and token.operator != ")":
+            if not token.operator and active:
+                values += self.script.variables.words_of(token)
+            self.at += 1
+        if self._peek() is None:
+            raise ShellFault(f"line {name.line}: ( is not closed; check it")
+        self.at += 1
+        variable_name, appends = assigned(name) or ("", False)
+        if self.noted is not None:
+            self.noted.put(variable_name, appends)
+        if active:
+            variables = self.script.variables
+            items = [variables.with_own_mark(variable_name, value) for value in values]
+            elements = [_ELEMENT.fullmatch(item) for item in items]
+            is_associative = bool(elements) and None not in elements
+            pairs = {element[1]: element[2] for element in elements if element}
+            variables.put(variable_name, pairs if is_associative else items, appends)
+        return Token(name.line)

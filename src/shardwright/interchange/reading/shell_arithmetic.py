@@ -1,0 +1,106 @@
+"""The value of an arithmetic expression of a shell: whole numbers, names and operators."""
+
+import operator
+import re
+from collections.abc import Callable, Mapping
+
+from shardwright.config.fault_gathering_reader import signed, whole
+from shardwright.interchange.reading.shell_words import ShellFault
+
+_ARITHMETIC_TOKEN = re.compile(r"\s*(\*\*|<=|>=|==|!=|&&|\|\||[-+*/%()<>!?:]|[0-9]+|[A-Za-z_]\w*)")
+# Operators by precedence, the weakest first.
+_PRECEDENCE = (("||",), ("&&",), ("==", "!="), ("<", ">", "<=", ">="), ("+", "-"), ("*", "/", "%"), ("**",))
+_LARGEST = 1 << 63
+_MOST_CHOICES = 20
+
+
+_OPERATIONS: dict[str, Callable[[int, int], int]] = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "**": operator.pow,
+    "/": lambda a, b: abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1),
+    "%": lambda a, b: abs(a) % abs(b) * (1 if a >= 0 else -1),
+    "<": operator.lt, ">": operator.gt, "<=": operator.le, ">=": operator.ge, "==": operator.eq,
+    "!=": operator.ne, "&&": lambda a, b: int(bool(a and b)), "||": lambda a, b: int(bool(a or b)),
+}  # fmt: skip
+
+
+class Arithmetic:
+    """An arithmetic expression of whole numbers and names, whose `values` are those of variables."""
+
+    def __init__(self, text: str, values: Mapping[str, object]) -> None:
+        self.values, self.tokens, at = values, list[str](), 0
+        text = text.strip()
+        while at < len(text):
+            token_match = _ARITHMETIC_TOKEN.match(text, at)
+            if not token_match or len(self.tokens) > 500:
+                raise ShellFault(f"$(( {text[:60]} )) can't be computed; give its value with --set")
+            self.tokens.append(token_match[1])
+            at = token_match.end()
+        self.at, self.text = 0, text
+
+    def value(self) -> int:
+        """The value. Raises ShellFault."""
+        total = self._choice()
+        if self.at < len(self.tokens):
+            self._fail()
+        return total
+
+    def _choice(self, depth: int = 0) -> int:
+        """The value of an expression, which may be CONDITION ? VALUE : VALUE."""
+        condition = self._level(0)
+        if self.at >= len(self.tokens) or self.tokens[self.at] != "?":
+            return condition
+        if depth > _MOST_CHOICES:
+            self._fail()
+        self._next_token()
+        values = [self._choice(depth + 1)]
+        if self._next_token() != ":":
+            self._fail()
+        values.append(self._choice(depth + 1))
+        return values[0] if condition else values[1]
+
+    def _fail(self) -> None:
+        raise ShellFault(f"$(( {self.text[:60]} )) can't be computed; give its value with --set")
+
+    def _next_token(self) -> str:
+        if self.at >= len(self.tokens):
+            self._fail()
+        self.at += 1
+        return self.tokens[self.at - 1]
+
+    def _level(self, level: int) -> int:
+        if level == len(_PRECEDENCE):
+            return self._atom()
+        total = self._level(level + 1)
+        while self.at < len(self.tokens) and self.tokens[self.at] in _PRECEDENCE[level]:
+            sign = self._next_token()
+            total = self._apply(sign, total, self._level(level + 1))
+        return total
+
+    def _atom(self) -> int:
+        token = self._next_token()
+        if token == "(":
+            inner = self._choice()
+            if self._next_token() != ")":
+                self._fail()
+            return inner
+        if token in ("-", "+", "!"):
+            value = self._atom()
+            return {"-": -value, "+": value}.get(token, int(not value))
+        if token.isdecimal():
+            literal = whole(token)
+            return _LARGEST if literal is None else literal
+        text = self.values.get(token, "")
+        number = signed(text.strip()) if isinstance(text, str) else None
+        if number is None:
+            raise ShellFault(f"$(( {self.text[:60]} )) needs {token}; give it with --set {token}=VALUE")
+        return number
+
+    def _apply(self, sign: str, a: int, b: int) -> int:
+        if sign in ("/", "%") and b == 0:
+            raise ShellFault(f"$(( {self.text[:60]} )) divides by 0; give its value with --set")
+        if sign == "**" and (b < 0 or b > 63):
+            self._fail()
+        result = int(_OPERATIONS[sign](a, b))
+        if abs(result) > _LARGEST:
+            self._fail()
+        return result

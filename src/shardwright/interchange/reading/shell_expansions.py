@@ -1,0 +1,83 @@
+"""Expansions that change the text of a variable: ${NAME%PATTERN}, ${NAME//OLD/NEW}, ${NAME:FROM:LENGTH}, ${NAME^^}.
+
+Patterns are those of file names (Bash manual, section 3.5.3).
+"""
+
+import re
+from collections.abc import Callable
+from fnmatch import translate
+
+from shardwright.config.fault_gathering_reader import signed
+from shardwright.interchange.reading.shell_marks import unknown_names
+
+_MOST_TEXT = 4096  # characters of a text that patterns are tried on
+_MOST_PATTERN = 200
+
+
+def changed_text(text: str, modifier: str, expanded: Callable[[str], str]) -> str | None:
+    """The text of a variable after a modifier, such as "%.sh"; None if it is unknown. `expanded` expands the words of a
+    modifier."""
+    if unknown_names(text) or len(text) > _MOST_TEXT:
+        return None
+    if modifier in ("^^", ",,"):
+        return text.upper() if modifier == "^^" else text.lower()
+    if modifier in ("^", ","):
+        return (text[:1].upper() if modifier == "^" else text[:1].lower()) + text[1:]
+    if modifier.startswith(("#", "%")):
+        return _without(text, modifier, expanded)
+    if modifier.startswith("/"):
+        return _replaced(text, modifier[1:], expanded)
+    return _part(text, modifier[1:], expanded) if modifier.startswith(":") else None
+
+
+def _without(text: str, modifier: str, expanded: Callable[[str], str]) -> str | None:
+    """The text without its beginning (#) or its end (%) that fits a pattern; doubled signs take the longest one."""
+    sign = modifier[0]
+    is_longest = modifier.startswith(2 * sign)
+    pattern = _compiled(expanded(modifier[1 + is_longest :]))
+    if pattern is None:
+        return None
+    lengths = range(len(text), -1, -1) if is_longest else range(len(text) + 1)
+    for length in lengths:
+        part = text[:length] if sign == "#" else text[len(text) - length :]
+        if pattern.fullmatch(part):
+            return text[length:] if sign == "#" else text[: len(text) - length]
+    return text
+
+
+def _replaced(text: str, modifier: str, expanded: Callable[[str], str]) -> str | None:
+    """The text with the first part, or with // all parts, that fit a pattern replaced."""
+    is_all = modifier.startswith("/")
+    old, _, new = modifier[is_all:].partition("/")
+    pattern, replacement = _compiled(expanded(old)), expanded(new) if new else ""
+    if pattern is None or not old or unknown_names(replacement):
+        return None
+    place, pieces = 0, list[str]()
+    while place < len(text):
+        end = next((end for end in range(len(text), place, -1) if pattern.fullmatch(text, place, end)), None)
+        if end is None:
+            pieces.append(text[place])
+            place += 1
+            continue
+        pieces.append(replacement)
+        place = end
+        if not is_all:
+            break
+    return "".join(pieces) + text[place:]
+
+
+def _part(text: str, modifier: str, expanded: Callable[[str], str]) -> str | None:
+    """The part of a text from a place on, of a length."""
+    begin, _, length = (word.strip() for word in modifier.partition(":"))
+    first, size = signed(expanded(begin)), signed(expanded(length)) if length else len(text)
+    if first is None or size is None or abs(first) > len(text):
+        return None
+    rest = text[first:]
+    return rest[:size]
+
+
+def _compiled(pattern: str) -> re.Pattern[str] | None:
+    """A pattern of file names; None if it is unknown, or long."""
+    if unknown_names(pattern) or len(pattern) > _MOST_PATTERN or pattern.count("*") > 4:
+        return None
+    return re.compile(translate(pattern))

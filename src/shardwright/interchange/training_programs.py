@@ -1,0 +1,64 @@
+"""Programs by what they train, which their names say; those that train no decoder of text are refused."""
+
+import re
+from collections.abc import Mapping
+from pathlib import PurePath
+
+from shardwright.config.base import shortened
+
+# What a program trains -> words of its name.
+_OTHERS: Mapping[str, tuple[str, ...]] = {
+    "an encoder (BERT)": ("bert", "mlm", "roberta", "electra", "glue", "ner", "swag", "biencoder", "qa"),
+    "an encoder and a decoder (T5)": ("t5", "mt5", "bart", "ul2", "seq2seq", "summarization", "translation", "whisper"),
+    "state spaces (Mamba)": ("mamba", "mamba2", "jamba", "hybrid", "griffin", "recurrentgemma", "rwkv", "hyena"),
+    "images or sound": (
+        "vision",
+        "vlm",
+        "vit",
+        "clip",
+        "dino",
+        "multimodal",
+        "mimo",
+        "llava",
+        "vl",
+        "inpaint",
+        "sd3",
+        "flux",
+        "dit",
+        "diffusion",
+        "lora_dreambooth",
+        "dreambooth",
+        "text_to_image",
+        "speech",
+        "audio",
+        "asr",
+        "neva",
+        "video",
+    ),
+    "retrieval": ("retro", "ict", "retriever", "retrieval"),
+    "a reward": ("reward", "rm", "prm"),
+    "a model by preferences, beside a copy of it (DPO and the like)": (
+        "dpo",
+        "kto",
+        "orpo",
+        "cpo",
+        "ipo",
+        "simpo",
+        "online_dpo",
+    ),
+    "a model by rewards, with sampling (PPO, GRPO and the like)": ("ppo", "grpo", "rloo", "rlhf", "rl", "reinforce"),
+    "a small model by a large one (distillation)": ("distill", "distillation", "gkd", "kd"),
+}
+
+
+def program_fault(name: str) -> str:
+    """The fault of a program that trains no decoder of text by next tokens; empty if its name says none of it."""
+    stem = PurePath(name).stem.lower()
+    words = {*re.split(r"[^a-z0-9]+|(?<=[a-z])(?=[0-9]+b\b)", stem)}
+    kind = next((kind for kind, known in _OTHERS.items() if words & {*known}), "")
+    if not kind:
+        return ""
+    return (
+        f"{shortened(name, 60)} trains {kind} by its name, and decoders that learn next tokens are counted here; name "
+        "a script that trains one"
+    )

@@ -1,0 +1,52 @@
+"""Faults for settings that nothing has read and that could change the plan: a job is never understood only in part."""
+
+import shlex
+from collections.abc import Collection, Sequence
+
+from shardwright.interchange.known_settings import could_matter, subjects, trains_a_part
+from shardwright.interchange.reading.settings import Settings
+from shardwright.interchange.reading.shell_marks import readable
+
+_MOST_SHOWN = 12
+
+
+def unread_faults(settings: Settings, systems: Sequence[str], left_out: Collection[str]) -> list[str]:
+    """Faults for unknown settings: those of adapters, frozen and quantised weights first, then those that could change
+    the shape, the plan or the batch. `left_out` are settings that the user leaves out; each must be in the files."""
+    topics = subjects(settings.given, *systems)
+    unknown = [name for name in settings.unread() if name not in topics and not settings.is_named(name, left_out)]
+    if 2 * len(unknown) > len(settings.given):
+        return [
+            _fault(settings, unknown)
+            + f"{len(unknown)} of {len(settings.given)} settings are unknown; check that the file is of this system"
+        ]
+    unknown = [name for name in unknown if could_matter(name, settings.given[name], *systems)]
+    of_parts = [name for name in unknown if trains_a_part(name)]
+    faults = [
+        f"--set {name}=ignore: no setting in the files is called so"
+        for name in left_out
+        if not any(settings.is_named(key, (name,)) for key in settings.given)
+    ]
+    if of_parts:
+        faults.append(
+            _fault(settings, of_parts)
+            + "adapters (LoRA), frozen and quantised weights are not counted here, and all weights would be trained in "
+            f"full; to have the job so: {_ways(settings, of_parts)}"
+        )
+    others = [name for name in unknown if name not in of_parts]
+    if others:
+        faults.append(
+            _fault(settings, others)
+            + "this is not known here and could change the model, the plan or the batch; say what it means by a field "
+            f"of the job (--set SECTION.FIELD=VALUE), and leave it out: {_ways(settings, others)}"
+        )
+    return faults
+
+
+def _fault(settings: Settings, names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
+    return f"{', '.join(readable(settings.setting_text(name)) for name in names[:_MOST_SHOWN])}{more}: "
+
+
+def _ways(settings: Settings, names: Sequence[str]) -> str:
+    return " ".join(f"--set {shlex.quote(settings.shown(name).lstrip('-'))}=ignore" for name in names)
