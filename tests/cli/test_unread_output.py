@@ -27,6 +27,7 @@ WRITTEN: dict[str, tuple[tuple[str, ...], str]] = {
     "scale": (("scale", *MODEL), "--svg"),
     "launch": (("launch", "quickstart", "--set", "cluster.devices_per_node=8", "--torchrun"), "--out"),
     "export": (("export", "gpt3-175b-1024", "--to", "megatron"), "--out"),
+    "collective": (("collective", "all-reduce", "--ranks", "4"), "--svg"),
 }
 
 
