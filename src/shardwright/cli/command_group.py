@@ -11,6 +11,7 @@ _SECTIONS: dict[str, dict[str, str]] = {
         "scale": "the best plan at each size of the cluster",
         "simulate": "the timeline of a step, drawn",
         "layout": "uneven stages, and devices of several kinds",
+        "studio": "plan by hand, on a page of this machine",
     },
     "Run": {
         "train": "train a job on this machine, or as one of many ranks",
@@ -24,6 +25,7 @@ _SECTIONS: dict[str, dict[str, str]] = {
         "import": "a job of Megatron-LM, torchtitan, DeepSpeed, NeMo, Accelerate",
         "export": "a job for one of them",
         "convert": "a model's weights as plain safetensors files",
+        "mcp": "what is predicted, as tools of an agent",
     },
     "Prove": {
         "verify": "a plan against one rank, by its numbers",
@@ -38,6 +40,8 @@ _SECTIONS: dict[str, dict[str, str]] = {
         "schedules": "pipeline schedules and their bubbles",
         "schedule": "one of them, drawn",
         "software": "software that predictions can be about",
+        "collective": "a collective, drawn and timed",
+        "learn": "the ideas of large training, page by page",
     },
 }
 
