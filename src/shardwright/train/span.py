@@ -13,6 +13,7 @@ from shardwright.train.data.batch_reader import BatchReader
 from shardwright.train.health.gpu_readings import gpu_sentences
 from shardwright.train.health.run_health import RunHealth
 from shardwright.train.health.step_judge import Decision, Judge
+from shardwright.train.launch import preemption
 from shardwright.train.launch.out_of_memory import telling_what_is_held
 from shardwright.train.metrics import MetricsLog
 from shardwright.train.step_metrics import MeasuredStep, Shares, measure_shares
@@ -86,6 +87,7 @@ def watched_span(replica: Replica, start: SpanStart, batches: BatchReader, healt
     with telling_what_is_held(replica.memory), health.recording(first, num_steps):
         results = train_span(replica, start, batches, health.judge)
     span_s = time.perf_counter() - start_s
+    preemption.watch_requests()
     saved_bytes = (replica.compression_bytes_saved() - saved_before_bytes) / num_steps
     use = span_use(mesh.ledger, span_s, first, num_steps, is_whole=not any(result.skipped for result in results))
     shares = measure_shares(mesh, span_s, saved_bytes, num_steps)
