@@ -52,11 +52,18 @@ def test_results_print_and_dump_as_the_commands_do() -> None:
     assert printed("estimate", *words).endswith(f"{job.estimate()}\n")
     assert json.loads(printed("estimate", *words, "--json")) == job.estimate().to_dict()
     assert printed("simulate", "quickstart", "--no-colour") == f"{sw.load('quickstart').simulate()}\n"
+    assert printed("explain", *words).endswith(f"{job.explain()}\n")
+    assert json.loads(printed("explain", *words, "--json")) == json.loads(json.dumps(job.explain().to_dict()))
     search = [word for kept in KEPT for word in ("--keep", kept)] + ["--top", "3"]
+    curves = sw.load("tiny-llama", **ON_8).scale([8, 16], keep=KEPT)
+    sizes = ["tiny-llama", "--device", "h100-sxm", *search[:-2], "--devices"]
+    assert json.loads(printed("scale", *sizes, "8,16", "--json")) == json.loads(json.dumps(curves.to_dict()))
+    assert str(curves) == str(sw.load("tiny-llama", **ON_8).scale("8-16", keep=KEPT))
     found = job.plan(keep=KEPT, top=3)
     assert json.loads(printed("plan", *words, *search, "--json")) == found.dicts()
-    first = str(found).partition("\n\n")[0]  # what follows says how long the search took
-    assert first.startswith("Recommended: tp 2, pp 1") and first in printed("plan", *words, *search)
+    _, heading, best, *_ = str(found).split("\n\n")
+    assert "plans searched" in heading  # for how long, which differs
+    assert best.startswith("Recommended: tp 2, pp 1") and best in printed("plan", *words, *search)
 
 
 def test_a_recommended_plan_is_a_job() -> None:

@@ -18,15 +18,17 @@ from shardwright.planner.advice.advice import Advice
 from shardwright.planner.advice.recommendation import explained, plans_of
 from shardwright.planner.search.constraints import Constraints, constraints_of
 from shardwright.planner.search.objectives import NAMES, Objective
-from shardwright.report.plans_text import plans_text
-from shardwright.report.recommendation_text import plan_dicts, recommendation_text
+from shardwright.report.plan_details import plan_details
+from shardwright.report.plan_screen import plan_screen
+from shardwright.report.recommendation_text import plan_dicts
+from shardwright.report.rendered import rendered
 
 
 @dataclass(frozen=True)
 class PlanQuestion:
     """The options of the command `plan`: the question to a search."""
 
-    top: int = 10
+    top: int = 5
     keep: Sequence[str] = ()
     between: Sequence[str] = ()
     float8: str = "none"
@@ -87,8 +89,15 @@ class FoundPlans(Shown):
 
     @property
     def text(self) -> str:
+        return self.screen()
+
+    def screen(self, with_details: bool = False, coloured: bool = False) -> str:
+        """The answer on one screen; `with_details` adds the search, every reason and what would change the answer."""
         advice = self.explained
-        return "\n\n".join(filter(None, (recommendation_text(advice), plans_text(advice))))
+        parts = plan_screen(advice, self.to_plan.notes)
+        if with_details and advice.plans:
+            parts.append(plan_details(advice))
+        return rendered(parts, coloured)
 
     def to_dict(self) -> dict[str, Any]:
         """The plans of `plan --json`, in a list called "plans"."""
@@ -111,7 +120,7 @@ def found_plans(
 ) -> FoundPlans:
     """Search for a job's best plans. `restrict` adds further constraints. Raises PlanError."""
     question = question.read(subject)
-    constraints = question.constraints()
+    constraints = question.constraints().with_kept(to_plan.kept)
     if restrict is not None:
         constraints = restrict(constraints)
     if question.as_software:

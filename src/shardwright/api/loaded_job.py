@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from shardwright.api.asked_job import AskedJob
 from shardwright.api.estimated import Estimated, estimated
+from shardwright.api.explained import Explained
 from shardwright.api.found_plans import FoundPlans, PlanQuestion, found_plans
+from shardwright.api.scaled import Scaled, scaled
 from shardwright.api.simulated import Simulated
 from shardwright.config.asked_cluster import AskedCluster
 from shardwright.config.base import PlanError, shortened
 from shardwright.config.job import JobSpec
 from shardwright.config.plain_values import GivenOptions, plain, strange
 from shardwright.config.toml_text import value_text
+from shardwright.planner.scaling import sizes_of
+from shardwright.planner.search.constraints import constraints_of
 from shardwright.report.timeline.job_study import study_job
 from shardwright.report.toml_files import job_toml, write_toml
 
@@ -97,7 +101,7 @@ class Job(AskedJob):
     def plan(
         self,
         *,
-        top: int = 10,
+        top: int = 5,
         keep: Sequence[str] = (),
         between: Sequence[str] = (),
         float8: str = "none",
@@ -132,6 +136,38 @@ class Job(AskedJob):
 
             return Simulated(run_and_study(self.to_run()))
         return Simulated(study_job(self.spec, communication, steps))
+
+    def explain(self) -> Explained:
+        """The command `explain`: one step as a story. Raises PlanError.
+
+        >>> load("quickstart").explain().text.startswith("One step of quickstart")
+        True
+        """
+        return Explained(self.spec)
+
+    def scale(
+        self,
+        devices: str | Sequence[int],
+        *,
+        tokens: int = 0,
+        keep: Sequence[str] = (),
+        between: Sequence[str] = (),
+    ) -> Scaled:
+        """The command `scale`: the best plan at each number of devices, such as "8-64" or [8, 32]. Raises PlanError.
+
+        `tokens` are those of the whole run; 0 takes those of the job's steps.
+
+        >>> curve = load("tiny-llama", devices=8, device="h100-sxm").scale([8], keep=["plan.tp=2", "plan.pp=1"])
+        >>> [row["devices"] for row in curve.rows()]
+        [8, 8]
+        """
+        options = GivenOptions()
+        keep, between = options.texts("keep", keep, "plan.tp=2"), options.texts("between", between, "plan.tp=1,4")
+        tokens = options.whole("tokens", tokens, least=0)
+        sizes = devices if isinstance(devices, str) else ",".join(map(str, options.wholes("devices", devices, least=1)))
+        options.check(self.subject)
+        job = self.to_plan().job
+        return scaled(self.subject, job, sizes_of(sizes), constraints_of(keep, between), tokens=tokens)
 
     def train(self, *, fresh: bool = False, weights_from: str | Path | None = None) -> "TrainingResult":
         """The command `train`, with its --fresh and --from: run the job here. It starts the local ranks itself; under

@@ -53,6 +53,12 @@ class GivenOptions(FaultGatheringReader):
         is_valid = is_whole(number) and number >= least
         return int(self.checked(name, value, is_valid, f"a whole number, {least} or more", least))
 
+    def wholes(self, name: str, value: Any, least: int) -> list[int]:
+        """Several integers of at least `least`."""
+        numbers = plain(value)
+        is_valid = isinstance(numbers, list) and bool(numbers) and all(is_whole(n) and n >= least for n in numbers)
+        return list(self.checked(name, numbers, is_valid, f"whole numbers, {least} or more, such as [8, 16]", [least]))
+
     def number(self, name: str, value: Any, default: float) -> float:
         """A number of any kind."""
         number = plain(value)

@@ -1,0 +1,127 @@
+"""The predictions as tools of an agent, by the Model Context Protocol (modelcontextprotocol.io): a server on standard
+input and output, which a client of that protocol starts as `shardwright mcp`.
+
+A tool reads a job as `load` does and answers in data. A job that is wrong is an answer, too: the text of its faults
+with their ways out.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
+
+from shardwright import __version__
+from shardwright.api.loaded_job import Job, load
+from shardwright.config import catalog
+from shardwright.config.base import PlanError, RunError
+
+if TYPE_CHECKING:
+    from mcp.server.mcpserver import MCPServer
+
+NUM_PLANS = 3  # an agent reads every one of them
+INSTRUCTIONS = (
+    "Shardwright predicts memory, time and money of training a transformer on a cluster, and finds the best parallel "
+    "plan. Use `catalog` for names of models, devices and jobs, `plan` to choose a plan, `estimate` to judge one, "
+    "`explain` to tell a step, `check` for the faults of a job. Numbers are predictions: bytes, seconds, US dollars."
+)
+
+JobName = Annotated[
+    str,
+    Field(
+        description="A name of the catalog (a job, or a model with `devices` and `device`), or the path of a TOML file "
+        "or of a config.json."
+    ),
+]
+Overrides = Annotated[
+    Sequence[str],
+    Field(
+        description='Fields in place of the job\'s own, as "section.field=value", such as "plan.tp=4" or '
+        '"cluster.software=megatron-2023".'
+    ),
+]
+Devices = Annotated[int, Field(description="Number of devices of the cluster; 0 keeps the job's own.", ge=0)]
+Device = Annotated[str, Field(description='Device of the cluster, such as "h100-sxm"; empty keeps the job\'s own.')]
+
+
+def estimate(job: JobName, overrides: Overrides = (), devices: Devices = 0, device: Device = "") -> dict[str, Any]:
+    """Predict a job under its plan (without one, under the best): memory of each rank by kind, fit, seconds of a step,
+    MFU, money, energy."""
+    loaded = _loaded(job, overrides, devices, device)
+    return {"notes": list(loaded.notes)} | loaded.estimate().to_dict()
+
+
+def plan(
+    job: JobName,
+    overrides: Overrides = (),
+    devices: Devices = 0,
+    device: Device = "",
+    keep: Annotated[Sequence[str], Field(description='Fields of the plan that stay, such as "plan.tp=8".')] = (),
+    objective: Annotated[str, Field(description="time, cost, devices or memory.")] = "time",
+) -> dict[str, Any]:
+    """Find the best plans of a job on its cluster, fastest first; the recommended one also as a TOML file, which every
+    command of Shardwright reads."""
+    loaded = _loaded(job, overrides, devices, device)
+    plans = loaded.plan(top=NUM_PLANS, keep=keep, objective=objective)
+    recommended = None if plans.best is None else plans.recommended.toml()
+    return {"notes": list(loaded.notes), "plans": plans.dicts(), "recommended_toml": recommended}
+
+
+def explain(job: JobName, overrides: Overrides = (), devices: Devices = 0, device: Device = "") -> str:
+    """Tell one step of a job: where the batch goes, what each device holds, what crosses which link, how long."""
+    return str(_loaded(job, overrides, devices, device).explain())
+
+
+def check(job: JobName, overrides: Overrides = (), devices: Devices = 0, device: Device = "") -> dict[str, Any]:
+    """Check a job and its plan: every fault with its way out. `fits` is null on a device of unknown memory."""
+    try:
+        fits = _loaded(job, overrides, devices, device).estimate().fits
+    except PlanError as error:
+        return {"is_legal": False, "faults": list(error.faults), "fits": None}
+    return {"is_legal": True, "faults": [], "fits": fits}
+
+
+def catalog_names() -> dict[str, list[str]]:
+    """The names that jobs may use: jobs, models, devices, clusters, software."""
+    return {kind: catalog.names(kind) for kind in ("jobs", "models", "devices", "clusters", "software")}
+
+
+TOOLS: dict[str, Callable[..., Any]] = {
+    "estimate": estimate,
+    "plan": plan,
+    "explain": explain,
+    "check": check,
+    "catalog": catalog_names,
+}
+
+
+def tool_server() -> "MCPServer[Any]":
+    """The server with all tools. RunError if the package `mcp` is missing."""
+    try:
+        from mcp.server.mcpserver import MCPServer
+        from mcp.types import ToolAnnotations
+    except ImportError:
+        raise RunError("mcp needs the package mcp, which is not installed: `pip install 'shardwright[mcp]'`") from None
+    server = MCPServer("shardwright", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING")
+    reads_only = ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)
+    for name, tool in TOOLS.items():
+        server.tool(name, annotations=reads_only)(_with_faults_as_text(tool))
+    return server
+
+
+def _with_faults_as_text(tool: Callable[..., Any]) -> Callable[..., Any]:
+    """The tool, whose PlanError and RunError reach the client as the text that a command prints."""
+    from mcp.server.mcpserver.exceptions import ToolError
+
+    @wraps(tool)
+    def answer(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return tool(*args, **kwargs)
+        except (PlanError, RunError) as error:
+            raise ToolError(str(error)) from None
+
+    return answer
+
+
+def _loaded(job: str, overrides: Sequence[str], devices: int, device: str) -> Job:
+    return load(job, *overrides, devices=devices, device=device)

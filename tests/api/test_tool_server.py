@@ -1,0 +1,77 @@
+"""The tools of an agent, asked by the protocol's own client: the answers of the Python API, and faults as text."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from mcp import Client, StdioServerParameters
+
+import shardwright as sw
+from shardwright.api.tool_server import NUM_PLANS, TOOLS, tool_server
+
+ON_8 = {"devices": 8, "device": "h100-sxm"}
+KEEP = ["plan.tp=2", "plan.pp=1", "plan.microbatch_size=1"]  # of few plans the best is soon found
+
+
+def asked(server: Any, name: str, arguments: Mapping[str, Any]) -> tuple[bool, Any]:
+    """(true if it failed, the answer) of one call of a tool."""
+
+    async def call() -> tuple[bool, Any]:
+        async with Client(server) as client:
+            result = await client.call_tool(name, dict(arguments))
+            text = result.content[0].text
+            return result.is_error, text if result.is_error or name == "explain" else json.loads(text)
+
+    return asyncio.run(call())
+
+
+def test_every_tool_describes_itself_and_its_arguments() -> None:
+    async def listed() -> list[Any]:
+        async with Client(tool_server()) as client:
+            return list((await client.list_tools()).tools)
+
+    tools = {tool.name: tool for tool in asyncio.run(listed())}
+    assert tools.keys() == TOOLS.keys()
+    for tool in tools.values():
+        assert tool.description and tool.annotations.read_only_hint
+        assert all(argument.get("description") for argument in tool.input_schema["properties"].values()), tool.name
+
+
+def test_answers_are_those_of_the_python_api() -> None:
+    job = sw.load("tiny-llama", "plan.zero=1", **ON_8)
+    question = {"job": "tiny-llama", "overrides": ["plan.zero=1"], **ON_8}
+    server = tool_server()
+    failed, estimate = asked(server, "estimate", question)
+    assert not failed and estimate == {"notes": list(job.notes)} | json.loads(json.dumps(job.estimate().to_dict()))
+    failed, plans = asked(server, "plan", {"job": "tiny-llama", **ON_8, "keep": KEEP})
+    assert not failed and len(plans["plans"]) == NUM_PLANS
+    best = sw.load("tiny-llama", **ON_8).plan(keep=KEEP).recommended
+    assert plans["recommended_toml"] == best.toml()
+    assert asked(server, "explain", question) == (False, str(job.explain()))
+    assert "tiny-llama" in asked(server, "catalog", {})[1]["models"]
+
+
+def test_faults_of_a_job_are_answers() -> None:
+    server = tool_server()
+    wrong = {"job": "quickstart", "overrides": ["plan.tp=3"]}
+    with pytest.raises(sw.PlanError) as refused:
+        _ = sw.load("quickstart", "plan.tp=3").spec
+    assert asked(server, "check", wrong) == (
+        False,
+        {"is_legal": False, "faults": list(refused.value.faults), "fits": None},
+    )
+    failed, text = asked(server, "estimate", wrong)
+    assert failed and all(fault in text for fault in refused.value.faults)
+    assert asked(server, "check", {"job": "llama3-8b", "overrides": ["plan.dp=8"], **ON_8})[1]["fits"] is False
+    failed, text = asked(server, "estimate", {"job": "no-such-model"})
+    assert failed and "no-such-model" in text
+
+
+@pytest.mark.processes
+def test_the_command_speaks_with_a_client_over_its_standard_streams() -> None:
+    command = StdioServerParameters(command=sys.executable, args=["-m", "shardwright", "mcp"], env=dict(os.environ))
+    assert asked(command, "check", {"job": "quickstart"}) == (False, {"is_legal": True, "faults": [], "fits": None})
