@@ -26,7 +26,9 @@ class BriefCommand(click.Command):
         super().__init__(*args, **fields)
         self.brief, self.examples = frozenset(brief), tuple(examples)
         if brief:
-            every = click.Option(["--help-all"], is_flag=True, is_eager=True, help=_EVERY, callback=_help_all)
+            every = click.Option(
+                ["--help-all"], is_flag=True, is_eager=True, expose_value=False, help=_EVERY, callback=_help_all
+            )
             self.params.append(every)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -127,7 +127,9 @@ class SimulatedPlans:
 
         The fastest plan of all is judged next, so that no account is made of a plan that is too slow to be shown.
         """
-        open_kinds, shown = list(kinds), list[SimulatedPlan]()
+        open_kinds, shown = [item for item in kinds if item[1].plans], list[SimulatedPlan]()
+        for places in [places for places, kind in kinds if not kind.plans]:  # an earlier look has dropped them all
+            self._refute(places)
         while open_kinds and len(shown) < num_shown:
             places, kind = min(open_kinds, key=lambda item: self._best(item[1]).token_s)
             best = self._best(kind)
