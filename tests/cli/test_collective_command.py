@@ -43,12 +43,21 @@ def test_another_algorithm_is_drawn() -> None:
         (["all-reduce", "--cluster", "mars"], "mars"),
         (["all-reduce", "--cluster", "h100-node", "--device", "h100-sxm"], "leave --device"),
         (["all-reduce", "--ranks", "12"], "not whole nodes of 8"),
+        (["all-reduce", "--cluster", "this-machine"], "the device of this-machine is unknown; use --device"),
+        (["all-reduce", "--device", "h100-pcie", "--ranks", "16"], "set cluster.inter_node.bandwidth_gb_per_s"),
+        (["all-reduce", "--set", "plan.tp=2"], "plan.tp=2 is no field of the cluster"),
         (["all-reduce", "--ranks", "9", "--devices-per-node", "9", "--svg", "x.svg"], "2 to 8 ranks"),
     ],
 )
 def test_bad_input_is_refused(words: list[str], fault: str) -> None:
     with pytest.raises(PlanError, match=fault):
         shown(*words)
+
+
+def test_a_link_may_be_another() -> None:
+    words = ("all-reduce", "--device", "h100-pcie", "--ranks", "16")
+    shown_links = shown(*words, "--set", "cluster.inter_node.bandwidth_gb_per_s=25")
+    assert "between nodes 25 GB/s a device stated" in shown_links
 
 
 def test_a_size_is_a_number_with_a_unit() -> None:

@@ -10,16 +10,16 @@ from click.testing import CliRunner
 from shardwright.cli.main import cli
 from shardwright.config.base import PlanError
 from shardwright.learn.idea_figures import FIGURES
-from shardwright.learn.idea_pages import IDEAS, LANGUAGES, PAGES, IdeaPage, page_of
+from shardwright.learn.idea_pages import IDEAS, LANGUAGES, PAGES, TERMS, IdeaPage, page_of
 from support.learn_pages import BLOCK, commands, filled, output_of, pictures
 
 ROOT = Path(__file__).parents[2]
-NAMES = (*IDEAS, "index")
+NAMES = (*IDEAS, TERMS, "index")
 ANSWER = re.compile(r"^\*\*(?:Answer:|答：)\*\*(.*?)(?:\n\n|\Z)", re.MULTILINE | re.DOTALL)
 QUESTIONS = {"en": "**Question {}.**", "zh": "**问题 {}.**"}
 DECIDES = {"en": "**Decides:** `", "zh": "**判据：** `"}
 # Terms as the field writes them, on the pages that teach them.
-TERMS = {
+TERM_BY_PAGE = {
     "device-memory": "显存", "collectives": "集合通信", "data-parallel": "数据并行", "tensor-parallel": "张量并行",
     "context-parallel": "上下文并行", "pipelines": "流水线并行", "experts": "专家并行", "recomputation": "重计算",
     "mixed-precision": "混合精度",
@@ -76,7 +76,7 @@ def test_the_list_is_all_pages_and_the_index_links_them() -> None:
     for language in LANGUAGES:
         assert {file.stem for file in (PAGES / language).glob("*.md")} == set(NAMES)
         linked = re.findall(r"\(([a-z-]+)\.md\)", page("index", language))
-        assert sorted(linked) == sorted(IDEAS)
+        assert sorted(linked) == sorted((*IDEAS, TERMS))
     used = {name for idea in NAMES for name in pictures(page(idea, "en"))}
     assert used == set(FIGURES) == {file.stem for file in (PAGES / "en" / "figures").glob("*.svg")}
 
@@ -87,8 +87,18 @@ def test_a_figure_is_as_its_code_draws_it(name: str) -> None:
 
 
 def test_chinese_pages_use_the_terms_of_the_field() -> None:
-    for name, term in TERMS.items():
+    for name, term in TERM_BY_PAGE.items():
         assert term in page(name, "zh"), name
+
+
+def test_terms_are_the_same_pairs_in_both_languages() -> None:
+    english, chinese = (
+        [line.strip("| ").split(" | ") for line in page(TERMS, language).splitlines() if line.startswith("| ")]
+        for language in LANGUAGES
+    )
+    pairs = [row[:2] for row in english if row[0] != "English"]
+    assert len(pairs) > 40
+    assert pairs == [row[1::-1] for row in chinese if row[1] != "English"]
 
 
 def test_a_first_run_is_one_of_the_readme() -> None:
@@ -116,7 +126,7 @@ def test_a_terminal_shows_a_page(language: str) -> None:
 
 
 def test_the_list_and_the_locale() -> None:
-    assert [line.split()[0] for line in learned(LC_ALL="C.UTF-8").splitlines()] == list(IDEAS)
+    assert [line.split()[0] for line in learned(LC_ALL="C.UTF-8").splitlines()] == [*IDEAS, TERMS]
     assert "集合通信" in learned(LC_ALL="zh_CN.UTF-8")
     assert "Collectives" in learned("--lang", "en", LC_ALL="zh_CN.UTF-8")
 

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from shardwright.cli.main import cli
 from shardwright.config.base import PlanError
 from shardwright.learn.idea_figures import FIGURES
-from shardwright.learn.idea_pages import IDEAS, LANGUAGES, PAGES, IdeaPage
+from shardwright.learn.idea_pages import IDEAS, LANGUAGES, PAGES, TERMS, IdeaPage
 
 BLOCK = re.compile(r"^```sh\n(?P<command>.*?)\n```\n\n```text\n(?P<output>.*?)```$", re.MULTILINE | re.DOTALL)
 PICTURE = re.compile(r"!\[[^\]]*\]\(figures/([a-z0-9-]+)\.svg\)")
@@ -64,7 +64,7 @@ def filled(markdown: str) -> str:
 
 def main() -> None:
     """Write outputs and figures."""
-    ideas = sys.argv[1:] or (*IDEAS, "index")
+    ideas = sys.argv[1:] or (*IDEAS, TERMS, "index")
     for language in LANGUAGES:
         for idea in ideas:
             page = IdeaPage(idea, language)

@@ -6,7 +6,7 @@ from typing import Any
 from shardwright.api.shown import Shown
 from shardwright.config.asked_cluster import AskedCluster
 from shardwright.config.base import PlanError
-from shardwright.config.load import make_job
+from shardwright.config.load import job_of_fields
 from shardwright.config.named_entries import resolve_names
 from shardwright.config.number_types import half_numbers
 from shardwright.cost.calibration import device_of
@@ -22,7 +22,8 @@ _USUAL_RANKS, _USUAL_DEVICE = 8, "h100-sxm"
 @dataclass(frozen=True)
 class CollectiveQuestion:
     """A collective of a tensor of `num_bytes` over neighbouring ranks of a cluster, which is a name of the catalog, or
-    devices of a kind in their usual nodes. 0 ranks are all devices of the cluster. `algorithm` is the one to draw."""
+    devices of a kind in their usual nodes. 0 ranks are all devices of the cluster. `algorithm` is the one to draw, and
+    `overrides` are of fields of the cluster."""
 
     kind: CollectiveKind
     num_bytes: int
@@ -31,6 +32,15 @@ class CollectiveQuestion:
     devices_per_node: int = 0
     cluster: str = ""
     algorithm: str = ""
+    overrides: tuple[str, ...] = ()
+
+    def faults(self) -> list[str]:
+        """The options that do not go together."""
+        faults = []
+        if self.cluster and (self.device or self.devices_per_node):
+            faults.append("--cluster has devices of its own; leave --device and --devices-per-node out")
+        others = [override for override in self.overrides if not override.strip().startswith("cluster.")]
+        return faults + [f"--set {other} is no field of the cluster; use cluster.FIELD=VALUE" for other in others]
 
 
 @dataclass(frozen=True, repr=False)
@@ -72,11 +82,13 @@ class OneCollective(Shown):
 
 def one_collective(question: CollectiveQuestion) -> OneCollective:
     """Price a collective on its cluster. PlanError if the cluster or one of its rates is unknown."""
+    if faults := question.faults():
+        raise PlanError("collective", faults)
     try:
         cluster, num_ranks = _cluster_of(question)
         peaks = device_of(cluster["device"]).peak_flops
         number = next((number.name for number in half_numbers() if peaks(number.name)), "float32")
-        job = make_job(
+        job = job_of_fields(
             {
                 "model": {"layers": 1, "hidden": 64, "heads": 1, "vocab": 64, "sequence": 16},
                 "cluster": cluster,
@@ -84,6 +96,7 @@ def one_collective(question: CollectiveQuestion) -> OneCollective:
                 "batch": {"global_batch_size": num_ranks},
                 "precision": {"compute": number},
             },
+            question.overrides,
             "collective",
         )
         priced = priced_collective(run_of(job), job.cluster, question.kind, question.num_bytes, question.algorithm)
@@ -98,12 +111,12 @@ def _cluster_of(question: CollectiveQuestion) -> tuple[dict[str, Any], int]:
         num_ranks = question.ranks or _USUAL_RANKS
         asked = AskedCluster(num_ranks, question.device or _USUAL_DEVICE, question.devices_per_node)
         return asked.over({}), num_ranks
-    if question.device or question.devices_per_node:
-        raise PlanError("collective", ["--cluster has devices of its own; leave --device and --devices-per-node out"])
     named: dict[str, Any] = {"cluster": {"name": question.cluster}}
     if faults := resolve_names(named):
         raise PlanError("collective", faults)
     fields = named["cluster"]
+    if fields.get("device", "unknown") == "unknown":
+        raise PlanError("collective", [f"the device of {question.cluster} is unknown; use --device, such as h100-sxm"])
     node = int(fields.get("devices_per_node", 1))
     num_ranks = question.ranks or node * int(fields.get("nodes", 1))
     if num_ranks > node and num_ranks % node:

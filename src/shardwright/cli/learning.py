@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from shardwright.cli.job_options import device_options, file_option, json_option
+from shardwright.cli.job_options import device_options, file_option, json_option, set_option
 from shardwright.config import largest
 
 
@@ -45,6 +45,7 @@ class Size(click.ParamType):
 @click.option("--algorithm", default="", metavar="NAME", help="The one to draw.  [default: the first that has steps]")
 @click.option("--run", "runs", is_flag=True, help="Time it on this machine too, over Gloo.")
 @device_options
+@set_option
 @json_option
 @file_option("--svg", help="Write a picture of all steps.")
 def collective(kind: str, as_json: bool, runs: bool, svg: Path | None, **options: Any) -> None:
@@ -93,11 +94,11 @@ def learn(idea: str | None, language: str | None, as_json: bool) -> None:
 
     Without IDEA it lists all pages.
     """
-    from shardwright.learn.idea_pages import IDEAS, IdeaPage, contents, page_of
+    from shardwright.learn.idea_pages import IDEAS, TERMS, IdeaPage, contents, page_of
 
     language = language or _language_of_locale()
     if idea is None:
-        titles = {name: IdeaPage(name, language).title for name in IDEAS}
+        titles = {name: IdeaPage(name, language).title for name in (*IDEAS, TERMS)}
         click.echo(json.dumps(titles, ensure_ascii=False) if as_json else contents(language))
         return
     page = page_of(idea, language)

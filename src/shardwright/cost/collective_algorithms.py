@@ -27,7 +27,7 @@ from shardwright.sharding.collective_steps import (
 
 TWO_TREES = "two trees"
 MOST_PLAYED = 256  # ranks of a group whose steps are listed; a larger one has the algorithms of predictions alone
-_ON_RINGS = ("all-gather", "reduce-scatter", "all-reduce")
+ON_RINGS = ("all-gather", "reduce-scatter", "all-reduce")
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def _predicted_s(rates: Rates, group: Group, kind: CollectiveKind, num_bytes: in
     """The seconds that predictions take; 0 for collectives that no step has."""
     if kind == "all-to-all":
         return float(all_to_all_s(rates, group, num_bytes))
-    if kind not in _ON_RINGS:
+    if kind not in ON_RINGS:
         return 0.0
     return float(ring_s(rates, group, num_bytes, _rounds(kind), scatters=kind == "reduce-scatter"))
 
@@ -124,11 +124,11 @@ def _rounds(kind: CollectiveKind) -> int:
 def _played(rates: Rates, group: Group, kind: CollectiveKind, name: str, num_bytes: int) -> PricedAlgorithm:
     steps = steps_of(kind, name, int(group.size), int(group.inside))
     load, piece_bytes = busiest_sender(steps, int(group.inside)), num_bytes / group.size
-    if name == "ring" and kind in _ON_RINGS:
+    if name == "ring" and kind in ON_RINGS:
         seconds = float(nccl_ring_s(rates, group, num_bytes, _rounds(kind)))
     elif name == "ring":  # pieces follow each other from or to the root, and each rank sends all of them
         seconds = float(nccl_ring_s(rates, group, num_bytes * group.size / (group.size - 1), 1))
-    elif name == "direct" and kind in (*_ON_RINGS, "all-to-all"):
+    elif name == "direct" and kind in (*ON_RINGS, "all-to-all"):
         seconds = (2 if kind == "all-reduce" else 1) * float(all_to_all_s(rates, group, num_bytes))
     else:
         seconds = rates.collective_s + sum(_step_s(rates, group, step, float(piece_bytes)) for step in steps)
@@ -149,7 +149,7 @@ def _of_large_group(rates: Rates, group: Group, kind: CollectiveKind, num_bytes:
         sent = all_to_all_sent(group, num_bytes)
         seconds = float(all_to_all_s(rates, group, num_bytes))
         return [PricedAlgorithm("direct", 1, sent.inside, sent.between * num_ranks / domains, seconds)]
-    if kind not in _ON_RINGS:
+    if kind not in ON_RINGS:
         return []
     rounds, sent = _rounds(kind), ring_sent(group, num_bytes, _rounds(kind))
     seconds = float(nccl_ring_s(rates, group, num_bytes, rounds))

@@ -36,6 +36,7 @@ IDEAS = (
     "contradictions",
     "troubleshooting",
 )
+TERMS = "terms"  # a table of words, in both languages
 _WIDTH = 100
 
 
@@ -69,16 +70,16 @@ class IdeaPage:
 
 def page_of(idea: str, language: str) -> IdeaPage:
     """The page of an idea. PlanError with the nearest names if there is none."""
-    if idea in IDEAS:
+    if idea in (*IDEAS, TERMS):
         return IdeaPage(idea, language)
-    nearest = get_close_matches(idea, IDEAS, 3) or IDEAS
+    nearest = get_close_matches(idea, (*IDEAS, TERMS), 3) or (*IDEAS, TERMS)
     raise PlanError("learn", [f"there is no page on {idea!r}; use {', '.join(nearest)}"])
 
 
 def contents(language: str) -> str:
     """All ideas with the titles of their pages."""
     width = max(map(len, IDEAS))
-    return "\n".join(f"{idea.ljust(width)}  {IdeaPage(idea, language).title}" for idea in IDEAS)
+    return "\n".join(f"{name.ljust(width)}  {IdeaPage(name, language).title}" for name in (*IDEAS, TERMS))
 
 
 def _lines(markdown: str) -> Iterator[str]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from shardwright.config.cluster_facts import network_gb_per_s, node_gb_per_s
 from shardwright.config.link_words import link_words
 from shardwright.config.units import bytes_text, counted, seconds_text
-from shardwright.cost.collective_algorithms import PricedCollective
+from shardwright.cost.collective_algorithms import MOST_PLAYED, ON_RINGS, PricedCollective
 from shardwright.report.text_columns import aligned
 from shardwright.sharding.collective_steps import SUMS, Holding, Step, Transfer, held_after
 
@@ -108,8 +108,10 @@ def _steps(collective: PricedCollective) -> str:
 
 def _table(collective: PricedCollective) -> str:
     words, spans = link_words(collective.cluster), collective.group.domains > 1
+    if collective.num_ranks == 1:
+        return "A rank alone sends nothing."
     if not collective.rows:
-        return "A rank alone sends nothing." if collective.num_ranks == 1 else "No algorithm is priced for so many."
+        return f"Only {', '.join(ON_RINGS)} and all-to-all are priced for more than {MOST_PLAYED} ranks."
     heading = ["algorithm", "steps", "busiest rank sends"]
     heading += [f"busiest {words.domain} sends out"] * spans + ["time", "GB/s a rank"]
     rows = [heading]

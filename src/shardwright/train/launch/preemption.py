@@ -150,8 +150,8 @@ def watch_requests() -> None:
 
 
 def is_asked() -> bool:
-    """True if this rank was requested to save and leave. Ranks check this at the end of each step, and agree on the
-    answer."""
+    """True if this rank was requested to save and leave. Ranks check this before the update of each step, and agree on
+    the answer."""
     flag = _OF_THIS_RANK.get()
     return flag is not None and flag.is_set
 
