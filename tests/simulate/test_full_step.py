@@ -67,6 +67,15 @@ def test_parts_add_up_and_more_bandwidth_is_not_slower(plan: dict) -> None:
     assert fast.total < slow.total
 
 
+@pytest.mark.parametrize("plan", [{"zero": 0}, {"zero": 1}, {"zero": 2}, {"zero": 0, "recompute": "full"}], ids=str)
+def test_without_a_pipeline_a_drawn_reduction_is_what_outlasts_the_backward(plan: dict) -> None:
+    spec = job(dp=32, link=10.0, batch=32, software="torchtitan", **plan)
+    whole, drawn = simulated_step(spec, CONSTANTS), action_costs(spec, CONSTANTS)
+    assert 0 < sum(drawn.reduce) <= whole.data * (1 + 1e-9)
+    actions_s = sum(sum(costs) for costs in (drawn.forward, drawn.input_grad, drawn.weight_grad, drawn.reduce))
+    assert actions_s < whole.total
+
+
 def test_a_stage_that_runs_again_before_its_gradient_comes_waits_less() -> None:
     of = job(dp=4, tp=2, pp=4, recompute="stage")
     assert simulated_step(of, CONSTANTS).bubble < 0.8 * step_time(run_of(of), CONSTANTS).bubble

@@ -26,6 +26,7 @@ from shardwright.train.launch.preemption import (
     is_asked,
     leave_early,
     saved_sentence,
+    watch_requests,
 )
 from support.cases import small_job
 from support.ranks import PATIENCE_S
@@ -64,7 +65,7 @@ def test_which_signals_are_requests(
     signals: list[signal.Signals], taken: list[bool], asked: signal.Signals | None
 ) -> None:
     with a_preemption() as preemption:
-        preemption.can_save = True
+        preemption.is_watched = preemption.can_save = True
         assert [preemption.takes(number) for number in signals] == taken
         assert preemption.signal is asked
         assert type(preemption.end_of(TERM)) is (PreemptedEarly if asked is None else Ended)
@@ -77,16 +78,54 @@ def test_before_ranks_can_save_a_request_ends_the_command() -> None:
         assert preemption.end_of(TERM).sentence() == f"preempted by SIGTERM {EARLY}".strip()
 
 
+@pytest.mark.parametrize("number", [TERM, USR1, INT], ids=lambda signal: signal.name)
+def test_a_request_is_answered_when_the_messages_before_it_are_read(
+    number: signal.Signals, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A rank may have told of its first step, and the launcher not have read that yet."""
+    with a_preemption() as preemption:
+        preemption.is_watched = True
+        assert preemption.takes(number) and not capfd.readouterr().err
+        preemption.can_save = True
+        preemption.answer()
+        assert preemption.signal is number
+        assert capfd.readouterr().err == (SAVES if number is INT else "")
+
+
+@pytest.mark.parametrize("number", [TERM, USR1, INT], ids=lambda signal: signal.name)
+def test_a_request_before_the_first_step_ends_the_command(number: signal.Signals) -> None:
+    numbers = list[int]()
+    before = signal.signal(number, lambda number, _: numbers.append(number))
+    try:
+        with a_preemption() as preemption:
+            preemption.is_watched = True
+            assert preemption.takes(number)
+            preemption.answer()
+            assert numbers == [number] and not preemption.takes(number)
+            assert preemption.end_of(number).status == (1 if number is INT else 3)
+    finally:
+        signal.signal(number, before)
+
+
+def test_two_signals_before_the_first_step_are_one_preemption() -> None:
+    """`timeout` sends SIGTERM to a command, and again to its group."""
+    with a_preemption() as preemption:
+        preemption.is_watched = True
+        assert preemption.takes(TERM) and not preemption.takes(TERM)
+        assert preemption.end_of(TERM).status == 3
+
+
 def test_nothing_is_asked_outside() -> None:
     before = [signal.getsignal(number) for number in PREEMPTIONS]
     assert not is_asked()
-    looked = list[str]()
-    with heeded(at_first_look=lambda: looked.append("look"), before_a_look=lambda number: looked.append(str(number))):
+    calls = list[str]()
+    with heeded(lambda: calls.append("step"), lambda number: calls.append(str(number))):
         os.kill(os.getpid(), USR1)
-        assert looked == [str(int(USR1))]
-        assert is_asked() and is_asked()
+        assert calls == [str(int(USR1))] and is_asked()
+        watch_requests()
+        watch_requests()
         os.kill(os.getpid(), TERM)
-        assert looked == [str(int(USR1)), "look"]
+        assert calls == [str(int(USR1)), "step"] and is_asked()
     assert not is_asked()
     with heeded():
         assert not is_asked()
@@ -108,6 +147,7 @@ def until_asked(job: JobSpec, mesh: Mesh, folder: Path) -> int:
             (folder / "steps").write_text("0")
             time.sleep(PATIENCE_S)
         time.sleep(0.02)
+        watch_requests()
         asked = is_asked()
         if asked:
             (folder / f"asked {mesh.rank}").write_text("")
@@ -227,8 +267,9 @@ def members(group: int) -> list[int]:
 
 RANK = """
 import os, signal, sys, time
-from shardwright.train.launch.preemption import ONE_PRESS_S, heeded, is_asked
+from shardwright.train.launch.preemption import ONE_PRESS_S, heeded, is_asked, watch_requests
 with heeded(hears_interrupts=True, tells=True):
+    watch_requests()
     assert not is_asked()
     os.kill(os.getpid(), signal.SIGINT)
     assert is_asked()
@@ -251,7 +292,7 @@ def test_in_a_program_of_the_users_the_second_ctrl_c_is_pythons() -> None:
         with heard() as preemption:
             with pytest.raises(KeyboardInterrupt):  # no rank can save yet
                 os.kill(os.getpid(), INT)
-            preemption.can_save = True
+            preemption.is_watched = preemption.can_save = True
             os.kill(os.getpid(), INT)
             assert preemption.signal is INT
             with pytest.raises(KeyboardInterrupt):

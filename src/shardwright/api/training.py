@@ -230,7 +230,7 @@ def _run_rank_in(folder: Path, spec: JobSpec, environment: RankEnvironment, star
     preemption_handling: AbstractContextManager[None] = nullcontext()
     if is_on:
         preemption_handling = preemption.heeded(
-            before_a_look=leaves_early, hears_interrupts=True, tells=environment.rank == 0
+            before_first_step=leaves_early, hears_interrupts=True, tells=environment.rank == 0
         )
     with folder_lock, checkpoint_lock, preemption_handling:
         if environment.rank == 0:

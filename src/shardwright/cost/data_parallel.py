@@ -64,10 +64,7 @@ class DataParallel:
             lambda name, at: num_reductions(name, p[at], m[at], sums_by_run(name, grid.virtual[at], grid.reduce_each))
         )
         early_s = (reductions - 1) * reduce_s * (grid.zero == 2)
-        if software.reduce_overlap:
-            exposed_s = beside(rates, reduce_s, self.pace.backward)
-            # The last bucket is full when the backward ends.
-            reduce_s = np.maximum(exposed_s, last_s) if grid.bucket_bytes else exposed_s
+        reduce_s = self.exposed_reduce_s(reduce_s, last_s)
         if software.gather_overlap:
             gather_s = beside(rates, gather_s, self.pace.forward)
         elif software.update_overlap:
@@ -75,6 +72,15 @@ class DataParallel:
         early_s = beside(rates, early_s, (grid.num_microbatches - 1) * self.pace.total)
         seconds = np.max(early_s + reduce_s + gather_s, axis=0) + self._tied_s()
         return np.where((grid.zero == 3) & (grid.replicas > 1), put_off_s, seconds)
+
+    def exposed_reduce_s(self, reduce_s: Numbers, last_s: Numbers) -> Numbers:
+        """Seconds for which reducing gradients outlasts the backward that makes them, from the first two of
+        `exchanged_s`."""
+        if not self.software.reduce_overlap:
+            return reduce_s
+        exposed_s = beside(self.rates, reduce_s, self.pace.backward)
+        # The last bucket is full when the backward ends.
+        return np.maximum(exposed_s, last_s) if self.run.grid.bucket_bytes else exposed_s
 
     def _reduced(self, shard: Group, copies: Group, elements: Array) -> tuple[Numbers, Numbers]:
         """(seconds of reducing the gradients of one kind of parameters, of their last bucket alone)."""

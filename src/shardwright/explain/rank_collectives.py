@@ -186,7 +186,7 @@ def _of_group(collective: PhaseCalls, rank_group: RankGroup, priced: PricedGroup
     seconds = None
     if priced is not None:
         run, rates = priced.costing.run, priced.costing.rates
-        links = group_at(run, rank_group.lies)
+        links = group_at(run, rank_group.layout)
         call_bytes = full_bytes / collective.calls
         seconds = all_to_all_s(rates, links, call_bytes) if is_direct else ring_s(rates, links, call_bytes, rounds)
     return Crossing(

@@ -36,7 +36,7 @@ class RankGroup:
     nodes: tuple[int, ...]
     num_groups: int
     carries: str
-    lies: Layout
+    layout: Layout
 
     @property
     def as_priced(self) -> Group:

@@ -20,7 +20,7 @@ from shardwright.cost.collective_time import message_latency_s, message_s
 from shardwright.cost.data_parallel import DataParallel
 from shardwright.cost.from_job import run_of
 from shardwright.cost.group_links import Groups
-from shardwright.cost.piece_time import PieceTime, beside
+from shardwright.cost.piece_time import beside
 from shardwright.layers.memo import Memo
 from shardwright.layers.stage_contents import PipelineRanks, PipelineStages, held_by_rank, layer_kinds
 from shardwright.schedule.job_program import Order, job_order, job_placement
@@ -193,6 +193,7 @@ class _Stages:
             seconds += pieces["mtp", "none"].times(stages.head * run.shape.mtp)
         for kind, count in zip(stages.kinds, stages.layers, strict=True):
             seconds += pieces[kind].times(count)
+        pace = seconds
         if run.grid.recompute == "stage":  # the recomputation is an action of its own
             seconds = replace(seconds, again=0.0 * seconds.again)
         forward = seconds.forward + seconds.exposed_forward
@@ -201,8 +202,10 @@ class _Stages:
         size = border_bytes(run, software)
         pipeline = groups.pp
         latency_s = float(np.max(message_latency_s(rates, pipeline)))
-        ends = DataParallel.of(run, software, rates, groups, stages, PieceTime())
-        reduce_s, _, gather_s = ends.exchanged_s()
+        ends = DataParallel.of(run, software, rates, groups, stages, pace)
+        reduce_s, last_s, gather_s = ends.exchanged_s()
+        if job.plan.pp == 1 and job.plan.zero < 3:  # closed forms give its step, and hide part of this
+            reduce_s = ends.exposed_reduce_s(reduce_s, last_s)
         placement = job_placement(job)
         are_beside = software.reduce_overlap or job.plan.zero >= 2
         return cls(

@@ -16,6 +16,7 @@ from shardwright.train.data.batch_reader import BatchReader
 from shardwright.train.health.gpu_readings import gpu_sentences
 from shardwright.train.health.run_health import RunHealth
 from shardwright.train.health.step_judge import Decision, Judge, StepCounts
+from shardwright.train.launch import preemption
 from shardwright.train.launch.out_of_memory import telling_what_is_held
 from shardwright.train.metrics import MetricsLog
 from shardwright.train.step_metrics import (
@@ -131,6 +132,7 @@ def watched_span(
         sent_bytes=sent_bytes_of_step(mesh.ledger, num_steps),
         peak_memory_bytes=peak_memory_bytes(mesh.device),
     )
+    preemption.watch_requests()
     decision, lines = health.after_span(first, results, batch)
     return SpanRun(first, results, account, counts=replace(health.judge.counts), decision=decision, lines=lines)
 

@@ -123,11 +123,11 @@ class SimulatedPlans:
         return self._first_fitting(chosen, num_shown)
 
     def _first_fitting(self, kinds: Sequence[tuple[Sequence[PlanPlace], _Kind]], num_shown: int) -> list[SimulatedPlan]:
-        """The fastest fitting plans of `num_shown` kinds, fastest first.
-
-        The fastest plan of all is judged next, so that no account is made of a plan that is too slow to be shown.
-        """
-        open_kinds, shown = list(kinds), list[SimulatedPlan]()
+        """The fastest fitting plans of `num_shown` kinds, fastest first. The fastest of all is judged next, so that no
+        account is made of a plan that is too slow to be shown."""
+        open_kinds, shown = [item for item in kinds if item[1].plans], list[SimulatedPlan]()
+        for places in [places for places, kind in kinds if not kind.plans]:  # none of them fits
+            self._refute(places)
         while open_kinds and len(shown) < num_shown:
             item = min(open_kinds, key=lambda item: self._best(item[1]).token_s if item[1].plans else 0.0)
             places, kind = item

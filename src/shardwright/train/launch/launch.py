@@ -91,7 +91,7 @@ def _live_and_heed(
     env: RankEnvironment, work: Work, job: JobSpec, folder: Path, num_threads: int, connection: "Connection[Any, Any]"
 ) -> None:
     """Run one rank that can be requested to save and leave."""
-    with heeded(at_first_look=partial(connection.send, _CanSave())):
+    with heeded(at_first_step=partial(connection.send, _CanSave())):
         _live(env, work, job, folder, num_threads, connection)
 
 
@@ -118,7 +118,7 @@ class _Result:
 
 @dataclass(frozen=True)
 class _CanSave:
-    """The message of a rank that has done a step, and checks for requests from then on."""
+    """The message of a rank in its first step, which checks for requests from then on."""
 
 
 @dataclass
@@ -144,7 +144,7 @@ def run_ranks(runs: Sequence[Run], on_cpu: bool, preemption: Preemption | None =
         return _wait(ranks, preemption, timeout_s)
     finally:
         if preemption is not None:
-            preemption.can_save = False
+            preemption.is_watched = preemption.can_save = False
         ranks.end()
 
 
@@ -153,6 +153,8 @@ def _wait(ranks: RankProcesses, preemption: Preemption | None, timeout_s: float)
     open_connections = {connection: rank for rank, connection in enumerate(ranks.connections)}
     world, can_save = len(open_connections), set[int]()
     failed_s = requested_s = 0.0
+    if preemption is not None:
+        preemption.is_watched = True
     while open_connections:
         is_cause_known = end.statuses or {note.kind for note in end.notes} != {"lost"}
         settling_s = SETTLING_S if is_cause_known else SETTLING_AFTER_LOSS_S
@@ -163,9 +165,6 @@ def _wait(ranks: RankProcesses, preemption: Preemption | None, timeout_s: float)
             break
         requests = [preemption.fileno()] if preemption is not None and not requested_s else []
         ready = wait([*open_connections, *requests], remaining_s)
-        if preemption is not None and preemption.fileno() in ready:
-            requested_s, end.request = time.monotonic(), signal_name(preemption.signal or 0)
-            ranks.send(signal.SIGUSR1)
         for connection, rank in [item for item in open_connections.items() if item[0] in ready]:
             try:
                 message = connection.recv()
@@ -182,6 +181,10 @@ def _wait(ranks: RankProcesses, preemption: Preemption | None, timeout_s: float)
                     can_save.add(rank)
         if preemption is not None:
             preemption.can_save = len(can_save) == world
+            if preemption.fileno() in ready:
+                preemption.answer()
+                requested_s, end.request = time.monotonic(), signal_name(preemption.signal or 0)
+                ranks.send(signal.SIGUSR1)
         if not failed_s and (end.notes or end.statuses):
             failed_s = time.monotonic()
     return end

@@ -56,11 +56,17 @@ def unkept() -> Iterator[None]:
 
 class Preemption:
     """The requests to a command that launched ranks. It can be given to `select`, and is readable from the first
-    request on."""
+    request on.
+
+    Ranks tell their launcher by messages that they can save, and a user may press Ctrl-C before it has read them. So
+    while it reads messages each request is taken, and it `answer`s when it has read those that had come before.
+    """
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
+        self.is_watched = False  # True while the launcher reads messages of ranks
         self.can_save = False  # True once all ranks check for requests
+        self._stands = self._is_told = False
         self._read_end, self._write_end = os.pipe()
 
     def fileno(self) -> int:
@@ -73,23 +79,38 @@ class Preemption:
         os.close(self._write_end)
 
     def takes(self, number: signal.Signals) -> bool:
-        """Take a signal as a request to save. Returns False if it is not taken: before ranks can save, and for a second
-        SIGTERM or Ctrl-C, which ends the command."""
+        """Take a signal as a request to save. Returns False if it is not taken: before ranks are watched, and for a
+        second SIGTERM or Ctrl-C, which ends the command."""
         if number not in REQUESTS or (number in _INSISTENT and self.signal in _INSISTENT):
             return False
-        if self.signal is None and not self.can_save:
+        if self.signal is None and not self.is_watched:
             return False
         if self.signal is None:
             os.write(self._write_end, b"!")
         if self.signal not in _INSISTENT:
             self.signal = number
-        if number is signal.SIGINT:
-            _tell_that_it_saves()
+        if self.can_save:
+            self._stand()
         return True
+
+    def answer(self) -> None:
+        """Answer a request that was taken: it stands if ranks can save, else its signal ends the command."""
+        if self.can_save:
+            self._stand()
+        elif self.signal is not None:
+            number, self.signal, self.is_watched = self.signal, None, False
+            signal.raise_signal(number)
+
+    def _stand(self) -> None:
+        """Let the request stand. Tell once that the first Ctrl-C was taken, and how a second one is."""
+        self._stands = True
+        if self.signal is signal.SIGINT and not self._is_told:
+            self._is_told = True
+            _tell_that_it_saves()
 
     def end_of(self, number: signal.Signals) -> Ended:
         """The exception that a signal raises if it is not taken."""
-        return PreemptedEarly(number) if number in PREEMPTIONS and self.signal is None else Ended(number)
+        return PreemptedEarly(number) if number in PREEMPTIONS and not self._stands else Ended(number)
 
 
 @contextmanager
@@ -105,50 +126,56 @@ def heard() -> Iterator[Preemption]:
 
 
 class _Flag:
-    """The state of one rank: was it requested to save and leave, and has it checked for requests yet?"""
+    """The state of one rank: was it requested to save and leave, and does it check for requests yet?"""
 
-    def __init__(self, at_first_look: Callable[[], None]) -> None:
-        self.is_set = self.was_seen = False
-        self._at_first_look = at_first_look
+    def __init__(self, at_first_step: Callable[[], None]) -> None:
+        self.is_set = self.is_watched = False
+        self._at_first_step = at_first_step
 
-    def look(self) -> bool:
-        """Check for a request: True if there was one."""
-        if not self.was_seen:
-            self.was_seen = True
-            self._at_first_look()
-        return self.is_set
+    def watch(self) -> None:
+        """Check for requests at the end of each step from now on."""
+        if not self.is_watched:
+            self.is_watched = True
+            self._at_first_step()
 
 
 _OF_THIS_RANK: ContextVar[_Flag | None] = ContextVar("preemption", default=None)
+
+
+def watch_requests() -> None:
+    """Let requests to this rank be answered at the end of each step from now on. Ranks call it within their first step,
+    before its last collective: so all ranks can save before any of them tells of the step."""
+    if (flag := _OF_THIS_RANK.get()) is not None:
+        flag.watch()
 
 
 def is_asked() -> bool:
     """True if this rank was requested to save and leave. Ranks check this before the update of each step, and agree on
     the answer."""
     flag = _OF_THIS_RANK.get()
-    return flag is not None and flag.look()
+    return flag is not None and flag.is_set
 
 
 @contextmanager
 def heeded(
-    at_first_look: Callable[[], None] = lambda: None,
-    before_a_look: Callable[[int], None] = lambda _: None,
+    at_first_step: Callable[[], None] = lambda: None,
+    before_first_step: Callable[[int], None] = lambda _: None,
     hears_interrupts: bool = False,
     tells: bool = False,
 ) -> Iterator[None]:
-    """During the block, SIGTERM and SIGUSR1 make `is_asked` return True on this rank. The first call of `is_asked`
-    calls `at_first_look`; a signal before that also calls `before_a_look` with its number.
+    """During the block, SIGTERM and SIGUSR1 make `is_asked` return True on this rank. The first call of
+    `watch_requests` calls `at_first_step`; a signal before that also calls `before_first_step` with its number.
 
     Ctrl-C reaches all processes of a terminal. With `hears_interrupts`, for ranks without a launcher of ours, the first
     Ctrl-C is a request, which the rank with `tells` reports, and the second ends the rank. Else Ctrl-C is ignored, and
     left to the launcher.
     """
-    flag = _Flag(at_first_look)
+    flag = _Flag(at_first_step)
 
     def answer(number: int, _: FrameType | None) -> None:
         flag.is_set = True
-        if not flag.was_seen:
-            before_a_look(number)
+        if not flag.is_watched:
+            before_first_step(number)
 
     interrupted_s = math.inf
 
@@ -159,7 +186,7 @@ def heeded(
             os.kill(os.getpid(), number)
         elif interrupted_s == math.inf:
             interrupted_s = time.monotonic()
-            if tells and flag.was_seen:
+            if tells and flag.is_watched:
                 _tell_that_it_saves()
             answer(number, frame)
 
