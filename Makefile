@@ -10,14 +10,14 @@ BUNDLE ?= build/gpu-bundle
 IN_BUNDLE = PYTHONPATH=$(abspath $(BUNDLE)/src):$(abspath $(BUNDLE)/site) $(PYTHON) $(BUNDLE)/benchmarks
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal
 
-.PHONY: help train test test-all test-fast fuzz fuzz-strangers signals kills soak gpu gpu-bundle gpu-run gpu-probe interchange lowest lint install clean
+.PHONY: help train test test-all test-fast fuzz fuzz-strangers signals kills soak gpu gpu-bundle gpu-run gpu-probe interchange lowest lint install site site-check pages clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[studio]'
 	$(BIN)/python -m compileall -q src  # where Python may write no bytecode itself, each command would compile again
 	touch $@
 
@@ -113,5 +113,18 @@ gpu-run:  ## the same as gpu out of BUNDLE, by PYTHON with torch alone
 gpu-probe:  ## ten questions that only a device answers, a line each, out of BUNDLE by PYTHON with torch alone
 	$(IN_BUNDLE)/gpu_probe.py $(ARGS)
 
+$(VENV)/installed-docs: $(VENV)/installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	touch $@
+
+site: $(VENV)/installed-docs  ## the pages that teach, in English and Chinese, as a site in build/site; it needs no network
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+site-check: site  ## every page of the site in a headless Chromium: no error, no request to another machine
+	$(BIN)/python tests/support/site_in_browser.py build/site
+
+pages: $(VENV)/installed-test  ## run all commands of these pages, and write their outputs and figures again
+	$(BIN)/python tests/support/learn_pages.py
+
 clean:  ## remove the virtual environment, caches and runs
-	rm -rf $(VENV) $(VENV)-lowest runs $(BUNDLE) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV)-lowest runs $(BUNDLE) build/site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -198,6 +198,25 @@ class HostTransport:
         host = x.cpu()
         return _Copied(self._inner.broadcast(host, source), x, host)
 
+    def reduce(self, x: Tensor, target: int, op: dist.ReduceOp.RedOpType) -> Underway:
+        """Reduce into the `x` of a rank."""
+        host = x.cpu()
+        return _Copied(self._inner.reduce(host, target, op), x, host)
+
+    def scatter(self, out: Tensor, shares: list[Tensor] | None, source: int) -> Underway:
+        """Give each rank its share of those of a rank."""
+        host = torch.empty(out.shape, dtype=out.dtype)
+        host_shares = None if shares is None else [share.cpu() for share in shares]
+        return _Copied(self._inner.scatter(host, host_shares, source), out, host)
+
+    def gather(self, parts: list[Tensor] | None, x: Tensor, target: int) -> Underway:
+        """Put each rank's `x` into the parts of a rank, which lie one behind the other in one tensor."""
+        if parts is None:
+            return _Copied(self._inner.gather(None, x.cpu(), target), None, None)
+        host = torch.empty(len(parts), *x.shape, dtype=x.dtype)
+        whole = parts[0].as_strided(host.shape, host.stride(), parts[0].storage_offset())
+        return _Copied(self._inner.gather(list(host), x.cpu(), target), whole, host)
+
     def send(self, x: Tensor, to: int, tag: int = 0) -> Underway:
         """Send to a rank. What was sent is kept until it has arrived, whoever forgets it."""
         work = self._inner.send(x.detach().cpu().contiguous(), to, tag)

@@ -38,6 +38,9 @@ settings.load_profile("shardwright")
 # five times their CPU time. Before anything imports torch, and commands that tests start inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Texts are as wide as the terminal; tests read them as in a pipe, however wide the terminal of their runner is.
+os.environ.pop("COLUMNS", None)
+
 # Ranks and commands inherit this as well. Each message between ranks wakes a thread. If that takes the core from the
 # sender at once, the sender still holds its connection's lock, and its own thread for arrivals spins on it: half of a
 # rank's system time. A batch process waits for its turn instead.

@@ -66,7 +66,8 @@ def test_faults_of_a_job_are_answers() -> None:
     )
     failed, text = asked(server, "estimate", wrong)
     assert failed and all(fault in text for fault in refused.value.faults)
-    assert asked(server, "check", {"job": "llama3-8b", "overrides": ["plan.dp=8"], **ON_8})[1]["fits"] is False
+    too_large = ["plan.dp=8", "plan.zero=0", "plan.offload_optimizer=0.0"]
+    assert asked(server, "check", {"job": "llama3-8b", "overrides": too_large, **ON_8})[1]["fits"] is False
     failed, text = asked(server, "estimate", {"job": "no-such-model"})
     assert failed and "no-such-model" in text
 

@@ -1,14 +1,20 @@
 """The command line answers at once, and its help tells everything."""
 
+import json
 import os
 import re
 import resource
+import shlex
 import subprocess
 import sys
 
+import click
 import pytest
+from click.testing import CliRunner
 
 from shardwright import __version__
+from shardwright.cli.job_options import BriefCommand
+from shardwright.cli.main import cli
 from shardwright.config.attention_sections import LatentSpec
 from shardwright.config.job import JobSpec
 from shardwright.config.moe import MoeSpec
@@ -48,7 +54,9 @@ def test_help_is_there_at_once() -> None:
     assert min(cpu_seconds("--help") for _ in range(3)) < 0.5
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["--version"], [], ["nonsense"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["-h"], ["--version"], [], ["nonsense"], ["train", "-h"], ["plan", "--help-all"]]
+)
 def test_help_needs_no_heavy_library(arguments: list[str]) -> None:
     assert imported_by(*arguments) == set()
 
@@ -56,8 +64,7 @@ def test_help_needs_no_heavy_library(arguments: list[str]) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["train", "-h"],
-        ["verify", "-h"],
+        ["fields"],
         ["train", "quickstart", "--set", "plan.tp=3"],
         ["estimate", "quickstart"],
         ["estimate", "quickstart", "--json"],
@@ -77,16 +84,47 @@ def test_version() -> None:
 def test_help_lists_the_commands() -> None:
     done = shardwright("--help")
     assert (done.returncode, done.stderr) == (0, "")
-    assert re.search(r"^  train +Train JOB", done.stdout, re.MULTILINE)
-    assert re.search(r"^  verify +Run JOB", done.stdout, re.MULTILINE)
+    assert re.search(r"^  train +train a job", done.stdout, re.MULTILINE)
+    assert re.search(r"^  verify +a plan against one rank", done.stdout, re.MULTILINE)
 
 
-@pytest.mark.parametrize("command", ["train", "verify"])
-@pytest.mark.parametrize("option", ["-h", "--help"])
-def test_help_of_a_command_tells_every_field(command: str, option: str) -> None:
-    done = shardwright(command, option)
+COMMANDS = sorted(set(cli.commands) - {"checkpoint"})
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_is_short(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Usage, the options that matter and examples, on one screen of any width; --help-all has all options."""
+    for columns in (80, 100, 200):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        lines = helped(name, "--help").splitlines()
+        assert len(lines) <= 50 and max(map(len, lines)) <= columns
+    command = cli.commands[name]
+    options = {word for option in command.params if isinstance(option, click.Option) for word in option.opts}
+    every = helped(name, "--help-all" if "--help-all" in options else "--help")
+    assert all(re.search(rf"(^|[\s,]){option}\b", every) for option in options if option.startswith("--"))
+    if isinstance(command, BriefCommand):
+        assert command.brief <= options and len(command.brief) in (0, 5)
+        assert all(re.search(rf"\s{option}\b", helped(name, "--help")) for option in command.brief)
+        for example in command.examples:
+            words = shlex.split(example)
+            assert words[0] == name and {word for word in words if word.startswith("--")} <= options
+
+
+def helped(*words: str) -> str:
+    done = CliRunner().invoke(cli, words, catch_exceptions=False)
+    assert done.exit_code == 0
+    return done.output
+
+
+def test_every_command_is_in_a_section_of_help() -> None:
+    text = helped("--help")
+    assert "More:" not in text
+    assert all(re.search(rf"^  {name} +\S", text, re.MULTILINE) for name in cli.commands)
+
+
+def test_fields_tells_every_field() -> None:
+    done = shardwright("fields")
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith(f"Usage: python -m shardwright {command} [OPTIONS] JOB\n")
     help_text = " ".join(done.stdout.split())
     sections = {section: field.annotation for section, field in JobSpec.model_fields.items() if section != "name"}
     sections |= {"model.moe": MoeSpec, "model.latent": LatentSpec, "model.rotary_scaling": RotaryScalingSpec}
@@ -100,4 +138,9 @@ def test_help_of_a_command_tells_every_field(command: str, option: str) -> None:
     )
     assert "tp = 1 Tensor-parallel degree: ranks that share each layer's matrices." in help_text
     assert "sequence_parallel = false Also shard norms" in help_text
-    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert max(map(len, done.stdout.splitlines())) <= 100
+    plan = shardwright("fields", "plan").stdout
+    assert plan.startswith("Fields of [plan]:") and "Fields of [plan.fallback" not in plan and "[model]" not in plan
+    assert json.loads(shardwright("fields", "batch", "--json").stdout)["batch"]["global_batch_size = 8"]
+    missing = shardwright("fields", "plna")
+    assert missing.returncode == 2 and "did you mean plan?" in missing.stderr

@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
@@ -28,7 +29,7 @@ def test_as_stands_for_the_field(words: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("command", ["estimate", "explain", "simulate", "layout", "plan"])
 def test_every_prediction_takes_it(command: str) -> None:
-    assert "--as NAME" in run(command, "--help").stdout
+    assert "--as NAME" in run(command, "--help-all").stdout
     assert run(command, *PRICED, "--as").exit_code == 2
 
 
@@ -44,10 +45,19 @@ def test_side_by_side() -> None:
     assert [line.split()[0] for line in lines[-len(others) - 1 :]] == [row["software"] for row in found["beside"]]
 
 
-def test_whether_it_fits_and_what_would_is_of_the_software_that_is_asked_for() -> None:
+def job_of(folder: Path, model: str, plan: str, batch: int) -> str:
+    """A job with a plan of its own, of which nothing is chosen."""
+    file = folder / "job.toml"
+    sections = {"model": f'name = "{model}"', "plan": plan, "batch": f"global_batch_size = {batch}"}
+    sections["precision"] = 'compute = "bf16"'
+    file.write_text("\n".join(f"[{name}]\n{fields}" for name, fields in sections.items()))
+    return str(file)
+
+
+def test_whether_it_fits_and_what_would_is_of_the_software_that_is_asked_for(tmp_path: Path) -> None:
     """Its processes decide, as they do in `plan`; so a nearest plan fits when it is followed."""
-    asked = ("estimate", "llama2-70b", "--devices", "32", "--device", "h100-sxm", "--as", "fsdp-2024")
-    asked += ("--set", "plan.zero=3", "--set", "plan.tp=2")
+    job = job_of(tmp_path, "llama2-70b", "zero = 3\ntp = 2\ndp = 16", 1024)
+    asked = ("estimate", job, "--devices", "32", "--device", "h100-sxm", "--as", "fsdp-2024")
     found = json.loads(run(*asked, "--json").stdout)
     assert not found["fits"] and found["process_bytes"] > found["device_memory_bytes"]
     for near in found["nearest"]:
@@ -59,9 +69,9 @@ def test_whether_it_fits_and_what_would_is_of_the_software_that_is_asked_for() -
     assert "It does not fit one h100-sxm, which shows 79.1 GiB of its 80.0 GiB, under the cluster's" in said
 
 
-def test_what_this_runtime_has_no_room_for_may_fit_with_other_software() -> None:
-    asked = ("estimate", "llama3-8b", "--devices", "8", "--device", "h100-sxm", "--set", "plan.zero=3")
-    asked += ("--set", "model.sequence=12800", "--set", "batch.global_batch_size=64")
+def test_what_this_runtime_has_no_room_for_may_fit_with_other_software(tmp_path: Path) -> None:
+    job = job_of(tmp_path, "llama3-8b", "zero = 3\ndp = 8", 64)
+    asked = ("estimate", job, "--devices", "8", "--device", "h100-sxm", "--set", "model.sequence=12800")
     ours, theirs = (json.loads(run(*asked, *software, "--json").stdout) for software in ((), ("--as", "megatron-core")))
     assert ours["memory"] == theirs["memory"]
     assert (ours["fits"], theirs["fits"]) == (False, True)

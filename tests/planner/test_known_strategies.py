@@ -11,7 +11,8 @@ from shardwright.planner.search.known_strategies import within_known
 from shardwright.planner.search.objectives import Objective
 from shardwright.planner.search.plan_price import fits, room_bytes
 from shardwright.planner.search.search import search
-from shardwright.report.plans_text import plans_text
+from shardwright.report.plan_screen import plan_screen
+from shardwright.report.rendered import rendered
 from support.planned import small_job
 
 pytestmark = pytest.mark.long
@@ -47,7 +48,7 @@ def test_the_rest_is_explained_and_one_line_says_what_is_missing() -> None:
     job = job_on("h20")
     advice = explained(best_plans(job, QUICK, shipped(), Objective(), 2), job, QUICK, shipped())
     assert advice.reasons and not any(reason.field.startswith("offload") for reason in advice.reasons)
-    text = " ".join(plans_text(advice).split())
+    text = " ".join(rendered(plan_screen(advice)).split())
     assert text.count("Plans that offload are left out: nothing is known of the host beside h20") == 1
 
 

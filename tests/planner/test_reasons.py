@@ -30,7 +30,8 @@ from shardwright.planner.search.objectives import Objective, best, node_counts, 
 from shardwright.planner.search.plan_price import room_bytes
 from shardwright.planner.search.sample import standing
 from shardwright.planner.stages.best_layout import paying_layout
-from shardwright.report.plans_text import _reason_lines, _rows, job_words, plan_dict, plans_text
+from shardwright.report.plan_details import _reason_lines, _rows, plan_details
+from shardwright.report.plans_text import job_words, plan_dict
 from shardwright.report.toml_files import write_toml
 from shardwright.schedule.job_program import plan_faults
 from shardwright.simulate.closed_form import step_time
@@ -135,7 +136,7 @@ def test_what_is_below_what_is_shown_is_left_out_of_the_text() -> None:
     """Also of the smallest jobs, whose steps are milliseconds."""
     for job in (job_with(dp=8), job_with(2, dp=8, zero=3)):
         advice = explained(best_plans(job, QUICK, shipped(), Objective(), 3), job, QUICK, constants=shipped())
-        text = plans_text(advice)
+        text = plan_details(advice)
         for line in text.splitlines():
             assert not re.search(r"(?<![\d.])0(\.0+)? (s|%|GiB)|(?<![\d.])0\.0+%|the same time", line), line
 
@@ -213,7 +214,7 @@ def test_where_a_plan_stands() -> None:
 
 
 def test_the_command_prints_a_list_and_writes_a_job(tmp_path: Path) -> None:
-    """JSON fastest first, and a TOML that loads with the recommended plan in it."""
+    """JSON with the recommended plan first, and a TOML that loads with the recommended plan in it."""
     source, target = tmp_path / "job.toml", tmp_path / "best.toml"
     write_toml(source, job_with(2, dp=8))
     options = [
@@ -238,7 +239,7 @@ def test_the_command_prints_a_list_and_writes_a_job(tmp_path: Path) -> None:
     assert [plan["fastest"] for plan in plans] == [number == 0 for number in range(len(plans))]
     (chosen,) = [plan["plan"] for plan in plans if plan["recommended"]]
     assert load_job(str(target)).plan.model_dump() == chosen
-    text = CliRunner().invoke(cli, ["plan", str(source), *options[5:]], catch_exceptions=False).stdout
+    text = CliRunner().invoke(cli, ["plan", str(source), *options[5:], "--details"], catch_exceptions=False).stdout
     for heading in (
         "The best plan",
         "What binds",

@@ -1,4 +1,4 @@
-"""The recommended plan: the simplest of those that can't be told apart from the fastest."""
+"""The recommended plan, which is the fastest, and the simplest of those that can't be told apart from it."""
 
 import json
 from collections.abc import Sequence
@@ -39,8 +39,10 @@ from shardwright.planner.search.objectives import Objective
 from shardwright.planner.search.plan_price import room_bytes
 from shardwright.planner.search.results import Candidate
 from shardwright.planner.search.simpler_plans import simpler_plans
-from shardwright.report.plans_text import sure_text
-from shardwright.report.recommendation_text import plan_dicts, recommendation_text
+from shardwright.report.plan_screen import plan_screen
+from shardwright.report.plans_text import sure_text, usd_text
+from shardwright.report.recommendation_text import plan_dicts
+from shardwright.report.rendered import rendered
 from shardwright.report.toml_files import write_toml
 from shardwright.schedule.job_program import plan_faults
 from shardwright.simulate.closed_form import step_time
@@ -154,19 +156,37 @@ def test_what_counts_first() -> None:
     assert simplicity(hosted) > simplicity(with_plan(BASE, dp=2, tp=2, pp=2, recompute="full"))
 
 
-def test_nobody_starts_with_a_pipeline_for_three_percent(llama: Advice) -> None:
-    """Llama 3 8B on 8 H100: replicas of whole models, nothing twice, nothing again, and it says so."""
-    found, fastest = llama.recommendation, llama.plans[0]
-    assert found is not None and not found.is_fastest
-    plan = found.plan.job.plan
-    assert (plan.pp, plan.recompute, extras(found.plan.job)) == (1, "none", [])
-    assert fastest.job.plan.pp > 1 and found.simplicity < found.of_fastest
-    assert 0.5 < found.confidence < TOLD_APART and found.plan.fits
-    assert fastest.time.total < found.plan.time.total < 1.08 * fastest.time.total
-    text = " ".join(recommendation_text(llama).split())
-    slower = found.plan.time.total / fastest.time.total - 1
-    assert text.startswith(f"Recommended: tp {plan.tp}, pp 1, dp {plan.dp}") and f"{slower:.1%} slower" in text
-    assert f"{sure_text(found.confidence)} sure" in text and f"no {fastest.job.plan.schedule}" in text
+def test_the_fastest_is_recommended_and_a_simpler_one_is_told_with_its_cost(llama: Advice) -> None:
+    """Llama 3 8B on 8 H100: the likelier winner first; replicas of whole models, nothing twice, for some percent."""
+    of, fastest = llama.recommendation, llama.plans[0]
+    assert of is not None and of.plan is fastest and fastest.first_is_faster is None and of.simpler is not None
+    simpler = of.simpler
+    plan = simpler.plan.job.plan
+    assert (plan.pp, plan.recompute, extras(simpler.plan.job)) == (1, "none", [])
+    assert fastest.job.plan.pp > 1 and simpler.simplicity < simpler.of_recommended
+    assert 0.5 < simpler.confidence < TOLD_APART and simpler.plan.fits
+    assert fastest.time.total < simpler.plan.time.total < 1.08 * fastest.time.total
+    text = " ".join(rendered(plan_screen(llama)).split())
+    slower = simpler.plan.time.total / fastest.time.total - 1
+    best = fastest.job.plan
+    assert f"Recommended: tp {best.tp}, pp {best.pp}, dp {best.dp}" in text
+    assert f"Simpler: tp {plan.tp}, pp 1, dp {plan.dp}" in text and f"{slower:.1%} slower" in text
+    more_usd = 1e12 / llama.job.tokens_per_step * (simpler.plan.money.usd - fastest.money.usd)
+    assert f"{usd_text(more_usd)} more" in text
+    assert f"{sure_text(simpler.confidence)} sure" in text and f"no {best.schedule}" in text
+
+
+def test_a_simpler_plan_that_takes_as_long_is_the_recommended_one(llama: Advice) -> None:
+    simpler = llama.recommendation.simpler  # type: ignore[union-attr]
+    assert simpler is not None
+    level = float(llama.plans[0].token_s / simpler.plan.token_s)
+    alike = slower(simpler.plan, 1.0004 * level)
+    others = [plan for plan in llama.plans if plan.kind != alike.kind]
+    kept = constraints_of([f"plan.{name}={getattr(alike.job.plan, name)}" for name in DEGREES], [])
+    advice = recommended(replace(llama, plans=[*others, alike]), kept, shipped(), num_shown=10)
+    assert advice.recommendation is not None and advice.recommendation.simpler is None
+    assert advice.plans[0].job == alike.job == advice.recommendation.plan.job
+    assert all((plan.first_is_faster or 0) <= 0.5 for plan in advice.plans[1:2])
 
 
 def test_each_plan_has_how_sure_it_is_that_the_first_is_faster(llama: Advice) -> None:
@@ -186,7 +206,8 @@ def test_each_plan_has_how_sure_it_is_that_the_first_is_faster(llama: Advice) ->
 
 def test_all_that_is_as_good_is_no_simpler(llama: Advice) -> None:
     """Of the plans shown and those beside them none that can't be told apart is simpler than the one to take."""
-    found, first = llama.recommendation, llama.plans[0]
+    first = llama.plans[0]
+    found = llama.recommendation.simpler  # type: ignore[union-attr]
     assert found is not None
     beside = simpler_plans(
         llama.job, FREE, [plan.job for plan in llama.plans], shipped(), room=room_bytes(llama.job), most_token_s=1.0
@@ -239,7 +260,7 @@ def test_plans_beside_keep_what_is_kept() -> None:
 
 
 def test_a_plain_schedule_of_the_same_degrees_is_found() -> None:
-    """The search shows the fastest of each kind alone; a plain schedule is priced beside it, and recommended."""
+    """The search shows the fastest of each kind alone; a plain schedule is priced beside it, and is the simpler one."""
     small = small_job("dense")
     batch, model = small.batch.model_copy(update={"global_batch_size": 256}), small.model
     cluster = small.cluster.model_copy(update={"software": "large-2024"})
@@ -247,11 +268,11 @@ def test_a_plain_schedule_of_the_same_degrees_is_found() -> None:
     job = small.model_copy(update={"batch": batch, "model": wide, "cluster": cluster})
     found = advised(job, constraints_of(["plan.pp=2", "plan.tp=1", "plan.cp=1", "plan.recompute=none"], []), shown=1)
     of = found.recommendation
-    assert len(found.plans) == 1 and of is not None
+    assert len(found.plans) == 1 and of is not None and of.simpler is not None
     assert found.plans[0].job.plan.schedule not in ("gpipe", *PLAIN)
-    assert of.plan.job.plan.schedule in PLAIN
+    assert of.simpler.plan.job.plan.schedule in PLAIN
     told = plan_dicts(found)
-    assert [(plan["fastest"], plan["recommended"]) for plan in told] == [(True, False), (False, True)]
+    assert [(plan["recommended"], plan["simpler"]) for plan in told] == [(True, False), (False, True)]
     assert [plan["step_s"] for plan in told] == sorted(plan["step_s"] for plan in told)
 
 
@@ -261,16 +282,15 @@ def slower(plan: PricedPlan, times: float) -> PricedPlan:
     return replace(plan, time=time, closed=closed)
 
 
-def test_a_plan_that_can_be_told_apart_is_not_recommended(llama: Advice) -> None:
-    """However simple it is; and where all can be, the fastest one is."""
+def test_a_plan_that_can_be_told_apart_is_not_told_as_simpler(llama: Advice) -> None:
+    """However simple it is."""
     first, *others = (replace(plan, first_is_faster=None) for plan in llama.plans)
     far = [first, *(slower(plan, 3.0) for plan in others)]
     narrow = constraints_of([f"plan.zero={first.job.plan.zero}", "plan.schedule=dualpipe"], [])
-    found = recommended(replace(llama, plans=far), narrow, shipped(), num_shown=10).recommendation
-    assert found is not None and found.is_fastest and found.plan is first
-    assert "is the fastest plan" in recommendation_text(
-        recommended(replace(llama, plans=far), narrow, shipped(), num_shown=10)
-    )
+    advice = recommended(replace(llama, plans=far), narrow, shipped(), num_shown=10)
+    of = advice.recommendation
+    assert of is not None and of.simpler is None and of.plan is first
+    assert "Simpler" not in rendered(plan_screen(advice))
 
 
 def test_with_the_most_room_no_more_memory_is_recommended() -> None:
@@ -283,7 +303,7 @@ def test_nothing_is_recommended_where_nothing_fits() -> None:
     huge = small_job("dense", 16)
     found = advised(huge, constraints_of(["plan.offload_optimizer=0", "plan.zero=0"], []))
     assert found.plans == [] and found.recommendation is None
-    assert recommendation_text(found) == "" and plan_dicts(found) == []
+    assert "Recommended" not in rendered(plan_screen(found)) and plan_dicts(found) == []
 
 
 def test_the_command_writes_the_recommended_plan(tmp_path: Path) -> None:
@@ -293,10 +313,10 @@ def test_the_command_writes_the_recommended_plan(tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, [*options, "--json"], catch_exceptions=False)
     told = json.loads(done.stdout)
     (chosen,) = [plan for plan in told if plan["recommended"]]
-    assert load_job(str(target)).plan.model_dump() == chosen["plan"] != told[0]["plan"]
+    assert load_job(str(target)).plan.model_dump() == chosen["plan"] == told[0]["plan"]
     assert "the job with the recommended plan is in" in done.stderr
     text = CliRunner().invoke(cli, options, catch_exceptions=False).stdout
-    assert text.startswith("Recommended: tp ") and ", pp 1, " in text.splitlines()[0] and "first faster" in text
+    assert text.startswith("Predicted, not measured: steps of large-2024") and "\n1  " in text and "\n4  " not in text
 
 
 def test_what_is_not_sure_enough_does_not_read_as_if_it_were() -> None:

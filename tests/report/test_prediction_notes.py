@@ -10,8 +10,9 @@ from shardwright.cli.checked_job import load
 from shardwright.config.model import ModelSpec
 from shardwright.planner.advice.advice import Advice
 from shardwright.planner.search.results import SearchTally
-from shardwright.report.plans_text import plans_text
+from shardwright.report.plan_screen import plan_screen
 from shardwright.report.prediction_notes import job_notes
+from shardwright.report.rendered import rendered
 from shardwright.sharding.stage_parameters import num_parameters
 
 JOB = "gpt-100b-32xa100"
@@ -58,4 +59,4 @@ def test_devices_that_the_degrees_do_not_make(told: int, way_out: str) -> None:
 def test_plan_says_it_too() -> None:
     job = load(JOB, ("cluster.told_devices=64",))
     (note,) = job_notes(job)
-    assert f"Note: {note}." in " ".join(plans_text(Advice(job, [], SearchTally())).split())
+    assert f"Note: {note}." in " ".join(rendered(plan_screen(Advice(job, [], SearchTally()))).split())

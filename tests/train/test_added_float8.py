@@ -84,7 +84,7 @@ def test_commands_know_it() -> None:
     recipe = ["--set", f"precision.float8={NAME}"]
     assert json.loads(output("estimate", *arguments, *recipe, "--json"))["step_s"] > 0
     assert f"fp8 ({NAME})" in output("explain", *arguments, *recipe)
-    text = " ".join(output("train", "--help").split())
+    text = " ".join(output("fields").split())
     assert "One of none, delayed, tensorwise, rowwise, tilewise, blockwise" in text
     asked = ["plan", "llama3-8b", "--devices", "8", "--device", "h100-sxm", "--json", "--float8", NAME]
     assert any(plan["float8"] == NAME for plan in json.loads(output(*asked).splitlines()[-1]))

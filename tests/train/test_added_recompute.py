@@ -76,7 +76,7 @@ def test_commands_know_it() -> None:
     told = " ".join(output("explain", *arguments).split())
     assert f"recompute {NAME}" in told
     assert "computes all again" in told and "computes attention again" in told
-    text = " ".join(output("train", "--help").split())
+    text = " ".join(output("fields").split())
     assert "the first half of the layers, and the attention of the others; selective: the operators of rec" in text
 
 

@@ -1,7 +1,7 @@
 """A job as the user asks for it, read and checked for its use: to predict it, to run it, or to plan it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -10,6 +10,7 @@ from shardwright.config.base import PlanError
 from shardwright.config.checks.check import job_faults
 from shardwright.config.job import JobSpec
 from shardwright.config.load import JobFields, job_to_plan, make_job, read_job, subject_of
+from shardwright.config.plan import UNSEARCHED
 from shardwright.memory.budget import meet_budget
 from shardwright.schedule.job_program import plan_faults
 
@@ -17,11 +18,14 @@ from shardwright.schedule.job_program import plan_faults
 @dataclass(frozen=True)
 class JobToPlan:
     """A job to find a plan for, checked except for its own plan. `own_job` is the job under its own plan, if it has
-    one; `own_faults` are the faults of that plan."""
+    one; `own_faults` are the faults of that plan. `notes` are about values that nobody stated.
+    `kept` are the fields of a half plan, which every plan for it has."""
 
     job: JobSpec
     own_job: JobSpec | None = None
     own_faults: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    kept: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ class AskedJob:
 
     def to_run(self) -> JobSpec:
         """The job under its own plan; its fallback plans are checked, too. Raises PlanError."""
-        spec = self.as_planned()
+        spec = self._completed[0] if self._is_half() else self.as_planned()
         faults = []
         for number in range(len(spec.plan.fallback)):
             try:
@@ -75,21 +79,60 @@ class AskedJob:
 
     @cached_property
     def _predicted(self) -> tuple[JobSpec, tuple[str, ...]]:
+        if self._is_half():
+            return self._completed
         if self.job_fields.fields.get("plan"):
             return self.as_planned(), self.notes
         spec = job_to_plan(self.job_fields.fields, self.subject)
-        # On one device, or on a device of unknown speed, there are no plans to compare. A plan is always searched for a
-        # named model: its batch is a usual one, not one that was chosen for one rank, and its device is known.
-        can_compare_plans = spec.cluster.num_devices > 1 and spec.cluster.device != "unknown"
-        if not (self.job_fields.is_model or can_compare_plans):
+        # A plan is always searched for a named model: its batch is a usual one, not one that was chosen for one rank,
+        # and its device is known.
+        if not (self.job_fields.is_model or _has_many_plans(spec)):
             return self.as_planned(), self.notes
-        best_job, note = _under_best_plan(self.subject, spec)
-        return best_job, (*self.notes, note)
+        return self._completed
+
+    @cached_property
+    def _completed(self) -> tuple[JobSpec, tuple[str, ...]]:
+        """The job under the best plan that has what is asked for, and notes. Of half a plan that no plan completes so
+        that it fits, the rest has defaults. Raises PlanError."""
+        to_plan = self.to_plan()
+        best_job, kept = _best_job(self.subject, to_plan), _kept_words(to_plan)
+        if best_job is not None:
+            from shardwright.report.plans_text import plan_words
+
+            note = f"the plan is what `plan` recommends{kept}: {plan_words(best_job.plan)}"
+            return best_job, (*self.notes, f"{note}; set plan.tp and others for your own")
+        cluster = f"{to_plan.job.cluster.num_devices:,} {to_plan.job.cluster.device}"
+        if kept:
+            return self.as_planned(), (*self.notes, f"no plan{kept} fits on {cluster}; the rest has its defaults")
+        name = self.subject.removeprefix("job ")
+        raise PlanError(self.subject, [f"no plan of {name} fits on {cluster}; use more --devices"])
+
+    def _is_half(self) -> bool:
+        """True if the user asks for a part of a plan, and the rest can be chosen."""
+        asked = self.job_fields.asked_plan
+        if not asked:
+            return False
+        from shardwright.planner.search.constraints import SEARCHED  # needs numpy, which whole plans do not
+
+        if not all(name in SEARCHED or name in UNSEARCHED for name in asked):
+            return False
+        return _has_many_plans(job_to_plan(self.job_fields.fields, self.subject))
 
     def to_plan(self) -> JobToPlan:
         """The job to find a plan for. Its cluster may not allow its own plan. Raises PlanError."""
         spec = job_to_plan(self.job_fields.fields, self.subject)
-        return with_own_plan(spec) if self.job_fields.fields.get("plan") else JobToPlan(spec)
+        if self._is_half():
+            kept = {name: value for name, value in self.job_fields.asked_plan.items() if name not in UNSEARCHED}
+            spec = spec.model_copy(update={"plan": spec.plan.unsearched()})
+            return JobToPlan(spec, notes=self.notes, kept=kept)
+        to_plan = with_own_plan(spec) if self.job_fields.fields.get("plan") else JobToPlan(spec)
+        return replace(to_plan, notes=self.notes)
+
+
+def _has_many_plans(spec: JobSpec) -> bool:
+    """True if plans of the job can be compared: not on one device, on a device of unknown speed, or on several kinds of
+    devices, whose stages `layout` chooses."""
+    return spec.cluster.num_devices > 1 and spec.cluster.device != "unknown" and not spec.cluster.parts
 
 
 def with_own_plan(spec: JobSpec) -> JobToPlan:
@@ -112,20 +155,20 @@ def planned(subject: str, spec: JobSpec) -> JobSpec:
     return meet_budget(spec)
 
 
-def _under_best_plan(subject: str, spec: JobSpec) -> tuple[JobSpec, str]:
-    """The job under the recommended plan, and a note about that."""
+def _best_job(subject: str, to_plan: JobToPlan) -> JobSpec | None:
+    """The job under the recommended plan; None if no plan fits. Raises PlanError."""
     from shardwright.cost.calibration import shipped
     from shardwright.planner.advice.recommendation import plans_of
     from shardwright.planner.search.constraints import Constraints
-    from shardwright.report.plans_text import plan_words
 
     try:
-        recommendation = plans_of(spec, Constraints(), shipped()).recommendation
+        recommendation = plans_of(to_plan.job, Constraints().with_kept(to_plan.kept), shipped()).recommendation
     except KeyError as error:
         raise PlanError(subject, [str(error.args[0])]) from None
-    if recommendation is None:
-        name = subject.removeprefix("job ")
-        fault = f"no plan of {name} fits on {spec.cluster.num_devices:,} {spec.cluster.device}; use more --devices"
-        raise PlanError(subject, [fault])
-    best = recommendation.plan.job
-    return best, f"the plan is what `plan` recommends: {plan_words(best.plan)}; set plan.tp and others for your own"
+    return recommendation.plan.job if recommendation else None
+
+
+def _kept_words(to_plan: JobToPlan) -> str:
+    """ " with plan.tp=4", the half of a plan that the user asks for; empty if there is none."""
+    kept = ", ".join(f"plan.{name}={value}" for name, value in to_plan.kept.items())
+    return f" with {kept}" if kept else ""

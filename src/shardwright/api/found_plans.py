@@ -1,7 +1,7 @@
 """The result of `plan`: the best plans of a job, the reasons, and the plan to take."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -15,18 +15,22 @@ from shardwright.config.plain_values import GivenOptions
 from shardwright.config.software import software_of
 from shardwright.cost.calibration import shipped
 from shardwright.planner.advice.advice import Advice
-from shardwright.planner.advice.recommendation import explained, plans_of
+from shardwright.planner.advice.recommendation import accepted, explained, plans_of
 from shardwright.planner.search.constraints import Constraints, constraints_of
 from shardwright.planner.search.objectives import NAMES, Objective
-from shardwright.report.plans_text import plans_text
-from shardwright.report.recommendation_text import plan_dicts, recommendation_text
+from shardwright.report.plan_details import plan_details
+from shardwright.report.plan_screen import plan_screen
+from shardwright.report.recommendation_text import plan_dicts
+from shardwright.report.rendered import rendered
+
+_LOOKED_AT = 16  # plans that are found, of which those are shown that can be exported
 
 
 @dataclass(frozen=True)
 class PlanQuestion:
     """The options of the command `plan`: the question to a search."""
 
-    top: int = 10
+    top: int = 5
     keep: Sequence[str] = ()
     between: Sequence[str] = ()
     float8: str = "none"
@@ -87,8 +91,15 @@ class FoundPlans(Shown):
 
     @property
     def text(self) -> str:
+        return self.screen()
+
+    def screen(self, with_details: bool = False, coloured: bool = False) -> str:
+        """The answer on one screen; `with_details` adds the search, every reason and what would change the answer."""
         advice = self.explained
-        return "\n\n".join(filter(None, (recommendation_text(advice), plans_text(advice))))
+        parts = plan_screen(advice, self.to_plan.notes)
+        if with_details and advice.plans:
+            parts.append(plan_details(advice))
+        return rendered(parts, coloured)
 
     def to_dict(self) -> dict[str, Any]:
         """The plans of `plan --json`, in a list called "plans"."""
@@ -108,17 +119,26 @@ def found_plans(
     to_plan: JobToPlan,
     question: PlanQuestion,
     restrict: Callable[[Constraints], Constraints] | None = None,
+    objection: Callable[[JobSpec], str] | None = None,
 ) -> FoundPlans:
-    """Search for a job's best plans. `restrict` adds further constraints. Raises PlanError."""
+    """Search for a job's best plans. `restrict` adds further constraints, and a plan to which there is an
+    `objection`, in words, is not shown. Raises PlanError."""
     question = question.read(subject)
-    constraints = question.constraints()
+    constraints = question.constraints().with_kept(to_plan.kept)
     if restrict is not None:
         constraints = restrict(constraints)
     if question.as_software:
         constraints = constraints.as_software(software_of(to_plan.job.cluster.software))
     objective = Objective(NAMES[NAMES.index(question.objective)], question.tokens, question.days)
     try:
-        advice = plans_of(to_plan.job, constraints, shipped(), objective, num_shown=question.top)
+        num_shown = question.top if objection is None else max(question.top, _LOOKED_AT)
+        advice = plans_of(to_plan.job, constraints, shipped(), objective, num_shown=num_shown)
     except KeyError as error:
         raise PlanError(subject, [str(error.args[0])]) from None
+    if objection is not None and advice.plans:
+        best, num_plans, advice = advice.plans[0].job, len(advice.plans), accepted(advice, objection)
+        if not advice.plans:
+            fault = f"none of the {num_plans} fastest kinds of plans can be written as it is: {objection(best)}"
+            raise PlanError(subject, [fault])
+    advice = replace(advice, plans=advice.plans[: question.top])
     return FoundPlans(subject, to_plan, advice, constraints)

@@ -101,7 +101,7 @@ class Job(AskedJob):
     def plan(
         self,
         *,
-        top: int = 10,
+        top: int = 5,
         keep: Sequence[str] = (),
         between: Sequence[str] = (),
         float8: str = "none",

@@ -1,9 +1,11 @@
 """The functions by which commands read a job, as Python programs do (api/asked_job.py), and print notes about it."""
 
-import textwrap
 from typing import TYPE_CHECKING
 
 import click
+
+from shardwright.cli.progress_bar import progress_shown
+from shardwright.report.text_columns import filled
 
 if TYPE_CHECKING:
     from shardwright.api.asked_job import AskedJob, JobToPlan
@@ -25,7 +27,8 @@ def load_predicted(job: str, overrides: tuple[str, ...], cluster: "AskedCluster"
 
     Notes about values that nobody stated are printed; on standard error if the output is JSON.
     """
-    spec, notes = _asked_job(job, overrides, cluster).to_predict()
+    with progress_shown():
+        spec, notes = _asked_job(job, overrides, cluster).to_predict()
     say(notes, as_json)
     return spec
 
@@ -41,17 +44,20 @@ def load_to_run(job: str, overrides: tuple[str, ...]) -> "JobSpec":
 def load_to_plan(
     job: str, overrides: tuple[str, ...], cluster: "AskedCluster | None" = None, as_json: bool = False
 ) -> "JobToPlan":
-    """The job, checked, to find a plan for. Its cluster may not allow its own plan."""
-    asked_job = _asked_job(job, overrides, cluster)
-    to_plan = asked_job.to_plan()
-    say(asked_job.notes, as_json)
+    """The job, checked, to find a plan for. Its cluster may not allow its own plan.
+
+    Notes about values that nobody stated are those of the answer; if the output is JSON, they go to standard error.
+    """
+    to_plan = _asked_job(job, overrides, cluster).to_plan()
+    if as_json:
+        say(to_plan.notes, as_json)
     return to_plan
 
 
 def say(notes: tuple[str, ...], as_json: bool) -> None:
     """Print notes before the output of a command; on standard error if the output is JSON."""
     for note in notes:
-        click.echo(textwrap.fill(f"Note: {note}.", 110, break_on_hyphens=False) + "\n" * (not as_json), err=as_json)
+        click.echo(filled(f"Note: {note}.") + "\n" * (not as_json), err=as_json)
 
 
 def _asked_job(job: str, overrides: tuple[str, ...], cluster: "AskedCluster | None" = None) -> "AskedJob":

@@ -7,6 +7,7 @@ import click
 from shardwright.cli.checked_job import load_predicted, load_to_run
 from shardwright.cli.job_options import (
     CLUSTER_OPTIONS,
+    BriefCommand,
     PredictCommand,
     asked_cluster,
     cluster_options,
@@ -42,7 +43,11 @@ def _drawing_options(command: Any) -> Any:
     return command
 
 
-@click.command()
+@click.command(
+    cls=BriefCommand,
+    brief=("--stages", "--microbatches", "--virtual", "--compare", "--html"),
+    examples=("schedule zb-h2 --stages 4 --microbatches 8", "schedule --compare --stages 8 --microbatches 32"),
+)
 @click.argument("name", required=False)
 @click.option("--compare", is_flag=True, help="All schedules that admit the shape, in one table; NAME may be left out.")
 @click.option(
@@ -101,7 +106,11 @@ def schedule(name: str | None, compare: bool, **options: Any) -> None:
     show_schedule(name, question_of(Request, options), compare, Output(**options))
 
 
-@click.command(cls=PredictCommand)
+@click.command(
+    cls=PredictCommand,
+    brief=("--devices", "--device", "--set", "--html", "--json"),
+    examples=("simulate docs/job.toml --html timeline.html", "simulate llama3-8b --devices 16 --device h100-sxm"),
+)
 @click.argument("job")
 @set_option
 @cluster_options

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from shardwright.api.asked_job import JobToPlan
     from shardwright.config.asked_cluster import AskedCluster
     from shardwright.config.job import JobSpec
-    from shardwright.interchange.exported import Lacking
     from shardwright.interchange.imported import Imported
     from shardwright.interchange.system import System
     from shardwright.planner.advice.advice import Advice
@@ -31,7 +30,12 @@ if TYPE_CHECKING:
 NAMES = ("megatron", "torchtitan", "torchtitan-0.2", "deepspeed", "nemo", "accelerate")
 
 
-@click.command(name="import", cls=PredictCommand)
+@click.command(
+    name="import",
+    cls=PredictCommand,
+    brief=("--set", "--devices", "--device", "--toml", "--json"),
+    examples=("import megatron docs/pretrain.sh --device a100-sxm-80g",),
+)
 @click.argument("system", type=click.Choice(NAMES))
 @click.argument("files", nargs=-1, required=True)
 @set_option
@@ -79,7 +83,11 @@ def _imported(name: str, files: tuple[str, ...], sets: tuple[str, ...], cluster:
     return read_job_of(SYSTEMS[name], files, Asked(variables, overrides, cluster))
 
 
-@click.command(name="export", cls=JobCommand)
+@click.command(
+    name="export",
+    cls=JobCommand,
+    examples=("export llama3-405b-8k --to torchtitan", "export quickstart --to megatron --out scripts"),
+)
 @job_options
 @click.option("--to", "system", required=True, type=click.Choice(NAMES), help="The training system.")
 @click.option(
@@ -96,14 +104,14 @@ def export_job(job: str, overrides: tuple[str, ...], as_json: bool, system: str,
     from shardwright.config.base import PlanError
     from shardwright.interchange.exported import Lacking, exported
     from shardwright.interchange.system import SYSTEMS
-    from shardwright.report.imported_text import exported_notes
+    from shardwright.report.imported_text import exported_notes, nearest_export
     from shardwright.report.output import write_output
 
     spec, target = load(job, overrides), SYSTEMS[system]
     try:
         result = exported(target, spec)
     except Lacking as error:
-        raise PlanError(error.subject, error.faults, _nearest(target, spec, error)) from None
+        raise PlanError(error.subject, error.faults, nearest_export(target, spec, error)) from None
     if out:
         try:
             out.mkdir(parents=True, exist_ok=True)
@@ -120,19 +128,6 @@ def export_job(job: str, overrides: tuple[str, ...], as_json: bool, system: str,
         click.echo(json.dumps({"files": result.files, "left_out": left_out, "unsaid_learning_rate": rate}))
     elif notes := exported_notes(result, target.title):
         click.echo(notes, err=True)
-
-
-def _nearest(system: "System", job: "JobSpec", lack: "Lacking") -> str:
-    """The way out: the nearest plan that the system supports. Empty if each fault has a way out of its own."""
-    from shardwright.interchange.nearest import way_to
-    from shardwright.report.nearest_text import set_words
-    from shardwright.schedule.job_program import plan_faults
-
-    near = lack.nearest
-    if near is None or plan_faults(near):
-        is_named = any("can't be said to" in fault for fault in lack.faults)
-        return f"no job near to it is known that {system.title} has; change these, or take another --to" * is_named
-    return f"the nearest plan that {system.title} has: {set_words(way_to(job, near, plan_faults))}"
 
 
 def load_from(
@@ -165,6 +160,41 @@ def changes(
     (own_plan,) = priced([own_job], shipped())
     faster = faster_plans(system, own_plan, advice, imported.sources)
     return changes_dict(own_plan, faster) if as_json else changes_text(system, own_plan, imported.names, faster)
+
+
+def planned_for(name: str, to_plan: "JobToPlan") -> "tuple[System, JobToPlan]":
+    """A system, and the job as its software unless it names other software than this runtime, with a note on
+    exporting."""
+    from dataclasses import replace
+
+    from shardwright.config.software import software_of
+    from shardwright.interchange.system import SYSTEMS
+
+    system = SYSTEMS[name]
+
+    def of_system(job: "JobSpec") -> "JobSpec":
+        if not software_of(job.cluster.software).is_own:
+            return job
+        return job.model_copy(update={"cluster": job.cluster.model_copy(update={"software": system.software})})
+
+    note = (
+        f"every plan is one that {system.title} has: write it with --toml FILE, and `shardwright export FILE --to "
+        f"{system.name}` writes its files"
+    )
+    own_job = to_plan.own_job and of_system(to_plan.own_job)
+    return system, replace(to_plan, job=of_system(to_plan.job), own_job=own_job, notes=(*to_plan.notes, note))
+
+
+def export_fault(system: "System", job: "JobSpec") -> str:
+    """The first reason why a system does not have a job as it is; empty if it has."""
+    from shardwright.config.base import PlanError
+    from shardwright.interchange.exported import exported
+
+    try:
+        exported(system, job)
+    except PlanError as error:
+        return error.faults[0]
+    return ""
 
 
 def held_to(system: "System", software: str, constraints: "Constraints") -> "Constraints":

@@ -1,6 +1,9 @@
 """Options that commands share; and the argument, the overrides and the help of commands on a job."""
 
 import gc
+import os
+import sys
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,33 +19,80 @@ Question = TypeVar("Question")  # a dataclass of options
 CLUSTER_OPTIONS = ("devices", "device", "devices_per_node")
 
 
-class JobCommand(click.Command):
-    """A command on a job: its help ends with every field of a job, its default and its meaning."""
+class BriefCommand(click.Command):
+    """A command whose --help shows its `brief` options and examples; --help-all shows every option."""
+
+    def __init__(self, *args: Any, brief: Sequence[str] = (), examples: Sequence[str] = (), **fields: Any) -> None:
+        super().__init__(*args, **fields)
+        self.brief, self.examples = frozenset(brief), tuple(examples)
+        if brief:
+            every = click.Option(["--help-all"], is_flag=True, help="Show all options and exit.", callback=_help_all)
+            every.is_eager, every.expose_value = True, False
+            self.params.append(every)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, and the examples."""
+        options = [option for option in self.get_params(ctx) if isinstance(option, click.Option)]
+        if self.brief and not ctx.meta.get(_SHOWS_ALL):
+            shown = self.brief | set(_HELPS)
+            options = [option for option in options if shown.intersection(option.opts)]
+        records = [option.get_help_record(ctx) for option in options]
+        with formatter.section("Options"):
+            formatter.write_dl([record for record in records if record is not None])
+        if self.examples:
+            with formatter.section("Examples"):
+                for words in self.examples:
+                    formatter.write(f"{'':{formatter.current_indent}}shardwright {words}\n")
+
+
+_SHOWS_ALL = "shardwright.help_all"
+_HELPS = ("--help", "--help-all")
+
+
+def _help_all(ctx: click.Context, option: click.Parameter, is_asked: bool) -> None:
+    """Print the help with every option, and exit."""
+    if is_asked:
+        ctx.meta[_SHOWS_ALL] = True
+        click.echo(ctx.get_help())
+        ctx.exit()
+
+
+# Options that stand for `--set FIELD=VALUE`, with their help.
+_SETS = {
+    "--as": ("cluster.software", "NAME", "Predict it with another generation of software, such as megatron-core."),
+    "--usd-per-hour": (
+        "cluster.usd_per_device_hour",
+        "USD",
+        "Price of a device and hour, in place of its list price.",
+    ),
+}
+
+
+class JobCommand(BriefCommand):
+    """A command on a job: its help says where the fields of a job are described."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        from shardwright.config.field_texts import job_fields
-
-        for section, rows in job_fields().items():
-            with formatter.section(f"Fields of [{section}]" if section else "Fields of a job"):
-                formatter.write_dl(rows)
+        """Write where the rest is described."""
+        formatter.write("\nshardwright fields [SECTION] lists the fields of a job that --set overrides.\n")
 
 
 class PredictCommand(JobCommand):
-    """A command that predicts a job. `--as NAME` stands for `--set cluster.software=NAME`."""
+    """A command that predicts a job. `--as NAME` stands for `--set cluster.software=NAME`, and so do others for their
+    fields."""
 
     def __init__(self, *args: Any, **fields: Any) -> None:
         super().__init__(*args, **fields)
-        text = "Predict it with another generation of software, such as megatron-core.  [default: this runtime]"
-        self.params.append(click.Option(["--as"], expose_value=False, metavar="NAME", help=text))
+        for option, (_, metavar, text) in _SETS.items():
+            self.params.append(click.Option([option], expose_value=False, metavar=metavar, help=text))
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """The arguments with `--as` spelled out."""
+        """The arguments with options that stand for fields spelled out."""
         expanded: list[str] = []
         words = iter(args)
         for word in words:
-            option, _, name = word.partition("=")
-            if option == "--as" and (name := name or next(words, "")):
-                expanded += ["--set", f"cluster.software={name}"]
+            option, _, value = word.partition("=")
+            if option in _SETS and (value := value or next(words, "")):
+                expanded += ["--set", f"{_SETS[option][0]}={value}"]
             else:
                 expanded.append(word)
         return super().parse_args(ctx, expanded)
@@ -51,6 +101,12 @@ class PredictCommand(JobCommand):
 def expect_many_actions() -> None:
     """Run Python's garbage collector rarely: a schedule is millions of tuples, and none of them is in a cycle."""
     gc.set_threshold(1_000_000)
+
+
+def has_colours() -> bool:
+    """True if standard output is a terminal that shows colours, and the user has not declined them (no-color.org)."""
+    is_plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+    return sys.stdout is not None and sys.stdout.isatty() and not is_plain
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
@@ -72,7 +128,12 @@ def file_option(name: str, help: str, exists: bool = False) -> Any:  # noqa: A00
 def cluster_options(command: Any) -> Any:
     """Add `--devices`, `--device` and `--devices-per-node`: a cluster in place of the job's."""
     devices = click.option(
-        "--devices", type=click.IntRange(1, largest.RANKS), default=None, metavar="N", help="Devices of the cluster."
+        "--devices",
+        "--gpus",
+        type=click.IntRange(1, largest.RANKS),
+        default=None,
+        metavar="N",
+        help="Devices of the cluster.",
     )
     return devices(device_options(command))
 

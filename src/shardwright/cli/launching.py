@@ -1,7 +1,6 @@
 """The command that writes the files or commands that start a job on its cluster."""
 
 import json
-import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +8,7 @@ import click
 
 from shardwright.cli.checked_job import load_to_run
 from shardwright.cli.job_options import JobCommand, file_option, job_options
+from shardwright.report.text_columns import filled
 
 if TYPE_CHECKING:
     from shardwright.report.launch.launch_description import Launch
@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 _LAUNCHERS: "tuple[Launcher, ...]" = ("slurm", "kubernetes", "torchrun")
 
 
-@click.command(cls=JobCommand)
+@click.command(
+    cls=JobCommand,
+    brief=("--slurm", "--kubernetes", "--torchrun", "--out", "--set"),
+    examples=("launch quickstart --torchrun", "launch job.toml --slurm --out run.sh"),
+)
 @job_options
 @click.option("--slurm", is_flag=True, help="A script for sbatch.")
 @click.option("--kubernetes", is_flag=True, help="A manifest for kubectl: a Job with an index for each server.")
@@ -54,7 +58,7 @@ def launch(job: str, overrides: tuple[str, ...], as_json: bool, out: Path | None
 
         write_output(out, text, "--out")
     for note in notes:
-        click.echo(textwrap.fill(f"Note: {note}.", 110, break_on_hyphens=False, break_long_words=False), err=True)
+        click.echo(filled(f"Note: {note}."), err=True)
     if as_json:
         click.echo(json.dumps(_as_dict(description, text, notes)))
     elif out is None:
@@ -65,6 +69,7 @@ def launch(job: str, overrides: tuple[str, ...], as_json: bool, out: Path | None
 
 def _description(job: str, overrides: tuple[str, ...], options: "LaunchOptions") -> "Launch":
     """The description of a launch. PlanError with every fault of the job and of the options."""
+    from shardwright.api.run_start import refuse_unstated
     from shardwright.config.base import PlanError
     from shardwright.report.launch.launch_description import launch_of
     from shardwright.train.launch.run_folder import folder_of
@@ -74,7 +79,9 @@ def _description(job: str, overrides: tuple[str, ...], options: "LaunchOptions")
     except PlanError as error:
         raise PlanError(error.subject, error.faults + options.faults()) from None
     words = (job, *(word for override in overrides for word in ("--set", override)))
-    return launch_of(spec, words, options, folder=Path.cwd(), run_folder=folder_of(spec))
+    description = launch_of(spec, words, options, folder=Path.cwd(), run_folder=folder_of(spec))
+    refuse_unstated(spec, description.layout.servers)
+    return description
 
 
 def _text_and_notes(description: "Launch") -> tuple[str, list[str]]:

@@ -15,12 +15,14 @@ from typing import NoReturn
 import click
 
 from shardwright import __version__
-from shardwright.cli import calibrate, draw, predict
+from shardwright.cli import calibrate, catalog_commands, draw, learning, planning_page, predict
 from shardwright.cli.agents import mcp_server
 from shardwright.cli.checked_job import load_to_run
+from shardwright.cli.command_group import CommandGroup
 from shardwright.cli.export_weights import convert, export
 from shardwright.cli.generating import generate
 from shardwright.cli.interchange import export_job, import_job
+from shardwright.cli.job_fields import list_fields
 from shardwright.cli.job_options import JobCommand, file_option, job_options, json_option
 from shardwright.cli.kept_checkpoints import checkpoint
 from shardwright.cli.launching import launch
@@ -32,10 +34,10 @@ from shardwright.train.launch.ending import telling_of_signals
 _NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE, errno.EIO)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(__version__)
 def cli() -> None:
-    """Train large transformers with hybrid parallelism, and know beforehand what will happen.
+    """Plan, train and predict large transformers on clusters, with hybrid parallelism.
 
     JOB is a TOML file or a catalog name such as quickstart; to predict, a model such as llama3-8b with --devices and
     --device too.
@@ -63,7 +65,7 @@ _LOSSY = (
 _MOVED = "one rank from weights that are moved by one rounding each differs from one that is not by up to {:.2e}"
 
 
-@cli.command(cls=JobCommand)
+@cli.command(cls=JobCommand, examples=("verify quickstart --steps 5",))
 @job_options
 @click.option(
     "--steps",
@@ -121,10 +123,14 @@ for command in (
     checkpoint,
     import_job,
     export_job,
+    list_fields,
     mcp_server,
     *draw.COMMANDS,
     *predict.COMMANDS,
     *calibrate.COMMANDS,
+    *catalog_commands.COMMANDS,
+    *learning.COMMANDS,
+    *planning_page.COMMANDS,
 ):
     cli.add_command(command)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from shardwright.cli.checked_job import load, load_predicted, load_to_plan, load_to_run
-from shardwright.cli.interchange import NAMES, changes, held_to, load_from
+from shardwright.cli.checked_job import load, load_predicted, load_to_plan, load_to_run, say
+from shardwright.cli.interchange import NAMES, changes, export_fault, held_to, load_from, planned_for
 from shardwright.cli.job_options import (
     PredictCommand,
     asked_cluster,
@@ -17,13 +17,23 @@ from shardwright.cli.job_options import (
     device_options,
     expect_many_actions,
     file_option,
+    has_colours,
     job_options,
     json_option,
     question_of,
 )
+from shardwright.cli.progress_bar import progress_shown
 
 
-@click.command(cls=PredictCommand)
+@click.command(
+    cls=PredictCommand,
+    brief=("--devices", "--device", "--set", "--as", "--beside"),
+    examples=(
+        "estimate llama3-8b --devices 64 --device h100-sxm",
+        "estimate quickstart --set plan.zero=1",
+        "estimate llama3-405b-16k --as megatron-core",
+    ),
+)
 @job_options
 @cluster_options
 @click.option(
@@ -41,7 +51,14 @@ def estimate(job: str, overrides: tuple[str, ...], as_json: bool, with_others: b
     click.echo(json.dumps(prediction.to_dict()) if as_json else str(prediction))
 
 
-@click.command(cls=PredictCommand)
+@click.command(
+    cls=PredictCommand,
+    brief=("--devices", "--device", "--set", "--as", "--json"),
+    examples=(
+        "explain llama3-8b --devices 64 --device h100-sxm",
+        "explain quickstart-moe --set cluster.device=h100-sxm",
+    ),
+)
 @job_options
 @cluster_options
 def explain(job: str, overrides: tuple[str, ...], as_json: bool, **cluster_fields: Any) -> None:
@@ -89,7 +106,14 @@ def _search_options(command: Any) -> Any:
     return click.option("--keep", multiple=True, metavar="plan.FIELD=VALUE", help=keep_help)(command)
 
 
-@click.command(cls=PredictCommand)
+@click.command(
+    cls=PredictCommand,
+    brief=("--set", "--search", "--keep", "--toml", "--json"),
+    examples=(
+        "layout gemma2-27b-tpu",
+        "layout llama3-405b-16k --toml uneven.toml",
+    ),
+)
 @job_options
 @click.option(
     "--search",
@@ -132,10 +156,19 @@ def layout(
         click.echo(f"the job with the layout is in {toml}", err=True)
 
 
-@click.command(cls=PredictCommand)
+@click.command(
+    cls=PredictCommand,
+    brief=("--devices", "--device", "--for", "--keep", "--toml"),
+    examples=(
+        "plan llama3-8b --devices 64 --device h100-sxm",
+        "plan llama3-405b-16k --keep plan.tp=8 --toml chosen.toml",
+        "plan --from megatron docs/pretrain.sh --device a100-sxm-80g",
+    ),
+)
 @job_options
 @cluster_options
-@click.option("--top", type=click.IntRange(min=1), default=10, show_default=True, help="Plans to show.")
+@click.option("--top", type=click.IntRange(min=1), default=5, show_default=True, help="Plans to show.")
+@click.option("--details", is_flag=True, help="Also the search, every reason, and what would change the answer.")
 @_search_options
 @click.option(
     "--float8",
@@ -167,6 +200,12 @@ def layout(
     type=click.Choice(NAMES),
     help="JOB is a launch script or configuration of this training system; says which of its settings to change.",
 )
+@click.option(
+    "--for",
+    "target_name",
+    type=click.Choice(NAMES),
+    help="Plans that this training system has and `export` writes as they are, priced as its software.",
+)
 @click.option("--with", "further_files", multiple=True, metavar="FILE", help="--from: a further file; may be repeated.")
 @file_option("--toml", help="Write the job with the recommended plan, for train and the other commands.")
 def plan(
@@ -178,16 +217,17 @@ def plan(
     toml: Path | None,
     **options: Any,
 ) -> None:
-    """Find the best plans for JOB's model, batch and cluster, say why they are, and recommend one.
+    """Find the best plan for JOB's model, batch and cluster, and say why it is.
 
-    JOB may be a model too, with --devices and --device. Every legal plan is considered; recommended is the simplest of
-    those that can't be told apart from the fastest. JOB's own plan, if it has one, is compared with what is found.
+    JOB may be a model too, with --devices and --device. Every legal plan is considered; the one that is predicted to be
+    the fastest is recommended. JOB's own plan, if it has one, is compared with what is found.
     """
     from shardwright.api.found_plans import PlanQuestion, found_plans
     from shardwright.interchange.carried_data import with_paths_from
     from shardwright.report.toml_files import write_toml
 
     expect_many_actions()
+    details, target_name = options.pop("details"), options.pop("target_name")
     question, cluster = question_of(PlanQuestion, options), asked_cluster(options)
     question.constraints()  # faults of these options are found before the job is read
     imported = system = None
@@ -195,9 +235,14 @@ def plan(
         to_plan, imported, system = load_from(system_name, (job, *further_files), overrides, cluster)
     else:
         to_plan = load_to_plan(job, overrides, cluster, as_json)
-    restrict = partial(held_to, system, to_plan.job.cluster.software) if system else None
-    plans = found_plans(f"job {job}", to_plan, question, restrict)
-    advice = plans.advice if as_json else plans.explained
+    target, objection = system, None
+    if target_name:
+        target, to_plan = planned_for(target_name, to_plan)
+        objection = partial(export_fault, target)
+    restrict = partial(held_to, target, to_plan.job.cluster.software) if target else None
+    with progress_shown():
+        plans = found_plans(f"job {job}", to_plan, question, restrict, objection)
+        advice = plans.advice if as_json else plans.explained
     own_changes: str | dict[str, Any] = ""
     if system and imported and to_plan.own_job and not to_plan.own_faults:
         own_changes = changes(system, to_plan.own_job, advice, as_json, imported=imported)
@@ -207,17 +252,25 @@ def plan(
         rows = plans.dicts()
         click.echo(json.dumps({"as_given": own_changes or None, "plans": rows} if system_name else rows))
     else:
-        click.echo("\n\n".join(filter(None, (str(own_changes), str(plans)))))
+        click.echo("\n\n".join(filter(None, (str(own_changes), plans.screen(details, has_colours())))))
     if plans.best is None:
         sys.exit(1)
     if toml:
         click.echo(f"the job with the recommended plan is in {toml}", err=True)
 
 
-@click.command(cls=PredictCommand)
+@click.command(
+    cls=PredictCommand,
+    brief=("--devices", "--device", "--keep", "--tokens", "--json"),
+    examples=(
+        "scale llama3-8b --devices 8-256 --device h100-sxm",
+        "scale gpt3-175b-1024 --devices 512,1024 --keep plan.tp=8",
+    ),
+)
 @job_options
 @click.option(
     "--devices",
+    "--gpus",
     required=True,
     metavar="N,N,LOW-HIGH",
     help="Sizes of the cluster, in devices: single ones, and ranges that are doubled from one end to the other.",
@@ -245,7 +298,7 @@ def scale(
     Strong scaling keeps the batch, weak scaling the batch of a device. Nodes are as in JOB's cluster.
     """
     from shardwright.api.scaled import scaled
-    from shardwright.config.catalog import names
+    from shardwright.config.job_file import names_model
     from shardwright.planner.scaling import sizes_of
     from shardwright.planner.search.constraints import constraints_of
     from shardwright.report.output import write_output
@@ -253,10 +306,12 @@ def scale(
     expect_many_actions()
     _refuse_plan_overrides(overrides)
     constraints, sizes = constraints_of(options.pop("keep"), options.pop("between")), sizes_of(devices)
-    smallest = sizes[0] if job in names("models") and job not in names("jobs") else 0
+    smallest = sizes[0] if names_model(job) else 0
     cluster = asked_cluster(options | {"devices": smallest})
-    spec = load_to_plan(job, overrides, cluster, as_json).job
-    curves = scaled(f"job {job}", spec, sizes, constraints, tokens=tokens or 0)
+    to_plan = load_to_plan(job, overrides, cluster, as_json)
+    if not as_json:
+        say(to_plan.notes, as_json)
+    curves = scaled(f"job {job}", to_plan.job, sizes, constraints, tokens=tokens or 0)
     if svg:
         write_output(svg, curves.svg(), "--svg")
     click.echo(json.dumps(curves.to_dict()) if as_json else str(curves))
@@ -277,7 +332,14 @@ def _refuse_plan_overrides(overrides: tuple[str, ...]) -> None:
         )
 
 
-@click.command(cls=PredictCommand)
+@click.command(
+    cls=PredictCommand,
+    brief=("--rank", "--check", "--device", "--set", "--json"),
+    examples=(
+        "dryrun quickstart",
+        "dryrun llama3-405b-16k --rank 5000",
+    ),
+)
 @job_options
 @click.option("--rank", type=int, default=0, show_default=True, help="The rank to run.")
 @click.option(

@@ -13,7 +13,10 @@ from shardwright.cli.checked_job import load_to_run
 from shardwright.cli.job_options import JobCommand, job_options
 
 
-@click.command(cls=JobCommand)
+@click.command(
+    cls=JobCommand,
+    examples=("train quickstart", "train docs/job.toml --set optimizer.steps=50", "train quickstart --fresh"),
+)
 @job_options
 @click.option("--fresh", is_flag=True, help="Begin anew: put aside the checkpoints that the run's folder has.")
 @click.option(

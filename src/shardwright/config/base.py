@@ -27,7 +27,7 @@ class PlanError(ValueError):
         assert faults, "an error needs a fault"
         faults = list(dict.fromkeys(map(hidden, faults)))  # a fault that many cases share is shown once
         self.subject = subject = hidden(subject)
-        self.faults = faults
+        self.faults, self.way_out = faults, way_out
         count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
         lines = [f"{_shown(subject, _MOST_SUBJECT)}: {count}"]
         lines += [f"  {i}. {_shown(fault, _MOST_TEXT)}" for i, fault in enumerate(faults[:_MOST_FAULTS], 1)]

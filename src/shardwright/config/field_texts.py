@@ -35,12 +35,25 @@ def _list_fields(section: str, spec: type[Spec], sections: dict[str, list[tuple[
 
 
 def _row(name: str, field: FieldInfo) -> tuple[str, str]:
-    meaning = _meaning(field)
-    mark, is_literal = _name_mark(field), get_origin(field.annotation) is Literal
-    choices = mark.names if mark else get_args(field.annotation) if is_literal else ()
+    meaning, choices = _meaning(field), _choices(field)
     if len(choices) > 1:
-        meaning += " One of " + ", ".join(map(str, choices)) + "."
+        meaning += " One of " + ", ".join(choices) + "."
     return f"{name} = {_shown(field.get_default(call_default_factory=True))}", meaning
+
+
+def field_choices(root: type[BaseModel], path: str) -> tuple[str, ...]:
+    """The values that a field of `root` may have, such as those of "plan.schedule" of a job, as text; empty if they are
+    not listed. KeyError if there is no such field."""
+    *sections, name = path.split(".")
+    section = _section(tuple(sections), root)
+    if section is None:
+        raise KeyError(path)
+    return _choices(section.model_fields[name])
+
+
+def _choices(field: FieldInfo) -> tuple[str, ...]:
+    mark, is_literal = _name_mark(field), get_origin(field.annotation) is Literal
+    return tuple(map(str, mark.names if mark else get_args(field.annotation) if is_literal else ()))
 
 
 def _meaning(field: FieldInfo) -> str:

@@ -22,7 +22,7 @@ def names_model(job: str | Mapping[str, Any]) -> bool:
     """True if JOB names a model: of the catalog, a config.json, or a folder with one."""
     if not isinstance(job, str) or job in catalog.names("jobs"):
         return False
-    return job in catalog.names("models") or names_config(job)
+    return catalog.model_name(job) in catalog.names("models") or names_config(job)
 
 
 def read_fields(job: str | Mapping[str, Any], subject: str) -> dict[str, Any]:
@@ -47,9 +47,10 @@ def read_fields(job: str | Mapping[str, Any], subject: str) -> dict[str, Any]:
 def _job_of_model(model: str) -> dict[str, Any]:
     """The fields of a job for a model of the catalog or of a config.json."""
     path = Path(model)
-    name = (
-        (path.absolute().parent if path.suffix == ".json" else path.absolute()).name if names_config(model) else model
-    )
+    if not names_config(model):
+        model = name = catalog.model_name(model)
+    else:
+        name = (path.absolute().parent if path.suffix == ".json" else path.absolute()).name
     return {"name": name or "model", "model": {"name": model}}
 
 
@@ -64,7 +65,8 @@ def _read_toml(job: str) -> dict[str, Any]:
             raise ValueError(f"{job} {fault}")
         fields = read_toml(path, "a job is a TOML file")
     except (FileNotFoundError, NotADirectoryError):
-        if path.suffix == ".toml" or "/" in job:
+        near_hub = catalog.nearest(job, catalog.known_models()) if job.count("/") == 1 else []
+        if path.suffix == ".toml" or ("/" in job and not near_hub):
             raise ValueError(f"there is no file {job} (looked from {Path.cwd()}); check the path") from None
         raise ValueError(
             f"{job!r} is neither a job nor a model of the catalog, nor a file; {_name_hint(job)}"
@@ -93,7 +95,7 @@ def _resolve_paths(job: Path, section: Any, field_names: Sequence[str], exists: 
 def _name_hint(name: str) -> str:
     """A way out for a name that is neither a job nor a model."""
     jobs, models = catalog.names("jobs"), catalog.names("models")
-    near = catalog.nearest(name, sorted({*jobs, *models}), most=4)
+    near = catalog.nearest(name, sorted({*jobs, *(models if "/" not in name else catalog.known_models())}), most=4)
     if near:
         kinds = [f"{candidate} (a {'job' if candidate in jobs else 'model'})" for candidate in near]
         return f"did you mean {' or '.join(kinds)}?"

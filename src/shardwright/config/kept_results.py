@@ -8,10 +8,10 @@ Argument = TypeVar("Argument")
 Result = TypeVar("Result")
 
 
-def kept_by_identity(function: Callable[[Argument], Result]) -> Callable[[Argument], Result]:
-    """Cache a function's results for the last objects. An object equals only itself, because comparing all fields of
-    two objects would take longer than most functions."""
-    cached = lru_cache(maxsize=64)(lambda key: function(key.subject))
+def kept_by_identity(function: Callable[[Argument], Result], most: int = 64) -> Callable[[Argument], Result]:
+    """Cache a function's results for the `most` last objects. An object equals only itself, because comparing all
+    fields of two objects would take longer than most functions."""
+    cached = lru_cache(maxsize=most)(lambda key: function(key.subject))
 
     @wraps(function)
     def cached_function(subject: Argument) -> Result:

@@ -16,6 +16,7 @@ SEQUENCE = 2**30  # tokens
 
 # --- the plan and the cluster ---
 
+COLLECTIVE_BYTES = 2**50  # of a tensor of one collective
 RANKS = 2**24  # of a job, and devices of a cluster
 PIPELINE_RANKS = 2**10
 BATCH = 2**30  # sequences in a step

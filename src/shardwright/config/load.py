@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
@@ -31,11 +31,13 @@ _DECISIVE: dict[str, tuple[catalog.Kind, tuple[str, ...]]] = {
 @dataclass(frozen=True)
 class JobFields:
     """The fields of a job, nested as in a file. `is_model` if JOB names a model, not a job; `filled_in` is a text about
-    the values that such a job has by default."""
+    the values that such a job has by default. `asked_plan` are the fields of the plan that overrides set, where the job
+    itself has no plan: a half plan, whose rest is nobody's choice."""
 
     fields: dict[str, Any]
     is_model: bool = False
     filled_in: str = ""
+    asked_plan: Mapping[str, Any] = field(default_factory=dict)
 
 
 def load_job(job: str, overrides: Sequence[str] = ()) -> JobSpec:
@@ -59,10 +61,13 @@ def read_job(job: str | Mapping[str, Any], overrides: Sequence[str], asked: Aske
     faults += _name_override_faults(fields, own, overrides)
     fields = _resolved(fields, faults, subject)
     warmup_note = _fit_warmup(fields, overrides)
+    plan = fields.get("plan")
+    asked_plan = dict(plan) if isinstance(plan, dict) and not own.get("plan") else {}
     if not names_model(job):
-        return JobFields(fields, filled_in=warmup_note)
+        return JobFields(fields, filled_in=warmup_note, asked_plan=asked_plan)
     fields, note = _with_usual_values(fields, subject)
-    return JobFields(fields, is_model=True, filled_in="; ".join(filter(None, (note, warmup_note))))
+    filled_in = "; ".join(filter(None, (note, warmup_note)))
+    return JobFields(fields, is_model=True, filled_in=filled_in, asked_plan=asked_plan)
 
 
 def job_of_fields(fields: dict[str, Any], overrides: Sequence[str], subject: str) -> JobSpec:

@@ -29,6 +29,9 @@ def resolve_names(fields: dict[str, Any]) -> list[str]:
             else:
                 fields[section] = _laid_over(entry, values) | {"name": entry["name"]}
             continue
+        if section == "model":
+            name = catalog.model_name(name)
+            values = values | {"name": name}
         if catalog.is_file(name):
             try:
                 entry = catalog.read(kind, name)  # type: ignore[arg-type]
@@ -42,7 +45,8 @@ def resolve_names(fields: dict[str, Any]) -> list[str]:
             where = f"(looked from {Path.cwd()})"
             faults.append(f"{section}.name {shortened(name, 200)!r}: there is no such file or folder {where}; check it")
         elif len(values) == 1:  # a name and nothing else can only mean the catalog
-            hint = catalog.did_you_mean(values["name"], catalog.names(kind))  # type: ignore[arg-type]
+            known = catalog.known_models() if section == "model" else catalog.names(kind)  # type: ignore[arg-type]
+            hint = catalog.did_you_mean(values["name"], known)
             faults.append(
                 f"{section}.name {values['name']!r} is not in the catalog, and no other field describes the {section}; "
                 + hint

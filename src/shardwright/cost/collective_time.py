@@ -36,13 +36,13 @@ def ring_s(rates: Rates, group: Group, size_bytes: Numbers, rounds: Numbers = 1,
     if _has_measurements(rates, "all_reduce"):
         round_s = _measured_s(rates, group, "reduce_scatter" if scatters else "all_gather", size_bytes)
         return np.where(rounds == 2, _measured_s(rates, group, "all_reduce", size_bytes), round_s)
-    by_ring_s = _by_ring_s(rates, group, size_bytes, rounds)
-    by_tree_s = np.minimum(by_ring_s, _by_tree_s(rates, group, size_bytes))
+    by_ring_s = nccl_ring_s(rates, group, size_bytes, rounds)
+    by_tree_s = np.minimum(by_ring_s, nccl_trees_s(rates, group, size_bytes))
     is_empty = (np.asarray(size_bytes) <= 0) | (np.asarray(group.size) <= 1)
     return np.where(is_empty, 0.0, np.where(np.asarray(rounds) == 2, by_tree_s, by_ring_s))
 
 
-def _by_ring_s(rates: Rates, group: Group, size_bytes: Numbers, rounds: Numbers) -> Numbers:
+def nccl_ring_s(rates: Rates, group: Group, size_bytes: Numbers, rounds: Numbers) -> Numbers:
     """Seconds of so many rounds of a ring. (n - 1) / n of the tensor passes each rank in a round (Thakur et al. 2005,
     Optimization of collective communication operations in MPICH, section 3)."""
     domains = group.domains
@@ -57,7 +57,7 @@ def _by_ring_s(rates: Rates, group: Group, size_bytes: Numbers, rounds: Numbers)
     return rates.collective_s + np.minimum(plain_s, small_s)
 
 
-def _by_tree_s(rates: Rates, group: Group, size_bytes: Numbers) -> Numbers:
+def nccl_trees_s(rates: Rates, group: Group, size_bytes: Numbers) -> Numbers:
     """Seconds of an all-reduce by two binary trees of domains, each for half of the tensor (Sanders et al. 2009,
     Two-tree algorithms for full bandwidth broadcast, reduction and scan): a logarithm of a ring's steps. Between two
     domains each half goes one way and its sum the other, which is half of a ring's traffic.

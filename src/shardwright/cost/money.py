@@ -5,6 +5,7 @@ effectiveness x time, as in Patterson et al. 2021 (arXiv 2104.10350, section 2.5
 `money_gaps` lists the fields to set.
 """
 
+import re
 from dataclasses import dataclass
 
 from shardwright.config.cluster import ClusterSpec, DeviceSpec
@@ -43,6 +44,19 @@ def usd_per_device_hour(cluster: ClusterSpec) -> float | None:
     """The cluster's own price, else that of its device in the catalog; None if neither is known."""
     device = _device(cluster)
     return cluster.usd_per_device_hour or (device.usd_per_hour if device else 0.0) or None
+
+
+def price_words(cluster: ClusterSpec) -> str:
+    """The price of a device and hour with its origin and date, in words; empty if unknown."""
+    price, device = usd_per_device_hour(cluster), _device(cluster)
+    if price is None:
+        return ""
+    if cluster.usd_per_device_hour or device is None:
+        origin = "cluster.usd_per_device_hour"
+    else:
+        source = device.sources.get("usd_per_hour", "") or f"the file of {device.name} does not say from when"
+        origin = re.split(r"[,:] \$", source)[0]  # without the price of an instance
+    return f"at ${price:,.2f} a device and hour ({origin})"
 
 
 def _site_power_w(cluster: ClusterSpec) -> float | None:

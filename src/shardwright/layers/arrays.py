@@ -38,6 +38,13 @@ def distinct(columns: Iterable[Array]) -> tuple[Array, Array]:
     return firsts, which
 
 
+def as_bytes(columns: Sequence[Array]) -> list[bytes]:
+    """Each row of some columns of integers as one key of a dictionary."""
+    rows = np.stack(columns, axis=1, dtype=np.int64)
+    row_bytes, all_bytes = rows.itemsize * rows.shape[1], rows.tobytes()
+    return [all_bytes[start : start + row_bytes] for start in range(0, len(all_bytes), row_bytes)]
+
+
 def stacked_rows(values: Sequence[Numbers], num_plans: int) -> Array:
     """A table (values, plans): each value is one number, or one number per plan."""
     table = np.empty((len(values), num_plans))

@@ -12,7 +12,7 @@ import numpy as np
 
 from shardwright.config.model_shape import ModelShape
 from shardwright.config.rank_order import ORDERS
-from shardwright.layers.arrays import Array, distinct
+from shardwright.layers.arrays import Array, as_bytes, distinct
 from shardwright.layers.query import PlanGrid, Run
 from shardwright.layers.stage_contents import PipelineRanks, different_ranks
 
@@ -80,7 +80,7 @@ class Memo:
     def __init__(self) -> None:
         self._tables: dict[Hashable, _Table] = {}
         self._values: dict[Hashable, Any] = {}
-        self._keys: dict[Columns, dict[tuple[int, ...], int]] = {}
+        self._keys: dict[Columns, dict[bytes, int]] = {}
         self._last = _Last(PlanGrid())
 
     def ranks(self, shape: ModelShape, grid: PlanGrid) -> PipelineRanks:
@@ -115,7 +115,7 @@ class Memo:
             grid_columns = columns(run.grid)
             firsts, which = distinct(grid_columns)
             numbers_of_keys = self._keys.setdefault(columns, {})
-            combinations = zip(*(column[firsts].tolist() for column in grid_columns), strict=True)
+            combinations = as_bytes([column[firsts] for column in grid_columns])
             keys = np.array(
                 [numbers_of_keys.setdefault(combination, len(numbers_of_keys)) for combination in combinations]
             )

@@ -36,6 +36,13 @@ def job_memories(job: JobSpec, constants: Constants) -> list[Memory]:
     return list(_of_ranks(job, range(job.plan.pp)))
 
 
+def job_accounts(job: JobSpec) -> list[RankMemory]:
+    """The accounts of all pipeline ranks of this runtime, as `job_memory` makes them, where those that other functions
+    here have made are not made again."""
+    alike = _Alike(as_full(job))
+    return [_account(alike, rank) for rank in range(job.plan.pp)]
+
+
 def fullest(job: JobSpec, constants: Constants) -> Memory:
     """Memory of the pipeline rank that needs most of its device, with `host` of the rank that offloads most.
 
@@ -130,6 +137,7 @@ def _of_account(rank: RankMemory, overhead_bytes: float) -> Memory:
         working=float(rank.working_bytes),
         overhead=overhead_bytes,
         host=float(rank.host_bytes),
+        slack=0.0,
     )
 
 

@@ -4,7 +4,6 @@ table of one plan with every generation of software in the catalog.
 If the cluster's device is known, also time, MFU, money, energy and time lost to failures (report/step_cost.py).
 """
 
-import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ from shardwright.memory.job_memory import job_memory
 from shardwright.report.fit_verdict import Fit, checkpoint_note, device_entry, device_room_bytes, fit_of, verdict_text
 from shardwright.report.nearest_text import nearest_plans, nearest_text
 from shardwright.report.prediction_notes import batch_notes, job_notes
-from shardwright.report.text_columns import aligned
+from shardwright.report.text_columns import aligned, filled
 from shardwright.schedule.job_program import job_program
 from shardwright.sharding.memory_account import RankMemory
 from shardwright.sharding.stage_parameters import num_active_parameters, num_parameters, stage_parameters
@@ -83,7 +82,7 @@ def _takes_dict(job: JobSpec, priced: "Estimate | str") -> dict[str, Any]:
 
 def _takes_text(job: JobSpec, priced: "Estimate | str") -> str:
     if isinstance(priced, str):
-        return textwrap.fill(priced, 110)
+        return filled(priced)
     from shardwright.report.step_cost import price_text
 
     return price_text(job, priced)
@@ -115,9 +114,9 @@ def estimate_text(job: JobSpec) -> str:
         "parameters of the rank's stages."
     )
     cost = _takes_text(job, priced)
-    notes = [textwrap.fill(f"Note: {note}.", 110) for note in _notes(job, memory)]
+    notes = [filled(f"Note: {note}.") for note in _notes(job, memory)]
     verdict = [verdict_text(job, fit := fit_of(job, memory, priced)), *_nearest(job, fit, priced)]
-    return "\n\n".join([heading, textwrap.fill(note, 110), aligned(rows), *verdict, cost, *notes])
+    return "\n\n".join([heading, filled(note), aligned(rows), *verdict, cost, *notes])
 
 
 def parameters_text(model: ModelSpec) -> str:

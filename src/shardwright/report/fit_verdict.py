@@ -3,7 +3,6 @@
 For this runtime the memory account decides; for other software its predicted processes do, as in `plan`."""
 
 import math
-import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,8 @@ from shardwright.config.link_words import link_words
 from shardwright.config.software import software_of
 from shardwright.config.units import GIB, counted, memory_text
 from shardwright.memory.checkpoint_copies import most_copied_bytes
+from shardwright.memory.fit_chance import fit_chance
+from shardwright.report.text_columns import filled
 from shardwright.sharding.memory_account import RankMemory
 
 if TYPE_CHECKING:
@@ -91,7 +92,9 @@ def verdict_text(job: JobSpec, fit: Fit | None) -> str:
         room_text = f"which shows {memory_text(fit.room_bytes)} of its {memory}"
         device_text = f"one {device.name}, {room_text}, under the cluster's software ({fit.software})"
         need_text = f"the process of pp rank {rank} needs {memory_text(needed)}"
-        table_note = " The table is what this runtime would hold."
+        chance = fit_chance(needed, fit.room_bytes)
+        table_note = f" As far as predictions of memory were off, the chance that it fits is {chance:.0%}."
+        table_note += " The table is what this runtime would hold."
     else:
         reserved = memory_text(int(device.memory_bytes) - fit.room_bytes)
         reserved_text = f"the process and its libraries take {reserved} of its {memory}"
@@ -104,7 +107,7 @@ def verdict_text(job: JobSpec, fit: Fit | None) -> str:
     else:
         host_text = f" {_host_text(job, fit)}" if any(need.host_bytes for need in fit.needs) else ""
         verdict = f"It fits {device_text}: {need_text}, which leaves {memory_text(left_bytes)}.{host_text}"
-    return textwrap.fill(verdict + table_note, 110)
+    return filled(verdict + table_note)
 
 
 def _host_text(job: JobSpec, fit: Fit) -> str:

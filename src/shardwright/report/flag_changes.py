@@ -2,7 +2,6 @@
 
 import json
 import shlex
-import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ from shardwright.interchange.system import System
 from shardwright.planner.advice.advice import Advice
 from shardwright.planner.advice.priced_plan import PricedPlan
 from shardwright.report.step_cost import PARTS
+from shardwright.report.text_columns import filled
 
 _SHOWN, _PARTS_SHOWN = 3, 4
 _TOKENS = 1e12
@@ -89,29 +89,27 @@ def faster_plans(
 
 def changes_text(system: System, own_plan: PricedPlan, names: frozenset[str], better: list[BetterPlan]) -> str:
     """Text on the job's cost and on better plans. `names` are the settings that the files have."""
-    lines = [textwrap.fill(_as_it_stands(system, own_plan), 110)]
+    lines = [filled(_as_it_stands(system, own_plan))]
     if not better:
         verdict = f"No plan that {system.title} has and that was found is faster: nothing has to be changed."
         if not own_plan.fits:
             verdict = f"The job does not fit, and no plan that {system.title} has and that fits was found."
         else:
-            verdict += " What is recommended below is the simplest of those as good, for a job that begins."
-        return "\n".join([lines[0], textwrap.fill(verdict, 110)])
+            verdict += " What is recommended below may need another system."
+        return "\n".join([lines[0], filled(verdict)])
     if own_plan.job.cluster.software in _OLDER:
         note = (
             f"Changes are held to what {own_plan.job.cluster.software} has (--as megatron-core for what today's code "
             "has); flags have the names of today's Megatron-LM, which code of that age has others for."
         )
-        lines.append(textwrap.fill(note, 110))
+        lines.append(filled(note))
     for number, plan in enumerate(better, 1):
         step, memory = seconds_text(float(plan.priced.time.total)), memory_text(int(plan.priced.memory.process))
         lines += ["", f"{number}. {_times(plan.times, own_plan.fits)}: {step} for a step at {memory}; change"]
         lines += [f"     {_line(system.prefix, change)}{_remark(change, names)}" for change in plan.changes]
         if plan.superseded:
             note = f"Some of it is said there in other words, which have to go: {', '.join(plan.superseded)}."
-            lines += textwrap.wrap(
-                note, 110, initial_indent="   ", subsequent_indent="   ", break_on_hyphens=False, break_long_words=False
-            )
+            lines.append(filled(note, "   ", "   "))
     return "\n".join(lines)
 
 

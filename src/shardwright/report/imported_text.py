@@ -1,11 +1,16 @@
 """Text about a job that was imported from another system's files, and about files that were exported for a system."""
 
-import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from shardwright.interchange.exported import Exported
+from shardwright.config.job import JobSpec
+from shardwright.interchange.exported import Exported, Lacking
 from shardwright.interchange.imported import Imported
+from shardwright.interchange.nearest import way_to
+from shardwright.interchange.system import System
+from shardwright.report.nearest_text import set_words
+from shardwright.report.text_columns import filled
+from shardwright.schedule.job_program import plan_faults
 
 _SHOWN = 6  # names of settings on a subject
 
@@ -14,9 +19,7 @@ def imported_notes(result: Imported, with_data: bool = True) -> str:
     """Everything in which the job differs from the files, and everything that the files do not state."""
     of_data = result.of_data if with_data else ()
     sentences = (remark[:1].upper() + remark[1:] + "." for remark in of_data)
-    return "\n".join(
-        [*_lines(result), *(textwrap.fill(sentence, 110, break_on_hyphens=False) for sentence in sentences)]
-    )
+    return "\n".join([*_lines(result), *(filled(sentence) for sentence in sentences)])
 
 
 def _lines(result: Imported) -> Iterator[str]:
@@ -27,13 +30,13 @@ def _lines(result: Imported) -> Iterator[str]:
     ):
         if lines:
             yield heading
-            yield from (textwrap.fill(line, 110, initial_indent="  ", subsequent_indent="    ") for line in lines)
+            yield from (filled(line, "  ", "    ") for line in lines)
     if result.without_effect:
         yield "Not read, for it does not change the plan:"
         for subject, names in result.without_effect.items():
             ending = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
             text = f"{subject}: {', '.join(names[:_SHOWN])}{ending}"
-            yield textwrap.fill(text, 110, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
+            yield filled(text, "  ", "    ")
 
 
 def imported_dict(result: Imported) -> dict[str, Any]:
@@ -67,4 +70,14 @@ def exported_notes(result: Exported, title: str) -> str:
         )
     elif result.nodes > 1:
         notes.append(f"It is for {result.nodes} nodes; how they start and find each other is your launcher's to say.")
-    return "\n".join(textwrap.fill(note, 110, break_on_hyphens=False) for note in notes)
+    return "\n".join(filled(note) for note in notes)
+
+
+def nearest_export(system: System, job: JobSpec, lack: Lacking) -> str:
+    """The way out for a job that a system lacks: the nearest plan that it has. Empty if each fault has a way out of its
+    own."""
+    near = lack.nearest
+    if near is None or plan_faults(near):
+        is_named = any("can't be said to" in fault for fault in lack.faults)
+        return f"no job near to it is known that {system.title} has; change these, or take another --to" * is_named
+    return f"the nearest plan that {system.title} has: {set_words(way_to(job, near, plan_faults))}"

@@ -1,12 +1,11 @@
 """Text of the command `layout`: the number of layers of each stage, its devices, and the gain."""
 
-import textwrap
 from typing import Any
 
 from shardwright.config.units import GIB, counted
 from shardwright.planner.stages.best_layout import LaidOut
 from shardwright.report.plans_text import plan_words
-from shardwright.report.text_columns import aligned
+from shardwright.report.text_columns import aligned, filled
 from shardwright.schedule.job_program import job_placement
 
 
@@ -51,7 +50,7 @@ def layout_text(laid_out: LaidOut) -> str:
     lines = [f"plan.layout = {list(stages.layout)}"]
     if order:
         lines.append(f"Order of cluster.parts, and so of the nodes' ranks: {', then '.join(order)}.")
-    return "\n\n".join([textwrap.fill(heading + _gain(laid_out), 110), aligned(rows), "\n".join(lines)])
+    return "\n\n".join([filled(heading + _gain(laid_out)), aligned(rows), "\n".join(lines)])
 
 
 def _gain(laid_out: LaidOut) -> str:

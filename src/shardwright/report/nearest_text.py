@@ -3,13 +3,12 @@ options that turn a job into another one."""
 
 import json
 import shlex
-import textwrap
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from shardwright.config.job import JobSpec
 from shardwright.config.units import memory_text, seconds_text
-from shardwright.report.text_columns import aligned
+from shardwright.report.text_columns import aligned, filled
 
 if TYPE_CHECKING:
     from shardwright.planner.own_plan import Estimate
@@ -40,10 +39,9 @@ def nearest_plans(job: JobSpec, fits: bool, priced: "Estimate") -> list[dict[str
 def nearest_text(nearest: list[dict[str, Any]]) -> str:
     """The result of `nearest_plans` as text, for a plan that does not fit."""
     if not nearest:
-        return textwrap.fill(
+        return filled(
             "No plan fits that takes at most four times as long. `shardwright plan` looks at all plans; or use more "
-            "devices, or some with more memory.",
-            110,
+            "devices, or some with more memory."
         )
     rows = [["process", "step", "add to this command"]]
     rows += [[memory_text(int(near["process_bytes"])), seconds_text(near["step_s"]), near["set"]] for near in nearest]

@@ -2,7 +2,6 @@
 batch; speed-up, efficiency, memory and price over sizes of the cluster."""
 
 import math
-import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -14,9 +13,8 @@ from shardwright.planner.critical_batch import BatchLimits, Rescaled, rescaled
 from shardwright.planner.scaling import Point, Scaling, devices_text
 from shardwright.report.plans_text import job_words
 from shardwright.report.svg import LINE_COLOURS, Box, Line, LineChart, document, legend, text
-from shardwright.report.text_columns import aligned
+from shardwright.report.text_columns import aligned, filled
 
-_WIDTH = 118
 _MEANING = {
     "strong": "Strong scaling: the same batch at every size.",
     "weak": "Weak scaling: the batch grows with the devices.",
@@ -51,9 +49,7 @@ def scaling_text(job: JobSpec, scalings: tuple[Scaling, Scaling], limits: BatchL
     if weak.points:
         times = weak.points[-1].job.tokens_per_step / limits.batch_tokens
         blocks += rate_sentences(job, times)
-    return "\n\n".join(
-        block if "\n" in block else textwrap.fill(block, _WIDTH, break_on_hyphens=False) for block in blocks
-    )
+    return "\n\n".join(block if "\n" in block else filled(block) for block in blocks)
 
 
 def batch_sentences(job: JobSpec, limits: BatchLimits) -> list[str]:

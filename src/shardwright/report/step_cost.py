@@ -1,13 +1,12 @@
 """The cost of a plan, in words and as JSON: the parts of a step's time, money, energy, and time lost to failures."""
 
-import textwrap
 from dataclasses import asdict
 from typing import Any
 
 from shardwright.config.job import JobSpec
 from shardwright.config.units import counted, seconds_text
 from shardwright.planner.own_plan import Estimate
-from shardwright.report.text_columns import aligned
+from shardwright.report.text_columns import aligned, filled
 
 # Parts of StepTime (simulate/closed_form.py) in words. They add up to the step.
 PARTS = {
@@ -54,17 +53,13 @@ def price_dict(job: JobSpec, estimate: Estimate) -> dict[str, Any]:
 def price_text(job: JobSpec, estimate: Estimate) -> str:
     """The price of a step and of a run as text."""
     blocks = [_speed(job, estimate), _parts(estimate), _money(job, estimate), _failures(estimate)]
-    gaps = [_wrapped(f"{gap[0].upper()}{gap[1:]}.") for gap in estimate.gaps]
+    gaps = [filled(f"{gap[0].upper()}{gap[1:]}.") for gap in estimate.gaps]
     return "\n\n".join(block for block in [*blocks, *gaps] if block)
-
-
-def _wrapped(text: str) -> str:
-    return textwrap.fill(text, 110)
 
 
 def _speed(job: JobSpec, estimate: Estimate) -> str:
     step = estimate.step
-    return _wrapped(
+    return filled(
         f"A step of {job.tokens_per_step:,} tokens takes {seconds_text(step.total)}; four of five lie between "
         f"{seconds_text(step.low)} and {seconds_text(step.high)}. That is {estimate.tokens_per_s_per_device:,.0f} "
         f"tokens a second and device, MFU {100 * step.mfu:.1f} % and HFU {100 * step.hfu:.1f} % of "
@@ -109,7 +104,7 @@ def _failures(estimate: Estimate) -> str:
     if reliability is None or goodput is None:
         return ""
     steps = max(1, round(float(goodput.interval_s) / estimate.step.total))
-    return _wrapped(
+    return filled(
         f"A failure is expected every {seconds_text(float(reliability.between_failures_s))}. With a checkpoint of "
         f"{estimate.checkpoint_bytes / 1e12:.3g} TB, which takes "
         f"{seconds_text(float(reliability.checkpoint_s))}, after "

@@ -6,7 +6,9 @@ two equal: name, full shape, box, init, and the axes over which a tensor is cut 
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 
+from shardwright.config.kept_results import kept_by_identity
 from shardwright.config.matrix import Matrix
 from shardwright.config.model import ModelSpec
 from shardwright.config.model_shape import ModelShape, shape_of
@@ -46,12 +48,14 @@ def last_uses(model: ModelSpec) -> list[str]:
     return ["head", *further] if model.tied_embeddings else further
 
 
-def model_parameters(model: ModelSpec) -> list[ParameterShard]:
+@partial(kept_by_identity, most=2)  # a prediction asks for them several times, and large models have many
+def model_parameters(model: ModelSpec) -> tuple[ParameterShard, ...]:
     """All parameters of the model, each once: a tied table is one parameter."""
     regions = stage_parameters(model, PlanSpec(), 0)
-    return list({place.name: place for places in regions.values() for place in places}.values())
+    return tuple({place.name: place for places in regions.values() for place in places}.values())
 
 
+@kept_by_identity
 def num_parameters(model: ModelSpec) -> int:
     """Parameters of the whole model, a tied table counted once."""
     return sum(place.num_elements for place in model_parameters(model))

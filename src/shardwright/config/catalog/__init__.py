@@ -6,6 +6,7 @@ a cluster, the calibration of a device) are relative to its own folder.
 
 import difflib
 import os
+import re
 import tomllib
 from functools import lru_cache
 from importlib import resources
@@ -45,6 +46,41 @@ def read(kind: Kind, name: str) -> dict[str, Any]:
         raise KeyError(f"{name!r} is not in the catalog of {kind}; {did_you_mean(name, names(kind))}")
     text = (resources.files(__package__) / kind / f"{name}.toml").read_text(encoding="utf-8")
     return {"name": name} | tomllib.loads(text)
+
+
+_SAME_SHAPE = re.compile(r"(-(instruct|base|chat|it|hf))+$")  # at the end of a name of the Hub
+
+
+def model_name(name: str) -> str:
+    """The catalog's name of a model that is called as on the Hugging Face Hub; other names as they are.
+
+    Capitals do not matter, and endings that say how the same shape was trained further are passed over:
+    Qwen/Qwen3-8B and qwen/qwen3-8b-base are qwen3-8b.
+    """
+    return _models_by_hub_name().get(_hub_key(name), name)
+
+
+def hub_names() -> dict[str, list[str]]:
+    """hub_names.toml: names of the Hugging Face Hub by name of a model of the catalog."""
+    hub: dict[str, list[str]] = tomllib.loads(
+        (resources.files(__package__) / "hub_names.toml").read_text(encoding="utf-8")
+    )
+    return hub
+
+
+@lru_cache(maxsize=1)
+def _models_by_hub_name() -> dict[str, str]:
+    return {_hub_key(hub_name): model for model, hub in hub_names().items() for hub_name in hub}
+
+
+def _hub_key(name: str) -> str:
+    # Also Mistral's Instruct before its version.
+    return _SAME_SHAPE.sub("", name.lower().replace("-instruct-v", "-v"))
+
+
+def known_models() -> list[str]:
+    """Names of models that a user may write: those of the catalog and those of the Hub."""
+    return [*names("models"), *(hub_name for hub in hub_names().values() for hub_name in hub)]
 
 
 def read_left_out() -> dict[str, dict[str, float]]:

@@ -130,6 +130,15 @@ class RecordedTransport:
     def broadcast(self, x: Tensor, source: int) -> Underway:
         return self._noted(self.inner.broadcast(x, source), f"broadcast of rank {source}", x)
 
+    def reduce(self, x: Tensor, target: int, op: dist.ReduceOp.RedOpType) -> Underway:
+        return self._noted(self.inner.reduce(x, target, op), f"reduce {op} into rank {target}", x)
+
+    def scatter(self, out: Tensor, shares: list[Tensor] | None, source: int) -> Underway:
+        return self._noted(self.inner.scatter(out, shares, source), f"scatter of rank {source}", out)
+
+    def gather(self, parts: list[Tensor] | None, x: Tensor, target: int) -> Underway:
+        return self._noted(self.inner.gather(parts, x, target), f"gather into rank {target}", x)
+
     def send(self, x: Tensor, to: int, tag: int = 0) -> Underway:
         return self._noted(self.inner.send(x, to, tag), "send", x, to=to)
 

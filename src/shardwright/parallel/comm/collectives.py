@@ -1,9 +1,8 @@
 """The only caller of torch.distributed's collectives: every byte that crosses ranks passes here.
 
 So each collective is named by its mesh axis, counted, timed and watched. An axis of size 1 communicates nothing and
-counts nothing. Collectives with a gradient, at the borders of a region of the model, are in regions.py.
-
-Shapes: the leading dim is gathered and scattered, so that no copy is needed before or after.
+counts nothing. Collectives with a gradient, at the borders of a region of the model, are in regions.py. The leading
+dim is gathered and scattered, so that no copy is needed before or after.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -162,14 +161,15 @@ def _sent_to_each(axis: Axis, num_bytes: int) -> dict[int, int]:
     return {rank: num_bytes for i, rank in enumerate(axis.ranks) if i != axis.index}
 
 
-def _finished(axis: Axis) -> Pending:
+def _copied(out: Tensor, x: Tensor, axis: Axis) -> Pending:
+    out.copy_(x)
     return Pending(None, axis)
 
 
 def start_all_reduce(x: Tensor, axis: Axis, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Pending:
     """Reduce `x` in place over the axis."""
     if axis.size == 1:
-        return _finished(axis)
+        return Pending(None, axis)
     if axis.size == 2 and x.nbytes <= _SMALL_BYTES and op in _OPERATIONS and _is_gloo(axis):
         received = torch.empty_like(x)
 
@@ -189,8 +189,7 @@ def start_all_gather(out: Tensor, x: Tensor, axis: Axis) -> Pending:
     place in `out`: as many bytes as a ring, without the copies of Gloo's own all-gather.
     """
     if axis.size == 1:
-        out.copy_(x)
-        return _finished(axis)
+        return _copied(out, x, axis)
     x = x.contiguous()
     if not _is_gloo(axis):
         work = axis.communicator.all_gather(out, x)
@@ -210,8 +209,7 @@ def start_reduce_scatter(out: Tensor, x: Tensor, axis: Axis) -> Pending:
     as needed. So over Gloo each rank sends every other rank its share, and the receiver adds the shares in float32.
     """
     if axis.size == 1:
-        out.copy_(x)
-        return _finished(axis)
+        return _copied(out, x, axis)
     x = x.contiguous()
     if not _is_gloo(axis):
         work = axis.communicator.reduce_scatter(out, x)
@@ -255,8 +253,7 @@ def _exchange(outgoing: Sequence[Tensor], incoming: Sequence[Tensor], axis: Axis
 def start_all_to_all(out: Tensor, x: Tensor, axis: Axis) -> Pending:
     """Send share i of dim 0 of `x` to index i, and receive share i of `out` from it. Both shapes [n * size, ...]."""
     if axis.size == 1:
-        out.copy_(x)
-        return _finished(axis)
+        return _copied(out, x, axis)
     work = axis.communicator.all_to_all(out, x.contiguous())
     return _start(axis, "all_to_all", x.nbytes, work, _sent_to_each(axis, x.nbytes // axis.size))
 
@@ -270,8 +267,7 @@ def start_all_to_all_v(
     split may be 0.
     """
     if axis.size == 1:
-        out.copy_(x)
-        return _finished(axis)
+        return _copied(out, x, axis)
     x = x.contiguous()
     row_bytes = x.shape[1:].numel() * x.element_size()
     sent_bytes = {axis.ranks[i]: split * row_bytes for i, split in enumerate(in_splits) if i != axis.index and split}
@@ -288,8 +284,7 @@ def start_all_to_all_v(
 def start_exchange(out: Tensor, x: Tensor, axis: Axis) -> Pending:
     """Send `x` to the next index of the axis, in a ring, and receive the previous index's tensor into `out`."""
     if axis.size == 1:
-        out.copy_(x)
-        return _finished(axis)
+        return _copied(out, x, axis)
     target, source = axis.ranks[(axis.index + 1) % axis.size], axis.ranks[axis.index - 1]
     transport = axis.communicator
     if _is_gloo(axis):
@@ -364,6 +359,39 @@ def broadcast(x: Tensor, axis: Axis, source: int) -> Tensor:
         sent_bytes = {} if is_last else _sent_in_ring(axis, x.nbytes)
         _start(axis, "broadcast", x.nbytes, work, sent_bytes, peer=axis.ranks[source]).wait()
     return x
+
+
+def reduce(x: Tensor, axis: Axis, target: int, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
+    """Reduce `x` in place over the axis into the `x` of index `target`, and return it; elsewhere it has no meaning."""
+    if axis.size > 1:
+        work = axis.communicator.reduce(x, axis.ranks[target], op)
+        sent_bytes = {} if axis.index == target else _sent_in_ring(axis, x.nbytes)
+        _start(axis, "reduce", x.nbytes, work, sent_bytes).wait()
+    return x
+
+
+def scatter(out: Tensor, x: Tensor | None, axis: Axis, source: int) -> Tensor:
+    """Overwrite `out` with this rank's share of dim 0 of the `x` of index `source`, and return it. Shapes [n, ...] and
+    [n * size, ...]; other ranks give no `x`."""
+    if axis.size == 1:
+        return out if x is None else out.copy_(x)
+    shares = None if x is None or axis.index != source else list(x.contiguous().chunk(axis.size))
+    work = axis.communicator.scatter(out, shares, axis.ranks[source])
+    sent_bytes = {} if shares is None else _sent_to_each(axis, out.nbytes)
+    _start(axis, "scatter", axis.size * out.nbytes, work, sent_bytes, peer=axis.ranks[source]).wait()
+    return out
+
+
+def gather(out: Tensor | None, x: Tensor, axis: Axis, target: int) -> Tensor | None:
+    """Concatenate each rank's `x` along dim 0 into the `out` of index `target`, and return it. Shapes [n, ...] and
+    [n * size, ...]; other ranks give no `out`."""
+    if axis.size == 1:
+        return None if out is None else out.copy_(x)
+    parts = None if out is None or axis.index != target else list(out.chunk(axis.size))
+    work = axis.communicator.gather(parts, x.contiguous(), axis.ranks[target])
+    sent_bytes = {} if axis.index == target else {axis.ranks[target]: x.nbytes}
+    _start(axis, "gather", axis.size * x.nbytes, work, sent_bytes).wait()
+    return out
 
 
 def barrier(axis: Axis) -> None:

@@ -76,6 +76,18 @@ class Transport(Protocol):
         """Overwrite `x` with the `x` of rank `source`."""
         ...
 
+    def reduce(self, x: Tensor, target: int, op: dist.ReduceOp.RedOpType) -> Underway:
+        """Reduce `x` into the `x` of rank `target`; that of other ranks has no meaning afterwards."""
+        ...
+
+    def scatter(self, out: Tensor, shares: list[Tensor] | None, source: int) -> Underway:
+        """Put this rank's share of those of rank `source` into `out`. Other ranks give none."""
+        ...
+
+    def gather(self, parts: list[Tensor] | None, x: Tensor, target: int) -> Underway:
+        """Put each rank's `x` into the `parts` of rank `target`. Other ranks give none."""
+        ...
+
     def send(self, x: Tensor, to: int, tag: int = 0) -> Underway:
         """Send to a rank. Over Gloo a receive takes the message with its own `tag`."""
         ...
@@ -122,6 +134,15 @@ class GroupTransport:
 
     def broadcast(self, x: Tensor, source: int) -> Any:
         return dist.broadcast(x, source, group=self.group, async_op=True)
+
+    def reduce(self, x: Tensor, target: int, op: dist.ReduceOp.RedOpType) -> Any:
+        return dist.reduce(x, target, op, group=self.group, async_op=True)
+
+    def scatter(self, out: Tensor, shares: list[Tensor] | None, source: int) -> Any:
+        return dist.scatter(out, shares, source, group=self.group, async_op=True)
+
+    def gather(self, parts: list[Tensor] | None, x: Tensor, target: int) -> Any:
+        return dist.gather(x, parts, target, group=self.group, async_op=True)
 
     def send(self, x: Tensor, to: int, tag: int = 0) -> Any:
         return dist.isend(x, to, group=self._group_for(dist.get_rank(), to), tag=tag)
@@ -173,6 +194,15 @@ class DryTransport:
 
     def broadcast(self, x: Tensor, source: int) -> Underway:
         return self.request("broadcast", [x], [x])
+
+    def reduce(self, x: Tensor, target: int, op: dist.ReduceOp.RedOpType) -> Underway:
+        return self.request("reduce", [x], [x])
+
+    def scatter(self, out: Tensor, shares: list[Tensor] | None, source: int) -> Underway:
+        return self.request("scatter", shares or [], [out])
+
+    def gather(self, parts: list[Tensor] | None, x: Tensor, target: int) -> Underway:
+        return self.request("gather", [x], parts or [])
 
     def send(self, x: Tensor, to: int, tag: int = 0) -> Underway:
         return self.request("send", [x], [])

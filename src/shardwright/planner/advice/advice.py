@@ -35,26 +35,30 @@ class RefusedPlan:
 
 
 @dataclass(frozen=True)
-class Recommendation:
-    """The plan to take, the confidence that the fastest plan is faster (0.5 if it is that plan), and how simple both
-    are."""
+class SimplerPlan:
+    """A plan that is simpler than the recommended one and can't be told apart from it: the confidence that the
+    recommended one is faster, and how simple both are."""
 
     plan: PricedPlan
     confidence: float
     simplicity: Simplicity
-    of_fastest: Simplicity
+    of_recommended: Simplicity
 
-    @property
-    def is_fastest(self) -> bool:
-        """True if no faster plan is known."""
-        return self.plan.first_is_faster is None
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The plan to take, which no known plan beats, and a simpler one that may be as fast, if there is one."""
+
+    plan: PricedPlan
+    simpler: SimplerPlan | None = None
 
 
 @dataclass(frozen=True)
 class Advice:
     """The best plans, best first; the reasons why the first is best; and the user's own plan.
 
-    `recommendation` is the plan to take, if there is one. `tried` are the sizes of the cluster among which the
+    `recommendation` is the first plan and, if there is one, a simpler
+    one. `tried` are the sizes of the cluster among which the
     objective chose. `flips` are changes that would make the second plan win. `left_out` names the strategies that were
     not searched because a number is unknown.
     """

@@ -1,20 +1,21 @@
-"""The plan to take: the simplest of the plans that can't be told apart from the fastest.
+"""The plan to take: the one that is predicted to be the fastest; and beside it the simplest that may be as fast.
 
-A prediction that one plan is 3 % faster than another is right some three times in four. A plan with fewer axes, a plain
-schedule and nothing in host memory is easier to set up, to watch and to mend. So plans count as equal unless the
-fastest one is faster with a confidence of at least TOLD_APART, and the simplest of equal plans is recommended. Then the
-advice is explained: why its first plan is best, changes that would alter that, and the user's own plan.
+A prediction that one plan is 3 % faster than another is right some three times in four, so the fastest is the likelier
+winner. A plan with fewer axes, a plain schedule and nothing in host memory is easier to set up, to watch and to mend,
+so the simplest of the plans that can't be told apart from the fastest is shown with what it costs. Two plans are told
+apart from a confidence of TOLD_APART. Then the advice is explained: why its first plan is best, changes that would
+alter that, and the user's own plan.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from operator import attrgetter
 
 from shardwright.config.job import JobSpec
 from shardwright.cost.calibration import Constants
 from shardwright.cost.from_job import run_of
-from shardwright.planner.advice.advice import Advice, OwnPlan, Recommendation, RefusedPlan
+from shardwright.planner.advice.advice import Advice, OwnPlan, Recommendation, RefusedPlan, SimplerPlan
 from shardwright.planner.advice.confidence import DIFFERENCES, RatioSpread, differing, fitted_spread
 from shardwright.planner.advice.priced_plan import PricedPlan, priced, searched_schedules
 from shardwright.planner.advice.reasons import binding, faster_adjacent, reasons
@@ -28,6 +29,7 @@ from shardwright.planner.search.objectives import Objective, best, check_in_time
 from shardwright.planner.search.plan_price import fits, room_bytes
 from shardwright.planner.search.results import Candidate, TriedSize
 from shardwright.planner.search.sample import standing
+from shardwright.planner.search.search_progress import Phase, tell
 from shardwright.planner.search.simpler_plans import simpler_plans
 
 # The confidence from which two plans are told apart. The order is right for 19 of 20 such pairs of published runs
@@ -35,6 +37,7 @@ from shardwright.planner.search.simpler_plans import simpler_plans
 TOLD_APART = 0.8
 # Kinds of plans to compare, at least: the number of plans shown must not change the choice.
 CONSIDERED = 10
+_AS_LONG = 5e-4  # a share of a step: plans that differ by less take as long, and the simpler one is recommended
 _MOST_MOVES = 8  # from the first plan to a faster adjacent one
 _TRIES = 4  # simpler plans that are simulated, at most
 
@@ -84,7 +87,8 @@ def settled(advice: Advice, constraints: Constraints, constants: Constants, *, n
     """
     searched, _ = within_known(advice.job, constraints)
     result = recommended(advice, constraints, constants, num_shown=num_shown)
-    for _ in range(_MOST_MOVES):
+    for move in range(_MOST_MOVES):
+        tell(Phase.COMPARING, move / _MOST_MOVES)
         if not result.plans:
             break
         why = reasons(result.plans[0].job, searched_schedules(constraints), constants)
@@ -104,27 +108,52 @@ def _with(plans: Sequence[PricedPlan], plan: PricedPlan) -> list[PricedPlan]:
 def recommended(
     advice: Advice, constraints: Constraints, constants: Constants, *, num_shown: int, is_roomy: bool = False
 ) -> Advice:
-    """The advice with its first plans, the confidence in their order, and the plan to take.
+    """The advice with its first plans, the confidence in their order, the plan to take, and a simpler one.
 
-    The plan to take may be a simpler one that the search did not return. If it is faster than the plan of its kind, it
-    replaces that. With `is_roomy` it needs no more memory than the plans that are shown.
+    The simpler plan may be one that the search did not return. If it is faster than the plan of its kind, it replaces
+    that; if it takes as long as the fastest, it is the first. With `is_roomy` it needs no more memory than the plans
+    that are shown.
     """
     if not advice.plans:
         return advice
     spread = fitted_spread()
     room = max(float(plan.memory.process) for plan in advice.plans[:num_shown]) if is_roomy else room_bytes(advice.job)
     chosen = _chosen(advice, constraints, constants, spread, room)
-    fastest, *others = sorted(
-        (chosen if plan.kind == chosen.kind and chosen.token_s < plan.token_s else plan for plan in advice.plans),
+    first, *others = _with_simplest(advice.plans, chosen)
+    plans = [first, *(replace(plan, first_is_faster=_confidence(first, plan, spread)) for plan in others)]
+    simpler = None
+    if first.job is not chosen.job:
+        confidence = _confidence(first, chosen, spread)
+        plan = next((plan for plan in plans if plan.job is chosen.job), replace(chosen, first_is_faster=confidence))
+        simpler = SimplerPlan(plan, confidence, simplicity(plan.job), simplicity(first.job))
+    return replace(advice, plans=plans[:num_shown], recommendation=Recommendation(first, simpler))
+
+
+def accepted(advice: Advice, objection: Callable[[JobSpec], str]) -> Advice:
+    """The advice with those of its plans to which there is no `objection`; without a plan if there is one to each."""
+    plans = [plan for plan in advice.plans if not objection(plan.job)]
+    if not plans or advice.recommendation is None:
+        return replace(advice, plans=[], recommendation=None, reasons=[])
+    first, spread = plans[0], fitted_spread()
+    others = [replace(plan, first_is_faster=_confidence(first, plan, spread)) for plan in plans[1:]]
+    plans = [replace(first, first_is_faster=None), *others]
+    simpler, is_same = advice.recommendation.simpler, first is advice.plans[0]
+    if simpler is not None and (not is_same or objection(simpler.plan.job)):
+        simpler = None
+    reasons_of_first = advice.reasons if is_same else []
+    return replace(advice, plans=plans, recommendation=Recommendation(plans[0], simpler), reasons=reasons_of_first)
+
+
+def _with_simplest(plans: Sequence[PricedPlan], simplest: PricedPlan) -> list[PricedPlan]:
+    """Plans of different kinds, fastest first, among them the simplest if it is the fastest of its kind; it is the
+    first if it takes as long as the fastest."""
+    ranked = sorted(
+        (simplest if plan.kind == simplest.kind and simplest.token_s < plan.token_s else plan for plan in plans),
         key=attrgetter("token_s"),
     )
-    plans = [fastest, *(replace(plan, first_is_faster=_confidence(fastest, plan, spread)) for plan in others)]
-    to_take = next((plan for plan in plans if plan.job is chosen.job), None)
-    if to_take is None:
-        to_take = replace(chosen, first_is_faster=_confidence(fastest, chosen, spread))
-    confidence = 0.5 if to_take.first_is_faster is None else to_take.first_is_faster
-    recommendation = Recommendation(to_take, confidence, simplicity(to_take.job), simplicity(fastest.job))
-    return replace(advice, plans=plans[:num_shown], recommendation=recommendation)
+    if simplest.token_s > (1 + _AS_LONG) * ranked[0].token_s:
+        return ranked
+    return [simplest, *(plan for plan in ranked if plan.kind != simplest.kind)]
 
 
 def _chosen(
@@ -191,12 +220,14 @@ def explained(
 ) -> Advice:
     """The advice with its reasons. `own_job` is the job if the user gave a plan: it is compared with the others or, if
     it has faults, shown as refused."""
+    tell(Phase.EXPLAINING, 0.0)
     if own_job is not None and own_faults:
         advice = replace(advice, refused=RefusedPlan(own_job, tuple(own_faults)))
     elif own_job is not None:
         advice = replace(advice, own=_own_plan(own_job, constraints, constants))
     if not advice.plans:
         return advice
+    tell(Phase.EXPLAINING, 0.5)
     best, *others = advice.plans
     why = advice.reasons or reasons(best.job, searched_schedules(constraints), constants)
     return replace(

@@ -13,7 +13,7 @@ from shardwright.config.software_support import had_by
 from shardwright.config.toml_file import TOML_ERRORS, parse_toml
 from shardwright.planner.search.plan_block import NUMBERS, PlanVariant
 
-_SEARCHED = tuple(
+SEARCHED = tuple(
     name for name in (*NUMBERS, *PlanVariant.__dataclass_fields__) if name not in ("global_batch_size", "float8")
 )
 _RANGES = ("microbatch_size", "tp", "pp", "cp", "dp", "ep", "virtual_stages")
@@ -35,9 +35,9 @@ class Constraints:
 
     def __post_init__(self) -> None:
         faults = [
-            f"plan.{name} is not searched, so it can't be kept; there are {', '.join(sorted(_SEARCHED))}"
+            f"plan.{name} is not searched, so it can't be kept; there are {', '.join(sorted(SEARCHED))}"
             for name in self.keep
-            if name not in _SEARCHED
+            if name not in SEARCHED
         ]
         faults += [
             f"plan.{name} has no range; there are {', '.join(sorted(_RANGES))}, and batch.global_batch_size"
@@ -55,6 +55,17 @@ class Constraints:
             return False
         low, high = self.between.get(name, (None, None))
         return low is None or high is None or low <= value <= high  # type: ignore[operator]
+
+    def with_kept(self, fields: Mapping[str, Any]) -> "Constraints":
+        """The constraints with further fields of the plan kept. PlanError if they contradict each other."""
+        faults = [
+            f"--keep plan.{name}={self.keep[name]} and --set plan.{name}={value} contradict each other; say one of them"
+            for name, value in fields.items()
+            if self.keep.get(name, value) != value
+        ]
+        if faults:
+            raise PlanError("what the search may choose", faults)
+        return replace(self, keep={**self.keep, **fields})
 
     def as_software(self, software: SoftwareSpec) -> "Constraints":
         """The constraints, limited to the features of a generation of software. PlanError if these are unknown."""

@@ -155,7 +155,8 @@ def rank_grid(columns: Columns) -> PlanGrid:
 
 def select(columns: Columns, rows: Column) -> Columns:
     """The rows that a mask or indices select."""
-    return {name: values[rows] for name, values in columns.items()}
+    indices = np.flatnonzero(rows) if rows.dtype == bool else rows  # a mask would be counted again for each column
+    return {name: values.take(indices) for name, values in columns.items()}
 
 
 def cross(columns: Columns, choices: Columns) -> Columns:

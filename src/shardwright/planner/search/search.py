@@ -38,6 +38,7 @@ from shardwright.planner.search.known_strategies import within_known
 from shardwright.planner.search.plan_block import Column, Columns, PlanBlock, PlanVariant, join_blocks, select
 from shardwright.planner.search.plan_price import fits, prices, room_bytes
 from shardwright.planner.search.results import Best, PlanPlace, SearchResult, SearchTally
+from shardwright.planner.search.search_progress import Phase, tell
 from shardwright.planner.search.search_scope import SearchScope
 from shardwright.planner.search.simulated_plans import SimulatedPlans
 
@@ -186,6 +187,7 @@ class _BranchAndBound:
     def search_all(self) -> None:
         """Search all variants, those with the lowest bound first. Plans that differ in schedule are priced together."""
         tasks: list[tuple[float, list[_Admitted]]] = []
+        tell(Phase.PRICING, 0.0)
         without_recompute = self._without_recompute()
         for common, alike in self._variants_by_bound().items():
             method = _without_choices(common)
@@ -199,7 +201,9 @@ class _BranchAndBound:
                 rows["least_bytes"] = self._least_bytes(rows, common)
                 tasks += self._tasks(alike, rows)
         tasks.sort(key=lambda task: task[0], reverse=True)
+        num_tasks = len(tasks)
         while tasks:
+            tell(Phase.PRICING, 1 - len(tasks) / num_tasks)
             _, parts = tasks.pop()  # finished tasks are not kept: they may be gigabytes
             blocks = [block for part in parts if len(block := self._with_virtual_stages(part))]
             if blocks:

@@ -27,6 +27,7 @@ from shardwright.planner.search.plan_block import Column, Columns, PlanBlock
 from shardwright.planner.search.plan_price import fits, prices
 from shardwright.planner.search.promising import QUICK, THOROUGH, UNEVEN, Effort, Promising, SimulatedBase, in_turns
 from shardwright.planner.search.results import PlanPlace, SimulatedPlan
+from shardwright.planner.search.search_progress import Phase, tell
 from shardwright.planner.stages.best_layout import LEAST_GAIN, adjacent_layouts, paying_layout
 from shardwright.schedule.job_program import plan_faults
 from shardwright.simulate.closed_form import StepTime, step_time_and_spare
@@ -98,6 +99,7 @@ class SimulatedPlans:
             best_s = sorted(self._best(kind).token_s for _, kind in chosen)
             if len(best_s) >= num_shown and self.least_ratio * places[0].token_s >= best_s[num_shown - 1]:
                 break
+            tell(Phase.SIMULATING, 0.45 * len(chosen) / len(kinds))
             kind = self._kind_of(places, len(chosen) < _LONG_STEP_KINDS)
             if kind.plans:
                 chosen.append((places, kind))
@@ -105,7 +107,9 @@ class SimulatedPlans:
                 self._refute(places)
         chosen.sort(key=lambda item: self._best(item[1]).token_s)
         kinds_shown = [kind for _, kind in chosen[:num_shown]]
+        tell(Phase.SIMULATING, 0.45)
         self._improve(kinds_shown, QUICK)
+        tell(Phase.SIMULATING, 0.7)
         with_plans = sorted((kind for kind in kinds_shown if kind.plans), key=lambda kind: self._best(kind).token_s)
         thorough_kinds = [
             kind
@@ -114,14 +118,28 @@ class SimulatedPlans:
         ]
         self._improve(thorough_kinds, THOROUGH)
         uneven = [kind for kind in thorough_kinds if kind.plans and self._best(kind).job.plan.layout]
+        tell(Phase.SIMULATING, 0.9)
         self._improve([kind for kind in uneven if not _is_long(self._best(kind).job)], UNEVEN)
-        shown = []
-        for places, kind in chosen:
-            if self._has_fitting(kind):
-                shown.append(self._best(kind))
-            else:
+        return self._first_fitting(chosen, num_shown)
+
+    def _first_fitting(self, kinds: Sequence[tuple[Sequence[PlanPlace], _Kind]], num_shown: int) -> list[SimulatedPlan]:
+        """The fastest fitting plans of `num_shown` kinds, fastest first.
+
+        The fastest plan of all is judged next, so that no account is made of a plan that is too slow to be shown.
+        """
+        open_kinds, shown = list(kinds), list[SimulatedPlan]()
+        while open_kinds and len(shown) < num_shown:
+            places, kind = min(open_kinds, key=lambda item: self._best(item[1]).token_s)
+            best = self._best(kind)
+            if self.fits(best.job):
+                shown.append(best)
+                open_kinds.remove((places, kind))
+                continue
+            self._drop(kind, best)
+            if not kind.plans:
                 self._refute(places)
-        return sorted(shown, key=_seconds)[:num_shown]
+                open_kinds.remove((places, kind))
+        return shown
 
     def _refute(self, places: Sequence[PlanPlace]) -> None:
         job = places[0].block.plan(places[0].index, self.job)
@@ -189,12 +207,6 @@ class SimulatedPlans:
     def _needs_share(self, job: JobSpec) -> float:
         """The share of the room that a plan needs by closed forms."""
         return float(peak_memory(run_of(job), self.constants, self.memo).process) / self.room
-
-    def _has_fitting(self, kind: _Kind) -> bool:
-        """True if some plan of a kind fits. Faster plans that do not are dropped on the way."""
-        while kind.plans and not self.fits((best := self._best(kind)).job):
-            self._drop(kind, best)
-        return bool(kind.plans)
 
     def _add(self, kind: _Kind, jobs: Iterable[JobSpec]) -> None:
         """Simulate plans, each with its own layout and with its best one."""

@@ -1,6 +1,5 @@
 """Text of the command `explain`: the story of one step, chapter by chapter."""
 
-import textwrap
 from collections.abc import Iterator
 
 from shardwright.config.cluster_facts import node_devices
@@ -17,10 +16,8 @@ from shardwright.report.explain.story_tables import crossings_text, layout_text,
 from shardwright.report.explain.update_text import update_sentences
 from shardwright.report.fit_verdict import device_entry, device_room_bytes
 from shardwright.report.prediction_notes import job_notes
-from shardwright.report.text_columns import aligned
+from shardwright.report.text_columns import aligned, filled
 from shardwright.sharding.groups import REPLICAS, axis_groups, num_replicas
-
-_WIDTH = 110
 
 
 def story_text(story: Story) -> str:
@@ -40,7 +37,7 @@ def story_text(story: Story) -> str:
 
 
 def _says(*sentences: str) -> str:
-    return textwrap.fill(" ".join(sentence for sentence in sentences if sentence), _WIDTH)
+    return filled(" ".join(sentence for sentence in sentences if sentence))
 
 
 def _heading(story: Story) -> str:
@@ -181,7 +178,7 @@ def _effect(effect: Effect) -> str:
         f"{effect.strategy}: {total} with it, {total_without} without"
         f"{f' ({kinds})' if kinds else ''}. {effect.does[0].upper()}{effect.does[1:]}."
     )
-    return textwrap.fill(text, _WIDTH, initial_indent="- ", subsequent_indent="  ")
+    return filled(text, "- ", "  ")
 
 
 def _forward(story: Story) -> Iterator[str]:

@@ -4,6 +4,8 @@ Hue shows the kind of computation, and hues stay distinct for colour-blind eyes.
 the direction in a pipeline with two.
 """
 
+from functools import lru_cache
+
 from shardwright.schedule.action import Action, Kind
 from shardwright.schedule.schedule import Program
 from shardwright.simulate.timeline import Timeline
@@ -64,6 +66,7 @@ def colour_of(program: Program, action: Action) -> str:
     return shade(str(action.kind), *chunk_of(program, action))
 
 
+@lru_cache(maxsize=1024)
 def shade(letter: str, chunk: int, num_chunks: int) -> str:
     """The colour of a letter on one of several chunks."""
     first_rgb, last_rgb = (rgb(text) for text in SHADES[letter])
@@ -76,6 +79,7 @@ def rgb(colour: str) -> tuple[int, int, int]:
     return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
 
 
+@lru_cache(maxsize=1024)
 def ink_on(colour: str) -> str:
     """Black or white, whichever is legible on a colour (relative luminance as WCAG 2 defines it)."""
     linear = [(c / 255 / 12.92 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4) for c in rgb(colour)]

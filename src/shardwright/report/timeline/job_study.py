@@ -1,7 +1,7 @@
 """The timeline of a step of a job: simulated, and executed if the step was run on this machine."""
 
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from shardwright.config import largest
@@ -80,16 +80,23 @@ def _timed(job: JobSpec) -> tuple[Costs, StepTime] | str:
 
 @dataclass(frozen=True)
 class JobStudy:
-    """A job's simulated timeline, with a note and values. `executed` is the timeline of the executed step, if there is
-    one, and `verdict` is the error of the simulation."""
+    """A job's simulated timeline, with a note, and `facts` that `values` has beside what it says of the timeline.
+    `executed` is the timeline of the executed step, if there is one, and `verdict` is the error of the simulation."""
 
     job: JobSpec
     simulated: Study
     note: str
-    values: dict[str, Any]
+    facts: dict[str, Any]
     is_seconds: bool
     executed: Study | None = None
     verdict: str = ""
+
+    @cached_property
+    def values(self) -> dict[str, Any]:
+        """The study for `--json`."""
+        simulated = as_full_dict(self.simulated)
+        of_timeline = simulated if self.executed is None else {"idle": simulated["idle"]}
+        return {"job": self.job.name} | of_timeline | self.facts
 
     @property
     def drawn(self) -> Study:
@@ -125,8 +132,8 @@ def study_job(job: JobSpec, latency: float, num_steps: int) -> JobStudy:
     result = study(plan.schedule, job_program(job), drawing.costs, num_steps, streams)
     step_length = drawing.step_s if drawing.is_seconds and drawing.step_s else result.bubbles.makespan
     result = replace(result, bubble=_step_bubble(drawing.bubble, step_length))
-    values = {"job": job.name} | as_full_dict(result) | {"unit": drawing.unit, "step_s": drawing.step_s}
-    return JobStudy(job, result, note + drawing.note, values, drawing.is_seconds)
+    facts = {"unit": drawing.unit, "step_s": drawing.step_s}
+    return JobStudy(job, result, note + drawing.note, facts, drawing.is_seconds)
 
 
 def study_executed(job: JobSpec, costs: Costs, times: Times, executed_s: float) -> JobStudy:
@@ -138,13 +145,12 @@ def study_executed(job: JobSpec, costs: Costs, times: Times, executed_s: float) 
     simulated_s = simulated.timeline.makespan
     simulated = replace(simulated, bubble=_step_bubble(simulated_bubble(job, costs), simulated_s))
     error = simulated_s / executed_s - 1.0
-    values = {"job": job.name, "simulated_s": simulated_s, "executed_s": executed_s, "error": error}
     note = "Times are seconds. Costs of the stages, a message and the update were measured on this machine."
     return JobStudy(
         job,
         simulated,
         note,
-        values | {"idle": as_full_dict(simulated)["idle"]},
+        facts={"simulated_s": simulated_s, "executed_s": executed_s, "error": error},
         is_seconds=True,
         executed=replace(simulated, name=f"{simulated.name}, as it ran", times=times),
         verdict=f"simulated {simulated_s:.4f} s, executed {executed_s:.4f} s (median), error {error:+.1%}",

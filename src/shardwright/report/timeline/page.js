@@ -1,9 +1,9 @@
 "use strict";
-// Zoom, pan and point. All canvases of the page show the same stretch of time, [view.from, view.to].
-(() => {
-  const data = JSON.parse(document.getElementById("data").textContent);
+// Zoom, pan and point. All canvases in `place` show the same stretch of time, [view.from, view.to]. Listeners outside of
+// the canvases end with `signal`.
+function showTimelines(data, place, signal) {
   const longest = Math.max(...data.sections.map((section) => section.makespan)) || 1;
-  const canvases = [...document.querySelectorAll("canvas")];
+  const canvases = [...place.querySelectorAll("canvas")];
   const tip = document.getElementById("tip");
   const arrows = document.getElementById("arrows");
   const memory = document.getElementById("memory");
@@ -111,15 +111,15 @@
   }
 
   const redrawAll = () => { readStyle(); canvases.forEach(draw); };
-  document.getElementById("whole").addEventListener("click", () => look(0, longest));
-  arrows.addEventListener("change", () => { view.arrows = arrows.checked; schedule(); });
-  memory.addEventListener("change", () => { view.memory = memory.checked; redrawAll(); });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redrawAll);
-  addEventListener("resize", redrawAll);
+  document.getElementById("whole").addEventListener("click", () => look(0, longest), { signal });
+  arrows.addEventListener("change", () => { view.arrows = arrows.checked; schedule(); }, { signal });
+  memory.addEventListener("change", () => { view.memory = memory.checked; redrawAll(); }, { signal });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redrawAll, { signal });
+  addEventListener("resize", redrawAll, { signal });
   const seen = new IntersectionObserver((entries) => {
     entries.forEach((entry) => entry.isIntersecting ? visible.add(entry.target) : visible.delete(entry.target));
     schedule();
   }, { rootMargin: "300px" });
   canvases.forEach((canvas) => seen.observe(canvas));
   redrawAll();
-})();
+}

@@ -47,13 +47,6 @@ def section_of(study: Study, note: str = "") -> Section:
 
 def timeline_page(title: str, sections: Sequence[Section], note: str = "", studies: Sequence[Study] = ()) -> str:
     """The HTML page. With `studies`, a table that compares them comes first."""
-    colours: _Colours = {}
-    data: dict[str, Any] = {
-        "sections": [_section_data(section.timeline, colours) for section in sections],
-        "causes": [str(cause) for cause in Cause],
-        "names": NAMES,
-    }
-    data["colours"] = [list(pair) for pair in colours]
     lines = [
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8">',
@@ -62,14 +55,28 @@ def timeline_page(title: str, sections: Sequence[Section], note: str = "", studi
         f"<style>{_asset('page.css')}</style></head><body>",
         f"<header><h1>{escape(title)}</h1>" + (f"<p>{escape(note)}</p>" if note else "") + "</header><main>",
         _table(comparison(studies), "comparison", link=True) if studies else "",
-        _controls(sections),
+        controls_html(sections),
         *(_section_html(number, section) for number, section in enumerate(sections)),
         "</main><noscript>The timelines are drawn by a script in this page; the figures need none.</noscript>",
         '<div id="tip" role="tooltip" hidden></div>',
-        f'<script type="application/json" id="data">{_embedded(data)}</script>',
-        f"<script>{_asset('painter.js')}{_asset('page.js')}</script></body></html>\n",
+        f'<script type="application/json" id="data">{_embedded(drawn_data(sections))}</script>',
+        f"<script>{_asset('painter.js')}{_asset('page.js')}{_SHOW}</script></body></html>\n",
     ]
     return "\n".join(part for part in lines if part)
+
+
+_SHOW = "showTimelines(JSON.parse(document.getElementById('data').textContent), document);"
+
+
+def drawn_data(sections: Sequence[Section]) -> dict[str, Any]:
+    """The numbers that painter.js draws: the timelines, and the colours and words that they refer to."""
+    colours: _Colours = {}
+    data: dict[str, Any] = {
+        "sections": [_section_data(section.timeline, colours) for section in sections],
+        "causes": [str(cause) for cause in Cause],
+        "names": NAMES,
+    }
+    return data | {"colours": [list(pair) for pair in colours]}
 
 
 def _asset(name: str) -> str:
@@ -112,7 +119,7 @@ def _table(rows: Sequence[Sequence[str]], name: str = "by-rank", link: bool = Fa
     return f'<table class="{name}"><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table>'
 
 
-def _controls(sections: Sequence[Section]) -> str:
+def controls_html(sections: Sequence[Section]) -> str:
     """The legend of the actions that occur, the switches, and a hint on zooming."""
     letters: dict[str, int] = {}
     for section in sections:

@@ -3,7 +3,6 @@
 import json
 import shutil
 import sys
-import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from shardwright.config.base import PlanError, faults_in
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.units import counted
 from shardwright.report.output import write_output
-from shardwright.report.text_columns import aligned
+from shardwright.report.text_columns import aligned, filled
 from shardwright.report.timeline.job_study import JobStudy, cost_faults
 from shardwright.report.timeline.page import section_of, timeline_page
 from shardwright.report.timeline.picture import picture
@@ -166,7 +165,7 @@ def job_text(study: JobStudy, output: Output = Output()) -> str:
     """A job's timeline as text for the terminal."""
     simulated = study.simulated
     if study.executed is None:
-        return f"{study.title}\n{textwrap.fill(study.note, 110)}\n\n{_text(simulated, output)}"
+        return f"{study.title}\n{filled(study.note)}\n\n{_text(simulated, output)}"
     drawings = _drawing(simulated, output), _drawing(study.executed, output)
     return (
         f"{study.job.name}, {simulated.heading}\n{study.note}\n\nsimulated\n{drawings[0]}\n\n"
@@ -194,7 +193,7 @@ def _show(study: Study, note: str, output: Output, as_json: dict[str, Any]) -> N
     if output.as_json:
         click.echo(json.dumps(as_json))
     else:
-        click.echo(f"{study.heading}\n{textwrap.fill(note, 110)}\n\n{_text(study, output)}")
+        click.echo(f"{study.heading}\n{filled(note)}\n\n{_text(study, output)}")
 
 
 def _text(study: Study, output: Output) -> str:

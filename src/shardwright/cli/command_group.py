@@ -1,0 +1,58 @@
+"""The list of commands that `shardwright --help` prints: by what one wants to do, a line each."""
+
+import click
+
+# Command and what it does, in a few words, by what one wants to do. A command that is not here is listed at the end.
+_SECTIONS: dict[str, dict[str, str]] = {
+    "Decide": {
+        "plan": "the best plan for a model on a cluster, and why",
+        "estimate": "memory, time, MFU and money of a job's plan",
+        "explain": "one step told: what is where, what crosses which link",
+        "scale": "the best plan at each size of the cluster",
+        "simulate": "the timeline of a step, drawn",
+        "layout": "uneven stages, and devices of several kinds",
+    },
+    "Run": {
+        "train": "train a job on this machine, or as one of many ranks",
+        "launch": "the script for Slurm, Kubernetes or torchrun",
+        "dryrun": "one rank without its cluster: memory and messages",
+        "generate": "text by a model that was trained",
+        "checkpoint": "what a run has kept: ls, show, verify, export",
+        "experts": "how the experts of a run were used",
+    },
+    "Exchange": {
+        "import": "a job of Megatron-LM, torchtitan, DeepSpeed, NeMo, Accelerate",
+        "export": "a job for one of them",
+        "convert": "a model's weights as plain safetensors files",
+    },
+    "Prove": {
+        "verify": "a plan against one rank, by its numbers",
+        "validate": "predictions against measured runs",
+        "calibrate": "measure this machine",
+    },
+    "Look up": {
+        "fields": "the fields of a job, for files and --set",
+        "models": "models, by size, with their names on the Hub",
+        "devices": "devices: memory, rates, links, prices",
+        "clusters": "clusters with a name",
+        "schedules": "pipeline schedules and their bubbles",
+        "schedule": "one of them, drawn",
+        "software": "software that predictions can be about",
+    },
+}
+
+
+class CommandGroup(click.Group):
+    """A group whose help lists its commands in sections."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the sections."""
+        others = {name: self.commands[name] for name in self.list_commands(ctx)}
+        for title, words in _SECTIONS.items():
+            rows = [(name, text) for name, text in words.items() if others.pop(name, None) is not None]
+            with formatter.section(title):
+                formatter.write_dl(rows)
+        rows = [(name, command.get_short_help_str(60)) for name, command in others.items()]
+        if rows:
+            with formatter.section("More"):
+                formatter.write_dl(rows)

@@ -1,0 +1,38 @@
+"""The command that lists the fields of a job."""
+
+import json
+
+import click
+
+from shardwright.cli.job_options import BriefCommand, json_option
+
+
+@click.command(name="fields", cls=BriefCommand, examples=("fields plan", "fields model.moe"))
+@click.argument("section", required=False)
+@json_option
+def list_fields(section: str | None, as_json: bool) -> None:
+    """List the fields of a job, each with its default and its meaning: of one SECTION, or of all.
+
+    They are what a job's TOML file may have, and what --set SECTION.FIELD=VALUE overrides.
+    """
+    from shardwright.config.base import PlanError
+    from shardwright.config.catalog import did_you_mean
+    from shardwright.config.field_texts import job_fields
+
+    sections = job_fields()
+    if section is not None:
+        shown = {name: rows for name, rows in sections.items() if name == section or name.startswith(f"{section}.")}
+        if not shown:
+            known = [name for name in sections if name]
+            raise PlanError("fields", [f"{section!r} is no section of a job; {did_you_mean(section, known)}"])
+        sections = shown
+    if as_json:
+        click.echo(json.dumps({name: dict(rows) for name, rows in sections.items()}))
+        return
+    from shardwright.report.text_columns import page_width
+
+    formatter = click.HelpFormatter(width=page_width())
+    for name, rows in sections.items():
+        with formatter.section(f"Fields of [{name}]" if name else "Fields of a job"):
+            formatter.write_dl(rows)
+    click.echo(formatter.getvalue().strip("\n"))

@@ -1,0 +1,114 @@
+"""The commands for those who learn: one collective, drawn and timed; and the pages of ideas."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from shardwright.cli.job_options import device_options, file_option, json_option, set_option
+from shardwright.config import largest
+
+
+class Size(click.ParamType):
+    """A number of bytes, such as 512, 64MiB or 1GB."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The bytes."""
+        from shardwright.config.units import size_bytes
+
+        try:
+            num_bytes = size_bytes(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        if not 0 < num_bytes <= largest.COLLECTIVE_BYTES:
+            self.fail(f"{value} is not within 1 and {largest.COLLECTIVE_BYTES:,} bytes", param, ctx)
+        return num_bytes
+
+
+@click.command()
+@click.argument("kind", metavar="NAME")
+@click.option(
+    "--bytes", "num_bytes", type=Size(), default="1GB", show_default=True, metavar="SIZE", help="The tensor's."
+)
+@click.option(
+    "--ranks",
+    type=click.IntRange(1, largest.RANKS),
+    default=None,
+    metavar="N",
+    help="Neighbouring ranks.  [default: 8, or all of --cluster]",
+)
+@click.option("--cluster", default="", metavar="NAME", help="A cluster of the catalog, in place of --device.")
+@click.option("--algorithm", default="", metavar="NAME", help="The one to draw.  [default: the first that has steps]")
+@click.option("--run", "runs", is_flag=True, help="Time it on this machine too, over Gloo.")
+@device_options
+@set_option
+@json_option
+@file_option("--svg", help="Write a picture of all steps.")
+def collective(kind: str, as_json: bool, runs: bool, svg: Path | None, **options: Any) -> None:
+    """Draw the collective NAME, and say its steps, bytes and seconds by algorithm.
+
+    NAME is broadcast, scatter, gather, reduce, all-gather, reduce-scatter, all-reduce or all-to-all. Bytes are of the
+    full tensor: the operand of an all-reduce, the result of an all-gather.
+    """
+    from shardwright.config.base import PlanError
+    from shardwright.sharding.collective_steps import KINDS
+
+    known = {name: name for name in KINDS} | {name.replace("-", "_"): name for name in KINDS}
+    if kind not in known:
+        raise PlanError("collective", [f"{kind} is none; use {', '.join(KINDS)}"])
+    from shardwright.api.one_collective import CollectiveQuestion, one_collective
+    from shardwright.report.output import write_output
+
+    question = CollectiveQuestion(known[kind], **{name: value for name, value in options.items() if value})
+    result = one_collective(question)
+    if svg:
+        write_output(svg, result.svg(), "--svg")
+    fields, texts = result.to_dict(), [str(result)]
+    if runs:
+        from dataclasses import asdict
+
+        from shardwright.measure.collective_run import run_collective
+
+        measured = run_collective(question.kind, result.priced.num_ranks, question.num_bytes)
+        fields["run"] = asdict(measured)
+        texts.append(measured.text)
+    click.echo(json.dumps(fields) if as_json else "\n\n".join(texts))
+
+
+@click.command()
+@click.argument("idea", required=False)
+@click.option(
+    "--lang",
+    "language",
+    type=click.Choice(("en", "zh")),
+    default=None,
+    help="English or Chinese.  [default: the locale's]",
+)
+@json_option
+def learn(idea: str | None, language: str | None, as_json: bool) -> None:
+    """Read the page on IDEA: its inequality, commands to try with their output, questions with computed answers.
+
+    Without IDEA it lists all pages.
+    """
+    from shardwright.learn.idea_pages import IDEAS, TERMS, IdeaPage, contents, page_of
+
+    language = language or _language_of_locale()
+    if idea is None:
+        titles = {name: IdeaPage(name, language).title for name in (*IDEAS, TERMS)}
+        click.echo(json.dumps(titles, ensure_ascii=False) if as_json else contents(language))
+        return
+    page = page_of(idea, language)
+    fields = {"idea": page.name, "language": language, "title": page.title, "markdown": page.markdown}
+    click.echo(json.dumps(fields, ensure_ascii=False) if as_json else page.text)
+
+
+def _language_of_locale() -> str:
+    locale = next(filter(None, (os.environ.get(name) for name in ("LC_ALL", "LC_MESSAGES", "LANG"))), "")
+    return "zh" if locale.lower().startswith("zh") else "en"
+
+
+COMMANDS = (collective, learn)

@@ -1,0 +1,63 @@
+"""The command that serves the page to plan a job by hand."""
+
+from typing import TYPE_CHECKING
+from urllib.parse import urlencode
+
+import click
+
+from shardwright.cli.job_options import PredictCommand, asked_cluster, cluster_options, expect_many_actions, set_option
+
+if TYPE_CHECKING:
+    from shardwright.config.asked_cluster import AskedCluster
+
+_NEEDED = "the page takes starlette and uvicorn: pip install 'shardwright[studio]'"
+
+
+@click.command(cls=PredictCommand)
+@click.argument("job", default="gpt3-175b-1024")
+@set_option
+@cluster_options
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port of the page.  [default: any free one]")
+@click.option("--open/--no-open", "in_browser", default=True, show_default=True, help="Open the page in a browser.")
+def studio(job: str, overrides: tuple[str, ...], port: int, in_browser: bool, **cluster_fields: str) -> None:
+    """Plan JOB by hand, on a page of this machine: memory, time, timeline, traffic and money after each change.
+
+    The page is for this machine alone (127.0.0.1), and loads nothing from elsewhere. It ends with Ctrl-C.
+    """
+    try:
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError:
+        from shardwright.config.base import PlanError
+
+        raise PlanError("studio", [_NEEDED]) from None
+    texts = _state_texts(job, overrides, asked_cluster(dict(cluster_fields)))
+    from shardwright.studio.plan_answer import warm_up
+    from shardwright.studio.studio_server import listening, server_at
+
+    expect_many_actions()
+    warm_up()
+    connection = listening(port)
+    address = f"http://127.0.0.1:{connection.getsockname()[1]}/#{urlencode(texts)}"
+    click.echo(f"The studio is at {address}\nCtrl-C ends it.")
+    if in_browser:
+        click.launch(address)
+    server_at(connection).run(sockets=[connection])
+
+
+def _state_texts(job: str, overrides: tuple[str, ...], cluster: "AskedCluster") -> dict[str, str]:
+    """The state with which the page begins: a name of the catalog as it is, a file by its fields. Raises PlanError."""
+    from shardwright.api.asked_job import AskedJob
+    from shardwright.config import catalog
+    from shardwright.studio.dropped_file import job_texts
+    from shardwright.studio.page_state import PageState
+
+    asked_job = AskedJob(job, overrides, cluster)
+    if asked_job.job_fields.is_model or job not in catalog.names("jobs"):
+        return job_texts(asked_job.to_predict()[0])
+    named = {name: str(value) for name, value in vars(cluster).items() if value}
+    pairs = (override.partition("=") for override in overrides)
+    return dict(PageState.read({"job": job} | named | {key.strip(): text for key, _, text in pairs}).texts)
+
+
+COMMANDS = (studio,)

@@ -1,0 +1,143 @@
+"""The pages, as Markdown files of the package and as text for a terminal."""
+
+import re
+import textwrap
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+from shardwright.config.base import PlanError
+
+PAGES = Path(__file__).parent / "pages"
+LANGUAGES = ("en", "zh")
+# In the order in which they build on each other.
+IDEAS = (
+    "memory-wall",
+    "device-memory",
+    "collectives",
+    "alpha-beta",
+    "networks",
+    "data-parallel",
+    "zero",
+    "offload",
+    "tensor-parallel",
+    "context-parallel",
+    "pipelines",
+    "experts",
+    "recomputation",
+    "mixed-precision",
+    "mesh",
+    "placements",
+    "choosing",
+    "failures",
+    "systems",
+    "contradictions",
+    "troubleshooting",
+)
+TERMS = "terms"  # a table of words, in both languages
+_WIDTH = 100
+
+
+@dataclass(frozen=True)
+class IdeaPage:
+    """One page in one language."""
+
+    name: str
+    language: str
+
+    @property
+    def file(self) -> Path:
+        """The Markdown file."""
+        return PAGES / self.language / f"{self.name}.md"
+
+    @property
+    def markdown(self) -> str:
+        """The text of the file."""
+        return self.file.read_text(encoding="utf-8")
+
+    @property
+    def title(self) -> str:
+        """The heading of the page."""
+        return self.markdown.partition("\n")[0].removeprefix("# ")
+
+    @property
+    def text(self) -> str:
+        """The page for a terminal: headings are underlined, blocks of code are indented, pictures are left out."""
+        return re.sub(r"\n{3,}", "\n\n", "\n".join(_lines(self.markdown))).strip()
+
+
+def page_of(idea: str, language: str) -> IdeaPage:
+    """The page of an idea. PlanError with the nearest names if there is none."""
+    if idea in (*IDEAS, TERMS):
+        return IdeaPage(idea, language)
+    nearest = get_close_matches(idea, (*IDEAS, TERMS), 3) or (*IDEAS, TERMS)
+    raise PlanError("learn", [f"there is no page on {idea!r}; use {', '.join(nearest)}"])
+
+
+def contents(language: str) -> str:
+    """All ideas with the titles of their pages."""
+    width = max(map(len, IDEAS))
+    return "\n".join(f"{name.ljust(width)}  {IdeaPage(name, language).title}" for name in (*IDEAS, TERMS))
+
+
+def _lines(markdown: str) -> Iterator[str]:
+    """The lines of a page for a terminal."""
+    for number, part in enumerate(re.split(r"^```(\w*)\n(.*?)^```$", markdown, flags=re.MULTILINE | re.DOTALL)):
+        if number % 3 == 0:
+            for paragraph in re.split(r"\n\n+", part.strip()):
+                yield from _paragraph(paragraph)
+                yield ""
+        elif number % 3 == 2:
+            yield from (f"    {line}".rstrip() for line in part.rstrip("\n").split("\n"))
+            yield ""
+
+
+def _paragraph(paragraph: str) -> Iterator[str]:
+    plain = re.sub(r"<!--.*?-->\n?|!\[[^\]]*\]\([^)]*\)\n?", "", paragraph, flags=re.DOTALL)
+    plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", plain).replace("**", "").replace("`", "").strip()
+    if plain.startswith("|"):
+        yield from _table([[cell.strip() for cell in line.strip("| ").split("|")] for line in plain.split("\n")])
+    elif plain.startswith("#"):
+        title = plain.lstrip("# ")
+        yield from (title, ("=" if plain.startswith("# ") else "-") * _columns(title))
+    elif plain.startswith(("- ", "1. ")):
+        for item in re.split(r"\n(?=- |\d\. )", plain):
+            yield from _wrapped(_joined(item))
+    elif plain:
+        yield from _wrapped(_joined(plain))
+
+
+def _joined(paragraph: str) -> str:
+    """The lines of a paragraph as one; between two Chinese characters there is no space."""
+    return re.sub(r"\s*\n\s*", " ", re.sub(r"(?<=[^\x00-\x7f])\n\s*(?=[^\x00-\x7f])", "", paragraph))
+
+
+def _table(rows: list[list[str]]) -> Iterator[str]:
+    """The rows of a table in columns, without the line below its heading."""
+    widths = [max(map(_columns, column)) for column in zip(*rows[:1], *rows[2:], strict=True)]
+    for row in (*rows[:1], *rows[2:]):
+        cells = (cell + " " * (width - _columns(cell)) for cell, width in zip(row, widths, strict=True))
+        yield ("  " + "  ".join(cells)).rstrip()
+
+
+def _columns(text: str) -> int:
+    """The columns of a text in a terminal: a Chinese character takes two."""
+    return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in text)
+
+
+def _wrapped(text: str) -> Iterator[str]:
+    """Lines of a paragraph. Chinese has no spaces, and may be broken anywhere but before its punctuation."""
+    if text.isascii():
+        yield from textwrap.wrap(text, _WIDTH, break_on_hyphens=False)
+        return
+    line, columns = "", 0
+    for word in re.findall(r"[\x21-\x7e]+|\s+|.[，。；：、！？）」”]*", text):
+        if columns + _columns(word.rstrip()) > _WIDTH:
+            yield line.rstrip()
+            line, columns = "", 0
+            word = word.lstrip()
+        line, columns = line + word, columns + _columns(word)
+    if line:
+        yield line.rstrip()

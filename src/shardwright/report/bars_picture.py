@@ -1,0 +1,64 @@
+"""Stacked bars: amounts by part, one bar a row, with a line where there is no more room."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from shardwright.report import svg
+
+_LEFT, _TOP, _BAR, _PITCH, _WIDTH, _RIGHT = 196.0, 70.0, 22.0, 34.0, 740.0, 96.0
+_LEGEND_STEP = 22.0
+
+
+@dataclass(frozen=True)
+class StackedBars:
+    """Bars of parts, from top to bottom: `rows` are (label, amount by part). `form` writes an amount. At `limit`, if it
+    is not 0, is a dashed line with the text `limit_label`."""
+
+    title: str
+    rows: Sequence[tuple[str, Mapping[str, float]]]
+    form: Callable[[float], str]
+    limit: float = 0.0
+    limit_label: str = ""
+
+    def svg(self) -> str:
+        """The picture."""
+        most = max(self.limit, *(sum(parts.values()) for _, parts in self.rows))
+        scale = _WIDTH / most
+        names = list(dict.fromkeys(name for _, parts in self.rows for name, amount in parts.items() if amount))
+        colours = dict(zip(names, svg.LINE_COLOURS * len(names), strict=False))
+        bottom = _TOP + len(self.rows) * _PITCH
+        drawn = [svg.text(16, 24, self.title, "name", 13)]
+        for number, (label, parts) in enumerate(self.rows):
+            drawn += self._bar(label, parts, _TOP + number * _PITCH, scale, colours)
+        if self.limit:
+            x = svg.px(_LEFT + self.limit * scale)
+            drawn.append(f'<line class="mark" stroke-dasharray="4 3" x1="{x}" x2="{x}" y1="{_TOP - 8}" y2="{bottom}"/>')
+            anchor = "end" if self.limit > most / 2 else "start"
+            drawn.append(svg.text(_LEFT + self.limit * scale, _TOP - 14, self.limit_label, anchor=anchor))
+        drawn += self._legend(colours, bottom + 14)
+        return svg.document(self.title, _LEFT + _WIDTH + _RIGHT, bottom + 34, drawn)
+
+    def _bar(
+        self, label: str, parts: Mapping[str, float], top: float, scale: float, colours: Mapping[str, str]
+    ) -> list[str]:
+        x, middle = _LEFT, top + _BAR / 2 + 4
+        drawn = [svg.text(x - 10, middle, label, "name", 12, "end")]
+        for name, amount in parts.items():
+            if amount > 0:
+                drawn.append(
+                    f'<rect x="{svg.px(x)}" y="{svg.px(top)}" width="{svg.px(amount * scale)}" height="{_BAR:g}" '
+                    f'fill="{colours[name]}" fill-opacity="0.85"><title>{name}: {self.form(amount)}</title></rect>'
+                )
+                x += amount * scale
+        return [*drawn, svg.text(x + 8, middle, self.form(sum(parts.values())), "name", 12)]
+
+    def _legend(self, colours: Mapping[str, str], y: float) -> list[str]:
+        if len(colours) < 2:
+            return []
+        x, drawn = _LEFT, list[str]()
+        for name, colour in colours.items():
+            place = f'x="{svg.px(x)}" y="{svg.px(y - 9)}" width="11" height="11"'
+            drawn.append(f'<rect {place} fill="{colour}" fill-opacity="0.85"/>')
+            drawn.append(svg.text(x + 16, y, name))
+            x += _LEGEND_STEP + 6.4 * len(name) + 12
+        return drawn

@@ -1,0 +1,219 @@
+"""Tables of the catalog: its models, devices, clusters, schedules and software."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from shardwright.config import catalog
+from shardwright.config.catalog_entry import read_entry
+from shardwright.config.cluster import ClusterSpec, DeviceSpec
+from shardwright.config.model import ModelSpec
+from shardwright.config.schedule_facts import SCHEDULES
+from shardwright.config.software import software_of
+from shardwright.config.units import number_text
+from shardwright.report.rendered import rendered, wide_table
+from shardwright.report.text_columns import filled
+from shardwright.sharding.stage_parameters import num_active_parameters, num_parameters
+
+Row = dict[str, Any]
+_BILLION = 1e9
+
+
+@dataclass(frozen=True)
+class CatalogTable:
+    """One kind of entries: its rows as data, the columns of its table in words, by field, and a last line."""
+
+    rows: Callable[[], list[Row]]
+    columns: dict[str, str]
+    left: tuple[str, ...]
+    use: str
+
+
+def catalog_rows(kind: str) -> list[Row]:
+    """The entries of a kind, for --json. Null is unknown."""
+    return CATALOG_TABLES[kind].rows()
+
+
+def catalog_text(kind: str, coloured: bool = False) -> str:
+    """The entries of a kind as a table as wide as the terminal."""
+    table = CATALOG_TABLES[kind]
+    rows = [[_cell(row[name]) for name in table.columns] for row in table.rows()]
+    left = tuple(place for place, name in enumerate(table.columns) if name in table.left)
+    return rendered([wide_table(tuple(table.columns.values()), rows, left=left), filled(table.use)], coloured)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    return number_text(value) if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _models() -> list[Row]:
+    hub_names = catalog.hub_names()
+    rows = []
+    for name in catalog.names("models"):
+        model = read_entry("models", name, ModelSpec)
+        experts = model.moe.experts
+        rows.append(
+            {
+                "name": name,
+                "parameters_b": round(num_parameters(model) / _BILLION, 4),
+                "active_parameters_b": round(num_active_parameters(model) / _BILLION, 4) if experts else None,
+                "layers": model.layers,
+                "hidden": model.hidden,
+                "heads": model.heads,
+                "kv_heads": model.num_kv_heads,
+                "experts": experts or None,
+                "vocab": model.vocab,
+                "sequence": model.sequence,
+                "hub_names": hub_names.get(name, []),
+            }
+        )
+    return sorted(rows, key=lambda row: float(row["parameters_b"]))
+
+
+def _devices() -> list[Row]:
+    rows = []
+    for name in catalog.names("devices"):
+        device = read_entry("devices", name, DeviceSpec)
+        rows.append(
+            {
+                "name": name,
+                "memory_gib": device.memory_gib,
+                "bf16_tflops": device.peak_tflops.get("bfloat16"),
+                "fp8_tflops": device.peak_tflops.get("float8"),
+                "memory_gb_per_s": device.memory_gb_per_s or None,
+                "link_gb_per_s": device.link_gb_per_s or None,
+                "link_domain": device.link_domain or None,
+                "network_gb_per_s": device.network_gb_per_s or None,
+                "usd_per_hour": device.usd_per_hour or None,
+                "price_source": re.split(r"[,:] \$", device.sources.get("usd_per_hour", ""))[0] or None,
+            }
+        )
+    return rows
+
+
+def _clusters() -> list[Row]:
+    rows = []
+    for name in catalog.names("clusters"):
+        cluster = read_entry("clusters", name, ClusterSpec)
+        rows.append(
+            {
+                "name": name,
+                "device": cluster.device,
+                "devices": cluster.num_devices or None,
+                "devices_per_node": cluster.devices_per_node or None,
+                "intra_node_gb_per_s": cluster.intra_node.bandwidth_gb_per_s or None,
+                "inter_node_gb_per_s": cluster.inter_node.bandwidth_gb_per_s or None,
+                "usd_per_device_hour": cluster.usd_per_device_hour or None,
+                "software": cluster.software,
+            }
+        )
+    return rows
+
+
+def _schedules() -> list[Row]:
+    return [
+        {
+            "name": facts.name,
+            "stages_per_rank": facts.stages_per_rank or "plan.virtual_stages",
+            "copies": facts.num_copies,
+            "splits_weights": facts.splits_weights,
+            "is_searched": not facts.not_searched,
+            "bubble": facts.bubble or None,
+            "when": facts.when or None,
+        }
+        for facts in sorted(SCHEDULES.values(), key=lambda facts: facts.place)
+    ]
+
+
+def _software() -> list[Row]:
+    rows = []
+    for name in catalog.names("software"):
+        software = software_of(name)
+        rows.append(
+            {
+                "name": name,
+                "since": software.since or None,
+                "attention": software.attention,
+                "zero_stages": list(software.zero_stages) if software.zero_stages is not None else None,
+                "schedules": list(software.schedules) if software.schedules is not None else None,
+                "source": software.source,
+            }
+        )
+    return rows
+
+
+CATALOG_TABLES: dict[str, CatalogTable] = {
+    "models": CatalogTable(
+        _models,
+        {
+            "name": "name",
+            "parameters_b": "billion",
+            "active_parameters_b": "a token",
+            "layers": "layers",
+            "hidden": "hidden",
+            "heads": "heads",
+            "kv_heads": "kv",
+            "vocab": "vocab",
+            "sequence": "tokens",
+            "hub_names": "on the Hub",
+        },
+        ("name",),
+        "shardwright plan NAME --devices 64 --device h100-sxm plans one; so it does with a name of the Hub, or "
+        "a folder with a config.json.",
+    ),
+    "devices": CatalogTable(
+        _devices,
+        {
+            "name": "name",
+            "memory_gib": "GiB",
+            "bf16_tflops": "bf16",
+            "fp8_tflops": "fp8",
+            "memory_gb_per_s": "GB/s",
+            "link_gb_per_s": "link",
+            "link_domain": "of",
+            "network_gb_per_s": "network",
+            "usd_per_hour": "$/h",
+            "price_source": "price",
+        },
+        ("name",),
+        "TFLOP/s without sparsity; memory, link and network in GB/s a device and direction; a link joins `of` devices.",
+    ),
+    "clusters": CatalogTable(
+        _clusters,
+        {
+            "name": "name",
+            "device": "device",
+            "devices": "devices",
+            "devices_per_node": "a node",
+            "intra_node_gb_per_s": "inside",
+            "inter_node_gb_per_s": "between",
+            "usd_per_device_hour": "$/h",
+            "software": "software",
+        },
+        ("name", "device"),
+        "Links inside a node and between nodes in GB/s a device; empty: what is usual for the device holds.",
+    ),
+    "schedules": CatalogTable(
+        _schedules,
+        {"name": "name", "stages_per_rank": "stages a rank", "copies": "copies", "bubble": "bubble", "when": "if"},
+        ("name", "bubble"),
+        "A bubble is of m microbatches on p ranks, simulated where it is empty. `shardwright schedule NAME` draws one.",
+    ),
+    "software": CatalogTable(
+        _software,
+        {
+            "name": "name",
+            "since": "since",
+            "attention": "attention",
+            "zero_stages": "ZeRO",
+            "schedules": "schedules",
+        },
+        ("name", "since", "attention", "zero_stages"),
+        "--as NAME predicts with one; empty: its entry does not say.",
+    ),
+}

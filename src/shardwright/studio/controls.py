@@ -1,0 +1,96 @@
+"""The controls of the page: its fields, their choices and their meanings, from the description of a job."""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from shardwright.config import catalog
+from shardwright.config.catalog_entry import read_entry
+from shardwright.config.cluster import DeviceSpec
+from shardwright.config.field_texts import field_choices
+from shardwright.config.job import JobSpec
+from shardwright.config.rank_order import ORDERS
+from shardwright.interchange.system import SYSTEMS
+from shardwright.report.step_cost import PARTS
+from shardwright.studio.page_state import page_fields
+
+
+@dataclass(frozen=True)
+class Control:
+    """One control of the page: its key in the state, its label, and its choices or its range. A slider's range is
+    logarithmic; `unit` stands behind its number, which is an integer if it is `whole`."""
+
+    key: str
+    label: str
+    kind: Literal["choice", "number", "switch", "slider"] = "number"
+    choices: tuple[str, ...] = ()
+    least: float = 1
+    most: float = 1
+    unit: str = ""
+    whole: bool = True
+
+
+def _choice(key: str, label: str, choices: tuple[str, ...] = ()) -> Control:
+    return Control(key, label, "choice", choices or field_choices(JobSpec, key))
+
+
+def control_groups() -> dict[str, list[Control]]:
+    """The controls by the heading of their group."""
+    return {
+        "Model": [
+            Control("model.sequence", "Sequence", "slider", least=128, most=2**20, unit="tokens"),
+            Control("batch.global_batch_size", "Batch", least=1, unit="sequences"),
+        ],
+        "Cluster": [
+            _choice("device", "Device", tuple(catalog.names("devices"))),
+            Control("devices", "Devices", "slider", least=1, most=2**15),
+            _choice("cluster.software", "Software", tuple(catalog.names("software"))),
+            Control("cluster.intra_node.bandwidth_gb_per_s", "Link in a node", "slider", (), 10, 2000, "GB/s", False),
+            Control("cluster.inter_node.bandwidth_gb_per_s", "Network", "slider", (), 1, 400, "GB/s", False),
+            Control("cluster.usd_per_device_hour", "Price", "slider", (), 0.1, 20, "$/device-hour", False),
+        ],
+        "Degrees": [
+            Control("plan.tp", "Tensor"),
+            Control("plan.pp", "Pipeline"),
+            Control("plan.cp", "Context"),
+            Control("plan.ep", "Expert"),
+            Control("plan.dp", "Data"),
+            Control("plan.microbatch_size", "Microbatch", unit="sequences"),
+            _choice("plan.order", "Order of axes", tuple(map(str, ORDERS))),
+        ],
+        "Strategy": [
+            _choice("plan.schedule", "Schedule"),
+            Control("plan.virtual_stages", "Stages a rank"),
+            _choice("plan.zero", "ZeRO"),
+            _choice("plan.recompute", "Recomputation"),
+            Control("plan.sequence_parallel", "Sequence parallel", "switch"),
+            Control("plan.offload_optimizer", "Offloaded optimizer", least=0, most=1, unit="share", whole=False),
+            _choice("precision.compute", "Numbers"),
+            _choice("precision.float8", "fp8"),
+        ],
+    }
+
+
+def controls_dict() -> dict[str, Any]:
+    """Everything that the page shows and that does not depend on a job, as JSON."""
+    meanings = page_fields()
+    devices = {name: read_entry("devices", name, DeviceSpec) for name in catalog.names("devices")}
+    usual = {
+        name: {
+            "cluster.intra_node.bandwidth_gb_per_s": device.link_gb_per_s,
+            "cluster.inter_node.bandwidth_gb_per_s": device.network_gb_per_s,
+            "cluster.usd_per_device_hour": device.usd_per_hour,
+        }
+        for name, device in devices.items()
+    }
+    return {
+        "jobs": catalog.names("jobs"),
+        "models": catalog.names("models"),
+        "groups": {
+            heading: [asdict(control) | {"meaning": meanings.get(control.key, "")} for control in group]
+            for heading, group in control_groups().items()
+        },
+        "fields": meanings,
+        "usual": usual,  # of a device, where a field is 0
+        "systems": {name: system.title for name, system in SYSTEMS.items()},
+        "parts": PARTS,
+    }

@@ -1,0 +1,138 @@
+"""Files that were dropped on the page, as a state: a config.json of Hugging Face, a job, or a job of another system.
+
+Their texts are all that is read: what they name on this machine stays closed.
+"""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from itertools import starmap
+from pathlib import Path, PurePath
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from shardwright.config import catalog
+from shardwright.config.asked_cluster import AskedCluster
+from shardwright.config.base import PlanError, shortened
+from shardwright.config.dotted_keys import flat_keys
+from shardwright.config.hugging_face.config_json import CONFIG
+from shardwright.config.job import JobSpec
+from shardwright.config.load import read_job
+from shardwright.config.toml_file import TOML_ERRORS
+from shardwright.config.toml_text import value_text
+from shardwright.interchange.imported import Asked
+from shardwright.interchange.reading.shell_words import ShellFault
+from shardwright.interchange.system import SYSTEMS, job_of_texts, system_of
+from shardwright.report.imported_text import imported_notes
+from shardwright.studio.page_state import SECTIONS, SUBJECT, page_fields
+
+_MOST_FILES = 8
+_WITHOUT_DATA = ("data.path=python-stdlib",)  # else the data that a script names would be looked for
+
+
+# Systems by the suffix of their files and a word in them; the first that fits is taken.
+_SIGNS = (
+    (".sh", r"deepspeed", "deepspeed"),
+    (".sh", r"accelerate launch", "accelerate"),
+    (".sh", r"", "megatron"),
+    (".toml", r"^\[(?:parallelism|training|job)\]", "torchtitan"),
+    (".py", r"nemo|llm\.|NeMo", "nemo"),
+    (".py", r"", "torchtitan"),
+    (".yaml", r"compute_environment|distributed_type", "accelerate"),
+    (".yaml", r"", "nemo"),
+    (".yml", r"", "nemo"),
+    (".json", r"\"zero_optimization\"|\"train_micro_batch_size_per_gpu\"", "deepspeed"),
+)
+
+
+def state_of_files(texts: Mapping[str, str], system: str, cluster: AskedCluster) -> dict[str, Any]:
+    """The state that files describe, as {"state", "notes", "system"}; `texts` are theirs by name.
+
+    `system` is empty if it is to be found from the files. Raises PlanError.
+    """
+    if not texts or len(texts) > _MOST_FILES:
+        raise PlanError(SUBJECT, [f"{len(texts)} files; drop from 1 to {_MOST_FILES}"])
+    texts = {PurePath(name.replace("\\", "/")).name or "file": text for name, text in texts.items()}
+    name, text = next(iter(texts.items()))
+    system = system or next(filter(None, starmap(_system_of, texts.items())), "")
+    if system:
+        return _of_system(texts, system, cluster)
+    if name.endswith(".json"):
+        return _of_model(text, cluster)
+    if name.endswith(".toml"):
+        return _of_job(name, text)
+    raise PlanError(SUBJECT, [f"{shortened(name)} is no .json or .toml; choose the system whose script it is"])
+
+
+def _system_of(name: str, text: str) -> str:
+    """The system whose file this probably is; empty for a config.json, a job, and a file of unknown suffix."""
+    signs = (system for suffix, sign, system in _SIGNS if name.endswith(suffix) and re.search(sign, text, re.MULTILINE))
+    return next(signs, "")
+
+
+def _of_model(text: str, cluster: AskedCluster) -> dict[str, Any]:
+    """A config.json on the page's cluster, with the batch that is usual for such a model there."""
+    with TemporaryDirectory(prefix="shardwright-") as folder:
+        path = Path(folder, CONFIG)
+        path.write_text(text, encoding="utf-8")
+        try:
+            asked = read_job(str(path), (), cluster)
+        except PlanError as error:
+            faults = [fault.replace(str(path), CONFIG).replace(folder, CONFIG) for fault in error.faults]
+            raise PlanError(CONFIG, faults) from None
+    asked.fields.pop("cluster")
+    texts = state_texts({section: asked.fields.get(section, {}) for section in SECTIONS}) | {
+        "device": cluster.device,
+        "devices": str(cluster.devices),
+    }
+    return {"state": texts, "notes": asked.filled_in, "system": ""}
+
+
+def _of_job(name: str, text: str) -> dict[str, Any]:
+    try:
+        fields = tomllib.loads(text)
+    except TOML_ERRORS as error:
+        raise PlanError(name, [f"it is no TOML: {error}; correct that line"]) from None
+    texts = state_texts({section: fields[section] for section in SECTIONS if isinstance(fields.get(section), dict)})
+    left_out = [section for section in fields if section not in (*SECTIONS, "name")]
+    return {
+        "system": "",
+        "state": texts,
+        "notes": f"Left out, since a page plans: {', '.join(left_out)}." if left_out else "",
+    }
+
+
+def _of_system(texts: Mapping[str, str], system_name: str, cluster: AskedCluster) -> dict[str, Any]:
+    if system_name not in SYSTEMS:
+        raise PlanError(SUBJECT, [f"{shortened(system_name)!r} is no system; there are {', '.join(SYSTEMS)}"])
+    system, names = system_of(system_name, texts), " ".join(texts)
+    asked = Asked(overrides=_WITHOUT_DATA, cluster=cluster)
+    try:
+        read_fields = system.read(texts, asked).fields
+    except (ShellFault, RecursionError) as error:
+        raise PlanError(names, [str(error)]) from None
+    model = read_fields.get("model.name")
+    if read_fields.get("model.weights") or (model and model not in catalog.names("models")):
+        raise PlanError(
+            names, [f"it names the model {shortened(str(model))!r}, and a page reads no file; run `shardwright import`"]
+        )
+    result = job_of_texts(system, texts, asked, f"{system.title}, {names}")
+    return {"state": job_texts(result.job), "notes": imported_notes(result, with_data=False), "system": system.title}
+
+
+def job_texts(job: JobSpec) -> dict[str, str]:
+    """The fields of a job that differ from their defaults, as the texts of a state."""
+    texts = state_texts(job.model_dump(exclude_defaults=True, mode="json", include=set(SECTIONS)))
+    return texts | {"plan.dp": str(job.plan.dp)}
+
+
+def state_texts(fields: dict[str, Any]) -> dict[str, str]:
+    """Nested fields as the texts of a state: those that a page may set, without names that the catalog lacks."""
+    known = page_fields()
+    texts = {
+        key: value if isinstance(value, str) else value_text(value)
+        for key, value in flat_keys(fields).items()
+        if key in known and value != {}
+    }
+    kinds: dict[str, catalog.Kind] = {"model.name": "models", "cluster.name": "clusters"}
+    return {key: text for key, text in texts.items() if key not in kinds or text in catalog.names(kinds[key])}

@@ -1,0 +1,54 @@
+"""A plan of the page as files: a job of this system, a job of another one, a timeline, an estimate."""
+
+import json
+from typing import Any
+
+from shardwright.api.estimated import Estimated
+from shardwright.api.simulated import Simulated
+from shardwright.config.base import PlanError, shortened
+from shardwright.config.job import JobSpec
+from shardwright.interchange.exported import Lacking, exported
+from shardwright.interchange.system import SYSTEMS
+from shardwright.report.imported_text import exported_notes, nearest_export
+from shardwright.report.timeline.job_study import study_job
+from shardwright.report.toml_files import job_toml
+from shardwright.studio.page_state import SUBJECT
+
+FORMATS = {
+    "toml": "Job (TOML)",
+    "json": "Estimate (JSON)",
+    "text": "Estimate (text)",
+    "svg": "Timeline (SVG)",
+    "html": "Timeline (HTML)",
+    "trace": "Timeline (Perfetto trace)",
+}
+
+
+def files(job: JobSpec, to: str) -> dict[str, Any]:
+    """{"files": texts by name, "notes"} of a job in a format or for a system. Raises PlanError."""
+    if to in SYSTEMS:
+        try:
+            result = exported(SYSTEMS[to], job)
+        except Lacking as error:
+            raise PlanError(error.subject, error.faults, nearest_export(SYSTEMS[to], job, error)) from None
+        return {"files": result.files, "notes": exported_notes(result, SYSTEMS[to].title)}
+    name = job.name
+    if to == "toml":
+        return _file(f"{name}.toml", job_toml(job))
+    if to == "json":
+        return _file(f"{name}-estimate.json", json.dumps(Estimated(job).to_dict(), indent=1))
+    if to == "text":
+        return _file(f"{name}-estimate.txt", Estimated(job).text)
+    if to not in FORMATS:
+        known = ", ".join([*FORMATS, *SYSTEMS])
+        raise PlanError(SUBJECT, [f"{shortened(to)!r} is no format; there are {known}"])
+    timeline = Simulated(study_job(job, 0.0, 1))
+    if to == "svg":
+        return _file(f"{name}-timeline.svg", timeline.svg())
+    if to == "html":
+        return _file(f"{name}-timeline.html", timeline.html())
+    return _file(f"{name}-trace.json", timeline.trace())
+
+
+def _file(name: str, text: str) -> dict[str, Any]:
+    return {"files": {name: text}, "notes": ""}

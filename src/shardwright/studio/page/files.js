@@ -1,0 +1,54 @@
+// Files: those that are opened or dropped become the plan, and a plan is saved in any format.
+import { byId, element } from "./dom.js";
+import { exportPlan, readFiles } from "./server.js";
+
+const MOST_BYTES = 900_000;
+
+// Calls `open(files, system)`, where `files` are texts by name.
+export function takeFiles(described, open) {
+  const input = byId("file"), shade = byId("shade");
+  byId("open").addEventListener("click", () => input.click());
+  input.addEventListener("change", () => { open(input.files); input.value = ""; });
+  addEventListener("dragover", (event) => { event.preventDefault(); shade.hidden = false; });
+  addEventListener("dragleave", (event) => { if (!event.relatedTarget) shade.hidden = true; });
+  addEventListener("drop", (event) => {
+    event.preventDefault();
+    shade.hidden = true;
+    open(event.dataTransfer.files);
+  });
+}
+
+export async function textsOf(files) {
+  const large = [...files].find((file) => file.size > MOST_BYTES);
+  if (large) throw new Error(`${large.name} has more than ${MOST_BYTES.toLocaleString("en")} bytes; drop a smaller file`);
+  return Object.fromEntries(await Promise.all([...files].map(async (file) => [file.name, await file.text()])));
+}
+
+// The state that files describe, with notes about it. `values` say on which cluster a model is.
+export async function stateOf(texts, system, values) {
+  const hasDevice = values.device && values.device !== "unknown";
+  const cluster = hasDevice ? { device: values.device, devices: String(values.devices) } : { device: "h100-sxm", devices: "64" };
+  return readFiles(texts, system, cluster);
+}
+
+export function fillExports(described, save) {
+  const select = byId("export");
+  const options = (names) => Object.entries(names).map(([name, title]) => element("option", { value: name }, title));
+  select.append(element("option", { value: "" }, "as …"), element("optgroup", { label: "Of this plan" }, options(described.formats)),
+    element("optgroup", { label: "For another system" }, options(described.systems)));
+  select.addEventListener("change", () => {
+    if (select.value) save(select.value);
+    select.value = "";
+  });
+}
+
+// Saves a plan's files, and returns notes about what was left out.
+export async function saveExport(state, to) {
+  const { files, notes } = await exportPlan(state, to);
+  for (const [name, text] of Object.entries(files)) {
+    const link = element("a", { href: URL.createObjectURL(new Blob([text], { type: "text/plain" })), download: name });
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
+  }
+  return [`Saved ${Object.keys(files).join(", ")}.`, notes].filter(Boolean);
+}

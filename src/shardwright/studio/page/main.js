@@ -1,0 +1,162 @@
+// The page: its state, what a change of it asks of the server, and where the answers go.
+import { buildControls } from "./controls.js";
+import { byId } from "./dom.js";
+import { fillExports, saveExport, stateOf, takeFiles, textsOf } from "./files.js";
+import { showHeadline } from "./headline.js";
+import { showMemory } from "./memory_view.js";
+import { place, showFaults, showMessage, showNotes } from "./messages.js";
+import { showMoney } from "./money_view.js";
+import { showNodes, showTraffic } from "./nodes_view.js";
+import { searchBest, searchFitting } from "./search_view.js";
+import { askControls, askParts } from "./server.js";
+import { ofModel, readAddress, withField, withPlan, writeAddress } from "./state.js";
+import { showStep } from "./step_view.js";
+import { showTimeline } from "./timeline_view.js";
+
+const QUICK = ["values", "job", "step", "memory"];  // asked at once
+const SLOW = ["timeline", "links"];  // asked when nothing has changed for a moment
+const QUIET_MS = 120;
+
+const described = await askControls();
+let page = readAddress();  // { state, beside }
+let answer = {};  // parts of the answer to the state, by name
+let besideAnswer = null;  // the same of the plan beside
+let asking = new AbortController();
+
+const showControls = buildControls(byId("controls"), described, (key, text, isStep) => {
+  const isModel = key === "job" && described.models.includes(text);
+  if (key !== "job") go(withField(page.state, key, text, answer.values || {}), isStep);
+  else go(isModel ? ofModel(text, answer.values || {}) : { job: text }, isStep);
+});
+
+// Goes to another state, of a step of its own in the browser's history unless a slider moves.
+function go(state, isStep = true) {
+  page = { ...page, state };
+  writeAddress(page, isStep);
+  refresh();
+}
+
+async function refresh(notes = []) {
+  asking.abort();
+  asking = new AbortController();
+  const { signal } = asking;
+  performance.mark("asked");
+  document.body.classList.add("busy");
+  try {
+    if (page.beside && !besideAnswer) besideAnswer = await answerOf(page.beside, [...QUICK, ...SLOW], signal, () => {});
+    answer = await answerOf(page.state, QUICK, signal, (part, parts) => show(part, parts, notes));
+    performance.mark("figures");
+    if (!answer.faults) {
+      await new Promise((resolve) => setTimeout(resolve, QUIET_MS));
+      if (signal.aborted) return;
+      if (answer.memory.fits === false) searchFitting(page.state, place(), (plan) => go({ ...page.state, ...plan }), signal);
+      Object.assign(answer, await answerOf(page.state, SLOW, signal, (part, parts) => show(part, { ...answer, ...parts }, notes)));
+    }
+    performance.mark("shown");
+    document.body.dataset.shown = location.hash;  // all of this state is on the screen
+  } catch (error) {
+    if (error.name === "AbortError") return;
+    document.body.classList.remove("busy");
+    showFaults(error.faults || [`The server does not answer: ${error.message}`]);
+  }
+}
+
+async function answerOf(state, wanted, signal, seen) {
+  const parts = {};
+  for await (const { part, ...content } of askParts(state, wanted, signal)) {
+    parts[part] = part === "values" ? content.values : part === "faults" ? content.faults : content;
+    if (part === "faults") parts.way_out = content.way_out;
+    if (signal.aborted) throw new DOMException("", "AbortError");
+    seen(part, parts);
+  }
+  return parts;
+}
+
+// Shows one part of an answer, of which `parts` are known.
+function show(part, parts, notes) {
+  document.body.classList.toggle("faulty", part === "faults");
+  if (part === "values") showControls(parts.values, page.state);
+  if (part === "faults") {
+    if (!parts.values) showControls(answer.values || {}, page.state);
+    showFaults(parts.faults, parts.way_out);
+  }
+  if (part === "job") {
+    byId("words").textContent = `${parts.job.name} on ${parts.job.ranks.toLocaleString("en")} devices: ${parts.job.words}`;
+    document.title = `${parts.job.name}, ${parts.job.words} – Shardwright studio`;
+    showNotes([...notes, ...parts.job.notes.filter((note) => !notes.includes(note))]);
+  }
+  if (part === "step") {
+    showStep(parts.step, besideAnswer?.step, described.parts);
+    showMoney(parts.step, parts.job);
+  }
+  if (part === "memory" || part === "faults") document.body.classList.remove("busy");
+  if (part === "step" || part === "memory") showHeadline(byId("headline"), parts, besideAnswer);
+  if (part === "memory") showMemory(parts.memory, besideAnswer?.memory);
+  if (part === "timeline") showTimeline(parts.timeline, besideAnswer?.timeline);
+  if (part === "links") { showNodes(parts.links); showTraffic(parts.links); }
+}
+
+function keepBeside() {
+  const isKept = page.beside !== null;
+  page = { ...page, beside: isKept ? null : page.state };
+  showKeep();
+  besideAnswer = null;
+  writeAddress(page, true);
+  refresh();
+}
+
+function showKeep() {
+  byId("keep").textContent = page.beside ? "Drop beside" : "Keep beside";
+}
+
+// One click: the search, the recommended plan, and the plan before it beside.
+function takeBest() {
+  const before = page.state;
+  const take = (plan) => {
+    if (!page.beside) page = { ...page, beside: before };
+    showKeep();
+    go(withPlan(before, plan));
+  };
+  searchBest(before, take);
+}
+
+async function open(files) {
+  try {
+    const texts = await textsOf(files);
+    const { state, notes, system } = await stateOf(texts, "", answer.values || {});
+    page = { state, beside: page.beside };
+    writeAddress(page, true);
+    const read = `Read ${Object.keys(texts).join(", ")}${system && `, of ${system}`}.`;
+    refresh([read, ...notes.split("\n").filter(Boolean)]);
+  } catch (error) {
+    showFaults(error.faults || [error.message], error.wayOut);
+  }
+}
+
+async function save(to) {
+  try {
+    showMessage("note", ...await saveExport(page.state, to));
+  } catch (error) {
+    showFaults(error.faults || [error.message], error.wayOut);
+  }
+}
+
+const ACTIONS = { best: takeBest, keep: keepBeside, reset: () => go({ job: page.state.job || described.jobs[0] }) };
+const KEYS = { b: "best", k: "keep", o: "open", r: "reset" };
+
+for (const [id, act] of Object.entries(ACTIONS)) byId(id).addEventListener("click", act);
+addEventListener("keydown", (event) => {
+  const isTyping = event.target.matches("input, select, textarea") && !event.target.matches("[type=checkbox], [type=range]");
+  if (!isTyping && !event.ctrlKey && !event.metaKey && !event.altKey) byId(KEYS[event.key])?.click();
+});
+addEventListener("popstate", () => {
+  page = readAddress();
+  besideAnswer = null;
+  showKeep();
+  refresh();
+});
+byId("controls").addEventListener("submit", (event) => event.preventDefault());
+takeFiles(described, open);
+fillExports(described, save);
+showKeep();
+refresh();

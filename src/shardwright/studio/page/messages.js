@@ -1,0 +1,26 @@
+// Faults, with their ways out, and notes.
+import { byId, element } from "./dom.js";
+
+export function showFaults(faults, wayOut = "") {
+  const items = faults.map((fault) => element("li", {}, fault));
+  const title = faults.length === 1 ? "This plan has a fault:" : `This plan has ${faults.length} faults:`;
+  show("bad", element("strong", {}, title), element("ul", {}, items), wayOut && element("p", {}, wayOut));
+}
+
+export function showNotes(notes) {
+  show("note", ...notes.map((note) => element("p", {}, sentence(note))));
+}
+
+const sentence = (note) => `${note[0].toUpperCase()}${note.slice(1)}${/[.:;,]$/.test(note) ? "" : "."}`;
+
+// A message that goes with the next change.
+export function showMessage(kind, ...texts) {
+  show(kind, ...texts.map((text) => element("p", {}, text)));
+}
+
+export const place = () => byId("messages");
+
+function show(kind, ...children) {
+  const message = children.length ? [element("div", { class: `message ${kind}` }, children)] : [];
+  byId("messages").replaceChildren(...message);
+}

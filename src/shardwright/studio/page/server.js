@@ -1,0 +1,49 @@
+// Questions to the server of this page. Answers come as lines of JSON, each as soon as it is known.
+
+async function post(path, body, signal) {
+  const response = await fetch(path, {
+    method: "POST",
+    headers: { "Content-Type": "application/json" },
+    body: JSON.stringify(body),
+    signal,
+  });
+  if (response.ok) return response;
+  const text = await response.text();
+  const { faults, way_out: wayOut } = response.status === 422 ? JSON.parse(text) : { faults: [text], way_out: "" };
+  throw new Faults(faults, wayOut);
+}
+
+// Faults of what was asked, each a sentence, and a way out that they share.
+export class Faults extends Error {
+  constructor(faults, wayOut) {
+    super(faults.join("; "));
+    this.faults = faults;
+    this.wayOut = wayOut;
+  }
+}
+
+async function* lines(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const parts = (text + value).split("\n");
+    text = parts.pop();
+    for (const part of parts) yield JSON.parse(part);
+  }
+}
+
+// The parts of the answer to a state: "values", "job", "step", "memory", "timeline", "links", or "faults".
+export async function* askParts(state, wanted, signal) {
+  yield* lines(await post("/plan", { state, wanted: wanted.join(",") }, signal));
+}
+
+// The lines of a search: "best" plans, or the nearest that are "fitting". With `keep` the plan's fields of the state stay.
+export async function* search(asks, state, signal, keep = false) {
+  yield* lines(await post("/search", { asks, state, keep }, signal));
+}
+
+export const askControls = async () => (await fetch("/controls")).json();
+export const readFiles = async (files, system, state) => (await post("/drop", { files, system, state })).json();
+export const exportPlan = async (state, to) => (await post("/export", { state, to })).json();

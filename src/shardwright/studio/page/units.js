@@ -1,0 +1,54 @@
+// Numbers for people.
+
+const GIB = 2 ** 30;
+
+export function rounded(value, digits = 3) {
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  return size >= 10 ** (digits - 1)
+    ? Math.round(value).toLocaleString("en")
+    : String(+value.toPrecision(digits));
+}
+
+export function memoryText(bytes) {
+  if (bytes >= GIB / 10) return `${(bytes / GIB).toFixed(bytes >= 100 * GIB ? 0 : 1)} GiB`;
+  return `${rounded(bytes / 2 ** 20)} MiB`;
+}
+
+export function bytesText(bytes) {
+  const units = ["B", "kB", "MB", "GB", "TB", "PB"];
+  let power = 0;
+  while (bytes >= 1000 && power < units.length - 1) { bytes /= 1000; power++; }
+  return `${rounded(bytes)} ${units[power]}`;
+}
+
+export function secondsText(seconds) {
+  if (seconds >= 2 * 86400) return `${rounded(seconds / 86400)} days`;
+  if (seconds >= 2 * 3600) return `${rounded(seconds / 3600)} h`;
+  if (seconds >= 120) return `${rounded(seconds / 60)} min`;
+  if (seconds >= 1) return `${rounded(seconds, 4)} s`;
+  if (seconds >= 1e-3) return `${rounded(seconds * 1e3)} ms`;
+  return `${rounded(seconds * 1e6)} µs`;
+}
+
+export const shareText = (share) => `${(100 * share).toFixed(1)} %`;
+
+export function countText(number) {
+  if (number >= 1e12) return `${rounded(number / 1e12)} T`;
+  if (number >= 1e9) return `${rounded(number / 1e9)} B`;
+  if (number >= 1e6) return `${rounded(number / 1e6)} M`;
+  return rounded(number);
+}
+
+export function dollarsText(dollars) {
+  if (dollars === null || dollars === undefined) return "no price";
+  if (dollars >= 1e6) return `$${rounded(dollars / 1e6)} M`;
+  return dollars < 100 ? `$${dollars.toFixed(2)}` : `$${rounded(dollars)}`;
+}
+
+// How much larger a value is than another one, as "+3.1 %"; empty if they are as good as equal.
+export function changeText(value, other) {
+  if (!other || Math.abs(value / other - 1) < 0.0005) return "";
+  const change = 100 * (value / other - 1);
+  return `${change > 0 ? "+" : "−"}${Math.abs(change).toFixed(1)} %`;
+}

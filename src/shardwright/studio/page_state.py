@@ -1,0 +1,139 @@
+"""The state of the page, and its URL: a job of the catalog, a cluster, and fields in the language of --set.
+
+A browser sends it, so it may name entries of the catalog and nothing else: no file of this machine is read for a page.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shardwright.api.asked_job import AskedJob, planned
+from shardwright.config import catalog
+from shardwright.config.asked_cluster import AskedCluster
+from shardwright.config.base import PlanError, shortened
+from shardwright.config.field_texts import job_fields
+from shardwright.config.job import JobSpec
+from shardwright.config.load import job_to_plan, make_job
+from shardwright.config.toml_file import TOML_ERRORS, parse_toml
+
+SUBJECT = "this page"
+SECTIONS = ("model", "cluster", "plan", "batch", "precision", "optimizer")
+_CLUSTER_KEYS = ("devices", "device", "devices_per_node")
+_MOST_KEYS, _MOST_TEXT = 300, 4000
+# Fields that name an entry of the catalog, and would else be the path of a file; those that may only be a path.
+_NAMES: dict[str, catalog.Kind] = {
+    "model.name": "models",
+    "cluster.name": "clusters",
+    "cluster.device": "devices",
+    "cluster.software": "software",
+    "device": "devices",
+}
+_PATHS = ("model.weights", "cluster.parts")
+
+
+@dataclass(frozen=True)
+class PageState:
+    """The texts of the page by key: `job`, `devices`, `device`, `devices_per_node`, and fields such as `plan.tp`."""
+
+    texts: Mapping[str, str]
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self.texts.items()))
+
+    @classmethod
+    def read(cls, sent: Any) -> "PageState":
+        """The state that a browser sent. Raises PlanError with every fault."""
+        if not isinstance(sent, dict) or len(sent) > _MOST_KEYS:
+            raise PlanError(SUBJECT, [f"the state is no dictionary of at most {_MOST_KEYS} texts; reload the page"])
+        faults = [fault for key, text in sent.items() for fault in _text_faults(key, text)]
+        if faults:
+            raise PlanError(SUBJECT, faults)
+        return cls(sent)
+
+    @property
+    def asked(self) -> AskedJob:
+        """The job that the state asks for, as the command line would. Raises PlanError."""
+        numbers = {key: self._whole(key) for key in ("devices", "devices_per_node")}
+        cluster = AskedCluster(device=self.texts.get("device", ""), **numbers)
+        return AskedJob(self.texts.get("job") or {"name": "custom"}, self.overrides, cluster)
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """The fields, as --set takes them."""
+        return tuple(f"{key}={text}" for key, text in self.texts.items() if "." in key)
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """The fields of the plan, as --keep of `plan` takes them."""
+        return tuple(override for override in self.overrides if override.startswith("plan."))
+
+    def without_plan(self) -> "PageState":
+        """The state without what a search chooses."""
+        return PageState(
+            {
+                key: text
+                for key, text in self.texts.items()
+                if not (key.startswith("plan.") or key == "precision.float8")
+            }
+        )
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of the job, nested. Without plan.dp, replicas fill the cluster. Raises PlanError."""
+        fields = self.asked.job_fields.fields
+        if "plan.dp" in self.texts:
+            return fields
+        spec = job_to_plan(fields, self.asked.subject)
+        shared, num_devices = spec.plan.world // spec.plan.dp, spec.cluster.num_devices
+        if not num_devices or num_devices % shared:
+            return fields
+        return fields | {"plan": fields.get("plan", {}) | {"dp": num_devices // shared}}
+
+    def job(self) -> JobSpec:
+        """The checked job under the plan of the page. Raises PlanError with every fault."""
+        subject = self.asked.subject
+        return planned(subject, make_job(self.fields(), subject))
+
+    def _whole(self, key: str) -> int:
+        text = self.texts.get(key) or "0"
+        if not (text.isascii() and text.isdigit() and len(text) < 9):
+            raise PlanError(SUBJECT, [f"{key} is {shortened(text)!r}, no whole number; use 64, say"])
+        return int(text)
+
+
+def _text_faults(key: Any, text: Any) -> list[str]:
+    """Faults of one key of the state and of its text."""
+    if not isinstance(key, str) or not isinstance(text, str) or len(text) > _MOST_TEXT:
+        return [f"{shortened(str(key))} is no text of at most {_MOST_TEXT:,} characters"]
+    if not text.isprintable():  # a line break could begin another field
+        return [f"{shortened(key)} has characters that can't be printed; leave them out"]
+    if key == "job":
+        known = {*catalog.names("jobs"), *catalog.names("models")}
+        return [] if not text or text in known else [f"{shortened(text)!r} is no job or model of the catalog"]
+    if key in _PATHS or (key not in _CLUSTER_KEYS and key not in page_fields()):
+        return [f"{shortened(key)} is no field that a page may set; run `shardwright estimate` with --set for it"]
+    if key in _NAMES and text:
+        return _name_faults(key, _NAMES[key], text)
+    return []
+
+
+def _name_faults(key: str, kind: catalog.Kind, text: str) -> list[str]:
+    """Faults of a name: an entry of the catalog has it, whether or not the text is quoted."""
+    try:
+        value = parse_toml(f"value = {text}").get("value", text)
+    except TOML_ERRORS:
+        value = text
+    if value in catalog.names(kind) or (key == "cluster.device" and value == "unknown"):
+        return []
+    hint = catalog.did_you_mean(str(value), catalog.names(kind)) if "/" not in str(value) else "a page reads no file"
+    return [f"{key} {shortened(str(value))!r} is not in the catalog of {kind}; {hint}"]
+
+
+def page_fields() -> dict[str, str]:
+    """The meanings of the fields that a page may set, by their full names."""
+    return {
+        f"{section}.{row.partition(' = ')[0]}": meaning
+        for section, rows in job_fields().items()
+        if section.partition(".")[0] in SECTIONS
+        for row, meaning in rows
+        if f"{section}.{row.partition(' = ')[0]}" not in _PATHS
+    }

@@ -1,0 +1,241 @@
+"""The server of the page, on this machine's loopback alone.
+
+It answers requests of its own page: a browser says in Host and Origin where a request comes from, and all others are
+refused, so that no other site can read through a name that leads here, or send something. Bodies are bounded. It reads
+no file for a request but those of the page. Computing takes turns, and stops when nobody waits for it any more.
+"""
+
+import json
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from importlib import resources
+from typing import Any
+
+import anyio
+import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from shardwright.config.base import PlanError
+from shardwright.studio.controls import controls_dict
+from shardwright.studio.dropped_file import state_of_files
+from shardwright.studio.exports import FORMATS, files
+from shardwright.studio.page_state import SUBJECT, PageState
+from shardwright.studio.plan_answer import PARTS, Part, PlanAnswers
+from shardwright.studio.plan_search import answers
+
+_MOST_BYTES = 2**20
+_MOST_SEARCHES = 2  # at a time
+_TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "style-src-attr 'unsafe-inline'; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+class OwnPageOnly:
+    """A layer around an application that refuses requests of other sites and for other names, and adds headers that
+    keep the page to itself."""
+
+    def __init__(self, app: ASGIApp, hosts: frozenset[str]) -> None:
+        self._app, self._hosts = app, hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or refuse it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                added = [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items()]
+                message = {**message, "headers": [*message["headers"], *added]}
+            await send(message)
+
+        refused = self._refusal({name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]})
+        if scope["method"] == "POST" and refused is None:
+            refused = _not_json(dict(scope["headers"]))
+        app = self._app if refused is None else PlainTextResponse(refused, status_code=403)
+        await app(scope, receive, send_with_headers)
+
+    def _refusal(self, headers: dict[str, str]) -> str | None:
+        if headers.get("host", "") not in self._hosts:
+            return "This server answers to 127.0.0.1 alone; open the address that it printed."
+        origin = headers.get("origin")
+        if origin is not None and origin not in {f"http://{host}" for host in self._hosts}:
+            return "Only the page of this server may ask it."
+        if headers.get("sec-fetch-site", "none") not in ("none", "same-origin") and "origin" in headers:
+            return "Only the page of this server may ask it."
+        return None
+
+
+def _not_json(headers: dict[bytes, bytes]) -> str | None:
+    """A refusal of a body that is no JSON: other sites may send forms and texts without asking, and no JSON."""
+    kind = headers.get(b"content-type", b"").partition(b";")[0].strip()
+    return None if kind == b"application/json" else "The body has to be application/json."
+
+
+class Studio:
+    """The answers of the server. Computing takes turns, for two answers at once would both be late."""
+
+    def __init__(self) -> None:
+        self._answers = PlanAnswers()
+        self._turn = anyio.CapacityLimiter(1)
+        self._searches = anyio.CapacityLimiter(_MOST_SEARCHES)
+
+    async def controls(self, request: Request) -> Response:
+        """The description of the page's controls."""
+        return JSONResponse(controls_dict() | {"formats": FORMATS})
+
+    async def plan(self, request: Request) -> Response:
+        """The answer to a state, a line of JSON for each part, as soon as it is known."""
+        body = await _body(request)
+        names = str(body.get("wanted", "")).split(",")
+        wanted = [name for name in ("values", *PARTS) if name in names]
+        parts = self._answers.parts(PageState.read(body.get("state")), wanted)
+        return StreamingResponse(self._lines(request, parts), media_type="application/x-ndjson")
+
+    async def _lines(self, request: Request, parts: Iterator[Part]) -> AsyncIterator[bytes]:
+        async with self._turn:
+            while not await request.is_disconnected():
+                line = await run_in_threadpool(_next_line, parts)
+                if line is None:
+                    return
+                yield line
+
+    async def search(self, request: Request) -> Response:
+        """The answers of a search, a line of JSON each. It ends when the page leaves."""
+        body = await _body(request)
+        question = {
+            "asks": str(body.get("asks")),
+            "keep": bool(body.get("keep")),
+            "state": dict(PageState.read(body.get("state")).texts),
+        }
+        if self._searches.available_tokens < 1:
+            raise PlanError(SUBJECT, [f"{_MOST_SEARCHES} searches run already; stop one of them"])
+        return StreamingResponse(self._search_lines(request, question), media_type="application/x-ndjson")
+
+    async def _search_lines(self, request: Request, question: dict[str, Any]) -> AsyncIterator[bytes]:
+        async with self._searches:
+            searching = answers(question)
+            try:
+                async for part in searching:
+                    if await request.is_disconnected():
+                        return
+                    yield _line(part)
+            finally:
+                await searching.aclose()  # type: ignore[attr-defined]
+
+    async def drop(self, request: Request) -> Response:
+        """The state that dropped files describe."""
+        body = await _body(request)
+        sent, system = body.get("files"), str(body.get("system") or "")
+        texts = {str(name): str(text) for name, text in sent.items()} if isinstance(sent, dict) else {}
+        cluster = PageState.read(body.get("state")).asked.cluster
+        return JSONResponse(await run_in_threadpool(state_of_files, texts, system, cluster))
+
+    async def export(self, request: Request) -> Response:
+        """The files of a plan in a format."""
+        body = await _body(request)
+        state, to = PageState.read(body.get("state")), str(body.get("to", ""))
+        async with self._turn:
+            return JSONResponse(await run_in_threadpool(lambda: files(state.job(), to)))
+
+
+def _next_line(parts: Iterator[Part]) -> bytes | None:
+    part = next(parts, None)
+    return None if part is None else _line(part)
+
+
+def _line(part: Part) -> bytes:
+    return json.dumps(part, separators=(",", ":")).encode() + b"\n"
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    """The JSON of a request. Raises PlanError if it is too long, or no JSON."""
+    text = b""
+    async for chunk in request.stream():
+        text += chunk
+        if len(text) > _MOST_BYTES:
+            raise PlanError(SUBJECT, [f"a request has at most {_MOST_BYTES:,} bytes; drop a smaller file"])
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError):
+        raise PlanError(SUBJECT, ["the request is no JSON; reload the page"]) from None
+    if not isinstance(body, dict):
+        raise PlanError(SUBJECT, ["the request is no JSON object; reload the page"])
+    return body
+
+
+async def _faults(request: Request, error: Exception) -> Response:
+    assert isinstance(error, PlanError)
+    return JSONResponse({"faults": error.faults, "way_out": error.way_out}, status_code=422)
+
+
+def page_files() -> dict[str, bytes]:
+    """The files that a browser gets, by name: those of the page, and what draws timelines in reports."""
+    folders = (resources.files("shardwright.studio") / "page", resources.files("shardwright.report.timeline"))
+    return {
+        entry.name: entry.read_bytes()
+        for folder in folders
+        for entry in folder.iterdir()
+        if entry.name.rpartition(".")[2] in _TYPES
+    }
+
+
+def _file_answer(name: str, content: bytes) -> Callable[[Request], Awaitable[Response]]:
+    async def file(request: Request) -> Response:
+        return Response(content, media_type=_TYPES[name.rpartition(".")[2]])
+
+    return file
+
+
+def application(port: int) -> ASGIApp:
+    """The server's application, for the page at http://127.0.0.1:PORT/."""
+    studio, page = Studio(), page_files()
+    routes = [
+        Route("/", _file_answer("index.html", page.pop("index.html"))),
+        *(Route(f"/page/{name}", _file_answer(name, content)) for name, content in page.items()),
+        Route("/controls", studio.controls),
+        Route("/plan", studio.plan, methods=["POST"]),
+        Route("/search", studio.search, methods=["POST"]),
+        Route("/drop", studio.drop, methods=["POST"]),
+        Route("/export", studio.export, methods=["POST"]),
+    ]
+    app = Starlette(routes=routes, exception_handlers={PlanError: _faults})
+    return OwnPageOnly(app, frozenset({f"127.0.0.1:{port}", f"localhost:{port}"}))
+
+
+def listening(port: int) -> socket.socket:
+    """A socket of this machine alone at a port; 0 is any free one. Raises PlanError if the port is taken."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        connection.bind(("127.0.0.1", port))
+    except OSError as error:
+        connection.close()
+        raise PlanError("studio", [f"--port {port}: {error.strerror}; use another, or 0 for any free one"]) from None
+    return connection
+
+
+def server_at(connection: socket.socket) -> uvicorn.Server:
+    """The server of a page at a socket: `run(sockets=[connection])` serves it until a signal ends it."""
+    config = uvicorn.Config(
+        application(connection.getsockname()[1]),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        ws="none",
+        timeout_graceful_shutdown=1,
+    )
+    return uvicorn.Server(config)

@@ -1,0 +1,85 @@
+"""The commands that say what there is, and the names by which models are called."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from shardwright.cli.main import cli
+from shardwright.config import catalog
+from shardwright.config.base import PlanError
+from shardwright.config.job_file import names_model
+from shardwright.config.load import load_job
+from shardwright.config.schedule_facts import SCHEDULES
+from shardwright.report.catalog_tables import CATALOG_TABLES, catalog_rows
+from shardwright.sharding.stage_parameters import num_parameters
+
+
+def printed(*words: str) -> str:
+    done = CliRunner().invoke(cli, words, catch_exceptions=False)
+    assert done.exit_code == 0
+    return done.stdout
+
+
+@pytest.mark.parametrize("kind", CATALOG_TABLES)
+def test_every_entry_has_a_row_that_fits_the_terminal(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = json.loads(printed(kind, "--json"))
+    known = list(SCHEDULES.names) if kind == "schedules" else catalog.names(kind)  # type: ignore[arg-type]
+    assert sorted(row["name"] for row in rows) == sorted(known)
+    for columns in (80, 100, 200):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        lines = printed(kind).splitlines()
+        assert max(map(len, lines)) <= columns and len(lines) >= len(rows) + 2
+        assert all(any(line.startswith(row["name"]) for line in lines) for row in rows)
+
+
+def test_figures_that_people_look_for() -> None:
+    (h100,) = (row for row in catalog_rows("devices") if row["name"] == "h100-sxm")
+    assert (h100["memory_gib"], h100["bf16_tflops"], h100["memory_gb_per_s"]) == (80, 989.4, 3350)
+    assert h100["price_source"] == "CoreWeave, on-demand list price of February 2026"
+    (moe,) = (row for row in catalog_rows("models") if row["name"] == "qwen3-30b-a3b")
+    assert round(moe["parameters_b"], 1) == 30.5 and 3.3 < moe["active_parameters_b"] < 3.4
+
+
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("meta-llama/Meta-Llama-3-70B", "llama3-70b"), ("Qwen/Qwen3-8B", "qwen3-8b"),
+        ("qwen/qwen3-8b-base", "qwen3-8b"),
+        ("meta-llama/Llama-2-7b-chat-hf", "llama2-7b"), ("mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b-v0.3"),
+        ("llama3-8b", "llama3-8b"), ("nobody/nothing", "nobody/nothing"),
+    ],
+)  # fmt: skip
+def test_models_are_called_as_on_the_hub(name: str, model: str) -> None:
+    assert catalog.model_name(name) == model
+    assert names_model(name) == (model in catalog.names("models"))
+
+
+def test_every_name_of_the_hub_is_a_job_and_a_model_of_one() -> None:
+    for model, hub_names in catalog.hub_names().items():
+        assert model in catalog.names("models")
+        assert all(catalog.model_name(hub_name) == model for hub_name in hub_names)
+    job = load_job("quickstart", ["model={name = 'Qwen/Qwen3-8B'}"])
+    assert (job.model.name, job.model.layers) == ("qwen3-8b", 36)
+
+
+@pytest.mark.parametrize(
+    ("model", "billion"),
+    [
+        ("qwen3-0.6b", 0.596), ("qwen3-1.7b", 1.721), ("qwen3-4b", 4.022), ("qwen3-8b", 8.191), ("qwen3-14b", 14.768),
+        ("qwen3-32b", 32.762), ("qwen2.5-0.5b", 0.494), ("qwen2.5-1.5b", 1.544), ("qwen2.5-3b", 3.086),
+        ("qwen2.5-14b", 14.770), ("qwen2.5-32b", 32.764), ("llama3.1-8b", 8.030), ("llama3.1-70b", 70.554),
+        ("llama3.2-1b", 1.236), ("llama3.2-3b", 3.213), ("mistral-7b", 7.242), ("mistral-7b-v0.3", 7.248),
+    ],
+)  # fmt: skip
+def test_released_models_have_their_parameters(model: str, billion: float) -> None:
+    """As the safetensors files of each release have them."""
+    job = load_job("quickstart", [f"model={{name = '{model}'}}", "plan.tp=1", "plan.pp=1"])
+    assert num_parameters(job.model) / 1e9 == pytest.approx(billion, abs=5e-4)
+
+
+def test_a_name_of_nothing_has_near_ones_of_the_hub() -> None:
+    with pytest.raises(PlanError, match=r"did you mean Qwen/Qwen3-8B \(a model\)"):
+        printed("plan", "Qwen/Qwen3-9B", "--devices", "8", "--device", "h100-sxm")
+    with pytest.raises(PlanError, match="there is no file some/where/deep"):
+        printed("plan", "some/where/deep")

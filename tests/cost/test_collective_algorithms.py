@@ -1,0 +1,55 @@
+"""Seconds of a collective by algorithm: alpha + n / beta on one node, and the same that predictions take."""
+
+import math
+from typing import Any
+
+import pytest
+
+from shardwright.api.one_collective import CollectiveQuestion, one_collective
+from shardwright.cost.collective_algorithms import PricedAlgorithm, PricedCollective
+from shardwright.cost.collective_time import ring_s
+
+SIZE = 2**30
+
+
+def priced(kind: Any, ranks: int, **fields: Any) -> PricedCollective:
+    return one_collective(CollectiveQuestion(kind, SIZE, ranks, **fields)).priced
+
+
+def row(collective: PricedCollective, name: str) -> PricedAlgorithm:
+    return next(row for row in collective.rows if row.name == name)
+
+
+def test_one_node_takes_alpha_and_beta() -> None:
+    collective = priced("all-reduce", 8)
+    rates, n = collective.rates, 8
+    ring, halving = row(collective, "ring"), row(collective, "halving, doubling")
+    bytes_s = 2 * SIZE * (n - 1) / n / rates.link
+    assert (ring.num_steps, halving.num_steps) == (2 * (n - 1), 2 * math.log2(n))
+    for algorithm in (ring, halving):
+        alpha_s = rates.collective_s + algorithm.num_steps * rates.link_latency_s
+        assert algorithm.seconds == pytest.approx(alpha_s + bytes_s, rel=1e-12)
+        assert algorithm.inside_bytes == 2 * SIZE * (n - 1) / n and algorithm.out_bytes == 0
+
+
+@pytest.mark.parametrize("ranks", [8, 32, 1024])
+def test_predictions_take_the_row_with_the_mark(ranks: int) -> None:
+    collective = priced("all-reduce", ranks)
+    marked = [row for row in collective.rows if row.is_predicted]
+    assert len(marked) == 1
+    assert marked[0].seconds == float(ring_s(collective.rates, collective.group, SIZE, 2))
+
+
+def test_a_root_sends_through_one_port_and_a_hierarchy_through_all() -> None:
+    scatter, all_reduce = priced("scatter", 16), priced("all-reduce", 16)
+    assert row(scatter, "direct").seconds > SIZE / 2 / scatter.rates.network
+    hierarchical = row(all_reduce, "hierarchical")
+    assert hierarchical.out_bytes == SIZE  # twice the half that the other node has to get
+    assert hierarchical.seconds < SIZE / all_reduce.rates.network
+    assert row(all_reduce, "ring").out_bytes == 2 * SIZE * 15 / 16
+
+
+def test_large_groups_have_the_rows_of_predictions() -> None:
+    collective = priced("all-reduce", 0, cluster="llama3-h100-8192")
+    assert collective.num_ranks == 8192 and [row.name for row in collective.rows] == ["ring", "two trees"]
+    assert collective.steps == [] and priced("scatter", 512).rows == []

@@ -1,0 +1,147 @@
+"""The pages show what their commands print and what their figures compute, in both languages alike."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from shardwright.cli.main import cli
+from shardwright.config.base import PlanError
+from shardwright.learn.idea_figures import FIGURES
+from shardwright.learn.idea_pages import IDEAS, LANGUAGES, PAGES, TERMS, IdeaPage, page_of
+from support.learn_pages import BLOCK, commands, filled, output_of, pictures
+
+ROOT = Path(__file__).parents[2]
+NAMES = (*IDEAS, TERMS, "index")
+ANSWER = re.compile(r"^\*\*(?:Answer:|答：)\*\*(.*?)(?:\n\n|\Z)", re.MULTILINE | re.DOTALL)
+QUESTIONS = {"en": "**Question {}.**", "zh": "**问题 {}.**"}
+DECIDES = {"en": "**Decides:** `", "zh": "**判据：** `"}
+# Terms as the field writes them, on the pages that teach them.
+TERM_BY_PAGE = {
+    "device-memory": "显存", "collectives": "集合通信", "data-parallel": "数据并行", "tensor-parallel": "张量并行",
+    "context-parallel": "上下文并行", "pipelines": "流水线并行", "experts": "专家并行", "recomputation": "重计算",
+    "mixed-precision": "混合精度",
+}  # fmt: skip
+
+
+def page(name: str, language: str) -> str:
+    return IdeaPage(name, language).markdown
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_page_shows_is_what_is_printed(name: str) -> None:
+    for language in LANGUAGES:
+        text = page(name, language)
+        assert filled(text) == text, "run tests/support/learn_pages.py"
+        assert all(output_of(command).strip() for command in commands(text))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_both_languages_have_the_same_commands_and_figures(name: str) -> None:
+    english, chinese = page(name, "en"), page(name, "zh")
+    assert commands(english) == commands(chinese) != []
+    assert re.findall(r"^```sh\n.*?^```", english, re.M | re.S) == re.findall(r"^```sh\n.*?^```", chinese, re.M | re.S)
+    assert pictures(english) == pictures(chinese)
+    assert english.count("\n## ") == chinese.count("\n## ")
+    assert set(re.findall(r"`(src/[^`]+)`", english)) == set(re.findall(r"`(src/[^`]+)`", chinese))
+    assert re.findall(r"\]\(([^)]+\.md)\)", english) == re.findall(r"\]\(([^)]+\.md)\)", chinese)
+
+
+@pytest.mark.parametrize("name", IDEAS)
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_page_has_all_its_parts(name: str, language: str) -> None:
+    text = page(name, language)
+    assert text.count(DECIDES[language]) == 1 and pictures(text)
+    answers = [match[1] for match in ANSWER.finditer(text)]
+    assert len(answers) == 2 and all(QUESTIONS[language].format(number) in text for number in (1, 2))
+    files = re.findall(r"`(src/[^`]+)`", text)
+    assert files and all((ROOT / file).exists() for file in files), files
+    shown = " ".join(block["command"] + block["output"] for block in BLOCK.finditer(text))
+    numbers = set(re.findall(r"\d+(?:\.\d+)?", shown.replace(",", "")))
+    for number in re.findall(r"(?<![a-zA-Z\d.-])\d+(?:\.\d+)?", " ".join(answers).replace(",", "")):
+        assert number in numbers, f"the answer says {number}, and no command of the page does"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_links_lead_to_pages(name: str) -> None:
+    for language in LANGUAGES:
+        for target in re.findall(r"\]\(([^)]+)\)", page(name, language)):
+            folder = PAGES / ("en" if target.startswith("figures/") else language)
+            assert (folder / target).exists(), target
+
+
+def test_the_list_is_all_pages_and_the_index_links_them() -> None:
+    for language in LANGUAGES:
+        assert {file.stem for file in (PAGES / language).glob("*.md")} == set(NAMES)
+        linked = re.findall(r"\(([a-z-]+)\.md\)", page("index", language))
+        assert sorted(linked) == sorted((*IDEAS, TERMS))
+    used = {name for idea in NAMES for name in pictures(page(idea, "en"))}
+    assert used == set(FIGURES) == {file.stem for file in (PAGES / "en" / "figures").glob("*.svg")}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_figure_is_as_its_code_draws_it(name: str) -> None:
+    assert (PAGES / "en" / "figures" / f"{name}.svg").read_text(encoding="utf-8") == FIGURES[name]()
+
+
+def test_chinese_pages_use_the_terms_of_the_field() -> None:
+    for name, term in TERM_BY_PAGE.items():
+        assert term in page(name, "zh"), name
+
+
+def test_terms_are_the_same_pairs_in_both_languages() -> None:
+    english, chinese = (
+        [line.strip("| ").split(" | ") for line in page(TERMS, language).splitlines() if line.startswith("| ")]
+        for language in LANGUAGES
+    )
+    pairs = [row[:2] for row in english if row[0] != "English"]
+    assert len(pairs) > 40
+    assert pairs == [row[1::-1] for row in chinese if row[1] != "English"]
+
+
+def test_a_first_run_is_one_of_the_readme() -> None:
+    """The README's commands are run by its own test."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    without_output = BLOCK.sub("", page("index", "en"))
+    for block in re.findall(r"^```sh\n(.*?)^```", without_output, re.M | re.S):
+        assert all(line in readme for line in block.splitlines())
+
+
+def learned(*words: str, **environment: str) -> str:
+    result = CliRunner(env=environment).invoke(cli, ["learn", *words], catch_exceptions=False)
+    return result.stdout
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_a_terminal_shows_a_page(language: str) -> None:
+    text, markdown = learned("zero", "--lang", language), page("zero", language)
+    assert text.startswith(IdeaPage("zero", language).title)
+    for block in BLOCK.finditer(markdown):
+        assert "    " + block["output"].splitlines()[0] in text
+    assert "**" not in text and "](" not in text and "```" not in text
+    assert "|---" not in text
+    assert json.loads(learned("zero", "--lang", language, "--json"))["markdown"] == markdown
+
+
+def test_the_list_and_the_locale() -> None:
+    assert [line.split()[0] for line in learned(LC_ALL="C.UTF-8").splitlines()] == [*IDEAS, TERMS]
+    assert "集合通信" in learned(LC_ALL="zh_CN.UTF-8")
+    assert "Collectives" in learned("--lang", "en", LC_ALL="zh_CN.UTF-8")
+
+
+def test_an_unknown_idea_is_refused_with_the_nearest() -> None:
+    with pytest.raises(PlanError, match="use pipelines"):
+        page_of("pipeline", "en")
+
+
+def test_the_chinese_readme_has_the_same_commands_files_and_numbers() -> None:
+    english, chinese = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "README.zh-CN.md"))
+    block = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+    assert block.findall(english) == block.findall(chinese)
+    assert english.count("\n## ") == chinese.count("\n## ")
+    files = r"`(docs/[\w./-]+)`"
+    assert sorted(re.findall(files, english)) == sorted(re.findall(files, chinese))
+    numbers = r"(?<![\w.])\d[\d.]*(?= %| published| 次公开| cases| 种模型)"
+    assert sorted(re.findall(numbers, block.sub("", english))) == sorted(re.findall(numbers, block.sub("", chinese)))

@@ -1,0 +1,69 @@
+"""The screen of `plan`: short, as wide as the terminal, coloured where a terminal wants it, and about one plan."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+import shardwright as sw
+from shardwright.api.found_plans import FoundPlans
+from shardwright.cli import job_options
+from shardwright.report.plan_screen import nearest_reasons
+
+QUICK = ["plan.cp=1", "plan.recompute=full", "plan.schedule=1f1b", "plan.microbatch_size=1", "plan.tp=8"]
+
+
+@pytest.fixture(scope="module")
+def plans() -> FoundPlans:
+    """Plans of a job with a plan of its own, without which its screen would be shorter."""
+    return sw.load("gpt3-175b-1024").plan(keep=QUICK)
+
+
+@pytest.mark.parametrize("columns", [80, 100, 200])
+def test_no_line_is_wider_than_the_terminal(plans: FoundPlans, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for with_details in (False, True):
+        assert max(map(len, plans.screen(with_details).splitlines())) <= columns
+
+
+def test_the_answer_is_one_screen(plans: FoundPlans) -> None:
+    screen = plans.screen().splitlines()
+    assert len(screen) <= 40
+    text = " ".join(plans.screen().split())
+    assert text.startswith("Predicted, not measured: steps of this runtime")
+    assert "Four of five runs like it" in " ".join(screen[:3])
+    assert "at $2.70 a device and hour (CoreWeave, on-demand list price of February 2026)" in text
+    (best,) = (line for line in screen if line.startswith("Recommended: "))
+    (first,) = (line for line in screen if line.startswith("1  "))
+    plan = first[first.index("tp ") :].rstrip("\u2026")  # cut where the terminal ends
+    assert best.removeprefix("Recommended: ").startswith(plan)  # row 1 is what is recommended
+    assert any(line.startswith("why ") and line.endswith("because") for line in screen)
+    assert "Why not another" in plans.screen(with_details=True) and "Why not another" not in text
+
+
+def test_no_reason_is_a_neighbour_that_is_faster(plans: FoundPlans) -> None:
+    step_s, first = 1.0, plans.explained.reasons[0]
+    faster = replace(first, field="tp", slower_s=-0.1, excess_bytes=0.0)
+    same = replace(first, field="pp", slower_s=1e-6, excess_bytes=0.0)
+    slower = replace(first, field="zero", slower_s=0.1, excess_bytes=0.0)
+    assert list(nearest_reasons([faster, same, slower], step_s)) == [slower]
+
+
+def test_colours_are_for_terminals_that_want_them(plans: FoundPlans, monkeypatch: pytest.MonkeyPatch) -> None:
+    coloured = plans.screen(coloured=True)
+    assert "\x1b[" not in plans.screen() and "\x1b[1;32mRecommended" in coloured
+    assert re.sub(r" *\n", "\n", re.sub(r"\x1b\[[\d;]*m", "", coloured)) == plans.screen()
+
+    class Terminal:
+        @staticmethod
+        def isatty() -> bool:
+            return True
+
+    monkeypatch.setattr(job_options.sys, "stdout", Terminal())
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert job_options.has_colours()
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not job_options.has_colours()
+    monkeypatch.undo()
+    assert not job_options.has_colours()  # of a pipe

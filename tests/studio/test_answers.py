@@ -1,0 +1,305 @@
+"""The answers of the planning page without a browser: its state, predictions, faults, files, and what it refuses."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette", reason="the planning page takes shardwright[studio]")
+pytest.importorskip("httpx2", reason="its tests take httpx2")
+
+from starlette.testclient import TestClient
+
+from shardwright.api.asked_job import AskedJob
+from shardwright.api.estimated import Estimated
+from shardwright.config import catalog
+from shardwright.config.base import PlanError
+from shardwright.config.load import load_job, validate_fields
+from shardwright.interchange.system import SYSTEMS
+from shardwright.memory.job_memories import job_accounts
+from shardwright.memory.job_memory import job_memory
+from shardwright.studio.controls import control_groups
+from shardwright.studio.exports import FORMATS
+from shardwright.studio.page_state import PageState
+from shardwright.studio.plan_answer import PARTS
+from shardwright.studio.plan_search import changed_texts
+from shardwright.studio.studio_server import application, listening, page_files
+
+ADDRESS = "http://127.0.0.1:8765"
+HEADERS = {"Origin": ADDRESS, "Sec-Fetch-Site": "same-origin"}
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 4,
+    "vocab_size": 512,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+}
+MEGATRON = """
+torchrun --nproc_per_node 8 --nnodes 4 pretrain_gpt.py --num-layers 24 --hidden-size 2048 --num-attention-heads 16 \\
+  --seq-length 2048 --max-position-embeddings 2048 --vocab-size 51200 --micro-batch-size 2 --global-batch-size 256 \\
+  --tensor-model-parallel-size 4 --pipeline-model-parallel-size 2 --train-iters 100 --lr 1e-4 --bf16 \\
+  --tokenizer-type NullTokenizer --mock-data
+"""
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[TestClient]:
+    with TestClient(application(8765), base_url=ADDRESS, headers=HEADERS) as client:
+        yield client
+
+
+def parts_of(page: TestClient, state: dict[str, str], *wanted: str) -> dict[str, Any]:
+    """The parts of an answer by name."""
+    answer = page.post("/plan", json={"state": state, "wanted": ",".join(wanted or ("values", *PARTS))})
+    assert answer.status_code == 200, answer.text
+    return {part["part"]: part for part in map(json.loads, answer.text.splitlines())}
+
+
+@pytest.mark.parametrize(
+    ("state", "overrides"),
+    [
+        ({"job": "quickstart"}, ()),
+        ({"job": "quickstart-moe", "plan.microbatch_size": "1"}, ("plan.microbatch_size=1",)),
+        ({"job": "gpt3-175b-1024", "plan.tp": "4"}, ("plan.tp=4", "plan.dp=16")),
+        ({"job": "gpt3-175b-1024", "plan.schedule": "zb-h1"}, ("plan.schedule=zb-h1",)),
+    ],
+)
+def test_figures_are_those_of_estimate(page: TestClient, state: dict[str, str], overrides: tuple[str, ...]) -> None:
+    job = load_job(state["job"], overrides)
+    expected, parts = Estimated(job).to_dict(), parts_of(page, state, "values", "job", "step", "memory")
+    assert list(parts) == ["values", "job", "step", "memory"]
+    assert parts["memory"]["ranks"] == expected["memory"]
+    assert (parts["memory"]["fits"], parts["memory"]["room_bytes"]) == (expected["fits"], expected["device_room_bytes"])
+    assert parts["job"]["parameters"] == expected["parameters"] and parts["job"]["ranks"] == job.plan.world
+    assert parts["values"]["values"]["plan.dp"] == job.plan.dp
+    if "step_s" in expected:
+        assert {name: parts["step"][name] for name in ("step_s", "mfu", "time", "money")} == {
+            name: expected[name] for name in ("step_s", "mfu", "time", "money")
+        }
+    else:
+        assert parts["step"]["untimed"]
+
+
+@pytest.mark.parametrize("name", ["gpt3-175b-1024", "llama3-405b-16k", "deepseek-v3", "quickstart-moe"])
+def test_accounts_that_are_shared_are_those_of_the_whole_job(name: str) -> None:
+    job = load_job(name)
+    assert job_accounts(job) == job_memory(job)
+
+
+def test_timeline_and_links_are_those_of_the_plan(page: TestClient) -> None:
+    parts = parts_of(page, {"job": "gpt-100b-32xa100"}, "job", "step", "timeline", "links")
+    (section,) = parts["timeline"]["data"]["sections"]
+    plan = load_job("gpt-100b-32xa100").plan
+    assert len(section["ranks"]) == plan.pp
+    assert 0 < section["makespan"] <= parts["step"]["step_s"]
+    assert len(parts["links"]["places"]) == parts["job"]["ranks"] == plan.world
+    assert parts["links"]["axes"] == {
+        axis: size for axis, size in (("pp", plan.pp), ("dp", plan.dp), ("cp", plan.cp), ("tp", plan.tp)) if size > 1
+    }
+
+
+def test_a_step_of_very_many_actions_is_not_drawn(page: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardwright.studio.plan_answer._MOST_DRAWN", 3)
+    assert "a page draws at most 3" in parts_of(page, {"job": "quickstart-gpt"}, "timeline")["timeline"]["undrawn"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"plan.tp": "3", "plan.dp": "8"},
+        {"plan.tp": "many"},
+        {"plan.schedule": "1f1", "plan.dp": "8"},
+        {"cluster.device": "h1000", "plan.dp": "8"},
+        {"plan.pp": "7", "plan.dp": "8"},
+    ],
+)
+def test_faults_are_those_of_the_commands(page: TestClient, fields: dict[str, str]) -> None:
+    with pytest.raises(PlanError) as raised:
+        AskedJob("gpt3-175b-1024", tuple(f"{key}={text}" for key, text in fields.items())).as_planned()
+    answer = page.post("/plan", json={"state": {"job": "gpt3-175b-1024"} | fields, "wanted": "values,job,step"})
+    lines = [json.loads(line) for line in answer.text.splitlines()]
+    faults = lines[0]["faults"] if answer.status_code == 422 else lines[-1]["faults"]
+    if "cluster.device" in fields:  # a page names entries of the catalog alone
+        assert re.search(r"h1000.*catalog of devices", faults[0])
+    else:
+        assert faults == raised.value.faults
+
+
+def test_replicas_fill_the_cluster_unless_they_are_set() -> None:
+    assert PageState({"job": "gpt3-175b-1024", "plan.tp": "2"}).job().plan.dp == 32
+    assert PageState({"job": "gpt3-175b-1024", "devices": "256"}).job().plan.dp == 2
+    with pytest.raises(PlanError, match="use dp 32"):
+        PageState({"job": "gpt3-175b-1024", "plan.tp": "2", "plan.dp": "8"}).job()
+
+
+def test_a_state_is_predicted_once(page: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    state, calls = {"job": "quickstart-gpt", "plan.bucket_mib": "3"}, []
+    make_job = PageState.job
+    monkeypatch.setattr(PageState, "job", lambda self: calls.append(self) or make_job(self))
+    first = parts_of(page, state, "job", "step", "memory")
+    assert parts_of(page, dict(reversed(state.items())), "job", "step", "memory") == first
+    assert "timeline" in parts_of(page, state, "timeline") and len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"job": "/etc/passwd"},
+        {"job": "tests/fuzz/draw.py"},
+        {"job": "quickstart", "model.name": "/etc"},
+        {"job": "quickstart", "model.name": '"/etc"'},
+        {"job": "quickstart", "cluster.software": "../x.toml"},
+        {"job": "quickstart", "device": "/etc/passwd"},
+        {"job": "quickstart", "model.weights": "/etc/passwd"},
+        {"job": "quickstart", "data.path": "/etc/passwd"},
+        {"job": "quickstart", "run.folder": "/tmp/x"},
+        {"job": "quickstart", "plan.tp": "1\ndata.path=/etc/passwd"},
+        {"job": "quickstart", "plan.tp": "1" * 5000},
+        {"job": "quickstart", "devices": "1e3"},
+        {"job": "quickstart", "plan.tp": 1},
+        {str(number): "" for number in range(400)},
+        [],
+        None,
+    ],
+)
+def test_a_page_names_the_catalog_and_nothing_else(
+    page: TestClient, state: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Any, *_: Any, **__: Any) -> Any:
+        raise AssertionError(f"{path} was read")
+
+    for name in ("stat", "open", "read_text", "read_bytes", "is_file", "is_dir", "exists"):
+        monkeypatch.setattr(Path, name, refuse)
+    answer = page.post("/plan", json={"state": state, "wanted": "job"})
+    faults = [json.loads(line) for line in answer.text.splitlines()][-1]["faults"]
+    assert faults and all(fault == fault.strip() for fault in faults)
+
+
+def test_only_the_page_itself_is_answered(page: TestClient) -> None:
+    question = {"state": {"job": "quickstart"}, "wanted": "job"}
+    assert page.post("/plan", json=question).status_code == 200
+    for refused in (
+        {"Host": "evil.example:8765"},
+        {"Host": "127.0.0.1"},
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Sec-Fetch-Site": "cross-site"},
+    ):
+        assert page.post("/plan", json=question, headers=refused).status_code == 403, refused
+    text = json.dumps(question)
+    assert page.post("/plan", content=text, headers={"Content-Type": "text/plain"}).status_code == 403
+    assert page.get("/", headers={"Host": "evil.example:8765"}).status_code == 403
+    assert page.get("/plan").status_code == 405 and page.get("/page/../../x").status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/plan", "/search", "/drop", "/export"])
+def test_bodies_are_bounded_json_objects(page: TestClient, path: str) -> None:
+    for body in (b"", b"[1]", b"{" * 100_000, b'"x"', b'{"x": "' + b"y" * 2**20 + b'"}', b"\xff"):
+        answer = page.post(path, content=body, headers={"Content-Type": "application/json"})
+        assert answer.status_code == 422 and len(answer.json()["faults"]) == 1, body[:9]
+
+
+def test_nothing_is_loaded_from_elsewhere(page: TestClient) -> None:
+    index = page.get("/")
+    assert "default-src 'none'" in index.headers["content-security-policy"]
+    assert index.headers["content-type"].startswith("text/html")
+    for name, content in page_files().items():
+        assert not re.search(r"https?://|//cdn|@import|eval\(", content.decode()), name
+        if name != "index.html":
+            assert page.get(f"/page/{name}").content == content
+    named = re.findall(r'(?:src|href)="(/[^"]*)"', index.text)
+    modules = re.findall(r'from "\./([^"]*)"', "".join(text.decode() for text in page_files().values()))
+    for path in (*named, *(f"/page/{module}" for module in modules)):
+        assert page.get(path).status_code == 200, path
+
+
+def test_a_socket_is_of_this_machine_alone() -> None:
+    with listening(0) as connection:
+        address, port = connection.getsockname()
+        assert address == "127.0.0.1"
+        connection.listen()
+        with pytest.raises(PlanError, match="use another, or 0 for any free one"):
+            listening(port)
+
+
+def test_every_control_sets_a_field(page: TestClient) -> None:
+    described = page.get("/controls").json()
+    assert described["jobs"] == catalog.names("jobs") and set(described["systems"]) == set(SYSTEMS)
+    values = parts_of(page, {"job": "gpt3-175b-1024"}, "values")["values"]["values"]
+    for control in (control for group in control_groups().values() for control in group):
+        assert control.key in values
+        if control.kind == "choice":
+            assert str(values[control.key]) in control.choices
+        state = PageState.read({"job": "gpt3-175b-1024", control.key: str(values[control.key]).lower()})
+        assert state.job().plan == load_job("gpt3-175b-1024").plan
+
+
+def test_fields_of_a_found_plan_make_that_plan() -> None:
+    base = PageState({"job": "gpt3-175b-1024", "plan.tp": "2", "plan.zero": "1", "model.sequence": "1024"})
+    overrides = ("model.sequence=1024", "plan.tp=4", "plan.dp=16", "plan.recompute=none", "plan.zero=2")
+    wanted = load_job("gpt3-175b-1024", overrides)
+    spec, _ = validate_fields(base.without_plan().fields())
+    texts = changed_texts(spec, wanted)
+    assert texts == {"plan.tp": "4", "plan.dp": "16", "plan.recompute": "none", "plan.zero": "2"}
+    assert PageState({**base.without_plan().texts, **texts}).job().plan == wanted.plan
+
+
+def dropped(page: TestClient, files: dict[str, str], state: dict[str, str], system: str = "") -> Any:
+    return page.post("/drop", json={"files": files, "system": system, "state": state}).json()
+
+
+def test_a_dropped_config_is_a_model_on_the_cluster_of_the_page(page: TestClient) -> None:
+    cluster = {"device": "h100-sxm", "devices": "16"}
+    answer = dropped(page, {"config.json": json.dumps(LLAMA)}, cluster)
+    state = answer["state"]
+    assert (state["model.hidden"], state["model.layers"], state["devices"]) == ("64", "4", "16")
+    assert "a step has" in answer["notes"] and int(state["batch.global_batch_size"]) % 16 == 0
+    parts = parts_of(page, state)
+    assert parts["job"]["ranks"] == 16 and parts["step"]["step_s"] > 0
+    faults = dropped(page, {"config.json": json.dumps(LLAMA | {"model_type": "unheard-of"})}, cluster)["faults"]
+    assert "unheard-of" in faults[0] and "/tmp" not in faults[0]
+    assert dropped(page, {"config.json": "{"}, cluster)["faults"]
+
+
+def test_a_dropped_script_is_the_job_that_import_reads(page: TestClient) -> None:
+    answer = dropped(page, {"../../run.sh": MEGATRON}, {"device": "a100-sxm-80g", "devices": "32"})
+    assert answer["system"] == "Megatron-LM" and "default" in answer["notes"]
+    job = PageState(answer["state"]).job()
+    assert (job.plan.tp, job.plan.pp, job.plan.dp, job.model.hidden) == (4, 2, 4, 2048)
+    assert parts_of(page, answer["state"], "step")["step"]["step_s"] > 0
+    unknown = MEGATRON.replace("--bf16", "--bf16 --unheard-of 3")
+    assert "unheard-of" in dropped(page, {"run.sh": unknown}, {"device": "a100-sxm-80g", "devices": "32"})["notes"]
+
+
+def test_a_dropped_job_is_what_was_exported(page: TestClient) -> None:
+    state = {"job": "gpt3-175b-1024", "plan.tp": "4", "plan.zero": "1"}
+    ((name, text),) = page.post("/export", json={"state": state, "to": "toml"}).json()["files"].items()
+    answer = dropped(page, {name: text}, {})
+    assert PageState(answer["state"]).job().plan == PageState(state).job().plan
+    assert "optimizer" not in answer["notes"]
+    assert dropped(page, {"x.toml": "a = "}, {})["faults"][0].startswith("it is no TOML")
+    assert "choose the system" in dropped(page, {"x.exe": ""}, {})["faults"][0]
+    assert "x.sh" not in dropped(page, {"x.sh": ""}, {}, system="nothing")["faults"][0]
+    assert dropped(page, {}, {})["faults"] and dropped(page, {f"{n}.sh": "" for n in range(9)}, {})["faults"]
+
+
+def test_a_plan_is_exported_to_every_format(page: TestClient) -> None:
+    state = {"job": "quickstart", "device": "h100-sxm", "devices": "4"}
+    for to in FORMATS:
+        ((name, text),) = page.post("/export", json={"state": state, "to": to}).json()["files"].items()
+        assert name.startswith("quickstart") and len(text) > 300
+    assert "no format" in page.post("/export", json={"state": state, "to": "../x"}).json()["faults"][0]
+    state = {"job": "llama3-8b", "device": "h100-sxm", "devices": "8", "plan.zero": "2", "plan.microbatch_size": "1"}
+    assert all(page.post("/export", json={"state": state, "to": to}).json()["files"] for to in SYSTEMS)
+    lacking = page.post("/export", json={"state": {"job": "llama3-405b-16k"}, "to": "megatron"}).json()
+    assert "the nearest is 1" in lacking["faults"][0] and "--set plan.zero=1" in lacking["way_out"]

@@ -1,0 +1,53 @@
+"""The command that serves the planning page: the address that it prints, and what it says without its packages."""
+
+import sys
+from urllib.parse import parse_qsl
+
+import pytest
+from click.testing import CliRunner, Result
+
+pytest.importorskip("starlette", reason="the planning page takes shardwright[studio]")
+
+from shardwright.cli.main import cli
+from shardwright.config.base import PlanError
+from shardwright.config.load import load_job
+from shardwright.studio.page_state import PageState
+
+
+def state_of(*words: str) -> dict[str, str]:
+    """The state with which the page begins."""
+    done = CliRunner().invoke(cli, ["studio", "--no-open", *words])
+    assert done.exit_code == 0, done.output
+    address, _, state = done.output.split()[4].partition("/#")
+    assert address.startswith("http://127.0.0.1:")
+    return dict(parse_qsl(state))
+
+
+@pytest.fixture(autouse=True)
+def no_serving(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("uvicorn.Server.run", lambda self, sockets: [connection.close() for connection in sockets])
+
+
+def test_a_job_of_the_catalog_begins_as_it_is() -> None:
+    assert state_of("gpt3-175b-1024", "--set", "plan.zero=1", "--as", "megatron-core", "--devices", "512") == {
+        "job": "gpt3-175b-1024",
+        "devices": "512",
+        "plan.zero": "1",
+        "cluster.software": "megatron-core",
+    }
+
+
+def test_a_file_and_a_model_begin_with_their_fields() -> None:
+    job = PageState.read(state_of("docs/job.toml")).job()
+    expected = load_job("docs/job.toml")
+    assert (job.model, job.plan, job.batch) == (expected.model, expected.plan, expected.batch)
+    state = state_of("tiny-llama", "--devices", "4", "--device", "h100-sxm", "--set", "plan.tp=2", "--set", "plan.dp=2")
+    plan = PageState.read(state).job().plan
+    assert (plan.tp, plan.dp, plan.world) == (2, 2, 4)
+
+
+def test_without_its_packages_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    done: Result = CliRunner().invoke(cli, ["studio"])
+    assert isinstance(done.exception, PlanError)
+    assert done.exception.faults == ["the page takes starlette and uvicorn: pip install 'shardwright[studio]'"]

@@ -1,0 +1,167 @@
+"""The planning page in Chromium: what a user does with it. Skipped where Chromium or Playwright is missing."""
+
+import json
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("starlette", reason="the planning page takes shardwright[studio]")
+pytest.importorskip("playwright", reason="browsers are driven by playwright")
+
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from shardwright.studio.studio_server import listening, server_at
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium; apt-get install chromium"),
+]
+JOB = "#job=quickstart&device=h100-sxm&devices=4"
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 4,
+    "vocab_size": 512,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+}
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    connection = listening(0)
+    server = server_at(connection)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [connection]}, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{connection.getsockname()[1]}/"
+    server.should_exit = True
+    thread.join(timeout=10)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def page(browser: Browser, address: str) -> Iterator[Page]:
+    """A page in the browser. Nothing may go wrong in it, and nothing may be asked of another machine."""
+    context = browser.new_context(viewport={"width": 1400, "height": 900}, base_url=address)
+    shown, wrong = context.new_page(), list[str]()
+    shown.on("console", lambda message: message.type in ("error", "warning") and wrong.append(message.text))
+    shown.on("pageerror", lambda error: wrong.append(str(error)))
+    shown.on("request", lambda asked: asked.url.startswith((address, "data:", "blob:")) or wrong.append(asked.url))
+    shown.set_default_timeout(30_000)
+    yield shown
+    context.close()
+    assert not wrong
+
+
+def go(page: Page, address: str) -> None:
+    page.goto(address)
+    settled(page)
+
+
+def settled(page: Page) -> None:
+    """Wait until the plan of the page's address is on the screen."""
+    place = page.evaluate("() => CSS.escape(location.hash)")
+    page.wait_for_selector(f"body[data-shown={place}]", state="attached")
+
+
+def headline(page: Page) -> list[str]:
+    return page.locator("#headline dd:first-of-type").all_inner_texts()
+
+
+def test_a_change_by_keyboard_is_shown_and_taken_back(page: Page) -> None:
+    go(page, JOB)
+    first = headline(page)
+    assert first[0].endswith("s") and page.locator("#step .bar").count() == 1
+    assert page.locator("#by-rank .rank").count() == 2 and page.locator("#timeline canvas").count() == 1
+    page.focus("#plan-microbatch_size")
+    page.keyboard.press("ArrowUp")
+    settled(page)
+    assert "plan.microbatch_size=" in page.url and headline(page) != first
+    page.go_back()
+    settled(page)
+    assert headline(page) == first
+    page.focus("[aria-label='Price, slider']")
+    page.keyboard.press("ArrowRight")
+    settled(page)
+    assert "cluster.usd_per_device_hour=" in page.url
+    page.locator("body").press("r")
+    settled(page)
+    assert "usd" not in page.url
+
+
+def test_a_plan_beside_is_in_the_address(page: Page) -> None:
+    go(page, JOB)
+    page.click("#keep")
+    page.select_option("#plan-zero", "1")
+    settled(page)
+    assert page.locator("#step .bar").count() == page.locator("#timeline canvas").count() == 2
+    texts, address = headline(page), page.url
+    page.goto("about:blank")
+    go(page, address)
+    assert headline(page) == texts and page.locator("#headline dd.beside").count() > 3
+    page.click("#keep")
+    settled(page)
+    assert page.locator("#timeline canvas").count() == 1
+
+
+def test_faults_are_shown_until_they_are_mended(page: Page) -> None:
+    go(page, JOB)
+    page.fill("#plan-tp", "3")
+    page.press("#plan-tp", "Enter")
+    page.wait_for_selector("body.faulty .message.bad li")
+    assert "use" in page.inner_text(".message.bad")
+    page.click("[aria-label='Tensor as the job has it']")
+    settled(page)
+    assert not page.locator(".message.bad").count() and not page.locator("body.faulty").count()
+
+
+def test_a_dropped_file_becomes_the_plan_and_is_saved(page: Page, tmp_path: Path) -> None:
+    go(page, JOB)
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(LLAMA), encoding="utf-8")
+    page.set_input_files("#file", config)
+    page.wait_for_selector(".message.note >> text=Read config.json")
+    settled(page)
+    assert "model.hidden=64" in page.url and headline(page)[0].endswith("s")
+    with page.expect_download() as saved:
+        page.select_option("#export", "toml")
+    assert "hidden = 64" in Path(saved.value.path()).read_text(encoding="utf-8")
+
+
+def test_the_best_plan_is_one_click_away(page: Page) -> None:
+    go(page, "#job=quickstart&device=h100-sxm&devices=2")
+    page.keyboard.press("b")
+    page.wait_for_selector("#search em")
+    settled(page)
+    assert "beside=" in page.url and page.locator("#search tbody tr").count() > 1
+    page.wait_for_selector("#search pre", state="attached")
+    assert "Recommended" in page.locator("#search pre").text_content()
+    assert page.is_hidden("#search button >> text=Search with my fields kept")  # none was set
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_fits_a_phone_and_all_can_read_it(page: Page, scheme: str) -> None:
+    page.set_viewport_size({"width": 390, "height": 800})
+    page.emulate_media(color_scheme=scheme)
+    go(page, JOB)
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
+    sizes = page.evaluate("() => [...document.querySelectorAll('button, select')].map((one) => one.offsetHeight)")
+    assert all(size == 0 or size >= 36 for size in sizes)
+    checked = pytest.importorskip("axe_playwright_python.sync_playwright").Axe().run(page)
+    assert not [(fault["id"], fault["nodes"][0]["html"]) for fault in checked.response["violations"]]

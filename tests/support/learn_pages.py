@@ -1,0 +1,77 @@
+"""Runs the commands of the pages that teach, and writes what they print and draw.
+
+    python tests/support/learn_pages.py              # write the outputs and figures of all pages
+    python tests/support/learn_pages.py zero mesh    # of these
+
+A page has each command as a block of `sh`, followed by a block of `text` with its output. A picture has a name of
+shardwright/learn/idea_figures.py.
+"""
+
+import re
+import subprocess
+import sys
+from functools import cache
+
+import click
+from click.testing import CliRunner
+
+from shardwright.cli.main import cli
+from shardwright.config.base import PlanError
+from shardwright.learn.idea_figures import FIGURES
+from shardwright.learn.idea_pages import IDEAS, LANGUAGES, PAGES, TERMS, IdeaPage
+
+BLOCK = re.compile(r"^```sh\n(?P<command>.*?)\n```\n\n```text\n(?P<output>.*?)```$", re.MULTILINE | re.DOTALL)
+PICTURE = re.compile(r"!\[[^\]]*\]\(figures/([a-z0-9-]+)\.svg\)")
+
+
+def commands(markdown: str) -> list[str]:
+    """The commands of a page."""
+    return [block["command"] for block in BLOCK.finditer(markdown)]
+
+
+def pictures(markdown: str) -> list[str]:
+    """The names of the figures of a page."""
+    return PICTURE.findall(markdown)
+
+
+@cache
+def output_of(command: str) -> str:
+    """The standard output of a command, or its faults, through the programs that it is piped into."""
+    own, _, others = command.replace("\\\n", " ").partition(" | ")
+    words = subprocess.run(["bash", "-c", f"printf '%s\\0' {own}"], capture_output=True, check=True, text=True).stdout
+    name, *arguments = words.split("\0")[:-1]
+    assert name == "shardwright", command
+    try:
+        result = CliRunner().invoke(cli, arguments, catch_exceptions=True)
+        if isinstance(result.exception, PlanError):
+            raise result.exception
+        assert result.exit_code == 0, (command, result.output, result.exception)
+        output = click.unstyle(result.stdout)
+    except PlanError as error:
+        output = f"{error}\n"
+    if others:
+        done = subprocess.run(["bash", "-c", others], input=output, capture_output=True, check=True, text=True)
+        output = done.stdout
+    return re.sub(r"[ \t]+$", "", output, flags=re.MULTILINE).strip("\n") + "\n"
+
+
+def filled(markdown: str) -> str:
+    """A page with the outputs that its commands have now."""
+    return BLOCK.sub(
+        lambda block: f"```sh\n{block['command']}\n```\n\n```text\n{output_of(block['command'])}```", markdown
+    )
+
+
+def main() -> None:
+    """Write outputs and figures."""
+    ideas = sys.argv[1:] or (*IDEAS, TERMS, "index")
+    for language in LANGUAGES:
+        for idea in ideas:
+            page = IdeaPage(idea, language)
+            page.file.write_text(filled(page.markdown), encoding="utf-8")
+            for name in pictures(page.markdown):
+                (PAGES / "en" / "figures" / f"{name}.svg").write_text(FIGURES[name](), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
