@@ -5,7 +5,7 @@ Copies of this device are done when somebody waits for them, and no sooner.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import chain, pairwise
 from types import SimpleNamespace
@@ -97,6 +97,9 @@ class LateStreams:
 
     def is_on_host(self, x: Any) -> bool:
         return bool(x.device.type == "cpu" and not isinstance(x, OnDevice))
+
+    def host_waits(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 def late_link() -> HostLink:
