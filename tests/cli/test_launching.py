@@ -64,7 +64,11 @@ esac
 def written(file: Path, *words: str, overrides: tuple[str, ...]) -> Path:
     text = file.with_name("text.txt")
     text.write_text("A line of text to train on, and one more.\n" * 400)
-    options = [part for override in (*overrides, f"data.path={text}") for part in ("--set", override)]
+    options = [
+        part
+        for override in ("checkpoint.every_steps=0", *overrides, f"data.path={text}")
+        for part in ("--set", override)
+    ]
     done = CliRunner().invoke(cli, ["launch", "quickstart", *words, "--out", str(file), *options])
     assert done.exit_code == 0, done.output
     return file

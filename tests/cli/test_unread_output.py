@@ -25,7 +25,7 @@ WRITTEN: dict[str, tuple[tuple[str, ...], str]] = {
     "plan json": (("plan", *MODEL, "--json"), "--toml"),
     "layout": (("layout", *NO_NOTES), "--toml"),
     "scale": (("scale", *MODEL), "--svg"),
-    "launch": (("launch", "llama3-405b-16k", "--torchrun"), "--out"),
+    "launch": (("launch", "quickstart", "--set", "cluster.devices_per_node=8", "--torchrun"), "--out"),
     "export": (("export", "gpt3-175b-1024", "--to", "megatron"), "--out"),
     "collective": (("collective", "all-reduce", "--ranks", "4"), "--svg"),
 }

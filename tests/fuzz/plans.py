@@ -129,7 +129,7 @@ def trace(mesh: Mesh, job: JobSpec, moved_by: int = 0) -> Trace:
             with health.recording(step, 1):
                 steps.append(train_step(replica, step, mine(step)))
             ledger = ledger if steps[-1].skipped else mesh.ledger.table()
-            _, lines = health.after_span(step, steps[-1:], 1.0, mine(step))
+            _, lines = health.after_span(step, steps[-1:], mine(step))
             assert not any("computed twice" in line for line in lines), lines
             health.compare_replicas(step + 1)
     else:

@@ -81,8 +81,9 @@ def lines_of(mesh: Mesh, job: JobSpec, sleepy: int, num_steps: int) -> list[str]
         mesh.ledger.clear()
         start_s = time.perf_counter()
         result = train_step(replica, step, tokens, health.judge)
-        _, told = health.after_span(step, [result], time.perf_counter() - start_s, tokens)
-        lines += told
+        compute_s = time.perf_counter() - start_s - sum(mesh.ledger.blocked_s().values())
+        _, told = health.after_span(step, [result], tokens)
+        lines += told + health.check_stragglers(step + 1, [compute_s])
     return lines
 
 

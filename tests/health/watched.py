@@ -63,7 +63,7 @@ def watched_run(
         mesh.ledger.clear()
         with health.recording(step, 1):
             result = train_step(replica, step, tokens, health.judge)
-        decision, lines = health.after_span(step, [result], 1.0, tokens)
+        decision, lines = health.after_span(step, [result], tokens)
         seen.steps.append(result)
         seen.courses.append(decision.course.value)
         seen.lines += lines

@@ -11,7 +11,7 @@ from torch import nn
 from shardwright.config.load import make_job
 from shardwright.measure.checks import recorded_streams
 from shardwright.measure.checks.access_order import Access, FreedMemory, MemoryBlock, Worker
-from shardwright.measure.checks.host_waits import EXPERT_LINES, wait_faults
+from shardwright.measure.checks.host_waits import EXPERT_LINES, reading_faults, wait_faults
 from shardwright.measure.checks.recorded_runs import RankAccesses, recorded_accesses
 from shardwright.measure.checks.recorded_streams import OperatorAccesses, RecordedStreams
 from shardwright.parallel.comm.collectives import Axis
@@ -57,8 +57,8 @@ DOUBLE = {
     "ring": [("wait_event", "wait in _finish_reduce")],
     "experts": [("wait_event", "wait in _finish_reduce")],
     "values on the host": [("synchronize", "wait")],
-    "pairs": [("wait_event", "batch in run")],
-    "pairs under zero 3": [("wait_event", "batch in run")],
+    "pairs": [("wait_event", "batch in watched_span")],
+    "pairs under zero 3": [("wait_event", "batch in watched_span")],
 }
 # What gives an order to accesses, by name: the class and its method.
 ORDERS: dict[str, tuple[type, str]] = {
@@ -74,7 +74,8 @@ def caller() -> str:
     frame: Any = sys._getframe(2)
     names: list[str] = []
     while len(names) < 2 and frame is not None:
-        if "/shardwright/" in frame.f_code.co_filename and "/checks/" not in frame.f_code.co_filename:
+        file = frame.f_code.co_filename
+        if "/shardwright/" in file and "/checks/" not in file and not file.endswith("/device_streams.py"):
             names.append(frame.f_code.co_name)
         frame = frame.f_back
     return " in ".join(names)
@@ -148,7 +149,8 @@ def test_the_host_waits_once_in_a_step_of_8b_widths(plan: dict[str, Any]) -> Non
     for rank in range(0, job.plan.world, job.plan.world // job.plan.pp):
         ran = recorded_accesses(job, rank)
         assert ran.faults == () and ran.num_steps == 1
-        assert [line.partition(":")[0] for line in ran.waits] == ["parallel/comm/process_groups.py"]
+        assert [line.partition(":")[0] for line in ran.waits] == ["train/train_step.py"]
+        assert reading_faults(job, ran.waits_to_read, ran.num_lines) == []
 
 
 def test_scales_of_fp8_wait_for_nothing_more() -> None:
@@ -183,9 +185,11 @@ def test_an_order_that_is_left_out_is_told(of: str) -> None:
     found = {
         (name, place): faults for name, place, faults in planted(lambda: recorded_accesses(job, job.plan.world - 1))
     }
-    assert len(found) > 6 and {("wait_event", "batch in run"), ("lend", "batch in run")} < found.keys()
+    assert (
+        len(found) > 6 and {("wait_event", "batch in watched_span"), ("lend", "batch in watched_span")} < found.keys()
+    )
     # The host has read the numbers of the step before when a batch is asked for: its tokens are no longer looked at.
-    double = [*DOUBLE.get(of, []), ("lend", "batch in run")]
+    double = [*DOUBLE.get(of, []), ("lend", "batch in watched_span")]
     assert sorted(untold(found)) == sorted(double)
 
 
@@ -219,7 +223,7 @@ def test_a_wait_that_is_put_in_is_told(of: str, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(PipelineExecutor, "_forward", waiting)
     found = recorded_accesses(job, 0)
     faults = wait_faults(job, found.waits, found.num_steps, found.passes)
-    where = {"experts": "parallel/expert/", "zero 1": "parallel/comm/process_groups.py"}[of]
+    where = {"experts": "parallel/expert/", "zero 1": "parallel/pipeline/executor.py"}[of]
     assert len(faults) == 1 and where in faults[0] and "would do" in faults[0]
 
 

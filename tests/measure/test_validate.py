@@ -22,6 +22,7 @@ from shardwright.measure.measured_runs.score import kendall_tau, percentile, sha
 from shardwright.measure.number_counts import number_counts
 from shardwright.measure.validate import predict, ranking_quality
 from shardwright.measure.validate import validate as validate_table
+from shardwright.memory.rank_estimate import peak_memory
 from support.ranks import PATIENCE_S
 
 TRUTH = Path(__file__).parents[2] / "benchmarks" / "truth"
@@ -276,10 +277,11 @@ PLAYBOOK = {
         ({"mbs": "2"}, 40150, 53.9),
         ({"pp": "2", "dp": "4"}, 0, 28.8),
         ({"pp": "8", "dp": "2", "gpus": "16", "zero_stage": "1", "mbs": "2"}, 22386, 29.2),
+        ({"tp": "8", "sp": "1", "dp": "2", "gpus": "16", "mbs": "4"}, 0, 13.9),
     ],
 )
 def test_nanotron_is_predicted_from_its_source(plan: dict[str, str], tokens_per_s: float, memory_gb: float) -> None:
-    """Runs of the Ultra-Scale Playbook's grid (hfgrid-0001, 0002, 0004, 0041), to which no constant is fitted."""
+    """Runs of the Ultra-Scale Playbook's grid (hfgrid-0001, 0002, 0004, 0041, 0075), to which no constant is fitted."""
     row = measured(TableLine(2, {"id": "hfgrid-1", "tokens_per_s_per_gpu": str(tokens_per_s or ""), **PLAYBOOK} | plan))
     (predicted,) = predict([row], shipped())
     assert predicted.memory_gb == pytest.approx(memory_gb, rel=0.07)
@@ -287,10 +289,10 @@ def test_nanotron_is_predicted_from_its_source(plan: dict[str, str], tokens_per_
 
 
 def test_blocks_are_divided_by_the_size_of_their_products() -> None:
-    """The head counts as 4 layers, 131,072 / (4 x 2,048 + 3 x 8,192); the block that passes a share is its last."""
+    """The head counts as 4 layers, 131,072 / (4 x 2,048 + 3 x 8,192); the block that reaches a share is its last."""
     row = PLAYBOOK | {"gpus": "", "dp": "1"}
     layouts = [run_of(row | {"id": "x", "pp": str(pp)}).grid.layout for pp in (1, 2, 4, 8)]
-    assert layouts == [(), (11, 5), (6, 5, 5, 0), (3, 3, 2, 3, 2, 3, 0, 0)]
+    assert layouts == [(), (10, 6), (5, 5, 5, 1), (3, 2, 3, 2, 3, 2, 1, 0)]
 
 
 def test_stated_parameters_tell_whether_a_table_is_tied() -> None:
@@ -305,3 +307,21 @@ def test_plans_that_ran_out_of_memory_may_stand_among_others(tmp_path: Path) -> 
     (tmp_path / "t.csv").write_text("\n".join(",".join(line) for line in (rows[0], *(row.values() for row in rows))))
     fit = validate_table(tmp_path / "t.csv", None)["fit"]
     assert (fit["ran"], fit["ran_out"], fit["which"]["false_fits"]) == (1, 1, ["a-2"])
+    assert fit["by_family"] == {"a": {"false_fits": 1, "ran_out": 1, "false_misfits": 0, "ran": 1}}
+    assert fit["by_chance"] == {
+        name: {"plans": 2 * (name == "high"), "ran": name == "high"} for name in fit["by_chance"]
+    }
+
+
+def test_memory_is_compared_with_the_counter_that_software_reports() -> None:
+    plan = {"tp": "4", "sp": "1", "dp": "2"}
+    reserved, given_out, allocated, driver = (
+        predict([measured(TableLine(2, {"id": "a-1"} | PLAYBOOK | plan | changes))], shipped())[0].memory_gb
+        for changes in ({}, {"memory_kind": "allocator"}, {"software": "megatron-core"}, {"memory_kind": "driver"})
+    )
+    memory = peak_memory(run_of(PLAYBOOK | plan | {"id": "a-1"}), shipped())
+    assert reserved == pytest.approx(float(memory.reserved(80e9)) / 1e9)
+    assert given_out == pytest.approx(float(memory.total) / 1e9)
+    assert driver == pytest.approx(float(memory.process) / 1e9)
+    other = peak_memory(run_of(PLAYBOOK | plan | {"id": "a-1", "software": "megatron-core"}), shipped())
+    assert allocated == pytest.approx(float(other.total) / 1e9)

@@ -9,6 +9,7 @@ import torch
 from shardwright.config.job import JobSpec
 from shardwright.measure.step_time import Comparison
 from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.parallel.device_streams import CudaStreams
 from shardwright.parallel.pipeline.action_times import DeviceTimes, Performed
 from shardwright.schedule.action import Action, Kind
 from shardwright.schedule.job_program import job_program
@@ -50,7 +51,7 @@ def slow_device(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_moments_are_those_of_the_device(slow_device: None) -> None:
     job = small_job()
     action = next(iter(build_program(job)))
-    times = DeviceTimes()
+    times = DeviceTimes(CudaStreams(torch.device("cuda")))
     before_s = time.perf_counter()
     start, began, end = times.now(), times.now(), times.now()
     times.add(action, start, began, end)
@@ -74,7 +75,7 @@ def performed_on(mesh: Mesh, job: JobSpec) -> list[Performed]:
     torch.cuda.Event = SlowDevice  # type: ignore[assignment, misc]
     SlowDevice.events, SlowDevice.num_waits = [], 0
     replica = build(job, mesh)
-    replica.executor._times = DeviceTimes()
+    replica.executor._times = DeviceTimes(CudaStreams(torch.device("cuda")))
     train_step(replica, 0, made_up_tokens(job, 0))
     assert SlowDevice.num_waits == 0, "a step waits for nobody to have its times"
     return replica.executor.performed

@@ -24,6 +24,9 @@ class Event:
         Event.now_s += 1.0
         self._at_s, self._is_over = Event.now_s, False
 
+    def query(self) -> bool:
+        return self._is_over
+
     def synchronize(self) -> None:
         self._is_over = True
 
@@ -41,7 +44,7 @@ def waits(ledger: Ledger, axis: str, num: int) -> None:
 def test_events_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: pytest.fail("copies beside need not be over"))
-    ledger = Ledger(torch.device("cuda"))
+    ledger = Ledger(torch.device("cuda"), streams=CudaStreams(torch.device("cuda")))
     for step in range(3):
         ledger.clear()
         waits(ledger, "tp", 4)

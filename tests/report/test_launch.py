@@ -32,12 +32,17 @@ from shardwright.report.launch.slurm_script import slurm_name
 from shardwright.report.toml_files import job_toml
 from support.kubernetes_schema import Manifest, read_manifest
 
-LLAMA = ("llama3-405b-16k", "--set", "checkpoint.every_s=1800")
-TINY = ("quickstart", "--set", "cluster.devices_per_node=4", "--set", "cluster.nodes=2", "--set", "run.device=cpu")
+STATED = ("--set", "data.path=python-stdlib")
+UNSAVED = ("--set", "checkpoint.every_steps=0")
+LLAMA = ("llama3-405b-16k", *STATED, "--set", "checkpoint.every_s=1800")
+TINY = (
+    "quickstart", *STATED, *UNSAVED, "--set", "cluster.devices_per_node=4", "--set", "cluster.nodes=2",
+    "--set", "run.device=cpu",
+)  # fmt: skip
 SAVING = ("--set", "checkpoint.every_steps=50")
 RACK = (
     "quickstart", "--set", "cluster.name=gb200-rack", "--set", "plan.dp=18", "--set", "batch.global_batch_size=72",
-    *SAVING, "--set", "precision.compute=bf16",
+    *STATED, *SAVING, "--set", "precision.compute=bf16",
 )  # fmt: skip
 
 
@@ -108,7 +113,7 @@ def test_servers_of_parts_and_fallbacks() -> None:
 
 def test_nodes_of_several_kinds_have_an_order() -> None:
     parts = 'cluster.parts=[{device="h100-sxm", devices_per_node=4}, {device="a100-sxm-80g", devices_per_node=4}]'
-    (note, *_) = described("quickstart", "--set", parts, "--slurm")["notes"]
+    (note, *_) = described("quickstart", *STATED, *UNSAVED, "--set", parts, "--slurm")["notes"]
     assert "(1 of h100-sxm, then 1 of a100-sxm-80g)" in note
 
 
@@ -258,7 +263,8 @@ def test_a_script_for_slurm() -> None:
         "open-mode": "append", "requeue": "",
     }  # fmt: skip
     assert "MASTER_PORT=29500" in script and "WORLD_SIZE=16384 LOCAL_WORLD_SIZE=8" in script
-    assert "train=(python -m shardwright train llama3-405b-16k --set checkpoint.every_s=1800)" in script
+    stated = "--set data.path=python-stdlib --set checkpoint.every_s=1800"
+    assert f"train=(python -m shardwright train llama3-405b-16k {stated})" in script
     assert "((${#failures[@]} <= 3))" in script and "SECONDS - at < 3600" in script
 
     rack = directives(written(*RACK, "--slurm"))
@@ -401,9 +407,10 @@ def test_one_pod_starts_its_ranks_itself() -> None:
 def test_the_job_in_a_manifest_is_the_job(name: str, tmp_path: Path) -> None:
     job = load(name, ())
     here = () if job.cluster.num_devices else ("--set", f"cluster.devices_per_node={job.plan.world}")
+    here += (*STATED, *UNSAVED, "--set", "optimizer.learning_rate=1e-4")
     found = manifest(name, *here)
     (tmp_path / "job.toml").write_text(found.config.data["job.toml"])
-    assert load(str(tmp_path / "job.toml"), ()) == load(name, here[1:])
+    assert load(str(tmp_path / "job.toml"), ()) == load(name, here[1::2])
 
 
 def test_a_field_with_quotes_reaches_the_job(tmp_path: Path) -> None:
@@ -439,9 +446,10 @@ def test_commands_of_the_docs_work(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     commands = re.findall(r"^shardwright launch (.*)$", text, flags=re.MULTILINE)
     monkeypatch.chdir(tmp_path)
     assert len(commands) == 3
+    Path("cluster.toml").write_text(job_toml(load(LLAMA[0], LLAMA[2::2])))
     for command in commands:
         written(*shlex.split(command))
-    assert {path.name for path in tmp_path.iterdir()} == {"job.sh", "job.yaml"}
+    assert {path.name for path in tmp_path.iterdir()} == {"cluster.toml", "job.sh", "job.yaml"}
 
 
 def test_a_file_that_is_no_launch_is_kept(tmp_path: Path) -> None:
@@ -456,7 +464,7 @@ def test_a_file_that_is_no_launch_is_kept(tmp_path: Path) -> None:
 
 def test_every_job_of_the_catalog_is_launched_or_refused_with_a_way_out() -> None:
     for name in catalog.names("jobs"):
-        done = launched(name, "--torchrun")
+        done = launched(name, *STATED, *UNSAVED, "--set", "optimizer.learning_rate=1e-4", "--torchrun")
         if done.exit_code:
             assert isinstance(done.exception, PlanError)
             assert any(way in done.exception.faults[0] for way in ("set cluster.devices_per_node", "set run.device"))

@@ -1,7 +1,7 @@
 """The result of `plan`: the best plans of a job, the reasons, and the plan to take."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -15,13 +15,15 @@ from shardwright.config.plain_values import GivenOptions
 from shardwright.config.software import software_of
 from shardwright.cost.calibration import shipped
 from shardwright.planner.advice.advice import Advice
-from shardwright.planner.advice.recommendation import explained, plans_of
+from shardwright.planner.advice.recommendation import accepted, explained, plans_of
 from shardwright.planner.search.constraints import Constraints, constraints_of
 from shardwright.planner.search.objectives import NAMES, Objective
 from shardwright.report.plan_details import plan_details
 from shardwright.report.plan_screen import plan_screen
 from shardwright.report.recommendation_text import plan_dicts
 from shardwright.report.rendered import rendered
+
+_LOOKED_AT = 16  # plans that are found, of which those are shown that can be exported
 
 
 @dataclass(frozen=True)
@@ -117,8 +119,10 @@ def found_plans(
     to_plan: JobToPlan,
     question: PlanQuestion,
     restrict: Callable[[Constraints], Constraints] | None = None,
+    objection: Callable[[JobSpec], str] | None = None,
 ) -> FoundPlans:
-    """Search for a job's best plans. `restrict` adds further constraints. Raises PlanError."""
+    """Search for a job's best plans. `restrict` adds further constraints, and a plan to which there is an
+    `objection`, in words, is not shown. Raises PlanError."""
     question = question.read(subject)
     constraints = question.constraints().with_kept(to_plan.kept)
     if restrict is not None:
@@ -127,7 +131,14 @@ def found_plans(
         constraints = constraints.as_software(software_of(to_plan.job.cluster.software))
     objective = Objective(NAMES[NAMES.index(question.objective)], question.tokens, question.days)
     try:
-        advice = plans_of(to_plan.job, constraints, shipped(), objective, num_shown=question.top)
+        num_shown = question.top if objection is None else max(question.top, _LOOKED_AT)
+        advice = plans_of(to_plan.job, constraints, shipped(), objective, num_shown=num_shown)
     except KeyError as error:
         raise PlanError(subject, [str(error.args[0])]) from None
+    if objection is not None and advice.plans:
+        best, num_plans, advice = advice.plans[0].job, len(advice.plans), accepted(advice, objection)
+        if not advice.plans:
+            fault = f"none of the {num_plans} fastest kinds of plans can be written as it is: {objection(best)}"
+            raise PlanError(subject, [fault])
+    advice = replace(advice, plans=advice.plans[: question.top])
     return FoundPlans(subject, to_plan, advice, constraints)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardwright.api.plan_for_world import for_world
+from shardwright.api.run_start import cost_text, refuse_unstated, with_checkpoints
 from shardwright.api.shown import Shown
 from shardwright.config.base import PlanError
 from shardwright.config.dotted_keys import flat_keys
@@ -92,6 +93,10 @@ def train_job(spec: JobSpec, start: StartOptions = StartOptions()) -> TrainingRe
     if environment is not None:
         die_of_signals()
         spec = _for_its_world(spec, environment, start)
+        _refuse_unstated(spec, environment)
+    spec = with_checkpoints(spec)
+    if (environment is None or environment.rank == 0) and (cost := cost_text(spec)):
+        start.tell(cost)
     hearing: AbstractContextManager[preemption.Preemption | None] = nullcontext(None)
     if environment is None:  # without checkpoints a signal ends the run as any command
         hearing = preemption.heard() if spec.checkpoint.is_on else preemption.unkept()
@@ -255,6 +260,17 @@ def _for_its_world(spec: JobSpec, environment: RankEnvironment, start: StartOpti
     if note and environment.rank == 0:
         start.warn(note)
     return fitting
+
+
+def _refuse_unstated(spec: JobSpec, environment: RankEnvironment) -> None:
+    """Refuse a run on several machines that leaves to defaults what such a run must state. Rank 0 reports it."""
+    try:
+        refuse_unstated(spec, -(-environment.world // environment.local_world))
+    except PlanError:
+        if environment.rank == 0:
+            raise
+        time.sleep(SPEAKING_S)
+        sys.exit(2)
 
 
 def _work(spec: JobSpec, weights_from: str) -> "Work":

@@ -162,6 +162,41 @@ def changes(
     return changes_dict(own_plan, faster) if as_json else changes_text(system, own_plan, imported.names, faster)
 
 
+def planned_for(name: str, to_plan: "JobToPlan") -> "tuple[System, JobToPlan]":
+    """A system, and the job as its software unless it names other software than this runtime, with a note on
+    exporting."""
+    from dataclasses import replace
+
+    from shardwright.config.software import software_of
+    from shardwright.interchange.system import SYSTEMS
+
+    system = SYSTEMS[name]
+
+    def of_system(job: "JobSpec") -> "JobSpec":
+        if not software_of(job.cluster.software).is_own:
+            return job
+        return job.model_copy(update={"cluster": job.cluster.model_copy(update={"software": system.software})})
+
+    note = (
+        f"every plan is one that {system.title} has: write it with --toml FILE, and `shardwright export FILE --to "
+        f"{system.name}` writes its files"
+    )
+    own_job = to_plan.own_job and of_system(to_plan.own_job)
+    return system, replace(to_plan, job=of_system(to_plan.job), own_job=own_job, notes=(*to_plan.notes, note))
+
+
+def export_fault(system: "System", job: "JobSpec") -> str:
+    """The first reason why a system does not have a job as it is; empty if it has."""
+    from shardwright.config.base import PlanError
+    from shardwright.interchange.exported import exported
+
+    try:
+        exported(system, job)
+    except PlanError as error:
+        return error.faults[0]
+    return ""
+
+
 def held_to(system: "System", software: str, constraints: "Constraints") -> "Constraints":
     """The constraints, reduced to values that the system supports, and the generation of it that prices the job."""
     from dataclasses import replace

@@ -26,7 +26,8 @@ class BriefCommand(click.Command):
         super().__init__(*args, **fields)
         self.brief, self.examples = frozenset(brief), tuple(examples)
         if brief:
-            every = click.Option(["--help-all"], is_flag=True, is_eager=True, help=_EVERY, callback=_help_all)
+            every = click.Option(["--help-all"], is_flag=True, help="Show all options and exit.", callback=_help_all)
+            every.is_eager, every.expose_value = True, False
             self.params.append(every)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -44,7 +45,6 @@ class BriefCommand(click.Command):
                     formatter.write(f"{'':{formatter.current_indent}}shardwright {words}\n")
 
 
-_EVERY = "Show all options and exit."
 _SHOWS_ALL = "shardwright.help_all"
 _HELPS = ("--help", "--help-all")
 

@@ -69,6 +69,7 @@ def launch(job: str, overrides: tuple[str, ...], as_json: bool, out: Path | None
 
 def _description(job: str, overrides: tuple[str, ...], options: "LaunchOptions") -> "Launch":
     """The description of a launch. PlanError with every fault of the job and of the options."""
+    from shardwright.api.run_start import refuse_unstated
     from shardwright.config.base import PlanError
     from shardwright.report.launch.launch_description import launch_of
     from shardwright.train.launch.run_folder import folder_of
@@ -78,7 +79,9 @@ def _description(job: str, overrides: tuple[str, ...], options: "LaunchOptions")
     except PlanError as error:
         raise PlanError(error.subject, error.faults + options.faults()) from None
     words = (job, *(word for override in overrides for word in ("--set", override)))
-    return launch_of(spec, words, options, folder=Path.cwd(), run_folder=folder_of(spec))
+    description = launch_of(spec, words, options, folder=Path.cwd(), run_folder=folder_of(spec))
+    refuse_unstated(spec, description.layout.servers)
+    return description
 
 
 def _text_and_notes(description: "Launch") -> tuple[str, list[str]]:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from shardwright.cli.checked_job import load, load_predicted, load_to_plan, load_to_run, say
-from shardwright.cli.interchange import NAMES, changes, held_to, load_from
+from shardwright.cli.interchange import NAMES, changes, export_fault, held_to, load_from, planned_for
 from shardwright.cli.job_options import (
     PredictCommand,
     asked_cluster,
@@ -158,7 +158,7 @@ def layout(
 
 @click.command(
     cls=PredictCommand,
-    brief=("--devices", "--device", "--keep", "--details", "--toml"),
+    brief=("--devices", "--device", "--for", "--keep", "--toml"),
     examples=(
         "plan llama3-8b --devices 64 --device h100-sxm",
         "plan llama3-405b-16k --keep plan.tp=8 --toml chosen.toml",
@@ -200,6 +200,12 @@ def layout(
     type=click.Choice(NAMES),
     help="JOB is a launch script or configuration of this training system; says which of its settings to change.",
 )
+@click.option(
+    "--for",
+    "target_name",
+    type=click.Choice(NAMES),
+    help="Plans that this training system has and `export` writes as they are, priced as its software.",
+)
 @click.option("--with", "further_files", multiple=True, metavar="FILE", help="--from: a further file; may be repeated.")
 @file_option("--toml", help="Write the job with the recommended plan, for train and the other commands.")
 def plan(
@@ -221,7 +227,7 @@ def plan(
     from shardwright.report.toml_files import write_toml
 
     expect_many_actions()
-    details = options.pop("details")
+    details, target_name = options.pop("details"), options.pop("target_name")
     question, cluster = question_of(PlanQuestion, options), asked_cluster(options)
     question.constraints()  # faults of these options are found before the job is read
     imported = system = None
@@ -229,9 +235,13 @@ def plan(
         to_plan, imported, system = load_from(system_name, (job, *further_files), overrides, cluster)
     else:
         to_plan = load_to_plan(job, overrides, cluster, as_json)
-    restrict = partial(held_to, system, to_plan.job.cluster.software) if system else None
+    target, objection = system, None
+    if target_name:
+        target, to_plan = planned_for(target_name, to_plan)
+        objection = partial(export_fault, target)
+    restrict = partial(held_to, target, to_plan.job.cluster.software) if target else None
     with progress_shown():
-        plans = found_plans(f"job {job}", to_plan, question, restrict)
+        plans = found_plans(f"job {job}", to_plan, question, restrict, objection)
         advice = plans.advice if as_json else plans.explained
     own_changes: str | dict[str, Any] = ""
     if system and imported and to_plan.own_job and not to_plan.own_faults:

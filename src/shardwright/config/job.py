@@ -51,6 +51,14 @@ class RunSpec(SectionSpec):
     )
 
 
+# Fields that a run on several machines must state: it needs one of each section, even if it has the default.
+STATED: dict[str, tuple[str, ...]] = {
+    "data": ("path", "sources"),
+    "optimizer": ("learning_rate",),
+    "checkpoint": ("every_steps", "every_s", "auto"),
+}
+
+
 class JobSpec(Spec):
     """A job. Every field has a default that works."""
 

@@ -171,6 +171,18 @@ class SoftwareSpec(Spec):
     stage_kept: Number = Field(
         0.0, description="Bytes that a stage keeps of each microbatch in flight beside its layers', by output element."
     )
+    queued: Counts = Field(
+        (0.0, 0.0),
+        description="Kernels and collectives of one layer that wait in a device's queue while the host is ahead, where "
+        "tensors that a collective reads stay out of use until its stream has passed; 0 where they do not.",
+    )
+    gathers_copies: bool = Field(
+        False,
+        description="ZeRO-1 gathers updated parameters into contiguous copies: one of each rank's share, one of all.",
+    )
+    memory_counter: Literal["allocated", "reserved"] = Field(
+        "allocated", description="Counter of torch's allocator that it reports as a run's memory."
+    )
     step_bytes: Number = Field(
         0.0, description="Bytes of copies during the update, by element of the optimizer state of a rank."
     )

@@ -31,6 +31,7 @@ class System:
     write: Callable[[JobSpec], dict[str, str]]
     settings: Callable[[JobSpec], dict[str, Any]]
     has: Mapping[str, tuple[Any, ...]]  # field of the plan -> values that a search may take
+    software: str  # the generation of software as which its plans are priced
     others: Mapping[str, str] = field(default_factory=dict)  # suffix of a file -> the system of another release
     variables: tuple[str, ...] = ()  # that its reader takes, beside those of the files
 
@@ -59,19 +60,26 @@ _DEEPSPEED_HAS: dict[str, tuple[Any, ...]] = {
 SYSTEMS = {
     system.name: system
     for system in (
-        System("megatron", "Megatron-LM", "--", megatron.read, megatron.write, megatron.flags, _MEGATRON_HAS),
-        System("nemo", "NeMo", "", nemo.read, nemo.write, nemo.settings_of, _MEGATRON_HAS),
+        System(
+            "megatron", "Megatron-LM", "--", megatron.read, megatron.write, megatron.flags, _MEGATRON_HAS,
+            "megatron-core",
+        ),
+        System("nemo", "NeMo", "", nemo.read, nemo.write, nemo.settings_of, _MEGATRON_HAS, "nemo"),
         System(
             "torchtitan", "torchtitan", "", torchtitan.read, torchtitan.write, torchtitan.settings_of,
-            _TORCHTITAN_HAS, {".toml": "torchtitan-0.2"}, (torchtitan.CONFIG,),
+            _TORCHTITAN_HAS, "torchtitan-2025", {".toml": "torchtitan-0.2"}, (torchtitan.CONFIG,),
         ),
         System(
             "torchtitan-0.2", "torchtitan 0.2", "", torchtitan_toml.read, torchtitan_toml.write,
-            torchtitan_toml.settings_of, _TORCHTITAN_HAS,
+            torchtitan_toml.settings_of, _TORCHTITAN_HAS, "torchtitan-2025",
         ),
-        System("deepspeed", "DeepSpeed", "", deepspeed.read, deepspeed.write, deepspeed.settings_of, _DEEPSPEED_HAS),
         System(
-            "accelerate", "Accelerate", "", accelerate.read, accelerate.write, accelerate.settings_of, _DEEPSPEED_HAS
+            "deepspeed", "DeepSpeed", "", deepspeed.read, deepspeed.write, deepspeed.settings_of, _DEEPSPEED_HAS,
+            "fsdp-2024",
+        ),
+        System(
+            "accelerate", "Accelerate", "", accelerate.read, accelerate.write, accelerate.settings_of, _DEEPSPEED_HAS,
+            "fsdp-2024",
         ),
     )
 }  # fmt: skip

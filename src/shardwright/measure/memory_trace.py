@@ -9,7 +9,7 @@ kept it for years, but has no public name for it. Of this package, only measurem
 
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -106,14 +106,14 @@ class MemoryTrace(TorchDispatchMode):
         return Origin(str(self._running), line_of_ours())
 
 
-def line_of_ours(passed_over: str = "") -> str:
-    """The line of this package, outside of `measure` and of the file `passed_over`, that called the running code:
+def line_of_ours(passed_over: Collection[str] = ()) -> str:
+    """The line of this package, outside of `measure` and of the files `passed_over`, that called the running code:
     "train/build.py:12"."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
         path = name[len(_SOURCE) + 1 :]
-        if name.startswith(_SOURCE) and not name.startswith(_HERE) and path != passed_over:
+        if name.startswith(_SOURCE) and not name.startswith(_HERE) and path not in passed_over:
             return f"{path}:{frame.f_lineno}"
         frame = frame.f_back
     return ""

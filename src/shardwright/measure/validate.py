@@ -14,13 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from shardwright.cost.calibration import Constants, device_of, left_out, shipped
+from shardwright.cost.calibration import Constants, device_constant, device_of, left_out, shipped, software_under
 from shardwright.layers.query import Run
 from shardwright.measure.measured_runs.row_facts import FACT_COLUMNS
 from shardwright.measure.measured_runs.runs import Measured, read_runs
 from shardwright.measure.measured_runs.score import kendall_tau, percentile, share_within, weighted_mean, weights_of
 from shardwright.measure.number_counts import number_counts
-from shardwright.memory.rank_estimate import rank_memory
+from shardwright.memory.fit_chance import fit_chance
+from shardwright.memory.rank_estimate import Memory, rank_memory
 from shardwright.simulate.batch_pricing import Price, prices
 from shardwright.simulate.closed_form import StepTime
 
@@ -38,6 +39,7 @@ class Predicted:
     memory_gb: float
     fits: bool | None
     reason: str
+    fit_chance: float | None = None  # that it fits
 
     @property
     def ratio(self) -> float:
@@ -101,9 +103,19 @@ def _predict(rows: Sequence[Measured], constants: Constants) -> list[Predicted]:
             predictions.append(Predicted(row, None, 0.0, None, reason=str(price)))
             continue
         memory = price.memory if row.memory_rank is None else rank_memory(run, constants)[row.memory_rank]
-        memory_bytes = memory.process if row.sees_device else memory.total
-        predictions.append(Predicted(row, price.time, float(memory_bytes) / GB, is_fitting[n], reason=""))
+        chance = fit_chance(float(price.memory.process), device_of(run.device).offered_bytes)
+        num_gb = _reported(row, run, memory, constants) / GB
+        predictions.append(Predicted(row, price.time, num_gb, is_fitting[n], reason="", fit_chance=chance))
     return predictions
+
+
+def _reported(row: Measured, run: Run, memory: Memory, constants: Constants) -> float:
+    """The bytes that a row's counter shows: the driver's, or that of the allocator which it or its software names."""
+    if row.sees_device:
+        return float(memory.process)
+    counter, device = row.memory_counter or software_under(run).memory_counter, device_of(run.device)
+    room_bytes = device.offered_bytes - device_constant(constants, device, "context_bytes")
+    return float(memory.reserved(room_bytes) if counter == "reserved" else memory.total)
 
 
 def _priced(runs: Mapping[int, Run], constants: Constants) -> dict[int, Price | str]:
@@ -215,12 +227,19 @@ def _memory(rows: Iterable[Predicted]) -> tuple[float, dict[str, dict[str, float
         weights = weights_of([p.row for p in group])
         by_family[family] = {
             "rows": len(group),
-            "mape": weighted_mean([abs(p.memory_gb / p.row.memory_gb - 1) for p in group], weights),
+            "median_ape": percentile([abs(_memory_ratio(p) - 1) for p in group], weights, 0.5),
+            "mape": weighted_mean([abs(_memory_ratio(p) - 1) for p in group], weights),
+            "bias": weighted_mean([_memory_ratio(p) - 1 for p in group], weights),
             "mean_error_gb": weighted_mean([p.memory_gb - p.row.memory_gb for p in group], weights),
         }
     allocator = [p for p in with_memory if not p.row.sees_device]
     weights = weights_of([p.row for p in allocator])
-    return weighted_mean([abs(p.memory_gb / p.row.memory_gb - 1) for p in allocator], weights), by_family
+    return weighted_mean([abs(_memory_ratio(p) - 1) for p in allocator], weights), by_family
+
+
+def _memory_ratio(p: Predicted) -> float:
+    """Predicted over measured bytes."""
+    return p.memory_gb / p.row.memory_gb
 
 
 def _fit(fitting_rows: Iterable[Predicted], oom_rows: Iterable[Predicted]) -> dict[str, Any]:
@@ -237,7 +256,32 @@ def _fit(fitting_rows: Iterable[Predicted], oom_rows: Iterable[Predicted]) -> di
         "false_misfits": len(false_misfits),
         "ran": len(fitting),
         "ran_out": len(failing),
+        "by_chance": _by_chance(fitting, failing),
+        "by_family": {
+            family: {
+                "false_fits": sum(bool(p.fits) for p in failing if p.row.family == family),
+                "ran_out": sum(p.row.family == family for p in failing),
+                "false_misfits": sum(not p.fits for p in fitting if p.row.family == family),
+                "ran": sum(p.row.family == family for p in fitting),
+            }
+            for family in sorted({p.row.family for p in failing})
+        },
         "which": {"false_fits": false_fits, "false_misfits": false_misfits},
+    }
+
+
+_CHANCES = {"low": (0.0, 0.1), "open": (0.1, 0.9), "high": (0.9, 1.01)}  # that a plan fits: at least, and less than
+
+
+def _by_chance(fitting: Sequence[Predicted], failing: Sequence[Predicted]) -> dict[str, dict[str, int]]:
+    """Numbers of plans and of those that ran, by the chance that they fit."""
+
+    def count(rows: Sequence[Predicted], low: float, high: float) -> int:
+        return sum(p.fit_chance is not None and low <= p.fit_chance < high for p in rows)
+
+    return {
+        name: {"plans": count([*fitting, *failing], *ends), "ran": count(fitting, *ends)}
+        for name, ends in _CHANCES.items()
     }
 
 
@@ -295,6 +339,7 @@ def _output_row(p: Predicted) -> dict[str, Any]:
         "measured_gb": p.row.memory_gb,
         "predicted_gb": p.memory_gb,
         "fits": p.fits,
+        "fit_chance": p.fit_chance,
         "reason": p.reason,
         "faults": "; ".join(p.row.faults),
     }

@@ -137,6 +137,7 @@ def _of_account(rank: RankMemory, overhead_bytes: float) -> Memory:
         working=float(rank.working_bytes),
         overhead=overhead_bytes,
         host=float(rank.host_bytes),
+        slack=0.0,
     )
 
 

@@ -4,7 +4,8 @@ State is ZeRO's table (Rajbhandari et al. 2020, arXiv 1910.02054, figure 1) with
 Activations are the bytes that one microbatch keeps (layers/chains.py) times the microbatches in flight. `working` has
 the further bytes that the loss or the backward of a layer needs at the peak, and those that libraries hold through the
 step. `total` has the bytes that the allocator has given out at the peak; a process needs `overhead` more: the CUDA
-context, communication buffers, and bytes lost between blocks.
+context, communication buffers, bytes lost between blocks, and what the allocator holds beside
+(memory/allocator_slack.py).
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,12 +24,13 @@ from shardwright.cost.pipeline_bubble import in_flight
 from shardwright.cost.update_time import held_by_matrix, scratch_bytes
 from shardwright.layers.arrays import Array, Numbers, only, picked, stacked_rows
 from shardwright.layers.chains import Chain, chains, kept_bytes, placeholder_elements, turn_bytes
-from shardwright.layers.embedding_head import loss_bytes
+from shardwright.layers.embedding_head import logits, loss_bytes
 from shardwright.layers.layer_tensors import BLOCK
 from shardwright.layers.memo import Memo, layer_columns, layer_words
 from shardwright.layers.operators import FLOAT32, Context
 from shardwright.layers.query import PlanGrid, Run
 from shardwright.layers.stage_contents import LayerKind, PipelineRanks, all_ranks
+from shardwright.memory.allocator_slack import StreamBlocks, copy_bytes, largest_block, pending_blocks, stream_blocks
 from shardwright.memory.own_memory import held_activations, held_buffers, held_state
 from shardwright.sharding.groups import SHARDS, layout
 from shardwright.sharding.optimizer_state import moments_of
@@ -49,6 +51,7 @@ class Memory:
     working: Numbers
     overhead: Numbers
     host: Numbers
+    slack: Numbers  # what the allocator holds beside `total` where there is room, and gives back; not in `process`
 
     @property
     def total(self) -> Numbers:
@@ -60,9 +63,13 @@ class Memory:
         """The bytes that the device must have."""
         return self.total + self.overhead
 
+    def reserved(self, room_bytes: float) -> Numbers:
+        """The bytes that the allocator has of the `room_bytes` of a device that it can have."""
+        return np.maximum(self.total, np.minimum(self.total + self.slack, room_bytes))
+
     def as_dict(self) -> dict[str, Numbers]:
-        """Bytes by kind, with the total."""
-        return asdict(self) | {"total": self.total}
+        """Bytes by kind that a process needs, with the total."""
+        return {name: value for name, value in asdict(self).items() if name != "slack"} | {"total": self.total}
 
 
 def peak_memory(run: Run, constants: Constants, memo: Memo | None = None) -> Memory:
@@ -100,15 +107,20 @@ def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, 
     if is_counted(run):
         return _of_this_runtime(run, constants, ranks, memo, sizes)
     words = ranks.kinds, *layer_words(grid)
-    residual, loss, head, *rows = memo.rows("kept", run, words, layer_columns, partial(_kept_rows, kinds=ranks.kinds))
+    residual, loss, head, logit_block, *rows = memo.rows(
+        "kept", run, words, layer_columns, partial(_kept_rows, kinds=ranks.kinds)
+    )
     kind_rows, placeholders = rows[:-3], rows[-3:]
+    blocks, largest = [], ranks.head * logit_block
     kept = software.stage_kept * residual
     if any(policy == "stage" for _, policy in ranks.kinds):  # the input of each stage
         kept = kept + grid.element_bytes * residual * grid.virtual
     zero = np.zeros(len(residual))
     offloaded, working, stage_recomputed, num_layers = zero, zero, zero, zero
     for index, ((_, policy), count) in enumerate(zip(ranks.kinds, ranks.layers, strict=True)):
-        kept_of_kind, all_of_kind, in_turn = kind_rows[3 * index : 3 * index + 3]
+        kept_of_kind, all_of_kind, in_turn, in_forward, in_backward, block = kind_rows[6 * index : 6 * index + 6]
+        blocks.append((count, StreamBlocks(in_forward, in_backward)))
+        largest = np.maximum(largest, block * (count > 0))
         in_turn = in_turn * (count > 0)
         if policy not in _ONE_BY_ONE:  # a layer or a stage keeps all while it is recomputed
             recomputed = np.where(count > 0, all_of_kind - kept_of_kind, 0.0)
@@ -125,10 +137,15 @@ def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, 
     activations = (kept - offloaded) * alive + ranks.head * head
     working = np.maximum(working + stage_recomputed, ranks.head * loss) + _libraries(software, ranks, placeholders)
     buffers = _gathered(run, software, sum(sizes), np.maximum(1, num_layers))
-    lost_bytes = memory_lost(run, constants) * (activations + working + buffers)
-    overhead = device_constant(constants, device_of(run.device), "context_bytes") + lost_bytes
     by_matrix = held_by_matrix(run, ranks, sizes)
-    parameters, gradients, optimizer, host = _state(grid, software, sizes if shape.experts else sizes[:1], by_matrix)
+    elements = sizes if shape.experts else sizes[:1]
+    parameters, gradients, optimizer, host = _state(grid, software, elements, by_matrix)
+    lost_bytes = memory_lost(run, constants) * (activations + working + buffers)
+    pending = pending_blocks(software, grid, alive, blocks)
+    slack = lost_bytes + pending.expected
+    if software.gathers_copies:  # moments are made at the first update, in blocks of activations that are free then
+        copies = copy_bytes(grid, elements, largest) - _moments_share(grid, software) * optimizer
+        slack = slack + np.maximum(0.0, copies)
     return Memory(
         parameters,
         gradients,
@@ -136,8 +153,10 @@ def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, 
         activations,
         buffers=buffers,
         working=working,
-        overhead=overhead,
+        overhead=device_constant(constants, device_of(run.device), "context_bytes")
+        + (lost_bytes + np.minimum(kept, pending.most)),
         host=host + offloaded * alive,
+        slack=slack,
     )
 
 
@@ -170,6 +189,7 @@ def _of_this_runtime(
         working=working,
         overhead=device.offered_bytes - rooms_bytes(run, memo) + 0.0 * working,
         host=host + offloaded,
+        slack=0.0 * working,
     )
 
 
@@ -179,9 +199,11 @@ def _kept_rows(run: Run, kinds: tuple[LayerKind, ...]) -> Array:
     recompute, and further bytes of its backward; placeholders of dense layers, of layers with experts, and of both."""
     software = software_under(run)
     pieces, context = chains(run.shape, run.grid, software), Context(run.shape, run.grid, software)
-    values = [context.sizes[BLOCK.input], loss_bytes(context), _kept_at_end(run, pieces)]
+    values = [context.sizes[BLOCK.input], loss_bytes(context), _kept_at_end(run, pieces), FLOAT32 * logits(context)]
     for kind, policy in kinds:
-        values += [kept_bytes(pieces[kind], policy), kept_bytes(pieces[kind], "none"), turn_bytes(pieces[kind], policy)]
+        chain, blocks = pieces[kind], stream_blocks(pieces[kind])
+        values += [kept_bytes(chain, policy), kept_bytes(chain, "none"), turn_bytes(chain, policy)]
+        values += [blocks.forward, blocks.backward, largest_block(chain)]
     # Layers of one kind of MLP have products of the same shapes.
     chain_of_mlp = {has_experts(kind): chain for kind, chain in pieces.items() if is_layer(kind)}
     dense, experts = ([chain_of_mlp[has]] if has in chain_of_mlp else [] for has in (False, True))
@@ -250,6 +272,12 @@ def _state(
         offloaded = (FLOAT32 * updated_share + updated) * grid.offload_optimizer + values * grid.offload_parameters
         host = host + elements * offloaded
     return parameters, gradients, optimizer, host
+
+
+def _moments_share(grid: PlanGrid, software: SoftwareSpec) -> Numbers:
+    """The share of moments in the optimizer state of elements that are not updated by matrix."""
+    moments = len(moments_of(grid.optimizer, False)) * software.moment_bytes
+    return moments / (moments + FLOAT32)
 
 
 def _gathered(run: Run, software: SoftwareSpec, num_elements: Numbers, num_layers: Numbers) -> Numbers:

@@ -23,6 +23,22 @@ class Event(Protocol):
         """Let the host wait until the stream has reached this point."""
 
 
+class TimedEvent(Protocol):
+    """A point in a stream's work whose time is known once it is reached. It may be recorded again and again."""
+
+    def record(self) -> None:
+        """Put the event behind all work that this thread has issued so far to its current stream."""
+
+    def query(self) -> bool:
+        """True if the stream has reached this point."""
+
+    def synchronize(self) -> None:
+        """Let the host wait until the stream has reached this point."""
+
+    def elapsed_time(self, end: Any) -> float:
+        """Milliseconds from this event to a later one, both of which were reached."""
+
+
 class Stream(Protocol):
     """Work that a device executes in order."""
 
@@ -47,6 +63,9 @@ class DeviceStreams(Protocol):
 
     def using(self, stream: Any) -> AbstractContextManager[Any]:
         """A block in which this thread issues work to a stream."""
+
+    def timed_event(self) -> TimedEvent:
+        """A new event that measures time."""
 
     def lend(self, x: Tensor, stream: Any) -> None:
         """Allow `x` to be freed early: its memory is not reused before all work issued to a stream so far is over."""
@@ -92,6 +111,9 @@ class CudaStreams:
     def using(self, stream: Any) -> AbstractContextManager[Any]:
         return torch.cuda.stream(stream)
 
+    def timed_event(self) -> TimedEvent:
+        return torch.cuda.Event(enable_timing=True)
+
     def lend(self, x: Tensor, stream: Any) -> None:
         x.record_stream(stream)
 
@@ -132,6 +154,12 @@ def host_reading(streams: DeviceStreams | None, x: Tensor) -> AbstractContextMan
     return nullcontext() if streams is None else streams.host_reads(x)
 
 
+def wait_on_host(streams: DeviceStreams, event: Event | TimedEvent) -> None:
+    """Let the host wait for an event, and be watched meanwhile."""
+    with streams.host_waits():
+        event.synchronize()
+
+
 class HostNumbers:
     """Integers that a device copies to the host, which may launch other work until it reads them."""
 
@@ -149,8 +177,7 @@ class HostNumbers:
         and not until work that was launched after it is."""
         if self._numbers is None:
             if self._copy_end is not None and self._streams is not None:
-                with self._streams.host_waits():
-                    self._copy_end.synchronize()
+                wait_on_host(self._streams, self._copy_end)
             with host_reading(self._streams, self._values_N):
                 self._numbers = [int(value) for value in self._values_N.tolist()] if dry is None else dry
         return self._numbers

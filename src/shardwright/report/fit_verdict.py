@@ -15,6 +15,7 @@ from shardwright.config.link_words import link_words
 from shardwright.config.software import software_of
 from shardwright.config.units import GIB, counted, memory_text
 from shardwright.memory.checkpoint_copies import most_copied_bytes
+from shardwright.memory.fit_chance import fit_chance
 from shardwright.report.text_columns import filled
 from shardwright.sharding.memory_account import RankMemory
 
@@ -91,7 +92,9 @@ def verdict_text(job: JobSpec, fit: Fit | None) -> str:
         room_text = f"which shows {memory_text(fit.room_bytes)} of its {memory}"
         device_text = f"one {device.name}, {room_text}, under the cluster's software ({fit.software})"
         need_text = f"the process of pp rank {rank} needs {memory_text(needed)}"
-        table_note = " The table is what this runtime would hold."
+        chance = fit_chance(needed, fit.room_bytes)
+        table_note = f" As far as predictions of memory were off, the chance that it fits is {chance:.0%}."
+        table_note += " The table is what this runtime would hold."
     else:
         reserved = memory_text(int(device.memory_bytes) - fit.room_bytes)
         reserved_text = f"the process and its libraries take {reserved} of its {memory}"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.config import catalog
-from shardwright.config.job import JobSpec
+from shardwright.config.job import STATED, JobSpec
 from shardwright.config.job_file import NAME_FIELDS, PATH_FIELDS
 from shardwright.config.toml_text import toml_text, value_text
 from shardwright.config.units import seconds_text
@@ -20,11 +20,11 @@ def write_toml(path: Path, job: JobSpec) -> None:
 
     Relative paths that lead from the working directory to something, and not from the file's folder, become absolute.
     """
-    fields = job.model_dump()
+    fields, stated = job.model_dump(), _stated(job)
     changed = {section: _with_absolute_paths(fields[section], path.parent) for section in ("model", "cluster", "data")}
     if any(changed[section] != fields[section] for section in changed):
         job = JobSpec.model_validate_json(json.dumps(fields | changed), strict=True)
-    write_output(path, job_toml(job), "--toml")
+    write_output(path, _toml_of(job, stated), "--toml")
 
 
 def _with_absolute_paths(values: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -42,9 +42,23 @@ def _with_absolute_paths(values: dict[str, Any], folder: Path) -> dict[str, Any]
 
 
 def job_toml(job: JobSpec) -> str:
-    """The job as TOML text: fields that differ from their defaults, and all fields of entries of the catalog."""
-    fields = job.model_dump(exclude_defaults=True)
+    """The job as TOML text: fields that differ from their defaults, all fields of entries of the catalog, and those
+    that the job states and a run on several machines must state."""
+    return _toml_of(job, _stated(job))
+
+
+def _stated(job: JobSpec) -> dict[str, set[str]]:
+    """The fields of STATED that a job states, by section."""
+    return {section: getattr(job, section).model_fields_set.intersection(names) for section, names in STATED.items()}
+
+
+def _toml_of(job: JobSpec, stated: Mapping[str, set[str]]) -> str:
+    """The job as TOML text, with stated fields even if they have their defaults."""
+    fields, all_fields = job.model_dump(exclude_defaults=True), job.model_dump()
     _keep_named(fields, job)
+    for section, names in stated.items():
+        if kept := {name: all_fields[section][name] for name in STATED[section] if name in names}:
+            fields[section] = fields.get(section, {}) | kept
     lines: list[str] = ["# A job that shardwright wrote", f"name = {value_text(fields.pop('name', job.name))}"]
     for section, values in fields.items():
         lines += ["", *_section(section, values)]

@@ -75,21 +75,41 @@ def _scores(name: str, scores: Mapping[str, Any]) -> list[str]:
 def _memory(result: Mapping[str, Any]) -> str:
     fit, lines = result["fit"], []
     parts = [
-        f"{name} {100 * group['mape']:.1f} % ({group['mean_error_gb']:+.1f} GB)"
+        f"{name} {100 * group['median_ape']:.1f} % and {100 * group['mape']:.1f} % (bias {100 * group['bias']:+.1f} %, "
+        f"{group['mean_error_gb']:+.1f} GB)"
         for name, group in result["memory_by_family"].items()
     ]
     if parts:
         lines.append(
             f"Memory, where the allocator's peak was measured: {100 * result['memory_mape']:.1f} %. "
-            f"By family, mean error: {'; '.join(parts)}."
+            f"By family, median and mean error: {'; '.join(parts)}."
         )
     if fit["ran"] or fit["ran_out"]:
         lines.append(
             f"Fits or not: {100 * fit['accuracy']:.1f} % right of {fit['ran']} that ran and {fit['ran_out']} that ran "
-            f"out of memory; {fit['false_fits']} said to fit that did not, "
-            f"{fit['false_misfits']} said not to fit that did."
+            f"out of memory; {fit['false_fits']} said to fit that did not{_share(fit['false_fits'], fit['ran_out'])}, "
+            f"{fit['false_misfits']} said not to fit that did{_share(fit['false_misfits'], fit['ran'])}."
         )
+        families = [
+            f"{name} {group['false_fits']} of {group['ran_out']} and {group['false_misfits']} of {group['ran']}"
+            for name, group in fit["by_family"].items()
+        ]
+        if families:
+            lines.append(
+                f"By family, said to fit of those that ran out, and not to fit of those that ran: "
+                f"{'; '.join(families)}."
+            )
+        chances = [
+            f"{name} {group['plans']}, of which {group['ran']} ran"
+            for name, group in fit["by_chance"].items()
+            if group["plans"]
+        ]
+        lines.append(f"Plans by the chance that they fit, low under 10 % and high from 90 %: {'; '.join(chances)}.")
     return "\n".join(lines)
+
+
+def _share(count: int, total: int) -> str:
+    return f" ({100 * count / total:.1f} %)" if total else ""
 
 
 def _order(order: Mapping[str, Mapping[str, float]]) -> str:

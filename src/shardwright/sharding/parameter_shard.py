@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 Box = tuple[tuple[int, int], ...]
 
@@ -38,7 +39,7 @@ class ParameterShard:
         """The box as an index into the full tensor."""
         return tuple(slice(start, stop) for start, stop in self.box)
 
-    @property
+    @cached_property
     def num_elements(self) -> int:
         """Elements of the box."""
         return math.prod(self.shape)

@@ -45,7 +45,7 @@ _SIGNS = (
 )
 
 
-def dropped(texts: Mapping[str, str], system: str, cluster: AskedCluster) -> dict[str, Any]:
+def state_of_files(texts: Mapping[str, str], system: str, cluster: AskedCluster) -> dict[str, Any]:
     """The state that files describe, as {"state", "notes", "system"}; `texts` are theirs by name.
 
     `system` is empty if it is to be found from the files. Raises PlanError.

@@ -30,7 +30,7 @@ _MOST_LINE = 2**26  # bytes of one answer
 _CHOSEN: dict[str, Any] = {"plan": True, "precision": {"float8"}, "batch": {"global_batch_size"}}
 
 
-def searched(state: PageState, keep: bool) -> Iterator[dict[str, Any]]:
+def best_plans(state: PageState, keep: bool) -> Iterator[dict[str, Any]]:
     """The best plans, as fields to set where the page has none of a plan; then their reasons. With `keep` those fields
     of the plan stay that the page sets. Raises PlanError."""
     subject = state.asked.subject
@@ -69,7 +69,7 @@ def changed_texts(base: JobSpec, job: JobSpec) -> dict[str, str]:
     return state_texts(changed) | {"plan.dp": str(job.plan.dp)}
 
 
-def fitting(state: PageState) -> Iterator[dict[str, Any]]:
+def nearest_plans_that_fit(state: PageState) -> Iterator[dict[str, Any]]:
     """The nearest plans that fit, as fields to set. Raises PlanError."""
     job = state.job()
     rows = nearest_plans(job, fits=False, priced=estimate(job))
@@ -113,8 +113,12 @@ def main() -> None:
     question = json.load(sys.stdin)
     state = PageState.read(question["state"])
     try:
-        found_answers = fitting(state) if question["asks"] == "fitting" else searched(state, bool(question["keep"]))
-        for part in found_answers:
+        parts = (
+            nearest_plans_that_fit(state)
+            if question["asks"] == "fitting"
+            else best_plans(state, bool(question["keep"]))
+        )
+        for part in parts:
             print(json.dumps(part), flush=True)
     except PlanError as error:
         print(json.dumps({"faults": error.faults}), flush=True)

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shardwright.config.base import PlanError
 from shardwright.studio.controls import controls_dict
-from shardwright.studio.dropped_file import dropped
+from shardwright.studio.dropped_file import state_of_files
 from shardwright.studio.exports import FORMATS, files
 from shardwright.studio.page_state import SUBJECT, PageState
 from shardwright.studio.plan_answer import PARTS, Part, PlanAnswers
@@ -123,9 +123,9 @@ class Studio:
         }
         if self._searches.available_tokens < 1:
             raise PlanError(SUBJECT, [f"{_MOST_SEARCHES} searches run already; stop one of them"])
-        return StreamingResponse(self._found_lines(request, question), media_type="application/x-ndjson")
+        return StreamingResponse(self._search_lines(request, question), media_type="application/x-ndjson")
 
-    async def _found_lines(self, request: Request, question: dict[str, Any]) -> AsyncIterator[bytes]:
+    async def _search_lines(self, request: Request, question: dict[str, Any]) -> AsyncIterator[bytes]:
         async with self._searches:
             searching = answers(question)
             try:
@@ -142,7 +142,7 @@ class Studio:
         sent, system = body.get("files"), str(body.get("system") or "")
         texts = {str(name): str(text) for name, text in sent.items()} if isinstance(sent, dict) else {}
         cluster = PageState.read(body.get("state")).asked.cluster
-        return JSONResponse(await run_in_threadpool(dropped, texts, system, cluster))
+        return JSONResponse(await run_in_threadpool(state_of_files, texts, system, cluster))
 
     async def export(self, request: Request) -> Response:
         """The files of a plan in a format."""

@@ -5,7 +5,9 @@ moment have all stages done the same number of updates, so there is no global gr
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from shardwright.config.job import JobSpec
@@ -16,10 +18,12 @@ from shardwright.schedule.schedule import Program
 from shardwright.train.build import Replica
 from shardwright.train.train_step import (
     StepResult,
+    Votes,
     counted_shares,
     learning_rate,
     loss_factors,
-    mean_losses,
+    loss_totals,
+    means_of,
     microbatches,
     numbered,
     without_target,
@@ -57,10 +61,16 @@ class _Batches:
 
 
 def train_stream(
-    replica: Replica, program: Program, first_step: int, batch_of: Callable[[int], Tensor], left_out: int = 0
+    replica: Replica,
+    program: Program,
+    first_step: int,
+    batch_of: Callable[[int], Tensor],
+    left_out: int = 0,
+    votes: Votes | None = None,
 ) -> list[StepResult]:
     """Run a stream of global batches of one size, drained only at its end. `batch_of(n)` is this replica's part of
-    batch n, [B, S + 1], and `left_out` the number of earlier steps that changed no weight.
+    batch n, [B, S + 1], and `left_out` the number of earlier steps that changed no weight. `votes` are cast at the end,
+    and the last result has them.
 
     Returns a result for each batch, without a gradient norm. All updates of a batch have the same learning rate. A
     batch without targets changes no weight.
@@ -87,14 +97,27 @@ def train_stream(
     num_batches = program.num_microbatches // per_batch
     samples = numbered(job, replica.mesh, first_step, num_batches, loss_factor=mean)
     losses = replica.executor.run(program, batches, update, samples, factors)
+    all_shares = [batches.shares(batch) for batch in range(num_batches)]
+    all_losses, cast = _read_losses(job, replica.mesh, losses, all_shares, votes)
     results = []
-    for batch in range(num_batches):
-        batch_losses = {i: loss for i, loss in losses.items() if i // per_batch == batch}
-        loss, *mtp_losses = mean_losses(batch_losses, job, replica.mesh, batches.shares(batch))
-        rate = rate_of(batch)
-        result = StepResult(loss, None, rate, mtp_losses=tuple(mtp_losses))
-        results.append(without_target(job, rate) if loss is None else result)
-    return results
+    for batch, (loss, *mtp_losses) in enumerate(all_losses):
+        result = StepResult(loss, None, rate_of(batch), mtp_losses=tuple(mtp_losses))
+        results.append(without_target(job, rate_of(batch)) if loss is None else result)
+    return [*results[:-1], replace(results[-1], votes=cast)]
+
+
+def _read_losses(
+    job: JobSpec, mesh: Mesh, losses: dict[int, Tensor], shares: Sequence[Sequence[float]], votes: Votes | None
+) -> tuple[list[list[float | None]], tuple[float, ...]]:
+    """The mean losses of each batch, of whose positions such `shares` count, and the votes. The host waits once."""
+    totals = [
+        loss_totals({i: loss for i, loss in losses.items() if i // job.num_microbatches == batch}, mesh, len(counted))
+        for batch, counted in enumerate(shares)
+    ]
+    cast = votes() if votes is not None else torch.zeros(0, dtype=torch.float64, device=mesh.device)
+    numbers = iter(mesh.numbers_or_ones(torch.cat([*totals, cast])))
+    means = [means_of([next(numbers) for _ in counted], job, counted) for counted in shares]
+    return means, tuple(numbers)
 
 
 def _update(replica: Replica, stage: int, rate: float | None) -> None:

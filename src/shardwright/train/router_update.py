@@ -4,10 +4,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from shardwright.model.router_state import Totals
+from shardwright.config.job import JobSpec
+from shardwright.model.router_state import RouterState, Totals
 from shardwright.parallel.comm.collectives import all_reduce
-from shardwright.parallel.device_streams import host_reading
 from shardwright.sharding.routing_counts import size_of_totals
 from shardwright.train.build import Replica
 
@@ -66,34 +67,44 @@ class LayerRouting:
         return {f"experts/layer {self.layer}/{name}": getattr(self, name) for name in names}
 
 
-def end_routing_step(replica: Replica, skipped: bool) -> tuple[LayerRouting, ...]:
-    """Sum the counts of routers over all ranks, and let every router learn from them, unless the step was skipped.
-    Returns the routing of each layer with experts, the same on every rank.
-
-    Moves one all-reduce over the world, of a few numbers for each layer and expert.
-    """
+def routing_totals(replica: Replica) -> Tensor | None:
+    """The totals of all routers in a step over all ranks, [layers with experts, totals] in float64 on the device; None
+    without experts. Routers count anew after it. Moves one all-reduce over the world, of a few numbers for each layer
+    and expert."""
     job, mesh = replica.job, replica.mesh
-    spec = job.model.moe
     layers = job.model.blocks_with_experts
     if not layers:
-        return ()
-    states = [(layers.index(n), state) for stage in replica.stages.values() for n, state in stage.routers().items()]
-    table = torch.zeros(len(layers), size_of_totals(spec), dtype=torch.float64, device=mesh.device)
+        return None
+    table = torch.zeros(len(layers), size_of_totals(job.model.moe), dtype=torch.float64, device=mesh.device)
     # All tp ranks have the same tokens, unless they share the sequence.
     is_counted = mesh.tp.index == 0 or job.plan.sequence_parallel
-    for row, state in states:
+    for row, state in _states(replica):
         counts = state.take_seen()
         if is_counted:
             table[row] = counts
     all_reduce(table, mesh.world)
-    for row, state in states if not skipped else ():
-        state.learn(Totals.of(table[row], spec))
-    with host_reading(mesh.streams, table):
-        if table.is_meta:  # a dry run counts nothing
-            return ()
-        host = table.cpu()
+    return table
+
+
+def learn_routing(replica: Replica, table: Tensor) -> None:
+    """Let every router of this rank learn from the totals of all ranks."""
+    for row, state in _states(replica):
+        state.learn(Totals.of(table[row], replica.job.model.moe))
+
+
+def layer_routings(job: JobSpec, host_table: Tensor) -> tuple[LayerRouting, ...]:
+    """The routing of each layer with experts, from the totals of all routers in host memory."""
     num_positions = job.plan.microbatch_size * job.model.sequence
-    return tuple(LayerRouting.of(layer, Totals.of(host[row], spec), num_positions) for row, layer in enumerate(layers))
+    return tuple(
+        LayerRouting.of(layer, Totals.of(host_table[row], job.model.moe), num_positions)
+        for row, layer in enumerate(job.model.blocks_with_experts)
+    )
+
+
+def _states(replica: Replica) -> list[tuple[int, RouterState]]:
+    """The states of this rank's routers, with their rows in a table of all layers with experts."""
+    layers = replica.job.model.blocks_with_experts
+    return [(layers.index(n), state) for stage in replica.stages.values() for n, state in stage.routers().items()]
 
 
 def in_words(routing: tuple[LayerRouting, ...]) -> str:

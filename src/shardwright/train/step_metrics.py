@@ -6,7 +6,7 @@ pipeline (waiting for another stage).
 
 import math
 import resource
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from shardwright.config.cluster_facts import network_gb_per_s, node_gb_per_s
 from shardwright.config.job import JobSpec
 from shardwright.config.model_shape import shape_of
 from shardwright.parallel.comm.collectives import all_reduce, all_reduce_max
-from shardwright.parallel.comm.ledger import BETWEEN, INSIDE
+from shardwright.parallel.comm.ledger import BETWEEN, INSIDE, Ledger
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.train.health.gpu_readings import GpuReading
 from shardwright.train.health.step_judge import StepCounts
@@ -139,19 +139,49 @@ def _is_number(value: float | None) -> bool:
     return value is not None and math.isfinite(value)
 
 
+@dataclass(frozen=True)
+class OwnShares:
+    """This rank's part of the shares of a span: its seconds, its seconds blocked by axis, its peak memory so far, and
+    in one step the bytes that compression saved and those that it sent, as in Shares."""
+
+    span_s: float
+    blocked_s: Mapping[str, float]
+    peak_memory_bytes: int
+    compression_bytes_saved: float
+    sent_bytes: tuple[float, ...]
+
+
+def sent_bytes_of_step(ledger: Ledger, num_steps: int) -> tuple[float, ...]:
+    """The bytes that this rank sent in the mean step of a ledger: by kind of link, and both again for experts alone."""
+    return tuple(ledger.sent_bytes(link, axis) / num_steps for axis in (None, "ep") for link in (INSIDE, BETWEEN))
+
+
 def measure_shares(mesh: Mesh, span_s: float, compression_bytes_saved: float = 0.0, num_steps: int = 1) -> Shares:
     """Sum the ledgers of all ranks over `num_steps` steps, which took `span_s`, and the bytes that compression saved in
     a step. Moves two small all-reduces over the world."""
-    blocked_s = mesh.ledger.blocked_s()
-    idle_s = blocked_s.pop("pp", 0.0)
-    sent = [mesh.ledger.sent_bytes(link, axis) / num_steps for axis in (None, "ep") for link in (INSIDE, BETWEEN)]
-    numbers = [sum(blocked_s.values()), idle_s, span_s, compression_bytes_saved, *sent]
-    sums = torch.tensor(numbers, dtype=torch.float64, device=mesh.device)
-    peak = torch.tensor([peak_memory_bytes(mesh.device)], dtype=torch.int64, device=mesh.device)
+    peak_bytes, sent_bytes = peak_memory_bytes(mesh.device), sent_bytes_of_step(mesh.ledger, num_steps)
+    own = OwnShares(span_s, mesh.ledger.blocked_s(), peak_bytes, compression_bytes_saved, sent_bytes)
+    return summed_shares(mesh, [own])[0]
+
+
+def summed_shares(mesh: Mesh, spans: Sequence[OwnShares]) -> list[Shares]:
+    """The shares of some spans over all ranks, for which the host waits once. Moves two small all-reduces over the
+    world."""
+    rows = []
+    for span in spans:
+        idle_s = span.blocked_s.get("pp", 0.0)
+        exposed_s = sum(seconds for axis, seconds in span.blocked_s.items() if axis != "pp")
+        rows.append([exposed_s, idle_s, span.span_s, span.compression_bytes_saved, *span.sent_bytes])
+    sums = torch.tensor(rows, dtype=torch.float64, device=mesh.device)
+    peaks = torch.tensor([span.peak_memory_bytes for span in spans], dtype=torch.int64, device=mesh.device)
     all_reduce(sums, mesh.world)
-    all_reduce_max(peak, mesh.world)
-    *numbers, peak_bytes = mesh.numbers(torch.cat((sums, peak.double())))
-    exposed_s, idle_s, total_s, saved_bytes, *sent = numbers
+    all_reduce_max(peaks, mesh.world)
+    table = mesh.on_host_or_ones(torch.cat((sums, peaks.double()[:, None]), dim=1))
+    return [_shares_of(numbers, has_nodes=bool(mesh.ledger.ranks_per_node)) for numbers in table.tolist()]
+
+
+def _shares_of(numbers: Sequence[float], has_nodes: bool) -> Shares:
+    exposed_s, idle_s, total_s, saved_bytes, *sent, peak_bytes = numbers
     exposed, idle = exposed_s / total_s, idle_s / total_s
     inside, between, experts_inside, experts_between = map(round, sent)
     return Shares(
@@ -160,7 +190,7 @@ def measure_shares(mesh: Mesh, span_s: float, compression_bytes_saved: float = 0
         idle,
         int(peak_bytes),
         compression_bytes_saved=round(saved_bytes),
-        sent_bytes=(inside, between, experts_inside, experts_between) if mesh.ledger.ranks_per_node else None,
+        sent_bytes=(inside, between, experts_inside, experts_between) if has_nodes else None,
     )
 
 

@@ -52,14 +52,12 @@ class SpanUse:
     moved: SpanBytes | None
 
 
-def span_use(ledger: Ledger, span_s: float, first: int, num_steps: int, *, is_whole: bool) -> SpanUse:
-    """The use of a span of `num_steps` steps, from its ledger. The span `is_whole` if no step was skipped."""
+def span_bytes(ledger: Ledger, first: int, num_steps: int) -> SpanBytes:
+    """The bytes of a span of `num_steps` steps, from its ledger."""
     axis_bytes: Counter[str] = Counter()
     for (_, axis), tally in ledger.tallies.items():
         axis_bytes[axis] += tally.num_bytes
-    blocked_s = {axis: seconds / num_steps for axis, seconds in ledger.blocked_s().items()}
-    span_bytes = SpanBytes(first, num_steps, dict(sorted(axis_bytes.items()))) if is_whole else None
-    return SpanUse(span_s / num_steps, blocked_s, span_bytes)
+    return SpanBytes(first, num_steps, dict(sorted(axis_bytes.items())))
 
 
 @dataclass

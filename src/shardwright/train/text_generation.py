@@ -56,9 +56,10 @@ def generate(
             token[0] = _sampled(mesh.on_host(logits_V.float()), temperature, generator) * has_position
             all_reduce(token, mesh.cp)
         broadcast(token, mesh.pp, program.placement.rank(last, 0))
-        if int(token) in ends:
+        next_token = int(mesh.numbers(token)[0])
+        if next_token in ends:
             break
-        tokens.append(int(token))
+        tokens.append(next_token)
     return tokens
 
 

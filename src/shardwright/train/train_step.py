@@ -20,7 +20,7 @@ from shardwright.schedule.action import Action
 from shardwright.schedule.job_program import job_program
 from shardwright.train.build import Replica
 from shardwright.train.health.step_judge import ALL_IS_WELL, WITHOUT_TARGET, Course, Decision, Judge, go_on
-from shardwright.train.router_update import LayerRouting, end_routing_step
+from shardwright.train.router_update import LayerRouting, layer_routings, learn_routing, routing_totals
 
 
 def learning_rate(spec: OptimizerSpec, step: int, batch_share: float = 1.0, left_out: int = 0) -> float:
@@ -46,7 +46,8 @@ class StepResult:
 
     There is no `grad_norm` where stages are updated at different times, nor in a step that is `skipped`: it leaves the
     weights as they are, because its gradients overflowed or its `decision` says so. `loss_scale` is None where the loss
-    is not scaled. `routing` says how each layer with experts used them; two results are equal or not by the rest.
+    is not scaled. `routing` says how each layer with experts used them, and `votes` are numbers of the caller that were
+    read with those of the step; two results are equal or not by the rest.
     """
 
     loss: float | None
@@ -57,6 +58,12 @@ class StepResult:
     routing: tuple[LayerRouting, ...] = field(default=(), compare=False)
     decision: Decision = field(default=ALL_IS_WELL, compare=False)
     mtp_losses: tuple[float | None, ...] = ()
+    votes: tuple[float, ...] = field(default=(), compare=False)
+
+
+# A function that gives numbers [n] in float64 on the device, the same on every rank. It is called before the update of
+# a step, and the host reads its numbers with those of the step, so that it does not wait for them alone.
+Votes = Callable[[], Tensor]
 
 
 def refuse_asynchronous(job: JobSpec, what: str) -> None:
@@ -96,11 +103,21 @@ class _StepNumbers:
     grad_norm: float
     losses: list[float | None]
     amaxes: list[list[float]]
+    routing: tuple[LayerRouting, ...] = ()
+    votes: tuple[float, ...] = ()
 
 
-def train_step(replica: Replica, step: int, tokens_BS: Tensor, judge: Judge = go_on, left_out: int = 0) -> StepResult:
+def train_step(
+    replica: Replica,
+    step: int,
+    tokens_BS: Tensor,
+    judge: Judge = go_on,
+    left_out: int = 0,
+    votes: Votes | None = None,
+) -> StepResult:
     """Forward, backward and update. `tokens_BS` [B, S + 1] are the samples of this rank's replica, of a batch that may
-    not have grown yet; the `judge` may leave the update out. `left_out` are the steps before that were `skipped`."""
+    not have grown yet; the `judge` may leave the update out. `left_out` are the steps before that were `skipped`.
+    `votes` are cast before the update, but not in a step without a target."""
     job, scaling = replica.job, replica.loss_scale
     rate = learning_rate(job.optimizer, step, job.batch_share(step), left_out)
     scale = scaling.value if scaling is not None else 1.0
@@ -108,12 +125,14 @@ def train_step(replica: Replica, step: int, tokens_BS: Tensor, judge: Judge = go
     if not shares.targets[0]:  # a token that is further than the next one counts as the next of another
         return without_target(job, rate, scale if scaling is not None else None)
     numbers, decision, is_skipped = _StepNumbers(0.0, [], []), ALL_IS_WELL, False
+    routing: Tensor | None = None
 
     def update(_: Action) -> None:
-        nonlocal numbers, decision, is_skipped
+        nonlocal numbers, decision, is_skipped, routing
         replica.finish_gradients()
+        routing = routing_totals(replica)
         # Nothing waits behind the update, so the loss is known before it: all ranks decide on the same numbers.
-        numbers = _step_numbers(replica, step, shares)
+        numbers = _step_numbers(replica, step, shares, routing, votes)
         assert numbers.losses[0] is not None, "the step has targets"
         decision = judge(step, numbers.losses[0], numbers.grad_norm)
         # The norm is of all gradients of all ranks: they agree on whether one of them is not a number.
@@ -127,15 +146,18 @@ def train_step(replica: Replica, step: int, tokens_BS: Tensor, judge: Judge = go
             end_step(layers.states, amaxes)
 
     run_step(replica, step, tokens_BS, shares, update)
+    if routing is not None and not is_skipped:
+        learn_routing(replica, routing)
     return StepResult(
         loss=numbers.losses[0],
         grad_norm=None if is_skipped else numbers.grad_norm,
         learning_rate=rate,
         loss_scale=scale if scaling is not None else None,
         skipped=is_skipped,
-        routing=end_routing_step(replica, is_skipped),
+        routing=numbers.routing,
         decision=decision,
         mtp_losses=tuple(numbers.losses[1:]),
+        votes=numbers.votes,
     )
 
 
@@ -144,21 +166,33 @@ def _update(replica: Replica, factor: float, rate: float) -> None:
         shards.update(factor, rate)
 
 
-def _step_numbers(replica: Replica, step: int, shares: CountedShares) -> _StepNumbers:
+def _step_numbers(
+    replica: Replica, step: int, shares: CountedShares, routing: Tensor | None, votes: Votes | None
+) -> _StepNumbers:
     """The numbers of a step whose gradients are summed. The host waits for the device once, for all of them. Moves a
     few small all-reduces."""
-    mesh = replica.mesh
+    mesh, job = replica.mesh, replica.job
     norm = replica.gradient_norm.on_device()
     totals = loss_totals(replica.executor.losses, mesh, len(shares.targets))
     amaxes = [step_amaxes(layers.states, layers.reduce_max, mesh.device) for layers in replica.float8]
-    on_device = [norm[None], totals, *(values for values in amaxes if values is not None)]
-    numbers = iter(mesh.numbers_or_ones(torch.cat([values.double() for values in on_device])))
+    table = routing.flatten() if routing is not None else totals[:0]
+    cast = votes() if votes is not None else totals[:0]
+    on_device = [norm[None], totals, cast, *(values for values in amaxes if values is not None), table]
+    read = mesh.on_host_or_ones(torch.cat([values.double() for values in on_device]))
+    numbers = iter(read[: len(read) - len(table)].tolist())
     scale = replica.loss_scale.value if replica.loss_scale is not None else 1.0
     return _StepNumbers(
         grad_norm=next(numbers) / scale,
-        losses=means_of([next(numbers) for _ in totals], replica.job.at_step(step), shares.targets),
+        losses=means_of([next(numbers) for _ in totals], job.at_step(step), shares.targets),
+        votes=tuple(next(numbers) for _ in cast),
         amaxes=[[next(numbers) for _ in values] if values is not None else [] for values in amaxes],
+        routing=_routing_of(job, routing, read[len(read) - len(table) :]),
     )
+
+
+def _routing_of(job: JobSpec, table: Tensor | None, numbers: Tensor) -> tuple[LayerRouting, ...]:
+    """The routing of each layer with experts, from the numbers of the table in host memory; () in a dry run."""
+    return () if table is None or table.is_meta else layer_routings(job, numbers.view(table.shape))
 
 
 def _clip_factor(job: JobSpec, grad_norm: float) -> float:

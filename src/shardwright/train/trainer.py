@@ -58,7 +58,7 @@ def train_steps(run: TrainingRun) -> bool:
             run.rewind(span)
             continue
         run.count(span)
-        run.log_span(span)
+        run.read_measurements_if_due()
         run.health.compare_replicas(run.done)
         run.measure_memory_once(span)
         run.evaluate_if_due()

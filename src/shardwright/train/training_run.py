@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,8 +28,10 @@ from shardwright.train.health.weights_trust import WeightsTrust
 from shardwright.train.held_out import HeldOutSets
 from shardwright.train.metrics import MetricsLog
 from shardwright.train.run_lines import NOTHING_IS_KEPT, introduce, rate_note
-from shardwright.train.span import SpanRun, SpanStart, end_of_span, samples_of, tell_span, watched_span
+from shardwright.train.span import SpanRun, SpanStart, end_of_span, read_spans, samples_of, tell_span, watched_span
 from shardwright.train.steps_measured import StepsRecorder, measure_memory, predicted_lines
+
+MOST_UNREAD_STEPS = 10  # whose measurements lie on a device: to read them, the host waits
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,9 @@ class TrainingRun:
         self.passed_over = begun.passed_over
         self.trust = WeightsTrust(begun.replica, folder, begun.step)
         self.losses: list[float] = []
+        self.unread: list[SpanRun] = []  # spans whose measurements were not read yet
         self.memory_is_measured = False
+        self.votes: tuple[float, ...] = ()  # of all ranks on saves, as cast in the last step
         self.health = RunHealth(begun.replica, folder, begun.step + 1)
         self._restore(begun.state, HEALTHY if begun.manifest is None else begun.manifest.health)
         self.writer: CheckpointWriter | None = None
@@ -84,10 +89,11 @@ class TrainingRun:
     def train_span(self) -> SpanRun:
         """The steps up to the next moment at which the pipeline drains: forward, backward and update. RunError if the
         loss scale of fp16 can't go lower."""
-        num_steps = end_of_span(self.replica, self.done) - self.done
-        start = SpanStart(self.done, num_steps, self.samples, self.left_out)
+        end = end_of_span(self.replica, self.done)
+        start = SpanStart(self.done, end - self.done, self.samples, self.left_out)
+        votes = partial(self.writer.vote, end) if self.writer is not None else None
         try:
-            span = watched_span(self.replica, start, self.batches, self.health)
+            span = watched_span(self.replica, start, self.batches, self.health, votes)
         except FloatingPointError as error:
             self._wait_for_save()
             raise RunError(f"{error}; {self.trust.way_on()}") from None
@@ -98,6 +104,7 @@ class TrainingRun:
 
     def stop(self, span: SpanRun) -> NoReturn:
         """End the run because of a span: RunError. The batch behind it tells if the weights were at fault."""
+        self.read_measurements()
         self.tell(span.lines)
         self._wait_for_save()
         if self.replica.program.weights == "current" and self.done + 1 < self.job.optimizer.steps:
@@ -110,6 +117,7 @@ class TrainingRun:
         """Go back to the last healthy checkpoint, and go on with the data behind those of a span that went wrong.
         RunError if there is no such checkpoint."""
         decision = span.decision
+        self.read_measurements()
         self.tell(span.lines)
         self._wait_for_save()
         assert self.writer is not None, "the job was refused: it goes back to checkpoints that it does not write"
@@ -136,19 +144,39 @@ class TrainingRun:
         self.done += len(span.results)
         self.left_out += sum(result.skipped for result in span.results)
         self.losses += [result.loss for result in span.results if result.loss is not None]
-        if ran_compute(span.results, SCHEDULES[self.job.plan.schedule].drains):
-            self.recorder.add(span.use, span.shares.peak_memory_bytes)
+        self.votes = span.results[-1].votes
+        self.unread.append(span)
 
-    def log_span(self, span: SpanRun) -> None:
-        """Log the steps of a span that was counted, on rank 0."""
+    def read_measurements_if_due(self) -> None:
+        """Read the measurements of spans at each progress line, and every MOST_UNREAD_STEPS; on a CPU, where nothing
+        waits, after each span."""
+        num_unread = sum(len(span.results) for span in self.unread)
+        is_due = self.mesh.streams is None or num_unread >= MOST_UNREAD_STEPS
+        if is_due or self.health.is_log_step(self.done):
+            self.read_measurements()
+
+    def read_measurements(self) -> None:
+        """Read the measurements of all spans that were counted since the last reading, and log their steps."""
+        spans, self.unread = self.unread, []
+        if not spans:
+            return
+        drains = SCHEDULES[self.job.plan.schedule].drains
+        measured_spans = read_spans(self.mesh, spans)
+        typical = [measured for measured in measured_spans if ran_compute(measured.span.results, drains)]
+        for measured in typical:
+            self.recorder.add(measured.use, measured.shares.peak_memory_bytes)
+        compute_s = [measured.use.step_s - sum(measured.use.blocked_s.values()) for measured in typical]
+        slow_lines = self.health.check_stragglers(self.done, compute_s)
         if self.log is not None:
-            tell_span(span, self.done - len(span.results), self.health, self.log)
+            for measured in measured_spans:
+                tell_span(measured, slow_lines if measured is measured_spans[-1] else (), self.health, self.log)
 
     def measure_memory_once(self, span: SpanRun) -> None:
         """Measure the memory of all ranks after the first update: from then on the optimizer has its state."""
         if self.memory_is_measured or all(result.skipped for result in span.results):
             return
         self.memory_is_measured = True
+        self.read_measurements()
         measured = measure_memory(self.replica)
         self.recorder.memory = measured[self.mesh.pp.index]
         if self.log is not None:
@@ -158,6 +186,7 @@ class TrainingRun:
         """Measure the losses on held-out text at the end, and every run.eval_every steps."""
         every = self.job.run.eval_every
         if self.done == self.job.optimizer.steps or (every and self.done % every == 0):
+            self.read_measurements()
             self._measure_losses(self.held_out.readers)
 
     def save_if_due(self) -> bool:
@@ -165,7 +194,7 @@ class TrainingRun:
         asked to leave; the checkpoint is whole then."""
         if self.writer is None:
             return False
-        agreed = self.writer.agree(self.done)
+        agreed = self.writer.agree(self.done, self.votes)
         self._log_saved(agreed.saved)
         is_last = self.done == self.job.optimizer.steps
         best = self.job.checkpoint.keep_best
@@ -174,6 +203,7 @@ class TrainingRun:
             if self.held_out.losses[best] is None:
                 self.tell([f"note: checkpoint.keep_best = {best!r} keeps nothing: no token of that set has a loss"])
         if agreed.is_due or agreed.is_asked_to_leave or is_last:
+            self.read_measurements()  # of steps that a run which goes on from here does not do again
             self._begin_checkpoint(self.writer)
         if agreed.is_asked_to_leave:
             self.finish_saving()

@@ -27,6 +27,10 @@ class Worker:
             if count > self.clock.get(number, 0):
                 self.clock[number] = count
 
+    def has_waited_for(self, clock: Clock) -> bool:
+        """True if all work of `clock` comes before the next work."""
+        return all(count <= self.clock.get(number, 0) for number, count in clock.items())
+
     def works(self) -> int:
         """Do a piece of work; returns its count."""
         count = self.clock.get(self.number, 0) + 1

@@ -1,12 +1,14 @@
-"""The number of times that the host waits for the device in a step: nothing is launched meanwhile, so each wait costs
-its length.
+"""The number of times that the host waits for the device in a step of the loop of `train`: nothing is launched
+meanwhile, so each wait costs its length.
 
-The loss and the norm of a step are one wait; the number of targets in all documents is another, before the step; the
-routers' counts of their tokens, from which their biases learn, are a third. Experts wait once in each pass of a layer,
-because the counts are the shapes of the following tensors; three times if tokens travel by nodes, and once more if
-experts choose. In each microbatch with documents they wait for its number of real tokens, if the room depends on it. An
-optimizer on the host waits for gradients. If tokens without room look for another expert (model.moe.overflow "reroute")
-the host waits in each round; a dry run does not know the number of rounds.
+The loss, the norm, the routers' counts of their tokens and the votes on saves are one wait, before the update; the
+number of targets in all documents is another, before the step. Steps of a pipeline that does not drain are read in one
+wait at its end, and one more tells if their weights are finite. At a progress line the host waits for the end of the
+step, for the measurements of all ranks since the last line, and for their comparison. Experts wait once in each pass of
+a layer, because the counts are the shapes of the following tensors; three times if tokens travel by nodes, and once
+more if experts choose. In each microbatch with documents they wait for its number of real tokens, if the room depends
+on it. An optimizer on the host waits for gradients. If tokens without room look for another expert (model.moe.overflow
+"reroute") the host waits in each round; a dry run does not know the number of rounds.
 """
 
 from collections import Counter
@@ -14,12 +16,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwright.config.job import JobSpec
+from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.model.gates.choice import make_gate
 from shardwright.schedule.action import Action, Kind
 
 # The forward pass waits for its number of real tokens, which only experts with room ask for.
 EXPERT_LINES = ("parallel/expert/", "model/gates/", "model/forward_pass.py")
-_HOST_MEMORY = ("parallel/zero/",)
+_HOST_MEMORY = ("parallel/zero/master_weights.py", "parallel/zero/host_link.py")
+
+_LEDGER = "parallel/comm/ledger.py"  # waits for the end of a step
 
 
 @dataclass(frozen=True)
@@ -35,8 +40,12 @@ def wait_faults(job: JobSpec, waits: Sequence[str], num_steps: int, passes: Expe
     """Faults if the host waited too often in some steps, with the lines at which it waited."""
     lines = Counter(waits)
     of_experts = {line: count for line, count in lines.items() if line.startswith(EXPERT_LINES)}
-    of_step = {line: count for line, count in lines.items() if not line.startswith((*EXPERT_LINES, *_HOST_MEMORY))}
-    most_of_step = num_steps * (1 + job.data.separate_documents + bool(job.model.blocks_with_experts))
+    has_host_memory = job.plan.offload_optimizer > 0 or job.plan.offload_parameters
+    elsewhere = (*EXPERT_LINES, *_HOST_MEMORY) if has_host_memory else EXPERT_LINES
+    of_step = {line: count for line, count in lines.items() if not line.startswith(elsewhere)}
+    most_of_step = num_steps * (1 + job.data.separate_documents)
+    if not SCHEDULES[job.plan.schedule].drains:
+        most_of_step = 2 + num_steps * job.data.separate_documents
     by_nodes = job.plan.dispatch == "node-aware"
     # By nodes, the layer also reads the widest choice, and the counts of two trips.
     moe = job.model.moe
@@ -48,6 +57,18 @@ def wait_faults(job: JobSpec, waits: Sequence[str], num_steps: int, passes: Expe
     return [
         *_too_many(of_step, most_of_step, f"{num_steps} steps" if num_steps > 1 else "a step"),
         *_too_many(of_experts, most_of_experts, f"{passes.layers} passes of layers with experts"),
+    ]
+
+
+def reading_faults(job: JobSpec, waits: Sequence[str], num_lines: int) -> list[str]:
+    """Faults if the host waited too often for measurements in steps with so many progress lines."""
+    lines, during = Counter(waits), f"reading {num_lines} progress lines"
+    ends = {line: count for line, count in lines.items() if line.startswith(_LEDGER)}
+    others = {line: count for line, count in lines.items() if not line.startswith(_LEDGER)}
+    has_peers = job.plan.world > 1
+    return [
+        *_too_many(ends, num_lines * has_peers, during),
+        *_too_many(others, num_lines * (1 + has_peers), during),
     ]
 
 

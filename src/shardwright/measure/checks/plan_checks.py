@@ -9,7 +9,7 @@ from typing import Any
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.units import counted
-from shardwright.measure.checks.host_waits import wait_faults
+from shardwright.measure.checks.host_waits import reading_faults, wait_faults
 from shardwright.measure.checks.kernel_demands import checked_step
 from shardwright.measure.checks.message_order import ALL_RULES, message_faults
 from shardwright.measure.checks.message_record import recorded_steps
@@ -89,12 +89,20 @@ def _accesses(ranks: list[RankAccesses]) -> tuple[str, tuple[str, ...]]:
 
 
 def _waits(job: JobSpec, ranks: list[RankAccesses]) -> tuple[str, tuple[str, ...]]:
-    faults = dict.fromkeys(
-        fault for rank in ranks for fault in wait_faults(job, rank.waits, rank.num_steps, rank.passes)
-    )
+    faults = dict.fromkeys(fault for rank in ranks for fault in all_wait_faults(job, rank))
     longest = max(ranks, key=lambda rank: len(rank.waits))
     steps = counted(longest.num_steps, "step")
-    return f"the host waits for the device {counted(len(longest.waits), 'time')} in {steps}, at most", tuple(faults)
+    most_to_read = max(len(rank.waits_to_read) for rank in ranks)
+    subject = f"the host waits for the device {counted(len(longest.waits), 'time')} in {steps} of the loop, at most"
+    return f"{subject}, and {counted(most_to_read, 'time')} for {counted(longest.num_lines, 'progress line')}", (
+        tuple(faults)
+    )
+
+
+def all_wait_faults(job: JobSpec, rank: RankAccesses) -> list[str]:
+    """Faults if the host of a rank waited too often, in steps or for their measurements."""
+    in_steps = wait_faults(job, rank.waits, rank.num_steps, rank.passes)
+    return in_steps + reading_faults(job, rank.waits_to_read, rank.num_lines)
 
 
 def checks_text(job_name: str, checks: list[PlanCheck]) -> str:

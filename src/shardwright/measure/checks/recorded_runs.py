@@ -1,4 +1,4 @@
-"""Steps, saves and evaluations of one rank on CUDA without a device, for the order of accesses and the host's waits."""
+"""The loop, saves and evaluations of a rank on CUDA without a device: order of accesses, and waits of the host."""
 
 from dataclasses import dataclass
 
@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from shardwright.config.job import JobSpec
 from shardwright.config.plan import layer_policies
 from shardwright.config.recompute_policy import KEEP_ALL
+from shardwright.measure.checks.dry_loop import DryLoop, loop_job
 from shardwright.measure.checks.host_waits import ExpertPasses, expert_passes
 from shardwright.measure.checks.recorded_streams import OperatorAccesses, RecordedStreams
 from shardwright.parallel.comm.transport import DryTransport
@@ -19,37 +20,42 @@ from shardwright.train.dry_steps import DrySteps
 @dataclass(frozen=True)
 class RankAccesses:
     """The run of a rank on CUDA: the number of its accesses to memory, their faults, and the lines at which the host
-    waited in `num_steps` steps, with the `passes` of layers that have experts."""
+    waited in `num_steps` steps, with the `passes` of layers that have experts; and those at which it waited for
+    measurements, in twice as many steps with `num_lines` progress lines."""
 
     num_accesses: int
     faults: tuple[str, ...]
     waits: tuple[str, ...]
     num_steps: int
     passes: ExpertPasses
+    waits_to_read: tuple[str, ...] = ()
+    num_lines: int = 0
 
 
 def recorded_accesses(job: JobSpec, rank: int) -> RankAccesses:
-    """Record the accesses of a rank to its memory on CUDA, in two runs of as many steps as fill its pipeline. A
-    checkpoint is written after the first run, another during the second; an evaluation follows. `waits` are those of
-    the second run."""
+    """Record the accesses of a rank to its memory on CUDA, while the loop of `train` does as many steps as fill its
+    pipeline, twice. A checkpoint is written after the first ones, another during the second; an evaluation follows.
+    `waits` are those of the second ones."""
     streams = RecordedStreams()
     with OperatorAccesses(streams):
         connect = streams.connecting(lambda lines: DryTransport(is_gloo=False))
-        steps = DrySteps(job, rank, "cuda", connect, streams)
+        steps = DrySteps(loop_job(job), rank, "cuda", connect, streams)
         job = job.grown()
         num_batches = 2 * steps.num_steps + 1  # one more batch is read ahead, into the first one's memory
         reader = ReaderInTurn(_ZeroSamples(job.model.sequence), job, steps.mesh, num_batches)
-        steps.batch_of = lambda number: reader.batch(number, number * job.batch.global_batch_size)
-        steps.run()
-        streams.host_writes_files(SavedState(steps.replica, steps.mesh).copy().wait())
-        saved = SavedState(steps.replica, steps.mesh).copy()
-        steps.replica.executor.reverses_pairs = True  # on a device neither part of a pair is first
-        streams.waits.clear()
-        steps.run()
-        waits, passes = tuple(streams.waits), _expert_passes(job, steps)
-        streams.host_writes_files(saved.wait())
-        steps.evaluate()
-    return RankAccesses(streams.num_accesses, tuple(streams.faults), waits, steps.num_steps, passes)
+        with DryLoop(steps, reader, streams) as loop:
+            loop.go_on(steps.num_steps)
+            streams.host_writes_files(SavedState(steps.replica, steps.mesh).copy().wait())
+            saved = SavedState(steps.replica, steps.mesh).copy()
+            steps.replica.executor.reverses_pairs = True  # on a device neither part of a pair is first
+            streams.waits.clear()
+            loop.go_on(steps.num_steps)
+            waits, passes = tuple(streams.waits), _expert_passes(job, steps)
+            streams.host_writes_files(saved.wait())
+            steps.evaluate()
+    num_lines = 2 * steps.num_steps // loop.job.run.log_every
+    faults, to_read = tuple(streams.faults), tuple(loop.waits_to_read)
+    return RankAccesses(streams.num_accesses, faults, waits, steps.num_steps, passes, to_read, num_lines)
 
 
 class ReaderInTurn(BatchReader):

@@ -39,6 +39,7 @@ class Measured:
     step_s: float
     memory_gb: float
     sees_device: bool  # memory as the driver reports it, which is more than the allocator's
+    memory_counter: str  # of the allocator, allocated or reserved, where the row says which
     ran_out: bool  # of memory, instead of running
     says_recompute: bool  # True if the row states its recomputation
     knows_recompute: bool  # True if its source states it, too: the row's may be inferred
@@ -92,6 +93,7 @@ def measured(line: TableLine) -> Measured:
         knows_recompute=bool(row.get("recompute")) and row.get("recompute_inferred") != "1",
         knows_software=knows_software(row),
         sees_device=row.get("memory_kind") == "driver",
+        memory_counter={"allocator": "allocated", "reserved": "reserved"}.get(row.get("memory_kind") or "", ""),
         memory_rank={"first-rank": 0, "last-rank": -1}.get(row.get("memory_kind") or ""),
         line=line.number,
         columns=frozenset(line.row),
@@ -140,7 +142,8 @@ def run_of_row(row: Row) -> Run:
 
 def layout_by_cost(shape: ModelShape, num_stages: int) -> tuple[int, ...]:
     """Layers of each stage if blocks, the head behind the layers, are divided by the elements of their products: the
-    block that passes a stage's even share of all of them is the stage's last (nanotron, build_model).
+    block that reaches a stage's even share of all of them is the stage's last (nanotron, build_model: its source waits
+    until a block passes the share; where one reaches it exactly, time and memory of its runs show that it is the last).
     """
     total = shape.matrix_parameters
     layer = (total - shape.table_elements) / shape.layers
@@ -148,7 +151,7 @@ def layout_by_cost(shape: ModelShape, num_stages: int) -> tuple[int, ...]:
     stage = 0
     for number in range(1, shape.layers + 1):
         layers[stage] += 1
-        stage += number * layer * num_stages > total * (stage + 1)
+        stage += number * layer * num_stages >= total * (stage + 1)
     return tuple(layers)
 
 

@@ -4,12 +4,12 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 
-from shardwright.parallel.device_streams import DeviceStreams
+from shardwright.parallel.device_streams import DeviceStreams, TimedEvent, wait_on_host
 
 # Kinds of link.
 INSIDE, BETWEEN = "inside the node", "between nodes"
@@ -21,6 +21,15 @@ class Tally:
 
     count: int = 0
     num_bytes: int = 0
+
+
+@dataclass
+class BlockedTime:
+    """The time in which a rank was blocked: host seconds by axis, and pairs of events on the compute stream, not read
+    yet (Ledger.seconds)."""
+
+    host_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    pairs: list[tuple[str, TimedEvent, TimedEvent]] = field(default_factory=list)
 
 
 @dataclass
@@ -36,7 +45,8 @@ class Ledger:
     by axis and by kind of link: inside its node, or to another node.
 
     Blocked seconds are host time on a CPU; if two passes run side by side, the time in which both are blocked. On
-    CUDA the host does not wait, so events on the compute stream bracket each wait; `blocked_s` resolves them.
+    CUDA the host does not wait, so events on the compute stream bracket each wait; `blocked_s` resolves them, and waits
+    for the last of them. Who needs the seconds later takes the events with `take_blocked`, and resolves them then.
 
     `kind` is the kind of device that a dry run stands for, if it differs from the device's own. `streams` are the
     device's streams, on which other code orders work too.
@@ -49,9 +59,8 @@ class Ledger:
     kind: str = ""
     streams: DeviceStreams | None = None
     _link_bytes: Counter[tuple[str, str]] = field(default_factory=Counter)
-    _host_blocked_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
-    _events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
-    _spare: list[torch.cuda.Event] = field(default_factory=list)  # that are read and may be reused
+    _blocked: BlockedTime = field(default_factory=BlockedTime)
+    _spare: list[TimedEvent] = field(default_factory=list)  # that are read and may be reused
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _num_lanes: int = 1
     _num_blocked: int = 0
@@ -70,12 +79,12 @@ class Ledger:
     @contextmanager
     def blocked(self, axis: str, keeps_turn: bool = False) -> Iterator[None]:
         """A block in which this rank's computation waits for `axis`; if the turn is kept, that of all its passes."""
-        if self.device.type == "cuda":
-            start, end = self._event(), self._event()
+        if self.streams is not None:
+            start, end = self._event(self.streams), self._event(self.streams)
             start.record()
             yield
             end.record()
-            self._events.append((axis, start, end))
+            self._blocked.pairs.append((axis, start, end))
         else:
             with self._lock:
                 lanes = self._num_lanes if keeps_turn else 1
@@ -85,7 +94,7 @@ class Ledger:
             with self._lock:
                 if self._num_blocked >= self._num_lanes:
                     now_s = time.perf_counter()
-                    self._host_blocked_s[axis] += now_s - self._blocked_since_s
+                    self._blocked.host_s[axis] += now_s - self._blocked_since_s
                     self._blocked_since_s = now_s  # another pass may still be blocked, and counts from here
                 self._num_blocked -= lanes
 
@@ -101,26 +110,45 @@ class Ledger:
             self._num_lanes -= change
             self._blocked_since_s = time.perf_counter()
 
-    def _event(self) -> torch.cuda.Event:
+    def _event(self, streams: DeviceStreams) -> TimedEvent:
         """An event that may be reused, or a new one."""
         with self._lock:
-            return self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
+            return self._spare.pop() if self._spare else streams.timed_event()
 
     def blocked_s(self) -> dict[str, float]:
         """Blocked seconds by axis. On CUDA this waits for the compute stream, and not for copies on other streams."""
-        if self._events:
-            with nullcontext() if self.streams is None else self.streams.host_waits():
-                for _, _, end in self._events:
-                    end.synchronize()
-        for axis, start, end in self._events:
-            self._host_blocked_s[axis] += start.elapsed_time(end) / 1e3
-        self._give_back_events()
-        return dict(self._host_blocked_s)
+        blocked = self.take_blocked()
+        self.wait_for(blocked)
+        self._blocked.host_s.update(self.seconds(blocked))
+        return dict(self._blocked.host_s)
 
-    def _give_back_events(self) -> None:
-        """Make the events available again: they are created once, not for each wait of each step."""
-        self._spare += [event for _, *pair in self._events for event in pair]
-        self._events.clear()
+    def take_blocked(self) -> BlockedTime:
+        """The blocked time since the last `clear`, which this account then no longer has. Nothing waits."""
+        taken, self._blocked = self._blocked, BlockedTime()
+        return taken
+
+    def wait_for(self, blocked: BlockedTime) -> float:
+        """Let the host wait until all events of a blocked time have happened. Returns the seconds that it waited."""
+        if self.streams is None:
+            return 0.0
+        start_s = time.perf_counter()
+        for _, _, end in reversed(blocked.pairs):
+            if not end.query():  # those before the last of a stream have happened, too
+                wait_on_host(self.streams, end)
+        return time.perf_counter() - start_s
+
+    def seconds(self, blocked: BlockedTime) -> dict[str, float]:
+        """The seconds of a blocked time by axis, once its events have happened; its events are used again."""
+        for axis, start, end in blocked.pairs:
+            blocked.host_s[axis] += start.elapsed_time(end) / 1e3
+        self._give_back_events(blocked)
+        return dict(blocked.host_s)
+
+    def _give_back_events(self, blocked: BlockedTime) -> None:
+        """Make events available again: they are created once, not for each wait of each step."""
+        with self._lock:
+            self._spare += [event for _, *pair in blocked.pairs for event in pair]
+        blocked.pairs.clear()
 
     def table(self) -> dict[str, dict[str, int]]:
         """The tallies as {"all_reduce tp": {"count": ..., "bytes": ...}}, sorted, for tests and reports."""
@@ -145,5 +173,4 @@ class Ledger:
         """Start a new account."""
         self.tallies.clear()
         self._link_bytes.clear()
-        self._host_blocked_s.clear()
-        self._give_back_events()
+        self._give_back_events(self.take_blocked())

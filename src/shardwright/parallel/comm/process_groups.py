@@ -87,8 +87,12 @@ class Mesh:
 
     def numbers_or_ones(self, values: torch.Tensor) -> list[float]:
         """The numbers in a tensor [n], each 1 if tensors have no values."""
+        return [float(value) for value in self.on_host_or_ones(values).tolist()]
+
+    def on_host_or_ones(self, values: torch.Tensor) -> torch.Tensor:
+        """The values in host memory, for which the host waits, each 1 if tensors have no values."""
         with host_reading(self.streams, values):
-            return [1.0] * len(values) if values.is_meta else [float(value) for value in values.tolist()]
+            return torch.ones(values.shape, dtype=values.dtype) if values.is_meta else values.cpu()
 
     def numbers(self, values: torch.Tensor) -> list[float]:
         """The numbers in a tensor [n]. On CUDA this is where the host waits for the device, and so for other ranks."""

@@ -9,8 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
+from shardwright.parallel.device_streams import DeviceStreams, TimedEvent, wait_on_host
 from shardwright.schedule.action import Action
 
 
@@ -54,26 +53,27 @@ class ActionTimes:
 class DeviceTimes(ActionTimes):
     """Moments at which the current stream of a device has done its work."""
 
-    def __init__(self) -> None:
+    def __init__(self, streams: DeviceStreams) -> None:
         super().__init__()
-        self._actions: list[tuple[Action, torch.cuda.Event, torch.cuda.Event, torch.cuda.Event]] = []
+        self._streams = streams
+        self._actions: list[tuple[Action, TimedEvent, TimedEvent, TimedEvent]] = []
 
     def clear(self) -> None:
         super().clear()
         self._actions = []
 
-    def now(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
+    def now(self) -> TimedEvent:
+        event = self._streams.timed_event()
         event.record()
         return event
 
-    def add(self, action: Action, start: torch.cuda.Event, began: torch.cuda.Event, end: torch.cuda.Event) -> None:
+    def add(self, action: Action, start: TimedEvent, began: TimedEvent, end: TimedEvent) -> None:
         self._actions.append((action, start, began, end))
 
     def performed(self) -> list[Performed]:
         if self._actions:
             last = self.now()
-            last.synchronize()
+            wait_on_host(self._streams, last)
             last_s = time.perf_counter()
             self._performed += [
                 Performed(action, *(last_s - event.elapsed_time(last) / 1e3 for event in events))

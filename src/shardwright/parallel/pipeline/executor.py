@@ -91,7 +91,7 @@ class PipelineExecutor:
         self.reverses_pairs = False  # if parts of pairs run one after the other, the backward is first
         self._streams = streams or StageStreams()
         self._makes_streams = streams is None and mesh.streams is not None
-        self._times = DeviceTimes() if mesh.device.type == "cuda" else ActionTimes()
+        self._times = ActionTimes() if mesh.streams is None or mesh.device.type != "cuda" else DeviceTimes(mesh.streams)
         self._began: Any = 0.0
         self.row: tuple[Action, ...] = ()
         self.losses: dict[int, Tensor] = {}

@@ -8,7 +8,7 @@ wait for all of it. Here the CPU converts one block into pinned memory while the
 import torch
 from torch import Tensor
 
-from shardwright.parallel.device_streams import DeviceStreams, Event
+from shardwright.parallel.device_streams import DeviceStreams, Event, wait_on_host
 from shardwright.parallel.pinned_memory import HostBuffer
 
 _BLOCK_BYTES = 32 << 20  # takes a link a millisecond; at most two blocks are kept
@@ -38,6 +38,10 @@ class HostLink:
             out.copy_(values, non_blocking=True)
             copy_end: Event = self._outward.record_event()
         return copy_end
+
+    def wait_for(self, copy_end: Event) -> None:
+        """Let the host wait for the end of a copy."""
+        wait_on_host(self._streams, copy_end)
 
     def bring(self, out: Tensor, values: Tensor) -> None:
         """Copy values of the host, in pinned memory, to `out`, memory of the device. Work that is issued later sees
@@ -69,5 +73,5 @@ class HostLink:
         self._blocks.reverse()
         block = self._blocks[-1]
         if block.is_free is not None:
-            block.is_free.synchronize()
+            self.wait_for(block.is_free)
         return block

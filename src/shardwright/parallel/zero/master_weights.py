@@ -226,8 +226,8 @@ class Masters:
             return
         copy_end = self._sent_ahead or self._send(gradients)
         self._sent_ahead = None
-        if copy_end is not None:
-            copy_end.synchronize()  # the CPU reads the copies
+        if copy_end is not None and self._link is not None:
+            self._link.wait_for(copy_end)  # the CPU reads the copies
 
     def _send(self, gradients: Tensor) -> Event | None:
         """Copy gradients to the pieces on the host. Returns the event of the last copy's end, if they come from a

@@ -8,7 +8,7 @@ alter that, and the user's own plan.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from operator import attrgetter
 
@@ -127,6 +127,21 @@ def recommended(
         plan = next((plan for plan in plans if plan.job is chosen.job), replace(chosen, first_is_faster=confidence))
         simpler = SimplerPlan(plan, confidence, simplicity(plan.job), simplicity(first.job))
     return replace(advice, plans=plans[:num_shown], recommendation=Recommendation(first, simpler))
+
+
+def accepted(advice: Advice, objection: Callable[[JobSpec], str]) -> Advice:
+    """The advice with those of its plans to which there is no `objection`; without a plan if there is one to each."""
+    plans = [plan for plan in advice.plans if not objection(plan.job)]
+    if not plans or advice.recommendation is None:
+        return replace(advice, plans=[], recommendation=None, reasons=[])
+    first, spread = plans[0], fitted_spread()
+    others = [replace(plan, first_is_faster=_confidence(first, plan, spread)) for plan in plans[1:]]
+    plans = [replace(first, first_is_faster=None), *others]
+    simpler, is_same = advice.recommendation.simpler, first is advice.plans[0]
+    if simpler is not None and (not is_same or objection(simpler.plan.job)):
+        simpler = None
+    reasons_of_first = advice.reasons if is_same else []
+    return replace(advice, plans=plans, recommendation=Recommendation(plans[0], simpler), reasons=reasons_of_first)
 
 
 def _with_simplest(plans: Sequence[PricedPlan], simplest: PricedPlan) -> list[PricedPlan]:

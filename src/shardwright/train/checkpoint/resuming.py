@@ -106,7 +106,7 @@ def begin(job: JobSpec, mesh: Mesh, folder: Path, weights_from: str = "") -> Res
 def _has_begun(storage: Storage, mesh: Mesh) -> bool:
     """True if rank 0 sees a checkpoint: then the released weights need not exist."""
     has_checkpoint = torch.tensor(float(bool(steps_kept(storage))) if mesh.rank == 0 else 0.0, device=mesh.device)
-    return bool(all_reduce_max(has_checkpoint.reshape(1), mesh.world))
+    return bool(mesh.numbers(all_reduce_max(has_checkpoint.reshape(1), mesh.world))[0])
 
 
 def _new(job: JobSpec, mesh: Mesh, released: ReleasedWeights | None) -> Replica:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.parallel.device_streams import wait_on_host
 from shardwright.train.checkpoint.boxes import HeldBox, WantedBox, load_boxes
 from shardwright.train.checkpoint.compression_state import CompressionState
 from shardwright.train.checkpoint.layer_state import LayerState
@@ -35,15 +36,15 @@ class ComingBoxes:
 
     def __init__(self, boxes: list[HeldBox], mesh: Mesh) -> None:
         """`boxes` are the copies that are queued on the device's current stream."""
-        self._boxes, self._device = boxes, mesh.device
+        self._boxes, self._device, self._streams = boxes, mesh.device, mesh.streams
         self._copied = None if mesh.streams is None else mesh.streams.current().record_event()
 
     def wait(self) -> list[HeldBox]:
         """Wait until the copies are complete, and return the boxes. Any thread may call it."""
-        if self._copied is not None:
+        if self._streams is not None and self._copied is not None:
             if self._device.type == "cuda":
                 torch.cuda.set_device(self._device)  # for this thread: else it would open a context on device 0
-            self._copied.synchronize()
+            wait_on_host(self._streams, self._copied)
         return self._boxes
 
 

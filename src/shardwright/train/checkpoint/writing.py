@@ -3,24 +3,27 @@
 A save first copies this rank's boxes to host memory. The run waits for the copies, but not on CUDA, where the stream
 has them before the next step. Then two phases follow in background threads, and training goes on meanwhile. In the
 first phase every rank writes its files. When the files of all ranks are durable, rank 0 commits the checkpoint in the
-second phase: it writes the manifest, then `latest`. At the end of each step, one small all-reduce over the world tells
-the ranks if all have ended their part of a phase, if a rank is asked to leave, and if rank 0's clock says that the next
-save is due.
+second phase: it writes the manifest, then `latest`. Before the update of each step, one small all-reduce over the
+world tells the ranks if all have ended their part of a phase, if a rank is asked to leave, and if rank 0's clock says
+that the next save is due. The host reads it together with the numbers of the step, and acts on it at the end of the
+step.
 """
 
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.collectives import all_reduce, barrier
+from shardwright.parallel.comm.ledger import Ledger
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.train.build import Replica
 from shardwright.train.checkpoint.boxes import save_boxes
@@ -134,6 +137,9 @@ class CheckpointWriter:
         self, job: JobSpec, replica: Replica, mesh: Mesh, folder: Path, best_interval_s: BestInterval | None = None
     ) -> None:
         self._job, self._replica, self._mesh = job, replica, mesh
+        # The votes are the run's, and not the step's in which they travel: its account does not have them.
+        votes_ledger = Ledger(mesh.device, mesh.rank, kind=mesh.ledger.kind, streams=mesh.streams)
+        self._votes_axis = replace(mesh.world, ledger=votes_ledger)
         self._saved_state = SavedState(replica, mesh)
         self._storage = open_storage(place_of(job, folder))
         self._best_interval_s = best_interval_s
@@ -149,13 +155,19 @@ class CheckpointWriter:
             self._saved_steps.update(steps_kept(self._storage))
         barrier(mesh.world)  # no rank writes before rank 0 has cleaned up
 
-    def agree(self, step: int) -> Agreed:
-        """End a step: tell all ranks if they are asked to leave, if a save is due, and which one has been committed.
-        Moves one small all-reduce over the world."""
+    def vote(self, step: int) -> Tensor:
+        """Vote before the update of a step, after which `step` steps are done. Returns the votes of all ranks, on the
+        device, for `agree`. Moves one small all-reduce over the world, which is not in the account of the step."""
         self._cost.step_ends(time.monotonic(), was_saving=self._current is not None)
         is_due = self._mesh.rank == 0 and self._clock_says_due()
-        is_saved = step in self._saved_steps
-        saved, (num_asked, num_due, num_saved) = self._poll(preemption.is_asked(), is_due, is_saved)
+        return self._sum_votes(preemption.is_asked(), is_due, step in self._saved_steps)
+
+    def agree(self, step: int, votes: Sequence[float] = ()) -> Agreed:
+        """End a step: tell all ranks if they are asked to leave, if a save is due, and which one has been committed.
+        `votes` are the numbers that `vote` gave for this step; without them all ranks vote now."""
+        votes = votes or self._mesh.numbers(self.vote(step))
+        num_over, num_failed, num_asked, num_due, num_saved = votes
+        saved = self._go_on(num_over, num_failed)
         self._is_occupied = num_saved > 0
         every_steps = self._job.checkpoint.every_steps
         return Agreed(num_asked > 0, num_due > 0 or bool(every_steps and step % every_steps == 0), saved)
@@ -217,32 +229,38 @@ class CheckpointWriter:
             if self._current.work is not None:
                 self._current.work.wait(self._job.run.timeout_s / 4)
             step = self._current.manifest.step
-            saved, _ = self._poll()
+            saved = self._go_on(*self._mesh.numbers(self._sum_votes()))
             if self._mesh.rank == 0 and time.monotonic() - last_message_s > self._job.run.timeout_s:
                 print(f"waiting for the checkpoint of step {step}, which is still being written", flush=True)
                 last_message_s = time.monotonic()
         return saved
 
-    def _poll(self, *votes: bool) -> tuple[Saved | None, list[float]]:
-        """Go on to the next phase if all ranks have ended the current one. Returns the save if it is committed now, and
-        the number of ranks that voted True for each vote. Moves one small all-reduce over the world."""
+    def _sum_votes(self, *votes: bool) -> Tensor:
+        """The number of ranks whose work in the current phase is over, of those where it has failed, and of those that
+        vote True for each vote; on the device. Moves one small all-reduce over the world."""
         save = self._current
         is_over = save is None or save.work is None or save.work.is_over()
-        error = save.work.error if save is not None and save.work is not None and is_over else None
-        flags = torch.tensor([is_over, error is not None, *votes], dtype=torch.float64, device=self._mesh.device)
-        num_over, num_failed, *counts = self._mesh.numbers(all_reduce(flags, self._mesh.world))
-        saved = None
-        if save is not None and num_over == self._mesh.world.size:
-            if error is not None:
-                self._tell_failed(save.manifest.step, error)
-            if save.is_second_phase:
-                self._current = None
-                if not save.has_failed and not num_failed:
-                    ended_s = save.work.ended_s if save.work is not None else time.monotonic()
-                    saved = Saved(save.manifest.step, save.blocking_s, ended_s - save.start_s, save.manifest.health)
-            else:
-                self._begin_second_phase(save, num_failed > 0)
-        return saved, counts
+        has_failed = save is not None and save.work is not None and is_over and save.work.error is not None
+        self._votes_axis.ledger.clear()
+        flags = torch.tensor([is_over, has_failed, *votes], dtype=torch.float64, device=self._mesh.device)
+        return all_reduce(flags, self._votes_axis)
+
+    def _go_on(self, num_over: float, num_failed: float) -> Saved | None:
+        """Go on to the next phase if all ranks have ended the current one, as they voted. Returns the save if it is
+        committed now."""
+        save = self._current
+        if save is None or num_over < self._mesh.world.size:
+            return None
+        if save.work is not None and save.work.error is not None:
+            self._tell_failed(save.manifest.step, save.work.error)
+        if not save.is_second_phase:
+            self._begin_second_phase(save, num_failed > 0)
+            return None
+        self._current = None
+        if save.has_failed or num_failed:
+            return None
+        ended_s = save.work.ended_s if save.work is not None else time.monotonic()
+        return Saved(save.manifest.step, save.blocking_s, ended_s - save.start_s, save.manifest.health)
 
     def _begin_second_phase(self, save: _Save, has_failed: bool) -> None:
         """Let rank 0 commit the checkpoint if all ranks have written their files, or remove the files if one has

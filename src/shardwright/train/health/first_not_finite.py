@@ -10,6 +10,7 @@ bad gradient, the last one in the model is nearest to the origin.
 """
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -26,19 +27,23 @@ from shardwright.train.health.repeated_step import compute_without_update, gathe
 class LastBadGradient:
     """The last parameter in the model whose gradient of a pass is not finite."""
 
-    def __init__(self, model: ModelSpec) -> None:
+    def __init__(self, model: ModelSpec, mesh: Mesh) -> None:
+        self._mesh = mesh
         self._order = {place.name: i for i, place in enumerate(model_parameters(model))}
         self.position = -1  # of the parameter in the model; -1 if all gradients are finite
         self.name = ""
 
     def __call__(self, unit: FlatUnit, gradients: Tensor) -> None:
         """Check the gradients of a unit."""
-        if bool(gradients.isfinite().all()):
+        if self._is_finite(gradients):
             return
         for parameter in unit.parameters:
             position, gradient = self._order[parameter.place.name], parameter.gradient
-            if position > self.position and gradient is not None and not bool(gradient.isfinite().all()):
+            if position > self.position and gradient is not None and not self._is_finite(gradient):
                 self.position, self.name = position, parameter.place.name
+
+    def _is_finite(self, values: Tensor) -> bool:
+        return bool(self._mesh.to_host(all_finite([values], self._mesh)))
 
 
 def where_not_finite(replica: Replica, step: int, tokens_BS: Tensor) -> str:
@@ -52,7 +57,7 @@ def where_not_finite(replica: Replica, step: int, tokens_BS: Tensor) -> str:
     bad_ranks = [rank for rank, is_bad in enumerate(_gathered(_has_bad_loss(replica), mesh)) if is_bad]
     if job.plan.compress != "none":
         return _by_losses(bad_ranks, mesh) + "; compressed gradients can't be computed again to find more"
-    bad_gradient = LastBadGradient(job.model)
+    bad_gradient = LastBadGradient(job.model, mesh)
     with observed_gradients(replica, bad_gradient):
         compute_without_update(replica, step, tokens_BS)
     bad_again = [rank for rank, is_bad in enumerate(_gathered(_has_bad_loss(replica), mesh)) if is_bad]
@@ -86,8 +91,8 @@ def weights_not_finite(replica: Replica) -> str:
     over the world."""
     mesh = replica.mesh
     values_of_units = [unit.value_shard for stage in replica.shards.values() for unit in stage.units]
-    has_bad_weights = any(not bool(values.isfinite().all()) for values in values_of_units)
-    bad_ranks = [rank for rank, is_bad in enumerate(_gathered(int(has_bad_weights), mesh)) if is_bad]
+    are_finite = all_gather(all_finite(values_of_units, mesh)[None], mesh.world)
+    bad_ranks = [rank for rank, is_finite in enumerate(mesh.numbers_or_ones(are_finite)) if not is_finite]
     if not bad_ranks:
         return ""
     return f"weights of {', '.join(mesh.shape.describe(rank) for rank in bad_ranks[:4])} are not finite"
@@ -104,7 +109,16 @@ def _by_losses(ranks: list[int], mesh: Mesh) -> str:
 
 
 def _has_bad_loss(replica: Replica) -> int:
-    return int(any(not bool(loss.isfinite().all()) for loss in replica.executor.losses.values()))
+    """1 if this rank has a loss that is not finite, 0 if not."""
+    return int(not replica.mesh.to_host(all_finite(replica.executor.losses.values(), replica.mesh)))
+
+
+def all_finite(tensors: Iterable[Tensor], mesh: Mesh) -> Tensor:
+    """1 if all values of some tensors are finite, 0 if not, as a number on the device: the host need not wait."""
+    is_finite = torch.ones((), dtype=torch.int64, device=mesh.device)
+    for values in tensors:
+        is_finite *= values.isfinite().all().to(mesh.device, non_blocking=True)  # values may lie in host memory
+    return is_finite
 
 
 def _gathered(number: int, mesh: Mesh) -> list[int]:

@@ -73,15 +73,16 @@ class GradientHashes:
         """Hash the gradients of a unit."""
         self._hashes.append((unit.name, content_hash(gradients)))
 
-    def first_difference(self, other: "GradientHashes") -> str | None:
-        """The first unit, in the order of the backward, whose gradients differ; None if none differ."""
+    def first_difference(self, other: "GradientHashes", mesh: Mesh) -> str | None:
+        """The first unit, in the order of the backward, whose gradients differ; None if none differ. The host waits for
+        both passes."""
         hashes, other_hashes = (
             torch.stack([value for _, value in owner._hashes]) if owner._hashes else None for owner in (self, other)
         )
         if hashes is None or other_hashes is None or hashes.shape != other_hashes.shape:
             return None if hashes is other_hashes else "all"
-        differing = (hashes != other_hashes).nonzero().flatten().tolist()
-        return self._hashes[differing[0]][0] if differing else None
+        differs = mesh.numbers(hashes != other_hashes)
+        return self._hashes[differs.index(1.0)][0] if any(differs) else None
 
 
 class RepeatedStep:
@@ -107,7 +108,7 @@ class RepeatedStep:
         """A sentence that names the ranks whose gradients differ between the passes, "" if none do. Moves an all-gather
         of one number per rank over the world, and if some differ, another one of names."""
         assert self._first_pass is not None, "the step was computed before"
-        unit_name, self._first_pass = self._first_pass.first_difference(second_pass), None
+        unit_name, self._first_pass = self._first_pass.first_difference(second_pass, mesh), None
         self.num_repeated += 1
         differs = torch.tensor([unit_name is not None], dtype=torch.int64, device=mesh.device)
         differing = [rank for rank, flag in enumerate(mesh.numbers(all_gather(differs, mesh.world))) if flag]

@@ -213,7 +213,7 @@ def _first_odd_part(odd: OddRanks, parts: list[HeldPart], mesh: Mesh) -> str:
     all-gathers and an all-reduce over the world."""
     own_parts = [part for part in parts if part.kind == odd.kind]
     num_parts = torch.tensor([len(own_parts)], dtype=torch.int64, device=mesh.device)
-    length = int(all_reduce_max(num_parts, mesh.world))
+    length = int(mesh.numbers(all_reduce_max(num_parts, mesh.world))[0])
     hashes = torch.zeros(length, dtype=torch.int64, device=mesh.device)
     for i, part in enumerate(own_parts):
         hashes[i] = part.hash

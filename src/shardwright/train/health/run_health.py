@@ -5,11 +5,12 @@ In the loop, for a span of steps from `first` on, counted from 0:
     health.before_span(...)                  computes a step in advance, if it is to be computed twice
     with health.recording(first, num_steps): the span itself, in which every step asks `health.judge`
     health.after_span(...)                   the decision on the span, and lines for the user
+    health.check_stragglers(...)             once the times of spans are read, lines about slow ranks
     health.compare_replicas(...)             before a checkpoint of the state is written
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -81,20 +82,15 @@ class RunHealth:
                 with observed_gradients(self._replica, self._hashes), in_fixed_order(self._mesh.device):
                     yield
 
-    def after_span(
-        self, first: int, results: list[StepResult], span_s: float, tokens_BS: Tensor | None
-    ) -> tuple[Decision, list[str]]:
-        """The decision on a span that took `span_s`, and lines that rank 0 prints first.
+    def after_span(self, first: int, results: list[StepResult], tokens_BS: Tensor | None) -> tuple[Decision, list[str]]:
+        """The decision on a span, and lines that rank 0 prints first.
 
-        Call it after the ledger of the span is read, and before it is cleared. `tokens_BS` are the samples of the
-        span's only step, None if it had several. If the course is SKIP, the update was left out already. If it is
-        REWIND, load the last checkpoint and call `judge.rewound(decision.step)`. If it is STOP, raise a RunError with
-        the sentence of the decision. Moves small collectives over the world at progress lines, one number per rank, and
-        if a step was not finite, or repeated.
+        Call it after the blocked time of the span is taken from the ledger. `tokens_BS` are the samples of the span's
+        only step, None if it had several. If the course is SKIP, the update was left out already. If it is REWIND, load
+        the last checkpoint and call `judge.rewound(decision.step)`. If it is STOP, raise a RunError with the sentence
+        of the decision. Moves small collectives over the world if a step was not finite, or repeated.
         """
         mesh, num_steps = self._mesh, len(results)
-        if ran_compute(results, self._drains):
-            self._compute_s.append((span_s - sum(mesh.ledger.blocked_s().values())) / num_steps)
         decision, lines = self._decide(first, results)
         if decision.cause == "not finite" and tokens_BS is not None and self._drains:
             origin = where_not_finite(self._replica, first, tokens_BS)
@@ -107,9 +103,23 @@ class RunHealth:
         elif self._hashes is not None and ran_compute(results, self._drains):
             difference = self._repeated.compare(first, mesh, self._hashes)
             lines += [difference] if difference else []
-        if self._is_log_step(first + num_steps) and decision.course in (Course.GO_ON, Course.SKIP):
-            lines += self._check_stragglers(first + num_steps)
         return decision, lines
+
+    def check_stragglers(self, steps_done: int, compute_s: Sequence[float]) -> list[str]:
+        """Sentences about slow ranks, at progress lines. `compute_s` are the seconds per step in which this rank was
+        not blocked, of each span that was measured since the last call. Moves an all-gather of one number per rank at
+        progress lines."""
+        self._compute_s += compute_s
+        if not self.is_log_step(steps_done):
+            return []
+        mesh = self._mesh
+        own_s = median(self._compute_s) if self._compute_s else None  # None if no step had a target
+        first, self._first_unchecked, self._compute_s = self._first_unchecked, steps_done + 1, []
+        if mesh.world.size < 2 or self._job.health.slow_share == 0 or own_s is None:
+            return []
+        own_tensor = torch.tensor([own_s], dtype=torch.float64, device=mesh.device)
+        seconds = mesh.numbers_or_ones(all_gather(own_tensor, mesh.world))
+        return [slow.sentence(self._describe(slow.rank)) for slow in self._stragglers.look(first, seconds)]
 
     def _decide(self, first: int, results: list[StepResult]) -> tuple[Decision, list[str]]:
         """The decision on the steps of a span, from their losses and gradient norms, and sentences about them."""
@@ -156,7 +166,7 @@ class RunHealth:
 
     def gpus(self, steps_done: int) -> list[GpuReading]:
         """Readings of the GPUs of rank 0's node, on rank 0 at progress lines; else an empty list."""
-        return self._gpus.read() if self._gpus is not None and self._is_log_step(steps_done) else []
+        return self._gpus.read() if self._gpus is not None and self.is_log_step(steps_done) else []
 
     def conclusion(self) -> str:
         """The events of the run in one sentence; "" if there were none."""
@@ -181,19 +191,9 @@ class RunHealth:
         """Load the state of a checkpoint."""
         self.judge.load_state_dict(state["judge"])
 
-    def _is_log_step(self, steps_done: int) -> bool:
+    def is_log_step(self, steps_done: int) -> bool:
+        """True if the last of these steps has a progress line."""
         return steps_done % self._job.run.log_every == 0 or steps_done == self._job.optimizer.steps
-
-    def _check_stragglers(self, steps_done: int) -> list[str]:
-        """Sentences about slow ranks. Moves an all-gather of one number per rank."""
-        mesh = self._mesh
-        own_s = median(self._compute_s) if self._compute_s else None  # None if no step had a target
-        first, self._first_unchecked, self._compute_s = self._first_unchecked, steps_done + 1, []
-        if mesh.world.size < 2 or self._job.health.slow_share == 0 or own_s is None:
-            return []
-        own_tensor = torch.tensor([own_s], dtype=torch.float64, device=mesh.device)
-        compute_s = mesh.numbers(all_gather(own_tensor, mesh.world))
-        return [slow.sentence(self._describe(slow.rank)) for slow in self._stragglers.look(first, compute_s)]
 
     def _describe(self, rank: int) -> str:
         ranks_per_node = self._mesh.ledger.ranks_per_node

@@ -123,8 +123,8 @@ _OF_THIS_RANK: ContextVar[_Flag | None] = ContextVar("preemption", default=None)
 
 
 def is_asked() -> bool:
-    """True if this rank was requested to save and leave. Ranks check this at the end of each step, and agree on the
-    answer."""
+    """True if this rank was requested to save and leave. Ranks check this before the update of each step, and agree on
+    the answer."""
     flag = _OF_THIS_RANK.get()
     return flag is not None and flag.look()
 

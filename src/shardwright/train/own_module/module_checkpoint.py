@@ -23,6 +23,7 @@ from shardwright.train.checkpoint.manifest import (
 from shardwright.train.checkpoint.saved_state import SavedState
 from shardwright.train.checkpoint.state_part import StoredState, optimizer_steps, units_of
 from shardwright.train.checkpoint.storage import Storage, open_storage
+from shardwright.train.health.first_not_finite import all_finite
 from shardwright.train.own_module.module_state import ModuleState, thawed_parameters
 
 
@@ -30,7 +31,7 @@ def save_module(job: JobSpec, replica: "ModuleReplica", mesh: Mesh, folder: str,
     """Write this rank's boxes, and then on rank 0 the manifest. Raises RunError, the same on every rank, if a rank
     can't write; also if trained weights are not finite, because `load` takes the newest checkpoint."""
     storage = _open_folder(folder, mesh)
-    is_ruined = any(not bool(unit.value_shard.isfinite().all()) for unit in units_of(replica))
+    is_ruined = not mesh.to_host(all_finite([unit.value_shard for unit in units_of(replica)], mesh))
     ruin_fault = "its weights are not finite; what was saved before stays, and load() goes on from that"
     agree(ruin_fault if is_ruined else "", mesh, f"the checkpoint of step {step} is not written")
     error = ""
@@ -106,7 +107,7 @@ def _chosen_step(storage: Storage, mesh: Mesh) -> int:
             error = f"{storage.root}: {fault}"
     agree(error, mesh, "checkpoints can't be looked for")
     newest_1 = broadcast(torch.tensor([newest], dtype=torch.int64, device=mesh.device), mesh.world, 0)
-    return int(mesh.on_host(newest_1).item())
+    return int(mesh.numbers(newest_1)[0])
 
 
 def _same_manifest(storage: Storage, step: int, mesh: Mesh) -> Manifest:

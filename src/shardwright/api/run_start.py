@@ -1,0 +1,87 @@
+"""The beginning of a run: what one on several machines must state, checkpoints that nobody asked for, the cost."""
+
+from typing import TYPE_CHECKING
+
+from shardwright.config.base import PlanError
+from shardwright.config.job import STATED, JobSpec
+from shardwright.config.units import counted, seconds_text
+
+if TYPE_CHECKING:
+    from shardwright.planner.own_plan import Estimate
+
+_LONG_S = 3600.0  # a run that takes longer writes checkpoints, if the job does not say otherwise
+_EVERY_S = 1800.0  # between these checkpoints
+
+
+def refuse_unstated(job: JobSpec, num_nodes: int) -> None:
+    """Raise PlanError if a run on several nodes leaves its data, learning rate or checkpoints to defaults, which are
+    made for a first try on one machine."""
+    if num_nodes == 1:
+        return
+    is_stated = {section: _states(job, section) for section in STATED}
+    faults = []
+    if not is_stated["data"]:
+        faults.append(
+            f"data.path is not stated, and the default trains on {job.data.path}; --set data.path=PATH names your text "
+            f"or tokens, and --set data.path={job.data.path} takes the default"
+        )
+    if not is_stated["optimizer"]:
+        faults.append(
+            f"optimizer.learning_rate is not stated, and the default is {job.optimizer.learning_rate:g}; large models "
+            "usually take 3e-4 to 6e-5, less the larger they are: --set optimizer.learning_rate=1e-4"
+        )
+    if not is_stated["checkpoint"]:
+        faults.append(
+            f"checkpoint.every_s is not stated, so a failure of one of {num_nodes:,} nodes would lose all; usual is "
+            f"--set checkpoint.every_s={_EVERY_S:g}, and --set checkpoint.every_steps=0 writes none"
+        )
+    if faults:
+        raise PlanError(f"job {job.name} on {counted(num_nodes, 'node')}", faults)
+
+
+def _states(job: JobSpec, section: str) -> bool:
+    """True if a job states one of the section's fields that a run on several machines must state."""
+    return bool(getattr(job, section).model_fields_set.intersection(STATED[section]))
+
+
+def with_checkpoints(job: JobSpec) -> JobSpec:
+    """The job with checkpoints if it is predicted to train for more than an hour and does not say when to write
+    them."""
+    if _states(job, "checkpoint") or _run_s(job) <= _LONG_S:
+        return job
+    return job.model_copy(update={"checkpoint": job.checkpoint.model_copy(update={"every_s": _EVERY_S})})
+
+
+def cost_text(job: JobSpec) -> str:
+    """A sentence on the predicted time and cost of a run, for its start; empty if the device is not known."""
+    estimate = _predicted(job)
+    if estimate is None:
+        return ""
+    from shardwright.cost.money import price_words
+    from shardwright.report.plans_text import usd_text
+
+    money = estimate.cost_of_steps(estimate.num_steps_of_run)
+    cost = f"{money.device_hours:,.3g} device-hours"
+    if money.usd is not None:
+        cost += f" and {usd_text(money.usd)}, {price_words(job.cluster)}"
+    step_s, steps = float(estimate.step.total), counted(job.optimizer.steps, "step")
+    kept = f"; a checkpoint every {seconds_text(job.checkpoint.every_s)}" if job.checkpoint.every_s else ""
+    return f"predicted: {steps} of {seconds_text(step_s)} take {seconds_text(_run_s(job))}, {cost}{kept}"
+
+
+def _predicted(job: JobSpec) -> "Estimate | None":
+    """The prediction of a job; None if its device is not known, or its price needs a number that is not."""
+    if job.cluster.device == "unknown":
+        return None
+    from shardwright.planner.own_plan import estimate
+
+    try:
+        return estimate(job)
+    except (KeyError, ValueError):
+        return None
+
+
+def _run_s(job: JobSpec) -> float:
+    """The predicted seconds of a run; 0 if unknown."""
+    estimate = _predicted(job)
+    return 0.0 if estimate is None else float(estimate.num_steps_of_run * estimate.effective_step_s)

@@ -1,0 +1,59 @@
+"""A run on several machines states what it trains on, how fast and what it keeps; a long run keeps something anyway."""
+
+from pathlib import Path
+
+import pytest
+
+from shardwright.api.run_start import cost_text, refuse_unstated, with_checkpoints
+from shardwright.config.base import PlanError
+from shardwright.config.job import JobSpec
+from shardwright.config.load import job_of_fields, load_job
+from shardwright.report.toml_files import job_toml, write_toml
+
+STATED = ("data.path=python-stdlib", "optimizer.learning_rate=0.001", "checkpoint.every_steps=0")
+ON_A_NODE = ("cluster.name=h100-node", "precision.compute=bf16")
+
+
+def job(*overrides: str) -> JobSpec:
+    return job_of_fields({}, overrides, "job")
+
+
+def test_each_default_that_would_be_regretted_is_refused_with_the_usual_value() -> None:
+    with pytest.raises(PlanError) as refused:
+        refuse_unstated(job(), 128)
+    data, rate, checkpoints = refused.value.faults
+    assert "--set data.path=PATH" in data and "--set optimizer.learning_rate=1e-4" in rate
+    assert "--set checkpoint.every_s=1800" in checkpoints
+    for number, stated in enumerate(STATED):
+        with pytest.raises(PlanError) as refused:
+            refuse_unstated(job(stated), 128)
+        assert len(refused.value.faults) == 2 and refused.value.faults == [
+            fault for place, fault in enumerate((data, rate, checkpoints)) if place != number
+        ]
+    refuse_unstated(job(*STATED), 128)
+    refuse_unstated(job(), 1)
+
+
+def test_what_is_stated_is_still_stated_in_a_file(tmp_path: Path) -> None:
+    """Also values that are the defaults."""
+    file = tmp_path / "job.toml"
+    write_toml(file, job(*STATED))
+    refuse_unstated(load_job(str(file)), 128)
+    assert "learning_rate" not in job_toml(job()) and "every_steps" not in job_toml(job())
+
+
+def test_a_long_run_keeps_checkpoints_unless_it_says_otherwise() -> None:
+    short, long = (load_job("quickstart", [*ON_A_NODE, f"optimizer.steps={n}"]) for n in (300, 10_000_000))
+    assert with_checkpoints(short) == short
+    assert with_checkpoints(long).checkpoint.every_s == 1800
+    unsaved = load_job("quickstart", [*ON_A_NODE, "optimizer.steps=10000000", "checkpoint.every_steps=0"])
+    assert with_checkpoints(unsaved) == unsaved
+    unknown = load_job("quickstart", ["optimizer.steps=10000000"])
+    assert with_checkpoints(unknown) == unknown
+
+
+def test_the_cost_is_told_with_its_price() -> None:
+    text = cost_text(with_checkpoints(load_job("quickstart", [*ON_A_NODE, "optimizer.steps=10000000"])))
+    assert text.startswith("predicted: 10,000,000 steps of ") and "a checkpoint every 30 min" in text
+    assert "at $6.16 a device and hour (CoreWeave, on-demand list price of February 2026)" in text
+    assert cost_text(load_job("quickstart")) == ""  # nothing is known of this machine

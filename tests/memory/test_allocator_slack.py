@@ -1,0 +1,124 @@
+"""What torch's allocator holds beside what it gave out, against a loop over the launches that are queued."""
+
+from collections import deque
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from shardwright.config.model_shape import ModelShape
+from shardwright.config.software import SoftwareSpec, software_of
+from shardwright.cost.calibration import shipped
+from shardwright.layers.chains import chains
+from shardwright.layers.query import PlanGrid, Run
+from shardwright.memory.allocator_slack import (
+    LAUNCH_QUEUE,
+    StreamBlocks,
+    copy_bytes,
+    largest_block,
+    pending_blocks,
+    stream_blocks,
+)
+from shardwright.memory.fit_chance import SPREAD, fit_chance
+from shardwright.memory.rank_estimate import peak_memory, rank_memory
+
+SHAPE = ModelShape(
+    layers=8, hidden=1024, heads=8, kv_heads=8, head_dim=128, ffn=4096, gated=True, vocab=32768, sequence=4096
+)
+GRID = PlanGrid(dp=1, tp=4, pp=1, microbatch=2, global_batch=16, sequence_parallel=True, zero=0)
+NANOTRON = software_of("nanotron")
+WHOLE = 2 * 4096 * 1024 * 2  # bytes of the residual stream of a microbatch
+
+
+def run(grid: PlanGrid, software: str = "nanotron", shape: ModelShape = SHAPE) -> Run:
+    return Run(
+        shape,
+        grid,
+        device="h100-sxm",
+        software=software,
+        devices_per_node=8,
+        node_bytes_per_s=450e9,
+        network_bytes_per_s=50e9,
+    )
+
+
+def queued_bytes(software: SoftwareSpec, num_layers: int, num_passes: int) -> float:
+    """Most bytes of blocks in the queue at the end of a forward, launch by launch: each layer of a forward and of a
+    backward frees 2 blocks that a reduce-scatter reads."""
+    queue: deque[int] = deque(maxlen=LAUNCH_QUEUE)
+    most = 0
+    for number in range(num_passes):
+        launches = int(software.queued[number % 2])
+        for _ in range(num_layers):
+            queue.extend([WHOLE] * 2 + [0] * (launches - 2))
+        most = max(most, sum(queue)) if number % 2 == 0 else most
+    return float(most)
+
+
+@pytest.mark.parametrize("num_layers", [4, 16, 24, 32, 48])
+@pytest.mark.parametrize("num_microbatches", [1, 4])
+def test_blocks_in_the_queue_are_those_of_a_loop_over_launches(num_layers: int, num_microbatches: int) -> None:
+    grid = replace(GRID, global_batch=2 * num_microbatches).as_arrays()
+    layers = [(np.array([num_layers]), StreamBlocks(2.0 * WHOLE, 2.0 * WHOLE))]
+    pending = pending_blocks(NANOTRON, grid, np.array([1]), layers)
+    looped = queued_bytes(NANOTRON, num_layers, 2 * num_microbatches - 1)
+    assert np.asarray(pending.expected).item() == pytest.approx(
+        looped, abs=4 * WHOLE
+    )  # a layer at each end of the queue
+    assert np.asarray(pending.most).item() == np.asarray(pending.expected).item()
+
+
+@pytest.mark.parametrize(("alive", "followed"), [(1, 0), (2, 0), (4, 2), (8, 6)])
+def test_a_pipeline_queues_the_forwards_that_follow_another(alive: int, followed: int) -> None:
+    """A forward of 3 layers launches 3 x 29; all of those that follow one another are in the queue."""
+    grid = replace(GRID, pp=8).as_arrays()
+    layers = [(np.array([3]), StreamBlocks(2.0 * WHOLE, 2.0 * WHOLE))]
+    pending = pending_blocks(NANOTRON, grid, np.array([alive]), layers)
+    assert np.asarray(pending.expected).item() == 3 * followed * 2 * WHOLE
+    assert np.asarray(pending.most).item() == 3 * max(1, followed) * 2 * WHOLE
+
+
+def test_the_sums_over_tp_are_the_blocks_that_a_stream_holds() -> None:
+    chain = chains(SHAPE, GRID, NANOTRON)["dense"]
+    blocks = stream_blocks(chain)
+    assert (blocks.forward, blocks.backward) == (2 * WHOLE, 2 * WHOLE)  # behind attention and MLP; before them
+    assert largest_block(chain) == 2 * 8192 * 2 * 4096 / 4  # both halves of the gated activation
+    alone = stream_blocks(chains(SHAPE, replace(GRID, tp=1, sequence_parallel=False), NANOTRON)["dense"])
+    assert (alone.forward, alone.backward) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("largest", "zero", "dp", "copies"),
+    [(0, 1, 4, 2), (600, 1, 4, 1), (400, 1, 4, 2), (2000, 1, 4, 0), (0, 0, 4, 0), (0, 1, 1, 0)],
+)
+def test_copies_of_a_gather_need_blocks_of_their_own_where_none_is_large_enough(
+    largest: int, zero: int, dp: int, copies: int
+) -> None:
+    """1,000 elements are a copy of 2,000 bytes, and over 4 ranks four of 500."""
+    grid = replace(GRID, zero=zero, dp=dp, global_batch=64).as_arrays()
+    num_bytes = copy_bytes(grid, (np.array([1000]),), float(largest))
+    assert np.all(num_bytes == 2000 * copies)
+
+
+def test_what_the_allocator_gives_back_is_reserved_and_not_needed() -> None:
+    for grid in (GRID, replace(GRID, pp=4), replace(GRID, dp=4, zero=1, global_batch=64)):
+        for memory in rank_memory(run(grid), shipped()):
+            assert memory.reserved(80e9) == memory.total + memory.slack > memory.total
+            assert memory.process < memory.reserved(80e9) + 2e9
+            # Of a plan that nearly fills a device, no more is reserved than there is, and no less than is in use.
+            assert memory.reserved(memory.total + 1e6) == memory.total + 1e6
+            assert memory.reserved(memory.total - 1e6) == memory.total
+
+
+def test_software_that_says_nothing_holds_what_is_lost_alone() -> None:
+    memory = peak_memory(run(GRID, "megatron-core"), shipped())
+    lost = 0.02 * float(memory.activations + memory.working + memory.buffers)
+    assert float(memory.slack) == pytest.approx(lost)
+    assert "slack" not in memory.as_dict()  # it is no part of what a process needs
+
+
+def test_the_chance_that_a_plan_fits() -> None:
+    assert fit_chance(80e9, 80e9) == 0.5
+    assert fit_chance(80e9 * np.exp(SPREAD), 80e9) == pytest.approx(0.1587, abs=1e-4)  # one standard deviation
+    assert fit_chance(40e9, 80e9) > 0.999 and fit_chance(160e9, 80e9) < 0.001
+    assert (fit_chance(0.0, 80e9), fit_chance(1e9, 0.0)) == (1.0, 0.0)
