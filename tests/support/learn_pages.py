@@ -21,6 +21,8 @@ from shardwright.learn.idea_figures import FIGURES
 from shardwright.learn.idea_pages import IDEAS, LANGUAGES, PAGES, TERMS, IdeaPage
 
 BLOCK = re.compile(r"^```sh\n(?P<command>.*?)\n```\n\n```text\n(?P<output>.*?)```$", re.MULTILINE | re.DOTALL)
+ANSWER = re.compile(r"^\*\*(?:Answer:|答：)\*\*.*?(?:\n\n|\Z)", re.MULTILINE | re.DOTALL)
+NUMBER = re.compile(r"(?<![a-zA-Z\d.,-])\d[\d,]*(?:\.\d+)?(?<!,)")
 PICTURE = re.compile(r"!\[[^\]]*\]\(figures/([a-z0-9-]+)\.svg\)")
 
 
@@ -56,10 +58,21 @@ def output_of(command: str) -> str:
 
 
 def filled(markdown: str) -> str:
-    """A page with the outputs that its commands have now."""
+    """A page with the outputs that its commands have now, and with the numbers of its answers from there."""
+    changes = [(block["output"], output_of(block["command"])) for block in BLOCK.finditer(markdown)]
+    answered = ANSWER.sub(lambda answer: NUMBER.sub(lambda number: renewed(number[0], changes), answer[0]), markdown)
     return BLOCK.sub(
-        lambda block: f"```sh\n{block['command']}\n```\n\n```text\n{output_of(block['command'])}```", markdown
+        lambda block: f"```sh\n{block['command']}\n```\n\n```text\n{output_of(block['command'])}```", answered
     )
+
+
+def renewed(number: str, changes: list[tuple[str, str]]) -> str:
+    """The number that has the place of another in the outputs of a page, of which `changes` has the old and the new."""
+    for old, new in reversed(changes):
+        before, after = NUMBER.findall(old), NUMBER.findall(new)
+        if number in before and len(before) == len(after):
+            return after[before.index(number)]
+    return number
 
 
 def main() -> None:

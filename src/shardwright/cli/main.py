@@ -15,7 +15,7 @@ from typing import NoReturn
 import click
 
 from shardwright import __version__
-from shardwright.cli import calibrate, catalog_commands, draw, learning, planning_page, predict
+from shardwright.cli import calibrate, catalog_commands, draw, learning, planning_page, predict, searching
 from shardwright.cli.agents import mcp_server
 from shardwright.cli.checked_job import load_to_run
 from shardwright.cli.command_group import CommandGroup
@@ -127,6 +127,7 @@ for command in (
     mcp_server,
     *draw.COMMANDS,
     *predict.COMMANDS,
+    *searching.COMMANDS,
     *calibrate.COMMANDS,
     *catalog_commands.COMMANDS,
     *learning.COMMANDS,

@@ -1,0 +1,261 @@
+"""The commands that search: the best plan of a job, its layout over stages, and both at each size of its cluster."""
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from shardwright.cli.checked_job import load, load_to_plan, say
+from shardwright.cli.interchange import NAMES, changes, export_fault, held_to, load_from, planned_for
+from shardwright.cli.job_options import (
+    PredictCommand,
+    asked_cluster,
+    cluster_options,
+    device_options,
+    expect_many_actions,
+    file_option,
+    has_colours,
+    job_options,
+    question_of,
+)
+from shardwright.cli.progress_bar import progress_shown
+
+
+def _search_options(command: Any) -> Any:
+    """Add the options that constrain the search for plans."""
+    between_help = "A range for a degree, plan.microbatch_size or batch.global_batch_size; may be repeated."
+    command = click.option("--between", multiple=True, metavar="FIELD=LOW,HIGH", help=between_help)(command)
+    keep_help = "A field of the plan that stays; may be repeated."
+    return click.option("--keep", multiple=True, metavar="plan.FIELD=VALUE", help=keep_help)(command)
+
+
+@click.command(
+    cls=PredictCommand,
+    brief=("--set", "--search", "--keep", "--toml", "--json"),
+    examples=(
+        "layout gemma2-27b-tpu",
+        "layout llama3-405b-16k --toml uneven.toml",
+    ),
+)
+@job_options
+@click.option(
+    "--search",
+    is_flag=True,
+    help="Choose the rest of the plan too, with 1F1B: for clusters of parts, as plan does it for those of one kind.",
+)
+@_search_options
+@file_option("--toml", help="Write the job with the layout, for train and the other commands.")
+def layout(
+    job: str,
+    overrides: tuple[str, ...],
+    as_json: bool,
+    search: bool,
+    toml: Path | None,
+    **search_options: Any,
+) -> None:
+    """Find how many layers each stage of JOB's plan should hold, and in which order a cluster's parts should stand.
+
+    The result is plan.layout, which `train` runs. Stages on slower devices get fewer layers.
+    """
+    from shardwright.config.base import PlanError
+    from shardwright.cost.calibration import shipped
+    from shardwright.planner.search.constraints import constraints_of
+    from shardwright.planner.stages.best_layout import best_layout
+    from shardwright.planner.stages.mixed_devices import best_mixed
+    from shardwright.report.layout_text import layout_dict, layout_text
+    from shardwright.report.toml_files import write_toml
+
+    try:
+        if search:
+            laid_out = best_mixed(load_to_plan(job, overrides).job, constraints_of(**search_options), shipped())
+        else:
+            laid_out = best_layout(load(job, overrides), shipped())
+    except KeyError as error:
+        raise PlanError(f"job {job}", [str(error.args[0])]) from None
+    if toml:
+        write_toml(toml, laid_out.job)
+    click.echo(json.dumps(layout_dict(laid_out)) if as_json else layout_text(laid_out))
+    if toml:
+        click.echo(f"the job with the layout is in {toml}", err=True)
+
+
+@click.command(
+    cls=PredictCommand,
+    brief=("--devices", "--device", "--for", "--keep", "--toml"),
+    examples=(
+        "plan llama3-8b --devices 64 --device h100-sxm",
+        "plan llama3-405b-16k --keep plan.tp=8 --toml chosen.toml",
+        "plan --from megatron docs/pretrain.sh --device a100-sxm-80g",
+    ),
+)
+@job_options
+@cluster_options
+@click.option("--top", type=click.IntRange(min=1), default=5, show_default=True, help="Plans to show.")
+@click.option("--details", is_flag=True, help="Also the search, every reason, and what would change the answer.")
+@_search_options
+@click.option(
+    "--float8",
+    metavar="NAME",
+    default="none",
+    show_default=True,
+    help="A recipe of precision.float8 that the search may choose beside the job's own.",
+)
+@click.option(
+    "--objective",
+    type=click.Choice(["time", "cost", "devices", "memory"]),
+    default="time",
+    show_default=True,
+    help="time: the fastest step; cost: the fewest dollars by token, on some of the nodes; devices: the fewest nodes "
+    "for a deadline; memory: the most room in plans at most 5 % slower than the fastest.",
+)
+@click.option(
+    "--as-software",
+    is_flag=True,
+    help="Leave out what the job's software (cluster.software) does not have. Without it such plans are marked.",
+)
+@click.option(
+    "--tokens", type=float, default=0.0, help="Tokens of the run whose days and money are told.  [default: 1e12]"
+)
+@click.option("--days", type=float, default=0.0, help="Days within which --tokens have to be trained on.")
+@click.option(
+    "--from",
+    "system_name",
+    type=click.Choice(NAMES),
+    help="JOB is a launch script or configuration of this training system; says which of its settings to change.",
+)
+@click.option(
+    "--for",
+    "target_name",
+    type=click.Choice(NAMES),
+    help="Plans that this training system has and `export` writes as they are, priced as its software.",
+)
+@click.option("--with", "further_files", multiple=True, metavar="FILE", help="--from: a further file; may be repeated.")
+@file_option("--toml", help="Write the job with the recommended plan, for train and the other commands.")
+def plan(
+    job: str,
+    overrides: tuple[str, ...],
+    as_json: bool,
+    system_name: str | None,
+    further_files: tuple[str, ...],
+    toml: Path | None,
+    **options: Any,
+) -> None:
+    """Find the best plan for JOB's model, batch and cluster, and say why it is.
+
+    JOB may be a model too, with --devices and --device. Every legal plan is considered; the one that is predicted to be
+    the fastest is recommended. JOB's own plan, if it has one, is compared with what is found.
+    """
+    from shardwright.api.found_plans import PlanQuestion, found_plans
+    from shardwright.interchange.carried_data import with_paths_from
+    from shardwright.report.toml_files import write_toml
+
+    expect_many_actions()
+    details, target_name = options.pop("details"), options.pop("target_name")
+    question, cluster = question_of(PlanQuestion, options), asked_cluster(options)
+    question.constraints()  # faults of these options are found before the job is read
+    imported = system = None
+    if system_name:
+        to_plan, imported, system = load_from(system_name, (job, *further_files), overrides, cluster)
+    else:
+        to_plan = load_to_plan(job, overrides, cluster, as_json)
+    target, objection = system, None
+    if target_name:
+        target, to_plan = planned_for(target_name, to_plan)
+        objection = partial(export_fault, target)
+    restrict = partial(held_to, target, to_plan.job.cluster.software) if target else None
+    with progress_shown():
+        plans = found_plans(f"job {job}", to_plan, question, restrict, objection)
+        advice = plans.advice if as_json else plans.explained
+    own_changes: str | dict[str, Any] = ""
+    if system and imported and to_plan.own_job and not to_plan.own_faults:
+        own_changes = changes(system, to_plan.own_job, advice, as_json, imported=imported)
+    if toml and plans.best is not None:
+        write_toml(toml, with_paths_from(plans.best, toml.parent) if system_name else plans.best)
+    if as_json:
+        rows = plans.dicts()
+        click.echo(json.dumps({"as_given": own_changes or None, "plans": rows} if system_name else rows))
+    else:
+        click.echo("\n\n".join(filter(None, (str(own_changes), plans.screen(details, has_colours())))))
+    if plans.best is None:
+        sys.exit(1)
+    if toml:
+        click.echo(f"the job with the recommended plan is in {toml}", err=True)
+
+
+@click.command(
+    cls=PredictCommand,
+    brief=("--devices", "--device", "--keep", "--tokens", "--json"),
+    examples=(
+        "scale llama3-8b --devices 8-256 --device h100-sxm",
+        "scale gpt3-175b-1024 --devices 512,1024 --keep plan.tp=8",
+    ),
+)
+@job_options
+@click.option(
+    "--devices",
+    "--gpus",
+    required=True,
+    metavar="N,N,LOW-HIGH",
+    help="Sizes of the cluster, in devices: single ones, and ranges that are doubled from one end to the other.",
+)
+@click.option(
+    "--tokens",
+    type=click.IntRange(min=1),
+    default=None,
+    help="Tokens of the whole run, for days and for the critical batch.  [default: those of optimizer.steps]",
+)
+@device_options
+@_search_options
+@file_option("--svg", help="Write a picture.")
+def scale(
+    job: str,
+    overrides: tuple[str, ...],
+    as_json: bool,
+    devices: str,
+    tokens: int | None,
+    svg: Path | None,
+    **options: Any,
+) -> None:
+    """Find the best plan of JOB at each size of its cluster, and say what more devices bring.
+
+    Strong scaling keeps the batch, weak scaling the batch of a device. Nodes are as in JOB's cluster.
+    """
+    from shardwright.api.scaled import scaled
+    from shardwright.config.job_file import names_model
+    from shardwright.planner.scaling import sizes_of
+    from shardwright.planner.search.constraints import constraints_of
+    from shardwright.report.output import write_output
+
+    expect_many_actions()
+    _refuse_plan_overrides(overrides)
+    constraints, sizes = constraints_of(options.pop("keep"), options.pop("between")), sizes_of(devices)
+    smallest = sizes[0] if names_model(job) else 0
+    cluster = asked_cluster(options | {"devices": smallest})
+    to_plan = load_to_plan(job, overrides, cluster, as_json)
+    if not as_json:
+        say(to_plan.notes, as_json)
+    curves = scaled(f"job {job}", to_plan.job, sizes, constraints, tokens=tokens or 0)
+    if svg:
+        write_output(svg, curves.svg(), "--svg")
+    click.echo(json.dumps(curves.to_dict()) if as_json else str(curves))
+
+
+def _refuse_plan_overrides(overrides: tuple[str, ...]) -> None:
+    """Raise PlanError for an override of a field of the plan that a search chooses."""
+    from shardwright.config.base import PlanError
+    from shardwright.config.plan import UNSEARCHED
+
+    keys = {override: override.partition("=")[0].strip() for override in overrides}
+    kept = {f"plan.{name}" for name in UNSEARCHED}
+    searched = [override for override, key in keys.items() if key.partition(".")[0] == "plan" and key not in kept]
+    if searched:
+        way_out = f"say --keep {searched[0]} in its place"
+        raise PlanError(
+            "scale --set", [f"a plan is searched for each size, so {searched[0]} would not hold; {way_out}"]
+        )
+
+
+COMMANDS = (layout, plan, scale)
