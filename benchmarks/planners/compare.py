@@ -37,8 +37,6 @@ from to_calculon import Calculon
 from to_llm_analysis import LLMAnalysis
 from to_simumax import SimuMax
 
-from shardwright.measure.measured_runs.sweeps import RankedPlan, ranking_quality
-
 SHOWN = ("sc21", "kor22")  # families printed row by row
 WITHOUT_MEMORY, WITHOUT_TIME = (CONSTANT, LEFT_OUT, BLIND), (MEGATRON,)
 
@@ -93,25 +91,6 @@ def print_rows(lines: list[Line], names: list[str], shown: tuple[str, ...]) -> N
     print_table(["row", "measured, s", *names], rows)
 
 
-def print_order(lines: list[Line], names: list[str]) -> None:
-    """Print Kendall's tau and regret of each planner in the sweeps that it expresses."""
-    scores = {
-        name: ranking_quality(
-            RankedPlan(line.row, line.answers[name].step_s) for line in lines if line.is_answered([name])
-        )
-        for name in names
-    }
-    rows = []
-    for family in sorted({family for by_family in scores.values() for family in by_family}):
-        cells = []
-        for by_family in scores.values():
-            score = by_family.get(family)
-            text = score and f"{100 * score['regret']:.1f} %, {score['kendall_tau']:.2f}, {score['sweeps']:.0f} sweeps"
-            cells.append(text or "-")
-        rows.append([family, *cells])
-    print_table(["regret, Kendall's tau", *names], rows)
-
-
 def print_reasons(lines: list[Line], others: list[str]) -> None:
     """Print the limits of other planners, with the number of rows that exceed each. A row may exceed several."""
     for name in others:
@@ -163,7 +142,6 @@ def print_tables_of_runs(lines: list[Line], planners: list[str]) -> None:
     print_rows(lines, names, SHOWN)
     print_rows(lines, [*names, PUBLISHED], (PUBLISHED_FAMILY,))
     print_memory(lines, [OURS, *planners, PUBLISHED])
-    print_order(lines, names)
 
 
 def open_planners(arguments: argparse.Namespace) -> dict[str, Planner]:
