@@ -79,7 +79,7 @@ def software_words(job: JobSpec, time: StepTime | None) -> str:
     if not software.is_own:
         return filled(f"Predicted, not measured: steps of {software.name}.{error}")
     return filled(
-        f"Predicted, not measured: steps of this runtime, Shardwright's own, which has not run on several GPUs yet."
+        f"Predicted, not measured: steps of this runtime, Shardwright's own, which has not run on several devices yet."
         f"{error} For plans of software that you run: --for megatron, --for torchtitan."
     )
 
