@@ -239,6 +239,10 @@ _OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "--tokens": WHOLES, "--svg": ("out.svg", "no/x.svg"), "--keep": ("plan.tp=2", "x"), "--between": _RANGES,
     },
+    "compare": {
+        "--on": ("h100-sxm:8", "a100-sxm-80g:16@1.5", "x:8", "h100-sxm:0", "h100-sxm:3@", ":", "h100-sxm:8@1.2.3", ""),
+        "--tokens": FLOATS, "--keep": ("plan.tp=2", "x"), "--between": _RANGES, "--as-software": (),
+    },
     "layout": {"--search": (), "--toml": ("out.toml", "fifo", "no/x"), "--keep": ("plan.tp=2",), "--between": _RANGES},
     "launch": {
         "--slurm": (), "--kubernetes": (), "--torchrun": (), "--save-before": WHOLES, "--port": WHOLES,
@@ -261,6 +265,8 @@ def option_case(random: Random) -> Case:
     case.arguments.append(random.choice(_SCHEDULES) if command == "schedule" else random.choice(["job.toml", "yi-34b"]))
     if command == "scale":
         case.arguments += ["--devices", random.choice(["8", "8,16"])]
+    if command == "compare":
+        case.arguments += ["--on", "h100-sxm:8"]
     for _ in range(random.choice([1, 2, 2, 3, 4])):
         if not _OPTIONS[command]:
             break

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardwright.api.asked_job import AskedJob
+from shardwright.api.compared import Compared, compared
 from shardwright.api.estimated import Estimated, estimated
 from shardwright.api.explained import Explained
 from shardwright.api.found_plans import FoundPlans, PlanQuestion, found_plans
@@ -168,6 +169,21 @@ class Job(AskedJob):
         options.check(self.subject)
         job = self.to_plan().job
         return scaled(self.subject, job, sizes_of(sizes), constraints_of(keep, between), tokens=tokens)
+
+    def compare(
+        self, on: Sequence[str], *, tokens: float = 0.0, keep: Sequence[str] = (), between: Sequence[str] = ()
+    ) -> Compared:
+        """The command `compare`: the best plan on each of some clusters, such as "h100-sxm:64", in place of the job's.
+        Raises PlanError.
+
+        >>> job = load("tiny-llama", devices=8, device="h100-sxm")
+        >>> job.compare(["h100-sxm:8", "a100-sxm-80g:8"], keep=["plan.tp=2", "plan.pp=1"]).to_dict()["fastest"]
+        0
+        """
+        options = GivenOptions()
+        names = options.texts("on", on, "h100-sxm:64")
+        options.check(self.subject)
+        return compared(self.job, self.overrides, names, PlanQuestion(keep=keep, between=between, tokens=tokens))
 
     def train(self, *, fresh: bool = False, weights_from: str | Path | None = None) -> "TrainingResult":
         """The command `train`, with its --fresh and --from: run the job here. It starts the local ranks itself; under
