@@ -263,7 +263,7 @@ def _refuse_plan_overrides(overrides: tuple[str, ...]) -> None:
     brief=("--on", "--tokens", "--keep", "--set", "--json"),
     examples=(
         "compare llama3-8b --on h100-sxm:64 --on b200-sxm:32",
-        "compare llama3-8b --on h100-sxm:64@2.50 --on a100-sxm-80g:128@1.40 --tokens 2e12",
+        "compare llama3-8b --on h100-sxm:64@2.50 --on h200-sxm:32@3.20",
     ),
 )
 @job_options

@@ -9,7 +9,10 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from shardwright.config.cluster import ClusterSpec
+from shardwright.config.cluster_facts import network_gb_per_s, node_devices, node_gb_per_s
 from shardwright.config.job import JobSpec
+from shardwright.config.link_words import link_words
 from shardwright.config.units import GIB, number_text
 from shardwright.cost.money import price_words, usd_per_device_hour
 from shardwright.planner.advice.priced_plan import PricedPlan
@@ -17,7 +20,7 @@ from shardwright.planner.search.plan_price import room_bytes
 from shardwright.report.fit_verdict import no_plan_text
 from shardwright.report.plan_screen import software_words
 from shardwright.report.plans_text import lacking, marked_words, plan_cost, plan_dict, run_days, step_text, usd_text
-from shardwright.report.prediction_notes import job_notes
+from shardwright.report.prediction_notes import told_notes
 from shardwright.report.text_columns import filled, terminal_width
 
 _OTHER_SOFTWARE = "For plans of software that you run: --as megatron-core, and others of `shardwright software`."
@@ -83,10 +86,7 @@ def comparison_screen(clusters: Sequence[ClusterPlan], notes: Sequence[str]) -> 
     """The clusters as parts of a screen. `notes` are about values that nobody stated."""
     times = [cluster.plan.time for cluster in clusters if cluster.plan]
     parts: list[RenderableType] = [software_words(clusters[0].job, times, _OTHER_SOFTWARE), _heading(clusters)]
-    num_columns = max(1, (terminal_width() - _LABELS_WIDTH) // (_LEAST_WIDTH + _GAP))
-    best = {total: best_index(clusters, total) for total in _GOALS.values()}
-    for start in range(0, len(clusters), num_columns):
-        parts.append(_table(clusters, range(start, min(start + num_columns, len(clusters))), best))
+    parts += _tables(clusters)
     parts.append("\n".join(_best_words(clusters)))
     for cluster in clusters:
         if cluster.plan is None:
@@ -94,7 +94,7 @@ def comparison_screen(clusters: Sequence[ClusterPlan], notes: Sequence[str]) -> 
     lacks = dict.fromkeys(word for cluster in clusters if cluster.plan for word in lacking(cluster.plan))
     if lacks:
         parts.append(filled(f"* {clusters[0].job.cluster.software} lacks {', '.join(lacks)}, which this runtime has."))
-    remarks = dict.fromkeys([*notes, *(note for cluster in clusters for note in job_notes(cluster.job))])
+    remarks = dict.fromkeys([*notes, *(note for cluster in clusters for note in told_notes(cluster.job))])
     remarks["days, money and energy are without time lost to failures"] = None
     parts.append("\n".join(filled(f"Note: {remark}.") for remark in remarks))
     return parts
@@ -120,11 +120,18 @@ def _has_one_batch(clusters: Sequence[ClusterPlan]) -> bool:
     return len({(one.job.tokens_per_step, one.job.precision.product_number) for one in clusters}) == 1
 
 
-def _table(clusters: Sequence[ClusterPlan], indices: range, best: dict[str, int | None]) -> Table:
-    """Rows of figures with a column for each of some clusters; the best figures of all are green."""
+def _tables(clusters: Sequence[ClusterPlan]) -> Iterator[Table]:
+    """Figures with a column for each cluster, in as many tables as the terminal's width asks for."""
+    num_columns = min(len(clusters), (terminal_width() - _LABELS_WIDTH) // (_LEAST_WIDTH + _GAP))
+    width = min(_MOST_WIDTH, (terminal_width() - _LABELS_WIDTH) // num_columns - _GAP)
+    for start in range(0, len(clusters), num_columns):
+        yield _table(clusters, range(start, min(start + num_columns, len(clusters))), width)
+
+
+def _table(clusters: Sequence[ClusterPlan], indices: range, width: int) -> Table:
+    """Rows of figures with a column of `width` characters for each of some clusters; the best of all are green."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, _GAP, 0, 0))
     table.add_column("", width=_LABELS_WIDTH, no_wrap=True)
-    width = min(_MOST_WIDTH, (terminal_width() - _LABELS_WIDTH) // len(indices) - _GAP)
     for index in indices:
         table.add_column(clusters[index].name, width=width, overflow="fold")
     columns = [_cells(clusters[index], has_batch=not _has_one_batch(clusters)) for index in indices]
@@ -132,7 +139,7 @@ def _table(clusters: Sequence[ClusterPlan], indices: range, best: dict[str, int 
     for label in columns[0]:
         cells = []
         for index, column in zip(indices, columns, strict=True):
-            is_best = label in totals and best[totals[label]] == index
+            is_best = label in totals and best_index(clusters, totals[label]) == index
             cells.append(Text(column[label], style="green" if is_best else ""))
         table.add_row(label, *cells)
     return table
@@ -151,12 +158,20 @@ def _cells(cluster: ClusterPlan, has_batch: bool) -> dict[str, str]:
         "days": number_text(totals["days"] or 0.0) if plan else "",
         "money": usd_text(totals["usd"]) if plan else "",
         "energy": ("unknown" if kwh is None else f"{kwh:,.0f} kWh") if plan else "",
+        "links": _link_words(job.cluster),
         "price": price_words(job.cluster).removeprefix("at ") or "unknown (DEVICE:N@USD)",
     }
     if not has_batch:
         return cells
     batch = f"{job.batch.global_batch_size:,} sequences, {job.precision.product_number}"
     return {"plan": cells["plan"], "batch": batch} | cells
+
+
+def _link_words(cluster: ClusterSpec) -> str:
+    """Gigabytes a second of a device within its node, and between nodes."""
+    size = node_devices(cluster)
+    words = f"{node_gb_per_s(cluster):g} GB/s in a {link_words(cluster).domain} of {size:,}"
+    return words + (f", {network_gb_per_s(cluster):g} between" if cluster.num_devices > size else "")
 
 
 def _best_words(clusters: Sequence[ClusterPlan]) -> Iterator[str]:
