@@ -188,6 +188,9 @@ def test_sizes_that_an_objective_compared_are_shown() -> None:
     cheap = said("plan", *small, "--objective", "cost")
     assert "at each size that was compared" in cheap and "too slow" not in cheap
     assert "at each size" not in said("plan", *small)
+    saving = said("plan", *small, "--objective", "energy")
+    tables = [text[text.index("at each size") : text.index("Of the step")] for text in (cheap, saving)]
+    assert tables[0] == tables[1] and "money kWh" in tables[0]
 
 
 def test_a_plan_that_is_as_fast_as_the_fastest_is_not_said_to_be_slower() -> None:
