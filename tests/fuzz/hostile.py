@@ -240,7 +240,8 @@ _OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "--tokens": WHOLES, "--svg": ("out.svg", "no/x.svg"), "--keep": ("plan.tp=2", "x"), "--between": _RANGES,
     },
     "compare": {
-        "--on": ("h100-sxm:8", "a100-sxm-80g:16@1.5", "x:8", "h100-sxm:0", "h100-sxm:3@", ":", "h100-sxm:8@1.2.3", ""),
+        "--on": ("h100-sxm:8", "a100-sxm-80g:16@1.5", "x:8", "h100-sxm@94gib:8", "h100-sxm@0gib:8", "h100-sxm:0",
+                 "h100-sxm:3@", ":", "h100-sxm:8@1.2.3", ""),
         "--tokens": FLOATS, "--keep": ("plan.tp=2", "x"), "--between": _RANGES, "--as-software": (),
     },
     "layout": {"--search": (), "--toml": ("out.toml", "fifo", "no/x"), "--keep": ("plan.tp=2",), "--between": _RANGES},
@@ -251,7 +252,7 @@ _OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "--image": ("us/it:1", "a#b:1", "-x", "a b", "$(id)", ""), "--claim": ("runs", "RUNS", "../x", ""),
         "--first-node": ("node1", "a b", "-x", "x" * 300, ""), "--out": ("out.sh", "fifo", "/dev/full", "job.toml"),
     },
-    "estimate": {}, "explain": {},
+    "estimate": {"--memory-gib": FLOATS}, "explain": {},
 }  # fmt: skip
 _SCHEDULES = ("1f1b", "gpipe", "interleaved-1f1b", "looped-bfs", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min",
               "dualpipe", "dualpipev", "pipedream", "pipedream-2bw", "auto", "sequential", "x", "", "1F1B")  # fmt: skip

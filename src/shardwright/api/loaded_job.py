@@ -33,14 +33,15 @@ def load(
     devices: int = 0,
     device: str = "",
     devices_per_node: int = 0,
+    memory_gib: float = 0.0,
     software: str = "",
     **sections: Mapping[str, Any],
 ) -> "Job":
     """Read a job: a TOML file, a name of the catalog, a config.json or a folder with one, or a dictionary of fields.
 
-    Overrides are those of --set, or sections of fields. `devices`, `device` and `devices_per_node` replace the job's
-    cluster, and `software` is that of --as. Raises PlanError with every fault except those of the plan: the plan is
-    checked when it is used, since `Job.plan` may start from a plan with faults.
+    Overrides are those of --set, or sections of fields. `devices`, `device`, `devices_per_node` and `memory_gib`
+    replace the job's cluster, and `software` is that of --as. Raises PlanError with every fault except those of the
+    plan: the plan is checked when it is used, since `Job.plan` may start from a plan with faults.
 
     >>> job = load("quickstart", "plan.tp=1", plan={"dp": 4})
     >>> job
@@ -54,6 +55,7 @@ def load(
         options.whole("devices", devices, least=0),
         options.text("device", device, "h100-sxm"),
         options.whole("devices_per_node", devices_per_node, least=0),
+        options.number("memory_gib", memory_gib, 94.0),
     )
     software = options.text("software", software, "megatron-2023")
     options.check("load")

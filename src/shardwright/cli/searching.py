@@ -19,6 +19,7 @@ from shardwright.cli.job_options import (
     file_option,
     has_colours,
     job_options,
+    memory_option,
     question_of,
 )
 from shardwright.cli.progress_bar import progress_shown
@@ -208,6 +209,7 @@ def plan(
     help="Tokens of the whole run, for days and for the critical batch.  [default: those of optimizer.steps]",
 )
 @device_options
+@memory_option
 @_search_options
 @file_option("--svg", help="Write a picture.")
 def scale(
