@@ -84,7 +84,7 @@ def software_words(job: JobSpec, times: Sequence[StepTime], other_software: str)
     if not software.is_own:
         return filled(f"Predicted, not measured: steps of {software.name}.{error}")
     return filled(
-        f"Predicted, not measured: steps of this runtime, Shardwright's own, which has not run on several GPUs yet."
+        f"Predicted, not measured: steps of this runtime, Shardwright's own, which has not run on several devices yet."
         f"{error} {other_software}"
     )
 
