@@ -14,7 +14,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from answer import Answer, refuse, said_by_none, write_answers
+from answer import Answer, limits_of_all, refuse, write_answers
 
 from shardwright.config.software import software_of
 from shardwright.layers.query import Run
@@ -41,7 +41,7 @@ def faults_of(run: Run) -> list[str]:
         f"no {grid.schedule} schedule": grid.schedule in SCHEDULES,
         "no latent attention": shape.latent is None,
         "no context parallelism": grid.cp == 1,
-    } | said_by_none(run)
+    } | limits_of_all(run)
     return [fault for fault, can_say in known.items() if not can_say]
 
 

@@ -15,7 +15,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from answer import Answer, refuse, said_by_none, write_answers
+from answer import Answer, limits_of_all, refuse, write_answers
 
 from shardwright.config.software import software_of
 from shardwright.layers.query import Run
@@ -23,6 +23,7 @@ from shardwright.layers.query import Run
 # The system files that it ships, by our name of the device, and the one whose links in a node it measured on NVLink.
 SYSTEMS = {"a100-sxm-80g": "a100_bf16.json", "b200-sxm": "b200_bf16_ceperm.json"}
 NVLINK = "b200_bf16_ceperm.json"
+ANY_DEVICE = "b200_bf16_ceperm.json"  # for memory, which depends on no device
 SCHEDULES = ("sequential", "1f1b", "interleaved-1f1b")
 RECOMPUTE = {"none": None, "selective": "sdp_only", "full": "full_block"}
 # Bytes by element in the forward pass from which on an operation is not one kernel.
@@ -34,15 +35,24 @@ SECONDS = {"ms": 1e-3, "s": 1.0}
 
 def faults_of(run: Run) -> list[str]:
     """All that its input can't say about a run, or that is not translated here."""
+    return device_faults(run) + plan_faults(run)
+
+
+def device_faults(run: Run) -> list[str]:
+    """The reason why it has no time of any plan on a run's device."""
+    return [] if run.device in SYSTEMS else [f"no system file for {run.device}"]
+
+
+def plan_faults(run: Run) -> list[str]:
+    """All that its input can't say about a run's model and plan, or that is not translated here."""
     shape, grid = run.shape, run.grid
     known = {
-        f"no system file for {run.device}": run.device in SYSTEMS,
         f"no ZeRO-{grid.zero}: it warns and prices ZeRO-1": grid.zero <= 1,
         f"no {grid.schedule} schedule": grid.schedule in SCHEDULES,
         f"no context parallelism by {grid.cp_method}": grid.cp == 1,
         "a mixture of experts, not translated here": shape.experts is None,
         "latent attention, not translated here": shape.latent is None,
-    } | said_by_none(run)
+    } | limits_of_all(run)
     return [fault for fault, can_say in known.items() if not can_say]
 
 
@@ -108,29 +118,43 @@ class SimuMax:
         systems = folder / "configs" / "system"
         read = {file: json.loads((systems / file).read_text(encoding="utf-8")) for file in {*SYSTEMS.values(), NVLINK}}
         self._systems = {device: read[file] for device, file in SYSTEMS.items()}
-        self._nvlink = read[NVLINK]
+        self._nvlink, self._any_device = read[NVLINK], read[ANY_DEVICE]
 
     def answer(self, run: Run) -> Answer:
-        """Step and memory of the fullest stage; ValueError with what it can't express."""
-        refuse(faults_of(run))
-        config = self._config
-        perf = self._perf()
+        """Step and memory of the fullest stage, memory alone for a device without a system file; ValueError with what
+        it can't express."""
+        if plan_faults(run):
+            refuse(faults_of(run))
+        without_time = "; ".join(device_faults(run))
         # It warns of what it leaves out with every plan, and prints the padding of the vocabulary.
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             try:
-                perf.configure(
-                    config.StrategyConfig.init_from_dict(strategy_of(run)),
-                    config.ModelConfig.init_from_dict(model_of(run)),
-                    config.SystemConfig.init_from_dict(system_of(run, self._systems[run.device], self._nvlink)),
-                )
-                perf.run_estimate()
-                cost, memory = perf.analysis_cost(), perf.analysis_mem()
+                perf = self._estimated(run)
+                step_s = 0.0 if without_time else step_seconds(perf)
+                stages = perf.get_pp_stage_peak_mem(perf.analysis_mem(), "peak_mem")
             except (AssertionError, RuntimeError) as error:
                 # A semicolon would part one reason into two.
                 raise ValueError(f"SimuMax refuses it: {error}".replace("; ", ", ")) from error
-        value, unit = cost.get("duration_time_per_iter").split()
-        return Answer(float(value) * SECONDS[unit], max(perf.get_pp_stage_peak_mem(memory, "peak_mem").values()) / 1e9)
+        return Answer(step_s, max(stages.values()) / 1e9, without_time)
+
+    def _estimated(self, run: Run) -> Any:
+        """Its PerfLLM of a run, after its estimate of all operators."""
+        config, perf = self._config, self._perf()
+        system = self._systems.get(run.device, self._any_device)
+        perf.configure(
+            config.StrategyConfig.init_from_dict(strategy_of(run)),
+            config.ModelConfig.init_from_dict(model_of(run)),
+            config.SystemConfig.init_from_dict(system_of(run, system, self._nvlink)),
+        )
+        perf.run_estimate()
+        return perf
+
+
+def step_seconds(perf: Any) -> float:
+    """Seconds of a step, which it prints in a unit of its choice."""
+    value, unit = perf.analysis_cost().get("duration_time_per_iter").split()
+    return float(value) * SECONDS[unit]
 
 
 if __name__ == "__main__":

@@ -250,21 +250,102 @@ def test_simumax_answers_in_seconds_of_the_fullest_stage(
 
 def test_what_simumax_publishes_has_the_errors_that_it_prints(adapters: Any) -> None:
     """All runs of its family, and the errors of its own table: -8.97 % and -0.42 %, -13.54 % and -0.50 %."""
-    compare = adapters("compare")
-    published = compare.read_published(compare.PUBLISHED_ROWS)
-    assert set(published) == {name for name, row in ROWS.items() if row.family == compare.PUBLISHED_FAMILY}
+    lines = adapters("lines")
+    published = lines.read_published(lines.PUBLISHED_ROWS)
+    assert set(published) == {name for name, row in ROWS.items() if row.family == lines.PUBLISHED_FAMILY}
     for name, time_error, memory_error in (("simumax-004", -8.97, -0.42), ("simumax-021", -13.54, -0.50)):
-        line = compare.Line(ROWS[name], {"theirs": published[name]})
+        line = lines.Line(ROWS[name], {"theirs": published[name]})
         assert 100 * line.error("theirs") == pytest.approx(time_error, abs=0.006)
         assert 100 * line.memory_error("theirs") == pytest.approx(memory_error, abs=0.02)
 
 
 def test_errors_weigh_families_alike(adapters: Any) -> None:
     """One row that is 30 % off in a family of one, and two exact ones in another: 15 % on average, not 10 %."""
-    compare, answer = adapters("compare"), adapters("answer")
+    module, answer = adapters("lines"), adapters("answer")
     lines = []
     for name, ratio in (("kor22-001", 1.3), ("sc21-001", 1.0), ("sc21-002", 1.0)):
         row = ROWS[name]
-        lines.append(compare.Line(row, {"theirs": answer.Answer(row.step_s * ratio, 0.0)}))
-    assert compare.error_cells(lines, "theirs", compare.Line.error) == "15.0 / 0.0 (+15.0)"
+        lines.append(module.Line(row, {"theirs": answer.Answer(row.step_s * ratio, 0.0)}))
+    assert module.error_cells(lines, [line.error("theirs") for line in lines]) == "15.0 / 0.0 (+15.0)"
     assert lines[0].is_answered(["theirs"])
+
+
+def test_simumax_gives_memory_alone_of_a_device_without_a_system_file(
+    adapters: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory depends on no device; a plan that it can't express has none."""
+    simumax, answer = adapters("to_simumax"), adapters("answer")
+
+    class Estimated:
+        """Bytes of a stage, and no time."""
+
+        def analysis_mem(self) -> None:
+            """Nothing: the peak is below."""
+
+        def get_pp_stage_peak_mem(self, memory: None, key: str) -> dict[str, float]:
+            """The peak of the one stage."""
+            return {"first": 3e9}
+
+    planner = object.__new__(simumax.SimuMax)
+    monkeypatch.setattr(simumax.SimuMax, "_estimated", lambda self, run: Estimated())
+    run = replace(run_of(ROWS["simumax-001"]), device="h100-sxm")
+    assert planner.answer(run) == answer.Answer(0.0, 3.0, "no system file for h100-sxm")
+    with pytest.raises(ValueError, match=r"^no system file for h100-sxm; no ZeRO-3"):
+        planner.answer(replace(run, grid=replace(run.grid, zero=3)))
+
+
+def test_megatrons_formula_gives_the_bytes_of_its_terms(adapters: Any) -> None:
+    """GPT 22B on 8 devices, tp 8 with sequence parallelism and selective recomputation (`kor22-002`): 18 bytes a
+    parameter, (18 h + 4 f) bytes of activations a token and layer, and logits in float32."""
+    formula = adapters("formulas").MegatronFormula()
+    run = run_of(ROWS["kor22-002"])
+    shape, grid = run.shape, run.grid
+    assert (grid.tp, grid.pp, grid.virtual, grid.recompute) == (8, 1, 1, "selective") and shape.vocab % 1024 == 0
+    width, tokens, table = shape.hidden, shape.sequence * grid.microbatch, shape.vocab * shape.hidden
+    layer = 12 * width**2 + 4 * width  # the formula has weights and biases of both norms, and no other biases
+    parameters = (shape.layers * layer + 2 * width + table) / 8
+    activations = tokens * (shape.layers * (18 * width + 4 * shape.ffn) + 8 + width + 4 * (width + shape.vocab)) / 8
+    answer = formula.answer(run)
+    assert (answer.step_s, answer.memory_gb) == (0.0, pytest.approx((18 * parameters + activations) / 1e9, rel=1e-12))
+    for change, limit in (({"recompute": "full"}, "whole layers"), ({"zero": 3}, "ZeRO-3"), ({"cp": 2}, "context")):
+        with pytest.raises(ValueError, match=limit):
+            formula.answer(replace(run, grid=replace(grid, **change)))
+
+
+def test_the_textbook_divides_what_zero_divides_and_adds_the_bubble(adapters: Any) -> None:
+    """16 bytes a parameter, 4 + 12/dp under ZeRO 1, 16/dp under ZeRO 3; a pipeline adds (p - 1) / m of the time."""
+    textbook = adapters("formulas").Textbook()
+    run = run_of(ROWS["sc21-001"])
+    one = replace(run.grid, dp=4, global_batch=64, microbatch=1)
+    by_zero = [textbook._model_bytes(replace(run, grid=replace(one, zero=zero))) for zero in (0, 1, 3)]
+    assert [num_bytes / by_zero[0] for num_bytes in by_zero] == pytest.approx([1.0, 7 / 16, 1 / 4])
+    pipeline = replace(one, dp=1, pp=4, schedule="1f1b")
+    flat = replace(pipeline, pp=1, dp=4)
+    with_bubble, without = (textbook.answer(replace(run, grid=grid)).step_s for grid in (pipeline, flat))
+    assert with_bubble / without == pytest.approx(1 + 3 / 64)
+
+
+def test_verdicts_count_plans_that_ran_and_plans_that_ran_out(adapters: Any) -> None:
+    """One of two that ran is refused, and the one that ran out passes: one verdict of three is right."""
+    module, measures, answer = adapters("lines"), adapters("measures"), adapters("answer")
+    verdicts = (("sc21-001", "runs", True), ("sc21-002", "runs", False), ("sc21-003", "oom", True))
+    lines = [
+        module.Line(ROWS[name], {"theirs": answer.Answer(1.0, 1.0, fits=fits)}, table) for name, table, fits in verdicts
+    ]
+    assert measures._fit_cell(lines, "theirs") == "33.3 % (1 of 2, 1 of 1)"
+
+
+def test_layers_of_stages_stay_untold(adapters: Any) -> None:
+    """No table has them: they are nanotron's, by a description of ours."""
+    row = ROWS["sc21-005"]
+    run = run_of(row)
+    divided = replace(row, run=replace(run, grid=replace(run.grid, layout=(1, 2))))
+
+    class Planner:
+        """A planner that answers with the number of stages whose layers it is told."""
+
+        def answer(self, run: Run) -> Any:
+            """The number of stages, as seconds."""
+            return adapters("answer").Answer(float(len(run.grid.layout)), 1.0)
+
+    assert adapters("answer").asked(Planner(), divided).step_s == 0.0
