@@ -55,9 +55,9 @@ def test_a_batch_that_does_not_divide_is_a_finding(tmp_path: Path) -> None:
 
 
 def test_experts_that_leave_their_domain_are_a_finding() -> None:
-    plan = ("plan.dp=64", "plan.tp=1", "plan.pp=1", "plan.ep=64", "plan.zero=1")
+    plan = ("plan.dp=64", "plan.tp=1", "plan.pp=1", "plan.ep=64", "plan.zero=1", "plan.schedule=1f1b")
     sets = [word for value in plan for word in ("--set", value)]
-    status, (check,) = checked("deepseek-v3", *sets, "--devices", "64", "--device", "h100-sxm")
+    status, (check,) = checked("qwen3-30b-a3b", *sets, "--devices", "64", "--device", "h100-sxm")
     assert (status, check["expert_nodes"]) == (1, 8)
     assert "plan.ep" in " ".join(check["findings"])
 

@@ -82,8 +82,13 @@ def _job_check(path: str, system: str, job: JobSpec) -> FileCheck:
 
 
 def _missing_bytes(job: JobSpec) -> int:
-    """The bytes by which the fullest rank exceeds its device; 0 if its host lacks memory."""
-    fit = fit_of(job, job_memory(job), "judged by the account")
+    """The bytes by which the fullest rank exceeds its device, as `estimate` judges it; 0 if its host lacks memory."""
+    from shardwright.planner.own_plan import estimate
+
+    try:
+        fit = fit_of(job, job_memory(job), estimate(job))
+    except (KeyError, ValueError) as error:  # a plan without a price is judged by the account
+        fit = fit_of(job, job_memory(job), str(error))
     return max(0, max(need.device_bytes for need in fit.needs) - fit.room_bytes) if fit else 0
 
 
