@@ -47,8 +47,16 @@ def test_doctests() -> None:
 
 
 def test_results_print_and_dump_as_the_commands_do() -> None:
-    words = ["tiny-llama", "--devices", "8", "--device", "h100-sxm", "--set", "plan.zero=1"]
-    job = sw.load("tiny-llama", "plan.zero=1", **ON_8)
+    sets = ["plan.zero=1", *KEPT]
+    words = [
+        "tiny-llama",
+        "--devices",
+        "8",
+        "--device",
+        "h100-sxm",
+        *(word for field in sets for word in ("--set", field)),
+    ]
+    job = sw.load("tiny-llama", *sets, **ON_8)
     assert printed("estimate", *words).endswith(f"{job.estimate()}\n")
     assert json.loads(printed("estimate", *words, "--json")) == job.estimate().to_dict()
     assert printed("simulate", "quickstart", "--no-colour") == f"{sw.load('quickstart').simulate()}\n"

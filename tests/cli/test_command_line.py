@@ -99,7 +99,13 @@ def test_help_is_short(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         lines = helped(name, "--help").splitlines()
         assert len(lines) <= 50 and max(map(len, lines)) <= columns
     command = cli.commands[name]
-    options = {word for option in command.params if isinstance(option, click.Option) for word in option.opts}
+    options = {
+        word
+        for option in command.params
+        if isinstance(option, click.Option)
+        for word in option.opts
+        if not option.hidden
+    }
     every = helped(name, "--help-all" if "--help-all" in options else "--help")
     assert all(re.search(rf"(^|[\s,]){option}\b", every) for option in options if option.startswith("--"))
     if isinstance(command, BriefCommand):

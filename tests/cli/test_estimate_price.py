@@ -50,6 +50,7 @@ def test_time_money_and_failures_of_a_known_cluster() -> None:
     assert (found["gaps"], found["notes"]) == ([], [])
     text = " ".join(shown("llama3-405b-16k").split())
     assert f"MFU {100 * found['mfu']:.1f} %" in text and f"{100 * training:.1f} % of the time trains" in text
+    assert "Money is counted at $6.16 a device and hour (CoreWeave, on-demand list price of February 2026)." in text
 
 
 def test_what_is_not_known_is_said_and_not_counted() -> None:
@@ -60,7 +61,8 @@ def test_what_is_not_known_is_said_and_not_counted() -> None:
     found = found_of("quickstart", *without_price)
     assert found["cost_per_step"] is None and found["goodput"] is None and found["step_s"] > 0
     assert [gap.split(" is not said")[0] for gap in found["gaps"]] == ["money", *["time lost to failures"] * 2]
-    assert "Money is not said" in shown("quickstart", *without_price)
+    text = shown("quickstart", *without_price)
+    assert "Money is not said" in text and "Money is counted" not in text
     found = found_of("quickstart", "cluster.device=v100-sxm-32g", "precision.compute=bf16")
     assert "add peak_tflops.bfloat16" in found["not_priced"]
 

@@ -188,6 +188,9 @@ def test_sizes_that_an_objective_compared_are_shown() -> None:
     cheap = said("plan", *small, "--objective", "cost")
     assert "at each size that was compared" in cheap and "too slow" not in cheap
     assert "at each size" not in said("plan", *small)
+    saving = said("plan", *small, "--objective", "energy")
+    tables = [text[text.index("at each size") : text.index("Of the step")] for text in (cheap, saving)]
+    assert tables[0] == tables[1] and "money kWh" in tables[0]
 
 
 def test_a_plan_that_is_as_fast_as_the_fastest_is_not_said_to_be_slower() -> None:
@@ -204,3 +207,17 @@ def test_a_deadline_that_is_missed_names_whole_nodes() -> None:
         CliRunner().invoke(cli, [*words, "--days", "1"], catch_exceptions=False)
     (said,) = re.findall(r"use more than ([\d,]+) devices", str(error.value))
     assert int(said.replace(",", "")) % 8 == 0
+
+
+# --- clusters side by side ---
+
+
+def test_clusters_are_compared() -> None:
+    keep = [word for field in ("tp=1", "pp=1", "microbatch_size=1") for word in ("--keep", f"plan.{field}")]
+    words = ("compare", "tiny-llama", "--on", "h100-sxm:8", "--on", "a100-sxm-80g:16", "--tokens", "1e9", *keep)
+    comparison = sw.load("tiny-llama", devices=8, device="h100-sxm").compare(
+        ["h100-sxm:8", "a100-sxm-80g:16"], tokens=1e9, keep=keep[1::2]
+    )
+    assert typed(*words).stdout == f"{comparison}\n"
+    assert json.loads(typed(*words, "--json").stdout) == json.loads(json.dumps(comparison.to_dict()))
+    assert [row["plan.num_devices"] for row in comparison.rows()] == [8, 16]

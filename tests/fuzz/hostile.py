@@ -227,7 +227,7 @@ _OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "simulate": {"--steps": WHOLES, "--communication": FLOATS, "--svg": ("out.svg", "fifo", "\u0001")},
     "plan": {
         "--top": WHOLES, "--tokens": FLOATS, "--days": FLOATS,
-        "--objective": ("time", "cost", "devices", "memory", "x"), "--float8": ("none", "rowwise", "x"),
+        "--objective": ("time", "cost", "energy", "devices", "memory", "x"), "--float8": ("none", "rowwise", "x"),
         "--keep": ("plan.tp=2", "plan.tp=3", "tp=2", "plan.tp", "plan.schedule=x", "plan.tp=1e9",
                    "", "plan.layout=[1]"),
         "--between": _RANGES,
@@ -239,6 +239,11 @@ _OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         ),
         "--tokens": WHOLES, "--svg": ("out.svg", "no/x.svg"), "--keep": ("plan.tp=2", "x"), "--between": _RANGES,
     },
+    "compare": {
+        "--on": ("h100-sxm:8", "a100-sxm-80g:16@1.5", "x:8", "h100-sxm@94gib:8", "h100-sxm@0gib:8", "h100-sxm:0",
+                 "h100-sxm:3@", ":", "h100-sxm:8@1.2.3", ""),
+        "--tokens": FLOATS, "--keep": ("plan.tp=2", "x"), "--between": _RANGES, "--as-software": (),
+    },
     "layout": {"--search": (), "--toml": ("out.toml", "fifo", "no/x"), "--keep": ("plan.tp=2",), "--between": _RANGES},
     "launch": {
         "--slurm": (), "--kubernetes": (), "--torchrun": (), "--save-before": WHOLES, "--port": WHOLES,
@@ -247,7 +252,7 @@ _OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
         "--image": ("us/it:1", "a#b:1", "-x", "a b", "$(id)", ""), "--claim": ("runs", "RUNS", "../x", ""),
         "--first-node": ("node1", "a b", "-x", "x" * 300, ""), "--out": ("out.sh", "fifo", "/dev/full", "job.toml"),
     },
-    "estimate": {}, "explain": {},
+    "estimate": {"--memory-gib": FLOATS}, "explain": {},
 }  # fmt: skip
 _SCHEDULES = ("1f1b", "gpipe", "interleaved-1f1b", "looped-bfs", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min",
               "dualpipe", "dualpipev", "pipedream", "pipedream-2bw", "auto", "sequential", "x", "", "1F1B")  # fmt: skip
@@ -261,6 +266,8 @@ def option_case(random: Random) -> Case:
     case.arguments.append(random.choice(_SCHEDULES) if command == "schedule" else random.choice(["job.toml", "yi-34b"]))
     if command == "scale":
         case.arguments += ["--devices", random.choice(["8", "8,16"])]
+    if command == "compare":
+        case.arguments += ["--on", "h100-sxm:8"]
     for _ in range(random.choice([1, 2, 2, 3, 4])):
         if not _OPTIONS[command]:
             break

@@ -193,6 +193,7 @@ def test_objectives() -> None:
     cheap, found = best(job, QUICK, shipped(), Objective("cost"), 1)
     fast = best(job, QUICK, shipped(), Objective(), 1)[1].candidates[0]
     assert cheap.cluster.nodes * found.candidates[0].token_s <= job.cluster.nodes * fast.token_s
+    assert best(job, QUICK, shipped(), Objective("energy"), 1)[0] == cheap  # of one kind, with one price and one power
     one = best(on_nodes(job, 1), QUICK, shipped(), Objective(), 1)[1].candidates[0].token_s
     days = 1e9 * one / 86400
     assert best(job, QUICK, shipped(), Objective("devices", 1e9, 1.01 * days), 1)[0].cluster.nodes == 1

@@ -79,6 +79,7 @@ def test_text_and_json_say_the_same(both: tuple[Scaling, Scaling]) -> None:
     text, found = scaling_text(given, both, batch_limits(given)), scaling_dict(given, both, batch_limits(given))
     assert json.loads(json.dumps(found)) == found
     assert text.count("No plan fits on 1 device.") == 2
+    assert "\nMoney is counted at $2.70 a device and hour (CoreWeave, on-demand list price of February 2026)." in text
     for row in (*found["strong"], *found["weak"]):
         assert re.search(rf"^{row['devices']} .* {row['step_s']:.3g} s  +{row['tokens_per_s']:,.0f} ", text, re.M)
         assert re.search(rf"^{row['devices']}:  tp {row['plan']['tp']}, .*dp {row['plan']['dp']}, ", text, re.M)

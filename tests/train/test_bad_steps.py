@@ -23,7 +23,7 @@ from shardwright.config.base import RunError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.parallel.comm.process_groups import Mesh
-from shardwright.train import span, train_step
+from shardwright.train import async_step, span, train_step
 from shardwright.train.build import Replica
 from shardwright.train.checkpoint.kept import manifest_of, steps_kept
 from shardwright.train.checkpoint.saved_state import SavedState
@@ -139,7 +139,7 @@ def faults(plot: Plot, seen: Seen) -> Iterator[None]:
 
     with (
         patch.object(span, "train_span", watched), patch.object(MetricsLog, "say", told),
-        patch.object(train_step, "means_of", losses_of),
+        patch.object(train_step, "means_of", losses_of), patch.object(async_step, "means_of", losses_of),
     ):  # fmt: skip
         yield
 

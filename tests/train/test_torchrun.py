@@ -17,6 +17,7 @@ from support.ranks import PATIENCE_S
 SMALL = (
     "plan.dp=1", "plan.tp=2", "plan.pp=2", "model.layers=2", "model.hidden=32", "model.ffn=64", "model.sequence=32",
     "batch.global_batch_size=4", "plan.microbatch_size=2", "optimizer.steps=1000000", "run.device=cpu",
+    "data.path=python-stdlib", "checkpoint.every_s=1800",
 )  # fmt: skip
 
 

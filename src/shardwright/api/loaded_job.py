@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardwright.api.asked_job import AskedJob
+from shardwright.api.compared import Compared, compared
 from shardwright.api.estimated import Estimated, estimated
 from shardwright.api.explained import Explained
 from shardwright.api.found_plans import FoundPlans, PlanQuestion, found_plans
@@ -32,14 +33,15 @@ def load(
     devices: int = 0,
     device: str = "",
     devices_per_node: int = 0,
+    memory_gib: float = 0.0,
     software: str = "",
     **sections: Mapping[str, Any],
 ) -> "Job":
     """Read a job: a TOML file, a name of the catalog, a config.json or a folder with one, or a dictionary of fields.
 
-    Overrides are those of --set, or sections of fields. `devices`, `device` and `devices_per_node` replace the job's
-    cluster, and `software` is that of --as. Raises PlanError with every fault except those of the plan: the plan is
-    checked when it is used, since `Job.plan` may start from a plan with faults.
+    Overrides are those of --set, or sections of fields. `devices`, `device`, `devices_per_node` and `memory_gib`
+    replace the job's cluster, and `software` is that of --as. Raises PlanError with every fault except those of the
+    plan: the plan is checked when it is used, since `Job.plan` may start from a plan with faults.
 
     >>> job = load("quickstart", "plan.tp=1", plan={"dp": 4})
     >>> job
@@ -53,6 +55,7 @@ def load(
         options.whole("devices", devices, least=0),
         options.text("device", device, "h100-sxm"),
         options.whole("devices_per_node", devices_per_node, least=0),
+        options.number("memory_gib", memory_gib, 94.0),
     )
     software = options.text("software", software, "megatron-2023")
     options.check("load")
@@ -168,6 +171,21 @@ class Job(AskedJob):
         options.check(self.subject)
         job = self.to_plan().job
         return scaled(self.subject, job, sizes_of(sizes), constraints_of(keep, between), tokens=tokens)
+
+    def compare(
+        self, on: Sequence[str], *, tokens: float = 0.0, keep: Sequence[str] = (), between: Sequence[str] = ()
+    ) -> Compared:
+        """The command `compare`: the best plan on each of some clusters, such as "h100-sxm:64", in place of the job's.
+        Raises PlanError.
+
+        >>> job = load("tiny-llama", devices=8, device="h100-sxm")
+        >>> job.compare(["h100-sxm:8", "a100-sxm-80g:8"], keep=["plan.tp=2", "plan.pp=1"]).to_dict()["fastest"]
+        0
+        """
+        options = GivenOptions()
+        names = options.texts("on", on, "h100-sxm:64")
+        options.check(self.subject)
+        return compared(self.job, self.overrides, names, PlanQuestion(keep=keep, between=between, tokens=tokens))
 
     def train(self, *, fresh: bool = False, weights_from: str | Path | None = None) -> "TrainingResult":
         """The command `train`, with its --fresh and --from: run the job here. It starts the local ranks itself; under

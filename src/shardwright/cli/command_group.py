@@ -9,6 +9,7 @@ _SECTIONS: dict[str, dict[str, str]] = {
         "estimate": "memory, time, MFU and money of a job's plan",
         "explain": "one step told: what is where, what crosses which link",
         "scale": "the best plan at each size of the cluster",
+        "compare": "clusters side by side: time, money, energy",
         "simulate": "the timeline of a step, drawn",
         "layout": "uneven stages, and devices of several kinds",
         "studio": "plan by hand, on a page of this machine",

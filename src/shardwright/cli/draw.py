@@ -135,7 +135,9 @@ def simulate(
     """
     cluster = asked_cluster({name: options.pop(name) for name in CLUSTER_OPTIONS})
     if execute and cluster != asked_cluster({}):
-        raise click.UsageError("--execute runs on this machine; leave --devices, --device and --devices-per-node out")
+        raise click.UsageError(
+            "--execute runs on this machine; leave --devices, --device, --devices-per-node and --memory-gib out"
+        )
     spec = load_to_run(job, overrides) if execute else load_predicted(job, overrides, cluster, options["as_json"])
     from shardwright.report.timeline.job_study import study_job
     from shardwright.report.timeline.schedule_command import Output, show_job

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from shardwright.config.asked_cluster import AskedCluster
 
 Question = TypeVar("Question")  # a dataclass of options
-CLUSTER_OPTIONS = ("devices", "device", "devices_per_node")
+CLUSTER_OPTIONS = ("devices", "device", "devices_per_node", "memory_gib")
 
 
 class BriefCommand(click.Command):
@@ -126,7 +126,7 @@ def file_option(name: str, help: str, exists: bool = False) -> Any:  # noqa: A00
 
 
 def cluster_options(command: Any) -> Any:
-    """Add `--devices`, `--device` and `--devices-per-node`: a cluster in place of the job's."""
+    """Add `--devices`, `--device`, `--devices-per-node` and `--memory-gib`: a cluster in place of the job's."""
     devices = click.option(
         "--devices",
         "--gpus",
@@ -135,7 +135,16 @@ def cluster_options(command: Any) -> Any:
         metavar="N",
         help="Devices of the cluster.",
     )
-    return devices(device_options(command))
+    return devices(device_options(memory_option(command)))
+
+
+memory_option = click.option(
+    "--memory-gib",
+    type=click.FloatRange(min=largest.LEAST_RATE, max=largest.MEMORY_GIB),
+    default=None,
+    metavar="N",
+    help="Memory of the device, where it is not that of its entry in the catalog; all else stays.",
+)
 
 
 def device_options(command: Any) -> Any:

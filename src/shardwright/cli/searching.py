@@ -19,6 +19,7 @@ from shardwright.cli.job_options import (
     file_option,
     has_colours,
     job_options,
+    memory_option,
     question_of,
 )
 from shardwright.cli.progress_bar import progress_shown
@@ -105,11 +106,11 @@ def layout(
 )
 @click.option(
     "--objective",
-    type=click.Choice(["time", "cost", "devices", "memory"]),
+    type=click.Choice(["time", "cost", "energy", "devices", "memory"]),
     default="time",
     show_default=True,
-    help="time: the fastest step; cost: the fewest dollars by token, on some of the nodes; devices: the fewest nodes "
-    "for a deadline; memory: the most room in plans at most 5 % slower than the fastest.",
+    help="time: the fastest step; cost, energy: the fewest dollars or kWh by token, on some of the nodes; devices: the "
+    "fewest nodes for a deadline; memory: the most room in plans at most 5 % slower than the fastest.",
 )
 @click.option(
     "--as-software",
@@ -208,6 +209,7 @@ def plan(
     help="Tokens of the whole run, for days and for the critical batch.  [default: those of optimizer.steps]",
 )
 @device_options
+@memory_option
 @_search_options
 @file_option("--svg", help="Write a picture.")
 def scale(
@@ -258,4 +260,44 @@ def _refuse_plan_overrides(overrides: tuple[str, ...]) -> None:
         )
 
 
-COMMANDS = (layout, plan, scale)
+@click.command(
+    cls=PredictCommand,
+    brief=("--on", "--tokens", "--keep", "--set", "--json"),
+    examples=(
+        "compare llama3-8b --on h100-sxm:64 --on b200-sxm:32",
+        "compare llama3-8b --on h100-sxm:64@2.50 --on h200-sxm:32@3.20",
+    ),
+)
+@job_options
+@click.option(
+    "--on",
+    "names",
+    multiple=True,
+    required=True,
+    metavar="DEVICE:N[@USD]",
+    help="A cluster: N devices in their usual nodes (or 2x4: 2 nodes of 4), and the price of a device and hour.",
+)
+@click.option("--tokens", type=float, default=0.0, help="Tokens of the run that is compared.  [default: 1e12]")
+@_search_options
+@click.option("--as-software", is_flag=True, help="Leave out what the job's software (cluster.software) does not have.")
+def compare(job: str, overrides: tuple[str, ...], as_json: bool, names: tuple[str, ...], **search_options: Any) -> None:
+    """Find the best plan of JOB on each of several clusters, and set their time, money and energy side by side.
+
+    JOB may be a model. The plans are those that `plan` recommends.
+    """
+    from shardwright.api.compared import compared
+    from shardwright.api.found_plans import PlanQuestion
+
+    expect_many_actions()
+    with progress_shown():
+        comparison = compared(job, overrides, names, PlanQuestion(**search_options))
+    if as_json:
+        say(comparison.notes, as_json)
+        click.echo(json.dumps(comparison.to_dict()))
+    else:
+        click.echo(comparison.screen(has_colours()))
+    if not any(cluster.plan for cluster in comparison.clusters):
+        sys.exit(1)
+
+
+COMMANDS = (compare, layout, plan, scale)

@@ -14,11 +14,12 @@ from shardwright.config.device_name import device_name
 @dataclass(frozen=True)
 class AskedCluster:
     """The cluster that a user asks for; 0 and an empty name are unset. A device may have a name as in tables of runs,
-    such as H100."""
+    such as H100, and `memory_gib` in place of its entry's memory."""
 
     devices: int = 0
     device: str = ""
     devices_per_node: int = 0
+    memory_gib: float = 0.0
 
     def over(self, fields: dict[str, Any]) -> dict[str, Any]:
         """Replace fields of a cluster, resolved from the catalog, by those asked for. ValueError with the fault.
@@ -33,6 +34,8 @@ class AskedCluster:
                 "them out, or name another job"
             )
         device = _catalog_name(self.device) or str(fields.get("device", "unknown"))
+        if self.memory_gib:
+            device = _with_memory(device, self.memory_gib)
         kept = {key: value for key, value in fields.items() if key == "software"} if self.device else dict(fields)
         old_node, old_nodes = _positive(fields, "devices_per_node"), _positive(fields, "nodes") or 1
         count = self.devices or old_node * old_nodes
@@ -72,6 +75,16 @@ def _catalog_name(device: str) -> str:
         return device_name(device)
     except KeyError:
         return device
+
+
+def _with_memory(device: str, memory_gib: float) -> str:
+    """The name of a device that differs from its entry in its memory. ValueError with the fault."""
+    if device == "unknown" or catalog.is_file(device):
+        way_out = "name one with --device, such as h100-sxm" if device == "unknown" else f"set memory_gib in {device}"
+        raise ValueError(
+            f"--memory-gib replaces the memory of a device of the catalog, and {device} is none; {way_out}"
+        )
+    return f"{catalog.split_memory(device)[0]}@{f'{memory_gib:.3f}'.rstrip('0').rstrip('.')}gib"
 
 
 def _usual_node(device: str) -> int:

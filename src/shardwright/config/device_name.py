@@ -33,8 +33,11 @@ def device_name(name: str) -> str:
     shares most words.
     """
     entries = catalog.names("devices")
-    if name in entries:
+    if catalog.has("devices", name):
         return name
+    device, memory_gib = catalog.split_memory(name)
+    if memory_gib:
+        return f"{device_name(device)}@{memory_gib}gib"
     name_words = words_of(name)
     essential = name_words - _SAYS_NOTHING
     devices = []

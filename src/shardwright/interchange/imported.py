@@ -186,5 +186,5 @@ def _cluster(result: ReadResult, asked: Asked, fields: dict[str, Any]) -> dict[s
     if not devices_per_node and not asked.cluster.device:
         devices_per_node = usual_divisor(num_devices)
         result.settings.note(f"nodes of {devices_per_node} devices are taken (--devices-per-node N)")
-    full_cluster = AskedCluster(num_devices, asked.cluster.device, devices_per_node)
+    full_cluster = replace(asked.cluster, devices=num_devices, devices_per_node=devices_per_node)
     return {"software": result.software} | full_cluster.over(cluster_fields)

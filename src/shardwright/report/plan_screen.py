@@ -38,6 +38,7 @@ from shardwright.report.rendered import wide_table
 from shardwright.report.text_columns import filled
 from shardwright.simulate.closed_form import StepTime
 
+_OTHER_SOFTWARE = "For plans of software that you run: --for megatron, --for torchtitan."
 _SHOWN_REASONS = 5
 _SHOWN_DIFFERENCES = 2
 _LEAST_PART = 0.005  # of a step
@@ -46,8 +47,10 @@ _LEAST_REASON = 5e-4  # of a step
 
 def plan_screen(advice: Advice, notes: Sequence[str] = ()) -> list[RenderableType]:
     """An advice as parts of a screen. `notes` are about values that nobody stated."""
-    best_time = advice.plans[0].time if advice.plans else None
-    parts: list[RenderableType] = [software_words(advice.job, best_time), _heading(advice)]
+    parts: list[RenderableType] = [
+        software_words(advice.job, [plan.time for plan in advice.plans[:1]], _OTHER_SOFTWARE),
+        _heading(advice),
+    ]
     parts += [filled(f"{sentence}.") for sentence in advice.left_out]
     if advice.recommendation is None:
         parts.append(Text(filled(no_plan_text(advice.job)), style="red"))
@@ -69,18 +72,20 @@ def plan_screen(advice: Advice, notes: Sequence[str] = ()) -> list[RenderableTyp
     return parts
 
 
-def software_words(job: JobSpec, time: StepTime | None) -> str:
-    """The software that a prediction is about, and how far it may be off."""
+def software_words(job: JobSpec, times: Sequence[StepTime], other_software: str) -> str:
+    """The software that predictions of steps are about, and how far they may be off, the least sure of them; of this
+    runtime also how to ask for `other_software`."""
     software = software_of(job.cluster.software)
     error = ""
-    if time is not None:
-        low, high = (float(end) / float(time.total) for end in (time.low, time.high))
+    if times:
+        low = min(float(time.low) / float(time.total) for time in times)
+        high = max(float(time.high) / float(time.total) for time in times)
         error = f" Four of five runs like it, to which nothing was fitted, took {low:.2f} to {high:.2f} times as long."
     if not software.is_own:
         return filled(f"Predicted, not measured: steps of {software.name}.{error}")
     return filled(
-        f"Predicted, not measured: steps of this runtime, Shardwright's own, which has not run on several GPUs yet."
-        f"{error} For plans of software that you run: --for megatron, --for torchtitan."
+        f"Predicted, not measured: steps of this runtime, Shardwright's own, which has not run on several devices yet."
+        f"{error} {other_software}"
     )
 
 

@@ -115,18 +115,19 @@ def marked_words(plan: PricedPlan) -> str:
 def sizes_text(advice: Advice) -> str:
     """A table of the sizes of the cluster that the objective compared; the chosen size is marked."""
     tokens, chosen = advice.objective.run_tokens, advice.job.cluster.num_devices
-    rows = [["devices", "days", "device-hours", "money", ""]]
+    rows = [["devices", "days", "device-hours", "money", "kWh", ""]]
     for size in advice.tried:
         note = "chosen" if size.num_devices == chosen else "" if advice.objective.in_time(size.token_s) else "too slow"
         if size.token_s == math.inf:
-            rows.append([f"{size.num_devices:,}", "", "", "", "no plan fits"])
+            rows.append([f"{size.num_devices:,}", "", "", "", "", "no plan fits"])
             continue
         money = step_money(advice.job.cluster, tokens * size.token_s, size.num_devices)
         days = tokens * size.token_s / 86400.0
+        kwh = "unknown" if money.kwh is None else f"{money.kwh:,.0f}"
         rows.append(
-            [f"{size.num_devices:,}", number_text(days), f"{money.device_hours:,.0f}", usd_text(money.usd), note]
+            [f"{size.num_devices:,}", number_text(days), f"{money.device_hours:,.0f}", usd_text(money.usd), kwh, note]
         )
-    return "The best plan at each size that was compared\n" + aligned(rows, left=(4,))
+    return "The best plan at each size that was compared\n" + aligned(rows, left=(5,))
 
 
 def step_text(seconds: Any, of_step: float | None = None) -> str:

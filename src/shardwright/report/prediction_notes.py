@@ -19,8 +19,12 @@ _ABOUT = 0.05
 
 def job_notes(job: JobSpec) -> list[str]:
     """Sentences about told numbers that contradict others, each with its arithmetic and a field that would agree."""
-    links = usual_link_notes(job.cluster, job.plan.world)
-    return [*_parameter_notes(job.model), *sequence_notes(job.model), *_device_notes(job), *links]
+    return [*told_notes(job), *usual_link_notes(job.cluster, job.plan.world)]
+
+
+def told_notes(job: JobSpec) -> list[str]:
+    """The notes of `job_notes` but those on links."""
+    return [*_parameter_notes(job.model), *sequence_notes(job.model), *_device_notes(job)]
 
 
 def batch_notes(job: JobSpec) -> list[str]:

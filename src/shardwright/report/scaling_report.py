@@ -9,6 +9,7 @@ from typing import Any
 from shardwright.config.job import JobSpec
 from shardwright.config.units import GIB
 from shardwright.cost.calibration import device_of
+from shardwright.cost.money import price_words
 from shardwright.planner.critical_batch import BatchLimits, Rescaled, rescaled
 from shardwright.planner.scaling import Point, Scaling, devices_text
 from shardwright.report.plans_text import job_words
@@ -44,6 +45,8 @@ def scaling_text(job: JobSpec, scalings: tuple[Scaling, Scaling], limits: BatchL
             blocks[-1] += f"\n{aligned(_rows(curve))}\n\n{aligned(_plans(curve))}"
         if curve.misfits:
             blocks.append(f"No plan fits on {devices_text(curve.misfits)}.")
+    if price := price_words(job.cluster):
+        blocks.append(f"Money is counted {price}.")
     blocks += batch_sentences(job, limits)
     weak = scalings[1]
     if weak.points:

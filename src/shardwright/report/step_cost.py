@@ -5,6 +5,7 @@ from typing import Any
 
 from shardwright.config.job import JobSpec
 from shardwright.config.units import counted, seconds_text
+from shardwright.cost.money import price_words
 from shardwright.planner.own_plan import Estimate
 from shardwright.report.text_columns import aligned, filled
 
@@ -96,7 +97,8 @@ def _money(job: JobSpec, estimate: Estimate) -> str:
         rows.append(["money", *(_dollars(float(money.usd or 0)) for money, _ in columns.values())])
     if estimate.step_money.kwh is not None:
         rows.append(["energy", *(f"{_rounded(float(money.kwh or 0))} kWh" for money, _ in columns.values())])
-    return aligned(rows)
+    price = price_words(job.cluster)
+    return aligned(rows) + (f"\n\n{filled(f'Money is counted {price}.')}" if price else "")
 
 
 def _failures(estimate: Estimate) -> str:

@@ -122,7 +122,7 @@ def _name_faults(key: str, kind: catalog.Kind, text: str) -> list[str]:
         value = parse_toml(f"value = {text}").get("value", text)
     except TOML_ERRORS:
         value = text
-    if value in catalog.names(kind) or (key == "cluster.device" and value == "unknown"):
+    if catalog.has(kind, str(value)) or (key == "cluster.device" and value == "unknown"):
         return []
     hint = catalog.did_you_mean(str(value), catalog.names(kind)) if "/" not in str(value) else "a page reads no file"
     return [f"{key} {shortened(str(value))!r} is not in the catalog of {kind}; {hint}"]

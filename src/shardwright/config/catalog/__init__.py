@@ -37,11 +37,29 @@ def is_file(name: str) -> bool:
     return name.endswith(".toml")
 
 
+_OTHER_MEMORY = re.compile(r"(?P<device>[^@]+)@(?P<gib>[0-9]{1,9}(\.[0-9]{1,3})?)gib")
+
+
+def split_memory(device: str) -> tuple[str, str]:
+    """(name of a device, the GiB that it has in place of its entry's, or ""): "h100-sxm@94gib" is an h100-sxm in all
+    but its memory."""
+    match = _OTHER_MEMORY.fullmatch(device)
+    return (match["device"], match["gib"]) if match else (device, "")
+
+
+def has(kind: Kind, name: str) -> bool:
+    """True if the catalog has an entry of this name, or a device that differs from it in its memory."""
+    return (split_memory(name)[0] if kind == "devices" else name) in names(kind)
+
+
 def read(kind: Kind, name: str) -> dict[str, Any]:
     """The fields of one entry, with its name. KeyError with the nearest names if there is none. ValueError with the
     fault of a user's file."""
     if is_file(name):
         return _read_file(Path(name))
+    if kind == "devices" and name not in names(kind) and has(kind, name):
+        device, memory_gib = split_memory(name)
+        return read(kind, device) | {"name": name, "memory_gib": float(memory_gib)}
     if name not in names(kind):
         raise KeyError(f"{name!r} is not in the catalog of {kind}; {did_you_mean(name, names(kind))}")
     text = (resources.files(__package__) / kind / f"{name}.toml").read_text(encoding="utf-8")

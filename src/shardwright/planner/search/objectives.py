@@ -1,8 +1,9 @@
-"""Objectives of a search: the fastest step, the fewest dollars a token, the fewest devices for a deadline, the most
-room.
+"""Objectives of a search: the fastest step, the fewest dollars or the least energy a token, the fewest devices for a
+deadline, the most room.
 
-On one cluster the cheapest plan is the fastest, so cost and devices are searched over the number of its nodes: 2^i and
-3 x 2^i of them, and all.
+On one cluster the cheapest plan is the fastest, so cost, energy and devices are searched over the number of its nodes:
+2^i and 3 x 2^i of them, and all. Devices of one kind have one price and one power (cost/money.py), so the nodes that
+take the least energy are the cheapest ones: both are the fewest device-seconds a token.
 """
 
 import math
@@ -19,8 +20,8 @@ from shardwright.planner.search.plan_price import room_bytes
 from shardwright.planner.search.results import SearchResult, TriedSize
 from shardwright.planner.search.search import search
 
-Name = Literal["time", "cost", "devices", "memory"]
-NAMES: tuple[Name, ...] = ("time", "cost", "devices", "memory")
+Name = Literal["time", "cost", "energy", "devices", "memory"]
+NAMES: tuple[Name, ...] = ("time", "cost", "energy", "devices", "memory")
 REFERENCE_TOKENS = 1e12
 _DAY_S = 86400.0
 _SLACK = 1.05  # times the fastest plan's step that a plan with more room may take
@@ -79,8 +80,8 @@ def best(
     if objective.name == "memory":
         return job, _roomiest(job, constraints, constants, num_shown)
     nodes = job.cluster.nodes
-    if objective.name == "cost":
-        nodes = _cheapest(job, objective, token_s_on)
+    if objective.name in ("cost", "energy"):
+        nodes = _fewest_device_s(job, objective, token_s_on)
     elif objective.name == "devices":
         nodes = _fewest(job, objective, token_s_on)
     result = result_of(nodes, num_shown)
@@ -117,7 +118,7 @@ def _token_s(result_of: Callable[[int], SearchResult], nodes: int) -> float:
     return candidates[0].token_s
 
 
-def _cheapest(job: JobSpec, objective: Objective, token_s_on: Callable[[int], float]) -> int:
+def _fewest_device_s(job: JobSpec, objective: Objective, token_s_on: Callable[[int], float]) -> int:
     """The number of nodes with the fewest device-seconds a token among those that meet the deadline."""
     times = {nodes: token_s_on(nodes) for nodes in node_counts(job.cluster.nodes)}
     in_time = {nodes: token_s for nodes, token_s in times.items() if objective.in_time(token_s)}

@@ -1,0 +1,120 @@
+"""The result of `compare`: the best plan of a job on each of several clusters, side by side."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shardwright.api.asked_job import AskedJob, JobToPlan
+from shardwright.api.found_plans import PlanQuestion, found_plans
+from shardwright.api.shown import Shown
+from shardwright.config.asked_cluster import AskedCluster
+from shardwright.config.base import PlanError
+from shardwright.config.dotted_keys import flat_keys
+from shardwright.planner.advice.priced_plan import PricedPlan
+from shardwright.planner.search.objectives import Objective
+from shardwright.report.cluster_comparison import ClusterPlan, comparison_dict, comparison_screen
+from shardwright.report.rendered import rendered
+
+_CLUSTER = re.compile(r"(?P<device>.+):((?P<nodes>[0-9]{1,9})x)?(?P<devices>[0-9]{1,9})(@(?P<usd>[0-9.]{1,20}))?")
+_EXAMPLE = "h100-sxm:64, or with its price a device and hour h100-sxm:64@2.50"
+_OWN_FIELDS = tuple(f"cluster.{name}" for name in ("name", "device", "devices_per_node", "nodes", "parts"))
+
+
+@dataclass(frozen=True)
+class OfferedCluster:
+    """A cluster that may be taken, and its price in US dollars a device and hour; empty for the list price."""
+
+    cluster: AskedCluster
+    usd: str = ""
+
+
+@dataclass(frozen=True, repr=False)
+class Compared(Shown):
+    """The best plan on each cluster, in the order in which they were asked for. `notes` are about values that nobody
+    stated."""
+
+    clusters: tuple[ClusterPlan, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        return self.screen()
+
+    def screen(self, coloured: bool = False) -> str:
+        """The clusters side by side, and which is the cheapest, the fastest and takes the least energy."""
+        return rendered(comparison_screen(self.clusters, self.notes), coloured)
+
+    def to_dict(self) -> dict[str, Any]:
+        return comparison_dict(self.clusters)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each cluster; names within a section are joined by a dot, as in plan.step_s."""
+        return [flat_keys(cluster.to_dict()) for cluster in self.clusters]
+
+
+def compared(
+    job: str | Mapping[str, Any], overrides: Sequence[str], names: Sequence[str], question: PlanQuestion
+) -> Compared:
+    """Search for a job's best plan on each of some clusters, such as "h100-sxm:64". Raises PlanError with every fault
+    of the clusters, or if no cluster has a legal plan."""
+    jobs = _jobs(job, overrides, offered_clusters(names))
+    subject = AskedJob(job).subject
+    question = question.read(subject)
+    question.constraints()  # faults of these options are no cluster's
+    tokens = Objective(tokens=question.tokens).run_tokens
+    clusters = tuple(ClusterPlan(to_plan.job, *_plan_on(subject, to_plan, question), tokens) for to_plan in jobs)
+    if all(cluster.refusal for cluster in clusters):
+        raise PlanError(subject, [f"{cluster.name}: {cluster.refusal}" for cluster in clusters])
+    return Compared(clusters, tuple(dict.fromkeys(note for to_plan in jobs for note in to_plan.notes)))
+
+
+def offered_clusters(names: Sequence[str]) -> list[OfferedCluster]:
+    """The clusters of texts such as "h100-sxm:64@2.50". Raises PlanError with every fault."""
+    matches = [_CLUSTER.fullmatch(name.strip()) for name in names]
+    faults = [
+        f"--on {name!r} is no cluster; write a device and how many, such as {_EXAMPLE}"
+        for name, match in zip(names, matches, strict=True)
+        if match is None or not int(match["devices"]) * int(match["nodes"] or 1)
+    ]
+    if len(names) < 2 and not faults:
+        faults = [f"{len(names)} cluster has none to be compared with; use --on twice or more, such as {_EXAMPLE}"]
+    if faults:
+        raise PlanError("compare", faults)
+    return [_offered(match) for match in matches if match is not None]
+
+
+def _offered(match: re.Match[str]) -> OfferedCluster:
+    size = int(match["devices"])
+    if not match["nodes"]:
+        return OfferedCluster(AskedCluster(size, match["device"]), match["usd"] or "")
+    return OfferedCluster(AskedCluster(int(match["nodes"]) * size, match["device"], size), match["usd"] or "")
+
+
+def _jobs(job: str | Mapping[str, Any], overrides: Sequence[str], offers: Sequence[OfferedCluster]) -> list[JobToPlan]:
+    """The job on each cluster. Raises PlanError with the faults on all of them."""
+    own_fields = [override for override in overrides if override.partition("=")[0].strip() in _OWN_FIELDS]
+    if own_fields:
+        fault = f"--set {own_fields[0]} would hold on every cluster; name each cluster with --on, such as {_EXAMPLE}"
+        raise PlanError("compare", [fault])
+    jobs, faults, subject = [], [], "compare"
+    for offer in offers:
+        price = (f"cluster.usd_per_device_hour={offer.usd}",) if offer.usd else ()
+        try:
+            jobs.append(AskedJob(job, (*overrides, *price), offer.cluster).to_plan())
+        except PlanError as error:
+            faults += error.faults
+            subject = error.subject
+    if faults:
+        is_of_nodes = any("--devices-per-node" in fault for fault in faults)
+        raise PlanError(subject, faults, "2 nodes of 4 devices are --on h100-sxm:2x4" if is_of_nodes else "")
+    return jobs
+
+
+def _plan_on(subject: str, to_plan: JobToPlan, question: PlanQuestion) -> tuple[PricedPlan | None, str]:
+    """(the plan to take on one cluster, by the search of `plan`, or None; the reason if none is legal or priced)."""
+    try:
+        recommendation = found_plans(subject, to_plan, question).advice.recommendation
+    except PlanError as error:
+        return None, "; ".join(error.faults)
+    return (recommendation.plan if recommendation else None), ""

@@ -1,0 +1,193 @@
+"""A job on several clusters side by side: the plan to take on each, and the cluster on which a run is cheapest, fastest
+and takes the least energy."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from shardwright.config.cluster import ClusterSpec
+from shardwright.config.cluster_facts import network_gb_per_s, node_devices, node_gb_per_s
+from shardwright.config.job import JobSpec
+from shardwright.config.link_words import link_words
+from shardwright.config.units import GIB, number_text
+from shardwright.cost.money import price_words, usd_per_device_hour
+from shardwright.planner.advice.priced_plan import PricedPlan
+from shardwright.planner.search.plan_price import room_bytes
+from shardwright.report.fit_verdict import no_plan_text
+from shardwright.report.plan_screen import software_words
+from shardwright.report.plans_text import lacking, marked_words, plan_cost, plan_dict, run_days, step_text, usd_text
+from shardwright.report.prediction_notes import told_notes
+from shardwright.report.text_columns import filled, terminal_width
+
+_OTHER_SOFTWARE = "For plans of software that you run: --as megatron-core, and others of `shardwright software`."
+_LABELS_WIDTH = 15  # columns of the first column of the table
+_LEAST_WIDTH, _MOST_WIDTH = 18, 48  # columns of a cluster
+_GAP = 2
+_GOALS = {"cheapest": "usd", "fastest": "days", "least energy": "kwh"}
+
+
+@dataclass(frozen=True)
+class ClusterPlan:
+    """A job on one of the clusters, and the plan to take there for a run of `run_tokens` tokens; None if no plan fits.
+    `refusal` is the reason if no plan is legal or can be priced, else empty."""
+
+    job: JobSpec
+    plan: PricedPlan | None
+    refusal: str
+    run_tokens: float
+
+    @property
+    def name(self) -> str:
+        """The cluster in words: "64 h100-sxm", or with a price that is not the list's "64 h100-sxm at $2.50"."""
+        cluster = self.job.cluster
+        price = f" at {usd_text(cluster.usd_per_device_hour)}" if cluster.usd_per_device_hour else ""
+        return f"{cluster.num_devices:,} {cluster.device}{price}"
+
+    @property
+    def run_totals(self) -> dict[str, float | None]:
+        """Days, US dollars and kilowatt-hours of the run, without time lost to failures; None is unknown."""
+        if self.plan is None:
+            return {"days": None, "usd": None, "kwh": None}
+        money = plan_cost(self.plan, self.run_tokens)
+        days, usd, kwh = run_days(self.plan, self.run_tokens), money.usd, money.kwh
+        return {"days": days, "usd": None if usd is None else float(usd), "kwh": None if kwh is None else float(kwh)}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The column of `--json`. `plan` is as in `plan --json`; null if there is none."""
+        return {
+            "device": self.job.cluster.device,
+            "num_devices": self.job.cluster.num_devices,
+            "usd_per_device_hour": usd_per_device_hour(self.job.cluster),
+            "price": price_words(self.job.cluster) or None,
+            "room_bytes": room_bytes(self.job),
+            "compute": self.job.precision.compute,
+            "refusal": self.refusal or None,
+            "plan": plan_dict(self.plan, self.run_tokens) if self.plan else None,
+        }
+
+
+def best_index(clusters: Sequence[ClusterPlan], total: str) -> int | None:
+    """The index of the cluster whose run has the least of a total, such as "usd"; None if it is known of none."""
+    amounts = {index: amount for index, amount in enumerate(_amounts(clusters, total)) if amount is not None}
+    return min(amounts, key=amounts.__getitem__, default=None)
+
+
+def comparison_dict(clusters: Sequence[ClusterPlan]) -> dict[str, Any]:
+    """The answer of `--json`: the clusters as they were asked for, and the indices of the best ones, or null."""
+    best = {goal.replace(" ", "_"): best_index(clusters, total) for goal, total in _GOALS.items()}
+    return {"tokens": clusters[0].run_tokens, "clusters": [cluster.to_dict() for cluster in clusters], **best}
+
+
+def comparison_screen(clusters: Sequence[ClusterPlan], notes: Sequence[str]) -> list[RenderableType]:
+    """The clusters as parts of a screen. `notes` are about values that nobody stated."""
+    times = [cluster.plan.time for cluster in clusters if cluster.plan]
+    parts: list[RenderableType] = [software_words(clusters[0].job, times, _OTHER_SOFTWARE), _heading(clusters)]
+    parts += _tables(clusters)
+    parts.append("\n".join(_best_words(clusters)))
+    for cluster in clusters:
+        if cluster.plan is None:
+            parts.append(filled(f"{cluster.name}: {cluster.refusal or no_plan_text(cluster.job)}"))
+    lacks = dict.fromkeys(word for cluster in clusters if cluster.plan for word in lacking(cluster.plan))
+    if lacks:
+        parts.append(filled(f"* {clusters[0].job.cluster.software} lacks {', '.join(lacks)}, which this runtime has."))
+    remarks = dict.fromkeys([*notes, *(note for cluster in clusters for note in told_notes(cluster.job))])
+    remarks["days, money and energy are without time lost to failures"] = None
+    parts.append("\n".join(filled(f"Note: {remark}.") for remark in remarks))
+    return parts
+
+
+def _amounts(clusters: Sequence[ClusterPlan], total: str) -> list[float | None]:
+    return [cluster.run_totals[total] for cluster in clusters]
+
+
+def _heading(clusters: Sequence[ClusterPlan]) -> str:
+    job, tokens = clusters[0].job, f"{clusters[0].run_tokens:.3g}".replace("e+", "e")
+    words = f"{job.model.name} on {len(clusters)} clusters, the best plan on each; a run of {tokens} tokens"
+    if not _has_one_batch(clusters):
+        return filled(words)
+    return filled(
+        f"{words}, {job.batch.global_batch_size:,} sequences of {job.model.sequence:,} tokens a step, computed in "
+        f"{job.precision.product_number}"
+    )
+
+
+def _has_one_batch(clusters: Sequence[ClusterPlan]) -> bool:
+    """True if a step has as many tokens, in the same number type, on each cluster, so that steps compare."""
+    return len({(one.job.tokens_per_step, one.job.precision.product_number) for one in clusters}) == 1
+
+
+def _tables(clusters: Sequence[ClusterPlan]) -> Iterator[Table]:
+    """Figures with a column for each cluster, in as many tables as the terminal's width asks for."""
+    num_columns = min(len(clusters), (terminal_width() - _LABELS_WIDTH) // (_LEAST_WIDTH + _GAP))
+    width = min(_MOST_WIDTH, (terminal_width() - _LABELS_WIDTH) // num_columns - _GAP)
+    for start in range(0, len(clusters), num_columns):
+        yield _table(clusters, range(start, min(start + num_columns, len(clusters))), width)
+
+
+def _table(clusters: Sequence[ClusterPlan], indices: range, width: int) -> Table:
+    """Rows of figures with a column of `width` characters for each of some clusters; the best of all are green."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, _GAP, 0, 0))
+    table.add_column("", width=_LABELS_WIDTH, no_wrap=True)
+    for index in indices:
+        table.add_column(clusters[index].name, width=width, overflow="fold")
+    columns = [_cells(clusters[index], has_batch=not _has_one_batch(clusters)) for index in indices]
+    totals = {"days": "days", "money": "usd", "energy": "kwh"}
+    for label in columns[0]:
+        cells = []
+        for index, column in zip(indices, columns, strict=True):
+            is_best = label in totals and best_index(clusters, totals[label]) == index
+            cells.append(Text(column[label], style="green" if is_best else ""))
+        table.add_row(label, *cells)
+    return table
+
+
+def _cells(cluster: ClusterPlan, has_batch: bool) -> dict[str, str]:
+    """The figures of a cluster by their labels; empty for those that need a plan if none fits."""
+    job, plan, totals = cluster.job, cluster.plan, cluster.run_totals
+    kwh = totals["kwh"]
+    cells = {
+        "plan": marked_words(plan) if plan else "none is legal" if cluster.refusal else "none fits",
+        "step": step_text(plan.time.total) if plan else "",
+        "tokens/s/device": f"{plan.tokens_per_s_per_device:,.0f}" if plan else "",
+        "MFU": f"{plan.time.mfu:.1%}" if plan else "",
+        "memory": f"{plan.memory.process / GIB:.1f} of {room_bytes(job) / GIB:.1f} GiB" if plan else "",
+        "days": number_text(totals["days"] or 0.0) if plan else "",
+        "money": usd_text(totals["usd"]) if plan else "",
+        "energy": ("unknown" if kwh is None else f"{kwh:,.0f} kWh") if plan else "",
+        "links": _link_words(job.cluster),
+        "price": price_words(job.cluster).removeprefix("at ") or "unknown (DEVICE:N@USD)",
+    }
+    if not has_batch:
+        return cells
+    batch = f"{job.batch.global_batch_size:,} sequences, {job.precision.product_number}"
+    return {"plan": cells["plan"], "batch": batch} | cells
+
+
+def _link_words(cluster: ClusterSpec) -> str:
+    """Gigabytes a second of a device within its node, and between nodes."""
+    size = node_devices(cluster)
+    words = f"{node_gb_per_s(cluster):g} GB/s in a {link_words(cluster).domain} of {size:,}"
+    return words + (f", {network_gb_per_s(cluster):g} between" if cluster.num_devices > size else "")
+
+
+def _best_words(clusters: Sequence[ClusterPlan]) -> Iterator[str]:
+    """A line for each goal: the cluster that reaches it best, and how much more the others take."""
+    for goal, total in _GOALS.items():
+        index = best_index(clusters, total)
+        if index is None:
+            yield f"{goal.capitalize()}: unknown."
+            continue
+        amounts = _amounts(clusters, total)
+        least = amounts[index] or 0.0
+        others = [
+            f"{cluster.name} {amount / least - 1:.0%} more"
+            if amount is not None and least
+            else f"{cluster.name} unknown"
+            for other, (cluster, amount) in enumerate(zip(clusters, amounts, strict=True))
+            if other != index and cluster.plan
+        ]
+        yield filled(f"{goal.capitalize()}: {clusters[index].name}" + (f" ({', '.join(others)})." if others else "."))
