@@ -25,6 +25,7 @@ _SECTIONS: dict[str, dict[str, str]] = {
     "Exchange": {
         "import": "a job of Megatron-LM, torchtitan, DeepSpeed, NeMo, Accelerate",
         "export": "a job for one of them",
+        "check": "files of any of them: legal, fits, divides; for CI",
         "convert": "a model's weights as plain safetensors files",
         "mcp": "what is predicted, as tools of an agent",
     },

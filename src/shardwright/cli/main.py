@@ -20,6 +20,7 @@ from shardwright.cli.agents import mcp_server
 from shardwright.cli.checked_job import load_to_run
 from shardwright.cli.command_group import CommandGroup
 from shardwright.cli.export_weights import convert, export
+from shardwright.cli.file_checking import check_files
 from shardwright.cli.generating import generate
 from shardwright.cli.interchange import export_job, import_job
 from shardwright.cli.job_fields import list_fields
@@ -123,6 +124,7 @@ for command in (
     checkpoint,
     import_job,
     export_job,
+    check_files,
     list_fields,
     mcp_server,
     *draw.COMMANDS,

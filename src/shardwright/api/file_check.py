@@ -1,0 +1,115 @@
+"""The check of a file with a job, in any system's language: legality, memory, batch, experts and time."""
+
+from pathlib import Path
+
+from shardwright.api.asked_job import AskedJob, planned
+from shardwright.api.estimated import estimated
+from shardwright.config import catalog
+from shardwright.config.asked_cluster import NOTHING_ASKED, AskedCluster
+from shardwright.config.base import PlanError
+from shardwright.config.cluster_facts import node_devices
+from shardwright.config.job import JobSpec
+from shardwright.config.units import MIB
+from shardwright.config.user_file import FileFault, read_text
+from shardwright.explain.rank_groups import groups_of_rank_0
+from shardwright.interchange.imported import Asked, split_sets
+from shardwright.interchange.recognised import JOB, system_name_of
+from shardwright.interchange.system import SYSTEMS, read_job_of
+from shardwright.memory.job_memory import job_memory
+from shardwright.report.file_check_text import FileCheck
+from shardwright.report.fit_verdict import fit_of
+from shardwright.schedule.job_program import job_program
+
+
+def file_check(
+    path: str, overrides: tuple[str, ...] = (), cluster: AskedCluster = NOTHING_ASKED, system: str = ""
+) -> FileCheck:
+    """The check of a file or a name of the catalog; `system` is recognised if it is empty."""
+    try:
+        system = system or _recognised(path)
+    except (PlanError, FileFault, OSError) as error:
+        faults = error.faults if isinstance(error, PlanError) else [str(error)]
+        return FileCheck(path, "unknown", readable=False, findings=tuple(faults))
+    try:
+        job = _job(path, overrides, cluster, system)
+    except PlanError as error:
+        return FileCheck(path, system, findings=tuple(error.faults))
+    return _job_check(path, system, job)
+
+
+def _recognised(path: str) -> str:
+    if not Path(path).exists() and path in (*catalog.names("jobs"), *catalog.names("models")):
+        return JOB
+    return JOB if Path(path).is_dir() else system_name_of(path, read_text(Path(path), MIB, "job or configuration"))
+
+
+def _job(path: str, overrides: tuple[str, ...], cluster: AskedCluster, system: str) -> JobSpec:
+    """The checked job of a file. Raises PlanError."""
+    if system == JOB:
+        return AskedJob(path, overrides, cluster).to_predict()[0]
+    variables, fields = split_sets(overrides)
+    return planned(path, read_job_of(SYSTEMS[system], (path,), Asked(variables, fields, cluster)).job)
+
+
+def _job_check(path: str, system: str, job: JobSpec) -> FileCheck:
+    """The findings on a legal job."""
+    estimate = estimated(path, job)
+    findings, missing_bytes = [], 0
+    if estimate.fits is False:
+        missing_bytes = _missing_bytes(job)
+        nearest = estimate.to_dict()["nearest"]
+        way_out = f"the nearest plan that does: {nearest[0]['set']}" if nearest else "use more devices, or larger ones"
+        findings.append(f"it does not fit; {way_out}")
+    expert_nodes = _expert_nodes(job)
+    if expert_nodes is not None and expert_nodes > 1:
+        findings.append(
+            f"a group of {job.plan.ep} ranks with experts spreads over {expert_nodes} domains of "
+            f"{node_devices(job.cluster)} devices, so tokens cross the network; lower plan.ep, or use larger domains"
+        )
+    return FileCheck(
+        path,
+        system,
+        legal=True,
+        findings=tuple(findings),
+        fits=estimate.fits,
+        missing_bytes=missing_bytes,
+        slack_bytes=_slack_bytes(job),
+        batch=job.batch.global_batch_size,
+        microbatches=job.num_microbatches,
+        expert_nodes=expert_nodes,
+        step_s=estimate.step_s,
+    )
+
+
+def _missing_bytes(job: JobSpec) -> int:
+    """The bytes by which the fullest rank exceeds its device, as `estimate` judges it; 0 if its host lacks memory."""
+    from shardwright.planner.own_plan import estimate
+
+    try:
+        fit = fit_of(job, job_memory(job), estimate(job))
+    except (KeyError, ValueError) as error:  # a plan without a price is judged by the account
+        fit = fit_of(job, job_memory(job), str(error))
+    return max(0, max(need.device_bytes for need in fit.needs) - fit.room_bytes) if fit else 0
+
+
+def _slack_bytes(job: JobSpec) -> int | None:
+    """The most bytes that the allocator of any rank holds beside those given out; None if the device is unknown."""
+    if job.cluster.device == "unknown":
+        return None
+    from shardwright.cost.calibration import shipped
+    from shardwright.memory.job_memories import job_memories
+
+    try:
+        return max(int(memory.slack) for memory in job_memories(job, shipped()))
+    except (KeyError, ValueError):
+        return None
+
+
+def _expert_nodes(job: JobSpec) -> int | None:
+    """The number of domains of the ranks that exchange tokens with rank 0; None if domains are unknown."""
+    if not job.model.moe.experts:
+        return 0
+    if not node_devices(job.cluster):
+        return None
+    groups = groups_of_rank_0(job, job_program(job).placement)
+    return max((len(set(group.nodes)) for group in groups if group.axis in ("ep", "etp")), default=1)

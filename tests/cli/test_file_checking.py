@@ -1,0 +1,78 @@
+"""The command `check`: one line a file of any system, and an exit status for CI."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from shardwright.cli.main import cli
+
+ROOT = Path(__file__).parents[2]
+PEOPLE = ROOT / "tests/interchange/as_people_have"
+SCRIPT = str(ROOT / "docs/pretrain.sh")
+A100 = ("--set", "NUM_NODES=4", "--device", "a100-sxm-80g")
+
+
+def checked(*words: str) -> tuple[int, list[dict[str, Any]]]:
+    """The exit status and the values of `check --json`."""
+    result = CliRunner().invoke(cli, ["check", *words, "--json"])
+    return result.exit_code, json.loads(result.output)
+
+
+def test_a_script_that_is_fine_has_status_0() -> None:
+    status, (check,) = checked(SCRIPT, *A100)
+    assert (status, check["system"], check["legal"], check["fits"], check["findings"]) == (
+        0,
+        "megatron",
+        True,
+        True,
+        [],
+    )
+    assert (check["batch"], check["microbatches"]) == (512, 512)
+    assert check["step_s"] > 0
+
+
+def test_memory_that_lacks_is_told_with_a_way_out(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(Path(SCRIPT).read_text().replace("size 8 --pipeline-model-parallel-size 4", "size 1"))
+    status, (check,) = checked(str(script), *A100)
+    assert (status, check["legal"], check["fits"]) == (1, True, False)
+    assert check["missing_bytes"] > 80 * 2**30
+    line = CliRunner().invoke(cli, ["check", str(script), *A100]).output
+    assert len(line.splitlines()) == 1
+    assert "GiB too much" in line
+
+
+def test_a_batch_that_does_not_divide_is_a_finding(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    text = Path(SCRIPT).read_text().replace("--global-batch-size 512", "--global-batch-size 511")
+    script.write_text(text.replace("--pipeline-model-parallel-size 4", "--pipeline-model-parallel-size 2"))
+    status, (check,) = checked(str(script), *A100)
+    assert (status, check["legal"]) == (1, False)
+    assert "511" in check["findings"][0]
+
+
+def test_experts_that_leave_their_domain_are_a_finding() -> None:
+    plan = ("plan.dp=64", "plan.tp=1", "plan.pp=1", "plan.ep=64", "plan.zero=1", "plan.schedule=1f1b")
+    sets = [word for value in plan for word in ("--set", value)]
+    status, (check,) = checked("qwen3-30b-a3b", *sets, "--devices", "64", "--device", "h100-sxm")
+    assert (status, check["expert_nodes"]) == (1, 8)
+    assert "plan.ep" in " ".join(check["findings"])
+
+
+@pytest.mark.parametrize(
+    ("name", "system"),
+    [("l1-shards.json", "deepspeed"), ("l2-titan.toml", "torchtitan-0.2"), ("b1-mpirun.sh", "megatron")],
+)
+def test_the_system_is_recognised_from_the_file(name: str, system: str) -> None:
+    assert checked(str(PEOPLE / name))[1][0]["system"] == system
+
+
+def test_a_file_that_no_system_writes_has_status_2_and_the_others_are_checked(tmp_path: Path) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_text("no job\n")
+    status, checks = checked(str(file), str(tmp_path / "absent.sh"), "quickstart")
+    assert status == 2
+    assert [check["readable"] for check in checks] == [False, False, True]
