@@ -139,9 +139,12 @@ def test_the_commands_of_the_page_run(tmp_path: Path, monkeypatch: pytest.Monkey
     Path("llama3-titan.toml").write_text(LLAMA)
     page = (Path(__file__).parents[2] / "docs" / "other-systems.md").read_text(encoding="utf-8")
     lines = [line for block in re.findall(r"```sh\n(.*?)```", page, re.S) for line in block.splitlines()]
-    assert len(lines) == 15
+    assert len(lines) == 16
     (with_arguments,) = (line for line in lines if " -- " in line)
-    lines.remove(with_arguments)
+    (check,) = (line for line in lines if " check " in line)
+    lines = [line for line in lines if line not in (with_arguments, check)]
+    script = str(Path(__file__).parents[2] / "docs" / "pretrain.sh")
+    assert run(*shlex.split(check.replace("docs/pretrain.sh", script))[1:]).exit_code == 0
     writing = [line for line in lines if " export " in line]
     first = [line for line in lines if "--toml" in line]
     for line in [*first, *writing]:
