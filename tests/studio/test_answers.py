@@ -27,23 +27,10 @@ from shardwright.studio.page_state import PageState
 from shardwright.studio.plan_answer import PARTS
 from shardwright.studio.plan_search import changed_texts
 from shardwright.studio.studio_server import application, listening, page_files
+from support.tiny_config import TINY_LLAMA
 
 ADDRESS = "http://127.0.0.1:8765"
 HEADERS = {"Origin": ADDRESS, "Sec-Fetch-Site": "same-origin"}
-LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "num_hidden_layers": 4,
-    "vocab_size": 512,
-    "max_position_embeddings": 128,
-    "rms_norm_eps": 1e-5,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-}
 MEGATRON = """
 torchrun --nproc_per_node 8 --nnodes 4 pretrain_gpt.py --num-layers 24 --hidden-size 2048 --num-attention-heads 16 \\
   --seq-length 2048 --max-position-embeddings 2048 --vocab-size 51200 --micro-batch-size 2 --global-batch-size 256 \\
@@ -260,13 +247,13 @@ def dropped(page: TestClient, files: dict[str, str], state: dict[str, str], syst
 
 def test_a_dropped_config_is_a_model_on_the_cluster_of_the_page(page: TestClient) -> None:
     cluster = {"device": "h100-sxm", "devices": "16"}
-    answer = dropped(page, {"config.json": json.dumps(LLAMA)}, cluster)
+    answer = dropped(page, {"config.json": json.dumps(TINY_LLAMA)}, cluster)
     state = answer["state"]
     assert (state["model.hidden"], state["model.layers"], state["devices"]) == ("64", "4", "16")
     assert "a step has" in answer["notes"] and int(state["batch.global_batch_size"]) % 16 == 0
     parts = parts_of(page, state)
     assert parts["job"]["ranks"] == 16 and parts["step"]["step_s"] > 0
-    faults = dropped(page, {"config.json": json.dumps(LLAMA | {"model_type": "unheard-of"})}, cluster)["faults"]
+    faults = dropped(page, {"config.json": json.dumps(TINY_LLAMA | {"model_type": "unheard-of"})}, cluster)["faults"]
     assert "unheard-of" in faults[0] and "/tmp" not in faults[0]
     assert dropped(page, {"config.json": "{"}, cluster)["faults"]
 

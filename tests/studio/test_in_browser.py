@@ -14,6 +14,7 @@ pytest.importorskip("playwright", reason="browsers are driven by playwright")
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from shardwright.studio.studio_server import listening, server_at
+from support.tiny_config import TINY_LLAMA
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [
@@ -21,19 +22,6 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium; apt-get install chromium"),
 ]
 JOB = "#job=quickstart&device=h100-sxm&devices=4"
-LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_attention_heads": 4,
-    "num_hidden_layers": 4,
-    "vocab_size": 512,
-    "max_position_embeddings": 128,
-    "rms_norm_eps": 1e-5,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-}
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +122,7 @@ def test_faults_are_shown_until_they_are_mended(page: Page) -> None:
 def test_a_dropped_file_becomes_the_plan_and_is_saved(page: Page, tmp_path: Path) -> None:
     go(page, JOB)
     config = tmp_path / "config.json"
-    config.write_text(json.dumps(LLAMA), encoding="utf-8")
+    config.write_text(json.dumps(TINY_LLAMA), encoding="utf-8")
     page.set_input_files("#file", config)
     page.wait_for_selector(".message.note >> text=Read config.json")
     settled(page)
