@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from shardwright.config import largest
+from shardwright.config.adapter import AdapterSpec
 from shardwright.config.attention_sections import LatentSpec, TemperatureSpec, WindowSpec
 from shardwright.config.base import SectionSpec, Spec
 from shardwright.config.field_types import (
@@ -130,6 +131,7 @@ class ModelSpec(SectionSpec):
     init_std: Divisor = Field(
         0.02, description="Standard deviation of initial weights; residual outputs get it / sqrt(2 x layers)."
     )
+    adapter: AdapterSpec = Field(AdapterSpec(), description="Adapters that are trained in place of the weights.")
     moe: MoeSpec = Field(MoeSpec(), description="Experts in place of the MLP.")
     mtp_layers: Annotated[int, Field(ge=0, le=MOST_MTP)] = Field(
         0,
@@ -229,11 +231,16 @@ class ModelSpec(SectionSpec):
         """Width inside the MLP with the default filled in."""
         return self.ffn or 4 * self.hidden
 
+    @property
+    def is_adapted(self) -> bool:
+        """True if adapters are trained, and the model's own weights are frozen."""
+        return self.adapter.rank > 0
+
     def faults(self) -> list[str]:
         """Contradictions among the fields of the model."""
         faults = [*self.latent.faults(), *(self._latent_faults() if self.is_latent else self._head_faults())]
         faults += [*self.moe.faults(self.layers), *self._mtp_faults(), *self._block_faults()]
-        faults += self.window.faults(self.layers)
+        faults += [*self.window.faults(self.layers), *self.adapter.faults(), *self._adapter_faults()]
         if self.temperature_tuning != TemperatureSpec() and not self.no_rotary_every:
             faults.append(
                 "model.temperature_tuning is for layers that turn nothing, and model.no_rotary_every 0 says that none "
@@ -300,6 +307,21 @@ class ModelSpec(SectionSpec):
                 "table of learned ones; leave it out"
             )
         return faults
+
+    def _adapter_faults(self) -> list[str]:
+        """Faults of fields of a model that adapters do not have."""
+        if not self.is_adapted:
+            return []
+        return [
+            f"model.adapter is for maps of dense layers, and {setting} is set; leave one of them out"
+            for setting, is_there in (
+                ("model.moe", self.moe.experts),
+                ("model.latent", self.is_latent),
+                ("model.mtp_layers", self.mtp_layers),
+                ("model.parallel_block", self.parallel_block != "none"),
+            )
+            if is_there
+        ]
 
     def _mtp_faults(self) -> list[str]:
         """Faults of multi-token prediction: a weight without modules, or more modules than tokens to predict."""

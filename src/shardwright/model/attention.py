@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.config.model import ModelSpec
+from shardwright.config.model_shape import shape_of
 from shardwright.model.attention_core import dot_product_attention
 from shardwright.model.forward_pass import ForwardPass
 from shardwright.model.head_norms import AllHeadsNorm, norm_all_heads, plain_norm
@@ -23,6 +24,7 @@ from shardwright.model.position_tables import PositionTables
 from shardwright.model.rotary import rotate, split_and_rotate
 from shardwright.parallel.context.attention_rule import AttentionRule, Sinks
 from shardwright.parallel.context.ring_attention import trade_for_heads, trade_for_tokens
+from shardwright.parallel.tensor.adapter import adapter_of
 from shardwright.parallel.tensor.linear import ColumnLinear, LayerSharding, RowLinear
 from shardwright.parallel.tensor.parameter import sharded
 from shardwright.parallel.tensor.product_input import ProductInput
@@ -53,9 +55,12 @@ class Attention(nn.Module):
         self.qkv = ColumnLinear(spec.hidden, groups, 0, sharding, std=spec.init_std)
         self.qkv_bias = sharded(groups, 0, sharding.tp, "zeros") if spec.bias or spec.qkv_bias else None
         self.sinks = sharded((*groups[:1], self.queries_per_group), 0, sharding.tp, "zeros") if spec.sinks else None
+        qkv_matrix, out_matrix = shape_of(spec).attention_matrices
+        self.qkv.adapter = adapter_of(spec.adapter, qkv_matrix, sharding)
         std = residual_std(spec.init_std, spec.layers)
         # The backward of attention keeps its result, which is the input of this product.
         self.out = RowLinear(spec.heads * self.head_dim, spec.hidden, spec.bias, sharding, std=std, owns_input=False)
+        self.out.adapter = adapter_of(spec.adapter, out_matrix, sharding)
         # A bias that is the same for the keys of all positions adds the same number to all scores of a query. Softmax
         # cancels it, if only the product with the query comes between: so it is for the elements that rotary positions
         # do not turn, in the bias of the key's norm, or without such a norm in the bias of the product.

@@ -126,7 +126,7 @@ class DecoderStage(nn.Module):
 
     def prepare(self, device: torch.device, dtype: torch.dtype) -> "DecoderStage":
         """Give the parameters their names, device and dtype, but no memory. Returns the stage."""
-        name_parameters(self, device, dtype)
+        name_parameters(self, device, dtype, self.spec.is_adapted)
         for parameter in placed_parameters(self).values():
             parameter.deferred = self.sharding.deferred if parameter.place.is_put_off else None
         self._place_buffers(device)
@@ -164,7 +164,7 @@ class DecoderStage(nn.Module):
 
     def initialise(self, seed: int, device: torch.device) -> "DecoderStage":
         """Fill the parameters with initial values. Returns the stage."""
-        materialise(self, seed, device)
+        materialise(self, seed, device, self.spec.is_adapted)
         self._place_buffers(device)
         return self
 

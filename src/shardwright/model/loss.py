@@ -161,9 +161,10 @@ class _HeadLoss(torch.autograd.Function):
             dlogits_TV = softmax.gradient(grads[0] / len(rows_T), x_sBH.dtype)
             del softmax  # the gradient lies in its memory, or is a 16-bit tensor
             pending_sum = _start_input_gradient(dx_sBH[chunk.first : chunk.end], dlogits_TV, weight_VH, sharding)
-            weight_VH.add_product(
-                dlogits_TV, chunk.x_TH, sharding.tp.kind, is_last=ctx.completes and chunk.end == len(x_sBH)
-            )
+            if not weight_VH.place.is_frozen:
+                weight_VH.add_product(
+                    dlogits_TV, chunk.x_TH, sharding.tp.kind, is_last=ctx.completes and chunk.end == len(x_sBH)
+                )
             pending_sum.wait()
         ctx.loss.copy_(total.div_(len(rows_T)))
         return dx_sBH, None, None, None

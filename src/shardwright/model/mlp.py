@@ -9,8 +9,10 @@ Shape suffixes: S sequence, B batch, H hidden, F = ffn / tp inner width; s is S 
 from torch import Tensor, nn
 
 from shardwright.config.model import ModelSpec
+from shardwright.config.model_shape import shape_of
 from shardwright.model.activation import activate_and_keep, activate_gated
 from shardwright.parallel.recompute.region import Chain
+from shardwright.parallel.tensor.adapter import adapter_of
 from shardwright.parallel.tensor.linear import ColumnLinear, LayerSharding, RowLinear
 from shardwright.parallel.tensor.parameter import sharded
 from shardwright.sharding.stage_parameters import residual_std
@@ -33,6 +35,9 @@ class MLP(nn.Module):
         self.up = ColumnLinear(spec.hidden, inner, 1, sharding, std=spec.init_std, owns_input=owns_input)
         self.up_bias = sharded(inner, 1, sharding.tp, "zeros") if spec.bias else None
         self.down = RowLinear(width, spec.hidden, spec.bias, sharding, std=residual_std(spec.init_std, spec.layers))
+        up_matrix, down_matrix = shape_of(spec).mlp_matrices
+        self.up.adapter = adapter_of(spec.adapter, up_matrix, sharding)
+        self.down.adapter = adapter_of(spec.adapter, down_matrix, sharding)
 
     def end_chain(self, chain: Chain) -> Tensor:
         """[s, B, H] to [s, B, H], as the last operators of a chain."""

@@ -27,6 +27,7 @@ class ParameterShard:
     is_expert: bool = False
     num_parts: int = 1  # parts that the axes cut the tensor into; their sizes may be unequal
     is_tied: bool = False  # the same tensor has another use, on the first or the last stage
+    is_frozen: bool = False  # it has values alone, which no step changes
     is_exact: bool = False  # computed with in float32, whatever the dtype of the computation
 
     @property

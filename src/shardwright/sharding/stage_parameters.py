@@ -13,6 +13,7 @@ from shardwright.config.matrix import Matrix
 from shardwright.config.model import ModelSpec
 from shardwright.config.model_shape import ModelShape, shape_of
 from shardwright.config.plan import PlanSpec, split_evenly
+from shardwright.sharding.adapter_shapes import down_shape, down_std, up_shape
 from shardwright.sharding.parameter_shard import ParameterShard
 
 Regions = dict[str, list[ParameterShard]]  # the parameters of each region, both in the order of the computation
@@ -39,7 +40,18 @@ def stage_parameters(model: ModelSpec, plan: PlanSpec, stage: int, tp_index: int
         for number in range(model.layers, model.num_blocks):
             regions[str(number)] = shards.further(number)
         regions["head"] = shards.head()
+    if model.is_adapted:
+        regions = {name: [_or_frozen(place) for place in places] for name, places in regions.items()}
     return regions
+
+
+def is_of_adapter(name: str) -> bool:
+    """True if a parameter of this name is of an adapter."""
+    return ".adapter." in name
+
+
+def _or_frozen(place: ParameterShard) -> ParameterShard:
+    return place if is_of_adapter(place.name) else replace(place, is_frozen=True)
 
 
 def last_uses(model: ModelSpec) -> list[str]:
@@ -208,12 +220,27 @@ class _Cut:
 
     def _pair(self, name: str, enter: Matrix, leave: Matrix) -> list[ParameterShard]:
         """A column-parallel matrix and the row-parallel matrix after it, with their biases."""
-        matrices = [self._weight(f"{name}.{matrix.name}.weight", matrix) for matrix in (enter, leave)]
+        weights = [self._weight(f"{name}.{matrix.name}.weight", matrix) for matrix in (enter, leave)]
+        entering, leaving = (self._adapters(f"{name}.{matrix.name}.adapter", matrix) for matrix in (enter, leave))
         if not self.model.bias:
-            return matrices
+            return [weights[0], *entering, weights[1], *leaving]
         # A layer's own parameters are listed before those of its parts.
-        entering = self._sharded(f"{name}.{enter.name}_bias", enter.outputs, enter.sharded_dim or 0, init="zeros")
-        return [entering, *matrices, self._whole(f"{name}.{leave.name}.bias", leave.outputs, "zeros")]
+        entering_bias = self._sharded(f"{name}.{enter.name}_bias", enter.outputs, enter.sharded_dim or 0, init="zeros")
+        leaving_bias = self._whole(f"{name}.{leave.name}.bias", leave.outputs, "zeros")
+        return [entering_bias, weights[0], *entering, weights[1], leaving_bias, *leaving]
+
+    def _adapters(self, name: str, matrix: Matrix) -> list[ParameterShard]:
+        """The adapters of a matrix: A of all its maps, then a B for each."""
+        spec = self.model.adapter
+        if not (targets := spec.targets_of(matrix)):
+            return []
+        shape, std = down_shape(spec, matrix), down_std(matrix)
+        ups = [(f"{name}.b_{target}", up_shape(spec, matrix, target)) for target in targets]
+        if matrix.is_row_parallel:
+            down = self._sharded(f"{name}.a", shape, 2, std)
+            return [down, *(self._whole(up, up_outputs, "normal", is_partial=True) for up, up_outputs in ups)]
+        down = self._whole(f"{name}.a", shape, "normal", std)
+        return [down, *(self._sharded(up, up_outputs, matrix.sharded_dim or 0) for up, up_outputs in ups)]
 
     def _weight(self, name: str, matrix: Matrix, is_partial: bool = False) -> ParameterShard:
         if matrix.sharded_dim is None:

@@ -44,7 +44,8 @@ Memory = TypeVar("Memory")
 class UnitSizes:
     """The sizes of a unit: its stage of ZeRO; elements of its whole buffer and of one shard, with padding; bytes per
     element of its values, of an accumulated gradient, of a gradient in a reduction and of the weights that the
-    optimizer updates; its number of parameters, and how many of them get their gradient in W if a backward is split."""
+    optimizer updates; its number of parameters, and how many of them get their gradient in W if a backward is split. A
+    frozen unit has values alone."""
 
     zero: int
     size: int
@@ -55,6 +56,7 @@ class UnitSizes:
     master_bytes: int
     num_parameters: int
     num_put_off: int
+    is_frozen: bool = False
 
 
 class UnitEvents(ABC, Generic[Memory]):
@@ -243,9 +245,11 @@ class StageEvents(ABC, Generic[Unit]):
         """
         self.units = list(units)
         single_units = [([number], 0) for number in range(len(self.units))]
-        self._groups = [([self.units[number] for number in numbers], size) for numbers, size in groups or single_units]
-        self._late = [unit for unit in units if unit in late]
-        self._prompt = [unit for unit in reversed(units) if unit not in late]
+        all_groups = [([self.units[number] for number in numbers], size) for numbers, size in groups or single_units]
+        self._groups = [group for group in all_groups if not group[0][0].sizes.is_frozen]
+        trained = [unit for unit in units if not unit.sizes.is_frozen]
+        self._late = [unit for unit in trained if unit in late]
+        self._prompt = [unit for unit in reversed(trained) if unit not in late]
         self._due = self._prompt  # units of the next reduction
         self._next = 0  # index of the first due unit that has not been started
         self._reductions = reductions

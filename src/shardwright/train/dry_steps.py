@@ -40,7 +40,7 @@ class DrySteps:
         self.mesh = job_mesh(job, rank, META, stand_ins=StandIns(connect, device, streams))
         self.program = job_program(job, self.num_steps)
         self.replica = build(job, self.mesh, _no_values)
-        for unit in (unit for shards in self.replica.shards.values() for unit in shards.units):
+        for unit in (unit for shards in self.replica.shards.values() for unit in shards.units if not unit.is_frozen):
             unit.masters.set_num_steps(1)  # so that the optimizer has its state, as from the second step on
         self.batch_of: Callable[[int], Tensor] = self._zeros
         self._num_done = 0

@@ -38,7 +38,7 @@ class GradientNorm:
             (starts[stage] + i, shards.unit_of(parameter), parameter, float(is_first_of_line(parameter, mesh)))
             for stage, (shards, parameters) in counted_parameters.items()
             for i, parameter in enumerate(parameters)
-            if _is_first(shards.unit_of(parameter).sharding)
+            if not parameter.place.is_frozen and _is_first(shards.unit_of(parameter).sharding)
         ]
 
     def __call__(self) -> float:

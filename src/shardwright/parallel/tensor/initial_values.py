@@ -48,9 +48,9 @@ def seeded(seed: int) -> Initial:
     return partial(write_initial, seed)
 
 
-def materialise(module: nn.Module, seed: int, device: torch.device) -> None:
+def materialise(module: nn.Module, seed: int, device: torch.device, is_frozen: bool = False) -> None:
     """Give every parameter its name, memory of its own and its initial values."""
-    name_parameters(module, device, torch.float32)
+    name_parameters(module, device, torch.float32, is_frozen)
     for parameter in placed_parameters(module).values():
         parameter.data = initial_box(parameter.place, seed, device)
 

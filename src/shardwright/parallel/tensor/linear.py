@@ -114,9 +114,13 @@ class ColumnLinear(nn.Module):
         super().__init__()
         self.sharding, self.owns_input = sharding, owns_input
         self.weight = sharded((*out_shape, in_features), dim, sharding.tp, "normal", std=std)
+        self.adapter: nn.Module | None = None
 
     def forward(self, x_sBH: ProductInput) -> Tensor:
         """[s, B, H] to [S, B, N / tp]."""
+        if self.adapter is not None:  # which keeps the input: the weight is frozen
+            y_SBN = _ColumnProduct.apply(values_and_recipe(x_sBH)[0], None, self.weight, self.sharding, False)
+            return y_SBN + self.adapter(x_sBH)
         return _ColumnProduct.apply(*values_and_recipe(x_sBH), self.weight, self.sharding, self.owns_input)
 
 
@@ -140,6 +144,7 @@ class RowLinear(nn.Module):
         self.weight = sharded((out_features, in_features), 1, sharding.tp, "normal", std=std)
         # Added once, after the sum. Under sequence parallel each rank adds it to its own tokens only.
         self.bias = whole((out_features,), "zeros", summed_over=sharding.summed_over) if bias else None
+        self.adapter: nn.Module | None = None
 
     def forward(self, x_SBH: ProductInput) -> Tensor:
         """[S, B, H / tp] to [s, B, N]."""
@@ -147,6 +152,9 @@ class RowLinear(nn.Module):
 
     def part(self, x_SBH: ProductInput) -> Tensor:
         """This rank's part of the sum, [S, B, N], without the bias."""
+        if self.adapter is not None:
+            part_SBN = local_product(values_and_recipe(x_SBH)[0], self.weight, self.sharding)
+            return part_SBN + self.adapter(x_SBH)
         return local_product(x_SBH, self.weight, self.sharding, self.owns_input)
 
     def with_bias(self, y_sBN: Tensor) -> Tensor:
@@ -232,6 +240,10 @@ class _ColumnProduct(torch.autograd.Function):
         # Not a saved tensor: the weight may be released after the forward, and gathered again into other memory.
         ctx.weight, ctx.sharding = weight, sharding
         x_SBH = all_gather(x_sBH, sharding.tp) if sharding.shards_sequence else x_sBH
+        if weight.place.is_frozen:
+            ctx.shape, ctx.recipe = x_sBH.shape, recipe
+            _keep_recipe(ctx, recipe)
+            return product(x_SBH, weight)[0]
         y_SBN, cast = product(x_SBH, weight)
         own_cast = cast
         if cast is not None and sharding.shards_sequence:
@@ -245,6 +257,12 @@ class _ColumnProduct(torch.autograd.Function):
         weight: PlacedParameter = ctx.weight
         sharding: LayerSharding = ctx.sharding
         shape: torch.Size = ctx.shape
+        if weight.place.is_frozen:
+            _make_again(ctx)
+            dx_SBH, _ = input_gradient_of(dy_SBN, weight)
+            dx_sBH, reduced = start_sum(dx_SBH, shape, sharding)
+            reduced.wait()
+            return dx_sBH, None, None, None, None
         operand, gathered = _input_again(ctx, sharding, dy_SBN.dtype)
         dx_SBH, dy_cast = input_gradient_of(dy_SBN, weight)
         dx_sBH, reduced = start_sum(dx_SBH, shape, sharding)
@@ -252,6 +270,19 @@ class _ColumnProduct(torch.autograd.Function):
         add_weight_gradient(weight, dy_SBN if dy_cast is None else dy_cast, operand, gathered, sharding=sharding)
         reduced.wait()
         return dx_sBH, None, None, None, None
+
+
+def _keep_recipe(ctx: Any, recipe: InputRecipe | None) -> None:
+    """Keep what a recomputed region before a frozen product needs; the product itself needs nothing."""
+    ctx.recipe = recipe
+    if recipe is not None:
+        ctx.save_for_backward(*recipe.keep())
+
+
+def _make_again(ctx: Any) -> None:
+    """Run the recomputed region before a frozen product again, if there is one: its backward comes next."""
+    if ctx.recipe is not None:
+        ctx.recipe.make(ctx.saved_tensors)
 
 
 def _input_again(ctx: Any, sharding: LayerSharding, dtype: torch.dtype) -> tuple["Operand", Pending | None]:
@@ -334,6 +365,9 @@ class _LocalProduct(torch.autograd.Function):
         owns_input: bool,
     ) -> Tensor:
         ctx.weight, ctx.sharding = weight, sharding
+        if weight.place.is_frozen:
+            _keep_recipe(ctx, recipe)
+            return product(x_SBH, weight)[0]
         y_SBN, cast = product(x_SBH, weight)
         keep_input_or_cast(ctx, x_SBH, recipe, cast, owns_input=owns_input)
         return y_SBN
@@ -342,6 +376,9 @@ class _LocalProduct(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
         (dy_SBN,) = grads
         weight: PlacedParameter = ctx.weight
+        if weight.place.is_frozen:
+            _make_again(ctx)
+            return input_gradient_of(dy_SBN, weight)[0], None, None, None, None
         x = kept_input(ctx) if ctx.granularity is None else kept_cast(ctx)
         dx_SBH, dy_cast = input_gradient_of(dy_SBN, weight)
         add_weight_gradient(weight, dy_SBN if dy_cast is None else dy_cast, x, None, sharding=ctx.sharding)

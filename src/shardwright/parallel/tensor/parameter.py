@@ -18,6 +18,7 @@ from shardwright.precision.float8_experts import CastRows, Float8Experts
 from shardwright.precision.float8_gradient import gradient_blocks
 from shardwright.precision.float8_linear import Float8Linear
 from shardwright.sharding.parameter_shard import ParameterShard
+from shardwright.sharding.stage_parameters import is_of_adapter
 
 
 class GradientHome(Protocol):
@@ -56,7 +57,9 @@ class PlacedParameter(nn.Parameter):
         return self
 
     def add_gradient(self, gradient: Tensor) -> None:
-        """Add to the gradient, now or with the deferred gradients."""
+        """Add to the gradient, now or with the deferred gradients; a frozen parameter has none."""
+        if self.place.is_frozen:
+            return
         if self.deferred is None:
             self._add(gradient)
         else:
@@ -107,7 +110,10 @@ class PlacedParameter(nn.Parameter):
         return sums_eOH
 
     def add_rows(self, rows_T: Tensor, dy_TH: Tensor, kind: str) -> None:
-        """Add each row of dy to a row of the gradient, for a table of embeddings; with kernels as in `add_product`."""
+        """Add each row of dy to a row of the gradient, for a table of embeddings; with kernels as in `add_product`. A
+        frozen table has no gradient."""
+        if self.place.is_frozen:
+            return
         sum_VH = self._open()
         if not self.has_gradient:
             sum_VH.zero_()
@@ -185,13 +191,16 @@ def placed_parameters(module: nn.Module) -> dict[str, PlacedParameter]:
     return parameters
 
 
-def name_parameters(module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-    """Give every parameter its name, device and number type, and no memory yet."""
+def name_parameters(
+    module: nn.Module, device: torch.device, dtype: torch.dtype, is_frozen: bool = False
+) -> None:
+    """Give every parameter its name, device and number type, and no memory yet. If the module `is_frozen`, its adapters
+    alone are trained."""
     for path, child in module.named_modules():
         for key, parameter in list(child.named_parameters(recurse=False)):
             assert isinstance(parameter, PlacedParameter)
             name = parameter.place.name or (f"{path}.{key}" if path else key)
-            place = replace(parameter.place, name=name)
+            place = replace(parameter.place, name=name, is_frozen=is_frozen and not is_of_adapter(name))
             setattr(child, key, PlacedParameter(no_memory(place.shape, device, dtype), place))
 
 

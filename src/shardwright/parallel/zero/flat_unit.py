@@ -57,6 +57,7 @@ class FlatUnit(UnitEvents[Tensor]):
             master_bytes=sharding.master.itemsize,
             num_parameters=len(self.parameters),
             num_put_off=sum(parameter.place.is_put_off for parameter in self.parameters),
+            is_frozen=places[0].is_frozen,
         )
         super().__init__(sizes, setting.pool)
         self._offset = dict(zip(self.parameters, self.layout.offsets, strict=True))
@@ -77,6 +78,11 @@ class FlatUnit(UnitEvents[Tensor]):
         first, last = self.parameters[0].place.name, self.parameters[-1].place.name
         return first if first == last else f"{first} to {last}"
 
+    @property
+    def is_frozen(self) -> bool:
+        """True if it has values alone, which no step changes."""
+        return self.sizes.is_frozen
+
     def _make_buffers(self, initial: Initial) -> None:
         sharding, size, shard_size = self.sharding, self.layout.size, self.layout.shard_size
         device = self.parameters[0].device
@@ -91,7 +97,9 @@ class FlatUnit(UnitEvents[Tensor]):
         self.masters = Masters(self._pieces(), self.value_shard, device, sharding.link, sharding.master)
         self._full_gradients: Tensor | None = None  # of which the parameters' gradients are views
         self._gradient_shard: Tensor | None = None
-        if sharding.zero < 2:
+        if self.is_frozen:
+            pass
+        elif sharding.zero < 2:
             self._accumulate_in(torch.zeros(size, dtype=sharding.gradients, device=device))
         else:
             self._gradient_shard = torch.zeros(shard_size, dtype=sharding.gradients, device=device)
@@ -105,7 +113,9 @@ class FlatUnit(UnitEvents[Tensor]):
         all values, the rest of it."""
         place, offset, first = parameter.place, self._offset[parameter], self._shard.start
         start, stop = self._overlap(parameter, self._shard)
-        if start < stop:
+        if start < stop and self.is_frozen:
+            initial(place, start - offset, self.value_shard[start - first : stop - first])
+        elif start < stop:
             self.masters.fill(start - first, stop - first, lambda i, out: initial(place, first + i - offset, out))
         end = offset + parameter.numel()
         outside_shard = ((offset, min(start, end)), (max(stop, offset), end)) if self._full_values is not None else ()
@@ -114,7 +124,10 @@ class FlatUnit(UnitEvents[Tensor]):
                 initial(place, low - offset, self._full_values[low:high])
 
     def _pieces(self) -> list[ShardPiece]:
-        """The pieces of the shard: each with or without weight decay as a whole, on the host or on the device."""
+        """The pieces of the shard that are updated: each with or without weight decay as a whole, on the host or on the
+        device."""
+        if self.is_frozen:
+            return []
         shard_size = self.layout.shard_size
         last = max((i for i, p in enumerate(self.parameters) if p.place.init == "normal"), default=-1)
         end_of_decay = self.layout.offsets[last] + self.parameters[last].numel() if last >= 0 else 0

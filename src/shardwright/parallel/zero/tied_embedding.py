@@ -32,10 +32,14 @@ class TiedEmbedding:
         """Let the last stage's parameter share the table's memory, which is in this unit; its gradient is separate."""
         assert self.table is not None and self.last is not None
         unit.follow(self.last, self.table)
+        if unit.is_frozen:
+            return
         self.last.gradient = torch.zeros(self.last.shape, dtype=unit.sharding.gradients, device=unit.value_shard.device)
 
     def sum_gradients(self) -> None:
         """Sum the gradients of both uses. Moves one all-reduce of the table if the uses are on two ranks."""
+        if any(use is not None and use.place.is_frozen for use in (self.table, self.last)):
+            return
         if self.table is not None and self.last is not None:
             assert self.table.gradient is not None and self.last.gradient is not None
             self.table.gradient.add_(self.last.gradient)

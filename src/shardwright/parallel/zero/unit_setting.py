@@ -103,6 +103,9 @@ class StageSharding:
     def of_parameter(self, place: ParameterShard) -> Sharding:
         """How they share a parameter."""
         sharding = self.experts if place.is_expert else self.dense
+        if place.is_frozen:  # values alone, which are shared if they are gathered layer by layer
+            zero = sharding.zero if sharding.zero == 3 else 0
+            return replace(sharding, zero=zero, master=sharding.compute, host_share=0.0)
         return replace(sharding, compute=torch.float32, master=torch.float32) if place.is_exact else sharding
 
 

@@ -39,9 +39,9 @@ class StateOwner(Protocol):
 
 
 def units_of(owner: StateOwner) -> Iterator[FlatUnit]:
-    """The flat units of all stages."""
+    """The flat units of all stages that are trained."""
     for shards in owner.shards.values():
-        yield from shards.units
+        yield from (unit for unit in shards.units if not unit.is_frozen)
 
 
 def optimizer_steps(owner: StateOwner) -> int:

@@ -1,0 +1,53 @@
+"""Low-rank adapters of a model's matrices (LoRA): Hu et al. 2021 (arXiv 2106.09685)."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from shardwright.config import largest
+from shardwright.config.base import Spec
+from shardwright.config.field_types import Positive, WidthOr0
+from shardwright.config.matrix import Matrix
+
+Target = Literal["query", "key", "value", "out", "gate", "up", "down"]
+TARGETS: tuple[Target, ...] = ("query", "key", "value", "out", "gate", "up", "down")
+# The linear maps that lie side by side in a matrix, by the matrix's name and in their order.
+_MAPS: dict[str, tuple[Target, ...]] = {
+    "qkv": ("query", "key", "value"),
+    "out": ("out",),
+    "up": ("gate", "up"),
+    "down": ("down",),
+}
+
+
+class AdapterSpec(Spec):
+    """Adapters: to each target map W, alpha / rank x B A is added, with A [rank, inputs] and B [outputs, rank]. They
+    alone are trained; the model's own weights are frozen, without gradients, master weights or moments."""
+
+    rank: WidthOr0 = Field(0, description="Rank of the adapters; 0 means that the model's own weights are trained.")
+    alpha: Positive = Field(16.0, description="What the adapters add is multiplied with alpha / rank.")
+    targets: Annotated[tuple[Target, ...], Field(max_length=largest.WORKSPACES)] = Field(
+        TARGETS, description="Linear maps of each layer that have an adapter."
+    )
+
+    @property
+    def scale(self) -> float:
+        """The factor of what an adapter adds."""
+        return self.alpha / self.rank
+
+    def maps(self, matrix: Matrix) -> tuple[Target, ...]:
+        """The names of the linear maps that lie side by side in a matrix; the last ones if it has fewer than named."""
+        names = _MAPS.get(matrix.name, ())
+        return names[-len(matrix.widths or (1,)) :]
+
+    def targets_of(self, matrix: Matrix) -> tuple[Target, ...]:
+        """The linear maps of a matrix that have an adapter."""
+        return tuple(name for name in self.maps(matrix) if name in self.targets) if self.rank else ()
+
+    def faults(self) -> list[str]:
+        """Contradictions among the fields of the section."""
+        if self.rank and not self.targets:
+            return ["model.adapter.rank is set, and model.adapter.targets names no map; name some, or leave rank out"]
+        if not self.rank and self != AdapterSpec():
+            return ["model.adapter is set, and its rank 0 means no adapters; set rank, or leave it out"]
+        return []
