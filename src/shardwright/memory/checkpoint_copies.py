@@ -27,7 +27,7 @@ def copied_bytes(job: JobSpec, states: Mapping[int, StageState]) -> int:
     """Bytes, at most, that a rank with these stages copies: the weights that are updated, the optimizer's state, and
     errors of compression. Ranks that hold the same rows each copy a part of them, to within a row of each parameter.
     The few numbers of routers and fp8 histories are not counted."""
-    units = [unit for stage in states.values() for unit in stage.units]
+    units = [unit for stage in states.values() for unit in stage.units if not unit.is_frozen]
     factors = sum(group.state_bytes for stage in states.values() for group in stage.updates)
     return factors + sum(_unit_bytes(job, unit) + error_bytes(job, unit) for unit in units)
 

@@ -52,13 +52,14 @@ def rank_memory(job: JobSpec, program: Program, pp_rank: int, tp_index: int = 0)
 def unit_memory(job: JobSpec, unit: UnitState, versions: int = 1) -> RankMemory:
     """The memory of one unit between steps, with `versions` copies of its values."""
     zero, shard, precision = unit.replicas.zero, unit.layout.shard_size, job.precision
+    hosted = 0 if unit.is_frozen else num_hosted(job.plan.offload_optimizer, shard)
     held = state_bytes(
-        HeldElements(unit.layout.size, shard, num_hosted(job.plan.offload_optimizer, shard)),
+        HeldElements(unit.layout.size, shard, hosted),
         ElementBytes(
             versions * (FLOAT if unit.is_exact else precision.compute_bytes),
-            precision.gradient_bytes,
-            moment_bytes(job.optimizer, precision, unit.by_matrix),
-            is_master=unit.is_exact or precision.compute == precision.master_number,
+            0 if unit.is_frozen else precision.gradient_bytes,
+            0 if unit.is_frozen else moment_bytes(job.optimizer, precision, unit.by_matrix),
+            is_master=unit.is_frozen or unit.is_exact or precision.compute == precision.master_number,
         ),
         zero,
         are_values_hosted=zero == 3 and job.plan.offload_parameters,

@@ -58,6 +58,11 @@ class UnitState:
         """True if its values are float32, whatever the compute type of the others."""
         return self.places[0].is_exact
 
+    @property
+    def is_frozen(self) -> bool:
+        """True if it has values alone, which no step changes."""
+        return self.places[0].is_frozen
+
 
 @dataclass(frozen=True)
 class StageState:
@@ -145,7 +150,7 @@ def _stage_state(
     if shares_table and "head" in regions:
         first_use = last_uses(job.model)[0]
         (table,) = (place for place in regions[first_use] if place.is_tied)
-        own_gradient = table.num_elements
+        own_gradient = 0 if table.is_frozen else table.num_elements
         regions[first_use].remove(table)
     late = [place for places in regions.values() for place in places if place.is_tied]
     numbers = map(str, range(job.model.layers, job.model.num_blocks))
@@ -156,6 +161,8 @@ def _stage_state(
         regions, late, lambda p: replicas[p.is_expert].zero == 3, bucket_size, lambda place: place, updates.is_by_matrix
     ):
         places, sharing = tuple(in_unit_order(group, lambda place: place)), replicas[group[0].is_expert]
+        if places[0].is_frozen:  # values are shared only if they are gathered layer by layer
+            sharing = replace(sharing, zero=3 if sharing.zero == 3 else 0)
         layout, by_matrix = unit_layout(places, sharing.num_shards), updates.is_by_matrix(places[0])
         is_late = not set(late).isdisjoint(places)
         units.append(UnitState(places, layout, is_late, sharing, by_matrix=by_matrix))

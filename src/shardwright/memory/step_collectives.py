@@ -206,7 +206,7 @@ def _of_state(
 def _tied_table(job: JobSpec, program: Program, pp_rank: int, tp_index: int) -> Iterator[PhaseCalls]:
     """The sum of the two gradients of a table that the last stage uses too, if its uses are on two ranks."""
     stages, last_stage = program.placement.stages_of(pp_rank), program.num_stages - 1
-    if not job.model.shares_table or (0 in stages) == (last_stage in stages):
+    if not job.model.shares_table or job.model.is_adapted or (0 in stages) == (last_stage in stages):
         return
     begin, end = split_evenly(job.model.vocab, job.plan.tp, tp_index)
     num_bytes = job.precision.gradient_bytes * (end - begin) * job.model.hidden

@@ -86,6 +86,7 @@ class SizedUnit(UnitEvents[None]):
             reduce_bytes=precision.reduce_bytes,
             num_parameters=len(state.places),
             num_put_off=sum(place.is_put_off for place in state.places),
+            is_frozen=state.is_frozen,
         )
         super().__init__(sizes, counts.pool)
         self._state, self._counts = state, counts
@@ -384,5 +385,5 @@ def _gradients_of(places: tuple[ParameterShard, ...], kind: Kind) -> Iterator[Pa
         if place.name.endswith("_bias") or following.name == place.name.removesuffix("norm.weight") + "norm.bias":
             order[i : i + 2] = following, place
     for place in reversed(order):
-        if kind is Kind.BACKWARD or place.is_put_off == (kind is Kind.WEIGHT_GRAD):
+        if not place.is_frozen and (kind is Kind.BACKWARD or place.is_put_off == (kind is Kind.WEIGHT_GRAD)):
             yield place

@@ -191,9 +191,7 @@ def placed_parameters(module: nn.Module) -> dict[str, PlacedParameter]:
     return parameters
 
 
-def name_parameters(
-    module: nn.Module, device: torch.device, dtype: torch.dtype, is_frozen: bool = False
-) -> None:
+def name_parameters(module: nn.Module, device: torch.device, dtype: torch.dtype, is_frozen: bool = False) -> None:
     """Give every parameter its name, device and number type, and no memory yet. If the module `is_frozen`, its adapters
     alone are trained."""
     for path, child in module.named_modules():

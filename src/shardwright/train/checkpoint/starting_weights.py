@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from shardwright.config.base import PlanError
 from shardwright.config.hugging_face.config_json import family_of, fields_of, path_of, read_keys
@@ -11,6 +12,8 @@ from shardwright.config.hugging_face.same_arithmetic import differing_fields
 from shardwright.config.job import JobSpec
 from shardwright.model.decoder import DecoderStage
 from shardwright.parallel.tensor.initial_values import Initial, seeded
+from shardwright.sharding.parameter_shard import ParameterShard
+from shardwright.sharding.stage_parameters import is_of_adapter
 from shardwright.train.checkpoint.kept import place_of, steps_kept
 from shardwright.train.checkpoint.released_weights import ReleasedWeights
 from shardwright.train.checkpoint.storage import open_storage
@@ -38,8 +41,15 @@ def refuse_weights(job: JobSpec, folder: Path, is_anew: bool) -> None:
 
 
 def initial_values(job: JobSpec, released: ReleasedWeights | None) -> Initial:
-    """The function that writes the initial values of any box of a job's weights."""
-    return seeded(job.run.seed) if released is None else released.write
+    """The function that writes the initial values of any box of a job's weights; adapters begin with random ones."""
+    drawn = seeded(job.run.seed)
+    if released is None:
+        return drawn
+
+    def write(place: ParameterShard, start: int, out: Tensor) -> None:
+        (drawn if is_of_adapter(place.name) else released.write)(place, start, out)
+
+    return write
 
 
 def take_correction_biases(stages: Mapping[int, DecoderStage], released: ReleasedWeights | None) -> None:
