@@ -236,6 +236,11 @@ class ModelSpec(SectionSpec):
         """True if adapters are trained, and the model's own weights are frozen."""
         return self.adapter.rank > 0
 
+    @property
+    def base(self) -> "ModelSpec":
+        """The model without adapters."""
+        return self.model_copy(update={"adapter": AdapterSpec()})
+
     def faults(self) -> list[str]:
         """Contradictions among the fields of the model."""
         faults = [*self.latent.faults(), *(self._latent_faults() if self.is_latent else self._head_faults())]

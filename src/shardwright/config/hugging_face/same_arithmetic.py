@@ -13,6 +13,7 @@ _OF_TRAINING = (
     "sequence",
     "longest_sequence",
     "weights",
+    "adapter",
     "dropout",
     "init_std",
     "mtp_weight",

@@ -30,7 +30,7 @@ def released_weights_of(job: JobSpec) -> ReleasedWeights | None:
     faults = faults or differing_fields(fields, job.model)
     if faults:
         raise PlanError(f"model.weights {path.parent}", faults)
-    return ReleasedWeights(Path(path.parent), family_of(keys), job.model)
+    return ReleasedWeights(Path(path.parent), family_of(keys), job.model.base)
 
 
 def refuse_weights(job: JobSpec, folder: Path, is_anew: bool) -> None:
