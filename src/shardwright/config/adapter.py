@@ -1,6 +1,6 @@
 """Low-rank adapters of a model's matrices (LoRA): Hu et al. 2021 (arXiv 2106.09685)."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -43,6 +43,15 @@ class AdapterSpec(Spec):
     def targets_of(self, matrix: Matrix) -> tuple[Target, ...]:
         """The linear maps of a matrix that have an adapter."""
         return tuple(name for name in self.maps(matrix) if name in self.targets) if self.rank else ()
+
+    def elements(self, matrix: Matrix, tp: Any = 1) -> Any:
+        """Elements of the adapters of a matrix on each of `tp` ranks, which cut what they cut of the matrix."""
+        targets, widths = self.targets_of(matrix), matrix.widths or (1,)
+        if not targets:
+            return 0
+        maps = dict(zip(self.maps(matrix), widths, strict=True))
+        columns = sum(maps[target] for target in targets) * (matrix.columns_on(tp) // sum(widths))
+        return self.rank * (len(targets) * matrix.inner_on(tp) + columns)
 
     def faults(self) -> list[str]:
         """Contradictions among the fields of the section."""

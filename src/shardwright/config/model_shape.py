@@ -8,7 +8,9 @@ cost model (layers/operators.py), the counts of parameters and of FLOPs are read
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
+from shardwright.config.adapter import AdapterSpec
 from shardwright.config.attention_sections import WindowSpec
 from shardwright.config.kept_results import kept_by_identity
 from shardwright.config.layer_kind import UNTURNED, WINDOWED, has_experts
@@ -16,7 +18,7 @@ from shardwright.config.matrix import Matrix
 from shardwright.config.model import ModelSpec, NormPlace, ParallelBlock
 from shardwright.config.moe import is_routed
 
-_NO_WINDOW = WindowSpec()
+_NO_WINDOW, _NO_ADAPTER = WindowSpec(), AdapterSpec()
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,12 @@ class ModelShape:
     scales_stream: bool = False
     changes_logits: bool = False
     position_offset: int = 0
+    adapter: AdapterSpec = _NO_ADAPTER
+
+    @property
+    def is_adapted(self) -> bool:
+        """True if adapters are trained, and the model's own weights are frozen."""
+        return self.adapter.rank > 0
 
     @property
     def query_width(self) -> int:
@@ -300,6 +308,10 @@ class ModelShape:
         common, routed = self._elements["experts" if has_experts(kind) else "dense"]
         return common + len(self.block_norms) * self.norm_elements, routed
 
+    def adapter_elements(self, kind: str, tp: Any = 1) -> Any:
+        """Elements of the adapters of a layer of a kind on each of `tp` ranks."""
+        return sum(self.adapter.elements(matrix, tp) for matrix in self.matrices(kind))
+
     @property
     def norm_elements(self) -> int:
         """Number of weights of a norm of the residual stream."""
@@ -387,6 +399,6 @@ def shape_of(model: ModelSpec) -> ModelShape:
         clips=model.clip_qkv > 0, caps=model.attention_softcap > 0,
         blockwise=model.attention_softcap > 0 or model.sinks or model.positions == "alibi",
         norm_weight=model.norm_weight, norm_place=model.norm_place, parallel=model.parallel_block,
-        embedding_norm=model.embedding_norm, position_offset=model.position_offset,
+        embedding_norm=model.embedding_norm, position_offset=model.position_offset, adapter=model.adapter,
         scales_stream=model.residual_scale != 1.0, changes_logits=model.changes_logits,
     )  # fmt: skip

@@ -31,7 +31,7 @@ class DataParallel:
     rates: Rates
     groups: Groups
     ranks: PipelineRanks
-    held: tuple[Array, Array]  # elements of (common, routed) parameters, by rank
+    held: tuple[Array, Array]  # elements of (common, routed) parameters that are trained, by rank
     pace: PieceTime  # of the slowest rank: its last backward and next forward hide communication
 
     @classmethod
@@ -39,7 +39,7 @@ class DataParallel:
         cls, run: Run, software: SoftwareSpec, rates: Rates, groups: Groups, ranks: PipelineRanks, pace: PieceTime
     ) -> "DataParallel":
         """The replicas of plans in arrays."""
-        return cls(run, software, rates, groups, ranks=ranks, held=ranks.parameters(run.shape, run.grid), pace=pace)
+        return cls(run, software, rates, groups, ranks=ranks, held=ranks.trained(run.shape, run.grid), pace=pace)
 
     def exchanged_s(self) -> tuple[Numbers, Numbers, Numbers]:
         """Seconds of (reducing gradients, the last bucket of them, gathering parameters) by themselves, by rank."""
@@ -135,7 +135,7 @@ class DataParallel:
         run, grid = self.run, self.run.grid
         size = self.software.reduce_bytes * run.shape.table_elements / grid.tp
         pair = Group(2, np.where(self.groups.pp.domains == 1, 2, 1))
-        return ring_s(self.rates, pair, size * (run.shape.shares_table & self.ranks.are_tables_apart), 2)
+        return ring_s(self.rates, pair, size * (run.shape.shares_table & (not run.shape.is_adapted) & self.ranks.are_tables_apart), 2)
 
     def _updated(self) -> Updated:
         """Elements that a rank updates, by rank."""

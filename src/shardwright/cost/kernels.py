@@ -94,15 +94,17 @@ def operator_s(rates: Rates, software: SoftwareSpec, operator: Operator, is_narr
         if not narrow and rates.measured is not None and rates.measured.knows("product", rates.number):
             table_s = rates.measured.seconds("product", rates.number, rates.busy, r, i, c)
             pass_s = [batch * seconds for seconds in table_s]
-            forward, input_grad, weight_grad = forward + pass_s[0], input_grad + pass_s[1], weight_grad + pass_s[2]
+            forward, input_grad = forward + pass_s[0], input_grad + pass_s[1]
+            weight_grad = weight_grad + pass_s[2] * (not p.is_frozen)
             continue
         # Y = X W, then dX = dY W' and dW = X' dY.
         passes = product_s(rates, np.stack((r, r, i)), np.stack((i, c, r)), np.stack((c, i, c)), batch=batch, rate=rate)
         weight_s = passes[2]
         if narrow and not software.float8_weight_gradients:
             weight_s = product_s(rates, i, r, c, batch=batch, rate=rates.flops)
-        forward, input_grad, weight_grad = forward + passes[0], input_grad + passes[1], weight_grad + weight_s
-        if p.weight:
+        forward, input_grad = forward + passes[0], input_grad + passes[1]
+        weight_grad = weight_grad + weight_s * (not p.is_frozen)
+        if p.weight and not p.is_frozen:
             weight_grad = weight_grad + _added_bytes(rates, software) * p.batch * p.inner * p.columns / rates.memory
         if narrow:
             cast = rates.cast if software.float8_fused else 1.0

@@ -32,22 +32,26 @@ Axis = Literal["tp", "cp", "ep"]
 
 @dataclass(frozen=True)
 class MatrixProduct:
-    """`batch` products of (rows x inner) with (inner x columns). `weight`: the second factor is a parameter."""
+    """`batch` products of (rows x inner) with (inner x columns). `weight`: the second factor is a parameter, which has
+    no gradient if it `is_frozen`."""
 
     rows: Numbers
     inner: Numbers
     columns: Numbers
     batch: Numbers = 1
     weight: bool = True
+    is_frozen: bool = False
 
     @classmethod
-    def of(cls, rows: Numbers, matrix: Matrix, tp: Numbers, batch: Numbers = 1) -> "MatrixProduct":
+    def of(
+        cls, rows: Numbers, matrix: Matrix, tp: Numbers, batch: Numbers = 1, is_frozen: bool = False
+    ) -> "MatrixProduct":
         """The product of rows with the part of a weight that each of `tp` ranks has."""
-        return cls(rows, matrix.inner_on(tp), matrix.columns_on(tp), batch)
+        return cls(rows, matrix.inner_on(tp), matrix.columns_on(tp), batch, is_frozen=is_frozen)
 
     @property
     def flops(self) -> Numbers:
-        """FLOPs of the forward; the backward takes twice as many."""
+        """FLOPs of the forward; the backward takes twice as many, or as many if the weight is frozen."""
         return 2.0 * self.batch * self.rows * self.inner * self.columns
 
     @property
@@ -320,7 +324,7 @@ def product(c: Context, o: LayerOperator) -> MatrixProduct:
     """The product of all tokens with a weight, or of experts' rows with their weights."""
     (weight_product,) = o.products
     if not weight_product.matrix.experts:
-        return MatrixProduct.of(c.tokens, weight_product.matrix, c.grid.tp)
+        return MatrixProduct.of(c.tokens, weight_product.matrix, c.grid.tp, is_frozen=c.shape.is_adapted)
     rows, num_experts = c.expert_rows
     return MatrixProduct.of(rows, weight_product.matrix, c.grid.expert_tp, num_experts)
 

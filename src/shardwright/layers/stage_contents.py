@@ -202,6 +202,15 @@ class PipelineRanks:
         return common / grid.tp, routed / (grid.ep * grid.expert_tp)
 
 
+    def trained(self, shape: ModelShape, grid: PlanGrid) -> tuple[Array, Array]:
+        """The elements of `parameters` that are trained: all, or the adapters alone."""
+        if not shape.is_adapted:
+            return self.parameters(shape, grid)
+        counts = zip(self.kinds, self.layers, strict=True)
+        common = sum(count * shape.adapter_elements(kind, grid.tp) for (kind, _), count in counts)
+        return common, np.zeros_like(common)
+
+
 def different_ranks(shape: ModelShape, grid: PlanGrid) -> PipelineRanks:
     """The ranks of each plan that differ. `grid` has arrays."""
     kinds = layer_kinds(shape, grid)

@@ -52,7 +52,8 @@ class Layer:
     def kept(self, policy: Policy) -> TensorBytes:
         """Bytes that are kept from the forward to the backward, by tensor."""
         if LAYER in policy:
-            return {BLOCK.input: self.sizes[BLOCK.input]}
+            always = self.mlp[-1].always if self.ends_with_product else ()
+            return {tensor: self.sizes[tensor] for tensor in (BLOCK.input, *always)}
         policy |= ALWAYS_RECOMPUTED
         return {tensor: self.sizes[tensor] for chain in self.chains for tensor in _kept_tensors(chain, policy)}
 
@@ -106,7 +107,7 @@ def _kept_tensors(chain: Chain, policy: Policy) -> dict[LabelledTensor, None]:
             continue
         for part in region:
             # The product after a region keeps the region's input instead of its own.
-            tensors |= {} if follows_region else dict.fromkeys(part.keeps)
+            tensors |= dict.fromkeys(part.always if follows_region else (*part.keeps, *part.always))
             follows_region = False
     return tensors
 
@@ -152,7 +153,8 @@ def layer_of(job: JobSpec, layer: int = 0, rows: Rows | None = None) -> Layer:
         "activation": activation_keeps(job, MLP, IN_MLP.biased_up),
     }
     cast, in_place = cast_inputs(job, share, operators, BOTH)
-    chain = kept_chain(operators, keeps | in_place, waits_in_float8=job.precision.float8_weight_gradients)
+    in_float8 = job.precision.float8_weight_gradients
+    chain = kept_chain(operators, keeps | in_place, waits_in_float8=in_float8, adapter=job.model.adapter)
     sizes = chain_bytes(share, chain, waiting_operands(job, share, operators) | cast)
     needs = OperatorNeeds(job, share)
     all_needs = (*needs.of_mlp(), *needs.of_attention(tuple(sizes.keys() - {BLOCK.input}), kind))

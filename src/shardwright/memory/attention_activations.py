@@ -28,7 +28,8 @@ def attention_of(job: JobSpec, layer: int) -> tuple[TensorBytes, Chain]:
     # Other operators also keep latents and the result of attention, so casts would not replace them.
     cast, in_place = cast_inputs(job, share, operators, () if job.model.is_latent else FIRST)
     in_float8 = waiting_operands(job, share, operators) | cast
-    chain = kept_chain(operators, keeps | in_place, waits_in_float8=job.precision.float8_weight_gradients)
+    waits_in_float8, adapter = job.precision.float8_weight_gradients, job.model.adapter
+    chain = kept_chain(operators, keeps | in_place, waits_in_float8=waits_in_float8, adapter=adapter)
     return chain_bytes(share, chain, in_float8), chain
 
 

@@ -6,10 +6,11 @@ Parts follow the operators of the layer (layers/layer_operators.py); sizes are b
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from shardwright.config.adapter import AdapterSpec
 from shardwright.config.job import JobSpec
 from shardwright.layers.layer_operators import LayerOperator, RecomputeUnit, by_recompute_unit
 from shardwright.layers.layer_tensors import LabelledTensor, LayerTensor, MlpTensors
-from shardwright.memory.kept_tensors import Share, TensorBytes, Tensors
+from shardwright.memory.kept_tensors import IN_ADAPTERS, Share, TensorBytes, Tensors
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class LayerPart:
     """A part of a layer, which is recomputed as a whole or not: the tensors it takes, keeps for its backward and gives.
 
     `waits` are the operands of its weight gradients, which stay from I to W if the backward is split. `beside` are kept
-    tensors that it takes from outside the chain.
+    tensors that it takes from outside the chain, and `always` those that it keeps even if its input is recomputed.
     """
 
     name: RecomputeUnit
@@ -26,12 +27,15 @@ class LayerPart:
     gives: LayerTensor
     waits: Tensors = ()
     beside: Tensors = ()
+    always: Tensors = ()
 
     @property
     def tensors(self) -> Tensors:
         """All tensors of the part."""
-        return (self.takes, *self.keeps, self.gives, *self.waits)
+        return (self.takes, *self.keeps, self.gives, *self.waits, *self.always)
 
+
+_NO_ADAPTER = AdapterSpec()
 
 Chain = tuple[LayerPart, ...]
 UnitTensors = dict[RecomputeUnit, Tensors]
@@ -42,9 +46,10 @@ def kept_chain(
     keeps: UnitTensors,
     beside: UnitTensors | None = None,
     waits_in_float8: bool = False,
+    adapter: AdapterSpec = _NO_ADAPTER,
 ) -> Chain:
     """The parts of a chain of operators. Each keeps its input, or the tensors that `keeps` names for it, and its
-    further inputs `beside`. Operands of weight gradients are the inputs of products and the gradients of their results,
+    further inputs `beside`. A product with a frozen weight keeps its input only if an `adapter` of its maps needs it. Operands of weight gradients are the inputs of products and the gradients of their results,
     in fp8 if `waits_in_float8` and the product is in fp8."""
     chain = []
     for part, part_operators in by_recompute_unit(operators):
@@ -55,15 +60,23 @@ def kept_chain(
             for tensor in (product.takes, product.gives)
         }
         part_beside = (beside or {}).get(part, ())
+        always, part_keeps = (), keeps.get(part, (part_operators[0].takes,))
+        matrices = [product.matrix for operator in part_operators for product in operator.products]
+        if adapter.rank and matrices:
+            (matrix,) = matrices
+            is_target = bool(adapter.targets_of(matrix))
+            always, waits = ((IN_ADAPTERS[matrix.name],), waits) if is_target else ((), {})
+            part_keeps = part_keeps if is_target else ()
         first, last = part_operators[0], part_operators[-1]
         chain.append(
             LayerPart(
                 name=part,
                 takes=first.takes,
-                keeps=(*keeps.get(part, (first.takes,)), *part_beside),
+                keeps=(*part_keeps, *part_beside),
                 gives=last.gives,
                 waits=tuple(waits),
                 beside=part_beside,
+                always=always,
             )
         )
     return tuple(chain)

@@ -311,3 +311,17 @@ IN_LATENT = InnerLatent()
 IN_MLP = InnerMlp()
 IN_ROUTING = InnerRouting()
 IN_ENDS = InnerEnds()
+
+
+def _of_adapters(name: str) -> InnerTensor:
+    """What enters B of the adapters of a matrix, for all its maps (parallel/tensor/adapter.py)."""
+
+    def num_bytes(share: Share) -> Bytes:
+        matrix = next(m for m in share.tensors.shape.matrices("dense") if m.name == name)
+        adapter = share.job.model.adapter
+        return share.element * share.tensors.tokens * adapter.rank * len(adapter.targets_of(matrix))
+
+    return InnerTensor(f"input of B of the adapters of {name}", num_bytes)
+
+
+IN_ADAPTERS = {name: _of_adapters(name) for name in ("qkv", "out", "up", "down")}

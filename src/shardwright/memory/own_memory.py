@@ -211,10 +211,10 @@ def _on_which_most_wait(schedule: str, ranks: PipelineRanks, p: Array, at: Any) 
 
 
 def held_state(
-    grid: PlanGrid, num_elements: tuple[Array, ...], by_matrix: tuple[Numbers, ...]
+    grid: PlanGrid, num_elements: tuple[Array, ...], by_matrix: tuple[Numbers, ...], frozen: Array | None = None
 ) -> tuple[Numbers, Numbers, Numbers, Numbers]:
     """Bytes of (parameters, gradients, optimizer, host) of common elements, and of routed experts' if any; `by_matrix`
-    has the number of each that are updated by matrix. Shards have no padding."""
+    has the number of each that are updated by matrix. Shards have no padding. `frozen` elements have values alone."""
     totals: list[Numbers] = [0.0 * num_elements[0] for _ in range(4)]
     of_matrices, of_others = (
         len(moments_of(grid.optimizer, is_by_matrix)) * (grid.moment_bytes or FLOAT) for is_by_matrix in (True, False)
@@ -233,13 +233,19 @@ def held_state(
         held = state_bytes(num, element, grid.zero, are_values_hosted, is_one_memory=False)
         kinds = held.parameters, held.gradients, held.optimizer, held.host
         totals = [total + num_bytes for total, num_bytes in zip(totals, kinds, strict=True)]
+    if frozen is not None:
+        shard = frozen * np.where(grid.zero == 3, 1 / layout(grid, SHARDS[False]).size, 1.0)
+        is_hosted = (grid.zero == 3) * grid.offload_parameters
+        totals[0] = totals[0] + grid.element_bytes * shard * (1 - is_hosted)
+        totals[3] = totals[3] + grid.element_bytes * shard * is_hosted
     parameters, gradients, optimizer, host = totals
     return parameters, gradients, optimizer, host
 
 
-def held_buffers(run: Run, ranks: PipelineRanks, common: Array, routed: Array) -> Numbers:
+def held_buffers(run: Run, ranks: PipelineRanks, common: Array, routed: Array, trained_share: Numbers = 1.0) -> Numbers:
     """The most bytes that ZeRO borrows at once (sharding/zero_events.py), and the casts to fp8, which are kept with
     their values. `common` and `routed` are the elements of each rank; no other rank may share those of routed experts.
+    A `trained_share` of them has gradients.
 
     The gradients of a layer arrive while those of two units are reduced, or those of whole stages if they are not
     reduced for each microbatch. In ZeRO-3 a pipeline gathers whole stages, two if their turns follow each other, and a
@@ -253,7 +259,7 @@ def held_buffers(run: Run, ranks: PipelineRanks, common: Array, routed: Array) -
     tables = table * ranks.num_tables(run.shape)
     num_layers = np.maximum(1, sum(ranks.layers))
     layer = np.maximum(0.0, num_borrowed - tables) / num_layers
-    values, gradient = grid.element_bytes, grid.gradient_bytes or FLOAT
+    values, gradient = grid.element_bytes, (grid.gradient_bytes or FLOAT) * trained_share
     # The modules of further tokens use the table while the head is gathered, or on its way.
     num_tables = 2.0 if run.shape.mtp and not run.shape.tied else 1.0
     largest = np.minimum(tables, table) * np.where(ranks.head > 0, num_tables, 1.0)

@@ -137,9 +137,14 @@ def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, 
     activations = (kept - offloaded) * alive + ranks.head * head
     working = np.maximum(working + stage_recomputed, ranks.head * loss) + _libraries(software, ranks, placeholders)
     buffers = _gathered(run, software, sum(sizes), np.maximum(1, num_layers))
-    by_matrix = held_by_matrix(run, ranks, sizes)
-    elements = sizes if shape.experts else sizes[:1]
+    trained = ranks.trained(shape, grid)
+    by_matrix = held_by_matrix(run, ranks, trained)
+    elements = trained if shape.experts else trained[:1]
     parameters, gradients, optimizer, host = _state(grid, software, elements, by_matrix)
+    if shape.is_adapted:
+        shard = sizes[0] * grid.element_bytes * np.where(grid.zero == 3, 1 / layout(grid, SHARDS[False]).size, 1.0)
+        parameters = parameters + shard * (1 - grid.offload_parameters)
+        host = host + shard * grid.offload_parameters
     lost_bytes = memory_lost(run, constants) * (activations + working + buffers)
     pending = pending_blocks(software, grid, alive, blocks)
     slack = lost_bytes + pending.expected
@@ -177,9 +182,12 @@ def _of_this_runtime(
     """Memory of every rank of this runtime, in arrays; `overhead` is the part of the device that it can't fill."""
     device, grid = device_of(run.device), run.grid
     activations, working, offloaded, messages = held_activations(run, ranks, memo)
-    by_matrix = held_by_matrix(run, ranks, sizes)
-    parameters, gradients, optimizer, host = held_state(grid, sizes if run.shape.experts else sizes[:1], by_matrix)
-    buffers = messages + np.maximum(held_buffers(run, ranks, *sizes), scratch_bytes(run, ranks))
+    trained, frozen = ranks.trained(run.shape, grid), sizes[0] if run.shape.is_adapted else None
+    by_matrix = held_by_matrix(run, ranks, trained)
+    elements = trained if run.shape.experts else trained[:1]
+    parameters, gradients, optimizer, host = held_state(grid, elements, by_matrix, frozen)
+    trained_share = trained[0] / np.maximum(1.0, sizes[0]) if run.shape.is_adapted else 1.0
+    buffers = messages + np.maximum(held_buffers(run, ranks, *sizes, trained_share), scratch_bytes(run, ranks))
     return Memory(
         parameters,
         gradients,

@@ -222,9 +222,14 @@ class OperatorNeeds:
 
     def _row_parallel(self, matrix: Matrix, input_grad: Bytes, tp: Bytes, free: Tensors) -> BackwardNeed:
         """Need of a product that tp ranks sum: the gradients of the sum, of its input, and of the weight."""
+        again = input_grad * self._is_target(matrix)
         return BackwardNeed(
-            self.stream + self.whole + input_grad + self._weight(matrix, tp) + self._casts(matrix, tp), free
+            self.stream + self.whole + input_grad + again + self._weight(matrix, tp) + self._casts(matrix, tp), free
         )
+
+    def _is_target(self, matrix: Matrix) -> bool:
+        """True if a matrix has adapters, which add a gradient of its input of their own."""
+        return bool(self.job.model.adapter.targets_of(matrix))
 
     def _scores(self) -> Bytes:
         """Bytes of the tensors in the shape of scores that attention's backward makes at once: for capped scores the
@@ -241,7 +246,7 @@ class OperatorNeeds:
         """Need of a product whose input tp ranks gather: the gradients of its result, of its input, in full and a
         rank's share, and of the weight; and its input, gathered again."""
         shared = self.whole + self.stream if self.gathers else 0
-        casts = self._casts(matrix, tp)
+        casts = self._casts(matrix, tp) + self.whole * self._is_target(matrix)
         return BackwardNeed(self.stream + output_grad + self.whole + shared + self._weight(matrix, tp) + casts, free)
 
     def _casts(self, matrix: Matrix, tp: Bytes, rows: Bytes = 0, all_rows: Bytes = 0) -> Bytes:

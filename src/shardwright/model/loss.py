@@ -166,6 +166,7 @@ class _HeadLoss(torch.autograd.Function):
                     dlogits_TV, chunk.x_TH, sharding.tp.kind, is_last=ctx.completes and chunk.end == len(x_sBH)
                 )
             pending_sum.wait()
+            del dlogits_TV  # before the next chunk has logits
         ctx.loss.copy_(total.div_(len(rows_T)))
         return dx_sBH, None, None, None
 

@@ -10,7 +10,8 @@ Shape suffixes: S sequence, B batch, H inputs, R rank times the number of maps, 
 is sharded, else S.
 """
 
-import math
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from shardwright.config.adapter import AdapterSpec
 from shardwright.config.matrix import Matrix
 from shardwright.parallel.comm.regions import copy_to, gather_from
-from shardwright.parallel.tensor.linear import LayerSharding, local_product
+from shardwright.parallel.tensor.linear import LayerSharding, add_weight_gradient, local_product
 from shardwright.parallel.tensor.parameter import PlacedParameter, sharded, whole
 from shardwright.parallel.tensor.product_input import ProductInput
 from shardwright.sharding.adapter_shapes import down_shape, down_std, up_shape
@@ -47,39 +48,69 @@ class Adapter(nn.Module):
         assert self.matrix.sharded_dim is not None
         return sharded(shape, self.matrix.sharded_dim, self.sharding.tp, "normal")
 
-    def forward(self, x_sBH: ProductInput) -> Tensor:
-        """What is added to this rank's result of the matrix: [s, B, H] to [S, B, N / tp]; for a row-parallel matrix
-        this rank's part of a sum, [S, B, H / tp] to [S, B, N]."""
-        x_sBR = local_product(x_sBH, self.a, self.sharding)
+    def add_to(self, y_SBN: Tensor, x_sBH: ProductInput) -> Tensor:
+        """Add to this rank's result of the matrix, [S, B, N / tp], in place; for a row-parallel matrix to this rank's
+        part of a sum, [S, B, N], from [S, B, H / tp]."""
+        x_SBR = local_product(x_sBH, self.a, self.sharding)
         if not self.matrix.is_row_parallel:
             enter = gather_from if self.sharding.shards_sequence else copy_to
-            x_sBR = enter(x_sBR, self.sharding.tp)
-        parts = dict(zip(self.targets, x_sBR.split(self.spec.rank, dim=-1), strict=True))
-        dim = 2 + self.matrix.side_by_side
-        results, missing = [], []
+            x_SBR = enter(x_SBR, self.sharding.tp)
+        return _AddUps.apply(y_SBN, x_SBR, self)
+
+    def ups(self) -> Iterator[tuple[PlacedParameter, slice]]:
+        """B of each map, and the range of the maps' outputs along the dim where they lie side by side."""
+        first = 0
         for target, width in zip(self.spec.maps(self.matrix), self.matrix.widths or (1,), strict=True):
-            if target in parts:
-                up: PlacedParameter = self.get_parameter(f"b_{target}")  # type: ignore[assignment]
-                y_SBN = local_product(parts[target], up, self.sharding)
-                results.append(y_SBN.unflatten(-1, up.shape[:-1]))
+            if target in self.targets:
+                up = self.get_parameter(f"b_{target}")
+                assert isinstance(up, PlacedParameter)
+                yield up, slice(first, first + width)
+            first += width
+
+    def of_map(self, y_SBN: Tensor, up: PlacedParameter, outputs: slice) -> Tensor:
+        """The outputs of a map, as a view of those of the matrix: [S, B, ..., outputs, ...]."""
+        if len(self.matrix.widths) < 2:
+            return y_SBN
+        shape = list(up.shape[:-1])
+        shape[self.matrix.side_by_side] = sum(self.matrix.widths)
+        return y_SBN.unflatten(-1, shape).narrow(
+            2 + self.matrix.side_by_side, outputs.start, outputs.stop - outputs.start
+        )
+
+
+class _AddUps(torch.autograd.Function):
+    """Adds scale x B to a result, in place, for each map of a matrix. Backward: the gradient of the result passes, and
+    that of the input of B is computed from it, map by map. Forward and backward move nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, y_SBN: Tensor, x_SBR: Tensor, adapter: Adapter) -> Tensor:
+        ctx.save_for_backward(x_SBR)
+        ctx.adapter, rank = adapter, adapter.spec.rank
+        ctx.mark_dirty(y_SBN)
+        for number, (up, outputs) in enumerate(adapter.ups()):
+            x_TR = x_SBR[..., number * rank : (number + 1) * rank].flatten(0, 1)
+            target, up_NR = adapter.of_map(y_SBN, up, outputs), up.view(-1, rank)
+            y_TN = target.flatten(0, 1).flatten(1)
+            if y_TN.data_ptr() == target.data_ptr():  # rows with a stride, into which a product can be added
+                y_TN.addmm_(x_TR, up_NR.t(), alpha=adapter.spec.scale)
             else:
-                results.append(torch.empty(0))
-                missing.append((len(results) - 1, width))
-        example = next(y for y in results if y.numel())
-        for number, width in missing:
-            shape = [*example.shape]
-            shape[dim] = width
-            results[number] = example.new_zeros(shape)
-        y_SBN = torch.cat(results, dim=dim) if len(results) > 1 else results[0]
-        return y_SBN.flatten(2) * self.spec.scale
+                target.add_((x_TR @ up_NR.t()).view(target.shape), alpha=adapter.spec.scale)
+        return y_SBN
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        (dy_SBN,), (x_SBR,) = grads, ctx.saved_tensors
+        adapter: Adapter = ctx.adapter
+        rank, dx_SBR = adapter.spec.rank, torch.empty_like(x_SBR)
+        for number, (up, outputs) in enumerate(adapter.ups()):
+            part = slice(number * rank, (number + 1) * rank)
+            dy_SBM = adapter.of_map(dy_SBN, up, outputs).flatten(2)
+            dx_SBR[..., part] = (dy_SBM @ up.view(-1, rank)).mul_(adapter.spec.scale)
+            add_weight_gradient(up, dy_SBM, x_SBR[..., part] * adapter.spec.scale, None, sharding=adapter.sharding)
+        return dy_SBN, dx_SBR, None
 
 
 def adapter_of(spec: AdapterSpec, matrix: Matrix, sharding: LayerSharding) -> Adapter | None:
     """The adapters of a matrix; None if no map of it has one."""
     return Adapter(spec, matrix, sharding) if spec.targets_of(matrix) else None
 
-
-def num_adapter_elements(spec: AdapterSpec, matrix: Matrix) -> int:
-    """Elements of the adapters of a matrix."""
-    ups = sum(math.prod(up_shape(spec, matrix, target)) for target in spec.targets_of(matrix))
-    return math.prod(down_shape(spec, matrix)) + ups

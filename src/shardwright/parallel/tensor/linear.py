@@ -10,7 +10,7 @@ else S.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -94,6 +94,14 @@ class LayerSharding:
         return self.tp if self.shards_sequence else None
 
 
+class LowRank(Protocol):
+    """What is trained beside a frozen matrix (adapter.py)."""
+
+    def add_to(self, y_SBN: Tensor, x_sBH: ProductInput) -> Tensor:
+        """Add to this rank's result of the matrix, in place, from the matrix's input."""
+        ...
+
+
 class ColumnLinear(nn.Module):
     """x W^T, of which each tp rank computes its share of the outputs.
 
@@ -114,13 +122,13 @@ class ColumnLinear(nn.Module):
         super().__init__()
         self.sharding, self.owns_input = sharding, owns_input
         self.weight = sharded((*out_shape, in_features), dim, sharding.tp, "normal", std=std)
-        self.adapter: nn.Module | None = None
+        self.adapter: LowRank | None = None
 
     def forward(self, x_sBH: ProductInput) -> Tensor:
         """[s, B, H] to [S, B, N / tp]."""
         if self.adapter is not None:  # which keeps the input: the weight is frozen
             y_SBN = _ColumnProduct.apply(values_and_recipe(x_sBH)[0], None, self.weight, self.sharding, False)
-            return y_SBN + self.adapter(x_sBH)
+            return self.adapter.add_to(y_SBN, x_sBH)
         return _ColumnProduct.apply(*values_and_recipe(x_sBH), self.weight, self.sharding, self.owns_input)
 
 
@@ -144,7 +152,7 @@ class RowLinear(nn.Module):
         self.weight = sharded((out_features, in_features), 1, sharding.tp, "normal", std=std)
         # Added once, after the sum. Under sequence parallel each rank adds it to its own tokens only.
         self.bias = whole((out_features,), "zeros", summed_over=sharding.summed_over) if bias else None
-        self.adapter: nn.Module | None = None
+        self.adapter: LowRank | None = None
 
     def forward(self, x_SBH: ProductInput) -> Tensor:
         """[S, B, H / tp] to [s, B, N]."""
@@ -154,7 +162,7 @@ class RowLinear(nn.Module):
         """This rank's part of the sum, [S, B, N], without the bias."""
         if self.adapter is not None:
             part_SBN = local_product(values_and_recipe(x_SBH)[0], self.weight, self.sharding)
-            return part_SBN + self.adapter(x_SBH)
+            return self.adapter.add_to(part_SBN, x_SBH)
         return local_product(x_SBH, self.weight, self.sharding, self.owns_input)
 
     def with_bias(self, y_sBN: Tensor) -> Tensor:
