@@ -1,5 +1,6 @@
 """An update without master weights: torch's on weights in bf16, bit for bit, on one rank and on several."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from shardwright.config.optimizer import OptimizerSpec
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.optimizers import elementwise
 from shardwright.parallel.optimizers.elementwise import make_optimizer
+from shardwright.parallel.zero.master_weights import Masters, ShardPiece
 from shardwright.train.build import build, job_mesh
 from shardwright.train.train_step import train_step
 from support.cases import made_up_tokens, small_job
@@ -146,3 +148,17 @@ def test_what_needs_masters_is_refused() -> None:
         with pytest.raises(PlanError, match=words):
             make_job({"precision": NARROW} | fields)
     make_job({"precision": {"master": "none"}, "optimizer": {"name": "muon"}})  # float32 has no masters anyway
+
+
+def test_a_state_holds_weights_as_they_are_and_takes_up_either() -> None:
+    """A checkpoint of float32 weights is rounded, one of bf16 widened."""
+    taken = torch.randn(100, generator=torch.Generator().manual_seed(1))
+    for number, saved in ((BF16, torch.float32), (torch.float32, BF16), (BF16, BF16)):
+        values = torch.zeros(100, dtype=BF16)
+        masters = Masters([ShardPiece(0, 100, True, on_host=False)], values, torch.device("cpu"), number=number)
+        masters.make_optimizer(partial(make_optimizer, SPEC, moments=BF16))
+        masters.copy_in("weights", 0, taken.to(saved))
+        assert torch.equal(masters.copy_out("weights", 10, 90), taken.to(saved).to(number)[10:90])
+        masters.write_values(values)
+        assert torch.equal(values, taken.to(BF16))
+        assert (masters.tensors[0].data_ptr() == values.data_ptr()) == (number == BF16)
