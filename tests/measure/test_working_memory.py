@@ -11,6 +11,7 @@ from shardwright.measure.dryrun import dry_run
 
 # Layers of known models, few of them: what a layer needs is as large as in the whole model.
 LLAMA = {"name": "llama3-8b", "layers": 4, "sequence": 4096, "vocab": 2048}
+ADAPTED = LLAMA | {"adapter.rank": 16}
 WORDS = LLAMA | {"vocab": 128_256}  # the logits are the most
 GPT = {"name": "gpt3-175b", "layers": 2, "sequence": 2048, "vocab": 2048}
 MIXTRAL = {"name": "mixtral-8x7b", "layers": 2, "sequence": 4096, "vocab": 2048}
@@ -53,6 +54,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "latents in fp8": (DEEPSEEK, {"dp": 8, "zero": 1, "ep": 8}),
     "latents in fp8 by nodes": (DEEPSEEK, {"dp": 64, "zero": 1, "ep": 64, "dispatch": "node-aware"}),
     "dense in fp8": (LLAMA, {"dp": 2, "tp": 4, "zero": 1} | SEQUENCE),
+    "adapters": (ADAPTED, {"dp": 8, "zero": 1}),
+    "adapters over tp": (ADAPTED, {"dp": 2, "tp": 4, "zero": 1} | SEQUENCE),
+    "adapters again": (ADAPTED, {"dp": 4, "pp": 2, "zero": 1, "recompute": "full"}),
+    "adapters of some": (ADAPTED | {"adapter.targets": ["query", "value"]}, {"dp": 8, "zero": 3}),
+    "adapters with zb-h1": (ADAPTED, {"dp": 4, "pp": 2, "zero": 1, "schedule": "zb-h1"}),
     "waiting in fp8": (DEEPSEEK, {"dp": 8, "pp": 2, "zero": 1, "ep": 8, "schedule": "zb-h1"}),
 }
 FLOAT8 = {"float8": "blockwise", "float8_weight_gradients": True}

@@ -70,6 +70,7 @@ ALIKE = {
     "offload": job_with(dp=2, zero=1, offload_optimizer=0.5),
     "bf16 moments, half on the host": job_with(dp=2, zero=1, offload_optimizer=0.5, sections=BF16_MOMENTS),
     "no masters": job_with(dp=2, zero=2, sections=NO_MASTERS),
+    "adapters": job_with(dp=2, zero=3, sections={"model": {"adapter": {"rank": 4, "alpha": 8.0}}}),
     "dualpipe": job_with("llama-tied", pp=2, schedule="dualpipe", layers=4),
     "zb-v": job_with(pp=2, schedule="zb-v", layers=4),
     "pipedream": job_with(pp=2, schedule="pipedream", sections={"optimizer": {"clip_grad_norm": 0.0}}),

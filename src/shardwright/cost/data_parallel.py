@@ -135,7 +135,12 @@ class DataParallel:
         run, grid = self.run, self.run.grid
         size = self.software.reduce_bytes * run.shape.table_elements / grid.tp
         pair = Group(2, np.where(self.groups.pp.domains == 1, 2, 1))
-        return ring_s(self.rates, pair, size * (run.shape.shares_table & (not run.shape.is_adapted) & self.ranks.are_tables_apart), 2)
+        return ring_s(
+            self.rates,
+            pair,
+            size * (run.shape.shares_table & (not run.shape.is_adapted) & self.ranks.are_tables_apart),
+            2,
+        )
 
     def _updated(self) -> Updated:
         """Elements that a rank updates, by rank."""

@@ -300,7 +300,9 @@ class Costing:
             (routed / (grid.ep * grid.expert_tp), groups.expert_shard, groups.expert_copies),
         ):
             elements = elements * (grid.zero == 3)
-            gradients = self.software.reduce_bytes * elements * (not shape.is_adapted)  # adapters' are too small to tell
+            gradients = (
+                self.software.reduce_bytes * elements * (not shape.is_adapted)
+            )  # adapters' are too small to tell
             gather += self._pieces_s(shard, grid.element_bytes * elements)
             if np.any(grid.offload_parameters):
                 gather += self._host_s(grid.element_bytes * elements / shard.size * np.asarray(grid.offload_parameters))

@@ -201,7 +201,6 @@ class PipelineRanks:
             common, routed = common + count * common_elements, routed + count * expert_elements
         return common / grid.tp, routed / (grid.ep * grid.expert_tp)
 
-
     def trained(self, shape: ModelShape, grid: PlanGrid) -> tuple[Array, Array]:
         """The elements of `parameters` that are trained: all, or the adapters alone."""
         if not shape.is_adapted:

@@ -49,8 +49,9 @@ def kept_chain(
     adapter: AdapterSpec = _NO_ADAPTER,
 ) -> Chain:
     """The parts of a chain of operators. Each keeps its input, or the tensors that `keeps` names for it, and its
-    further inputs `beside`. A product with a frozen weight keeps its input only if an `adapter` of its maps needs it. Operands of weight gradients are the inputs of products and the gradients of their results,
-    in fp8 if `waits_in_float8` and the product is in fp8."""
+    further inputs `beside`. A product with a frozen weight keeps its input only if an `adapter` of its maps needs it.
+    Operands of weight gradients are the inputs of products and the gradients of their results, in fp8 if
+    `waits_in_float8` and the product is in fp8."""
     chain = []
     for part, part_operators in by_recompute_unit(operators):
         waits = {
@@ -60,7 +61,8 @@ def kept_chain(
             for tensor in (product.takes, product.gives)
         }
         part_beside = (beside or {}).get(part, ())
-        always, part_keeps = (), keeps.get(part, (part_operators[0].takes,))
+        always: Tensors = ()
+        part_keeps = keeps.get(part, (part_operators[0].takes,))
         matrices = [product.matrix for operator in part_operators for product in operator.products]
         if adapter.rank and matrices:
             (matrix,) = matrices

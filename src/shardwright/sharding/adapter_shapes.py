@@ -20,5 +20,5 @@ def up_shape(spec: AdapterSpec, matrix: Matrix, target: str) -> tuple[int, ...]:
     """Shape of the B of a map: [*outputs of the map, rank]."""
     outputs = [*matrix.outputs]
     if matrix.widths:
-        outputs[matrix.side_by_side] = matrix.widths[spec.maps(matrix).index(target)]  # type: ignore[arg-type]
+        outputs[matrix.side_by_side] = matrix.widths[spec.maps(matrix).index(target)]
     return *outputs, spec.rank

@@ -31,9 +31,9 @@ def unit_groups(
 
     Experts' parameters have units of their own, because their replicas are other ranks. So have parameters that are
     updated by whole matrices, because their optimizer state differs and the ranks work on them together; parameters
-    that are computed with in float32, whatever the dtype of the others; and frozen ones, which have values alone. A unit is one region if values are gathered
-    layer by layer (ZeRO-3). Else neighbours are together until there are `most_elements`. `late` parameters, whose
-    gradients are complete last, have a unit each.
+    that are computed with in float32, whatever the dtype of the others; and frozen ones, which have values alone. A
+    unit is one region if values are gathered layer by layer (ZeRO-3). Else neighbours are together until there are
+    `most_elements`. `late` parameters, whose gradients are complete last, have a unit each.
     """
     late_groups = [[p] for p in late if not (is_gathered(place_of(p)) or place_of(p).is_frozen)]
     late_parameters = {p for group in late_groups for p in group}

@@ -113,4 +113,3 @@ class _AddUps(torch.autograd.Function):
 def adapter_of(spec: AdapterSpec, matrix: Matrix, sharding: LayerSharding) -> Adapter | None:
     """The adapters of a matrix; None if no map of it has one."""
     return Adapter(spec, matrix, sharding) if spec.targets_of(matrix) else None
-

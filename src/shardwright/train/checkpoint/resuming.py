@@ -67,7 +67,8 @@ def begin(job: JobSpec, mesh: Mesh, folder: Path, weights_from: str = "") -> Res
     the newest whole one; else new, with the weights of the run `weights_from`, if given. PlanError if a checkpoint is
     of another model. Every rank calls this. Moves small collectives over the world, and those of `take_up`."""
     storage = open_storage(place_of(job, folder))
-    released = None if _has_begun(storage, mesh) else released_weights_of(job)
+    has_begun = _has_begun(storage, mesh)  # then checkpoints have all weights that are trained
+    released = None if has_begun and not job.model.is_adapted else released_weights_of(job)
     replica = _new(job, mesh, released)
     steps = _in_order(job, mesh, storage)
     manifest, lines = _load_first(job, mesh, replica, storage, steps)

@@ -68,6 +68,7 @@ def has_optimizer(job: JobSpec, shapes: Shapes) -> bool:
     return all(
         f"{state}.{place.name}" in shapes
         for place in model_parameters(job.model)
+        if not place.is_frozen
         for state in states_of(job.optimizer, place.name, place.full_shape)
     )
 
