@@ -38,7 +38,10 @@ _WINDOWS = {"use_sliding_window": True, "sliding_window": 8}
 
 # By the name of the case: model_type, and keys of its configuration.
 RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
+    "arcee": ("arcee", _SIZES),
     "bloom": ("bloom", {"hidden_size": 32, "n_layer": 3, "n_head": 4, "vocab_size": 96}),
+    "cohere": ("cohere", _SIZES | {"pad_token_id": None, "logit_scale": 0.25}),
+    "cohere2": ("cohere2", _SIZES | {"pad_token_id": None, "sliding_window": 8}),
     "deepseek_v2": (
         "deepseek_v2", _SIZES | _DEEPSEEK | {"rope_parameters": _YARN | {"mscale": 0.7, "mscale_all_dim": 0.7}},
     ),
@@ -48,6 +51,14 @@ RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
                               "q_lora_rank": None},
     ),
     "deepseek_v3": ("deepseek_v3", _SIZES | _DEEPSEEK | {"n_group": 2, "topk_group": 1, "num_mtp_layers": 0}),
+    "dots1": (
+        "dots1",
+        _SIZES | {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "n_shared_experts": 1,
+                  "first_k_dense_replace": 1},
+    ),
+    "ernie4_5": ("ernie4_5", _SIZES | _HEADS | {"pad_token_id": None}),
+    "exaone4": ("exaone4", _SIZES | {"sliding_window": None, "layer_types": ["full_attention"] * 4}),
+    "exaone4 windows": ("exaone4", _SIZES | {"sliding_window": 8}),
     "falcon 7b": (
         "falcon",
         {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 96, "multi_query": True},
@@ -73,7 +84,10 @@ RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
                            "first_k_dense_replace": 1, "use_qk_norm": True, "attention_bias": True,
                            "num_mtp_layers": 0},
     ),
+    "glm4_moe_lite": ("glm4_moe_lite", _SIZES | _DEEPSEEK),
     "gpt2": ("gpt2", _GPT | {"resid_pdrop": 0.0, "embd_pdrop": 0.0}),
+    "gpt_bigcode": ("gpt_bigcode", _GPT | {"resid_pdrop": 0.0, "embd_pdrop": 0.0}),
+    "gpt_bigcode heads": ("gpt_bigcode", _GPT | {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "multi_query": False}),
     "gpt_neox": ("gpt_neox", _SIZES),
     "gpt_neox serial": ("gpt_neox", _SIZES | {"use_parallel_residual": False}),
     "gpt_oss": (
@@ -90,6 +104,7 @@ RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
     "granitemoeshared": (
         "granitemoeshared", _SIZES | {"num_local_experts": 6, "num_experts_per_tok": 2, "shared_intermediate_size": 40},
     ),
+    "helium": ("helium", _SIZES | {"head_dim": 8} | {"pad_token_id": None}),
     "llama": ("llama", _SIZES),
     "llama 3.1": ("llama", _SIZES | {"rope_parameters": _LLAMA3, "tie_word_embeddings": True}),
     "llama biases": ("llama", _SIZES | {"attention_bias": True, "mlp_bias": True}),
@@ -101,8 +116,12 @@ RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
         _SIZES | _HEADS | {"num_local_experts": 4, "attention_chunk_size": 8, "intermediate_size_mlp": 40,
                            "interleave_moe_layer_step": 2, "floor_scale": 4},
     ),
+    "minimax_m2": (
+        "minimax_m2", _SIZES | _HEADS | {"num_local_experts": 6, "num_experts_per_tok": 2, "rotary_dim": 8},
+    ),
     "mistral": ("mistral", _SIZES | {"sliding_window": 8}),
     "mixtral": ("mixtral", _SIZES | {"num_local_experts": 6}),
+    "nemotron": ("nemotron", _SIZES | {"pad_token_id": None}),
     "olmo": ("olmo", _SIZES | {"clip_qkv": 0.5, "pad_token_id": None}),
     "olmo2": ("olmo2", _SIZES | {"pad_token_id": None}),
     "olmo3": ("olmo3", _SIZES | {"sliding_window": 8, "pad_token_id": None}),
@@ -126,7 +145,10 @@ RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", _SIZES | _HEADS),
     "qwen3_moe": ("qwen3_moe", _SIZES | _HEADS | _EXPERTS),
     "qwen3_moe windows": ("qwen3_moe", _SIZES | _HEADS | _EXPERTS | _WINDOWS),
+    "seed_oss": ("seed_oss", _SIZES | _HEADS | {"pad_token_id": None, "residual_dropout": 0.0}),
     "smollm3": ("smollm3", _SIZES | {"pad_token_id": None}),
+    "stablelm": ("stablelm", _SIZES | {"use_qkv_bias": True}),
+    "stablelm parallel": ("stablelm", _SIZES | {"use_parallel_residual": True}),
     "starcoder2": ("starcoder2", _SIZES),
 }  # fmt: skip
 

@@ -52,6 +52,7 @@ class ModelSpec(SectionSpec):
     norm: Literal["rmsnorm", "layernorm"] = Field("rmsnorm", description="Kind of normalisation.")
     norm_epsilon: Divisor = Field(1e-5, description="Added to the variance.")
     norm_weight: bool = Field(True, description="Norms have weights, and LayerNorms biases (OLMo 1 has none).")
+    norm_bias: bool = Field(True, description="LayerNorms that have weights have biases, too (Command R has none).")
     norm_place: NormPlace = Field(
         "before",
         description="Norms of what attention and MLP take (before), of what they give before it is added to the "

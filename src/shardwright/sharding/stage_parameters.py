@@ -224,11 +224,15 @@ class _Cut:
         std = self.model.init_std
         return residual_std(std, self.model.layers) if matrix.is_row_parallel else std
 
+    @property
+    def _norms_have_biases(self) -> bool:
+        return self.model.norm == "layernorm" and self.model.norm_bias
+
     def _norm(self, name: str, width: int = 0, is_partial: bool = False) -> list[ParameterShard]:
         if not self.model.norm_weight:
             return []
         shape = (width or self.model.hidden,)
-        inits = {"weight": "ones"} | ({"bias": "zeros"} if self.model.norm == "layernorm" else {})
+        inits = {"weight": "ones"} | ({"bias": "zeros"} if self._norms_have_biases else {})
         return [self._whole(f"{name}.{key}", shape, init, is_partial=is_partial) for key, init in inits.items()]
 
     def _whole(

@@ -142,6 +142,60 @@ def with_local_rotary(r: ConfigReader, fields: Fields, usual_base: float) -> Fie
     return fields | {"window": fields["window"] | {"rotary_base": base, "rotary_scaled": False}}
 
 
+def arcee(r: ConfigReader) -> Fields:
+    """Arcee's AFM-4.5B (2025): Llama with an MLP of one matrix in, and relu^2."""
+    return llama(r) | {"gated_mlp": False}
+
+
+def helium(r: ConfigReader) -> Fields:
+    """Helium 1 (Kyutai 2025): Llama whose attention and MLP have no biases."""
+    r.must_be("attention_bias", (False,), "the MLP has no biases")
+    r.must_be("mlp_bias", (False,), "attention has no biases")
+    fields = decoder(r)
+    return fields | rotary(r, head_width(fields))
+
+
+def ernie(r: ConfigReader) -> Fields:
+    """ERNIE 4.5 without experts (Baidu 2025)."""
+    fields = decoder(r) | {"bias": r.flag("use_bias")}
+    return fields | rotary(r, head_width(fields))
+
+
+def seed_oss(r: ConfigReader) -> Fields:
+    """Seed-OSS (ByteDance 2025): only query, key and value have biases."""
+    r.must_be("attention_out_bias", (False,), "only query, key and value have biases")
+    r.must_be("mlp_bias", (False,), "only query, key and value have biases")
+    fields = decoder(r) | {"qkv_bias": r.flag("attention_bias"), "dropout": r.number("residual_dropout")}
+    return fields | rotary(r, head_width(fields))
+
+
+def exaone4(r: ConfigReader) -> Fields:
+    """EXAONE 4 (LG AI 2025, arXiv 2507.11407): norms of heads and of what attention and MLP give. Where some layers
+    have windows, layers without one have no positions."""
+    fields = decoder(r) | {"norm_place": "after", "qk_norm": "head"}
+    fields |= rotary(r, head_width(fields))
+    size, pattern = r.optional_count("sliding_window"), r.raw("sliding_window_pattern")
+    every = len(pattern) if isinstance(pattern, str) else r.count("sliding_window_pattern", 4)
+    r.ignore("sliding_window_pattern", "layer_types")
+    if isinstance(pattern, str) and pattern != "L" * (every - 1) + "G":
+        r.fault(f"sliding_window_pattern is {pattern!r}; only local layers before one that sees all can be expressed")
+    if not size:
+        return fields
+    return fields | windows_without_positions(r, fields["layers"], size, every)
+
+
+def windows_without_positions(r: ConfigReader, layers: int, size: int, every: int) -> Fields:
+    """Windows of `size` tokens; the last of `every` layers, or as layer_types says, sees all and has no positions."""
+    windows = window(r, size, layers, lambda layer: every > 0 and (layer + 1) % every == 0)
+    rule = windows.get("window", {})
+    if "first_full" in rule or ("window" not in windows and size):
+        r.fault(
+            "layers that see all tokens have no positions, and they can only be the last of every so many layers; set "
+            "layer_types so"
+        )
+    return windows | ({"no_rotary_every": rule["full_every"]} if "full_every" in rule else {})
+
+
 def glm(r: ConfigReader) -> Fields:
     """GLM-4 of 2024 (arXiv 2406.12793): half of each head is rotary; query, key and value have biases."""
     fields = decoder(r) | {"qkv_bias": r.flag("attention_bias", True)}

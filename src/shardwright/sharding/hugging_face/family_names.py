@@ -83,16 +83,26 @@ _GRANITE_MOE = replace(
     expert_up="block_sparse_moe.input_linear", expert_down="block_sparse_moe.output_linear", shared_gate_proj="",
     shared_up="shared_mlp.input_linear", shared_down="shared_mlp.output_linear",
 )  # fmt: skip
+_MIXTRAL = replace(
+    _LLAMA, router="block_sparse_moe.gate", expert_gate="block_sparse_moe.experts.{e}.w1",
+    expert_up="block_sparse_moe.experts.{e}.w3", expert_down="block_sparse_moe.experts.{e}.w2",
+)  # fmt: skip
 _BLOOM = replace(
     _LLAMA, embedding="transformer.word_embeddings", embedding_norm="transformer.word_embeddings_layernorm",
     norm="transformer.ln_f", layer="transformer.h.{n}", q="self_attention.query_key_value", k="", v="", fused="grouped",
     out="self_attention.dense", gate="", up="mlp.dense_h_to_4h", down="mlp.dense_4h_to_h",
 )  # fmt: skip
 
+_GPT2 = replace(
+    _LLAMA, embedding="transformer.wte", positions="transformer.wpe", norm="transformer.ln_f",
+    layer="transformer.h.{n}", attention_norm="ln_1", mlp_norm="ln_2", q="attn.c_attn", k="", v="", fused="stacked",
+    out="attn.c_proj", gate="", up="mlp.c_fc", down="mlp.c_proj", transposed=True,
+)  # fmt: skip
+
 FAMILY_NAMES = {
     **dict.fromkeys(
         ("llama", "mistral", "smollm3", "qwen2", "qwen3", "qwen3_moe", "granite", "olmo", "olmoe", "deepseek_v2",
-         "deepseek_v3", "kimi_k2", "glm4_moe"), _LLAMA,
+         "deepseek_v3", "kimi_k2", "glm4_moe", "seed_oss", "dots1", "glm4_moe_lite"), _LLAMA,
     ),
     "gemma": _GEMMA,
     "gemma2": _GEMMA2,
@@ -106,10 +116,7 @@ FAMILY_NAMES = {
     "glm4": replace(
         _GLM, attention_out_norm="post_self_attn_layernorm", mlp_out_norm="post_mlp_layernorm"
     ),
-    "mixtral": replace(
-        _LLAMA, router="block_sparse_moe.gate", expert_gate="block_sparse_moe.experts.{e}.w1",
-        expert_up="block_sparse_moe.experts.{e}.w3", expert_down="block_sparse_moe.experts.{e}.w2",
-    ),
+    "mixtral": _MIXTRAL,
     "qwen2_moe": _QWEN_MOE,
     "granitemoe": _GRANITE_MOE,
     "granitemoeshared": _GRANITE_MOE,
@@ -124,12 +131,20 @@ FAMILY_NAMES = {
         _LLAMA, router="mlp.router", experts="turns", expert_gate="", expert_up="mlp.experts.gate_up_proj",
         expert_down="mlp.experts.down_proj",
     ),
-    "starcoder2": replace(_LLAMA, gate="", up="mlp.c_fc", down="mlp.c_proj"),
-    "gpt2": replace(
-        _LLAMA, embedding="transformer.wte", positions="transformer.wpe", norm="transformer.ln_f",
-        layer="transformer.h.{n}", attention_norm="ln_1", mlp_norm="ln_2", q="attn.c_attn", k="", v="", fused="stacked",
-        out="attn.c_proj", gate="", up="mlp.c_fc", down="mlp.c_proj", transposed=True,
+    "stablelm": _LLAMA,
+    "cohere": replace(_LLAMA, interleaved=True),
+    "cohere2": replace(_LLAMA, interleaved=True),
+    "nemotron": replace(_LLAMA, gate="", plus_one=True),
+    "arcee": replace(_LLAMA, gate=""),
+    "helium": replace(_LLAMA, interleaved=True),
+    "ernie4_5": replace(_LLAMA, interleaved=True),
+    "exaone4": _OLMO2,
+    "minimax_m2": replace(
+        _MIXTRAL, correction_bias="block_sparse_moe.e_score_correction_bias",
     ),
+    "starcoder2": replace(_LLAMA, gate="", up="mlp.c_fc", down="mlp.c_proj"),
+    "gpt2": _GPT2,
+    "gpt_bigcode": replace(_GPT2, transposed=False),
     "gpt_neox": replace(
         _LLAMA, embedding="gpt_neox.embed_in", norm="gpt_neox.final_layer_norm", head="embed_out",
         layer="gpt_neox.layers.{n}", fused="grouped", q="attention.query_key_value", k="", v="", out="attention.dense",

@@ -24,6 +24,8 @@ Layout = dict[str, tuple[ReleasedPiece, ...]]
 def names_of(family: str, model: ModelSpec) -> FamilyNames:
     """The tensor names of a model of a family."""
     names = FAMILY_NAMES[family]
+    if family == "gpt_bigcode" and model.num_kv_heads > 1:
+        return replace(names, fused="grouped")
     if family == "falcon" and model.parallel_block == "two-norms":
         return replace(names, attention_norm="ln_attn", mlp_norm="ln_mlp")
     return names

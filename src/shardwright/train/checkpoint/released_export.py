@@ -34,7 +34,7 @@ from shardwright.train.checkpoint.safetensors_format import WrittenTensor
 from shardwright.train.checkpoint.storage import Storage
 
 # The key of config.json with the number of learned positions, by family: a run has as many as its samples are long.
-_TABLE_ROWS = {"gpt2": "n_positions", "opt": "max_position_embeddings"}
+_TABLE_ROWS = {"gpt2": "n_positions", "gpt_bigcode": "n_positions", "opt": "max_position_embeddings"}
 
 
 @dataclass(frozen=True)
