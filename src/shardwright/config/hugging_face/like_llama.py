@@ -142,6 +142,13 @@ def with_local_rotary(r: ConfigReader, fields: Fields, usual_base: float) -> Fie
     return fields | {"window": fields["window"] | {"rotary_base": base, "rotary_scaled": False}}
 
 
+def internlm3(r: ConfigReader) -> Fields:
+    """InternLM 3 (2025): Llama; its biases have other names."""
+    r.must_be("qkv_bias", (False, None), "linear layers have no biases")
+    r.must_be("bias", (False, None), "linear layers have no biases")
+    return llama(r)
+
+
 def arcee(r: ConfigReader) -> Fields:
     """Arcee's AFM-4.5B (2025): Llama with an MLP of one matrix in, and relu^2."""
     return llama(r) | {"gated_mlp": False}

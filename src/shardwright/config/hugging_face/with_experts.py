@@ -118,7 +118,7 @@ def glm4_moe_lite(r: ConfigReader) -> Fields:
 
 def deepseek_v2(r: ConfigReader) -> Fields:
     """DeepSeek-V2 (arXiv 2405.04434)."""
-    moe = _routed(r) | {"normalise": r.flag("norm_topk_prob")}
+    moe = routed_experts(r) | {"normalise": r.flag("norm_topk_prob")}
     method = r.text("topk_method", "greedy")
     if method == "group_limited_greedy":
         moe |= _groups(r) | {"group_score": "max"}
@@ -138,10 +138,10 @@ def deepseek_v3(r: ConfigReader) -> Fields:
 
 def _sigmoid_experts(r: ConfigReader) -> Fields:
     """The gate of DeepSeek-V3 (section 2.1.2)."""
-    return _routed(r) | _groups(r) | {"gate": "sigmoid", "normalise": r.flag("norm_topk_prob", True)}
+    return routed_experts(r) | _groups(r) | {"gate": "sigmoid", "normalise": r.flag("norm_topk_prob", True)}
 
 
-def _routed(r: ConfigReader) -> Fields:
+def routed_experts(r: ConfigReader) -> Fields:
     """Routed and shared experts by DeepSeek's keys."""
     fields = experts(r, "n_routed_experts")
     shared = r.optional_count("n_shared_experts")

@@ -25,13 +25,14 @@ _CLASSES = {
     "glm4_moe": "Glm4MoeForCausalLM", "glm4_moe_lite": "Glm4MoeLiteForCausalLM", "gpt2": "GPT2LMHeadModel",
     "gpt_bigcode": "GPTBigCodeForCausalLM", "gpt_neox": "GPTNeoXForCausalLM", "gpt_oss": "GptOssForCausalLM",
     "granite": "GraniteForCausalLM", "granitemoe": "GraniteMoeForCausalLM",
-    "granitemoeshared": "GraniteMoeSharedForCausalLM", "helium": "HeliumForCausalLM", "llama": "LlamaForCausalLM",
-    "llama4_text": "Llama4ForCausalLM", "minimax_m2": "MiniMaxM2ForCausalLM", "mistral": "MistralForCausalLM",
-    "mixtral": "MixtralForCausalLM", "nemotron": "NemotronForCausalLM", "olmo": "OlmoForCausalLM",
-    "olmo2": "Olmo2ForCausalLM", "olmo3": "Olmo3ForCausalLM", "olmoe": "OlmoeForCausalLM", "opt": "OPTForCausalLM",
-    "phi3": "Phi3ForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen2_moe": "Qwen2MoeForCausalLM",
-    "qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM", "seed_oss": "SeedOssForCausalLM",
-    "smollm3": "SmolLM3ForCausalLM", "stablelm": "StableLmForCausalLM", "starcoder2": "Starcoder2ForCausalLM",
+    "granitemoeshared": "GraniteMoeSharedForCausalLM", "helium": "HeliumForCausalLM",
+    "internlm3": "InternLM3ForCausalLM", "llama": "LlamaForCausalLM", "llama4_text": "Llama4ForCausalLM",
+    "minimax_m2": "MiniMaxM2ForCausalLM", "mistral": "MistralForCausalLM", "mixtral": "MixtralForCausalLM",
+    "nemotron": "NemotronForCausalLM", "olmo": "OlmoForCausalLM", "olmo2": "Olmo2ForCausalLM",
+    "olmo3": "Olmo3ForCausalLM", "olmoe": "OlmoeForCausalLM", "opt": "OPTForCausalLM", "phi3": "Phi3ForCausalLM",
+    "qwen2": "Qwen2ForCausalLM", "qwen2_moe": "Qwen2MoeForCausalLM", "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM", "seed_oss": "SeedOssForCausalLM", "smollm3": "SmolLM3ForCausalLM",
+    "stablelm": "StableLmForCausalLM", "starcoder2": "Starcoder2ForCausalLM",
 }  # fmt: skip
 # Families that many programs read come first.
 _FIRST = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "qwen2_moe", "deepseek_v3", "gpt2")

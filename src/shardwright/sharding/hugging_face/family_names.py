@@ -9,6 +9,24 @@ from typing import Literal
 
 
 @dataclass(frozen=True)
+class FurtherNames:
+    """Names of the parts of a module of multi-token prediction, by default DeepSeek's.
+
+    The module is a layer behind the others, or `layer`, where {n} is its own number. Files have copies of the tables
+    in each module if `copies_tables`. The projection takes the embedding before the hidden state, or after it if
+    `hidden_first`.
+    """
+
+    layer: str = ""
+    embedding_norm: str = "enorm"
+    hidden_norm: str = "hnorm"
+    project: str = "eh_proj"
+    norm: str = "shared_head.norm"
+    copies_tables: bool = True
+    hidden_first: bool = False
+
+
+@dataclass(frozen=True)
 class FamilyNames:
     """Names of the tensors of a family.
 
@@ -51,6 +69,7 @@ class FamilyNames:
     shared_gate_proj: str = "mlp.shared_experts.gate_proj"
     shared_up: str = "mlp.shared_experts.up_proj"
     shared_down: str = "mlp.shared_experts.down_proj"
+    further: FurtherNames = FurtherNames()
     transposed: bool = False
     interleaved: bool = False
     plus_one: bool = False
@@ -102,7 +121,8 @@ _GPT2 = replace(
 FAMILY_NAMES = {
     **dict.fromkeys(
         ("llama", "mistral", "smollm3", "qwen2", "qwen3", "qwen3_moe", "granite", "olmo", "olmoe", "deepseek_v2",
-         "deepseek_v3", "kimi_k2", "glm4_moe", "seed_oss", "dots1", "glm4_moe_lite"), _LLAMA,
+         "deepseek_v3", "kimi_k2", "glm4_moe", "seed_oss", "dots1", "glm4_moe_lite", "internlm3", "deepseek", "minicpm",
+         "orion"), _LLAMA,
     ),
     "gemma": _GEMMA,
     "gemma2": _GEMMA2,
@@ -131,6 +151,29 @@ FAMILY_NAMES = {
         _LLAMA, router="mlp.router", experts="turns", expert_gate="", expert_up="mlp.experts.gate_up_proj",
         expert_down="mlp.experts.down_proj",
     ),
+    "internlm2": replace(
+        _LLAMA, embedding="model.tok_embeddings", head="output", attention_norm="attention_norm", mlp_norm="ffn_norm",
+        q="attention.wqkv", k="", v="", fused="grouped", out="attention.wo", gate="feed_forward.w1",
+        up="feed_forward.w3", down="feed_forward.w2",
+    ),
+    "baichuan": replace(_LLAMA, q="self_attn.W_pack", k="", v="", fused="stacked"),
+    "chatglm": replace(
+        _LLAMA, embedding="transformer.embedding.word_embeddings", norm="transformer.encoder.final_layernorm",
+        head="transformer.output_layer", layer="transformer.encoder.layers.{n}", q="self_attention.query_key_value",
+        k="", v="", fused="stacked", out="self_attention.dense", gate="", up="mlp.dense_h_to_4h",
+        down="mlp.dense_4h_to_h", interleaved=True,
+    ),
+    "exaone": replace(
+        _LLAMA, embedding="transformer.wte", norm="transformer.ln_f", layer="transformer.h.{n}", attention_norm="ln_1",
+        mlp_norm="ln_2", q="attn.attention.q_proj", k="attn.attention.k_proj", v="attn.attention.v_proj",
+        out="attn.attention.out_proj", gate="mlp.c_fc_0", up="mlp.c_fc_1", down="mlp.c_proj",
+    ),
+    "mimo": replace(
+        _LLAMA, further=FurtherNames(
+            layer="model.mtp_layers.{n}", embedding_norm="token_layernorm", hidden_norm="hidden_layernorm",
+            project="input_proj", norm="final_layernorm", copies_tables=False, hidden_first=True,
+        ),
+    ),
     "stablelm": _LLAMA,
     "cohere": replace(_LLAMA, interleaved=True),
     "cohere2": replace(_LLAMA, interleaved=True),
@@ -139,9 +182,7 @@ FAMILY_NAMES = {
     "helium": replace(_LLAMA, interleaved=True),
     "ernie4_5": replace(_LLAMA, interleaved=True),
     "exaone4": _OLMO2,
-    "minimax_m2": replace(
-        _MIXTRAL, correction_bias="block_sparse_moe.e_score_correction_bias",
-    ),
+    "minimax_m2": replace(_MIXTRAL, correction_bias="block_sparse_moe.e_score_correction_bias"),
     "starcoder2": replace(_LLAMA, gate="", up="mlp.c_fc", down="mlp.c_proj"),
     "gpt2": _GPT2,
     "gpt_bigcode": replace(_GPT2, transposed=False),

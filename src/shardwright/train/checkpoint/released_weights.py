@@ -187,7 +187,7 @@ def _untied_head(files: ReleasedFiles, head: str, table: str) -> list[str]:
 
 def _is_weight(name: str) -> bool:
     """True if a tensor is a weight. Older files also have masks and frequencies, which follow from config.json."""
-    return not name.endswith(("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias", "attention.bias", "masked_bias"))
+    return not name.endswith(("inv_freq", "attn.bias", "attn.masked_bias", "attention.bias", "masked_bias"))
 
 
 def _convert_hint(weights: ReleasedWeights) -> str:
