@@ -185,9 +185,9 @@ def _model_name(path: Path) -> str:
 def _family_fault(family: str) -> str:
     if not family:
         return 'it has no model_type, which says what the layers compute; add it, such as "llama"'
-    # A name that differs in a number is often another family, not a misspelling.
+    # A name that differs in a number, or that goes on, is often another family, not a misspelling.
     digits = re.findall(r"\d", family)
     alike = written_alike(family, sorted(FAMILIES), share=_MISSPELT)
-    near = [name for name in alike if re.findall(r"\d", name) == digits]
+    near = [name for name in alike if re.findall(r"\d", name) == digits and not family.startswith(name)]
     hint = f"did you mean {' or '.join(near)}?" if near else f"use one of {', '.join(sorted(FAMILIES))}"
     return f"model_type {shortened(family)!r} can't be expressed by the decoder here; {hint}"

@@ -90,7 +90,6 @@ def minimax_m2(r: ConfigReader) -> Fields:
     share = {"partial_rotary_factor": r.count("rotary_dim") / head} if r.has("rotary_dim") and head else {}
     r.defaults = r.defaults | share
     moe = experts(r, "num_local_experts", width="intermediate_size") | {"gate": "sigmoid"}
-    r.ignore("use_mtp", "num_mtp_modules", "mtp_transformer_layers", "num_local_experts")
     return fields | rotary(r, head, in_part=True) | {"moe": moe}
 
 

@@ -44,6 +44,7 @@ def chatglm(r: ConfigReader) -> Fields:
     r.must_be("pre_seq_len", (None,), "prefixes of prompts are not trained")
     r.ignore("apply_query_key_layer_scaling", "fp32_residual_connection", "quantization_bit", "vocab_size",
              "bias_dropout_fusion", "prefix_projection")  # fmt: skip
+    r.must_be("num_hidden_layers", (r.count("num_layers"), None), "num_layers says how many there are")
     heads, width = r.count("num_attention_heads"), r.count("kv_channels")
     groups = r.count("multi_query_group_num") if r.flag("multi_query_attention") else heads
     return {
