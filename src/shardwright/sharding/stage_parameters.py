@@ -55,7 +55,7 @@ def model_parameters(model: ModelSpec) -> tuple[ParameterShard, ...]:
     return tuple({place.name: place for places in regions.values() for place in places}.values())
 
 
-@kept_by_identity
+@partial(kept_by_identity, most=512)  # as many as the catalog may have
 def num_parameters(model: ModelSpec) -> int:
     """Parameters of the whole model, a tied table counted once."""
     return sum(place.num_elements for place in model_parameters(model))
