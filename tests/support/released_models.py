@@ -98,6 +98,7 @@ RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
         _SIZES | _HEADS | {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 8,
                            "rope_parameters": _YARN | {"truncate": False}},
     ),
+    "gptj": ("gptj", _GPT | {"rotary_dim": 4}),
     "granite": (
         "granite",
         _SIZES | {"embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5,
@@ -135,6 +136,7 @@ RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
         {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "ffn_dim": 48,
          "max_position_embeddings": 64, "dropout": 0.0, "pad_token_id": None},
     ),
+    "phi": ("phi", _SIZES),
     "phi3": ("phi3", _SIZES | {"pad_token_id": None}),
     "phi3 long": (
         "phi3",

@@ -8,6 +8,7 @@ from pydantic import Field
 from shardwright.config import largest
 from shardwright.config.attention_sections import LatentSpec, TemperatureSpec, WindowSpec
 from shardwright.config.base import SectionSpec, Spec
+from shardwright.config.divisors import nearest_divisors
 from shardwright.config.field_types import (
     Divisor,
     Layers,
@@ -85,6 +86,7 @@ class ModelSpec(SectionSpec):
         "those of all heads together; or after that, in layers that are turned, without a weight (l2).",
     )
     qkv_bias: bool = Field(False, description="Biases of query, key and value alone; bias has these too.")
+    mlp_bias: bool = Field(False, description="Biases of the MLP alone (GPT-J); bias has these too.")
     window: WindowSpec = Field(WindowSpec(), description="Layers in which tokens see the last ones before them alone.")
     attention_scale: PositiveOr0 = Field(
         0.0, description="What scores are multiplied with; 0 means 1 / sqrt(width of a head's query)."
@@ -108,6 +110,7 @@ class ModelSpec(SectionSpec):
         "the residual stream (in a parallel block of their sum), in training; attention probabilities are not dropped.",
     )
     bias: bool = Field(False, description="Biases in the linear layers of attention, MLP and experts.")
+    head_bias: bool = Field(False, description="Logits have biases (Phi, GPT-J).")
     tied_embeddings: bool = Field(False, description="The output head uses the embedding table.")
     embedding_norm: bool = Field(False, description="Normalise embeddings before the first layer (BLOOM).")
     embedding_scale: Positive = Field(1.0, description="What embeddings of tokens are multiplied with (Gemma).")
@@ -197,6 +200,11 @@ class ModelSpec(SectionSpec):
         return self.window.is_in(min(block, self.layers - 1))
 
     @property
+    def has_mlp_bias(self) -> bool:
+        """True if the MLP has biases."""
+        return self.bias or self.mlp_bias
+
+    @property
     def changes_logits(self) -> bool:
         """True if logits are scaled or capped."""
         return self.logit_scale != 1.0 or self.logit_softcap > 0
@@ -233,7 +241,7 @@ class ModelSpec(SectionSpec):
     def faults(self) -> list[str]:
         """Contradictions among the fields of the model."""
         faults = [*self.latent.faults(), *(self._latent_faults() if self.is_latent else self._head_faults())]
-        faults += [*self.moe.faults(self.layers), *self._mtp_faults(), *self._block_faults()]
+        faults += [*self.moe.faults(self.layers), *self._mtp_faults(), *self._block_faults(), *self._bias_faults()]
         faults += self.window.faults(self.layers)
         if self.temperature_tuning != TemperatureSpec() and not self.no_rotary_every:
             faults.append(
@@ -300,6 +308,19 @@ class ModelSpec(SectionSpec):
                 f'model.position_offset is {self.position_offset}, and model.positions = "{self.positions}" has no '
                 "table of learned ones; leave it out"
             )
+        return faults
+
+    def _bias_faults(self) -> list[str]:
+        """Faults of biases that a model can't have, or has by another field."""
+        faults = []
+        if self.mlp_bias and (self.bias or self.moe.experts):
+            reason = "model.bias has those of the MLP too" if self.bias else "experts have biases by model.bias alone"
+            faults.append(f"model.mlp_bias is true, and {reason}; leave it out")
+        if self.head_bias and self.shares_table:
+            other = "model.tied_embeddings" if self.tied_embeddings else "model.mtp_layers"
+            faults.append(f"model.head_bias is for a head of its own, and {other} is set; leave one of them out")
+        if not self.norm_bias and (self.norm != "layernorm" or not self.norm_weight):
+            faults.append("model.norm_bias is false, and only LayerNorms with weights have biases; leave it out")
         return faults
 
     def _mtp_faults(self) -> list[str]:
@@ -374,23 +395,3 @@ class ModelSpec(SectionSpec):
 def _field_text(value: object) -> str:
     """The text of a field's value in a message; "set" for a section."""
     return "set" if isinstance(value, Spec) else repr(value)
-
-
-def divisors(number: int) -> list[int]:
-    """All divisors of `number`, ascending."""
-    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
-    return small + [number // d for d in reversed(small) if d * d != number]
-
-
-def nearest_divisors(number: int, target: int) -> str:
-    """The divisors of `number` just below and above `target`, in words: the way out of most faults."""
-    legal = divisors(number)
-    lower = [d for d in legal if d <= target][-1:]
-    higher = [d for d in legal if d > target][:1]
-    return " or ".join(str(d) for d in lower + higher)
-
-
-def all_divisors(number: int, most: int = 8) -> str:
-    """The first `most` divisors of `number` in words: "1, 2, 4 or 8"."""
-    legal = [str(d) for d in divisors(number)[:most]]
-    return legal[0] if len(legal) == 1 else ", ".join(legal[:-1]) + " or " + legal[-1]

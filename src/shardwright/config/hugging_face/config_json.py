@@ -38,16 +38,17 @@ FAMILIES: Mapping[str, Callable[[ConfigReader], Fields]] = {
     "gemma2": like_llama.gemma2, "gemma3_text": like_llama.gemma3, "glm": like_llama.glm, "glm4": like_llama.glm4,
     "glm4_moe": with_experts.glm4_moe, "glm4_moe_lite": with_experts.glm4_moe_lite, "gpt2": older.gpt2,
     "gpt_bigcode": older.gpt_bigcode, "gpt_neox": older.gpt_neox, "gpt_oss": with_experts.gpt_oss,
-    "granite": like_llama.granite, "granitemoe": with_experts.granite_moe,
+    "gptj": with_layer_norm.gptj, "granite": like_llama.granite, "granitemoe": with_experts.granite_moe,
     "granitemoeshared": with_experts.granite_moe, "helium": like_llama.helium, "internlm2": with_own_code.internlm2,
     "internlm3": like_llama.internlm3, "kimi_k2": with_experts.deepseek_v3, "llama": like_llama.llama,
     "llama4_text": with_experts.llama4, "mimo": with_own_code.mimo, "minicpm": with_own_code.minicpm,
     "minimax_m2": with_experts.minimax_m2, "mistral": like_llama.mistral, "mixtral": with_experts.mixtral,
     "nemotron": with_layer_norm.nemotron, "olmo": like_llama.olmo, "olmo2": like_llama.olmo2,
     "olmo3": like_llama.olmo3, "olmoe": with_experts.olmoe, "opt": older.opt, "orion": with_own_code.orion,
-    "phi3": like_llama.phi3, "qwen2": like_llama.qwen2, "qwen2_moe": with_experts.qwen2_moe, "qwen3": like_llama.qwen3,
-    "qwen3_moe": with_experts.qwen3_moe, "seed_oss": like_llama.seed_oss, "smollm3": like_llama.smollm3,
-    "stablelm": with_layer_norm.stablelm, "starcoder2": older.starcoder2,
+    "phi": with_layer_norm.phi, "phi3": like_llama.phi3, "qwen2": like_llama.qwen2,
+    "qwen2_moe": with_experts.qwen2_moe, "qwen3": like_llama.qwen3, "qwen3_moe": with_experts.qwen3_moe,
+    "seed_oss": like_llama.seed_oss, "smollm3": like_llama.smollm3, "stablelm": with_layer_norm.stablelm,
+    "starcoder2": older.starcoder2,
 }  # fmt: skip
 _LIKE = {"kimi_k2": "deepseek_v3"}  # families with the defaults of another
 # Models with several kinds of input, and their decoders' own names -> the family of the decoder of text.

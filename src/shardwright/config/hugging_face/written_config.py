@@ -24,15 +24,15 @@ _CLASSES = {
     "gemma3_text": "Gemma3ForCausalLM", "glm": "GlmForCausalLM", "glm4": "Glm4ForCausalLM",
     "glm4_moe": "Glm4MoeForCausalLM", "glm4_moe_lite": "Glm4MoeLiteForCausalLM", "gpt2": "GPT2LMHeadModel",
     "gpt_bigcode": "GPTBigCodeForCausalLM", "gpt_neox": "GPTNeoXForCausalLM", "gpt_oss": "GptOssForCausalLM",
-    "granite": "GraniteForCausalLM", "granitemoe": "GraniteMoeForCausalLM",
+    "gptj": "GPTJForCausalLM", "granite": "GraniteForCausalLM", "granitemoe": "GraniteMoeForCausalLM",
     "granitemoeshared": "GraniteMoeSharedForCausalLM", "helium": "HeliumForCausalLM",
     "internlm3": "InternLM3ForCausalLM", "llama": "LlamaForCausalLM", "llama4_text": "Llama4ForCausalLM",
     "minimax_m2": "MiniMaxM2ForCausalLM", "mistral": "MistralForCausalLM", "mixtral": "MixtralForCausalLM",
     "nemotron": "NemotronForCausalLM", "olmo": "OlmoForCausalLM", "olmo2": "Olmo2ForCausalLM",
-    "olmo3": "Olmo3ForCausalLM", "olmoe": "OlmoeForCausalLM", "opt": "OPTForCausalLM", "phi3": "Phi3ForCausalLM",
-    "qwen2": "Qwen2ForCausalLM", "qwen2_moe": "Qwen2MoeForCausalLM", "qwen3": "Qwen3ForCausalLM",
-    "qwen3_moe": "Qwen3MoeForCausalLM", "seed_oss": "SeedOssForCausalLM", "smollm3": "SmolLM3ForCausalLM",
-    "stablelm": "StableLmForCausalLM", "starcoder2": "Starcoder2ForCausalLM",
+    "olmo3": "Olmo3ForCausalLM", "olmoe": "OlmoeForCausalLM", "opt": "OPTForCausalLM", "phi": "PhiForCausalLM",
+    "phi3": "Phi3ForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen2_moe": "Qwen2MoeForCausalLM",
+    "qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM", "seed_oss": "SeedOssForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM", "stablelm": "StableLmForCausalLM", "starcoder2": "Starcoder2ForCausalLM",
 }  # fmt: skip
 # Families that many programs read come first.
 _FIRST = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "qwen2_moe", "deepseek_v3", "gpt2")
@@ -119,7 +119,7 @@ def _position_keys(model: ModelSpec) -> dict[str, Any]:
         rope |= {"short_factor": list(scaling.short_factors), "long_factor": list(scaling.long_factors)}
     if scaling.magnitude:
         rope["attention_factor"] = scaling.magnitude
-    keys: dict[str, Any] = {"alibi": model.positions == "alibi"}
+    keys: dict[str, Any] = {"alibi": model.positions == "alibi", "rotary_dim": model.rotary_width}
     if model.positions == "rotary":
         keys["rope_parameters"] = rope
     if model.no_rotary_every:

@@ -174,6 +174,12 @@ FAMILY_NAMES = {
             project="input_proj", norm="final_layernorm", copies_tables=False, hidden_first=True,
         ),
     ),
+    "gptj": replace(
+        _LLAMA, embedding="transformer.wte", norm="transformer.ln_f", layer="transformer.h.{n}", attention_norm="ln_1",
+        q="attn.q_proj", k="attn.k_proj", v="attn.v_proj", out="attn.out_proj", gate="", up="mlp.fc_in",
+        down="mlp.fc_out", interleaved=True,
+    ),
+    "phi": replace(_LLAMA, norm="model.final_layernorm", out="self_attn.dense", gate="", up="mlp.fc1", down="mlp.fc2"),
     "stablelm": _LLAMA,
     "cohere": replace(_LLAMA, interleaved=True),
     "cohere2": replace(_LLAMA, interleaved=True),
