@@ -26,14 +26,20 @@ def gptj(r: ConfigReader) -> Fields:
     r.must_be("embd_pdrop", (dropout,), "embeddings are dropped as often as what joins the residual stream")
     turned = r.count("rotary_dim")
     return _SIDE_BY_SIDE | {
-        "layers": r.count("n_layer"), "hidden": hidden, "heads": heads,
+        "layers": r.count("n_layer"),
+        "hidden": hidden,
+        "heads": heads,
         "ffn": r.optional_count("n_inner") or 4 * hidden,
-        "vocab": r.count("vocab_size"), "sequence": r.count("n_positions"), "dropout": dropout, "mlp_bias": True,
+        "vocab": r.count("vocab_size"),
+        "sequence": r.count("n_positions"),
+        "dropout": dropout,
+        "mlp_bias": True,
         "activation": r.word_of("activation_function", ACTIVATIONS, "gelu_new"),
-        "norm_epsilon": r.number("layer_norm_epsilon", 1e-5), "init_std": r.number("initializer_range", 0.02),
+        "norm_epsilon": r.number("layer_norm_epsilon", 1e-5),
+        "init_std": r.number("initializer_range", 0.02),
         "tied_embeddings": r.flag("tie_word_embeddings"),
         "rotary_dim": 0 if turned == hidden // max(1, heads) else turned,
-    }  # fmt: skip
+    }
 
 
 def phi(r: ConfigReader) -> Fields:
@@ -95,7 +101,7 @@ def _gated(r: ConfigReader, epsilon: str) -> Fields:
 
 
 def _command(r: ConfigReader) -> Fields:
-    """What Cohere's families have in common."""
+    """Fields that both of Cohere's families have."""
     r.must_be("attention_bias", (False,), "the MLP has no biases")
     return _gated(r, "layer_norm_eps") | {
         "norm_bias": False,

@@ -35,25 +35,42 @@ def baichuan(r: ConfigReader) -> Fields:
 def chatglm(r: ConfigReader) -> Fields:
     """ChatGLM 2 and 3, GLM-4 of 2024 (arXiv 2406.12793): grouped queries, half of each head rotary."""
     for name, needed, reason in (
-        ("rmsnorm", True, "norms are RMSNorms"), ("post_layer_norm", True, "there is a norm before the head"),
-        ("original_rope", True, "half of each head is rotary"), ("add_bias_linear", False, "the MLP has no biases"),
+        ("rmsnorm", True, "norms are RMSNorms"),
+        ("post_layer_norm", True, "there is a norm before the head"),
+        ("original_rope", True, "half of each head is rotary"),
+        ("add_bias_linear", False, "the MLP has no biases"),
         ("apply_residual_connection_post_layernorm", False, "the residual stream passes by the norms"),
         ("position_encoding_2d", False, "ChatGLM of 2022 has two positions of a token"),
-    ):  # fmt: skip
+    ):
         r.must_be(name, (needed, None), reason, needed)
     r.must_be("pre_seq_len", (None,), "prefixes of prompts are not trained")
-    r.ignore("apply_query_key_layer_scaling", "fp32_residual_connection", "quantization_bit", "vocab_size",
-             "bias_dropout_fusion", "prefix_projection")  # fmt: skip
+    r.ignore(
+        "apply_query_key_layer_scaling",
+        "fp32_residual_connection",
+        "quantization_bit",
+        "vocab_size",
+        "bias_dropout_fusion",
+        "prefix_projection",
+    )
     r.must_be("num_hidden_layers", (r.count("num_layers"), None), "num_layers says how many there are")
     heads, width = r.count("num_attention_heads"), r.count("kv_channels")
     groups = r.count("multi_query_group_num") if r.flag("multi_query_attention") else heads
     return {
-        "layers": r.count("num_layers"), "hidden": r.count("hidden_size"), "heads": heads, "kv_heads": groups,
-        "head_dim": width, "rotary_dim": width // 2, "rotary_base": 10000.0 * r.number("rope_ratio", 1.0),
-        "ffn": r.count("ffn_hidden_size"), "vocab": r.count("padded_vocab_size"), "sequence": r.count("seq_length"),
-        "norm_epsilon": r.number("layernorm_epsilon"), "qkv_bias": r.flag("add_qkv_bias"),
-        "dropout": r.number("hidden_dropout"), "tied_embeddings": r.flag("tie_word_embeddings"),
-    }  # fmt: skip
+        "layers": r.count("num_layers"),
+        "hidden": r.count("hidden_size"),
+        "heads": heads,
+        "kv_heads": groups,
+        "head_dim": width,
+        "rotary_dim": width // 2,
+        "rotary_base": 10000.0 * r.number("rope_ratio", 1.0),
+        "ffn": r.count("ffn_hidden_size"),
+        "vocab": r.count("padded_vocab_size"),
+        "sequence": r.count("seq_length"),
+        "norm_epsilon": r.number("layernorm_epsilon"),
+        "qkv_bias": r.flag("add_qkv_bias"),
+        "dropout": r.number("hidden_dropout"),
+        "tied_embeddings": r.flag("tie_word_embeddings"),
+    }
 
 
 def deepseek(r: ConfigReader) -> Fields:
@@ -86,13 +103,18 @@ def exaone(r: ConfigReader) -> Fields:
     r.must_be("embed_dropout", (0, 0.0), "embeddings are not dropped")
     heads = r.count("num_attention_heads")
     fields = {
-        "layers": r.count("num_layers"), "hidden": r.count("hidden_size"), "heads": heads,
-        "kv_heads": r.optional_count("num_key_value_heads") or heads, "ffn": r.count("intermediate_size"),
-        "vocab": r.count("vocab_size"), "sequence": r.count("max_position_embeddings"),
+        "layers": r.count("num_layers"),
+        "hidden": r.count("hidden_size"),
+        "heads": heads,
+        "kv_heads": r.optional_count("num_key_value_heads") or heads,
+        "ffn": r.count("intermediate_size"),
+        "vocab": r.count("vocab_size"),
+        "sequence": r.count("max_position_embeddings"),
         "activation": r.word_of("activation_function", ACTIVATIONS, "silu"),
-        "norm_epsilon": r.number("layer_norm_epsilon"), "init_std": r.number("initializer_range", 0.02),
+        "norm_epsilon": r.number("layer_norm_epsilon"),
+        "init_std": r.number("initializer_range", 0.02),
         "tied_embeddings": r.flag("tie_word_embeddings"),
-    }  # fmt: skip
+    }
     if width := r.optional_count("head_dim"):
         fields["head_dim"] = width
     return fields | rotary(r, head_width(fields))

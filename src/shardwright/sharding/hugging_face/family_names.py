@@ -103,9 +103,12 @@ _GRANITE_MOE = replace(
     shared_up="shared_mlp.input_linear", shared_down="shared_mlp.output_linear",
 )  # fmt: skip
 _MIXTRAL = replace(
-    _LLAMA, router="block_sparse_moe.gate", expert_gate="block_sparse_moe.experts.{e}.w1",
-    expert_up="block_sparse_moe.experts.{e}.w3", expert_down="block_sparse_moe.experts.{e}.w2",
-)  # fmt: skip
+    _LLAMA,
+    router="block_sparse_moe.gate",
+    expert_gate="block_sparse_moe.experts.{e}.w1",
+    expert_up="block_sparse_moe.experts.{e}.w3",
+    expert_down="block_sparse_moe.experts.{e}.w2",
+)
 _BLOOM = replace(
     _LLAMA, embedding="transformer.word_embeddings", embedding_norm="transformer.word_embeddings_layernorm",
     norm="transformer.ln_f", layer="transformer.h.{n}", q="self_attention.query_key_value", k="", v="", fused="grouped",
@@ -113,10 +116,23 @@ _BLOOM = replace(
 )  # fmt: skip
 
 _GPT2 = replace(
-    _LLAMA, embedding="transformer.wte", positions="transformer.wpe", norm="transformer.ln_f",
-    layer="transformer.h.{n}", attention_norm="ln_1", mlp_norm="ln_2", q="attn.c_attn", k="", v="", fused="stacked",
-    out="attn.c_proj", gate="", up="mlp.c_fc", down="mlp.c_proj", transposed=True,
-)  # fmt: skip
+    _LLAMA,
+    embedding="transformer.wte",
+    positions="transformer.wpe",
+    norm="transformer.ln_f",
+    layer="transformer.h.{n}",
+    attention_norm="ln_1",
+    mlp_norm="ln_2",
+    q="attn.c_attn",
+    k="",
+    v="",
+    fused="stacked",
+    out="attn.c_proj",
+    gate="",
+    up="mlp.c_fc",
+    down="mlp.c_proj",
+    transposed=True,
+)
 
 FAMILY_NAMES = {
     **dict.fromkeys(
