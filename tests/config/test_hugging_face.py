@@ -22,7 +22,8 @@ LLAMA = {
     "vocab_size": 128, "num_key_value_heads": 2,
 }  # fmt: skip
 
-WITHOUT_A_CLASS = {"kimi_k2", *(model.family for model in OWN_CODE.values())}  # of transformers'
+# Of transformers'; and Granite 4, whose own defaults are Mamba, which is refused.
+WITHOUT_A_CLASS = {"kimi_k2", "granitemoehybrid", *(model.family for model in OWN_CODE.values())}
 
 
 def full_keys(family: str, keys: dict[str, Any]) -> dict[str, Any]:

@@ -105,6 +105,12 @@ RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
                   "attention_multiplier": 0.2},
     ),
     "granitemoe": ("granitemoe", _SIZES | {"num_local_experts": 6, "num_experts_per_tok": 2, "logits_scaling": 2.0}),
+    "granitemoehybrid": (
+        "granitemoehybrid",
+        _SIZES | {"num_local_experts": 0, "shared_intermediate_size": 48, "layer_types": ["full_attention"] * 4,
+                  "position_embedding_type": "rope", "logits_scaling": 2.0, "residual_multiplier": 0.5,
+                  "mamba_n_heads": 4, "pad_token_id": None},
+    ),
     "granitemoeshared": (
         "granitemoeshared", _SIZES | {"num_local_experts": 6, "num_experts_per_tok": 2, "shared_intermediate_size": 40},
     ),
@@ -158,11 +164,11 @@ RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
     "starcoder2": ("starcoder2", _SIZES),
 }  # fmt: skip
 
-_LIKE_NEITHER = {"num_key_value_heads": 4}
+_ALL_HEADS = {"num_key_value_heads": 4}
 # Models whose folders bring their own code, beside one of transformers' that computes the same.
 OWN_CODE: dict[str, OwnCodeModel] = {
     "baichuan": OwnCodeModel(
-        "baichuan", _SIZES | _LIKE_NEITHER, "llama", _SIZES | _LIKE_NEITHER, fused="stacked", fused_name="W_pack",
+        "baichuan", _SIZES | _ALL_HEADS, "llama", _SIZES | _ALL_HEADS, fused="stacked", fused_name="W_pack",
     ),
     "chatglm": OwnCodeModel(
         "chatglm",
@@ -211,6 +217,19 @@ OWN_CODE: dict[str, OwnCodeModel] = {
     ),
     "mimo": OwnCodeModel(
         "mimo", _SIZES | {"num_nextn_predict_layers": 0, "rope_theta": 10000.0, "rms_norm_eps": 1e-6}, "qwen2", _SIZES,
+    ),
+    "qwen": OwnCodeModel(
+        "qwen",
+        {"num_hidden_layers": 4, "hidden_size": 32, "num_attention_heads": 4, "kv_channels": 8, "vocab_size": 96,
+         "intermediate_size": 96, "seq_length": 64, "no_bias": True, "tie_word_embeddings": False},
+        "qwen2", _SIZES | _ALL_HEADS,
+        renamed=(
+            ("model.embed_tokens", "transformer.wte"), ("model.layers", "transformer.h"),
+            ("model.norm", "transformer.ln_f"), ("input_layernorm", "ln_1"), ("post_attention_layernorm", "ln_2"),
+            (".self_attn.", ".attn."), ("o_proj", "c_proj"), ("gate_proj", "w2"), ("up_proj", "w1"),
+            ("mlp.down_proj", "mlp.c_proj"),
+        ),
+        fused="stacked", fused_name="c_attn",
     ),
     "minicpm": OwnCodeModel(
         "minicpm",

@@ -220,6 +220,23 @@ def granite(r: ConfigReader) -> Fields:
     return fields | rotary(r, head_width(fields))
 
 
+_MAMBA_KEYS = ("n_heads", "n_groups", "d_state", "d_head", "d_conv", "expand", "chunk_size", "conv_bias", "proj_bias")
+
+
+def granite_hybrid(r: ConfigReader) -> Fields:
+    """Granite 4 whose layers are all attention: Granite 3, with its MLP under the name of shared experts."""
+    kinds = r.words("layer_types") or r.words("layers_block_type") or ["mamba"]
+    if others := sorted(set(kinds) - {"attention", "full_attention"}):
+        r.fault(f"layer_types has {others[0]!r}, and only attention can be expressed; use another model")
+    r.must_be("position_embedding_type", ("rope",), "positions are rotary")
+    r.must_be("num_local_experts", (0,), "the MLP has no experts")
+    r.must_be("attention_bias", (False,), "the MLP has no biases")
+    r.must_be("normalization_function", ("rmsnorm", None), "norms are RMSNorms")
+    r.ignore("init_method", "num_experts_per_tok", "time_step_limit", *(f"mamba_{name}" for name in _MAMBA_KEYS))
+    fields = decoder(r) | granite_scales(r) | {"ffn": r.count("shared_intermediate_size")}
+    return fields | rotary(r, head_width(fields))
+
+
 def granite_scales(r: ConfigReader) -> Fields:
     """The four scale factors of Granite."""
     return {

@@ -80,6 +80,33 @@ def deepseek(r: ConfigReader) -> Fields:
     return _like_llama(r) | {"moe": routed_experts(r) | {"normalise": r.flag("norm_topk_prob")}}
 
 
+def qwen(r: ConfigReader) -> Fields:
+    """Qwen of 2023 (Bai et al. 2023, arXiv 2309.16609): Qwen 1.5 under other names. What it does with sequences longer
+    than those of training is not read."""
+    for name, needed, reason in (
+        ("no_bias", True, "only query, key and value have biases"),
+        ("rotary_pct", 1.0, "whole heads are rotary"),
+        ("scale_attn_weights", True, "scores are divided by the root of a head's width"),
+    ):
+        r.must_be(name, (needed, None), reason)
+    r.must_be("emb_dropout_prob", (0, 0.0, None), "embeddings are not dropped")
+    r.ignore("use_dynamic_ntk", "use_logn_attn", "attn_dropout_prob", "max_position_embeddings")
+    return {
+        "layers": r.count("num_hidden_layers"),
+        "hidden": r.count("hidden_size"),
+        "heads": r.count("num_attention_heads"),
+        "head_dim": r.count("kv_channels"),
+        "ffn": r.count("intermediate_size") // 2,
+        "vocab": r.count("vocab_size"),
+        "sequence": r.count("seq_length"),
+        "qkv_bias": True,
+        "norm_epsilon": r.number("layer_norm_epsilon"),
+        "rotary_base": r.number("rotary_emb_base"),
+        "init_std": r.number("initializer_range", 0.02),
+        "tied_embeddings": r.flag("tie_word_embeddings"),
+    }
+
+
 def minicpm(r: ConfigReader) -> Fields:
     """MiniCPM 1 and 2 (Hu et al. 2024, arXiv 2404.06395): embeddings, what joins the residual stream and logits are
     scaled."""

@@ -184,6 +184,12 @@ FAMILY_NAMES = {
         mlp_norm="ln_2", q="attn.attention.q_proj", k="attn.attention.k_proj", v="attn.attention.v_proj",
         out="attn.attention.out_proj", gate="mlp.c_fc_0", up="mlp.c_fc_1", down="mlp.c_proj",
     ),
+    "qwen": replace(
+        _LLAMA, embedding="transformer.wte", norm="transformer.ln_f", layer="transformer.h.{n}", attention_norm="ln_1",
+        mlp_norm="ln_2", q="attn.c_attn", k="", v="", fused="stacked", out="attn.c_proj", gate="mlp.w2", up="mlp.w1",
+        down="mlp.c_proj",
+    ),
+    "granitemoehybrid": replace(_LLAMA, gate="", up="shared_mlp.input_linear", down="shared_mlp.output_linear"),
     "mimo": replace(
         _LLAMA, further=FurtherNames(
             layer="model.mtp_layers.{n}", embedding_norm="token_layernorm", hidden_norm="hidden_layernorm",
