@@ -103,6 +103,11 @@ def family_of(keys: dict[str, Any]) -> str:
     return _DECODERS.get(family, family) if isinstance(family, str) else ""
 
 
+def is_decoder_alone(keys: dict[str, Any]) -> bool:
+    """True if a configuration is of a decoder of text, not of a model with several kinds of input."""
+    return keys.get("model_type") in FAMILIES
+
+
 def fields_of(keys: dict[str, Any]) -> tuple[Fields, list[str]]:
     """(fields of [model], faults) of a configuration."""
     keys, family = text_keys(keys), family_of(keys)

@@ -5,6 +5,7 @@ right family is the first whose reading gives the same model, field by field. So
 """
 
 import json
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -143,8 +144,7 @@ def _attention_keys(model: ModelSpec) -> dict[str, Any]:
         "attention_chunk_size": window.size if has_windows and window.chunked else None,
         "use_sliding_window": has_windows, "max_window_layers": window.first_full,
         "attn_logit_softcapping": model.attention_softcap or None, "clip_qkv": model.clip_qkv or None,
-        "use_qk_norm": model.qk_norm != "none", "query_pre_attn_scalar":
-            model.attention_scale**-2 if model.attention_scale else None,
+        "use_qk_norm": model.qk_norm != "none", "query_pre_attn_scalar": _whole(model.attention_scale**-2) if model.attention_scale else None,
         "attention_multiplier": model.attention_scale or None,
         "attn_temperature_tuning": model.temperature_tuning.scale > 0,
         "attn_scale": model.temperature_tuning.scale, "floor_scale": model.temperature_tuning.floor,
@@ -161,6 +161,11 @@ def _attention_keys(model: ModelSpec) -> dict[str, Any]:
             "head_dim": latent.rope_dim,
         }  # fmt: skip
     return keys
+
+
+def _whole(value: float) -> float:
+    """The integer that a number is but for its rounding, because transformers takes no other; else the number."""
+    return round(value) if math.isclose(value, round(value), rel_tol=1e-9) else value
 
 
 def _expert_keys(model: ModelSpec) -> dict[str, Any]:
