@@ -8,6 +8,7 @@ import math
 import operator
 from collections.abc import Callable
 
+from shardwright.config.base import shortened
 from shardwright.config.hugging_face.config_reader import ConfigReader
 from shardwright.config.hugging_face.decoder_fields import Fields, decoder, linear_biases
 from shardwright.config.hugging_face.layer_kinds import window, without_positions
@@ -185,7 +186,10 @@ def exaone4(r: ConfigReader) -> Fields:
     every = len(pattern) if isinstance(pattern, str) else r.count("sliding_window_pattern", 4)
     r.ignore("sliding_window_pattern", "layer_types")
     if isinstance(pattern, str) and pattern != "L" * (every - 1) + "G":
-        r.fault(f"sliding_window_pattern is {pattern!r}; only local layers before one that sees all can be expressed")
+        r.fault(
+            f"sliding_window_pattern is {shortened(pattern)!r}, and only layers with windows before one that sees all "
+            'can be expressed; set it to one like "LLLG"'
+        )
     if not size:
         return fields
     return fields | windows_without_positions(r, fields["layers"], size, every)

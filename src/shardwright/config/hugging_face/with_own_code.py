@@ -24,7 +24,8 @@ def baichuan(r: ConfigReader) -> Fields:
     """Baichuan 7B, and 13B, which has ALiBi (Baichuan 2023). Files of the latter do not say max_position_embeddings."""
     if r.count("vocab_size") == _BAICHUAN2_VOCAB:
         r.fault(
-            f"vocab_size is {_BAICHUAN2_VOCAB}: Baichuan 2 normalises the rows of its head, which can't be expressed"
+            f"vocab_size is {_BAICHUAN2_VOCAB}: Baichuan 2 normalises the rows of its head, which can't be expressed; "
+            "use a model of another family"
         )
     length = r.count("model_max_length", 4096)
     if r.has("max_position_embeddings"):
