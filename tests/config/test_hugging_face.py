@@ -78,7 +78,6 @@ FAULTS = {
     "hidden_act is 'tanh', which can't be expressed": {"hidden_act": "tanh"},
     "num_hidden_layers is 'four', and should be a whole number": {"num_hidden_layers": "four"},
     "rms_norm_eps is nan, and should be a number": {"rms_norm_eps": float("nan")},
-    "attention_bias is true and mlp_bias false": {"attention_bias": True},
     "mystery is 3, and it is not known what that does": {"mystery": 3},
     "rope_parameters: rope_type is 'spiral', which can't be expressed": {"rope_scaling": {"rope_type": "spiral"}},
     "partial_rotary_factor makes 8 of the 16 elements of a head turn": {"partial_rotary_factor": 0.5},

@@ -115,7 +115,8 @@ def _block(rng: random.Random, fields: Fields) -> None:
     if rng.random() < 0.3 and (is_refused or not (model.get("tied_embeddings") or model.get("mtp_layers"))):
         model["head_bias"] = True
     if rng.random() < 0.3 and (is_refused or not (model.get("bias") or "moe" in model)):
-        model["mlp_bias"] = True
+        name = "attention_bias" if "latent" not in model and not model.get("qkv_bias") else "mlp_bias"
+        model[rng.choice([name, "mlp_bias"])] = True
     if rng.random() < 0.3 and (is_refused or (model["norm"] == "layernorm" and model.get("norm_weight", True))):
         model["norm_bias"] = False
 

@@ -109,7 +109,9 @@ BLOCKS: dict[str, dict[str, Any]] = {
     "gpt-j": KINDS["gpt"] | {
         "parallel_block": "one-norm", "bias": False, "mlp_bias": True, "head_bias": True, "positions": "rotary",
     },
-    "command": KINDS["llama"] | {"norm": "layernorm", "norm_bias": False, "parallel_block": "one-norm"},
+    "command": KINDS["llama"] | {
+        "norm": "layernorm", "norm_bias": False, "parallel_block": "one-norm", "attention_bias": True,
+    },
     "two-norms": KINDS["gpt"] | {"parallel_block": "two-norms", "residual_scale": 0.5},
 }  # fmt: skip
 EXPERT_BLOCKS: dict[str, dict[str, Any]] = {

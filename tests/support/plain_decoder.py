@@ -302,7 +302,7 @@ class PlainDecoder:
         B, S, _ = x_BSH.shape
         groups, queries, width = spec.num_kv_heads, spec.heads // spec.num_kv_heads, spec.head_size
         qkv = self._product(x_BSH, f"{name}.qkv").view(B, S, groups, queries + 2, width)
-        if spec.bias or spec.qkv_bias:
+        if spec.has_attention_bias or spec.qkv_bias:
             qkv = qkv + self.weights[f"{name}.qkv_bias"]
         q, k, v = qkv.split((queries, 1, 1), dim=3)
         if spec.qk_norm == "full":

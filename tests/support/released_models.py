@@ -119,6 +119,8 @@ RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", _SIZES),
     "llama 3.1": ("llama", _SIZES | {"rope_parameters": _LLAMA3, "tie_word_embeddings": True}),
     "llama biases": ("llama", _SIZES | {"attention_bias": True, "mlp_bias": True}),
+    "llama attention biases": ("llama", _SIZES | {"attention_bias": True}),
+    "llama mlp biases": ("llama", _SIZES | {"mlp_bias": True}),
     "llama linear": (
         "llama", _SIZES | {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}},
     ),
@@ -204,6 +206,9 @@ OWN_CODE: dict[str, OwnCodeModel] = {
             ("self_attn", "attn.attention"), ("o_proj", "out_proj"), ("gate_proj", "c_fc_0"), ("up_proj", "c_fc_1"),
             ("down_proj", "c_proj"),
         ),
+    ),
+    "internlm": OwnCodeModel(
+        "internlm", _SIZES | {"bias": True}, "llama", _SIZES | {"attention_bias": True},
     ),
     "internlm2": OwnCodeModel(
         "internlm2", _SIZES | {"bias": False}, "llama", _SIZES,

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from shardwright.config import largest
 from shardwright.config.attention_sections import LatentSpec, TemperatureSpec, WindowSpec
-from shardwright.config.base import SectionSpec, Spec
+from shardwright.config.base import SectionSpec, field_text
 from shardwright.config.divisors import nearest_divisors
 from shardwright.config.field_types import (
     Divisor,
@@ -86,6 +86,7 @@ class ModelSpec(SectionSpec):
         "those of all heads together; or after that, in layers that are turned, without a weight (l2).",
     )
     qkv_bias: bool = Field(False, description="Biases of query, key and value alone; bias has these too.")
+    attention_bias: bool = Field(False, description="Biases of attention's four matrices alone; bias has these too.")
     mlp_bias: bool = Field(False, description="Biases of the MLP alone (GPT-J); bias has these too.")
     window: WindowSpec = Field(WindowSpec(), description="Layers in which tokens see the last ones before them alone.")
     attention_scale: PositiveOr0 = Field(
@@ -200,6 +201,11 @@ class ModelSpec(SectionSpec):
         return self.window.is_in(min(block, self.layers - 1))
 
     @property
+    def has_attention_bias(self) -> bool:
+        """True if attention's four matrices have biases."""
+        return self.bias or self.attention_bias
+
+    @property
     def has_mlp_bias(self) -> bool:
         """True if the MLP has biases."""
         return self.bias or self.mlp_bias
@@ -312,16 +318,19 @@ class ModelSpec(SectionSpec):
 
     def _bias_faults(self) -> list[str]:
         """Faults of biases that a model can't have, or has by another field."""
-        faults = []
-        if self.mlp_bias and (self.bias or self.moe.experts):
-            reason = "model.bias has those of the MLP too" if self.bias else "experts have biases by model.bias alone"
-            faults.append(f"model.mlp_bias is true, and {reason}; leave it out")
-        if self.head_bias and self.shares_table:
-            other = "model.tied_embeddings" if self.tied_embeddings else "model.mtp_layers"
-            faults.append(f"model.head_bias is for a head of its own, and {other} is set; leave one of them out")
-        if not self.norm_bias and (self.norm != "layernorm" or not self.norm_weight):
-            faults.append("model.norm_bias is false, and only LayerNorms with weights have biases; leave it out")
-        return faults
+        own, normed = "bias" if self.bias else "attention_bias", self.norm == "layernorm" and self.norm_weight
+        has_own = self.has_attention_bias and not self.is_latent
+        rules = {
+            f"qkv_bias is true, and model.{own} has those of query, key and value too": self.qkv_bias and has_own,
+            "attention_bias is true, and model.bias has these too": self.attention_bias and self.bias,
+            "mlp_bias is true, and model.bias has those of the MLP too": self.mlp_bias and self.bias,
+            "mlp_bias is true, and with model.attention_bias it is model.bias": self.mlp_bias and self.attention_bias,
+            "mlp_bias is true, and experts have biases by model.bias alone": self.mlp_bias and self.moe.experts > 0,
+            "head_bias is true, and the head is the table of embeddings": self.head_bias and self.tied_embeddings,
+            "head_bias is true, and model.mtp_layers use the head too": self.head_bias and self.mtp_layers > 0,
+            "norm_bias is false, and only LayerNorms with weights have some": not (self.norm_bias or normed),
+        }
+        return [f"model.{fault}; leave it out" for fault, is_wrong in rules.items() if is_wrong]
 
     def _mtp_faults(self) -> list[str]:
         """Faults of multi-token prediction: a weight without modules, or more modules than tokens to predict."""
@@ -341,12 +350,13 @@ class ModelSpec(SectionSpec):
     def _latent_faults(self) -> list[str]:
         """Faults of fields of ordinary attention that latent attention does not have."""
         faults = [
-            f"model.latent replaces {replaced}, and model.{name} is {_field_text(getattr(self, name))}; leave it out"
+            f"model.latent replaces {replaced}, and model.{name} is {field_text(getattr(self, name))}; leave it out"
             for name, replaced, allowed in (
                 ("head_dim", "the width of heads by those of their parts", (0,)),
                 ("kv_heads", "groups of heads by a latent that all share", (0, self.heads)),
                 ("bias", "the matrices that have biases", (False,)),
                 ("qkv_bias", "the matrix that has them", (False,)),
+                ("attention_bias", "the matrices that have them", (False,)),
                 ("qk_norm", "the norm of each head by those of the latents", ("none",)),
                 ("rotary_dim", "what is turned of a head by a part of it", (0,)),
                 ("no_rotary_every", "heads by some with a part that is turned", (0,)),
@@ -382,16 +392,9 @@ class ModelSpec(SectionSpec):
                 f"rotary positions turn pairs of elements, and a head has {self.head_size}; "
                 f'use an even model.head_dim, or positions = "learned"'
             )
-        if self.bias and self.qkv_bias:
-            faults.append("model.qkv_bias is true, and model.bias has those of query, key and value too; leave it out")
         if self.qk_norm == "full" and self.norm != "rmsnorm":
             faults.append(
                 f'model.qk_norm = "full" is an RMSNorm of all heads, and model.norm is "{self.norm}"; use "head", or '
                 'norm = "rmsnorm"'
             )
         return faults
-
-
-def _field_text(value: object) -> str:
-    """The text of a field's value in a message; "set" for a section."""
-    return "set" if isinstance(value, Spec) else repr(value)

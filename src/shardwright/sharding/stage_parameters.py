@@ -168,13 +168,13 @@ class _Cut:
 
     def _attention(self, name: str) -> list[ParameterShard]:
         model, (qkv, _) = self.model, self.shape.attention_matrices
-        places = self._pair(name, self.shape.attention_matrices, model.bias)
+        places = self._pair(name, self.shape.attention_matrices, model.has_attention_bias)
         if model.qkv_bias:
             places = [self._sharded(f"{name}.qkv_bias", qkv.outputs, 0, init="zeros"), *places]
         if model.sinks:
             # A layer's own parameters are listed before those of its parts.
             shape = (model.num_kv_heads, model.heads // model.num_kv_heads)
-            position = int(model.bias or model.qkv_bias)
+            position = int(model.has_attention_bias or model.qkv_bias)
             places.insert(position, self._sharded(f"{name}.sinks", shape, 0, init="zeros"))
         if model.qk_norm == "full":
             groups, queries = model.num_kv_heads, model.heads // model.num_kv_heads

@@ -14,6 +14,11 @@ from shardwright.config.hugging_face.with_experts import routed_experts
 _BAICHUAN2_VOCAB = 125696
 
 
+def internlm(r: ConfigReader) -> Fields:
+    """InternLM (2023): Llama whose attention has biases."""
+    return _like_llama(r) | {"attention_bias": r.flag("bias")}
+
+
 def internlm2(r: ConfigReader) -> Fields:
     """InternLM 2 and 2.5 (Cai et al. 2024, arXiv 2403.17297): Llama with query, key and value in one matrix."""
     r.must_be("bias", (False,), "the MLP has no biases")

@@ -136,8 +136,8 @@ def _attention_keys(model: ModelSpec) -> dict[str, Any]:
     has_windows = any(map(model.is_windowed, layers))
     kinds = [window_kind if model.is_windowed(layer) else "full_attention" for layer in layers]
     keys: dict[str, Any] = {
-        "attention_bias": model.bias or model.qkv_bias, "qkv_bias": model.qkv_bias or model.bias,
-        "mlp_bias": model.bias, "use_qkv_bias": model.qkv_bias, "use_bias": model.bias, "bias": model.bias,
+        "attention_bias": model.has_attention_bias or model.qkv_bias, "qkv_bias": model.qkv_bias or model.bias,
+        "mlp_bias": model.has_mlp_bias, "use_qkv_bias": model.qkv_bias, "use_bias": model.bias, "bias": model.bias,
         "enable_bias": model.bias,
         "layer_types": kinds if has_windows else None,
         "sliding_window": window.size if has_windows and not window.chunked else None,
