@@ -137,8 +137,8 @@ _GPT2 = replace(
 FAMILY_NAMES = {
     **dict.fromkeys(
         ("llama", "mistral", "smollm3", "qwen2", "qwen3", "qwen3_moe", "granite", "olmo", "olmoe", "deepseek_v2",
-         "deepseek_v3", "kimi_k2", "glm4_moe", "seed_oss", "dots1", "glm4_moe_lite", "internlm", "internlm3", "deepseek", "minicpm",
-         "orion"), _LLAMA,
+         "deepseek_v3", "kimi_k2", "glm4_moe", "seed_oss", "dots1", "glm4_moe_lite", "internlm", "internlm3",
+         "deepseek", "minicpm", "orion"), _LLAMA,
     ),
     "gemma": _GEMMA,
     "gemma2": _GEMMA2,
