@@ -33,8 +33,9 @@ class MLP(nn.Module):
         self.activation = spec.activation
         inner = (2, width) if self.gated else (1, width)
         self.up = ColumnLinear(spec.hidden, inner, 1, sharding, std=spec.init_std, owns_input=owns_input)
-        self.up_bias = sharded(inner, 1, sharding.tp, "zeros") if spec.bias else None
-        self.down = RowLinear(width, spec.hidden, spec.bias, sharding, std=residual_std(spec.init_std, spec.layers))
+        self.up_bias = sharded(inner, 1, sharding.tp, "zeros") if spec.has_mlp_bias else None
+        std = residual_std(spec.init_std, spec.layers)
+        self.down = RowLinear(width, spec.hidden, spec.has_mlp_bias, sharding, std=std)
         up_matrix, down_matrix = shape_of(spec).mlp_matrices
         self.up.adapter = adapter_of(spec.adapter, up_matrix, sharding)
         self.down.adapter = adapter_of(spec.adapter, down_matrix, sharding)
