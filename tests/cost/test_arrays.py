@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.config.model_shape import ExpertShape, LatentShape, ModelShape
+from shardwright.config.model_shape import ModelShape
 from shardwright.config.rank_order import ORDERS
 from shardwright.config.schedule_facts import SCHEDULES
+from shardwright.config.section_shapes import ExpertShape, LatentShape
 from shardwright.cost.calibration import shipped
 from shardwright.layers.arrays import distinct
 from shardwright.layers.query import PlanGrid, Run, stacked

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from shardwright.config import catalog
 from shardwright.config.load import load_job
-from shardwright.config.model_shape import ExpertShape, ModelShape
+from shardwright.config.model_shape import ModelShape
+from shardwright.config.section_shapes import ExpertShape
 from shardwright.cost.calibration import device_of, rates_of, shipped
 from shardwright.cost.collective_time import all_to_all_s, copies_sent, ring_s
 from shardwright.cost.from_job import run_of

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from shardwright.config.model_shape import ExpertShape, ModelShape
+from shardwright.config.model_shape import ModelShape
+from shardwright.config.section_shapes import ExpertShape
 from shardwright.cost.calibration import device_of, power_share, rates_of, shipped
 from shardwright.cost.piece_time import PieceTime
 from shardwright.cost.stage_time import Costing

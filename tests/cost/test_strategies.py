@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
-from shardwright.config.model_shape import ExpertShape, ModelShape
+from shardwright.config.model_shape import ModelShape
 from shardwright.config.plan import PlanSpec
 from shardwright.config.precision import PrecisionSpec
 from shardwright.config.recompute_policy import NEEDS, OPERATORS
+from shardwright.config.section_shapes import ExpertShape
 from shardwright.config.software import software_of
 from shardwright.cost.calibration import device_of, shipped
 from shardwright.cost.from_job import run_of

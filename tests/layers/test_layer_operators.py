@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 import shardwright
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
-from shardwright.config.model_shape import ExpertShape, LatentShape, ModelShape, shape_of
+from shardwright.config.model_shape import ModelShape, shape_of
 from shardwright.config.recompute_policy import NEEDS, OPERATORS
+from shardwright.config.section_shapes import ExpertShape, LatentShape
 from shardwright.config.software import software_of
 from shardwright.layers.chains import chains
 from shardwright.layers.layer_operators import by_recompute_unit, piece_operators

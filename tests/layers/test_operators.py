@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from shardwright.config import catalog
 from shardwright.config.load import load_job, make_job
-from shardwright.config.model_shape import ExpertShape, LatentShape, ModelShape, shape_of
+from shardwright.config.model_shape import ModelShape, shape_of
+from shardwright.config.section_shapes import ExpertShape, LatentShape
 from shardwright.config.software import software_of
 from shardwright.cost.calibration import shipped
 from shardwright.cost.from_job import run_of

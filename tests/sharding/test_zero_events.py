@@ -77,7 +77,8 @@ def stage_of(zero: int, num_units: int = 3, gradient_bytes: int = 4, reduce_byte
     sizes = UnitSizes(zero, SIZE, SHARD, 2, gradient_bytes, reduce_bytes, 4, num_parameters=2, num_put_off=1)
     units = [Told(str(n), sizes, pool, told) for n in range(num_units)]
     regions = {unit.name: [unit] for unit in units}
-    return ToldStage(units, (), regions, is_shared=True, reductions=Reductions()), told, pool
+    groups = [((number,), 0) for number in range(num_units)]
+    return ToldStage(units, (), regions, is_shared=True, reductions=Reductions(), groups=groups), told, pool
 
 
 def backward(stage: ToldStage, gathers: bool = False) -> None:
@@ -170,7 +171,10 @@ def test_stages_of_a_rank_reduce_in_turn() -> None:
         UnitSizes(2, SIZE, SHARD, 2, 4, 4, 4, num_parameters=1, num_put_off=1),
     )
     units = [Told(str(n), sizes, pool, told) for n in range(4)]
-    stages = [ToldStage([unit], (), {"0": [unit]}, is_shared=True, reductions=reductions) for unit in units]
+    stages = [
+        ToldStage([unit], (), {"0": [unit]}, is_shared=True, reductions=reductions, groups=[((0,), 0)])
+        for unit in units
+    ]
     for stage in stages:
         stage.arm(is_last=True, is_split=False)
         backward(stage)

@@ -46,12 +46,13 @@ class AdapterSpec(Spec):
 
     def elements(self, matrix: Matrix, tp: Any = 1) -> Any:
         """Elements of the adapters of a matrix on each of `tp` ranks, which cut what they cut of the matrix."""
-        targets, widths = self.targets_of(matrix), matrix.widths or (1,)
-        if not targets:
-            return 0
-        maps = dict(zip(self.maps(matrix), widths, strict=True))
-        columns = sum(maps[target] for target in targets) * (matrix.columns_on(tp) // sum(widths))
-        return self.rank * (len(targets) * matrix.inner_on(tp) + columns)
+        return self.rank * (len(self.targets_of(matrix)) * matrix.inner_on(tp) + self.columns(matrix, tp))
+
+    def columns(self, matrix: Matrix, tp: Any = 1) -> Any:
+        """Outputs on each of `tp` ranks of the maps of a matrix that have an adapter."""
+        widths = matrix.widths or (1,)
+        maps = dict(zip(self.maps(matrix), widths, strict=True)) if self.targets_of(matrix) else {}
+        return sum(maps[target] for target in self.targets_of(matrix)) * (matrix.columns_on(tp) // sum(widths))
 
     def faults(self) -> list[str]:
         """Contradictions among the fields of the section."""

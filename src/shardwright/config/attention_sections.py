@@ -5,6 +5,22 @@ from pydantic import Field
 from shardwright.config.base import Spec
 from shardwright.config.field_types import LayersOr0, PositiveOr0, Tokens, TokensOr0, WidthOr0
 
+# Fields of ordinary attention that latent attention does not have, and what it replaces of them.
+REPLACED_BY_LATENTS = {
+    "head_dim": "the width of heads by those of their parts",
+    "kv_heads": "groups of heads by a latent that all share",
+    "bias": "the matrices that have biases",
+    "qkv_bias": "the matrix that has them",
+    "attention_bias": "the matrices that have them",
+    "qk_norm": "the norm of each head by those of the latents",
+    "rotary_dim": "what is turned of a head by a part of it",
+    "no_rotary_every": "heads by some with a part that is turned",
+    "window": "attention by one to all tokens",
+    "attention_softcap": "attention by one without a cap",
+    "sinks": "attention by one without them",
+    "clip_qkv": "what is clipped",
+}
+
 
 class LatentSpec(Spec):
     """Multi-head latent attention: DeepSeek-V2 (arXiv 2405.04434, section 2.1). Keys and values are made from one small

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from shardwright.config import largest
 from shardwright.config.adapter import AdapterSpec
-from shardwright.config.attention_sections import LatentSpec, TemperatureSpec, WindowSpec
+from shardwright.config.attention_sections import REPLACED_BY_LATENTS, LatentSpec, TemperatureSpec, WindowSpec
 from shardwright.config.base import SectionSpec, field_text
 from shardwright.config.divisors import nearest_divisors
 from shardwright.config.field_types import (
@@ -251,16 +251,11 @@ class ModelSpec(SectionSpec):
         """True if adapters are trained, and the model's own weights are frozen."""
         return self.adapter.rank > 0
 
-    @property
-    def base(self) -> "ModelSpec":
-        """The model without adapters."""
-        return self.model_copy(update={"adapter": AdapterSpec()})
-
     def faults(self) -> list[str]:
         """Contradictions among the fields of the model."""
         faults = [*self.latent.faults(), *(self._latent_faults() if self.is_latent else self._head_faults())]
         faults += [*self.moe.faults(self.layers), *self._mtp_faults(), *self._block_faults(), *self._bias_faults()]
-        faults += [*self.window.faults(self.layers), *self.adapter.faults(), *self._adapter_faults()]
+        faults += [*self.window.faults(self.layers), *self.adapter.faults()]
         if self.temperature_tuning != TemperatureSpec() and not self.no_rotary_every:
             faults.append(
                 "model.temperature_tuning is for layers that turn nothing, and model.no_rotary_every 0 says that none "
@@ -328,21 +323,6 @@ class ModelSpec(SectionSpec):
             )
         return faults
 
-    def _adapter_faults(self) -> list[str]:
-        """Faults of fields of a model that adapters do not have."""
-        if not self.is_adapted:
-            return []
-        return [
-            f"model.adapter is for maps of dense layers, and {setting} is set; leave one of them out"
-            for setting, is_there in (
-                ("model.moe", self.moe.experts),
-                ("model.latent", self.is_latent),
-                ("model.mtp_layers", self.mtp_layers),
-                ("model.parallel_block", self.parallel_block != "none"),
-            )
-            if is_there
-        ]
-
     def _bias_faults(self) -> list[str]:
         """Faults of biases that a model can't have, or has by another field."""
         own, normed = "bias" if self.bias else "attention_bias", self.norm == "layernorm" and self.norm_weight
@@ -378,21 +358,8 @@ class ModelSpec(SectionSpec):
         """Faults of fields of ordinary attention that latent attention does not have."""
         faults = [
             f"model.latent replaces {replaced}, and model.{name} is {field_text(getattr(self, name))}; leave it out"
-            for name, replaced, allowed in (
-                ("head_dim", "the width of heads by those of their parts", (0,)),
-                ("kv_heads", "groups of heads by a latent that all share", (0, self.heads)),
-                ("bias", "the matrices that have biases", (False,)),
-                ("qkv_bias", "the matrix that has them", (False,)),
-                ("attention_bias", "the matrices that have them", (False,)),
-                ("qk_norm", "the norm of each head by those of the latents", ("none",)),
-                ("rotary_dim", "what is turned of a head by a part of it", (0,)),
-                ("no_rotary_every", "heads by some with a part that is turned", (0,)),
-                ("window", "attention by one to all tokens", (WindowSpec(),)),
-                ("attention_softcap", "attention by one without a cap", (0.0,)),
-                ("sinks", "attention by one without them", (False,)),
-                ("clip_qkv", "what is clipped", (0.0,)),
-            )
-            if getattr(self, name) not in allowed
+            for name, replaced in REPLACED_BY_LATENTS.items()
+            if getattr(self, name) not in (ModelSpec.model_fields[name].default, self.heads * (name == "kv_heads"))
         ]
         if self.positions != "rotary":
             faults.append(

@@ -17,43 +17,9 @@ from shardwright.config.layer_kind import UNTURNED, WINDOWED, has_experts
 from shardwright.config.matrix import Matrix
 from shardwright.config.model import ModelSpec, NormPlace, ParallelBlock
 from shardwright.config.moe import is_routed
+from shardwright.config.section_shapes import ExpertShape, LatentShape
 
 _NO_WINDOW, _NO_ADAPTER = WindowSpec(), AdapterSpec()
-
-
-@dataclass(frozen=True)
-class ExpertShape:
-    """A mixture of experts: each token goes to `topk` of `num` MLPs of width `ffn`, and to one of width `shared_ffn`.
-
-    The first `dense_layers` have no experts; after them, the last of every `every` layers has some. A token chooses
-    among a share `reach` of the experts, below 1 if its gate limits the groups of experts. `shared_gate`: one more
-    product weighs the output of the shared experts. `weighs_input`: weights of choices multiply the input of experts,
-    not their output.
-    """
-
-    num: int
-    topk: int
-    ffn: int
-    shared_ffn: int = 0
-    dense_layers: int = 0
-    every: int = 1
-    reach: float = 1.0
-    shared_gate: bool = False
-    weighs_input: bool = False
-
-
-@dataclass(frozen=True)
-class LatentShape:
-    """Multi-head latent attention: queries and keys through low ranks (DeepSeek-V2, arXiv 2405.04434, section 2.1).
-
-    A head's query and key have `plain` elements without position and `rotary` elements, its value `value` elements.
-    """
-
-    query_rank: int
-    key_rank: int
-    plain: int = 128
-    rotary: int = 64
-    value: int = 128
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from shardwright.layers import attention_operators as heads
 from shardwright.layers import embedding_head as ends
 from shardwright.layers import expert_operators as routed
 from shardwright.layers import operators as op
+from shardwright.layers.adapter_operators import adapted
 from shardwright.layers.arrays import Numbers
 from shardwright.layers.layer_operators import ALWAYS_RECOMPUTED, LayerOperator, piece_operators
 from shardwright.layers.operators import HALF, Context, Operator
@@ -58,7 +59,7 @@ def chains(shape: ModelShape, grid: PlanGrid, software: SoftwareSpec) -> dict[st
 
 
 def _chain(c: Context) -> Chain:
-    return tuple(_COSTS[o.name](c, o) for o in piece_operators(c.shape, c.kind))
+    return tuple(adapted(c, _COSTS[o.name](c, o)) for o in piece_operators(c.shape, c.kind))
 
 
 def kept_bytes(chain: Chain, policy: str) -> Numbers:

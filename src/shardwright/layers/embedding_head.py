@@ -79,7 +79,7 @@ def head(c: Context, o: LayerOperator) -> Operator:
     gathered = () if w.head_parallel else (Exchange("all_gather", "tp", HALF * n * (c.grid.tp > 1)),)
     return Operator(
         o,
-        products=(MatrixProduct(c.tokens, s.hidden, columns, is_frozen=s.is_adapted),),
+        products=(MatrixProduct(c.tokens, s.hidden, columns),),
         forward_bytes=n * (w.loss[0] + changed),
         backward_bytes=n * w.loss[1],
         forward=gathered,

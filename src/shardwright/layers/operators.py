@@ -43,11 +43,9 @@ class MatrixProduct:
     is_frozen: bool = False
 
     @classmethod
-    def of(
-        cls, rows: Numbers, matrix: Matrix, tp: Numbers, batch: Numbers = 1, is_frozen: bool = False
-    ) -> "MatrixProduct":
+    def of(cls, rows: Numbers, matrix: Matrix, tp: Numbers, batch: Numbers = 1) -> "MatrixProduct":
         """The product of rows with the part of a weight that each of `tp` ranks has."""
-        return cls(rows, matrix.inner_on(tp), matrix.columns_on(tp), batch, is_frozen=is_frozen)
+        return cls(rows, matrix.inner_on(tp), matrix.columns_on(tp), batch)
 
     @property
     def flops(self) -> Numbers:
@@ -324,7 +322,7 @@ def product(c: Context, o: LayerOperator) -> MatrixProduct:
     """The product of all tokens with a weight, or of experts' rows with their weights."""
     (weight_product,) = o.products
     if not weight_product.matrix.experts:
-        return MatrixProduct.of(c.tokens, weight_product.matrix, c.grid.tp, is_frozen=c.shape.is_adapted)
+        return MatrixProduct.of(c.tokens, weight_product.matrix, c.grid.tp)
     rows, num_experts = c.expert_rows
     return MatrixProduct.of(rows, weight_product.matrix, c.grid.expert_tp, num_experts)
 

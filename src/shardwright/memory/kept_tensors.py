@@ -314,7 +314,7 @@ IN_ENDS = InnerEnds()
 
 
 def _of_adapters(name: str) -> InnerTensor:
-    """What enters B of the adapters of a matrix, for all its maps (parallel/tensor/adapter.py)."""
+    """The input of B of the adapters of a matrix, for all its maps (parallel/tensor/low_rank.py)."""
 
     def num_bytes(share: Share) -> Bytes:
         matrix = next(m for m in share.tensors.shape.matrices("dense") if m.name == name)

@@ -31,7 +31,7 @@ from shardwright.layers.operators import FLOAT32, Context
 from shardwright.layers.query import PlanGrid, Run
 from shardwright.layers.stage_contents import LayerKind, PipelineRanks, all_ranks
 from shardwright.memory.allocator_slack import StreamBlocks, copy_bytes, largest_block, pending_blocks, stream_blocks
-from shardwright.memory.own_memory import held_activations, held_buffers, held_state
+from shardwright.memory.own_memory import frozen_bytes, held_activations, held_buffers, held_state
 from shardwright.sharding.groups import SHARDS, layout
 from shardwright.sharding.optimizer_state import moments_of
 
@@ -142,9 +142,8 @@ def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, 
     elements = trained if shape.experts else trained[:1]
     parameters, gradients, optimizer, host = _state(grid, software, elements, by_matrix)
     if shape.is_adapted:
-        shard = sizes[0] * grid.element_bytes * np.where(grid.zero == 3, 1 / layout(grid, SHARDS[False]).size, 1.0)
-        parameters = parameters + shard * (1 - grid.offload_parameters)
-        host = host + shard * grid.offload_parameters
+        on_device, on_host = frozen_bytes(grid, sizes[0])
+        parameters, host = parameters + on_device, host + on_host
     lost_bytes = memory_lost(run, constants) * (activations + working + buffers)
     pending = pending_blocks(software, grid, alive, blocks)
     slack = lost_bytes + pending.expected

@@ -24,8 +24,8 @@ from shardwright.model.position_tables import PositionTables
 from shardwright.model.rotary import rotate, split_and_rotate
 from shardwright.parallel.context.attention_rule import AttentionRule, Sinks
 from shardwright.parallel.context.ring_attention import trade_for_heads, trade_for_tokens
-from shardwright.parallel.tensor.adapter import adapter_of
 from shardwright.parallel.tensor.linear import ColumnLinear, LayerSharding, RowLinear
+from shardwright.parallel.tensor.low_rank import adapter_of
 from shardwright.parallel.tensor.parameter import sharded
 from shardwright.parallel.tensor.product_input import ProductInput
 from shardwright.sharding.score_blocks import KeyReach

@@ -12,8 +12,8 @@ from shardwright.config.model import ModelSpec
 from shardwright.config.model_shape import shape_of
 from shardwright.model.activation import activate_and_keep, activate_gated
 from shardwright.parallel.recompute.region import Chain
-from shardwright.parallel.tensor.adapter import adapter_of
 from shardwright.parallel.tensor.linear import ColumnLinear, LayerSharding, RowLinear
+from shardwright.parallel.tensor.low_rank import adapter_of
 from shardwright.parallel.tensor.parameter import sharded
 from shardwright.sharding.stage_parameters import residual_std
 

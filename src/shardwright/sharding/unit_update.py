@@ -58,16 +58,17 @@ class Updates:
 
     def is_by_matrix(self, place: ParameterShard) -> bool:
         """True if the update of a parameter looks at whole matrices."""
-        return is_by_matrix(self.job.optimizer, place.name, place.full_shape)
+        return not place.is_frozen and is_by_matrix(self.job.optimizer, place.name, place.full_shape)
 
     def groups(self, units: Sequence[PlacedUnit]) -> list[UpdateGroup]:
         """Groups of a stage's units that are updated together; each unit is given as its parameters and their layout in
-        a buffer."""
+        a buffer. Frozen units are in no group."""
+        trained = [number for number, (places, _) in enumerate(units) if not places[0].is_frozen]
         if self.job.optimizer.facts.matrix_update == "factored":
-            return [UpdateGroup((number,), self._factored(unit)) for number, unit in enumerate(units)]
+            return [UpdateGroup((number,), self._factored(units[number])) for number in trained]
         update_groups = [group for is_expert in (False, True) for group in self._exchanged(units, is_expert)]
         in_groups = {number for group in update_groups for number in group.units}
-        update_groups += [UpdateGroup((number,)) for number in range(len(units)) if number not in in_groups]
+        update_groups += [UpdateGroup((number,)) for number in trained if number not in in_groups]
         return sorted(update_groups, key=lambda group: group.units)
 
     def _exchanged(self, units: Sequence[PlacedUnit], is_expert: bool) -> Iterator[UpdateGroup]:

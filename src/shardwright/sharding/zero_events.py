@@ -44,8 +44,7 @@ Memory = TypeVar("Memory")
 class UnitSizes:
     """The sizes of a unit: its stage of ZeRO; elements of its whole buffer and of one shard, with padding; bytes per
     element of its values, of an accumulated gradient, of a gradient in a reduction and of the weights that the
-    optimizer updates; its number of parameters, and how many of them get their gradient in W if a backward is split. A
-    frozen unit has values alone."""
+    optimizer updates; its parameters, and how many get their gradient in W. A frozen unit has values alone."""
 
     zero: int
     size: int
@@ -235,19 +234,16 @@ class StageEvents(ABC, Generic[Unit]):
         units_in: Mapping[str, Sequence[Unit]],
         is_shared: bool,
         reductions: Reductions,
-        groups: Sequence[tuple[Sequence[int], int]] | None = None,
+        groups: Sequence[tuple[Sequence[int], int]],
     ) -> None:
         """`units_in` maps each region to the units whose values it needs, in the order in which regions are computed.
 
         The gradients of `late` units are complete only when another stage's are. `is_shared` is True if any other rank
         sums gradients with this one; `reductions` are this rank's reductions under way. `groups` are the numbers of
-        units that are updated together, with the bytes of memory that the update needs; None updates each unit alone.
+        units that are updated together, with the bytes of memory that the update needs.
         """
-        self.units = list(units)
-        single_units = [([number], 0) for number in range(len(self.units))]
-        all_groups = [([self.units[number] for number in numbers], size) for numbers, size in groups or single_units]
-        self._groups = [group for group in all_groups if not group[0][0].sizes.is_frozen]
-        trained = [unit for unit in units if not unit.sizes.is_frozen]
+        self.units, trained = list(units), [unit for unit in units if not unit.sizes.is_frozen]
+        self._groups = [([self.units[number] for number in numbers], size) for numbers, size in groups]
         self._late = [unit for unit in trained if unit in late]
         self._prompt = [unit for unit in reversed(trained) if unit not in late]
         self._due = self._prompt  # units of the next reduction

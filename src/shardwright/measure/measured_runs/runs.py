@@ -10,8 +10,9 @@ from pathlib import Path
 
 from shardwright.config.attention_sections import WindowSpec
 from shardwright.config.cluster import DeviceSpec
-from shardwright.config.model_shape import ExpertShape, LatentShape, ModelShape
+from shardwright.config.model_shape import ModelShape
 from shardwright.config.number_types import number_called
+from shardwright.config.section_shapes import ExpertShape, LatentShape
 from shardwright.config.software import software_of
 from shardwright.config.units import MIB
 from shardwright.cost.calibration import device_of, peak_flops

@@ -95,7 +95,7 @@ class LayerSharding:
 
 
 class LowRank(Protocol):
-    """What is trained beside a frozen matrix (adapter.py)."""
+    """A map that is trained beside a frozen matrix (low_rank.py)."""
 
     def add_to(self, y_SBN: Tensor, x_sBH: ProductInput) -> Tensor:
         """Add to this rank's result of the matrix, in place, from the matrix's input."""

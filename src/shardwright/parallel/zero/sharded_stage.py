@@ -64,8 +64,7 @@ class ShardedStage(StageEvents[FlatUnit]):
             reductions=setting.reductions,
             groups=[(group.units, group.scratch_bytes) for group in self._updates],
         )
-        numbers = [number for group in self._updates for number in group.units]
-        update_order = [units[number] for number in numbers if not units[number].is_frozen]
+        update_order = [units[number] for group in self._updates for number in group.units]
         for unit, following in pairwise(update_order):
             unit.updated_next = following
 
@@ -89,7 +88,7 @@ class ShardedStage(StageEvents[FlatUnit]):
         """Give each unit an optimizer of its own, and the `steps_of` its update if that needs whole matrices."""
         self._steps = [steps_of(group.update, self.units[group.units[0]]) for group in self._updates]
         for group, steps in zip(self._updates, self._steps, strict=True):
-            for unit in (self.units[number] for number in group.units if not self.units[number].is_frozen):
+            for unit in (self.units[number] for number in group.units):
                 unit.masters.make_optimizer(self._setting.make_optimizer, unit.by_matrix, steps)
 
     def _make_steps(self, number: int, scratch: Loan[Tensor]) -> None:

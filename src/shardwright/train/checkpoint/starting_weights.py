@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from shardwright.config.adapter import AdapterSpec
 from shardwright.config.base import PlanError
 from shardwright.config.hugging_face.config_json import family_of, fields_of, path_of, read_keys
 from shardwright.config.hugging_face.same_arithmetic import differing_fields
@@ -30,7 +31,7 @@ def released_weights_of(job: JobSpec) -> ReleasedWeights | None:
     faults = faults or differing_fields(fields, job.model)
     if faults:
         raise PlanError(f"model.weights {path.parent}", faults)
-    return ReleasedWeights(Path(path.parent), family_of(keys), job.model.base)
+    return ReleasedWeights(Path(path.parent), family_of(keys), job.model.model_copy(update={"adapter": AdapterSpec()}))
 
 
 def refuse_weights(job: JobSpec, folder: Path, is_anew: bool) -> None:

@@ -1,0 +1,38 @@
+"""The costs of operators whose weights are frozen, and of the adapters beside them (config/adapter.py)."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from shardwright.layers.operators import HALF, Context, Exchange, MatrixProduct, Operator
+
+
+def adapted(c: Context, operator: Operator) -> Operator:
+    """An operator of a model with adapters: its weights are frozen, so no input is gathered for their gradients. If
+    maps of its matrix have adapters, their products are added, and their exchange over tp.
+
+    One product with A makes `rank` numbers a token for each map, and a product with B each map's outputs. Beside a
+    column-parallel matrix the first is the same on all ranks of tp, or of a rank's own tokens and gathered if the
+    sequence is sharded: so its gradient is summed, or scattered. Beside a row-parallel matrix it is a part of the sum
+    that the matrix's own result joins.
+    """
+    if not c.shape.is_adapted:
+        return operator
+    if operator.name in ("attention enter", "mlp enter"):
+        return replace(operator, backward=tuple(e for e in operator.backward if e.kind != "all_gather"))
+    operator = replace(operator, products=tuple(replace(p, is_frozen=p.weight) for p in operator.products))
+    products = operator.layer_operator.products
+    if not products or not (targets := c.shape.adapter.targets_of(products[0].matrix)):
+        return operator
+    matrix, rank, grid = products[0].matrix, c.shape.adapter.rank, c.grid
+    width, is_sharded = rank * len(targets), np.asarray(grid.sequence_parallel)
+    rows = c.tokens if matrix.is_row_parallel else c.tokens / np.where(is_sharded, grid.tp, 1)
+    columns = c.shape.adapter.columns(matrix, grid.tp)
+    factors = (MatrixProduct(rows, matrix.inner_on(grid.tp), width), MatrixProduct(c.tokens, rank, columns))
+    operator = replace(operator, products=(*operator.products, *factors))
+    if matrix.is_row_parallel:
+        return operator
+    size = HALF * c.tokens * width * (grid.tp > 1)
+    gather, scatter = (Exchange(kind, "tp", size * is_sharded) for kind in ("all_gather", "reduce_scatter"))
+    summed = Exchange("all_reduce", "tp", size * (1 - is_sharded))
+    return replace(operator, forward=(*operator.forward, gather), backward=(*operator.backward, summed, scatter))
