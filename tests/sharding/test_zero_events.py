@@ -171,9 +171,9 @@ def test_stages_of_a_rank_reduce_in_turn() -> None:
         UnitSizes(2, SIZE, SHARD, 2, 4, 4, 4, num_parameters=1, num_put_off=1),
     )
     units = [Told(str(n), sizes, pool, told) for n in range(4)]
+    groups = [((0,), 0)]
     stages = [
-        ToldStage([unit], (), {"0": [unit]}, is_shared=True, reductions=reductions, groups=[((0,), 0)])
-        for unit in units
+        ToldStage([unit], (), {"0": [unit]}, is_shared=True, reductions=reductions, groups=groups) for unit in units
     ]
     for stage in stages:
         stage.arm(is_last=True, is_split=False)

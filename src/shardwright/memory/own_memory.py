@@ -234,17 +234,12 @@ def held_state(
         kinds = held.parameters, held.gradients, held.optimizer, held.host
         totals = [total + num_bytes for total, num_bytes in zip(totals, kinds, strict=True)]
     if frozen is not None:
-        on_device, on_host = frozen_bytes(grid, frozen)
-        totals[0], totals[3] = totals[0] + on_device, totals[3] + on_host
+        shard = frozen * np.where(grid.zero == 3, 1 / layout(grid, SHARDS[False]).size, 1.0)
+        is_hosted = (grid.zero == 3) * grid.offload_parameters
+        totals[0] = totals[0] + grid.element_bytes * shard * (1 - is_hosted)
+        totals[3] = totals[3] + grid.element_bytes * shard * is_hosted
     parameters, gradients, optimizer, host = totals
     return parameters, gradients, optimizer, host
-
-
-def frozen_bytes(grid: PlanGrid, elements: Array) -> tuple[Numbers, Numbers]:
-    """Bytes of frozen elements (on the device, on the host): their values, sharded under ZeRO-3 alone."""
-    shard = grid.element_bytes * elements * np.where(grid.zero == 3, 1 / layout(grid, SHARDS[False]).size, 1.0)
-    is_hosted = (grid.zero == 3) * grid.offload_parameters
-    return shard * (1 - is_hosted), shard * is_hosted
 
 
 def held_buffers(run: Run, ranks: PipelineRanks, common: Array, routed: Array, trained_share: Numbers = 1.0) -> Numbers:

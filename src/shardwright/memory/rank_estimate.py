@@ -31,7 +31,7 @@ from shardwright.layers.operators import FLOAT32, Context
 from shardwright.layers.query import PlanGrid, Run
 from shardwright.layers.stage_contents import LayerKind, PipelineRanks, all_ranks
 from shardwright.memory.allocator_slack import StreamBlocks, copy_bytes, largest_block, pending_blocks, stream_blocks
-from shardwright.memory.own_memory import frozen_bytes, held_activations, held_buffers, held_state
+from shardwright.memory.own_memory import held_activations, held_buffers, held_state
 from shardwright.sharding.groups import SHARDS, layout
 from shardwright.sharding.optimizer_state import moments_of
 
@@ -137,13 +137,9 @@ def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, 
     activations = (kept - offloaded) * alive + ranks.head * head
     working = np.maximum(working + stage_recomputed, ranks.head * loss) + _libraries(software, ranks, placeholders)
     buffers = _gathered(run, software, sum(sizes), np.maximum(1, num_layers))
-    trained = ranks.trained(shape, grid)
-    by_matrix = held_by_matrix(run, ranks, trained)
-    elements = trained if shape.experts else trained[:1]
+    by_matrix = held_by_matrix(run, ranks, sizes)
+    elements = sizes if shape.experts else sizes[:1]
     parameters, gradients, optimizer, host = _state(grid, software, elements, by_matrix)
-    if shape.is_adapted:
-        on_device, on_host = frozen_bytes(grid, sizes[0])
-        parameters, host = parameters + on_device, host + on_host
     lost_bytes = memory_lost(run, constants) * (activations + working + buffers)
     pending = pending_blocks(software, grid, alive, blocks)
     slack = lost_bytes + pending.expected

@@ -5,6 +5,7 @@ are checked where they are used.
 """
 
 from shardwright.config.catalog_entry import entry_faults
+from shardwright.config.checks.check_adapters import adapter_faults
 from shardwright.config.checks.check_cluster import part_faults, topology_faults
 from shardwright.config.checks.check_context import context_faults
 from shardwright.config.checks.check_data import data_faults
@@ -61,6 +62,7 @@ def faults_on_any_cluster(job: JobSpec) -> list[str]:
         *_optimizer_faults(job),
         *moment_faults(job),
         *master_faults(job),
+        *adapter_faults(job),
         *float8_faults(job),
         *_compress_faults(job),
         *health_faults(job),
