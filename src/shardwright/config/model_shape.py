@@ -281,6 +281,11 @@ class ModelShape:
         return sum(self.adapter.elements(matrix, tp) for matrix in self.matrices(kind))
 
     @property
+    def trained_by_adapters(self) -> int:
+        """Elements of the adapters of all layers; 0 without adapters."""
+        return sum(self.adapter_elements(self.kind(layer)) for layer in range(self.layers)) if self.is_adapted else 0
+
+    @property
     def norm_elements(self) -> int:
         """Number of weights of a norm of the residual stream."""
         return self.hidden if self.norm_weight else 0
@@ -316,22 +321,25 @@ class ModelShape:
         return self.heads * (self.query_width + self.value_width)
 
     def flops_per_token(self, causal: bool = False) -> float:
-        """Model FLOPs of one token, forward and backward: 6 per matrix element that it uses, and attention.
+        """Model FLOPs of one token, forward and backward: 6 per matrix element that it uses, and attention. Frozen
+        elements count 4, because they have no gradient, and those of adapters 6.
 
         Chowdhery et al. 2022 (PaLM, arXiv 2204.02311, appendix B): 6 N + 12 x layers x heads x head_dim x sequence,
         with head_dim the mean of the widths of keys and values. Keys of the full sequence are counted (of the window,
         in a layer that has one), or half of them if `causal`. Recomputation is not counted.
         """
         share = 0.5 if causal else 1.0
-        return 6.0 * self.matrix_parameters + 6.0 * self._head_elements * sum(self._keys_by_block) * share
+        matrices = (4.0 if self.is_adapted else 6.0) * self.matrix_parameters + 6.0 * self.trained_by_adapters
+        return matrices + 6.0 * self._head_elements * sum(self._keys_by_block) * share
 
     def stage_flops(self, layers: Sequence[int], sequences: int) -> tuple[float, ...]:
         """Forward FLOPs by stage, for a microbatch of `sequences`. Stage s holds `layers[s]` layers, and the last stage
         also the head and the modules that predict further tokens.
 
         2 per matrix element and token, and attention's scores and sums of values over the full sequence, or over its
-        window. The backward is twice the forward: once for input gradients, once for weight gradients. The forward and
-        backward of all stages together are flops_per_token x tokens.
+        window; those of adapters are left out. The backward is twice the forward: once for input gradients, once for
+        weight gradients, unless those are frozen. The forward and backward of all stages together are flops_per_token x
+        tokens.
         """
         scores = [2 * self._head_elements * keys for keys in self._keys_by_block]
         flops, first = list[float](), 0

@@ -21,7 +21,12 @@ from shardwright.report.prediction_notes import batch_notes, job_notes
 from shardwright.report.text_columns import aligned, filled
 from shardwright.schedule.job_program import job_program
 from shardwright.sharding.memory_account import RankMemory
-from shardwright.sharding.stage_parameters import num_active_parameters, num_parameters, stage_parameters
+from shardwright.sharding.stage_parameters import (
+    num_active_parameters,
+    num_parameters,
+    num_trained_parameters,
+    stage_parameters,
+)
 
 if TYPE_CHECKING:
     from shardwright.planner.own_plan import Estimate
@@ -49,6 +54,7 @@ def estimate_dict(job: JobSpec) -> dict[str, Any]:
         "job": job.name,
         "parameters": num_parameters(job.model),
         "active_parameters": num_active_parameters(job.model),
+        "trained_parameters": num_trained_parameters(job.model),
         "memory": [rank.as_dict() for rank in memory],
         "device_memory_bytes": None if room is None else int(device_entry(job).memory_bytes),
         "device_room_bytes": room,
@@ -120,7 +126,11 @@ def estimate_text(job: JobSpec) -> str:
 
 
 def parameters_text(model: ModelSpec) -> str:
-    """The number of a model's parameters, "8,000 parameters", and with experts the number that computes a token."""
+    """The number of a model's parameters, "8,000 parameters"; with experts the number that computes a token, with
+    adapters the number that is trained."""
+    if model.is_adapted:
+        trained, total = num_trained_parameters(model), num_parameters(model)
+        return f"adapters of rank {model.adapter.rank}: {trained:,} of {total:,} parameters are trained"
     active = f" ({num_active_parameters(model):,} compute a token)" if model.moe.experts else ""
     return f"{num_parameters(model):,} parameters{active}"
 
@@ -142,7 +152,8 @@ def software_rows(job: JobSpec) -> list[SoftwareRow]:
 
     KeyError names an unknown number of the job's device."""
     own_software = job.cluster.software
-    rows = [_software_row(job, name) for name in dict.fromkeys((own_software, *catalog.names("software")))]
+    others = () if job.model.is_adapted else catalog.names("software")  # whose adapters are not described
+    rows = [_software_row(job, name) for name in dict.fromkeys((own_software, *others))]
     return [rows[0], *sorted(rows[1:], key=lambda row: row.step_s)]
 
 

@@ -74,6 +74,11 @@ def num_parameters(model: ModelSpec) -> int:
     return sum(place.num_elements for place in model_parameters(model))
 
 
+def num_trained_parameters(model: ModelSpec) -> int:
+    """Number of parameters that training changes: all, or those of adapters alone."""
+    return sum(place.num_elements for place in model_parameters(model) if not place.is_frozen)
+
+
 def num_active_parameters(model: ModelSpec) -> int:
     """Number of parameters that compute one token: of the experts, only the chosen ones; all the others in full."""
     total = num_parameters(model)
