@@ -37,6 +37,8 @@ IDEAS = (
     "troubleshooting",
 )
 TERMS = "terms"  # a table of words, in both languages
+QUESTIONS = "questions"  # their answers are computed; each language asks its own
+OTHERS = (QUESTIONS, TERMS)  # pages that are not on one idea
 _WIDTH = 100
 
 
@@ -70,16 +72,16 @@ class IdeaPage:
 
 def page_of(idea: str, language: str) -> IdeaPage:
     """The page of an idea. PlanError with the nearest names if there is none."""
-    if idea in (*IDEAS, TERMS):
+    if idea in (*IDEAS, *OTHERS):
         return IdeaPage(idea, language)
-    nearest = get_close_matches(idea, (*IDEAS, TERMS), 3) or (*IDEAS, TERMS)
+    nearest = get_close_matches(idea, (*IDEAS, *OTHERS), 3) or (*IDEAS, *OTHERS)
     raise PlanError("learn", [f"there is no page on {idea!r}; use {', '.join(nearest)}"])
 
 
 def contents(language: str) -> str:
     """All ideas with the titles of their pages."""
     width = max(map(len, IDEAS))
-    return "\n".join(f"{name.ljust(width)}  {IdeaPage(name, language).title}" for name in (*IDEAS, TERMS))
+    return "\n".join(f"{name.ljust(width)}  {IdeaPage(name, language).title}" for name in (*IDEAS, *OTHERS))
 
 
 def _lines(markdown: str) -> Iterator[str]:
@@ -104,12 +106,12 @@ def _paragraph(paragraph: str) -> Iterator[str]:
         yield from (title, ("=" if plain.startswith("# ") else "-") * _columns(title))
     elif plain.startswith(("- ", "1. ")):
         for item in re.split(r"\n(?=- |\d\. )", plain):
-            yield from _wrapped(_joined(item))
+            yield from _wrapped(joined(item))
     elif plain:
-        yield from _wrapped(_joined(plain))
+        yield from _wrapped(joined(plain))
 
 
-def _joined(paragraph: str) -> str:
+def joined(paragraph: str) -> str:
     """The lines of a paragraph as one; between two Chinese characters there is no space."""
     return re.sub(r"\s*\n\s*", " ", re.sub(r"(?<=[^\x00-\x7f])\n\s*(?=[^\x00-\x7f])", "", paragraph))
 
