@@ -17,6 +17,8 @@ from shardwright.cost.calibration import shipped, software_under
 from shardwright.cost.from_job import run_of
 from shardwright.cost.piece_time import PieceTime
 from shardwright.cost.stage_time import Costing
+from shardwright.explain.contradictions.claims_on_job import contradictions
+from shardwright.explain.contradictions.told_claim import Contradiction
 from shardwright.explain.expert_homes import ExpertPlacement, expert_placement
 from shardwright.explain.operator_passes import PiecePass, piece_passes, rank_pieces
 from shardwright.explain.rank_collectives import Crossing, PipelineRank, PricedGroups, crossings
@@ -107,6 +109,7 @@ class Story:
     links: list[Link]
     untimed: str
     layouts: list[RegionLayout]
+    contradictions: list[Contradiction]
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -154,6 +157,7 @@ def tell(job: JobSpec) -> Story:
         links=[] if costing is None else _links(job, run, costing),
         untimed=untimed,
         layouts=layouts(job),
+        contradictions=contradictions(job),
     )
 
 

@@ -38,7 +38,7 @@ IDEAS = (
 )
 TERMS = "terms"  # a table of words, in both languages
 QUESTIONS = "questions"  # their answers are computed; each language asks its own
-OTHERS = (QUESTIONS, TERMS)  # pages that are not on one idea
+OTHERS = ("cases", QUESTIONS, TERMS)  # pages that are not on one idea
 _WIDTH = 100
 
 

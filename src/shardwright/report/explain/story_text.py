@@ -26,7 +26,7 @@ def story_text(story: Story) -> str:
         ("Where the batch goes", _batch), ("Who works with whom", _groups), ("What each device holds", _memory),
         ("Forward", _forward), ("Backward", _backward), ("Through the pipeline", _pipeline),
         ("Gradients, update, parameters", _update), ("What crosses which link", _crossings),
-        ("The sum", _sum), ("Where every tensor lies", _layouts),
+        ("The sum", _sum), ("Where every tensor lies", _layouts), ("What is often told otherwise", _contradictions),
     ]  # fmt: skip
     parts = [_heading(story)]
     for title, chapter in chapters:
@@ -377,3 +377,9 @@ def _layouts(story: Story) -> Iterator[str]:
         "tensor lies with others are cut."
     )
     yield layout_text(story.layouts)
+
+
+def _contradictions(story: Story) -> Iterator[str]:
+    if story.contradictions:
+        yield _says("Claims that are commonly told of plans like this one, and what holds for it:")
+        yield "\n".join(filled(f'"{one.told}": {one.holds}.', "- ", "  ") for one in story.contradictions)
