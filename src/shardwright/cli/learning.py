@@ -1,14 +1,13 @@
 """The commands for those who learn: one collective, drawn and timed; and the pages of ideas."""
 
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
-from shardwright.cli.job_options import device_options, file_option, json_option, set_option
+from shardwright.cli.job_options import device_options, file_option, json_option, language_option, set_option
 from shardwright.config import largest
 
 
@@ -80,22 +79,15 @@ def collective(kind: str, as_json: bool, runs: bool, svg: Path | None, **options
 
 @click.command()
 @click.argument("idea", required=False)
-@click.option(
-    "--lang",
-    "language",
-    type=click.Choice(("en", "zh")),
-    default=None,
-    help="English or Chinese.  [default: the locale's]",
-)
+@language_option
 @json_option
-def learn(idea: str | None, language: str | None, as_json: bool) -> None:
+def learn(idea: str | None, language: str, as_json: bool) -> None:
     """Read the page on IDEA: its inequality, commands to try with their output, questions with computed answers.
 
     Without IDEA it lists all pages. `questions` has thirty in each language, each with the command of its answer.
     """
     from shardwright.learn.idea_pages import IDEAS, OTHERS, QUESTIONS, IdeaPage, contents, page_of
 
-    language = language or _language_of_locale()
     if idea is None:
         titles = {name: IdeaPage(name, language).title for name in (*IDEAS, *OTHERS)}
         click.echo(json.dumps(titles, ensure_ascii=False) if as_json else contents(language))
@@ -107,11 +99,6 @@ def learn(idea: str | None, language: str | None, as_json: bool) -> None:
 
         fields["questions"] = [asdict(question) for question in questions_of(language)]
     click.echo(json.dumps(fields, ensure_ascii=False) if as_json else page.text)
-
-
-def _language_of_locale() -> str:
-    locale = next(filter(None, (os.environ.get(name) for name in ("LC_ALL", "LC_MESSAGES", "LANG"))), "")
-    return "zh" if locale.lower().startswith("zh") else "en"
 
 
 COMMANDS = (collective, learn)

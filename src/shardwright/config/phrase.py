@@ -11,19 +11,21 @@ from typing import Any
 
 ENGLISH = "en"
 LANGUAGES = (ENGLISH, "zh")
+_SEPARATORS = {ENGLISH: ", ", "zh": "、"}
 _CATALOGS = Path(__file__).parent / "phrases"
 
 
 class Phrase(str):
-    """A sentence in English, made of a template with named fields. Its values may be phrases themselves."""
+    """A text in English, made of a template with named fields. Its values may be phrases themselves, or tuples of them,
+    which are listed."""
 
     template: str
     values: dict[str, Any]
 
     def __new__(cls, template: str, values: dict[str, Any]) -> "Phrase":
-        message = super().__new__(cls, template.format(**values))
-        message.template, message.values = template, values
-        return message
+        phrase = super().__new__(cls, _filled(template, values, ENGLISH))
+        phrase.template, phrase.values = template, values
+        return phrase
 
     def __reduce__(self) -> tuple[type["Phrase"], tuple[str, dict[str, Any]]]:
         return Phrase, (self.template, self.values)
@@ -34,14 +36,57 @@ def say(template: str, /, **values: Any) -> Phrase:
     return Phrase(template, values)
 
 
+def fixed(text: str) -> Phrase:
+    """The phrase of a text without values."""
+    return Phrase(text.replace("{", "{{").replace("}", "}}"), {})
+
+
+def both(texts: list[str]) -> str:
+    """One or two texts: "a", or "a and b"."""
+    return texts[0] if len(texts) == 1 else say("{first} and {second}", first=texts[0], second=texts[1])
+
+
+def either(texts: list[str]) -> str:
+    """Texts of which one is to be chosen: "a", "a or b", "a, b or c"."""
+    if len(texts) == 1:
+        return texts[0]
+    return say("{first} or {last}", first=say("{listed}", listed=tuple(texts[:-1])), last=texts[-1])
+
+
+def capitalized(text: str) -> str:
+    """A text whose first letter in English is a capital."""
+    if not isinstance(text, Phrase):
+        return text[:1].upper() + text[1:]
+    return Phrase(text.template[:1].upper() + text.template[1:], text.values)
+
+
+def note_phrase(note: str) -> Phrase:
+    """A note as a sentence."""
+    return say("Note: {note}.", note=note)
+
+
 def in_language(text: str, language: str) -> str:
     """A text in a language: a phrase by the catalog, anything else as it is."""
     if not isinstance(text, Phrase) or language == ENGLISH:
-        return text
-    values = {
-        name: in_language(value, language) if isinstance(value, str) else value for name, value in text.values.items()
-    }
-    return catalog_of(language).get(text.template, text.template).format(**values)
+        return str(text)
+    return _filled(template_in(text.template, language), text.values, language)
+
+
+def template_in(template: str, language: str) -> str:
+    """The template of a language, also of one that was capitalized; the English one where the catalog has none."""
+    catalog = catalog_of(language)
+    return catalog.get(template) or catalog.get(template[:1].lower() + template[1:]) or template
+
+
+def _filled(template: str, values: dict[str, Any], language: str) -> str:
+    """A template with its values in a language."""
+    return template.format(**{name: _value(value, language) for name, value in values.items()})
+
+
+def _value(value: Any, language: str) -> Any:
+    if isinstance(value, tuple):
+        return _SEPARATORS[language].join(in_language(item, language) for item in value)
+    return in_language(value, language) if isinstance(value, str) else value
 
 
 @cache

@@ -29,7 +29,7 @@ def transposed_groups(job: JobSpec) -> Phrase | None:
     """A batch whose sequences a replica are as many as the devices of a node, and its replicas as many as nodes."""
     dp, node = job.plan.dp, node_devices(job.cluster)
     sequences = job.batch.global_batch_size // dp
-    if min(dp, node) == 1 or sequences != node or sequences == dp:
+    if min(dp, node) < 2 or job.plan.world != dp * node or sequences != node or sequences == dp:
         return None
     return say(
         "dp {dp} makes {dp} groups of {sequences} sequences; {sequences} groups of {dp} would be dp {sequences}",
