@@ -21,7 +21,7 @@ from shardwright.cli.job_options import (
 
 @click.command(
     cls=PredictCommand,
-    brief=("--devices", "--device", "--set", "--as", "--beside", "--lang"),
+    brief=("--devices", "--device", "--set", "--as", "--beside"),
     examples=(
         "estimate llama3-8b --devices 64 --device h100-sxm",
         "estimate quickstart --set plan.zero=1",
@@ -50,7 +50,7 @@ def estimate(
 
 @click.command(
     cls=PredictCommand,
-    brief=("--devices", "--device", "--set", "--as", "--json", "--lang"),
+    brief=("--devices", "--device", "--set", "--as", "--json"),
     examples=(
         "explain llama3-8b --devices 64 --device h100-sxm",
         "explain quickstart-moe --set cluster.device=h100-sxm",

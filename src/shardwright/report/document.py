@@ -23,7 +23,7 @@ class Paragraph:
 
 @dataclass(frozen=True)
 class AlignedRows:
-    """A table. AlignedRows in `left` are aligned left, others right."""
+    """A table. Columns in `left` are aligned left, others right."""
 
     rows: Sequence[Sequence[str]]
     left: Collection[int] = (0,)
