@@ -65,15 +65,20 @@ def _printed(own: str) -> str:
 
 def filled(markdown: str) -> str:
     """A page with the outputs that its commands have now, and with the numbers of its answers from there."""
-    changes = [(block["output"], output_of(block["command"])) for block in BLOCK.finditer(markdown)]
-    answered = ANSWER.sub(lambda answer: NUMBER.sub(lambda number: renewed(number[0], changes), answer[0]), markdown)
+    changes = [(block.end(), block["output"], output_of(block["command"])) for block in BLOCK.finditer(markdown)]
+
+    def answered(answer: re.Match[str]) -> str:
+        before = [(old, new) for end, old, new in changes if end <= answer.start()]
+        return NUMBER.sub(lambda number: renewed(number[0], before), answer[0])
+
     return BLOCK.sub(
-        lambda block: f"```sh\n{block['command']}\n```\n\n```text\n{output_of(block['command'])}```", answered
+        lambda block: f"```sh\n{block['command']}\n```\n\n```text\n{output_of(block['command'])}```",
+        ANSWER.sub(answered, markdown),
     )
 
 
 def renewed(number: str, changes: list[tuple[str, str]]) -> str:
-    """The number that has the place of another in the outputs of a page, of which `changes` has the old and the new."""
+    """The number that has the place of another in the outputs before it, of which `changes` has the old and the new."""
     for old, new in reversed(changes):
         before, after = NUMBER.findall(old), NUMBER.findall(new)
         if number in before and len(before) == len(after):

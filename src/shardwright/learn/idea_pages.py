@@ -37,7 +37,8 @@ IDEAS = (
 )
 TERMS = "terms"  # a table of words, in both languages
 QUESTIONS = "questions"  # their answers are computed; each language asks its own
-OTHERS = ("cases", QUESTIONS, TERMS)  # pages that are not on one idea
+SYSTEMS = ("megatron-lm", "deepspeed", "fsdp", "alpa", "torchtitan", "nanotron", "colossal-ai")
+OTHERS = (*SYSTEMS, "cases", QUESTIONS, TERMS)  # pages that are not on one idea
 _WIDTH = 100
 
 
@@ -79,7 +80,7 @@ def page_of(idea: str, language: str) -> IdeaPage:
 
 def contents(language: str) -> str:
     """All ideas with the titles of their pages."""
-    width = max(map(len, IDEAS))
+    width = max(map(len, (*IDEAS, *OTHERS)))
     return "\n".join(f"{name.ljust(width)}  {IdeaPage(name, language).title}" for name in (*IDEAS, *OTHERS))
 
 
