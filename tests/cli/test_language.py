@@ -15,12 +15,12 @@ SCREENS = (
     "estimate quickstart",
     "estimate llama2-7b --devices 8 --device h100-sxm --set plan.dp=8 --set plan.zero=1 --set plan.microbatch_size=1 "
     "--set plan.recompute=full --set plan.offload_optimizer=0.5 --set cluster.checkpoint_gb_per_s=10",
-    "estimate gpt3-175b-1024 --as megatron-2021",
+    "estimate yi-34b --as flash-2023",
     "estimate llama3-8b --devices 1 --device rtx-4090 --set plan.dp=1 --set plan.offload_optimizer=0",
     "explain quickstart-moe",
     "explain gpt-100b-told",
-    "explain deepseek-v3",
-    "explain llama3-405b-16k-long --as llama3",
+    pytest.param("explain deepseek-v3", marks=pytest.mark.long),
+    pytest.param("explain llama3-405b-16k-long --as llama3", marks=pytest.mark.long),
 )
 UNITS = "[KMGT]i?B|B|us|ms|s|h|min|days|%|[MGT]?FLOP|kWh"
 NUMBER = re.compile(rf"(?<![\w.])\d+(?:,\d{{3}})*(?:\.\d+)?(?:e\d+)?(?: (?:{UNITS})(?![a-zA-Z]))?")

@@ -29,7 +29,8 @@ CASES = {
     "two-shares": ("gpt-100b-told", (), ("(4 - 1) / 4 = 75.0 %", "(4 - 1) / (4 + 4 - 1) = 42.9 %"),
                    ("plan.schedule=zb-h1",)),
     "loop-of-stages": ("gpt-100b-told", ("plan.schedule=sequential",), ("4 ranks", "75.0 %"), ("plan.schedule=1f1b",)),
-    "no-bubble": ("deepseek-v3", (), ("16 stages", "3.7 %"), ("plan.schedule=1f1b",)),
+    "no-bubble": ("gpt-100b-told", ("plan.schedule=dualpipe", "batch.global_batch_size=64"), ("4 stages", "7.7 %"),
+                  ("plan.schedule=1f1b",)),
     "zero-saving": ("gpt-100b-told", ("plan.zero=1",), ("8 replicas", "65.6 %"), ("plan.zero=0",)),
     "both-directions": (
         "gpt-100b-told", ("cluster.device=a100-sxm-80g", "precision.float8=none",
