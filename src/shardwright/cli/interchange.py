@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from shardwright.planner.search.constraints import Constraints
 
 NAMES = ("megatron", "torchtitan", "torchtitan-0.2", "deepspeed", "nemo", "accelerate")
+SOURCE_NAMES = (*NAMES, "primus")
 
 
 class ImportCommand(PredictCommand):
@@ -45,7 +46,7 @@ class ImportCommand(PredictCommand):
     brief=("--set", "--devices", "--device", "--toml", "--json"),
     examples=("import megatron docs/pretrain.sh --device a100-sxm-80g",),
 )
-@click.argument("system", type=click.Choice(NAMES))
+@click.argument("system", type=click.Choice(SOURCE_NAMES))
 @click.argument("files", nargs=-1, required=True)
 @set_option
 @cluster_options
@@ -95,10 +96,10 @@ def _imported(
     arguments: tuple[str, ...] = (),
 ) -> "Imported":
     from shardwright.interchange.imported import Asked, split_sets
-    from shardwright.interchange.system import SYSTEMS, read_job_of
+    from shardwright.interchange.system import SOURCES, read_job_of
 
     variables, overrides = split_sets(sets)
-    return read_job_of(SYSTEMS[name], files, Asked(variables, overrides, cluster, arguments))
+    return read_job_of(SOURCES[name], files, Asked(variables, overrides, cluster, arguments))
 
 
 @click.command(

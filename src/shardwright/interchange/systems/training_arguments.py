@@ -9,11 +9,11 @@ from typing import Any
 
 from shardwright.config.base import PlanError, shortened
 from shardwright.config.dotted_keys import flat_keys
-from shardwright.config.hugging_face.config_json import fields_of, notes_of
 from shardwright.config.hugging_face.written_config import written_config
 from shardwright.config.job import JobSpec
 from shardwright.interchange.imported import Asked
 from shardwright.interchange.launcher import Launched, find_training_command, missing_ranks
+from shardwright.interchange.named_model import is_model, read_named_model
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.recognised_files import refuse_other_system
 from shardwright.interchange.reading.script_text import flag_words
@@ -104,7 +104,7 @@ def read_parts(
     }.items():
         data = read_data(name if name.endswith((".json", ".yaml", ".yml")) else f"{name}.json", text)
         refuse_other_system(name, data, title)
-        if "model_type" in data or "text_config" in data:
+        if is_model(data):
             model = data
         elif is_own(data) and not _has_options(data):
             given |= flat_keys(data)
@@ -155,27 +155,12 @@ def _missing_files(given: dict[str, Any], names: Set[str], has_own: bool) -> Ite
             yield f"{key} {shortened(value)} is a file that is not read, and it says how things are split: name it too"
 
 
+_MODEL_NAMES = ("--model_name_or_path", "--model", "--base_model")
+
+
 def read_model(model: dict[str, Any] | None, asked: Asked, settings: Settings, fields: Flat) -> None:
-    """Set the fields of the model from the keys of its config.json."""
-    if model is None:
-        if not any(name in asked.fields for name in ("model.name", "model.weights", "model.layers")):
-            settings.faults.append(
-                "nothing says what the model is; name its config.json as a further file, or --set "
-                "model.name=NAME of the catalog"
-            )
-        return
-    model_fields, faults = fields_of(model)
-    settings.notes += notes_of(model)
-    settings.faults += [f"config.json: {fault}; name another if it is not meant" for fault in faults]
-    coefficient = model.get("router_aux_loss_coef")
-    if (
-        "moe" in model_fields
-        and model.get("output_router_logits") is True
-        and isinstance(coefficient, (int, float))
-        and coefficient > 0
-    ):
-        model_fields["moe"] |= {"aux_loss": "switch", "aux_coefficient": float(coefficient)}
-    fields |= {f"model.{name}": value for name, value in model_fields.items()}
+    """Set the fields of the model from the keys of its config.json, or by its name."""
+    fields |= read_named_model(model, _MODEL_NAMES, asked, settings)
 
 
 def _read_sequence(settings: Settings, fields: Flat) -> None:
