@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from shardwright.planner.advice.advice import Advice
     from shardwright.planner.search.constraints import Constraints
 
-NAMES = ("megatron", "torchtitan", "torchtitan-0.2", "deepspeed", "nemo", "accelerate")
-SOURCE_NAMES = (*NAMES, "primus")
+NAMES = ("megatron", "torchtitan", "torchtitan-0.2", "deepspeed", "nemo", "accelerate", "nanotron")
+SOURCE_NAMES = (*NAMES, "flagscale", "gpt-neox", "ms-swift", "picotron", "primus")
 
 
 class ImportCommand(PredictCommand):

@@ -13,7 +13,7 @@ from shardwright.config.units import MIB
 from shardwright.config.user_file import FileFault, read_text
 from shardwright.interchange.imported import Asked, Imported, ReadResult, imported
 from shardwright.interchange.reading.shell_words import ShellFault
-from shardwright.interchange.systems import accelerate, deepspeed, flagscale, megatron, ms_swift, nemo, primus, torchtitan, torchtitan_toml
+from shardwright.interchange.systems import accelerate, deepspeed, flagscale, gpt_neox, megatron, ms_swift, nanotron, nemo, picotron, primus, torchtitan, torchtitan_toml
 
 _MOST_BYTES = MIB
 _MOST_FILES = 16
@@ -45,6 +45,12 @@ class System(SourceSystem):
 
 
 # For fields that a search chooses: the values that a system is known to have. Writing a plan finds the other limits.
+_NANOTRON_HAS: dict[str, tuple[Any, ...]] = {
+    "schedule": ("1f1b", "gpipe"),
+    "zero": (0, 1),
+    "offload_activations": (False,),
+    "recompute": ("none", "full"),
+}
 _ATTENTION: tuple[Any, ...] = (["attention"], ["norm"])
 _MEGATRON_HAS: dict[str, tuple[Any, ...]] = {
     "schedule": ("1f1b", "interleaved-1f1b"),
@@ -89,13 +95,19 @@ SYSTEMS = {
             "accelerate", "Accelerate", "", accelerate.read, accelerate.write, accelerate.settings_of, _DEEPSPEED_HAS,
             "fsdp-2024",
         ),
+        System(
+            "nanotron", "nanotron", "", nanotron.read, nanotron.write, nanotron.settings_of, _NANOTRON_HAS,
+            "megatron-core",
+        ),
     )
 }  # fmt: skip
 SOURCES: dict[str, SourceSystem] = SYSTEMS | {
     source.name: source
     for source in (
         SourceSystem("flagscale", "FlagScale", "", flagscale.read),
+        SourceSystem("gpt-neox", "GPT-NeoX", "", gpt_neox.read),
         SourceSystem("ms-swift", "ms-swift", "", ms_swift.read),
+        SourceSystem("picotron", "picotron", "", picotron.read),
         SourceSystem("primus", "Primus", "", primus.read, library=primus.LIBRARY),
     )
 }  # fmt: skip
