@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from shardwright.planner.search.constraints import Constraints
 
 NAMES = ("megatron", "torchtitan", "torchtitan-0.2", "deepspeed", "nemo", "accelerate", "nanotron")
-SOURCE_NAMES = (*NAMES, "flagscale", "gpt-neox", "ms-swift", "picotron", "primus")
+SOURCE_NAMES = (*NAMES, "axolotl", "flagscale", "gpt-neox", "llamafactory", "ms-swift", "picotron", "primus", "trl")
 
 
 class ImportCommand(PredictCommand):

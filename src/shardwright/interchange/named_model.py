@@ -15,8 +15,8 @@ _OF_USER = ("model.name", "model.weights", "model.layers")
 
 
 def is_model(data: Mapping[str, Any]) -> bool:
-    """True if the keys are those of a config.json."""
-    return "model_type" in data or "text_config" in data
+    """True if the keys are those of a config.json, and none is of a program that trains (axolotl has model_type)."""
+    return ("model_type" in data or "text_config" in data) and not {"base_model", "learning_rate"} & data.keys()
 
 
 def read_named_model(keys: dict[str, Any] | None, names: tuple[str, ...], asked: Asked, settings: Settings) -> Flat:

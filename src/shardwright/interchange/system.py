@@ -13,7 +13,7 @@ from shardwright.config.units import MIB
 from shardwright.config.user_file import FileFault, read_text
 from shardwright.interchange.imported import Asked, Imported, ReadResult, imported
 from shardwright.interchange.reading.shell_words import ShellFault
-from shardwright.interchange.systems import accelerate, deepspeed, flagscale, gpt_neox, megatron, ms_swift, nanotron, nemo, picotron, primus, torchtitan, torchtitan_toml
+from shardwright.interchange.systems import accelerate, deepspeed, flagscale, gpt_neox, megatron, ms_swift, nanotron, nemo, picotron, primus, torchtitan, torchtitan_toml, trainer_files
 
 _MOST_BYTES = MIB
 _MOST_FILES = 16
@@ -104,6 +104,10 @@ SYSTEMS = {
 SOURCES: dict[str, SourceSystem] = SYSTEMS | {
     source.name: source
     for source in (
+        *(
+            SourceSystem(program.system, program.title, "", program.read)
+            for program in (trainer_files.AXOLOTL, trainer_files.LLAMA_FACTORY, trainer_files.TRL)
+        ),
         SourceSystem("flagscale", "FlagScale", "", flagscale.read),
         SourceSystem("gpt-neox", "GPT-NeoX", "", gpt_neox.read),
         SourceSystem("ms-swift", "ms-swift", "", ms_swift.read),

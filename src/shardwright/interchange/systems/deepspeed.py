@@ -18,6 +18,7 @@ from shardwright.interchange.rows import Rule, Table, degree, read_row, write_ta
 from shardwright.interchange.systems.training_arguments import (
     OPTIONS,
     WORLD,
+    FileParts,
     model_file,
     option_lines,
     read_model,
@@ -229,7 +230,11 @@ def is_own(data: dict[str, Any]) -> bool:
 
 def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     """Read a configuration, with a launch script and a config.json. Raises ShellFault."""
-    parts = read_parts(texts, asked, is_own, "DeepSpeed")
+    return result_of(read_parts(texts, asked, is_own, "DeepSpeed"), asked)
+
+
+def result_of(parts: FileParts, asked: Asked, *systems: str) -> ReadResult:
+    """The result of reading the contents of files; `systems` are further ones of known.toml whose names they have."""
     command = parts.command
     nodes, devices_per_node = (
         (command.nodes, command.devices_per_node) if command and not asked.cluster.devices else (0, 0)
@@ -245,7 +250,7 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     settings.note(
         "priced as fsdp-2024 software: the catalog has none of DeepSpeed of these years (--as NAME for another)"
     )
-    return ReadResult(fields, settings, "fsdp-2024", nodes, devices_per_node, ("deepspeed", "options"))
+    return ReadResult(fields, settings, "fsdp-2024", nodes, devices_per_node, ("deepspeed", "options", *systems))
 
 
 def settings_of(job: JobSpec) -> dict[str, Any]:

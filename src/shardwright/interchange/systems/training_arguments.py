@@ -45,6 +45,9 @@ _OPTIMIZERS = {
     "paged_adamw_32bit": "adamw",
     "adamw": "adamw",
 }
+_OWN_OPTIMIZERS = {
+    "adam": "adamw", "adamw": "adamw", "fusedadam": "adamw", "lion": "lion", "sgd": "sgd", "muon": "muon",
+}  # fmt: skip
 _SEQUENCE = ("--block_size", "--max_seq_length", "--max_length", "--model_max_length", "--cutoff_len", "--max_seq_len")
 
 
@@ -66,6 +69,7 @@ class FileParts:
     model: dict[str, Any] | None
     command: Launched | None
     faults: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
     def settings(self, asked: Asked, world: int) -> Settings:
         """The settings of all files and of the command, for `world` devices; 0 means unknown."""
@@ -73,7 +77,7 @@ class FileParts:
         program = self.command.program if self.command else ""
         return Settings(
             self.given | ({WORLD: world} if world else {}),
-            notes=list(self.command.notes) if self.command else [],
+            notes=[*self.notes, *(self.command.notes if self.command else ())],
             faults=[*([fault] if (fault := program_fault(program)) else []), *self.faults, *missing],
             overrides=asked.fields,
             automatic=self.automatic,
@@ -194,6 +198,11 @@ def _read_rate(settings: Settings, fields: Flat) -> None:
     kwargs = kwargs if isinstance(kwargs, dict) else {}
     kind = _own_schedule(settings, kind)
     ratio = settings.number("--warmup_ratio", 0.0)
+    share = settings.given.get("--warmup_steps")
+    if isinstance(share, float) and 0 < share < 1:  # of the steps, as of transformers 5
+        ratio = share
+        settings.ignore("--warmup_steps")
+        settings.given = {name: value for name, value in settings.given.items() if name != "--warmup_steps"}
     warmup = settings.count(
         ("--warmup_steps", "--num_warmup_steps", "scheduler.params.warmup_num_steps"),
         1000 if _is_default(settings, "scheduler.params.warmup_num_steps") else round(ratio * steps),
@@ -227,7 +236,7 @@ def _schedule(settings: Settings) -> str:
     return _SCHEDULES[word]
 
 
-_PREFERENCES = ("--beta", "--pref_beta", "--max_prompt_length", "--max_completion_length", "--num_generations")
+_PREFERENCES = ("--reward_model", "--process_reward_model", "--diffusion", "--ebft", "--beta", "--pref_beta", "--max_prompt_length", "--max_completion_length", "--num_generations")
 
 
 def _read_kind(settings: Settings, _: Flat) -> None:
@@ -236,8 +245,8 @@ def _read_kind(settings: Settings, _: Flat) -> None:
         settings.ignore("--finetuning_type")
     if preferences := [name for name in _PREFERENCES if settings.has(name)]:
         settings.faults.append(
-            f"{', '.join(map(settings.setting_text, preferences))}: training by preferences or rewards (DPO, GRPO) "
-            "keeps further models or samples, which are not counted here"
+            f"{', '.join(map(settings.setting_text, preferences))}: training by preferences, rewards or noise (DPO, "
+            "GRPO, diffusion) keeps further models or samples, or has another loss, and is not counted here"
         )
     for name in ("--stage", "--rlhf_type", "--rl"):
         if settings.text(name, "sft") in ("sft", "pt"):
@@ -260,10 +269,7 @@ def _own_schedule(settings: Settings, kind: str) -> str:
     if not own_type:
         return kind
     if own_type not in _OWN_SCHEDULES and "optimizer.schedule" not in settings.overrides:
-        settings.faults.append(
-            f"scheduler.type = {shortened(own_type)} can't be said here; use one of {', '.join(_OWN_SCHEDULES)}, "
-            "or say what comes near it with --set optimizer.schedule=NAME, such as cosine"
-        )
+        settings.lost.append(f"scheduler.type = {shortened(own_type)}: the nearest here is {kind}")
     if own_type in _OWN_SCHEDULES and settings.text("scheduler.params.warmup_type", "log") == "log":
         settings.lost.append("scheduler.params.warmup_type is log there, and the warm-up is linear here")
     return _OWN_SCHEDULES.get(own_type, kind)
@@ -304,15 +310,9 @@ def _write_rate(job: JobSpec, settings: dict[str, Any]) -> None:
 
 def _read_optimizer(settings: Settings, fields: Flat) -> None:
     own_type = settings.text("optimizer.type").lower()
-    fields["optimizer.name"] = settings.one_of("--optim", _OPTIMIZERS, "adamw_torch", "optimizer.name")
+    fields["optimizer.name"] = _optimizer(settings, "--optim", _OPTIMIZERS)
     if own_type:
-        names = {"adam": "adamw", "adamw": "adamw", "fusedadam": "adamw", "lion": "lion", "sgd": "sgd", "muon": "muon"}
-        if own_type not in names and "optimizer.name" not in settings.overrides:
-            settings.faults.append(
-                f"optimizer.type = {own_type[:40]} can't be said here; use one of {', '.join(names)}, or --set "
-                "optimizer.name=NAME"
-            )
-        fields["optimizer.name"] = names.get(own_type, "adamw")
+        fields["optimizer.name"] = _optimizer(settings, "optimizer.type", _OWN_OPTIMIZERS)
         if own_type == "adam" and settings.flag("optimizer.params.adam_w_mode", True) is False:
             fields["optimizer.name"] = "adam"
     betas = settings.raw("optimizer.params.betas")
@@ -325,6 +325,16 @@ def _read_optimizer(settings: Settings, fields: Flat) -> None:
         "optimizer.beta1": settings.number("--adam_beta1", float(pair[0])),
         "optimizer.beta2": settings.number("--adam_beta2", float(pair[1])),
     }
+
+
+def _optimizer(settings: Settings, name: str, words: Mapping[str, str]) -> str:
+    """The optimizer of a word, or AdamW, which is nearest to most others and holds as much as any of them, or more."""
+    word = settings.text(name, "adamw_torch").lower()
+    if word not in words and word != "adamw_torch" and "optimizer.name" not in settings.overrides:
+        settings.lost.append(
+            f"{settings.setting_text(name)}: AdamW with two moments in float32 is counted here (--set optimizer.name=NAME)"
+        )
+    return words.get(word, "adamw")
 
 
 def _write_optimizer(job: JobSpec, settings: dict[str, Any]) -> None:
@@ -340,7 +350,8 @@ def _has_betas(job: JobSpec) -> bool:
 
 def _read_recompute(settings: Settings, fields: Flat) -> None:
     if settings.flag("--gradient_checkpointing"):
-        fields["plan.recompute"] = "full"
+        offload = settings.text("--activation_offloading", "false").lower()
+        fields |= {"plan.recompute": "full", "plan.offload_activations": offload not in ("false", "none")}
 
 
 def _write_recompute(job: JobSpec, settings: dict[str, Any]) -> None:
