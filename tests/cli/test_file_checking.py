@@ -8,9 +8,11 @@ import pytest
 from click.testing import CliRunner
 
 from shardwright.cli.main import cli
+from shardwright.config.base import PlanError
 
 ROOT = Path(__file__).parents[2]
 PEOPLE = ROOT / "tests/interchange/as_people_have"
+TRAINERS = ROOT / "tests/interchange/other_trainers"
 SCRIPT = str(ROOT / "docs/pretrain.sh")
 A100 = ("--set", "NUM_NODES=4", "--device", "a100-sxm-80g")
 
@@ -76,3 +78,17 @@ def test_a_file_that_no_system_writes_has_status_2_and_the_others_are_checked(tm
     status, checks = checked(str(file), str(tmp_path / "absent.sh"), "quickstart")
     assert status == 2
     assert [check["readable"] for check in checks] == [False, False, True]
+
+
+def test_import_recognises_the_system_of_a_file() -> None:
+    result = CliRunner().invoke(cli, ["import", str(TRAINERS / "nanotron.yaml"), "--device", "h100-sxm"])
+    assert result.exit_code == 0 and "layers = 22" in result.output
+    unknown = CliRunner().invoke(cli, ["import", "nosuch.yaml"])
+    assert isinstance(unknown.exception, PlanError) and "one of megatron" in str(unknown.exception)
+
+
+def test_files_of_further_trainers_are_checked_each_alone() -> None:
+    files = [str(TRAINERS / name) for name in ("nanotron.yaml", "neox.yml")]
+    status, checks = checked(*files, "--set", "model.vocab=50432", "--devices", "16", "--device", "h100-sxm")
+    assert (status, [check["system"] for check in checks]) == (0, ["nanotron", "gpt-neox"])
+    assert all(check["legal"] and check["fits"] and check["step_s"] > 0 for check in checks)

@@ -37,6 +37,7 @@ def jobs_of(system: System, seed: int, count: int) -> Iterator[JobSpec]:
     takes_any = system.name in ("megatron", "nemo")
     # torchtitan had Llama 2 until 2024.
     models = [model for model in MODELS if system.name != "torchtitan" or model != "llama2-7b"]
+    models = [model for model in models if system.name != "nanotron" or "qwen" not in model]
     number = 0
     while len(seen) < count:
         number += 1

@@ -14,7 +14,7 @@ from shardwright.config.user_file import FileFault, read_text
 from shardwright.explain.rank_groups import groups_of_rank_0
 from shardwright.interchange.imported import Asked, split_sets
 from shardwright.interchange.recognised import JOB, system_name_of
-from shardwright.interchange.system import SYSTEMS, read_job_of
+from shardwright.interchange.system import SOURCES, read_job_of
 from shardwright.memory.job_memory import job_memory
 from shardwright.report.file_check_text import FileCheck
 from shardwright.report.fit_verdict import fit_of
@@ -48,7 +48,7 @@ def _job(path: str, overrides: tuple[str, ...], cluster: AskedCluster, system: s
     if system == JOB:
         return AskedJob(path, overrides, cluster).to_predict()[0]
     variables, fields = split_sets(overrides)
-    return planned(path, read_job_of(SYSTEMS[system], (path,), Asked(variables, fields, cluster)).job)
+    return planned(path, read_job_of(SOURCES[system], (path,), Asked(variables, fields, cluster)).job)
 
 
 def _job_check(path: str, system: str, job: JobSpec) -> FileCheck:

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from shardwright.cli.interchange import NAMES
+from shardwright.cli.interchange import SOURCE_NAMES
 from shardwright.cli.job_options import BriefCommand, asked_cluster, cluster_options, json_option, set_option
 
 
@@ -17,7 +17,7 @@ from shardwright.cli.job_options import BriefCommand, asked_cluster, cluster_opt
     examples=("check quickstart", "check docs/pretrain.sh --set NUM_NODES=4 --device a100-sxm-80g"),
 )
 @click.argument("files", nargs=-1, required=True)
-@click.option("--system", type=click.Choice(NAMES), default=None, help="The system.  [default: as the file is]")
+@click.option("--system", type=click.Choice(SOURCE_NAMES), default=None, help="The system.  [default: as the file is]")
 @set_option
 @cluster_options
 @json_option

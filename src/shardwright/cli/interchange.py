@@ -27,8 +27,18 @@ if TYPE_CHECKING:
     from shardwright.planner.advice.advice import Advice
     from shardwright.planner.search.constraints import Constraints
 
-NAMES = ("megatron", "torchtitan", "torchtitan-0.2", "deepspeed", "nemo", "accelerate", "nanotron")
-SOURCE_NAMES = (*NAMES, "axolotl", "flagscale", "gpt-neox", "llamafactory", "ms-swift", "picotron", "primus", "trl")
+NAMES = (
+    "megatron",
+    "torchtitan",
+    "torchtitan-0.2",
+    "deepspeed",
+    "nemo",
+    "accelerate",
+    "axolotl",
+    "llamafactory",
+    "nanotron",
+)
+SOURCE_NAMES = (*NAMES, "flagscale", "gpt-neox", "megatron-bridge", "ms-swift", "picotron", "primus", "trl")
 
 
 class ImportCommand(PredictCommand):
@@ -46,16 +56,14 @@ class ImportCommand(PredictCommand):
     brief=("--set", "--devices", "--device", "--toml", "--json"),
     examples=("import megatron docs/pretrain.sh --device a100-sxm-80g",),
 )
-@click.argument("system", type=click.Choice(SOURCE_NAMES))
-@click.argument("files", nargs=-1, required=True)
+@click.argument("words", nargs=-1, required=True, metavar="[SYSTEM] FILES...")
 @set_option
 @cluster_options
 @click.option("--argument", "arguments", multiple=True, hidden=True)
 @file_option("--toml", help="Write the job there.  [default: to standard output]")
 @json_option
 def import_job(
-    system: str,
-    files: tuple[str, ...],
+    words: tuple[str, ...],
     overrides: tuple[str, ...],
     arguments: tuple[str, ...],
     toml: Path | None,
@@ -64,6 +72,7 @@ def import_job(
 ) -> None:
     """Make a job of FILES of another training system: a launch script of Megatron-LM, the configuration of another.
 
+    SYSTEM is recognised from the first file if it is not named.
     Arguments of the first script stand behind them: import megatron run.sh inner.sh -- 7B 4. Nothing of the files is
     run. What they leave to the environment is asked for (--set NAME=VALUE); what was assumed, what a job can't say and
     what is not known is told on standard error.
@@ -75,6 +84,7 @@ def import_job(
     from shardwright.report.imported_text import imported_dict, imported_notes
     from shardwright.report.toml_files import job_toml, write_toml
 
+    system, files = _system_and_files(words)
     imported = _imported(system, files, overrides, asked_cluster(cluster_fields), arguments)
     planned(f"job {imported.job.name}", imported.job)
     imported = replace(imported, job=with_paths_from(imported.job, toml.parent if toml else Path()))
@@ -86,6 +96,28 @@ def import_job(
         click.echo(job_toml(imported.job), nl=False)
     if not as_json:
         click.echo(imported_notes(imported), err=True)
+
+
+def _system_and_files(words: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+    """The system that the first word names, else that of the first file; and the files. Raises PlanError."""
+    from shardwright.config.base import PlanError
+    from shardwright.config.units import MIB
+    from shardwright.config.user_file import FileFault, read_text
+    from shardwright.interchange.recognised import JOB, system_name_of
+
+    first, *others = words
+    if first in SOURCE_NAMES and others:
+        return first, tuple(others)
+    try:
+        system = system_name_of(first, read_text(Path(first), MIB, "launch script or configuration"))
+    except (FileFault, OSError) as error:
+        known = f"name a file, or one of {', '.join(SOURCE_NAMES)} and its files"
+        raise PlanError(
+            first, [f"it can't be read as a file ({getattr(error, 'strerror', None) or error}); {known}"]
+        ) from None
+    if system == JOB:
+        raise PlanError(first, ["it is a job of shardwright, or a model; name it to plan, estimate or train"])
+    return system, words
 
 
 def _imported(
@@ -156,7 +188,7 @@ def load_from(
     on the import go to standard error."""
     from shardwright.api.asked_job import with_own_plan
     from shardwright.config.base import PlanError
-    from shardwright.interchange.system import system_of
+    from shardwright.interchange.system import SYSTEMS, system_of
     from shardwright.report.imported_text import imported_notes
 
     imported = _imported(name, files, sets, cluster)
@@ -165,7 +197,7 @@ def load_from(
         fault = "nothing says what devices it runs on; say it with --device, such as h100-sxm"
         raise PlanError(f"{name} {files[0]}", [fault])
     click.echo(imported_notes(imported, with_data=False) + "\n", err=True)
-    return with_own_plan(job), imported, system_of(name, files)
+    return with_own_plan(job), imported, SYSTEMS[system_of(name, files).name]
 
 
 def changes(

@@ -13,7 +13,22 @@ from shardwright.config.units import MIB
 from shardwright.config.user_file import FileFault, read_text
 from shardwright.interchange.imported import Asked, Imported, ReadResult, imported
 from shardwright.interchange.reading.shell_words import ShellFault
-from shardwright.interchange.systems import accelerate, deepspeed, flagscale, gpt_neox, megatron, ms_swift, nanotron, nemo, picotron, primus, torchtitan, torchtitan_toml, trainer_files
+from shardwright.interchange.systems import (
+    accelerate,
+    deepspeed,
+    flagscale,
+    gpt_neox,
+    megatron,
+    megatron_bridge,
+    ms_swift,
+    nanotron,
+    nemo,
+    picotron,
+    primus,
+    torchtitan,
+    torchtitan_toml,
+    trainer_files,
+)
 
 _MOST_BYTES = MIB
 _MOST_FILES = 16
@@ -28,9 +43,13 @@ class SourceSystem:
     title: str
     prefix: str
     read: Callable[[Mapping[str, str], Asked], ReadResult]
-    others: Mapping[str, str] = field(default_factory=dict, kw_only=True)  # suffix of a file -> system of another release
+    others: Mapping[str, str] = field(
+        default_factory=dict, kw_only=True
+    )  # suffix of a file -> system of another release
     variables: tuple[str, ...] = field(default=(), kw_only=True)  # that its reader takes, beside those of the files
-    library: tuple[str, ...] = field(default=(), kw_only=True)  # folders above the first file, with files it begins from
+    library: tuple[str, ...] = field(
+        default=(), kw_only=True
+    )  # folders above the first file, with files it begins from
 
 
 @dataclass(frozen=True)
@@ -95,6 +114,13 @@ SYSTEMS = {
             "accelerate", "Accelerate", "", accelerate.read, accelerate.write, accelerate.settings_of, _DEEPSPEED_HAS,
             "fsdp-2024",
         ),
+        *(
+            System(
+                program.system, program.title, "", program.read, program.write, program.settings_of, _DEEPSPEED_HAS,
+                "fsdp-2024",
+            )
+            for program in (trainer_files.AXOLOTL, trainer_files.LLAMA_FACTORY)
+        ),
         System(
             "nanotron", "nanotron", "", nanotron.read, nanotron.write, nanotron.settings_of, _NANOTRON_HAS,
             "megatron-core",
@@ -104,17 +130,17 @@ SYSTEMS = {
 SOURCES: dict[str, SourceSystem] = SYSTEMS | {
     source.name: source
     for source in (
-        *(
-            SourceSystem(program.system, program.title, "", program.read)
-            for program in (trainer_files.AXOLOTL, trainer_files.LLAMA_FACTORY, trainer_files.TRL)
-        ),
+        SourceSystem("trl", "TRL", "", trainer_files.TRL.read),
         SourceSystem("flagscale", "FlagScale", "", flagscale.read),
         SourceSystem("gpt-neox", "GPT-NeoX", "", gpt_neox.read),
+        SourceSystem(
+            "megatron-bridge", "Megatron-Bridge", "", megatron_bridge.read, variables=(megatron_bridge.CONFIG,)
+        ),
         SourceSystem("ms-swift", "ms-swift", "", ms_swift.read),
         SourceSystem("picotron", "picotron", "", picotron.read),
         SourceSystem("primus", "Primus", "", primus.read, library=primus.LIBRARY),
     )
-}  # fmt: skip
+}
 
 
 def system_of(name: str, files: Iterable[str]) -> SourceSystem:

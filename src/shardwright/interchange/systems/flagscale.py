@@ -23,18 +23,19 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     """Read the file of an experiment with those that it begins from, or that of its training. Raises ShellFault."""
     flat = resolved(composed(texts))
     sections = {name.removeprefix("train."): value for name, value in flat.items()}
-    arguments = {
-        name.rpartition(".")[2]: value for name, value in sections.items() if name.startswith(_SECTIONS)
-    }
+    arguments = {name.rpartition(".")[2]: value for name, value in sections.items() if name.startswith(_SECTIONS)}
     if not arguments:
         raise ShellFault("no section system, model or data has arguments; name the file that `train` names, too")
     settings = Settings(overrides=asked.fields)
-    task = {key: str(sections[f"experiment.task.{key}"]) for key in ("type", "backend", "entrypoint")
-            if f"experiment.task.{key}" in sections}  # fmt: skip
+    task = {
+        key: str(sections[f"experiment.task.{key}"])
+        for key in ("type", "backend", "entrypoint")
+        if f"experiment.task.{key}" in sections
+    }
     if task.get("type", "train") != "train" or task.get("backend", "megatron") != "megatron":
         settings.faults.append(
-            f"its task is {shortened(task.get('type', 'train'), 40)} with {shortened(task.get('backend', ''), 40)}, and "
-            "tasks that train with megatron are read; name the file of one"
+            f"its task is {shortened(task.get('type', 'train'), 40)} with {shortened(task.get('backend', ''), 40)}, "
+            "and tasks that train with megatron are read; name the file of one"
         )
     settings.faults += [fault for fault in (program_fault(task.get("entrypoint", "")),) if fault]
     multiple, multiplier = arguments.pop("multiple_of", None), arguments.pop("hidden_dim_multiplier", 1.0)
@@ -56,6 +57,6 @@ def _width(hidden: Any, multiple: int, multiplier: Any) -> int | None:
 
 def _launched(sections: Mapping[str, Any]) -> tuple[int, int]:
     """Nodes, and devices of each; 0 where the runner says none."""
-    sizes = (sections.get(f"experiment.runner.{name}") for name in ("nnodes", "nproc_per_node"))
-    nodes, devices = (size if is_whole(size) and size > 0 else 0 for size in sizes)
+    sizes = [sections.get(f"experiment.runner.{name}") for name in ("nnodes", "nproc_per_node")]
+    nodes, devices = (size if isinstance(size, int) and size > 0 else 0 for size in sizes)
     return nodes, devices

@@ -1,4 +1,4 @@
-"""GPT-NeoX (EleutherAI): YAML with Megatron-LM's settings of the model under its own names, and DeepSpeed's of the engine.
+"""GPT-NeoX (EleutherAI): YAML with Megatron-LM's settings of a model under its own names, and DeepSpeed's of the engine.
 
 Several files are one configuration; a name may have hyphens or underscores.
 """
@@ -46,9 +46,14 @@ _SAME = {
     "min_lr": "min-lr",
 }
 _DEFAULTS: Mapping[str, Any] = {
-    "rotary-percent": 1.0, "hidden-dropout": 0.0, "attention-dropout": 0.0, "weight-decay": 0.1,
-    "lr-decay-style": "linear", "lr-warmup-fraction": 0.01, "clip-grad": 1.0,
-}  # fmt: skip
+    "rotary-percent": 1.0,
+    "hidden-dropout": 0.0,
+    "attention-dropout": 0.0,
+    "weight-decay": 0.1,
+    "lr-decay-style": "linear",
+    "lr-warmup-fraction": 0.01,
+    "clip-grad": 1.0,
+}
 _POSITIONS = {"learned": "learned_absolute", "rotary": "rope", "alibi": "alibi", "none": "none"}
 _NORMS = {"layernorm": "LayerNorm", "te_layernorm": "LayerNorm", "rmsnorm": "RMSNorm", "te_rmsnorm": "RMSNorm"}
 _ACTIVATIONS = {"gelu": (), "swiglu": ("swiglu",), "geglu": ("geglu",), "relu2": ("squared-relu",)}
@@ -80,11 +85,13 @@ def _read_block(settings: Settings, fields: Flat) -> None:
     fields["model.bias"] = all(biases)
     if len(set(biases)) > 1 and "model.bias" not in settings.overrides:
         settings.faults.append(
-            f"use_bias_in_attn_linear is {biases[0]} and use_bias_in_mlp {biases[1]}, and attention and MLP have biases "
-            "together here; say --set model.bias=false or true"
+            f"use_bias_in_attn_linear is {biases[0]} and use_bias_in_mlp {biases[1]}, and attention and MLP have "
+            "biases together here; say --set model.bias=false or true"
         )
     if settings.flag("use_qk_layernorm"):
-        settings.faults.append("use_qk_layernorm: each head has a norm of its own there, and heads share it here; leave it out")
+        settings.faults.append(
+            "use_qk_layernorm: each head has a norm of its own there, and heads share it here; leave it out"
+        )
     if not settings.flag("use_bias_in_norms", True) and fields["model.norm"] == "layernorm":
         settings.lost.append("use_bias_in_norms is false, and LayerNorms have biases here")
     if (window := settings.count("sliding_window_width", 0)) > 0:
@@ -95,17 +102,19 @@ def _read_kinds(settings: Settings, _: Flat) -> None:
     """Refuse layers that are no dense attention with an MLP."""
     kinds = {str(kind) for kind in _leaves(settings.raw("attention_config")) if isinstance(kind, str)}
     if others := kinds - {"global", "flash"}:
-        settings.faults.append(f"attention_config has {', '.join(sorted(others))[:60]}: attention to all is counted here")
+        settings.faults.append(
+            f"attention_config has {', '.join(sorted(others))[:60]}: attention to all is counted here"
+        )
     if settings.count("moe_num_experts", 1) > 1:
         settings.faults.append(
-            f"{settings.setting_text('moe_num_experts')}: its experts are chosen by Sinkhorn's balance, which is not here"
+            f"{settings.setting_text('moe_num_experts')}: it chooses experts by Sinkhorn's balance, which is not here"
         )
     if settings.has("mlp_type"):
         settings.faults.append(f"{settings.setting_text('mlp_type')} is of older releases; say it by activation")
     if not settings.has("train_batch_size", *deepspeed.MICRO):
         settings.faults.append(
-            "neither train_batch_size nor train_micro_batch_size_per_gpu is said, and GPT-NeoX needs one; name the file "
-            "of the configuration that has it, too"
+            "neither train_batch_size nor train_micro_batch_size_per_gpu is said, and GPT-NeoX needs one; name "
+            "the file of the configuration that has it, too"
         )
     if settings.text("train_impl", "normal") != "normal":
         settings.faults.append(f"{settings.setting_text('train_impl')}: training by next tokens is counted here")
@@ -137,7 +146,9 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     for row in SHAPE:
         read_row(row, settings, fields)
     if not (fields["model.layers"] and fields["model.hidden"] and fields["model.heads"]):
-        settings.faults.append("num_layers, hidden_size and num_attention_heads say what the model is; name their file too")
+        settings.faults.append(
+            "num_layers, hidden_size and num_attention_heads say what the model is; name their file too"
+        )
         settings.ignore(*settings.given)
         return ReadResult(fields, settings, "megatron-deepspeed")
     if "model.vocab" in asked.fields:
@@ -198,11 +209,12 @@ def _model_flags(keys: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
 def _width(keys: Mapping[str, Any], is_gated: bool) -> int:
     """The width inside the MLP. A gated one has two thirds of the width that is said, and one half of these for each of
     its two parts; both are rounded up to a multiple."""
-    hidden, multiple = keys.get("hidden_size"), keys.get("mlp_multiple_of", 1)
-    if not is_whole(hidden) or not is_whole(multiple) or multiple < 1:
+    hidden, multiple, width = keys.get("hidden_size"), keys.get("mlp_multiple_of", 1), keys.get("intermediate_size")
+    if not isinstance(hidden, int) or not isinstance(multiple, int) or multiple < 1:
         return 0
-    width = keys.get("intermediate_size") or keys.get("expansion_factor") or 4
-    width = int(width * hidden) if "intermediate_size" not in keys or not keys["intermediate_size"] else width
+    if not isinstance(width, int) or not width:
+        factor = keys.get("expansion_factor")
+        width = int((factor if isinstance(factor, (int, float)) and factor else 4) * hidden)
     inner = int(width * 2 / 3) // 2 if is_gated else width
     return multiple * -(-int(inner) // multiple)
 

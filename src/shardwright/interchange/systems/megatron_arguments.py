@@ -84,9 +84,7 @@ def read_arguments(
     return fields
 
 
-def read_result(
-    fields: Flat, settings: Settings, asked: Asked, launched: tuple[int, int], system: str
-) -> ReadResult:
+def read_result(fields: Flat, settings: Settings, asked: Asked, launched: tuple[int, int], system: str) -> ReadResult:
     """The result of reading a configuration of a system."""
     software = megatron.software_of_flags(settings, fields, asked.cluster.device)
     nodes, devices_per_node = launched

@@ -323,8 +323,9 @@ def _read_length(settings: Settings, fields: Flat) -> None:
     if tokens:
         fields["model.sequence"] = tokens
     else:
-        settings.note(f"nothing says how long samples are; {fields['model.sequence']:,} tokens are taken "
-                      "(--set model.sequence=N)")  # fmt: skip
+        settings.note(
+            f"nothing says how long samples are; {fields['model.sequence']:,} tokens are taken (--set model.sequence=N)"
+        )
 
 
 # The row that holds for a model that flags do not describe, too.

@@ -1,5 +1,5 @@
-"""ms-swift: `megatron sft` or `megatron pt`, a command with Megatron-LM's arguments and the name of a model; its options
-may stand in a YAML."""
+"""ms-swift: `megatron sft` and `megatron pt`, commands with Megatron-LM's arguments and the name of a model. Their
+options may stand in a YAML."""
 
 from collections.abc import Mapping
 from pathlib import PurePath
@@ -13,17 +13,24 @@ from shardwright.interchange.named_model import is_model, read_named_model, shap
 from shardwright.interchange.reading.loose_words import loose_faults
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.settings import Settings
-from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.systems.megatron_arguments import flags_of, read_arguments, read_result
 
 _DATA = (".json", ".yaml", ".yml")
 _MODELS = ("model", "load", "mcore-model")
 # Defaults that differ from Megatron-LM's, as documented of Megatron-SWIFT 4.
 _DEFAULTS: Mapping[str, Any] = {
-    "micro-batch-size": 1, "global-batch-size": 16, "recompute-granularity": "selective", "lr": 1e-5,
-    "use-distributed-optimizer": True, "lr-decay-style": "cosine", "weight-decay": 0.1, "adam-beta2": 0.95,
-    "moe-token-dispatcher-type": "alltoall", "moe-aux-loss-coeff": 0.0, "expert-tensor-parallel-size": 1,
-}  # fmt: skip
+    "micro-batch-size": 1,
+    "global-batch-size": 16,
+    "recompute-granularity": "selective",
+    "lr": 1e-5,
+    "use-distributed-optimizer": True,
+    "lr-decay-style": "cosine",
+    "weight-decay": 0.1,
+    "adam-beta2": 0.95,
+    "moe-token-dispatcher-type": "alltoall",
+    "moe-aux-loss-coeff": 0.0,
+    "expert-tensor-parallel-size": 1,
+}
 _HALF = ("float16", "float32")  # types of a model's weights that are trained in fp16 if nothing else is said
 
 
@@ -66,7 +73,9 @@ def _check_task(command: Launched, given: Mapping[str, Any], settings: Settings)
     """Add a fault for a task that is no training by next tokens, and for a YAML of options that is not read."""
     task, *rest = command.arguments or ("",)
     if task not in ("sft", "pt"):
-        settings.faults.append(f"megatron {shortened(task, 40)} is not counted here; name a script of megatron sft or pt")
+        settings.faults.append(
+            f"megatron {shortened(task, 40)} is not counted here; name a script of megatron sft or pt"
+        )
     if rest and rest[0].endswith(_DATA) and not given:
         settings.faults.append(f"{shortened(rest[0])} has the options of the command, and is not read: name it too")
 

@@ -1,4 +1,4 @@
-"""nanotron (Hugging Face): one YAML with the model as transformers' LlamaConfig has it, degrees, tokens and optimizer."""
+"""nanotron (Hugging Face): one YAML with the model by the keys of LlamaConfig, degrees, tokens and optimizer."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,11 +11,12 @@ from shardwright.config.hugging_face.written_config import written_config
 from shardwright.config.job import JobSpec
 from shardwright.config.yaml_text import yaml_text
 from shardwright.interchange.imported import Asked, ReadResult
+from shardwright.interchange.known_settings import program
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.script_text import RENDEZVOUS, nodes_of, torchrun_line
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.reading.shell_words import ShellFault
-from shardwright.interchange.rows import Rule, Table, count, degree, flag, number, read_row, word, write_table
+from shardwright.interchange.rows import Rule, Table, count, degree, number, read_row, write_table
 
 _MODEL = "model.model_config."
 _RATE = "optimizer.learning_rate_scheduler."
@@ -25,24 +26,54 @@ _KINDS = ("is_llama_config", "is_qwen2_config")
 _STYLES = {"linear": "linear", "cosine": "cosine", "1-sqrt": "linear", "constant": "constant"}
 # Keys of the model that say how it is computed, or whether a token begins or ends a text.
 _INERT = (
-    "bos_token_id", "eos_token_id", "pad_token_id", "use_cache", "pretraining_tp", "_attn_implementation",
-    "_fused_rotary_emb", "_fused_rms_norm", "_use_qkv_packed", "_use_doc_masking", "log_attn_probs",
-    "ring_attn_heads_k_stride", "rope_interleaved", "initializer_range", "flex_attention_mask", *_KINDS,
-)  # fmt: skip
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "use_cache",
+    "pretraining_tp",
+    "_attn_implementation",
+    "_fused_rotary_emb",
+    "_fused_rms_norm",
+    "_use_qkv_packed",
+    "_use_doc_masking",
+    "log_attn_probs",
+    "ring_attn_heads_k_stride",
+    "rope_interleaved",
+    "initializer_range",
+    "flex_attention_mask",
+    *_KINDS,
+)
 _OF_LLAMA = (
-    "hidden_act", "hidden_size", "intermediate_size", "max_position_embeddings", "num_attention_heads",
-    "num_hidden_layers", "num_key_value_heads", "rms_norm_eps", "rope_scaling", "rope_theta", "tie_word_embeddings",
-    "vocab_size", "head_dim",
-)  # fmt: skip
+    "hidden_act",
+    "hidden_size",
+    "intermediate_size",
+    "max_position_embeddings",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "num_key_value_heads",
+    "rms_norm_eps",
+    "rope_scaling",
+    "rope_theta",
+    "tie_word_embeddings",
+    "vocab_size",
+    "head_dim",
+)
+
+_NUMBERS = ("rms_norm_eps", "rope_theta")  # which may be texts such as 1e-05
 
 
 def _read_model(settings: Settings, fields: Flat) -> None:
     """Read the decoder as a Llama, with what nanotron's Qwen 2 adds: biases of attention, a window, no positions."""
     if not any(settings.flag(_MODEL + kind) for kind in _KINDS):
-        settings.faults.append(f"model.model_config is none of {', '.join(_KINDS)}; other models of nanotron are not read")
+        settings.faults.append(
+            f"model.model_config is none of {', '.join(_KINDS)}; other models of nanotron are not read"
+        )
     keys = {name: settings.raw(_MODEL + name) for name in _OF_LLAMA}
+    keys |= {name: settings.number(_MODEL + name, keys[name]) for name in _NUMBERS if keys[name] is not None}
     keys["rope_scaling"] = _rope_scaling(settings)
-    model, faults = fields_of({"model_type": "llama"} | {key: value for key, value in keys.items() if value is not None})
+    model, faults = fields_of(
+        {"model_type": "llama"} | {key: value for key, value in keys.items() if value is not None}
+    )
     settings.faults += [f"model.model_config: {fault}" for fault in faults]
     fields |= flat_keys(model, "model.")
     settings.ignore(*(_MODEL + name for name in _INERT))
@@ -152,7 +183,7 @@ def _read_numbers(settings: Settings, fields: Flat) -> None:
 def _write_numbers(job: JobSpec, settings: dict[str, Any]) -> None:
     names = {"bf16": "bfloat16", "fp16": "float16", "float32": "float32"}
     settings["model.dtype"] = names[job.precision.compute]
-    settings["optimizer.accumulate_grad_in_fp32"] = job.precision.gradient_number == "float32"
+    settings["optimizer.accumulate_grad_in_fp32"] = True  # without it there are no weights in float32
 
 
 def _read_rate(settings: Settings, fields: Flat) -> None:
@@ -167,7 +198,9 @@ def _read_rate(settings: Settings, fields: Flat) -> None:
     decay, start = (settings.count(_RATE + name, 0) for name in ("lr_decay_steps", "lr_decay_starting_step"))
     end = (start or fields["optimizer.warmup_steps"]) + decay
     if decay and (end != fields["optimizer.steps"] or start not in (0, fields["optimizer.warmup_steps"])):
-        settings.lost.append(f"the learning rate falls from step {start} to {end:,} there, and over all of the run here")
+        settings.lost.append(
+            f"the learning rate falls from step {start} to {end:,} there, and over all of the run here"
+        )
     settings.ignore(_RATE + "lr_warmup_style")
 
 
@@ -219,10 +252,11 @@ TABLE: Table = (
 
 
 def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
-    """Read a configuration. Raises ShellFault."""
-    if len(texts) != 1:
-        raise ShellFault(f"{len(texts)} files, and a configuration of nanotron is one; name one")
-    ((name, text),) = texts.items()
+    """Read a configuration; a script that starts it says nothing more. Raises ShellFault."""
+    files = [(name, text) for name, text in texts.items() if not name.endswith(".sh")]
+    if len(files) != 1:
+        raise ShellFault(f"{len(files)} files, and a configuration of nanotron is one; name one")
+    ((name, text),) = files
     data = read_data(name, text)
     settings = Settings(flat_keys(data), overrides=asked.fields)
     fields: Flat = {}
@@ -246,15 +280,23 @@ def settings_of(job: JobSpec) -> dict[str, Any]:
 def write(job: JobSpec) -> dict[str, str]:
     """The configuration, and the script that starts it, by file name."""
     flat = {
-        "general.project": "shardwright", "general.run": " ".join(job.name.split()), "general.seed": job.run.seed,
-        "general.ignore_sanity_checks": True, "checkpoints.checkpoint_interval": job.optimizer.steps,
-        "checkpoints.checkpoints_path": "checkpoints", "tokenizer.tokenizer_name_or_path": "TOKENIZER",
-    } | settings_of(job)  # fmt: skip
+        "general.project": "shardwright",
+        "general.run": " ".join(job.name.split()),
+        "general.seed": job.run.seed,
+        "general.ignore_sanity_checks": True,
+        "checkpoints.checkpoint_interval": job.optimizer.steps,
+        "checkpoints.checkpoints_path": "checkpoints",
+        "tokenizer.tokenizer_name_or_path": "TOKENIZER",
+    } | settings_of(job)
     flat = {name: value for name, value in flat.items() if value is not None}
     data = {"dataset": None, "seed": job.run.seed, "num_loading_workers": 1}
     nested = nested_keys(flat) | {"data_stages": [{"name": "all", "start_training_step": 1, "data": data}]}
     nodes, devices_per_node = nodes_of(job)
-    lines = ["#!/bin/bash", f"# {' '.join(job.name.split())}, for nanotron, written by shardwright.", "set -euo pipefail"]
+    lines = [
+        "#!/bin/bash",
+        f"# {' '.join(job.name.split())}, for nanotron, written by shardwright.",
+        "set -euo pipefail",
+    ]
     lines += [*RENDEZVOUS, "export CUDA_DEVICE_MAX_CONNECTIONS=1"]
-    lines += [f"{torchrun_line(str(nodes), str(devices_per_node))} run_train.py --config-file nanotron.yaml"]
+    lines += [f"{torchrun_line(str(nodes), str(devices_per_node))} {program('nanotron')} --config-file nanotron.yaml"]
     return {"nanotron.yaml": yaml_text(nested), "run.sh": "\n".join(lines) + "\n"}

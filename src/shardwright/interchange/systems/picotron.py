@@ -4,7 +4,6 @@ Its optimizer changes the bf16 weights themselves, and gradients add up in float
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 from shardwright.config import largest
 from shardwright.config.dotted_keys import flat_keys

@@ -72,7 +72,7 @@ def _trainer(name: str, text: str) -> dict[str, Any]:
 
 
 def _chain(name: str, library: Mapping[str, str], level: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The files that a file begins from, and itself, each with its values. Raises ShellFault for one that is missing."""
+    """The files that a file begins from, and itself, each with its values. Raises ShellFault if one is missing."""
     if level > _MOST_LEVELS:
         raise ShellFault(f"{name}: files begin from one another, more than {_MOST_LEVELS} levels deep; check them")
     file = PurePath(name).name

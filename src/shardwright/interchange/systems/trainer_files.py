@@ -9,13 +9,15 @@ from pathlib import PurePath
 from typing import Any
 
 from shardwright.config.base import shortened
-from shardwright.config.dotted_keys import flat_keys
+from shardwright.config.dotted_keys import flat_keys, nested_keys
+from shardwright.config.job import JobSpec
+from shardwright.config.yaml_text import yaml_text
 from shardwright.interchange.imported import Asked, ReadResult
 from shardwright.interchange.named_model import is_model
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.systems import accelerate, deepspeed
-from shardwright.interchange.systems.training_arguments import FileParts
+from shardwright.interchange.systems.training_arguments import FileParts, model_file, own_options
 
 _DATA = (".json", ".yaml", ".yml")
 _FILES_NAMED = ("deepspeed", "fsdp_config", "deepspeed_config", "accelerate_config")
@@ -33,6 +35,9 @@ class TrainerFile:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     derived: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda data: {}
     refused: Callable[[Mapping[str, Any]], list[str]] = lambda data: []
+    written: Mapping[str, str] = field(default_factory=dict)  # option -> the name by which it is written
+    fixed: Mapping[str, Any] = field(default_factory=dict)  # options that are written for each job
+    without_recompute: Mapping[str, Any] = field(default_factory=dict)  # those of a plan that computes nothing again
 
     def read(self, texts: Mapping[str, str], asked: Asked) -> ReadResult:
         """Read the file of a program, with the files that it names and the model's config.json. Raises ShellFault."""
@@ -55,14 +60,39 @@ class TrainerFile:
             None,
             (*_missing_files(merged, [PurePath(name).name for name in data]), *self.refused(merged)),
             tuple(self._notes(merged, given, bool(engine))),
+            {self.renamed.get(name, f"--{name}"): name for name in merged},
         )
         is_deepspeed = any(deepspeed.is_own(keys) and "distributed_type" not in keys for keys in engine.values())
         return (deepspeed if is_deepspeed else accelerate).result_of(parts, asked, self.system)
 
+    def settings_of(self, job: JobSpec) -> dict[str, Any]:
+        """A job's settings: options under the program's names, and keys of DeepSpeed's configuration."""
+        own = {option: name for name, option in reversed([*self.renamed.items()])} | dict(self.written)
+        settings = deepspeed.settings_of(job)
+        options = {own.get(name, name.removeprefix("--")): value for name, value in settings.items()}
+        if isinstance(kwargs := options.get("lr_scheduler_kwargs"), str):
+            options["lr_scheduler_kwargs"] = json.loads(kwargs)
+        return options | dict(self.fixed)
+
+    def write(self, job: JobSpec) -> dict[str, str]:
+        """The file of the program, DeepSpeed's configuration, and config.json of the model, by file name."""
+        job = _without_pipeline(job)
+        engine = {name: value for name, value in deepspeed.settings_of(job).items() if not name.startswith("--")}
+        options = {name: value for name, value in self.settings_of(job).items() if name not in engine}
+        options["deepspeed"] = "ds_config.json"
+        if job.plan.recompute == "none":
+            options |= self.without_recompute
+        heading = f"# {' '.join(job.name.split())}, for {self.title}, written by shardwright.\n"
+        return {
+            f"{self.system}.yaml": heading + yaml_text(options),
+            "ds_config.json": json.dumps(nested_keys(engine), indent=2) + "\n",
+            "config.json": model_file(job),
+        }
+
     def _notes(self, data: Mapping[str, Any], given: Mapping[str, Any], has_engine: bool) -> list[str]:
         """Assumptions: defaults that hold, and that nothing is sharded if no file says it is."""
-        said = {self.renamed.get(name, f"--{name}") for name, value in data.items() if value is not None}
-        defaults = [f"{name[2:]} {value}" for name, value in self.defaults.items() if name not in said]
+        present = {self.renamed.get(name, f"--{name}") for name, value in data.items() if value is not None}
+        defaults = [f"{name[2:]} {value}" for name, value in self.defaults.items() if name not in present]
         notes = [f"{self.title}'s own defaults hold where nothing is said: {', '.join(defaults)}"] if defaults else []
         if not has_engine and not any(name.startswith("--fsdp") for name in given):
             notes.append("no file of DeepSpeed, FSDP or Accelerate is there, so each device has all of the model (DDP)")
@@ -79,11 +109,26 @@ class TrainerFile:
         return dict(self.defaults) | options
 
 
+def _without_pipeline(job: JobSpec) -> JobSpec:
+    """The job without a pipeline and context parallelism, which DeepSpeed has and these programs do not start."""
+    plan = job.plan
+    if plan.pp == plan.cp == 1:
+        return job
+    dp = plan.world // plan.tp
+    samples = dp * plan.microbatch_size
+    size = samples * max(1, round(job.batch.global_batch_size / samples))
+    changed = {"pp": 1, "cp": 1, "dp": dp, "schedule": "1f1b", "virtual_stages": 1, "layout": (), "zero_ranks": 0}
+    batch = job.batch.model_copy(update={"global_batch_size": size})
+    return job.model_copy(update={"plan": plan.model_copy(update=changed), "batch": batch})
+
+
 def _is_engine(keys: Mapping[str, Any]) -> bool:
     """True for a file of DeepSpeed's, of Accelerate's, or of FSDP's options."""
-    return "distributed_type" in keys or "zero_optimization" in keys or (
-        accelerate.is_own(dict(keys)) and not {"learning_rate", "output_dir"} & keys.keys()
-    )  # fmt: skip
+    return (
+        "distributed_type" in keys
+        or "zero_optimization" in keys
+        or (accelerate.is_own(dict(keys)) and not {"learning_rate", "output_dir"} & keys.keys())
+    )
 
 
 def _missing_files(data: Mapping[str, Any], names: list[str]) -> list[str]:
@@ -94,16 +139,6 @@ def _missing_files(data: Mapping[str, Any], names: list[str]) -> list[str]:
         for key, value in named.items()
         if value.lower() not in _NO_FILES and PurePath(value).name not in names
     ]
-
-
-def _llama_factory(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Options that follow from LLaMA-Factory's: it computes layers again unless that is disabled."""
-    options: dict[str, Any] = {"--gradient_checkpointing": data.get("disable_gradient_checkpointing") is not True}
-    if data.get("fp8") is True:
-        options |= {"--mixed_precision": "fp8", "--fp8": None}
-    for name in ("adam_mini", "muon"):
-        options |= {"--optim": name, f"--use_{name}": None} if data.get(f"use_{name}") is True else {}
-    return options
 
 
 def _refused_by_llama_factory(data: Mapping[str, Any]) -> list[str]:
@@ -141,26 +176,60 @@ def _axolotl(data: Mapping[str, Any]) -> dict[str, Any]:
 
 _P = "parallelism_config.parallelism_config_"
 LLAMA_FACTORY = TrainerFile(
-    "llamafactory", "LLaMA-Factory",
-    defaults={"--cutoff_len": 2048, "--per_device_train_batch_size": 8, "--finetuning_type": "lora"},
-    derived=_llama_factory, refused=_refused_by_llama_factory,
-)  # fmt: skip
+    "llamafactory",
+    "LLaMA-Factory",
+    defaults={"--cutoff_len": 2048, "--per_device_train_batch_size": 8},
+    derived=own_options,
+    refused=_refused_by_llama_factory,
+    written={"--block_size": "cutoff_len"},
+    fixed={
+        "stage": "pt",
+        "do_train": True,
+        "finetuning_type": "full",
+        "model_name_or_path": ".",
+        "train_from_scratch": True,
+        "dataset": "c4_demo",
+        "template": "default",
+        "output_dir": "out",
+    },
+    without_recompute={"disable_gradient_checkpointing": True},
+)
 TRL = TrainerFile(
-    "trl", "TRL",
+    "trl",
+    "TRL",
     defaults={
-        "--max_length": 1024, "--per_device_train_batch_size": 8, "--learning_rate": 2e-5,
+        "--max_length": 1024,
+        "--per_device_train_batch_size": 8,
+        "--learning_rate": 2e-5,
         "--gradient_checkpointing": True,
     },
-)  # fmt: skip
+)
 AXOLOTL = TrainerFile(
-    "axolotl", "axolotl",
+    "axolotl",
+    "axolotl",
     {
-        "base_model": "--base_model", "micro_batch_size": "--per_device_train_batch_size", "sequence_len": "--max_length",
-        "optimizer": "--optim", "lr_scheduler": "--lr_scheduler_type", "num_epochs": "--num_train_epochs",
-        "tensor_parallel_size": _P + "tp_size", "context_parallel_size": _P + "cp_size",
-        "sequence_parallel_degree": _P + "cp_size", "dp_shard_size": _P + "dp_shard_size",
-        "dp_replicate_size": _P + "dp_replicate_size", "adam_eps": "--adam_epsilon", "rl": "--rl",
+        "base_model": "--base_model",
+        "micro_batch_size": "--per_device_train_batch_size",
+        "sequence_len": "--max_length",
+        "optimizer": "--optim",
+        "lr_scheduler": "--lr_scheduler_type",
+        "num_epochs": "--num_train_epochs",
+        "tensor_parallel_size": _P + "tp_size",
+        "context_parallel_size": _P + "cp_size",
+        "sequence_parallel_degree": _P + "cp_size",
+        "dp_shard_size": _P + "dp_shard_size",
+        "dp_replicate_size": _P + "dp_replicate_size",
+        "adam_eps": "--adam_epsilon",
+        "rl": "--rl",
     },
     {"--per_device_train_batch_size": 1, "--max_length": 512, "--lr_scheduler_type": "cosine"},
     _axolotl,
-)  # fmt: skip
+    written={"--block_size": "sequence_len"},
+    fixed={
+        "base_model": ".",
+        "reinit_weights": True,
+        "output_dir": "out",
+        "sample_packing": True,
+        "datasets": [{"path": "allenai/c4", "type": "completion"}],
+    },
+)

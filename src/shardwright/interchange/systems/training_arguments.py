@@ -3,7 +3,7 @@ model in config.json. Keys have the form of the command line: "--learning_rate".
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
@@ -15,13 +15,13 @@ from shardwright.interchange.imported import Asked
 from shardwright.interchange.launcher import Launched, find_training_command, missing_ranks
 from shardwright.interchange.named_model import is_model, read_named_model
 from shardwright.interchange.reading.plain_data import read_data
-from shardwright.interchange.reading.recognised_files import refuse_other_system
+from shardwright.interchange.reading.recognised_files import LLAMA_FACTORY, recognised, refuse_other_system
 from shardwright.interchange.reading.script_text import flag_words
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.reading.shell_marks import unknown_names
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.rows import Rule, Table, never, number
-from shardwright.interchange.training_programs import program_fault
+from shardwright.interchange.training_programs import program_fault, read_kind
 
 WORLD = "world_size"
 _SCHEDULES = {
@@ -46,8 +46,13 @@ _OPTIMIZERS = {
     "adamw": "adamw",
 }
 _OWN_OPTIMIZERS = {
-    "adam": "adamw", "adamw": "adamw", "fusedadam": "adamw", "lion": "lion", "sgd": "sgd", "muon": "muon",
-}  # fmt: skip
+    "adam": "adamw",
+    "adamw": "adamw",
+    "fusedadam": "adamw",
+    "lion": "lion",
+    "sgd": "sgd",
+    "muon": "muon",
+}
 _SEQUENCE = ("--block_size", "--max_seq_length", "--max_length", "--model_max_length", "--cutoff_len", "--max_seq_len")
 
 
@@ -70,6 +75,7 @@ class FileParts:
     command: Launched | None
     faults: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    spelled: Mapping[str, str] = field(default_factory=dict)  # names of settings as a file has them
 
     def settings(self, asked: Asked, world: int) -> Settings:
         """The settings of all files and of the command, for `world` devices; 0 means unknown."""
@@ -81,6 +87,7 @@ class FileParts:
             faults=[*([fault] if (fault := program_fault(program)) else []), *self.faults, *missing],
             overrides=asked.fields,
             automatic=self.automatic,
+            spelled=self.spelled,
         )
 
 
@@ -114,7 +121,7 @@ def read_parts(
             given |= flat_keys(data)
             has_own = True
         elif _has_options(data):
-            given |= {f"--{key}": value for key, value in data.items()}
+            given |= {f"--{key}": value for key, value in data.items()} | own_options(data)
         else:
             raise ShellFault(
                 f"{name} is neither the system's configuration, nor a config.json with model_type, nor options; check"
@@ -136,6 +143,23 @@ _OF_CONFIGURATIONS = ("distributed_type", "compute_environment", "zero_optimizat
 def _has_options(data: Mapping[str, Any]) -> bool:
     """True if a file has options of transformers' TrainingArguments, as command lines have them."""
     return any(key in data for key in _OF_OPTIONS) and not any(key in data for key in _OF_CONFIGURATIONS)
+
+
+def own_options(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Options that follow from LLaMA-Factory's, if a file is its: it computes layers again unless that is disabled, and
+    trains an adapter unless finetuning_type is another."""
+    sign = recognised(data)
+    if sign is None or sign.source != LLAMA_FACTORY:
+        return {}
+    options: dict[str, Any] = {"--gradient_checkpointing": data.get("disable_gradient_checkpointing") is not True}
+    options |= {"--disable_gradient_checkpointing": None}
+    if data.get("finetuning_type") is None:
+        options["--finetuning_type"] = "lora"
+    if data.get("fp8") is True:
+        options |= {"--mixed_precision": "fp8", "--fp8": None}
+    for name in ("adam_mini", "muon"):
+        options |= {"--optim": name, f"--use_{name}": None} if data.get(f"use_{name}") is True else {}
+    return options
 
 
 _FILES = (
@@ -236,25 +260,6 @@ def _schedule(settings: Settings) -> str:
     return _SCHEDULES[word]
 
 
-_PREFERENCES = ("--reward_model", "--process_reward_model", "--diffusion", "--ebft", "--beta", "--pref_beta", "--max_prompt_length", "--max_completion_length", "--num_generations")
-
-
-def _read_kind(settings: Settings, _: Flat) -> None:
-    """Refuse stages that train no decoder by next tokens, and options of training by preferences or rewards."""
-    if settings.given.get("--finetuning_type") == "full":
-        settings.ignore("--finetuning_type")
-    if preferences := [name for name in _PREFERENCES if settings.has(name)]:
-        settings.faults.append(
-            f"{', '.join(map(settings.setting_text, preferences))}: training by preferences, rewards or noise (DPO, "
-            "GRPO, diffusion) keeps further models or samples, or has another loss, and is not counted here"
-        )
-    for name in ("--stage", "--rlhf_type", "--rl"):
-        if settings.text(name, "sft") in ("sft", "pt"):
-            continue
-        fault = program_fault(settings.text(name))
-        settings.faults.append(fault or f"{settings.setting_text(name)} is not counted here; use sft or pt")
-
-
 _OWN_SCHEDULES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
 
 
@@ -332,7 +337,8 @@ def _optimizer(settings: Settings, name: str, words: Mapping[str, str]) -> str:
     word = settings.text(name, "adamw_torch").lower()
     if word not in words and word != "adamw_torch" and "optimizer.name" not in settings.overrides:
         settings.lost.append(
-            f"{settings.setting_text(name)}: AdamW with two moments in float32 is counted here (--set optimizer.name=NAME)"
+            f"{settings.setting_text(name)}: AdamW with two moments in float32 is counted here (--set "
+            "optimizer.name=NAME)"
         )
     return words.get(word, "adamw")
 
@@ -360,7 +366,7 @@ def _write_recompute(job: JobSpec, settings: dict[str, Any]) -> None:
 
 
 OPTIONS: Table = (
-    Rule(("--stage",), _read_kind),
+    Rule(("--stage",), read_kind),
     Rule(("--block_size",), _read_sequence, _write_sequence),
     Rule(("--gradient_checkpointing",), _read_recompute, _write_recompute),
     Rule(("--optim",), _read_optimizer, _write_optimizer),
