@@ -1,4 +1,4 @@
-"""Configurations of further training systems: each is read with its meaning, recognised, and refused where it has to be."""
+"""Configurations of further training systems: each is read with its meaning, or refused where it has to be."""
 
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,13 @@ READ: dict[str, tuple[tuple[str, ...], int, tuple[Any, ...], dict[str, Any]]] = 
     "trl trl.yaml accelerate-zero3.yaml config.json": (
         (), 0, (8, 1, 1, 1, 3, 2, 128, 32, 4096, 32768, "full", "bf16"), {"optimizer.min_learning_rate_ratio": 0.1},
     ),
+    "lightning lightning.py config.json": (
+        (), 0, (16, 1, 1, 1, 2, 2, 128, 32, 4096, 4096, "full", "bf16"), {"cluster.nodes": 2},
+    ),
+    "nemo hydra.sh hydra-base.yaml": (
+        ("model.vocab=50304",), 0, (4, 2, 4, 1, 1, 1, 64, 24, 2048, 2048, "none", "bf16"),
+        {"plan.sequence_parallel": True, "optimizer.beta2": 0.95},
+    ),
     "megatron-bridge bridge.py config.json": (
         ("CONFIG=harbour_8b_pretrain_32gpu_h100_config",), 0,
         (2, 4, 2, 2, 1, 1, 512, 32, 4096, 8192, "none", "bf16"),
@@ -87,7 +94,7 @@ def test_a_configuration_is_read_with_its_meaning(command: str) -> None:
     assert {name: field_of(found.job, name) for name in fields} == fields
 
 
-@pytest.mark.parametrize("command", [command for command in READ if "bridge" not in command])
+@pytest.mark.parametrize("command", READ)
 def test_a_configuration_is_recognised_by_what_it_says(command: str) -> None:
     system, first, *_ = command.split()
     assert system_name_of(first, (FOLDER / first).read_text(encoding="utf-8")) == system
@@ -101,7 +108,7 @@ def test_a_configuration_is_recognised_by_what_it_says(command: str) -> None:
         ("axolotl", "axolotl.yaml config.json", "rl: dpo", "preferences"),
         ("axolotl", "axolotl.yaml config.json", "expert_parallel_size: 4", "expert_parallel_size = 4"),
         ("llamafactory", "llamafactory.yaml config.json", "", "shards.json is a file that is not read"),
-        ("llamafactory", "llamafactory.yaml shards.json config.json", "finetuning_type: null", "finetuning_type = lora"),
+        ("llamafactory", "llamafactory.yaml shards.json config.json", "finetuning_type: null", "= lora"),
         ("llamafactory", "llamafactory.yaml shards.json config.json", "do_train: false", "trains nothing"),
         ("trl", "trl.yaml accelerate-zero3.yaml config.json", "num_generations: 8", "rewards"),
         ("trl", "trl.yaml accelerate-zero3.yaml", "", "config.json"),
@@ -113,6 +120,8 @@ def test_a_configuration_is_recognised_by_what_it_says(command: str) -> None:
         ("nanotron", "nanotron.yaml", "doremi: {domain_names: letters}", "doremi.domain_names"),
         ("picotron", "picotron.json", "", "name its config.json"),
         ("ms-swift", "swift.sh", "", "name its config.json"),
+        ("nemo", "hydra.sh", "", "which is no file here"),
+        ("lightning", "lightning.py", "", "name its config.json"),
     ],
 )  # fmt: skip
 def test_what_could_change_a_plan_and_is_not_known_is_refused(
@@ -138,7 +147,7 @@ def test_what_could_change_a_plan_and_is_not_known_is_refused(
 def test_an_experiment_of_primus_asks_for_the_files_that_it_begins_from(tmp_path: Path) -> None:
     path = tmp_path / "harbour.yaml"
     path.write_text((FOLDER / "primus/harbour-pretrain.yaml").read_text(encoding="utf-8"), encoding="utf-8")
-    with pytest.raises(PlanError, match="it begins from trainer.yaml, which is none of the files"):
+    with pytest.raises(PlanError, match=r"it begins from trainer\.yaml, which is none of the files"):
         read_job_of(SOURCES["primus"], (str(path),), Asked(cluster=AskedCluster(16, H100)))
 
 

@@ -38,7 +38,17 @@ NAMES = (
     "llamafactory",
     "nanotron",
 )
-SOURCE_NAMES = (*NAMES, "flagscale", "gpt-neox", "megatron-bridge", "ms-swift", "picotron", "primus", "trl")
+SOURCE_NAMES = (
+    *NAMES,
+    "flagscale",
+    "gpt-neox",
+    "lightning",
+    "megatron-bridge",
+    "ms-swift",
+    "picotron",
+    "primus",
+    "trl",
+)
 
 
 class ImportCommand(PredictCommand):

@@ -13,11 +13,18 @@ JOB = "shardwright"  # a job of this package, or a model as transformers describ
 _TITAN_TABLES = {"parallelism", "training", "activation_checkpoint", "job"}
 _DEEPSPEED_KEYS = {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu"}
 _ACCELERATE_KEYS = {"distributed_type", "compute_environment", "fsdp_config", "deepspeed_config"}
+# Words of Python files -> the system whose functions they call.
+_IMPORTED = (
+    (r"\bmegatron\.bridge\b", "megatron-bridge"),
+    (r"^\s*(import|from)\s+(pytorch_)?lightning\b", "lightning"),
+)
 _SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
 # Words of launch scripts -> the system that they start; Megatron-LM's otherwise.
 _STARTED = (
     (r"\bmegatron\s+(sft|pt|rlhf)\b", "ms-swift"),
     (r"torchtitan", "torchtitan"),
+    (r"\baction=run\b", "flagscale"),
+    (r"\s\+{0,2}(trainer|model)\.[a-z_.]+=", "nemo"),
     (r"--(num[-_]layers|hidden[-_]size|tensor[-_]model[-_]parallel[-_]size)\b", "megatron"),
     (r"\baccelerate\s+launch\b", "accelerate"),
     (r"--deepspeed(_config)?[ =]\S+\.json", "deepspeed"),
@@ -35,7 +42,7 @@ def system_name_of(path: str, text: str) -> str:
         if name := _of_data(path, suffix, data):
             return name
     elif suffix == ".py":
-        return "torchtitan"
+        return next((system for pattern, system in _IMPORTED if re.search(pattern, text, re.MULTILINE)), "torchtitan")
     elif text.startswith("#!") or suffix in _SCRIPTS:
         return next((system for pattern, system in _STARTED if re.search(pattern, text)), "megatron")
     raise PlanError(path, ["no system is known to write such a file; name the system, such as megatron"])

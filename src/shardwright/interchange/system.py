@@ -18,6 +18,7 @@ from shardwright.interchange.systems import (
     deepspeed,
     flagscale,
     gpt_neox,
+    lightning,
     megatron,
     megatron_bridge,
     ms_swift,
@@ -132,6 +133,7 @@ SOURCES: dict[str, SourceSystem] = SYSTEMS | {
     for source in (
         SourceSystem("trl", "TRL", "", trainer_files.TRL.read),
         SourceSystem("flagscale", "FlagScale", "", flagscale.read),
+        SourceSystem("lightning", "Lightning", "", lightning.read),
         SourceSystem("gpt-neox", "GPT-NeoX", "", gpt_neox.read),
         SourceSystem(
             "megatron-bridge", "Megatron-Bridge", "", megatron_bridge.read, variables=(megatron_bridge.CONFIG,)

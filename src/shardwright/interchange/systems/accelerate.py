@@ -352,6 +352,9 @@ def _fsdp_of_options(settings: Settings) -> None:
         file_options = {}
     file_options |= {name: settings.given.pop(name) for name in _FSDP_FILE_KEYS if name in settings.given}
     options |= {str(name).removeprefix("fsdp_"): value for name, value in file_options.items()}
+    settings.spelled = dict(settings.spelled) | {
+        _F + str(name).removeprefix("fsdp_"): f"fsdp_config.{name}" for name in file_options
+    }
     names = {"cpu_offload": "offload_params", "fsdp_version": "version"}
     settings.given |= {_F + names.get(name, name): value for name, value in options.items()}
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from shardwright.config.base import shortened
 from shardwright.config.fault_gathering_reader import is_whole
+from shardwright.interchange.hydra_command import overridden, with_command_line
 from shardwright.interchange.imported import Asked, ReadResult
 from shardwright.interchange.reading.hydra_defaults import composed
 from shardwright.interchange.reading.plain_data import resolved
@@ -21,7 +22,8 @@ _SECTIONS = ("system.", "model.", "data.")
 
 def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     """Read the file of an experiment with those that it begins from, or that of its training. Raises ShellFault."""
-    flat = resolved(composed(texts))
+    texts, command_line = with_command_line(texts, asked)
+    flat = resolved(overridden(composed(texts), command_line))
     sections = {name.removeprefix("train."): value for name, value in flat.items()}
     arguments = {name.rpartition(".")[2]: value for name, value in sections.items() if name.startswith(_SECTIONS)}
     if not arguments:

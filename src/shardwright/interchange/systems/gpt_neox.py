@@ -156,7 +156,9 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     model = [row for row in MODEL if "model.vocab" not in asked.fields or "vocab-size" not in row.names]
     for row in (*ENGINE, *model, *_OWN, *OPTIMIZER):
         read_row(row, settings, fields)
-    settings.ignore(WORLD, "norm", "pos_emb", "activation", "optimizer.type", "optimizer.params.betas")
+    settings.ignore(
+        WORLD, "norm", "pos_emb", "activation", "bias_gelu_fusion", "optimizer.type", "optimizer.params.betas"
+    )
     settings.note("priced as megatron-deepspeed software (--as NAME for another)")
     return ReadResult(fields, settings, "megatron-deepspeed", 0, 0, ("gpt-neox", "deepspeed"))
 

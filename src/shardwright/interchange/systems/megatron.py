@@ -152,6 +152,7 @@ def _fields_beside_model(settings: Settings, model: Flat) -> Flat:
         read_row(row, settings, fields)
     _ignore_without(settings)
     if not model.get("model.moe.experts"):
+        fields["plan.expert_tp"] = 0
         settings.ignore(*(name for row in EXPERTS for name in row.names if name != "num-experts"), *FURTHER)
     return fields
 

@@ -152,7 +152,7 @@ def own_options(data: Mapping[str, Any]) -> dict[str, Any]:
     if sign is None or sign.source != LLAMA_FACTORY:
         return {}
     options: dict[str, Any] = {"--gradient_checkpointing": data.get("disable_gradient_checkpointing") is not True}
-    options |= {"--disable_gradient_checkpointing": None}
+    options |= {"--disable_gradient_checkpointing": None, "--do_train": None}
     if data.get("finetuning_type") is None:
         options["--finetuning_type"] = "lora"
     if data.get("fp8") is True:
