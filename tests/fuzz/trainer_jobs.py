@@ -27,8 +27,8 @@ FILES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...], int]] = {
 # Settings of the formats that are no data.
 _WRITTEN: dict[str, dict[str, Any]] = {
     "lightning": {
-        "devices": 8, "num_nodes": 2, "precision": "bf16-mixed", "max_steps": 500, "strategy.sharding_strategy": "FULL_SHARD",
-        "log_every_n_steps": 5, "accumulate_grad_batches": 4, "strategy.limit_all_gathers": True,
+        "devices": 8, "num_nodes": 2, "precision": "bf16-mixed", "max_steps": 500, "log_every_n_steps": 5,
+        "accumulate_grad_batches": 4, "strategy.limit_all_gathers": True, "strategy.sharding_strategy": "FULL_SHARD",
     },
     "megatron-bridge": {
         "model.tensor_model_parallel_size": 4, "model.sequence_parallel": True, "model.seq_length": 4096,

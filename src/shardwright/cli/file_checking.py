@@ -24,17 +24,17 @@ from shardwright.cli.job_options import BriefCommand, asked_cluster, cluster_opt
 def check_files(
     files: tuple[str, ...], system: str | None, overrides: tuple[str, ...], as_json: bool, **cluster_fields: Any
 ) -> None:
-    """Check FILES, jobs or files of other systems, a line each: legal, fits, divides, experts on fast links, seconds.
+    """Check FILES, jobs or files of other systems, each alone: legal, fits, divides, experts on fast links, slack, seconds.
 
     The exit status is 0 if all is fine, 1 if a file has a finding, and 2 if one can't be read.
     """
     from dataclasses import asdict
 
-    from shardwright.api.file_check import file_check
+    from shardwright.api.file_check import file_checks
     from shardwright.report.file_check_text import file_check_text
 
     cluster = asked_cluster(cluster_fields)
-    checks = [file_check(file, overrides, cluster, system or "") for file in files]
+    checks = file_checks(files, overrides, cluster, system or "")
     if as_json:
         click.echo(json.dumps([asdict(check) for check in checks]))
     else:

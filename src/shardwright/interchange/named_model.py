@@ -1,4 +1,4 @@
-"""The model that a configuration of another system names: keys of a config.json, or a name of the catalog or the Hub."""
+"""The model that a configuration of another system names: by a config.json, or a name of the catalog or the Hub."""
 
 from collections.abc import Mapping
 from typing import Any

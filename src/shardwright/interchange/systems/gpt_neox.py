@@ -1,4 +1,4 @@
-"""GPT-NeoX (EleutherAI): YAML with Megatron-LM's settings of a model under its own names, and DeepSpeed's of the engine.
+"""GPT-NeoX (EleutherAI): YAML with Megatron-LM's settings of a model under other names, and DeepSpeed's settings.
 
 Several files are one configuration; a name may have hyphens or underscores.
 """

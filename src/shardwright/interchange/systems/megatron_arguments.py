@@ -54,6 +54,8 @@ def flags_of(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, st
             flag = _RENAMED.get(name, name.replace("_", "-"))
         if flag == "num-virtual-stages-per-pipeline-rank" and value == 1:
             value = None
+        if isinstance(value, dict) and value.get("enabled") is False:
+            value = None
         if value is None or value is False or (isinstance(value, str) and value.lower() in _WITHOUT_VALUE):
             continue
         flags[flag] = value

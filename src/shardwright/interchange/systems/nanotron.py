@@ -98,13 +98,21 @@ def _rope_scaling(settings: Settings) -> dict[str, Any] | None:
 def _write_model(job: JobSpec, settings: dict[str, Any]) -> None:
     model = job.model
     plain = model.model_copy(update={"qkv_bias": False, "window": type(model.window)(), "no_rotary_every": 0})
-    family, keys = written_config(plain)
+    try:
+        family, keys = written_config(plain)
+    except PlanError:
+        family, keys = "", {}
     if family != "llama":
-        raise PlanError("model", [f"nanotron has decoders like Llama's and Qwen 2's, and this is one of {family}"])
+        kind = f"one of {family}" if family else "of no family of Hugging Face's"
+        raise PlanError("model", [f"nanotron has decoders like Llama's, and this is {kind}; take another --to"])
     is_llama = plain == model
+    positions = dict(keys.get("rope_parameters") or {})
+    keys["rope_theta"] = positions.pop("rope_theta", keys.get("rope_theta"))
+    if positions.get("rope_type", "default") != "default":
+        keys["rope_scaling"] = positions
     kept = {name: keys[name] for name in _OF_LLAMA if keys.get(name) is not None}
     if kept.get("head_dim", model.hidden // model.heads) * model.heads != model.hidden:
-        raise PlanError("model", ["nanotron has heads of hidden / heads numbers"])
+        raise PlanError("model", ["nanotron has heads of hidden / heads numbers; take another --to"])
     kept.pop("head_dim", None)
     settings |= {_MODEL + name: value for name, value in kept.items()}
     settings |= {_MODEL + ("is_llama_config" if is_llama else "is_qwen2_config"): True}

@@ -10,9 +10,10 @@ from pathlib import PurePath
 from typing import Any
 
 from shardwright.config.base import shortened
+from shardwright.config.fault_gathering_reader import whole
 from shardwright.interchange.imported import Asked, ReadResult
 from shardwright.interchange.reading.plain_data import read_data
-from shardwright.interchange.reading.settings import Settings
+from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.systems.megatron_arguments import flags_of, read_arguments, read_result
 from shardwright.interchange.training_programs import program_fault
@@ -20,6 +21,7 @@ from shardwright.interchange.training_programs import program_fault
 LIBRARY = ("primus/configs/models/megatron", "primus/configs/modules/megatron")
 _BASES = ("language_model.yaml", "primus_megatron_model.yaml")  # all arguments with Megatron-LM's defaults
 _MOST_LEVELS = 8
+_LAYER_IDS = "recompute-layer-ids"
 _VARIABLE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*:([^${}]*)\}")  # ${VARIABLE:value if it is not set}
 # Settings of Primus that switch on what a job has by another name, or lacks.
 _SCHEDULES = ("patch_primus_pipeline", "patch_zero_bubble")
@@ -50,9 +52,22 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     if arguments.get("use_turbo_deepep") is True:
         arguments["moe_token_dispatcher_type"] = "flex"
     flags, spelled = flags_of(arguments)
+    layer_ids = flags.pop(_LAYER_IDS, None)
     fields = read_arguments(flags, spelled, asked, (0, 0), settings)
+    if layer_ids is not None and fields.get("plan.recompute") == "full":
+        fields |= _recomputed(layer_ids, fields["model.layers"], settings)
     settings.ignore(*(flag for flag, name in spelled.items() if name in defaults - own.keys() or name in _SCHEDULES))
     return read_result(fields, settings, asked, (0, 0), "primus")
+
+
+def _recomputed(layer_ids: Any, layers: int, settings: Settings) -> Flat:
+    """The plan that computes the layers of some numbers again; those from `layers` on are MTP layers."""
+    words = layer_ids if isinstance(layer_ids, list) else str(layer_ids).split(",")
+    numbers = {number for word in words if (number := whole(str(word).strip())) is not None}
+    if len(numbers) < len(words):
+        settings.faults.append(f"recompute_layer_ids = {shortened(str(layer_ids), 60)}: it should be numbers of layers")
+    policies = [["layer"] if number in numbers else [] for number in range(layers)]
+    return {"plan.recompute": "layers", "plan.recompute_layers": policies}
 
 
 def _trainer(name: str, text: str) -> dict[str, Any]:
