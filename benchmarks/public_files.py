@@ -67,16 +67,23 @@ COLLECTIONS = (
 )  # fmt: skip
 
 _ASKED = re.compile(
-    r"name it too|config\.json|--devices|number of tokens|name their file|name the file of|is not in the catalog"
-    r"|nothing says what the model|nothing names the recipe|is which is none|which is none of the files"
-    r"|name the files of what it calls|it should be a number|spreads experts|together here; say|no file has options|no command in it trains"
-)
+    "|".join((
+        "name it too", r"config\.json", "--devices", "number of tokens", "name their file", "name the file of",
+        "is not in the catalog", "nothing says what the model", "nothing names the recipe", "which is none of the files",
+        "name the files of what it calls", "it should be a number", "spreads experts", "together here; say",
+        "no file has options", "no command in it trains",
+    ))
+)  # fmt: skip
 _REASONS = re.compile(
-    r"adapters|preferences|rewards|decoders|trains nothing|can't be said here|does not split|is not counted here"
-    r"|share one replica|Sinkhorn|attention to all|are not read|experts of nanotron|follow no rule|modules that train"
-    r"|trains with|are read for|tasks that train|not divide|schedules of Primus|none of is_llama"
-    r"|this recipe of fp8|linear_attention|hybrid|gated_delta|mrope|patch_dim|hetero_|doremi|mamba|rope_type|its task|check that the file is of this system|apollo|badam|galore|lisa_|pure_bf16"
-)
+    "|".join((
+        "adapters", "preferences", "rewards", "decoders", "trains nothing", "can't be said here", "does not split",
+        "is not counted here", "share one replica", "Sinkhorn", "attention to all", "are not read", "experts of nanotron",
+        "follow no rule", "modules that train", "trains with", "are read for", "tasks that train", "not divide",
+        "schedules of Primus", "none of is_llama", "this recipe of fp8", "linear_attention", "hybrid", "gated_delta",
+        "mrope", "patch_dim", "hetero_", "doremi", "mamba", "rope_type", "its task", "the file is of this system",
+        "apollo", "badam", "galore", "lisa_", "pure_bf16",
+    ))
+)  # fmt: skip
 
 
 def outcome(system: str, paths: list[str], asked: Asked) -> tuple[str, list[str]]:

@@ -151,6 +151,15 @@ def test_an_experiment_of_primus_asks_for_the_files_that_it_begins_from(tmp_path
         read_job_of(SOURCES["primus"], (str(path),), Asked(cluster=AskedCluster(16, H100)))
 
 
+def test_primus_computes_layers_of_some_numbers_again(tmp_path: Path) -> None:
+    text = (FOLDER / "primus/harbour-pretrain.yaml").read_text(encoding="utf-8")
+    path = tmp_path / "harbour.yaml"
+    path.write_text(text.replace("recompute_num_layers: 1", 'recompute_layer_ids: "0,2,24"'), encoding="utf-8")
+    library = [str(file) for file in sorted((FOLDER / "primus/configs").rglob("*.yaml"))]
+    plan = read_job_of(SOURCES["primus"], (str(path), *library), Asked(cluster=AskedCluster(16, H100))).job.plan
+    assert [place for place, policy in enumerate(plan.recompute_layers) if policy] == [0, 2]
+
+
 def test_an_adapter_of_a_recipe_is_refused() -> None:
     with pytest.raises(PlanError, match="peft = LoRA: adapters"):
         imported("megatron-bridge", "bridge.py config.json", "CONFIG=harbour_8b_peft_config", devices=8)

@@ -25,7 +25,7 @@ from shardwright.schedule.job_program import job_program
 def file_checks(
     paths: Sequence[str], overrides: tuple[str, ...], cluster: AskedCluster = NOTHING_ASKED, system: str = ""
 ) -> list[FileCheck]:
-    """The checks of files, each alone. Overrides go to all; a variable of scripts goes to those that have it, if any."""
+    """The checks of files, each alone. Overrides go to all, and a variable of scripts to those that have it."""
     texts = {path: _text(path) for path in paths}
     checks = []
     for path in paths:

@@ -24,7 +24,7 @@ from shardwright.cli.job_options import BriefCommand, asked_cluster, cluster_opt
 def check_files(
     files: tuple[str, ...], system: str | None, overrides: tuple[str, ...], as_json: bool, **cluster_fields: Any
 ) -> None:
-    """Check FILES, jobs or files of other systems, each alone: legal, fits, divides, experts on fast links, slack, seconds.
+    """Check FILES, jobs or files of other systems, each alone: legal, fits, divides, experts on fast links, seconds.
 
     The exit status is 0 if all is fine, 1 if a file has a finding, and 2 if one can't be read.
     """

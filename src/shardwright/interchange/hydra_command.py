@@ -1,4 +1,4 @@
-"""Command lines of programs that Hydra configures: a script with words such as model.layers=4 and ++trainer.devices=8."""
+"""Command lines of programs that Hydra configures: a script with words such as model.layers=4, ++trainer.devices=8."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -39,8 +39,8 @@ class FileCheck:
 
 
 def file_check_text(check: FileCheck) -> str:
-    """The lines of a file: its name and system, then legality, memory, batch, experts, slack and seconds, with a way out
-    of what is wrong."""
+    """The lines of a file: its name and system, then legality, memory, batch, experts, slack and seconds. What is
+    wrong has a way out."""
     lines = [("", f"{check.name} ({check.system})"), *_lines(check)]
     return "\n".join(f"  {name:<8}{text}" if name else text for name, text in _printable(lines))
 

@@ -217,8 +217,9 @@ def _width(keys: Mapping[str, Any], is_gated: bool) -> int:
     if not isinstance(width, int) or not width:
         factor = keys.get("expansion_factor")
         width = int((factor if isinstance(factor, (int, float)) and factor else 4) * hidden)
-    inner = int(width * 2 / 3) // 2 if is_gated else width
-    return multiple * -(-int(inner) // multiple)
+    if is_gated:
+        width = int(width * 2 / 3) // 2
+    return multiple * -(-width // multiple)
 
 
 def _optimizer_flags(keys: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
