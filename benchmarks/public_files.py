@@ -14,8 +14,8 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -37,39 +37,41 @@ KINDS = ("read", "told", "asked", "refused with a reason", "refused without", "c
 
 @dataclass(frozen=True)
 class Collection:
-    """Files of a repository by a pattern, on so many devices; `model` names a config.json for those that name a model,
-    `beside` is a folder of files that others name, and `sets` are words of --set."""
+    """Files of a repository by a pattern, on the first number of devices on which they are legal. `model` names a
+    config.json for those that name a model, `beside` is a folder of files that others name, `sets` are words of --set."""
 
     system: str
     repository: str
     pattern: str
-    devices: int = 64
+    devices: tuple[int, ...] = (0,)
     model: bool = False
     beside: str = ""
     sets: tuple[str, ...] = ()
     device: str = "h100-sxm"
 
 
+SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)
 COLLECTIONS = (
-    Collection("axolotl", "axolotl-ai-cloud/axolotl", r"examples/.*\.ya?ml", 8, True, "deepspeed_configs"),
-    Collection("llamafactory", "hiyouga/LLaMA-Factory", r"examples/(?!deepspeed|accelerate).*\.yaml", 8, True,
+    Collection("axolotl", "axolotl-ai-cloud/axolotl", r"examples/.*\.ya?ml", (8,), True, "deepspeed_configs"),
+    Collection("llamafactory", "hiyouga/LLaMA-Factory", r"examples/(?!deepspeed|accelerate).*\.yaml", (8,), True,
                "examples/deepspeed"),
-    Collection("trl", "huggingface/alignment-handbook", r"recipes/.*/(sft|dpo|orpo)/.*\.yaml", 8, True),
-    Collection("trl", "huggingface/open-r1", r"recipes/(?!accelerate).*\.yaml", 8, True),
-    Collection("ms-swift", "modelscope/ms-swift", r"examples/.*megatron/.*\.sh", 0, True),
-    Collection("primus", "AMD-AGI/Primus", r"examples/megatron/configs/(MI300X|MI355X)/[^/]*\.yaml", 64,
+    Collection("trl", "huggingface/alignment-handbook", r"recipes/.*/(sft|dpo|orpo)/.*\.yaml", (8,), True),
+    Collection("trl", "huggingface/open-r1", r"recipes/(?!accelerate).*\.yaml", (8,), True),
+    Collection("ms-swift", "modelscope/ms-swift", r"examples/.*megatron/.*\.sh", model=True),
+    Collection("primus", "AMD-AGI/Primus", r"examples/megatron/configs/(MI300X|MI355X)/[^/]*\.yaml", SIZES,
                device="mi300x"),
-    Collection("flagscale", "FlagOpen/FlagScale", r"examples/.*/conf/train/.*\.yaml", 64),
-    Collection("gpt-neox", "EleutherAI/gpt-neox", r"configs/.*\.yml", 64, sets=("model.vocab=50432",)),
-    Collection("nanotron", "huggingface/nanotron", r"examples/.*\.yaml", 0),
-    Collection("picotron", "huggingface/picotron", r"template/.*\.json", 0, True),
-    Collection("megatron-bridge", "NVIDIA-NeMo/Megatron-Bridge", r"src/megatron/bridge/recipes/.*/h100/.*\.py", 0),
+    Collection("flagscale", "FlagOpen/FlagScale", r"examples/.*/conf/train/.*\.yaml", SIZES),
+    Collection("gpt-neox", "EleutherAI/gpt-neox", r"configs/.*\.yml", SIZES, sets=("model.vocab=50432",)),
+    Collection("nanotron", "huggingface/nanotron", r"examples/.*\.yaml"),
+    Collection("picotron", "huggingface/picotron", r"template/.*\.json", model=True),
+    Collection("megatron-bridge", "NVIDIA-NeMo/Megatron-Bridge", r"src/megatron/bridge/recipes/.*/h100/.*\.py"),
 )  # fmt: skip
 
 _ASKED = re.compile(
     "|".join((
         "name it too", r"config\.json", "--devices", "number of tokens", "name their file", "name the file of",
-        "is not in the catalog", "nothing says what the model", "nothing names the recipe", "which is none of the files",
+        "is not in the catalog", "nothing says what the model", "nothing names the recipe",
+        "which is none of the files",
         "name the files of what it calls", "it should be a number", "spreads experts", "together here; say",
         "no file has options", "no command in it trains",
     ))
@@ -77,7 +79,8 @@ _ASKED = re.compile(
 _REASONS = re.compile(
     "|".join((
         "adapters", "preferences", "rewards", "decoders", "trains nothing", "can't be said here", "does not split",
-        "is not counted here", "share one replica", "Sinkhorn", "attention to all", "are not read", "experts of nanotron",
+        "is not counted here", "share one replica", "Sinkhorn", "attention to all", "are not read",
+        "experts of nanotron",
         "follow no rule", "modules that train", "trains with", "are read for", "tasks that train", "not divide",
         "schedules of Primus", "none of is_llama", "this recipe of fp8", "linear_attention", "hybrid", "gated_delta",
         "mrope", "patch_dim", "hetero_", "doremi", "mamba", "rope_type", "its task", "the file is of this system",
@@ -86,8 +89,13 @@ _REASONS = re.compile(
 )  # fmt: skip
 
 
-def outcome(system: str, paths: list[str], asked: Asked) -> tuple[str, list[str]]:
-    """(one of KINDS, the faults)."""
+def outcome(system: str, paths: list[str], asked: Asked, sizes: Sequence[int]) -> tuple[str, list[str]]:
+    """(one of KINDS, the faults), on the first number of devices on which the job is legal, else on the first."""
+    outcomes = [_outcome(system, paths, replace(asked, cluster=replace(asked.cluster, devices=size))) for size in sizes]
+    return next((found for found in outcomes if found[0] in KINDS[:2]), outcomes[0])
+
+
+def _outcome(system: str, paths: list[str], asked: Asked) -> tuple[str, list[str]]:
     try:
         job = read_job_of(SOURCES[system], tuple(paths), asked)
     except PlanError as error:
@@ -104,7 +112,7 @@ def outcome(system: str, paths: list[str], asked: Asked) -> tuple[str, list[str]
 
 def cases(collection: Collection, folder: Path) -> Iterator[tuple[str, list[str], Asked]]:
     """(name, paths, input) of each file; of each function of a file of recipes."""
-    cluster = AskedCluster(collection.devices, collection.device)
+    cluster = AskedCluster(0, collection.device)
     model = folder / "model/config.json"
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
@@ -163,7 +171,7 @@ def main() -> int:
             (folder / "model/config.json").write_text(LLAMA, encoding="utf-8")
             counts: Counter[str] = Counter()
             for case, paths, asked in cases(collection, folder):
-                kind, faults = outcome(collection.system, paths, asked)
+                kind, faults = outcome(collection.system, paths, asked, collection.devices)
                 counts[kind] += 1
                 if options.faults and kind in ("refused without", "crashed"):
                     print(f"  {case}: {'; '.join(faults)[:300]}")
