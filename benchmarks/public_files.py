@@ -38,7 +38,7 @@ KINDS = ("read", "told", "asked", "refused with a reason", "refused without", "c
 @dataclass(frozen=True)
 class Collection:
     """Files of a repository by a pattern, on the first number of devices on which they are legal. `model` names a
-    config.json for those that name a model, `beside` is a folder of files that others name, `sets` are words of --set."""
+    config.json for those that name a model, `beside` is a folder of files that others name, `sets` are for --set."""
 
     system: str
     repository: str
