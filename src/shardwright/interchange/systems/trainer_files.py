@@ -17,7 +17,8 @@ from shardwright.interchange.named_model import is_model
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.systems import accelerate, deepspeed
-from shardwright.interchange.systems.training_arguments import FileParts, model_file, own_options
+from shardwright.interchange.systems.llama_factory import own_options, refusals
+from shardwright.interchange.systems.training_arguments import FileParts, model_file
 
 _DATA = (".json", ".yaml", ".yml")
 _FILES_NAMED = ("deepspeed", "fsdp_config", "deepspeed_config", "accelerate_config")
@@ -141,12 +142,6 @@ def _missing_files(data: Mapping[str, Any], names: list[str]) -> list[str]:
     ]
 
 
-def _refused_by_llama_factory(data: Mapping[str, Any]) -> list[str]:
-    if data.get("do_train") is True:
-        return []
-    return ["do_train is not true, so LLaMA-Factory trains nothing by this file; name one that trains"]
-
-
 def _axolotl(data: Mapping[str, Any]) -> dict[str, Any]:
     """Options that follow from axolotl's: batch_size, FSDP's release, precision, offloaded inputs of layers."""
     options: dict[str, Any] = {}
@@ -180,7 +175,7 @@ LLAMA_FACTORY = TrainerFile(
     "LLaMA-Factory",
     defaults={"--cutoff_len": 2048, "--per_device_train_batch_size": 8},
     derived=own_options,
-    refused=_refused_by_llama_factory,
+    refused=refusals,
     written={"--block_size": "cutoff_len"},
     fixed={
         "stage": "pt",

@@ -15,12 +15,13 @@ from shardwright.interchange.imported import Asked
 from shardwright.interchange.launcher import Launched, find_training_command, missing_ranks
 from shardwright.interchange.named_model import is_model, read_named_model
 from shardwright.interchange.reading.plain_data import read_data
-from shardwright.interchange.reading.recognised_files import LLAMA_FACTORY, recognised, refuse_other_system
+from shardwright.interchange.reading.recognised_files import refuse_other_system
 from shardwright.interchange.reading.script_text import flag_words
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.reading.shell_marks import unknown_names
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.rows import Rule, Table, never, number
+from shardwright.interchange.systems.llama_factory import own_options
 from shardwright.interchange.training_programs import program_fault, read_kind
 
 WORLD = "world_size"
@@ -145,23 +146,6 @@ def _has_options(data: Mapping[str, Any]) -> bool:
     return any(key in data for key in _OF_OPTIONS) and not any(key in data for key in _OF_CONFIGURATIONS)
 
 
-def own_options(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Options that follow from LLaMA-Factory's, if a file is its: it computes layers again unless that is disabled, and
-    trains an adapter unless finetuning_type is another."""
-    sign = recognised(data)
-    if sign is None or sign.source != LLAMA_FACTORY:
-        return {}
-    options: dict[str, Any] = {"--gradient_checkpointing": data.get("disable_gradient_checkpointing") is not True}
-    options |= {"--disable_gradient_checkpointing": None, "--do_train": None}
-    if data.get("finetuning_type") is None:
-        options["--finetuning_type"] = "lora"
-    if data.get("fp8") is True:
-        options |= {"--mixed_precision": "fp8", "--fp8": None}
-    for name in ("adam_mini", "muon"):
-        options |= {"--optim": name, f"--use_{name}": None} if data.get(f"use_{name}") is True else {}
-    return options
-
-
 _FILES = (
     "--deepspeed",
     "--deepspeed_config",
@@ -221,17 +205,11 @@ def _read_rate(settings: Settings, fields: Flat) -> None:
         settings.faults.append(f"{settings.setting_text('--lr_scheduler_kwargs')}: it should be JSON")
     kwargs = kwargs if isinstance(kwargs, dict) else {}
     kind = _own_schedule(settings, kind)
-    ratio = settings.number("--warmup_ratio", 0.0)
-    share = settings.given.get("--warmup_steps")
-    if isinstance(share, float) and 0 < share < 1:  # of the steps, as of transformers 5
-        ratio = share
-        settings.ignore("--warmup_steps")
-        settings.given = {name: value for name, value in settings.given.items() if name != "--warmup_steps"}
-    warmup = settings.count(
-        ("--warmup_steps", "--num_warmup_steps", "scheduler.params.warmup_num_steps"),
-        1000 if _is_default(settings, "scheduler.params.warmup_num_steps") else round(ratio * steps),
-    )
-    fields |= {"optimizer.steps": steps, "optimizer.warmup_steps": min(steps, warmup), "optimizer.schedule": kind}
+    fields |= {
+        "optimizer.steps": steps,
+        "optimizer.warmup_steps": min(steps, _warmup(settings, steps)),
+        "optimizer.schedule": kind,
+    }
     is_cosine = settings.text("scheduler.type") == "WarmupCosineLR"
     default_ratio = 0.0001 if is_cosine and settings.is_open("scheduler.params.cos_min_ratio") else 0.0
     lowest_ratio = kwargs.get(
@@ -248,6 +226,20 @@ def _read_rate(settings: Settings, fields: Flat) -> None:
             shape, "linear"
         )
     settings.lose("--num_train_epochs", "steps are counted here (--set optimizer.steps=N)")
+
+
+def _warmup(settings: Settings, steps: int) -> int:
+    """The number of steps of the warm-up, which options say as steps or as a share of all steps."""
+    ratio = settings.number("--warmup_ratio", 0.0)
+    share = settings.given.get("--warmup_steps")
+    if isinstance(share, float) and 0 < share < 1:  # of the steps, as of transformers 5
+        ratio = share
+        settings.ignore("--warmup_steps")
+        settings.given = {name: value for name, value in settings.given.items() if name != "--warmup_steps"}
+    return settings.count(
+        ("--warmup_steps", "--num_warmup_steps", "scheduler.params.warmup_num_steps"),
+        1000 if _is_default(settings, "scheduler.params.warmup_num_steps") else round(ratio * steps),
+    )
 
 
 def _schedule(settings: Settings) -> str:
