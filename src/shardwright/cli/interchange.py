@@ -37,6 +37,7 @@ NAMES = (
     "axolotl",
     "llamafactory",
     "nanotron",
+    "primus",
 )
 SOURCE_NAMES = (
     *NAMES,
@@ -46,7 +47,6 @@ SOURCE_NAMES = (
     "megatron-bridge",
     "ms-swift",
     "picotron",
-    "primus",
     "trl",
 )
 

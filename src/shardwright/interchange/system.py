@@ -100,6 +100,10 @@ SYSTEMS = {
         ),
         System("nemo", "NeMo", "", nemo.read, nemo.write, nemo.settings_of, _MEGATRON_HAS, "nemo"),
         System(
+            "primus", "Primus", "", primus.read, primus.write, primus.settings_of, _MEGATRON_HAS, "megatron-core",
+            library=primus.LIBRARY,
+        ),
+        System(
             "torchtitan", "torchtitan", "", torchtitan.read, torchtitan.write, torchtitan.settings_of,
             _TORCHTITAN_HAS, "torchtitan-2025", others={".toml": "torchtitan-0.2"}, variables=(torchtitan.CONFIG,),
         ),
@@ -140,7 +144,6 @@ SOURCES: dict[str, SourceSystem] = SYSTEMS | {
         ),
         SourceSystem("ms-swift", "ms-swift", "", ms_swift.read),
         SourceSystem("picotron", "picotron", "", picotron.read),
-        SourceSystem("primus", "Primus", "", primus.read, library=primus.LIBRARY),
     )
 }
 

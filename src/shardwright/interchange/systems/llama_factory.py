@@ -12,19 +12,23 @@ def own_options(data: Mapping[str, Any]) -> dict[str, Any]:
     sign = recognised(data)
     if sign is None or sign.source != LLAMA_FACTORY:
         return {}
-    options: dict[str, Any] = {"--gradient_checkpointing": data.get("disable_gradient_checkpointing") is not True}
+    options: dict[str, Any] = {"--gradient_checkpointing": not _is_true(data.get("disable_gradient_checkpointing"))}
     options |= {"--disable_gradient_checkpointing": None, "--do_train": None}
     if data.get("finetuning_type") is None:
         options["--finetuning_type"] = "lora"
-    if data.get("fp8") is True:
+    if _is_true(data.get("fp8")):
         options |= {"--mixed_precision": "fp8", "--fp8": None}
     for name in ("adam_mini", "muon"):
-        options |= {"--optim": name, f"--use_{name}": None} if data.get(f"use_{name}") is True else {}
+        options |= {"--optim": name, f"--use_{name}": None} if _is_true(data.get(f"use_{name}")) else {}
     return options
 
 
 def refusals(data: Mapping[str, Any]) -> list[str]:
     """A fault if a file of LLaMA-Factory trains nothing, such as one for inference or for merging an adapter."""
-    if data.get("do_train") is True:
+    if _is_true(data.get("do_train")):
         return []
     return ["do_train is not true, so LLaMA-Factory trains nothing by this file; name one that trains"]
+
+
+def _is_true(value: Any) -> bool:
+    return str(value).lower() == "true"

@@ -38,6 +38,12 @@ _RENAMED = {
     "layernorm_epsilon": "norm-epsilon",
     "cp_size": "context-parallel-size",
 }
+# Those of _SWITCHED_OFF that a job decides.
+_WRITTEN_OFF = {
+    name: _SWITCHED_OFF[name]
+    for name in ("add_bias_linear", "bias_gelu_fusion", "fp8_wgrad", "gradient_accumulation_fusion")
+}
+_WRITTEN = {"fp8-format": "fp8"}  # flag -> argument of another name
 _WITHOUT_VALUE = ("none", "null", "")
 
 
@@ -61,6 +67,14 @@ def flags_of(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, st
         flags[flag] = value
         spelled[flag] = name
     return flags, spelled
+
+
+def arguments_of(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of Megatron-LM's flags: with underscores, and what is on by default as true or false."""
+    on = {name: flag not in flags for name, flag in _WRITTEN_OFF.items()}
+    off = {*_WRITTEN_OFF.values()}
+    kept = {flag: value for flag, value in flags.items() if flag not in off}
+    return on | {_WRITTEN.get(flag, flag.replace("-", "_")): value for flag, value in kept.items()}
 
 
 def read_arguments(

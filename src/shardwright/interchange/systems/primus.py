@@ -11,17 +11,42 @@ from typing import Any
 
 from shardwright.config.base import shortened
 from shardwright.config.fault_gathering_reader import whole
+from shardwright.config.job import JobSpec
+from shardwright.config.yaml_text import yaml_text
 from shardwright.interchange.imported import Asked, ReadResult
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.reading.shell_words import ShellFault
-from shardwright.interchange.systems.megatron_arguments import flags_of, read_arguments, read_result
+from shardwright.interchange.systems import megatron
+from shardwright.interchange.systems.megatron_arguments import arguments_of, flags_of, read_arguments, read_result
 from shardwright.interchange.training_programs import program_fault
 
 LIBRARY = ("primus/configs/models/megatron", "primus/configs/modules/megatron")
 _BASES = ("language_model.yaml", "primus_megatron_model.yaml")  # all arguments with Megatron-LM's defaults
 _MOST_LEVELS = 8
 _LAYER_IDS = "recompute-layer-ids"
+# What files of Primus say that differs from Megatron-LM's defaults, for experiments that begin from these alone.
+_BUILT_IN: Mapping[str, Mapping[str, Any]] = {
+    "language_model.yaml": {
+        "swiglu": True,
+        "add_bias_linear": False,
+        "untie_embeddings_and_output_weights": True,
+        "sequence_parallel": True,
+    },
+    "pre_trainer.yaml": {
+        "bf16": True,
+        "use_distributed_optimizer": True,
+        "train_iters": 1000,
+        "global_batch_size": 16,
+        "micro_batch_size": 2,
+        "seq_length": 1024,
+        "lr": 2.0e-5,
+        "lr_warmup_iters": 40,
+        "lr_decay_style": "cosine",
+        "weight_decay": 0.0,
+        "fp8_amax_history_len": 1024,
+    },
+}
 _VARIABLE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*:([^${}]*)\}")  # ${VARIABLE:value if it is not set}
 # Settings of Primus that switch on what a job has by another name, or lacks.
 _SCHEDULES = ("patch_primus_pipeline", "patch_zero_bubble")
@@ -94,6 +119,9 @@ def _chain(name: str, library: Mapping[str, str], level: int) -> Iterator[tuple[
     if file not in library:
         if file == "module_base.yaml":  # where logs go
             return
+        if file in _BUILT_IN:
+            yield file, dict(_BUILT_IN[file])
+            return
         raise ShellFault(
             f"it begins from {shortened(name, 80)}, which is none of the files; name it too: it lies in {LIBRARY[0]} "
             "or beside that, in the folder of Primus"
@@ -108,3 +136,28 @@ def _chain(name: str, library: Mapping[str, str], level: int) -> Iterator[tuple[
 def _value(value: Any) -> Any:
     """A value, with the defaults of the variables in it in their place."""
     return _VARIABLE.sub(lambda match: match[1], value) if isinstance(value, str) else value
+
+
+def settings_of(job: JobSpec) -> dict[str, Any]:
+    """A job's settings under the names of Primus, with all that its files have otherwise."""
+    arguments: dict[str, Any] = {
+        name: False for values in _BUILT_IN.values() for name, value in values.items() if value is True
+    }
+    if job.batch.grows:  # which is counted in samples
+        arguments |= {"train_iters": None, "lr_warmup_iters": None}
+    return arguments | arguments_of(megatron.flags(job))
+
+
+def write(job: JobSpec) -> dict[str, str]:
+    """The experiment, by its file name."""
+    trainer = {"framework": "megatron", "config": "pre_trainer.yaml", "model": "language_model.yaml"}
+    overrides = settings_of(job) | {"mock_data": True}
+    name = " ".join(job.name.split())
+    experiment = {
+        "work_group": "${PRIMUS_TEAM:team}",
+        "user_name": "${PRIMUS_USER:root}",
+        "exp_name": "".join(char if char.isalnum() else "-" for char in name),
+        "workspace": "${PRIMUS_WORKSPACE:./output}",
+        "modules": {"pre_trainer": trainer | {"overrides": overrides}},
+    }
+    return {"experiment.yaml": f"# {name}, for Primus, written by shardwright.\n" + yaml_text(experiment)}

@@ -109,6 +109,7 @@ def read_parts(
             given |= {
                 f"--{name.replace('-', '_')}": value for name, value in flags.items() if not name.startswith("slurm")
             }
+        given |= own_options({name.removeprefix("--"): value for name, value in given.items()})
     written = command.written if command else {}
     for name, text in {
         **{path: text for path, text in written.items() if path.endswith((".json", ".yaml"))},
