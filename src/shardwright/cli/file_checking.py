@@ -17,7 +17,12 @@ from shardwright.cli.job_options import BriefCommand, asked_cluster, cluster_opt
     examples=("check quickstart", "check docs/pretrain.sh --set NUM_NODES=4 --device a100-sxm-80g"),
 )
 @click.argument("files", nargs=-1, required=True)
-@click.option("--system", type=click.Choice(SOURCE_NAMES), default=None, help="The system.  [default: as the file is]")
+@click.option(
+    "--system",
+    type=click.Choice(SOURCE_NAMES),
+    metavar="SYSTEM",
+    help=f"One of {', '.join(SOURCE_NAMES)}.  [default: as the file is]",
+)
 @set_option
 @cluster_options
 @json_option

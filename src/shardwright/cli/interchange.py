@@ -82,7 +82,7 @@ def import_job(
 ) -> None:
     """Make a job of FILES of another training system: a launch script of Megatron-LM, the configuration of another.
 
-    SYSTEM is recognised from the first file if it is not named.
+    SYSTEM is recognised from the first file if it is not named; an unknown one lists all.
     Arguments of the first script stand behind them: import megatron run.sh inner.sh -- 7B 4. Nothing of the files is
     run. What they leave to the environment is asked for (--set NAME=VALUE); what was assumed, what a job can't say and
     what is not known is told on standard error.
@@ -150,7 +150,14 @@ def _imported(
     examples=("export llama3-405b-8k --to torchtitan", "export quickstart --to megatron --out scripts"),
 )
 @job_options
-@click.option("--to", "system", required=True, type=click.Choice(NAMES), help="The training system.")
+@click.option(
+    "--to",
+    "system",
+    required=True,
+    type=click.Choice(NAMES),
+    metavar="SYSTEM",
+    help=f"The training system: {', '.join(NAMES)}.",
+)
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
