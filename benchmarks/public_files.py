@@ -72,7 +72,7 @@ _ASKED = re.compile(
         "name it too", r"config\.json", "--devices", "number of tokens", "name their file", "name the file of",
         "is not in the catalog", "nothing says what the model", "nothing names the recipe",
         "which is none of the files",
-        "name the files of what it calls", "it should be a number", "spreads experts", "together here; say",
+        "name the files of what it calls", "it should be a number", "spreads experts",
         "no file has options", "no command in it trains",
     ))
 )  # fmt: skip

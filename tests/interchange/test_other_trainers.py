@@ -203,3 +203,14 @@ def test_gpt_neox_20b_has_the_published_number_of_parameters(tmp_path: Path) -> 
 
 def test_commands_have_the_names_of_all_systems() -> None:
     assert {*NAMES} == {*SYSTEMS} and {*SOURCE_NAMES} == {*SOURCES}
+
+
+def test_gpt_neox_has_biases_of_attention_of_the_mlp_and_of_norms_apart(tmp_path: Path) -> None:
+    text = (FOLDER / "neox.yml").read_text(encoding="utf-8")
+    (tmp_path / "neox.yml").write_text(
+        text.replace("{\n", '{\n"use_bias_in_attn_linear": false,\n', 1), encoding="utf-8"
+    )
+    (tmp_path / "own.yml").write_text('{"use_bias_in_norms": false}\n', encoding="utf-8")
+    paths = (str(tmp_path / "neox.yml"), str(FOLDER / "neox-data.yml"), str(tmp_path / "own.yml"))
+    model = read_job_of(SOURCES["gpt-neox"], paths, Asked(cluster=AskedCluster(16, H100))).job.model
+    assert (model.bias, model.attention_bias, model.mlp_bias, model.norm_bias) == (False, False, True, False)

@@ -78,22 +78,20 @@ def _read_recompute(settings: Settings, fields: Flat) -> None:
 
 
 def _read_block(settings: Settings, fields: Flat) -> None:
-    """Read whether attention and MLP stand side by side, and biases, which attention and MLP have together."""
+    """Read how attention and MLP stand beside each other, their biases and those of norms, and the window."""
     if settings.flag("gpt_j_residual"):
         fields["model.parallel_block"] = "one-norm" if settings.flag("gpt_j_tied") else "two-norms"
-    biases = [settings.flag(f"use_bias_in_{part}", True) for part in ("attn_linear", "mlp")]
-    fields["model.bias"] = all(biases)
-    if len(set(biases)) > 1 and "model.bias" not in settings.overrides:
-        settings.faults.append(
-            f"use_bias_in_attn_linear is {biases[0]} and use_bias_in_mlp {biases[1]}, and attention and MLP have "
-            "biases together here; say --set model.bias=false or true"
-        )
+    has_attention_bias, has_mlp_bias = (settings.flag(f"use_bias_in_{part}", True) for part in ("attn_linear", "mlp"))
+    fields["model.bias"] = has_attention_bias and has_mlp_bias
+    fields["model.attention_bias"] = has_attention_bias and not has_mlp_bias
+    fields["model.mlp_bias"] = has_mlp_bias and not has_attention_bias
     if settings.flag("use_qk_layernorm"):
         settings.faults.append(
             "use_qk_layernorm: each head has a norm of its own there, and heads share it here; leave it out"
         )
-    if not settings.flag("use_bias_in_norms", True) and fields["model.norm"] == "layernorm":
-        settings.lost.append("use_bias_in_norms is false, and LayerNorms have biases here")
+    if fields["model.norm"] == "layernorm":
+        fields["model.norm_bias"] = settings.flag("use_bias_in_norms", True)
+    settings.ignore("use_bias_in_norms")
     if (window := settings.count("sliding_window_width", 0)) > 0:
         fields["model.window.size"] = window
 

@@ -48,6 +48,8 @@ def _read_shape(settings: Settings, fields: Flat) -> None:
     if fields.get("model.qkv_bias") or fields.get("model.bias"):
         settings.note("linear layers have no biases, as picotron has them")
     fields |= {"model.tied_embeddings": False, "model.qkv_bias": False, "model.bias": False, "model.head_dim": 0}
+    for name in ("attention_bias", "mlp_bias", "head_bias"):
+        fields.pop(f"model.{name}", None)
     settings.ignore("model.use_flash_attention", "model.use_fused_adam")
 
 
