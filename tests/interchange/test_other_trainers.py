@@ -214,3 +214,14 @@ def test_gpt_neox_has_biases_of_attention_of_the_mlp_and_of_norms_apart(tmp_path
     paths = (str(tmp_path / "neox.yml"), str(FOLDER / "neox-data.yml"), str(tmp_path / "own.yml"))
     model = read_job_of(SOURCES["gpt-neox"], paths, Asked(cluster=AskedCluster(16, H100))).job.model
     assert (model.bias, model.attention_bias, model.mlp_bias, model.norm_bias) == (False, False, True, False)
+
+
+def test_weights_without_copies_in_float32_are_read(tmp_path: Path) -> None:
+    text = (FOLDER / "nanotron.yaml").read_text(encoding="utf-8")
+    (tmp_path / "job.yaml").write_text(text.replace("grad_in_fp32: true", "grad_in_fp32: false"), encoding="utf-8")
+    program = (FOLDER / "lightning.py").read_text(encoding="utf-8").replace("bf16-mixed", "bf16-true")
+    (tmp_path / "job.py").write_text(program, encoding="utf-8")
+    for system, paths in (("nanotron", ("job.yaml",)), ("lightning", ("job.py", str(FOLDER / "config.json")))):
+        names = tuple(str(tmp_path / path) for path in paths)
+        precision = read_job_of(SOURCES[system], names, Asked(cluster=AskedCluster(0, H100))).job.precision
+        assert (precision.master, precision.gradients, precision.moments) == ("none", "compute", "bf16")

@@ -140,7 +140,8 @@ def _read_numbers(settings: Settings, fields: Flat) -> None:
     word = settings.text("precision", "32-true")
     fields["precision.compute"] = settings.one_of("precision", _PRECISIONS, "32-true", "precision.compute")
     if word.endswith("-true") and fields["precision.compute"] != "float32":
-        settings.lost.append(f"precision = {word}: weights have no copies in float32 there, and have them here")
+        moments = fields["precision.compute"]
+        fields |= {"precision.master": "none", "precision.gradients": "compute", "precision.moments": moments}
 
 
 TABLE: Table = (

@@ -182,16 +182,14 @@ def _read_numbers(settings: Settings, fields: Flat) -> None:
     adds_in_float32 = settings.flag("optimizer.accumulate_grad_in_fp32")
     fields["precision.gradients"] = "float32" if adds_in_float32 else "compute"
     if not adds_in_float32 and fields["precision.compute"] != "float32":
-        settings.lost.append(
-            "optimizer.accumulate_grad_in_fp32 is false: the optimizer changes weights of fewer bits there, and keeps "
-            "them in float32 here"
-        )
+        # The optimizer changes the weights of the model, and its moments have their type.
+        fields |= {"precision.master": "none", "precision.moments": fields["precision.compute"]}
 
 
 def _write_numbers(job: JobSpec, settings: dict[str, Any]) -> None:
     names = {"bf16": "bfloat16", "fp16": "float16", "float32": "float32"}
     settings["model.dtype"] = names[job.precision.compute]
-    settings["optimizer.accumulate_grad_in_fp32"] = True  # without it there are no weights in float32
+    settings["optimizer.accumulate_grad_in_fp32"] = job.precision.master == "float32"
 
 
 def _read_rate(settings: Settings, fields: Flat) -> None:
