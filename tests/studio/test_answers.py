@@ -287,6 +287,8 @@ def test_a_plan_is_exported_to_every_format(page: TestClient) -> None:
         assert name.startswith("quickstart") and len(text) > 300
     assert "no format" in page.post("/export", json={"state": state, "to": "../x"}).json()["faults"][0]
     state = {"job": "llama3-8b", "device": "h100-sxm", "devices": "8", "plan.zero": "2", "plan.microbatch_size": "1"}
-    assert all(page.post("/export", json={"state": state, "to": to}).json()["files"] for to in SYSTEMS)
+    for to in SYSTEMS:
+        stage = {"plan.zero": "1"} if to == "nanotron" else {}  # which shards no gradients
+        assert page.post("/export", json={"state": state | stage, "to": to}).json()["files"]
     lacking = page.post("/export", json={"state": {"job": "llama3-405b-16k"}, "to": "megatron"}).json()
     assert "the nearest is 1" in lacking["faults"][0] and "--set plan.zero=1" in lacking["way_out"]

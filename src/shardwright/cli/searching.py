@@ -125,12 +125,14 @@ def layout(
     "--from",
     "system_name",
     type=click.Choice(NAMES),
+    metavar="SYSTEM",
     help="JOB is a launch script or configuration of this training system; says which of its settings to change.",
 )
 @click.option(
     "--for",
     "target_name",
     type=click.Choice(NAMES),
+    metavar="SYSTEM",
     help="Plans that this training system has and `export` writes as they are, priced as its software.",
 )
 @click.option("--with", "further_files", multiple=True, metavar="FILE", help="--from: a further file; may be repeated.")
