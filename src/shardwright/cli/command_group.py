@@ -20,6 +20,7 @@ _SECTIONS: dict[str, dict[str, str]] = {
         "dryrun": "one rank without its cluster: memory and messages",
         "generate": "text by a model that was trained",
         "checkpoint": "what a run has kept: ls, show, verify, export",
+        "report": "what a run did, beside what was predicted: one page",
         "experts": "how the experts of a run were used",
     },
     "Exchange": {

@@ -15,7 +15,7 @@ from typing import NoReturn
 import click
 
 from shardwright import __version__
-from shardwright.cli import calibrate, catalog_commands, draw, learning, planning_page, predict, searching
+from shardwright.cli import calibrate, catalog_commands, draw, learning, planning_page, predict, run_reports, searching
 from shardwright.cli.agents import mcp_server
 from shardwright.cli.checked_job import load_to_run
 from shardwright.cli.command_group import CommandGroup
@@ -134,6 +134,7 @@ for command in (
     *catalog_commands.COMMANDS,
     *learning.COMMANDS,
     *planning_page.COMMANDS,
+    *run_reports.COMMANDS,
 ):
     cli.add_command(command)
 

@@ -12,8 +12,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
-import torch
-
 from shardwright.config.base import RunError, printable
 from shardwright.config.data import HELD_OUT
 from shardwright.config.job import JobSpec
@@ -24,7 +22,8 @@ from shardwright.sharding.memory_account import RankMemory
 from shardwright.train.launch.full_disk import quiet_writers, telling_of_full_disk
 from shardwright.train.router_update import in_words
 from shardwright.train.run_files import BOARD, METRICS, open_to_append, write_anew
-from shardwright.train.step_metrics import MeasuredStep, StepMetrics, job_peak_flops, known_device
+from shardwright.train.step_metrics import MeasuredStep, StepMetrics, device_title, job_peak_flops, known_device
+from shardwright.train.steps_done_again import DoneAgain, StepsDoneAgain
 from shardwright.train.steps_measured import measured_lines
 from shardwright.train.train_step import StepResult
 
@@ -45,14 +44,14 @@ class MetricsLog:
         quiet_writers()
         with telling_of_full_disk(self._board_folder):
             folder.mkdir(parents=True, exist_ok=True)
-            _keep_until(self._path, first_step)
+            self._again = StepsDoneAgain(_keep_until(self._path, first_step))
             self._file = open_to_append(self._path)
             self._board = SummaryWriter(str(self._board_folder), purge_step=first_step + 1 if first_step else None)
         self._recent_s: list[float] = []
         if self._peak_flops is None:
-            device_text = "this CPU" if mesh.device.type == "cpu" else torch.cuda.get_device_name(mesh.device)
             number = job.precision.product_number
-            self.say(f"MFU is not shown: the catalog of devices has no peak rate for {device_text} in {number}")
+            title = device_title(mesh.device)
+            self.say(f"MFU is not shown: the catalog of devices has no peak rate for {title} in {number}")
 
     def say(self, text: str) -> None:
         """Print a line for the user. Raises RunError if that fails."""
@@ -60,6 +59,11 @@ class MetricsLog:
             print(printable(text), file=self._out, flush=True)
         except OSError as error:
             raise RunError(f"standard output can't be written: {error.strerror}") from None
+
+    def begin(self, first_step: int, device: str, data: Mapping[str, str]) -> None:
+        """Record that this part of the run begins after `first_step` steps, on a device, with data by their paths and
+        digests."""
+        self._note({"begun": {"after_step": first_step, "device": device, "data": dict(data)}})
 
     def step(self, measured: MeasuredStep) -> None:
         """Record one step. Print a progress line every run.log_every steps."""
@@ -72,6 +76,7 @@ class MetricsLog:
         scalars |= {f"loss/{k + 2} tokens further": loss for k, loss in mtp_losses if loss is not None}
         self._draw(step, {name: value for name, value in scalars.items() if math.isfinite(value)})
         self._recent_s = [*self._recent_s[-19:], measured.step_s]
+        self._tell_again(self._again.see(step, _finite_or_none(metrics.loss)))
         if is_shown:
             left_s = (total - step) * sum(self._recent_s) / len(self._recent_s)
             number = f"{step:>{len(str(total))}}/{total}"
@@ -115,6 +120,12 @@ class MetricsLog:
         for line in measured_lines(predicted, measured):
             self.say(line)
 
+    def _tell_again(self, again: DoneAgain | None) -> None:
+        """Record a comparison of steps that were done a second time."""
+        if again is not None:
+            self._note({"done_again": again.as_dict()})
+            self.say(str(again))
+
     def _write(self, values: dict[str, Any]) -> None:
         self._note(values)
         numbers = {name: value for name, value in values.items() if isinstance(value, int | float) and name != "step"}
@@ -134,7 +145,8 @@ class MetricsLog:
                 self._board.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Close the files."""
+        """Record what is left to record, and close the files."""
+        self._tell_again(self._again.compared())
         with telling_of_full_disk(self._path):
             self._file.close()
         with telling_of_full_disk(self._board_folder):
@@ -150,14 +162,29 @@ def _finite_or_none(loss: float | None) -> float | None:
     return loss if loss is not None and math.isfinite(loss) else None
 
 
-def _keep_until(path: Path, step: int, with_memory: bool = False) -> None:
+def _keep_until(path: Path, step: int, with_memory: bool = False) -> dict[int, float | None]:
     """Drop from a metrics file the lines of later steps, an unfinished last line of a broken run, and unless
-    `with_memory` the memory account, which a resumed run records again."""
-    lines = []
+    `with_memory` the memory account, which a resumed run records again. Returns the losses of the dropped steps."""
+    lines, dropped = list[str](), list[str]()
     if step and os.path.lexists(path):
         with open_file(path) as file:
-            lines = [raw.decode(errors="replace").rstrip("\n") for raw in file if _is_kept(raw, step, with_memory)]
+            for raw in file:
+                is_kept = _is_kept(raw, step, with_memory)
+                (lines if is_kept else dropped).append(raw.decode(errors="replace").rstrip("\n"))
     write_anew(path, "".join(f"{line}\n" for line in lines))
+    return dict(filter(None, map(_loss_of_line, dropped)))
+
+
+def _loss_of_line(line: str) -> tuple[int, float | None] | None:
+    """The step and the loss of a line of a metrics file; None if it is of no step."""
+    try:
+        values = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(values, dict) or not isinstance(values.get("step"), int) or "loss" not in values:
+        return None
+    loss = values["loss"]
+    return (values["step"], loss) if loss is None or isinstance(loss, float) else None
 
 
 def _is_kept(raw: bytes, step: int, with_memory: bool) -> bool:
