@@ -5,7 +5,7 @@ A report is beside the point of a run: whatever goes wrong with it is a warning,
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,7 +38,7 @@ class ReportedRun:
             self._card = RunCard.begun(self._job)
             self._card.write(folder)
         except Exception as error:  # a report never ends a run
-            self._warn(f"note: {folder} has no card of this run: {error}")
+            self._note(f"{folder} has no card of this run: {error}")
 
     @contextmanager
     def telling_of_failure(self) -> Iterator[None]:
@@ -58,7 +58,7 @@ class ReportedRun:
         try:
             write_report(self._folder, self._card.ended_as(status, failure))
         except Exception as error:  # a report never ends a run
-            self._warn(f"note: {self._folder} has no report of this run: {error}")
+            self._note(f"{self._folder} has no report of this run: {error}")
             return None
         return self._folder / REPORT
 
@@ -78,7 +78,11 @@ class ReportedRun:
             with open_to_append(self._folder / METRICS) as file:
                 file.write(json.dumps({"performed": {"rows": spans}}) + "\n")
         except OSError as error:
-            self._warn(f"note: the report has no timeline of a performed step: {error}")
+            self._note(f"the report has no timeline of a performed step: {error}")
+
+    def _note(self, text: str) -> None:
+        with suppress(OSError):  # nobody reads it
+            self._warn(f"note: {text}")
 
 
 def report_page(folder: Path) -> tuple[RunCard, str]:

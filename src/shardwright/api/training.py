@@ -115,6 +115,8 @@ def train_job(spec: JobSpec, start: StartOptions = StartOptions()) -> TrainingRe
         compared, text = _compared(spec, result, folder) if is_main_process else (None, "")
         if report := reported.end("preempted" if result.preempted else "done"):
             text = "\n".join(filter(None, (text, f"report in {report}")))
+    values = asdict(replace(result, performed={}))
+    del values["performed"]  # it is drawn in the report
     names = ("steps", "first_loss", "last_loss", "validation_loss", "unigram_loss", "validation_losses")
     fields = {name: getattr(result, name) for name in (*names, "sample", "seconds", "preempted")}
     return TrainingResult(
@@ -122,7 +124,7 @@ def train_job(spec: JobSpec, start: StartOptions = StartOptions()) -> TrainingRe
         folder=folder,
         is_main_process=is_main_process,
         preempted_by=request.signal if request is not None else None,
-        values=asdict(replace(result, performed={}))
+        values=values
         | {
             "validation_loss": result.validation_loss,
             "unigram_loss": result.unigram_loss,
