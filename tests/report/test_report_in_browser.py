@@ -10,6 +10,10 @@ pytest.importorskip("playwright", reason="browsers are driven by playwright")
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from shardwright.api.estimated import Estimated
+from shardwright.api.explained import Explained
+from shardwright.config.load import load_job
+from shardwright.report.answer_page import answer_page
 from shardwright.report.run.run_card import RunCard
 from shardwright.report.run.run_record import read_record
 from shardwright.report.run.run_report import SECTIONS, report_html
@@ -20,6 +24,9 @@ pytestmark = [
     pytest.mark.processes,
     pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium; apt-get install chromium"),
 ]
+
+QUESTIONS = (Explained, Estimated)
+PLANS = [{"step_s": 1.5, "fits": True, "plan": {"tp": 2}}, {"step_s": 2.5, "fits": True, "plan": {"tp": 4}}]
 
 
 @pytest.fixture(scope="module")
@@ -59,5 +66,24 @@ def test_a_report_is_whole_without_a_network(page: Page, tmp_path: Path) -> None
     assert {"nats a token", "tokens a second", "share of the step", "GiB", "step"} <= set(axes)
     page.hover(".chart >> nth=0")
     assert "training 3.5" in page.inner_text(".told >> nth=0")
+    assert_readable(page)
+
+
+@pytest.mark.parametrize("page", [(390, "light")], indirect=True)
+def test_the_page_of_an_answer_is_whole_without_a_network(page: Page, tmp_path: Path) -> None:
+    explained, estimated = (question(load_job("quickstart", ("cluster.device=h100-sxm",))) for question in QUESTIONS)
+    for name, answer in (("explain", explained.to_dict()), ("estimate", estimated.to_dict()), ("plan", PLANS)):
+        file = tmp_path / f"{name}.html"
+        file.write_text(answer_page(name, f"shardwright {name}", answer), encoding="utf-8")
+        page.goto(file.as_uri())
+        assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
+        assert_readable(page)
+        shown = {key for key in ("step", "by-rank", "money", "rest") if page.is_visible(f"#{key}")}
+        assert shown == ({"step", "by-rank", "money", "rest"} if name == "estimate" else {"rest"})
+    assert page.locator("#rest > .body > div > .wide th[scope=col]").all_inner_texts() == ["plan.tp", "step"]
+
+
+def assert_readable(page: Page) -> None:
+    """Nothing that is wrong for those who read by ear or by keyboard."""
     checked = pytest.importorskip("axe_playwright_python.sync_playwright").Axe().run(page)
     assert not [(fault["id"], fault["nodes"][0]["html"]) for fault in checked.response["violations"]]

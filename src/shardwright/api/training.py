@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from shardwright.api.plan_for_world import for_world
 from shardwright.api.reported_run import ReportedRun
 from shardwright.api.run_start import cost_text, refuse_unstated, with_checkpoints
-from shardwright.api.shown import Shown
+from shardwright.api.shown import Shown, framed
 from shardwright.config.base import PlanError
 from shardwright.config.dotted_keys import flat_keys
 from shardwright.config.job import JobSpec
@@ -78,6 +78,15 @@ class TrainingResult(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         return self.values
+
+    def _repr_html_(self) -> str:
+        """The report of the run; without one what `to_dict` has."""
+        from shardwright.train.run_files import REPORT
+
+        try:
+            return framed((self.folder / REPORT).read_text(encoding="utf-8"))
+        except OSError:
+            return super()._repr_html_()
 
     def rows(self) -> list[dict[str, Any]]:
         """Rows of the run's metrics: one for each step and for each evaluation."""
