@@ -1,6 +1,7 @@
 """The folder of a run as `train` leaves it, without training."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,9 @@ def step_row(step: int) -> dict[str, Any]:
     }
 
 
-def write_run(place: Path, steps: int = 5, broken_line: bool = False, name: str = "run") -> Path:
+def write_run(
+    place: Path, steps: int = 5, broken_line: bool = False, name: str = "run", overrides: Sequence[str] = ()
+) -> Path:
     """Write a run of quickstart, and return its folder. With `broken_line` it was stopped while it wrote."""
     folder = place / name
     folder.mkdir()
@@ -43,5 +46,6 @@ def write_run(place: Path, steps: int = 5, broken_line: bool = False, name: str 
     ]
     text = "".join(json.dumps(row) + "\n" for row in rows) + '{"step": 6, "lo' * broken_line
     (folder / METRICS).write_text(text, encoding="utf-8")
-    RunCard.begun(load_job("quickstart", ("optimizer.steps=5",)), ["shardwright", "train", "quickstart"]).write(folder)
+    job = load_job("quickstart", ("optimizer.steps=5", *overrides))
+    RunCard.begun(job, ["shardwright", "train", "quickstart"]).write(folder)
     return folder

@@ -15,7 +15,17 @@ from typing import NoReturn
 import click
 
 from shardwright import __version__
-from shardwright.cli import calibrate, catalog_commands, draw, learning, planning_page, predict, run_reports, searching
+from shardwright.cli import (
+    answer_schemas,
+    calibrate,
+    catalog_commands,
+    draw,
+    learning,
+    planning_page,
+    predict,
+    run_reports,
+    searching,
+)
 from shardwright.cli.agents import mcp_server
 from shardwright.cli.answer_pages import with_page
 from shardwright.cli.checked_job import load_to_run
@@ -136,6 +146,7 @@ for command in (
     *learning.COMMANDS,
     *planning_page.COMMANDS,
     *run_reports.COMMANDS,
+    *answer_schemas.COMMANDS,
 ):
     cli.add_command(command)
 

@@ -108,7 +108,7 @@ function showHealth() {
   const lines = [
     skipped.length ? `${skipped.length} of the steps changed no weight: ${skipped.slice(0, 12).map(([step, cause]) => `${step} (${cause})`).join(", ")}${skipped.length > 12 ? ", ..." : ""}.`
       : "Every step changed the weights.",
-    spikes ? `The loss left its band ${spikes} times.` : "The loss never left its band.",
+    spikes ? `The loss left its band ${spikes} time${spikes === 1 ? "" : "s"}.` : "The loss never left its band.",
     ...again.map((one) => `Steps ${one.first} to ${one.last} were done twice, before and after a resume: their losses are ${
       one.bit_exact ? "equal bit for bit" : `different, by up to ${rounded(one.largest_loss_difference)} nats a token`}.`),
     first > 1 ? `The first step that is recorded is ${first}.` : "",

@@ -127,6 +127,19 @@ def record_of(rows: _Rows) -> RunRecord:
     return RunRecord(curves, lists["checkpoints"], lists["skipped"], done_again=lists["done_again"], **values)
 
 
+def newest_values(record: RunRecord) -> dict[str, Any]:
+    """The newest value of each curve, and of all else that changes while a run goes on; null is unknown."""
+    values = {name: record.last(name) for name in (*CURVES, "held_out")}
+    return {
+        "step": record.last_step,
+        **values,
+        "largest_peak_memory_bytes": record.peak_memory_bytes,
+        "checkpoint": record.checkpoints[-1] if record.checkpoints else None,
+        "num_skipped": len(record.skipped),
+        "num_spikes": record.num_spikes,
+    }
+
+
 def _add_to_curves(curves: dict[str, list[tuple[int, float]]], row: Mapping[str, Any]) -> None:
     step = row.get("step")
     if not isinstance(step, int):
