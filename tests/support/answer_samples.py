@@ -44,11 +44,11 @@ SAMPLES: dict[str, list[str]] = {
     ],
     "scale": [
         "scale tiny-llama --devices 8,16 --device h100-sxm",
-        "scale llama3-70b --devices 8,16 --device h100-sxm",
+        "scale tiny-llama --devices 1 --device h100-sxm --memory-gib 4",
     ],
     "compare": [
         "compare tiny-llama --on h100-sxm:8 --on a100-sxm-80g:8",
-        "compare llama3-70b --on h100-sxm:2 --on h100-sxm:64",
+        "compare tiny-llama --on h100-sxm:1@2.50 --on mi300x:2",
     ],
     "simulate": ["simulate quickstart", f"simulate quickstart-moe {_H100}"],
     "schedule": ["schedule zb-h1", "schedule 1f1b --recompute --gather 0.1"],

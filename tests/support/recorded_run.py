@@ -47,5 +47,5 @@ def write_run(
     text = "".join(json.dumps(row) + "\n" for row in rows) + '{"step": 6, "lo' * broken_line
     (folder / METRICS).write_text(text, encoding="utf-8")
     job = load_job("quickstart", ("optimizer.steps=5", *overrides))
-    RunCard.begun(job, ["shardwright", "train", "quickstart"]).write(folder)
+    RunCard.begun(job, "0.1.0", ["shardwright", "train", "quickstart"]).write(folder)
     return folder

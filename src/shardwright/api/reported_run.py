@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shardwright import __version__
 from shardwright.config.base import RunError
 from shardwright.config.job import JobSpec
 from shardwright.report.run.run_card import RunCard, Status
@@ -35,7 +36,7 @@ class ReportedRun:
         """Write the card of a run that begins, into its folder."""
         self._folder = folder
         try:
-            self._card = RunCard.begun(self._job)
+            self._card = RunCard.begun(self._job, __version__)
             self._card.write(folder)
         except Exception as error:  # a report never ends a run
             self._note(f"{folder} has no card of this run: {error}")

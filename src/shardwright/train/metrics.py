@@ -21,7 +21,8 @@ from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.sharding.memory_account import RankMemory
 from shardwright.train.launch.full_disk import quiet_writers, telling_of_full_disk
 from shardwright.train.router_update import in_words
-from shardwright.train.run_files import BOARD, METRICS, open_to_append, write_anew
+from shardwright.train.run_curves import run_curves
+from shardwright.train.run_files import METRICS, open_to_append, write_anew
 from shardwright.train.step_metrics import MeasuredStep, StepMetrics, device_title, job_peak_flops, known_device
 from shardwright.train.steps_done_again import DoneAgain, StepsDoneAgain
 from shardwright.train.steps_measured import measured_lines
@@ -33,20 +34,18 @@ class MetricsLog:
 
     def __init__(self, job: JobSpec, mesh: Mesh, folder: Path, first_step: int = 0, out: TextIO | None = None) -> None:
         """Go on after `first_step` steps: drop what the files have of later steps."""
-        from torch.utils.tensorboard import SummaryWriter  # takes a second, on rank 0 alone
-
         self._job = job
         self._out = out or sys.stdout
         device = known_device(job, mesh.device)
         self.device_name = device.name if device is not None else ""  # the catalog's
         self._peak_flops = job_peak_flops(job, device) if device is not None else None
-        self._path, self._board_folder = folder / METRICS, folder / BOARD
+        self._path = folder / METRICS
         quiet_writers()
-        with telling_of_full_disk(self._board_folder):
+        with telling_of_full_disk(self._path):
             folder.mkdir(parents=True, exist_ok=True)
             self._again = StepsDoneAgain(_keep_until(self._path, first_step))
             self._file = open_to_append(self._path)
-            self._board = SummaryWriter(str(self._board_folder), purge_step=first_step + 1 if first_step else None)
+        self._curves = run_curves(job, folder, first_step)
         self._recent_s: list[float] = []
         if self._peak_flops is None:
             number = job.precision.product_number
@@ -104,13 +103,12 @@ class MetricsLog:
 
     def go_back(self, step: int) -> None:
         """Let the run go on after this step: drop what was recorded of later steps."""
-        from torch.utils.tensorboard import SummaryWriter
-
-        self.close()
         with telling_of_full_disk(self._path):
+            self._file.close()
             _keep_until(self._path, step, with_memory=True)
             self._file = open_to_append(self._path)
-            self._board = SummaryWriter(str(self._board_folder), purge_step=step + 1)
+        for curves in self._curves:
+            curves.go_back(step)
 
     def memory(self, predicted: Sequence[RankMemory], measured: Sequence[RankMemory]) -> None:
         """Record the memory account, once: predicted and measured memory of each pipeline rank in one line. Measured
@@ -139,18 +137,17 @@ class MetricsLog:
             self._file.flush()
 
     def _draw(self, step: int, values: dict[str, float]) -> None:
-        """Add points to TensorBoard's curves."""
-        with telling_of_full_disk(self._board_folder):
-            for name, value in values.items():
-                self._board.add_scalar(name, value, step)
+        """Add points to the curves."""
+        for curves in self._curves:
+            curves.draw(step, values)
 
     def close(self) -> None:
         """Record what is left to record, and close the files."""
         self._tell_again(self._again.compared())
         with telling_of_full_disk(self._path):
             self._file.close()
-        with telling_of_full_disk(self._board_folder):
-            self._board.close()
+        for curves in self._curves:
+            curves.close()
 
 
 def held_out_of(name: str) -> str:

@@ -16,7 +16,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from shardwright import __version__
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
@@ -63,11 +62,12 @@ class RunCard:
     done_again: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
-    def begun(cls, job: JobSpec, command: Sequence[str] = ()) -> "RunCard":
-        """The card of a run that begins now, by a command: that of this process if it is empty."""
+    def begun(cls, job: JobSpec, version: str, command: Sequence[str] = ()) -> "RunCard":
+        """The card of a run that begins now under a version of Shardwright, by a command: that of this process if it is
+        empty."""
         fields = job.model_dump(mode="json")
         commit, has_changes = _commit(Path(__file__).parents[2])
-        versions = {"shardwright": __version__, "python": platform.python_version()}
+        versions = {"shardwright": version, "python": platform.python_version()}
         return cls(
             job=fields,
             job_sha256=sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest(),
