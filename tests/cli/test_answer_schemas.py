@@ -36,7 +36,7 @@ def test_every_command_that_samples_name_has_a_schema() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        "estimate llama3-70b-fsdp",
+        "estimate mt-nlg-530b-2240",
         "estimate quickstart-moe --set cluster.device=a100-sxm-80g --set plan.zero=1",
         "explain quickstart --set plan.zero=1 --set cluster.device=a100-sxm-80g",
         "simulate quickstart --set plan.schedule=gpipe",

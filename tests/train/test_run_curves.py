@@ -48,8 +48,9 @@ def test_a_job_has_the_curves_that_it_asks_for(tmp_path: Path, monkeypatch: pyte
         finish=lambda: logged.append("finished"),
     )
     asked: dict[str, Any] = {}
-    module = SimpleNamespace(init=lambda **options: asked.update(options) or run, __spec__=SimpleNamespace())
+    module = SimpleNamespace(init=lambda **options: asked.update(options) or run)
     monkeypatch.setitem(sys.modules, "wandb", module)
+    monkeypatch.setattr("shardwright.train.run_curves._is_installed", lambda package: True)
     job = job_with("run.wandb=offline", f"run.prometheus={tmp_path}/run.prom")
     assert curve_faults(job) == []
     board, prometheus, wandb = run_curves(job, tmp_path, 0)
@@ -63,7 +64,7 @@ def test_a_job_has_the_curves_that_it_asks_for(tmp_path: Path, monkeypatch: pyte
 
 
 def test_what_can_not_be_written_is_a_fault_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardwright.train.run_curves.find_spec", lambda name: None)
+    monkeypatch.setattr("shardwright.train.run_curves._is_installed", lambda package: False)
     faults = curve_faults(job_with("run.wandb=online", "run.prometheus=no/such/run.prom"))
     assert len(faults) == 2 and "pip install 'shardwright[wandb]'" in faults[0] and "no folder no/such" in faults[1]
     assert curve_faults(job_with()) == []

@@ -65,25 +65,30 @@ class ReportedRun:
 
     def keep_times(self, rows: "Mapping[int, Sequence[Performed]]") -> None:
         """Record the times of the actions of a step, by pipeline rank, if all ranks of a pipeline are there."""
-        from shardwright.parallel.pipeline.action_times import times_of_step
-
         num_actions = sum(map(len, rows.values()))
         if sorted(rows) != list(range(self._job.plan.pp)) or num_actions > _MOST_ACTIONS:
             return
-        times = times_of_step([rows[rank] for rank in sorted(rows)])
-        spans = [
-            [[round(start, 7), round(end, 7)] for start, end in zip(*row, strict=True)]
-            for row in zip(times.start, times.end, strict=True)
-        ]
         try:
+            spans = _spans_s([rows[rank] for rank in sorted(rows)])
             with open_to_append(self._folder / METRICS) as file:
                 file.write(json.dumps({"performed": {"rows": spans}}) + "\n")
-        except OSError as error:
+        except Exception as error:  # a report never ends a run
             self._note(f"the report has no timeline of a performed step: {error}")
 
     def _note(self, text: str) -> None:
         with suppress(OSError):  # nobody reads it
             self._warn(f"note: {text}")
+
+
+def _spans_s(rows: "Sequence[Sequence[Performed]]") -> list[list[list[float]]]:
+    """Start and end of each action, by pipeline rank, in seconds from the first one's start."""
+    from shardwright.parallel.pipeline.action_times import times_of_step
+
+    times = times_of_step(rows)
+    return [
+        [[round(start, 7), round(end, 7)] for start, end in zip(*row, strict=True)]
+        for row in zip(times.start, times.end, strict=True)
+    ]
 
 
 def report_page(folder: Path) -> tuple[RunCard, str]:

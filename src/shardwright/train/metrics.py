@@ -162,17 +162,19 @@ def _finite_or_none(loss: float | None) -> float | None:
 def _keep_until(path: Path, step: int, with_memory: bool = False) -> dict[int, float | None]:
     """Drop from a metrics file the lines of later steps, an unfinished last line of a broken run, and unless
     `with_memory` the memory account, which a resumed run records again. Returns the losses of the dropped steps."""
-    lines, dropped = list[str](), list[str]()
+    lines, losses = list[str](), dict[int, float | None]()
     if step and os.path.lexists(path):
         with open_file(path) as file:
             for raw in file:
-                is_kept = _is_kept(raw, step, with_memory)
-                (lines if is_kept else dropped).append(raw.decode(errors="replace").rstrip("\n"))
+                if _is_kept(raw, step, with_memory):
+                    lines.append(raw.decode(errors="replace").rstrip("\n"))
+                elif loss := _loss_of_line(raw):
+                    losses |= [loss]
     write_anew(path, "".join(f"{line}\n" for line in lines))
-    return dict(filter(None, map(_loss_of_line, dropped)))
+    return losses
 
 
-def _loss_of_line(line: str) -> tuple[int, float | None] | None:
+def _loss_of_line(line: bytes) -> tuple[int, float | None] | None:
     """The step and the loss of a line of a metrics file; None if it is of no step."""
     try:
         values = json.loads(line)

@@ -3,7 +3,7 @@
 import re
 import time
 from collections.abc import Mapping
-from importlib.util import find_spec
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -41,12 +41,20 @@ def run_curves(job: JobSpec, folder: Path, first_step: int) -> list[RunCurves]:
 def curve_faults(job: JobSpec) -> list[str]:
     """Faults of curves that this machine can't write."""
     faults = []
-    if job.run.wandb != "off" and find_spec("wandb") is None:
+    if job.run.wandb != "off" and not _is_installed("wandb"):
         fault = f'run.wandb is "{job.run.wandb}", and the package wandb is not installed'
         faults.append(f"{fault}: pip install 'shardwright[wandb]'")
     if job.run.prometheus and not (place := Path(job.run.prometheus).expanduser().parent).is_dir():
         faults.append(f"run.prometheus: there is no folder {place}; make it, or name a file in another")
     return faults
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 class BoardCurves:
