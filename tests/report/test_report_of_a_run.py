@@ -59,6 +59,13 @@ def test_a_failure_is_in_the_report(tmp_path: Path) -> None:
     assert (folder / REPORT).is_file()
 
 
+def test_a_run_that_failed_before_its_first_line_has_a_card_alone(tmp_path: Path) -> None:
+    reported = ReportedRun(job_in(tmp_path), pytest.fail)
+    reported.begin(tmp_path)
+    assert reported.end("failed", "rank 1 was killed") is None and not (tmp_path / REPORT).exists()
+    assert RunCard.read(tmp_path).failure == "rank 1 was killed"
+
+
 def test_what_goes_wrong_with_a_report_is_a_note(tmp_path: Path) -> None:
     said = list[str]()
     reported = ReportedRun(job_in(tmp_path), said.append)

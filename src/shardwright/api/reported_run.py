@@ -51,13 +51,18 @@ class ReportedRun:
             raise
 
     def end(self, status: Status, failure: str = "") -> Path | None:
-        """Write the report of a run that has ended, and its card. Returns the report; None if there is none."""
+        """Write the report of a run that has ended, and its card. Returns the report; None if there is none, as of a
+        run that recorded nothing."""
         if self._card is None:
             return None
         from shardwright.report.run.run_report import write_report  # needs numpy, which a run that begins does not
 
+        card = self._card.ended_as(status, failure)
         try:
-            write_report(self._folder, self._card.ended_as(status, failure))
+            if not (self._folder / METRICS).exists():  # it failed before its first line
+                card.write(self._folder)
+                return None
+            write_report(self._folder, card)
         except Exception as error:  # a report never ends a run
             self._note(f"{self._folder} has no report of this run: {error}")
             return None
