@@ -22,6 +22,7 @@ import numpy as np
 from shardwright.config.cluster import ClusterSpec
 from shardwright.config.cluster_facts import device_hours_between_failures
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.layers.arrays import Numbers
 
 _MASTER_BYTES = 4  # a master weight, in float32
@@ -50,13 +51,15 @@ class Goodput:
     interval_s: Numbers
 
 
-def checkpoint_bytes(num_parameters: float, compute_bytes: int, moment_bytes: float) -> float:
+def checkpoint_bytes(
+    num_parameters: float, compute_bytes: int, moment_bytes: float, master_bytes: int = _MASTER_BYTES
+) -> float:
     """Bytes of a checkpoint: optimizer state, with moments of `moment_bytes` a parameter, and the compute weights if
-    they are not float32.
+    they are not those that are updated, of `master_bytes`.
 
     Narayanan et al. 2021 (arXiv 2104.04473, section 5.10) write 13.8 TB for a trillion parameters.
     """
-    return num_parameters * (_MASTER_BYTES + moment_bytes + (compute_bytes if compute_bytes < 4 else 0))
+    return num_parameters * (master_bytes + moment_bytes + (compute_bytes if compute_bytes < master_bytes else 0))
 
 
 def reliability_of(cluster: ClusterSpec, num_devices: Numbers, written_bytes: Numbers) -> Reliability | None:
@@ -77,7 +80,9 @@ def reliability_gaps(cluster: ClusterSpec) -> list[str]:
         "cluster.checkpoint_gb_per_s": not cluster.checkpoint_gb_per_s,
     }
     return [
-        f"time lost to failures is not said: {name} is 0, which is unknown; set it" for name in unknown if unknown[name]
+        say("time lost to failures is not said: {name} is 0, which is unknown; set it", name=name)
+        for name in unknown
+        if unknown[name]
     ]
 
 
