@@ -25,6 +25,9 @@ _SECTIONS: dict[str, dict[str, str]] = {
         "dryrun": "one rank without its cluster: memory and messages",
         "generate": "text by a model that was trained",
         "checkpoint": "what a run has kept: ls, show, verify, export",
+        "top": "watch a run: loss, tokens/s, parts of a step, memory",
+        "runs": "measured runs side by side: rates, scaling efficiency",
+        "report": "what a run did, beside what was predicted: one page",
         "experts": "how the experts of a run were used",
     },
     "Exchange": {
@@ -41,6 +44,7 @@ _SECTIONS: dict[str, dict[str, str]] = {
     },
     "Look up": {
         "fields": "the fields of a job, for files and --set",
+        "schema": "the JSON schema of what a command answers",
         "models": "models, by size, with their names on the Hub",
         "devices": "devices: memory, rates, links, prices",
         "clusters": "clusters with a name",

@@ -15,8 +15,19 @@ from typing import NoReturn
 import click
 
 from shardwright import __version__
-from shardwright.cli import calibrate, catalog_commands, draw, learning, planning_page, predict, searching
+from shardwright.cli import (
+    answer_schemas,
+    calibrate,
+    catalog_commands,
+    draw,
+    learning,
+    planning_page,
+    predict,
+    run_reports,
+    searching,
+)
 from shardwright.cli.agents import mcp_server
+from shardwright.cli.answer_pages import with_page
 from shardwright.cli.checked_job import load_to_run
 from shardwright.cli.command_group import CommandGroup
 from shardwright.cli.export_weights import convert, export
@@ -128,12 +139,14 @@ for command in (
     list_fields,
     mcp_server,
     *draw.COMMANDS,
-    *predict.COMMANDS,
-    *searching.COMMANDS,
+    *map(with_page, predict.COMMANDS),
+    *map(with_page, searching.COMMANDS),
     *calibrate.COMMANDS,
-    *catalog_commands.COMMANDS,
+    *map(with_page, catalog_commands.COMMANDS),
     *learning.COMMANDS,
     *planning_page.COMMANDS,
+    *run_reports.COMMANDS,
+    *answer_schemas.COMMANDS,
 ):
     cli.add_command(command)
 
