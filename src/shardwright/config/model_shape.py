@@ -8,6 +8,7 @@ cost model (layers/operators.py), the counts of parameters and of FLOPs are read
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal, get_args
 
 from shardwright.config.attention_sections import WindowSpec
 from shardwright.config.kept_results import kept_by_identity
@@ -19,6 +20,10 @@ from shardwright.config.moe import is_routed
 _NO_WINDOW = WindowSpec()
 
 
+Routing = Literal["forced", "balanced", "free"]
+ROUTINGS: tuple[Routing, ...] = get_args(Routing)
+
+
 @dataclass(frozen=True)
 class ExpertShape:
     """A mixture of experts: each token goes to `topk` of `num` MLPs of width `ffn`, and to one of width `shared_ffn`.
@@ -26,7 +31,8 @@ class ExpertShape:
     The first `dense_layers` have no experts; after them, the last of every `every` layers has some. A token chooses
     among a share `reach` of the experts, below 1 if its gate limits the groups of experts. `shared_gate`: one more
     product weighs the output of the shared experts. `weighs_input`: weights of choices multiply the input of experts,
-    not their output.
+    not their output. `routing`: tokens are spread evenly (forced), by a gate with a rule of balance, or by one without
+    (free).
     """
 
     num: int
@@ -38,6 +44,7 @@ class ExpertShape:
     reach: float = 1.0
     shared_gate: bool = False
     weighs_input: bool = False
+    routing: Routing = "forced"
 
 
 @dataclass(frozen=True)
