@@ -111,6 +111,14 @@ def _block(rng: random.Random, fields: Fields) -> None:
         model["position_offset"] = rng.choice([1, 2])
     if "moe" in model:
         model["moe"] |= {"router_bias": rng.random() < 0.5, "weigh": rng.choice(["input", "output"])}
+    is_refused = rng.random() < 0.03
+    if rng.random() < 0.3 and (is_refused or not (model.get("tied_embeddings") or model.get("mtp_layers"))):
+        model["head_bias"] = True
+    if rng.random() < 0.3 and (is_refused or not (model.get("bias") or "moe" in model)):
+        name = "attention_bias" if "latent" not in model and not model.get("qkv_bias") else "mlp_bias"
+        model[rng.choice([name, "mlp_bias"])] = True
+    if rng.random() < 0.3 and (is_refused or (model["norm"] == "layernorm" and model.get("norm_weight", True))):
+        model["norm_bias"] = False
 
 
 def _network(rng: random.Random, fields: Fields) -> None:

@@ -16,8 +16,8 @@ from shardwright.config.checks.check_size import rank_faults, size_faults
 from shardwright.config.cluster import DeviceSpec
 from shardwright.config.cluster_facts import node_devices
 from shardwright.config.compression_facts import COMPRESSIONS
+from shardwright.config.divisors import all_divisors, nearest_divisors
 from shardwright.config.job import JobSpec
-from shardwright.config.model import all_divisors, nearest_divisors
 from shardwright.config.plan import PlanSpec, ep_ranks_of_node
 from shardwright.config.rank_order import DEFAULT_ORDER, ORDERS, inside_pipeline, number_of
 from shardwright.config.schedule_facts import SCHEDULES
