@@ -32,14 +32,8 @@ def _read(kind: catalog.Kind, name: str, spec: type[Spec]) -> Spec:
         raise PlanError(name, [str(error)]) from None
 
 
-_OWN = {
-    "name",
-    "is_own",
-    "source",
-    "frameworks",
-    "since",
-    "compiled",
-}  # fields that no entry takes from the one it is like
+# Fields that no entry takes from the one it is like.
+_OWN = {"name", "is_own", "source", "frameworks", "since", "compiled"}
 
 
 def _with_inherited(kind: catalog.Kind, fields: dict[str, Any], spec: type[Spec]) -> dict[str, Any]:

@@ -8,20 +8,15 @@ cost model (layers/operators.py), the counts of parameters and of FLOPs are read
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, get_args
 
 from shardwright.config.attention_sections import WindowSpec
 from shardwright.config.kept_results import kept_by_identity
 from shardwright.config.layer_kind import UNTURNED, WINDOWED, has_experts
 from shardwright.config.matrix import Matrix
 from shardwright.config.model import ModelSpec, NormPlace, ParallelBlock
-from shardwright.config.moe import is_routed
+from shardwright.config.moe import Routing, is_routed
 
 _NO_WINDOW = WindowSpec()
-
-
-Routing = Literal["forced", "balanced", "free"]
-ROUTINGS: tuple[Routing, ...] = get_args(Routing)
 
 
 @dataclass(frozen=True)

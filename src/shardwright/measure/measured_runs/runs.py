@@ -10,7 +10,8 @@ from pathlib import Path
 
 from shardwright.config.attention_sections import WindowSpec
 from shardwright.config.cluster import DeviceSpec
-from shardwright.config.model_shape import ROUTINGS, ExpertShape, LatentShape, ModelShape
+from shardwright.config.model_shape import ExpertShape, LatentShape, ModelShape
+from shardwright.config.moe import ROUTINGS
 from shardwright.config.number_types import number_called
 from shardwright.config.software import software_of
 from shardwright.config.units import MIB
