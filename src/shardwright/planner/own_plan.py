@@ -68,7 +68,7 @@ def estimate(job: JobSpec) -> Estimate:
     )
     num_elements = num_parameters(job.model)
     checkpoint_bytes = failures.checkpoint_bytes(
-        num_elements, precision.compute_bytes, total_moment_bytes / num_elements
+        num_elements, precision.compute_bytes, total_moment_bytes / num_elements, precision.master_bytes
     )
     reliability = failures.reliability_of(cluster, job.plan.world, checkpoint_bytes)
     steps_of_run = job.tokens_of_run / job.tokens_per_step

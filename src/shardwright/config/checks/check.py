@@ -9,7 +9,7 @@ from shardwright.config.checks.check_cluster import part_faults, topology_faults
 from shardwright.config.checks.check_context import context_faults
 from shardwright.config.checks.check_data import data_faults
 from shardwright.config.checks.check_experts import expert_faults
-from shardwright.config.checks.check_precision import float8_faults, moment_faults
+from shardwright.config.checks.check_precision import float8_faults, master_faults, moment_faults
 from shardwright.config.checks.check_recompute import recompute_faults
 from shardwright.config.checks.check_recovery import checkpoint_faults, health_faults
 from shardwright.config.checks.check_size import rank_faults, size_faults
@@ -60,6 +60,7 @@ def faults_on_any_cluster(job: JobSpec) -> list[str]:
         *part_faults(job),
         *_optimizer_faults(job),
         *moment_faults(job),
+        *master_faults(job),
         *float8_faults(job),
         *_compress_faults(job),
         *health_faults(job),
