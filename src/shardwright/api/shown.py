@@ -34,6 +34,10 @@ class Shown(ABC):
     def _shown(self) -> str:
         return self.text
 
+    def in_language(self, language: str) -> str:
+        """The text in a language; in English where the result has no other."""
+        return self._shown
+
     def __str__(self) -> str:
         return self._shown
 

@@ -1,6 +1,11 @@
 """The list of commands that `shardwright --help` prints: by what one wants to do, a line each."""
 
+from typing import Any
+
 import click
+
+from shardwright.cli.job_options import LANGUAGE, language_of_locale
+from shardwright.config.phrase import ENGLISH
 
 # Command and what it does, in a few words, by what one wants to do. A command that is not here is listed at the end.
 _SECTIONS: dict[str, dict[str, str]] = {
@@ -49,7 +54,20 @@ _SECTIONS: dict[str, dict[str, str]] = {
 
 
 class CommandGroup(click.Group):
-    """A group whose help lists its commands in sections."""
+    """A group whose help lists its commands in sections, and whose commands tell faults in the user's language."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; faults of the input are told in its language, or in the locale's."""
+        try:
+            return super().invoke(ctx)
+        except ValueError as error:
+            language = ctx.meta.get(LANGUAGE) or language_of_locale()
+            if language != ENGLISH:
+                from shardwright.config.base import PlanError  # needs pydantic, which --help does not
+
+                if isinstance(error, PlanError):
+                    error.args = (error.in_language(language),)
+            raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the sections."""

@@ -15,6 +15,7 @@ from shardwright.cli.job_options import (
     file_option,
     job_options,
     json_option,
+    language_option,
 )
 
 
@@ -29,19 +30,22 @@ from shardwright.cli.job_options import (
 )
 @job_options
 @cluster_options
+@language_option
 @click.option(
     "--beside", "with_others", is_flag=True, help="Also with all other software of the catalog, side by side."
 )
-def estimate(job: str, overrides: tuple[str, ...], as_json: bool, with_others: bool, **cluster_fields: Any) -> None:
+def estimate(
+    job: str, overrides: tuple[str, ...], as_json: bool, with_others: bool, language: str, **cluster_fields: Any
+) -> None:
     """Say what memory each rank of JOB will hold, by kind, and whether it fits the cluster's device.
 
     And, where that device is known, how long a step takes and why, MFU, money, energy and time lost to failures.
     """
-    spec = load_predicted(job, overrides, asked_cluster(cluster_fields), as_json)
+    spec = load_predicted(job, overrides, asked_cluster(cluster_fields), as_json, language)
     from shardwright.api.estimated import estimated
 
     prediction = estimated(f"job {job}", spec, with_others=with_others)
-    click.echo(json.dumps(prediction.to_dict()) if as_json else str(prediction))
+    click.echo(json.dumps(prediction.to_dict()) if as_json else prediction.in_language(language))
 
 
 @click.command(
@@ -54,13 +58,14 @@ def estimate(job: str, overrides: tuple[str, ...], as_json: bool, with_others: b
 )
 @job_options
 @cluster_options
-def explain(job: str, overrides: tuple[str, ...], as_json: bool, **cluster_fields: Any) -> None:
+@language_option
+def explain(job: str, overrides: tuple[str, ...], as_json: bool, language: str, **cluster_fields: Any) -> None:
     """Tell one step of JOB: where the batch goes, what each device holds, what crosses which link, and how long."""
-    spec = load_predicted(job, overrides, asked_cluster(cluster_fields), as_json)
+    spec = load_predicted(job, overrides, asked_cluster(cluster_fields), as_json, language)
     from shardwright.api.explained import Explained
 
     explained = Explained(spec)
-    click.echo(json.dumps(explained.to_dict()) if as_json else str(explained))
+    click.echo(json.dumps(explained.to_dict()) if as_json else explained.in_language(language))
 
 
 @click.command()

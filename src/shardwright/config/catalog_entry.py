@@ -10,6 +10,7 @@ from shardwright.config import catalog
 from shardwright.config.base import PlanError, Spec
 from shardwright.config.calibration_file import CalibrationSpec
 from shardwright.config.field_texts import described
+from shardwright.config.phrase import say
 
 Entry = TypeVar("Entry", bound=Spec)
 NO_CALIBRATION = "cpu"  # the generation of CPUs, whose efficiencies are measured where they are used
@@ -65,7 +66,15 @@ def entry_faults(field: str, kind: catalog.Kind, name: str, spec: type[Spec]) ->
     """Faults of the entry that a field of a job names."""
     if not catalog.is_file(name) and not catalog.has(kind, name):
         hint = catalog.did_you_mean(name, catalog.names(kind))
-        return [f"{field} {name!r} is not in the catalog of {kind}; {hint}"]
+        return [
+            say(
+                "{field} {name} is not in the catalog of {kind}; {hint}",
+                field=field,
+                name=repr(name),
+                kind=say(kind),
+                hint=hint,
+            )
+        ]
     try:
         entry = read_entry(kind, name, spec)
     except PlanError as error:
