@@ -14,7 +14,7 @@ from shardwright.config.kept_results import kept_by_identity
 from shardwright.config.layer_kind import UNTURNED, WINDOWED, has_experts
 from shardwright.config.matrix import Matrix
 from shardwright.config.model import ModelSpec, NormPlace, ParallelBlock
-from shardwright.config.moe import is_routed
+from shardwright.config.moe import Routing, is_routed
 
 _NO_WINDOW = WindowSpec()
 
@@ -26,7 +26,8 @@ class ExpertShape:
     The first `dense_layers` have no experts; after them, the last of every `every` layers has some. A token chooses
     among a share `reach` of the experts, below 1 if its gate limits the groups of experts. `shared_gate`: one more
     product weighs the output of the shared experts. `weighs_input`: weights of choices multiply the input of experts,
-    not their output.
+    not their output. `routing`: tokens are spread evenly (forced), by a gate with a rule of balance, or by one without
+    (free).
     """
 
     num: int
@@ -38,6 +39,7 @@ class ExpertShape:
     reach: float = 1.0
     shared_gate: bool = False
     weighs_input: bool = False
+    routing: Routing = "forced"
 
 
 @dataclass(frozen=True)

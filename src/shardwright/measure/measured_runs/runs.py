@@ -11,6 +11,7 @@ from pathlib import Path
 from shardwright.config.attention_sections import WindowSpec
 from shardwright.config.cluster import DeviceSpec
 from shardwright.config.model_shape import ExpertShape, LatentShape, ModelShape
+from shardwright.config.moe import ROUTINGS
 from shardwright.config.number_types import number_called
 from shardwright.config.software import software_of
 from shardwright.config.units import MIB
@@ -171,6 +172,7 @@ def shape_of_row(row: Row) -> ModelShape:
             ffn=width,
             shared_ffn=width * whole(row, "shared_experts"),
             dense_layers=whole(row, "dense_layers"),
+            routing=next((routing for routing in ROUTINGS if routing == row.get("routing")), "forced"),
         )
     latent = None
     if row.get("kv_rank"):
