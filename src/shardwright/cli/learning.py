@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from shardwright.cli.job_options import device_options, file_option, json_option, set_option
+from shardwright.cli.progress_bar import progress_shown
 from shardwright.config import largest
 
 
@@ -73,7 +74,8 @@ def collective(kind: str, as_json: bool, runs: bool, svg: Path | None, **options
 
         from shardwright.measure.collective_run import run_collective
 
-        measured = run_collective(question.kind, result.priced.num_ranks, question.num_bytes)
+        with progress_shown():
+            measured = run_collective(question.kind, result.priced.num_ranks, question.num_bytes)
         fields["run"] = asdict(measured)
         texts.append(measured.text)
     click.echo(json.dumps(fields) if as_json else "\n\n".join(texts))

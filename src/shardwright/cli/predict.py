@@ -16,6 +16,7 @@ from shardwright.cli.job_options import (
     job_options,
     json_option,
 )
+from shardwright.cli.progress_bar import progress_shown
 
 
 @click.command(
@@ -40,7 +41,8 @@ def estimate(job: str, overrides: tuple[str, ...], as_json: bool, with_others: b
     spec = load_predicted(job, overrides, asked_cluster(cluster_fields), as_json)
     from shardwright.api.estimated import estimated
 
-    prediction = estimated(f"job {job}", spec, with_others=with_others)
+    with progress_shown():
+        prediction = estimated(f"job {job}", spec, with_others=with_others)
     click.echo(json.dumps(prediction.to_dict()) if as_json else str(prediction))
 
 
@@ -59,8 +61,10 @@ def explain(job: str, overrides: tuple[str, ...], as_json: bool, **cluster_field
     spec = load_predicted(job, overrides, asked_cluster(cluster_fields), as_json)
     from shardwright.api.explained import Explained
 
-    explained = Explained(spec)
-    click.echo(json.dumps(explained.to_dict()) if as_json else str(explained))
+    with progress_shown():
+        explained = Explained(spec)
+        text = json.dumps(explained.to_dict()) if as_json else str(explained)
+    click.echo(text)
 
 
 @click.command()
@@ -86,7 +90,8 @@ def validate(runs: Path, as_json: bool, out: Path | None, oom: Path | None, fit:
             if file and file.exists() and file.samefile(table):
                 fault = f"{option} {file} is a table that is read, and would be lost; name another file"
                 raise PlanError("output", [fault])
-    scores = compare(runs, oom)
+    with progress_shown():
+        scores = compare(runs, oom)
     predictions = scores.pop("predictions")
     if out:
         write_rows(out, predictions)
@@ -108,7 +113,8 @@ def _fit_cluster(runs: Path, file: Path) -> tuple[dict[str, Any], str]:
     from shardwright.report.output import write_output
     from shardwright.report.validation_text import cluster_fit_text
 
-    fitted = fit_cluster(read_runs(runs))
+    with progress_shown():
+        fitted = fit_cluster(read_runs(runs))
     if fitted.helps:
         write_output(file, toml_text(fitted.entry()), "--fit")
     return fitted.to_dict(), cluster_fit_text(fitted.to_dict(), file)
@@ -147,7 +153,8 @@ def dryrun(job: str, overrides: tuple[str, ...], as_json: bool, rank: int, devic
             raise PlanError("dryrun --check", [fault])
         from shardwright.measure.checks.plan_checks import check_plan, checks_text
 
-        checks = check_plan(spec)
+        with progress_shown():
+            checks = check_plan(spec)
         click.echo(json.dumps([result.as_dict() for result in checks]) if as_json else checks_text(spec.name, checks))
         if any(result.faults for result in checks):
             raise SystemExit(1)
@@ -157,7 +164,8 @@ def dryrun(job: str, overrides: tuple[str, ...], as_json: bool, rank: int, devic
     from shardwright.train.launch.loading import collect_as_usual
 
     collect_as_usual()  # the memory that cycles hold is measured, too
-    run = dry_run(spec, rank, device or ("cpu" if spec.runs_on_cpu else "cuda")).as_dict()
+    with progress_shown():
+        run = dry_run(spec, rank, device or ("cpu" if spec.runs_on_cpu else "cuda")).as_dict()
     click.echo(json.dumps(run) if as_json else dryrun_text(spec.name, run))
 
 

@@ -22,7 +22,7 @@ from shardwright.cli.job_options import (
     memory_option,
     question_of,
 )
-from shardwright.cli.progress_bar import progress_shown
+from shardwright.cli.progress_bar import progress_shown, search_shown
 
 
 def _search_options(command: Any) -> Any:
@@ -71,7 +71,9 @@ def layout(
 
     try:
         if search:
-            laid_out = best_mixed(load_to_plan(job, overrides).job, constraints_of(**search_options), shipped())
+            to_lay_out, constraints = load_to_plan(job, overrides).job, constraints_of(**search_options)
+            with progress_shown():
+                laid_out = best_mixed(to_lay_out, constraints, shipped())
         else:
             laid_out = best_layout(load(job, overrides), shipped())
     except KeyError as error:
@@ -167,7 +169,7 @@ def plan(
         target, to_plan = planned_for(target_name, to_plan)
         objection = partial(export_fault, target)
     restrict = partial(held_to, target, to_plan.job.cluster.software) if target else None
-    with progress_shown():
+    with search_shown():
         plans = found_plans(f"job {job}", to_plan, question, restrict, objection)
         advice = plans.advice if as_json else plans.explained
     own_changes: str | dict[str, Any] = ""
@@ -239,7 +241,8 @@ def scale(
     to_plan = load_to_plan(job, overrides, cluster, as_json)
     if not as_json:
         say(to_plan.notes, as_json)
-    curves = scaled(f"job {job}", to_plan.job, sizes, constraints, tokens=tokens or 0)
+    with progress_shown():
+        curves = scaled(f"job {job}", to_plan.job, sizes, constraints, tokens=tokens or 0)
     if svg:
         write_output(svg, curves.svg(), "--svg")
     click.echo(json.dumps(curves.to_dict()) if as_json else str(curves))

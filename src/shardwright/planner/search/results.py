@@ -1,5 +1,6 @@
 """Results of a search: the best plans of each kind so far, and at its end the plans to show."""
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -84,6 +85,7 @@ class Best:
     last_s: Column
     depth: int
     places: dict[int, dict[Likeness, PlanPlace]] = field(default_factory=dict)
+    _best_s: float = math.inf
 
     @classmethod
     def of_kinds(cls, num_kinds: int, depth: int) -> "Best":
@@ -110,6 +112,14 @@ class Best:
             times = [place.token_s for place in kept_places.values()]
             self.token_s[kind] = min(times)
             self.last_s[kind] = max(times) if len(times) == self.depth else np.inf
+
+    def next_best(self) -> PlanPlace | None:
+        """The fastest plan of all kinds, if it is faster than at the previous call."""
+        kind = int(self.token_s.argmin())
+        if self.token_s[kind] >= self._best_s:
+            return None
+        self._best_s = float(self.token_s[kind])
+        return self.of(kind)[0]
 
     def of(self, kind: int) -> list[PlanPlace]:
         """The kept plans of a kind, fastest first."""

@@ -38,7 +38,7 @@ from shardwright.planner.search.known_strategies import within_known
 from shardwright.planner.search.plan_block import Column, Columns, PlanBlock, PlanVariant, join_blocks, select
 from shardwright.planner.search.plan_price import fits, prices, room_bytes
 from shardwright.planner.search.results import Best, PlanPlace, SearchResult, SearchTally
-from shardwright.planner.search.search_progress import Phase, tell
+from shardwright.planner.search.search_progress import Phase, tell, tell_best
 from shardwright.planner.search.search_scope import SearchScope
 from shardwright.planner.search.simulated_plans import SimulatedPlans
 
@@ -54,11 +54,6 @@ _GUESSED = 32  # rows of a kind that are priced to have a first limit
 _KIND_DEGREES = ("tp", "pp", "cp", "ep")
 _BOUND_COLUMNS = ("mean_s", "paired_s", "least_bytes", "turn_s", "row", "layer")  # used only for bounds
 _LAYER = ("tp", "cp", "ep", "expert_tp", "microbatch_size", "sequence_parallel")  # workload.memo.layer_columns
-
-
-def _without_choices(variant: PlanVariant) -> PlanVariant:
-    """The variant with 1F1B and no recomputation, which has the same methods otherwise."""
-    return PlanVariant(cp_method=variant.cp_method, dispatch=variant.dispatch, float8=variant.float8)
 
 
 def search(
@@ -190,7 +185,7 @@ class _BranchAndBound:
         tell(Phase.PRICING, 0.0)
         without_recompute = self._without_recompute()
         for common, alike in self._variants_by_bound().items():
-            method = _without_choices(common)
+            method = common.without_choices
             if method not in without_recompute:
                 continue
             rows = without_recompute[method]  # a lower bound on every policy of recomputation
@@ -220,7 +215,7 @@ class _BranchAndBound:
         """For each method its rows that may be shown if nothing is recomputed, with their bounds."""
         bounded = {
             method: self._with_time_bounds(select(self.rows, space.admits(self.job, self.rows, method)), method)
-            for method in dict.fromkeys(map(_without_choices, self.variants))
+            for method in dict.fromkeys(variant.without_choices for variant in self.variants)
         }
         rows_of_method = {method: rows for method, rows in bounded.items() if len(rows["dp"])}
         if not rows_of_method:
@@ -391,6 +386,8 @@ class _BranchAndBound:
         self.tally.num_fit += int(np.count_nonzero(fitting))
         may_be_shown = priced.laid_out_s < self.limits_s(block.columns["kind"])
         self.shown.take(block, priced.laid_out_s, np.flatnonzero(fitting & may_be_shown))
+        if self.corrections.is_empty and (best := self.shown.next_best()) is not None:
+            tell_best(lambda: best.block.plan(best.index, self.job), best.token_s)
         return block.where(~fitting & may_be_shown)
 
     def kinds(self) -> list[list[PlanPlace]]:
