@@ -108,11 +108,12 @@ def layout(
 )
 @click.option(
     "--objective",
-    type=click.Choice(["time", "cost", "energy", "devices", "memory"]),
+    type=click.Choice(["time", "goodput", "cost", "energy", "devices", "memory"]),
     default="time",
     show_default=True,
-    help="time: the fastest step; cost, energy: the fewest dollars or kWh by token, on some of the nodes; devices: the "
-    "fewest nodes for a deadline; memory: the most room in plans at most 5 % slower than the fastest.",
+    help="time: the fastest step; goodput: the fewest days with failures, restarts and checkpoints in them, and cost, "
+    "energy: the fewest dollars or kWh by token, all on some of the nodes; devices: the fewest nodes for a deadline; "
+    "memory: the most room in plans at most 5 % slower than the fastest.",
 )
 @click.option(
     "--as-software",

@@ -12,6 +12,7 @@ from rich.text import Text
 from shardwright.config.job import JobSpec
 from shardwright.config.software import software_of
 from shardwright.config.units import GIB, number_text, seconds_text
+from shardwright.cost.failures import Goodput
 from shardwright.cost.money import price_words
 from shardwright.planner.advice.advice import Advice, Recommendation, SimplerPlan
 from shardwright.planner.advice.priced_plan import PricedPlan
@@ -129,18 +130,30 @@ def _plan_lines(advice: Advice, plan: PricedPlan) -> Text:
 
 
 def _cost_words(advice: Advice, plan: PricedPlan) -> str:
-    tokens = advice.objective.run_tokens
-    words = f"{tokens:.3g} tokens".replace("e+", "e") + f" take {number_text(run_days(plan, tokens))} days"
-    money = plan_cost(plan, tokens).usd
+    objective = advice.objective
+    tokens = f"{objective.run_tokens:.3g} tokens".replace("e+", "e")
+    words = f"{tokens} take {number_text(run_days(plan, objective))} days"
+    money, goodput = plan_cost(plan, objective).usd, objective.goodput(plan.job)
+    failures = "without time lost to failures" if goodput is None else _failure_words(goodput)
     if money is None:
-        return f"{words}; no price of {plan.job.cluster.device} is known (--usd-per-hour)."
-    return f"{words} and {usd_text(money)}, {price_words(plan.job.cluster)}, without time lost to failures."
+        return f"{words}, {failures}; no price of {plan.job.cluster.device} is known (--usd-per-hour)."
+    return f"{words} and {usd_text(money)}, {price_words(plan.job.cluster)}, {failures}."
+
+
+def _failure_words(goodput: Goodput) -> str:
+    """The shares of a run's time that do not train, and the best interval of checkpoints."""
+    lost = [("checkpoints", goodput.checkpoints), ("lost work", goodput.lost_work), ("restarts", goodput.restarts)]
+    shares = ", ".join(f"{name} {float(share):.1%}" for name, share in lost)
+    return (
+        f"of which {float(goodput.training):.1%} trains, with a checkpoint every "
+        f"{seconds_text(float(goodput.interval_s))} ({shares})"
+    )
 
 
 def _simpler_words(advice: Advice, plan: PricedPlan, simpler: SimplerPlan) -> Text:
-    tokens = advice.objective.run_tokens
+    objective = advice.objective
     costs = [f"{slower_share(simpler.plan, plan):.1%} slower"]
-    own_usd, usd = plan_cost(plan, tokens).usd, plan_cost(simpler.plan, tokens).usd
+    own_usd, usd = plan_cost(plan, objective).usd, plan_cost(simpler.plan, objective).usd
     if own_usd is not None and usd is not None:
         costs.append(f"{usd_text(float(usd) - float(own_usd))} more")
     sure = f"{sure_text(simpler.confidence)} sure, told apart from {TOLD_APART:.0%}"
@@ -151,7 +164,7 @@ def _simpler_words(advice: Advice, plan: PricedPlan, simpler: SimplerPlan) -> Te
 
 def plans_table(advice: Advice) -> Table:
     """The best plans, the recommended one first."""
-    tokens = advice.objective.run_tokens
+    objective = advice.objective
     rows = [
         [
             str(number),
@@ -159,8 +172,8 @@ def plans_table(advice: Advice) -> Table:
             sure_text(plan.first_is_faster),
             f"{plan.time.mfu:.1%}",
             f"{plan.memory.process / GIB:.1f}",
-            number_text(run_days(plan, tokens)),
-            usd_text(plan_cost(plan, tokens).usd),
+            number_text(run_days(plan, objective)),
+            usd_text(plan_cost(plan, objective).usd),
             marked_words(plan),
         ]
         for number, plan in enumerate(advice.plans, 1)

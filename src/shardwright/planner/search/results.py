@@ -47,10 +47,17 @@ class SimulatedPlan(Candidate):
 
 @dataclass(frozen=True)
 class TriedSize:
-    """A part of a cluster and its fastest plan: devices, and seconds a token, infinite if no plan fits."""
+    """A part of a cluster and its fastest plan: devices, seconds a token, infinite if no plan fits, and the share of a
+    run's time that trains, 1 if the objective counts no failures."""
 
     num_devices: int
     token_s: float
+    training_share: float = 1.0
+
+    @property
+    def run_token_s(self) -> float:
+        """Seconds a token with the time that does not train."""
+        return self.token_s / self.training_share
 
 
 @dataclass(frozen=True)
