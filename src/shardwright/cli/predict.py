@@ -17,6 +17,7 @@ from shardwright.cli.job_options import (
     json_option,
 )
 from shardwright.cli.progress_bar import progress_shown
+from shardwright.report.text_columns import fitting
 
 
 @click.command(
@@ -43,7 +44,7 @@ def estimate(job: str, overrides: tuple[str, ...], as_json: bool, with_others: b
 
     with progress_shown():
         prediction = estimated(f"job {job}", spec, with_others=with_others)
-    click.echo(json.dumps(prediction.to_dict()) if as_json else str(prediction))
+    click.echo(json.dumps(prediction.to_dict()) if as_json else fitting(str(prediction)))
 
 
 @click.command(
@@ -63,7 +64,7 @@ def explain(job: str, overrides: tuple[str, ...], as_json: bool, **cluster_field
 
     with progress_shown():
         explained = Explained(spec)
-        text = json.dumps(explained.to_dict()) if as_json else str(explained)
+        text = json.dumps(explained.to_dict()) if as_json else fitting(str(explained))
     click.echo(text)
 
 
@@ -99,7 +100,7 @@ def validate(runs: Path, as_json: bool, out: Path | None, oom: Path | None, fit:
     if fit:
         scores["cluster_fit"], fit_text = _fit_cluster(runs, fit)
         text += f"\n\n{fit_text}"
-    click.echo(json.dumps(scores) if as_json else text)
+    click.echo(json.dumps(scores) if as_json else fitting(text))
     if not scores["predicted"] or (fit and not scores["cluster_fit"]["helps"]):
         sys.exit(1)
 
@@ -155,7 +156,8 @@ def dryrun(job: str, overrides: tuple[str, ...], as_json: bool, rank: int, devic
 
         with progress_shown():
             checks = check_plan(spec)
-        click.echo(json.dumps([result.as_dict() for result in checks]) if as_json else checks_text(spec.name, checks))
+        text = fitting(checks_text(spec.name, checks))
+        click.echo(json.dumps([result.as_dict() for result in checks]) if as_json else text)
         if any(result.faults for result in checks):
             raise SystemExit(1)
         return
@@ -166,7 +168,7 @@ def dryrun(job: str, overrides: tuple[str, ...], as_json: bool, rank: int, devic
     collect_as_usual()  # the memory that cycles hold is measured, too
     with progress_shown():
         run = dry_run(spec, rank, device or ("cpu" if spec.runs_on_cpu else "cuda")).as_dict()
-    click.echo(json.dumps(run) if as_json else dryrun_text(spec.name, run))
+    click.echo(json.dumps(run) if as_json else fitting(dryrun_text(spec.name, run)))
 
 
 COMMANDS = (dryrun, estimate, explain, validate)

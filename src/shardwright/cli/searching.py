@@ -23,6 +23,7 @@ from shardwright.cli.job_options import (
     question_of,
 )
 from shardwright.cli.progress_bar import progress_shown, search_shown
+from shardwright.report.text_columns import fitting
 
 
 def _search_options(command: Any) -> Any:
@@ -80,7 +81,7 @@ def layout(
         raise PlanError(f"job {job}", [str(error.args[0])]) from None
     if toml:
         write_toml(toml, laid_out.job)
-    click.echo(json.dumps(layout_dict(laid_out)) if as_json else layout_text(laid_out))
+    click.echo(json.dumps(layout_dict(laid_out)) if as_json else fitting(layout_text(laid_out)))
     if toml:
         click.echo(f"the job with the layout is in {toml}", err=True)
 
@@ -182,7 +183,7 @@ def plan(
         rows = plans.dicts()
         click.echo(json.dumps({"as_given": own_changes or None, "plans": rows} if system_name else rows))
     else:
-        click.echo("\n\n".join(filter(None, (str(own_changes), plans.screen(details, has_colours())))))
+        click.echo("\n\n".join(filter(None, (fitting(str(own_changes)), plans.screen(details, has_colours())))))
     if plans.best is None:
         sys.exit(1)
     if toml:
@@ -246,7 +247,7 @@ def scale(
         curves = scaled(f"job {job}", to_plan.job, sizes, constraints, tokens=tokens or 0)
     if svg:
         write_output(svg, curves.svg(), "--svg")
-    click.echo(json.dumps(curves.to_dict()) if as_json else str(curves))
+    click.echo(json.dumps(curves.to_dict()) if as_json else fitting(str(curves)))
 
 
 def _refuse_plan_overrides(overrides: tuple[str, ...]) -> None:

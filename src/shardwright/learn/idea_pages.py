@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from shardwright.config.base import PlanError
+from shardwright.report.text_columns import terminal_width
 
 PAGES = Path(__file__).parent / "pages"
 LANGUAGES = ("en", "zh")
@@ -37,7 +38,7 @@ IDEAS = (
     "troubleshooting",
 )
 TERMS = "terms"  # a table of words, in both languages
-_WIDTH = 100
+_WIDTH = 100  # columns of a paragraph, at most
 
 
 @dataclass(frozen=True)
@@ -129,12 +130,13 @@ def _columns(text: str) -> int:
 
 def _wrapped(text: str) -> Iterator[str]:
     """Lines of a paragraph. Chinese has no spaces, and may be broken anywhere but before its punctuation."""
+    width = min(_WIDTH, terminal_width())
     if text.isascii():
-        yield from textwrap.wrap(text, _WIDTH, break_on_hyphens=False)
+        yield from textwrap.wrap(text, width, break_on_hyphens=False)
         return
     line, columns = "", 0
     for word in re.findall(r"[\x21-\x7e]+|\s+|.[，。；：、！？）」”]*", text):
-        if columns + _columns(word.rstrip()) > _WIDTH:
+        if columns + _columns(word.rstrip()) > width:
             yield line.rstrip()
             line, columns = "", 0
             word = word.lstrip()
