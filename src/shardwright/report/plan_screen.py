@@ -5,7 +5,7 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -36,11 +36,12 @@ from shardwright.report.plans_text import (
 from shardwright.report.prediction_notes import job_notes
 from shardwright.report.recommendation_text import difference_words, slower_share
 from shardwright.report.rendered import wide_table
+from shardwright.report.software_beside import software_beside
 from shardwright.report.text_columns import filled
 from shardwright.simulate.closed_form import StepTime
 
-_OTHER_SOFTWARE = "For plans of software that you run: --for megatron, --for torchtitan."
-_SHOWN_REASONS = 5
+_OTHER_SOFTWARE = "For plans of software that you run: --for megatron, --for torchtitan, or --as NAME."
+_SHOWN_REASONS = 4
 _SHOWN_DIFFERENCES = 2
 _LEAST_PART = 0.005  # of a step
 _LEAST_REASON = 5e-4  # of a step
@@ -104,7 +105,8 @@ def _recommended(advice: Advice, recommendation: Recommendation) -> Iterator[Ren
     yield _plan_lines(advice, plan)
     if recommendation.simpler:
         yield _simpler_words(advice, plan, recommendation.simpler)
-    yield plans_table(advice)
+    beside = software_beside(advice.plans)
+    yield Group(plans_table(advice), beside) if beside else plans_table(advice)
     if missing := dict.fromkeys(word for plan in advice.plans for word in lacking(plan)):
         yield filled(f"* {advice.job.cluster.software} lacks {', '.join(missing)}, which this runtime has.")
     if advice.tried:
