@@ -27,8 +27,7 @@ def software_beside(plans: Sequence[PricedPlan]) -> str:
         return ""
     label = "1" if len(plans) == 1 else f"1 to {len(plans)}"
     steps = {name: _steps([plan.job for plan in plans], name) for name in USUAL_SOFTWARE}
-    rows = [[f"{label} as {name}", *cells] for name, cells in steps.items() if set(cells) != {_LACKING}]
-    return aligned(rows) if rows else ""
+    return aligned([[f"{label} as {name}", *cells] for name, cells in steps.items()])
 
 
 def _steps(jobs: Sequence[JobSpec], name: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 1. Price a first guess. For each kind of plan it takes the degrees with the lowest bounds, under 1F1B with no or with
    full recomputation, and the sharding that wins most often. Its fitting plans set limits: for each kind the best time
-   so far, and for all kinds the time of the last kind that is shown.
+   so far, and for all kinds the time of the last kind that is shown. Of a large space a few rows are priced before.
 2. Bound each row of degrees under each policy of recomputation (`bounds.mean_rank_token_s`). Drop rows above limits.
 3. Combine the other rows with all schedules and virtual stages. Price these plans unsharded, memory before time. Drop
    plans above limits, and plans whose activations have no room with any sharding of the state.
@@ -49,6 +49,8 @@ _MOST_ROWS = 2**15  # rows whose bounds are computed in one call: each needs som
 SURE_STATE = 0.9  # share of the least state that a plan surely needs: vocabularies and shards are rounded up
 _ROUNDS = 4  # searches at most, each with the memory corrections of the previous one
 _DEPTH = 8  # plans of a kind that are simulated, each with another order of work
+_MANY_LAYERS = 2**13  # so many rows of layers take a second to bound: some are priced before
+_SOME = 256  # of these
 _GUESSED = 32  # rows of a kind that are priced to have a first limit
 # Plans of one kind agree in these degrees. A list shows the fastest plan of each kind.
 _KIND_DEGREES = ("tp", "pp", "cp", "ep")
@@ -153,20 +155,22 @@ class _BranchAndBound:
     def price_first_guess(self) -> None:
         """Price one sharding of the rows of each kind that have the lowest bounds, so that there are limits."""
         simple = [
-            variant
-            for variant in self.variants
-            if variant.schedule == "1f1b" and RECOMPUTES[variant.recompute].is_guessed
-        ] or self.variants
-        for variant in (simple[0], simple[-1]):
-            rows = self._with_time_bounds(select(self.rows, space.admits(self.job, self.rows, variant)), variant)
+            guess for guess in self.variants if guess.schedule == "1f1b" and RECOMPUTES[guess.recompute].is_guessed
+        ]
+        simple = simple or self.variants
+        tried = [(simple[0], self.rows), (simple[-1], self.rows)]
+        if len(self.layers["dp"]) > _MANY_LAYERS:  # full recomputation, which fits most often, by the usual methods
+            usual = [variant for variant in simple if variant.without_choices == simple[0].without_choices]
+            tried.insert(0, (usual[-1], space.evenly_spread(self.rows, _SOME)))
+        for variant, all_rows in tried:
+            rows = self._with_time_bounds(select(all_rows, space.admits(self.job, all_rows, variant)), variant)
             if not len(rows["dp"]):
                 continue
             block = space.with_variant(self.job, self.constraints, select(rows, self._lowest_bounds(rows)), variant)
             allowed = [zero for zero in (1, 3, 2, 0) if self.constraints.allows("zero", zero)]
-            share = float(self.constraints.keep.get("offload_optimizer", 0.0))
             columns = block.columns | {
                 "zero": np.full(len(block), allowed[0]),
-                "offload_optimizer": np.full(len(block), share),
+                "offload_optimizer": np.full(len(block), float(self.constraints.keep.get("offload_optimizer", 0.0))),
             }
             if "zero_ranks" not in self.constraints.keep and "offload_parameters" not in self.constraints.keep:
                 self._price(PlanBlock(variant, columns))
