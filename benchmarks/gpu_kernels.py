@@ -22,7 +22,7 @@ from shardwright.config.software import software_of
 from shardwright.cost.calibration import device_of
 from shardwright.cost.kernels import product_s
 from shardwright.model.activation import activate_gated
-from shardwright.model.loss import Targets, microbatch_loss
+from shardwright.model.loss import HeadWeights, Targets, microbatch_loss
 from shardwright.model.norm import rms_norm, rms_norm_backward
 from shardwright.model.rotary import rotary_angles, split_and_rotate
 from shardwright.parallel.comm.process_groups import StandIns
@@ -247,7 +247,7 @@ def _loss(bench: Bench, job: JobSpec) -> Row:
     targets = Targets(ids, None, loss_positions(job))
 
     def both() -> None:
-        torch.autograd.grad(microbatch_loss(x, weight, targets, cut), x)
+        torch.autograd.grad(microbatch_loss(x, HeadWeights(weight), targets, cut), x)
 
     known, told = rates(bench, job), None
     if known:

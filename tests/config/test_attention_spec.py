@@ -38,7 +38,7 @@ LATENT: dict[str, Any] = {"kv_rank": 12, "q_rank": 10, "nope_dim": 4, "rope_dim"
         ({"rotary_dim": 18}, "of at most 16"),
         ({"rotary_scaling": {"factor": 4.0}}, 'model.rotary_scaling.factor is not for kind = "none"'),
         ({"rotary_scaling": {"kind": "linear", "slow": 2.0}}, "model.rotary_scaling.slow is not"),
-        ({"rotary_scaling": {"kind": "llama3", "slow": 4.0}}, "4 (slow) and 4 (fast)"),
+        ({"rotary_scaling": {"kind": "llama3", "slow": 5.0}}, "5 (slow) and 4 (fast)"),
         (
             {"rotary_scaling": {"kind": "longrope", "short_factors": [1.0] * 8, "long_factors": [1.0]}},
             "long_factors has 1 numbers, and 8 pairs",

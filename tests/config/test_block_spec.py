@@ -18,6 +18,14 @@ SHAPE: dict[str, Any] = {"layers": 3, "hidden": 32, "heads": 8, "ffn": 40, "voca
         ({"parallel_block": "two-norms", "latent": {"kv_rank": 12}}, "model.latent is set"),
         ({"activation": "clamped-silu", "gated_mlp": False}, "model.gated_mlp is false"),
         ({"position_offset": 2}, "model.position_offset is 2"),
+        ({"norm_bias": False}, "model.norm_bias is false"),
+        ({"attention_bias": True, "bias": True}, "model.bias has these too"),
+        ({"attention_bias": True, "mlp_bias": True}, "with model.attention_bias it is model.bias"),
+        ({"attention_bias": True, "qkv_bias": True}, "model.attention_bias has those of query"),
+        ({"mlp_bias": True, "bias": True}, "model.bias has those of the MLP too"),
+        ({"mlp_bias": True, "moe": {"experts": 4}}, "experts have biases by model.bias alone"),
+        ({"head_bias": True, "tied_embeddings": True}, "the head is the table of embeddings"),
+        ({"head_bias": True, "mtp_layers": 1}, "model.mtp_layers use the head too"),
         ({"moe": {"weigh": "input", "router_bias": True}}, "model.moe.router_bias, model.moe.weigh are set"),
     ],
 )
@@ -39,6 +47,10 @@ def test_contradictions_are_told(fields: dict[str, Any], said: str) -> None:
         ({"embedding_norm": True}, 32),
         ({"embedding_scale": 2.0, "residual_scale": 0.5, "logit_scale": 0.1, "logit_softcap": 30.0}, 0),
         ({"positions": "learned", "position_offset": 2}, 18 * 32),
+        ({"norm": "layernorm", "norm_bias": False}, 0),
+        ({"attention_bias": True}, 3 * (3 * 32 + 32)),
+        ({"mlp_bias": True}, 3 * (2 * 40 + 32)),
+        ({"head_bias": True}, 50),
     ],
 )
 def test_parameters_by_hand(fields: dict[str, Any], more: int) -> None:

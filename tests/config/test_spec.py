@@ -14,15 +14,11 @@ from shardwright.config import catalog
 from shardwright.config.base import PlanError
 from shardwright.config.checks.check import job_faults
 from shardwright.config.cluster import ClusterSpec, DeviceSpec
+from shardwright.config.divisors import all_divisors, divisors, nearest_divisors
 from shardwright.config.field_texts import job_fields
 from shardwright.config.job import JobSpec
 from shardwright.config.load import load_job, make_job
-from shardwright.config.model import (
-    ModelSpec,
-    all_divisors,
-    divisors,
-    nearest_divisors,
-)
+from shardwright.config.model import ModelSpec
 from shardwright.config.model_shape import shape_of
 from shardwright.config.plan import PlanSpec, split_evenly
 from shardwright.config.precision import PrecisionSpec

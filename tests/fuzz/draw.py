@@ -75,6 +75,7 @@ def draw(seed: int, number: int) -> Fields:
         fields["precision"]["moments"] = "bf16"
         if rng.random() < 0.05:  # refused
             fields["optimizer"]["beta2"] = 0.999
+    _masters(random.Random(f"masters {seed}:{number}"), fields)
     _further(random.Random(f"further {seed}:{number}"), fields)
     draw_attention(random.Random(f"attention {seed}:{number}"), fields["model"])
     _block(random.Random(f"block {seed}:{number}"), fields)
@@ -84,6 +85,14 @@ def draw(seed: int, number: int) -> Fields:
         # It steps by the sign of a gradient. A softmax over one key has none, and the sign is that of rounding.
         fields["optimizer"]["name"] = "adamw"
     return fields
+
+
+def _masters(rng: random.Random, fields: Fields) -> None:
+    """Weights without masters: of bf16, or refused."""
+    if rng.random() < 0.1 and (fields["precision"].get("compute") == "bf16" or rng.random() < 0.1):
+        fields["precision"]["master"] = "none"
+        if rng.random() < 0.9:
+            fields["precision"]["gradients"] = "compute"
 
 
 def _block(rng: random.Random, fields: Fields) -> None:
@@ -111,6 +120,14 @@ def _block(rng: random.Random, fields: Fields) -> None:
         model["position_offset"] = rng.choice([1, 2])
     if "moe" in model:
         model["moe"] |= {"router_bias": rng.random() < 0.5, "weigh": rng.choice(["input", "output"])}
+    is_refused = rng.random() < 0.03
+    if rng.random() < 0.3 and (is_refused or not (model.get("tied_embeddings") or model.get("mtp_layers"))):
+        model["head_bias"] = True
+    if rng.random() < 0.3 and (is_refused or not (model.get("bias") or "moe" in model)):
+        name = "attention_bias" if "latent" not in model and not model.get("qkv_bias") else "mlp_bias"
+        model[rng.choice([name, "mlp_bias"])] = True
+    if rng.random() < 0.3 and (is_refused or (model["norm"] == "layernorm" and model.get("norm_weight", True))):
+        model["norm_bias"] = False
 
 
 def _network(rng: random.Random, fields: Fields) -> None:

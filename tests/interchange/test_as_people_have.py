@@ -12,11 +12,14 @@ from shardwright.api.asked_job import AskedJob
 from shardwright.config.asked_cluster import AskedCluster
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
+from shardwright.cost.calibration import shipped
 from shardwright.interchange.imported import Asked, Imported, split_sets
 from shardwright.interchange.meaning import differences
 from shardwright.interchange.reading.settings import field_of
 from shardwright.interchange.system import SYSTEMS, read_job_of
-from shardwright.sharding.stage_parameters import model_parameters
+from shardwright.memory.job_memories import fullest
+from shardwright.memory.job_memory import job_memory
+from shardwright.sharding.stage_parameters import model_parameters, num_parameters
 
 FOLDER = Path(__file__).parent / "as_people_have"
 LLAMA = "j0-llama8b/config.json"
@@ -145,9 +148,14 @@ def test_a_configuration_is_taken_with_a_note_on_what_is_not(name: str) -> None:
     assert job.to_plan().job.model.layers
 
 
-def test_weights_without_masters_are_told_as_what_they_are() -> None:
-    result = imported("torchtitan", "l2-titan.toml", devices=1)
-    assert any("8 bytes a parameter there" in line for line in result.lost)
+def test_weights_without_masters_are_eight_bytes_a_parameter_and_fit() -> None:
+    """Llama 3 8B with training.dtype = bfloat16 on one A100 of 80 GB, which torchtitan can train."""
+    job = imported("torchtitan", "l2-titan.toml", devices=1).job
+    assert (job.precision.master, job.precision.gradient_number, job.precision.moments) == ("none", "bf16", "bf16")
+    memory = fullest(job, shipped())
+    assert 8 * 8.03e9 < memory.total < 76 * 2**30
+    (account,) = job_memory(job)
+    assert account.state_bytes == 8 * num_parameters(job.model)
 
 
 def test_the_first_of_steps_and_tokens_ends_a_run_of_megatron_deepspeed() -> None:

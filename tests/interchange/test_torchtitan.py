@@ -3,7 +3,10 @@
 import pytest
 
 from interchange.test_faults import faults, read
+from shardwright.interchange.exported import asked_of, exported
 from shardwright.interchange.imported import Imported
+from shardwright.interchange.meaning import differences
+from shardwright.interchange.system import SYSTEMS, job_of_texts
 from shardwright.interchange.systems.torchtitan import command_line
 
 START = "torchrun --nproc_per_node 8 --nnodes 2 -m torchtitan.train --module mine --config big"
@@ -194,3 +197,12 @@ HARMFUL = {
 @pytest.mark.parametrize("name", list(HARMFUL))
 def test_python_of_strangers_is_a_fault(name: str) -> None:
     assert faults("torchtitan", run_sh=START, mine_py=HARMFUL[name])
+
+
+@pytest.mark.parametrize("name", ["torchtitan", "torchtitan-0.2"])
+def test_weights_in_bf16_without_masters_go_there_and_back(name: str) -> None:
+    job = taken("    c = base()\n    c.training.dtype = 'bfloat16'\n    return c\n").job
+    precision = job.precision
+    assert (precision.master, precision.gradients, precision.moments) == ("none", "compute", "bf16")
+    back = job_of_texts(SYSTEMS[name], exported(SYSTEMS[name], job).files, asked_of(job), "back").job
+    assert differences(job, back) == []

@@ -48,13 +48,14 @@ def allocated(job: JobSpec, index: int) -> RankMemory:
     """The engine of one rank of dp, which nobody else is with, after an update of zeros."""
     stage = DecoderStage(job.model, stage_span(job.plan, job.model.layers, 0), LayerSharding.of_tp(axis(1)))
     numbers = NUMBERS[job.precision.compute], NUMBERS[job.precision.gradient_number]
-    sharding = Sharding(job.plan.zero, axis(job.plan.dp, index), axis(1), axis(1), *numbers, numbers[1])
+    master = NUMBERS[job.precision.master_number]
+    sharding = Sharding(job.plan.zero, axis(job.plan.dp, index), axis(1), axis(1), *numbers, numbers[1], master)
     pool = tensor_pool(CPU)
     regions = stage.prepare(CPU, numbers[0]).regions()
     shards = ShardedStage(regions, [], StageSharding(sharding, sharding), UnitSetting(job, pool, seeded(job.run.seed)))
     shards.make_optimizers()
     for unit in shards.units:
-        unit.masters.step(torch.zeros(unit.layout.shard_size), 1.0, 0.0)
+        unit.masters.step(torch.zeros(unit.layout.shard_size, dtype=master), 1.0, 0.0)
     return measured_memory({0: shards}, {}, TiedEmbedding(None, None, axis(1)), pool)
 
 
@@ -81,6 +82,23 @@ def test_sixteen_bytes_a_parameter_and_their_shards(moments: str, gradients: str
             assert measured.parameters_bytes == predicted.parameters_bytes
             assert measured.gradients_bytes == predicted.gradients_bytes
             assert measured.optimizer_bytes == predicted.optimizer_bytes
+
+
+@pytest.mark.parametrize("moments", ["float32", "bf16"])
+def test_eight_bytes_a_parameter_without_masters(moments: str) -> None:
+    """Weights, gradients and moments in bf16 and nothing else; with moments in float32 12 bytes."""
+    o = 4 if moments == "bf16" else 8
+    whole, shard = {0: 4 + o, 1: 4, 2: 2, 3: 0}, {0: 0, 1: o, 2: o + 2, 3: o + 4}
+    numbers = {"compute": "bf16", "gradients": "compute", "moments": moments, "master": "none"}
+    for zero in range(4):
+        job = with_precision(small_job(layers=4, dp=2, zero=zero, bucket_mib=0.01), **numbers)
+        elements = rank_state(job, job_program(job), 0)[0].num_elements
+        (predicted,) = job_memory(job)
+        assert predicted.state_bytes == whole[zero] * elements + shard[zero] * elements // 2
+        measured = allocated(job, 1)
+        assert measured.parameters_bytes == predicted.parameters_bytes
+        assert measured.gradients_bytes == predicted.gradients_bytes
+        assert measured.optimizer_bytes == predicted.optimizer_bytes
 
 
 def pool_bytes(job: JobSpec, pp_rank: int, tp_index: int) -> int:
@@ -123,16 +141,22 @@ PLANS: dict[str, dict[str, Any]] = {
 }
 MIXED = {"compute": "bf16", "gradients": "compute"}
 HALF_STATE = MIXED | {"moments": "bf16"}
+NO_MASTERS = HALF_STATE | {"master": "none"}
 
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize(
-    ("kind", "precision"), [("llama", HALF_STATE), ("gpt-tied", {})], ids=["llama-bf16", "gpt-tied"]
+    ("kind", "precision"),
+    [("llama", HALF_STATE), ("gpt-tied", {}), ("llama", NO_MASTERS)],
+    ids=["llama-bf16", "gpt-tied", "llama-no-masters"],
 )
 def test_predicted_is_measured(kind: str, precision: dict[str, str], plan: str) -> None:
     """Parameters, gradients, optimizer state, the pool's peak, and every collective."""
-    job = with_precision(small_job(kind, **({"batch": 8} | PLANS[plan])), **precision)
+    plan_fields = PLANS[plan]
+    if precision == NO_MASTERS and plan == "offloaded":  # the host updates master weights alone
+        plan_fields = {name: value for name, value in plan_fields.items() if not name.startswith("offload")}
+    job = with_precision(small_job(kind, **({"batch": 8} | plan_fields)), **precision)
     program = job_program(job)
     for rank, (measured, table) in enumerate(run_on_mesh(job, account_of_steps, job)):
         place = MeshShape.of(job.plan).coordinates(rank)

@@ -14,7 +14,7 @@ from shardwright.config.load import make_job
 from shardwright.config.plan import split_evenly
 from shardwright.measure.saved_tensors import saved_bytes
 from shardwright.memory.activations import head_working_bytes
-from shardwright.model.loss import LogitChange, Targets, microbatch_loss
+from shardwright.model.loss import HeadWeights, LogitChange, Targets, microbatch_loss
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.tensor.linear import LayerSharding
 from shardwright.parallel.tensor.parameter import PlacedParameter, sharded
@@ -36,17 +36,17 @@ def drawn(positions: int, batch: int, masked: bool) -> tuple[Tensor, Tensor, Ten
 
 
 def expected(
-    x_SBH: Tensor, weight_VH: Tensor, ids_T: Tensor, counts_T: Tensor | None, change: LogitChange
+    x_SBH: Tensor, weight_VH: Tensor, bias_V: Tensor, ids_T: Tensor, counts_T: Tensor | None, change: LogitChange
 ) -> tuple[Tensor, ...]:
     """The mean loss and its gradients, times 3, by torch in float64."""
-    x, weight = x_SBH.double().requires_grad_(), weight_VH.double().requires_grad_()
-    logits_TV = (x @ weight.t()).flatten(0, 1) * change.scale
+    x, weight, bias = (values.double().requires_grad_() for values in (x_SBH, weight_VH, bias_V))
+    logits_TV = (x @ weight.t() + bias).flatten(0, 1) * change.scale
     logits_TV = change.cap * (logits_TV / change.cap).tanh() if change.cap else logits_TV
     losses_T = functional.cross_entropy(logits_TV, ids_T, reduction="none")
     loss = (losses_T if counts_T is None else losses_T.where(counts_T, 0.0)).mean()
     (3 * loss).backward()
-    assert x.grad is not None and weight.grad is not None
-    return loss.detach(), x.grad, weight.grad
+    assert x.grad is not None and weight.grad is not None and bias.grad is not None
+    return loss.detach(), x.grad, weight.grad, bias.grad
 
 
 def of_cut(
@@ -59,23 +59,27 @@ def of_cut(
     weight = sharded((VOCAB, HIDDEN), 0, tp, "zeros")
     first, end = split_evenly(VOCAB, tp.size, tp.index)
     mine = PlacedParameter(weight_VH[first:end].clone(), weight.place)
+    bias_V = weight_VH[:, 0] if masked else torch.zeros(VOCAB)
+    bias = PlacedParameter(bias_V[first:end].clone(), sharded((VOCAB,), 0, tp, "zeros").place) if masked else None
+    head = HeadWeights(mine, bias)
     share = slice(None)
     if sp:
         share = slice(tp.index * positions // tp.size, (tp.index + 1) * positions // tp.size)
     x_sBH = x_SBH[share].clone().requires_grad_()
     targets = Targets(ids_T - first, None if counts_T is None else ~counts_T, chunk)
-    loss = microbatch_loss(x_sBH, mine, targets, cut, logit_change=change)
+    loss = microbatch_loss(x_sBH, head, targets, cut, logit_change=change)
     assert float(loss.detach()) == 0.0  # it is there once the backward has run
     loss.backward(torch.tensor(3.0))
     with torch.no_grad():
-        evaluated = microbatch_loss(x_sBH, mine, targets, cut, logit_change=change)
-    told, dx_SBH, dweight_VH = expected(x_SBH, weight_VH, ids_T, counts_T, change)
+        evaluated = microbatch_loss(x_sBH, head, targets, cut, logit_change=change)
+    told, dx_SBH, dweight_VH, dbias_V = expected(x_SBH, weight_VH, bias_V, ids_T, counts_T, change)
     assert x_sBH.grad is not None and mine.gradient is not None
     return {
         "loss": abs(loss.item() - float(told)) / max(1.0, abs(float(told))),
         "evaluated": abs(evaluated.item() - loss.item()),
         "input": float((x_sBH.grad - dx_SBH[share]).abs().max()),
         "weight": float((mine.gradient - dweight_VH[first:end]).abs().max()),
+        "bias": 0.0 if bias is None else float((bias.gradient - dbias_V[first:end]).abs().max()),
     }
 
 
@@ -112,7 +116,7 @@ def kept(mesh: Mesh, x_SBH: Tensor, weight_VH: Tensor, ids_T: Tensor) -> int:
     weight = PlacedParameter(weight_VH, sharded((VOCAB, HIDDEN), 0, mesh.tp, "zeros").place)
     x_SBH.requires_grad_()
     cut = LayerSharding.of_tp(mesh.tp)
-    return saved_bytes(lambda: microbatch_loss(x_SBH, weight, Targets(ids_T, None, 8), cut), [weight])
+    return saved_bytes(lambda: microbatch_loss(x_SBH, HeadWeights(weight), Targets(ids_T, None, 8), cut), [weight])
 
 
 def large(**plan: Any) -> JobSpec:

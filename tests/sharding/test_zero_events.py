@@ -74,7 +74,7 @@ def stage_of(zero: int, num_units: int = 3, gradient_bytes: int = 4, reduce_byte
     """A stage of regions "0", "1", ..., each with a unit of two parameters."""
     told: list[str] = []
     pool = BufferPool[None](lambda num_bytes: None)
-    sizes = UnitSizes(zero, SIZE, SHARD, 2, gradient_bytes, reduce_bytes, num_parameters=2, num_put_off=1)
+    sizes = UnitSizes(zero, SIZE, SHARD, 2, gradient_bytes, reduce_bytes, 4, num_parameters=2, num_put_off=1)
     units = [Told(str(n), sizes, pool, told) for n in range(num_units)]
     regions = {unit.name: [unit] for unit in units}
     return ToldStage(units, (), regions, is_shared=True, reductions=Reductions()), told, pool
@@ -133,7 +133,7 @@ def test_updated_values_are_gathered(zero: int) -> None:
 def test_units_that_are_updated_together() -> None:
     """Their gradients in float32 and the memory of their steps are there at once, and given back before others'."""
     told, pool = list[str](), BufferPool[None](lambda num_bytes: None)
-    units = [Told(str(n), UnitSizes(1, SIZE, SHARD, 2, 2, 2, 1, 1), pool, told) for n in range(3)]
+    units = [Told(str(n), UnitSizes(1, SIZE, SHARD, 2, 2, 2, 4, 1, 1), pool, told) for n in range(3)]
     stage = ToldStage(units, (), {}, is_shared=True, reductions=Reductions(), groups=[((0, 2), 100), ((1,), 0)])
     for _ in range(2):
         told.clear()
@@ -167,7 +167,7 @@ def test_stages_of_a_rank_reduce_in_turn() -> None:
     reductions, told = Reductions(), list[str]()
     pool, sizes = (
         BufferPool[None](lambda num_bytes: None),
-        UnitSizes(2, SIZE, SHARD, 2, 4, 4, num_parameters=1, num_put_off=1),
+        UnitSizes(2, SIZE, SHARD, 2, 4, 4, 4, num_parameters=1, num_put_off=1),
     )
     units = [Told(str(n), sizes, pool, told) for n in range(4)]
     stages = [ToldStage([unit], (), {"0": [unit]}, is_shared=True, reductions=reductions) for unit in units]

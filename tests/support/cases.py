@@ -106,6 +106,12 @@ BLOCKS: dict[str, dict[str, Any]] = {
         "norm_weight": False, "embedding_norm": True, "positions": "rotary", "activation": "quick-gelu",
     },
     "one-norm": KINDS["llama"] | {"parallel_block": "one-norm", "bias": True, "embedding_norm": True},
+    "gpt-j": KINDS["gpt"] | {
+        "parallel_block": "one-norm", "bias": False, "mlp_bias": True, "head_bias": True, "positions": "rotary",
+    },
+    "command": KINDS["llama"] | {
+        "norm": "layernorm", "norm_bias": False, "parallel_block": "one-norm", "attention_bias": True,
+    },
     "two-norms": KINDS["gpt"] | {"parallel_block": "two-norms", "residual_scale": 0.5},
 }  # fmt: skip
 EXPERT_BLOCKS: dict[str, dict[str, Any]] = {

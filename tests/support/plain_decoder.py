@@ -260,7 +260,8 @@ class PlainDecoder:
     def _loss(self, normal_BSH: Tensor, tokens_BT: Tensor, k: int) -> Tensor:
         """The mean over all positions of the losses of tokens k + 1 further, where these count."""
         head = self.weights["embedding.weight" if self.spec.tied_embeddings else "head.weight"]
-        logits_BSV, counts_BS = normal_BSH @ head.t() * self.spec.logit_scale, self._counts(tokens_BT, k)
+        logits_BSV = (normal_BSH @ head.t() + self.weights.get("head.bias", 0.0)) * self.spec.logit_scale
+        counts_BS = self._counts(tokens_BT, k)
         if self.spec.logit_softcap:
             logits_BSV = self.spec.logit_softcap * (logits_BSV / self.spec.logit_softcap).tanh()
         ids_BT, S = torch.where(tokens_BT < 0, -1 - tokens_BT, tokens_BT) % UNCOUNTED, self.spec.sequence
@@ -301,7 +302,7 @@ class PlainDecoder:
         B, S, _ = x_BSH.shape
         groups, queries, width = spec.num_kv_heads, spec.heads // spec.num_kv_heads, spec.head_size
         qkv = self._product(x_BSH, f"{name}.qkv").view(B, S, groups, queries + 2, width)
-        if spec.bias or spec.qkv_bias:
+        if spec.has_attention_bias or spec.qkv_bias:
             qkv = qkv + self.weights[f"{name}.qkv_bias"]
         q, k, v = qkv.split((queries, 1, 1), dim=3)
         if spec.qk_norm == "full":
@@ -343,7 +344,7 @@ class PlainDecoder:
 
     def _mlp(self, x: Tensor, name: str) -> Tensor:
         up = self._product(x, f"{name}.up")
-        if self.spec.bias:
+        if f"{name}.up_bias" in self.weights:
             up = up + self.weights[f"{name}.up_bias"].flatten()
         return self._product(self._activated(up), f"{name}.down")
 

@@ -1,16 +1,19 @@
 """A tiny random model of every family that is read, made by transformers and saved as it saves models."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from shardwright.config.model import ModelSpec
 from shardwright.sharding.hugging_face.layout import layout_of
 from shardwright.train.checkpoint.released_weights import paste_part
+from support.own_code_models import OwnCodeModel
 
 SEQUENCE = 24
 _SIZES: dict[str, Any] = {
@@ -38,7 +41,10 @@ _WINDOWS = {"use_sliding_window": True, "sliding_window": 8}
 
 # By the name of the case: model_type, and keys of its configuration.
 RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
+    "arcee": ("arcee", _SIZES),
     "bloom": ("bloom", {"hidden_size": 32, "n_layer": 3, "n_head": 4, "vocab_size": 96}),
+    "cohere": ("cohere", _SIZES | {"pad_token_id": None, "logit_scale": 0.25}),
+    "cohere2": ("cohere2", _SIZES | {"pad_token_id": None, "sliding_window": 8}),
     "deepseek_v2": (
         "deepseek_v2", _SIZES | _DEEPSEEK | {"rope_parameters": _YARN | {"mscale": 0.7, "mscale_all_dim": 0.7}},
     ),
@@ -48,6 +54,14 @@ RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
                               "q_lora_rank": None},
     ),
     "deepseek_v3": ("deepseek_v3", _SIZES | _DEEPSEEK | {"n_group": 2, "topk_group": 1, "num_mtp_layers": 0}),
+    "dots1": (
+        "dots1",
+        _SIZES | {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "n_shared_experts": 1,
+                  "first_k_dense_replace": 1},
+    ),
+    "ernie4_5": ("ernie4_5", _SIZES | _HEADS | {"pad_token_id": None}),
+    "exaone4": ("exaone4", _SIZES | {"sliding_window": None, "layer_types": ["full_attention"] * 4}),
+    "exaone4 windows": ("exaone4", _SIZES | {"sliding_window": 8}),
     "falcon 7b": (
         "falcon",
         {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 96, "multi_query": True},
@@ -73,7 +87,10 @@ RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
                            "first_k_dense_replace": 1, "use_qk_norm": True, "attention_bias": True,
                            "num_mtp_layers": 0},
     ),
+    "glm4_moe_lite": ("glm4_moe_lite", _SIZES | _DEEPSEEK),
     "gpt2": ("gpt2", _GPT | {"resid_pdrop": 0.0, "embd_pdrop": 0.0}),
+    "gpt_bigcode": ("gpt_bigcode", _GPT | {"resid_pdrop": 0.0, "embd_pdrop": 0.0}),
+    "gpt_bigcode heads": ("gpt_bigcode", _GPT | {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "multi_query": False}),
     "gpt_neox": ("gpt_neox", _SIZES),
     "gpt_neox serial": ("gpt_neox", _SIZES | {"use_parallel_residual": False}),
     "gpt_oss": (
@@ -81,18 +98,29 @@ RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
         _SIZES | _HEADS | {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 8,
                            "rope_parameters": _YARN | {"truncate": False}},
     ),
+    "gptj": ("gptj", _GPT | {"rotary_dim": 4}),
     "granite": (
         "granite",
         _SIZES | {"embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5,
                   "attention_multiplier": 0.2},
     ),
     "granitemoe": ("granitemoe", _SIZES | {"num_local_experts": 6, "num_experts_per_tok": 2, "logits_scaling": 2.0}),
+    "granitemoehybrid": (
+        "granitemoehybrid",
+        _SIZES | {"num_local_experts": 0, "shared_intermediate_size": 48, "layer_types": ["full_attention"] * 4,
+                  "position_embedding_type": "rope", "logits_scaling": 2.0, "residual_multiplier": 0.5,
+                  "mamba_n_heads": 4, "pad_token_id": None},
+    ),
     "granitemoeshared": (
         "granitemoeshared", _SIZES | {"num_local_experts": 6, "num_experts_per_tok": 2, "shared_intermediate_size": 40},
     ),
+    "helium": ("helium", _SIZES | {"head_dim": 8} | {"pad_token_id": None}),
+    "internlm3": ("internlm3", _SIZES | _HEADS | {"pad_token_id": None}),
     "llama": ("llama", _SIZES),
     "llama 3.1": ("llama", _SIZES | {"rope_parameters": _LLAMA3, "tie_word_embeddings": True}),
     "llama biases": ("llama", _SIZES | {"attention_bias": True, "mlp_bias": True}),
+    "llama attention biases": ("llama", _SIZES | {"attention_bias": True}),
+    "llama mlp biases": ("llama", _SIZES | {"mlp_bias": True}),
     "llama linear": (
         "llama", _SIZES | {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 10000.0}},
     ),
@@ -101,8 +129,12 @@ RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
         _SIZES | _HEADS | {"num_local_experts": 4, "attention_chunk_size": 8, "intermediate_size_mlp": 40,
                            "interleave_moe_layer_step": 2, "floor_scale": 4},
     ),
+    "minimax_m2": (
+        "minimax_m2", _SIZES | _HEADS | {"num_local_experts": 6, "num_experts_per_tok": 2, "rotary_dim": 8},
+    ),
     "mistral": ("mistral", _SIZES | {"sliding_window": 8}),
     "mixtral": ("mixtral", _SIZES | {"num_local_experts": 6}),
+    "nemotron": ("nemotron", _SIZES | {"pad_token_id": None}),
     "olmo": ("olmo", _SIZES | {"clip_qkv": 0.5, "pad_token_id": None}),
     "olmo2": ("olmo2", _SIZES | {"pad_token_id": None}),
     "olmo3": ("olmo3", _SIZES | {"sliding_window": 8, "pad_token_id": None}),
@@ -112,6 +144,7 @@ RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
         {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "ffn_dim": 48,
          "max_position_embeddings": 64, "dropout": 0.0, "pad_token_id": None},
     ),
+    "phi": ("phi", _SIZES),
     "phi3": ("phi3", _SIZES | {"pad_token_id": None}),
     "phi3 long": (
         "phi3",
@@ -126,9 +159,100 @@ RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", _SIZES | _HEADS),
     "qwen3_moe": ("qwen3_moe", _SIZES | _HEADS | _EXPERTS),
     "qwen3_moe windows": ("qwen3_moe", _SIZES | _HEADS | _EXPERTS | _WINDOWS),
+    "seed_oss": ("seed_oss", _SIZES | _HEADS | {"pad_token_id": None, "residual_dropout": 0.0}),
     "smollm3": ("smollm3", _SIZES | {"pad_token_id": None}),
+    "stablelm": ("stablelm", _SIZES | {"use_qkv_bias": True}),
+    "stablelm parallel": ("stablelm", _SIZES | {"use_parallel_residual": True}),
     "starcoder2": ("starcoder2", _SIZES),
 }  # fmt: skip
+
+_ALL_HEADS = {"num_key_value_heads": 4}
+# Models whose folders bring their own code, beside one of transformers' that computes the same.
+OWN_CODE: dict[str, OwnCodeModel] = {
+    "baichuan": OwnCodeModel(
+        "baichuan", _SIZES | _ALL_HEADS, "llama", _SIZES | _ALL_HEADS, fused="stacked", fused_name="W_pack",
+    ),
+    "chatglm": OwnCodeModel(
+        "chatglm",
+        {"num_layers": 4, "hidden_size": 32, "num_attention_heads": 4, "kv_channels": 16, "ffn_hidden_size": 48,
+         "multi_query_attention": True, "multi_query_group_num": 2, "padded_vocab_size": 96, "seq_length": 64,
+         "add_qkv_bias": True, "rope_ratio": 50},
+        "glm",
+        _SIZES | _HEADS | {"rms_norm_eps": 1e-5, "rope_parameters": {
+            "rope_type": "default", "rope_theta": 500000.0, "partial_rotary_factor": 0.5}},
+        renamed=(
+            ("model.embed_tokens", "transformer.embedding.word_embeddings"), ("lm_head", "transformer.output_layer"),
+            ("model.layers", "transformer.encoder.layers"), ("model.norm", "transformer.encoder.final_layernorm"),
+            ("self_attn", "self_attention"), ("o_proj", "dense"), ("gate_up_proj", "dense_h_to_4h"),
+            ("down_proj", "dense_4h_to_h"),
+        ),
+        fused="stacked", fused_name="query_key_value",
+    ),
+    "deepseek": OwnCodeModel(
+        "deepseek",
+        _SIZES | {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "n_shared_experts": 2,
+                  "first_k_dense_replace": 1, "norm_topk_prob": False},
+        "llama", _SIZES, each_expert=True,
+    ),
+    "exaone": OwnCodeModel(
+        "exaone",
+        {"num_layers": 4, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 96,
+         "intermediate_size": 48, "max_position_embeddings": 64, "layer_norm_epsilon": 1e-6,
+         "tie_word_embeddings": False},
+        "llama", _SIZES,
+        renamed=(
+            ("model.embed_tokens", "transformer.wte"), ("model.layers", "transformer.h"),
+            ("model.norm", "transformer.ln_f"), ("input_layernorm", "ln_1"), ("post_attention_layernorm", "ln_2"),
+            ("self_attn", "attn.attention"), ("o_proj", "out_proj"), ("gate_proj", "c_fc_0"), ("up_proj", "c_fc_1"),
+            ("down_proj", "c_proj"),
+        ),
+    ),
+    "internlm": OwnCodeModel(
+        "internlm", _SIZES | {"bias": True}, "llama", _SIZES | {"attention_bias": True},
+    ),
+    "internlm2": OwnCodeModel(
+        "internlm2", _SIZES | {"bias": False}, "llama", _SIZES,
+        renamed=(
+            ("model.embed_tokens", "model.tok_embeddings"), ("lm_head", "output"), (".self_attn.", ".attention."),
+            ("input_layernorm", "attention_norm"), ("post_attention_layernorm", "ffn_norm"), ("o_proj", "wo"),
+            ("mlp.gate_proj", "feed_forward.w1"), ("mlp.up_proj", "feed_forward.w3"),
+            ("mlp.down_proj", "feed_forward.w2"),
+        ),
+        fused="grouped", fused_name="wqkv",
+    ),
+    "mimo": OwnCodeModel(
+        "mimo", _SIZES | {"num_nextn_predict_layers": 0, "rope_theta": 10000.0, "rms_norm_eps": 1e-6}, "qwen2", _SIZES,
+    ),
+    "qwen": OwnCodeModel(
+        "qwen",
+        {"num_hidden_layers": 4, "hidden_size": 32, "num_attention_heads": 4, "kv_channels": 8, "vocab_size": 96,
+         "intermediate_size": 96, "seq_length": 64, "no_bias": True, "tie_word_embeddings": False},
+        "qwen2", _SIZES | _ALL_HEADS,
+        renamed=(
+            ("model.embed_tokens", "transformer.wte"), ("model.layers", "transformer.h"),
+            ("model.norm", "transformer.ln_f"), ("input_layernorm", "ln_1"), ("post_attention_layernorm", "ln_2"),
+            (".self_attn.", ".attn."), ("o_proj", "c_proj"), ("gate_proj", "w2"), ("up_proj", "w1"),
+            ("mlp.down_proj", "mlp.c_proj"),
+        ),
+        fused="stacked", fused_name="c_attn",
+    ),
+    "minicpm": OwnCodeModel(
+        "minicpm",
+        _SIZES | {"scale_emb": 3, "scale_depth": 1.4, "dim_model_base": 16, "tie_word_embeddings": False}, "granite",
+        _SIZES | {"embedding_multiplier": 3.0, "residual_multiplier": 0.7, "logits_scaling": 2.0,
+                  "attention_multiplier": 8**-0.5},
+    ),
+    "orion": OwnCodeModel(
+        "orion", _SIZES, "stablelm",
+        _SIZES | {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}},
+    ),
+}  # fmt: skip
+CASES = (*RELEASED, *OWN_CODE)
+
+
+def family_of_case(name: str) -> str:
+    """The family of a case."""
+    return OWN_CODE[name].family if name in OWN_CODE else RELEASED[name][0]
 
 
 def save_released(name: str, folder: Path, seed: int = 1, layers: int = 0) -> Any:
@@ -136,6 +260,9 @@ def save_released(name: str, folder: Path, seed: int = 1, layers: int = 0) -> An
 
     Biases and norm weights too: at their usual zeros and ones, one that is left out would not be noticed.
     """
+    generator = torch.Generator().manual_seed(seed)
+    if name in OWN_CODE:
+        return _save_own_code(OWN_CODE[name], folder, generator)
     from transformers import AutoModelForCausalLM
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -146,14 +273,42 @@ def save_released(name: str, folder: Path, seed: int = 1, layers: int = 0) -> An
     # With "eager" Falcon adds its ALiBi twice.
     way = "sdpa" if getattr(config, "alibi", False) else "eager"
     model = AutoModelForCausalLM.from_config(config, attn_implementation=way)
-    generator = torch.Generator().manual_seed(seed)
+    _randomise(model, generator, "gemma" not in family)
+    model.eval().save_pretrained(folder)
+    return model
+
+
+def _randomise(model: nn.Module, generator: torch.Generator, norms_near_one: bool) -> None:
     with torch.no_grad():
         for tensor_name, tensor in (*model.named_parameters(), *model.named_buffers()):
             if isinstance(tensor, nn.Parameter) or tensor_name.endswith("e_score_correction_bias"):
-                is_norm = tensor.dim() == 1 and tensor_name.endswith("weight") and "gemma" not in family
+                is_norm = tensor.dim() == 1 and tensor_name.endswith("weight") and norms_near_one
                 tensor.copy_(float(is_norm) + 0.2 * torch.randn(tensor.shape, generator=generator))
-    model.eval().save_pretrained(folder)
+
+
+def _save_own_code(case: OwnCodeModel, folder: Path, generator: torch.Generator) -> Any:
+    model = case.reference().eval()
+    _randomise(model, generator, norms_near_one=True)
+    folder.mkdir(parents=True)
+    tensors = {name: tensor.detach().contiguous() for name, tensor in model.named_parameters()}
+    save_file(case.released(tensors), folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"model_type": case.family, **case.keys}))
     return model
+
+
+def opened(name: str, folder: Path) -> Any:
+    """A saved model of a case, as transformers opens it."""
+    if name in OWN_CODE:
+        model = OWN_CODE[name].reference()
+        files = {key: tensor for path in folder.glob("*.safetensors") for key, tensor in load_file(path).items()}
+        missing, unexpected = model.load_state_dict(OWN_CODE[name].own(files), strict=False)
+        assert not unexpected and not [key for key in missing if "inv_freq" not in key]
+        return model.eval()
+    from transformers import AutoModelForCausalLM
+
+    keys = json.loads((folder / "config.json").read_text())
+    way = "sdpa" if keys.get("alibi") else "eager"
+    return AutoModelForCausalLM.from_pretrained(folder, attn_implementation=way).eval()
 
 
 # Names in memory, where files have others.
@@ -175,7 +330,7 @@ def in_their_layout(
         for which, size in [("gate_up_proj" if own.endswith("up") else "down_proj", tensors[own].shape[-1])]
     }  # fmt: skip
     by_file = set[str]()
-    for own, pieces in layout_of(RELEASED[name][0], model).items():
+    for own, pieces in layout_of(family_of_case(name), model).items():
         for piece in pieces:
             into = found[piece.name] if piece.name in by_file else torch.zeros(piece.shape)
             found[piece.name] = into
@@ -187,4 +342,4 @@ def in_their_layout(
         for in_files, other in _RENAMED.items():
             in_memory = in_memory.replace(in_files, other)
         found.setdefault(in_memory, found[named])
-    return found
+    return OWN_CODE[name].own(found) if name in OWN_CODE else found

@@ -24,7 +24,7 @@ EVERY = [
     ("after", "tp2-sp-zb-v"), ("after", "tp2-sp-dp2-zero3"), ("around", "tp2"), ("unweighed", "tp2-sp-dp2-zero3"),
     ("one-norm", "tp2"), ("one-norm", "tp2-sp-dp2-zero3"), ("one-norm", "pp2-zb-h1"), ("two-norms", "tp2-sp-zb-v"),
     ("gpt-oss-moe", "ep2"), ("gpt-oss-moe", "ep2-tp2-sp"), ("gpt-oss-moe", "whole-experts"),
-    ("llama4-moe", "ep2-tp2-sp"),
+    ("llama4-moe", "ep2-tp2-sp"), ("gpt-j", "tp2-sp-dp2-zero3"), ("gpt-j", "pp2-zb-h1"), ("command", "tp2-sp-zb-v"),
 ]  # fmt: skip
 POLICIES: dict[str, dict[str, Any]] = {
     "full": {"recompute": "full"},

@@ -49,6 +49,7 @@ def job_with(kind: str = "llama", sections: dict[str, Any] | None = None, **plan
 
 BATCH = 24
 BF16_MOMENTS = {"precision": {"moments": "bf16"}}
+NO_MASTERS = {"precision": {"compute": "bf16", "gradients": "compute", "moments": "bf16", "master": "none"}}
 FP16 = {"precision": {"compute": "fp16"}}
 ALIKE = {
     "zero 2, interleaved": job_with(dp=2, pp=2, zero=2, schedule="interleaved-1f1b", virtual_stages=2),
@@ -68,6 +69,7 @@ ALIKE = {
     "int8": job_with(dp=2, compress="int8", compress_least=1),
     "offload": job_with(dp=2, zero=1, offload_optimizer=0.5),
     "bf16 moments, half on the host": job_with(dp=2, zero=1, offload_optimizer=0.5, sections=BF16_MOMENTS),
+    "no masters": job_with(dp=2, zero=2, sections=NO_MASTERS),
     "dualpipe": job_with("llama-tied", pp=2, schedule="dualpipe", layers=4),
     "zb-v": job_with(pp=2, schedule="zb-v", layers=4),
     "pipedream": job_with(pp=2, schedule="pipedream", sections={"optimizer": {"clip_grad_norm": 0.0}}),

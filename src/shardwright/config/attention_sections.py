@@ -21,6 +21,9 @@ class LatentSpec(Spec):
     nope_dim: WidthOr0 = Field(128, description="Width of a head's query and key without position.")
     rope_dim: WidthOr0 = Field(64, description="Width of a head's query and key with rotary position.")
     value_dim: WidthOr0 = Field(128, description="Width of a head's value.")
+    norm_epsilon: PositiveOr0 = Field(
+        0.0, description="Added to the variance of both vectors in their norms; 0 means model.norm_epsilon."
+    )
 
     def faults(self) -> list[str]:
         """Contradictions among the fields of the section."""

@@ -83,3 +83,8 @@ class RunError(RuntimeError):
 
 class PassingError(RunError):
     """A failure of a run that may succeed if it resumes from its last checkpoint."""
+
+
+def field_text(value: object) -> str:
+    """The text of a field's value in a message; "set" for a section."""
+    return "set" if isinstance(value, Spec) else repr(value)

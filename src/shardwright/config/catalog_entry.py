@@ -32,10 +32,10 @@ def _read(kind: catalog.Kind, name: str, spec: type[Spec]) -> Spec:
 
 
 # Because a search checks thousands of plans for the same devices. A user's file may change meanwhile and is read anew.
-_shipped = lru_cache(maxsize=64)(_read)
+_shipped = lru_cache(maxsize=512)(_read)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=512)
 def _entry(text: str, spec: type[Spec]) -> Spec:
     return spec.model_validate_json(text, strict=True)
 

@@ -7,7 +7,8 @@ from pydantic import Field
 
 from shardwright.config import largest
 from shardwright.config.attention_sections import LatentSpec, TemperatureSpec, WindowSpec
-from shardwright.config.base import SectionSpec, Spec
+from shardwright.config.base import SectionSpec, field_text
+from shardwright.config.divisors import nearest_divisors
 from shardwright.config.field_types import (
     Divisor,
     Layers,
@@ -52,6 +53,7 @@ class ModelSpec(SectionSpec):
     norm: Literal["rmsnorm", "layernorm"] = Field("rmsnorm", description="Kind of normalisation.")
     norm_epsilon: Divisor = Field(1e-5, description="Added to the variance.")
     norm_weight: bool = Field(True, description="Norms have weights, and LayerNorms biases (OLMo 1 has none).")
+    norm_bias: bool = Field(True, description="LayerNorms that have weights have biases, too (Command R has none).")
     norm_place: NormPlace = Field(
         "before",
         description="Norms of what attention and MLP take (before), of what they give before it is added to the "
@@ -84,6 +86,8 @@ class ModelSpec(SectionSpec):
         "those of all heads together; or after that, in layers that are turned, without a weight (l2).",
     )
     qkv_bias: bool = Field(False, description="Biases of query, key and value alone; bias has these too.")
+    attention_bias: bool = Field(False, description="Biases of attention's four matrices alone; bias has these too.")
+    mlp_bias: bool = Field(False, description="Biases of the MLP alone (GPT-J); bias has these too.")
     window: WindowSpec = Field(WindowSpec(), description="Layers in which tokens see the last ones before them alone.")
     attention_scale: PositiveOr0 = Field(
         0.0, description="What scores are multiplied with; 0 means 1 / sqrt(width of a head's query)."
@@ -107,6 +111,7 @@ class ModelSpec(SectionSpec):
         "the residual stream (in a parallel block of their sum), in training; attention probabilities are not dropped.",
     )
     bias: bool = Field(False, description="Biases in the linear layers of attention, MLP and experts.")
+    head_bias: bool = Field(False, description="Logits have biases (Phi, GPT-J).")
     tied_embeddings: bool = Field(False, description="The output head uses the embedding table.")
     embedding_norm: bool = Field(False, description="Normalise embeddings before the first layer (BLOOM).")
     embedding_scale: Positive = Field(1.0, description="What embeddings of tokens are multiplied with (Gemma).")
@@ -196,6 +201,16 @@ class ModelSpec(SectionSpec):
         return self.window.is_in(min(block, self.layers - 1))
 
     @property
+    def has_attention_bias(self) -> bool:
+        """True if attention's four matrices have biases."""
+        return self.bias or self.attention_bias
+
+    @property
+    def has_mlp_bias(self) -> bool:
+        """True if the MLP has biases."""
+        return self.bias or self.mlp_bias
+
+    @property
     def changes_logits(self) -> bool:
         """True if logits are scaled or capped."""
         return self.logit_scale != 1.0 or self.logit_softcap > 0
@@ -232,7 +247,7 @@ class ModelSpec(SectionSpec):
     def faults(self) -> list[str]:
         """Contradictions among the fields of the model."""
         faults = [*self.latent.faults(), *(self._latent_faults() if self.is_latent else self._head_faults())]
-        faults += [*self.moe.faults(self.layers), *self._mtp_faults(), *self._block_faults()]
+        faults += [*self.moe.faults(self.layers), *self._mtp_faults(), *self._block_faults(), *self._bias_faults()]
         faults += self.window.faults(self.layers)
         if self.temperature_tuning != TemperatureSpec() and not self.no_rotary_every:
             faults.append(
@@ -301,6 +316,22 @@ class ModelSpec(SectionSpec):
             )
         return faults
 
+    def _bias_faults(self) -> list[str]:
+        """Faults of biases that a model can't have, or has by another field."""
+        own, normed = "bias" if self.bias else "attention_bias", self.norm == "layernorm" and self.norm_weight
+        has_own = self.has_attention_bias and not self.is_latent
+        rules = {
+            f"qkv_bias is true, and model.{own} has those of query, key and value too": self.qkv_bias and has_own,
+            "attention_bias is true, and model.bias has these too": self.attention_bias and self.bias,
+            "mlp_bias is true, and model.bias has those of the MLP too": self.mlp_bias and self.bias,
+            "mlp_bias is true, and with model.attention_bias it is model.bias": self.mlp_bias and self.attention_bias,
+            "mlp_bias is true, and experts have biases by model.bias alone": self.mlp_bias and self.moe.experts > 0,
+            "head_bias is true, and the head is the table of embeddings": self.head_bias and self.tied_embeddings,
+            "head_bias is true, and model.mtp_layers use the head too": self.head_bias and self.mtp_layers > 0,
+            "norm_bias is false, and only LayerNorms with weights have some": not (self.norm_bias or normed),
+        }
+        return [f"model.{fault}; leave it out" for fault, is_wrong in rules.items() if is_wrong]
+
     def _mtp_faults(self) -> list[str]:
         """Faults of multi-token prediction: a weight without modules, or more modules than tokens to predict."""
         if not self.mtp_layers and self.mtp_weight != ModelSpec.model_fields["mtp_weight"].default:
@@ -319,12 +350,13 @@ class ModelSpec(SectionSpec):
     def _latent_faults(self) -> list[str]:
         """Faults of fields of ordinary attention that latent attention does not have."""
         faults = [
-            f"model.latent replaces {replaced}, and model.{name} is {_field_text(getattr(self, name))}; leave it out"
+            f"model.latent replaces {replaced}, and model.{name} is {field_text(getattr(self, name))}; leave it out"
             for name, replaced, allowed in (
                 ("head_dim", "the width of heads by those of their parts", (0,)),
                 ("kv_heads", "groups of heads by a latent that all share", (0, self.heads)),
                 ("bias", "the matrices that have biases", (False,)),
                 ("qkv_bias", "the matrix that has them", (False,)),
+                ("attention_bias", "the matrices that have them", (False,)),
                 ("qk_norm", "the norm of each head by those of the latents", ("none",)),
                 ("rotary_dim", "what is turned of a head by a part of it", (0,)),
                 ("no_rotary_every", "heads by some with a part that is turned", (0,)),
@@ -360,36 +392,9 @@ class ModelSpec(SectionSpec):
                 f"rotary positions turn pairs of elements, and a head has {self.head_size}; "
                 f'use an even model.head_dim, or positions = "learned"'
             )
-        if self.bias and self.qkv_bias:
-            faults.append("model.qkv_bias is true, and model.bias has those of query, key and value too; leave it out")
         if self.qk_norm == "full" and self.norm != "rmsnorm":
             faults.append(
                 f'model.qk_norm = "full" is an RMSNorm of all heads, and model.norm is "{self.norm}"; use "head", or '
                 'norm = "rmsnorm"'
             )
         return faults
-
-
-def _field_text(value: object) -> str:
-    """The text of a field's value in a message; "set" for a section."""
-    return "set" if isinstance(value, Spec) else repr(value)
-
-
-def divisors(number: int) -> list[int]:
-    """All divisors of `number`, ascending."""
-    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
-    return small + [number // d for d in reversed(small) if d * d != number]
-
-
-def nearest_divisors(number: int, target: int) -> str:
-    """The divisors of `number` just below and above `target`, in words: the way out of most faults."""
-    legal = divisors(number)
-    lower = [d for d in legal if d <= target][-1:]
-    higher = [d for d in legal if d > target][:1]
-    return " or ".join(str(d) for d in lower + higher)
-
-
-def all_divisors(number: int, most: int = 8) -> str:
-    """The first `most` divisors of `number` in words: "1, 2, 4 or 8"."""
-    legal = [str(d) for d in divisors(number)[:most]]
-    return legal[0] if len(legal) == 1 else ", ".join(legal[:-1]) + " or " + legal[-1]

@@ -61,11 +61,11 @@ class ModelShape:
 
     `mtp` modules after the last layer predict further tokens: each is a projection of hidden states and embeddings, and
     a block like the last layer. Flags: norms are LayerNorms (`layer_norm`); attention and MLPs have biases (`bias`);
-    only queries, keys and values have biases (`qkv_bias`); queries and keys are normalised (`head_norms`); queries,
-    keys and values are clipped (`clips`); scores are capped (`caps`); no kernel of a full sequence computes this
-    attention (`blockwise`); norms have parameters (`norm_weight`); additions to the residual stream are scaled
-    (`scales_stream`); logits are scaled or capped (`changes_logits`). `norm_place`, `parallel` and `embedding_norm` are
-    as in ModelSpec. Rows of measurements leave these at their defaults.
+    only queries, keys and values (`qkv_bias`), attention (`attention_bias`) or MLPs (`mlp_bias`) have biases; queries
+    and keys are normalised (`head_norms`); queries, keys and values are clipped (`clips`); scores are capped (`caps`);
+    no kernel of a full sequence computes this attention (`blockwise`); norms have parameters (`norm_weight`); additions
+    to the residual stream are scaled (`scales_stream`); logits are scaled or capped (`changes_logits`). `norm_place`,
+    `parallel` and `embedding_norm` are as in ModelSpec. Rows of measurements leave these at their defaults.
     """
 
     layers: int
@@ -84,6 +84,8 @@ class ModelShape:
     layer_norm: bool = False
     bias: bool = False
     qkv_bias: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
     head_norms: bool = False
     mtp: int = 0
     no_rotary_every: int = 0
@@ -382,6 +384,7 @@ def shape_of(model: ModelSpec) -> ModelShape:
         latent=LatentShape(low.q_rank, low.kv_rank, low.nope_dim, low.rope_dim, low.value_dim)
         if model.is_latent else None,
         layer_norm=model.norm == "layernorm", bias=model.bias, qkv_bias=model.qkv_bias,
+        attention_bias=model.attention_bias, mlp_bias=model.mlp_bias,
         head_norms=model.qk_norm != "none", mtp=model.mtp_layers,
         no_rotary_every=1 if model.positions in ("none", "alibi") else model.no_rotary_every, window=model.window,
         clips=model.clip_qkv > 0, caps=model.attention_softcap > 0,

@@ -19,6 +19,8 @@ class OptimizerFacts:
     - `moments(spec)` are torch's names of the states that it keeps for each element, given an OptimizerSpec; `decays`
       are the fields with their decay factors.
     - `reads` are fields of [optimizer] that not every optimizer reads.
+    - `takes_narrow`: the rule is a fused kernel that takes elements in 16 bits, computes in float32, and
+      rounds only what it writes.
     - `costs_as_adamw`: its update of an element reads and writes the same bytes as AdamW's.
 
     For optimizers that work on complete matrices:
@@ -37,6 +39,7 @@ class OptimizerFacts:
     in_blocks: bool = False
     decays: tuple[str, ...] = ()
     reads: frozenset[str] = frozenset()
+    takes_narrow: bool = False
     costs_as_adamw: bool = False
     matrix_update: MatrixUpdate = "none"
     layers_alone: bool = False

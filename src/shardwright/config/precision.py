@@ -12,13 +12,18 @@ from shardwright.config.number_types import NUMBER_TYPES, MomentNumber, WideNumb
 
 
 class PrecisionSpec(SectionSpec):
-    """The number types of a step. The optimizer always updates float32 weights, and computes in float32."""
+    """The number types of a step. The optimizer computes in float32; it updates float32 weights or those of compute."""
 
     compute: WideNumber = Field(
         "float32", description="Number type of weights and activations in forward and backward."
     )
     gradients: Literal["float32", "compute"] = Field(
         "float32", description="Number type in which gradients add up over microbatches; compute is that of compute."
+    )
+    master: Literal["float32", "none"] = Field(
+        "float32",
+        description="Weights that the optimizer updates, if compute has 16 bits: a float32 copy, or none, so that it "
+        "rounds the weights of compute after each step; changes of less than half a last place are lost.",
     )
     reduce: Literal["gradients", "float32"] = Field(
         "gradients",
@@ -81,6 +86,11 @@ class PrecisionSpec(SectionSpec):
         return self.compute if self.gradients == "compute" else self.gradients
 
     @property
+    def master_number(self) -> str:
+        """Number type of the weights that the optimizer updates."""
+        return self.compute if self.master == "none" else "float32"
+
+    @property
     def reduce_number(self) -> str:
         """Number type in which gradients travel."""
         return self.gradient_number if self.reduce == "gradients" else self.reduce
@@ -99,6 +109,11 @@ class PrecisionSpec(SectionSpec):
     def gradient_bytes(self) -> int:
         """Bytes per element of a gradient while it is accumulated."""
         return NUMBER_TYPES[self.gradient_number].num_bytes
+
+    @property
+    def master_bytes(self) -> int:
+        """Bytes per element of a weight that the optimizer updates."""
+        return NUMBER_TYPES[self.master_number].num_bytes
 
     @property
     def reduce_bytes(self) -> int:

@@ -41,7 +41,7 @@ class RotaryScalingSpec(Spec):
     fast: PositiveOr0 = Field(
         0.0,
         description="Pairs that turn more often than this in trained_sequence stay as they are; 0 means 32 for yarn "
-        "and 4 for llama3.",
+        "and 4 for llama3. Equal to slow, there is a step in place of a ramp.",
     )
     slow: Divisor = Field(
         1.0, description="Pairs that turn less often than this in trained_sequence are stretched by all of factor."
@@ -105,10 +105,10 @@ class RotaryScalingSpec(Spec):
             for name, field in RotaryScalingSpec.model_fields.items()
             if name != "kind" and name not in _READS[self.kind] and getattr(self, name) != field.default
         ]
-        if self.kind in _TURNS and self.slow >= self.turns_that_stay:
+        if self.kind in _TURNS and self.slow > self.turns_that_stay:
             faults.append(
                 f"model.rotary_scaling: between pairs that turn {self.slow:g} (slow) and {self.turns_that_stay:g} "
-                "(fast) times is a ramp; use a fast that is more than slow"
+                "(fast) times is a ramp; use a fast that is not less than slow"
             )
         if self.kind == "longrope":
             faults += [

@@ -141,6 +141,11 @@ class SoftwareSpec(Spec):
         None,
         description="The same with moments in bf16; left out, 8 bytes fewer: each is read and written in 2 bytes.",
     )
+    narrow_update: Number = Field(
+        16.0,
+        description="The same with weights, gradients and moments in 16 bits, without master weights: one kernel reads "
+        "and writes them in 2 bytes each, and the norm reads gradients once more.",
+    )
     other_updates: tuple[tuple[OptimizerName, Number], ...] = Field(
         (),
         description="The same with other optimizers than AdamW and Adam, of matrices, with elements on their way in 2 "

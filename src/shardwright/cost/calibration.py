@@ -72,20 +72,22 @@ def software_under(run: Run) -> SoftwareSpec:
     """The software of a run with the choices of its plan: number types of gradients, of moments and of rows sent to
     experts, and how tokens are dispatched."""
     grid = run.grid
-    numbers = (grid.precision, grid.gradient_bytes, grid.reduce_bytes, grid.moment_bytes)
+    numbers = (grid.precision, grid.gradient_bytes, grid.reduce_bytes, grid.moment_bytes, grid.has_masters)
     in_float8 = (grid.float8_weight_gradients, grid.float8_dispatch)
     return _software_with(run.software, numbers, in_float8, grid.dispatch == "node-aware")
 
 
 @lru_cache(maxsize=64)
 def _software_with(
-    name: str, numbers: tuple[str, int, int, int], in_float8: tuple[bool, bool], is_node_aware: bool
+    name: str, numbers: tuple[str, int, int, int, bool], in_float8: tuple[bool, bool], is_node_aware: bool
 ) -> SoftwareSpec:
     software = software_of(name)
-    precision, gradient_bytes, reduce_bytes, moment_bytes = numbers
+    precision, gradient_bytes, reduce_bytes, moment_bytes, has_masters = numbers
     usual = software.bf16_gradient_bytes if precision == "bf16" else 0
+    changes = {} if has_masters else {"bf16_moments_update": software.narrow_update}
     return software.model_copy(
-        update={
+        update=changes
+        | {
             "gradient_bytes": gradient_bytes or usual or software.gradient_bytes,
             "reduce_bytes": reduce_bytes or usual or software.reduce_bytes,
             "moment_bytes": moment_bytes or software.moment_bytes,

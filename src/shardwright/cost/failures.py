@@ -50,13 +50,15 @@ class Goodput:
     interval_s: Numbers
 
 
-def checkpoint_bytes(num_parameters: float, compute_bytes: int, moment_bytes: float) -> float:
+def checkpoint_bytes(
+    num_parameters: float, compute_bytes: int, moment_bytes: float, master_bytes: int = _MASTER_BYTES
+) -> float:
     """Bytes of a checkpoint: optimizer state, with moments of `moment_bytes` a parameter, and the compute weights if
-    they are not float32.
+    they are not those that are updated, of `master_bytes`.
 
     Narayanan et al. 2021 (arXiv 2104.04473, section 5.10) write 13.8 TB for a trillion parameters.
     """
-    return num_parameters * (_MASTER_BYTES + moment_bytes + (compute_bytes if compute_bytes < 4 else 0))
+    return num_parameters * (master_bytes + moment_bytes + (compute_bytes if compute_bytes < master_bytes else 0))
 
 
 def reliability_of(cluster: ClusterSpec, num_devices: Numbers, written_bytes: Numbers) -> Reliability | None:

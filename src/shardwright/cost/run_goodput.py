@@ -15,7 +15,9 @@ def job_checkpoint_bytes(job: JobSpec) -> float:
         for place in model_parameters(job.model)
     )
     num_elements = num_parameters(job.model)
-    return checkpoint_bytes(num_elements, job.precision.compute_bytes, total_moment_bytes / num_elements)
+    return checkpoint_bytes(
+        num_elements, job.precision.compute_bytes, total_moment_bytes / num_elements, job.precision.master_bytes
+    )
 
 
 def job_goodput(job: JobSpec) -> Goodput | None:

@@ -65,6 +65,11 @@ def _strategies(job: JobSpec) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
     if job.precision.float8_dispatch:
         does = "tokens travel to experts in fp8, and in the backward gradients"
         yield "fp8 dispatch", does, "precision", {"float8_dispatch": False}
+    if job.precision.master == "none" and job.precision.compute != "float32":
+        does = (
+            "weights have no float32 copy, and are rounded after each step: smaller changes than half a place are lost"
+        )
+        yield "no master weights", does, "precision", {"master": "float32"}
     if job.precision.moments != "float32":
-        does = "AdamW's two moments rounded after each step, which halves them; weights and arithmetic stay in float32"
+        does = "AdamW's two moments rounded after each step, which halves them; arithmetic stays in float32"
         yield f"{job.precision.moments} moments", does, "precision", {"moments": "float32"}

@@ -111,6 +111,7 @@ def _precision(job: JobSpec) -> Flat:
         "gradients": precision.gradient_number,
         "reduce": precision.reduce_number,
         "moments": precision.moments,
+        "master": precision.master_number,
         "float8": precision.float8,
         "float8_dispatch": precision.float8_dispatch,
     }

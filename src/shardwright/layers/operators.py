@@ -329,7 +329,8 @@ def rise(c: Context, o: LayerOperator) -> Operator:
     """The product for query, key and value, or the one into an MLP; it keeps its result."""
     kept = c.bytes_of(o.gives)
     of_experts = o.products[0].matrix.experts
-    has_bias = c.shape.bias or (c.shape.qkv_bias and o.recompute_unit == "qkv")
+    of_attention = c.shape.qkv_bias or c.shape.attention_bias
+    has_bias = c.shape.bias or (of_attention and o.name == "qkv") or (c.shape.mlp_bias and o.name == "up")
     forward, backward = c.bias(c.sizes[o.gives], has_bias)
     inside = 0.0 if of_experts else c.gathered
     return Operator(
@@ -346,7 +347,8 @@ def rise(c: Context, o: LayerOperator) -> Operator:
 def fall(c: Context, o: LayerOperator) -> Operator:
     """The product of the joined heads, or the one out of an MLP; the operator before it keeps its input."""
     # The bias is added after the sum over tp, where tokens may be sharded; experts' biases are added to their own rows.
-    forward, backward = c.bias(c.sizes[o.gives] if o.products[0].matrix.experts else c.sizes.stream, c.shape.bias)
+    has_bias = c.shape.bias or (c.shape.attention_bias and o.name == "out") or (c.shape.mlp_bias and o.name == "down")
+    forward, backward = c.bias(c.sizes[o.gives] if o.products[0].matrix.experts else c.sizes.stream, has_bias)
     return Operator(
         o,
         products=(product(c, o),),

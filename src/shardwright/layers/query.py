@@ -38,7 +38,8 @@ class PlanGrid:
     type of the products, and `compute` that of everything else; "" is the same type, or bf16 beside narrow products.
     `gradient_bytes` and `reduce_bytes` are of an element of an
     accumulated gradient and of one in a reduction, `moment_bytes` of each of the `optimizer`'s moments; 0 is the
-    software's default. Weight gradients and rows to experts are in fp8 if the software does so, or if requested here.
+    software's default. With `has_masters` weights of 16 bits have a copy in float32, which is updated.
+    Weight gradients and rows to experts are in fp8 if the software does so, or if requested here.
     `bucket_bytes` are the bytes of the parameters whose gradients are reduced together; 0 is all.
 
     If plans have several schedules, `schedule_number` is the place of each plan's schedule in SCHEDULES; -1 is
@@ -84,6 +85,7 @@ class PlanGrid:
     gradient_bytes: int = 0
     reduce_bytes: int = 0
     moment_bytes: int = 0
+    has_masters: bool = True
     optimizer: OptimizerSpec = ADAMW
     float8_weight_gradients: bool = False
     float8_dispatch: bool = False
@@ -323,7 +325,8 @@ def grid_of(job: JobSpec) -> PlanGrid:
         offload_optimizer=p.offload_optimizer, offload_parameters=p.offload_parameters,
         offload_activations=p.offload_activations, compress=p.compress, compress_rank=p.compress_rank,
         compress_share=p.compress_share, gradient_bytes=precision.gradient_bytes,
-        reduce_bytes=precision.reduce_bytes, moment_bytes=precision.moment_bytes, bucket_bytes=p.bucket_mib * 2**20,
+        reduce_bytes=precision.reduce_bytes, moment_bytes=precision.moment_bytes,
+        has_masters=precision.master_number == "float32", bucket_bytes=p.bucket_mib * 2**20,
         float8_weight_gradients=precision.float8_weight_gradients, float8_dispatch=precision.float8_dispatch,
         reduce_each=p.reduce_each, optimizer=job.optimizer,
     )  # fmt: skip

@@ -36,7 +36,7 @@ def _grouped_core(job: JobSpec, share: Share, layer: int) -> Tensors:
     """The tensors that grouped-query attention keeps between its first and its last product."""
     model, counts = job.model, HeadCounts.of(share)
     kept = list[LabelledTensor]()
-    whole_qkv: LabelledTensor = IN_ATTENTION.biased_qkv if model.bias or model.qkv_bias else ATTENTION.qkv
+    whole_qkv: LabelledTensor = IN_ATTENTION.biased_qkv if model.has_attention_bias or model.qkv_bias else ATTENTION.qkv
     if model.qk_norm == "full":
         kept += [whole_qkv, IN_ATTENTION.all_heads_statistics]
         whole_qkv = IN_ATTENTION.all_heads_norm_out

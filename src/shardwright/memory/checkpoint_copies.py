@@ -24,9 +24,9 @@ def most_copied_bytes(job: JobSpec) -> int:
 
 
 def copied_bytes(job: JobSpec, states: Mapping[int, StageState]) -> int:
-    """Bytes, at most, that a rank with these stages copies: weights in float32, the optimizer's state, and errors of
-    compression. Ranks that hold the same rows each copy a part of them, to within a row of each parameter. The few
-    numbers of routers and fp8 histories are not counted."""
+    """Bytes, at most, that a rank with these stages copies: the weights that are updated, the optimizer's state, and
+    errors of compression. Ranks that hold the same rows each copy a part of them, to within a row of each parameter.
+    The few numbers of routers and fp8 histories are not counted."""
     units = [unit for stage in states.values() for unit in stage.units]
     factors = sum(group.state_bytes for stage in states.values() for group in stage.updates)
     return factors + sum(_unit_bytes(job, unit) + error_bytes(job, unit) for unit in units)
@@ -38,4 +38,5 @@ def _unit_bytes(job: JobSpec, unit: UnitState) -> int:
     num_writers = replicas.num_copies * (1 if replicas.zero else replicas.num_ranks)
     num_rounded = sum(place.shape[-1] if len(place.shape) > 1 else 1 for place in unit.places) if num_writers > 1 else 0
     num_copied = min(num_held, -(-num_held // num_writers) + num_rounded)
-    return num_copied * (_FLOAT + moment_bytes(job.optimizer, job.precision, unit.by_matrix))
+    master_bytes = _FLOAT if unit.is_exact else job.precision.master_bytes
+    return num_copied * (master_bytes + moment_bytes(job.optimizer, job.precision, unit.by_matrix))

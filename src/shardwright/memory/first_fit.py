@@ -10,8 +10,8 @@ from typing import Any
 
 from shardwright.config.base import PlanError
 from shardwright.config.checks.check import job_faults
+from shardwright.config.divisors import divisors
 from shardwright.config.job import JobSpec
-from shardwright.config.model import divisors
 from shardwright.config.units import memory_text
 from shardwright.memory.job_memory import job_memory
 from shardwright.schedule.job_program import plan_faults

@@ -58,7 +58,7 @@ def unit_memory(job: JobSpec, unit: UnitState, versions: int = 1) -> RankMemory:
             versions * (FLOAT if unit.is_exact else precision.compute_bytes),
             precision.gradient_bytes,
             moment_bytes(job.optimizer, precision, unit.by_matrix),
-            is_exact=unit.is_exact or precision.compute == "float32",
+            is_master=unit.is_exact or precision.compute == precision.master_number,
         ),
         zero,
         are_values_hosted=zero == 3 and job.plan.offload_parameters,

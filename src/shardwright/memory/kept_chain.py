@@ -80,4 +80,4 @@ def activation_keeps(job: JobSpec, mlp: MlpTensors, biased_up: LabelledTensor | 
     `biased_up`, or in place."""
     if job.model.activation == "relu" and not job.model.gated_mlp:
         return (mlp.inner,)
-    return (biased_up,) if job.model.bias and biased_up else (mlp.up,)
+    return (biased_up,) if job.model.has_mlp_bias and biased_up else (mlp.up,)

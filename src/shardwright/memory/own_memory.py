@@ -223,7 +223,10 @@ def held_state(
         moments = of_others + (of_matrices - of_others) * num_by_matrix / np.maximum(1.0, elements)
         shard = elements * np.where(grid.zero > 0, 1 / layout(grid, kind).size, 1.0)
         element = ElementBytes(
-            grid.element_bytes, grid.gradient_bytes or FLOAT, moments, is_exact=grid.element_bytes == FLOAT
+            grid.element_bytes,
+            grid.gradient_bytes or FLOAT,
+            moments,
+            is_master=grid.element_bytes == FLOAT or not grid.has_masters,
         )
         are_values_hosted = (grid.zero == 3) * grid.offload_parameters
         num = HeldElements(elements, shard, shard * grid.offload_optimizer)

@@ -242,7 +242,8 @@ def _state(
     """Bytes of (parameters, gradients, optimizer, host) of common elements, and of routed experts' if any; `by_matrix`
     has the number of each that are updated by matrix.
 
-    Float32 parameters are updated in place, others have a copy in float32. In stage 3 that copy is the parameters.
+    Float32 parameters are updated in place, others have a copy in float32, unless the plan has no master weights. In
+    stage 3 that copy is the parameters.
     The host has a gradient for each element that it updates (Ren et al. 2021, arXiv 2101.06840, section 4.1).
     """
     parameters: Numbers = 0.0
@@ -250,8 +251,9 @@ def _state(
     optimizer: Numbers = 0.0
     host: Numbers = 0.0
     stage = grid.zero
-    element = grid.element_bytes if software.masters else FLOAT32
-    copy = FLOAT32 if element < FLOAT32 else 0
+    element = grid.element_bytes if software.masters or not grid.has_masters else FLOAT32
+    copy = FLOAT32 if element < FLOAT32 and grid.has_masters else 0
+    sharded, sharded_gradient = (FLOAT32, FLOAT32) if grid.has_masters else (element, software.gradient_bytes)
     of_matrices, of_others = (
         len(moments_of(grid.optimizer, is_by_matrix)) * software.moment_bytes for is_by_matrix in (True, False)
     )
@@ -260,8 +262,8 @@ def _state(
         ranks = layout(grid, kind).size
         # Bytes an element.
         share, updated_share = 1 / ranks, np.where(stage > 0, 1 / ranks, 1.0)
-        values = np.where(stage == 3, FLOAT32 * share, element)
-        gradient = np.where(stage == 3, FLOAT32, software.gradient_bytes) * np.where(stage >= 2, share, 1.0)
+        values = np.where(stage == 3, sharded * share, element)
+        gradient = np.where(stage == 3, sharded_gradient, software.gradient_bytes) * np.where(stage >= 2, share, 1.0)
         updated = np.where(stage == 3, moments, copy + moments + software.step_bytes) * updated_share
         gradient = gradient + software.gradient_buckets * (grid.replicas > 1)
         if COMPRESSIONS[grid.compress].kept_elements is not None:

@@ -18,13 +18,13 @@ Bytes = Any  # a number, or an array with one entry a plan
 @dataclass(frozen=True)
 class ElementBytes:
     """Bytes of a value as the forward takes it, of an accumulated gradient and of the optimizer's moments, of one
-    element. `is_exact`: values are float32, and serve as master weights if they are in the same memory as the moments.
-    """
+    element. `is_master`: values are what the optimizer updates, and not a copy, if they are in the same memory as the
+    moments: they are float32, or there are no master weights."""
 
     value: Bytes
     gradient: Bytes
     moments: Bytes
-    is_exact: bool
+    is_master: bool
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def state_bytes(
     """
     values = element.value * where(zero == 3, num.shard, num.all)
     are_away = are_values_hosted * (not is_one_memory)
-    usual_master = FLOAT * (not element.is_exact)
+    usual_master = FLOAT * (not element.is_master)
     device_master, host_master = where(are_away, FLOAT, usual_master), where(are_away, usual_master, FLOAT)
     return StateBytes(
         parameters=where(are_values_hosted, 0, values),

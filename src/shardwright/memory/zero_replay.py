@@ -82,6 +82,7 @@ class SizedUnit(UnitEvents[None]):
             shard_size=layout.shard_size,
             compute_bytes=4 if state.is_exact else precision.compute_bytes,
             gradient_bytes=precision.gradient_bytes,
+            master_bytes=4 if state.is_exact else precision.master_bytes,
             reduce_bytes=precision.reduce_bytes,
             num_parameters=len(state.places),
             num_put_off=sum(place.is_put_off for place in state.places),

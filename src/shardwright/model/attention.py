@@ -51,11 +51,12 @@ class Attention(nn.Module):
         self.sharding, self.norms_turned = sharding, spec.qk_norm == "l2" and self.is_turned
         groups = (spec.num_kv_heads, self.queries_per_group + 2, self.head_dim)
         self.qkv = ColumnLinear(spec.hidden, groups, 0, sharding, std=spec.init_std)
-        self.qkv_bias = sharded(groups, 0, sharding.tp, "zeros") if spec.bias or spec.qkv_bias else None
+        self.qkv_bias = sharded(groups, 0, sharding.tp, "zeros") if spec.has_attention_bias or spec.qkv_bias else None
         self.sinks = sharded((*groups[:1], self.queries_per_group), 0, sharding.tp, "zeros") if spec.sinks else None
         std = residual_std(spec.init_std, spec.layers)
         # The backward of attention keeps its result, which is the input of this product.
-        self.out = RowLinear(spec.heads * self.head_dim, spec.hidden, spec.bias, sharding, std=std, owns_input=False)
+        inner, has_bias = spec.heads * self.head_dim, spec.has_attention_bias
+        self.out = RowLinear(inner, spec.hidden, has_bias, sharding, std=std, owns_input=False)
         # A bias that is the same for the keys of all positions adds the same number to all scores of a query. Softmax
         # cancels it, if only the product with the query comes between: so it is for the elements that rotary positions
         # do not turn, in the bias of the key's norm, or without such a norm in the bias of the product.

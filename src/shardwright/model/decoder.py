@@ -22,7 +22,7 @@ from shardwright.model.block import Block
 from shardwright.model.dropout import Dropout
 from shardwright.model.embedding import Embedding, LearnedPositions
 from shardwright.model.forward_pass import ForwardPass, RealTokens
-from shardwright.model.loss import LogitChange, Targets, joined_losses, microbatch_loss
+from shardwright.model.loss import Head, LogitChange, Targets, joined_losses, microbatch_loss
 from shardwright.model.mtp import FurtherToken, further_ids, skipped_targets
 from shardwright.model.norm import Norm
 from shardwright.model.position_tables import PositionTables, pick, positions_tensor
@@ -38,7 +38,7 @@ from shardwright.parallel.pipeline.pipeline_stage import Microbatch
 from shardwright.parallel.recompute.offload import Convoy, HostPool
 from shardwright.parallel.tensor.deferred_gradients import DeferredGradients
 from shardwright.parallel.tensor.initial_values import materialise
-from shardwright.parallel.tensor.linear import ColumnLinear, LayerSharding
+from shardwright.parallel.tensor.linear import LayerSharding
 from shardwright.parallel.tensor.parameter import PlacedParameter, name_parameters, placed_parameters
 from shardwright.sharding.sequence import held_ranges
 
@@ -108,7 +108,7 @@ class DecoderStage(nn.Module):
         self.layers = nn.ModuleDict({str(i): make_block(spec, i, sharding, policies.get(i, KEEP_ALL)) for i in layers})
         self.norm = Norm(spec, sharding) if span.is_last else None
         self.logit_change = LogitChange(spec.logit_scale, spec.logit_softcap)
-        self.head = ColumnLinear(spec.hidden, (spec.vocab,), 0, sharding, std=spec.init_std) if span.is_last else None
+        self.head = Head(spec, sharding) if span.is_last else None
         mtp_numbers = range(spec.layers, spec.num_blocks) if span.is_last else ()
         self.further_table = Embedding(spec, sharding) if mtp_numbers and not spec.tied_embeddings else None
         self.mtp = nn.ModuleList(FurtherToken(spec, i, sharding, policies.get(i, KEEP_ALL)) for i in mtp_numbers)
@@ -302,7 +302,7 @@ class DecoderStage(nn.Module):
         skipped_T = None if skipped_BS is None else pick(skipped_BS, self.held).t().flatten()
         targets = Targets(rows_T, skipped_T, self.loss_positions, completes=completes)
         return microbatch_loss(
-            x_sBH, self.head.weight, targets, self.sharding, loss_memory, logit_change=self.logit_change
+            x_sBH, self.head.weights, targets, self.sharding, loss_memory, logit_change=self.logit_change
         )
 
     def logits(self, x_sBH: Tensor) -> Tensor:

@@ -52,8 +52,9 @@ class LatentAttention(nn.Module):
         # Without low-rank queries each tp rank has a part of the gradients of the weights that all ranks hold whole.
         sum_axis = None if latent.q_rank else sharding.tp
         self.down = ReplicatedLinear(spec.hidden, sum(self.widths), sharding, spec.init_std, summed_over=sum_axis)
-        self.q_norm = Norm(spec, sharding, latent.q_rank) if latent.q_rank else None
-        self.kv_norm = Norm(spec, sharding, latent.kv_rank, summed_over=sum_axis)
+        normed = spec.model_copy(update={"norm_epsilon": latent.norm_epsilon or spec.norm_epsilon})
+        self.q_norm = Norm(normed, sharding, latent.q_rank) if latent.q_rank else None
+        self.kv_norm = Norm(normed, sharding, latent.kv_rank, summed_over=sum_axis)
         self.q_up = ColumnLinear(
             latent.q_rank or spec.hidden, (heads, self.query_width), 0, sharding, std=spec.init_std
         )

@@ -16,11 +16,12 @@ B batch, H hidden, T tokens of a microbatch or of a chunk, V rows of the vocabul
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from shardwright.config.model import ModelSpec
 from shardwright.model.fused_softmax import exponential_sums, softmax_gradient
 from shardwright.parallel.comm.collectives import (
     Axis,
@@ -30,8 +31,8 @@ from shardwright.parallel.comm.collectives import (
     start_all_reduce,
     start_reduce_scatter,
 )
-from shardwright.parallel.tensor.linear import LayerSharding, start_gather_again
-from shardwright.parallel.tensor.parameter import PlacedParameter
+from shardwright.parallel.tensor.linear import ColumnLinear, LayerSharding, ProductInput, start_gather_again
+from shardwright.parallel.tensor.parameter import PlacedParameter, sharded
 from shardwright.precision.fused_operator import fused_operator
 
 
@@ -84,9 +85,34 @@ _change = fused_operator(
 _NO_CHANGE = LogitChange()
 
 
+class HeadWeights(NamedTuple):
+    """The rows of a head on this rank: its matrix, and the biases of logits, if there are some."""
+
+    matrix_VH: PlacedParameter
+    bias_V: PlacedParameter | None = None
+
+
+class Head(ColumnLinear):
+    """The output head, with biases of the logits if the model has them."""
+
+    def __init__(self, spec: ModelSpec, sharding: LayerSharding) -> None:
+        super().__init__(spec.hidden, (spec.vocab,), 0, sharding, std=spec.init_std)
+        self.bias = sharded((spec.vocab,), 0, sharding.tp, "zeros") if spec.head_bias else None
+
+    def forward(self, x_sBH: ProductInput) -> Tensor:
+        """[s, B, H] to [S, B, V]."""
+        logits_SBV = super().forward(x_sBH)
+        return logits_SBV if self.bias is None else logits_SBV + self.bias
+
+    @property
+    def weights(self) -> HeadWeights:
+        """The parameters of this rank."""
+        return HeadWeights(self.weight, self.bias)
+
+
 def microbatch_loss(
     x_sBH: Tensor,
-    weight_VH: PlacedParameter,
+    head: HeadWeights,
     targets: Targets,
     sharding: LayerSharding,
     loss_memory: Tensor | None = None,
@@ -99,10 +125,10 @@ def microbatch_loss(
     """
     if torch.is_grad_enabled():
         loss_memory = torch.zeros((), device=x_sBH.device) if loss_memory is None else loss_memory
-        return _HeadLoss.apply(x_sBH, weight_VH, (targets, loss_memory, logit_change), sharding)
+        return _HeadLoss.apply(x_sBH, head.matrix_VH, head.bias_V, (targets, loss_memory, logit_change), sharding)
     total = torch.zeros((), device=x_sBH.device)
     for chunk in _chunks(x_sBH, targets, sharding):
-        total += _Softmax.of(chunk, weight_VH, sharding.tp, logit_change).loss
+        total += _Softmax.of(chunk, head, sharding.tp, logit_change).loss
     return total.div_(len(targets.rows_T))
 
 
@@ -137,36 +163,39 @@ class _HeadLoss(torch.autograd.Function):
         ctx: Any,
         x_sBH: Tensor,
         weight_VH: PlacedParameter,
+        bias_V: PlacedParameter | None,
         loss_arguments: tuple[Targets, Tensor, LogitChange],
         sharding: LayerSharding,
     ) -> Tensor:
         targets, loss, ctx.logit_change = loss_arguments
         ctx.save_for_backward(x_sBH, targets.rows_T, targets.skipped_T)
         # Not a saved tensor: the weight may be freed after the forward, and gathered again into other memory.
-        ctx.weight, ctx.sharding = weight_VH, sharding
+        ctx.weight, ctx.bias, ctx.sharding = weight_VH, bias_V, sharding
         ctx.positions, ctx.completes = targets.positions, targets.completes
         ctx.loss = loss  # the backward writes the value into this memory, which the caller has
         return loss.detach()
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
         x_sBH, rows_T, skipped_T = ctx.saved_tensors
         weight_VH: PlacedParameter = ctx.weight
+        bias_V: PlacedParameter | None = ctx.bias
         sharding: LayerSharding = ctx.sharding
         targets = Targets(rows_T, skipped_T, ctx.positions)
         dx_sBH, total = torch.empty_like(x_sBH), torch.zeros_like(ctx.loss)
         for chunk in _chunks(x_sBH, targets, sharding):
-            softmax = _Softmax.of(chunk, weight_VH, sharding.tp, ctx.logit_change)
+            softmax = _Softmax.of(chunk, HeadWeights(weight_VH, bias_V), sharding.tp, ctx.logit_change)
             total += softmax.loss
             dlogits_TV = softmax.gradient(grads[0] / len(rows_T), x_sBH.dtype)
             del softmax  # the gradient lies in its memory, or is a 16-bit tensor
             pending_sum = _start_input_gradient(dx_sBH[chunk.first : chunk.end], dlogits_TV, weight_VH, sharding)
-            weight_VH.add_product(
-                dlogits_TV, chunk.x_TH, sharding.tp.kind, is_last=ctx.completes and chunk.end == len(x_sBH)
-            )
+            is_last = ctx.completes and chunk.end == len(x_sBH)
+            if bias_V is not None:
+                bias_V.add_gradient(dlogits_TV.sum(dim=0, dtype=torch.float32), is_last)
+            weight_VH.add_product(dlogits_TV, chunk.x_TH, sharding.tp.kind, is_last=is_last)
             pending_sum.wait()
         ctx.loss.copy_(total.div_(len(rows_T)))
-        return dx_sBH, None, None, None
+        return dx_sBH, None, None, None, None
 
 
 def _start_input_gradient(
@@ -236,9 +265,11 @@ class _Softmax:
     loss: Tensor
 
     @classmethod
-    def of(cls, chunk: _Chunk, weight_VH: Tensor, tp: Axis, change: LogitChange) -> "_Softmax":
+    def of(cls, chunk: _Chunk, head: HeadWeights, tp: Axis, change: LogitChange) -> "_Softmax":
         """The softmax of the product with the head. All-reduces one max and one pair of sums for each token."""
-        logits_TV = _logits(chunk.x_TH, weight_VH.t(), tp.kind)
+        logits_TV = _logits(chunk.x_TH, head.matrix_VH.t(), tp.kind)
+        if head.bias_V is not None:
+            logits_TV += head.bias_V
         change.change(logits_TV)
         largest_T = all_reduce_max(logits_TV.amax(dim=-1), tp)
         elsewhere_T = (chunk.rows_T < 0) | (chunk.rows_T >= logits_TV.shape[-1])

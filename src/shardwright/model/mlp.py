@@ -31,8 +31,9 @@ class MLP(nn.Module):
         self.activation = spec.activation
         inner = (2, width) if self.gated else (1, width)
         self.up = ColumnLinear(spec.hidden, inner, 1, sharding, std=spec.init_std, owns_input=owns_input)
-        self.up_bias = sharded(inner, 1, sharding.tp, "zeros") if spec.bias else None
-        self.down = RowLinear(width, spec.hidden, spec.bias, sharding, std=residual_std(spec.init_std, spec.layers))
+        self.up_bias = sharded(inner, 1, sharding.tp, "zeros") if spec.has_mlp_bias else None
+        std = residual_std(spec.init_std, spec.layers)
+        self.down = RowLinear(width, spec.hidden, spec.has_mlp_bias, sharding, std=std)
 
     def end_chain(self, chain: Chain) -> Tensor:
         """[s, B, H] to [s, B, H], as the last operators of a chain."""

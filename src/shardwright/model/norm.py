@@ -38,7 +38,7 @@ class Norm(nn.Module):
         self.centres = spec.norm == "layernorm"
         self.learning_biases = shape[0] if learning_biases < 0 else learning_biases
         self.weight = whole(shape, "ones", summed_over=axis) if spec.norm_weight else None
-        has_bias = spec.norm_weight and self.centres
+        has_bias = spec.norm_weight and spec.norm_bias and self.centres
         self.bias = whole(shape, "zeros", summed_over=axis) if has_bias else None
 
     def forward(self, x_SBH: Tensor) -> Tensor:
@@ -109,7 +109,7 @@ class _LayerNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
         x_SBH, mean_SB1, inverse_SB1 = ctx.saved_tensors
-        learns = ctx.weight is not None
+        learns, has_bias = ctx.weight is not None, ctx.bias is not None
         dx_SBH, dweight_H, dbias_H = torch.ops.aten.native_layer_norm_backward(
             grads[0].contiguous(),
             x_SBH,
@@ -118,10 +118,11 @@ class _LayerNorm(torch.autograd.Function):
             inverse_SB1,
             ctx.weight,
             ctx.bias,
-            [True, learns, learns],
+            [True, learns, has_bias],
         )
         if learns:
             ctx.weight.add_gradient(dweight_H)
+        if has_bias:
             if ctx.learning_biases < len(dbias_H):
                 dbias_H[ctx.learning_biases :] = 0
             ctx.bias.add_gradient(dbias_H)

@@ -18,6 +18,7 @@ from shardwright.config.rotary_scaling import RotaryScalingSpec
 from shardwright.precision.fused_operator import fused_operator
 
 PLAIN = RotaryScalingSpec()
+_LEAST_RAMP = 1e-3  # width of a step, as in the released code of YaRN
 
 
 def rotary_angles(
@@ -50,7 +51,8 @@ def _frequency_factors(frequencies: Tensor, base: float, scaling: RotaryScalingS
             ramp = _yarn_ramp(frequencies, base, scaling)
         case "llama3":
             num_turns = scaling.trained_sequence * frequencies / (2 * math.pi)
-            ramp = ((scaling.turns_that_stay - num_turns) / (scaling.turns_that_stay - scaling.slow)).clamp(0, 1)
+            width = max(scaling.turns_that_stay - scaling.slow, _LEAST_RAMP)
+            ramp = ((scaling.turns_that_stay - num_turns) / width).clamp(0, 1)
     return ramp / scaling.factor + (1 - ramp)
 
 
@@ -71,7 +73,7 @@ def _yarn_ramp(frequencies: Tensor, base: float, yarn: RotaryScalingSpec) -> Ten
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, 2 * num_pairs - 1)
     pairs = torch.arange(num_pairs, device=frequencies.device, dtype=torch.float32)
-    return ((pairs - first) / max(last - first, 1e-3)).clamp(0, 1)
+    return ((pairs - first) / max(last - first, _LEAST_RAMP)).clamp(0, 1)
 
 
 def split_and_rotate(qkv_SBGRD: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor, Tensor]:

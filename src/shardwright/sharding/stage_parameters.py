@@ -5,6 +5,7 @@ two equal: name, full shape, box, init, and the axes over which a tensor is cut 
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -55,7 +56,7 @@ def model_parameters(model: ModelSpec) -> tuple[ParameterShard, ...]:
     return tuple({place.name: place for places in regions.values() for place in places}.values())
 
 
-@kept_by_identity
+@partial(kept_by_identity, most=512)  # as many as the catalog may have
 def num_parameters(model: ModelSpec) -> int:
     """Parameters of the whole model, a tied table counted once."""
     return sum(place.num_elements for place in model_parameters(model))
@@ -119,7 +120,7 @@ class _Cut:
         model, name = self.model, block_name(self.model, number)
         attention = (self._latent_attention if model.is_latent else self._attention)(f"{name}.attention")
         is_dense, mlp = self.shape.is_dense(number), self.shape.mlp_matrices
-        inner = self._pair(f"{name}.mlp", *mlp) if is_dense else self._experts(f"{name}.moe")
+        inner = self._pair(f"{name}.mlp", mlp, model.has_mlp_bias) if is_dense else self._experts(f"{name}.moe")
         norms = {which: self._norm(f"{name}.{which}") for which in self.shape.block_norms}
         attention_norms, mlp_norms = (
             [norms.get(f"{half}_{which}", []) for which in ("norm", "out_norm")] for half in ("attention", "mlp")
@@ -137,8 +138,9 @@ class _Cut:
         for matrix in self.shape.routed_matrices:
             parameters += [self._bias_of_experts(f"{name}.experts", matrix)] if self.model.bias else []
             parameters.append(self._of_experts(f"{name}.experts", matrix))
-        shared = self.shape.shared_matrices
-        return parameters + (self._pair(f"{name}.shared", *shared) if self.shape.mixture.shared_ffn else [])
+        if self.shape.mixture.shared_ffn:
+            parameters += self._pair(f"{name}.shared", self.shape.shared_matrices, self.model.bias)
+        return parameters
 
     def _of_experts(self, name: str, matrix: Matrix) -> ParameterShard:
         """The matrices of experts, cut over ep by expert, and each over the ranks that share an expert."""
@@ -166,13 +168,13 @@ class _Cut:
 
     def _attention(self, name: str) -> list[ParameterShard]:
         model, (qkv, _) = self.model, self.shape.attention_matrices
-        places = self._pair(name, *self.shape.attention_matrices)
+        places = self._pair(name, self.shape.attention_matrices, model.has_attention_bias)
         if model.qkv_bias:
             places = [self._sharded(f"{name}.qkv_bias", qkv.outputs, 0, init="zeros"), *places]
         if model.sinks:
             # A layer's own parameters are listed before those of its parts.
             shape = (model.num_kv_heads, model.heads // model.num_kv_heads)
-            position = int(model.bias or model.qkv_bias)
+            position = int(model.has_attention_bias or model.qkv_bias)
             places.insert(position, self._sharded(f"{name}.sinks", shape, 0, init="zeros"))
         if model.qk_norm == "full":
             groups, queries = model.num_kv_heads, model.heads // model.num_kv_heads
@@ -199,17 +201,19 @@ class _Cut:
         model = self.model
         name = "embedding.weight" if model.tied_embeddings else "head.weight"
         further = (place for index in range(model.mtp_layers) for place in self._norm(f"mtp.{index}.norm"))
-        return [*self._norm("norm"), self._vocabulary(name), *further]
+        bias = [self._sharded("head.bias", (model.vocab,), 0, init="zeros")] if model.head_bias else []
+        return [*self._norm("norm"), self._vocabulary(name), *bias, *further]
 
     def _vocabulary(self, name: str) -> ParameterShard:
         model = self.model
         place = self._sharded(name, (model.vocab, model.hidden), 0, model.init_std)
         return replace(place, is_tied=model.shares_table and name == "embedding.weight")
 
-    def _pair(self, name: str, enter: Matrix, leave: Matrix) -> list[ParameterShard]:
-        """A column-parallel matrix and the row-parallel matrix after it, with their biases."""
-        matrices = [self._weight(f"{name}.{matrix.name}.weight", matrix) for matrix in (enter, leave)]
-        if not self.model.bias:
+    def _pair(self, name: str, pair: Sequence[Matrix], has_bias: bool) -> list[ParameterShard]:
+        """A column-parallel matrix and the row-parallel matrix after it, with their biases if they have some."""
+        enter, leave = pair
+        matrices = [self._weight(f"{name}.{matrix.name}.weight", matrix) for matrix in pair]
+        if not has_bias:
             return matrices
         # A layer's own parameters are listed before those of its parts.
         entering = self._sharded(f"{name}.{enter.name}_bias", enter.outputs, enter.sharded_dim or 0, init="zeros")
@@ -224,11 +228,15 @@ class _Cut:
         std = self.model.init_std
         return residual_std(std, self.model.layers) if matrix.is_row_parallel else std
 
+    @property
+    def _norms_have_biases(self) -> bool:
+        return self.model.norm == "layernorm" and self.model.norm_bias
+
     def _norm(self, name: str, width: int = 0, is_partial: bool = False) -> list[ParameterShard]:
         if not self.model.norm_weight:
             return []
         shape = (width or self.model.hidden,)
-        inits = {"weight": "ones"} | ({"bias": "zeros"} if self.model.norm == "layernorm" else {})
+        inits = {"weight": "ones"} | ({"bias": "zeros"} if self._norms_have_biases else {})
         return [self._whole(f"{name}.{key}", shape, init, is_partial=is_partial) for key, init in inits.items()]
 
     def _whole(

@@ -35,7 +35,7 @@ from shardwright.sharding.buffer_pool import BufferPool, Loan
 # Reductions that a rank has under way at once. Each holds a buffer, and stages 2 and 3 are meant to save that memory.
 MOST_REDUCING = 2
 
-_MASTER_BYTES = 4  # of an element that the optimizer updates
+_FLOAT = 4  # bytes of an element of a gradient as the optimizer takes it, if it updates float32 weights
 
 Memory = TypeVar("Memory")
 
@@ -43,8 +43,8 @@ Memory = TypeVar("Memory")
 @dataclass(frozen=True)
 class UnitSizes:
     """The sizes of a unit: its stage of ZeRO; elements of its whole buffer and of one shard, with padding; bytes per
-    element of its values, of an accumulated gradient and of a gradient in a reduction; its number of parameters, and
-    how many of them get their gradient in W if a backward is split."""
+    element of its values, of an accumulated gradient, of a gradient in a reduction and of the weights that the
+    optimizer updates; its number of parameters, and how many of them get their gradient in W if a backward is split."""
 
     zero: int
     size: int
@@ -52,6 +52,7 @@ class UnitSizes:
     compute_bytes: int
     gradient_bytes: int
     reduce_bytes: int
+    master_bytes: int
     num_parameters: int
     num_put_off: int
 
@@ -110,7 +111,7 @@ class UnitEvents(ABC, Generic[Memory]):
     @abstractmethod
     def _begin_update(self, gradients: Loan[Memory] | None, factor: float, rate: float) -> None:
         """Do the first part of the update of each element, with the summed gradients times `factor`; in float32 in
-        `gradients` if they are stored in another dtype."""
+        `gradients` if they are stored in another dtype, and the updated weights in float32."""
 
     @abstractmethod
     def _end_update(self) -> None:
@@ -180,8 +181,9 @@ class UnitEvents(ABC, Generic[Memory]):
 
     def begin_update(self, factor: float, rate: float) -> None:
         """Begin to step with the summed gradients times `factor`."""
-        is_cast = self.sizes.gradient_bytes != _MASTER_BYTES
-        self._exact = self.pool.borrow(self.sizes.shard_size * _MASTER_BYTES) if is_cast else None
+        sizes = self.sizes
+        is_cast = sizes.gradient_bytes < _FLOAT == sizes.master_bytes
+        self._exact = self.pool.borrow(sizes.shard_size * _FLOAT) if is_cast else None
         self._begin_update(self._exact, factor, rate)
 
     def end_update(self) -> None:

@@ -9,15 +9,15 @@ from shardwright.config.checks.check_cluster import part_faults, topology_faults
 from shardwright.config.checks.check_context import context_faults
 from shardwright.config.checks.check_data import data_faults
 from shardwright.config.checks.check_experts import expert_faults
-from shardwright.config.checks.check_precision import float8_faults, moment_faults
+from shardwright.config.checks.check_precision import float8_faults, master_faults, moment_faults
 from shardwright.config.checks.check_recompute import recompute_faults
 from shardwright.config.checks.check_recovery import checkpoint_faults, health_faults
 from shardwright.config.checks.check_size import rank_faults, size_faults
 from shardwright.config.cluster import DeviceSpec
 from shardwright.config.cluster_facts import node_devices
 from shardwright.config.compression_facts import COMPRESSIONS
+from shardwright.config.divisors import all_divisors, nearest_divisors
 from shardwright.config.job import JobSpec
-from shardwright.config.model import all_divisors, nearest_divisors
 from shardwright.config.plan import PlanSpec, ep_ranks_of_node
 from shardwright.config.rank_order import DEFAULT_ORDER, ORDERS, inside_pipeline, number_of
 from shardwright.config.schedule_facts import SCHEDULES
@@ -60,6 +60,7 @@ def faults_on_any_cluster(job: JobSpec) -> list[str]:
         *part_faults(job),
         *_optimizer_faults(job),
         *moment_faults(job),
+        *master_faults(job),
         *float8_faults(job),
         *_compress_faults(job),
         *health_faults(job),

@@ -3,8 +3,8 @@
 import math
 
 from shardwright.config.context_facts import sharing_tokens
+from shardwright.config.divisors import all_divisors, nearest_divisors
 from shardwright.config.job import JobSpec
-from shardwright.config.model import all_divisors, nearest_divisors
 from shardwright.config.plan import chunks_per_rank
 
 

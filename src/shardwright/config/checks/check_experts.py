@@ -1,7 +1,7 @@
 """Check that the experts of the model fit the plan."""
 
+from shardwright.config.divisors import all_divisors, nearest_divisors
 from shardwright.config.job import JobSpec
-from shardwright.config.model import all_divisors, nearest_divisors
 from shardwright.config.schedule_facts import SCHEDULES
 
 

@@ -1,4 +1,5 @@
-"""Check that fields about fp8 have an effect, and that moments in bf16 can follow their decay.
+"""Check that fields about fp8 have an effect, that moments in bf16 can follow their decay, and that an update without
+master weights is one that the runtime has.
 
 Rounding to 8 bits loses small changes: bf16 numbers between 2^e and 2^(e+1) are 2^(e-7) apart, so a change of less than
 2^(e-8) is lost. Without a gradient, a step reduces a moment by its share (1 - beta). That is smallest relative to half
@@ -32,6 +33,36 @@ def moment_faults(job: JobSpec) -> list[str]:
         for name, beta in ((name, getattr(optimizer, name)) for name in optimizer.facts.decays)
         if beta > MOST_BETA
     ]
+
+
+def master_faults(job: JobSpec) -> list[str]:
+    """Faults of an update without master weights."""
+    if job.precision.master != "none" or job.precision.compute == "float32":
+        return []
+    faults, plan = [], job.plan
+    with_masters = 'or keep masters: precision.master = "float32"'
+    if job.precision.compute == "fp16":
+        faults.append(
+            "precision.master 'none' rounds weights to precision.compute after each step, and the smallest numbers of "
+            f"fp16 are 6e-8, above most steps of a weight: use precision.compute = bf16, {with_masters}"
+        )
+    if job.precision.gradient_number != job.precision.compute:
+        faults.append(
+            "precision.gradients 'float32' is for the update of float32 weights, and precision.master is 'none': use "
+            f"precision.gradients = compute, {with_masters}"
+        )
+    if job.optimizer.facts.matrix_update != "none":
+        faults.append(
+            f"optimizer.name {job.optimizer.name!r} updates whole matrices of float32 master weights, and "
+            f"precision.master is 'none': use adamw, {with_masters}"
+        )
+    faults += [
+        f"plan.{name} is for the float32 master weights that the host updates, and precision.master is 'none': "
+        f"leave it out, {with_masters}"
+        for name in ("offload_optimizer", "offload_parameters")
+        if getattr(plan, name)
+    ]
+    return faults
 
 
 def float8_faults(job: JobSpec) -> list[str]:

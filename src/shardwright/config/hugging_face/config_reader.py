@@ -35,6 +35,8 @@ _NO_ARITHMETIC = frozenset({
 # Keys of official files that transformers reads nowhere, or of one family and inert in others.
 _INERT = frozenset(
     {
+        "activation",
+        "activation_function",
         "attention_probs_dropout_prob",
         "attention_softmax_in_fp32",
         "ep_size",
@@ -43,6 +45,9 @@ _INERT = frozenset(
         "hidden_dropout_prob",
         "interpolate_factor",
         "is_llama_config",
+        "mtp_transformer_layers",
+        "num_mtp_modules",
+        "use_mtp",
         "max_sequence_length",
         "model_max_length",
         "n_special",
@@ -59,7 +64,11 @@ _INERT = frozenset(
         "seq_aux",
         "aux_loss_alpha",
         "bias_dropout_fusion",
+        "layer_norm_epsilon",
         "masked_softmax_fusion",
+        "output_past",
+        "scale_attn_weights",
+        "sliding_window_size",
         "router_z_loss_coef",
         "use_cache_quantization",
         "use_cache_kernel",

@@ -52,14 +52,9 @@ def ends(r: ConfigReader) -> Fields:
 
 
 def linear_biases(r: ConfigReader) -> Fields:
-    """Biases of attention's four products and of the MLP's: all of them have one, or none has."""
+    """Biases of attention's four products and of the MLP's."""
     attention, mlp = r.flag("attention_bias"), r.flag("mlp_bias")
-    if attention != mlp:
-        r.fault(
-            f"attention_bias is {str(attention).lower()} and mlp_bias {str(mlp).lower()}, and biases can only be in "
-            "all linear layers or in none; set both alike, where the weights are so"
-        )
-    return {"bias": attention and mlp}
+    return {"bias": attention and mlp, "attention_bias": attention and not mlp, "mlp_bias": mlp and not attention}
 
 
 def experts(

@@ -8,6 +8,7 @@ import math
 import operator
 from collections.abc import Callable
 
+from shardwright.config.base import shortened
 from shardwright.config.hugging_face.config_reader import ConfigReader
 from shardwright.config.hugging_face.decoder_fields import Fields, decoder, linear_biases
 from shardwright.config.hugging_face.layer_kinds import window, without_positions
@@ -142,6 +143,70 @@ def with_local_rotary(r: ConfigReader, fields: Fields, usual_base: float) -> Fie
     return fields | {"window": fields["window"] | {"rotary_base": base, "rotary_scaled": False}}
 
 
+def internlm3(r: ConfigReader) -> Fields:
+    """InternLM 3 (2025): Llama; its biases have other names."""
+    r.must_be("qkv_bias", (False, None), "linear layers have no biases")
+    r.must_be("bias", (False, None), "linear layers have no biases")
+    return llama(r)
+
+
+def arcee(r: ConfigReader) -> Fields:
+    """Arcee's AFM-4.5B (2025): Llama with an MLP of one matrix in, and relu^2."""
+    return llama(r) | {"gated_mlp": False}
+
+
+def helium(r: ConfigReader) -> Fields:
+    """Helium 1 (Kyutai 2025): Llama whose attention and MLP have no biases."""
+    r.must_be("attention_bias", (False,), "the MLP has no biases")
+    r.must_be("mlp_bias", (False,), "attention has no biases")
+    fields = decoder(r)
+    return fields | rotary(r, head_width(fields))
+
+
+def ernie(r: ConfigReader) -> Fields:
+    """ERNIE 4.5 without experts (Baidu 2025)."""
+    fields = decoder(r) | {"bias": r.flag("use_bias")}
+    return fields | rotary(r, head_width(fields))
+
+
+def seed_oss(r: ConfigReader) -> Fields:
+    """Seed-OSS (ByteDance 2025): only query, key and value have biases."""
+    r.must_be("attention_out_bias", (False,), "only query, key and value have biases")
+    r.must_be("mlp_bias", (False,), "only query, key and value have biases")
+    fields = decoder(r) | {"qkv_bias": r.flag("attention_bias"), "dropout": r.number("residual_dropout")}
+    return fields | rotary(r, head_width(fields))
+
+
+def exaone4(r: ConfigReader) -> Fields:
+    """EXAONE 4 (LG AI 2025, arXiv 2507.11407): norms of heads and of what attention and MLP give. Where some layers
+    have windows, layers without one have no positions."""
+    fields = decoder(r) | {"norm_place": "after", "qk_norm": "head"}
+    fields |= rotary(r, head_width(fields))
+    size, pattern = r.optional_count("sliding_window"), r.raw("sliding_window_pattern")
+    every = len(pattern) if isinstance(pattern, str) else r.count("sliding_window_pattern", 4)
+    r.ignore("sliding_window_pattern", "layer_types")
+    if isinstance(pattern, str) and pattern != "L" * (every - 1) + "G":
+        r.fault(
+            f"sliding_window_pattern is {shortened(pattern)!r}, and only layers with windows before one that sees all "
+            'can be expressed; set it to one like "LLLG"'
+        )
+    if not size:
+        return fields
+    return fields | windows_without_positions(r, fields["layers"], size, every)
+
+
+def windows_without_positions(r: ConfigReader, layers: int, size: int, every: int) -> Fields:
+    """Windows of `size` tokens; the last of `every` layers, or as layer_types says, sees all and has no positions."""
+    windows = window(r, size, layers, lambda layer: every > 0 and (layer + 1) % every == 0)
+    rule = windows.get("window", {})
+    if "first_full" in rule or ("window" not in windows and size):
+        r.fault(
+            "layers that see all tokens have no positions, and they can only be the last of every so many layers; set "
+            "layer_types so"
+        )
+    return windows | ({"no_rotary_every": rule["full_every"]} if "full_every" in rule else {})
+
+
 def glm(r: ConfigReader) -> Fields:
     """GLM-4 of 2024 (arXiv 2406.12793): half of each head is rotary; query, key and value have biases."""
     fields = decoder(r) | {"qkv_bias": r.flag("attention_bias", True)}
@@ -156,6 +221,23 @@ def glm4(r: ConfigReader) -> Fields:
 def granite(r: ConfigReader) -> Fields:
     """Granite 3 and 4 without state spaces: additions to the residual stream, embeddings and logits are scaled."""
     fields = decoder(r) | linear_biases(r) | granite_scales(r)
+    return fields | rotary(r, head_width(fields))
+
+
+_MAMBA_KEYS = ("n_heads", "n_groups", "d_state", "d_head", "d_conv", "expand", "chunk_size", "conv_bias", "proj_bias")
+
+
+def granite_hybrid(r: ConfigReader) -> Fields:
+    """Granite 4 whose layers are all attention: Granite 3, with its MLP under the name of shared experts."""
+    kinds = r.words("layer_types") or r.words("layers_block_type") or ["mamba"]
+    if others := sorted(set(kinds) - {"attention", "full_attention"}):
+        r.fault(f"layer_types has {others[0]!r}, and only attention can be expressed; use another model")
+    r.must_be("position_embedding_type", ("rope",), "positions are rotary")
+    r.must_be("num_local_experts", (0,), "the MLP has no experts")
+    r.must_be("attention_bias", (False,), "the MLP has no biases")
+    r.must_be("normalization_function", ("rmsnorm", None), "norms are RMSNorms")
+    r.ignore("init_method", "num_experts_per_tok", "time_step_limit", *(f"mamba_{name}" for name in _MAMBA_KEYS))
+    fields = decoder(r) | granite_scales(r) | {"ffn": r.count("shared_intermediate_size")}
     return fields | rotary(r, head_width(fields))
 
 

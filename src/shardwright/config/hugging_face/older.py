@@ -25,6 +25,22 @@ def gpt2(r: ConfigReader) -> Fields:
     }  # fmt: skip
 
 
+def gpt_bigcode(r: ConfigReader) -> Fields:
+    """SantaCoder and StarCoder (Li et al. 2023, arXiv 2305.06161): GPT-2 with one key/value head."""
+    r.ignore(
+        "attention_softmax_in_fp32",
+        "scale_attention_softmax_in_fp32",
+        "inference_runner",
+        "pad_key_length",
+        "pre_allocate_kv_cache",
+        "validate_runner_input",
+        "max_batch_size",
+        "max_sequence_length",
+        "num_key_value_heads",
+    )
+    return gpt2(r) | ({"kv_heads": 1} if r.flag("multi_query", True) else {})
+
+
 def gpt_neox(r: ConfigReader) -> Fields:
     """GPT-NeoX and Pythia (Black et al. 2022, arXiv 2204.06745): attention and MLP side by side, a quarter of each head
     is rotary."""

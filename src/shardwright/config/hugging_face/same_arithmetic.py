@@ -33,6 +33,8 @@ def arithmetic(model: ModelSpec) -> dict[str, Any]:
     """The fields of a model that determine what its layers compute, with their defaults filled in."""
     fields = model.model_dump(exclude={*_OF_TRAINING})
     fields |= {"kv_heads": model.num_kv_heads, "head_dim": model.head_size, "ffn": model.ffn_size}
+    if model.is_latent:
+        fields["latent"] |= {"norm_epsilon": model.latent.norm_epsilon or model.norm_epsilon}
     moe = model.moe
     fields["moe"] = {name: value for name, value in fields["moe"].items() if name not in _OF_ROUTING}
     if moe.experts:

@@ -7,6 +7,8 @@ from shardwright.config.hugging_face.layer_kinds import CHUNKED, window, without
 from shardwright.config.hugging_face.like_llama import granite_scales, head_width, qwen_windows
 from shardwright.config.hugging_face.rotary_fields import rotary
 
+_LATENT_EPSILON = 1e-6  # of the norms of latents, whatever rms_norm_eps is
+
 
 def mixtral(r: ConfigReader) -> Fields:
     """Mixtral (Jiang et al. 2024, arXiv 2401.04088)."""
@@ -71,9 +73,51 @@ def glm4_moe(r: ConfigReader) -> Fields:
     return fields | rotary(r, head_width(fields), in_part=True) | _further_tokens(r) | {"moe": _sigmoid_experts(r)}
 
 
+def minimax_m2(r: ConfigReader) -> Fields:
+    """MiniMax-M2 (2025): a norm of all heads' queries and of their keys, half of each head rotary, experts by sigmoid
+    scores and biases."""
+    r.must_be("use_qk_norm", (True, None), "queries and keys have norms")
+    r.must_be("qk_norm_type", ("per_layer", None), "a norm is of all heads together")
+    r.must_be("scoring_func", ("sigmoid", None), "experts are chosen by sigmoid scores")
+    r.must_be("use_routing_bias", (True, None), "experts are chosen by scores and biases")
+    r.must_be("shared_intermediate_size", (0, None), "there is no shared expert")
+    r.must_be("attn_window_size", (None,), "all layers see all tokens")
+    kinds = set(r.counts("attn_type_list") or [1])
+    if kinds != {1}:
+        r.fault(f"attn_type_list has {sorted(kinds)}; only 1, attention by a softmax, can be expressed")
+    fields = decoder(r) | {"qk_norm": "full"}
+    head = head_width(fields)
+    share = {"partial_rotary_factor": r.count("rotary_dim") / head} if r.has("rotary_dim") and head else {}
+    r.defaults = r.defaults | share
+    moe = experts(r, "num_local_experts", width="intermediate_size") | {"gate": "sigmoid"}
+    return fields | rotary(r, head, in_part=True) | {"moe": moe}
+
+
+def dots1(r: ConfigReader) -> Fields:
+    """dots.llm1 (rednote-hilab 2025, arXiv 2506.05767): DeepSeek-V3's gate, a norm of each head's query and key."""
+    r.must_be("attention_bias", (False,), "the MLP has no biases")
+    r.must_be("scoring_func", ("noaux_tc", "sigmoid", None), "experts are chosen by sigmoid scores")
+    fields = decoder(r) | {"qk_norm": "head"}
+    first = r.count("max_window_layers")
+    windows = window(r, r.optional_count("sliding_window"), fields["layers"], lambda layer: layer < first)
+    return fields | rotary(r, head_width(fields)) | windows | {"moe": _sigmoid_experts(r)}
+
+
+def glm4_moe_lite(r: ConfigReader) -> Fields:
+    """GLM-4.7-Flash (2026): DeepSeek-V3 with one dense layer."""
+    kinds = r.words("mlp_layer_types")
+    layers = min(r.count("num_hidden_layers"), largest.LAYERS)
+    dense = 1 if kinds is None else kinds.index("sparse") if "sparse" in kinds else len(kinds)
+    if kinds is not None and kinds != ["dense"] * dense + ["sparse"] * (layers - dense):
+        r.fault("mlp_layer_types has other layers than dense ones before those with experts; set it so")
+    r.must_be("first_k_dense_replace", (dense, None), "mlp_layer_types says which layers are dense")
+    r.defaults = r.defaults | {"first_k_dense_replace": dense}
+    return deepseek_v3(r)
+
+
 def deepseek_v2(r: ConfigReader) -> Fields:
     """DeepSeek-V2 (arXiv 2405.04434)."""
-    moe = _routed(r) | {"normalise": r.flag("norm_topk_prob")}
+    moe = routed_experts(r) | {"normalise": r.flag("norm_topk_prob")}
     method = r.text("topk_method", "greedy")
     if method == "group_limited_greedy":
         moe |= _groups(r) | {"group_score": "max"}
@@ -93,10 +137,10 @@ def deepseek_v3(r: ConfigReader) -> Fields:
 
 def _sigmoid_experts(r: ConfigReader) -> Fields:
     """The gate of DeepSeek-V3 (section 2.1.2)."""
-    return _routed(r) | _groups(r) | {"gate": "sigmoid", "normalise": r.flag("norm_topk_prob", True)}
+    return routed_experts(r) | _groups(r) | {"gate": "sigmoid", "normalise": r.flag("norm_topk_prob", True)}
 
 
-def _routed(r: ConfigReader) -> Fields:
+def routed_experts(r: ConfigReader) -> Fields:
     """Routed and shared experts by DeepSeek's keys."""
     fields = experts(r, "n_routed_experts")
     shared = r.optional_count("n_shared_experts")
@@ -142,6 +186,8 @@ def _latent_attention(r: ConfigReader) -> Fields:
         "rope_dim": rope_dim,
         "value_dim": r.count("v_head_dim"),
     }
+    if fields["norm_epsilon"] != _LATENT_EPSILON:
+        fields["latent"]["norm_epsilon"] = _LATENT_EPSILON
     rotary_fields = rotary(r, rope_dim)
     rotary_fields.pop("rotary_dim", None)
     return fields | rotary_fields

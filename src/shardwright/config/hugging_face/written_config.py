@@ -5,6 +5,7 @@ right family is the first whose reading gives the same model, field by field. So
 """
 
 import json
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,17 +18,22 @@ from shardwright.config.model import ModelSpec
 
 # The class name in transformers of each family's model.
 _CLASSES = {
-    "bloom": "BloomForCausalLM", "deepseek_v2": "DeepseekV2ForCausalLM", "deepseek_v3": "DeepseekV3ForCausalLM",
+    "arcee": "ArceeForCausalLM", "bloom": "BloomForCausalLM", "cohere": "CohereForCausalLM",
+    "cohere2": "Cohere2ForCausalLM", "deepseek_v2": "DeepseekV2ForCausalLM", "deepseek_v3": "DeepseekV3ForCausalLM",
+    "dots1": "Dots1ForCausalLM", "ernie4_5": "Ernie4_5ForCausalLM", "exaone4": "Exaone4ForCausalLM",
     "falcon": "FalconForCausalLM", "gemma": "GemmaForCausalLM", "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM", "glm": "GlmForCausalLM", "glm4": "Glm4ForCausalLM",
-    "glm4_moe": "Glm4MoeForCausalLM", "gpt2": "GPT2LMHeadModel", "gpt_neox": "GPTNeoXForCausalLM",
-    "gpt_oss": "GptOssForCausalLM", "granite": "GraniteForCausalLM", "granitemoe": "GraniteMoeForCausalLM",
-    "granitemoeshared": "GraniteMoeSharedForCausalLM", "llama": "LlamaForCausalLM",
-    "llama4_text": "Llama4ForCausalLM", "mistral": "MistralForCausalLM", "mixtral": "MixtralForCausalLM",
-    "olmo": "OlmoForCausalLM", "olmo2": "Olmo2ForCausalLM", "olmo3": "Olmo3ForCausalLM", "olmoe": "OlmoeForCausalLM",
-    "opt": "OPTForCausalLM", "phi3": "Phi3ForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen2_moe": "Qwen2MoeForCausalLM",
-    "qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM", "smollm3": "SmolLM3ForCausalLM",
-    "starcoder2": "Starcoder2ForCausalLM",
+    "glm4_moe": "Glm4MoeForCausalLM", "glm4_moe_lite": "Glm4MoeLiteForCausalLM", "gpt2": "GPT2LMHeadModel",
+    "gpt_bigcode": "GPTBigCodeForCausalLM", "gpt_neox": "GPTNeoXForCausalLM", "gpt_oss": "GptOssForCausalLM",
+    "gptj": "GPTJForCausalLM", "granite": "GraniteForCausalLM", "granitemoe": "GraniteMoeForCausalLM",
+    "granitemoeshared": "GraniteMoeSharedForCausalLM", "helium": "HeliumForCausalLM",
+    "internlm3": "InternLM3ForCausalLM", "llama": "LlamaForCausalLM", "llama4_text": "Llama4ForCausalLM",
+    "minimax_m2": "MiniMaxM2ForCausalLM", "mistral": "MistralForCausalLM", "mixtral": "MixtralForCausalLM",
+    "nemotron": "NemotronForCausalLM", "olmo": "OlmoForCausalLM", "olmo2": "Olmo2ForCausalLM",
+    "olmo3": "Olmo3ForCausalLM", "olmoe": "OlmoeForCausalLM", "opt": "OPTForCausalLM", "phi": "PhiForCausalLM",
+    "phi3": "Phi3ForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen2_moe": "Qwen2MoeForCausalLM",
+    "qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM", "seed_oss": "SeedOssForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM", "stablelm": "StableLmForCausalLM", "starcoder2": "Starcoder2ForCausalLM",
 }  # fmt: skip
 # Families that many programs read come first.
 _FIRST = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "qwen2_moe", "deepseek_v3", "gpt2")
@@ -66,7 +72,7 @@ def _candidates(model: ModelSpec) -> Iterator[dict[str, Any]]:
     keys = (
         _shape_keys(model) | _position_keys(model) | _attention_keys(model) | _expert_keys(model) | _scale_keys(model)
     )
-    keys = {name: value for name, value in keys.items() if value is not None}
+    keys = {name: value for name, value in keys.items() if value is not None or name == "sliding_window"}
     yield keys
     if model.moe.experts:
         yield keys | {"intermediate_size": model.moe.ffn_size(model.ffn_size), "intermediate_size_mlp": model.ffn_size}
@@ -83,7 +89,9 @@ def _shape_keys(model: ModelSpec) -> dict[str, Any]:
     keys |= dict.fromkeys(("num_attention_heads", "n_head"), model.heads)
     keys |= dict.fromkeys(("num_key_value_heads", "num_kv_heads"), model.num_kv_heads)
     keys |= dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size"), model.ffn_size)
-    keys |= dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"), model.norm_epsilon)
+    keys |= dict.fromkeys(
+        ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps"), model.norm_epsilon
+    )
     keys |= dict.fromkeys(("hidden_act", "activation_function", "hidden_activation", "activation"), activation)
     keys |= dict.fromkeys(("initializer_range", "init_std"), model.init_std)
     keys |= dict.fromkeys(("max_position_embeddings", "n_positions", "seq_length"), model.longest)
@@ -112,7 +120,7 @@ def _position_keys(model: ModelSpec) -> dict[str, Any]:
         rope |= {"short_factor": list(scaling.short_factors), "long_factor": list(scaling.long_factors)}
     if scaling.magnitude:
         rope["attention_factor"] = scaling.magnitude
-    keys: dict[str, Any] = {"alibi": model.positions == "alibi"}
+    keys: dict[str, Any] = {"alibi": model.positions == "alibi", "rotary_dim": model.rotary_width}
     if model.positions == "rotary":
         keys["rope_parameters"] = rope
     if model.no_rotary_every:
@@ -128,22 +136,23 @@ def _attention_keys(model: ModelSpec) -> dict[str, Any]:
     has_windows = any(map(model.is_windowed, layers))
     kinds = [window_kind if model.is_windowed(layer) else "full_attention" for layer in layers]
     keys: dict[str, Any] = {
-        "attention_bias": model.bias or model.qkv_bias, "qkv_bias": model.qkv_bias or model.bias,
-        "mlp_bias": model.bias, "use_bias": model.bias, "bias": model.bias, "enable_bias": model.bias,
+        "attention_bias": model.has_attention_bias or model.qkv_bias, "qkv_bias": model.qkv_bias or model.bias,
+        "mlp_bias": model.has_mlp_bias, "use_qkv_bias": model.qkv_bias, "use_bias": model.bias, "bias": model.bias,
+        "enable_bias": model.bias,
         "layer_types": kinds if has_windows else None,
         "sliding_window": window.size if has_windows and not window.chunked else None,
         "attention_chunk_size": window.size if has_windows and window.chunked else None,
         "use_sliding_window": has_windows, "max_window_layers": window.first_full,
         "attn_logit_softcapping": model.attention_softcap or None, "clip_qkv": model.clip_qkv or None,
-        "use_qk_norm": model.qk_norm != "none", "query_pre_attn_scalar":
-            model.attention_scale**-2 if model.attention_scale else None,
+        "use_qk_norm": model.qk_norm != "none",
+        "query_pre_attn_scalar": _whole(model.attention_scale**-2) if model.attention_scale else None,
         "attention_multiplier": model.attention_scale or None,
         "attn_temperature_tuning": model.temperature_tuning.scale > 0,
         "attn_scale": model.temperature_tuning.scale, "floor_scale": model.temperature_tuning.floor,
         "rope_local_base_freq": window.rotary_base or None, "multi_query": model.num_kv_heads == 1,
         "new_decoder_architecture": model.parallel_block == "two-norms",
         "parallel_attn": model.parallel_block != "none",
-        "use_parallel_residual": model.parallel_block == "two-norms",
+        "use_parallel_residual": model.parallel_block != "none",
     }  # fmt: skip
     if model.is_latent:
         latent = model.latent
@@ -153,6 +162,11 @@ def _attention_keys(model: ModelSpec) -> dict[str, Any]:
             "head_dim": latent.rope_dim,
         }  # fmt: skip
     return keys
+
+
+def _whole(value: float) -> float:
+    """The integer that a number is but for its rounding, because transformers takes no other; else the number."""
+    return round(value) if math.isclose(value, round(value), rel_tol=1e-9) else value
 
 
 def _expert_keys(model: ModelSpec) -> dict[str, Any]:
@@ -176,7 +190,8 @@ def _expert_keys(model: ModelSpec) -> dict[str, Any]:
 def _scale_keys(model: ModelSpec) -> dict[str, Any]:
     return {
         "embedding_multiplier": model.embedding_scale, "residual_multiplier": model.residual_scale,
-        "logits_scaling": 1.0 / model.logit_scale, "final_logit_softcapping": model.logit_softcap or None,
+        "logits_scaling": 1.0 / model.logit_scale, "logit_scale": model.logit_scale,
+        "final_logit_softcapping": model.logit_softcap or None,
         "layer_norm_elementwise_affine": model.norm_weight,
     }  # fmt: skip
 

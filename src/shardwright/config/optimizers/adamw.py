@@ -10,5 +10,6 @@ FACTS = OptimizerFacts(
     moments=lambda spec: ("exp_avg", "exp_avg_sq"),
     decays=("beta1", "beta2"),
     reads=frozenset({"beta1", "beta2", "epsilon"}),
+    takes_narrow=True,
     costs_as_adamw=True,
 )

@@ -240,11 +240,11 @@ def _is_float8(converter: str) -> bool:
 def _read_numbers(settings: Settings, fields: Flat) -> None:
     numbers = {"bfloat16": "bf16", "float32": "float32", "float16": "fp16"}
     fields["precision.compute"] = settings.one_of("training.mixed_precision_param", numbers, "bfloat16")
-    if settings.text("training.dtype", "float32") == "bfloat16":
-        settings.lost.append(
-            "training.dtype = bfloat16: weights, gradients and moments are 8 bytes a parameter there; weights that are "
-            "updated are in float32 here, so memory is told as up to 10 bytes a parameter more"
-        )
+    if settings.text("training.dtype", "float32") == "bfloat16":  # of weights, gradients and moments
+        fields |= {"precision.master": "none", "precision.gradients": "compute", "precision.reduce": "float32"}
+        if fields["precision.compute"] != "bf16":
+            settings.lose("training.dtype", "weights that are kept in bfloat16 are computed with in bfloat16 here")
+            fields["precision.compute"] = "bf16"
     converters = settings.words("model.converters")
     others = [converter for converter in converters if not _is_float8(converter)]
     if others:
@@ -259,9 +259,9 @@ def _read_numbers(settings: Settings, fields: Flat) -> None:
 def _write_numbers(job: JobSpec, settings: dict[str, Any]) -> None:
     precision = job.precision
     settings["training.mixed_precision_param"] = "bfloat16" if precision.compute == "bf16" else "float32"
+    settings |= {"training.dtype": "bfloat16"} if precision.master_number == "bf16" else {}
     names = {recipe: name for name, recipe in _FLOAT8.items()}
-    name = names.get((precision.float8, precision.float8_weight_gradients))
-    if name:
+    if name := names.get((precision.float8, precision.float8_weight_gradients)):
         settings |= {"model.converters": ["quantize.linear.float8"], "quantize.linear.float8.recipe_name": name}
 
 
@@ -349,11 +349,12 @@ _BF16_STATES = "fused_opt_states_bf16"
 
 
 def _read_moments(settings: Settings, fields: Flat) -> None:
-    fields["precision.moments"] = "bf16" if settings.text("optimizer.implementation") == _BF16_STATES else "float32"
+    are_narrow = settings.text("optimizer.implementation") == _BF16_STATES or "precision.master" in fields
+    fields["precision.moments"] = "bf16" if are_narrow else "float32"
 
 
 def _write_moments(job: JobSpec, settings: dict[str, Any]) -> None:
-    if job.precision.moments == "bf16":
+    if job.precision.moments == "bf16" and job.precision.master_number == "float32":
         settings["optimizer.implementation"] = _BF16_STATES
 
 

@@ -8,6 +8,9 @@ weight; only then it is rounded to the nearest bf16 number. bf16 has 8 bits, so 
 of 0.95 a step covers 5 % of the way from the moment to the squared gradient: the moment does not change if the squared
 gradient is within 4 to 8 % of it, which is 2 to 4 % of its root. With a decay of 0.999 a step covers 0.1 %, and a
 moment that should fall never does: such decays are refused (config/checks/check_precision.py).
+
+Weights may be in bf16 too, without float32 master weights: then they, and gradients in bf16, are widened for the step
+as moments are, and weights are rounded after it. If all are in bf16 one fused kernel of torch's does that inside.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +36,8 @@ LEAST_SQUARE, _DECAY_POWER = 1e-30, 0.8
 
 @dataclass(frozen=True)
 class Elements:
-    """Elements of a weight, their gradient and their moments, in float32. The tensor `steps` and the number `number`
+    """Elements of a weight, their gradient and their moments: in float32, or all in bf16 for a fused kernel, which
+    computes in float32 and rounds what it writes. The tensor `steps` and the number `number`
     count the updates, including this one."""
 
     weight: Tensor
@@ -130,7 +134,7 @@ _Span = tuple[int, int, int]
 
 
 class ElementwiseOptimizer(torch.optim.Optimizer):
-    """Updates flat tensors of float32 weights, or transforms their gradients, by a rule for each element."""
+    """Updates flat tensors of weights, or transforms their gradients, by a rule for each element."""
 
     # Without torch's guard, which imports the compiler: that takes each process a second, and nothing is compiled.
     add_param_group = unwrap(torch.optim.Optimizer.add_param_group)
@@ -146,6 +150,7 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
         self._spans: dict[Tensor, list[_Span]] = {}  # by weight: elements not trained from the first step on
         facts = spec.facts
         self._spec, self._in_blocks = spec, facts.in_blocks and not by_matrix
+        self._takes_narrow = facts.takes_narrow and not by_matrix
         self._rule: Rule = resolve_name(facts.matrix_rule if by_matrix else facts.rule)
 
     @torch.no_grad()
@@ -218,31 +223,30 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
         """Update elements of a weight, which were not trained in the first `num_missed` steps."""
         steps, number = self.state[weight]["step"], self.num_steps - num_missed
         steps = steps - num_missed if num_missed else steps
-        weight, gradient, moments = weight[span], gradient[span], [self.moment(weight, n)[span] for n in self.names]
+        tensors = [weight[span], gradient[span], *(self.moment(weight, name)[span] for name in self.names)]
 
-        def apply(block: slice, moments: list[Tensor]) -> None:
+        def apply(weight: Tensor, gradient: Tensor, *moments: Tensor) -> None:
             rate, decay = group["lr"], group["weight_decay"]
-            elements = Elements(weight[block], gradient[block], moments, steps, number, rate, decay)
-            self._rule(self._spec, elements)
+            self._rule(self._spec, Elements(weight, gradient, [*moments], steps, number, rate, decay))
 
-        is_narrow = bool(moments) and self.moments != torch.float32
-        if not (is_narrow or self._in_blocks):
-            apply(slice(None), moments)
+        is_narrow = [tensor.dtype != torch.float32 for tensor in tensors]
+        if not (self._in_blocks or any(is_narrow)) or (self._takes_narrow and all(is_narrow)):
+            apply(*tensors)
             return
-        size = min(BLOCKS[weight.device.type], max(1, weight.numel()))
-        buffers = torch.empty(len(moments) if is_narrow else 0, size, device=weight.device)
-        for start in range(0, weight.numel(), size):
-            block = slice(start, min(start + size, weight.numel()))
-            block_moments = [moment[block] for moment in moments]
-            if not is_narrow:
-                apply(block, block_moments)
-                continue
+        num_elements = tensors[0].numel()
+        size = min(BLOCKS[weight.device.type], max(1, num_elements))
+        buffers = torch.empty(sum(is_narrow), size, device=weight.device)
+        for start in range(0, num_elements, size):
+            parts = [tensor[start : start + size] for tensor in tensors]
+            free_buffers = iter(buffers)
             widened = [
-                buffer[: len(moment)].copy_(moment) for buffer, moment in zip(buffers, block_moments, strict=True)
+                next(free_buffers)[: len(part)].copy_(part) if narrow else part
+                for part, narrow in zip(parts, is_narrow, strict=True)
             ]
-            apply(block, widened)
-            for moment, values in zip(block_moments, widened, strict=True):
-                moment.copy_(values)
+            apply(*widened)
+            for part, values in zip(parts, widened, strict=True):
+                if part is not parts[1] and part is not values:  # gradients are not needed any more
+                    part.copy_(values)
 
 
 def make_optimizer(

@@ -55,20 +55,20 @@ class PlacedParameter(nn.Parameter):
         self.register_post_accumulate_grad_hook(_take_over)
         return self
 
-    def add_gradient(self, gradient: Tensor) -> None:
-        """Add to the gradient, now or with the deferred gradients."""
+    def add_gradient(self, gradient: Tensor, is_last: bool = True) -> None:
+        """Add to the gradient, now or with the deferred gradients. `is_last` is as in `add_product`."""
         if self.deferred is None:
-            self._add(gradient)
+            self._add(gradient, is_last)
         else:
-            self.deferred.now_or_later(partial(self._add, gradient))
+            self.deferred.now_or_later(partial(self._add, gradient, is_last))
 
-    def _add(self, gradient: Tensor) -> None:
+    def _add(self, gradient: Tensor, is_last: bool) -> None:
         total = self._open()
         if self.has_gradient:
             total.add_(gradient.reshape(total.shape))
         else:
             total.copy_(gradient.reshape(total.shape))
-        self._added()
+        self._added(is_last)
 
     def add_product(self, dy_TN: Tensor, x_TH: Tensor, kind: str, is_last: bool = True) -> None:
         """Add dy^T x, the gradient of a linear layer's weight, with the kernels of a kind of device; N is all dims but

@@ -54,6 +54,7 @@ class FlatUnit(UnitEvents[Tensor]):
             compute_bytes=sharding.compute.itemsize,
             gradient_bytes=sharding.gradients.itemsize,
             reduce_bytes=sharding.reduce.itemsize,
+            master_bytes=sharding.master.itemsize,
             num_parameters=len(self.parameters),
             num_put_off=sum(parameter.place.is_put_off for parameter in self.parameters),
         )
@@ -87,7 +88,7 @@ class FlatUnit(UnitEvents[Tensor]):
             self.value_shard = on_host(shard_size, sharding.compute, device, sharding.link)
         else:
             self.value_shard = torch.zeros(shard_size, dtype=sharding.compute, device=device)
-        self.masters = Masters(self._pieces(), self.value_shard, device, sharding.link)
+        self.masters = Masters(self._pieces(), self.value_shard, device, sharding.link, sharding.master)
         self._full_gradients: Tensor | None = None  # of which the parameters' gradients are views
         self._gradient_shard: Tensor | None = None
         if sharding.zero < 2:

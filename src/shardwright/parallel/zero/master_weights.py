@@ -1,8 +1,8 @@
-"""The float32 weights of one shard, which the optimizer updates; on the device, on the host, or partly on each.
+"""The weights of one shard that the optimizer updates; on the device, on the host, or partly on each.
 
 Updates are far smaller than the weights, and 16 bits would round them away. So if the model computes in 16 bits, the
 optimizer has a float32 copy of its own (Micikevicius et al. 2018, arXiv 1710.03740, section 3.1). If it computes in
-float32, the values themselves are updated, and there is no copy.
+float32, or a job wants no copy (precision.master), the values themselves are updated.
 
 Weights on the host are updated there, by the CPU (Ren et al. 2021, ZeRO-Offload, arXiv 2101.06840, section 4.1):
 gradients are copied to the host, and new values back. On a GPU the copies of one unit overlap with the CPU's update of
@@ -67,18 +67,23 @@ def on_host(size: int, dtype: torch.dtype, device: torch.device, link: HostLink 
 
 
 class Masters:
-    """Float32 weights of a shard and their optimizer."""
+    """The weights of a shard that are updated, and their optimizer."""
 
     def __init__(
-        self, pieces: list[ShardPiece], values: Tensor, device: torch.device, link: HostLink | None = None
+        self,
+        pieces: list[ShardPiece],
+        values: Tensor,
+        device: torch.device,
+        link: HostLink | None = None,
+        number: torch.dtype = torch.float32,
     ) -> None:
-        """`values` is the shard that the model computes with. There is a `link` if host and device have separate
-        memory."""
+        """`values` is the shard that the model computes with, and `number` the number type of what is updated. There is
+        a `link` if host and device have separate memory."""
         self._pieces = pieces
-        self._device, self._link = device, link
-        is_exact, values_on_host = values.dtype == torch.float32, link is not None and link.is_on_host(values)
+        self._device, self._link, self._number = device, link, number
+        is_master, values_on_host = values.dtype == number, link is not None and link.is_on_host(values)
         # On a CPU host and device share memory, but offloaded weights are copied all the same.
-        self._are_values = [is_exact and piece.on_host == values_on_host for piece in pieces]
+        self._are_values = [is_master and piece.on_host == values_on_host for piece in pieces]
         self.tensors = [
             values[piece.start : piece.stop].detach() if same else self._empty(piece)
             for piece, same in zip(pieces, self._are_values, strict=True)
@@ -97,8 +102,8 @@ class Masters:
     def _empty(self, piece: ShardPiece) -> Tensor:
         size = piece.stop - piece.start
         if piece.on_host:
-            return on_host(size, torch.float32, self._device, self._link)
-        return torch.zeros(size, dtype=torch.float32, device=self._device)
+            return on_host(size, self._number, self._device, self._link)
+        return torch.zeros(size, dtype=self._number, device=self._device)
 
     def make_optimizer(self, make: MakeOptimizer, by_matrix: bool = False, steps: MatrixSteps | None = None) -> None:
         """Make the optimizer; if ranks make `steps` together, its rule precedes them."""
@@ -174,7 +179,7 @@ class Masters:
     def _dtype_of(self, name: str) -> torch.dtype:
         """The number type of a state."""
         assert self.optimizer is not None
-        return torch.float32 if name == "weights" else self.optimizer.moments
+        return self._number if name == "weights" else self.optimizer.moments
 
     def write_to(self, values: Tensor) -> None:
         """Let updates write to other values, with which the model computes from now on."""
@@ -258,7 +263,7 @@ class Masters:
         """The sum of the squares of weights [start, stop), on the device."""
         total = torch.zeros((), device=self._device)
         for tensor, _, part in self._pieces_in_range(start, stop):
-            total += torch.linalg.vector_norm(tensor[part]).square().to(self._device)
+            total += torch.linalg.vector_norm(tensor[part], dtype=torch.float32).square().to(self._device)
         return total
 
     def write_values(self, values: Tensor) -> None:

@@ -64,6 +64,7 @@ class Sharding:
     compute: torch.dtype = torch.float32
     gradients: torch.dtype = torch.float32  # number type in which they are accumulated
     reduce: torch.dtype = torch.float32  # number type in which they are reduced
+    master: torch.dtype = torch.float32  # number type of the weights that the optimizer updates
     host_share: float = 0.0  # share of optimizer state and float32 weights in host memory
     host_values: bool = False  # True if the shards of the values are in host memory (stage 3)
     link: HostLink | None = None  # to host memory, if the device has memory of its own
@@ -85,6 +86,7 @@ class Sharding:
             compute=dtype_of(precision.compute),
             gradients=dtype_of(precision.gradient_number),
             reduce=dtype_of(precision.reduce_number),
+            master=dtype_of(precision.master_number),
             host_share=plan.offload_optimizer,
             host_values=plan.offload_parameters,
             link=link,
@@ -101,7 +103,7 @@ class StageSharding:
     def of_parameter(self, place: ParameterShard) -> Sharding:
         """How they share a parameter."""
         sharding = self.experts if place.is_expert else self.dense
-        return replace(sharding, compute=torch.float32) if place.is_exact else sharding
+        return replace(sharding, compute=torch.float32, master=torch.float32) if place.is_exact else sharding
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,9 @@ from itertools import product
 import numpy as np
 
 from shardwright.config.context_facts import CONTEXT_METHODS
+from shardwright.config.divisors import divisors
 from shardwright.config.job import JobSpec
-from shardwright.config.model import ModelSpec, divisors
+from shardwright.config.model import ModelSpec
 from shardwright.config.plan import chunks_per_rank
 from shardwright.config.rank_order import (
     DEFAULT_ORDER,

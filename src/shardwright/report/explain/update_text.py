@@ -12,7 +12,9 @@ from shardwright.sharding.groups import SHARDS, axis_groups, zero_stage
 def update_sentences(job: JobSpec, seconds: float) -> Iterator[str]:
     """Sentences about an update that takes `seconds`."""
     moments = f", with moments in {job.precision.moments}" if job.precision.moments != "float32" else ""
-    yield f"Then {job.optimizer.facts.title} updates a rank's part of the weights{moments}: {seconds_text(seconds)}."
+    masters = "" if job.precision.master_number == "float32" else f", which are in {job.precision.compute} alone"
+    updates = f"{job.optimizer.facts.title} updates a rank's part of the weights{masters}{moments}"
+    yield f"Then {updates}: {seconds_text(seconds)}."
     shards = axis_groups(job.plan, SHARDS[False]).size if zero_stage(job.plan) else 1
     among = " and ".join(
         f"{num_ranks:,} ranks of {axis}" for num_ranks, axis in ((shards, "ZeRO"), (job.plan.tp, "tp")) if num_ranks > 1

@@ -9,6 +9,24 @@ from typing import Literal
 
 
 @dataclass(frozen=True)
+class FurtherNames:
+    """Names of the parts of a module of multi-token prediction, by default DeepSeek's.
+
+    The module is a layer behind the others, or `layer`, where {n} is its own number. Files have copies of the tables
+    in each module if `copies_tables`. The projection takes the embedding before the hidden state, or after it if
+    `hidden_first`.
+    """
+
+    layer: str = ""
+    embedding_norm: str = "enorm"
+    hidden_norm: str = "hnorm"
+    project: str = "eh_proj"
+    norm: str = "shared_head.norm"
+    copies_tables: bool = True
+    hidden_first: bool = False
+
+
+@dataclass(frozen=True)
 class FamilyNames:
     """Names of the tensors of a family.
 
@@ -51,6 +69,7 @@ class FamilyNames:
     shared_gate_proj: str = "mlp.shared_experts.gate_proj"
     shared_up: str = "mlp.shared_experts.up_proj"
     shared_down: str = "mlp.shared_experts.down_proj"
+    further: FurtherNames = FurtherNames()
     transposed: bool = False
     interleaved: bool = False
     plus_one: bool = False
@@ -83,16 +102,43 @@ _GRANITE_MOE = replace(
     expert_up="block_sparse_moe.input_linear", expert_down="block_sparse_moe.output_linear", shared_gate_proj="",
     shared_up="shared_mlp.input_linear", shared_down="shared_mlp.output_linear",
 )  # fmt: skip
+_MIXTRAL = replace(
+    _LLAMA,
+    router="block_sparse_moe.gate",
+    expert_gate="block_sparse_moe.experts.{e}.w1",
+    expert_up="block_sparse_moe.experts.{e}.w3",
+    expert_down="block_sparse_moe.experts.{e}.w2",
+)
 _BLOOM = replace(
     _LLAMA, embedding="transformer.word_embeddings", embedding_norm="transformer.word_embeddings_layernorm",
     norm="transformer.ln_f", layer="transformer.h.{n}", q="self_attention.query_key_value", k="", v="", fused="grouped",
     out="self_attention.dense", gate="", up="mlp.dense_h_to_4h", down="mlp.dense_4h_to_h",
 )  # fmt: skip
 
+_GPT2 = replace(
+    _LLAMA,
+    embedding="transformer.wte",
+    positions="transformer.wpe",
+    norm="transformer.ln_f",
+    layer="transformer.h.{n}",
+    attention_norm="ln_1",
+    mlp_norm="ln_2",
+    q="attn.c_attn",
+    k="",
+    v="",
+    fused="stacked",
+    out="attn.c_proj",
+    gate="",
+    up="mlp.c_fc",
+    down="mlp.c_proj",
+    transposed=True,
+)
+
 FAMILY_NAMES = {
     **dict.fromkeys(
         ("llama", "mistral", "smollm3", "qwen2", "qwen3", "qwen3_moe", "granite", "olmo", "olmoe", "deepseek_v2",
-         "deepseek_v3", "kimi_k2", "glm4_moe"), _LLAMA,
+         "deepseek_v3", "kimi_k2", "glm4_moe", "seed_oss", "dots1", "glm4_moe_lite", "internlm", "internlm3",
+         "deepseek", "minicpm", "orion"), _LLAMA,
     ),
     "gemma": _GEMMA,
     "gemma2": _GEMMA2,
@@ -106,10 +152,7 @@ FAMILY_NAMES = {
     "glm4": replace(
         _GLM, attention_out_norm="post_self_attn_layernorm", mlp_out_norm="post_mlp_layernorm"
     ),
-    "mixtral": replace(
-        _LLAMA, router="block_sparse_moe.gate", expert_gate="block_sparse_moe.experts.{e}.w1",
-        expert_up="block_sparse_moe.experts.{e}.w3", expert_down="block_sparse_moe.experts.{e}.w2",
-    ),
+    "mixtral": _MIXTRAL,
     "qwen2_moe": _QWEN_MOE,
     "granitemoe": _GRANITE_MOE,
     "granitemoeshared": _GRANITE_MOE,
@@ -124,12 +167,53 @@ FAMILY_NAMES = {
         _LLAMA, router="mlp.router", experts="turns", expert_gate="", expert_up="mlp.experts.gate_up_proj",
         expert_down="mlp.experts.down_proj",
     ),
-    "starcoder2": replace(_LLAMA, gate="", up="mlp.c_fc", down="mlp.c_proj"),
-    "gpt2": replace(
-        _LLAMA, embedding="transformer.wte", positions="transformer.wpe", norm="transformer.ln_f",
-        layer="transformer.h.{n}", attention_norm="ln_1", mlp_norm="ln_2", q="attn.c_attn", k="", v="", fused="stacked",
-        out="attn.c_proj", gate="", up="mlp.c_fc", down="mlp.c_proj", transposed=True,
+    "internlm2": replace(
+        _LLAMA, embedding="model.tok_embeddings", head="output", attention_norm="attention_norm", mlp_norm="ffn_norm",
+        q="attention.wqkv", k="", v="", fused="grouped", out="attention.wo", gate="feed_forward.w1",
+        up="feed_forward.w3", down="feed_forward.w2",
     ),
+    "baichuan": replace(_LLAMA, q="self_attn.W_pack", k="", v="", fused="stacked"),
+    "chatglm": replace(
+        _LLAMA, embedding="transformer.embedding.word_embeddings", norm="transformer.encoder.final_layernorm",
+        head="transformer.output_layer", layer="transformer.encoder.layers.{n}", q="self_attention.query_key_value",
+        k="", v="", fused="stacked", out="self_attention.dense", gate="", up="mlp.dense_h_to_4h",
+        down="mlp.dense_4h_to_h", interleaved=True,
+    ),
+    "exaone": replace(
+        _LLAMA, embedding="transformer.wte", norm="transformer.ln_f", layer="transformer.h.{n}", attention_norm="ln_1",
+        mlp_norm="ln_2", q="attn.attention.q_proj", k="attn.attention.k_proj", v="attn.attention.v_proj",
+        out="attn.attention.out_proj", gate="mlp.c_fc_0", up="mlp.c_fc_1", down="mlp.c_proj",
+    ),
+    "qwen": replace(
+        _LLAMA, embedding="transformer.wte", norm="transformer.ln_f", layer="transformer.h.{n}", attention_norm="ln_1",
+        mlp_norm="ln_2", q="attn.c_attn", k="", v="", fused="stacked", out="attn.c_proj", gate="mlp.w2", up="mlp.w1",
+        down="mlp.c_proj",
+    ),
+    "granitemoehybrid": replace(_LLAMA, gate="", up="shared_mlp.input_linear", down="shared_mlp.output_linear"),
+    "mimo": replace(
+        _LLAMA, further=FurtherNames(
+            layer="model.mtp_layers.{n}", embedding_norm="token_layernorm", hidden_norm="hidden_layernorm",
+            project="input_proj", norm="final_layernorm", copies_tables=False, hidden_first=True,
+        ),
+    ),
+    "gptj": replace(
+        _LLAMA, embedding="transformer.wte", norm="transformer.ln_f", layer="transformer.h.{n}", attention_norm="ln_1",
+        q="attn.q_proj", k="attn.k_proj", v="attn.v_proj", out="attn.out_proj", gate="", up="mlp.fc_in",
+        down="mlp.fc_out", interleaved=True,
+    ),
+    "phi": replace(_LLAMA, norm="model.final_layernorm", out="self_attn.dense", gate="", up="mlp.fc1", down="mlp.fc2"),
+    "stablelm": _LLAMA,
+    "cohere": replace(_LLAMA, interleaved=True),
+    "cohere2": replace(_LLAMA, interleaved=True),
+    "nemotron": replace(_LLAMA, gate="", plus_one=True),
+    "arcee": replace(_LLAMA, gate=""),
+    "helium": replace(_LLAMA, interleaved=True),
+    "ernie4_5": replace(_LLAMA, interleaved=True),
+    "exaone4": _OLMO2,
+    "minimax_m2": replace(_MIXTRAL, correction_bias="block_sparse_moe.e_score_correction_bias"),
+    "starcoder2": replace(_LLAMA, gate="", up="mlp.c_fc", down="mlp.c_proj"),
+    "gpt2": _GPT2,
+    "gpt_bigcode": replace(_GPT2, transposed=False),
     "gpt_neox": replace(
         _LLAMA, embedding="gpt_neox.embed_in", norm="gpt_neox.final_layer_norm", head="embed_out",
         layer="gpt_neox.layers.{n}", fused="grouped", q="attention.query_key_value", k="", v="", out="attention.dense",

@@ -9,14 +9,20 @@ from dataclasses import dataclass, replace
 
 from shardwright.config.model import ModelSpec
 from shardwright.sharding.hugging_face.family_names import FAMILY_NAMES, FamilyNames
-from shardwright.sharding.hugging_face.released_piece import ReleasedPiece, plain, rows, seen_as, transposed, whole
+from shardwright.sharding.hugging_face.released_piece import (
+    ReleasedPiece,
+    halves_swapped,
+    plain,
+    rows,
+    seen_as,
+    transposed,
+    whole,
+)
 from shardwright.sharding.parameter_shard import ParameterShard
 from shardwright.sharding.stage_parameters import model_parameters
 
 _BLOCK = re.compile(r"(?:layers\.(\d+)|mtp\.(\d+)\.block)\.(.+)")
 _FURTHER = re.compile(r"mtp\.(\d+)\.(.+)")
-# DeepSeek's names of the parts of a module of multi-token prediction, which follows the layers like another layer.
-_FURTHER_NAMES = {"embedding_norm": "enorm", "hidden_norm": "hnorm", "project": "eh_proj", "norm": "shared_head.norm"}
 
 Layout = dict[str, tuple[ReleasedPiece, ...]]
 
@@ -24,6 +30,8 @@ Layout = dict[str, tuple[ReleasedPiece, ...]]
 def names_of(family: str, model: ModelSpec) -> FamilyNames:
     """The tensor names of a model of a family."""
     names = FAMILY_NAMES[family]
+    if family == "gpt_bigcode" and model.num_kv_heads > 1:
+        return replace(names, fused="grouped")
     if family == "falcon" and model.parallel_block == "two-norms":
         return replace(names, attention_norm="ln_attn", mlp_norm="ln_mlp")
     return names
@@ -51,7 +59,7 @@ def copies(family: str, model: ModelSpec) -> dict[str, str]:
     """Released tensors that are copies of others: the tables in each module of multi-token prediction."""
     names, copied = names_of(family, model), {}
     head = names.embedding if model.tied_embeddings else names.head
-    for index in range(model.mtp_layers):
+    for index in range(model.mtp_layers) if names.further.copies_tables else ():
         module = names.layer.format(n=model.layers + index)
         copied[f"{module}.embed_tokens.weight"] = f"{names.embedding}.weight"
         copied[f"{module}.shared_head.head.weight"] = f"{head}.weight"
@@ -76,15 +84,23 @@ class _Made:
         """The pieces of one of our tensors."""
         n, shape = self.names, place.full_shape
         if block := _BLOCK.fullmatch(place.name):
-            layer = int(block[1]) if block[1] else self.model.layers + int(block[2])
-            yield from self._of_block(n.layer.format(n=layer), block[3], shape)
+            layer = n.layer.format(n=block[1]) if block[1] else self._further_layer(int(block[2]))
+            yield from self._of_block(layer, block[3], shape)
         elif further := _FURTHER.fullmatch(place.name):
             part, _, kind = further[2].rpartition(".")
-            yield plain(f"{n.layer.format(n=self.model.layers + int(further[1]))}.{_FURTHER_NAMES[part]}.{kind}", shape)
+            name = f"{self._further_layer(int(further[1]))}.{getattr(n.further, part)}.{kind}"
+            yield from (
+                halves_swapped(name, shape) if part == "project" and n.further.hidden_first else (plain(name, shape),)
+            )
         else:
             part, _, kind = place.name.rpartition(".")
             make = self._norm if "norm" in part else self._table
             yield make(getattr(n, part), kind, shape)
+
+    def _further_layer(self, index: int) -> str:
+        """The name of a module of multi-token prediction."""
+        further = self.names.further.layer
+        return further.format(n=index) if further else self.names.layer.format(n=self.model.layers + index)
 
     def _table(self, name: str, kind: str, shape: tuple[int, ...]) -> ReleasedPiece:
         return replace(plain(f"{name}.{kind}", shape), may_be_longer=name == self.names.positions)
@@ -183,6 +199,7 @@ class _Made:
             region = ((0, groups), (first, end), *whole((width, *inner)))
             view = (groups, end - first, width)
             cut_dim = len(stored) - 1 if n.transposed else 0
+            turned = n.interleaved and self.model.positions == "rotary" and first < members - 1
             transposed_order = (len(inner), len(inner) + 1, len(inner) + 2, *range(len(inner)))
             yield ReleasedPiece(
                 f"{layer}.{n.q}.{kind}",
@@ -190,6 +207,8 @@ class _Made:
                 region,
                 (*inner, *view) if cut_dim else (*view, *inner),
                 transposed_order if cut_dim else tuple(range(len(shape))),
+                interleaved=self.model.rotary_width if turned else 0,
+                pairs_dim=2 if turned else 0,
                 cut_dim=cut_dim,
                 cut_range=(start, start + size),
             )

@@ -4,7 +4,7 @@ The same description is used in both directions: to load, and to export.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from shardwright.sharding.parameter_shard import Box
@@ -84,3 +84,14 @@ def rows(name: str, shape: Sequence[int], start: int, end: int) -> ReleasedPiece
     region = ((start, end), *whole(inner))
     released_shape = (end - start, *inner)
     return ReleasedPiece(name, released_shape, region, released_shape, tuple(range(len(released_shape))))
+
+
+def halves_swapped(name: str, shape: Sequence[int]) -> Iterator[ReleasedPiece]:
+    """A released matrix [outputs, inputs] that is ours with both halves of its inputs swapped."""
+    outputs, inputs = shape
+    half = inputs // 2
+    for start in (0, half):
+        region = ((0, outputs), (start, start + half))
+        released_range = (half - start, inputs - start)
+        view = (outputs, half)
+        yield ReleasedPiece(name, (outputs, inputs), region, view, (0, 1), cut_dim=1, cut_range=released_range)

@@ -15,7 +15,7 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from shardwright.config.hugging_face.config_json import CONFIG, family_of, fields_of, read_keys
+from shardwright.config.hugging_face.config_json import CONFIG, family_of, fields_of, is_decoder_alone, read_keys
 from shardwright.config.hugging_face.same_arithmetic import differing_fields
 from shardwright.config.hugging_face.written_config import config_bytes, written_config
 from shardwright.config.model import ModelSpec
@@ -34,7 +34,7 @@ from shardwright.train.checkpoint.safetensors_format import WrittenTensor
 from shardwright.train.checkpoint.storage import Storage
 
 # The key of config.json with the number of learned positions, by family: a run has as many as its samples are long.
-_TABLE_ROWS = {"gpt2": "n_positions", "opt": "max_position_embeddings"}
+_TABLE_ROWS = {"gpt2": "n_positions", "gpt_bigcode": "n_positions", "opt": "max_position_embeddings"}
 
 
 @dataclass(frozen=True)
@@ -86,13 +86,13 @@ def has_family(manifest: Manifest) -> bool:
 
 
 def _configuration(model: ModelSpec) -> tuple[str, dict[str, Any]]:
-    """The family and the keys of config.json: of the model that the run started from, if its arithmetic is the same,
-    else of the family that fits."""
+    """The family and the keys of config.json: of the model that the run started from, if that is a decoder alone and
+    its arithmetic is the same, else of the family that fits."""
     source = Path(model.weights, CONFIG)
     if model.weights and source.is_file():
         keys = read_keys(source)
         fields, faults = fields_of(keys)
-        if not faults and not differing_fields(fields, model):
+        if is_decoder_alone(keys) and not faults and not differing_fields(fields, model):
             family = family_of(keys)
             return family, keys | ({_TABLE_ROWS[family]: model.sequence} if family in _TABLE_ROWS else {})
     return written_config(model)

@@ -21,6 +21,8 @@ from shardwright.sharding.parameter_shard import Box, ParameterShard
 from shardwright.sharding.row_boxes import cut_rows, overlap
 from shardwright.train.checkpoint.released_files import ReleasedFiles, is_floating, listed
 
+# Beginnings of names of tensors for other kinds of input, in models of several kinds whose decoder has no prefix.
+_OTHER_INPUTS = ("visual.", "vision_tower.", "vision_model.", "audio_tower.", "multi_modal_projector.")
 _MOST_ELEMENTS = 4 * MIB  # of the buffer
 _ROWS_COMPARED = 1024  # rows of head and table that are compared: if the head is a matrix of its own, every row differs
 
@@ -57,14 +59,20 @@ class ReleasedWeights:
     def correction_bias(self, block: int) -> Tensor | None:
         """The score-correction biases of a block's router, [experts] in float32; None if the model has none."""
         piece = self.correction_biases.get(block)
-        return None if piece is None else self.files.view(self.prefix + piece.name).float()
+        return None if piece is None else self.files.view(self.stored_name(piece)).float()
+
+    def stored_name(self, piece: ReleasedPiece) -> str:
+        """The name in the files of a decoder's tensor, which may be a part of a larger model's: with the prefix of the
+        decoder, or without it for a head that lies outside."""
+        name = self.prefix + piece.name
+        return piece.name if name not in self.files.tensors and piece.name in self.files.tensors else name
 
     def _read(self, name: str, box: Box, out: Tensor) -> None:
         """Fill `out` with a box of the model tensor `name`."""
         for piece in self.layout[name]:
             if (common := overlap(box, piece.region)) is not None:
                 slices = tuple(slice(low - a, high - a) for (low, high), (a, _) in zip(common, box, strict=True))
-                copy_part(piece, self.files.view(self.prefix + piece.name), common, out[slices])
+                copy_part(piece, self.files.view(self.stored_name(piece)), common, out[slices])
 
 
 def _region_view(piece: ReleasedPiece, released: Tensor) -> Tensor:
@@ -139,7 +147,7 @@ def _check_files_fit_model(
     tensors, prefix, faults = weights.files.tensors, weights.prefix, list[str]()
     released_pieces = [piece for tensor_pieces in weights.layout.values() for piece in tensor_pieces]
     released_pieces += weights.correction_biases.values()
-    expected_pieces = {prefix + piece.name: piece for piece in released_pieces}
+    expected_pieces = {weights.stored_name(piece): piece for piece in released_pieces}
     packed_names = [name for name in tensors if name.startswith(prefix) and name.endswith("_blocks")]
     if packed_names and (quantised_names := [name for name in expected_pieces if name + "_blocks" in tensors]):
         faults.append(f"{listed(quantised_names)} are quantised (MXFP4); {_convert_hint(weights)}")
@@ -162,7 +170,12 @@ def _check_files_fit_model(
             faults += _untied_head(weights.files, head, table)
     # With a prefix the decoder is a part of a larger model, whose other tensors may begin with that prefix, too.
     unknown_names = [
-        name for name in tensors if name.startswith(prefix) and name not in known_names and _is_weight(name)
+        name
+        for name in tensors
+        if name.startswith(prefix)
+        and name not in known_names
+        and _is_weight(name)
+        and not name.startswith(_OTHER_INPUTS)
     ]
     if unknown_names and not prefix:
         faults.append(
@@ -187,7 +200,7 @@ def _untied_head(files: ReleasedFiles, head: str, table: str) -> list[str]:
 
 def _is_weight(name: str) -> bool:
     """True if a tensor is a weight. Older files also have masks and frequencies, which follow from config.json."""
-    return not name.endswith(("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias", "attention.bias", "masked_bias"))
+    return not name.endswith(("inv_freq", "attn.bias", "attn.masked_bias", "attention.bias", "masked_bias"))
 
 
 def _convert_hint(weights: ReleasedWeights) -> str:

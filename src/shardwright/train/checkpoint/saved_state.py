@@ -1,6 +1,7 @@
 """The state of a model on one rank, as checkpoints hold it: the boxes that the rank writes and those that it reads.
 
-    weights.NAME                           float32: a parameter's master weights, which the optimizer updates
+    weights.NAME                           a parameter's weights that the optimizer updates: float32, or bf16 if there
+                                           are no master weights
     exp_avg.NAME, momentum_buffer.NAME ... optimizer state of a parameter, one value per element, in the optimizer's
                                            own dtype (sharding/optimizer_state.py)
     exp_avg_sq_row.NAME, exp_avg_sq_col.NAME   float32: Adafactor's factors, by row and by column of each matrix

@@ -58,7 +58,7 @@ def _terms(box: Box, point: Sequence[int]) -> int:
 
 def check_kinds(indices: list[FileIndex], optimizer_steps: int, optimizer: OptimizerSpec = ADAMW) -> None:
     """Check that the tensors are those that a run writes: the weights and, once the optimizer has done a step, its
-    state of each weight; all in float32, or moments in bf16. Raises BrokenCheckpointError."""
+    state of each weight; all in float32, or weights and moments in bf16. Raises BrokenCheckpointError."""
     tensors = {stored.name: stored for index in indices for stored in index.boxes}
     prefix = f"{_WEIGHTS}."
     weights = {name.removeprefix(prefix): stored for name, stored in tensors.items() if name.startswith(prefix)}
@@ -67,7 +67,7 @@ def check_kinds(indices: list[FileIndex], optimizer_steps: int, optimizer: Optim
         if kind in STATES and parameter not in weights:
             raise BrokenCheckpointError(f"it has {name}, and no {_WEIGHTS}.{parameter}")
         if kind in (_WEIGHTS, *STATES, "float8", "compression"):
-            dtypes = (_FLOAT32, _BF16) if kind in STATES and kind not in FACTORS else (_FLOAT32,)
+            dtypes = (_FLOAT32, _BF16) if kind in (_WEIGHTS, *STATES) and kind not in FACTORS else (_FLOAT32,)
             if stored.dtype not in dtypes:
                 raise BrokenCheckpointError(
                     f"{name} is of number type {stored.dtype}, and is written as {' or '.join(dtypes)}"
