@@ -37,11 +37,12 @@ def check_files(
 
     from shardwright.api.file_check import file_checks
     from shardwright.report.file_check_text import file_check_text
+    from shardwright.report.text_columns import fitting
 
     cluster = asked_cluster(cluster_fields)
     checks = file_checks(files, overrides, cluster, system or "")
     if as_json:
         click.echo(json.dumps([asdict(check) for check in checks]))
     else:
-        click.echo("\n".join(map(file_check_text, checks)))
+        click.echo(fitting("\n".join(map(file_check_text, checks))))
     sys.exit(max(check.exit_status for check in checks))

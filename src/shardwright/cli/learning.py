@@ -8,7 +8,9 @@ from typing import Any
 import click
 
 from shardwright.cli.job_options import device_options, file_option, json_option, language_option, set_option
+from shardwright.cli.progress_bar import progress_shown
 from shardwright.config import largest
+from shardwright.report.text_columns import fitting
 
 
 class Size(click.ParamType):
@@ -71,10 +73,11 @@ def collective(kind: str, as_json: bool, runs: bool, svg: Path | None, **options
     if runs:
         from shardwright.measure.collective_run import run_collective
 
-        measured = run_collective(question.kind, result.priced.num_ranks, question.num_bytes)
+        with progress_shown():
+            measured = run_collective(question.kind, result.priced.num_ranks, question.num_bytes)
         fields["run"] = asdict(measured)
         texts.append(measured.text)
-    click.echo(json.dumps(fields) if as_json else "\n\n".join(texts))
+    click.echo(json.dumps(fields) if as_json else fitting("\n\n".join(texts)))
 
 
 @click.command()

@@ -38,6 +38,7 @@ from shardwright.cli.job_fields import list_fields
 from shardwright.cli.job_options import JobCommand, file_option, job_options, json_option
 from shardwright.cli.kept_checkpoints import checkpoint
 from shardwright.cli.launching import launch
+from shardwright.cli.progress_bar import progress_shown
 from shardwright.cli.train import train
 from shardwright.config import largest
 from shardwright.config.standard_streams import let_readers_leave
@@ -104,7 +105,8 @@ def verify(job: str, overrides: tuple[str, ...], as_json: bool, steps: int, tole
     from shardwright.measure.verify import verify as compare_with_one_rank
     from shardwright.sharding.groups import loses_gradients
 
-    verdict, moved_runs = compare_with_one_rank(spec, steps, tolerance)
+    with progress_shown():
+        verdict, moved_runs = compare_with_one_rank(spec, steps, tolerance)
     is_rounded = bool(moved_runs) and is_rounding(verdict, moved_runs, tolerance)
     passed = verdict.within(tolerance) or is_rounded
     if as_json:

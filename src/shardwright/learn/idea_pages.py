@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from shardwright.config.base import PlanError
-from shardwright.report.text_columns import num_columns, wrapped
+from shardwright.report.text_columns import num_columns, terminal_width, wrapped
 
 PAGES = Path(__file__).parent / "pages"
 LANGUAGES = ("en", "zh")
@@ -39,7 +39,7 @@ TERMS = "terms"  # a table of words, in both languages
 QUESTIONS = "questions"  # their answers are computed; each language asks its own
 SYSTEMS = ("megatron-lm", "deepspeed", "fsdp", "alpa", "torchtitan", "nanotron", "colossal-ai")
 OTHERS = (*SYSTEMS, "cases", QUESTIONS, TERMS)  # pages that are not on one idea
-_WIDTH = 100
+_WIDTH = 100  # columns of a paragraph, at most
 
 
 @dataclass(frozen=True)
@@ -106,9 +106,9 @@ def _paragraph(paragraph: str) -> Iterator[str]:
         yield from (title, ("=" if plain.startswith("# ") else "-") * num_columns(title))
     elif plain.startswith(("- ", "1. ")):
         for item in re.split(r"\n(?=- |\d\. )", plain):
-            yield from wrapped(joined(item), _WIDTH)
+            yield from wrapped(joined(item), min(_WIDTH, terminal_width()))
     elif plain:
-        yield from wrapped(joined(plain), _WIDTH)
+        yield from wrapped(joined(plain), min(_WIDTH, terminal_width()))
 
 
 def joined(paragraph: str) -> str:
