@@ -68,7 +68,9 @@ def test_a_long_line_goes_on_under_its_first_word(monkeypatch: pytest.MonkeyPatc
 
 def test_no_line_of_chinese_begins_or_ends_with_the_wrong_mark() -> None:
     """A line does not begin with what closes, nor end with what opens; all of the text is there."""
-    text = "这是同等规模模型的常见取值（Brown et al. 2020, table 2.1；可用 --set 修改），需要 72 GiB，还剩（约）2.9 GiB。"
+    text = (
+        "这是同等规模模型的常见取值（Brown et al. 2020, table 2.1；可用 --set 修改），需要 72 GiB，还剩（约）2.9 GiB。"
+    )
     for width in range(16, 60):
         lines = list(wrapped(text, width))
         assert "".join(lines).replace(" ", "") == text.replace(" ", "")
