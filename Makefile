@@ -10,7 +10,7 @@ BUNDLE ?= build/gpu-bundle
 IN_BUNDLE = PYTHONPATH=$(abspath $(BUNDLE)/src):$(abspath $(BUNDLE)/site) $(PYTHON) $(BUNDLE)/benchmarks
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal
 
-.PHONY: help train test test-all test-fast fuzz fuzz-strangers signals kills soak gpu gpu-bundle gpu-run gpu-probe interchange lowest lint install site site-check pages clean
+.PHONY: help train test test-all test-fast fuzz fuzz-strangers signals kills soak gpu gpu-bundle gpu-run gpu-probe interchange lowest lint install site site-check pages schemas clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -126,6 +126,10 @@ site-check: site  ## every page of the site in a headless Chromium: no error, no
 
 pages: $(VENV)/installed-test  ## run all commands of these pages, and write their outputs and figures again
 	$(BIN)/python tests/support/learn_pages.py
+	$(BIN)/python tests/support/recipe_plans.py
+
+schemas: $(VENV)/installed-test  ## write the JSON schemas of all answers again
+	$(BIN)/python tests/support/answer_samples.py
 
 clean:  ## remove the virtual environment, caches and runs
 	rm -rf $(VENV) $(VENV)-lowest runs $(BUNDLE) build/site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from curves import Curve, curves_picture
 
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.config.precision import PrecisionSpec
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.precision.loss_scale import LossScale
+from shardwright.report.svg import LINE_COLOURS, Box, Line, LineChart, document, legend, text
 from shardwright.train.build import Replica, build, job_mesh
 from shardwright.train.data.batch_reader import my_share
 from shardwright.train.data.prepare import TokenFiles, prepare_tokens
@@ -55,6 +55,7 @@ class Setting:
     large: bool = True
 
 
+RECIPES = ("delayed", "tensorwise", "rowwise", "blockwise")
 SETTINGS = {
     "float32": Setting({}),
     "bf16": Setting({"compute": "bf16"}),
@@ -63,15 +64,12 @@ SETTINGS = {
     "fp16, scaled loss": Setting({"compute": "fp16"}),
     "fp16 unscaled": Setting({"compute": "fp16", "loss_scale": 0}),
     "fp16 unscaled, small batch": Setting({"compute": "fp16", "loss_scale": 0}, large=False),
-    **{
-        f"fp8, {recipe}": Setting({"compute": "bf16", "float8": recipe})
-        for recipe in ("delayed", "tensorwise", "rowwise", "blockwise")
-    },
+    **{f"fp8, {recipe}": Setting({"compute": "bf16", "float8": recipe}) for recipe in RECIPES},
     **{
         f"fp8, {recipe}, weight gradients too": Setting(
             {"compute": "bf16", "float8": recipe, "float8_weight_gradients": True}
         )
-        for recipe in ("delayed", "tensorwise", "rowwise", "blockwise")
+        for recipe in RECIPES
     },
 }
 
@@ -133,6 +131,48 @@ def points(losses: list[float]) -> list[tuple[float, float]]:
     return [(first + SMOOTHED, statistics.mean(losses[first : first + SMOOTHED])) for first in starts]
 
 
+# Panels of the picture: differences from float32, which one picture of all losses would hide. Settings by short names.
+PANELS = {
+    "bf16 and fp16": {
+        "bf16": "bf16",
+        "gradients in bf16": "bf16, gradients in bf16",
+        "moments in bf16": "bf16, moments in bf16",
+        "fp16": "fp16, scaled loss",
+        "fp16 unscaled, small batch": "fp16 unscaled, small batch",
+    },
+    "fp8": {recipe: f"fp8, {recipe}" for recipe in RECIPES},
+    "fp8, weight gradients too": {recipe: f"fp8, {recipe}, weight gradients too" for recipe in RECIPES},
+}
+WIDTH, LEFT, GAP, HIGH, ROW = 920.0, 66.0, 86.0, 170.0, 284.0
+
+
+def types_picture(title: str, curves: dict[str, list[tuple[float, float]]]) -> str:
+    """Losses in float32 and in fp16 without a loss scale, and differences of all others from float32."""
+    wide = (WIDTH - LEFT - GAP - 24) / 2
+    boxes = [Box(LEFT + n % 2 * (wide + GAP), 98 + n // 2 * ROW, wide, HIGH) for n in range(4)]
+    names = ("float32", "fp16 unscaled")
+    lines = [Line(name, curves[name], colour) for name, colour in zip(names, LINE_COLOURS, strict=False)]
+    parts = [text(20, 30, title, "name", 15), text(20, 49, f"each point is the mean of {SMOOTHED} steps", size=12)]
+    parts += panel(LineChart("loss, nats a token", boxes[0], lines, 0.0))
+    exact = dict(curves["float32"])
+    for box, (heading, settings) in zip(boxes[1:], PANELS.items(), strict=True):
+        lines = [
+            Line(name, [(step, 100 * (loss / exact[step] - 1)) for step, loss in curves[setting]], colour)
+            for (name, setting), colour in zip(settings.items(), LINE_COLOURS, strict=False)
+        ]
+        most = max(abs(y) for line in lines for _, y in line.points)
+        parts += panel(LineChart(f"{heading}: above float32 by", box, lines, most, 0.0, "{:g} %".format, least=-most))
+    return document(title, WIDTH, boxes[-1].bottom + 76, parts)
+
+
+def panel(chart: LineChart) -> list[str]:
+    """A chart with its lines' names below it."""
+    box = chart.box
+    rows = [chart.lines[:3], chart.lines[3:]]
+    legends = [part for n, row in enumerate(rows) for part in legend(box.left, box.bottom + 50 + 16 * n, row)]
+    return [*chart.drawn(), text(box.right, box.bottom + 30, "step", anchor="end"), *legends]
+
+
 def cells(name: str, run: Run, exact: Run) -> list[str]:
     """A row of the table."""
     return [
@@ -169,8 +209,8 @@ def main() -> None:
             print(f"{name}: {runs[name].seconds:.0f} s", file=sys.stderr, flush=True)
     if arguments.svg is not None:
         title = f"Training loss by number type, {job.model.name} of hidden {job.model.hidden}, {arguments.steps} steps"
-        curves = [Curve(name, points(run.losses)) for name, run in runs.items()]
-        arguments.svg.write_text(curves_picture(title, "step", "loss", curves), encoding="utf-8")
+        curves = {name: points(run.losses) for name, run in runs.items()}
+        arguments.svg.write_text(types_picture(title, curves), encoding="utf-8")
 
 
 if __name__ == "__main__":

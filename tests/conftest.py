@@ -39,7 +39,14 @@ settings.load_profile("shardwright")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Texts are as wide as the terminal; tests read them as in a pipe, however wide the terminal of their runner is.
+with suppress(ImportError):
+    import readline  # noqa: F401 (when it is imported it sets COLUMNS for the processes that tests start)
 os.environ.pop("COLUMNS", None)
+os.unsetenv("COLUMNS")  # os.environ does not know what readline has set
+# And commands speak the language of the locale, which tests expect to be English.
+for _name in ("LC_ALL", "LC_MESSAGES", "LANG"):
+    if os.environ.get(_name, "").lower().startswith("zh"):
+        os.environ[_name] = "C.UTF-8"
 
 # Ranks and commands inherit this as well. Each message between ranks wakes a thread. If that takes the core from the
 # sender at once, the sender still holds its connection's lock, and its own thread for arrivals spins on it: half of a

@@ -18,7 +18,7 @@ GIB = 1.073741824
 COLUMNS = (
     "software", "date", "compiled", "attention", "grads", "moments", "overlap", "head_dim", "q_rank", "kv_rank",
     "expert_tp", "shard_group", "recompute_layers", "recompute_inferred", "layers_run", "flops_counted", "memory_kind",
-    "network", "offload", "window", "window_every",
+    "network", "offload", "window", "window_every", "routing",
 )  # fmt: skip
 
 # The framework by what a text calls it, and its month where the text has none. The first pattern that matches counts.
@@ -65,6 +65,7 @@ def filled(row: Row) -> Row:
         "grads": "fp32" if re.search(r"(?:fp32|float32) gradient accumulation", notes) else "",
         "moments": moments(notes),
         "network": network(notes),
+        "routing": routing(notes, row.get("model") or ""),
         "offload": "activations" if re.search(_OFFLOADED, notes) else "",
         "overlap": overlap(notes),
         "recompute_inferred": "1" if "HEAD" in notes and row.get("recompute") else "",
@@ -146,6 +147,20 @@ def network(notes: str) -> str:
     return min(named, key=named.__getitem__) if named else ""
 
 
+# Models whose code in public trainers balances experts by no rule: Megatron-Bridge,
+# models/gpt_oss/gpt_oss_bridge.py, moe_router_load_balancing_type = "none".
+_WITHOUT_BALANCE = r"GPT-OSS"
+
+
+def routing(notes: str, model: str) -> str:
+    """How a mixture's tokens are spread over experts, as far as notes say so."""
+    if re.search(r"forced (?:expert )?balanc|force(?:d)? (?:load )?balanc", notes):
+        return "forced"
+    if "natural routing" not in notes:
+        return ""
+    return "free" if re.search(_WITHOUT_BALANCE, model) else "balanced"
+
+
 def moments(notes: str) -> str:
     """The number type of Adam's moments."""
     if stated := re.search(r"(?i)\b(bf16|fp32)(?: Adam)? moments", notes):
@@ -185,13 +200,20 @@ def facts_of_notes(notes: str) -> dict[str, str]:
     return facts
 
 
-def with_latent_ranks(rows: list[Row]) -> list[Row]:
-    """The rows; those whose notes say "MLA as above" have the latent ranks of the row of their model before them."""
+def with_earlier_facts(rows: list[Row]) -> list[Row]:
+    """The rows; those whose notes refer to a row before them have its facts: "MLA as above" the latent ranks of their
+    model, "a repeat" all facts of their plan."""
     ranks: dict[str, Row] = {}
+    facts: dict[str, Row] = {}
     for row in rows:
+        notes = row.get("notes") or ""
+        if notes.endswith("a repeat"):
+            row |= {name: row[name] or fact for name, fact in facts.get(row.get("plan_group", ""), {}).items()}
+        else:
+            facts.setdefault(row.get("plan_group", ""), {name: row[name] for name in COLUMNS})
         if row["kv_rank"]:
             ranks[row.get("model", "")] = {name: row[name] for name in ("q_rank", "kv_rank")}
-        elif "MLA as above" in (row.get("notes") or ""):
+        elif "MLA as above" in notes:
             row |= ranks.get(row.get("model", ""), {})
     return rows
 
@@ -272,7 +294,7 @@ def main() -> None:
     options = parser.parse_args()
     with options.table.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file)
-        rows, header = with_latent_ranks([filled(row) for row in reader]), list(reader.fieldnames or ())
+        rows, header = with_earlier_facts([filled(row) for row in reader]), list(reader.fieldnames or ())
     names = [*header, *(name for name in COLUMNS if name not in header)]
     names += ["peak_mem_gb"] * ("peak_mem_gb" not in names and "measured_gib" in names)
     with options.filled.open("w", newline="", encoding="utf-8") as file:

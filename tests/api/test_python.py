@@ -112,7 +112,7 @@ def test_every_fault_is_told() -> None:
         sw.load("quickstart", plan="tp=2")  # type: ignore[arg-type]
     with pytest.raises(sw.PlanError, match="is a model, and a job is a model on a cluster"):
         sw.load("llama3-8b")
-    with pytest.raises(sw.PlanError, match="use time, cost"):
+    with pytest.raises(sw.PlanError, match="use time, goodput, cost"):
         sw.load("tiny-llama", **ON_8).plan(objective="joy")
 
 

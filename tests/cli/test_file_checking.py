@@ -8,9 +8,11 @@ import pytest
 from click.testing import CliRunner
 
 from shardwright.cli.main import cli
+from shardwright.config.base import PlanError
 
 ROOT = Path(__file__).parents[2]
 PEOPLE = ROOT / "tests/interchange/as_people_have"
+TRAINERS = ROOT / "tests/interchange/other_trainers"
 SCRIPT = str(ROOT / "docs/pretrain.sh")
 A100 = ("--set", "NUM_NODES=4", "--device", "a100-sxm-80g")
 
@@ -40,9 +42,9 @@ def test_memory_that_lacks_is_told_with_a_way_out(tmp_path: Path) -> None:
     status, (check,) = checked(str(script), *A100)
     assert (status, check["legal"], check["fits"]) == (1, True, False)
     assert check["missing_bytes"] > 80 * 2**30
-    line = CliRunner().invoke(cli, ["check", str(script), *A100]).output
-    assert len(line.splitlines()) == 1
-    assert "GiB too much" in line
+    lines = CliRunner().invoke(cli, ["check", str(script), *A100]).output.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == ["legal", "fits", "divides", "slack", "seconds"]
+    assert "GiB too much; the nearest plan that does: --set" in lines[2]
 
 
 def test_a_batch_that_does_not_divide_is_a_finding(tmp_path: Path) -> None:
@@ -52,6 +54,8 @@ def test_a_batch_that_does_not_divide_is_a_finding(tmp_path: Path) -> None:
     status, (check,) = checked(str(script), *A100)
     assert (status, check["legal"]) == (1, False)
     assert "511" in check["findings"][0]
+    lines = CliRunner().invoke(cli, ["check", str(script), *A100]).output.splitlines()
+    assert lines[1].startswith("  legal   no:") and lines[2].startswith("  divides no:") and "511" in lines[2]
 
 
 def test_experts_that_leave_their_domain_are_a_finding() -> None:
@@ -60,6 +64,9 @@ def test_experts_that_leave_their_domain_are_a_finding() -> None:
     status, (check,) = checked("qwen3-30b-a3b", *sets, "--devices", "64", "--device", "h100-sxm")
     assert (status, check["expert_nodes"]) == (1, 8)
     assert "plan.ep" in " ".join(check["findings"])
+    words = ["check", "qwen3-30b-a3b", *sets, "--devices", "64", "--device", "h100-sxm"]
+    (line,) = [line for line in CliRunner().invoke(cli, words).output.splitlines() if line.startswith("  experts")]
+    assert "over 8 domains" in line and "lower plan.ep" in line
 
 
 @pytest.mark.parametrize(
@@ -76,3 +83,25 @@ def test_a_file_that_no_system_writes_has_status_2_and_the_others_are_checked(tm
     status, checks = checked(str(file), str(tmp_path / "absent.sh"), "quickstart")
     assert status == 2
     assert [check["readable"] for check in checks] == [False, False, True]
+
+
+def test_import_recognises_the_system_of_a_file() -> None:
+    result = CliRunner().invoke(cli, ["import", str(TRAINERS / "nanotron.yaml"), "--device", "h100-sxm"])
+    assert result.exit_code == 0 and "layers = 22" in result.output
+    unknown = CliRunner().invoke(cli, ["import", "nosuch.yaml"])
+    assert isinstance(unknown.exception, PlanError) and "one of megatron" in str(unknown.exception)
+
+
+def test_a_variable_goes_to_the_files_that_have_it(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(Path(SCRIPT).read_text())
+    status, checks = checked(str(script), str(TRAINERS / "nanotron.yaml"), *A100)
+    assert (status, [check["legal"] for check in checks]) == (0, [True, True])
+    assert not checked(str(TRAINERS / "nanotron.yaml"), *A100)[1][0]["legal"]
+
+
+def test_files_of_further_trainers_are_checked_each_alone() -> None:
+    files = [str(TRAINERS / name) for name in ("nanotron.yaml", "neox.yml")]
+    status, checks = checked(*files, "--set", "model.vocab=50432", "--devices", "16", "--device", "h100-sxm")
+    assert (status, [check["system"] for check in checks]) == (0, ["nanotron", "gpt-neox"])
+    assert all(check["legal"] and check["fits"] and check["step_s"] > 0 for check in checks)

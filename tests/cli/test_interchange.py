@@ -139,12 +139,11 @@ def test_the_commands_of_the_page_run(tmp_path: Path, monkeypatch: pytest.Monkey
     Path("llama3-titan.toml").write_text(LLAMA)
     page = (Path(__file__).parents[2] / "docs" / "other-systems.md").read_text(encoding="utf-8")
     lines = [line for block in re.findall(r"```sh\n(.*?)```", page, re.S) for line in block.splitlines()]
-    assert len(lines) == 16
+    assert len(lines) == 19
     (with_arguments,) = (line for line in lines if " -- " in line)
     (check,) = (line for line in lines if " check " in line)
     lines = [line for line in lines if line not in (with_arguments, check)]
     script = str(Path(__file__).parents[2] / "docs" / "pretrain.sh")
-    assert run(*shlex.split(check.replace("docs/pretrain.sh", script))[1:]).exit_code == 0
     writing = [line for line in lines if " export " in line]
     first = [line for line in lines if "--toml" in line]
     for line in [*first, *writing]:
@@ -152,7 +151,9 @@ def test_the_commands_of_the_page_run(tmp_path: Path, monkeypatch: pytest.Monkey
     Path("titan-0.2/job.toml").rename("job-titan.toml")
     for source in ("nemo/megatron_gpt_config.yaml", "deepspeed/ds_config.json", "deepspeed/config.json"):
         shutil.copy(source, ".")
-    shutil.copy("accelerate/accelerate.yaml", ".")
+    for source in ("accelerate/accelerate.yaml", "axolotl/axolotl.yaml", "nanotron/nanotron.yaml"):
+        shutil.copy(source, ".")
+    assert run(*shlex.split(check.replace("docs/pretrain.sh", script))[1:]).exit_code == 0
     for line in lines:
         if line not in (*writing, *first):
             assert run(*shlex.split(line)[1:]).exit_code == 0, line

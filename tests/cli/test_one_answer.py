@@ -35,6 +35,7 @@ from shardwright.planner.advice.priced_plan import PricedPlan, priced
 from shardwright.planner.critical_batch import batch_limits
 from shardwright.planner.own_plan import Estimate, estimate
 from shardwright.planner.scaling import scaling
+from shardwright.planner.search.objectives import Objective
 from shardwright.planner.stages.best_layout import best_layout
 from shardwright.report.estimate_text import estimate_dict
 from shardwright.report.explain.story_dict import story_dict
@@ -141,7 +142,7 @@ def answers(job: JobSpec, own: Estimate, plan: PricedPlan) -> tuple[dict[str, fl
     told, story = estimate_dict(job), tell(job)
     (strong, weak) = scaling(job, [job.plan.world], batch_limits(job, 0), lambda of: of, shipped())
     rows = scaling_dict(job, (strong, weak), batch_limits(job, 0))
-    of_plan = plan_dict(plan, 1e12)
+    of_plan = plan_dict(plan, Objective())
     predicted = [float(of.process) for of in story.predicted]
     seconds = {
         "estimate": told["step_s"],

@@ -7,7 +7,9 @@ import pytest
 
 import shardwright as sw
 from shardwright.cli import progress_bar
-from shardwright.planner.search.search_progress import LOGGER, Phase, tell
+from shardwright.config.load import make_job
+from shardwright.config.progress_records import LOGGER, tell_part, tell_share
+from shardwright.planner.search.search_progress import Phase, tell, tell_best
 
 
 class Terminal(io.StringIO):
@@ -18,9 +20,19 @@ class Terminal(io.StringIO):
 def test_a_search_tells_how_far_it_is(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", LOGGER.name):
         _ = sw.load("tiny-llama", devices=2, device="h100-sxm").plan(keep=["plan.tp=2", "plan.recompute=none"]).text
-    shares = [record.share for record in caplog.records if record.name == LOGGER.name]
+    told = [record for record in caplog.records if hasattr(record, "share")]
+    shares = [record.share for record in told]
     assert shares == sorted(shares) and 0 < shares[0] < 0.2 and 0.9 < shares[-1] < 1
-    assert {record.message for record in caplog.records} == {phase.value[0] for phase in Phase}
+    assert {record.message for record in told} == {phase.value[0] for phase in Phase}
+
+
+def test_a_search_tells_its_best_plan_before_it_simulates_any(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", LOGGER.name):
+        found = sw.load("tiny-llama", devices=8, device="h100-sxm").plan(keep=["plan.recompute=none"])
+    kinds = ["best" if hasattr(record, "best") else record.message for record in caplog.records]
+    assert kinds.index("best") < kinds.index(Phase.SIMULATING.value[0])
+    seconds = [record.step_s for record in caplog.records if hasattr(record, "best")]
+    assert seconds[-1] == pytest.approx(found.dicts()[0]["step_s"])
 
 
 def test_a_terminal_sees_a_bar_with_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,6 +45,45 @@ def test_a_terminal_sees_a_bar_with_the_time_left(monkeypatch: pytest.MonkeyPatc
     written = terminal.getvalue()
     assert Phase.SIMULATING.value[0] in written and " left" in written
     assert not LOGGER.handlers
+
+
+def test_parts_of_work_share_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_bar, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with progress_bar.progress_shown():
+        (bar,) = LOGGER.handlers
+        shares = []
+        for number in range(2):
+            tell_part("8 devices", number, 2)
+            for share in (0.5, 0.2, 0.8):  # a search that begins anew
+                tell_share("pricing plans", share)
+                shares.append(bar.share)  # type: ignore[attr-defined]
+    assert shares == pytest.approx([0.25, 0.25, 0.4, 0.75, 0.75, 0.9])
+
+
+def test_the_best_plan_so_far_is_one_line_of_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = make_job({})
+    monkeypatch.setattr(sys, "stderr", written := io.StringIO())
+    seconds = iter([0.0, 0.9, 1.1, 2.0])
+    monkeypatch.setattr(progress_bar.time, "monotonic", lambda: next(seconds))
+    with progress_bar.search_shown():
+        tell_best(lambda: job, 2.0 / job.tokens_per_step)
+        assert written.getvalue() == ""
+        tell_best(lambda: job, 1.5 / job.tokens_per_step)
+        tell_best(lambda: job, 1.0 / job.tokens_per_step)
+    assert written.getvalue() == "So far: 1.500 s a step with tp 1, pp 1, dp 1, mb 1, zero 0; looking for better ones\n"
+
+
+def test_a_terminal_sees_the_best_plan_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_bar, "_PATIENCE_S", 0.0)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    job = make_job({})
+    with progress_bar.search_shown():
+        tell_best(lambda: job, 2.0 / job.tokens_per_step)
+        tell_best(lambda: job, 1.5 / job.tokens_per_step)
+    assert "So far: 1.500 s a step with tp 1, pp 1" in terminal.getvalue()
 
 
 @pytest.mark.parametrize(("stream", "patience_s"), [(io.StringIO, 0.0), (Terminal, 1e9)])

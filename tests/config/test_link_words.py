@@ -9,7 +9,7 @@ from shardwright.cli.main import cli
 from shardwright.config import catalog
 from shardwright.config.cluster import ClusterSpec, LinkSpec, NetworkSpec, PartSpec, TopologySpec
 from shardwright.config.cluster_facts import device_entry
-from shardwright.config.link_words import domain_text, link_words
+from shardwright.config.link_words import domain_phrase, link_words
 
 # Devices that are sold without NVLink, and words of theirs.
 _OTHERS = {"tpu-v5e": "ICI", "mi300x": "Infinity Fabric", "gaudi2": "Ethernet (RoCE)", "l40s": "PCIe"}
@@ -73,6 +73,6 @@ def test_words_of_clusters() -> None:
     assert (mixed.link, mixed.network, mixed.between) == ("", "RoCE", "between nodes")
     other = ClusterSpec(device="h100-sxm", intra_node=LinkSpec(bandwidth_gb_per_s=25.0))
     assert link_words(other).link == ""
-    assert domain_text(ClusterSpec(device="tpu-v5e", devices_per_node=8, topology=torus)) == (
+    assert domain_phrase(ClusterSpec(device="tpu-v5e", devices_per_node=8, topology=torus)) == (
         "a slice of 8 devices, a torus of 2 x 4"
     )

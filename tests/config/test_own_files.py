@@ -15,6 +15,7 @@ from shardwright.config import catalog
 from shardwright.config.base import PlanError
 from shardwright.config.calibration_file import CalibrationSpec
 from shardwright.config.catalog_entry import read_entry
+from shardwright.config.software import software_of
 from shardwright.report.toml_files import write_toml
 
 CHIP = """
@@ -276,3 +277,33 @@ def test_a_device_of_which_nothing_is_left_is_refused(job: Path, field: str) -> 
     chip.write_text(f"{field} = 64.0\n" + chip.read_text())
     with pytest.raises(PlanError, match=rf"{field} = 64.0.*64 GiB of 64 GiB leave nothing for a plan"):
         load(str(job), ())
+
+
+def test_software_is_like_other_software_where_it_says_nothing_else(job: Path) -> None:
+    """By a name of the catalog and by a file beside it, each with one fact of its own."""
+    folder = job.parent / "own" / "software"
+    (folder / "mine.toml").write_text('source = "a fork"\nlike = "base.toml"\nkernels = [10.0, 20.0]\n')
+    (folder / "base.toml").write_text('source = "another"\nframeworks = ["other"]\nlike = "nemo"\nmasters = false\n')
+    mine, nemo = software_of(str(folder / "mine.toml")), software_of("nemo")
+    assert (mine.source, mine.frameworks, mine.kernels, mine.masters) == ("a fork", (), (10.0, 20.0), False)
+    own = {"name", "source", "like", "frameworks", "since", "kernels", "masters"}
+    assert mine.model_dump(exclude=own) == nemo.model_dump(exclude=own)
+    assert found(job)["step_s"] > 0
+    (folder / "base.toml").write_text('source = "another"\nlike = "shardwright"\n')
+    assert not software_of(str(folder / "mine.toml")).is_own
+
+
+@pytest.mark.parametrize(
+    ("base", "fault"),
+    [
+        ('like = "nemoo"', "like: 'nemoo' is not in the catalog of software; did you mean nemo?"),
+        ('like = "mine.toml"', "like: mine is like base is like mine; let one of them stand by itself"),
+    ],
+)
+def test_software_like_what_it_cannot_be_like(job: Path, base: str, fault: str) -> None:
+    folder = job.parent / "own" / "software"
+    (folder / "mine.toml").write_text('source = "a fork"\nlike = "base.toml"\n')
+    (folder / "base.toml").write_text(f'source = "another"\n{base}\n')
+    with pytest.raises(PlanError) as refusal:
+        load(str(job), ())
+    assert any(fault in line for line in refusal.value.faults), refusal.value.faults

@@ -2,15 +2,21 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from shardwright.config.model_shape import ModelShape
 from shardwright.config.section_shapes import ExpertShape
-from shardwright.cost.calibration import device_of, power_share, rates_of, shipped
+from shardwright.cost.calibration import device_of, power_share, rates_of, shipped, software_under
+from shardwright.cost.data_parallel import DataParallel
+from shardwright.cost.group_links import Groups
+from shardwright.cost.kernels import scores_s
 from shardwright.cost.piece_time import PieceTime
 from shardwright.cost.stage_time import Costing
 from shardwright.explain.operator_passes import total_s
+from shardwright.layers.operators import Scores
 from shardwright.layers.query import PlanGrid, Run
+from shardwright.layers.stage_contents import all_ranks
 from shardwright.simulate.closed_form import step_time
 
 SHAPE = ModelShape(16, 2048, 32, 32, 64, 8192, True, 131072, 4096)
@@ -88,6 +94,59 @@ def test_power_holds_for_all_products_and_attention() -> None:
     share = (500 / 700) ** 0.5
     for name in ("flops", "flops_product", "attention_forward", "attention_backward"):
         assert getattr(less, name) == pytest.approx(share * getattr(full, name)), name
+
+
+@pytest.mark.parametrize(("width", "tflops"), [(64, 497), (128, 648), (256, 756)])
+def test_attention_takes_an_exponential_for_each_score(width: int, tflops: float) -> None:
+    """FlashAttention 3 on H100 (arXiv 2407.08608, figure 5, 16k tokens, no mask): products at one share of the peak."""
+    rates = rates_of(replace(RUN, device="h100-sxm"), shipped())
+    rates = replace(rates, attention_forward=0.955 * 989.4e12, attention_half=0.0)
+    scores = Scores(pairs=2048 / width * 16384.0**2, length=16384, width=2 * width)
+    assert scores.flops / scores_s(rates, scores, backward=False) == pytest.approx(1e12 * tflops, rel=0.03)
+
+
+def test_blackwell_ultra_takes_twice_as_many_exponentials() -> None:
+    scores = Scores(pairs=1e12, length=8192, width=256)
+    b200, b300 = (rates_of(replace(RUN, device=device), shipped()) for device in ("b200-sxm", "b300-sxm"))
+    assert b300.exponentials == pytest.approx(2 * power_share(device_of("b300-sxm")) * b200.exponentials)
+    for backward in (False, True):
+        assert scores_s(b300, scores, backward) < scores_s(b200, scores, backward) / power_share(device_of("b300-sxm"))
+
+
+def test_a_card_on_pcie_has_the_share_of_pcie() -> None:
+    constants = shipped() | {"common.link_pcie": 0.5}
+    assert rates_of(replace(RUN, device="l40s", node_bytes_per_s=32e9), constants).link == 16e9
+    run = replace(RUN, device="h100-sxm")
+    assert rates_of(run, constants).link == rates_of(run, shipped()).link
+
+
+def test_where_nothing_is_said_the_network_is_that_of_the_device() -> None:
+    run = replace(RUN, network_bytes_per_s=0.0, network="infiniband")
+    port, default = (rates_of(replace(run, device=device), shipped()).network for device in ("b300-sxm", "rtx-4090"))
+    assert port / default == pytest.approx(100e9 / shipped()["common.network_default"])
+
+
+def test_a_generation_with_one_kernel_of_attention_has_its_share_under_both_names() -> None:
+    rates = [
+        rates_of(replace(RUN, device="mi250x-gcd", software=software), shipped())
+        for software in ("fsdp-2024", "megatron-core")
+    ]
+    assert rates[0].attention_forward == rates[1].attention_forward
+
+
+def test_fp8_gathers_a_byte_of_each_parameter() -> None:
+    """In software that keeps parameters in fp8, and not where products are in fp4 or 16 bits."""
+
+    def gather_s(precision: str, software: str) -> float:
+        grid = PlanGrid(dp=8, zero=1, precision=precision).as_arrays()
+        run = replace(RUN, device="b200-sxm", software=software, grid=grid)
+        rates, ranks = rates_of(run, shipped()), all_ranks(run.shape, grid)
+        ends = DataParallel.of(run, software_under(run), rates, Groups(run), ranks, PieceTime())
+        return float(np.max(ends.exchanged_s()[2]))
+
+    assert gather_s("fp8", "nemo") == pytest.approx(gather_s("bf16", "nemo") / 2, rel=0.05)
+    assert gather_s("nvfp4", "nemo") == gather_s("bf16", "nemo")
+    assert gather_s("fp8", "megatron-core") == gather_s("bf16", "megatron-core")
 
 
 def test_attention_fills_a_systolic_array_no_further_than_a_head_is_wide() -> None:

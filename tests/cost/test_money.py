@@ -73,6 +73,7 @@ def test_network_price_power_and_failures_have_a_source(name: str) -> None:
         "reserved_gib",
         "communicator_channels",
         "server_devices",
+        "exponentials_t_per_s",
         "network_gb_per_s",
         "usd_per_hour",
         "power_w",

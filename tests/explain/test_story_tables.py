@@ -11,7 +11,8 @@ from shardwright.config.layer_kind import is_layer
 from shardwright.config.load import make_job
 from shardwright.explain.operator_passes import Collective, OperatorPass, PiecePass
 from shardwright.explain.story import Story, tell
-from shardwright.report.explain.story_tables import operator_rows, passes_text
+from shardwright.report.document import document_text
+from shardwright.report.explain.story_tables import operator_rows, passes_parts
 from support.cases import small_job
 from support.predicted_jobs import predicted_jobs
 
@@ -118,4 +119,4 @@ def test_head_is_in_the_pass_that_computes_it() -> None:
     (product,) = of.products
     assert head.backward_flops == 3 * product.flops
     assert "forward" in operator_rows(head, backward=True)[0]
-    assert "The head: 0 FLOP on a rank" in passes_text(story.passes, backward=False)
+    assert "The head: 0 FLOP on a rank" in document_text(passes_parts(story.passes, backward=False))

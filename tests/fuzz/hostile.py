@@ -227,7 +227,8 @@ _OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "simulate": {"--steps": WHOLES, "--communication": FLOATS, "--svg": ("out.svg", "fifo", "\u0001")},
     "plan": {
         "--top": WHOLES, "--tokens": FLOATS, "--days": FLOATS,
-        "--objective": ("time", "cost", "energy", "devices", "memory", "x"), "--float8": ("none", "rowwise", "x"),
+        "--objective": ("time", "goodput", "cost", "energy", "devices", "memory", "x"),
+        "--float8": ("none", "rowwise", "x"),
         "--keep": ("plan.tp=2", "plan.tp=3", "tp=2", "plan.tp", "plan.schedule=x", "plan.tp=1e9",
                    "", "plan.layout=[1]"),
         "--between": _RANGES,

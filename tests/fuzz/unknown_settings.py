@@ -15,12 +15,13 @@ from typing import Any
 if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).parents[1])
 
+from fuzz.trainer_jobs import FILES, shown_name, trainer_files, trainer_jobs
 from interchange.public_jobs import files_of, public_jobs
 from shardwright.config.asked_cluster import AskedCluster
 from shardwright.config.base import PlanError
 from shardwright.interchange.imported import Asked, Imported, split_sets
 from shardwright.interchange.meaning import differences
-from shardwright.interchange.system import SYSTEMS, job_of_texts
+from shardwright.interchange.system import SOURCES, job_of_texts
 
 SECTIONS = {
     "megatron": ("",),
@@ -28,7 +29,7 @@ SECTIONS = {
     "torchtitan": ("training.", "parallelism.", "model.", "optimizer.", "activation_checkpoint."),
     "deepspeed": ("", "zero_optimization.", "tensor_parallel.", "optimizer.params."),
     "accelerate": ("", "fsdp_config.", "parallelism_config.", "deepspeed_config.", "megatron_lm_config."),
-}
+} | {system: sections for system, (_, _, sections, _) in FILES.items()}
 _BEGINNINGS = ("new", "my", "extra", "fused2", "q7")
 _WORDS = (
     "layers", "num_experts", "kv_heads", "hidden_dim", "dense_layers", "block_size", "seq_length", "micro_batch",
@@ -44,7 +45,8 @@ def read(job: dict[str, Any], settings: dict[str, Any], sets: tuple[str, ...] = 
     variables, overrides = split_sets((*job["sets"], *sets))
     variables = {name: value for name, value in variables.items() if value == "ignore"}
     asked = Asked(variables, overrides, AskedCluster(job["devices"], job["device"]))
-    return job_of_texts(SYSTEMS[job["system"]], files_of(job | {"settings": settings}), asked, job["name"])
+    write = trainer_files if job.get("is_trainer") else files_of
+    return job_of_texts(SOURCES[job["system"]], write(job | {"settings": settings}), asked, job["name"])
 
 
 def unknown_setting(system: str, random: Random) -> tuple[str, Any]:
@@ -57,8 +59,9 @@ def unknown_setting(system: str, random: Random) -> tuple[str, Any]:
 
 def faults_of_unknown(job: dict[str, Any], random: Random) -> list[str]:
     """What is wrong with how a job with an unknown setting is read."""
-    name, value = unknown_setting(job["system"], random)
-    settings = job["settings"] | {name: value}
+    key, value = unknown_setting(job["system"], random)
+    settings = job["settings"] | {key: value}
+    name = shown_name(job["system"], key)
     try:
         read(job, settings)
     except PlanError as error:
@@ -75,7 +78,7 @@ def faults_of_dropped(job: dict[str, Any], random: Random) -> list[str]:
     """What is wrong with a setting that is told as without effect: the job without it is another."""
     whole = read(job, job["settings"])
     names = {name.lstrip("-") for names in whole.without_effect.values() for name in names}
-    inert = [name for name in job["settings"] if name in names]
+    inert = [name for name in job["settings"] if shown_name(job["system"], name) in names]
     if not inert:
         return []
     name = random.choice(inert)
@@ -87,7 +90,7 @@ def faults_of_dropped(job: dict[str, Any], random: Random) -> list[str]:
 def faults_of_seed(seed: int, count: int) -> list[str]:
     """What is wrong in so many draws of a seed."""
     random = Random(seed)
-    jobs = [*public_jobs().values()]
+    jobs = [*public_jobs().values(), *trainer_jobs()]
     return [
         fault
         for _ in range(count)

@@ -34,9 +34,10 @@ def drawn_job(seed: int, number: int, model: str = "") -> JobSpec | None:
 def jobs_of(system: System, seed: int, count: int) -> Iterator[JobSpec]:
     """So many jobs that the system has, with all of their plans different."""
     seen: set[str] = set()
-    takes_any = system.name in ("megatron", "nemo")
+    takes_any = system.name in ("megatron", "nemo", "primus")
     # torchtitan had Llama 2 until 2024.
     models = [model for model in MODELS if system.name != "torchtitan" or model != "llama2-7b"]
+    models = [model for model in models if system.name != "nanotron" or "qwen" not in model]
     number = 0
     while len(seen) < count:
         number += 1

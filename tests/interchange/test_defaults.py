@@ -121,11 +121,13 @@ def test_a_microbatch_that_is_left_to_the_program_has_its_default() -> None:
     assert any("8, the program's default, is taken" in line for line in found.assumed)
 
 
-def test_a_schedule_that_is_not_known_is_a_fault() -> None:
-    own = {"scheduler": {"type": "OneCycle"}, "train_batch_size": 4}
-    (fault,) = faults("deepspeed", devices=4, ds_json=json.dumps(own), config_json=MODEL)
-    assert "OneCycle" in fault and "--set optimizer.schedule=NAME" in fault
-    assert deepspeed(own, "optimizer.schedule=cosine").job.optimizer.schedule == "cosine"
+def test_a_schedule_or_an_optimizer_that_is_not_known_is_told_and_does_not_block_a_plan() -> None:
+    own = {"scheduler": {"type": "OneCycle"}, "optimizer": {"type": "Prodigy"}, "train_batch_size": 4}
+    found = deepspeed(own)
+    assert any("OneCycle" in line for line in found.lost) and any("Prodigy" in line for line in found.lost)
+    settled = deepspeed(own, "optimizer.schedule=cosine", "optimizer.name=adafactor")
+    assert (settled.job.optimizer.schedule, settled.job.optimizer.name) == ("cosine", "adafactor")
+    assert not any("OneCycle" in line or "Prodigy" in line for line in settled.lost)
 
 
 NEMO = (

@@ -20,6 +20,10 @@ VARIED = {
     "torchtitan-0.2": {"pp", "tp", "cp", "ep", "zero", "recompute", "schedule", "zero_ranks", "cp_method"},
     "deepspeed": {"pp", "tp", "cp", "zero", "offload_optimizer", "recompute"},
     "accelerate": {"pp", "tp", "cp", "zero", "recompute", "zero_ranks"},
+    "primus": {"pp", "tp", "cp", "ep", "zero", "recompute", "virtual_stages", "order"},
+    "axolotl": {"tp", "zero", "offload_optimizer", "recompute"},
+    "llamafactory": {"tp", "zero", "offload_optimizer", "recompute"},
+    "nanotron": {"pp", "tp", "cp", "zero", "recompute", "schedule", "sequence_parallel"},
 }
 
 

@@ -9,14 +9,18 @@ from click.testing import CliRunner
 
 from shardwright.cli.main import cli
 from shardwright.config.base import PlanError
+from shardwright.learn.computed_answers import questions_of
 from shardwright.learn.idea_figures import FIGURES
-from shardwright.learn.idea_pages import IDEAS, LANGUAGES, PAGES, TERMS, IdeaPage, page_of
+from shardwright.learn.idea_pages import IDEAS, LANGUAGES, OTHERS, PAGES, QUESTIONS, TERMS, IdeaPage, page_of
 from support.learn_pages import BLOCK, commands, filled, output_of, pictures
 
 ROOT = Path(__file__).parents[2]
-NAMES = (*IDEAS, TERMS, "index")
+NAMES = (*IDEAS, *OTHERS, "index")
+ALIKE = [name for name in NAMES if name != QUESTIONS]
 ANSWER = re.compile(r"^\*\*(?:Answer:|答：)\*\*(.*?)(?:\n\n|\Z)", re.MULTILINE | re.DOTALL)
-QUESTIONS = {"en": "**Question {}.**", "zh": "**问题 {}.**"}
+ASKED = {"en": "**Question {}.**", "zh": "**问题 {}.**"}
+NUMBER = re.compile(r"(?<![a-zA-Z\d.-])\d+(?:\.\d+)?")
+NUMBERED = re.compile(r"^\*\*(?:Question|问题) (\d+)\.", re.MULTILINE)
 DECIDES = {"en": "**Decides:** `", "zh": "**判据：** `"}
 # Terms as the field writes them, on the pages that teach them.
 TERM_BY_PAGE = {
@@ -38,7 +42,7 @@ def test_what_a_page_shows_is_what_is_printed(name: str) -> None:
         assert all(output_of(command).strip() for command in commands(text))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ALIKE)
 def test_both_languages_have_the_same_commands_and_figures(name: str) -> None:
     english, chinese = page(name, "en"), page(name, "zh")
     assert commands(english) == commands(chinese) != []
@@ -55,13 +59,37 @@ def test_a_page_has_all_its_parts(name: str, language: str) -> None:
     text = page(name, language)
     assert text.count(DECIDES[language]) == 1 and pictures(text)
     answers = [match[1] for match in ANSWER.finditer(text)]
-    assert len(answers) == 2 and all(QUESTIONS[language].format(number) in text for number in (1, 2))
+    assert len(answers) == 2 and all(ASKED[language].format(number) in text for number in (1, 2))
     files = re.findall(r"`(src/[^`]+)`", text)
     assert files and all((ROOT / file).exists() for file in files), files
     shown = " ".join(block["command"] + block["output"] for block in BLOCK.finditer(text))
     numbers = set(re.findall(r"\d+(?:\.\d+)?", shown.replace(",", "")))
     for number in re.findall(r"(?<![a-zA-Z\d.-])\d+(?:\.\d+)?", " ".join(answers).replace(",", "")):
         assert number in numbers, f"the answer says {number}, and no command of the page does"
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_thirty_questions_have_answers_that_their_commands_print(language: str) -> None:
+    """A number of an answer is one of its command, of its output or of the question, or stands in a formula."""
+    questions = questions_of(language)
+    assert [question.number for question in questions] == list(range(1, 31))
+    assert len(set(NUMBERED.findall(page(QUESTIONS, language)))) == 30
+    for question in questions:
+        assert question.idea in IDEAS and question.output == output_of(question.command), question
+        known = " ".join((question.question, question.command, question.output)).replace(",", "")
+        said = re.sub(r"`[^`]*`", "", question.answer).replace(",", "")
+        unknown = set(NUMBER.findall(said)) - set(NUMBER.findall(known))
+        assert not unknown, (question.number, unknown, question.answer)
+    asked = json.loads(learned(QUESTIONS, "--lang", language, "--json"))["questions"]
+    assert [row["command"] for row in asked] == [question.command for question in questions]
+
+
+def test_questions_ask_for_most_pages_and_each_language_its_own() -> None:
+    english, chinese = (questions_of(language) for language in LANGUAGES)
+    about = {question.idea for question in (*english, *chinese)}
+    assert set(IDEAS) - about <= {"systems", "contradictions", "troubleshooting"}
+    both = {question.command for question in english} & {question.command for question in chinese}
+    assert len(both) < 3, both
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -76,7 +104,7 @@ def test_the_list_is_all_pages_and_the_index_links_them() -> None:
     for language in LANGUAGES:
         assert {file.stem for file in (PAGES / language).glob("*.md")} == set(NAMES)
         linked = re.findall(r"\(([a-z-]+)\.md\)", page("index", language))
-        assert sorted(linked) == sorted((*IDEAS, TERMS))
+        assert sorted(linked) == sorted((*IDEAS, *OTHERS))
     used = {name for idea in NAMES for name in pictures(page(idea, "en"))}
     assert used == set(FIGURES) == {file.stem for file in (PAGES / "en" / "figures").glob("*.svg")}
 
@@ -126,7 +154,7 @@ def test_a_terminal_shows_a_page(language: str) -> None:
 
 
 def test_the_list_and_the_locale() -> None:
-    assert [line.split()[0] for line in learned(LC_ALL="C.UTF-8").splitlines()] == [*IDEAS, TERMS]
+    assert [line.split()[0] for line in learned(LC_ALL="C.UTF-8").splitlines()] == [*IDEAS, *OTHERS]
     assert "集合通信" in learned(LC_ALL="zh_CN.UTF-8")
     assert "Collectives" in learned("--lang", "en", LC_ALL="zh_CN.UTF-8")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.learn.idea_pages import IDEAS, TERMS
+from shardwright.learn.idea_pages import IDEAS, OTHERS
 
 pytest.importorskip("material", reason="`make site` installs mkdocs-material")
 pytest.importorskip("mkdocs_static_i18n")
@@ -30,7 +30,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_page_is_there_in_both_languages(site: Path) -> None:
     for language in (".", "zh"):
-        assert {file.stem for file in (site / language).glob("*.html")} - {"404"} == {*IDEAS, TERMS, "index"}
+        assert {file.stem for file in (site / language).glob("*.html")} - {"404"} == {*IDEAS, *OTHERS, "index"}
     assert sum(file.stat().st_size for file in site.rglob("*")) < MOST_BYTES
 
 

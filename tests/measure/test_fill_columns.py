@@ -9,7 +9,7 @@ import pytest
 
 TRUTH = Path(__file__).parents[2] / "benchmarks" / "truth"
 sys.path.append(str(TRUTH))
-from fill_columns import COLUMNS, filled, flops_counted, mentioned_attention  # noqa: E402
+from fill_columns import COLUMNS, filled, flops_counted, mentioned_attention, with_earlier_facts  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -87,6 +87,31 @@ def test_filled_columns_stay() -> None:
         "software",
     )
     assert [row[name] for name in names] == ["256", "96", "32", "1", "4", "bf16", "a2a", "driver", "mine"]
+
+
+@pytest.mark.parametrize(
+    ("model", "notes", "routing"),
+    [
+        ("Qwen3-30B-A3B", "mock data, forced balance", "forced"),
+        ("DeepSeek-V3", "mock data, forced expert balance", "forced"),
+        ("Qwen3-30B-A3B", "natural routing, real data", "balanced"),
+        ("GPT-OSS 20B", "natural routing (not forced), real data", "free"),
+        ("GPT-OSS 20B", "real data", ""),
+    ],
+)
+def test_routing_in_prose(model: str, notes: str, routing: str) -> None:
+    assert filled({"model": model, "notes": notes})["routing"] == routing
+
+
+def test_a_repeat_has_the_facts_of_the_row_before_it() -> None:
+    first, again, other = (
+        {"model": "GPT-OSS 20B", "plan_group": group, "notes": notes}
+        for group, notes in (
+            ("a", "natural routing; head_dim 64"), ("a", "resumed: a repeat"), ("b", "resumed: a repeat"),
+        )
+    )  # fmt: skip
+    rows = with_earlier_facts([filled(row) for row in (first, again, other)])
+    assert [(row["routing"], row["head_dim"]) for row in rows] == [("free", "64"), ("free", "64"), ("", "")]
 
 
 TABLES = ["runs.csv", "oom.csv", "others.csv", "playbook.csv", "playbook-memory.csv", "runs-2026.csv"]

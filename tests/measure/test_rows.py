@@ -288,6 +288,8 @@ def test_overlap_that_a_column_says_is_added() -> None:
         ({"date": "2023-02"}, "flash-2023"),
         ({}, "flash-2023"),  # an A100
         ({"gpu": "H100"}, "large-2024"),
+        ({"gpu": "B200"}, "megatron-bridge"),
+        ({"gpu": "GB200", "date": "2025-06"}, "nemo"),
         ({"gpu": "V100-32G", "precision": "fp16"}, "megatron-2021"),
         ({"gpu": "TPU v4", "date": "2022-04"}, "xla-2021"),
         ({"software": "abacus@2022-06"}, "megatron-2022"),
@@ -359,3 +361,10 @@ def test_a_table_of_which_no_row_is_predicted_is_a_failure(tmp_path: Path) -> No
 def test_a_message_changes_nothing_of_the_terminal() -> None:
     said = str(PlanError("job a\x1b[31m\u202e", ["name 'b\x07' and\ntwo lines \ud800"]))
     assert said == "job a\\x1b[31m\\u202e: 1 fault\n  1. name 'b\\x07' and\ntwo lines \\ud800"
+
+
+def test_routing_that_a_column_says() -> None:
+    for routing in ("forced", "balanced", "free"):
+        assert run_of(ROW | EXPERTS | {"routing": routing}).shape.mixture.routing == routing
+    assert run_of(ROW | EXPERTS).shape.mixture.routing == "forced"
+    assert "routing is 'uneven'" in measured(TableLine(2, ROW | EXPERTS | {"routing": "uneven"})).faults[0]

@@ -17,6 +17,7 @@ from shardwright.config.load import load_job
 from shardwright.config.schedule_facts import searched
 from shardwright.cost.calibration import pessimistic, shipped
 from shardwright.cost.from_job import run_of
+from shardwright.cost.run_goodput import job_goodput
 from shardwright.memory.rank_estimate import peak_memory
 from shardwright.planner.advice.neighbours import neighbours
 from shardwright.planner.advice.priced_plan import priced
@@ -32,6 +33,7 @@ from shardwright.planner.search.sample import standing
 from shardwright.planner.stages.best_layout import paying_layout
 from shardwright.report.plan_details import _reason_lines, _rows, plan_details
 from shardwright.report.plans_text import job_words, plan_dict
+from shardwright.report.recommendation_text import plan_dicts
 from shardwright.report.toml_files import write_toml
 from shardwright.schedule.job_program import plan_faults
 from shardwright.simulate.closed_form import step_time
@@ -206,6 +208,30 @@ def test_objectives() -> None:
     assert node_counts(10) == [1, 2, 3, 4, 6, 8, 10]
 
 
+def test_goodput_takes_fewer_nodes_where_failures_eat_the_gain() -> None:
+    """The days of a run have failures in them. Where a device fails often and a checkpoint takes long, more nodes may
+    train less."""
+
+    def job_that_fails(hours: float, gb_per_s: float) -> JobSpec:
+        job = job_with(dp=8)
+        facts = {"hours_between_failures": hours, "checkpoint_gb_per_s": gb_per_s, "restart_s": 600.0}
+        return job.model_copy(update={"cluster": job.cluster.model_copy(update=facts)})
+
+    steady, shaky = job_that_fails(1e6, 100.0), job_that_fails(0.2, 100.0)
+    fewest = {
+        name: best(job, QUICK, shipped(), Objective("goodput"), 1)[0].cluster.nodes
+        for name, job in (("steady", steady), ("shaky", shaky))
+    }
+    assert fewest["steady"] == steady.cluster.nodes > fewest["shaky"]
+    advice = plans_of(steady, QUICK, shipped(), Objective("goodput", 1e9), num_shown=1)
+    (found,), goodput = plan_dicts(advice)[:1], job_goodput(advice.job)
+    assert goodput is not None and found["run"]["training_share"] == goodput.training < 1
+    seconds = 1e9 * advice.plans[0].token_s / float(goodput.training)
+    assert found["run"]["days"] == pytest.approx(seconds / 86400)
+    with pytest.raises(PlanError, match=r"cluster\.checkpoint_gb_per_s is 0"):
+        plans_of(job_with(dp=8), QUICK, shipped(), Objective("goodput"))
+
+
 def test_where_a_plan_stands() -> None:
     """None of a sample is faster than the best; about half is faster than the median."""
     job = job_with(dp=8)
@@ -291,5 +317,5 @@ def test_a_plan_says_in_which_numbers_it_computes() -> None:
     fp8 = job.model_copy(update={"precision": job.precision.with_float8("blockwise"), "cluster": cluster})
     assert job_words(fp8) == f"{job_words(job)}, fp8 blockwise"
     plan = priced([fp8], shipped())[0]
-    assert plan_dict(plan, 1e12)["float8"] == "blockwise"
-    assert "fp8 blockwise" in "\n".join(plan_row for row in _rows([plan], 1e12) for plan_row in row)
+    assert plan_dict(plan, Objective())["float8"] == "blockwise"
+    assert "fp8 blockwise" in "\n".join(plan_row for row in _rows([plan], Objective()) for plan_row in row)

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.config.base import PlanError
-from shardwright.config.load import make_job
+from shardwright.config.job import JobSpec
+from shardwright.config.load import load_job, make_job
 from shardwright.config.plan import PlanSpec
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.cost.calibration import rates_of, shipped
@@ -21,7 +22,7 @@ from shardwright.planner.advice.priced_plan import priced
 from shardwright.planner.search import bounds
 from shardwright.planner.search.adjacent_plans import adjacent_blocks
 from shardwright.planner.search.constraints import Constraints, constraints_of
-from shardwright.planner.search.plan_block import PlanBlock
+from shardwright.planner.search.plan_block import Columns, PlanBlock
 from shardwright.planner.search.plan_price import prices, room_bytes
 from shardwright.planner.search.search import SURE_STATE, ranked_kinds, search
 from shardwright.planner.search.search_scope import SearchScope
@@ -246,3 +247,25 @@ def test_what_a_rule_of_a_section_refuses_is_not_shown(monkeypatch: pytest.Monke
         make_job(job.model_dump(mode="json") | {"plan": free.model_dump(mode="json")})
     shown = search(job, few, shipped(), num_shown=6).candidates
     assert shown and all({"tp": plan.job.plan.tp, "pp": plan.job.plan.pp} != refused for plan in shown)
+
+
+def test_a_large_space_has_a_first_plan_before_its_layers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of DeepSeek-V3's 58,336 rows of layers a few hundred are priced before a plan is told."""
+    bounded: list[int] = []
+    microbatch_s = bounds.microbatch_s
+
+    def counted(job: JobSpec, rows: Columns, *options: Any, **named: Any) -> Any:
+        bounded.append(len(rows["dp"]))
+        return microbatch_s(job, rows, *options, **named)
+
+    class FirstPlanError(Exception):
+        pass
+
+    def told(job: Any, token_s: float) -> None:
+        raise FirstPlanError(job().plan)
+
+    monkeypatch.setattr(bounds, "microbatch_s", counted)
+    monkeypatch.setattr("shardwright.planner.search.search.tell_best", told)
+    with pytest.raises(FirstPlanError):
+        search(load_job("deepseek-v3"), constraints_of((), ()), shipped())
+    assert sum(bounded) < 1000

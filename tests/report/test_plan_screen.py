@@ -8,7 +8,10 @@ import pytest
 import shardwright as sw
 from shardwright.api.found_plans import FoundPlans
 from shardwright.cli import job_options
+from shardwright.cost.calibration import shipped
 from shardwright.report.plan_screen import nearest_reasons
+from shardwright.report.software_beside import USUAL_SOFTWARE, software_beside
+from shardwright.simulate.full_step import simulated_step
 
 QUICK = ["plan.cp=1", "plan.recompute=full", "plan.schedule=1f1b", "plan.microbatch_size=1", "plan.tp=8"]
 
@@ -39,6 +42,27 @@ def test_the_answer_is_one_screen(plans: FoundPlans) -> None:
     assert best.removeprefix("Recommended: ").startswith(plan)  # row 1 is what is recommended
     assert any(line.startswith("why ") and line.endswith("because") for line in screen)
     assert "Why not another" in plans.screen(with_details=True) and "Why not another" not in text
+
+
+def test_the_same_plans_are_priced_as_software_that_people_run(plans: FoundPlans) -> None:
+    screen = plans.screen().splitlines()
+    for name in USUAL_SOFTWARE:
+        (row,) = (line for line in screen if line.startswith("1 to 5 as ") and line.split()[4] == name)
+        first = plans.advice.plans[0].job
+        cluster = first.cluster.model_copy(update={"software": name})
+        as_other = simulated_step(first.model_copy(update={"cluster": cluster}), shipped())
+        assert row.split()[5] == f"{as_other.total:.3f}"
+    assert "--as NAME" in " ".join(screen[:4])
+
+
+def test_software_that_lacks_a_plan_has_no_seconds_for_it_and_other_software_no_rows(plans: FoundPlans) -> None:
+    (first, *_) = plans.advice.plans
+    twofold = first.job.plan.model_copy(update={"schedule": "dualpipe"})
+    lacked = replace(first, job=first.job.model_copy(update={"plan": twofold}))
+    words = software_beside([first, lacked])
+    assert re.search(r"1 to 2 as megatron-core +[0-9.]+ s  lacks it$", words, re.MULTILINE)
+    other = first.job.cluster.model_copy(update={"software": "nemo"})
+    assert software_beside([replace(first, job=first.job.model_copy(update={"cluster": other}))]) == ""
 
 
 def test_no_reason_is_a_neighbour_that_is_faster(plans: FoundPlans) -> None:

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from shardwright.cli.main import cli
 from shardwright.config.base import PlanError
 from shardwright.learn.idea_figures import FIGURES
-from shardwright.learn.idea_pages import IDEAS, LANGUAGES, PAGES, TERMS, IdeaPage
+from shardwright.learn.idea_pages import IDEAS, LANGUAGES, OTHERS, PAGES, IdeaPage
 
 BLOCK = re.compile(r"^```sh\n(?P<command>.*?)\n```\n\n```text\n(?P<output>.*?)```$", re.MULTILINE | re.DOTALL)
 ANSWER = re.compile(r"^\*\*(?:Answer:|答：)\*\*.*?(?:\n\n|\Z)", re.MULTILINE | re.DOTALL)
@@ -40,34 +40,45 @@ def pictures(markdown: str) -> list[str]:
 def output_of(command: str) -> str:
     """The standard output of a command, or its faults, through the programs that it is piped into."""
     own, _, others = command.replace("\\\n", " ").partition(" | ")
-    words = subprocess.run(["bash", "-c", f"printf '%s\\0' {own}"], capture_output=True, check=True, text=True).stdout
-    name, *arguments = words.split("\0")[:-1]
-    assert name == "shardwright", command
-    try:
-        result = CliRunner().invoke(cli, arguments, catch_exceptions=True)
-        if isinstance(result.exception, PlanError):
-            raise result.exception
-        assert result.exit_code == 0, (command, result.output, result.exception)
-        output = click.unstyle(result.stdout)
-    except PlanError as error:
-        output = f"{error}\n"
+    output = _printed(" ".join(own.split()))
     if others:
         done = subprocess.run(["bash", "-c", others], input=output, capture_output=True, check=True, text=True)
         output = done.stdout
     return re.sub(r"[ \t]+$", "", output, flags=re.MULTILINE).strip("\n") + "\n"
 
 
+@cache
+def _printed(own: str) -> str:
+    """The output of a command of ours, once for all the programs that read it."""
+    words = subprocess.run(["bash", "-c", f"printf '%s\\0' {own}"], capture_output=True, check=True, text=True).stdout
+    name, *arguments = words.split("\0")[:-1]
+    assert name == "shardwright", own
+    try:
+        result = CliRunner().invoke(cli, arguments, catch_exceptions=True)
+        if isinstance(result.exception, PlanError):
+            raise result.exception
+        assert result.exit_code == 0, (own, result.output, result.exception)
+    except PlanError as error:
+        return f"{error}\n"
+    return click.unstyle(result.stdout)
+
+
 def filled(markdown: str) -> str:
     """A page with the outputs that its commands have now, and with the numbers of its answers from there."""
-    changes = [(block["output"], output_of(block["command"])) for block in BLOCK.finditer(markdown)]
-    answered = ANSWER.sub(lambda answer: NUMBER.sub(lambda number: renewed(number[0], changes), answer[0]), markdown)
+    changes = [(block.end(), block["output"], output_of(block["command"])) for block in BLOCK.finditer(markdown)]
+
+    def answered(answer: re.Match[str]) -> str:
+        before = [(old, new) for end, old, new in changes if end <= answer.start()]
+        return NUMBER.sub(lambda number: renewed(number[0], before), answer[0])
+
     return BLOCK.sub(
-        lambda block: f"```sh\n{block['command']}\n```\n\n```text\n{output_of(block['command'])}```", answered
+        lambda block: f"```sh\n{block['command']}\n```\n\n```text\n{output_of(block['command'])}```",
+        ANSWER.sub(answered, markdown),
     )
 
 
 def renewed(number: str, changes: list[tuple[str, str]]) -> str:
-    """The number that has the place of another in the outputs of a page, of which `changes` has the old and the new."""
+    """The number that has the place of another in the outputs before it, of which `changes` has the old and the new."""
     for old, new in reversed(changes):
         before, after = NUMBER.findall(old), NUMBER.findall(new)
         if number in before and len(before) == len(after):
@@ -77,7 +88,7 @@ def renewed(number: str, changes: list[tuple[str, str]]) -> str:
 
 def main() -> None:
     """Write outputs and figures."""
-    ideas = sys.argv[1:] or (*IDEAS, TERMS, "index")
+    ideas = sys.argv[1:] or (*IDEAS, *OTHERS, "index")
     for language in LANGUAGES:
         for idea in ideas:
             page = IdeaPage(idea, language)

@@ -318,7 +318,7 @@ def test_under_torchrun(tmp_path: Path) -> None:
     result = json.loads(done.stdout)
     assert result["steps"] == 2
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert len(lines) == 5  # two steps, the memory account, an evaluation, and what was predicted beside it
+    assert len(lines) == 6  # the beginning, two steps, the memory account, an evaluation, what was predicted beside it
     (account,) = [line["memory"] for line in lines if "memory" in line]
     for kind in ("parameters_bytes", "gradients_bytes", "optimizer_bytes"):
         assert [m[kind] for m in account["measured"]] == [m[kind] for m in account["predicted"]]

@@ -11,6 +11,7 @@ from shardwright.config.checks.check import job_faults
 from shardwright.config.hugging_face.config_json import notes_on
 from shardwright.config.job import JobSpec
 from shardwright.config.load import JobFields, job_to_plan, make_job, read_job, subject_of
+from shardwright.config.phrase import say
 from shardwright.config.plan import UNSEARCHED
 from shardwright.memory.budget import meet_budget
 from shardwright.schedule.job_program import plan_faults
@@ -101,11 +102,16 @@ class AskedJob:
         if best_job is not None:
             from shardwright.report.plans_text import plan_words
 
-            note = f"the plan is what `plan` recommends{kept}: {plan_words(best_job.plan)}"
-            return best_job, (*self.notes, f"{note}; set plan.tp and others for your own")
+            note = say(
+                "the plan is what `plan` recommends{kept}: {plan}; set plan.tp and others for your own",
+                kept=kept,
+                plan=plan_words(best_job.plan),
+            )
+            return best_job, (*self.notes, note)
         cluster = f"{to_plan.job.cluster.num_devices:,} {to_plan.job.cluster.device}"
         if kept:
-            return self.as_planned(), (*self.notes, f"no plan{kept} fits on {cluster}; the rest has its defaults")
+            note = say("no plan{kept} fits on {cluster}; the rest has its defaults", kept=kept, cluster=cluster)
+            return self.as_planned(), (*self.notes, note)
         name = self.subject.removeprefix("job ")
         raise PlanError(self.subject, [f"no plan of {name} fits on {cluster}; use more --devices"])
 
@@ -173,4 +179,4 @@ def _best_job(subject: str, to_plan: JobToPlan) -> JobSpec | None:
 def _kept_words(to_plan: JobToPlan) -> str:
     """ " with plan.tp=4", the half of a plan that the user asks for; empty if there is none."""
     kept = ", ".join(f"plan.{name}={value}" for name, value in to_plan.kept.items())
-    return f" with {kept}" if kept else ""
+    return say(" with {kept}", kept=kept) if kept else ""

@@ -11,6 +11,7 @@ from shardwright.api.shown import Shown
 from shardwright.config.asked_cluster import AskedCluster
 from shardwright.config.base import PlanError
 from shardwright.config.dotted_keys import flat_keys
+from shardwright.config.progress_records import tell_part
 from shardwright.planner.advice.priced_plan import PricedPlan
 from shardwright.planner.search.objectives import Objective
 from shardwright.report.cluster_comparison import ClusterPlan, comparison_dict, comparison_screen
@@ -63,10 +64,13 @@ def compared(
     question = question.read(subject)
     question.constraints()  # faults of these options are no cluster's
     tokens = Objective(tokens=question.tokens).run_tokens
-    clusters = tuple(ClusterPlan(to_plan.job, *_plan_on(subject, to_plan, question), tokens) for to_plan in jobs)
+    clusters = []
+    for number, to_plan in enumerate(jobs):
+        tell_part(f"{to_plan.job.cluster.num_devices:,} {to_plan.job.cluster.device}", number, len(jobs))
+        clusters.append(ClusterPlan(to_plan.job, *_plan_on(subject, to_plan, question), tokens))
     if all(cluster.refusal for cluster in clusters):
         raise PlanError(subject, [f"{cluster.name}: {cluster.refusal}" for cluster in clusters])
-    return Compared(clusters, tuple(dict.fromkeys(note for to_plan in jobs for note in to_plan.notes)))
+    return Compared(tuple(clusters), tuple(dict.fromkeys(note for to_plan in jobs for note in to_plan.notes)))
 
 
 def offered_clusters(names: Sequence[str]) -> list[OfferedCluster]:

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 from shardwright.api.shown import Shown
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
-from shardwright.report.estimate_text import estimate_dict, estimate_text
+from shardwright.config.phrase import ENGLISH
+from shardwright.report.document import document_text
+from shardwright.report.estimate_text import estimate_dict, estimate_parts
 
 if TYPE_CHECKING:  # prices need numpy, which the memory account does not
     from shardwright.report.estimate_text import SoftwareRow
@@ -60,11 +62,15 @@ class Estimated(Shown):
 
     @property
     def text(self) -> str:
-        if not self.beside:
-            return estimate_text(self.job)
-        from shardwright.report.estimate_text import software_table
+        return self.in_language(ENGLISH)
 
-        return f"{estimate_text(self.job)}\n\n{software_table(list(self.beside))}"
+    def in_language(self, language: str) -> str:
+        parts = estimate_parts(self.job)
+        if self.beside:
+            from shardwright.report.estimate_text import software_table
+
+            parts.append(software_table(list(self.beside)))
+        return document_text(parts, language)
 
     def to_dict(self) -> dict[str, Any]:
         beside = {"beside": [asdict(row) for row in self.beside]} if self.beside else {}

@@ -26,6 +26,9 @@ class Explained(Shown):
     def text(self) -> str:
         return story_text(self.story)
 
+    def in_language(self, language: str) -> str:
+        return story_text(self.story, language)
+
     def to_dict(self) -> dict[str, Any]:
         return story_dict(self.story)
 

@@ -1,5 +1,6 @@
 """The check of a file with a job, in any system's language: legality, memory, batch, experts and time."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from shardwright.api.asked_job import AskedJob, planned
@@ -14,11 +15,36 @@ from shardwright.config.user_file import FileFault, read_text
 from shardwright.explain.rank_groups import groups_of_rank_0
 from shardwright.interchange.imported import Asked, split_sets
 from shardwright.interchange.recognised import JOB, system_name_of
-from shardwright.interchange.system import SYSTEMS, read_job_of
+from shardwright.interchange.system import SOURCES, read_job_of
 from shardwright.memory.job_memory import job_memory
-from shardwright.report.file_check_text import FileCheck
+from shardwright.report.file_check_text import EXPERTS, NO_FIT, FileCheck
 from shardwright.report.fit_verdict import fit_of
 from shardwright.schedule.job_program import job_program
+
+
+def file_checks(
+    paths: Sequence[str], overrides: tuple[str, ...], cluster: AskedCluster = NOTHING_ASKED, system: str = ""
+) -> list[FileCheck]:
+    """The checks of files, each alone. Overrides go to all, and a variable of scripts to those that have it."""
+    texts = {path: _text(path) for path in paths}
+    checks = []
+    for path in paths:
+        others = "".join(text for other, text in texts.items() if other != path)
+        own = tuple(
+            text
+            for text in overrides
+            if "." in (name := text.partition("=")[0]) or name in texts[path] or name not in others
+        )
+        checks.append(file_check(path, own, cluster, system))
+    return checks
+
+
+def _text(path: str) -> str:
+    """The text of a file; empty if it can't be read."""
+    try:
+        return read_text(Path(path), MIB, "job or configuration")
+    except (FileFault, OSError):
+        return ""
 
 
 def file_check(
@@ -48,7 +74,7 @@ def _job(path: str, overrides: tuple[str, ...], cluster: AskedCluster, system: s
     if system == JOB:
         return AskedJob(path, overrides, cluster).to_predict()[0]
     variables, fields = split_sets(overrides)
-    return planned(path, read_job_of(SYSTEMS[system], (path,), Asked(variables, fields, cluster)).job)
+    return planned(path, read_job_of(SOURCES[system], (path,), Asked(variables, fields, cluster)).job)
 
 
 def _job_check(path: str, system: str, job: JobSpec) -> FileCheck:
@@ -59,11 +85,11 @@ def _job_check(path: str, system: str, job: JobSpec) -> FileCheck:
         missing_bytes = _missing_bytes(job)
         nearest = estimate.to_dict()["nearest"]
         way_out = f"the nearest plan that does: {nearest[0]['set']}" if nearest else "use more devices, or larger ones"
-        findings.append(f"it does not fit; {way_out}")
+        findings.append(f"{NO_FIT}; {way_out}")
     expert_nodes = _expert_nodes(job)
     if expert_nodes is not None and expert_nodes > 1:
         findings.append(
-            f"a group of {job.plan.ep} ranks with experts spreads over {expert_nodes} domains of "
+            f"{EXPERTS} {job.plan.ep} ranks with experts spreads over {expert_nodes} domains of "
             f"{node_devices(job.cluster)} devices, so tokens cross the network; lower plan.ep, or use larger domains"
         )
     return FileCheck(

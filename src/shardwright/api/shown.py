@@ -2,12 +2,15 @@
 
 from abc import ABC, abstractmethod
 from functools import cached_property
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 from shardwright.config.base import RunError
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+_FRAME = "width: 100%; height: 520px; border: 0"
 
 
 class Shown(ABC):
@@ -34,12 +37,27 @@ class Shown(ABC):
     def _shown(self) -> str:
         return self.text
 
+    def in_language(self, language: str) -> str:
+        """The text in a language; in English where the result has no other."""
+        return self._shown
+
     def __str__(self) -> str:
         return self._shown
 
     def __repr__(self) -> str:
-        """The text, for notebooks and the prompt of Python."""
+        """The text, for the prompt of Python."""
         return self._shown
+
+    def _repr_html_(self) -> str:
+        """The result in a notebook: the page that the command's --html writes, in a frame of its own."""
+        from shardwright.report.answer_page import answer_page
+
+        return framed(answer_page(type(self).__name__, "", self.to_dict()))
+
+
+def framed(page: str) -> str:
+    """A whole page as a part of a notebook's page, apart from its styles and scripts."""
+    return f'<iframe srcdoc="{escape(page)}" style="{_FRAME}" title="Shardwright"></iframe>'
 
 
 def frame_of(rows: list[dict[str, Any]]) -> "DataFrame":

@@ -57,7 +57,7 @@ def plan(
     devices: Devices = 0,
     device: Device = "",
     keep: Annotated[Sequence[str], Field(description='Fields of the plan that stay, such as "plan.tp=8".')] = (),
-    objective: Annotated[str, Field(description="time, cost, energy, devices or memory.")] = "time",
+    objective: Annotated[str, Field(description="time, goodput, cost, energy, devices or memory.")] = "time",
 ) -> dict[str, Any]:
     """Find the best plans of a job on its cluster, fastest first; the recommended one also as a TOML file, which every
     command of Shardwright reads."""

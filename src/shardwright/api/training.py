@@ -5,14 +5,15 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardwright.api.plan_for_world import for_world
+from shardwright.api.reported_run import ReportedRun
 from shardwright.api.run_start import cost_text, refuse_unstated, with_checkpoints
-from shardwright.api.shown import Shown
+from shardwright.api.shown import Shown, framed
 from shardwright.config.base import PlanError
 from shardwright.config.dotted_keys import flat_keys
 from shardwright.config.job import JobSpec
@@ -78,6 +79,15 @@ class TrainingResult(Shown):
     def to_dict(self) -> dict[str, Any]:
         return self.values
 
+    def _repr_html_(self) -> str:
+        """The report of the run; without one what `to_dict` has."""
+        from shardwright.train.run_files import REPORT
+
+        try:
+            return framed((self.folder / REPORT).read_text(encoding="utf-8"))
+        except OSError:
+            return super()._repr_html_()
+
     def rows(self) -> list[dict[str, Any]]:
         """Rows of the run's metrics: one for each step and for each evaluation."""
         from shardwright.train.run_files import METRICS
@@ -100,14 +110,22 @@ def train_job(spec: JobSpec, start: StartOptions = StartOptions()) -> TrainingRe
     hearing: AbstractContextManager[preemption.Preemption | None] = nullcontext(None)
     if environment is None:  # without checkpoints a signal ends the run as any command
         hearing = preemption.heard() if spec.checkpoint.is_on else preemption.unkept()
-    with hearing as request:
-        result, folder = _run_here(spec, request, start) if environment is None else _run_rank(spec, environment, start)
-        is_main_process = environment is None or environment.rank == 0
+    is_main_process = environment is None or environment.rank == 0
+    reported = ReportedRun(spec, start.warn)
+    with hearing as request, reported.telling_of_failure():
+        if environment is None:
+            result, folder = _run_here(spec, request, start, reported)
+        else:
+            result, folder = _run_rank(spec, environment, start, reported)
         if spec.model.moe.experts and is_main_process:
             from shardwright.report.expert_use import draw_use
 
             start.tell(f"how experts were used: {draw_use(folder)}")
         compared, text = _compared(spec, result, folder) if is_main_process else (None, "")
+        if report := reported.end("preempted" if result.preempted else "done"):
+            text = "\n".join(filter(None, (text, f"report in {report}")))
+    values = asdict(replace(result, performed={}))
+    del values["performed"]  # it is drawn in the report
     names = ("steps", "first_loss", "last_loss", "validation_loss", "unigram_loss", "validation_losses")
     fields = {name: getattr(result, name) for name in (*names, "sample", "seconds", "preempted")}
     return TrainingResult(
@@ -115,7 +133,7 @@ def train_job(spec: JobSpec, start: StartOptions = StartOptions()) -> TrainingRe
         folder=folder,
         is_main_process=is_main_process,
         preempted_by=request.signal if request is not None else None,
-        values=asdict(result)
+        values=values
         | {
             "validation_loss": result.validation_loss,
             "unigram_loss": result.unigram_loss,
@@ -141,7 +159,9 @@ def _compared(spec: JobSpec, result: Any, folder: Path) -> tuple[dict[str, Any] 
     return comparison, compared_text(comparison)
 
 
-def _run_here(spec: JobSpec, request: preemption.Preemption | None, start: StartOptions) -> tuple[Any, Path]:
+def _run_here(
+    spec: JobSpec, request: preemption.Preemption | None, start: StartOptions, reported: ReportedRun
+) -> tuple[Any, Path]:
     """Launch all ranks on this machine. Returns the result of rank 0, and the run's folder."""
     from shardwright.train.launch.fork_server import start_server_early
 
@@ -176,11 +196,14 @@ def _run_here(spec: JobSpec, request: preemption.Preemption | None, start: Start
         prepare_tokens(spec.data, spec.model, spec.run.seed, folder / "data", say=say_aside)
         for line in put_aside(spec, folder) if start.fresh else ():
             start.tell(f"--fresh: {line}")
-        return _launch_ranks(spec, request, start, folder), folder
+        reported.begin(folder)
+        results = _launch_ranks(spec, request, start, folder)
+        reported.keep_times({rank: row for result in results for rank, row in result.performed.items()})
+        return results[0], folder
 
 
-def _launch_ranks(spec: JobSpec, request: preemption.Preemption | None, start: StartOptions, folder: Path) -> Any:
-    """Launch the ranks; with `request` they are restarted after failures. Returns the result of rank 0."""
+def _launch_ranks(spec: JobSpec, request: preemption.Preemption | None, start: StartOptions, folder: Path) -> list[Any]:
+    """Launch the ranks; with `request` they are restarted after failures. Returns the results of all."""
     from shardwright.train.launch.launch import RankFailedError, launch
     from shardwright.train.launch.restarts import launch_with_restarts
 
@@ -190,13 +213,15 @@ def _launch_ranks(spec: JobSpec, request: preemption.Preemption | None, start: S
     work = _work(spec, start.weights_from or "")
     try:
         if request is None:
-            return launch(work, spec, folder)[0]
-        return launch_with_restarts(work, spec, folder, request, tell)[0]
+            return launch(work, spec, folder)
+        return launch_with_restarts(work, spec, folder, request, tell)
     except RankFailedError as error:
         raise RankFailedError(f"{error}{_advice(spec, error.failure)}", error.failure) from None
 
 
-def _run_rank(spec: JobSpec, environment: RankEnvironment, start: StartOptions) -> tuple[Any, Path]:
+def _run_rank(
+    spec: JobSpec, environment: RankEnvironment, start: StartOptions, reported: ReportedRun
+) -> tuple[Any, Path]:
     """Be one rank. Returns its result, and the run's folder."""
     from shardwright.train.checkpoint.other_job import refuse_weights_from
     from shardwright.train.launch.run_folder import folder_of, removing_new_folders_on_error
@@ -209,10 +234,12 @@ def _run_rank(spec: JobSpec, environment: RankEnvironment, start: StartOptions) 
     spec = on_this_machine(spec, 1, start.warn)  # each rank was given its device, if there are any
     folder = folder_of(spec)
     with removing_new_folders_on_error(folder) if environment.rank == 0 else nullcontext():
-        return _run_rank_in(folder, spec, environment, start), folder
+        return _run_rank_in(folder, spec, environment, start, reported), folder
 
 
-def _run_rank_in(folder: Path, spec: JobSpec, environment: RankEnvironment, start: StartOptions) -> Any:
+def _run_rank_in(
+    folder: Path, spec: JobSpec, environment: RankEnvironment, start: StartOptions, reported: ReportedRun
+) -> Any:
     """Be one rank of a run that writes to `folder`. Returns its result."""
     from shardwright.train.data.token_cache import remove_unfinished
     from shardwright.train.launch.rank_life import run_rank
@@ -235,6 +262,7 @@ def _run_rank_in(folder: Path, spec: JobSpec, environment: RankEnvironment, star
     with folder_lock, checkpoint_lock, preemption_handling:
         if environment.rank == 0:
             remove_unfinished(folder / "data")
+            reported.begin(folder)
         return run_rank(environment, work, spec, folder, _teller(spec, environment, start), allowed_threads())
 
 

@@ -6,7 +6,9 @@ from pathlib import Path
 import click
 
 from shardwright.cli.job_options import file_option, json_option
+from shardwright.cli.progress_bar import progress_shown
 from shardwright.config import largest
+from shardwright.report.text_columns import fitting
 
 
 @click.command()
@@ -44,9 +46,14 @@ def calibrate(out: Path | None, ranks: int | None, device: str, quick: bool, as_
 
     out = out or Path("calibrated.toml")
     write_device(out, None)  # an unwritable file is reported before two minutes of measuring
-    fields, launches = calibrate_here(QUICK if quick else Sweep(), ranks or ranks_here(), device)
+    with progress_shown():
+        fields, launches = calibrate_here(QUICK if quick else Sweep(), ranks or ranks_here(), device)
     write_device(out, fields)
-    click.echo(json.dumps({"file": str(out), **fields}) if as_json else calibrated_text(out, fields, summary(launches)))
+    click.echo(
+        json.dumps({"file": str(out), **fields})
+        if as_json
+        else fitting(calibrated_text(out, fields, summary(launches)))
+    )
 
 
 COMMANDS = (calibrate,)

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 import click
 
 from shardwright.cli.progress_bar import progress_shown
-from shardwright.report.text_columns import filled
+from shardwright.config.phrase import ENGLISH, note_phrase
+from shardwright.report.document import paragraph, part_text
 
 if TYPE_CHECKING:
     from shardwright.api.asked_job import AskedJob, JobToPlan
@@ -22,14 +23,16 @@ def load(job: str, overrides: tuple[str, ...]) -> "JobSpec":
     return spec
 
 
-def load_predicted(job: str, overrides: tuple[str, ...], cluster: "AskedCluster", as_json: bool) -> "JobSpec":
+def load_predicted(
+    job: str, overrides: tuple[str, ...], cluster: "AskedCluster", as_json: bool, language: str = ENGLISH
+) -> "JobSpec":
     """The job on the cluster that is asked for, checked; a model of the catalog under its best plan there.
 
     Notes about values that nobody stated are printed; on standard error if the output is JSON.
     """
     with progress_shown():
         spec, notes = _asked_job(job, overrides, cluster).to_predict()
-    say(notes, as_json)
+    say(notes, as_json, language)
     return spec
 
 
@@ -54,10 +57,11 @@ def load_to_plan(
     return to_plan
 
 
-def say(notes: tuple[str, ...], as_json: bool) -> None:
+def say(notes: tuple[str, ...], as_json: bool, language: str = ENGLISH) -> None:
     """Print notes before the output of a command; on standard error if the output is JSON."""
     for note in notes:
-        click.echo(filled(f"Note: {note}.") + "\n" * (not as_json), err=as_json)
+        text = part_text(paragraph(note_phrase(note)), ENGLISH if as_json else language)
+        click.echo(text + "\n" * (not as_json), err=as_json)
 
 
 def _asked_job(job: str, overrides: tuple[str, ...], cluster: "AskedCluster | None" = None) -> "AskedJob":

@@ -1,6 +1,11 @@
 """The list of commands that `shardwright --help` prints: by what one wants to do, a line each."""
 
+from typing import Any
+
 import click
+
+from shardwright.cli.job_options import LANGUAGE, language_of_locale
+from shardwright.config.phrase import ENGLISH
 
 # Command and what it does, in a few words, by what one wants to do. A command that is not here is listed at the end.
 _SECTIONS: dict[str, dict[str, str]] = {
@@ -20,6 +25,9 @@ _SECTIONS: dict[str, dict[str, str]] = {
         "dryrun": "one rank without its cluster: memory and messages",
         "generate": "text by a model that was trained",
         "checkpoint": "what a run has kept: ls, show, verify, export",
+        "top": "watch a run: loss, tokens/s, parts of a step, memory",
+        "runs": "measured runs side by side: rates, scaling efficiency",
+        "report": "what a run did, beside what was predicted: one page",
         "experts": "how the experts of a run were used",
     },
     "Exchange": {
@@ -36,6 +44,7 @@ _SECTIONS: dict[str, dict[str, str]] = {
     },
     "Look up": {
         "fields": "the fields of a job, for files and --set",
+        "schema": "the JSON schema of what a command answers",
         "models": "models, by size, with their names on the Hub",
         "devices": "devices: memory, rates, links, prices",
         "clusters": "clusters with a name",
@@ -49,7 +58,20 @@ _SECTIONS: dict[str, dict[str, str]] = {
 
 
 class CommandGroup(click.Group):
-    """A group whose help lists its commands in sections."""
+    """A group whose help lists its commands in sections, and whose commands tell faults in the user's language."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; faults of the input are told in its language, or in the locale's."""
+        try:
+            return super().invoke(ctx)
+        except ValueError as error:
+            language = ctx.meta.get(LANGUAGE) or language_of_locale()
+            if language != ENGLISH:
+                from shardwright.config.base import PlanError  # needs pydantic, which --help does not
+
+                if isinstance(error, PlanError):
+                    error.args = (error.in_language(language),)
+            raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the sections."""

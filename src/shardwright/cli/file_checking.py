@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from shardwright.cli.interchange import NAMES
+from shardwright.cli.interchange import SOURCE_NAMES
 from shardwright.cli.job_options import BriefCommand, asked_cluster, cluster_options, json_option, set_option
 
 
@@ -17,26 +17,32 @@ from shardwright.cli.job_options import BriefCommand, asked_cluster, cluster_opt
     examples=("check quickstart", "check docs/pretrain.sh --set NUM_NODES=4 --device a100-sxm-80g"),
 )
 @click.argument("files", nargs=-1, required=True)
-@click.option("--system", type=click.Choice(NAMES), default=None, help="The system.  [default: as the file is]")
+@click.option(
+    "--system",
+    type=click.Choice(SOURCE_NAMES),
+    metavar="SYSTEM",
+    help=f"One of {', '.join(SOURCE_NAMES)}.  [default: as the file is]",
+)
 @set_option
 @cluster_options
 @json_option
 def check_files(
     files: tuple[str, ...], system: str | None, overrides: tuple[str, ...], as_json: bool, **cluster_fields: Any
 ) -> None:
-    """Check FILES, jobs or files of other systems, a line each: legal, fits, divides, experts on fast links, seconds.
+    """Check FILES, jobs or files of other systems, each alone: legal, fits, divides, experts on fast links, seconds.
 
     The exit status is 0 if all is fine, 1 if a file has a finding, and 2 if one can't be read.
     """
     from dataclasses import asdict
 
-    from shardwright.api.file_check import file_check
+    from shardwright.api.file_check import file_checks
     from shardwright.report.file_check_text import file_check_text
+    from shardwright.report.text_columns import fitting
 
     cluster = asked_cluster(cluster_fields)
-    checks = [file_check(file, overrides, cluster, system or "") for file in files]
+    checks = file_checks(files, overrides, cluster, system or "")
     if as_json:
         click.echo(json.dumps([asdict(check) for check in checks]))
     else:
-        click.echo("\n".join(map(file_check_text, checks)))
+        click.echo(fitting("\n".join(map(file_check_text, checks))))
     sys.exit(max(check.exit_status for check in checks))

@@ -27,7 +27,28 @@ if TYPE_CHECKING:
     from shardwright.planner.advice.advice import Advice
     from shardwright.planner.search.constraints import Constraints
 
-NAMES = ("megatron", "torchtitan", "torchtitan-0.2", "deepspeed", "nemo", "accelerate")
+NAMES = (
+    "megatron",
+    "torchtitan",
+    "torchtitan-0.2",
+    "deepspeed",
+    "nemo",
+    "accelerate",
+    "axolotl",
+    "llamafactory",
+    "nanotron",
+    "primus",
+)
+SOURCE_NAMES = (
+    *NAMES,
+    "flagscale",
+    "gpt-neox",
+    "lightning",
+    "megatron-bridge",
+    "ms-swift",
+    "picotron",
+    "trl",
+)
 
 
 class ImportCommand(PredictCommand):
@@ -45,16 +66,14 @@ class ImportCommand(PredictCommand):
     brief=("--set", "--devices", "--device", "--toml", "--json"),
     examples=("import megatron docs/pretrain.sh --device a100-sxm-80g",),
 )
-@click.argument("system", type=click.Choice(NAMES))
-@click.argument("files", nargs=-1, required=True)
+@click.argument("words", nargs=-1, required=True, metavar="[SYSTEM] FILES...")
 @set_option
 @cluster_options
 @click.option("--argument", "arguments", multiple=True, hidden=True)
 @file_option("--toml", help="Write the job there.  [default: to standard output]")
 @json_option
 def import_job(
-    system: str,
-    files: tuple[str, ...],
+    words: tuple[str, ...],
     overrides: tuple[str, ...],
     arguments: tuple[str, ...],
     toml: Path | None,
@@ -63,6 +82,7 @@ def import_job(
 ) -> None:
     """Make a job of FILES of another training system: a launch script of Megatron-LM, the configuration of another.
 
+    SYSTEM is recognised from the first file if it is not named; an unknown one lists all.
     Arguments of the first script stand behind them: import megatron run.sh inner.sh -- 7B 4. Nothing of the files is
     run. What they leave to the environment is asked for (--set NAME=VALUE); what was assumed, what a job can't say and
     what is not known is told on standard error.
@@ -74,6 +94,7 @@ def import_job(
     from shardwright.report.imported_text import imported_dict, imported_notes
     from shardwright.report.toml_files import job_toml, write_toml
 
+    system, files = _system_and_files(words)
     imported = _imported(system, files, overrides, asked_cluster(cluster_fields), arguments)
     planned(f"job {imported.job.name}", imported.job)
     imported = replace(imported, job=with_paths_from(imported.job, toml.parent if toml else Path()))
@@ -87,6 +108,28 @@ def import_job(
         click.echo(imported_notes(imported), err=True)
 
 
+def _system_and_files(words: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+    """The system that the first word names, else that of the first file; and the files. Raises PlanError."""
+    from shardwright.config.base import PlanError
+    from shardwright.config.units import MIB
+    from shardwright.config.user_file import FileFault, read_text
+    from shardwright.interchange.recognised import JOB, system_name_of
+
+    first, *others = words
+    if first in SOURCE_NAMES and others:
+        return first, tuple(others)
+    try:
+        system = system_name_of(first, read_text(Path(first), MIB, "launch script or configuration"))
+    except (FileFault, OSError) as error:
+        known = f"name a file, or one of {', '.join(SOURCE_NAMES)} and its files"
+        raise PlanError(
+            first, [f"it can't be read as a file ({getattr(error, 'strerror', None) or error}); {known}"]
+        ) from None
+    if system == JOB:
+        raise PlanError(first, ["it is a job of shardwright, or a model; name it to plan, estimate or train"])
+    return system, words
+
+
 def _imported(
     name: str,
     files: tuple[str, ...],
@@ -95,10 +138,10 @@ def _imported(
     arguments: tuple[str, ...] = (),
 ) -> "Imported":
     from shardwright.interchange.imported import Asked, split_sets
-    from shardwright.interchange.system import SYSTEMS, read_job_of
+    from shardwright.interchange.system import SOURCES, read_job_of
 
     variables, overrides = split_sets(sets)
-    return read_job_of(SYSTEMS[name], files, Asked(variables, overrides, cluster, arguments))
+    return read_job_of(SOURCES[name], files, Asked(variables, overrides, cluster, arguments))
 
 
 @click.command(
@@ -107,7 +150,14 @@ def _imported(
     examples=("export llama3-405b-8k --to torchtitan", "export quickstart --to megatron --out scripts"),
 )
 @job_options
-@click.option("--to", "system", required=True, type=click.Choice(NAMES), help="The training system.")
+@click.option(
+    "--to",
+    "system",
+    required=True,
+    type=click.Choice(NAMES),
+    metavar="SYSTEM",
+    help=f"The training system: {', '.join(NAMES)}.",
+)
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
@@ -155,7 +205,7 @@ def load_from(
     on the import go to standard error."""
     from shardwright.api.asked_job import with_own_plan
     from shardwright.config.base import PlanError
-    from shardwright.interchange.system import system_of
+    from shardwright.interchange.system import SYSTEMS, system_of
     from shardwright.report.imported_text import imported_notes
 
     imported = _imported(name, files, sets, cluster)
@@ -164,7 +214,7 @@ def load_from(
         fault = "nothing says what devices it runs on; say it with --device, such as h100-sxm"
         raise PlanError(f"{name} {files[0]}", [fault])
     click.echo(imported_notes(imported, with_data=False) + "\n", err=True)
-    return with_own_plan(job), imported, system_of(name, files)
+    return with_own_plan(job), imported, SYSTEMS[system_of(name, files).name]
 
 
 def changes(

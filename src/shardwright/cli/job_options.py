@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from shardwright.config import largest
+from shardwright.config.phrase import ENGLISH, LANGUAGES
 
 if TYPE_CHECKING:
     from shardwright.config.asked_cluster import AskedCluster
@@ -109,6 +110,29 @@ def has_colours() -> bool:
     return sys.stdout is not None and sys.stdout.isatty() and not is_plain
 
 
+def language_of_locale() -> str:
+    """The language of the user's locale if there is text in it, else English."""
+    locale = next(filter(None, (os.environ.get(name) for name in ("LC_ALL", "LC_MESSAGES", "LANG"))), "")
+    return next((language for language in LANGUAGES if locale.lower().startswith(language)), ENGLISH)
+
+
+def _remember_language(ctx: click.Context, option: click.Parameter, language: str | None) -> str:
+    """The language that is asked for, or the locale's; faults are told in it, too."""
+    chosen = language or language_of_locale()
+    ctx.find_root().meta[LANGUAGE] = chosen
+    return chosen
+
+
+LANGUAGE = "shardwright.language"
+language_option = click.option(
+    "--lang",
+    "language",
+    type=click.Choice(LANGUAGES),
+    default=None,
+    callback=_remember_language,
+    is_eager=True,
+    help="English or Chinese.  [default: the locale's]",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
 set_option = click.option(
     "--set", "overrides", multiple=True, metavar="SECTION.FIELD=VALUE", help="Override a field; may be repeated."

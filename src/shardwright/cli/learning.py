@@ -1,14 +1,16 @@
 """The commands for those who learn: one collective, drawn and timed; and the pages of ideas."""
 
 import json
-import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
-from shardwright.cli.job_options import device_options, file_option, json_option, set_option
+from shardwright.cli.job_options import device_options, file_option, json_option, language_option, set_option
+from shardwright.cli.progress_bar import progress_shown
 from shardwright.config import largest
+from shardwright.report.text_columns import fitting
 
 
 class Size(click.ParamType):
@@ -69,46 +71,37 @@ def collective(kind: str, as_json: bool, runs: bool, svg: Path | None, **options
         write_output(svg, result.svg(), "--svg")
     fields, texts = result.to_dict(), [str(result)]
     if runs:
-        from dataclasses import asdict
-
         from shardwright.measure.collective_run import run_collective
 
-        measured = run_collective(question.kind, result.priced.num_ranks, question.num_bytes)
+        with progress_shown():
+            measured = run_collective(question.kind, result.priced.num_ranks, question.num_bytes)
         fields["run"] = asdict(measured)
         texts.append(measured.text)
-    click.echo(json.dumps(fields) if as_json else "\n\n".join(texts))
+    click.echo(json.dumps(fields) if as_json else fitting("\n\n".join(texts)))
 
 
 @click.command()
 @click.argument("idea", required=False)
-@click.option(
-    "--lang",
-    "language",
-    type=click.Choice(("en", "zh")),
-    default=None,
-    help="English or Chinese.  [default: the locale's]",
-)
+@language_option
 @json_option
-def learn(idea: str | None, language: str | None, as_json: bool) -> None:
+def learn(idea: str | None, language: str, as_json: bool) -> None:
     """Read the page on IDEA: its inequality, commands to try with their output, questions with computed answers.
 
-    Without IDEA it lists all pages.
+    Without IDEA it lists all pages. `questions` has thirty in each language, each with the command of its answer.
     """
-    from shardwright.learn.idea_pages import IDEAS, TERMS, IdeaPage, contents, page_of
+    from shardwright.learn.idea_pages import IDEAS, OTHERS, QUESTIONS, IdeaPage, contents, page_of
 
-    language = language or _language_of_locale()
     if idea is None:
-        titles = {name: IdeaPage(name, language).title for name in (*IDEAS, TERMS)}
+        titles = {name: IdeaPage(name, language).title for name in (*IDEAS, *OTHERS)}
         click.echo(json.dumps(titles, ensure_ascii=False) if as_json else contents(language))
         return
     page = page_of(idea, language)
-    fields = {"idea": page.name, "language": language, "title": page.title, "markdown": page.markdown}
+    fields: dict[str, Any] = {"idea": page.name, "language": language, "title": page.title, "markdown": page.markdown}
+    if idea == QUESTIONS:
+        from shardwright.learn.computed_answers import questions_of
+
+        fields["questions"] = [asdict(question) for question in questions_of(language)]
     click.echo(json.dumps(fields, ensure_ascii=False) if as_json else page.text)
-
-
-def _language_of_locale() -> str:
-    locale = next(filter(None, (os.environ.get(name) for name in ("LC_ALL", "LC_MESSAGES", "LANG"))), "")
-    return "zh" if locale.lower().startswith("zh") else "en"
 
 
 COMMANDS = (collective, learn)

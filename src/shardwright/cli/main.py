@@ -15,8 +15,19 @@ from typing import NoReturn
 import click
 
 from shardwright import __version__
-from shardwright.cli import calibrate, catalog_commands, draw, learning, planning_page, predict, searching
+from shardwright.cli import (
+    answer_schemas,
+    calibrate,
+    catalog_commands,
+    draw,
+    learning,
+    planning_page,
+    predict,
+    run_reports,
+    searching,
+)
 from shardwright.cli.agents import mcp_server
+from shardwright.cli.answer_pages import with_page
 from shardwright.cli.checked_job import load_to_run
 from shardwright.cli.command_group import CommandGroup
 from shardwright.cli.export_weights import convert, export
@@ -27,6 +38,7 @@ from shardwright.cli.job_fields import list_fields
 from shardwright.cli.job_options import JobCommand, file_option, job_options, json_option
 from shardwright.cli.kept_checkpoints import checkpoint
 from shardwright.cli.launching import launch
+from shardwright.cli.progress_bar import progress_shown
 from shardwright.cli.train import train
 from shardwright.config import largest
 from shardwright.config.standard_streams import let_readers_leave
@@ -93,7 +105,8 @@ def verify(job: str, overrides: tuple[str, ...], as_json: bool, steps: int, tole
     from shardwright.measure.verify import verify as compare_with_one_rank
     from shardwright.sharding.groups import loses_gradients
 
-    verdict, moved_runs = compare_with_one_rank(spec, steps, tolerance)
+    with progress_shown():
+        verdict, moved_runs = compare_with_one_rank(spec, steps, tolerance)
     is_rounded = bool(moved_runs) and is_rounding(verdict, moved_runs, tolerance)
     passed = verdict.within(tolerance) or is_rounded
     if as_json:
@@ -128,12 +141,14 @@ for command in (
     list_fields,
     mcp_server,
     *draw.COMMANDS,
-    *predict.COMMANDS,
-    *searching.COMMANDS,
+    *map(with_page, predict.COMMANDS),
+    *map(with_page, searching.COMMANDS),
     *calibrate.COMMANDS,
-    *catalog_commands.COMMANDS,
+    *map(with_page, catalog_commands.COMMANDS),
     *learning.COMMANDS,
     *planning_page.COMMANDS,
+    *run_reports.COMMANDS,
+    *answer_schemas.COMMANDS,
 ):
     cli.add_command(command)
 

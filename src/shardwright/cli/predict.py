@@ -15,7 +15,10 @@ from shardwright.cli.job_options import (
     file_option,
     job_options,
     json_option,
+    language_option,
 )
+from shardwright.cli.progress_bar import progress_shown
+from shardwright.report.text_columns import fitting
 
 
 @click.command(
@@ -29,19 +32,23 @@ from shardwright.cli.job_options import (
 )
 @job_options
 @cluster_options
+@language_option
 @click.option(
     "--beside", "with_others", is_flag=True, help="Also with all other software of the catalog, side by side."
 )
-def estimate(job: str, overrides: tuple[str, ...], as_json: bool, with_others: bool, **cluster_fields: Any) -> None:
+def estimate(
+    job: str, overrides: tuple[str, ...], as_json: bool, with_others: bool, language: str, **cluster_fields: Any
+) -> None:
     """Say what memory each rank of JOB will hold, by kind, and whether it fits the cluster's device.
 
     And, where that device is known, how long a step takes and why, MFU, money, energy and time lost to failures.
     """
-    spec = load_predicted(job, overrides, asked_cluster(cluster_fields), as_json)
+    spec = load_predicted(job, overrides, asked_cluster(cluster_fields), as_json, language)
     from shardwright.api.estimated import estimated
 
-    prediction = estimated(f"job {job}", spec, with_others=with_others)
-    click.echo(json.dumps(prediction.to_dict()) if as_json else str(prediction))
+    with progress_shown():
+        prediction = estimated(f"job {job}", spec, with_others=with_others)
+    click.echo(json.dumps(prediction.to_dict()) if as_json else fitting(prediction.in_language(language)))
 
 
 @click.command(
@@ -54,13 +61,16 @@ def estimate(job: str, overrides: tuple[str, ...], as_json: bool, with_others: b
 )
 @job_options
 @cluster_options
-def explain(job: str, overrides: tuple[str, ...], as_json: bool, **cluster_fields: Any) -> None:
+@language_option
+def explain(job: str, overrides: tuple[str, ...], as_json: bool, language: str, **cluster_fields: Any) -> None:
     """Tell one step of JOB: where the batch goes, what each device holds, what crosses which link, and how long."""
-    spec = load_predicted(job, overrides, asked_cluster(cluster_fields), as_json)
+    spec = load_predicted(job, overrides, asked_cluster(cluster_fields), as_json, language)
     from shardwright.api.explained import Explained
 
-    explained = Explained(spec)
-    click.echo(json.dumps(explained.to_dict()) if as_json else str(explained))
+    with progress_shown():
+        explained = Explained(spec)
+        text = json.dumps(explained.to_dict()) if as_json else fitting(explained.in_language(language))
+    click.echo(text)
 
 
 @click.command()
@@ -86,7 +96,8 @@ def validate(runs: Path, as_json: bool, out: Path | None, oom: Path | None, fit:
             if file and file.exists() and file.samefile(table):
                 fault = f"{option} {file} is a table that is read, and would be lost; name another file"
                 raise PlanError("output", [fault])
-    scores = compare(runs, oom)
+    with progress_shown():
+        scores = compare(runs, oom)
     predictions = scores.pop("predictions")
     if out:
         write_rows(out, predictions)
@@ -94,7 +105,7 @@ def validate(runs: Path, as_json: bool, out: Path | None, oom: Path | None, fit:
     if fit:
         scores["cluster_fit"], fit_text = _fit_cluster(runs, fit)
         text += f"\n\n{fit_text}"
-    click.echo(json.dumps(scores) if as_json else text)
+    click.echo(json.dumps(scores) if as_json else fitting(text))
     if not scores["predicted"] or (fit and not scores["cluster_fit"]["helps"]):
         sys.exit(1)
 
@@ -108,7 +119,8 @@ def _fit_cluster(runs: Path, file: Path) -> tuple[dict[str, Any], str]:
     from shardwright.report.output import write_output
     from shardwright.report.validation_text import cluster_fit_text
 
-    fitted = fit_cluster(read_runs(runs))
+    with progress_shown():
+        fitted = fit_cluster(read_runs(runs))
     if fitted.helps:
         write_output(file, toml_text(fitted.entry()), "--fit")
     return fitted.to_dict(), cluster_fit_text(fitted.to_dict(), file)
@@ -147,8 +159,10 @@ def dryrun(job: str, overrides: tuple[str, ...], as_json: bool, rank: int, devic
             raise PlanError("dryrun --check", [fault])
         from shardwright.measure.checks.plan_checks import check_plan, checks_text
 
-        checks = check_plan(spec)
-        click.echo(json.dumps([result.as_dict() for result in checks]) if as_json else checks_text(spec.name, checks))
+        with progress_shown():
+            checks = check_plan(spec)
+        text = fitting(checks_text(spec.name, checks))
+        click.echo(json.dumps([result.as_dict() for result in checks]) if as_json else text)
         if any(result.faults for result in checks):
             raise SystemExit(1)
         return
@@ -157,8 +171,9 @@ def dryrun(job: str, overrides: tuple[str, ...], as_json: bool, rank: int, devic
     from shardwright.train.launch.loading import collect_as_usual
 
     collect_as_usual()  # the memory that cycles hold is measured, too
-    run = dry_run(spec, rank, device or ("cpu" if spec.runs_on_cpu else "cuda")).as_dict()
-    click.echo(json.dumps(run) if as_json else dryrun_text(spec.name, run))
+    with progress_shown():
+        run = dry_run(spec, rank, device or ("cpu" if spec.runs_on_cpu else "cuda")).as_dict()
+    click.echo(json.dumps(run) if as_json else fitting(dryrun_text(spec.name, run)))
 
 
 COMMANDS = (dryrun, estimate, explain, validate)

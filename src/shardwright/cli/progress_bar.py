@@ -1,12 +1,19 @@
-"""A bar on standard error for work of more than a second: what is being done, its share and the time left."""
+"""Signs of life on standard error, for work of more than a second: what is being done, its share, the time left, and
+the best plan so far."""
 
 import logging
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
+from shardwright.config.progress_records import LOGGER
 from shardwright.config.units import seconds_text
+
+if TYPE_CHECKING:
+    from rich.console import Group
 
 _LEAST_SHARE = 0.1  # of the work, from which on the time left is told
 _PATIENCE_S = 1.0  # work that takes less shows nothing
@@ -19,60 +26,131 @@ def is_watched() -> bool:
 
 @contextmanager
 def progress_shown() -> Iterator[None]:
-    """A context in which the records of a search move a bar; it is erased at the end. Nothing is shown where standard
-    error is no terminal."""
+    """A context in which records of progress move a bar; it is erased at the end. Nothing is shown where standard error
+    is no terminal."""
     if not is_watched():
         yield
         return
-    from shardwright.planner.search.search_progress import LOGGER
+    with _heard(_Bar()):
+        yield
 
-    bar = _Bar()
+
+@contextmanager
+def search_shown() -> Iterator[None]:
+    """A context in which the best plan so far stands above a bar. Where standard error is no terminal, the first one
+    after a second is a line of it."""
+    with _heard(_Bar() if is_watched() else _FirstPlan()):
+        yield
+
+
+@contextmanager
+def _heard(handler: "_Bar | _FirstPlan") -> Iterator[None]:
+    """A context in which a handler hears records of progress."""
     level = LOGGER.level
-    LOGGER.addHandler(bar)
+    LOGGER.addHandler(handler)
     LOGGER.setLevel(logging.INFO)
     try:
         yield
     finally:
-        LOGGER.removeHandler(bar)
+        LOGGER.removeHandler(handler)
         LOGGER.setLevel(level)
-        bar.close()
+        handler.close()
+
+
+def _best_words(record: logging.LogRecord) -> str:
+    """The best plan so far, in words; empty for a record of a share."""
+    best = getattr(record, "best", None)
+    if best is None:
+        return ""
+    from shardwright.report.plans_text import job_words, step_text
+
+    return f"So far: {step_text(getattr(record, 'step_s', 0.0))} a step with {job_words(best)}"
+
+
+class _FirstPlan(logging.Handler):
+    """A handler that writes the best plan so far once, if the search still goes on after a second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._begin_s = time.monotonic()
+        self._best = ""
+        self._is_written = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep the plan, or write it."""
+        self._best = _best_words(record) or self._best
+        if self._best and not self._is_written and time.monotonic() - self._begin_s >= _PATIENCE_S:
+            self._is_written = True
+            print(f"{self._best}; looking for better ones", file=sys.stderr, flush=True)
 
 
 class _Bar(logging.Handler):
-    """A handler of records with a `share`, which draws them as a bar. A share that falls begins another search."""
+    """A handler of records of progress, which draws them as a bar. Without parts, a share that falls begins another
+    search."""
 
     def __init__(self) -> None:
         from rich.console import Console
+        from rich.live import Live
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
         super().__init__()
         self._begin_s = time.monotonic()
-        self._share = 0.0
+        self.share, self._part, self._part_words = 0.0, (0, 1), ""
+        self._best = ""
         columns = (
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
             TimeElapsedColumn(),
             TextColumn("{task.fields[left]}"),
         )
-        self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
+        console = Console(stderr=True)
+        self._progress = Progress(*columns, console=console)
         self._task = self._progress.add_task("", total=1.0, left="")
+        self._live = Live(get_renderable=self._screen, console=console, transient=True, refresh_per_second=8)
+        self._guard, self._is_closed = threading.Lock(), False
+        self._timer = threading.Timer(_PATIENCE_S, self._begin)  # there may be no record for long
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _screen(self) -> "Group":
+        """The best plan so far, cut to a line, and the bar."""
+        from rich.console import Group
+        from rich.text import Text
+
+        parts = [Text(self._best, no_wrap=True, overflow="ellipsis")] if self._best else []
+        return Group(*parts, self._progress)
+
+    def _begin(self) -> None:
+        """Show the bar, unless it is shown or the work has ended."""
+        with self._guard:
+            if not (self._is_closed or self._live.is_started):
+                self._live.start()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Move the bar."""
-        if not self._progress.live.is_started:
-            if time.monotonic() - self._begin_s < _PATIENCE_S:
-                return
-            self._progress.start()
-        share = float(getattr(record, "share", 0.0))
-        if share < self._share:
+        if time.monotonic() - self._begin_s >= _PATIENCE_S:
+            self._begin()
+        self._best = _best_words(record) or self._best
+        words, share = record.getMessage(), getattr(record, "share", None)
+        if (part := getattr(record, "part", None)) is not None:
+            self._part, self._part_words, words, share = part, words, "", 0.0
+        if share is None:
+            return
+        number, num_parts = self._part
+        total = (number + float(share)) / num_parts
+        if total < self.share and num_parts == 1:
             self._begin_s = time.monotonic()
             self._progress.reset(self._task)
-        self._share = share
-        left_s = (time.monotonic() - self._begin_s) * (1 - share) / max(share, _LEAST_SHARE)
-        words = f"about {seconds_text(round(left_s))} left" if share > _LEAST_SHARE and left_s >= 1 else ""
-        self._progress.update(self._task, completed=share, description=record.getMessage(), left=words)
+        self.share = total if num_parts == 1 else max(total, self.share)
+        left_s = (time.monotonic() - self._begin_s) * (1 - self.share) / max(self.share, _LEAST_SHARE)
+        left = f"about {seconds_text(round(left_s))} left" if self.share > _LEAST_SHARE and left_s >= 1 else ""
+        doing = ", ".join(filter(None, (self._part_words, words)))
+        self._progress.update(self._task, completed=self.share, description=doing, left=left)
 
     def close(self) -> None:
         """Erase the bar."""
-        self._progress.stop()
+        self._timer.cancel()
+        with self._guard:
+            self._is_closed = True
+        self._live.stop()
         super().close()

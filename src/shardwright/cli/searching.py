@@ -22,7 +22,8 @@ from shardwright.cli.job_options import (
     memory_option,
     question_of,
 )
-from shardwright.cli.progress_bar import progress_shown
+from shardwright.cli.progress_bar import progress_shown, search_shown
+from shardwright.report.text_columns import fitting
 
 
 def _search_options(command: Any) -> Any:
@@ -71,14 +72,16 @@ def layout(
 
     try:
         if search:
-            laid_out = best_mixed(load_to_plan(job, overrides).job, constraints_of(**search_options), shipped())
+            to_lay_out, constraints = load_to_plan(job, overrides).job, constraints_of(**search_options)
+            with progress_shown():
+                laid_out = best_mixed(to_lay_out, constraints, shipped())
         else:
             laid_out = best_layout(load(job, overrides), shipped())
     except KeyError as error:
         raise PlanError(f"job {job}", [str(error.args[0])]) from None
     if toml:
         write_toml(toml, laid_out.job)
-    click.echo(json.dumps(layout_dict(laid_out)) if as_json else layout_text(laid_out))
+    click.echo(json.dumps(layout_dict(laid_out)) if as_json else fitting(layout_text(laid_out)))
     if toml:
         click.echo(f"the job with the layout is in {toml}", err=True)
 
@@ -106,11 +109,12 @@ def layout(
 )
 @click.option(
     "--objective",
-    type=click.Choice(["time", "cost", "energy", "devices", "memory"]),
+    type=click.Choice(["time", "goodput", "cost", "energy", "devices", "memory"]),
     default="time",
     show_default=True,
-    help="time: the fastest step; cost, energy: the fewest dollars or kWh by token, on some of the nodes; devices: the "
-    "fewest nodes for a deadline; memory: the most room in plans at most 5 % slower than the fastest.",
+    help="time: the fastest step; goodput: the fewest days with failures, restarts and checkpoints in them, and cost, "
+    "energy: the fewest dollars or kWh by token, all on some of the nodes; devices: the fewest nodes for a deadline; "
+    "memory: the most room in plans at most 5 % slower than the fastest.",
 )
 @click.option(
     "--as-software",
@@ -125,12 +129,14 @@ def layout(
     "--from",
     "system_name",
     type=click.Choice(NAMES),
+    metavar="SYSTEM",
     help="JOB is a launch script or configuration of this training system; says which of its settings to change.",
 )
 @click.option(
     "--for",
     "target_name",
     type=click.Choice(NAMES),
+    metavar="SYSTEM",
     help="Plans that this training system has and `export` writes as they are, priced as its software.",
 )
 @click.option("--with", "further_files", multiple=True, metavar="FILE", help="--from: a further file; may be repeated.")
@@ -167,7 +173,7 @@ def plan(
         target, to_plan = planned_for(target_name, to_plan)
         objection = partial(export_fault, target)
     restrict = partial(held_to, target, to_plan.job.cluster.software) if target else None
-    with progress_shown():
+    with search_shown():
         plans = found_plans(f"job {job}", to_plan, question, restrict, objection)
         advice = plans.advice if as_json else plans.explained
     own_changes: str | dict[str, Any] = ""
@@ -179,7 +185,7 @@ def plan(
         rows = plans.dicts()
         click.echo(json.dumps({"as_given": own_changes or None, "plans": rows} if system_name else rows))
     else:
-        click.echo("\n\n".join(filter(None, (str(own_changes), plans.screen(details, has_colours())))))
+        click.echo("\n\n".join(filter(None, (fitting(str(own_changes)), plans.screen(details, has_colours())))))
     if plans.best is None:
         sys.exit(1)
     if toml:
@@ -239,10 +245,11 @@ def scale(
     to_plan = load_to_plan(job, overrides, cluster, as_json)
     if not as_json:
         say(to_plan.notes, as_json)
-    curves = scaled(f"job {job}", to_plan.job, sizes, constraints, tokens=tokens or 0)
+    with progress_shown():
+        curves = scaled(f"job {job}", to_plan.job, sizes, constraints, tokens=tokens or 0)
     if svg:
         write_output(svg, curves.svg(), "--svg")
-    click.echo(json.dumps(curves.to_dict()) if as_json else str(curves))
+    click.echo(json.dumps(curves.to_dict()) if as_json else fitting(str(curves)))
 
 
 def _refuse_plan_overrides(overrides: tuple[str, ...]) -> None:

@@ -4,6 +4,8 @@ import re
 
 from pydantic import BaseModel, ConfigDict
 
+from shardwright.config.phrase import ENGLISH, in_language, say
+
 
 class Spec(BaseModel):
     """A description. `strict` refuses "4" for 4 and 1.5 for an int; `frozen` forbids changes after construction."""
@@ -26,15 +28,24 @@ class PlanError(ValueError):
     def __init__(self, subject: str, faults: list[str], way_out: str = "") -> None:
         assert faults, "an error needs a fault"
         faults = list(dict.fromkeys(map(hidden, faults)))  # a fault that many cases share is shown once
-        self.subject = subject = hidden(subject)
+        self.subject = hidden(subject)
         self.faults, self.way_out = faults, way_out
-        count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
-        lines = [f"{_shown(subject, _MOST_SUBJECT)}: {count}"]
-        lines += [f"  {i}. {_shown(fault, _MOST_TEXT)}" for i, fault in enumerate(faults[:_MOST_FAULTS], 1)]
+        super().__init__(self.in_language(ENGLISH))
+
+    def in_language(self, language: str) -> str:
+        """The message in a language, as far as its faults are phrases."""
+        faults, subject = self.faults, _shown(self.subject, _MOST_SUBJECT)
+        heading = say("{subject}: {count} faults", subject=subject, count=len(faults))
+        if len(faults) == 1:
+            heading = say("{subject}: 1 fault", subject=subject)
+        lines = [in_language(heading, language)]
+        texts = [_shown(in_language(fault, language), _MOST_TEXT) for fault in faults[:_MOST_FAULTS]]
+        lines += [f"  {i}. {text}" for i, text in enumerate(texts, 1)]
         if len(faults) > _MOST_FAULTS:
-            lines.append(f"  ... and {len(faults) - _MOST_FAULTS} more; correct these first")
-        lines += [f"  {_shown(way_out, _MOST_TEXT)}"] if way_out else []
-        super().__init__("\n".join(lines))
+            more = say("... and {count} more; correct these first", count=len(faults) - _MOST_FAULTS)
+            lines.append(f"  {in_language(more, language)}")
+        lines += [f"  {_shown(in_language(self.way_out, language), _MOST_TEXT)}"] if self.way_out else []
+        return "\n".join(lines)
 
 
 def faults_in(error: ValueError) -> list[str]:

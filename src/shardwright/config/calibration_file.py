@@ -27,7 +27,6 @@ class CalibrationSpec(Spec):
     name: str = ""
     product: Share = Field(0.7, description="Share of its peak that a large product reaches.")
     product8: Share = Field(0.58, description="The same in fp8.")
-    product8mx: Share = Field(0.55, description="The same in mxfp8.")
     product4: Share = Field(0.45, description="The same in nvfp4.")
     attention_flash1: Share = Field(0.4, description="Share of the peak that FlashAttention reaches.")
     attention_flash2: Share = Field(0.55, description="The same of FlashAttention 2.")
@@ -40,6 +39,7 @@ class CalibrationSpec(Spec):
     gap_s: Seconds = Field(2e-6, description="Seconds between two kernels that the host launched in time.")
     launch_s: Seconds = Field(1.5e-5, description="Seconds that the host takes to launch a kernel.")
     link: Share = Field(0.8, description="Share of a link's bandwidth within a node.")
+    link_pcie: Share = Field(0.6, description="The same of PCIe.")
     network_default: Annotated[float, Field(ge=1, le=1e21)] = Field(
         12.5e9, description="Bandwidth of the network by device where nothing is said, in bytes a second."
     )
@@ -53,6 +53,9 @@ class CalibrationSpec(Spec):
     tensor_exposed: Part = Field(0.4, description="Share of overlapped tensor-parallel collectives that shows.")
     cast: Part = Field(0.6, description="Share of the traffic of casts to fp8 that is not fused.")
     imbalance: Factor = Field(1.0, description="How much more the fullest expert rank has than the mean.")
+    expert_spread: Part = Field(
+        0.35, description="Relative deviation of experts' rows from their mean, where a rule balances a natural gate."
+    )
     expert_exposed: Part = Field(0.5, description="Share of tokens' journeys to experts that overlapping leaves.")
     host: Share = Field(0.8, description="Share of the bandwidth to the host and of its memory.")
     flush: Part = Field(0.0, description="Microbatches that a pipeline takes more to fill and drain than it has ranks.")

@@ -2,7 +2,7 @@
 
 import json
 from functools import lru_cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -10,6 +10,7 @@ from shardwright.config import catalog
 from shardwright.config.base import PlanError, Spec
 from shardwright.config.calibration_file import CalibrationSpec
 from shardwright.config.field_texts import described
+from shardwright.config.phrase import say
 
 Entry = TypeVar("Entry", bound=Spec)
 NO_CALIBRATION = "cpu"  # the generation of CPUs, whose efficiencies are measured where they are used
@@ -24,11 +25,32 @@ def read_entry(kind: catalog.Kind, name: str, spec: type[Entry]) -> Entry:
 
 def _read(kind: catalog.Kind, name: str, spec: type[Spec]) -> Spec:
     try:
-        return _entry(json.dumps(catalog.read(kind, name), default=str), spec)
+        fields = _with_inherited(kind, catalog.read(kind, name), spec)
+        return _entry(json.dumps(fields, default=str), spec)
     except ValidationError as error:
         raise PlanError(name, described(error, spec)) from None
     except ValueError as error:
         raise PlanError(name, [str(error)]) from None
+
+
+# Fields that no entry takes from the one it is like.
+_OWN = {"name", "is_own", "source", "frameworks", "since", "compiled"}
+
+
+def _with_inherited(kind: catalog.Kind, fields: dict[str, Any], spec: type[Spec]) -> dict[str, Any]:
+    """The fields of an entry, with those of the entry that it is like where it has none. ValueError if there is no such
+    entry, or if it is like itself."""
+    children, whole = [fields["name"]], dict(fields)
+    while "like" in spec.model_fields and (parent := fields.get("like")):
+        try:
+            fields = catalog.read(kind, str(parent))
+        except KeyError as error:
+            raise ValueError(f"like: {error.args[0]}") from None
+        if fields["name"] in children:
+            raise ValueError(f"like: {' is like '.join([*children, fields['name']])}; let one of them stand by itself")
+        children.append(fields["name"])
+        whole = {name: value for name, value in fields.items() if name not in _OWN} | whole
+    return whole
 
 
 # Because a search checks thousands of plans for the same devices. A user's file may change meanwhile and is read anew.
@@ -44,7 +66,15 @@ def entry_faults(field: str, kind: catalog.Kind, name: str, spec: type[Spec]) ->
     """Faults of the entry that a field of a job names."""
     if not catalog.is_file(name) and not catalog.has(kind, name):
         hint = catalog.did_you_mean(name, catalog.names(kind))
-        return [f"{field} {name!r} is not in the catalog of {kind}; {hint}"]
+        return [
+            say(
+                "{field} {name} is not in the catalog of {kind}; {hint}",
+                field=field,
+                name=repr(name),
+                kind=say(kind),
+                hint=hint,
+            )
+        ]
     try:
         entry = read_entry(kind, name, spec)
     except PlanError as error:

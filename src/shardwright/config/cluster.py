@@ -144,6 +144,11 @@ class DeviceSpec(Spec):
         description="Rows of the systolic array that multiplies: attention, whose products go over the width of a "
         "head, fills no more of it; 0: none limits it.",
     )
+    exponentials_t_per_s: KnownRate = Field(
+        0.0,
+        description="Exponentials that it takes, in 1e12 per second: attention takes one for each score, which its "
+        "products do not hide; 0 is unknown, and they are counted in what its attention reaches.",
+    )
     link_gb_per_s: KnownRate = Field(
         0.0, description="Links within a domain, in 1e9 bytes per second, of one device in one direction."
     )
@@ -200,7 +205,7 @@ class DeviceSpec(Spec):
     source: str = Field("", description="Where the numbers come from.")
     sources: dict[str, str] = Field(
         default_factory=dict,
-        description="Where network, price, power and failures come from, by field; prices with their date.",
+        description="Where its rates, network, price, power and failures come from, by field; prices with their date.",
     )
     constants: CalibrationSpec | None = Field(
         None, description="Constants of this very device, which hold before those of its generation."

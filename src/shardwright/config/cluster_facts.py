@@ -6,6 +6,7 @@ from functools import lru_cache
 
 from shardwright.config.catalog_entry import read_entry
 from shardwright.config.cluster import ClusterSpec, DeviceSpec
+from shardwright.config.phrase import both, say
 from shardwright.config.units import GIB
 
 USUAL_NODE = 8  # devices, if nothing is known about the device
@@ -72,15 +73,23 @@ def usual_link_notes(cluster: ClusterSpec, world: int) -> list[str]:
     intra_node, inter_node = cluster.intra_node.bandwidth_gb_per_s, cluster.inter_node.bandwidth_gb_per_s
     links = {}
     if not intra_node and min(node, world) > 1 and (usual := node_gb_per_s(cluster)):
-        links["intra_node"] = f"{usual:g} GB/s within a {_domain(cluster)} of {node:,}"
+        links["intra_node"] = say(
+            "{rate:g} GB/s within a {domain} of {node:,}", rate=usual, domain=say(_domain(cluster)), node=node
+        )
     if not inter_node and world > node and (usual := network_gb_per_s(cluster)):
-        links["inter_node"] = f"{usual:g} GB/s between {_domain(cluster)}s of {node:,}"
+        links["inter_node"] = say(
+            "{rate:g} GB/s between {domains} of {node:,}", rate=usual, domains=say(f"{_domain(cluster)}s"), node=node
+        )
     if not links:
         return []
-    fields = " and ".join(f"cluster.{name}.bandwidth_gb_per_s" for name in links)
     return [
-        f"the cluster does not state all of its links, so those usual for {cluster.device} hold: "
-        f"{' and '.join(links.values())}; set {fields} if yours are others"
+        say(
+            "the cluster does not state all of its links, so those usual for {device} hold: {links}; set {fields} if "
+            "yours are others",
+            device=cluster.device,
+            links=both(list(links.values())),
+            fields=both([f"cluster.{name}.bandwidth_gb_per_s" for name in links]),
+        )
     ]
 
 

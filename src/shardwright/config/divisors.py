@@ -2,6 +2,8 @@
 
 import math
 
+from shardwright.config.phrase import either
+
 
 def divisors(number: int) -> list[int]:
     """All divisors of `number`, ascending."""
@@ -14,10 +16,9 @@ def nearest_divisors(number: int, target: int) -> str:
     legal = divisors(number)
     lower = [d for d in legal if d <= target][-1:]
     higher = [d for d in legal if d > target][:1]
-    return " or ".join(str(d) for d in lower + higher)
+    return either([str(d) for d in lower + higher])
 
 
 def all_divisors(number: int, most: int = 8) -> str:
     """The first `most` divisors of `number` in words: "1, 2, 4 or 8"."""
-    legal = [str(d) for d in divisors(number)[:most]]
-    return legal[0] if len(legal) == 1 else ", ".join(legal[:-1]) + " or " + legal[-1]
+    return either([str(d) for d in divisors(number)[:most]])

@@ -49,6 +49,12 @@ class RunSpec(SectionSpec):
     profile_steps: StepsOr0 = Field(
         0, description="Steps whose operators each rank records, in the folder's profile/; 0 means none."
     )
+    prometheus: str = Field(
+        "", description="File of the newest metrics in Prometheus' text format, for a textfile collector; empty: none."
+    )
+    wandb: Literal["off", "offline", "online"] = Field(
+        "off", description="Curves for Weights & Biases: offline below the run's folder, or sent while the run goes on."
+    )
 
 
 # Fields that a run on several machines must state: it needs one of each section, even if it has the default.

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from shardwright.config.cluster import ClusterSpec, DeviceSpec
 from shardwright.config.cluster_facts import device_entry, node_devices
 from shardwright.config.network_facts import NETWORKS
-from shardwright.config.units import counted
+from shardwright.config.phrase import fixed, say
+from shardwright.config.units import counted_phrase
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,11 @@ def _link(cluster: ClusterSpec, device: DeviceSpec) -> str:
     return device.link_name if stated <= {device.link_gb_per_s} else ""
 
 
-def domain_text(cluster: ClusterSpec) -> str:
+def domain_phrase(cluster: ClusterSpec) -> str:
     """ "a node of 8 devices", "a slice of 6,144 devices, a torus of 8 x 24 x 32"; empty if unknown."""
     if not (size := node_devices(cluster)):
         return ""
-    lengths = " x ".join(map(str, cluster.topology.torus))
-    return f"a {link_words(cluster).domain} of {counted(size, 'device')}" + (
-        f", a torus of {lengths}" if lengths else ""
-    )
+    domain, devices = fixed(link_words(cluster).domain), counted_phrase(size, "device")
+    if lengths := " x ".join(map(str, cluster.topology.torus)):
+        return say("a {domain} of {devices}, a torus of {lengths}", domain=domain, devices=devices, lengths=lengths)
+    return say("a {domain} of {devices}", domain=domain, devices=devices)

@@ -17,6 +17,7 @@ from shardwright.config.job_file import names_model, read_fields
 from shardwright.config.model_job import with_usual
 from shardwright.config.named_entries import resolve_names, take_tokenizer
 from shardwright.config.optimizer import with_fitting_warmup
+from shardwright.config.phrase import say
 from shardwright.config.secret_addresses import password_faults
 from shardwright.config.toml_file import TOML_ERRORS, parse_toml, value_faults
 
@@ -66,7 +67,7 @@ def read_job(job: str | Mapping[str, Any], overrides: Sequence[str], asked: Aske
     if not names_model(job):
         return JobFields(fields, filled_in=warmup_note, asked_plan=asked_plan)
     fields, note = _with_usual_values(fields, subject)
-    filled_in = "; ".join(filter(None, (note, warmup_note)))
+    filled_in = say("{note}; {other}", note=note, other=warmup_note) if note and warmup_note else note or warmup_note
     return JobFields(fields, is_model=True, filled_in=filled_in, asked_plan=asked_plan)
 
 

@@ -5,6 +5,7 @@ each device. A run has 1e12 tokens. Numbers have 16 bits if the device computes 
 """
 
 import math
+from functools import reduce
 from typing import Any
 
 from shardwright.config.cluster import ClusterSpec
@@ -12,7 +13,8 @@ from shardwright.config.cluster_facts import device_entry
 from shardwright.config.model import ModelSpec
 from shardwright.config.model_shape import shape_of
 from shardwright.config.number_types import half_numbers
-from shardwright.config.units import counted
+from shardwright.config.phrase import say
+from shardwright.config.units import counted_phrase
 
 # (most parameters of a model, tokens of its step): Brown et al. 2020 (arXiv 2005.14165), table 2.1, as powers of two.
 _TOKENS = ((1e9, 2**19), (4e9, 2**20), (30e9, 2**21), (float("inf"), 2**22))
@@ -51,29 +53,36 @@ def with_usual(
 
     `world` is the number of ranks of its plan.
     """
-    filled, notes = dict(fields), []
+    filled, notes = dict(fields), list[str]()
     if "global_batch_size" not in fields.get("batch", {}):
         devices = cluster.num_devices or world
         size, usual = usual_batch(model, devices), usual_batch(model, 1)
         filled["batch"] = fields.get("batch", {}) | {"global_batch_size": size}
-        reason = f"as is usual for models of its size ({_BATCH_SOURCE}"
+        reason = say("as is usual for models of its size ({source}", source=_BATCH_SOURCE)
         if size != usual:
-            reason = (
-                f"so that {devices:,} devices share them: {usual:,} are usual for models of its size ({_BATCH_SOURCE}"
+            reason = say(
+                "so that {devices:,} devices share them: {usual:,} are usual for models of its size ({source}",
+                devices=devices,
+                usual=usual,
+                source=_BATCH_SOURCE,
             )
         notes.append(
-            f"a step has {counted(size, 'sequence')}, {size * model.sequence:,} tokens, {reason}; "
-            "--set batch.global_batch_size=N for another)"
+            say(
+                "a step has {sequences}, {tokens:,} tokens, {reason}; --set batch.global_batch_size=N for another)",
+                sequences=counted_phrase(size, "sequence"),
+                tokens=size * model.sequence,
+                reason=reason,
+            )
         )
     tokens = filled["batch"]["global_batch_size"] * model.sequence
     if "steps" not in fields.get("optimizer", {}):
         filled["optimizer"] = fields.get("optimizer", {}) | {"steps": max(1, round(_RUN_TOKENS / tokens))}
-        notes.append("a run has 1e12 tokens")
+        notes.append(say("a run has 1e12 tokens"))
     if "compute" not in fields.get("precision", {}):
         compute = usual_compute(cluster)
         filled["precision"] = fields.get("precision", {}) | {"compute": compute}
-        notes.append(f"it is computed in {compute}")
-    return filled, ", ".join(notes)
+        notes.append(say("it is computed in {compute}", compute=compute))
+    return filled, reduce(lambda told, note: say("{note}, {other}", note=told, other=note), notes) if notes else ""
 
 
 def sequence_notes(model: ModelSpec) -> list[str]:
@@ -81,5 +90,11 @@ def sequence_notes(model: ModelSpec) -> list[str]:
     longest, sequence = model.longest_sequence, model.sequence
     if longest in (0, sequence):
         return []
-    most = f"at most {longest:,}" if sequence > longest else f"up to {longest:,}"
-    return [f"samples have {sequence:,} tokens, and the model is made for {most} (model.sequence)"]
+    template = "at most {longest:,}" if sequence > longest else "up to {longest:,}"
+    return [
+        say(
+            "samples have {sequence:,} tokens, and the model is made for {most} (model.sequence)",
+            sequence=sequence,
+            most=say(template, longest=longest),
+        )
+    ]

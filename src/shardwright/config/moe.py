@@ -3,7 +3,7 @@
 
 import json
 import math
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import Field
 
@@ -23,6 +23,8 @@ from shardwright.config.gate_facts import GATES, GateFacts, GateName, optional_r
 Overflow = Literal["drop-position", "drop-probability", "reroute"]
 AuxLoss = Literal["none", "switch", "gshard"]
 Scope = Literal["microbatch", "sequence", "global"]
+Routing = Literal["forced", "balanced", "free"]
+ROUTINGS: tuple[Routing, ...] = get_args(Routing)
 
 
 def is_routed(layer: int, first_dense: int, every: int) -> bool:

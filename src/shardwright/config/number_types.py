@@ -65,7 +65,7 @@ FACTS = (
         needs_loss_scale=True,
     ),
     NumberType(name="fp8", place=40, peak="float8", other_names=("float8",), product_constant="product8"),
-    NumberType(name="mxfp8", place=50, peak="float8", product_constant="product8mx"),
+    NumberType(name="mxfp8", place=50, peak="float8", product_constant="product8"),
     NumberType(name="nvfp4", place=60, peak="float4", product_constant="product4"),
 )
 

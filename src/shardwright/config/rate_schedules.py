@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from shardwright.config.phrase import say
 from shardwright.config.registry import NameOf, Registry
 
 
@@ -79,26 +80,28 @@ FACTS = (
         name="constant",
         place=10,
         peak_fraction=lambda spec, step: 1.0,
-        text=lambda spec, floor, falls: "stays there",
+        text=lambda spec, floor, falls: say("stays there"),
         reads=frozenset(),
     ),
     RateSchedule(
         name="linear",
         place=20,
         peak_fraction=lambda spec, step: _decay_fraction(spec, step, spec.warmup_steps, "linear"),
-        text=lambda spec, floor, falls: f"{falls}, in proportion",
+        text=lambda spec, floor, falls: say("{falls}, in proportion", falls=falls),
     ),
     RateSchedule(
         name="cosine",
         place=30,
         peak_fraction=lambda spec, step: _decay_fraction(spec, step, spec.warmup_steps, "cosine"),
-        text=lambda spec, floor, falls: f"{falls}, as a cosine",
+        text=lambda spec, floor, falls: say("{falls}, as a cosine", falls=falls),
     ),
     RateSchedule(  # warm-up, stable, decay: Hu et al. 2024 (arXiv 2404.06395, section 4.2)
         name="wsd",
         place=40,
         peak_fraction=_wsd_fraction,
-        text=lambda spec, floor, falls: f"stays there until it {falls}, within the last {spec.decay_steps:,}",
+        text=lambda spec, floor, falls: say(
+            "stays there until it {falls}, within the last {steps:,}", falls=falls, steps=spec.decay_steps
+        ),
         reads=frozenset({"min_learning_rate_ratio", "decay_share", "decay_shape"}),
     ),
     RateSchedule(  # Vaswani et al. 2017 (arXiv 1706.03762, section 5.3)
@@ -107,7 +110,7 @@ FACTS = (
         peak_fraction=lambda spec, step: max(
             float(spec.min_learning_rate_ratio), math.sqrt(max(1, spec.warmup_steps) / (step + 1))
         ),
-        text=lambda spec, floor, falls: f"falls with the root of the steps, not below {floor}",
+        text=lambda spec, floor, falls: say("falls with the root of the steps, not below {floor}", floor=floor),
     ),
     DecayShape(name="linear", place=10, remaining=lambda progress: 1.0 - progress),
     # Loshchilov and Hutter 2017 (arXiv 1608.03983)

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from shardwright.config.moe import Routing
+
 
 @dataclass(frozen=True)
 class ExpertShape:
@@ -10,7 +12,8 @@ class ExpertShape:
     The first `dense_layers` have no experts; after them, the last of every `every` layers has some. A token chooses
     among a share `reach` of the experts, below 1 if its gate limits the groups of experts. `shared_gate`: one more
     product weighs the output of the shared experts. `weighs_input`: weights of choices multiply the input of experts,
-    not their output.
+    not their output. `routing`: tokens are spread evenly (forced), by a gate with a rule of balance, or by one without
+    (free).
     """
 
     num: int
@@ -22,6 +25,7 @@ class ExpertShape:
     reach: float = 1.0
     shared_gate: bool = False
     weighs_input: bool = False
+    routing: Routing = "forced"
 
 
 @dataclass(frozen=True)

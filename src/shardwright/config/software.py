@@ -37,6 +37,11 @@ class SoftwareSpec(Spec):
         "numbers here, where a job says all that it takes.",
     )
     source: str = Field(description="Where these facts are from.")
+    like: str = Field(
+        "",
+        description="Software, by its catalog name or TOML file, whose fields hold where this entry has none, but for "
+        "its is_own, source, frameworks, since and compiled.",
+    )
     frameworks: tuple[str, ...] = Field(
         (), description="Names by which people call it; generations of one framework share one."
     )
@@ -97,7 +102,10 @@ class SoftwareSpec(Spec):
     combine: Bytes | None = Field(
         None, description="Rows brought back and added up with the weights of choices, by the same."
     )
-    softmax: Bytes = Field((0.0, 0.0), description="Scale, mask, softmax and dropout, by element of the scores.")
+    softmax: Bytes | None = Field(
+        None,
+        description="Scale, mask, softmax and dropout, by element of the scores; left out, as its attention's kernel.",
+    )
     loss: Bytes = Field(description="Cross entropy, by logit.")
     float8: Bytes = Field((7.0, 7.0), description="Casts to fp8 and their transposes, by element of a product's input.")
     float8_fused: bool = Field(
@@ -112,6 +120,9 @@ class SoftwareSpec(Spec):
         "of a product's input and of the gradient of what it gives.",
     )
     float8_gradient_kernels: Number = Field(0.0, description="Kernels more in the backward for these casts.")
+    float8_gather: bool = Field(
+        False, description="Where products are in fp8, ZeRO-1 gathers updated parameters in a byte each."
+    )
     kernels: Counts = Field((25.0, 45.0), description="Kernels that one layer launches.")
     layer_norm_kernels: Counts | None = Field(
         None, description="The same with LayerNorms, biases and no gate, if it is not as many."
@@ -289,6 +300,11 @@ class SoftwareSpec(Spec):
     uneven_stages: bool | None = Field(None, description="Whether its stages may hold other numbers of layers.")
 
     @property
+    def softmax_bytes(self) -> Bytes:
+        """Bytes by score of scale, mask, softmax and dropout."""
+        return ATTENTION_KERNELS[self.attention].softmax if self.softmax is None else self.softmax
+
+    @property
     def updated_bytes(self) -> float:
         """Bytes of an update per element, for the number type of its moments."""
         if self.moment_bytes == 4:
@@ -314,8 +330,6 @@ def software_of(name: str) -> SoftwareSpec:
             raise KeyError(f"there is no attention kernel {change!r}; {did_you_mean(change, known)}")
         facts = ATTENTION_KERNELS[change]
         fields |= {"attention": change, "causal": not facts.keeps_scores}
-        if facts.keeps_scores and "softmax" not in software.model_fields_set:
-            fields["softmax"] = facts.softmax
     return software.model_copy(update=fields)
 
 

@@ -5,6 +5,8 @@ This is in config because all rooms write numbers: faults of the checks, predict
 
 import re
 
+from shardwright.config.phrase import Phrase
+
 KIB, MIB, GIB = 2**10, 2**20, 2**30  # bytes
 
 _SECONDS = (  # (least seconds, unit in seconds, name of the unit)
@@ -69,6 +71,11 @@ def number_text(number: float) -> str:
 def counted(number: int, noun: str) -> str:
     """ "1 rank", "4,096 ranks", "8 microbatches"."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}{'es' if noun.endswith('ch') else 's'}"
+
+
+def counted_phrase(number: int, noun: str) -> Phrase:
+    """The phrase of `counted`, whose nouns are in the catalogs: "{number:,} ranks"."""
+    return Phrase("{number:,} " + counted(number, noun).partition(" ")[2], {"number": number})
 
 
 def ranks_text(ranks: tuple[int, ...], most: int = 6) -> str:

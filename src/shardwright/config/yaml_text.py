@@ -1,6 +1,7 @@
 """Plain data as YAML: maps and lists are blocks, and every other value is JSON, which YAML reads alike."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -38,7 +39,10 @@ def _block(key: str, text: str, indent: str) -> Iterator[str]:
 
 
 def _scalar(value: object) -> str:
-    """One value as JSON, with YAML's escapes for characters that are not printable."""
+    """One value as JSON, with YAML's escapes for characters that are not printable. YAML 1.1, which PyYAML reads, takes
+    1e-05 for a text and 1.0e-05 for a number."""
+    if isinstance(value, float) and re.fullmatch(r"-?[0-9]+e[-+][0-9]+", text := repr(value)):
+        return text.replace("e", ".0e")
     return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in json.dumps(value, ensure_ascii=False))
 
 

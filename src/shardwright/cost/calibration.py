@@ -131,6 +131,7 @@ class Rates:
     launch_s: float  # of the host, to launch a kernel
     attention_forward: float
     attention_backward: float
+    exponentials: float  # by second; infinite if they are unknown
     attention_half: float  # keys of a sequence at which attention reaches half its rate
     inner_half: float  # inner dim at which a product reaches half its rate
     misaligned: float
@@ -139,6 +140,7 @@ class Rates:
     tensor_exposed: float  # exposed share of overlapped tensor-parallel collectives
     jitter: float  # relative increase of a step for each doubling of the nodes
     imbalance: float  # rows of the fullest expert rank over those of the mean rank
+    expert_spread: float  # relative deviation of experts' rows under a rule of balance
     expert_exposed: float  # exposed share of overlapped dispatch and combine
     tensor_factor: float  # seconds of tensor-parallel collectives over those that the links explain
     shard_factor: float  # the same for ZeRO-3's gathers and scatters
@@ -219,9 +221,16 @@ def device_constant(constants: Constants, device: DeviceSpec, name: str) -> floa
     return constant(constants, device.generation, name)
 
 
-def _attention_constant(software: SoftwareSpec) -> str:
-    """The name of the constant for the share of the peak that this software's attention reaches."""
-    return ATTENTION_KERNELS[software.attention].constant
+def _attention_constant(constants: Constants, device: DeviceSpec, software: SoftwareSpec) -> str:
+    """The name of the constant for the share of the peak that this software's attention reaches: that of FlashAttention
+    2 where cuDNN's is not known of the device's generation."""
+    name = ATTENTION_KERNELS[software.attention].constant
+    is_own = device.constants is not None and name in device.constants.model_fields_set
+    key, file_constants = f"{device.generation}.{name}", {}
+    if catalog.is_file(device.generation):
+        file_constants = _constants_in(device.generation)
+    is_known = is_own or key in constants or key in file_constants
+    return "attention_flash2" if name == "attention_cudnn" and not is_known else name
 
 
 def power_share(device: DeviceSpec) -> float:
@@ -253,7 +262,7 @@ def _check_shares_of_peak(device_entry: str, software_entry: str) -> None:
         return device_constant(shipped(), device, name)
 
     rate = constant(shipped(), software.calibration, "rate")
-    kernel = _attention_constant(software)
+    kernel = _attention_constant(shipped(), device, software)
     power = {"share by power": power_share(device)} if device.same_chip else {}
     pairs = [
         {name: device_rate(name), "rate": rate} | power
@@ -297,11 +306,14 @@ def rates_of(run: Run, constants: Constants) -> Rates:
     if narrow_constant:
         product = _known_peak(device, precision) * device_rate(narrow_constant) * software_rate("rate") * share
     filled = min(1.0, run.shape.head_dim / device.array_side) if device.array_side else 1.0
-    attention = _known_peak(device, wide) * device_rate(_attention_constant(software)) * share * filled
+    usual_network = device.network_gb_per_s * 1e9 or device_rate("network_default")
+    attention = (
+        _known_peak(device, wide) * device_rate(_attention_constant(constants, device, software)) * share * filled
+    )
     return Rates(
         flops=flops, flops_product=product, memory=_known(device, "memory_gb_per_s") * 1e9 * device_rate("memory"),
-        link=_link_bytes_per_s(run, device) * device_rate("link"),
-        network=(run.network_bytes_per_s or device_rate("network_default")) * network.share,
+        link=_link_bytes_per_s(run, device) * device_rate("link_pcie" if device.link_name == "PCIe" else "link"),
+        network=(run.network_bytes_per_s or usual_network) * network.share,
         domain=max(1, run.devices_per_node), multiprocessors=int(_known(device, "multiprocessors")),
         link_latency_s=run.node_latency_s or device_rate("link_latency_s"),
         network_latency_s=run.network_latency_s or network.step_s, gap_s=device_rate("gap_s"),
@@ -309,12 +321,14 @@ def rates_of(run: Run, constants: Constants) -> Rates:
         peer_s=network.peer_s, collective_s=device_rate("collective_s"),
         switch_reduce=_link_bytes_per_s(run, device) * device_rate("switch_reduce"),
         attention_forward=attention, attention_backward=attention * device_rate("attention_backward"),
+        exponentials=device.exponentials_t_per_s * 1e12 * share or inf,
         attention_half=device_rate("attention_half"), inner_half=device_rate("inner_half"),
         misaligned=device_rate("misaligned"), element_bytes=run.grid.element_bytes,
         host=device.host_gb_per_s * 1e9 * device_rate("host"),
         host_memory=device.host_memory_gb_per_s * 1e9 * device_rate("host"), leak=device_rate("leak"),
         step_s=device_rate("step_s"), tensor_exposed=device_rate("tensor_exposed"), jitter=device_rate("jitter"),
-        imbalance=device_rate("imbalance"), cast=device_rate("cast"), low=device_rate("low"), high=device_rate("high"),
+        imbalance=device_rate("imbalance"), expert_spread=device_rate("expert_spread"), cast=device_rate("cast"),
+        low=device_rate("low"), high=device_rate("high"),
         expert_exposed=device_rate("expert_exposed"),
         tensor_factor=software_rate("tensor_factor"), shard_factor=software_rate("shard_factor"),
         flush=software_rate("flush"), turn_s=software_rate("turn_s"), measured=_measured_of(run.device), number=wide,

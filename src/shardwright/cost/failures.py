@@ -22,6 +22,7 @@ import numpy as np
 from shardwright.config.cluster import ClusterSpec
 from shardwright.config.cluster_facts import device_hours_between_failures
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.layers.arrays import Numbers
 
 _MASTER_BYTES = 4  # a master weight, in float32
@@ -79,7 +80,9 @@ def reliability_gaps(cluster: ClusterSpec) -> list[str]:
         "cluster.checkpoint_gb_per_s": not cluster.checkpoint_gb_per_s,
     }
     return [
-        f"time lost to failures is not said: {name} is 0, which is unknown; set it" for name in unknown if unknown[name]
+        say("time lost to failures is not said: {name} is 0, which is unknown; set it", name=name)
+        for name in unknown
+        if unknown[name]
     ]
 
 

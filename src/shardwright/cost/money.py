@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 
 from shardwright.config.cluster import ClusterSpec, DeviceSpec
+from shardwright.config.phrase import say
 from shardwright.cost.calibration import device_of
 from shardwright.layers.arrays import Numbers
 
@@ -56,7 +57,7 @@ def price_words(cluster: ClusterSpec) -> str:
     else:
         source = device.sources.get("usd_per_hour", "") or f"the file of {device.name} does not say from when"
         origin = re.split(r"[,:] \$", source)[0]  # without the price of an instance
-    return f"at ${price:,.2f} a device and hour ({origin})"
+    return say("at ${price:,.2f} a device and hour ({origin})", price=price, origin=origin)
 
 
 def _site_power_w(cluster: ClusterSpec) -> float | None:
@@ -67,14 +68,22 @@ def _site_power_w(cluster: ClusterSpec) -> float | None:
 
 def money_gaps(cluster: ClusterSpec) -> list[str]:
     """The unknown numbers, each with the field to set."""
-    gaps = []
+    gaps: list[str] = []
     if usd_per_device_hour(cluster) is None:
         gaps.append(
-            f"money is not said: no price of {_subject(cluster)} is known; set cluster.usd_per_device_hour to what you "
-            "pay for a device and hour"
+            say(
+                "money is not said: no price of {device} is known; set cluster.usd_per_device_hour to what you pay for "
+                "a device and hour",
+                device=_subject(cluster),
+            )
         )
     if _site_power_w(cluster) is None:
-        gaps.append(f"energy is not said: the power of {_subject(cluster)} is not known; set power_w in its file")
+        gaps.append(
+            say(
+                "energy is not said: the power of {device} is not known; set power_w in its file",
+                device=_subject(cluster),
+            )
+        )
     return gaps
 
 
@@ -84,4 +93,4 @@ def _device(cluster: ClusterSpec) -> DeviceSpec | None:
 
 def _subject(cluster: ClusterSpec) -> str:
     device = _device(cluster)
-    return device.name if device else "cluster.device, which is unknown,"
+    return device.name if device else say("cluster.device, which is unknown,")

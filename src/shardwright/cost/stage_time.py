@@ -10,6 +10,7 @@ from shardwright.config.layer_kind import has_experts, is_layer
 from shardwright.config.software import SoftwareSpec
 from shardwright.cost.calibration import Constants, Rates, known_host, rates_of, software_under
 from shardwright.cost.collective_time import all_to_all_s, copies_sent, exchange_s, ring_pass_s, ring_s
+from shardwright.cost.expert_load import fullest_load
 from shardwright.cost.group_links import Groups
 from shardwright.cost.kernels import KernelTime, operator_s
 from shardwright.cost.piece_time import Forward, PieceTime, Repeatable, beside
@@ -115,11 +116,19 @@ class Costing:
             return ring_pass_s(rates, group, exchange.size)
         if exchange.axis == "ep":
             copies, rank_copies = self._copies_of_tokens(group)
-            return all_to_all_s(rates, group, exchange.size, copies, rank_copies) * rates.imbalance
+            return all_to_all_s(rates, group, exchange.size, copies, rank_copies) * self._imbalance
         if exchange.kind == "all_to_all":
             return all_to_all_s(rates, group, exchange.size)
         factor = rates.tensor_factor if exchange.axis == "tp" else 1.0
         return exchange_s(rates, group, exchange) * factor
+
+    @cached_property
+    def _imbalance(self) -> Numbers:
+        """Rows of the fullest expert rank over those of the mean rank."""
+        mixture = self.run.shape.experts
+        if mixture is None:
+            return 1.0
+        return self.rates.imbalance * fullest_load(mixture, self.run.grid.ep, self.rates.expert_spread)
 
     def _copies_of_tokens(self, group: Group) -> tuple[Numbers, Numbers]:
         """The shares of a token's copies that cross the network, and that take the fast links."""
@@ -146,7 +155,7 @@ class Costing:
         beside_s = [t.weight_grad for t in (*times[1:], times[-1])]
         weights_s = [t.weight_grad if o.products else s for o, t, s in zip(chain, times, beside_s, strict=True)]
         for operator, t, weight_s in zip(chain, times, weights_s, strict=True):
-            imbalance = rates.imbalance if has_experts(kind) and operator.recompute_unit in _MLP else 1.0
+            imbalance = self._imbalance if has_experts(kind) and operator.recompute_unit in _MLP else 1.0
             placed = t.in_backward() if operator.in_backward else t
             ahead = self._exposed(operator.forward, placed.forward)
             behind = self._exposed(operator.backward, placed.input_grad + placed.weight_grad, weight_s)

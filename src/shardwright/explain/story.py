@@ -12,11 +12,14 @@ from shardwright.config import catalog
 from shardwright.config.cluster_facts import node_devices
 from shardwright.config.job import JobSpec
 from shardwright.config.link_words import link_words
+from shardwright.config.phrase import say
 from shardwright.config.plan import chunks_per_rank
 from shardwright.cost.calibration import shipped, software_under
 from shardwright.cost.from_job import run_of
 from shardwright.cost.piece_time import PieceTime
 from shardwright.cost.stage_time import Costing
+from shardwright.explain.contradictions.claims_on_job import contradictions
+from shardwright.explain.contradictions.told_claim import Contradiction
 from shardwright.explain.expert_homes import ExpertPlacement, expert_placement
 from shardwright.explain.operator_passes import PiecePass, piece_passes, rank_pieces
 from shardwright.explain.rank_collectives import Crossing, PipelineRank, PricedGroups, crossings
@@ -51,23 +54,27 @@ def portions(job: JobSpec) -> list[Portion]:
     plan, sequence = job.plan, job.model.sequence
     replica = job.batch.global_batch_size // plan.dp
     micro = plan.microbatch_size
-    split_reason = f"dp {plan.dp}: replicas take different sequences"
-    accumulation = f"microbatch_size {micro}: one passes after the other, and gradients add up"
+    split_reason = say("dp {dp}: replicas take different sequences", dp=plan.dp)
+    accumulation = say("microbatch_size {size}: one passes after the other, and gradients add up", size=micro)
     parts = [
         Portion("step", 1, job.batch.global_batch_size, job.tokens_per_step, why="batch.global_batch_size"),
         Portion("replica", plan.dp, replica, replica * sequence, why=split_reason),
         Portion("microbatch", job.num_microbatches, micro, micro * sequence, why=accumulation),
     ]
     if plan.cp > 1:
-        why = f"cp {plan.cp}: ranks share each sequence"
+        why = say("cp {cp}: ranks share each sequence", cp=plan.cp)
         if chunks_per_rank(plan.cp_method) == 2:
-            why += ", each with a piece from its front and one from its back, for late tokens see more keys"
+            why = say(
+                "cp {cp}: ranks share each sequence, each with a piece from its front and one from its back, for late "
+                "tokens see more keys",
+                cp=plan.cp,
+            )
         parts.append(Portion("cp rank", plan.cp, micro, micro * job.tokens_within, why=why))
     if plan.tp > 1 and plan.sequence_parallel:
-        why = f"tp {plan.tp} with sequence parallel: between products ranks share the tokens"
+        why = say("tp {tp} with sequence parallel: between products ranks share the tokens", tp=plan.tp)
         parts.append(Portion("tp rank, between products", plan.tp, micro, micro * job.tokens_between, why=why))
     if plan.tp > 1:
-        why = f"tp {plan.tp}: in products all tokens, for 1/{plan.tp} of heads and inner width"
+        why = say("tp {tp}: in products all tokens, for 1/{tp} of heads and inner width", tp=plan.tp)
         parts.append(Portion("tp rank, in products", 1, micro, micro * job.tokens_within, why=why))
     return parts
 
@@ -107,6 +114,7 @@ class Story:
     links: list[Link]
     untimed: str
     layouts: list[RegionLayout]
+    contradictions: list[Contradiction]
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -154,6 +162,7 @@ def tell(job: JobSpec) -> Story:
         links=[] if costing is None else _links(job, run, costing),
         untimed=untimed,
         layouts=layouts(job),
+        contradictions=contradictions(job),
     )
 
 

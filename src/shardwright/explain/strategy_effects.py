@@ -6,6 +6,7 @@ from typing import Any
 
 from shardwright.config.checks.check import job_faults
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.config.plan import PlanSpec
 from shardwright.config.recompute_facts import optional_recompute_fields
 from shardwright.memory.job_memory import job_memory
@@ -38,38 +39,44 @@ def _strategies(job: JobSpec) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
     plan = job.plan
     if plan.zero and plan.replicas > 1:
         shared = {1: "optimizer state", 2: "optimizer state and gradients", 3: "optimizer state, gradients, parameters"}
-        does = f"replicas share {shared[plan.zero]}; gradients are scattered, and parameters gathered"
+        does = say(
+            "replicas share {state}; gradients are scattered, and parameters gathered", state=say(shared[plan.zero])
+        )
         without: dict[str, Any] = {"zero": 0, "zero_ranks": 0, "offload_parameters": False}
         yield f"ZeRO {plan.zero}", does, "plan", without
     if plan.sequence_parallel and plan.tp > 1:
-        does = "ranks of tp share the tokens between products; sums become scatters, and gathers stand before products"
+        does = say(
+            "ranks of tp share the tokens between products; sums become scatters, and gathers stand before products"
+        )
         yield "sequence parallel", does, "plan", {"sequence_parallel": False}
     if plan.recompute != "none":
-        does = "activations are computed again in the backward instead of being kept"
+        does = say("activations are computed again in the backward instead of being kept")
         unused = PlanSpec()
         without = {name: getattr(unused, name) for name in ("recompute", *optional_recompute_fields())}
         yield f"recompute {plan.recompute}", does, "plan", without
     for field, data in (("optimizer", "optimizer state"), ("parameters", "shards"), ("activations", "layers' inputs")):
         if value := getattr(plan, f"offload_{field}"):
-            share = f"{value:g} of the " if value is not True else ""
-            yield f"offload {field}", f"{share}{data} in host memory", "plan", {f"offload_{field}": type(value)(0)}
+            does = say("{state} in host memory", state=say(data))
+            if value is not True:
+                does = say("{share:g} of the {state} in host memory", share=value, state=say(data))
+            yield f"offload {field}", does, "plan", {f"offload_{field}": type(value)(0)}
     if plan.compress != "none":
-        does = "gradients are made smaller on their way; what is lost is added to the next step's"
+        does = say("gradients are made smaller on their way; what is lost is added to the next step's")
         yield f"compress {plan.compress}", does, "plan", {"compress": "none"}
     if job.precision.float8 != "none":
-        does = "products of linear layers in fp8, with casts of weights kept"
+        does = say("products of linear layers in fp8, with casts of weights kept")
         yield f"fp8 {job.precision.float8}", does, "precision", {"float8": "none", "float8_weight_gradients": False}
     if job.precision.float8_weight_gradients:
-        does = "weight gradients in fp8 too, and inputs of products kept so"
+        does = say("weight gradients in fp8 too, and inputs of products kept so")
         yield "fp8 weight gradients", does, "precision", {"float8_weight_gradients": False}
     if job.precision.float8_dispatch:
-        does = "tokens travel to experts in fp8, and in the backward gradients"
+        does = say("tokens travel to experts in fp8, and in the backward gradients")
         yield "fp8 dispatch", does, "precision", {"float8_dispatch": False}
     if job.precision.master == "none" and job.precision.compute != "float32":
-        does = (
+        does = say(
             "weights have no float32 copy, and are rounded after each step: smaller changes than half a place are lost"
         )
         yield "no master weights", does, "precision", {"master": "float32"}
     if job.precision.moments != "float32":
-        does = "AdamW's two moments rounded after each step, which halves them; arithmetic stays in float32"
+        does = say("AdamW's two moments rounded after each step, which halves them; arithmetic stays in float32")
         yield f"{job.precision.moments} moments", does, "precision", {"moments": "float32"}

@@ -40,8 +40,8 @@ _MATTERS = re.compile(
     r"|hybrid|mamba|kd|teacher|distill\w*|ltd|ssm|context|accumul\w*|embed\w*|attention|attn|topk|stages?|pipeline|tokens|checkpointing|galore|apollo|badam|pure|overrides)\b"
 )
 _TRAINS_A_PART = re.compile(
-    r"\b(q?lora\w*|dora|peft\w*|adapters?|finetuning|freeze\w*|frozen|unfreeze\w*|trainable|quant\w*|gptq|awq|nf4"
-    r"|[48]bit|bnb)\b"
+    r"\b(q?lora\w*|dora|peft\w*|adapters?|finetuning|freeze\w*|frozen|unfreeze\w*|unfrozen\w*|trainable|qat|onebit\w*|llmcompressor|quant\w*|gptq|awq|nf4"
+    r"|[48]bit|bnb|tuner\w*|train type)\b"
 )
 _LATENT_RANK = re.compile(r"(q|kv)[-_]lora[-_]rank")  # of latent attention, which has no adapters
 _NO_VALUES = ("0", "0.0", "none", "null", "false", "no", "full", "{}", "[]")

@@ -13,30 +13,64 @@ from shardwright.config.units import MIB
 from shardwright.config.user_file import FileFault, read_text
 from shardwright.interchange.imported import Asked, Imported, ReadResult, imported
 from shardwright.interchange.reading.shell_words import ShellFault
-from shardwright.interchange.systems import accelerate, deepspeed, megatron, nemo, torchtitan, torchtitan_toml
+from shardwright.interchange.systems import (
+    accelerate,
+    deepspeed,
+    flagscale,
+    gpt_neox,
+    lightning,
+    megatron,
+    megatron_bridge,
+    ms_swift,
+    nanotron,
+    nemo,
+    picotron,
+    primus,
+    torchtitan,
+    torchtitan_toml,
+    trainer_files,
+)
 
 _MOST_BYTES = MIB
 _MOST_FILES = 16
+_MOST_IN_LIBRARY = 400
 
 
 @dataclass(frozen=True)
-class System:
-    """One system: functions that read and write its files, and `settings`, which returns a job's settings under the
-    names of the system. `prefix` stands before the names of settings in messages."""
+class SourceSystem:
+    """One system whose files are read. `prefix` stands before the names of settings in messages."""
 
     name: str
     title: str
     prefix: str
     read: Callable[[Mapping[str, str], Asked], ReadResult]
+    others: Mapping[str, str] = field(
+        default_factory=dict, kw_only=True
+    )  # suffix of a file -> system of another release
+    variables: tuple[str, ...] = field(default=(), kw_only=True)  # that its reader takes, beside those of the files
+    library: tuple[str, ...] = field(
+        default=(), kw_only=True
+    )  # folders above the first file, with files it begins from
+
+
+@dataclass(frozen=True)
+class System(SourceSystem):
+    """One system whose files are read and written: a function that writes files, and `settings`, which returns a job's
+    settings under the names of the system."""
+
     write: Callable[[JobSpec], dict[str, str]]
     settings: Callable[[JobSpec], dict[str, Any]]
     has: Mapping[str, tuple[Any, ...]]  # field of the plan -> values that a search may take
     software: str  # the generation of software as which its plans are priced
-    others: Mapping[str, str] = field(default_factory=dict)  # suffix of a file -> the system of another release
-    variables: tuple[str, ...] = ()  # that its reader takes, beside those of the files
 
 
 # For fields that a search chooses: the values that a system is known to have. Writing a plan finds the other limits.
+_NANOTRON_HAS: dict[str, tuple[Any, ...]] = {
+    "schedule": ("1f1b", "gpipe"),
+    "zero": (0, 1),
+    "offload_activations": (False,),
+    "recompute": ("none", "full"),
+}
 _ATTENTION: tuple[Any, ...] = (["attention"], ["norm"])
 _MEGATRON_HAS: dict[str, tuple[Any, ...]] = {
     "schedule": ("1f1b", "interleaved-1f1b"),
@@ -66,8 +100,12 @@ SYSTEMS = {
         ),
         System("nemo", "NeMo", "", nemo.read, nemo.write, nemo.settings_of, _MEGATRON_HAS, "nemo"),
         System(
+            "primus", "Primus", "", primus.read, primus.write, primus.settings_of, _MEGATRON_HAS, "megatron-core",
+            library=primus.LIBRARY,
+        ),
+        System(
             "torchtitan", "torchtitan", "", torchtitan.read, torchtitan.write, torchtitan.settings_of,
-            _TORCHTITAN_HAS, "torchtitan-2025", {".toml": "torchtitan-0.2"}, (torchtitan.CONFIG,),
+            _TORCHTITAN_HAS, "torchtitan-2025", others={".toml": "torchtitan-0.2"}, variables=(torchtitan.CONFIG,),
         ),
         System(
             "torchtitan-0.2", "torchtitan 0.2", "", torchtitan_toml.read, torchtitan_toml.write,
@@ -81,18 +119,43 @@ SYSTEMS = {
             "accelerate", "Accelerate", "", accelerate.read, accelerate.write, accelerate.settings_of, _DEEPSPEED_HAS,
             "fsdp-2024",
         ),
+        *(
+            System(
+                program.system, program.title, "", program.read, program.write, program.settings_of, _DEEPSPEED_HAS,
+                "fsdp-2024",
+            )
+            for program in (trainer_files.AXOLOTL, trainer_files.LLAMA_FACTORY)
+        ),
+        System(
+            "nanotron", "nanotron", "", nanotron.read, nanotron.write, nanotron.settings_of, _NANOTRON_HAS,
+            "megatron-core",
+        ),
     )
 }  # fmt: skip
+SOURCES: dict[str, SourceSystem] = SYSTEMS | {
+    source.name: source
+    for source in (
+        SourceSystem("trl", "TRL", "", trainer_files.TRL.read),
+        SourceSystem("flagscale", "FlagScale", "", flagscale.read),
+        SourceSystem("lightning", "Lightning", "", lightning.read),
+        SourceSystem("gpt-neox", "GPT-NeoX", "", gpt_neox.read),
+        SourceSystem(
+            "megatron-bridge", "Megatron-Bridge", "", megatron_bridge.read, variables=(megatron_bridge.CONFIG,)
+        ),
+        SourceSystem("ms-swift", "ms-swift", "", ms_swift.read),
+        SourceSystem("picotron", "picotron", "", picotron.read),
+    )
+}
 
 
-def system_of(name: str, files: Iterable[str]) -> System:
+def system_of(name: str, files: Iterable[str]) -> SourceSystem:
     """The system of a name, in the release that the suffix of the files belongs to."""
-    system = SYSTEMS[name]
+    system = SOURCES[name]
     suffixes = {PurePath(file).suffix.lower() for file in files}
     return SYSTEMS[system.others[suffixes.pop()]] if len(suffixes) == 1 and suffixes <= system.others.keys() else system
 
 
-def read_job_of(system: System, paths: tuple[str, ...], asked: Asked) -> Imported:
+def read_job_of(system: SourceSystem, paths: tuple[str, ...], asked: Asked) -> Imported:
     """The job that the files of a system describe. PlanError lists every fault."""
     subject = f"{system.title}, {' '.join(paths)}"
     if len(paths) > _MOST_FILES:
@@ -110,10 +173,23 @@ def read_job_of(system: System, paths: tuple[str, ...], asked: Asked) -> Importe
             faults.append(f"{path} can't be read: {error.strerror}; check the path")
     if faults:
         raise PlanError(subject, faults)
-    return job_of_texts(system, texts, asked, subject)
+    return job_of_texts(system, texts | _library_texts(system, Path(paths[0]), texts), asked, subject)
 
 
-def job_of_texts(system: System, texts: Mapping[str, str], asked: Asked, subject: str) -> Imported:
+def _library_texts(system: SourceSystem, file: Path, texts: Mapping[str, str]) -> dict[str, str]:
+    """The YAML files of the system's folders that lie in a folder above a file, by path; without those of the same name
+    as one of `texts`."""
+    names = {PurePath(name).name for name in texts}
+    paths = [
+        path
+        for folder in system.library
+        for above in file.absolute().parents
+        for path in sorted((above / folder).glob("*.yaml"))
+    ]
+    return {str(path): _text_of(path) for path in paths[:_MOST_IN_LIBRARY] if path.name not in names}
+
+
+def job_of_texts(system: SourceSystem, texts: Mapping[str, str], asked: Asked, subject: str) -> Imported:
     """The job that texts describe; `texts` maps file names to texts. PlanError lists every fault."""
     system, asked = system_of(system.name, texts), asked.without_left_out()
     unknown = [name for name in asked.variables if name not in system.variables and _is_unknown(name, texts)]

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import PurePath
 
 from shardwright.config.base import shortened
+from shardwright.interchange.reading.settings import Flat, Settings
 
 # What a program trains -> words of its name.
 _OTHERS: Mapping[str, tuple[str, ...]] = {
@@ -62,3 +63,34 @@ def program_fault(name: str) -> str:
         f"{shortened(name, 60)} trains {kind} by its name, and decoders that learn next tokens are counted here; name "
         "a script that trains one"
     )
+
+
+# Options of transformers' Trainer for training by preferences, rewards or noise.
+_PREFERENCES = (
+    "--use_asft_loss",
+    "--reward_model",
+    "--process_reward_model",
+    "--diffusion",
+    "--ebft",
+    "--beta",
+    "--pref_beta",
+    "--max_prompt_length",
+    "--max_completion_length",
+    "--num_generations",
+)
+
+
+def read_kind(settings: Settings, _: Flat) -> None:
+    """Refuse stages that train no decoder by next tokens, and options of training by preferences or rewards."""
+    if settings.given.get("--finetuning_type") == "full":
+        settings.ignore("--finetuning_type")
+    if preferences := [name for name in _PREFERENCES if settings.has(name)]:
+        settings.faults.append(
+            f"{', '.join(map(settings.setting_text, preferences))}: training by preferences, rewards or noise (DPO, "
+            "GRPO, diffusion) keeps further models or samples, or has another loss, and is not counted here"
+        )
+    for name in ("--stage", "--rlhf_type", "--rl"):
+        if settings.text(name, "sft") in ("sft", "pt"):
+            continue
+        fault = program_fault(settings.text(name))
+        settings.faults.append(fault or f"{settings.setting_text(name)} is not counted here; use sft or pt")

@@ -145,8 +145,8 @@ def _core_of_products(c: Context, o: LayerOperator) -> Operator:
     return Operator(
         o,
         products=products,
-        forward_bytes=n * w.softmax[0],
-        backward_bytes=n * w.softmax[1],
+        forward_bytes=n * w.softmax_bytes[0],
+        backward_bytes=n * w.softmax_bytes[1],
         forward=forward,
         backward=backward,
         kept=n * per_score + given,

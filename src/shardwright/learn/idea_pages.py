@@ -1,14 +1,13 @@
 """The pages, as Markdown files of the package and as text for a terminal."""
 
 import re
-import textwrap
-import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
 from shardwright.config.base import PlanError
+from shardwright.report.text_columns import num_columns, terminal_width, wrapped
 
 PAGES = Path(__file__).parent / "pages"
 LANGUAGES = ("en", "zh")
@@ -37,7 +36,10 @@ IDEAS = (
     "troubleshooting",
 )
 TERMS = "terms"  # a table of words, in both languages
-_WIDTH = 100
+QUESTIONS = "questions"  # their answers are computed; each language asks its own
+SYSTEMS = ("megatron-lm", "deepspeed", "fsdp", "alpa", "torchtitan", "nanotron", "colossal-ai")
+OTHERS = (*SYSTEMS, "cases", QUESTIONS, TERMS)  # pages that are not on one idea
+_WIDTH = 100  # columns of a paragraph, at most
 
 
 @dataclass(frozen=True)
@@ -70,16 +72,16 @@ class IdeaPage:
 
 def page_of(idea: str, language: str) -> IdeaPage:
     """The page of an idea. PlanError with the nearest names if there is none."""
-    if idea in (*IDEAS, TERMS):
+    if idea in (*IDEAS, *OTHERS):
         return IdeaPage(idea, language)
-    nearest = get_close_matches(idea, (*IDEAS, TERMS), 3) or (*IDEAS, TERMS)
+    nearest = get_close_matches(idea, (*IDEAS, *OTHERS), 3) or (*IDEAS, *OTHERS)
     raise PlanError("learn", [f"there is no page on {idea!r}; use {', '.join(nearest)}"])
 
 
 def contents(language: str) -> str:
     """All ideas with the titles of their pages."""
-    width = max(map(len, IDEAS))
-    return "\n".join(f"{name.ljust(width)}  {IdeaPage(name, language).title}" for name in (*IDEAS, TERMS))
+    width = max(map(len, (*IDEAS, *OTHERS)))
+    return "\n".join(f"{name.ljust(width)}  {IdeaPage(name, language).title}" for name in (*IDEAS, *OTHERS))
 
 
 def _lines(markdown: str) -> Iterator[str]:
@@ -101,43 +103,22 @@ def _paragraph(paragraph: str) -> Iterator[str]:
         yield from _table([[cell.strip() for cell in line.strip("| ").split("|")] for line in plain.split("\n")])
     elif plain.startswith("#"):
         title = plain.lstrip("# ")
-        yield from (title, ("=" if plain.startswith("# ") else "-") * _columns(title))
+        yield from (title, ("=" if plain.startswith("# ") else "-") * num_columns(title))
     elif plain.startswith(("- ", "1. ")):
         for item in re.split(r"\n(?=- |\d\. )", plain):
-            yield from _wrapped(_joined(item))
+            yield from wrapped(joined(item), min(_WIDTH, terminal_width()))
     elif plain:
-        yield from _wrapped(_joined(plain))
+        yield from wrapped(joined(plain), min(_WIDTH, terminal_width()))
 
 
-def _joined(paragraph: str) -> str:
+def joined(paragraph: str) -> str:
     """The lines of a paragraph as one; between two Chinese characters there is no space."""
     return re.sub(r"\s*\n\s*", " ", re.sub(r"(?<=[^\x00-\x7f])\n\s*(?=[^\x00-\x7f])", "", paragraph))
 
 
 def _table(rows: list[list[str]]) -> Iterator[str]:
     """The rows of a table in columns, without the line below its heading."""
-    widths = [max(map(_columns, column)) for column in zip(*rows[:1], *rows[2:], strict=True)]
+    widths = [max(map(num_columns, column)) for column in zip(*rows[:1], *rows[2:], strict=True)]
     for row in (*rows[:1], *rows[2:]):
-        cells = (cell + " " * (width - _columns(cell)) for cell, width in zip(row, widths, strict=True))
+        cells = (cell + " " * (width - num_columns(cell)) for cell, width in zip(row, widths, strict=True))
         yield ("  " + "  ".join(cells)).rstrip()
-
-
-def _columns(text: str) -> int:
-    """The columns of a text in a terminal: a Chinese character takes two."""
-    return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in text)
-
-
-def _wrapped(text: str) -> Iterator[str]:
-    """Lines of a paragraph. Chinese has no spaces, and may be broken anywhere but before its punctuation."""
-    if text.isascii():
-        yield from textwrap.wrap(text, _WIDTH, break_on_hyphens=False)
-        return
-    line, columns = "", 0
-    for word in re.findall(r"[\x21-\x7e]+|\s+|.[，。；：、！？）」”]*", text):
-        if columns + _columns(word.rstrip()) > _WIDTH:
-            yield line.rstrip()
-            line, columns = "", 0
-            word = word.lstrip()
-        line, columns = line + word, columns + _columns(word)
-    if line:
-        yield line.rstrip()

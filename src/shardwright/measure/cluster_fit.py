@@ -15,6 +15,7 @@ import numpy as np
 
 from shardwright.config.base import PlanError
 from shardwright.config.cluster import DeviceSpec
+from shardwright.config.progress_records import tell_part
 from shardwright.cost.calibration import Constants, device_constant, device_of, shipped
 from shardwright.layers.arrays import Array
 from shardwright.measure.measured_runs.runs import Measured
@@ -39,7 +40,7 @@ class Knob:
 
 
 KNOBS = (
-    Knob(("product", "product8", "product8mx", "product4"), 1.1),
+    Knob(("product", "product8", "product4"), 1.1),
     Knob(("attention_flash1", "attention_flash2", "attention_cudnn"), 1.15),
     Knob(("memory",), 1.1),
     Knob(("link", "switch_reduce"), 1.15),
@@ -103,6 +104,7 @@ def fit_cluster(rows: Sequence[Measured]) -> ClusterFit:
     fitted, still = problem.fit(), np.zeros(len(KNOBS))
     held_back = np.empty(len(rows))
     for fold in range(min(_FOLDS, len(groups))):
+        tell_part("fitting constants with some runs held back", fold, min(_FOLDS, len(groups)))
         out = np.array([groups.index(row.group) % min(_FOLDS, len(groups)) == fold for row in rows])
         others = replace(problem, rows=tuple(row for row, is_out in zip(rows, out, strict=True) if not is_out))
         held_back[out] = problem.errors(others.fit())[out]

@@ -12,7 +12,8 @@ import torch
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
-from shardwright.config.units import bytes_text, seconds_text
+from shardwright.config.progress_records import tell_share
+from shardwright.config.units import bytes_text, counted, seconds_text
 from shardwright.parallel.comm.collectives import (
     Axis,
     all_gather,
@@ -77,6 +78,7 @@ def run_collective(kind: CollectiveKind, num_ranks: int, num_bytes: int, device:
         },
         "collective --run",
     )
+    tell_share(f"timing it on {counted(num_ranks, 'rank')}", 0.0)
     with scratch_folder() as scratch:
         runs: list[CollectiveRun] = launch(partial(_timed, kind, num_bytes), job, scratch)
     first, sent_bytes = runs[0], [run.sent_bytes[0] for run in runs]

@@ -16,6 +16,7 @@ from typing import Any
 
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
+from shardwright.config.progress_records import tell_share
 from shardwright.measure.memory_trace import MemoryTrace, Origin
 from shardwright.measure.saved_tensors import LiveBytes
 from shardwright.memory.job_memory import rank_memory
@@ -26,6 +27,7 @@ from shardwright.sharding.memory_account import RankMemory
 from shardwright.train.build import Replica
 from shardwright.train.dry_steps import DrySteps
 
+_BUILT = 0.2  # of the work, usually, until a rank is built
 _MOST_NAMED = 10  # operators, those whose results are the largest part of the peak
 
 
@@ -79,11 +81,13 @@ def dry_run(job: JobSpec, rank: int, device: str) -> DryRun:
     host = _HostMemory()
     trace, saved = MemoryTrace(host), LiveBytes()
     with trace:
+        tell_share("building the rank", 0.0)
         steps = DrySteps(job, rank, device)
         replica, mesh = steps.replica, steps.mesh
         host.look_at(replica)
         with saved:  # in both runs, because it adds operators
             trace.begin()
+            tell_share("a step to know its peak", _BUILT)
             steps.run()
             least_bytes, previous_bytes = trace.peak_bytes, -1
             observer = _Observer(replica, trace, saved, host, least_bytes=least_bytes)
@@ -91,6 +95,7 @@ def dry_run(job: JobSpec, rank: int, device: str) -> DryRun:
                 previous_bytes = replica.pool.peak_bytes + host()  # a step begins with the previous step's buffers
                 observer = _Observer(replica, trace, saved, host, least_bytes=least_bytes)
                 trace.begin(observer)
+                tell_share("a step, looked at after each operator", (1 + _BUILT) / 2)
                 steps.run()
                 least_bytes = observer.most_bytes
     place = mesh.shape.coordinates(rank)

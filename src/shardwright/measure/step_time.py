@@ -19,9 +19,8 @@ from shardwright.config.job import JobSpec
 from shardwright.model.decoder import DecoderStage
 from shardwright.parallel.comm.collectives import barrier, start_recv, start_send
 from shardwright.parallel.comm.process_groups import Mesh
-from shardwright.parallel.pipeline.action_times import Performed
+from shardwright.parallel.pipeline.action_times import Performed, times_of_step
 from shardwright.parallel.pipeline.pipeline_stage import Microbatch
-from shardwright.schedule.action import Kind
 from shardwright.schedule.job_program import job_program
 from shardwright.schedule.timing import Costs, Times, play
 from shardwright.train.build import Replica, build
@@ -60,29 +59,7 @@ class Comparison:
 
     def executed(self) -> Times:
         """The last executed step, in the form of the simulation: times count from the first action's start."""
-        first_s = min(row[0].start_s for row in self.performed)
-        consumed_s = {
-            (part.kind, part.stage, part.microbatch): entry.began_s
-            for row in self.performed
-            for entry in row
-            for part in entry.action.computes()
-        }
-        spans = [[self._span(entry, consumed_s) for entry in row] for row in self.performed]
-        starts, ends = ([[span[side] - first_s for span in row] for row in spans] for side in (0, 1))
-        return Times(tuple(tuple(entry.action for entry in row) for row in self.performed), starts, ends)
-
-    @staticmethod
-    def _span(entry: Performed, consumed_s: dict[tuple[Kind, int, int], float]) -> tuple[float, float]:
-        """Start and end of an action. A receive counts as over when its consumer begins: nothing reads it before."""
-        action = entry.action
-        if action.kind is Kind.RECV_FORWARD:
-            arrived_s = consumed_s[Kind.FORWARD, action.stage, action.microbatch]
-        elif action.kind is Kind.RECV_BACKWARD:
-            keys = [(kind, action.stage, action.microbatch) for kind in (Kind.BACKWARD, Kind.INPUT_GRAD)]
-            arrived_s = next(consumed_s[key] for key in keys if key in consumed_s)
-        else:
-            return entry.began_s, entry.end_s
-        return arrived_s, arrived_s
+        return times_of_step(self.performed)
 
     @property
     def error(self) -> float:

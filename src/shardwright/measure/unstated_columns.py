@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from shardwright.config.progress_records import tell_share
 from shardwright.cost.calibration import Constants
 from shardwright.measure.measured_runs.row_facts import Row
 from shardwright.measure.measured_runs.run_table import TableLine, read_lines
@@ -44,7 +45,8 @@ def unstated_columns(table: Path, constants: Constants) -> list[UnstatedColumn]:
     """The columns that would tell most if they were filled, the first most."""
     lines = [line for line in read_lines(table) if not line.faults]
     columns = []
-    for name, values in USUAL_VALUES.items():
+    for number, (name, values) in enumerate(USUAL_VALUES.items()):
+        tell_share(name, number / len(USUAL_VALUES))
         empty = [line for line in lines if not line.row.get(name) and _matters(name, line.row)]
         chosen = empty[:: max(1, -(-len(empty) // _MOST_ROWS))]
         spreads = [spread for line in chosen if (spread := _spread(line, name, values, constants)) is not None]

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from shardwright.config.progress_records import tell_part, tell_share
 from shardwright.cost.calibration import Constants, device_constant, device_of, left_out, shipped, software_under
 from shardwright.layers.query import Run
 from shardwright.measure.measured_runs.row_facts import FACT_COLUMNS
@@ -30,6 +31,7 @@ from shardwright.simulate.closed_form import StepTime
 GB = 1e9
 # The baseline assumes this share of the peak for all executed FLOPs, with recomputation.
 BASELINE_EFFICIENCY = 0.5
+_PARTS = 3  # of the work, about equally long
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,7 @@ def _fits(row: Measured, price: Price | str) -> bool:
 
 def validate(runs: Path, out_of_memory: Path | None) -> dict[str, Any]:
     """All scores."""
+    tell_part("predicting", 0, _PARTS)
     constants = shipped()
     measurements = read_runs(runs)
     every_row = predict(measurements, constants)
@@ -157,8 +160,10 @@ def validate(runs: Path, out_of_memory: Path | None) -> dict[str, Any]:
     scores["fit"] = _fit([p for p in rows if not p.row.ran_out], failing)
     scores["order_with_tier_b"] = _order(rows, "AB")
     scores["order"] = scores["order_with_tier_b"] | _order(rows, "A")
+    tell_part("predicting each family by the others", 1, _PARTS)
     scores["cross_validated"] = _cross_validated(headline)
     scores["numbers"] = number_counts(measurements)
+    tell_part("columns that would tell most", 2, _PARTS)
     scores["unnamed_software"] = sum(not p.row.knows_software for p in every_row)
     scores["missing_columns"] = [name for name in FACT_COLUMNS if not any(name in row.columns for row in measurements)]
     scores["unstated_columns"] = [asdict(column) for column in unstated_columns(runs, constants)]
@@ -298,7 +303,9 @@ def _order(rows: Sequence[Predicted], tiers: str) -> dict[str, dict[str, float]]
 def _cross_validated(headline: list[Predicted]) -> dict[str, Any]:
     """Scores if each family is predicted by constants that were fitted without it."""
     predictions: list[Predicted] = []
-    for family, constants in left_out().items():
+    families = left_out()
+    for number, (family, constants) in enumerate(families.items()):
+        tell_share(family, number / len(families))
         predictions += predict([p.row for p in headline if p.row.family == family], shipped() | dict(constants))
     if not predictions:
         return {}

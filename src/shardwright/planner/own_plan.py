@@ -12,11 +12,10 @@ from shardwright.cost import failures
 from shardwright.cost.calibration import peak_flops, shipped
 from shardwright.cost.from_job import run_of
 from shardwright.cost.money import Money, money_gaps, step_money
+from shardwright.cost.run_goodput import job_checkpoint_bytes
 from shardwright.memory.job_memories import fullest
 from shardwright.memory.rank_estimate import Memory
 from shardwright.planner.search.objectives import REFERENCE_TOKENS
-from shardwright.sharding.optimizer_state import is_by_matrix, moment_bytes
-from shardwright.sharding.stage_parameters import model_parameters, num_parameters
 from shardwright.simulate.closed_form import StepTime
 from shardwright.simulate.full_step import simulated_step
 
@@ -59,17 +58,9 @@ def estimate(job: JobSpec) -> Estimate:
 
     KeyError names an unknown number of its device, ValueError a contradiction.
     """
-    run, cluster, precision = run_of(job), job.cluster, job.precision
+    run, cluster = run_of(job), job.cluster
     step = simulated_step(job, shipped())
-    total_moment_bytes = sum(
-        place.num_elements
-        * moment_bytes(job.optimizer, precision, is_by_matrix(job.optimizer, place.name, place.full_shape))
-        for place in model_parameters(job.model)
-    )
-    num_elements = num_parameters(job.model)
-    checkpoint_bytes = failures.checkpoint_bytes(
-        num_elements, precision.compute_bytes, total_moment_bytes / num_elements, precision.master_bytes
-    )
+    checkpoint_bytes = job_checkpoint_bytes(job)
     reliability = failures.reliability_of(cluster, job.plan.world, checkpoint_bytes)
     steps_of_run = job.tokens_of_run / job.tokens_per_step
     return Estimate(

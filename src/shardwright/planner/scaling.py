@@ -14,6 +14,7 @@ from typing import Any
 from shardwright.config import largest
 from shardwright.config.base import PlanError, shortened
 from shardwright.config.job import JobSpec
+from shardwright.config.progress_records import tell_part
 from shardwright.cost.calibration import Constants, shipped
 from shardwright.cost.money import Money, step_money
 from shardwright.memory.job_memories import fullest
@@ -115,9 +116,10 @@ def scaling(
     own_devices = job.cluster.num_devices
     best: dict[tuple[int, int], JobSpec | None] = {}  # both kinds meet at the job's own size
     scalings, illegal = [], list[str]()
-    for kind in ("strong", "weak"):
+    for kind_number, kind in enumerate(("strong", "weak")):
         points, tokens, misfits = [], [], []
-        for size in sizes:
+        for number, size in enumerate(sizes):
+            tell_part(f"{size:,} devices, {kind} scaling", kind_number * len(sizes) + number, 2 * len(sizes))
             batch = job.batch.global_batch_size
             if kind == "weak":
                 batch = max(1, round(batch * size / own_devices))

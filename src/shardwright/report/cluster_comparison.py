@@ -16,6 +16,7 @@ from shardwright.config.link_words import link_words
 from shardwright.config.units import GIB, number_text
 from shardwright.cost.money import price_words, usd_per_device_hour
 from shardwright.planner.advice.priced_plan import PricedPlan
+from shardwright.planner.search.objectives import Objective
 from shardwright.planner.search.plan_price import room_bytes
 from shardwright.report.fit_verdict import no_plan_text
 from shardwright.report.plan_screen import software_words
@@ -52,8 +53,9 @@ class ClusterPlan:
         """Days, US dollars and kilowatt-hours of the run, without time lost to failures; None is unknown."""
         if self.plan is None:
             return {"days": None, "usd": None, "kwh": None}
-        money = plan_cost(self.plan, self.run_tokens)
-        days, usd, kwh = run_days(self.plan, self.run_tokens), money.usd, money.kwh
+        run = Objective(tokens=self.run_tokens)
+        money = plan_cost(self.plan, run)
+        days, usd, kwh = run_days(self.plan, run), money.usd, money.kwh
         return {"days": days, "usd": None if usd is None else float(usd), "kwh": None if kwh is None else float(kwh)}
 
     def to_dict(self) -> dict[str, Any]:
@@ -66,7 +68,7 @@ class ClusterPlan:
             "room_bytes": room_bytes(self.job),
             "compute": self.job.precision.compute,
             "refusal": self.refusal or None,
-            "plan": plan_dict(self.plan, self.run_tokens) if self.plan else None,
+            "plan": plan_dict(self.plan, Objective(tokens=self.run_tokens)) if self.plan else None,
         }
 
 

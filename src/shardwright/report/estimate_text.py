@@ -11,14 +11,22 @@ from shardwright.config import catalog
 from shardwright.config.cluster_facts import host_memory_bytes
 from shardwright.config.job import JobSpec
 from shardwright.config.model import ModelSpec
+from shardwright.config.phrase import ENGLISH, note_phrase, say
 from shardwright.config.software import software_of
 from shardwright.config.software_support import missing_features
-from shardwright.config.units import counted, memory_text, seconds_text
+from shardwright.config.units import counted_phrase, memory_text, seconds_text
 from shardwright.memory.job_memory import job_memory
-from shardwright.report.fit_verdict import Fit, checkpoint_note, device_entry, device_room_bytes, fit_of, verdict_text
-from shardwright.report.nearest_text import nearest_plans, nearest_text
+from shardwright.report.document import AlignedRows, Lines, Part, document_text, paragraph
+from shardwright.report.fit_verdict import (
+    Fit,
+    checkpoint_note,
+    device_entry,
+    device_room_bytes,
+    fit_of,
+    verdict_sentences,
+)
+from shardwright.report.nearest_text import nearest_part, nearest_plans
 from shardwright.report.prediction_notes import batch_notes, job_notes
-from shardwright.report.text_columns import aligned, filled
 from shardwright.schedule.job_program import job_program
 from shardwright.sharding.memory_account import RankMemory
 from shardwright.sharding.stage_parameters import (
@@ -37,13 +45,15 @@ KINDS = ("parameters", "gradients", "optimizer", "activations", "buffers", "work
 def _priced(job: JobSpec) -> "Estimate | str":
     """The price of the plan; or the reason why it is unknown, and the field to set."""
     if job.cluster.device == "unknown":
-        return "Time, money and energy are not said: set cluster.device, and the bandwidths of the cluster's links."
+        return say(
+            "Time, money and energy are not said: set cluster.device, and the bandwidths of the cluster's links."
+        )
     from shardwright.planner.own_plan import estimate  # needs numpy, which the memory account does not
 
     try:
         return estimate(job)
     except (KeyError, ValueError) as error:
-        return f"Time, money and energy are not said: {error.args[0]}."
+        return say("Time, money and energy are not said: {reason}.", reason=error.args[0])
 
 
 def estimate_dict(job: JobSpec) -> dict[str, Any]:
@@ -71,11 +81,11 @@ def _notes(job: JobSpec, memory: list[RankMemory]) -> list[str]:
     return [*job_notes(job), *batch_notes(job), *checkpoint_note(job, memory)]
 
 
-def _nearest(job: JobSpec, fit: Fit | None, priced: "Estimate | str") -> list[str]:
-    """Text on plans that fit, if this one does not."""
+def _nearest(job: JobSpec, fit: Fit | None, priced: "Estimate | str") -> list[Part]:
+    """Plans that fit, if this one does not."""
     if isinstance(priced, str) or fit is None or fit.fits:
         return []
-    return [nearest_text(nearest_plans(job, fits=False, priced=priced))]
+    return [nearest_part(nearest_plans(job, fits=False, priced=priced))]
 
 
 def _takes_dict(job: JobSpec, priced: "Estimate | str") -> dict[str, Any]:
@@ -86,20 +96,25 @@ def _takes_dict(job: JobSpec, priced: "Estimate | str") -> dict[str, Any]:
     return price_dict(job, priced)
 
 
-def _takes_text(job: JobSpec, priced: "Estimate | str") -> str:
+def _takes_parts(job: JobSpec, priced: "Estimate | str") -> list[Part]:
     if isinstance(priced, str):
-        return filled(priced)
-    from shardwright.report.step_cost import price_text
+        return [paragraph(priced)]
+    from shardwright.report.step_cost import price_parts
 
-    return price_text(job, priced)
+    return price_parts(job, priced)
 
 
-def estimate_text(job: JobSpec) -> str:
+def estimate_text(job: JobSpec, language: str = ENGLISH) -> str:
     """An estimate as text."""
+    return document_text(estimate_parts(job), language)
+
+
+def estimate_parts(job: JobSpec) -> list[Part]:
+    """An estimate as paragraphs and tables."""
     plan, memory, priced = job.plan, job_memory(job), _priced(job)
     placement = job_program(job).placement
     kinds = [*KINDS, "host"] if any(account.host_bytes for account in memory) else KINDS
-    rows = [["pp rank", "layers", *kinds, "state a parameter"]]
+    rows: list[list[str]] = [[say("pp rank"), say("layers"), *map(say, kinds), say("state a parameter")]]
     for rank, account in enumerate(memory):
         regions_by_stage = [stage_parameters(job.model, plan, stage) for stage in placement.stages_of(rank)]
         layers = sum(region.isdigit() for regions in regions_by_stage for region in regions)
@@ -108,31 +123,49 @@ def estimate_text(job: JobSpec) -> str:
         values = account.as_dict()
         bytes_by_kind = [memory_text(values[f"{kind}_bytes"]) for kind in kinds]
         rows.append([str(rank), str(layers), *bytes_by_kind, f"{account.state_bytes / elements:.2f} B"])
-    heading = (
-        f"{job.name}: {parameters_text(job.model)} on {counted(plan.world, 'rank')}, "
-        f"{plan.degrees}, {f'ep {plan.ep}, ' if plan.ep > 1 else ''}ZeRO {plan.zero}, {plan.schedule}, "
-        f"{counted(job.num_microbatches, 'microbatch')} of {plan.microbatch_size}, computed in {job.precision.compute}"
+    heading = say(
+        "{job}: {parameters} on {ranks}, {degrees}, {ep}ZeRO {zero}, {schedule}, {microbatches} of {size}, computed in "
+        "{compute}",
+        job=job.name,
+        parameters=parameters_text(job.model),
+        ranks=counted_phrase(plan.world, "rank"),
+        degrees=plan.degrees,
+        ep=f"ep {plan.ep}, " if plan.ep > 1 else "",
+        zero=plan.zero,
+        schedule=plan.schedule,
+        microbatches=counted_phrase(job.num_microbatches, "microbatch"),
+        size=plan.microbatch_size,
+        compute=job.precision.compute,
     )
-    note = (
+    note = say(
         "Of the tensor-parallel rank that holds most. Parameters, gradients and optimizer state are exact; activations "
         "are what is kept for the backward, buffers are at their peak, and working memory is what operators need while "
         "they run. The last column is parameters, gradients and optimizer state by the "
         "parameters of the rank's stages."
     )
-    cost = _takes_text(job, priced)
-    notes = [filled(f"Note: {note}.") for note in _notes(job, memory)]
-    verdict = [verdict_text(job, fit := fit_of(job, memory, priced)), *_nearest(job, fit, priced)]
-    return "\n\n".join([heading, filled(note), aligned(rows), *verdict, cost, *notes])
+    notes = [paragraph(note_phrase(note)) for note in _notes(job, memory)]
+    fit = fit_of(job, memory, priced)
+    verdict = [paragraph(*verdict_sentences(job, fit)), *_nearest(job, fit, priced)]
+    return [heading, paragraph(note), AlignedRows(rows), *verdict, *_takes_parts(job, priced), *notes]
 
 
 def parameters_text(model: ModelSpec) -> str:
     """The number of a model's parameters, "8,000 parameters"; with experts the number that computes a token, with
     adapters the number that is trained."""
     if model.is_adapted:
-        trained, total = num_trained_parameters(model), num_parameters(model)
-        return f"adapters of rank {model.adapter.rank}: {trained:,} of {total:,} parameters are trained"
-    active = f" ({num_active_parameters(model):,} compute a token)" if model.moe.experts else ""
-    return f"{num_parameters(model):,} parameters{active}"
+        return say(
+            "adapters of rank {rank}: {trained:,} of {parameters:,} parameters are trained",
+            rank=model.adapter.rank,
+            trained=num_trained_parameters(model),
+            parameters=num_parameters(model),
+        )
+    if model.moe.experts:
+        return say(
+            "{parameters:,} parameters ({active:,} compute a token)",
+            parameters=num_parameters(model),
+            active=num_active_parameters(model),
+        )
+    return say("{parameters:,} parameters", parameters=num_parameters(model))
 
 
 @dataclass(frozen=True)
@@ -169,12 +202,13 @@ def _software_row(job: JobSpec, name: str) -> SoftwareRow:
     )
 
 
-def software_table(rows: list[SoftwareRow]) -> str:
+def software_table(rows: list[SoftwareRow]) -> Part:
     """The plans as a table."""
-    table = [["software", "step", "MFU", "process", "lacks"]]
+    table: list[list[str]] = [[say("software"), say("step"), "MFU", say("process"), say("lacks")]]
     for row in rows:
         lacking = ", ".join(row.lacks)
         table.append(
             [row.software, seconds_text(row.step_s), f"{row.mfu:.1%}", memory_text(row.process_bytes), lacking]
         )
-    return "The same plan with other software (--as NAME prices all of it so):\n" + aligned(table, left=(0, 4))
+    heading = say("The same plan with other software (--as NAME prices all of it so):")
+    return Lines((heading, AlignedRows(table, left=(0, 4))))

@@ -1,9 +1,13 @@
-"""The check of a file with a job: its values, and its text, one line."""
+"""The check of a file with a job: its values, and its text, a line for each question."""
 
+import re
 from dataclasses import dataclass
 
 from shardwright.config.base import printable
 from shardwright.config.units import GIB, counted, memory_text, seconds_text
+
+NO_FIT, EXPERTS = "it does not fit", "a group of"  # with which findings on memory and on experts begin
+_DIVIDES = re.compile(r"does not (split|divide)|not a multiple of")
 
 
 @dataclass(frozen=True)
@@ -35,26 +39,42 @@ class FileCheck:
 
 
 def file_check_text(check: FileCheck) -> str:
-    """The line of a file: its system, values and the first finding with the number of others."""
-    parts = [f"legal, {_values(check)}"] if check.legal else ["not legal" if check.readable else "not read"]
-    if check.findings:
+    """The lines of a file: its name and system, then legality, memory, batch, experts, slack and seconds. What is
+    wrong has a way out."""
+    lines = [("", f"{check.name} ({check.system})"), *_lines(check)]
+    return "\n".join(f"  {name:<8}{text}" if name else text for name, text in _printable(lines))
+
+
+def _printable(lines: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    return [(name, " ".join(printable(text).split())) for name, text in lines]
+
+
+def _lines(check: FileCheck) -> list[tuple[str, str]]:
+    """(name, text) of the lines below the name of a file."""
+    if not check.readable:
+        return [("read", f"no: {check.findings[0]}")]
+    if not check.legal:
         more = len(check.findings) - 1
-        parts.append(check.findings[0] + (f" (and {counted(more, 'further finding')})" if more else ""))
-    return " ".join(printable(f"{check.name} ({check.system}): {'; '.join(parts)}").split())
-
-
-def _values(check: FileCheck) -> str:
-    if check.fits is None:
-        fit = "memory not judged (--device NAME)"
-    elif check.fits:
-        fit = "fits"
-    else:
-        fit = f"{check.missing_bytes / GIB:.1f} GiB too much" if check.missing_bytes else "its host lacks memory"
-    values = [fit, f"batch {check.batch} in {check.microbatches} microbatches a replica"]
+        divides = [fault for fault in check.findings if _DIVIDES.search(fault)]
+        text = check.findings[0] + (f" (and {counted(more, 'further finding')})" if more else "")
+        return [("legal", f"no: {text}"), *([("divides", f"no: {divides[0]}")] if divides else [])]
+    lines = [("legal", "yes"), ("fits", _fit(check))]
+    lines.append(("divides", f"batch {check.batch} in {check.microbatches} microbatches a replica"))
     if check.expert_nodes:
-        values.append(f"experts over {counted(check.expert_nodes, 'domain')}")
-    if check.slack_bytes:
-        values.append(f"allocator's slack {memory_text(check.slack_bytes)}")
+        outside = next((finding for finding in check.findings if finding.startswith(EXPERTS)), "")
+        lines.append(("experts", outside or "inside one domain of fast links"))
+    if check.slack_bytes is not None:
+        lines.append(("slack", f"{memory_text(check.slack_bytes)} that the allocator holds beside what it gives out"))
     if check.step_s is not None:
-        values.append(f"{seconds_text(check.step_s)} a step")
-    return ", ".join(values)
+        lines.append(("seconds", f"{seconds_text(check.step_s)} a step"))
+    return lines
+
+
+def _fit(check: FileCheck) -> str:
+    if check.fits is None:
+        return "not judged, for the device is unknown (--device NAME)"
+    if check.fits:
+        return "yes"
+    lacking = f"{check.missing_bytes / GIB:.1f} GiB too much" if check.missing_bytes else "its host lacks memory"
+    way_out = next((finding for finding in check.findings if finding.startswith(NO_FIT)), NO_FIT)
+    return f"no: {lacking}{way_out.removeprefix(NO_FIT)}"

@@ -12,6 +12,7 @@ from shardwright.config.cluster import DeviceSpec
 from shardwright.config.cluster_facts import host_memory_bytes, host_room_bytes
 from shardwright.config.job import JobSpec
 from shardwright.config.link_words import link_words
+from shardwright.config.phrase import say
 from shardwright.config.software import software_of
 from shardwright.config.units import GIB, counted, memory_text
 from shardwright.memory.checkpoint_copies import most_copied_bytes
@@ -83,51 +84,90 @@ def fit_of(job: JobSpec, memory: list[RankMemory], priced: "Estimate | str") -> 
 
 def verdict_text(job: JobSpec, fit: Fit | None) -> str:
     """Text that says whether a plan fits, and by how much."""
+    return filled(" ".join(verdict_sentences(job, fit)))
+
+
+def verdict_sentences(job: JobSpec, fit: Fit | None) -> list[str]:
+    """Sentences that say whether a plan fits, and by how much."""
     if fit is None:
         known = ", ".join(catalog.names("devices"))
-        return f"Whether it fits is not said: cluster.device is unknown. The catalog has {known}."
+        return [say("Whether it fits is not said: cluster.device is unknown. The catalog has {known}.", known=known)]
     rank, needed = max(enumerate(need.device_bytes for need in fit.needs), key=lambda pair: pair[1])
     device, memory = device_entry(job), memory_text(int(device_entry(job).memory_bytes))
     if fit.software:
-        room_text = f"which shows {memory_text(fit.room_bytes)} of its {memory}"
-        device_text = f"one {device.name}, {room_text}, under the cluster's software ({fit.software})"
-        need_text = f"the process of pp rank {rank} needs {memory_text(needed)}"
-        chance = fit_chance(needed, fit.room_bytes)
-        table_note = f" As far as predictions of memory were off, the chance that it fits is {chance:.0%}."
-        table_note += " The table is what this runtime would hold."
+        device_text = say(
+            "one {device}, which shows {room} of its {memory}, under the cluster's software ({software})",
+            device=device.name,
+            room=memory_text(fit.room_bytes),
+            memory=memory,
+            software=fit.software,
+        )
+        need_text = say("the process of pp rank {rank} needs {needed}", rank=rank, needed=memory_text(needed))
+        table_notes: list[str] = [
+            say(
+                "As far as predictions of memory were off, the chance that it fits is {chance:.0%}.",
+                chance=fit_chance(needed, fit.room_bytes),
+            ),
+            say("The table is what this runtime would hold."),
+        ]
     else:
         reserved = memory_text(int(device.memory_bytes) - fit.room_bytes)
-        reserved_text = f"the process and its libraries take {reserved} of its {memory}"
-        room_text = f"which offers {memory_text(fit.room_bytes)} ({reserved_text})"
-        device_text, table_note = f"one {device.name}, {room_text}", ""
-        need_text = f"pp rank {rank} needs {memory_text(needed)}"
+        device_text = say(
+            "one {device}, which offers {room} (the process and its libraries take {reserved} of its {memory})",
+            device=device.name,
+            room=memory_text(fit.room_bytes),
+            reserved=reserved,
+            memory=memory,
+        )
+        table_notes = []
+        need_text = say("pp rank {rank} needs {needed}", rank=rank, needed=memory_text(needed))
     left_bytes = fit.room_bytes - needed
     if left_bytes < 0:
-        verdict = f"It does not fit {device_text}: {need_text}, which is {memory_text(-left_bytes)} too much."
-    else:
-        host_text = f" {_host_text(job, fit)}" if any(need.host_bytes for need in fit.needs) else ""
-        verdict = f"It fits {device_text}: {need_text}, which leaves {memory_text(left_bytes)}.{host_text}"
-    return filled(verdict + table_note)
+        verdict = say(
+            "It does not fit {device}: {need}, which is {excess} too much.",
+            device=device_text,
+            need=need_text,
+            excess=memory_text(-left_bytes),
+        )
+        return [verdict, *table_notes]
+    verdict = say(
+        "It fits {device}: {need}, which leaves {left}.",
+        device=device_text,
+        need=need_text,
+        left=memory_text(left_bytes),
+    )
+    host_sentences = [_host_text(job, fit)] if any(need.host_bytes for need in fit.needs) else []
+    return [verdict, *host_sentences, *table_notes]
 
 
 def _host_text(job: JobSpec, fit: Fit) -> str:
     """A sentence that says whether the offloaded state fits the host's memory."""
     rank, needed = max(enumerate(need.host_bytes for need in fit.needs), key=lambda pair: pair[1])
-    need_text = f"pp rank {rank} offloads {memory_text(needed)} a device"
+    need_text = say("pp rank {rank} offloads {needed} a device", rank=rank, needed=memory_text(needed))
     room, per_node = host_memory_bytes(job.cluster), max(1, job.cluster.devices_per_node)
     if room is None:
-        return f"{need_text}; whether its host has that is not said: set cluster.host_memory_gib."
+        return say("{need}; whether its host has that is not said: set cluster.host_memory_gib.", need=need_text)
     domain = link_words(job.cluster).domain
-    room_text = (
-        f"its {domain}'s {memory_text(int(room * per_node))} for {per_node} devices are {memory_text(int(room))} each"
+    room_text = say(
+        "its {domain}'s {whole} for {devices} devices are {room} each",
+        domain=say(domain),
+        whole=memory_text(int(room * per_node)),
+        devices=per_node,
+        room=memory_text(int(room)),
     )
     left_bytes = room - needed
     if left_bytes < 0:
-        return (
-            f"It does not fit its host: {need_text}, and {room_text}, {memory_text(int(-left_bytes))} too little; "
-            f"offload less, shard over more replicas, or set cluster.host_memory_gib if a {domain} has more."
+        return say(
+            "It does not fit its host: {need}, and {room}, {lack} too little; offload less, shard over more replicas, "
+            "or set cluster.host_memory_gib if a {domain} has more.",
+            need=need_text,
+            room=room_text,
+            lack=memory_text(int(-left_bytes)),
+            domain=say(domain),
         )
-    return f"{need_text}, and {room_text}, which leaves {memory_text(int(left_bytes))}."
+    return say(
+        "{need}, and {room}, which leaves {left}.", need=need_text, room=room_text, left=memory_text(int(left_bytes))
+    )
 
 
 def checkpoint_note(job: JobSpec, memory: list[RankMemory]) -> list[str]:
@@ -135,14 +175,22 @@ def checkpoint_note(job: JobSpec, memory: list[RankMemory]) -> list[str]:
     copied_bytes = most_copied_bytes(job)
     if not copied_bytes:
         return []
-    copied = f"a checkpoint copies at most {memory_text(copied_bytes)} a device to host memory before it is written"
+    copied = say(
+        "a checkpoint copies at most {copied} a device to host memory before it is written",
+        copied=memory_text(copied_bytes),
+    )
     room, hosted_bytes = host_memory_bytes(job.cluster), max(rank_memory.host_bytes for rank_memory in memory)
     if room is None or copied_bytes + hosted_bytes <= room:
         return [copied]
-    hosted = f", beside {memory_text(hosted_bytes)} that are offloaded" if hosted_bytes else ""
+    hosted = say(", beside {hosted} that are offloaded", hosted=memory_text(hosted_bytes)) if hosted_bytes else ""
     return [
-        f"{copied}{hosted}, and a device's share of its host is {memory_text(int(room))}: shard over more replicas "
-        "(plan.zero), or set cluster.host_memory_gib if a host has more"
+        say(
+            "{copied}{hosted}, and a device's share of its host is {room}: shard over more replicas (plan.zero), or "
+            "set cluster.host_memory_gib if a host has more",
+            copied=copied,
+            hosted=hosted,
+            room=memory_text(int(room)),
+        )
     ]
 
 

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.config.units import memory_text, seconds_text
-from shardwright.report.text_columns import aligned, filled
+from shardwright.report.document import AlignedRows, Lines, Part, paragraph
 
 if TYPE_CHECKING:
     from shardwright.planner.own_plan import Estimate
@@ -36,16 +37,18 @@ def nearest_plans(job: JobSpec, fits: bool, priced: "Estimate") -> list[dict[str
     ]
 
 
-def nearest_text(nearest: list[dict[str, Any]]) -> str:
-    """The result of `nearest_plans` as text, for a plan that does not fit."""
+def nearest_part(nearest: list[dict[str, Any]]) -> Part:
+    """The result of `nearest_plans` for reading, for a plan that does not fit."""
     if not nearest:
-        return filled(
-            "No plan fits that takes at most four times as long. `shardwright plan` looks at all plans; or use more "
-            "devices, or some with more memory."
+        return paragraph(
+            say(
+                "No plan fits that takes at most four times as long. `shardwright plan` looks at all plans; or use "
+                "more devices, or some with more memory."
+            )
         )
-    rows = [["process", "step", "add to this command"]]
+    rows: list[list[str]] = [[say("process"), say("step"), say("add to this command")]]
     rows += [[memory_text(int(near["process_bytes"])), seconds_text(near["step_s"]), near["set"]] for near in nearest]
-    return "The nearest plans that fit:\n" + aligned(rows, left=(2,))
+    return Lines((say("The nearest plans that fit:"), AlignedRows(rows, left=(2,))))
 
 
 def set_line(old_job: JobSpec, new_job: JobSpec) -> str:

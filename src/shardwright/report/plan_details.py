@@ -9,6 +9,7 @@ from shardwright.cost.calibration import shipped
 from shardwright.memory.job_memories import room_words
 from shardwright.planner.advice.advice import Advice
 from shardwright.planner.advice.priced_plan import PricedPlan
+from shardwright.planner.search.objectives import Objective
 from shardwright.report.own_plan_text import own_differences
 from shardwright.report.plans_text import job_words, layers_words, marked_words, plan_cost, step_text, usd_text
 from shardwright.report.text_columns import aligned, filled
@@ -33,7 +34,7 @@ def _paragraphs(advice: Advice) -> Iterator[str]:
         f"{tally.num_fit:,} of those fit in {room_words(advice.job, shipped())}. That took {tally.seconds:.2f} s."
     )
     best = advice.plans[0]
-    rows = list(_rows(advice.plans, advice.objective.run_tokens))
+    rows = list(_rows(advice.plans, advice.objective))
     yield aligned(rows, left=(0, len(rows[0]) - 1))
     yield from (
         filled(
@@ -113,13 +114,13 @@ def _caution(plans: list[PricedPlan]) -> str:
     )
 
 
-def _rows(plans: list[PricedPlan], run_tokens: float) -> Iterator[list[str]]:
+def _rows(plans: list[PricedPlan], objective: Objective) -> Iterator[list[str]]:
     yield ["", "step", "pessimistic", "tokens/s", "HFU", "money", "plan"]
     for number, plan in enumerate(plans, 1):
         yield [
             str(number), step_text(plan.time.total), step_text(plan.cautious.total),
             f"{plan.tokens_per_s_per_device:,.0f}", f"{plan.time.hfu:.1%}",
-            usd_text(plan_cost(plan, run_tokens).usd), marked_words(plan),
+            usd_text(plan_cost(plan, objective).usd), marked_words(plan),
         ]  # fmt: skip
 
 

@@ -5,13 +5,14 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from shardwright.config.job import JobSpec
 from shardwright.config.software import software_of
 from shardwright.config.units import GIB, number_text, seconds_text
+from shardwright.cost.failures import Goodput
 from shardwright.cost.money import price_words
 from shardwright.planner.advice.advice import Advice, Recommendation, SimplerPlan
 from shardwright.planner.advice.priced_plan import PricedPlan
@@ -35,11 +36,12 @@ from shardwright.report.plans_text import (
 from shardwright.report.prediction_notes import job_notes
 from shardwright.report.recommendation_text import difference_words, slower_share
 from shardwright.report.rendered import wide_table
+from shardwright.report.software_beside import software_beside
 from shardwright.report.text_columns import filled
 from shardwright.simulate.closed_form import StepTime
 
-_OTHER_SOFTWARE = "For plans of software that you run: --for megatron, --for torchtitan."
-_SHOWN_REASONS = 5
+_OTHER_SOFTWARE = "For plans of software that you run: --for megatron, --for torchtitan, or --as NAME."
+_SHOWN_REASONS = 4
 _SHOWN_DIFFERENCES = 2
 _LEAST_PART = 0.005  # of a step
 _LEAST_REASON = 5e-4  # of a step
@@ -103,7 +105,8 @@ def _recommended(advice: Advice, recommendation: Recommendation) -> Iterator[Ren
     yield _plan_lines(advice, plan)
     if recommendation.simpler:
         yield _simpler_words(advice, plan, recommendation.simpler)
-    yield plans_table(advice)
+    beside = software_beside(advice.plans)
+    yield Group(plans_table(advice), beside) if beside else plans_table(advice)
     if missing := dict.fromkeys(word for plan in advice.plans for word in lacking(plan)):
         yield filled(f"* {advice.job.cluster.software} lacks {', '.join(missing)}, which this runtime has.")
     if advice.tried:
@@ -129,18 +132,30 @@ def _plan_lines(advice: Advice, plan: PricedPlan) -> Text:
 
 
 def _cost_words(advice: Advice, plan: PricedPlan) -> str:
-    tokens = advice.objective.run_tokens
-    words = f"{tokens:.3g} tokens".replace("e+", "e") + f" take {number_text(run_days(plan, tokens))} days"
-    money = plan_cost(plan, tokens).usd
+    objective = advice.objective
+    tokens = f"{objective.run_tokens:.3g} tokens".replace("e+", "e")
+    words = f"{tokens} take {number_text(run_days(plan, objective))} days"
+    money, goodput = plan_cost(plan, objective).usd, objective.goodput(plan.job)
+    failures = "without time lost to failures" if goodput is None else _failure_words(goodput)
     if money is None:
-        return f"{words}; no price of {plan.job.cluster.device} is known (--usd-per-hour)."
-    return f"{words} and {usd_text(money)}, {price_words(plan.job.cluster)}, without time lost to failures."
+        return f"{words}, {failures}; no price of {plan.job.cluster.device} is known (--usd-per-hour)."
+    return f"{words} and {usd_text(money)}, {price_words(plan.job.cluster)}, {failures}."
+
+
+def _failure_words(goodput: Goodput) -> str:
+    """The shares of a run's time that do not train, and the best interval of checkpoints."""
+    lost = [("checkpoints", goodput.checkpoints), ("lost work", goodput.lost_work), ("restarts", goodput.restarts)]
+    shares = ", ".join(f"{name} {float(share):.1%}" for name, share in lost)
+    return (
+        f"of which {float(goodput.training):.1%} trains, with a checkpoint every "
+        f"{seconds_text(float(goodput.interval_s))} ({shares})"
+    )
 
 
 def _simpler_words(advice: Advice, plan: PricedPlan, simpler: SimplerPlan) -> Text:
-    tokens = advice.objective.run_tokens
+    objective = advice.objective
     costs = [f"{slower_share(simpler.plan, plan):.1%} slower"]
-    own_usd, usd = plan_cost(plan, tokens).usd, plan_cost(simpler.plan, tokens).usd
+    own_usd, usd = plan_cost(plan, objective).usd, plan_cost(simpler.plan, objective).usd
     if own_usd is not None and usd is not None:
         costs.append(f"{usd_text(float(usd) - float(own_usd))} more")
     sure = f"{sure_text(simpler.confidence)} sure, told apart from {TOLD_APART:.0%}"
@@ -151,7 +166,7 @@ def _simpler_words(advice: Advice, plan: PricedPlan, simpler: SimplerPlan) -> Te
 
 def plans_table(advice: Advice) -> Table:
     """The best plans, the recommended one first."""
-    tokens = advice.objective.run_tokens
+    objective = advice.objective
     rows = [
         [
             str(number),
@@ -159,8 +174,8 @@ def plans_table(advice: Advice) -> Table:
             sure_text(plan.first_is_faster),
             f"{plan.time.mfu:.1%}",
             f"{plan.memory.process / GIB:.1f}",
-            number_text(run_days(plan, tokens)),
-            usd_text(plan_cost(plan, tokens).usd),
+            number_text(run_days(plan, objective)),
+            usd_text(plan_cost(plan, objective).usd),
             marked_words(plan),
         ]
         for number, plan in enumerate(advice.plans, 1)

@@ -17,12 +17,14 @@ from shardwright.planner.advice.advice import Advice
 from shardwright.planner.advice.neighbours import recompute_words
 from shardwright.planner.advice.priced_plan import PricedPlan
 from shardwright.planner.own_plan import ramp_extra_s
+from shardwright.planner.search.objectives import Objective
 from shardwright.report.text_columns import aligned
 
 
-def plan_dict(plan: PricedPlan, run_tokens: float) -> dict[str, Any]:
+def plan_dict(plan: PricedPlan, objective: Objective) -> dict[str, Any]:
     """One plan of `--json`: all fields of the plan, seconds, bytes, and US dollars (null if the price is unknown).
-    `run` is a run of `run_tokens` tokens."""
+    `run` is a run of the
+    objective's tokens; `training_share` of its days trains, and is 1 if the objective counts no failures."""
     time, memory = asdict(plan.time), plan.memory.as_dict()
     return {
         "plan": plan.job.plan.model_dump(),
@@ -36,7 +38,12 @@ def plan_dict(plan: PricedPlan, run_tokens: float) -> dict[str, Any]:
         "mfu": float(plan.time.mfu),
         "hfu": float(plan.time.hfu),
         "cost_per_step": plan.money.usd,
-        "run": {"tokens": run_tokens, "days": run_days(plan, run_tokens), **asdict(plan_cost(plan, run_tokens))},
+        "run": {
+            "tokens": objective.run_tokens,
+            "days": run_days(plan, objective),
+            "training_share": objective.training_share(plan.job),
+            **asdict(plan_cost(plan, objective)),
+        },
         "memory": {name: float(value) for name, value in memory.items()} | {"process": float(plan.memory.process)},
         "time": {name: float(value) for name, value in time.items() if name not in ("mfu", "hfu")},
         "fits": plan.fits,
@@ -45,19 +52,22 @@ def plan_dict(plan: PricedPlan, run_tokens: float) -> dict[str, Any]:
     }
 
 
-def _steps(plan: PricedPlan, tokens: float) -> float:
-    """The number of full-batch steps that take as long as `tokens` tokens; a batch that grows is smaller at first."""
+def _steps(plan: PricedPlan, objective: Objective) -> float:
+    """The number of full-batch steps that take as long as the objective's run, with failures if it counts them; a batch
+    that grows is smaller at first."""
     full_s = float(plan.time.total)
-    return tokens / plan.job.tokens_per_step + ramp_extra_s(plan.job, full_s) / full_s
+    steps = objective.run_tokens / plan.job.tokens_per_step + ramp_extra_s(plan.job, full_s) / full_s
+    return steps / objective.training_share(plan.job)
 
 
-def run_days(plan: PricedPlan, tokens: float) -> float:
-    return _steps(plan, tokens) * float(plan.time.total) / 86400.0
+def run_days(plan: PricedPlan, objective: Objective) -> float:
+    """Days of a run; with the time lost to failures only if the objective counts it."""
+    return _steps(plan, objective) * float(plan.time.total) / 86400.0
 
 
-def plan_cost(plan: PricedPlan, tokens: float) -> Money:
-    """The price of a run, without time lost to failures."""
-    return plan.money.times(_steps(plan, tokens))
+def plan_cost(plan: PricedPlan, objective: Objective) -> Money:
+    """The price of a run; with the time lost to failures only if the objective counts it."""
+    return plan.money.times(_steps(plan, objective))
 
 
 def lacking(plan: PricedPlan) -> tuple[str, ...]:
@@ -117,12 +127,14 @@ def sizes_text(advice: Advice) -> str:
     tokens, chosen = advice.objective.run_tokens, advice.job.cluster.num_devices
     rows = [["devices", "days", "device-hours", "money", "kWh", ""]]
     for size in advice.tried:
-        note = "chosen" if size.num_devices == chosen else "" if advice.objective.in_time(size.token_s) else "too slow"
+        note = (
+            "chosen" if size.num_devices == chosen else "" if advice.objective.in_time(size.run_token_s) else "too slow"
+        )
         if size.token_s == math.inf:
             rows.append([f"{size.num_devices:,}", "", "", "", "", "no plan fits"])
             continue
-        money = step_money(advice.job.cluster, tokens * size.token_s, size.num_devices)
-        days = tokens * size.token_s / 86400.0
+        money = step_money(advice.job.cluster, tokens * size.run_token_s, size.num_devices)
+        days = tokens * size.run_token_s / 86400.0
         kwh = "unknown" if money.kwh is None else f"{money.kwh:,.0f}"
         rows.append(
             [f"{size.num_devices:,}", number_text(days), f"{money.device_hours:,.0f}", usd_text(money.usd), kwh, note]

@@ -10,7 +10,8 @@ from shardwright.config.cluster_facts import usual_link_notes
 from shardwright.config.job import JobSpec
 from shardwright.config.model import ModelSpec
 from shardwright.config.model_job import sequence_notes
-from shardwright.config.units import counted
+from shardwright.config.phrase import say
+from shardwright.config.units import counted_phrase
 from shardwright.sharding.stage_parameters import model_parameters
 
 # "About 100 billion" is true of numbers that differ by at most this share.
@@ -33,8 +34,13 @@ def batch_notes(job: JobSpec) -> list[str]:
     if not batch.grows:
         return []
     return [
-        f"the batch grows from {batch.ramp.start:,} to {batch.global_batch_size:,} sequences over the first "
-        f"{counted(batch.num_growing, 'step')}; a step is told of the full one, and a run with what smaller ones take"
+        say(
+            "the batch grows from {start:,} to {size:,} sequences over the first {steps}; a step is told of the full "
+            "one, and a run with what smaller ones take",
+            start=batch.ramp.start,
+            size=batch.global_batch_size,
+            steps=counted_phrase(batch.num_growing, "step"),
+        )
     ]
 
 
@@ -49,12 +55,22 @@ def _parameter_notes(model: ModelSpec) -> list[str]:
     ratio = (math.sqrt(remainder**2 + 4 * layers * told_parameters) - remainder) / (2 * layers)
     head_size = model.head_size
     near_hidden = max(head_size, round(model.hidden * ratio / head_size) * head_size)
-    split_text = f"{layers / 1e9:,.1f} in matrices of layers, {remainder / 1e9:,.1f} in tables and vectors"
     return [
-        f"model.told_parameters_b says {model.told_parameters_b:g} billion parameters, and {model.layers} layers of "
-        f"hidden {model.hidden:,} have {(layers + remainder) / 1e9:,.1f} billion ({split_text}); with all widths in "
-        f"proportion a hidden of {model.hidden * ratio:,.0f} would have them, or {near_hidden:,}, which splits into "
-        f"heads of {head_size}"
+        say(
+            "model.told_parameters_b says {told:g} billion parameters, and {layers} layers of hidden {hidden:,} have "
+            "{all:,.1f} billion ({matrices:,.1f} in matrices of layers, {others:,.1f} in tables and vectors); with all "
+            "widths in proportion a hidden of {exact:,.0f} would have them, or {near:,}, which splits into heads of "
+            "{head_size}",
+            told=model.told_parameters_b,
+            layers=model.layers,
+            hidden=model.hidden,
+            all=(layers + remainder) / 1e9,
+            matrices=layers / 1e9,
+            others=remainder / 1e9,
+            exact=model.hidden * ratio,
+            near=near_hidden,
+            head_size=head_size,
+        )
     ]
 
 
@@ -64,8 +80,21 @@ def _device_notes(job: JobSpec) -> list[str]:
         return []
     replica_ranks = plan.world // plan.dp
     way_out = (
-        f"dp {told_devices // replica_ranks} would use them all"
+        say("dp {dp} would use them all", dp=told_devices // replica_ranks)
         if told_devices % replica_ranks == 0
-        else f"no dp does: {told_devices} / {replica_ranks} = {told_devices / replica_ranks:.2f}"
+        else say(
+            "no dp does: {devices} / {ranks} = {quotient:.2f}",
+            devices=told_devices,
+            ranks=replica_ranks,
+            quotient=told_devices / replica_ranks,
+        )
     )
-    return [f"cluster.told_devices says {told_devices:,} devices, and {plan.degrees} = {plan.world:,} ranks; {way_out}"]
+    return [
+        say(
+            "cluster.told_devices says {told:,} devices, and {degrees} = {ranks:,} ranks; {way_out}",
+            told=told_devices,
+            degrees=plan.degrees,
+            ranks=plan.world,
+            way_out=way_out,
+        )
+    ]

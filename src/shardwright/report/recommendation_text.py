@@ -24,7 +24,7 @@ def plan_dicts(advice: Advice) -> list[dict[str, Any]]:
     if simpler and not any(plan is simpler.plan for plan in plans):
         plans.append(simpler.plan)
         plans[1:] = sorted(plans[1:], key=lambda plan: plan.token_s)
-    return [plan_dict(plan, advice.objective.run_tokens) | _roles(plan, recommendation) for plan in plans]
+    return [plan_dict(plan, advice.objective) | _roles(plan, recommendation) for plan in plans]
 
 
 def _roles(plan: PricedPlan, recommendation: Recommendation | None) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from io import StringIO
 
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
 from shardwright.report.text_columns import terminal_width
@@ -53,6 +53,6 @@ def rendered(parts: Sequence[RenderableType], coloured: bool = False) -> str:
     texts = []
     for part in parts:
         with console.capture() as capture:
-            console.print(part, soft_wrap=not isinstance(part, Table))
+            console.print(part, soft_wrap=not isinstance(part, (Group, Table)))
         texts.append("\n".join(line.rstrip() for line in capture.get().rstrip("\n").split("\n")))
     return "\n\n".join(texts)

@@ -182,7 +182,7 @@ def scaling_picture(job: JobSpec, scalings: Sequence[Scaling]) -> str:
         price, prices = "device-hours of 1e9 tokens", lines(lambda _, p: 1e9 / p.tokens_per_s_per_device / 3600)
     else:
         price, prices = "US dollars of 1e9 tokens", lines(lambda _, p: p.usd_per_billion_tokens or 0.0)
-    memory_title = f"memory of the fullest device, GiB (dotted: the {room_gib:g} there are)"
+    memory_title = f"memory of the fullest device, GiB; it has {room_gib:g}"
     charts = (
         LineChart("speed-up: tokens a second", boxes[0], speed_ups, 1.0, None, _times, ticks),
         LineChart("efficiency: tokens a second of a device", boxes[1], efficiency, 1.0, 1.0, _share_percent, ticks),

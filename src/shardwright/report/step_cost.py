@@ -4,10 +4,11 @@ from dataclasses import asdict
 from typing import Any
 
 from shardwright.config.job import JobSpec
-from shardwright.config.units import counted, seconds_text
+from shardwright.config.phrase import capitalized, say
+from shardwright.config.units import counted_phrase, seconds_text
 from shardwright.cost.money import price_words
 from shardwright.planner.own_plan import Estimate
-from shardwright.report.text_columns import aligned, filled
+from shardwright.report.document import AlignedRows, Part, paragraph
 
 # Parts of StepTime (simulate/closed_form.py) in words. They add up to the step.
 PARTS = {
@@ -51,70 +52,91 @@ def price_dict(job: JobSpec, estimate: Estimate) -> dict[str, Any]:
     }
 
 
-def price_text(job: JobSpec, estimate: Estimate) -> str:
-    """The price of a step and of a run as text."""
-    blocks = [_speed(job, estimate), _parts(estimate), _money(job, estimate), _failures(estimate)]
-    gaps = [filled(f"{gap[0].upper()}{gap[1:]}.") for gap in estimate.gaps]
-    return "\n\n".join(block for block in [*blocks, *gaps] if block)
+def price_parts(job: JobSpec, estimate: Estimate) -> list[Part]:
+    """The price of a step and of a run, for reading."""
+    gaps = [paragraph(say("{gap}.", gap=capitalized(gap))) for gap in estimate.gaps]
+    return [_speed(job, estimate), _parts(estimate), *_money(job, estimate), *_failures(estimate), *gaps]
 
 
-def _speed(job: JobSpec, estimate: Estimate) -> str:
+def _speed(job: JobSpec, estimate: Estimate) -> Part:
     step = estimate.step
-    return filled(
-        f"A step of {job.tokens_per_step:,} tokens takes {seconds_text(step.total)}; four of five lie between "
-        f"{seconds_text(step.low)} and {seconds_text(step.high)}. That is {estimate.tokens_per_s_per_device:,.0f} "
-        f"tokens a second and device, MFU {100 * step.mfu:.1f} % and HFU {100 * step.hfu:.1f} % of "
-        f"{_rounded(estimate.peak_flops / 1e12)} TFLOP/s, the peak in {job.precision.product_number}."
+    return paragraph(
+        say(
+            "A step of {tokens:,} tokens takes {seconds}; four of five lie between {low} and {high}.",
+            tokens=job.tokens_per_step,
+            seconds=seconds_text(step.total),
+            low=seconds_text(step.low),
+            high=seconds_text(step.high),
+        ),
+        say(
+            "That is {throughput:,.0f} tokens a second and device, MFU {mfu:.1f} % and HFU {hfu:.1f} % of {peak} "
+            "TFLOP/s, the peak in {number}.",
+            throughput=estimate.tokens_per_s_per_device,
+            mfu=100 * step.mfu,
+            hfu=100 * step.hfu,
+            peak=_rounded(estimate.peak_flops / 1e12),
+            number=job.precision.product_number,
+        ),
     )
 
 
-def _parts(estimate: Estimate) -> str:
-    unit, name = (1.0, "seconds") if estimate.step.total >= 1.0 else (1e-3, "milliseconds")
-    rows = [["of a step", name, ""]]
+def _parts(estimate: Estimate) -> Part:
+    unit, name = (1.0, say("seconds")) if estimate.step.total >= 1.0 else (1e-3, say("milliseconds"))
+    rows: list[list[str]] = [[say("of a step"), name, ""]]
     for part, words in PARTS.items():
         seconds = getattr(estimate.step, part)
         if seconds > 0.0005 * estimate.step.total:
-            rows.append([words, f"{seconds / unit:.3f}", f"{100 * seconds / estimate.step.total:.1f} %"])
-    return aligned(rows)
+            rows.append([say(words), f"{seconds / unit:.3f}", f"{100 * seconds / estimate.step.total:.1f} %"])
+    return AlignedRows(rows)
 
 
-def _money(job: JobSpec, estimate: Estimate) -> str:
+def _money(job: JobSpec, estimate: Estimate) -> list[Part]:
     tokens = f"{job.tokens_of_run:.3g}".replace("e+0", "e").replace("e+", "e")
     columns = {
-        "a step": (estimate.step_money, estimate.step.total),
-        "1e12 tokens": (
+        say("a step"): (estimate.step_money, estimate.step.total),
+        say("1e12 tokens"): (
             estimate.cost_of_steps(estimate.num_steps_1e12_tokens),
             estimate.num_steps_1e12_tokens * estimate.effective_step_s,
         ),
-        f"the run, {tokens} tokens": (
+        say("the run, {tokens} tokens", tokens=tokens): (
             estimate.cost_of_steps(estimate.num_steps_of_run),
             estimate.num_steps_of_run * estimate.effective_step_s,
         ),
     }
-    rows = [["", *columns], ["time", *(seconds_text(seconds) for _, seconds in columns.values())]]
-    rows.append(["device-hours", *(_rounded(float(money.device_hours)) for money, _ in columns.values())])
+    rows: list[list[str]] = [["", *columns], [say("time"), *(seconds_text(seconds) for _, seconds in columns.values())]]
+    rows.append([say("device-hours"), *(_rounded(float(money.device_hours)) for money, _ in columns.values())])
     if estimate.step_money.usd is not None:
-        rows.append(["money", *(_dollars(float(money.usd or 0)) for money, _ in columns.values())])
+        rows.append([say("money"), *(_dollars(float(money.usd or 0)) for money, _ in columns.values())])
     if estimate.step_money.kwh is not None:
-        rows.append(["energy", *(f"{_rounded(float(money.kwh or 0))} kWh" for money, _ in columns.values())])
+        rows.append([say("energy"), *(f"{_rounded(float(money.kwh or 0))} kWh" for money, _ in columns.values())])
     price = price_words(job.cluster)
-    return aligned(rows) + (f"\n\n{filled(f'Money is counted {price}.')}" if price else "")
+    return [AlignedRows(rows), *([paragraph(say("Money is counted {price}.", price=price))] if price else [])]
 
 
-def _failures(estimate: Estimate) -> str:
+def _failures(estimate: Estimate) -> list[Part]:
     reliability, goodput = estimate.reliability, estimate.goodput
     if reliability is None or goodput is None:
-        return ""
+        return []
     steps = max(1, round(float(goodput.interval_s) / estimate.step.total))
-    return filled(
-        f"A failure is expected every {seconds_text(float(reliability.between_failures_s))}. With a checkpoint of "
-        f"{estimate.checkpoint_bytes / 1e12:.3g} TB, which takes "
-        f"{seconds_text(float(reliability.checkpoint_s))}, after "
-        f"every {seconds_text(float(goodput.interval_s))} ({counted(steps, 'step')}), which is best, "
-        f"{100 * goodput.training:.1f} % of the time trains; checkpoints take {100 * goodput.checkpoints:.1f} %, lost "
-        f"work {100 * goodput.lost_work:.1f} % and restarts {100 * goodput.restarts:.1f} %. 1e12 tokens and the run "
-        "have that in them."
-    )
+    return [
+        paragraph(
+            say("A failure is expected every {between}.", between=seconds_text(float(reliability.between_failures_s))),
+            say(
+                "With a checkpoint of {terabytes:.3g} TB, which takes {takes}, after every {interval} ({steps}), which "
+                "is best, {training:.1f} % of the time trains; checkpoints take {checkpoints:.1f} %, lost work "
+                "{lost:.1f} % and restarts {restarts:.1f} %.",
+                terabytes=estimate.checkpoint_bytes / 1e12,
+                takes=seconds_text(float(reliability.checkpoint_s)),
+                interval=seconds_text(float(goodput.interval_s)),
+                steps=counted_phrase(steps, "step"),
+                training=100 * goodput.training,
+                checkpoints=100 * goodput.checkpoints,
+                lost=100 * goodput.lost_work,
+                restarts=100 * goodput.restarts,
+            ),
+            say("1e12 tokens and the run have that in them."),
+        )
+    ]
 
 
 def _dollars(value: float) -> str:

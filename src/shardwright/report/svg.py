@@ -98,7 +98,7 @@ def horizontal_line(kind: str, box: Box, y: float, dashes: str = "") -> str:
 
 @dataclass(frozen=True)
 class LineChart:
-    """Lines in a box, y from 0 to at least `most`, with a title above, x below and a dashed line at `mark`.
+    """Lines in a box, y from `least` to at least `most`, with a title above, x below and a dashed line at `mark`.
 
     `form` writes a value of y. `ticks` are labels by x, in place of round numbers.
     """
@@ -110,15 +110,17 @@ class LineChart:
     mark: float | None = None
     form: Callable[[float], str] = "{:g}".format
     ticks: Mapping[float, str] | None = None
+    least: float = 0.0
 
     def drawn(self) -> list[str]:
         """The SVG elements."""
         box, highest = self.box, max(self.most, *(y for line in self.lines for _, y in line.points))
-        step = nice_step(highest / 4)
-        heights = [n * step for n in range(math.ceil(highest / step - _ABOVE) + 1)]
+        step = nice_step((highest - self.least) / 4)
+        lowest = math.floor(self.least / step + _ABOVE)
+        heights = [n * step for n in range(lowest, math.ceil(highest / step - _ABOVE) + 1)]
 
         def down(y: float) -> float:
-            return box.bottom - y / heights[-1] * box.height
+            return box.bottom - (y - heights[0]) / (heights[-1] - heights[0]) * box.height
 
         parts = [text(box.left, box.top - 10, self.title, "name", 12)]
         for y in heights:

@@ -1,12 +1,16 @@
 """Text in columns, and paragraphs as wide as the terminal."""
 
+import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Collection, Sequence
+import unicodedata
+from collections.abc import Collection, Iterator, Sequence
+from itertools import zip_longest
 
 _USUAL_WIDTH = 100  # columns, where no terminal has a width
 _WIDTHS = 60, 120  # columns of the narrowest and of the widest lines of a paragraph
+_UNBROKEN = re.compile(r"\s+|[（「“]*(?:[\x21-\x7e]+|\S)[，。；：、！？）」”]*")  # what no line ends within
 _LEAST_CELL = 16  # columns of a last cell that is broken into lines
 
 
@@ -31,27 +35,152 @@ def page_width() -> int:
 
 def filled(text: str, first: str = "", hang: str = "") -> str:
     """A paragraph as lines that fit the page. `first` begins the first line, `hang` the others."""
-    return textwrap.fill(
-        text, page_width(), initial_indent=first, subsequent_indent=hang, break_on_hyphens=False, break_long_words=False
-    )
+    if not is_wide(text):
+        return textwrap.fill(
+            text,
+            page_width(),
+            initial_indent=first,
+            subsequent_indent=hang,
+            break_on_hyphens=False,
+            break_long_words=False,
+        )
+    lines = wrapped(text, page_width() - len(hang))
+    return "\n".join(f"{hang if number else first}{line}" for number, line in enumerate(lines))
+
+
+def is_wide(text: str) -> bool:
+    """True if a text has characters that take two columns, as Chinese ones do."""
+    return not text.isascii() and any(unicodedata.east_asian_width(character) in "WF" for character in text)
+
+
+def num_columns(text: str) -> int:
+    """The columns of a text in a terminal: a Chinese character takes two."""
+    if text.isascii():
+        return len(text)
+    return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in text)
+
+
+def wrapped(text: str, width: int) -> Iterator[str]:
+    """Lines of a paragraph. Chinese has no spaces, and may be broken anywhere but before its punctuation.
+
+    A bracket or quotation mark that opens stays with what follows.
+    """
+    if text.isascii():
+        yield from textwrap.wrap(text, width, break_on_hyphens=False)
+        return
+    line, columns = "", 0
+    for word in _UNBROKEN.findall(text):
+        if columns + num_columns(word.rstrip()) > width:
+            yield line.rstrip()
+            line, columns = "", 0
+            word = word.lstrip()
+        line, columns = line + word, columns + num_columns(word)
+    if line:
+        yield line.rstrip()
+
+
+def fitting(text: str) -> str:
+    """A text whose lines fit the terminal: longer ones are broken at spaces, and go on under their first word.
+
+    Where nobody says how wide the output is, as in a pipe, lines stay whole.
+    """
+    if not is_sized():
+        return text
+    return "\n".join(_broken(line) if num_columns(line) > terminal_width() else line for line in text.split("\n"))
+
+
+def _broken(line: str) -> str:
+    indent = line[: len(line) - len(line.lstrip())]
+    first, *others = _cell_lines(line.lstrip(), terminal_width() - len(indent))
+    others = _cell_lines(line.lstrip()[len(first) :].lstrip(), terminal_width() - len(indent) - 2) if others else []
+    return "\n".join([indent + first, *(f"{indent}  {other}" for other in others)])
+
+
+def _cell_lines(text: str, width: int) -> list[str]:
+    """Lines of a text, broken at spaces, and Chinese between its characters."""
+    if is_wide(text):
+        return list(wrapped(text, width))
+    return textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=False)
 
 
 def aligned(rows: Sequence[Sequence[str]], gap: int = 2, left: Collection[int] = (0,)) -> str:
     """Rows as lines of columns, each as wide as its widest cell. Columns in `left` are aligned left, others right.
 
-    A last column that is aligned left and does not fit the terminal is broken into lines.
+    Where the terminal is narrower, cells of left columns and the headings of others (the first row) are broken into
+    lines; where that is not enough, further columns follow below, beside the first one again. In a pipe only a last
+    column that is aligned left is broken.
     """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    last = len(widths) - 1
-    room = terminal_width() - sum(widths[:-1]) - gap * last
-    is_broken = last in left and _LEAST_CELL <= room < widths[-1]
+    widths = [max(map(num_columns, column)) for column in zip(*rows, strict=True)]
+    last, room = len(widths) - 1, terminal_width() - gap * (len(widths) - 1)
+    excess = sum(widths) - room
+    if excess > 0 and last in left and widths[last] - excess >= _LEAST_CELL:
+        widths[last] -= excess
+    elif excess > 0 and is_sized():
+        least = [_least_width(column, number in left) for number, column in enumerate(zip(*rows, strict=True))]
+        if sum(least) > room and len(widths) > 2:
+            return _in_parts(rows, least, gap, left)
+        widths = _shrunk(widths, least, excess, left)
+    return "\n".join(line for row in rows for line in _lines_of(row, widths, gap, left))
+
+
+def is_sized() -> bool:
+    """True if the output has a width: that of a terminal, or one that the user says."""
+    return _has_columns() or (sys.stdout is not None and sys.stdout.isatty())
+
+
+def _least_width(cells: Sequence[str], is_left: bool) -> int:
+    """The width below which words of a column would be broken; numbers, which are right, keep their units."""
+    heading, *body = cells
+    words = [word for cell in (cells if is_left else [heading]) for word in cell.split(" ")]
+    numbers = [] if is_left else [num_columns(cell) for cell in body]
+    return max([min(num_columns(word), _LEAST_CELL) if is_wide(word) else len(word) for word in words] + numbers)
+
+
+def _shrunk(widths: Sequence[int], least: Sequence[int], excess: int, left: Collection[int]) -> list[int]:
+    """Widths less `excess` in all: first of columns with long headings, then of the widest columns of words."""
+    widths = list(widths)
+    for columns in ([n for n in range(len(widths)) if n not in left], [n for n in range(len(widths)) if n in left]):
+        while excess > 0 and (open_columns := [n for n in columns if widths[n] > least[n]]):
+            widths[max(open_columns, key=lambda n: widths[n])] -= 1
+            excess -= 1
+    return widths
+
+
+def _in_parts(rows: Sequence[Sequence[str]], least: Sequence[int], gap: int, left: Collection[int]) -> str:
+    """Columns in tables one below the other, each of which begins with the first column."""
+    parts: list[list[int]] = [[]]
+    used = least[0]
+    for column, width in enumerate(least[1:], 1):
+        if parts[-1] and used + gap + width > terminal_width():
+            parts.append([])
+            used = least[0]
+        parts[-1].append(column)
+        used += gap + width
+    if len(parts) == 1:  # a word is longer than the terminal is wide
+        return "\n".join(line for row in rows for line in _lines_of(row, list(least), gap, left))
+    return "\n\n".join(
+        aligned([[row[n] for n in (0, *part)] for row in rows], gap, [m for m, n in enumerate((0, *part)) if n in left])
+        for part in parts
+    )
+
+
+def _lines_of(row: Sequence[str], widths: Sequence[int], gap: int, left: Collection[int]) -> list[str]:
+    """A row as lines."""
+    cells = [
+        _cell_lines(cell, width) if num_columns(cell) > width else [cell]
+        for cell, width in zip(row, widths, strict=True)
+    ]
     lines = []
-    for row in rows:
-        cells = [
-            cell.ljust(width) if column in left else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+    for pieces in zip_longest(*cells, fillvalue=""):
+        padded = [
+            _padded(piece, width, column in left)
+            for column, (piece, width) in enumerate(zip(pieces, widths, strict=True))
         ]
-        pieces = textwrap.wrap(row[-1], room, break_on_hyphens=False) if is_broken and row[-1] else cells[-1:]
-        lines.append((" " * gap).join([*cells[:-1], pieces[0]]).rstrip())
-        lines += [" " * (terminal_width() - room) + piece for piece in pieces[1:]]
-    return "\n".join(lines)
+        lines.append((" " * gap).join(padded).rstrip())
+    return lines
+
+
+def _padded(text: str, width: int, is_left: bool) -> str:
+    """A text with spaces up to `width` columns, after it or before it."""
+    spaces = " " * (width - num_columns(text))
+    return text + spaces if is_left else spaces + text

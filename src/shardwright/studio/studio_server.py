@@ -21,11 +21,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shardwright.config.base import PlanError
+from shardwright.report.plan_parts import PARTS, Part
 from shardwright.studio.controls import controls_dict
 from shardwright.studio.dropped_file import state_of_files
 from shardwright.studio.exports import FORMATS, files
 from shardwright.studio.page_state import SUBJECT, PageState
-from shardwright.studio.plan_answer import PARTS, Part, PlanAnswers
+from shardwright.studio.plan_answer import PlanAnswers
 from shardwright.studio.plan_search import answers
 
 _MOST_BYTES = 2**20
@@ -183,8 +184,9 @@ async def _faults(request: Request, error: Exception) -> Response:
 
 
 def page_files() -> dict[str, bytes]:
-    """The files that a browser gets, by name: those of the page, and what draws timelines in reports."""
-    folders = (resources.files("shardwright.studio") / "page", resources.files("shardwright.report.timeline"))
+    """The files that a browser gets, by name: those of the page, and the components that it shares with reports."""
+    reports = resources.files("shardwright.report")
+    folders = (resources.files("shardwright.studio") / "page", reports / "page", reports / "timeline")
     return {
         entry.name: entry.read_bytes()
         for folder in folders

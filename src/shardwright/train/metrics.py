@@ -12,8 +12,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
-import torch
-
 from shardwright.config.base import RunError, printable
 from shardwright.config.data import HELD_OUT
 from shardwright.config.job import JobSpec
@@ -23,8 +21,10 @@ from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.sharding.memory_account import RankMemory
 from shardwright.train.launch.full_disk import quiet_writers, telling_of_full_disk
 from shardwright.train.router_update import in_words
-from shardwright.train.run_files import BOARD, METRICS, open_to_append, write_anew
-from shardwright.train.step_metrics import MeasuredStep, StepMetrics, job_peak_flops, known_device
+from shardwright.train.run_curves import run_curves
+from shardwright.train.run_files import METRICS, open_to_append, write_anew
+from shardwright.train.step_metrics import MeasuredStep, StepMetrics, device_title, job_peak_flops, known_device
+from shardwright.train.steps_done_again import DoneAgain, StepsDoneAgain
 from shardwright.train.steps_measured import measured_lines
 from shardwright.train.train_step import StepResult
 
@@ -34,25 +34,23 @@ class MetricsLog:
 
     def __init__(self, job: JobSpec, mesh: Mesh, folder: Path, first_step: int = 0, out: TextIO | None = None) -> None:
         """Go on after `first_step` steps: drop what the files have of later steps."""
-        from torch.utils.tensorboard import SummaryWriter  # takes a second, on rank 0 alone
-
         self._job = job
         self._out = out or sys.stdout
         device = known_device(job, mesh.device)
         self.device_name = device.name if device is not None else ""  # the catalog's
         self._peak_flops = job_peak_flops(job, device) if device is not None else None
-        self._path, self._board_folder = folder / METRICS, folder / BOARD
+        self._path = folder / METRICS
         quiet_writers()
-        with telling_of_full_disk(self._board_folder):
+        with telling_of_full_disk(self._path):
             folder.mkdir(parents=True, exist_ok=True)
-            _keep_until(self._path, first_step)
+            self._again = StepsDoneAgain(_keep_until(self._path, first_step))
             self._file = open_to_append(self._path)
-            self._board = SummaryWriter(str(self._board_folder), purge_step=first_step + 1 if first_step else None)
+        self._curves = run_curves(job, folder, first_step)
         self._recent_s: list[float] = []
         if self._peak_flops is None:
-            device_text = "this CPU" if mesh.device.type == "cpu" else torch.cuda.get_device_name(mesh.device)
             number = job.precision.product_number
-            self.say(f"MFU is not shown: the catalog of devices has no peak rate for {device_text} in {number}")
+            title = device_title(mesh.device)
+            self.say(f"MFU is not shown: the catalog of devices has no peak rate for {title} in {number}")
 
     def say(self, text: str) -> None:
         """Print a line for the user. Raises RunError if that fails."""
@@ -60,6 +58,11 @@ class MetricsLog:
             print(printable(text), file=self._out, flush=True)
         except OSError as error:
             raise RunError(f"standard output can't be written: {error.strerror}") from None
+
+    def begin(self, first_step: int, device: str, data: Mapping[str, str]) -> None:
+        """Record that this part of the run begins after `first_step` steps, on a device, with data by their paths and
+        digests."""
+        self._note({"begun": {"after_step": first_step, "device": device, "data": dict(data)}})
 
     def step(self, measured: MeasuredStep) -> None:
         """Record one step. Print a progress line every run.log_every steps."""
@@ -72,6 +75,7 @@ class MetricsLog:
         scalars |= {f"loss/{k + 2} tokens further": loss for k, loss in mtp_losses if loss is not None}
         self._draw(step, {name: value for name, value in scalars.items() if math.isfinite(value)})
         self._recent_s = [*self._recent_s[-19:], measured.step_s]
+        self._tell_again(self._again.see(step, _finite_or_none(metrics.loss)))
         if is_shown:
             left_s = (total - step) * sum(self._recent_s) / len(self._recent_s)
             number = f"{step:>{len(str(total))}}/{total}"
@@ -99,13 +103,12 @@ class MetricsLog:
 
     def go_back(self, step: int) -> None:
         """Let the run go on after this step: drop what was recorded of later steps."""
-        from torch.utils.tensorboard import SummaryWriter
-
-        self.close()
         with telling_of_full_disk(self._path):
+            self._file.close()
             _keep_until(self._path, step, with_memory=True)
             self._file = open_to_append(self._path)
-            self._board = SummaryWriter(str(self._board_folder), purge_step=step + 1)
+        for curves in self._curves:
+            curves.go_back(step)
 
     def memory(self, predicted: Sequence[RankMemory], measured: Sequence[RankMemory]) -> None:
         """Record the memory account, once: predicted and measured memory of each pipeline rank in one line. Measured
@@ -114,6 +117,12 @@ class MetricsLog:
         self._note({"memory": account})
         for line in measured_lines(predicted, measured):
             self.say(line)
+
+    def _tell_again(self, again: DoneAgain | None) -> None:
+        """Record a comparison of steps that were done a second time."""
+        if again is not None:
+            self._note({"done_again": again.as_dict()})
+            self.say(str(again))
 
     def _write(self, values: dict[str, Any]) -> None:
         self._note(values)
@@ -128,17 +137,17 @@ class MetricsLog:
             self._file.flush()
 
     def _draw(self, step: int, values: dict[str, float]) -> None:
-        """Add points to TensorBoard's curves."""
-        with telling_of_full_disk(self._board_folder):
-            for name, value in values.items():
-                self._board.add_scalar(name, value, step)
+        """Add points to the curves."""
+        for curves in self._curves:
+            curves.draw(step, values)
 
     def close(self) -> None:
-        """Close the files."""
+        """Record what is left to record, and close the files."""
+        self._tell_again(self._again.compared())
         with telling_of_full_disk(self._path):
             self._file.close()
-        with telling_of_full_disk(self._board_folder):
-            self._board.close()
+        for curves in self._curves:
+            curves.close()
 
 
 def held_out_of(name: str) -> str:
@@ -150,14 +159,31 @@ def _finite_or_none(loss: float | None) -> float | None:
     return loss if loss is not None and math.isfinite(loss) else None
 
 
-def _keep_until(path: Path, step: int, with_memory: bool = False) -> None:
+def _keep_until(path: Path, step: int, with_memory: bool = False) -> dict[int, float | None]:
     """Drop from a metrics file the lines of later steps, an unfinished last line of a broken run, and unless
-    `with_memory` the memory account, which a resumed run records again."""
-    lines = []
+    `with_memory` the memory account, which a resumed run records again. Returns the losses of the dropped steps."""
+    lines, losses = list[str](), dict[int, float | None]()
     if step and os.path.lexists(path):
         with open_file(path) as file:
-            lines = [raw.decode(errors="replace").rstrip("\n") for raw in file if _is_kept(raw, step, with_memory)]
+            for raw in file:
+                if _is_kept(raw, step, with_memory):
+                    lines.append(raw.decode(errors="replace").rstrip("\n"))
+                elif loss := _loss_of_line(raw):
+                    losses |= [loss]
     write_anew(path, "".join(f"{line}\n" for line in lines))
+    return losses
+
+
+def _loss_of_line(line: bytes) -> tuple[int, float | None] | None:
+    """The step and the loss of a line of a metrics file; None if it is of no step."""
+    try:
+        values = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(values, dict) or not isinstance(values.get("step"), int) or "loss" not in values:
+        return None
+    loss = values["loss"]
+    return (values["step"], loss) if loss is None or isinstance(loss, float) else None
 
 
 def _is_kept(raw: bytes, step: int, with_memory: bool) -> bool:

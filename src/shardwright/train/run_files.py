@@ -17,9 +17,13 @@ from typing import TextIO
 from shardwright.config.user_file import kind_of
 
 METRICS, BOARD, PROFILE, PICTURE = "metrics.jsonl", "tensorboard", "profile", "experts.svg"
+CARD, REPORT = "report.json", "report.html"
 TOKENS, CHECKPOINTS_BELOW = "data", "checkpoints"
 _WAYS_OUT = {TOKENS: "or name its target in data.cache", CHECKPOINTS_BELOW: "or name its target in checkpoint.path"}
-_FILES, _FOLDERS = (METRICS, "metrics.new", PICTURE), (BOARD, PROFILE, TOKENS, CHECKPOINTS_BELOW)
+_FILES, _FOLDERS = (
+    (METRICS, "metrics.new", PICTURE, CARD, REPORT, "report.new"),
+    (BOARD, PROFILE, TOKENS, CHECKPOINTS_BELOW),
+)
 NAMES = (*_FILES, *_FOLDERS)
 
 

@@ -1,7 +1,7 @@
 """The first and the last lines of a run, and its result."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pydantic import ValidationError
 
@@ -11,6 +11,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.model_job import sequence_notes
 from shardwright.config.units import counted
 from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.parallel.pipeline.action_times import Performed
 from shardwright.train.checkpoint.manifest import BrokenCheckpointError, Manifest, optimizer_of
 from shardwright.train.data.place import PlaceInData
 from shardwright.train.data.prepared_tokens import MixedTokens, TokenFiles
@@ -27,7 +28,8 @@ class RunResult:
     last measured; None if no token of a set has a loss.
 
     `preempted`: the run was asked to stop, has saved a checkpoint and can be resumed. `measured` has this rank's
-    measurements of its steps, None without steps.
+    measurements of its steps, None without steps. `performed` has the actions of the last measured step and their
+    times, by pipeline rank: those of this rank in the first replica, and nothing elsewhere.
     """
 
     steps: int
@@ -40,6 +42,7 @@ class RunResult:
     seconds: float
     preempted: bool = False
     measured: StepsMeasured | None = None
+    performed: dict[int, list[Performed]] = field(default_factory=dict)
 
     @property
     def validation_loss(self) -> float | None:

@@ -201,6 +201,11 @@ def peak_memory_bytes(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+def device_title(device: torch.device) -> str:
+    """The name of a device for people."""
+    return "this CPU" if device.type == "cpu" else torch.cuda.get_device_name(device)
+
+
 def known_device(job: JobSpec, device: torch.device) -> DeviceSpec | None:
     """The catalog's entry of this device, None if the catalog has none."""
     specs = [DeviceSpec(**catalog.read("devices", name)) for name in catalog.names("devices")]

@@ -35,6 +35,7 @@ def train(job: JobSpec, mesh: Mesh, folder: Path, start: RunStart | None = None)
         seconds=time.perf_counter() - start_s,
         preempted=not is_done,
         measured=run.recorder.measured(),
+        performed={mesh.pp.index: run.performed} if mesh.is_first_replica and run.performed else {},
     )
     if run.log is not None:
         run.tell([run.health.conclusion()])

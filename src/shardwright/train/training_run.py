@@ -12,6 +12,7 @@ from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.units import counted
 from shardwright.parallel.comm.hang_watch import in_turn_of_rank_0
 from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.parallel.pipeline.action_times import Performed
 from shardwright.sharding.memory_account import RankMemory
 from shardwright.train.checkpoint.kept import place_of
 from shardwright.train.checkpoint.manifest import HEALTHY, StateHealth, folder_name
@@ -29,6 +30,7 @@ from shardwright.train.held_out import HeldOutSets
 from shardwright.train.metrics import MetricsLog
 from shardwright.train.run_lines import NOTHING_IS_KEPT, introduce, rate_note
 from shardwright.train.span import SpanRun, SpanStart, end_of_span, read_spans, samples_of, tell_span, watched_span
+from shardwright.train.step_metrics import device_title
 from shardwright.train.steps_measured import StepsRecorder, measure_memory, predicted_lines
 
 MOST_UNREAD_STEPS = 10  # whose measurements lie on a device: to read them, the host waits
@@ -77,7 +79,10 @@ class TrainingRun:
             self.writer = CheckpointWriter(job, self.replica, mesh, folder, start.best_interval_s)
         self.log = MetricsLog(job, mesh, folder, begun.step) if mesh.rank == 0 else None
         self.recorder = StepsRecorder(self.log.device_name if self.log is not None else "")
+        self.performed: list[Performed] = []  # the actions of this rank in the last step that was read, with times
         if self.log is not None:
+            digests = dict(zip(self.place.names, self.place.digests, strict=True))
+            self.log.begin(begun.step, device_title(mesh.device), digests)
             introduce(job, mesh, self.tokens, self.place, self.log)
             self.tell([*predicted_lines(start.predicted), *begun.lines, *place_lines, self.health.startup_message])
             self.tell([*self.held_out.notes(), *trained_on_notes(job.data)])
@@ -149,11 +154,12 @@ class TrainingRun:
 
     def read_measurements_if_due(self) -> None:
         """Read the measurements of spans at each progress line, and every MOST_UNREAD_STEPS; on a CPU, where nothing
-        waits, after each span."""
+        waits, after each span. The actions of the last step and their times are read with them."""
         num_unread = sum(len(span.results) for span in self.unread)
         is_due = self.mesh.streams is None or num_unread >= MOST_UNREAD_STEPS
         if is_due or self.health.is_log_step(self.done):
             self.read_measurements()
+            self.performed = self.replica.executor.performed
 
     def read_measurements(self) -> None:
         """Read the measurements of all spans that were counted since the last reading, and log their steps."""

@@ -18,7 +18,7 @@ from shardwright.config.toml_file import read_toml
 Kind = Literal["models", "clusters", "devices", "jobs", "software", "calibrations"]
 
 # Fields of an entry that name another entry.
-_NAMING = ("device", "software", "generation", "calibration")
+_NAMING = ("device", "software", "generation", "calibration", "like")
 
 
 def names(kind: Kind) -> list[str]:

@@ -9,6 +9,7 @@ from shardwright.config.checks.check_adapters import adapter_faults
 from shardwright.config.checks.check_cluster import part_faults, topology_faults
 from shardwright.config.checks.check_context import context_faults
 from shardwright.config.checks.check_data import data_faults
+from shardwright.config.checks.check_division import batch_faults, tensor_faults, world_faults
 from shardwright.config.checks.check_experts import expert_faults
 from shardwright.config.checks.check_precision import float8_faults, master_faults, moment_faults
 from shardwright.config.checks.check_recompute import recompute_faults
@@ -17,13 +18,14 @@ from shardwright.config.checks.check_size import rank_faults, size_faults
 from shardwright.config.cluster import DeviceSpec
 from shardwright.config.cluster_facts import node_devices
 from shardwright.config.compression_facts import COMPRESSIONS
-from shardwright.config.divisors import all_divisors, nearest_divisors
+from shardwright.config.divisors import all_divisors
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.config.plan import PlanSpec, ep_ranks_of_node
 from shardwright.config.rank_order import DEFAULT_ORDER, ORDERS, inside_pipeline, number_of
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.software import SoftwareSpec
-from shardwright.config.units import counted
+from shardwright.config.units import counted, counted_phrase
 
 # In bytes. File systems allow 255; names of files beside the folder may add an ending.
 LONGEST_NAME = 200
@@ -33,7 +35,7 @@ def job_faults(job: JobSpec) -> list[str]:
     """All faults of a job whose fields are each valid. Empty if it can run."""
     if faults := rank_faults(job):  # ways out of other faults are divisors of these numbers, slow if they are large
         return faults
-    return [*faults_on_any_cluster(job), *_world_faults(job), *_fallback_faults(job)]
+    return [*faults_on_any_cluster(job), *world_faults(job), *_fallback_faults(job)]
 
 
 def faults_without_plan(job: JobSpec) -> list[str]:
@@ -47,7 +49,7 @@ def faults_on_any_cluster(job: JobSpec) -> list[str]:
         *size_faults(job),
         *_name_faults(job.name),
         *_section_faults(job),
-        *_tensor_faults(job),
+        *tensor_faults(job),
         *context_faults(job),
         *data_faults(job.data),
         *_pipeline_faults(job),
@@ -55,7 +57,7 @@ def faults_on_any_cluster(job: JobSpec) -> list[str]:
         *expert_faults(job),
         *_zero_faults(job),
         *recompute_faults(job.plan, job.model.layers, job.model.mtp_layers),
-        *_batch_faults(job),
+        *batch_faults(job),
         *_cluster_faults(job),
         *topology_faults(job.cluster),
         *part_faults(job),
@@ -71,7 +73,7 @@ def faults_on_any_cluster(job: JobSpec) -> list[str]:
 
 
 def _section_faults(job: JobSpec) -> list[str]:
-    """Faults of sections by themselves. Those of the batch are in `_batch_faults`, whose other rules need it right."""
+    """Faults of sections by themselves. Those of the batch are in `batch_faults`, whose other rules need it right."""
     sections = (
         job.model,
         job.cluster,
@@ -112,35 +114,19 @@ def _compress_faults(job: JobSpec) -> list[str]:
     ]
 
 
-def _tensor_faults(job: JobSpec) -> list[str]:
-    model, tp = job.model, job.plan.tp
-    faults = []
-    for what, count in (("heads", model.heads), ("kv heads", model.num_kv_heads), ("ffn", model.ffn_size)):
-        if count % tp:
-            faults.append(
-                f"plan.tp {tp} does not divide {count} {what} ({count} / {tp} = {count / tp:.2f}); "
-                f"use {all_divisors(count) if what != 'ffn' else nearest_divisors(count, tp)}"
-            )
-    if tp > model.vocab:
-        faults.append(
-            f"plan.tp {tp} leaves ranks without a row of a vocabulary of {model.vocab}; use at most {model.vocab}"
-        )
-    if job.plan.cp == 1 and job.plan.sequence_parallel and model.sequence % tp:
-        faults.append(
-            f"sequence parallel shards {model.sequence} tokens over tp {tp} "
-            f"({model.sequence} / {tp} = {model.sequence / tp:.2f}); use a sequence that is a multiple of "
-            f"{tp}, such as {model.sequence // tp * tp or tp}, or plan.sequence_parallel = false"
-        )
-    return faults
-
-
 def _pipeline_faults(job: JobSpec) -> list[str]:
     plan, layers = job.plan, job.model.layers
-    faults = []
+    faults: list[str] = []
     if plan.stages_per_rank == plan.virtual_stages:
-        product = f"pp {plan.pp} x virtual_stages {plan.virtual_stages} = {plan.num_stages}"
+        product: str = f"pp {plan.pp} x virtual_stages {plan.virtual_stages} = {plan.num_stages}"
     else:
-        product = f"pp {plan.pp} x {plan.stages_per_rank} stages a rank with {plan.schedule} = {plan.num_stages}"
+        product = say(
+            "pp {pp} x {stages} stages a rank with {schedule} = {all}",
+            pp=plan.pp,
+            stages=plan.stages_per_rank,
+            schedule=plan.schedule,
+            all=plan.num_stages,
+        )
     if plan.layout:
         if len(plan.layout) != plan.num_stages:
             faults.append(
@@ -162,9 +148,15 @@ def _pipeline_faults(job: JobSpec) -> list[str]:
             ]
     elif plan.num_stages > layers:
         # Embedding and head are work for two further stages, but only if the user asks for that.
-        hint = ", or say so in plan.layout" if plan.num_stages <= layers + 2 else ""
+        hint = say(", or say so in plan.layout") if plan.num_stages <= layers + 2 else ""
         faults.append(
-            f"{product} stages for {counted(layers, 'layer')} leaves stages without a layer; use at most {layers}{hint}"
+            say(
+                "{product} stages for {layers} leaves stages without a layer; use at most {most}{hint}",
+                product=product,
+                layers=counted_phrase(layers, "layer"),
+                most=layers,
+                hint=hint,
+            )
         )
     return faults
 
@@ -260,59 +252,11 @@ def _dispatch_faults(plan: PlanSpec, devices_per_node: int) -> list[str]:
     return []
 
 
-def _batch_faults(job: JobSpec) -> list[str]:
-    plan, batch = job.plan, job.batch.global_batch_size
-    share = plan.dp * plan.microbatch_size
-    if faults := job.batch.faults():
-        return faults
-    if batch % share == 0:
-        odd = [size for size in job.batch.sizes() if size % share]
-        return [
-            f"batch.ramp has a batch of {odd[0]} on its way from {job.batch.ramp.start} to {batch}, which does not "
-            f"split into dp {plan.dp} x microbatch_size {plan.microbatch_size} = {share}; use a start and an increment "
-            f"that are multiples of {share}"
-            for _ in odd[:1]
-        ]
-    batches = " or ".join(str(b) for b in (batch // share * share, (batch // share + 1) * share) if b)
-    plan_fix = (
-        "another plan.dp"
-        if batch % plan.dp
-        else f"plan.microbatch_size {nearest_divisors(batch // plan.dp, plan.microbatch_size)}"
-    )
-    return [
-        f"batch.global_batch_size {batch} does not split into dp {plan.dp} x microbatch_size "
-        f"{plan.microbatch_size} = {share} ({batch} / {share} = {batch / share:.2f}); "
-        f"use a batch of {batches}, or {plan_fix}"
-    ]
-
-
 def _cluster_faults(job: JobSpec) -> list[str]:
     cluster = job.cluster
     faults = entry_faults("cluster.software", "software", cluster.software, SoftwareSpec)
     if cluster.device != "unknown":
         faults += entry_faults("cluster.device", "devices", cluster.device, DeviceSpec)
-    return faults
-
-
-def _world_faults(job: JobSpec) -> list[str]:
-    cluster, plan = job.cluster, job.plan
-    faults = []
-    if cluster.num_devices and plan.world != cluster.num_devices:
-        ranks_of_replica = plan.world // plan.dp
-        way_out = (
-            f"use dp {cluster.num_devices // ranks_of_replica}"
-            if cluster.num_devices % ranks_of_replica == 0
-            else f"use degrees whose product is {cluster.num_devices}"
-        )
-        nodes = [(part.nodes, part.devices_per_node) for part in cluster.parts]
-        nodes = nodes or [(cluster.nodes, cluster.devices_per_node)]
-        devices = " + ".join(
-            f"{counted(num_nodes, 'node')} x {counted(per_node, 'device')}" for num_nodes, per_node in nodes
-        )
-        faults.append(
-            f"{plan.degrees} = {plan.world} ranks, and cluster {cluster.name!r} has {devices} = "
-            f"{cluster.num_devices}; {way_out}"
-        )
     return faults
 
 
@@ -340,7 +284,11 @@ def _optimizer_faults(job: JobSpec) -> list[str]:
     optimizer = job.optimizer
     if optimizer.warmup_steps > optimizer.steps:
         return [
-            f"optimizer.warmup_steps {optimizer.warmup_steps} is more than optimizer.steps "
-            f"{optimizer.steps}, so the peak learning rate is never reached; use at most {optimizer.steps}"
+            say(
+                "optimizer.warmup_steps {warmup} is more than optimizer.steps {steps}, so the peak learning rate is "
+                "never reached; use at most {steps}",
+                warmup=optimizer.warmup_steps,
+                steps=optimizer.steps,
+            )
         ]
     return []

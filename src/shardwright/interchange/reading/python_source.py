@@ -214,6 +214,10 @@ class Reader:
         if isinstance(target, ast.Name):
             scope.values[target.id] = value
             return
+        if isinstance(target, ast.Tuple) and isinstance(value, list) and len(value) == len(target.elts):
+            for element, item in zip(target.elts, value, strict=True):
+                self._put(element, item, scope)
+            return
         if isinstance(target, ast.Attribute):
             holder = self.expressions.holder(target.value, scope)
             if isinstance(holder, ParsedCall):

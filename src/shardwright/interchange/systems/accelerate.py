@@ -19,6 +19,7 @@ from shardwright.interchange.systems import deepspeed
 from shardwright.interchange.systems.training_arguments import (
     OPTIONS,
     WORLD,
+    FileParts,
     model_file,
     read_model,
     read_parts,
@@ -275,7 +276,8 @@ _FSDP_FILE_KEYS = (
 )  # fmt: skip
 
 
-def _is_own(data: dict[str, Any]) -> bool:
+def is_own(data: dict[str, Any]) -> bool:
+    """True if a file with these keys is a configuration of Accelerate's, or of DeepSpeed's."""
     own_keys = {
         "distributed_type",
         "compute_environment",
@@ -289,7 +291,11 @@ def _is_own(data: dict[str, Any]) -> bool:
 
 def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     """Read a configuration, with a launch script and a config.json. Raises ShellFault."""
-    parts = read_parts(texts, asked, _is_own, "Accelerate")
+    return result_of(read_parts(texts, asked, is_own, "Accelerate"), asked)
+
+
+def result_of(parts: FileParts, asked: Asked, *systems: str) -> ReadResult:
+    """The result of reading the contents of files; `systems` are further ones of known.toml whose names they have."""
     command = parts.command
     settings = parts.settings(asked, asked.cluster.devices)
     _fsdp_of_options(settings)
@@ -316,7 +322,7 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
         "fsdp-2024",
         machines if uses_launcher else 0,
         processes // machines if uses_launcher else 0,
-        ("accelerate", "deepspeed", "options"),
+        ("accelerate", "deepspeed", "options", *systems),
     )
 
 
@@ -346,6 +352,9 @@ def _fsdp_of_options(settings: Settings) -> None:
         file_options = {}
     file_options |= {name: settings.given.pop(name) for name in _FSDP_FILE_KEYS if name in settings.given}
     options |= {str(name).removeprefix("fsdp_"): value for name, value in file_options.items()}
+    settings.spelled = dict(settings.spelled) | {
+        _F + str(name).removeprefix("fsdp_"): f"fsdp_config.{name}" for name in file_options
+    }
     names = {"cpu_offload": "offload_params", "fsdp_version": "version"}
     settings.given |= {_F + names.get(name, name): value for name, value in options.items()}
 

@@ -18,6 +18,7 @@ from shardwright.interchange.rows import Rule, Table, degree, read_row, write_ta
 from shardwright.interchange.systems.training_arguments import (
     OPTIONS,
     WORLD,
+    FileParts,
     model_file,
     option_lines,
     read_model,
@@ -26,7 +27,7 @@ from shardwright.interchange.systems.training_arguments import (
 
 _ZERO = "zero_optimization."
 STAGE = (_ZERO + "stage",)
-_MICRO = ("train_micro_batch_size_per_gpu", "--per_device_train_batch_size")
+MICRO = ("train_micro_batch_size_per_gpu", "--per_device_train_batch_size")
 _TOP_LEVEL_KEYS = frozenset((
     "train_batch_size", "train_micro_batch_size_per_gpu", "zero_optimization", "bf16", "fp16", "gradient_clipping",
     "gradient_accumulation_steps", "optimizer", "scheduler", "steps_per_print",
@@ -37,13 +38,13 @@ def read_batch(settings: Settings, fields: Flat) -> None:
     """Read dp, the microbatch size, and the global batch size. Two of DeepSpeed's three sizes determine the third."""
     ranks_per_replica = fields["plan.tp"] * fields["plan.pp"] * fields["plan.cp"]
     world = settings.count(WORLD, 0)
-    microbatch_size = settings.overridden("plan.microbatch_size") or settings.count(_MICRO, 0)
+    microbatch_size = settings.overridden("plan.microbatch_size") or settings.count(MICRO, 0)
     batch_size = settings.count("train_batch_size", 0)
     accumulation_steps = settings.count(("gradient_accumulation_steps", "--gradient_accumulation_steps"), 0)
     if not microbatch_size and batch_size and accumulation_steps and world:
         microbatch_size = batch_size // max(1, accumulation_steps * (world // ranks_per_replica))
     if not microbatch_size:
-        microbatch_size, source = (8, ", the program's default,") if _MICRO[0] in settings.automatic else (1, "")
+        microbatch_size, source = (8, ", the program's default,") if MICRO[0] in settings.automatic else (1, "")
         settings.note(
             f"nothing says how many sequences a device takes at once; {microbatch_size}{source} is taken (--set "
             "plan.microbatch_size=N)"
@@ -229,7 +230,11 @@ def is_own(data: dict[str, Any]) -> bool:
 
 def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     """Read a configuration, with a launch script and a config.json. Raises ShellFault."""
-    parts = read_parts(texts, asked, is_own, "DeepSpeed")
+    return result_of(read_parts(texts, asked, is_own, "DeepSpeed"), asked)
+
+
+def result_of(parts: FileParts, asked: Asked, *systems: str) -> ReadResult:
+    """The result of reading the contents of files; `systems` are further ones of known.toml whose names they have."""
     command = parts.command
     nodes, devices_per_node = (
         (command.nodes, command.devices_per_node) if command and not asked.cluster.devices else (0, 0)
@@ -245,7 +250,7 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     settings.note(
         "priced as fsdp-2024 software: the catalog has none of DeepSpeed of these years (--as NAME for another)"
     )
-    return ReadResult(fields, settings, "fsdp-2024", nodes, devices_per_node, ("deepspeed", "options"))
+    return ReadResult(fields, settings, "fsdp-2024", nodes, devices_per_node, ("deepspeed", "options", *systems))
 
 
 def settings_of(job: JobSpec) -> dict[str, Any]:

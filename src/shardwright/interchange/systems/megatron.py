@@ -19,9 +19,9 @@ from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.script_text import flag_words, script_text
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.rows import read_row, write_table
-from shardwright.interchange.systems.megatron_experts import EXPERTS, FURTHER, MTP
+from shardwright.interchange.systems.megatron_experts import EXPERTS, FURTHER, MTP, OVER_EXPERTS
 from shardwright.interchange.systems.megatron_forks import with_defaults_of_fork
-from shardwright.interchange.systems.megatron_model import MODEL, REQUIRED, SHAPE
+from shardwright.interchange.systems.megatron_model import LATENT, LENGTH, MODEL, REQUIRED, SHAPE
 from shardwright.interchange.systems.megatron_plan import PLAN, WORLD
 from shardwright.interchange.systems.megatron_training import TRAINING
 from shardwright.interchange.training_programs import program_fault
@@ -102,8 +102,10 @@ def _read_engine(settings: Settings, texts: Mapping[str, str]) -> None:
     settings.ignore("deepspeed-config")
 
 
-def fields_of(settings: Settings, asked: Asked) -> Flat:
-    """The fields of a job that Megatron-LM's flags give."""
+def fields_of(settings: Settings, asked: Asked, model: Flat | None = None) -> Flat:
+    """The fields of a job that Megatron-LM's flags give. `model` are fields of a model that no flags describe."""
+    if model is not None:
+        return _fields_beside_model(settings, model)
     for name in REQUIRED:
         if not settings.has(name) and not (name == "num-layers" and settings.has("encoder-num-layers")):
             settings.faults.append(f"--{name} is not said, and a model needs it; add it")
@@ -120,6 +122,7 @@ def fields_of(settings: Settings, asked: Asked) -> Flat:
         settings.ignore(*(name for row in EXPERTS for name in row.names), *FURTHER)
     if settings.count("mtp-num-layers", 0):
         tables.append(MTP)
+    _ignore_without(settings)
     if "model.vocab" in asked.fields:
         settings.ignore(
             "vocab-size", "make-vocab-size-divisible-by", "padded-vocab-size", "tokenizer-type", "tokenizer-model"
@@ -128,6 +131,29 @@ def fields_of(settings: Settings, asked: Asked) -> Flat:
         if "vocab-size" in getattr(row, "names", ()) and "model.vocab" in asked.fields:
             continue
         read_row(row, settings, fields)
+    return fields
+
+
+def _ignore_without(settings: Settings) -> None:
+    """Mark as read what Megatron-LM does not read without latent attention or without MTP layers."""
+    if not settings.flag("multi-latent-attention"):
+        settings.ignore(*(name for row in LATENT for name in row.names), "original-max-position-embeddings")
+    if not settings.count("mtp-num-layers", 0):
+        settings.ignore(*(name for row in MTP for name in row.names))
+
+
+def _fields_beside_model(settings: Settings, model: Flat) -> Flat:
+    """The fields of a model, and of the flags for its plan and its training."""
+    fields = dict(model)
+    tables = [LENGTH, PLAN, OVER_EXPERTS, TRAINING] if model.get("model.moe.experts") else [LENGTH, PLAN, TRAINING]
+    if settings.count("mtp-num-layers", 0):
+        tables.append(MTP)
+    for row in [row for table in tables for row in table]:
+        read_row(row, settings, fields)
+    _ignore_without(settings)
+    if not model.get("model.moe.experts"):
+        fields["plan.expert_tp"] = 0
+        settings.ignore(*(name for row in EXPERTS for name in row.names if name != "num-experts"), *FURTHER)
     return fields
 
 

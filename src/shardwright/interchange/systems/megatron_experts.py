@@ -217,6 +217,15 @@ EXPERTS: Table = (
     Rule((), _read_unsupported),
 )
 
+# Rows that hold for a model that flags do not describe, too.
+OVER_EXPERTS: Table = (
+    Rule(("moe-router-load-balancing-type", "moe-aux-loss-coeff"), _read_balance),
+    number("moe-z-loss-coeff", "model.moe.z_coefficient", 0.0),
+    Rule(("moe-expert-capacity-factor",), _read_capacity),
+    word("moe-token-dispatcher-type", "plan.dispatch", _DISPATCHERS, "alltoall"),
+    Rule((), _read_unsupported),
+)
+
 MTP: Table = (
     count("mtp-num-layers", "model.mtp_layers", 0, always=True),
     number("mtp-loss-scaling-factor", "model.mtp_weight", 0.1, always=True),

@@ -17,7 +17,12 @@ _VOCABULARIES = {
     "deepseek-ai/deepseek-v3": (128815, "DeepSeek-V3's"),
     "deepseek-ai/deepseek-v2": (100015, "DeepSeek-V2's"),
     "meta-llama/llama-3": (128256, "Llama 3's"),
+    "meta-llama/meta-llama-3": (128256, "Llama 3's"),
+    "meta-llama/llama-2": (32000, "Llama 2's"),
     "mistralai/mixtral-8x7b": (32000, "Mixtral's"),
+    "mistralai/mixtral-8x22b-v0.1": (32000, "Mixtral's"),
+    "qwen/qwen2.5-": (151665, "Qwen 2.5's"),
+    "qwen/qwen3-": (151669, "Qwen 3's"),
 }
 
 
@@ -216,12 +221,14 @@ def _read_positions(settings: Settings, fields: Flat) -> None:
             "factor": factor,
             "mscale": settings.number("mscale", 1.0),
             "mscale_all_dim": settings.number("mscale-all-dim", 0.0),
-            "trained_sequence": settings.count("yarn-original-max-position-embeddings", 4096),
+            "trained_sequence": settings.count(
+                ("yarn-original-max-position-embeddings", "original-max-position-embeddings"), 4096
+            ),
             "fast": settings.number("yarn-beta-fast", 32.0),
             "slow": settings.number("yarn-beta-slow", 1.0),
             "truncate": not settings.flag("no-yarn-correction-range-round-to-int"),
         }
-    settings.ignore("mscale", "mscale-all-dim")
+    settings.ignore("mscale", "mscale-all-dim", "original-max-position-embeddings")
     fields |= {f"model.rotary_scaling.{name}": value for name, value in scaling.items()}
 
 
@@ -309,6 +316,20 @@ SHAPE: Table = (
     count("num-attention-heads", "model.heads", 0),
     count("seq-length encoder-seq-length max-position-embeddings", "model.sequence", 0),
 )
+
+
+def _read_length(settings: Settings, fields: Flat) -> None:
+    tokens = settings.count(("max-length", "seq-length"), 0)
+    if tokens:
+        fields["model.sequence"] = tokens
+    else:
+        settings.note(
+            f"nothing says how long samples are; {fields['model.sequence']:,} tokens are taken (--set model.sequence=N)"
+        )
+
+
+# The row that holds for a model that flags do not describe, too.
+LENGTH: Table = (Rule(("seq-length",), _read_length),)
 
 MODEL: Table = (
     Rule(("num-query-groups", "ffn-hidden-size", "kv-channels"), _read_widths, _write_widths),

@@ -290,13 +290,16 @@ def _write_optimizer(job: JobSpec, settings: dict[str, Any]) -> None:
         settings["muon-nesterov"] = True
 
 
-TRAINING: Table = (
-    Rule(("global-batch-size", "rampup-batch-size"), _read_batch, _write_batch),
-    Rule(("bf16", "fp16"), _read_numbers, _write_numbers),
-    Rule(("fp8-format", "fp8-recipe"), _read_float8, _write_float8),
+OPTIMIZER: Table = (
     Rule(("optimizer",), _read_optimizer, _write_optimizer),
     Rule(("lr", "min-lr", "lr-decay-style"), _read_rate, _write_rate),
     Rule(("train-iters", "lr-decay-iters", "lr-warmup-iters"), _read_length, _write_length),
     number("weight-decay", "optimizer.weight_decay", 0.01, always=True),
     number("clip-grad", "optimizer.clip_grad_norm", 1.0),
+)
+TRAINING: Table = (
+    Rule(("global-batch-size", "rampup-batch-size"), _read_batch, _write_batch),
+    Rule(("bf16", "fp16"), _read_numbers, _write_numbers),
+    Rule(("fp8-format", "fp8-recipe"), _read_float8, _write_float8),
+    *OPTIMIZER,
 )

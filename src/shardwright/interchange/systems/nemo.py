@@ -9,6 +9,7 @@ from shardwright.config.base import shortened
 from shardwright.config.dotted_keys import nested_keys
 from shardwright.config.job import JobSpec
 from shardwright.config.yaml_text import yaml_text
+from shardwright.interchange.hydra_command import overridden, with_command_line
 from shardwright.interchange.imported import Asked, ReadResult
 from shardwright.interchange.reading.hydra_defaults import composed
 from shardwright.interchange.reading.plain_data import read_data, resolved
@@ -128,10 +129,11 @@ _SHARDED = {"full": "optim_grads_params", "grad": "optim_grads", "hybrid": "opti
 
 def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     """Read a configuration. Raises ShellFault."""
+    texts, command_line = with_command_line(texts, asked)
     for name, text in texts.items():
         refuse_other_system(name, read_data(name, text), "NeMo")
     flat = composed(texts)
-    flat = resolved({name.removeprefix("training."): value for name, value in flat.items()})
+    flat = resolved(overridden({name.removeprefix("training."): value for name, value in flat.items()}, command_line))
     flat |= {name: value for name, value in asked.variables.items() if name in flat}
     sizes = (flat.get(f"trainer.{name}") for name in ("num_nodes", "devices"))
     nodes, devices_per_node = (

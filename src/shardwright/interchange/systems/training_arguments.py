@@ -3,17 +3,17 @@ model in config.json. Keys have the form of the command line: "--learning_rate".
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
 from shardwright.config.base import PlanError, shortened
 from shardwright.config.dotted_keys import flat_keys
-from shardwright.config.hugging_face.config_json import fields_of, notes_of
 from shardwright.config.hugging_face.written_config import written_config
 from shardwright.config.job import JobSpec
 from shardwright.interchange.imported import Asked
 from shardwright.interchange.launcher import Launched, find_training_command, missing_ranks
+from shardwright.interchange.named_model import is_model, read_named_model
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.recognised_files import refuse_other_system
 from shardwright.interchange.reading.script_text import flag_words
@@ -21,7 +21,8 @@ from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.reading.shell_marks import unknown_names
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.rows import Rule, Table, never, number
-from shardwright.interchange.training_programs import program_fault
+from shardwright.interchange.systems.llama_factory import own_options
+from shardwright.interchange.training_programs import program_fault, read_kind
 
 WORLD = "world_size"
 _SCHEDULES = {
@@ -45,6 +46,14 @@ _OPTIMIZERS = {
     "paged_adamw_32bit": "adamw",
     "adamw": "adamw",
 }
+_OWN_OPTIMIZERS = {
+    "adam": "adamw",
+    "adamw": "adamw",
+    "fusedadam": "adamw",
+    "lion": "lion",
+    "sgd": "sgd",
+    "muon": "muon",
+}
 _SEQUENCE = ("--block_size", "--max_seq_length", "--max_length", "--model_max_length", "--cutoff_len", "--max_seq_len")
 
 
@@ -66,6 +75,8 @@ class FileParts:
     model: dict[str, Any] | None
     command: Launched | None
     faults: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    spelled: Mapping[str, str] = field(default_factory=dict)  # names of settings as a file has them
 
     def settings(self, asked: Asked, world: int) -> Settings:
         """The settings of all files and of the command, for `world` devices; 0 means unknown."""
@@ -73,10 +84,11 @@ class FileParts:
         program = self.command.program if self.command else ""
         return Settings(
             self.given | ({WORLD: world} if world else {}),
-            notes=list(self.command.notes) if self.command else [],
+            notes=[*self.notes, *(self.command.notes if self.command else ())],
             faults=[*([fault] if (fault := program_fault(program)) else []), *self.faults, *missing],
             overrides=asked.fields,
             automatic=self.automatic,
+            spelled=self.spelled,
         )
 
 
@@ -97,6 +109,7 @@ def read_parts(
             given |= {
                 f"--{name.replace('-', '_')}": value for name, value in flags.items() if not name.startswith("slurm")
             }
+        given |= own_options({name.removeprefix("--"): value for name, value in given.items()})
     written = command.written if command else {}
     for name, text in {
         **{path: text for path, text in written.items() if path.endswith((".json", ".yaml"))},
@@ -104,13 +117,13 @@ def read_parts(
     }.items():
         data = read_data(name if name.endswith((".json", ".yaml", ".yml")) else f"{name}.json", text)
         refuse_other_system(name, data, title)
-        if "model_type" in data or "text_config" in data:
+        if is_model(data):
             model = data
         elif is_own(data) and not _has_options(data):
             given |= flat_keys(data)
             has_own = True
         elif _has_options(data):
-            given |= {f"--{key}": value for key, value in data.items()}
+            given |= {f"--{key}": value for key, value in data.items()} | own_options(data)
         else:
             raise ShellFault(
                 f"{name} is neither the system's configuration, nor a config.json with model_type, nor options; check"
@@ -155,27 +168,12 @@ def _missing_files(given: dict[str, Any], names: Set[str], has_own: bool) -> Ite
             yield f"{key} {shortened(value)} is a file that is not read, and it says how things are split: name it too"
 
 
+_MODEL_NAMES = ("--model_name_or_path", "--model", "--base_model")
+
+
 def read_model(model: dict[str, Any] | None, asked: Asked, settings: Settings, fields: Flat) -> None:
-    """Set the fields of the model from the keys of its config.json."""
-    if model is None:
-        if not any(name in asked.fields for name in ("model.name", "model.weights", "model.layers")):
-            settings.faults.append(
-                "nothing says what the model is; name its config.json as a further file, or --set "
-                "model.name=NAME of the catalog"
-            )
-        return
-    model_fields, faults = fields_of(model)
-    settings.notes += notes_of(model)
-    settings.faults += [f"config.json: {fault}; name another if it is not meant" for fault in faults]
-    coefficient = model.get("router_aux_loss_coef")
-    if (
-        "moe" in model_fields
-        and model.get("output_router_logits") is True
-        and isinstance(coefficient, (int, float))
-        and coefficient > 0
-    ):
-        model_fields["moe"] |= {"aux_loss": "switch", "aux_coefficient": float(coefficient)}
-    fields |= {f"model.{name}": value for name, value in model_fields.items()}
+    """Set the fields of the model from the keys of its config.json, or by its name."""
+    fields |= read_named_model(model, _MODEL_NAMES, asked, settings)
 
 
 def _read_sequence(settings: Settings, fields: Flat) -> None:
@@ -208,12 +206,11 @@ def _read_rate(settings: Settings, fields: Flat) -> None:
         settings.faults.append(f"{settings.setting_text('--lr_scheduler_kwargs')}: it should be JSON")
     kwargs = kwargs if isinstance(kwargs, dict) else {}
     kind = _own_schedule(settings, kind)
-    ratio = settings.number("--warmup_ratio", 0.0)
-    warmup = settings.count(
-        ("--warmup_steps", "--num_warmup_steps", "scheduler.params.warmup_num_steps"),
-        1000 if _is_default(settings, "scheduler.params.warmup_num_steps") else round(ratio * steps),
-    )
-    fields |= {"optimizer.steps": steps, "optimizer.warmup_steps": min(steps, warmup), "optimizer.schedule": kind}
+    fields |= {
+        "optimizer.steps": steps,
+        "optimizer.warmup_steps": min(steps, _warmup(settings, steps)),
+        "optimizer.schedule": kind,
+    }
     is_cosine = settings.text("scheduler.type") == "WarmupCosineLR"
     default_ratio = 0.0001 if is_cosine and settings.is_open("scheduler.params.cos_min_ratio") else 0.0
     lowest_ratio = kwargs.get(
@@ -232,6 +229,20 @@ def _read_rate(settings: Settings, fields: Flat) -> None:
     settings.lose("--num_train_epochs", "steps are counted here (--set optimizer.steps=N)")
 
 
+def _warmup(settings: Settings, steps: int) -> int:
+    """The number of steps of the warm-up, which options say as steps or as a share of all steps."""
+    ratio = settings.number("--warmup_ratio", 0.0)
+    share = settings.given.get("--warmup_steps")
+    if isinstance(share, float) and 0 < share < 1:  # of the steps, as of transformers 5
+        ratio = share
+        settings.ignore("--warmup_steps")
+        settings.given = {name: value for name, value in settings.given.items() if name != "--warmup_steps"}
+    return settings.count(
+        ("--warmup_steps", "--num_warmup_steps", "scheduler.params.warmup_num_steps"),
+        1000 if _is_default(settings, "scheduler.params.warmup_num_steps") else round(ratio * steps),
+    )
+
+
 def _schedule(settings: Settings) -> str:
     """The schedule of the program, or the nearest to it: neither memory nor time depends on it."""
     word = settings.text("--lr_scheduler_type", "linear").lower().removeprefix("schedulertype.")
@@ -240,25 +251,6 @@ def _schedule(settings: Settings) -> str:
         settings.lost.append(f"{settings.setting_text('--lr_scheduler_type')}: the nearest here is {nearest}")
         return nearest
     return _SCHEDULES[word]
-
-
-_PREFERENCES = ("--beta", "--pref_beta", "--max_prompt_length", "--max_completion_length", "--num_generations")
-
-
-def _read_kind(settings: Settings, _: Flat) -> None:
-    """Refuse stages that train no decoder by next tokens, and options of training by preferences or rewards."""
-    if settings.given.get("--finetuning_type") == "full":
-        settings.ignore("--finetuning_type")
-    if preferences := [name for name in _PREFERENCES if settings.has(name)]:
-        settings.faults.append(
-            f"{', '.join(map(settings.setting_text, preferences))}: training by preferences or rewards (DPO, GRPO) "
-            "keeps further models or samples, which are not counted here"
-        )
-    for name in ("--stage", "--rlhf_type", "--rl"):
-        if settings.text(name, "sft") in ("sft", "pt"):
-            continue
-        fault = program_fault(settings.text(name))
-        settings.faults.append(fault or f"{settings.setting_text(name)} is not counted here; use sft or pt")
 
 
 _OWN_SCHEDULES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
@@ -275,10 +267,7 @@ def _own_schedule(settings: Settings, kind: str) -> str:
     if not own_type:
         return kind
     if own_type not in _OWN_SCHEDULES and "optimizer.schedule" not in settings.overrides:
-        settings.faults.append(
-            f"scheduler.type = {shortened(own_type)} can't be said here; use one of {', '.join(_OWN_SCHEDULES)}, "
-            "or say what comes near it with --set optimizer.schedule=NAME, such as cosine"
-        )
+        settings.lost.append(f"scheduler.type = {shortened(own_type)}: the nearest here is {kind}")
     if own_type in _OWN_SCHEDULES and settings.text("scheduler.params.warmup_type", "log") == "log":
         settings.lost.append("scheduler.params.warmup_type is log there, and the warm-up is linear here")
     return _OWN_SCHEDULES.get(own_type, kind)
@@ -319,15 +308,9 @@ def _write_rate(job: JobSpec, settings: dict[str, Any]) -> None:
 
 def _read_optimizer(settings: Settings, fields: Flat) -> None:
     own_type = settings.text("optimizer.type").lower()
-    fields["optimizer.name"] = settings.one_of("--optim", _OPTIMIZERS, "adamw_torch", "optimizer.name")
+    fields["optimizer.name"] = _optimizer(settings, "--optim", _OPTIMIZERS)
     if own_type:
-        names = {"adam": "adamw", "adamw": "adamw", "fusedadam": "adamw", "lion": "lion", "sgd": "sgd", "muon": "muon"}
-        if own_type not in names and "optimizer.name" not in settings.overrides:
-            settings.faults.append(
-                f"optimizer.type = {own_type[:40]} can't be said here; use one of {', '.join(names)}, or --set "
-                "optimizer.name=NAME"
-            )
-        fields["optimizer.name"] = names.get(own_type, "adamw")
+        fields["optimizer.name"] = _optimizer(settings, "optimizer.type", _OWN_OPTIMIZERS)
         if own_type == "adam" and settings.flag("optimizer.params.adam_w_mode", True) is False:
             fields["optimizer.name"] = "adam"
     betas = settings.raw("optimizer.params.betas")
@@ -340,6 +323,17 @@ def _read_optimizer(settings: Settings, fields: Flat) -> None:
         "optimizer.beta1": settings.number("--adam_beta1", float(pair[0])),
         "optimizer.beta2": settings.number("--adam_beta2", float(pair[1])),
     }
+
+
+def _optimizer(settings: Settings, name: str, words: Mapping[str, str]) -> str:
+    """The optimizer of a word, or AdamW, which is nearest to most others and holds as much as any of them, or more."""
+    word = settings.text(name, "adamw_torch").lower()
+    if word not in words and word != "adamw_torch" and "optimizer.name" not in settings.overrides:
+        settings.lost.append(
+            f"{settings.setting_text(name)}: AdamW with two moments in float32 is counted here (--set "
+            "optimizer.name=NAME)"
+        )
+    return words.get(word, "adamw")
 
 
 def _write_optimizer(job: JobSpec, settings: dict[str, Any]) -> None:
@@ -355,7 +349,8 @@ def _has_betas(job: JobSpec) -> bool:
 
 def _read_recompute(settings: Settings, fields: Flat) -> None:
     if settings.flag("--gradient_checkpointing"):
-        fields["plan.recompute"] = "full"
+        offload = settings.text("--activation_offloading", "false").lower()
+        fields |= {"plan.recompute": "full", "plan.offload_activations": offload not in ("false", "none")}
 
 
 def _write_recompute(job: JobSpec, settings: dict[str, Any]) -> None:
@@ -364,7 +359,7 @@ def _write_recompute(job: JobSpec, settings: dict[str, Any]) -> None:
 
 
 OPTIONS: Table = (
-    Rule(("--stage",), _read_kind),
+    Rule(("--stage",), read_kind),
     Rule(("--block_size",), _read_sequence, _write_sequence),
     Rule(("--gradient_checkpointing",), _read_recompute, _write_recompute),
     Rule(("--optim",), _read_optimizer, _write_optimizer),

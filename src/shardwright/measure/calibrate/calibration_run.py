@@ -11,6 +11,7 @@ import torch
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
+from shardwright.config.progress_records import tell_part
 from shardwright.config.units import counted
 from shardwright.measure.calibrate.device_file import RanksMeasured, device_entry_of
 from shardwright.measure.calibrate.sweep import Sweep, measure_machine
@@ -41,7 +42,9 @@ def calibrate_here(sweep: Sweep, ranks: int, device: str) -> tuple[dict[str, Any
         raise PlanError("calibrate", [*faults, f"ask for fewer than {counted(ranks, 'rank')} with --ranks"])
     start_s, launches = time.perf_counter(), []
     with scratch_folder() as scratch:
-        for number in numbers_of_ranks(ranks):
+        numbers = numbers_of_ranks(ranks)
+        for place, number in enumerate(numbers):
+            tell_part(f"measuring with {counted(number, 'rank')}", place, len(numbers))
             job = _job(number, device)
             reports = launch(partial(measure_machine, sweep), job, scratch / f"{number}")
             launches.append(RanksMeasured(number, job, reports))

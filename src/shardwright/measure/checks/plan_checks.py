@@ -2,12 +2,13 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
+from shardwright.config.progress_records import tell_part, tell_share
 from shardwright.config.units import counted
 from shardwright.measure.checks.host_waits import reading_faults, wait_faults
 from shardwright.measure.checks.kernel_demands import checked_step
@@ -17,6 +18,7 @@ from shardwright.measure.checks.recorded_runs import RankAccesses, recorded_acce
 
 MOST_RANKS = 64  # each is run dry, in about a second
 _MOST_FAULTS = 8
+_PARTS = 3  # of the work, about equally long
 
 
 @dataclass(frozen=True)
@@ -44,9 +46,13 @@ def check_plan(job: JobSpec) -> list[PlanCheck]:
                 f"{MOST_RANKS}; use less dp, with as much smaller a batch: replicas do the same"
             ],
         )
-    checks = [_timed("messages", _messages, job), _timed("kernels", _kernels, job)]
+    tell_part("messages", 0, _PARTS)
+    checks = [_timed("messages", _messages, job)]
+    tell_part("kernels", 1, _PARTS)
+    checks.append(_timed("kernels", _kernels, job))
+    tell_part("accesses to memory", 2, _PARTS)
     began_s = time.perf_counter()
-    ranks = [recorded_accesses(job, rank) for rank in _first_ranks(job)]
+    ranks = [recorded_accesses(job, rank) for rank in _told_ranks(job)]
     took_s = time.perf_counter() - began_s
     return [*checks, PlanCheck("accesses", *_accesses(ranks), took_s), PlanCheck("waits", *_waits(job, ranks), 0.0)]
 
@@ -70,9 +76,17 @@ def _first_ranks(job: JobSpec) -> range:
     return range(0, job.plan.world, job.plan.world // job.plan.pp)
 
 
+def _told_ranks(job: JobSpec) -> Iterator[int]:
+    """Yield the first ranks, and record how many of them are done."""
+    ranks = _first_ranks(job)
+    for number, rank in enumerate(ranks):
+        tell_share(f"rank {rank}", number / len(ranks))
+        yield rank
+
+
 def _kernels(job: JobSpec) -> tuple[str, list[str]]:
     calls, faults = Counter[str](), dict[str, None]()
-    for rank in _first_ranks(job):
+    for rank in _told_ranks(job):
         checked = checked_step(job, rank)
         faults |= checked.faults
         calls.update(checked.calls)

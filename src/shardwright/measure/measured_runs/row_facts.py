@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from shardwright.config.attention_kernels import kernel_names
 from shardwright.config.catalog import did_you_mean
+from shardwright.config.moe import ROUTINGS
 from shardwright.config.network_facts import NETWORKS
 from shardwright.config.number_types import NUMBER_TYPES, number_called, wide_numbers
 from shardwright.config.recompute_policy import OPERATORS
@@ -116,6 +117,7 @@ _WORDS: dict[str, tuple[str, ...]] = {
     "overlap": tuple(OVERLAPS),
     "oom": ("yes", "no"),
     "offload": OFFLOADS,
+    "routing": ROUTINGS,
 }
 
 

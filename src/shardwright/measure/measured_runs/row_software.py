@@ -1,7 +1,8 @@
 """The software of a measured run, by the columns of its row: framework and month, attention, compilation, overlap.
 
-A row that does not say its framework ran what was usual: Megatron-LM of its month, on TPUs JAX. The rule looks at the
-device and the month alone, never at the plan, and the prediction's range is wider.
+A row that does not say its framework ran what was usual: Megatron-LM of its month, on TPUs JAX, on Blackwell
+Megatron-Bridge, whose recipes NVIDIA ships for it. The rule looks at the device and the month alone, never at the plan,
+and the prediction's range is wider.
 """
 
 import re
@@ -11,7 +12,8 @@ from shardwright.config.software import OVERLAPS, generation_of, software_of
 from shardwright.cost.calibration import device_of
 from shardwright.measure.measured_runs.row_facts import Row
 
-_USUAL, _USUAL_ON_TPU = "megatron-lm", "jax"
+_USUAL = "megatron-lm"
+_USUAL_ON = {"tpu": "jax", "blackwell": "megatron-bridge"}  # by generation of devices
 # The usual month of a run on a generation of devices whose row has no date; of all others it is not known, and the
 # newest software is assumed.
 _USUAL_MONTH = {
@@ -32,7 +34,7 @@ def software_of_row(row: Row) -> str:
     if not name:
         device = device_of(row["gpu"]).generation
         month = month or _month(row.get("date") or "") or _USUAL_MONTH.get(device, "")
-        name = generation_of(_USUAL_ON_TPU if device == "tpu" else _USUAL, month, is_compiled)
+        name = generation_of(_USUAL_ON.get(device, _USUAL), month, is_compiled)
     software = software_of(name)
     changes = []
     if (kernel := kernel_names().get(row.get("attention") or "")) and kernel != software.attention:

@@ -11,6 +11,7 @@ from pathlib import Path
 from shardwright.config.attention_sections import WindowSpec
 from shardwright.config.cluster import DeviceSpec
 from shardwright.config.model_shape import ModelShape
+from shardwright.config.moe import ROUTINGS
 from shardwright.config.number_types import number_called
 from shardwright.config.section_shapes import ExpertShape, LatentShape
 from shardwright.config.software import software_of
@@ -172,6 +173,7 @@ def shape_of_row(row: Row) -> ModelShape:
             ffn=width,
             shared_ffn=width * whole(row, "shared_experts"),
             dense_layers=whole(row, "dense_layers"),
+            routing=next((routing for routing in ROUTINGS if routing == row.get("routing")), "forced"),
         )
     latent = None
     if row.get("kv_rank"):

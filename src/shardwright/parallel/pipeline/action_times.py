@@ -6,11 +6,13 @@ the host's clock by an event recorded at that moment.
 """
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from shardwright.parallel.device_streams import DeviceStreams, TimedEvent, wait_on_host
-from shardwright.schedule.action import Action
+from shardwright.schedule.action import Action, Kind
+from shardwright.schedule.timing import Times
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,3 +83,31 @@ class DeviceTimes(ActionTimes):
             ]
             self._actions = []
         return self._performed
+
+
+def times_of_step(rows: Sequence[Sequence[Performed]]) -> Times:
+    """A step as it was executed, in the form of the simulation: `rows` are the actions of each pipeline rank, and times
+    count from the first action's start."""
+    first_s = min(row[0].start_s for row in rows)
+    consumed_s = {
+        (part.kind, part.stage, part.microbatch): entry.began_s
+        for row in rows
+        for entry in row
+        for part in entry.action.computes()
+    }
+    spans = [[_span(entry, consumed_s) for entry in row] for row in rows]
+    starts, ends = ([[span[side] - first_s for span in row] for row in spans] for side in (0, 1))
+    return Times(tuple(tuple(entry.action for entry in row) for row in rows), starts, ends)
+
+
+def _span(entry: Performed, consumed_s: Mapping[tuple[Kind, int, int], float]) -> tuple[float, float]:
+    """Start and end of an action. A receive counts as over when its consumer begins: nothing reads it before."""
+    action = entry.action
+    if action.kind is Kind.RECV_FORWARD:
+        arrived_s = consumed_s[Kind.FORWARD, action.stage, action.microbatch]
+    elif action.kind is Kind.RECV_BACKWARD:
+        keys = [(kind, action.stage, action.microbatch) for kind in (Kind.BACKWARD, Kind.INPUT_GRAD)]
+        arrived_s = next(consumed_s[key] for key in keys if key in consumed_s)
+    else:
+        return entry.began_s, entry.end_s
+    return arrived_s, arrived_s

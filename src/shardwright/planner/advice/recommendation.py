@@ -27,7 +27,7 @@ from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.known_strategies import within_known
 from shardwright.planner.search.objectives import Objective, best, check_in_time
 from shardwright.planner.search.plan_price import fits, room_bytes
-from shardwright.planner.search.results import Candidate, TriedSize
+from shardwright.planner.search.results import Candidate
 from shardwright.planner.search.sample import standing
 from shardwright.planner.search.search_progress import Phase, tell
 from shardwright.planner.search.simpler_plans import simpler_plans
@@ -61,9 +61,9 @@ def plans_of(
         advice = settled(advice, constraints, constants, num_shown=num_shown)
     if not advice.plans:
         return advice
-    chosen = TriedSize(advice.job.cluster.num_devices, advice.plans[0].token_s)
-    check_in_time(advice.job, wanted, chosen.token_s)
-    tried = tuple(chosen if size.num_devices == chosen.num_devices else size for size in advice.tried)
+    token_s, devices = advice.plans[0].token_s, advice.job.cluster.num_devices
+    check_in_time(advice.job, wanted, token_s)
+    tried = tuple(replace(size, token_s=token_s) if size.num_devices == devices else size for size in advice.tried)
     return replace(advice, tried=tried)
 
 

@@ -125,3 +125,28 @@ def _shared_alike(job: JobSpec, constraints: Constraints, block: PlanBlock, numb
     columns["zero_ranks"] = space.hybrid_ranks(job, constraints, columns)
     is_legal: Column = (columns["zero_ranks"] > 0) & (block.num_copies == 1)
     return PlanBlock(block.variant, columns).where(is_legal)
+
+
+def with_layout_kept(job: JobSpec, adjacent: JobSpec) -> list[JobSpec]:
+    """The plan with the layout of an adjacent plan, if that has one and stages lie on the same ranks."""
+    plan, adjacent_plan = job.plan, adjacent.plan
+    if not adjacent_plan.layout or not same_stages(adjacent_plan, plan):
+        return []
+    return [job.model_copy(update={"plan": plan.model_copy(update={"layout": list(adjacent_plan.layout)})})]
+
+
+def with_virtual_stages(plan: PlanSpec, virtual: int, microbatch_size: int) -> PlanSpec:
+    """The plan with another number of stages a rank, evenly laid out, and another microbatch."""
+    return plan.model_copy(
+        update={
+            "virtual_stages": virtual,
+            "microbatch_size": microbatch_size,
+            "extra_warmup": 0,
+            "most_alive": 0.0,
+            "layout": [],
+        }
+    )
+
+
+def with_even_stages(job: JobSpec) -> JobSpec:
+    return job.model_copy(update={"plan": job.plan.model_copy(update={"layout": []})})

@@ -33,6 +33,11 @@ class Corrections:
     def __init__(self) -> None:
         self._factors: dict[_Alike, float] = {}
 
+    @property
+    def is_empty(self) -> bool:
+        """True until something is learned."""
+        return not self._factors
+
     def learned(self, job: JobSpec, refuted: Sequence[JobSpec], constants: Constants, room: float) -> bool:
         """Learn from plans that do not fit in `room` bytes by the account; False if there is nothing to learn."""
         if not software_of(job.cluster.software).is_own:

@@ -1,9 +1,10 @@
 """Objectives of a search: the fastest step, the fewest dollars or the least energy a token, the fewest devices for a
-deadline, the most room.
+deadline, the fewest days with the time that failures take, the most room.
 
 On one cluster the cheapest plan is the fastest, so cost, energy and devices are searched over the number of its nodes:
 2^i and 3 x 2^i of them, and all. Devices of one kind have one price and one power (cost/money.py), so the nodes that
-take the least energy are the cheapest ones: both are the fewest device-seconds a token.
+take the least energy are the cheapest ones: both are the fewest device-seconds a token. A larger cluster fails more
+often, so the fewest days with failures, restarts and checkpoints in them are searched over its nodes, too.
 """
 
 import math
@@ -15,16 +16,19 @@ from shardwright.config import largest
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.cost.calibration import Constants
+from shardwright.cost.failures import Goodput, reliability_gaps
+from shardwright.cost.run_goodput import job_goodput
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.plan_price import room_bytes
 from shardwright.planner.search.results import SearchResult, TriedSize
 from shardwright.planner.search.search import search
 
-Name = Literal["time", "cost", "energy", "devices", "memory"]
-NAMES: tuple[Name, ...] = ("time", "cost", "energy", "devices", "memory")
+Name = Literal["time", "goodput", "cost", "energy", "devices", "memory"]
+NAMES: tuple[Name, ...] = ("time", "goodput", "cost", "energy", "devices", "memory")
 REFERENCE_TOKENS = 1e12
 _DAY_S = 86400.0
 _SLACK = 1.05  # times the fastest plan's step that a plan with more room may take
+_WORSE = 1.25  # times the fewest days: once a size takes so many, smaller ones are not tried
 _HALVINGS = 5  # of the interval of the room: to a 32nd of a device
 
 
@@ -54,6 +58,15 @@ class Objective:
         """Tokens of the run whose days and money are shown."""
         return self.tokens or REFERENCE_TOKENS
 
+    def goodput(self, job: JobSpec) -> Goodput | None:
+        """The shares of the time of a run on the job's cluster; None where the objective counts no failures."""
+        return job_goodput(job) if self.name == "goodput" else None
+
+    def training_share(self, job: JobSpec) -> float:
+        """The share of the time of a run that trains; 1 where the objective counts no failures."""
+        goodput = self.goodput(job)
+        return 1.0 if goodput is None else float(goodput.training)
+
     def in_time(self, token_s: float) -> bool:
         """True if a plan that takes `token_s` seconds a token meets the deadline."""
         return self.days == 0 or token_s * self.tokens <= self.days * _DAY_S
@@ -82,16 +95,21 @@ def best(
     nodes = job.cluster.nodes
     if objective.name in ("cost", "energy"):
         nodes = _fewest_device_s(job, objective, token_s_on)
+    elif objective.name == "goodput":
+        nodes = _fewest_days(job, objective, token_s_on)
     elif objective.name == "devices":
         nodes = _fewest(job, objective, token_s_on)
     result = result_of(nodes, num_shown)
     per_node = job.cluster.devices_per_node
-    sizes = tuple(TriedSize(nodes * per_node, tried[nodes]) for nodes in sorted(tried))
+    sizes = tuple(
+        TriedSize(size * per_node, tried[size], objective.training_share(on_nodes(job, size))) for size in sorted(tried)
+    )
     return on_nodes(job, nodes), replace(result, tried=sizes)
 
 
 def check_in_time(job: JobSpec, objective: Objective, token_s: float) -> None:
     """Raise PlanError if the fastest plan, which takes `token_s` seconds a token, misses the deadline."""
+    token_s /= objective.training_share(job)
     if not objective.in_time(token_s):
         raise PlanError(f"job {job.name}", [_too_slow(job, objective, token_s)])
 
@@ -123,6 +141,18 @@ def _fewest_device_s(job: JobSpec, objective: Objective, token_s_on: Callable[[i
     times = {nodes: token_s_on(nodes) for nodes in node_counts(job.cluster.nodes)}
     in_time = {nodes: token_s for nodes, token_s in times.items() if objective.in_time(token_s)}
     return min(in_time, key=lambda nodes: (nodes * in_time[nodes], nodes), default=job.cluster.nodes)
+
+
+def _fewest_days(job: JobSpec, objective: Objective, token_s_on: Callable[[int], float]) -> int:
+    """The number of nodes on which a run takes the fewest days with failures. PlanError if their rate is unknown."""
+    if gaps := reliability_gaps(job.cluster):
+        raise PlanError(f"job {job.name}", gaps)
+    days: dict[int, float] = {}
+    for nodes in reversed(node_counts(job.cluster.nodes)):
+        days[nodes] = token_s_on(nodes) / objective.training_share(on_nodes(job, nodes))
+        if _WORSE * min(days.values()) < days[nodes] < math.inf:
+            break
+    return min(days, key=lambda nodes: (days[nodes], nodes))
 
 
 def _fewest(job: JobSpec, objective: Objective, token_s_on: Callable[[int], float]) -> int:

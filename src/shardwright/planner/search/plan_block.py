@@ -68,6 +68,11 @@ class PlanVariant:
         """The values of the fields about recomputation."""
         return tuple(getattr(self, name) for name in RECOMPUTATION)
 
+    @property
+    def without_choices(self) -> "PlanVariant":
+        """The variant with 1F1B and no recomputation, which has the same methods otherwise."""
+        return PlanVariant(cp_method=self.cp_method, dispatch=self.dispatch, float8=self.float8)
+
     def fields(self) -> dict[str, Any]:
         """The variant as fields of PlanSpec."""
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "float8"}

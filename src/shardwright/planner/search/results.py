@@ -1,5 +1,6 @@
 """Results of a search: the best plans of each kind so far, and at its end the plans to show."""
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -46,10 +47,17 @@ class SimulatedPlan(Candidate):
 
 @dataclass(frozen=True)
 class TriedSize:
-    """A part of a cluster and its fastest plan: devices, and seconds a token, infinite if no plan fits."""
+    """A part of a cluster and its fastest plan: devices, seconds a token, infinite if no plan fits, and the share of a
+    run's time that trains, 1 if the objective counts no failures."""
 
     num_devices: int
     token_s: float
+    training_share: float = 1.0
+
+    @property
+    def run_token_s(self) -> float:
+        """Seconds a token with the time that does not train."""
+        return self.token_s / self.training_share
 
 
 @dataclass(frozen=True)
@@ -84,6 +92,7 @@ class Best:
     last_s: Column
     depth: int
     places: dict[int, dict[Likeness, PlanPlace]] = field(default_factory=dict)
+    _best_s: float = math.inf
 
     @classmethod
     def of_kinds(cls, num_kinds: int, depth: int) -> "Best":
@@ -110,6 +119,14 @@ class Best:
             times = [place.token_s for place in kept_places.values()]
             self.token_s[kind] = min(times)
             self.last_s[kind] = max(times) if len(times) == self.depth else np.inf
+
+    def next_best(self) -> PlanPlace | None:
+        """The fastest plan of all kinds, if it is faster than at the previous call."""
+        kind = int(self.token_s.argmin())
+        if self.token_s[kind] >= self._best_s:
+            return None
+        self._best_s = float(self.token_s[kind])
+        return self.of(kind)[0]
 
     def of(self, kind: int) -> list[PlanPlace]:
         """The kept plans of a kind, fastest first."""

@@ -2,7 +2,7 @@
 
 1. Price a first guess. For each kind of plan it takes the degrees with the lowest bounds, under 1F1B with no or with
    full recomputation, and the sharding that wins most often. Its fitting plans set limits: for each kind the best time
-   so far, and for all kinds the time of the last kind that is shown.
+   so far, and for all kinds the time of the last kind that is shown. Of a large space a few rows are priced before.
 2. Bound each row of degrees under each policy of recomputation (`bounds.mean_rank_token_s`). Drop rows above limits.
 3. Combine the other rows with all schedules and virtual stages. Price these plans unsharded, memory before time. Drop
    plans above limits, and plans whose activations have no room with any sharding of the state.
@@ -38,7 +38,7 @@ from shardwright.planner.search.known_strategies import within_known
 from shardwright.planner.search.plan_block import Column, Columns, PlanBlock, PlanVariant, join_blocks, select
 from shardwright.planner.search.plan_price import fits, prices, room_bytes
 from shardwright.planner.search.results import Best, PlanPlace, SearchResult, SearchTally
-from shardwright.planner.search.search_progress import Phase, tell
+from shardwright.planner.search.search_progress import Phase, tell, tell_best
 from shardwright.planner.search.search_scope import SearchScope
 from shardwright.planner.search.simulated_plans import SimulatedPlans
 
@@ -49,16 +49,13 @@ _MOST_ROWS = 2**15  # rows whose bounds are computed in one call: each needs som
 SURE_STATE = 0.9  # share of the least state that a plan surely needs: vocabularies and shards are rounded up
 _ROUNDS = 4  # searches at most, each with the memory corrections of the previous one
 _DEPTH = 8  # plans of a kind that are simulated, each with another order of work
+_MANY_LAYERS = 2**13  # so many rows of layers take a second to bound: some are priced before
+_SOME = 256  # of these
 _GUESSED = 32  # rows of a kind that are priced to have a first limit
 # Plans of one kind agree in these degrees. A list shows the fastest plan of each kind.
 _KIND_DEGREES = ("tp", "pp", "cp", "ep")
 _BOUND_COLUMNS = ("mean_s", "paired_s", "least_bytes", "turn_s", "row", "layer")  # used only for bounds
 _LAYER = ("tp", "cp", "ep", "expert_tp", "microbatch_size", "sequence_parallel")  # workload.memo.layer_columns
-
-
-def _without_choices(variant: PlanVariant) -> PlanVariant:
-    """The variant with 1F1B and no recomputation, which has the same methods otherwise."""
-    return PlanVariant(cp_method=variant.cp_method, dispatch=variant.dispatch, float8=variant.float8)
 
 
 def search(
@@ -158,20 +155,22 @@ class _BranchAndBound:
     def price_first_guess(self) -> None:
         """Price one sharding of the rows of each kind that have the lowest bounds, so that there are limits."""
         simple = [
-            variant
-            for variant in self.variants
-            if variant.schedule == "1f1b" and RECOMPUTES[variant.recompute].is_guessed
-        ] or self.variants
-        for variant in (simple[0], simple[-1]):
-            rows = self._with_time_bounds(select(self.rows, space.admits(self.job, self.rows, variant)), variant)
+            guess for guess in self.variants if guess.schedule == "1f1b" and RECOMPUTES[guess.recompute].is_guessed
+        ]
+        simple = simple or self.variants
+        tried = [(simple[0], self.rows), (simple[-1], self.rows)]
+        if len(self.layers["dp"]) > _MANY_LAYERS:  # full recomputation, which fits most often, by the usual methods
+            usual = [variant for variant in simple if variant.without_choices == simple[0].without_choices]
+            tried.insert(0, (usual[-1], space.evenly_spread(self.rows, _SOME)))
+        for variant, all_rows in tried:
+            rows = self._with_time_bounds(select(all_rows, space.admits(self.job, all_rows, variant)), variant)
             if not len(rows["dp"]):
                 continue
             block = space.with_variant(self.job, self.constraints, select(rows, self._lowest_bounds(rows)), variant)
             allowed = [zero for zero in (1, 3, 2, 0) if self.constraints.allows("zero", zero)]
-            share = float(self.constraints.keep.get("offload_optimizer", 0.0))
             columns = block.columns | {
                 "zero": np.full(len(block), allowed[0]),
-                "offload_optimizer": np.full(len(block), share),
+                "offload_optimizer": np.full(len(block), float(self.constraints.keep.get("offload_optimizer", 0.0))),
             }
             if "zero_ranks" not in self.constraints.keep and "offload_parameters" not in self.constraints.keep:
                 self._price(PlanBlock(variant, columns))
@@ -190,7 +189,7 @@ class _BranchAndBound:
         tell(Phase.PRICING, 0.0)
         without_recompute = self._without_recompute()
         for common, alike in self._variants_by_bound().items():
-            method = _without_choices(common)
+            method = common.without_choices
             if method not in without_recompute:
                 continue
             rows = without_recompute[method]  # a lower bound on every policy of recomputation
@@ -220,7 +219,7 @@ class _BranchAndBound:
         """For each method its rows that may be shown if nothing is recomputed, with their bounds."""
         bounded = {
             method: self._with_time_bounds(select(self.rows, space.admits(self.job, self.rows, method)), method)
-            for method in dict.fromkeys(map(_without_choices, self.variants))
+            for method in dict.fromkeys(variant.without_choices for variant in self.variants)
         }
         rows_of_method = {method: rows for method, rows in bounded.items() if len(rows["dp"])}
         if not rows_of_method:
@@ -391,6 +390,8 @@ class _BranchAndBound:
         self.tally.num_fit += int(np.count_nonzero(fitting))
         may_be_shown = priced.laid_out_s < self.limits_s(block.columns["kind"])
         self.shown.take(block, priced.laid_out_s, np.flatnonzero(fitting & may_be_shown))
+        if self.corrections.is_empty and (best := self.shown.next_best()) is not None:
+            tell_best(lambda: best.block.plan(best.index, self.job), best.token_s)
         return block.where(~fitting & may_be_shown)
 
     def kinds(self) -> list[list[PlanPlace]]:

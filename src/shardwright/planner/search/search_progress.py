@@ -1,12 +1,11 @@
-"""How far a search has come: records of a logger, which a program may listen to.
-
-Each record has `share`, of the whole work that an answer takes, and as its message the phase.
-"""
+"""How far a search has come, and the best plan so far: records of `config/progress_records.py`."""
 
 import logging
+from collections.abc import Callable
 from enum import Enum
 
-LOGGER = logging.getLogger("shardwright.progress")
+from shardwright.config.job import JobSpec
+from shardwright.config.progress_records import LOGGER, tell_share
 
 
 class Phase(Enum):
@@ -21,4 +20,14 @@ class Phase(Enum):
 def tell(phase: Phase, share: float) -> None:
     """Record that a share of a phase is done."""
     words, begin, end = phase.value
-    LOGGER.info(words, extra={"share": begin + share * (end - begin)})
+    tell_share(words, begin + share * (end - begin))
+
+
+def tell_best(job: Callable[[], JobSpec], token_s: float) -> None:
+    """Record the best plan so far: the job under it, which is made only if somebody listens, and seconds of its step.
+
+    Its time may be that of closed forms, and the exact account may still find that it does not fit.
+    """
+    if LOGGER.isEnabledFor(logging.INFO):
+        best = job()
+        LOGGER.info("best plan so far", extra={"best": best, "step_s": token_s * best.tokens_per_step})

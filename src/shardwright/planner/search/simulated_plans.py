@@ -14,20 +14,24 @@ import numpy as np
 from shardwright.config.checks.check import job_faults
 from shardwright.config.cluster_facts import host_room_bytes
 from shardwright.config.job import JobSpec
-from shardwright.config.plan import PlanSpec
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.cost.calibration import Constants
 from shardwright.cost.from_job import run_of
 from shardwright.layers.memo import Memo
 from shardwright.memory.job_memories import every_rank_has_room
 from shardwright.memory.rank_estimate import peak_memory
-from shardwright.planner.search.adjacent_plans import adjacent_blocks, same_stages
+from shardwright.planner.search.adjacent_plans import (
+    adjacent_blocks,
+    with_even_stages,
+    with_layout_kept,
+    with_virtual_stages,
+)
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.plan_block import Column, Columns, PlanBlock
 from shardwright.planner.search.plan_price import fits, prices
 from shardwright.planner.search.promising import QUICK, THOROUGH, UNEVEN, Effort, Promising, SimulatedBase, in_turns
 from shardwright.planner.search.results import PlanPlace, SimulatedPlan
-from shardwright.planner.search.search_progress import Phase, tell
+from shardwright.planner.search.search_progress import Phase, tell, tell_best
 from shardwright.planner.stages.best_layout import LEAST_GAIN, adjacent_layouts, paying_layout
 from shardwright.schedule.job_program import plan_faults
 from shardwright.simulate.closed_form import StepTime, step_time_and_spare
@@ -82,6 +86,7 @@ class SimulatedPlans:
         self._fits: dict[str, bool] = {}
         self._times: dict[str, tuple[StepTime, float]] = {}
         self._closed_s: dict[str, float] = {}
+        self._best_job: JobSpec | None = None  # the last one that was recorded
 
     @property
     def num_simulated(self) -> int:
@@ -103,6 +108,7 @@ class SimulatedPlans:
             kind = self._kind_of(places, len(chosen) < _LONG_STEP_KINDS)
             if kind.plans:
                 chosen.append((places, kind))
+                self._tell_best(kind for _, kind in chosen)
             else:  # an earlier call has shown that none of them fits
                 self._refute(places)
         chosen.sort(key=lambda item: self._best(item[1]).token_s)
@@ -154,6 +160,13 @@ class SimulatedPlans:
             self._add(kind, [place.block.plan(place.index, self.job)])
         return kind
 
+    def _tell_best(self, kinds: Iterable[_Kind]) -> None:
+        """Record the fastest plan of some kinds if it is another one than before."""
+        best = min((self._best(kind) for kind in kinds if kind.plans), key=_seconds, default=None)
+        if best is not None and best.job is not self._best_job:
+            self._best_job = best.job
+            tell_best(lambda: best.job, best.token_s)
+
     def _best(self, kind: _Kind) -> SimulatedPlan:
         return min(kind.plans.values(), key=_seconds)
 
@@ -175,6 +188,7 @@ class SimulatedPlans:
                 self._add(kind, tried)
                 if effort.equal_layouts:
                     self._lay_out_nearly_fastest(kind)
+            self._tell_best(kinds)
             open_kinds = [kind for kind in open_kinds if self._has_more_to_look_at(kind, effort)]
 
     def _has_more_to_look_at(self, kind: _Kind, effort: Effort) -> bool:
@@ -247,13 +261,13 @@ class SimulatedPlans:
                 yield SimulatedPlan(laid_out, token_s, laid_out_time, even_s=float(time.total))
 
     def _even_s(self, job: JobSpec) -> float:
-        return float(self._time(_even(job))[0].total)
+        return float(self._time(with_even_stages(job))[0].total)
 
     def _closed_even_s(self, job: JobSpec) -> float:
         """Seconds a token, by closed forms, of an uneven plan if its stages were even; 0 if they are even."""
         if not job.plan.layout:
             return 0.0
-        even = _even(job)
+        even = with_even_stages(job)
         self._time(even)
         return self._closed_s[_key(even)] / job.tokens_per_step
 
@@ -300,7 +314,7 @@ class SimulatedPlans:
             simulated = [plan.job for plan in promising_plans if _key(plan.job) in self._times]
             not_simulated = [plan for plan in promising_plans if _key(plan.job) not in self._times]
             tried = [*simulated, *in_turns(not_simulated)[: effort.most_like(job)]]
-            laid_out = [laid_out_job for tried_job in tried for laid_out_job in _with_layout_kept(tried_job, job)]
+            laid_out = [laid_out_job for tried_job in tried for laid_out_job in with_layout_kept(tried_job, job)]
             adjacent.append([*tried, *laid_out, *self._adjacent_layouts(job, effort), *self._other_virtual_stages(job)])
         return adjacent
 
@@ -324,7 +338,7 @@ class SimulatedPlans:
             sizes.append(plan.microbatch_size // 2)
         for virtual in sorted({2, most, plan.virtual_stages * 2, plan.virtual_stages // 2, plan.virtual_stages + 1}):
             for size in sizes:
-                other_job = job.model_copy(update={"plan": _with_virtual_stages(plan, virtual, size)})
+                other_job = job.model_copy(update={"plan": with_virtual_stages(plan, virtual, size)})
                 if (
                     _actions(other_job) <= _LONGEST_STEP
                     and self.constraints.allows("virtual_stages", virtual)
@@ -350,31 +364,6 @@ class SimulatedPlans:
         for index in np.flatnonzero(may_fit & (optimistic_s * (1 + _LEAST_SHARE) < base.token_s)).tolist():
             near, job = int(block.columns["near"][index]), block.plan(index, self.job)
             yield Promising(near, float(optimistic_s[index]), float(priced.laid_out_s[index]), job)
-
-
-def _with_layout_kept(job: JobSpec, adjacent: JobSpec) -> list[JobSpec]:
-    """The plan with the layout of an adjacent plan, if that has one and stages lie on the same ranks."""
-    plan, adjacent_plan = job.plan, adjacent.plan
-    if not adjacent_plan.layout or not same_stages(adjacent_plan, plan):
-        return []
-    return [job.model_copy(update={"plan": plan.model_copy(update={"layout": list(adjacent_plan.layout)})})]
-
-
-def _with_virtual_stages(plan: PlanSpec, virtual: int, microbatch_size: int) -> PlanSpec:
-    """The plan with another number of stages a rank, evenly laid out, and another microbatch."""
-    return plan.model_copy(
-        update={
-            "virtual_stages": virtual,
-            "microbatch_size": microbatch_size,
-            "extra_warmup": 0,
-            "most_alive": 0.0,
-            "layout": [],
-        }
-    )
-
-
-def _even(job: JobSpec) -> JobSpec:
-    return job.model_copy(update={"plan": job.plan.model_copy(update={"layout": []})})
 
 
 def _is_legal(job: JobSpec) -> bool:

@@ -361,3 +361,10 @@ def count_by_variant(job: JobSpec, constraints: Constraints, columns: Columns) -
         for method_names, mask in masks.items()
     }
     return {variant: counts[variant.schedule, variant.cp_method, variant.dispatch] for variant in variants}
+
+
+def evenly_spread(rows: Columns, number: int) -> Columns:
+    """About so many of the rows with the least microbatch, evenly over them."""
+    sizes = rows["microbatch_size"]
+    least = np.flatnonzero(sizes == sizes.min())
+    return select(rows, least[:: max(1, len(least) // number)])

@@ -14,6 +14,7 @@ import numpy as np
 
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
+from shardwright.config.progress_records import tell_share
 from shardwright.cost.calibration import Constants, device_of
 from shardwright.layers.memo import Memo
 from shardwright.memory.rank_estimate import peak_memory
@@ -42,6 +43,7 @@ def best_mixed(job: JobSpec, constraints: Constraints, constants: Constants) -> 
     for tried, planned in enumerate(_most_promising(job, constraints, constants)):
         if tried == _TRIED or num_fit == _ENOUGH_FIT:
             break
+        tell_share("laying out the most promising plans", tried / _TRIED)
         try:
             laid_out = best_layout(planned, constants)
         except PlanError:

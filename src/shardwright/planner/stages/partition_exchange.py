@@ -54,7 +54,7 @@ def best_chunks(slots: Sequence[PipelineSlot], placement: StagePlacement, num_mi
 class _Loads:
     """Running sums over the layers, [a rank's stage][layers before], for each stage that a rank holds."""
 
-    ranks: Integers  # [rank's stage]
+    ranks: Integers  # [rank's stage], ascending; each holds as many stages
     stages: Integers
     seconds: Floats
     bytes: Floats
@@ -94,18 +94,18 @@ class _Loads:
         return self._on_ranks(*self._of_stages(counts))
 
     def _on_ranks(self, stage_s: Floats, stage_bytes: Floats) -> tuple[Floats, Floats]:
-        is_on_rank = (self.ranks[:, None] == np.arange(len(self.memory_bytes))).astype(float)
-        rank_bytes = stage_bytes @ is_on_rank
-        excess = np.where(rank_bytes > self.memory_bytes * (1 + 1e-12), rank_bytes - self.memory_bytes, 0.0)
-        return stage_s @ is_on_rank, excess
+        # Not as a product with a matrix of zeros and ones: the threads of such a product wait for each other, busily.
+        by_rank = (-1, len(self.memory_bytes), len(self.ranks) // len(self.memory_bytes))
+        rank_s, rank_bytes = (_sum_of_last(values.reshape(by_rank)) for values in (stage_s, stage_bytes))
+        return rank_s, np.where(rank_bytes > self.memory_bytes * (1 + 1e-12), rank_bytes - self.memory_bytes, 0.0)
 
     def _of_stages(self, counts: Integers) -> tuple[Floats, Floats]:
         """Seconds of a microbatch, and bytes; both by [layout][a rank's stage]."""
-        ends = np.cumsum(counts, axis=1)[:, self.stages]
+        first_sums = np.arange(len(self.ranks)) * self.seconds.shape[1]
+        ends = np.cumsum(counts, axis=1)[:, self.stages] + first_sums
         starts = ends - counts[:, self.stages]
-        place = np.arange(len(self.ranks))
-        stage_s = self.seconds[place, ends] - self.seconds[place, starts] + self.extra_s
-        return stage_s, self.bytes[place, ends] - self.bytes[place, starts] + self.extra_bytes
+        stage_s = self.seconds.take(ends) - self.seconds.take(starts) + self.extra_s
+        return stage_s, self.bytes.take(ends) - self.bytes.take(starts) + self.extra_bytes
 
     def best(self, counts: Integers) -> tuple[int, tuple[float, ...]]:
         """The first of the layouts with the lowest score, and that score, whose numbers are compared from left to
@@ -124,6 +124,14 @@ class _Loads:
         scores = np.concatenate([excess_bytes[indices, None], compared], axis=1)
         first = np.lexsort(scores.T[::-1])[0]
         return int(indices[first]), tuple(scores[first])
+
+
+def _sum_of_last(values: Floats) -> Floats:
+    """Sums over a short last axis, in its order."""
+    total = values[..., 0].copy()
+    for index in range(1, values.shape[-1]):
+        total += values[..., index]
+    return total
 
 
 def _exchanges(counts: Integers, least: Integers) -> Integers:

@@ -38,6 +38,7 @@ def story_dict(story: Story) -> dict[str, Any]:
         "step": None if step is None else asdict(step),
         "tokens_per_s": story.tokens_per_s,
         "layouts": layout_dict(story.layouts),
+        "contradictions": [asdict(contradiction) for contradiction in story.contradictions],
     }
 
 

@@ -1,12 +1,13 @@
 """The tables of a story: the work of one microbatch in a piece of the model, operator by operator, forward and back;
 the bytes that cross each link; and the layout of each tensor in the notations of DTensor, SBP and GSPMD."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
 from shardwright.config.layer_kind import UNTURNED, WINDOWED
 from shardwright.config.link_words import LinkWords
+from shardwright.config.phrase import Phrase, both, capitalized, fixed, say
 from shardwright.config.units import bytes_text, flops_text, number_text, seconds_text
 from shardwright.cost.wire_bytes import SentBytes
 from shardwright.explain.operator_passes import Collective, OperatorPass, PiecePass, total_s
@@ -14,21 +15,19 @@ from shardwright.explain.rank_collectives import Crossing
 from shardwright.layers.operators import MatrixProduct
 from shardwright.memory.step_collectives import PieceKind
 from shardwright.memory.tensor_table import RegionLayout
-from shardwright.report.text_columns import aligned
+from shardwright.report.document import AlignedRows, Part
 from shardwright.sharding.placements import TensorLayout, TensorPlacement
 
 
-def passes_text(passes: Iterable[PiecePass], backward: bool) -> str:
+def passes_parts(passes: Iterable[PiecePass], backward: bool) -> Iterator[Part]:
     """A table for each kind of piece, in the order in which a pass meets its operators."""
-    return "\n\n".join(_piece_text(piece, backward) for piece in passes)
-
-
-def _piece_text(piece: PiecePass, backward: bool) -> str:
-    rows = operator_rows(piece, backward)
-    if len(rows) == 1:
-        return f"{_title(piece, backward)}: nothing to compute or to move that a prediction counts."
-    left_columns = [column for column, name in enumerate(rows[0]) if name in _WORDS]
-    return f"{_title(piece, backward)}\n\n{aligned(rows, left=left_columns)}"
+    for piece in passes:
+        title, rows = _title(piece, backward), operator_rows(piece, backward)
+        if len(rows) == 1:
+            yield say("{title}: nothing to compute or to move that a prediction counts.", title=title)
+        else:
+            yield title
+            yield AlignedRows(rows, left=[column for column, name in enumerate(rows[0]) if name in _WORDS])
 
 
 _WORDS = ("operator", "work", "what it communicates")  # columns of words; the others have numbers
@@ -48,40 +47,59 @@ def piece_name(kind: PieceKind) -> str:
     if policy == "none":
         return name
     *first_names, last_name = policy.replace("full", "all").replace("stage", "all").split("+")
-    return f"{name} that computes {' and '.join([*([', '.join(first_names)] if first_names else []), last_name])} again"
+    operators = both([*([", ".join(first_names)] if first_names else []), last_name])
+    return say("{piece} that computes {operators} again", piece=name, operators=operators)
 
 
 def pieces_text(pieces: Mapping[PieceKind, int]) -> str:
     """Pieces with their numbers: "8 layers, the head"."""
-    return ", ".join(
-        f"{count} {_piece_words(kind[0], _PLURALS)}"
+    texts = tuple(
+        say("{count} {pieces}", count=count, pieces=_piece_words(kind[0], _PLURALS))
         if kind[0] not in ("embedding", "head") and count > 1
         else piece_name(kind)
         for kind, count in pieces.items()
     )
+    return say("{pieces}", pieces=texts)
 
 
 def _piece_words(kind: str, names: Mapping[str, str] = _NAMES) -> str:
     """A kind of piece in words, with the attention of its layers if a model has layers of several kinds."""
-    attention = [
-        text for word, text in ((WINDOWED, "with a window"), (UNTURNED, "without rotary positions")) if word in kind
+    attention: list[str] = [
+        text
+        for word, text in ((WINDOWED, say("with a window")), (UNTURNED, say("without rotary positions")))
+        if word in kind
     ]
-    return " ".join((names[kind.split()[0]], " and ".join(attention))).rstrip()
+    name = fixed(names[kind.split()[0]])
+    return say("{piece} {attention}", piece=name, attention=both(attention)) if attention else name
 
 
 def _title(piece: PiecePass, backward: bool) -> str:
     name = piece_name((piece.kind, piece.policy))
-    name = name[0].upper() + name[1:]
     seconds, flops = (piece.backward_s, piece.backward_flops) if backward else (piece.forward_s, piece.flops)
-    time_text = "" if seconds is None else f", {seconds_text(seconds)} of kernels and gaps"
-    again_text = f", and {seconds_text(piece.again_s)} of computing again" if backward and piece.again_s else ""
-    return f"{name}: {flops_text(flops)} on a rank{time_text}{again_text}"
+    time_text = "" if seconds is None else say(", {seconds} of kernels and gaps", seconds=seconds_text(seconds))
+    again_text = ""
+    if backward and piece.again_s:
+        again_text = say(", and {seconds} of computing again", seconds=seconds_text(piece.again_s))
+    return say(
+        "{piece}: {flops} on a rank{time}{again}",
+        piece=_capital(name),
+        flops=flops_text(flops),
+        time=time_text,
+        again=again_text,
+    )
+
+
+def _capital(name: str) -> str:
+    """The name of a piece, which may be a phrase in others, with a capital."""
+    if isinstance(name, Phrase) and name.template.startswith("{piece}"):
+        return Phrase(name.template, name.values | {"piece": _capital(name.values["piece"])})
+    return capitalized(name)
 
 
 def operator_rows(piece: PiecePass, backward: bool) -> list[list[str]]:
     """A row of column names, a row for each operator that computes or communicates in this pass, and a row of gaps."""
-    times = ["forward", "input gradient", "weight gradient", "computed again"] if backward else ["time", "a second"]
-    rows = [["operator", "work", "FLOP", *times, "what it communicates"]]
+    times = ("forward", "input gradient", "weight gradient", "computed again") if backward else ("time", "a second")
+    rows: list[list[str]] = [[say("operator"), say("work"), "FLOP", *map(say, times), say("what it communicates")]]
     for operator in reversed(piece.operators) if backward else piece.operators:
         moves = operator.backward if backward else (*operator.forward, *operator.with_graph)
         if backward and operator.again_share:
@@ -89,13 +107,13 @@ def operator_rows(piece: PiecePass, backward: bool) -> list[list[str]]:
         figures = _backward_figures(operator) if backward else _forward_figures(operator)
         is_later = operator.in_backward and not backward
         if any(figures) or moves or is_later:
-            computed = ["in the backward"] if is_later else _computed(operator, backward)
+            computed: list[str] = [say("in the backward")] if is_later else _computed(operator, backward)
             lines = list(zip_longest(computed, map(_collective_text, moves), fillvalue=""))
             rows.append([operator.name, lines[0][0], *figures, lines[0][1]])
             rows += [["", work, *[""] * len(figures), communicated] for work, communicated in lines[1:]]
     gaps = [None, piece.backward_gap_s, None, piece.again_gap_s] if backward else [piece.forward_gap_s, None]
     if any(gaps):
-        rows.append(["gaps between kernels", "", "", *(seconds_text(gap) if gap else "" for gap in gaps), ""])
+        rows.append([say("gaps between kernels"), "", "", *(seconds_text(gap) if gap else "" for gap in gaps), ""])
     used = [any(row[column] for row in rows[1:]) or column == 0 for column in range(len(rows[0]))]
     return [[cell for cell, is_used in zip(row, used, strict=True) if is_used] for row in rows]
 
@@ -119,45 +137,51 @@ def _backward_figures(operator: OperatorPass) -> list[str]:
 def _computed(operator: OperatorPass, backward: bool) -> list[str]:
     """A line for each product of an operator in this pass, or else one for its memory traffic."""
     if operator.pairs:
-        return [f"{number_text(operator.pairs)} pairs of a query and a key"]
+        return [say("{pairs} pairs of a query and a key", pairs=number_text(operator.pairs))]
     if operator.products:
         return [_shape(p) for p in operator.products]
     moved_bytes = (
         operator.backward_moved_bytes + operator.repeated * operator.moved_bytes if backward else operator.moved_bytes
     )
-    return [f"reads and writes {bytes_text(round(moved_bytes))}"] if moved_bytes else [""]
+    return [say("reads and writes {bytes}", bytes=bytes_text(round(moved_bytes)))] if moved_bytes else [""]
 
 
 def _shape(p: MatrixProduct) -> str:
     shape = f"{number_text(float(p.rows))} x {number_text(float(p.inner))} x {number_text(float(p.columns))}"
-    return shape if float(p.batch) == 1 else f"{number_text(float(p.batch))} of {shape}"
+    return shape if float(p.batch) == 1 else say("{count} of {shape}", count=number_text(float(p.batch)), shape=shape)
 
 
 def _collective_text(collective: Collective) -> str:
-    size = bytes_text(round(collective.full_bytes / collective.calls)) if collective.calls else "nothing in our runtime"
-    text = (
-        f"{collective.kind} over {collective.axis} of {f'{collective.calls} x ' if collective.calls > 1 else ''}{size}"
+    size: str = say("nothing in our runtime")
+    if collective.calls:
+        size = bytes_text(round(collective.full_bytes / collective.calls))
+    text = say(
+        "{collective} over {axis} of {calls}{size}",
+        collective=collective.kind,
+        axis=collective.axis,
+        calls=f"{collective.calls} x " if collective.calls > 1 else "",
+        size=size,
     )
     if collective.seconds is None or collective.exposed_s is None:
         return text
+    seconds, exposed = seconds_text(collective.seconds), seconds_text(collective.exposed_s)
     if collective.exposed_s > 0.999 * collective.seconds:
-        return f"{text}: {seconds_text(collective.seconds)}, exposed"
-    return f"{text}: {seconds_text(collective.seconds)}, of it {seconds_text(collective.exposed_s)} exposed"
+        return say("{moves}: {seconds}, exposed", moves=text, seconds=seconds)
+    return say("{moves}: {seconds}, of it {exposed} exposed", moves=text, seconds=seconds, exposed=exposed)
 
 
-def layout_text(regions: Sequence[RegionLayout]) -> str:
+def layout_parts(regions: Sequence[RegionLayout]) -> Iterator[Part]:
     """Tables of the parameters and activations of each piece: the shape of each full tensor, and how it is sharded."""
-    parts = []
     for region in regions:
         for title, tensors in (("parameters", region.parameters), ("activations", region.activations)):
             if tensors:
-                parts.append(f"{region.name}, {title}:\n\n{aligned(_rows(tensors), left=range(6))}")
-    return "\n\n".join(parts)
+                yield say("{piece}, {kind}:", piece=fixed(region.name), kind=say(title))
+                yield AlignedRows(_rows(tensors), left=range(6))
 
 
 def _rows(tensors: Iterable[TensorLayout]) -> list[list[str]]:
     """A header, then a row for each group of states in which a tensor is sharded alike."""
-    rows = [["tensor", "state", "dims of the whole", "DTensor", "SBP", "GSPMD"]]
+    rows: list[list[str]] = [[say("tensor"), say("state"), say("dims of the whole"), "DTensor", "SBP", "GSPMD"]]
     for tensor in tensors:
         dims = " x ".join(f"{name} {size:,}" for name, size in zip(tensor.dims, tensor.shape, strict=True))
         name = tensor.name + (" (expected)" if tensor.rows_vary else "")
@@ -211,24 +235,35 @@ def _tensor_dict(tensor: TensorLayout) -> dict[str, Any]:
     return {"name": tensor.name, "dims": tensor.dims, "shape": tensor.shape, "states": states}
 
 
-def crossings_text(crossings: Sequence[Crossing], words: LinkWords, crosses: bool) -> str:
+def crossings_table(crossings: Sequence[Crossing], words: LinkWords, crosses: bool) -> AlignedRows:
     """A table with a row for each collective on each axis, and a last row with their sums.
 
     `crosses` is True if ranks are on several domains of fast links: then a column has the bytes between domains.
     """
     has_times = any(crossing.seconds is not None for crossing in crossings)
-    rows = [["when", "axis", "collective", "ranks", "calls", "tensor a call"]]
-    rows[0] += [f"sent inside {words.domains}", words.between] if crosses else ["sent"]
-    rows[0] += ["by itself", "exposed"] if has_times else []
+    names = ("when", "axis", "collective", "ranks", "calls", "tensor a call")
+    rows: list[list[str]] = [[*map(say, names)]]
+    inside = say("sent inside {domains}", domains=fixed(words.domains))
+    rows[0] += [inside, fixed(words.between)] if crosses else [say("sent")]
+    rows[0] += [say("by itself"), say("exposed")] if has_times else []
     for c in crossings:
         rows.append(
-            [c.phase, c.axis, c.kind, str(c.num_ranks), number_text(c.calls), _size(c.full_bytes / max(1, c.calls))]
+            [
+                fixed(c.phase),
+                c.axis,
+                c.kind,
+                str(c.num_ranks),
+                number_text(c.calls),
+                _size(c.full_bytes / max(1, c.calls)),
+            ]
         )
         rows[-1] += _size_and_time(c.sent, c.seconds, c.exposed_s, has_times, crosses=crosses)
     total_sent = sum((c.sent for c in crossings), SentBytes())
     seconds, exposed = total_s(c.seconds for c in crossings), total_s(c.exposed_s for c in crossings)
-    rows.append(["all", "", "", "", "", "", *_size_and_time(total_sent, seconds, exposed, has_times, crosses=crosses)])
-    return aligned(rows, left=(0, 1, 2))
+    rows.append(
+        [say("all"), "", "", "", "", "", *_size_and_time(total_sent, seconds, exposed, has_times, crosses=crosses)]
+    )
+    return AlignedRows(rows, left=(0, 1, 2))
 
 
 def _size_and_time(

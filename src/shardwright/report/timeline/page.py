@@ -59,7 +59,7 @@ def timeline_page(title: str, sections: Sequence[Section], note: str = "", studi
         *(_section_html(number, section) for number, section in enumerate(sections)),
         "</main><noscript>The timelines are drawn by a script in this page; the figures need none.</noscript>",
         '<div id="tip" role="tooltip" hidden></div>',
-        f'<script type="application/json" id="data">{_embedded(drawn_data(sections))}</script>',
+        f'<script type="application/json" id="data">{embedded(drawn_data(sections))}</script>',
         f"<script>{_asset('painter.js')}{_asset('page.js')}{_SHOW}</script></body></html>\n",
     ]
     return "\n".join(part for part in lines if part)
@@ -83,7 +83,7 @@ def _asset(name: str) -> str:
     return (resources.files(__package__) / name).read_text(encoding="utf-8")
 
 
-def _embedded(data: dict[str, Any]) -> str:
+def embedded(data: dict[str, Any]) -> str:
     """JSON that can stand inside a script element."""
     return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
 

@@ -1,7 +1,6 @@
 """Output of the commands `schedule` and `simulate`: one study, or a comparison of several."""
 
 import json
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from shardwright.config.base import PlanError, faults_in
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.units import counted
 from shardwright.report.output import write_output
-from shardwright.report.text_columns import aligned, filled
+from shardwright.report.text_columns import aligned, filled, fitting, is_sized, terminal_width
 from shardwright.report.timeline.job_study import JobStudy, cost_faults
 from shardwright.report.timeline.page import section_of, timeline_page
 from shardwright.report.timeline.picture import picture
@@ -26,6 +25,8 @@ from shardwright.report.timeline.trace import trace
 from shardwright.schedule.pipeline_shape import PipelineShape
 from shardwright.schedule.shape_program import size_faults
 from shardwright.simulate.bubbles import Work
+
+_PIPE_WIDTH = 120  # columns of a drawing where nobody says how wide the output is
 
 
 @dataclass(frozen=True)
@@ -193,7 +194,7 @@ def _show(study: Study, note: str, output: Output, as_json: dict[str, Any]) -> N
     if output.as_json:
         click.echo(json.dumps(as_json))
     else:
-        click.echo(f"{study.heading}\n{filled(note)}\n\n{_text(study, output)}")
+        click.echo(f"{fitting(study.heading)}\n{filled(note)}\n\n{_text(study, output)}")
 
 
 def _text(study: Study, output: Output) -> str:
@@ -204,7 +205,7 @@ def _text(study: Study, output: Output) -> str:
 
 
 def _drawing(study: Study, output: Output) -> str:
-    width = shutil.get_terminal_size((120, 40)).columns if sys.stdout.isatty() else 120
+    width = terminal_width() if is_sized() else _PIPE_WIDTH
     return draw(study.timeline, width, palette_of(sys.stdout, output.no_colour))
 
 
@@ -230,7 +231,7 @@ def _show_comparison(request: Request, named_study: Study | None, output: Output
         click.echo(json.dumps({"schedules": [as_dict(study) for study in studies]}))
     else:
         drawing = f"{named_study.heading}\n\n{_text(named_study, output)}\n\n" if named_study is not None else ""
-        click.echo(f"{drawing}{shape}\n{request.note}\n\n{aligned(comparison(studies))}")
+        click.echo(f"{drawing}{shape}\n{fitting(request.note)}\n\n{aligned(comparison(studies))}")
     if left_out:
         click.echo("\n".join(["", *left_out] if not output.as_json else left_out), err=output.as_json)
 

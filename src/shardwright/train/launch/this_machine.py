@@ -12,6 +12,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.units import MIB, counted
 from shardwright.train.launch.out_of_memory import available_bytes
 from shardwright.train.launch.rank_environment import LOCALHOST
+from shardwright.train.run_curves import curve_faults
 
 RANKS_PER_CORE = 16
 
@@ -86,8 +87,8 @@ def cluster_faults(job: JobSpec) -> list[str]:
 
 
 def machine_faults(job: JobSpec) -> list[str]:
-    """Faults of the job on this machine: too many ranks, or a port that is not free."""
-    world, faults = job.plan.world, []
+    """Faults of the job on this machine: too many ranks, a port that is not free, or curves that can't be written."""
+    world, faults = job.plan.world, curve_faults(job)
     if device_kind(job.run.device) == "cuda":
         if world > torch.cuda.device_count():
             faults.append(

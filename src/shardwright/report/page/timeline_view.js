@@ -1,5 +1,5 @@
-// The timeline of a step, drawn by the scripts of the reports (painter.js and page.js); under it, on the same scale, that
-// of the plan that is kept beside.
+// The timeline of a step, drawn by painter.js and page.js; under it, on the same scale, that of the plan that is kept
+// beside, or another one with a `caption`.
 import { byId, element, fill } from "./dom.js";
 import { shareText } from "./units.js";
 
@@ -16,15 +16,16 @@ export function showTimeline(timeline, beside) {
   }
   const isPair = beside && !beside.undrawn && beside.unit === timeline.unit;
   const data = isPair ? together(timeline.data, beside.data) : timeline.data;
-  const names = ["Timeline of this plan", "Timeline of the plan beside"];
+  const names = ["Timeline of this plan", beside?.caption || "Timeline of the plan beside"];
   const canvases = data.sections.map((section, number) => element("canvas", {
     "data-section": number, tabIndex: 0, role: "img", "aria-label": `${names[number]}: ${section.ranks.length} ranks`,
   }));
   showLegend((isPair && beside.legend.length > timeline.legend.length ? beside : timeline).legend);
   const bubble = timeline.bubble_share === null ? "" : `, bubble ${shareText(timeline.bubble_share)} of the step`;
   const unit = timeline.unit === "s" ? "times are seconds" : "1 is a forward";
-  const second = isPair ? [element("p", { class: "quiet" }, `Beside: ${beside.shape}`), canvases[1]] : [];
-  fill("timeline", `${timeline.shape}${bubble}; ${unit}`, canvases[0], second, element("p", { class: "quiet" }, timeline.note));
+  const second = isPair ? [element("p", { class: "quiet" }, beside.caption || `Beside: ${beside.shape}`), canvases[1]] : [];
+  const first = isPair && beside.caption ? element("p", { class: "quiet" }, "Planned") : null;
+  fill("timeline", `${timeline.shape}${bubble}; ${unit}`, first, canvases[0], second, element("p", { class: "quiet" }, timeline.note));
   showTimelines(data, byId("timeline"), listening.signal);
 }
 

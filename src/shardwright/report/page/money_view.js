@@ -9,7 +9,7 @@ export function showMoney(step, job) {
   }
   const { money, goodput } = step;
   const columns = [["a step", money.step, step.step_s], ["1e12 tokens", money["1e12_tokens"], money["1e12_tokens"].seconds],
-    [`the run, ${countText(job.tokens_of_run)} tokens`, money.run, money.run.seconds]];
+    [job ? `the run, ${countText(job.tokens_of_run)} tokens` : "the run", money.run, money.run.seconds]];
   const rows = [
     ["of", ...columns.map(([name]) => name)],
     ["time", ...columns.map(([, , seconds]) => secondsText(seconds))],

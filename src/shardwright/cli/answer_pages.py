@@ -1,0 +1,62 @@
+"""The option `--html` of commands that answer with `--json`: the same answer as a page, by one mechanism for all."""
+
+import io
+import json
+import shlex
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import click
+
+_KEY = f"{__name__}.file"
+_HELP = "Write the answer as a page, one file that loads nothing."
+
+
+def with_page(command: click.Command) -> click.Command:
+    """The command with the option `--html FILE`. It answers in JSON, of which the page is made."""
+    option = click.Option(
+        ["--html"],
+        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help=_HELP,
+        expose_value=False,
+        callback=lambda context, _, file: context.meta.__setitem__(_KEY, file),
+    )
+    command.params.append(option)
+    assert command.callback is not None, "every command of this program has one"
+    command.callback = _paged(command.callback)
+    return command
+
+
+def _paged(answer: Callable[..., Any]) -> Callable[..., Any]:
+    """A command's function, which writes the page if one was asked for."""
+
+    def paged(*args: Any, as_json: bool, **options: Any) -> Any:
+        context = click.get_current_context()
+        file = context.meta.get(_KEY)
+        if file is None:
+            return answer(*args, as_json=as_json, **options)
+        printed, status = io.StringIO(), 0
+        try:
+            with redirect_stdout(printed):
+                answer(*args, as_json=True, **options)
+        except SystemExit as end:  # an answer may be a bad one, and is printed all the same
+            status = int(end.code or 0)
+        _write(file, context, printed.getvalue())
+        click.echo(printed.getvalue().rstrip("\n") if as_json else f"the answer is in {file}")
+        sys.exit(status)
+
+    return paged
+
+
+def _write(file: Path, context: click.Context, printed: str) -> None:
+    from shardwright.report.answer_page import answer_page
+    from shardwright.report.output import replace_output
+
+    name = context.info_name or ""
+    subject = next((str(value) for key, value in context.params.items() if key in ("job", "name", "runs")), "")
+    command = shlex.join(["shardwright", *sys.argv[1:]]) if sys.argv[1:2] == [name] else f"shardwright {name}"
+    replace_output(file, answer_page(f"{name} {subject}".strip(), command, json.loads(printed)), "--html")

@@ -1,0 +1,120 @@
+"""Sentences for people, which can be printed in another language than English.
+
+A phrase is a str in English, so that errors, JSON and files hold it as any other text. It keeps its template and the
+values in it; `in_language` fills the template of another language with the same values, where the sentence is printed.
+"""
+
+from functools import cache
+from pathlib import Path
+from string import Formatter
+from typing import Any
+
+ENGLISH = "en"
+LANGUAGES = (ENGLISH, "zh")
+_SEPARATORS = {ENGLISH: ", ", "zh": "、"}
+_CATALOGS = Path(__file__).parent / "phrases"
+
+
+class Phrase(str):
+    """A text in English, made of a template with named fields. Its values may be phrases themselves, or tuples of them,
+    which are listed."""
+
+    template: str
+    values: dict[str, Any]
+
+    def __new__(cls, template: str, values: dict[str, Any]) -> "Phrase":
+        phrase = super().__new__(cls, _filled(template, values, ENGLISH))
+        phrase.template, phrase.values = template, values
+        return phrase
+
+    def __reduce__(self) -> tuple[type["Phrase"], tuple[str, dict[str, Any]]]:
+        return Phrase, (self.template, self.values)
+
+
+def say(template: str, /, **values: Any) -> Phrase:
+    """The phrase of a template, whose fields are names: say("{num_ranks:,} ranks", num_ranks=8)."""
+    return Phrase(template, values)
+
+
+def fixed(text: str) -> Phrase:
+    """The phrase of a text without values."""
+    return Phrase(text.replace("{", "{{").replace("}", "}}"), {})
+
+
+def both(texts: list[str]) -> str:
+    """One or two texts: "a", or "a and b"."""
+    return texts[0] if len(texts) == 1 else say("{first} and {second}", first=texts[0], second=texts[1])
+
+
+def either(texts: list[str]) -> str:
+    """Texts of which one is to be chosen: "a", "a or b", "a, b or c"."""
+    if len(texts) == 1:
+        return texts[0]
+    return say("{first} or {last}", first=say("{listed}", listed=tuple(texts[:-1])), last=texts[-1])
+
+
+def capitalized(text: str) -> str:
+    """A text whose first letter in English is a capital."""
+    if not isinstance(text, Phrase):
+        return text[:1].upper() + text[1:]
+    return Phrase(text.template[:1].upper() + text.template[1:], text.values)
+
+
+def note_phrase(note: str) -> Phrase:
+    """A note as a sentence."""
+    return say("Note: {note}.", note=note)
+
+
+def in_language(text: str, language: str) -> str:
+    """A text in a language: a phrase by the catalog, anything else as it is."""
+    if not isinstance(text, Phrase) or language == ENGLISH:
+        return str(text)
+    return _filled(template_in(text.template, language), text.values, language)
+
+
+def template_in(template: str, language: str) -> str:
+    """The template of a language, also of one that was capitalized; the English one where the catalog has none."""
+    catalog = catalog_of(language)
+    return catalog.get(template) or catalog.get(template[:1].lower() + template[1:]) or template
+
+
+def _filled(template: str, values: dict[str, Any], language: str) -> str:
+    """A template with its values in a language."""
+    return template.format(**{name: _value(value, language) for name, value in values.items()})
+
+
+def _value(value: Any, language: str) -> Any:
+    if isinstance(value, tuple):
+        return _SEPARATORS[language].join(in_language(item, language) for item in value)
+    return in_language(value, language) if isinstance(value, str) else value
+
+
+@cache
+def catalog_of(language: str) -> dict[str, str]:
+    """The templates of a language by the English ones. KeyError if there is no such language."""
+    if language not in LANGUAGES:
+        raise KeyError(f"there are no phrases in {language!r}; use {', '.join(LANGUAGES)}")
+    return {} if language == ENGLISH else read_catalog((_CATALOGS / f"{language}.po").read_text(encoding="utf-8"))
+
+
+def read_catalog(text: str) -> dict[str, str]:
+    """The pairs of msgid and msgstr of a .po file, whose strings may go on in further lines."""
+    pairs: dict[str, str] = {}
+    strings = {"msgid": "", "msgstr": ""}
+    keyword = ""
+    for line in [*text.splitlines(), 'msgid ""']:
+        word, _, quoted = line.partition(" ") if not line.startswith('"') else (keyword, "", line)
+        if word not in strings or not quoted:
+            continue  # a comment, or an empty line
+        if word == "msgid" and keyword == "msgstr":
+            pairs[strings["msgid"]] = strings["msgstr"]
+            strings = {"msgid": "", "msgstr": ""}
+        keyword = word
+        strings[word] += quoted[1:-1].replace('\\"', '"').replace("\\n", "\n").replace("\\\\", "\\")
+    pairs.pop("", None)  # the heading of the file
+    return pairs
+
+
+def field_names(template: str) -> set[str]:
+    """The names of the fields of a template."""
+    return {name for _, name, _, _ in Formatter().parse(template) if name}

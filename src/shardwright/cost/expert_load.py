@@ -1,0 +1,39 @@
+"""Rows of the rank whose experts get most, over those of the mean rank: all others wait for it."""
+
+from functools import lru_cache
+from math import comb
+
+import numpy as np
+
+from shardwright.config.section_shapes import ExpertShape
+from shardwright.layers.arrays import Numbers
+
+
+def fullest_load(mixture: ExpertShape, ep: Numbers, spread: float) -> Numbers:
+    """Rows of the fullest of `ep` ranks over the mean, by how the mixture's tokens are routed.
+
+    Routing that a benchmark forces is even. A rule of balance leaves experts a relative deviation of `spread`, which
+    the experts of one rank even out; the largest of n normal numbers is sqrt(2 log n) deviations above their mean.
+    Without a rule the gate sends nearly all tokens to the same `topk` experts (Shazeer et al. 2017, arXiv 1701.06538,
+    section 4; docs/experts.md: 3.6 times the mean of at most 4), which fall on ranks by chance.
+    """
+    if mixture.routing == "forced":
+        return 1.0
+    if mixture.routing == "free":
+        return np.vectorize(_collapsed_load)(ep, mixture.num, mixture.topk)
+    local = np.maximum(1.0, mixture.num / np.asarray(ep))
+    return 1.0 + spread * np.sqrt(2.0 * np.log(ep) / local)
+
+
+@lru_cache(maxsize=256)
+def _collapsed_load(ep: int, num: int, topk: int) -> float:
+    """Expected rows of the fullest of `ep` ranks over the mean, if all tokens choose the same experts at random."""
+    local, choices = max(1, num // ep), comb(num, topk)
+    expected = 0.0
+    for most in range(topk):  # the sum over m of the chance that the fullest rank has more than m of them
+        held = np.array([float(comb(local, count)) for count in range(most + 1)])
+        ways = np.ones(1)
+        for _ in range(ep):
+            ways = np.convolve(ways, held)[: topk + 1]
+        expected += 1.0 - (ways[topk] / choices if ways.size > topk else 0.0)
+    return expected * ep / topk

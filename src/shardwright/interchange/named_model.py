@@ -1,0 +1,64 @@
+"""The model that a configuration of another system names: by a config.json, or a name of the catalog or the Hub."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from shardwright.config import catalog
+from shardwright.config.base import shortened
+from shardwright.config.dotted_keys import flat_keys
+from shardwright.config.hugging_face.config_json import fields_of, notes_of
+from shardwright.config.named_entries import resolve_names
+from shardwright.interchange.imported import Asked
+from shardwright.interchange.reading.settings import Flat, Settings
+
+_OF_USER = ("model.name", "model.weights", "model.layers")
+
+
+def is_model(data: Mapping[str, Any]) -> bool:
+    """True if the keys are those of a config.json, and none is of a program that trains (axolotl has model_type)."""
+    return ("model_type" in data or "text_config" in data) and not {"base_model", "learning_rate"} & data.keys()
+
+
+def read_named_model(keys: dict[str, Any] | None, names: tuple[str, ...], asked: Asked, settings: Settings) -> Flat:
+    """Fields of the model: by the keys of its config.json, else by the Hub's name in one of the settings `names`, if
+    the catalog has that model. Without both there is a fault, unless --set says what the model is."""
+    name = next((name for name in names if isinstance(settings.given.get(name), str)), "")
+    settings.ignore(name)
+    if keys is not None:
+        return _config_fields(keys, settings)
+    if any(field in asked.fields for field in _OF_USER):
+        return {}
+    text = str(settings.given.get(name, ""))
+    entry = catalog.model_name(text)
+    if entry in catalog.names("models"):
+        settings.note(f"the model is the catalog's {entry}, by {settings.setting_text(name)} (a config.json says more)")
+        return {"model.name": entry}
+    says = f"{settings.setting_text(name)} is not in the catalog" if text else "nothing says what the model is"
+    settings.faults.append(
+        f"{shortened(says, 200)}; name its config.json as a further file, or --set model.name=NAME of the catalog"
+    )
+    return {}
+
+
+def shape_fields(fields: Flat, asked: Asked) -> Flat:
+    """All fields of the model that `fields` or --set names; without a name `fields` as they are."""
+    name = asked.fields.get("model.name") or fields.get("model.name")
+    if not isinstance(name, str):
+        return fields
+    section = {"model": {"name": name}}
+    return fields if resolve_names(section) else flat_keys(section["model"], "model.") | fields
+
+
+def _config_fields(keys: dict[str, Any], settings: Settings) -> Flat:
+    model_fields, faults = fields_of(keys)
+    settings.notes += notes_of(keys)
+    settings.faults += [f"config.json: {fault}; name another if it is not meant" for fault in faults]
+    coefficient = keys.get("router_aux_loss_coef")
+    if (
+        "moe" in model_fields
+        and keys.get("output_router_logits") is True
+        and isinstance(coefficient, (int, float))
+        and coefficient > 0
+    ):
+        model_fields["moe"] |= {"aux_loss": "switch", "aux_coefficient": float(coefficient)}
+    return flat_keys(model_fields, "model.")

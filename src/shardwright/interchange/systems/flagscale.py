@@ -1,0 +1,64 @@
+"""FlagScale (BAAI): YAML whose sections `system`, `model` and `data` have Megatron-LM's arguments, at any depth.
+
+The file of an experiment names that of its training by Hydra's `defaults`, in the package `train`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from shardwright.config.base import shortened
+from shardwright.config.fault_gathering_reader import is_whole
+from shardwright.interchange.hydra_command import overridden, with_command_line
+from shardwright.interchange.imported import Asked, ReadResult
+from shardwright.interchange.reading.hydra_defaults import composed
+from shardwright.interchange.reading.plain_data import resolved
+from shardwright.interchange.reading.settings import Settings
+from shardwright.interchange.reading.shell_words import ShellFault
+from shardwright.interchange.systems.megatron_arguments import flags_of, read_arguments, read_result
+from shardwright.interchange.training_programs import program_fault
+
+_SECTIONS = ("system.", "model.", "data.")
+
+
+def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
+    """Read the file of an experiment with those that it begins from, or that of its training. Raises ShellFault."""
+    texts, command_line = with_command_line(texts, asked)
+    flat = resolved(overridden(composed(texts), command_line))
+    sections = {name.removeprefix("train."): value for name, value in flat.items()}
+    arguments = {name.rpartition(".")[2]: value for name, value in sections.items() if name.startswith(_SECTIONS)}
+    if not arguments:
+        raise ShellFault("no section system, model or data has arguments; name the file that `train` names, too")
+    settings = Settings(overrides=asked.fields)
+    task = {
+        key: str(sections[f"experiment.task.{key}"])
+        for key in ("type", "backend", "entrypoint")
+        if f"experiment.task.{key}" in sections
+    }
+    if task.get("type", "train") != "train" or task.get("backend", "megatron") != "megatron":
+        settings.faults.append(
+            f"its task is {shortened(task.get('type', 'train'), 40)} with {shortened(task.get('backend', ''), 40)}, "
+            "and tasks that train with megatron are read; name the file of one"
+        )
+    settings.faults += [fault for fault in (program_fault(task.get("entrypoint", "")),) if fault]
+    multiple, multiplier = arguments.pop("multiple_of", None), arguments.pop("hidden_dim_multiplier", 1.0)
+    if arguments.get("swiglu") is True and is_whole(multiple) and "ffn_hidden_size" not in arguments:
+        arguments["ffn_hidden_size"] = _width(arguments.get("hidden_size"), multiple, multiplier)
+    flags, spelled = flags_of(arguments)
+    launched = _launched(sections)
+    fields = read_arguments(flags, spelled, asked, launched, settings)
+    return read_result(fields, settings, asked, launched, "flagscale")
+
+
+def _width(hidden: Any, multiple: int, multiplier: Any) -> int | None:
+    """The width inside a gated MLP: two thirds of four times the model's, times a multiplier, up to a multiple."""
+    if not is_whole(hidden) or not isinstance(multiplier, (int, float)) or multiple < 1:
+        return None
+    width = int(int(4 * hidden * 2 / 3) * multiplier)
+    return multiple * -(-width // multiple)
+
+
+def _launched(sections: Mapping[str, Any]) -> tuple[int, int]:
+    """Nodes, and devices of each; 0 where the runner says none."""
+    sizes = [sections.get(f"experiment.runner.{name}") for name in ("nnodes", "nproc_per_node")]
+    nodes, devices = (size if isinstance(size, int) and size > 0 else 0 for size in sizes)
+    return nodes, devices

@@ -1,0 +1,34 @@
+"""LLaMA-Factory: what its options mean beyond those of transformers' TrainingArguments."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from shardwright.interchange.reading.recognised_files import LLAMA_FACTORY, recognised
+
+
+def own_options(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Options that follow from LLaMA-Factory's, if a file is its: it computes layers again unless that is disabled, and
+    trains an adapter unless finetuning_type is another."""
+    sign = recognised(data)
+    if sign is None or sign.source != LLAMA_FACTORY:
+        return {}
+    options: dict[str, Any] = {"--gradient_checkpointing": not _is_true(data.get("disable_gradient_checkpointing"))}
+    options |= {"--disable_gradient_checkpointing": None, "--do_train": None}
+    if data.get("finetuning_type") is None:
+        options["--finetuning_type"] = "lora"
+    if _is_true(data.get("fp8")):
+        options |= {"--mixed_precision": "fp8", "--fp8": None}
+    for name in ("adam_mini", "muon"):
+        options |= {"--optim": name, f"--use_{name}": None} if _is_true(data.get(f"use_{name}")) else {}
+    return options
+
+
+def refusals(data: Mapping[str, Any]) -> list[str]:
+    """A fault if a file of LLaMA-Factory trains nothing, such as one for inference or for merging an adapter."""
+    if _is_true(data.get("do_train")):
+        return []
+    return ["do_train is not true, so LLaMA-Factory trains nothing by this file; name one that trains"]
+
+
+def _is_true(value: Any) -> bool:
+    return str(value).lower() == "true"

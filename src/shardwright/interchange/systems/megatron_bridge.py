@@ -1,0 +1,193 @@
+"""Megatron-Bridge (NVIDIA): a recipe, which is a Python function that changes fields of a configuration and returns it.
+
+The function is followed and never run. Its configuration begins from one that all recipes have in common, and its model
+is that of a name on the Hugging Face Hub.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from shardwright.config.base import shortened
+from shardwright.config.cluster_facts import usual_divisor
+from shardwright.interchange.imported import Asked, ReadResult
+from shardwright.interchange.named_model import is_model, read_named_model, shape_fields
+from shardwright.interchange.reading.plain_data import read_data
+from shardwright.interchange.reading.python_source import Reader, Source, source_of_text
+from shardwright.interchange.reading.python_values import Named, ParsedCall, Unread
+from shardwright.interchange.reading.settings import Settings
+from shardwright.interchange.reading.shell_words import ShellFault
+from shardwright.interchange.systems.megatron_arguments import flags_of, read_arguments, read_result
+
+CONFIG = "CONFIG"  # the variable that names the function
+_SECTIONS = ("model", "train", "optimizer", "scheduler", "ddp", "mixed_precision", "dataset")
+_HUB = "hub_model:"
+_PRETRAIN: Mapping[str, Mapping[str, Any]] = {
+    "train": {"train_iters": 300000, "global_batch_size": 32, "micro_batch_size": 2},
+    "ddp": {"grad_reduce_in_fp32": True, "use_distributed_optimizer": True},
+    "optimizer": {"lr": 3e-4, "min_lr": 3e-5},
+    "scheduler": {"lr_warmup_iters": 500},
+    "dataset": {"seq_length": 4096},
+}
+_SFT: Mapping[str, Mapping[str, Any]] = {
+    "train": {"train_iters": 1000, "global_batch_size": 128, "micro_batch_size": 1},
+    "ddp": {"grad_reduce_in_fp32": True},
+    "optimizer": {"lr": 5e-6, "min_lr": 0.0, "adam_beta2": 0.98},
+    "scheduler": {"lr_warmup_iters": 50},
+    "dataset": {"seq_length": 2048},
+}
+# Of distributed_fused_adam_with_cosine_annealing().
+_OPTIMIZER = {
+    "optimizer": "adam",
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.95,
+    "adam_eps": 1e-8,
+    "weight_decay": 0.1,
+    "clip_grad": 1.0,
+}
+_PRECISIONS = {"bf16": {"bf16": True}, "fp16": {"fp16": True}}
+_FLOAT8 = {"delayed": "delayed", "current": "tensorwise", "subchannel": "blockwise"}
+_GPUS = re.compile(r"_([0-9]{1,6})gpus?_")  # of a recipe's name
+
+
+def _common(defaults: Mapping[str, Mapping[str, Any]]) -> ParsedCall:
+    """The configuration that a recipe begins from."""
+    sections = {name: ParsedCall("", dict(values)) for name, values in defaults.items()}
+    sections["optimizer"].keywords = _OPTIMIZER | sections["optimizer"].keywords
+    sections["scheduler"].keywords = {"lr_decay_style": "cosine"} | sections["scheduler"].keywords
+    return ParsedCall("ConfigContainer", {**sections, "mixed_precision": "bf16_mixed", "peft": None})
+
+
+def _hub_model(positional: list[Any], keywords: dict[str, Any]) -> ParsedCall:
+    """AutoBridge.from_hf_pretrained(NAME), whose methods make the model's configuration."""
+    name = positional[0] if positional else keywords.get("path", "")
+    made = Named(f"{_HUB}{name}")
+    return ParsedCall("AutoBridge", {"get_model_config": made, "to_megatron_provider": made})
+
+
+def _cosine(positional: list[Any], keywords: dict[str, Any]) -> list[ParsedCall]:
+    """distributed_fused_adam_with_cosine_annealing(): the configurations of the optimizer and of its rates."""
+    renamed = {"lr": keywords.get("max_lr", 1e-4)}
+    renamed["min_lr"] = 0.1 * renamed["lr"] if keywords.get("min_lr") is None else keywords["min_lr"]
+    given = {name: value for name, value in keywords.items() if name in _OPTIMIZER}
+    rates = {name: value for name, value in keywords.items() if name.startswith("lr_")}
+    scheduler = ParsedCall("", {"lr_decay_style": "cosine", "lr_warmup_iters": 2000} | rates)
+    return [ParsedCall("", _OPTIMIZER | given | renamed), scheduler]
+
+
+_MAKERS: dict[str, Any] = {
+    "distributed_fused_adam_with_cosine_annealing": _cosine,
+    "_pretrain_common": lambda positional, keywords: _common(_PRETRAIN),
+    "_sft_common": lambda positional, keywords: _common(_SFT),
+    "_peft_common": lambda positional, keywords: _with_adapter(),
+    "from_hf_pretrained": _hub_model,
+}
+
+
+def _with_adapter() -> ParsedCall:
+    config = _common(_SFT)
+    config.keywords["peft"] = "LoRA"
+    return config
+
+
+def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
+    """Read a recipe, with the Python files whose functions it calls and the model's config.json. Raises ShellFault."""
+    sources = [source_of_text(name, text) for name, text in texts.items() if name.endswith(".py")]
+    others = [read_data(name, text) for name, text in texts.items() if not name.endswith(".py")]
+    model = next((keys for keys in others if is_model(keys)), None)
+    reader = Reader(sources, dict(asked.variables), (), _MAKERS)
+    source, name = _function(reader, asked)
+    config = reader.call(source, name, [], {})
+    if not isinstance(config, ParsedCall) or not {"model", "train"} <= config.keywords.keys():
+        raise ShellFault(
+            f"{source.short}: {name} returns no configuration that is known; name the files of what it calls"
+        )
+    settings = Settings(notes=list(reader.notes), overrides=asked.fields)
+    arguments = _arguments(config, settings)
+    launched = _launched(name, asked, settings)
+    hub_name = config.keywords["model"].callee.removeprefix(_HUB) if _is_hub(config.keywords["model"]) else None
+    settings.given = {"model": hub_name} if hub_name else {}
+    shape = shape_fields(read_named_model(model, ("model",), asked, settings), asked)
+    flags, spelled = flags_of(arguments)
+    if "model.layers" not in shape:
+        settings.given = dict(flags)
+        settings.ignore(*flags)
+        return ReadResult({}, settings, "megatron-core")
+    fields = read_arguments(flags, spelled, asked, launched, settings, shape)
+    return read_result(fields, settings, asked, launched, "megatron-bridge")
+
+
+def _function(reader: Reader, asked: Asked) -> tuple[Source, str]:
+    """The file and the name of the recipe. Raises ShellFault if several could be meant."""
+    names = [
+        name for source in reader.sources for name in source.functions if not name.startswith("_") and "config" in name
+    ]
+    name = asked.variables.get(CONFIG) or (names[0] if len(names) == 1 else "")
+    source = reader.find(name) if name else None
+    if source is None:
+        known = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
+        raise ShellFault(f"nothing names the recipe (functions in the files: {known}); say it with --set {CONFIG}=NAME")
+    return source, name
+
+
+def _is_hub(value: Any) -> bool:
+    return isinstance(value, ParsedCall) and value.callee.startswith(_HUB)
+
+
+def _launched(name: str, asked: Asked, settings: Settings) -> tuple[int, int]:
+    """Nodes, and devices of each, by the number of GPUs in a recipe's name."""
+    match = _GPUS.search(f"_{name}_")
+    if match is None or asked.cluster.devices:
+        return 0, 0
+    devices = int(match[1])
+    settings.notes.append(f"{devices} GPUs, by the name of the recipe (--devices N for others)")
+    each = usual_divisor(devices)
+    return devices // each, each
+
+
+def _arguments(config: ParsedCall, settings: Settings) -> dict[str, Any]:
+    """Megatron-LM's arguments of the sections that say the plan and the training."""
+    arguments: dict[str, Any] = {}
+    for section in _SECTIONS:
+        value = config.keywords.get(section)
+        if not isinstance(value, ParsedCall):
+            continue
+        for name, written in value.keywords.items():
+            if section == "dataset" and name != "seq_length":
+                continue
+            if isinstance(written, Unread):
+                settings.lost.append(
+                    f"{section}.{name} = {shortened(written.text, 60)} ({written.place}) is not known here"
+                )
+                continue
+            arguments[name] = written.last if isinstance(written, Named) else written
+    arguments["use_distributed_optimizer"] = True  # the optimizer's own, which holds for both
+    arguments |= _precision(config.keywords.get("mixed_precision"), settings)
+    if arguments.pop("grad_reduce_in_fp32", True) is False:
+        arguments["grad_reduce_in_bf16"] = True
+    if not arguments.get("use_megatron_fsdp"):
+        arguments.pop("data_parallel_sharding_strategy", None)
+    if config.keywords.get("peft") is not None:
+        arguments["peft"] = str(getattr(config.keywords["peft"], "callee", config.keywords["peft"]))
+    for name in ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"):
+        arguments[name] = {"float32": "fp32", "bfloat16": "bf16"}.get(str(arguments.get(name)), arguments.get(name))
+    return {name: value for name, value in arguments.items() if not isinstance(value, (ParsedCall, dict))}
+
+
+def _precision(value: Any, settings: Settings) -> dict[str, Any]:
+    """Arguments of a recipe of number types: bf16_mixed, or bf16_with_fp8_current_scaling_mixed and the like."""
+    name = value.callee.rpartition(".")[2] if isinstance(value, ParsedCall) else str(value)
+    arguments: dict[str, Any] = dict(_PRECISIONS.get(name[:4], {}))
+    if not arguments:
+        settings.faults.append(
+            f"mixed_precision = {shortened(name, 60)} can't be said here; use bf16_mixed or fp16_mixed"
+        )
+    if "fp8" in name or "fp4" in name:
+        recipe = next((own for word, own in _FLOAT8.items() if word in name), "")
+        if not recipe:
+            settings.faults.append(
+                f"mixed_precision = {shortened(name, 60)}: this recipe of fp8 is not here; leave it out of the "
+                "file, and say --set precision.float8=NAME"
+            )
+        arguments |= {"fp8": "hybrid", "fp8_recipe": recipe or "delayed"}
+    return arguments

@@ -1,0 +1,86 @@
+"""picotron (Hugging Face): one JSON with degrees, a model of Llama's kind by its name, and the batch.
+
+Its optimizer changes the bf16 weights themselves, and gradients add up in float32 (picotron/data_parallel).
+"""
+
+from collections.abc import Mapping
+
+from shardwright.config import largest
+from shardwright.config.dotted_keys import flat_keys
+from shardwright.interchange.imported import Asked, ReadResult
+from shardwright.interchange.named_model import is_model, read_named_model, shape_fields
+from shardwright.interchange.reading.plain_data import read_data
+from shardwright.interchange.reading.settings import Flat, Settings
+from shardwright.interchange.reading.shell_words import ShellFault
+from shardwright.interchange.rows import Rule, Table, count, degree, number, read_row
+
+_ENGINES = {"1f1b": "1f1b", "afab": "gpipe"}
+
+
+def _read_numbers(settings: Settings, fields: Flat) -> None:
+    if settings.flag("distributed.use_cpu"):
+        settings.faults.append("distributed.use_cpu: it trains on processors; leave it out")
+    settings.ignore("model.dtype")  # picotron looks at the device alone
+    fields |= {"precision.compute": "bf16", "precision.gradients": "float32"}
+    settings.lost.append("the optimizer changes bf16 weights there, and keeps them in float32 too here")
+    fields |= {"optimizer.name": "adamw", "optimizer.weight_decay": 0.01, "optimizer.beta2": 0.999}
+    fields |= {"optimizer.clip_grad_norm": 0.0, "optimizer.schedule": "constant", "optimizer.warmup_steps": 0}
+
+
+def _read_batch(settings: Settings, fields: Flat) -> None:
+    accumulation = settings.count("training.gradient_accumulation_steps", 1, largest.BATCH, 1)
+    fields["batch.global_batch_size"] = fields["plan.microbatch_size"] * accumulation * fields["plan.dp"]
+    fields["plan.schedule"] = settings.one_of("distributed.pp_engine", _ENGINES, "afab", "plan.schedule")
+    fields |= {"plan.cp_method": "ring", "plan.zero": 0}
+
+
+def _read_shape(settings: Settings, fields: Flat) -> None:
+    """Read what the file says over the model that it names. Its decoder has no biases and a head of its own."""
+    for name, job_field in (
+        ("num_hidden_layers", "layers"),
+        ("num_attention_heads", "heads"),
+        ("num_key_value_heads", "kv_heads"),
+    ):
+        if (value := settings.count(f"model.{name}", 0)) > 0:
+            fields[f"model.{job_field}"] = value
+    if fields.get("model.tied_embeddings"):
+        settings.note("the output head has weights of its own, as picotron has it")
+    if fields.get("model.qkv_bias") or fields.get("model.bias"):
+        settings.note("linear layers have no biases, as picotron has them")
+    fields |= {"model.tied_embeddings": False, "model.qkv_bias": False, "model.bias": False, "model.head_dim": 0}
+    for name in ("attention_bias", "mlp_bias", "head_bias"):
+        fields.pop(f"model.{name}", None)
+    settings.ignore("model.use_flash_attention", "model.use_fused_adam")
+
+
+TABLE: Table = (
+    degree("distributed.dp_size", "plan.dp", largest.RANKS),
+    degree("distributed.tp_size", "plan.tp", largest.RANKS),
+    degree("distributed.pp_size", "plan.pp", largest.PIPELINE_RANKS),
+    degree("distributed.cp_size", "plan.cp", largest.RANKS),
+    Rule(("model.num_hidden_layers",), _read_shape),
+    count("training.seq_length", "model.sequence", 1024),
+    degree("training.micro_batch_size", "plan.microbatch_size", largest.BATCH),
+    Rule(("training.gradient_accumulation_steps",), _read_batch),
+    Rule(("model.dtype",), _read_numbers),
+    number("training.learning_rate", "optimizer.learning_rate", 3e-4),
+    count("training.total_train_steps", "optimizer.steps", 1000),
+)
+
+
+def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
+    """Read a configuration, with the model's config.json. Raises ShellFault."""
+    data = {name: read_data(name if name.endswith(".json") else f"{name}.json", text) for name, text in texts.items()}
+    model = next((keys for keys in data.values() if is_model(keys)), None)
+    own = [keys for keys in data.values() if not is_model(keys)]
+    if len(own) != 1:
+        raise ShellFault(f"{len(own)} configurations of picotron; name one, and the config.json of its model")
+    settings = Settings(flat_keys(own[0]), overrides=asked.fields)
+    fields = shape_fields(read_named_model(model, ("model.name",), asked, settings), asked)
+    if "model.layers" not in fields:
+        settings.ignore(*settings.given)
+        return ReadResult(fields, settings, "megatron-core")
+    for row in TABLE:
+        read_row(row, settings, fields)
+    settings.note("priced as megatron-core software (--as NAME for another)")
+    return ReadResult(fields, settings, "megatron-core", known_in=("picotron",))

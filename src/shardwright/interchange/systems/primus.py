@@ -1,0 +1,163 @@
+"""Primus (AMD): an experiment in YAML, whose trainer has Megatron-LM's arguments over those of a model.
+
+Files begin from others by their list `extends`, and a trainer from the files that it names: `config` and `model`. They
+lie in Primus's own folder primus/configs, which is read where it lies beside the experiment or above it.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import PurePath
+from typing import Any
+
+from shardwright.config.base import shortened
+from shardwright.config.fault_gathering_reader import whole
+from shardwright.config.job import JobSpec
+from shardwright.config.yaml_text import yaml_text
+from shardwright.interchange.imported import Asked, ReadResult
+from shardwright.interchange.reading.plain_data import read_data
+from shardwright.interchange.reading.settings import Flat, Settings
+from shardwright.interchange.reading.shell_words import ShellFault
+from shardwright.interchange.systems import megatron
+from shardwright.interchange.systems.megatron_arguments import arguments_of, flags_of, read_arguments, read_result
+from shardwright.interchange.training_programs import program_fault
+
+LIBRARY = ("primus/configs/models/megatron", "primus/configs/modules/megatron")
+_BASES = ("language_model.yaml", "primus_megatron_model.yaml")  # all arguments with Megatron-LM's defaults
+_MOST_LEVELS = 8
+_LAYER_IDS = "recompute-layer-ids"
+# What files of Primus say that differs from Megatron-LM's defaults, for experiments that begin from these alone.
+_BUILT_IN: Mapping[str, Mapping[str, Any]] = {
+    "language_model.yaml": {
+        "swiglu": True,
+        "add_bias_linear": False,
+        "untie_embeddings_and_output_weights": True,
+        "sequence_parallel": True,
+    },
+    "pre_trainer.yaml": {
+        "bf16": True,
+        "use_distributed_optimizer": True,
+        "train_iters": 1000,
+        "global_batch_size": 16,
+        "micro_batch_size": 2,
+        "seq_length": 1024,
+        "lr": 2.0e-5,
+        "lr_warmup_iters": 40,
+        "lr_decay_style": "cosine",
+        "weight_decay": 0.0,
+        "fp8_amax_history_len": 1024,
+    },
+}
+_VARIABLE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*:([^${}]*)\}")  # ${VARIABLE:value if it is not set}
+# Settings of Primus that switch on what a job has by another name, or lacks.
+_SCHEDULES = ("patch_primus_pipeline", "patch_zero_bubble")
+
+
+def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
+    """Read an experiment; `texts` has it first. Raises ShellFault."""
+    trainer = _trainer(*next(iter(texts.items())))
+    settings = Settings(overrides=asked.fields)
+    library = {PurePath(name).name: text for name, text in [*texts.items()][1:]}
+    arguments: dict[str, Any] = {}
+    defaults: set[str] = set()
+    for key in ("config", "model"):
+        for name, values in _chain(str(_value(trainer.get(key, ""))), library, 0):
+            arguments |= values
+            defaults = defaults | values.keys() if key == "config" or name in _BASES else defaults - values.keys()
+    own = trainer.get("overrides")
+    own = own if isinstance(own, dict) else {}
+    arguments |= {name: _value(value) for name, value in own.items()}
+    settings.faults += [fault for fault in (program_fault(str(trainer.get("model", ""))),) if fault]
+    if (kind := arguments.pop("model_type", "gpt")) != "gpt":
+        settings.faults.append(f"model_type = {shortened(str(kind), 40)}: decoders with attention are counted here")
+    settings.faults += [
+        f"{name} is on: the schedules of Primus are not read; leave it out and say --set plan.schedule=NAME"
+        for name in _SCHEDULES
+        if arguments.get(name) is True and "plan.schedule" not in asked.fields
+    ]
+    if arguments.get("use_turbo_deepep") is True:
+        arguments["moe_token_dispatcher_type"] = "flex"
+    flags, spelled = flags_of(arguments)
+    layer_ids = flags.pop(_LAYER_IDS, None)
+    fields = read_arguments(flags, spelled, asked, (0, 0), settings)
+    if layer_ids is not None and fields.get("plan.recompute") == "full":
+        fields |= _recomputed(layer_ids, fields["model.layers"], settings)
+    settings.ignore(*(flag for flag, name in spelled.items() if name in defaults - own.keys() or name in _SCHEDULES))
+    return read_result(fields, settings, asked, (0, 0), "primus")
+
+
+def _recomputed(layer_ids: Any, layers: int, settings: Settings) -> Flat:
+    """The plan that computes the layers of some numbers again; those from `layers` on are MTP layers."""
+    words = layer_ids if isinstance(layer_ids, list) else str(layer_ids).split(",")
+    numbers = {number for word in words if (number := whole(str(word).strip())) is not None}
+    if len(numbers) < len(words):
+        settings.faults.append(f"recompute_layer_ids = {shortened(str(layer_ids), 60)}: it should be numbers of layers")
+    policies = [["layer"] if number in numbers else [] for number in range(layers)]
+    return {"plan.recompute": "layers", "plan.recompute_layers": policies}
+
+
+def _trainer(name: str, text: str) -> dict[str, Any]:
+    """The module that trains. Raises ShellFault."""
+    modules = read_data(name, text).get("modules")
+    modules = modules if isinstance(modules, dict) else {}
+    trainers = [module for key, module in modules.items() if "trainer" in str(key) and isinstance(module, dict)]
+    if len(trainers) != 1:
+        raise ShellFault(f"{name} has {len(trainers)} modules that train, and one is read; name an experiment of one")
+    framework = str(trainers[0].get("framework", "")).rstrip(".")
+    if framework != "megatron":
+        raise ShellFault(
+            f"{name} trains with {shortened(framework, 40)}, and experiments of Primus are read for megatron; name one "
+            "of these, or that program's own configuration"
+        )
+    return trainers[0]
+
+
+def _chain(name: str, library: Mapping[str, str], level: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The files that a file begins from, and itself, each with its values. Raises ShellFault if one is missing."""
+    if level > _MOST_LEVELS:
+        raise ShellFault(f"{name}: files begin from one another, more than {_MOST_LEVELS} levels deep; check them")
+    file = PurePath(name).name
+    if file not in library:
+        if file == "module_base.yaml":  # where logs go
+            return
+        if file in _BUILT_IN:
+            yield file, dict(_BUILT_IN[file])
+            return
+        raise ShellFault(
+            f"it begins from {shortened(name, 80)}, which is none of the files; name it too: it lies in {LIBRARY[0]} "
+            "or beside that, in the folder of Primus"
+        )
+    values = read_data(file, library[file])
+    bases = values.pop("extends", [])
+    for base in bases if isinstance(bases, list) else [bases]:
+        yield from _chain(str(base), library, level + 1)
+    yield file, {key: _value(value) for key, value in values.items()}
+
+
+def _value(value: Any) -> Any:
+    """A value, with the defaults of the variables in it in their place."""
+    return _VARIABLE.sub(lambda match: match[1], value) if isinstance(value, str) else value
+
+
+def settings_of(job: JobSpec) -> dict[str, Any]:
+    """A job's settings under the names of Primus, with all that its files have otherwise."""
+    arguments: dict[str, Any] = {
+        name: False for values in _BUILT_IN.values() for name, value in values.items() if value is True
+    }
+    if job.batch.grows:  # which is counted in samples
+        arguments |= {"train_iters": None, "lr_warmup_iters": None}
+    return arguments | arguments_of(megatron.flags(job))
+
+
+def write(job: JobSpec) -> dict[str, str]:
+    """The experiment, by its file name."""
+    trainer = {"framework": "megatron", "config": "pre_trainer.yaml", "model": "language_model.yaml"}
+    overrides = settings_of(job) | {"mock_data": True}
+    name = " ".join(job.name.split())
+    experiment = {
+        "work_group": "${PRIMUS_TEAM:team}",
+        "user_name": "${PRIMUS_USER:root}",
+        "exp_name": "".join(char if char.isalnum() else "-" for char in name),
+        "workspace": "${PRIMUS_WORKSPACE:./output}",
+        "modules": {"pre_trainer": trainer | {"overrides": overrides}},
+    }
+    return {"experiment.yaml": f"# {name}, for Primus, written by shardwright.\n" + yaml_text(experiment)}

@@ -1,0 +1,230 @@
+"""Configurations of programs over transformers' Trainer: LLaMA-Factory, TRL (also open-r1 and alignment-handbook) and
+axolotl. They say options of TrainingArguments, under their own names and defaults, and name DeepSpeed's or FSDP's file.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any
+
+from shardwright.config.base import shortened
+from shardwright.config.dotted_keys import flat_keys, nested_keys
+from shardwright.config.job import JobSpec
+from shardwright.config.yaml_text import yaml_text
+from shardwright.interchange.imported import Asked, ReadResult
+from shardwright.interchange.named_model import is_model
+from shardwright.interchange.reading.plain_data import read_data
+from shardwright.interchange.reading.shell_words import ShellFault
+from shardwright.interchange.systems import accelerate, deepspeed
+from shardwright.interchange.systems.llama_factory import own_options, refusals
+from shardwright.interchange.systems.training_arguments import FileParts, model_file
+
+_DATA = (".json", ".yaml", ".yml")
+_FILES_NAMED = ("deepspeed", "fsdp_config", "deepspeed_config", "accelerate_config")
+_NO_FILES = ("", "none", "null")
+
+
+@dataclass(frozen=True)
+class TrainerFile:
+    """A program: its options that differ from those of TrainingArguments. `renamed` maps its names to options;
+    `defaults` are options that hold if they are not said; `derived` adds options that follow from its own."""
+
+    system: str
+    title: str
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    derived: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda data: {}
+    refused: Callable[[Mapping[str, Any]], list[str]] = lambda data: []
+    written: Mapping[str, str] = field(default_factory=dict)  # option -> the name by which it is written
+    fixed: Mapping[str, Any] = field(default_factory=dict)  # options that are written for each job
+    without_recompute: Mapping[str, Any] = field(default_factory=dict)  # those of a plan that computes nothing again
+
+    def read(self, texts: Mapping[str, str], asked: Asked) -> ReadResult:
+        """Read the file of a program, with the files that it names and the model's config.json. Raises ShellFault."""
+        data = {
+            name: read_data(name if name.lower().endswith(_DATA) else f"{name}.yaml", text)
+            for name, text in texts.items()
+        }
+        model = next((keys for keys in data.values() if is_model(keys)), None)
+        engine = {name: keys for name, keys in data.items() if not is_model(keys) and _is_engine(keys)}
+        own = {name: keys for name, keys in data.items() if not is_model(keys) and name not in engine}
+        if not own:
+            raise ShellFault(f"no file has options of {self.title}; name the one that has them first")
+        merged = {key: value for keys in own.values() for key, value in keys.items()}
+        given = {key: value for keys in engine.values() for key, value in flat_keys(keys).items()}
+        given |= self._options(merged)
+        parts = FileParts(
+            {key: value for key, value in given.items() if value != "auto"},
+            frozenset(key for key, value in given.items() if value == "auto" and not key.startswith("--")),
+            model,
+            None,
+            (*_missing_files(merged, [PurePath(name).name for name in data]), *self.refused(merged)),
+            tuple(self._notes(merged, given, bool(engine))),
+            {self.renamed.get(name, f"--{name}"): name for name in merged},
+        )
+        is_deepspeed = any(deepspeed.is_own(keys) and "distributed_type" not in keys for keys in engine.values())
+        return (deepspeed if is_deepspeed else accelerate).result_of(parts, asked, self.system)
+
+    def settings_of(self, job: JobSpec) -> dict[str, Any]:
+        """A job's settings: options under the program's names, and keys of DeepSpeed's configuration."""
+        own = {option: name for name, option in reversed([*self.renamed.items()])} | dict(self.written)
+        settings = deepspeed.settings_of(job)
+        options = {own.get(name, name.removeprefix("--")): value for name, value in settings.items()}
+        if isinstance(kwargs := options.get("lr_scheduler_kwargs"), str):
+            options["lr_scheduler_kwargs"] = json.loads(kwargs)
+        return options | dict(self.fixed)
+
+    def write(self, job: JobSpec) -> dict[str, str]:
+        """The file of the program, DeepSpeed's configuration, and config.json of the model, by file name."""
+        job = _without_pipeline(job)
+        engine = {name: value for name, value in deepspeed.settings_of(job).items() if not name.startswith("--")}
+        options = {name: value for name, value in self.settings_of(job).items() if name not in engine}
+        options["deepspeed"] = "ds_config.json"
+        if job.plan.recompute == "none":
+            options |= self.without_recompute
+        heading = f"# {' '.join(job.name.split())}, for {self.title}, written by shardwright.\n"
+        return {
+            f"{self.system}.yaml": heading + yaml_text(options),
+            "ds_config.json": json.dumps(nested_keys(engine), indent=2) + "\n",
+            "config.json": model_file(job),
+        }
+
+    def _notes(self, data: Mapping[str, Any], given: Mapping[str, Any], has_engine: bool) -> list[str]:
+        """Assumptions: defaults that hold, and that nothing is sharded if no file says it is."""
+        present = {self.renamed.get(name, f"--{name}") for name, value in data.items() if value is not None}
+        defaults = [f"{name[2:]} {value}" for name, value in self.defaults.items() if name not in present]
+        notes = [f"{self.title}'s own defaults hold where nothing is said: {', '.join(defaults)}"] if defaults else []
+        if not has_engine and not any(name.startswith("--fsdp") for name in given):
+            notes.append("no file of DeepSpeed, FSDP or Accelerate is there, so each device has all of the model (DDP)")
+        return notes
+
+    def _options(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Options with -- before their names, and Accelerate's settings of degrees."""
+        options = {self.renamed.get(name, f"--{name}"): value for name, value in data.items() if value is not None}
+        options |= self.derived(data)
+        options = {name: value for name, value in options.items() if value is not None}
+        if isinstance(options.get("--fsdp_config"), dict):
+            options["--fsdp_config"] = json.dumps(options["--fsdp_config"])
+            options.setdefault("--fsdp", True)
+        return dict(self.defaults) | options
+
+
+def _without_pipeline(job: JobSpec) -> JobSpec:
+    """The job without a pipeline and context parallelism, which DeepSpeed has and these programs do not start."""
+    plan = job.plan
+    if plan.pp == plan.cp == 1:
+        return job
+    dp = plan.world // plan.tp
+    samples = dp * plan.microbatch_size
+    size = samples * max(1, round(job.batch.global_batch_size / samples))
+    changed = {"pp": 1, "cp": 1, "dp": dp, "schedule": "1f1b", "virtual_stages": 1, "layout": (), "zero_ranks": 0}
+    batch = job.batch.model_copy(update={"global_batch_size": size})
+    return job.model_copy(update={"plan": plan.model_copy(update=changed), "batch": batch})
+
+
+def _is_engine(keys: Mapping[str, Any]) -> bool:
+    """True for a file of DeepSpeed's, of Accelerate's, or of FSDP's options."""
+    return (
+        "distributed_type" in keys
+        or "zero_optimization" in keys
+        or (accelerate.is_own(dict(keys)) and not {"learning_rate", "output_dir"} & keys.keys())
+    )
+
+
+def _missing_files(data: Mapping[str, Any], names: list[str]) -> list[str]:
+    """A fault for each file that the options name and that is not there."""
+    named = {key: value for key in _FILES_NAMED if isinstance(value := data.get(key), str)}
+    return [
+        f"{key} = {shortened(value)} is a file that is not read, and it says how things are split: name it too"
+        for key, value in named.items()
+        if value.lower() not in _NO_FILES and PurePath(value).name not in names
+    ]
+
+
+def _axolotl(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Options that follow from axolotl's: batch_size, FSDP's release, precision, offloaded inputs of layers."""
+    options: dict[str, Any] = {}
+    config = data.get("fsdp_config")
+    if isinstance(config, dict) and data.get("fsdp_version") is not None:
+        options["--fsdp_config"] = config | {"version": data["fsdp_version"]}
+    if data.get("fsdp_version") is not None:
+        options["--fsdp_version"] = None
+    if any(data.get(name) in (True, "auto", "full") for name in ("bf16", "bfloat16")):
+        options["--bf16"] = True
+    if any(data.get(name) is True for name in ("fp16", "float16")):
+        options["--fp16"] = True
+    if isinstance(data.get("gradient_checkpointing"), str):
+        options["--gradient_checkpointing"] = True
+        options["--activation_offloading"] = data["gradient_checkpointing"]
+    if isinstance(size := data.get("batch_size"), int) and isinstance(micro := data.get("micro_batch_size", 1), int):
+        options |= {"--batch_size": None, "--gradient_accumulation_steps": max(1, size // max(1, micro))}
+    if data.get("fp8") is True:
+        options |= {"--mixed_precision": "fp8", "--fp8": None}
+    if options.get("--bf16") and not data.get("deepspeed"):
+        options["--torch_dtype"] = "bfloat16"  # of the weights, which the optimizer changes
+    ratio = data.get("cosine_min_lr_ratio")
+    if isinstance(ratio, (int, float)) and not isinstance(ratio, bool):
+        options |= {"--lr_scheduler_type": "cosine_with_min_lr", "--lr_scheduler_kwargs": {"min_lr_rate": ratio}}
+    return options
+
+
+_P = "parallelism_config.parallelism_config_"
+LLAMA_FACTORY = TrainerFile(
+    "llamafactory",
+    "LLaMA-Factory",
+    defaults={"--cutoff_len": 2048, "--per_device_train_batch_size": 8},
+    derived=own_options,
+    refused=refusals,
+    written={"--block_size": "cutoff_len"},
+    fixed={
+        "stage": "pt",
+        "do_train": True,
+        "finetuning_type": "full",
+        "model_name_or_path": ".",
+        "train_from_scratch": True,
+        "dataset": "c4_demo",
+        "template": "default",
+        "output_dir": "out",
+    },
+    without_recompute={"disable_gradient_checkpointing": True},
+)
+TRL = TrainerFile(
+    "trl",
+    "TRL",
+    defaults={
+        "--max_length": 1024,
+        "--per_device_train_batch_size": 8,
+        "--learning_rate": 2e-5,
+        "--gradient_checkpointing": True,
+    },
+)
+AXOLOTL = TrainerFile(
+    "axolotl",
+    "axolotl",
+    {
+        "base_model": "--base_model",
+        "micro_batch_size": "--per_device_train_batch_size",
+        "sequence_len": "--max_length",
+        "optimizer": "--optim",
+        "lr_scheduler": "--lr_scheduler_type",
+        "num_epochs": "--num_train_epochs",
+        "tensor_parallel_size": _P + "tp_size",
+        "context_parallel_size": _P + "cp_size",
+        "sequence_parallel_degree": _P + "cp_size",
+        "dp_shard_size": _P + "dp_shard_size",
+        "dp_replicate_size": _P + "dp_replicate_size",
+        "adam_eps": "--adam_epsilon",
+        "rl": "--rl",
+    },
+    {"--per_device_train_batch_size": 1, "--max_length": 512, "--lr_scheduler_type": "cosine"},
+    _axolotl,
+    written={"--block_size": "sequence_len"},
+    fixed={
+        "base_model": ".",
+        "reinit_weights": True,
+        "output_dir": "out",
+        "sample_packing": True,
+        "datasets": [{"path": "allenai/c4", "type": "completion"}],
+    },
+)

@@ -1,0 +1,139 @@
+// The answer of a command, as its --json has it, on a page: parts that a component of the planning page shows as it does
+// there, and all others as lists and tables. Units are told by the ends of names: _s, _bytes, usd.
+import { byId, element, fill, table } from "./dom.js";
+import { showMemory } from "./memory_view.js";
+import { showMoney } from "./money_view.js";
+import { showStep } from "./step_view.js";
+import { bytesText, countText, dollarsText, memoryText, rounded, secondsText, shareText } from "./units.js";
+
+const { answer, words, fields } = JSON.parse(byId("data").textContent);
+const MOST_COLUMNS = 14;
+const MOST_CHARS = 24;  // of a figure at the top
+const PLAN = /(^|\.)plan\.(dp|tp|pp|cp|ep|microbatch_size|schedule|zero|recompute)$/;
+const SHARES = ["mfu", "hfu", "efficiency", "imbalance"];
+const isList = Array.isArray(answer);
+const shown = isList ? {} : { ...answer };
+
+if (shown.time && shown.step_range_s) take("step", ["time"], (value) => showStep(value, null, words));
+if (Array.isArray(shown.memory) && shown.memory[0]?.total_bytes) {
+  take("by-rank", ["memory"], (value) => showMemory({ ranks: value.memory, device_bytes: value.device_memory_bytes,
+    room_bytes: value.device_room_bytes, fits: value.fits, verdict: verdictOf(value.fits) }, null));
+}
+if (shown.money?.run && shown.gaps) take("money", ["money", "goodput", "gaps"], (value) => showMoney(value, null));
+showFigures();
+byId("rest").hidden = !isList && !Object.keys(shown).length;
+fill("rest", "", isList ? content("", answer, 3) : null, ...Object.entries(shown).map(([key, value]) => block(key, value, 3)));
+
+// Shows parts of the answer by a component, and leaves them out below.
+function take(id, keys, draw) {
+  byId(id).hidden = false;
+  draw(shown);
+  for (const key of keys) delete shown[key];
+}
+
+function showFigures() {
+  const small = Object.entries(shown).filter(([, value]) => !isLarge(value) && value !== null && value !== "" && String(value).length < MOST_CHARS);
+  byId("headline").hidden = !small.length;
+  byId("headline").replaceChildren(...small.map(([key, value]) => {
+    const text = Number.isInteger(value) && value >= 1e6 && !/_bytes$/.test(key) ? countText(value) : textOf(key, value);
+    delete shown[key];
+    return element("div", {}, element("dt", { title: fields[key] || "" }, nameOf(key)), element("dd", { title: textOf(key, value) }, text));
+  }));
+}
+
+function verdictOf(fits) {
+  return fits === null ? "Whether it fits is not said: choose a device." : fits ? "Every rank fits its device." : "It does not fit.";
+}
+
+function isObject(value) {
+  return typeof value === "object" && value !== null && !Array.isArray(value);
+}
+
+function isLarge(value) {
+  return (typeof value === "object" && value !== null) || (typeof value === "string" && value.length > 60);
+}
+
+// A heading and what is below it.
+function block(key, value, level) {
+  const heading = element(`h${level}`, {}, nameOf(key));
+  return element("div", { class: "block" }, heading, content(key, value, level));
+}
+
+function content(key, value, level) {
+  if (!isLarge(value) || typeof value === "string") return element("p", {}, textOf(key, value));
+  if (isObject(value)) return listOf(key, value, level);
+  if (!value.length) return element("p", { class: "quiet" }, "none");
+  if (value.every(isObject)) return tableOf(key, value);
+  if (value.some(isLarge)) return element("ol", {}, value.map((one) => element("li", {}, Array.isArray(one) ? one.map((part) => textOf(key, part)).join(", ") : textOf(key, one))));
+  return element("p", {}, value.map((one) => textOf(key, one)).join(", "));
+}
+
+function listOf(key, value, level) {
+  const entries = Object.entries(value);
+  if (entries.length && entries.every(([, one]) => isObject(one))) {
+    return tableOf(key, entries.map(([name, one]) => ({ entry: name, ...one })));
+  }
+  const small = entries.filter(([, one]) => !isLarge(one));
+  const list = element("dl", { class: "card" }, small.map(([name, one]) =>
+    element("div", {}, element("dt", {}, nameOf(name)), element("dd", {}, textOf(`${key}.${name}`, one)))));
+  const large = entries.filter(([, one]) => isLarge(one)).map(([name, one]) => block(name, one, Math.min(6, level + 1)));
+  return element("div", {}, small.length ? list : null, large);
+}
+
+// Rows as a table of what differs among them; what all share is a list below. Columns of plain values come first.
+function tableOf(name, rows) {
+  const flat = rows.map((row) => Object.fromEntries(flatten(row)));
+  const keys = [...new Set(flat.flatMap(Object.keys))].sort((one, other) => weight(one, flat) - weight(other, flat));
+  const text = (row, key) => (row[key] === undefined ? "–" : textOf(`${name}.${key}`, row[key]));
+  const differs = (key) => rows.length === 1 || flat.some((row) => text(row, key) !== text(flat[0], key));
+  const columns = keys.filter(differs), shared = keys.filter((key) => !differs(key));
+  const tables = [columns.slice(0, MOST_COLUMNS), columns.slice(MOST_COLUMNS)].filter((some) => some.length).map((some) =>
+    table([some.map(nameOf), ...flat.map((row) => some.map((key) => cell(key, row[key], text(row, key))))], { "aria-label": nameOf(name) || "table" }));
+  const all = Object.fromEntries(stated(shared, flat[0]));
+  return element("div", {}, tables[0] ?? null,
+    tables[1] ? element("details", {}, element("summary", {}, "More columns"), tables[1]) : null,
+    Object.keys(all).length ? element("details", {}, element("summary", {}, "The same in all rows"), listOf(name, all, 5)) : null);
+}
+
+function stated(keys, row) {
+  return keys.map((key) => [key, row[key]]).filter(([, value]) => value !== null && value !== "");
+}
+
+// Where a column stands: what a plan is told by, plain values, then nested ones, then lists.
+function weight(key, rows) {
+  if (PLAN.test(key)) return -1;
+  return (key.includes(".") ? 1 : 0) + (rows.some((row) => Array.isArray(row[key])) ? 2 : 0);
+}
+
+// A cell: texts are aligned as words, and rows within a row can be opened.
+function cell(key, value, text) {
+  if (Array.isArray(value) && value.some(isObject)) {
+    return element("details", { class: "words" }, element("summary", {}, `${value.length}`), tableOf(key, value));
+  }
+  if (typeof value !== "string" && !Array.isArray(value)) return text;
+  return element("span", { class: text.length > 24 ? "words long" : "words" }, text);
+}
+
+// Names of nested values are joined by a dot; lists of plain values are one value.
+function flatten(value, before = "") {
+  return Object.entries(value).flatMap(([key, one]) => (isObject(one) ? flatten(one, `${before}${key}.`) : [[before + key, one]]));
+}
+
+function nameOf(key) {
+  return key.replace(/(?<!_per)_(s|bytes)$/, "").replaceAll("_", " ").replace(/\b[mh]fu\b/, (name) => name.toUpperCase());
+}
+
+function textOf(key, value) {
+  if (value === null || value === undefined) return "–";
+  if (typeof value === "boolean") return value ? "yes" : "no";
+  if (Array.isArray(value)) return value.map((one) => (isObject(one) ? flatten(one).map(([name, part]) => `${name} ${textOf(name, part)}`).join(" ") : textOf(key, one))).join(", ") || "none";
+  if (typeof value !== "number") return String(value);
+  const name = key.split(".").at(-1), section = key.split(".").at(-2) || "";
+  if (/bytes_per_s$/.test(name)) return `${bytesText(value)}/s`;
+  if (SHARES.includes(name) || /share$|efficiency$/.test(name)) return shareText(value);
+  if (/memory$/.test(section) || (/(^|_)bytes$/.test(name) && value >= 2 ** 20)) return memoryText(value);
+  if (/(^|_)bytes$/.test(name) || section === "sent") return bytesText(value);
+  if (/(?<!_per)_s$/.test(name) || name === "seconds" || section === "time" || section === "step") return secondsText(value);
+  if (/usd|^cost/.test(name)) return dollarsText(value);
+  return Number.isInteger(value) ? value.toLocaleString("en") : rounded(value, 4);
+}

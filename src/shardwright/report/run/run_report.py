@@ -1,0 +1,150 @@
+"""The report of a run, `report.html` in its folder: its plan and what was predicted of it, what happened, and how far
+both are apart."""
+
+from base64 import b64encode
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from shardwright.config.base import PlanError
+from shardwright.report.expert_use import experts_picture, read_use, use_text
+from shardwright.report.page_document import main_of, page_document
+from shardwright.report.plan_parts import PARTS, Part, PredictedPlan, timeline_part
+from shardwright.report.run.run_card import RunCard
+from shardwright.report.run.run_record import RunRecord, read_record
+from shardwright.report.step_cost import PARTS as WORDS
+from shardwright.report.timeline.job_study import JobStudy, study_job
+from shardwright.schedule.timing import Times
+from shardwright.train.run_files import REPORT, write_anew
+
+SECTIONS = (
+    ("loss", "Loss"),
+    ("throughput", "Throughput"),
+    ("measured", "Predicted beside measured"),
+    ("step", "Where a step's time goes, predicted"),
+    ("by-rank", "Memory by rank, predicted"),
+    ("timeline", "Timeline"),
+    ("nodes", "Ranks on nodes"),
+    ("traffic", "Traffic"),
+    ("money", "Money, energy, failures"),
+    ("experts", "Experts"),
+    ("health", "Health"),
+    ("card", "Card"),
+)
+_FOOTER = "All of this page stands in this one file. Its numbers are in report.json and metrics.jsonl beside it."
+
+
+def write_report(folder: Path, card: RunCard) -> RunCard:
+    """Write the card and the report of a run into its folder, from what it has recorded. Returns the card with that.
+    Raises PlanError, OSError."""
+    record = read_record(folder)
+    card = card.with_record(record)
+    card.write(folder)
+    write_anew(folder / REPORT, report_html(card, record, folder))
+    return card
+
+
+def report_html(card: RunCard, record: RunRecord, folder: Path) -> str:
+    """The report of a run as one HTML file."""
+    data = report_data(card, record, folder)
+    name, words = card.job["name"], data["parts"].get("job", {}).get("words", "")
+    body = main_of(f"{name}, a run", f"{card.ranks} ranks: {words}", SECTIONS, _FOOTER)
+    return page_document(f"{name}, a run – Shardwright", body, data, "run_report.js")
+
+
+def report_data(card: RunCard, record: RunRecord, folder: Path) -> dict[str, Any]:
+    """The data of a report. Parts that can't be predicted are left out, and a note says why."""
+    parts, notes = _parts(card)
+    performed: Part | None = None
+    if record.performed_s and "timeline" in parts:
+        parts["timeline"], performed = _timelines(card, record)
+    return {
+        "card": card.to_dict(),
+        "parts": parts,
+        "notes": notes,
+        "performed": performed,
+        "words": WORDS,
+        "series": record.thinned(),
+        "compared": record.compared,
+        "experts": _experts(folder) if record.has_experts else None,
+        "figures": {
+            "steps": record.last_step,
+            "loss": record.last("loss"),
+            "held_out": record.last("held_out"),
+            "step_s": record.median("step_s"),
+            "tokens_per_s": record.median("tokens_per_s"),
+            "mfu": record.median("mfu"),
+            "peak_memory_bytes": record.peak_memory_bytes,
+        },
+        "health": {
+            "skipped": record.skipped,
+            "spikes": record.num_spikes,
+            "checkpoints": record.checkpoints,
+            "done_again": record.done_again,
+            "first_step": record.first_step,
+        },
+    }
+
+
+def _parts(card: RunCard) -> tuple[dict[str, Part], list[str]]:
+    """The parts of the prediction, and a note for each that there is none of."""
+    try:
+        plan = PredictedPlan(card.checked_job())
+    except PlanError as error:
+        return {}, [f"Nothing is predicted: {'; '.join(error.faults)}."]
+    parts, notes = dict[str, Part](), list[str]()
+    for name, part in PARTS.items():
+        try:
+            parts[name] = part(plan)
+        except (PlanError, KeyError, ValueError) as error:
+            notes.append(f"The prediction has no {name}: {error}.")
+    return parts, notes
+
+
+def _timelines(card: RunCard, record: RunRecord) -> tuple[Part, Part | None]:
+    """The planned timeline and the performed one, both in seconds; None for that if it is of another program.
+
+    Where the plan's times are relative they are stretched, so that both steps are equally long.
+    """
+    study = study_job(card.checked_job(), 0.0, 1)
+    times = _performed_times(study.simulated.times, record.performed_s)
+    if times is None:
+        return timeline_part(study), None
+    note = study.note
+    if not study.is_seconds:
+        stretch = times.makespan / study.simulated.times.makespan
+        study = replace(study, simulated=replace(study.simulated, times=_stretched(study.simulated.times, stretch)))
+        note = "The planned step has no seconds of its own: it is drawn as long as the performed one. "
+        note += "An action's length is what its FLOPs say."
+    study = replace(study, is_seconds=True, note=note)
+    return timeline_part(study), _performed_part(study, times)
+
+
+def _performed_part(study: JobStudy, times: Times) -> Part:
+    performed = replace(study, simulated=replace(study.simulated, name="performed", times=times))
+    caption = "Performed: the last step that was measured, first replica, as the ranks timed it"
+    return timeline_part(performed) | {"caption": caption}
+
+
+def _performed_times(planned: Times, rows: Sequence[Sequence[Sequence[float]]]) -> Times | None:
+    """The times of the performed actions; None if there are not as many as in the plan."""
+    if [len(row) for row in rows] != [len(row) for row in planned.rows]:
+        return None
+    start, end = ([[float(span[side]) for span in row] for row in rows] for side in (0, 1))
+    return Times(planned.rows, start, end)
+
+
+def _stretched(times: Times, factor: float) -> Times:
+    start, end = ([[factor * moment for moment in row] for row in rows] for rows in (times.start, times.end))
+    return Times(times.rows, start, end)
+
+
+def _experts(folder: Path) -> dict[str, str] | None:
+    """The picture of the experts' use, as base64, and the text about it."""
+    try:
+        use = read_use(folder)
+    except PlanError:
+        return None
+    picture = experts_picture(use, folder.name)
+    return {"picture": b64encode(picture.encode()).decode(), "text": use_text(use)}

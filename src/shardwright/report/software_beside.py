@@ -1,0 +1,48 @@
+"""The plans of `plan` under software that many people run, beside this runtime: a line a software."""
+
+from collections.abc import Sequence
+
+from shardwright.config.job import JobSpec
+from shardwright.config.software import software_of
+from shardwright.config.software_support import missing_features
+from shardwright.cost.calibration import shipped
+from shardwright.cost.from_job import run_of
+from shardwright.layers.memo import Memo
+from shardwright.planner.advice.priced_plan import PricedPlan
+from shardwright.report.plans_text import step_text
+from shardwright.report.text_columns import aligned
+from shardwright.simulate.batch_pricing import Price, prices
+from shardwright.simulate.full_step import simulated_steps
+
+USUAL_SOFTWARE = ("megatron-core", "torchtitan-2025")
+_LACKING = "lacks it"
+
+
+def software_beside(plans: Sequence[PricedPlan]) -> str:
+    """The steps of plans of this runtime under each usual software, simulated in full; empty for plans of another one.
+
+    A software that lacks something that a plan has, or for which it has no price, has no number for it.
+    """
+    if not plans or not software_of(plans[0].job.cluster.software).is_own:
+        return ""
+    label = "1" if len(plans) == 1 else f"1 to {len(plans)}"
+    steps = {name: _steps([plan.job for plan in plans], name) for name in USUAL_SOFTWARE}
+    return aligned([[f"{label} as {name}", *cells] for name, cells in steps.items()])
+
+
+def _steps(jobs: Sequence[JobSpec], name: str) -> list[str]:
+    """The steps of jobs as one software runs them, in words."""
+    software, memo = software_of(name), Memo()
+    with_it = [
+        job.model_copy(update={"cluster": job.cluster.model_copy(update={"software": name})})
+        for job in jobs
+        if not missing_features(software, job)
+    ]
+    priced = [
+        (job, price.time)
+        for job, price in zip(with_it, prices(list(map(run_of, with_it)), shipped(), memo), strict=True)
+        if isinstance(price, Price)
+    ]
+    times = simulated_steps([job for job, _ in priced], [time for _, time in priced], shipped(), memo)
+    steps = {job.plan.model_dump_json(): step_text(time.total) for (job, _), time in zip(priced, times, strict=True)}
+    return [steps.get(job.plan.model_dump_json(), _LACKING) for job in jobs]

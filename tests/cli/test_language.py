@@ -1,0 +1,87 @@
+"""Screens in Chinese: by option or locale, with the numbers and units of the English ones and no template left out."""
+
+import json
+import re
+import shlex
+from collections import Counter
+
+import pytest
+from click.testing import CliRunner, Result
+
+from shardwright.cli.main import cli
+from shardwright.config import phrase
+
+SCREENS = (
+    "estimate quickstart",
+    "estimate llama2-7b --devices 8 --device h100-sxm --set plan.dp=8 --set plan.zero=1 --set plan.microbatch_size=1 "
+    "--set plan.recompute=full --set plan.offload_optimizer=0.5 --set cluster.checkpoint_gb_per_s=10",
+    "estimate yi-34b --as flash-2023",
+    "estimate llama3-8b --devices 1 --device rtx-4090 --set plan.dp=1 --set plan.offload_optimizer=0",
+    "explain quickstart-moe",
+    "explain gpt-100b-told",
+    pytest.param("explain deepseek-v3", marks=pytest.mark.long),
+    pytest.param("explain llama3-405b-16k-long --as llama3", marks=pytest.mark.long),
+)
+UNITS = "[KMGT]i?B|B|us|ms|s|h|min|days|%|[MGT]?FLOP|kWh"
+NUMBER = re.compile(rf"(?<![\w.])\d+(?:,\d{{3}})*(?:\.\d+)?(?:e\d+)?(?: (?:{UNITS})(?![a-zA-Z]))?")
+
+
+def run(words: str, *more: str, **environment: str) -> Result:
+    return CliRunner(env={"LC_ALL": "C.UTF-8"} | environment).invoke(cli, [*shlex.split(words), *more])
+
+
+def differing(english: str, chinese: str) -> Counter[str]:
+    """The numbers, with their units, that are not as often in one text as in the other. Sentences may be turned."""
+    first, second = numbers(english), numbers(chinese)
+    return (first - second) + (second - first)
+
+
+def numbers(text: str) -> Counter[str]:
+    """All numbers of a text, with their units."""
+    return Counter(NUMBER.findall(re.sub(r"\s*\n\s*", " ", text)))
+
+
+@pytest.mark.parametrize("words", SCREENS)
+def test_a_screen_has_the_same_numbers_in_chinese(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    english, missing = run(words), set[str]()
+    catalog = phrase.catalog_of("zh")
+    template_in = phrase.template_in
+
+    def noted(template: str, language: str) -> str:
+        other = template_in(template, language)
+        if other == template and template not in catalog and re.search("[a-z]", re.sub(r"\{[^}]*\}", "", template)):
+            missing.add(template)
+        return other
+
+    monkeypatch.setattr(phrase, "template_in", noted)
+    chinese = run(words, "--lang", "zh")
+    assert english.exit_code == chinese.exit_code == 0, chinese.output
+    assert not missing
+    assert not differing(english.output, chinese.output)
+    assert len(re.findall("[\u4e00-\u9fff]", chinese.output)) > 100 > len(re.findall("[\u4e00-\u9fff]", english.output))
+
+
+def test_the_locale_chooses_and_the_option_overrides_it() -> None:
+    assert "放得进" in run("estimate gemma2-27b-tpu", LC_ALL="zh_CN.UTF-8").output
+    assert "It fits" in run("estimate gemma2-27b-tpu", "--lang", "en", LC_ALL="zh_CN.UTF-8").output
+    assert "It fits" in run("estimate gemma2-27b-tpu", LC_ALL="de_DE.UTF-8").output
+
+
+def test_json_is_english() -> None:
+    words = "estimate gpt-100b-32xa100 --set model.hidden=12288 --set model.heads=96 --json"
+    (note, *_), (other, *_) = (json.loads(run(words, *lang).stdout)["notes"] for lang in ((), ("--lang", "zh")))
+    assert note == other and "billion parameters" in note
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("estimate quickstart --set plan.tp=3", "plan.tp 3 不能整除 8 个注意力头（8 / 3 = 2.67）；可用 1、2、4 或 8"),
+        ("explain quickstart --set plan.dp=3", "批次请用 24 或 36，或者换一个 plan.dp"),
+        ("estimate quickstart --set cluster.nodes=2 --set cluster.devices_per_node=8", "请用 dp 4"),
+    ],
+)
+def test_faults_are_told_in_the_language(words: str, text: str) -> None:
+    english, chinese = str(run(words).exception), str(run(words, "--lang", "zh").exception)
+    assert text in chinese and "处错误" in chinese and text not in english
+    assert not differing(english, chinese)

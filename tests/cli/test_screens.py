@@ -1,0 +1,49 @@
+"""Every command's text fits a terminal of 80 columns, but for words and names that can't be broken."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from shardwright.cli.main import cli
+
+_ON_8 = "--devices 8 --device h100-sxm"
+COMMANDS = (
+    f"estimate tiny-llama {_ON_8} --set plan.tp=2 --set plan.dp=4 --beside",
+    "estimate quickstart",
+    "explain quickstart-deepseek --set cluster.device=h100-sxm",
+    f"plan tiny-llama {_ON_8} --keep plan.pp=1 --keep plan.tp=2 --details",
+    "scale tiny-llama --devices 8,16 --device h100-sxm --keep plan.pp=1 --keep plan.tp=2",
+    "compare tiny-llama --on h100-sxm:8 --on b200-sxm:8 --on h200-sxm:8 --keep plan.pp=1 --keep plan.tp=2",
+    "layout gemma2-27b-tpu",
+    "simulate quickstart --set cluster.device=h100-sxm",
+    "schedule zb-v --stages 4",
+    "schedule --compare",
+    "collective all-reduce --ranks 16 --device h100-sxm",
+    "dryrun quickstart",
+    "check {folder}/job.toml",
+    "validate {folder}/runs.csv",
+    "models",
+    "devices",
+    "clusters",
+    "schedules",
+    "software",
+    "fields plan",
+    "learn",
+    "plan --help-all",
+    "calibrate --help",
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.split()[0])
+def test_no_line_is_longer_than_the_terminal(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "job.toml").write_text("[model]\nname = 'tiny-llama'\n")
+    runs = Path(__file__).parents[2] / "benchmarks" / "truth" / "runs.csv"
+    (tmp_path / "runs.csv").write_text("".join(runs.read_text().splitlines(keepends=True)[:12]))
+    monkeypatch.setenv("COLUMNS", "80")
+    words = shlex.split(command.format(folder=tmp_path))
+    done = CliRunner().invoke(cli, words, catch_exceptions=False)
+    assert done.exit_code == 0
+    lines = done.stdout.splitlines()
+    assert lines and [line for line in lines if len(line) > 80 and max(map(len, line.split())) < 60] == []

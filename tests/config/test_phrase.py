@@ -1,0 +1,110 @@
+"""Phrases: English as str, other languages by catalogs that have every template, with the same fields and numbers."""
+
+import ast
+import copy
+import pickle
+import re
+from pathlib import Path
+
+import pytest
+
+from shardwright.config.base import PlanError
+from shardwright.config.phrase import (
+    LANGUAGES,
+    Phrase,
+    capitalized,
+    catalog_of,
+    either,
+    field_names,
+    in_language,
+    read_catalog,
+    say,
+)
+
+SOURCE = Path(__file__).parents[2] / "src" / "shardwright"
+OTHERS = [language for language in LANGUAGES if language != "en"]
+NUMBER = re.compile(r"\d[\d,.]*\d|\d")
+
+
+def templates_of(file: Path) -> set[str]:
+    """The templates that a file says, if its `say` is that of phrases."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    imported = {
+        name.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module == "shardwright.config.phrase"
+        for name in node.names
+    }
+    return {
+        node.args[0].value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in imported & {"say", "fixed"}
+        and isinstance(node.args[0], ast.Constant)
+    }
+
+
+TEMPLATES = sorted({template for file in SOURCE.rglob("*.py") for template in templates_of(file)})
+
+
+@pytest.mark.parametrize("language", OTHERS)
+def test_no_template_is_missing(language: str) -> None:
+    assert len(TEMPLATES) > 200
+    catalog = catalog_of(language)
+    assert not [
+        template
+        for template in TEMPLATES
+        if template not in catalog and template[:1].lower() + template[1:] not in catalog
+    ]
+
+
+@pytest.mark.parametrize("language", OTHERS)
+def test_a_translation_has_the_fields_and_numbers_of_its_template(language: str) -> None:
+    for template, other in catalog_of(language).items():
+        assert field_names(other) == field_names(template), template
+        fields = sorted(re.findall(r"\{\w+(:[^}]*)?\}", template)), sorted(re.findall(r"\{\w+(:[^}]*)?\}", other))
+        assert set(fields[0]) == set(fields[1]), template
+        plain, plain_other = (re.sub(r"\{[^}]*\}", "", text) for text in (template, other))
+        assert sorted(NUMBER.findall(plain)) == sorted(NUMBER.findall(plain_other)), template
+
+
+def test_a_phrase_is_a_str_in_english() -> None:
+    phrase = say("{number:,} ranks", number=4096)
+    assert phrase == "4,096 ranks" and isinstance(phrase, str)
+    assert in_language(phrase, "en") == phrase and in_language(phrase, "zh") == "4,096 个 rank"
+    assert in_language("of nobody", "zh") == "of nobody"
+    for other in (pickle.loads(pickle.dumps(phrase)), copy.deepcopy(phrase)):
+        assert isinstance(other, Phrase) and in_language(other, "zh") == "4,096 个 rank"
+
+
+def test_values_are_phrases_and_lists_of_them() -> None:
+    nested = say("Links: {links}.", links=(say("its fast links"), "NVLink"))
+    assert nested == "Links: its fast links, NVLink."
+    assert in_language(nested, "zh") == "链路：高速链路、NVLink。"
+    assert either(["1"]) == "1" and either(["1", "2", "4"]) == "1, 2 or 4"
+    assert in_language(either(["1", "2", "4"]), "zh") == "1、2 或 4"
+
+
+def test_a_capital_changes_no_translation() -> None:
+    phrase = say("a layer")
+    assert capitalized(phrase) == "A layer"
+    assert in_language(capitalized(phrase), "zh") == in_language(phrase, "zh") == "一层"
+
+
+def test_a_catalog_goes_on_in_further_lines() -> None:
+    text = (
+        '# why\nmsgid ""\nmsgstr "Language: zh\\n"\n\nmsgid "a "\n"\\"b\\""\nmsgstr "c"\n"d"\n\nmsgid "e"\nmsgstr "f"\n'
+    )
+    assert read_catalog(text) == {'a "b"': "cd", "e": "f"}
+
+
+def test_an_unknown_language_is_refused() -> None:
+    with pytest.raises(KeyError, match="use en, zh"):
+        catalog_of("de")
+
+
+def test_an_error_is_english_until_it_is_asked_for_another_language() -> None:
+    error = PlanError("job a", [say("use dp {dp}", dp=4), "plain"])
+    assert str(error) == "job a: 2 faults\n  1. use dp 4\n  2. plain"
+    assert error.in_language("zh") == "job a：2 处错误\n  1. 请用 dp 4\n  2. plain"

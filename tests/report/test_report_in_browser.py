@@ -1,0 +1,89 @@
+"""The report of a run in Chromium. Skipped where Chromium or Playwright is missing."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("playwright", reason="browsers are driven by playwright")
+
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from shardwright.api.estimated import Estimated
+from shardwright.api.explained import Explained
+from shardwright.config.load import load_job
+from shardwright.report.answer_page import answer_page
+from shardwright.report.run.run_card import RunCard
+from shardwright.report.run.run_record import read_record
+from shardwright.report.run.run_report import SECTIONS, report_html
+from support.recorded_run import write_run
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium; apt-get install chromium"),
+]
+
+QUESTIONS = (Explained, Estimated)
+PLANS = [{"step_s": 1.5, "fits": True, "plan": {"tp": 2}}, {"step_s": 2.5, "fits": True, "plan": {"tp": 4}}]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def page(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Page]:
+    """A page without a network. Nothing may go wrong in it, and nothing may be asked for."""
+    width, scheme = request.param
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True)
+    shown, wrong = context.new_page(), list[str]()
+    shown.on("console", lambda message: message.type in ("error", "warning") and wrong.append(message.text))
+    shown.on("pageerror", lambda error: wrong.append(str(error)))
+    shown.on("request", lambda asked: asked.url.startswith(("file:", "data:")) or wrong.append(asked.url))
+    yield shown
+    context.close()
+    assert not wrong
+
+
+@pytest.mark.parametrize("page", [(1400, "light"), (390, "dark")], indirect=True)
+def test_a_report_is_whole_without_a_network(page: Page, tmp_path: Path) -> None:
+    folder = write_run(tmp_path)
+    card = RunCard.read(folder)
+    file = folder / "report.html"
+    file.write_text(report_html(card, read_record(folder), folder), encoding="utf-8")
+    page.goto(file.as_uri())
+    shown = [key for key, _ in SECTIONS if page.is_visible(f"#{key}")]
+    assert {"loss", "throughput", "measured", "by-rank", "timeline", "health", "card"} <= set(shown)
+    assert page.inner_text("#headline dd >> nth=0") == "5 of 5"
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= page.viewport_size["width"]
+    axes = page.locator(".chart text").all_text_contents()
+    assert {"nats a token", "tokens a second", "share of the step", "GiB", "step"} <= set(axes)
+    page.hover(".chart >> nth=0")
+    assert "training 3.5" in page.inner_text(".told >> nth=0")
+    assert_readable(page)
+
+
+@pytest.mark.parametrize("page", [(390, "light")], indirect=True)
+def test_the_page_of_an_answer_is_whole_without_a_network(page: Page, tmp_path: Path) -> None:
+    explained, estimated = (question(load_job("quickstart", ("cluster.device=h100-sxm",))) for question in QUESTIONS)
+    for name, answer in (("explain", explained.to_dict()), ("estimate", estimated.to_dict()), ("plan", PLANS)):
+        file = tmp_path / f"{name}.html"
+        file.write_text(answer_page(name, f"shardwright {name}", answer), encoding="utf-8")
+        page.goto(file.as_uri())
+        assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
+        assert_readable(page)
+        shown = {key for key in ("step", "by-rank", "money", "rest") if page.is_visible(f"#{key}")}
+        assert shown == ({"step", "by-rank", "money", "rest"} if name == "estimate" else {"rest"})
+    assert page.locator("#rest > .body > div > .wide th[scope=col]").all_inner_texts() == ["plan.tp", "step"]
+
+
+def assert_readable(page: Page) -> None:
+    """Nothing that is wrong for those who read by ear or by keyboard."""
+    checked = pytest.importorskip("axe_playwright_python.sync_playwright").Axe().run(page)
+    assert not [(fault["id"], fault["nodes"][0]["html"]) for fault in checked.response["violations"]]

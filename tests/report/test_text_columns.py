@@ -1,0 +1,78 @@
+"""Texts as wide as the terminal: tables and paragraphs at 80 columns, and whole lines in a pipe."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardwright.report.text_columns import aligned, fitting, num_columns, wrapped
+
+ROWS = [
+    ["operator", "work", "bytes of the state", "what it communicates"],
+    ["attention norm", "reads and writes 256 KiB", "1.3 MiB", ""],
+    ["out", "8,192 x 2,048 x 16,384", "13.3 GiB", "reduce_scatter over tp of 256 MiB: 675 us, exposed"],
+]
+
+
+def test_a_table_has_the_width_that_it_needs_in_a_pipe() -> None:
+    assert max(map(len, aligned(ROWS).split("\n"))) == 112
+    assert fitting("x " * 80) == "x " * 80
+
+
+def test_a_table_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert aligned(ROWS, left=(0, 1, 3)).split("\n") == [
+        "operator        work                      bytes of the state  what it",
+        "                                                              communicates",
+        "attention norm  reads and writes 256 KiB             1.3 MiB",
+        "out             8,192 x 2,048 x 16,384              13.3 GiB  reduce_scatter",
+        "                                                              over tp of 256",
+        "                                                              MiB: 675 us,",
+        "                                                              exposed",
+    ]
+
+
+def test_headings_of_numbers_are_broken_and_their_units_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    assert aligned([["pp rank", *["bytes of it"] * 5], ["0", *["13.3 GiB"] * 5]]).split("\n") == [
+        "pp rank  bytes of  bytes of   bytes of   bytes of   bytes of",
+        "               it        it         it         it         it",
+        "0        13.3 GiB  13.3 GiB   13.3 GiB   13.3 GiB   13.3 GiB",
+    ]
+
+
+def test_what_does_not_fit_beside_the_first_column_follows_below(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    first, second = aligned([["rank", *["parameters"] * 8], ["12", *["1,234 MiB"] * 8]]).split("\n\n")
+    assert [table.split("\n")[1].count("1,234 MiB") for table in (first, second)] == [4, 4]
+    assert all(table.split("\n")[1].startswith("12 ") for table in (first, second))
+
+
+@given(st.lists(st.lists(st.text("ab 1", max_size=40), min_size=4, max_size=4), min_size=1, max_size=4))
+def test_no_line_of_a_table_is_longer_than_the_terminal_and_no_word_is_lost(rows: list[list[str]]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "60")
+        words = [[(cell.replace(" ", "") and cell) or "-" for cell in row] for row in rows]
+        table = aligned(words, left=(0, 1, 2, 3))
+        longest = max(len(word) for row in words for cell in row for word in cell.split())
+        if longest <= 20:
+            assert max(map(len, table.split("\n"))) <= 60
+        for row in words:
+            for cell in row:
+                assert all(word in table for word in cell.split())
+
+
+def test_a_long_line_goes_on_under_its_first_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    assert fitting("  " + "word " * 14) == "  " + "word " * 10 + "word\n    word word word"
+
+
+def test_no_line_of_chinese_begins_or_ends_with_the_wrong_mark() -> None:
+    """A line does not begin with what closes, nor end with what opens; all of the text is there."""
+    text = (
+        "这是同等规模模型的常见取值（Brown et al. 2020, table 2.1；可用 --set 修改），需要 72 GiB，还剩（约）2.9 GiB。"
+    )
+    for width in range(16, 60):
+        lines = list(wrapped(text, width))
+        assert "".join(lines).replace(" ", "") == text.replace(" ", "")
+        assert all(line[0] not in "，。；：、！？）」”" and line[-1] not in "（「“" for line in lines)
+        assert all(num_columns(line) <= width for line in lines)
