@@ -30,6 +30,11 @@ class AdapterSpec(Spec):
         TARGETS, description="Linear maps of each layer that have an adapter."
     )
 
+    weights: str = Field(
+        "",
+        description="Folder of an adapter that peft wrote, whose values training begins with; empty means random ones.",
+    )
+
     @property
     def scale(self) -> float:
         """The factor of what an adapter adds."""

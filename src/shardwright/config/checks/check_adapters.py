@@ -30,6 +30,11 @@ def _model_faults(job: JobSpec) -> Iterator[str]:
             "model.adapter.targets names gate alone, and model.gated_mlp is false, so no layer has one; "
             'use "up", or more targets'
         )
+    if model.adapter.weights and not model.weights:
+        yield (
+            "model.adapter.weights is an adapter of a released model, and model.weights names none; set it to the "
+            "folder of that model"
+        )
     if len(set(model.adapter.targets)) < len(model.adapter.targets):
         yield "model.adapter.targets names a map twice; name each once"
 

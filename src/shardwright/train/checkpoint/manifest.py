@@ -158,7 +158,8 @@ class Manifest(Spec):
     A run resumes after the first `samples` of its data. It has skipped `passed_over` of these, because its state became
     unhealthy in them. `job` is the job with the plan that ran, and `state` holds the state that is no tensor: a few
     numbers. Earlier versions wrote no `health`, which counts as healthy, and no `data`; checkpoints of a user's own
-    modules have no `data`, either. `losses` are the finite validation losses of this state, by the name of the set."""
+    modules have no `data`, either. `losses` are the finite validation losses of this state, by the name of the set.
+    `base` identifies the frozen weights to which adapters belong (base_weights.py)."""
 
     format: int = FORMAT
     step: Annotated[int, Field(ge=0, le=largest.STEPS)]
@@ -170,6 +171,7 @@ class Manifest(Spec):
     health: StateHealth = HEALTHY
     data: DataPlace | None = None
     losses: dict[str, MeasuredLoss] = Field({}, max_length=largest.SOURCES + 1)
+    base: str = Field("", pattern=r"^([0-9a-f]{32})?$")
     files: tuple[FileNote, ...]
 
     @property

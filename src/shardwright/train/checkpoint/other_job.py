@@ -4,8 +4,10 @@ not needed."""
 import json
 from typing import Any
 
+from shardwright.config.adapter import AdapterSpec
 from shardwright.config.base import PlanError, shortened
 from shardwright.config.job import JobSpec
+from shardwright.train.checkpoint.base_weights import base_fault
 from shardwright.train.checkpoint.kept import in_order_to_load, kept_by, manifest_of
 from shardwright.train.checkpoint.manifest import BrokenCheckpointError, Manifest, folder_name
 from shardwright.train.checkpoint.storage import Storage
@@ -18,9 +20,10 @@ _GO_ON, _FROM = "begin anew with --fresh, or name another run.folder", "name a r
 
 
 def refuse_other_model(manifest: Manifest, job: JobSpec, storage: Storage, weights_alone: bool) -> None:
-    """PlanError if a checkpoint is of another model. With `weights_alone` the length of samples may differ, unless the
-    model has learned positions."""
-    model, stored_model = job.model.model_dump(mode="json"), manifest.job["model"]
+    """PlanError if a checkpoint is of another model, or its adapters belong to other weights. With `weights_alone` the
+    length of samples may differ, unless the model has learned positions."""
+    model, stored_model = _of_arithmetic(job.model.model_dump(mode="json")), _of_arithmetic(manifest.job["model"])
+    subject = f"checkpoint {storage.root}/{folder_name(manifest.step)}"
     way_out = _FROM if weights_alone else _GO_ON
     ignored_for_weights = {*_NO_ARITHMETIC, *(["sequence"] if job.model.positions != "learned" else [])}
     ignored = ignored_for_weights if weights_alone else {*_NO_ARITHMETIC}
@@ -31,13 +34,21 @@ def refuse_other_model(manifest: Manifest, job: JobSpec, storage: Storage, weigh
     }
     if differing:
         raise PlanError(
-            f"checkpoint {storage.root}/{folder_name(manifest.step)}",
+            subject,
             [
                 f"its model.{field} is {_text(value)}, and the job's {_text(model[field])}; {way_out}"
                 f"{_WITH_WEIGHTS if field in ignored_for_weights and not weights_alone else ''}"
                 for field, value in differing.items()
             ],
         )
+    if fault := base_fault(manifest, job):
+        raise PlanError(subject, [fault])
+
+
+def _of_arithmetic(model: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a model, without the folder that the values of its adapters began with."""
+    adapter = {**AdapterSpec().model_dump(mode="json"), **(model.get("adapter") or {}), "weights": ""}
+    return {**model, "adapter": adapter}
 
 
 def refuse_weights_from(job: JobSpec, run: str) -> None:

@@ -1,5 +1,5 @@
 """Export of a checkpoint's weights in the format of Hugging Face's libraries: names and layouts of a model family, its
-config.json, and the tokenizer of the model that the run started from.
+config.json, and the tokenizer of the model that the run started from; or of its adapters, as peft has them.
 
 Each tensor is assembled from the boxes of the checkpoint, slab by slab, and written before the next one begins: so the
 export needs memory for one tensor. A released tensor is one that the export writes.
@@ -15,10 +15,18 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from shardwright.config.hugging_face.config_json import CONFIG, family_of, fields_of, is_decoder_alone, read_keys
+from shardwright.config.hugging_face.config_json import (
+    ADAPTER,
+    CONFIG,
+    family_of,
+    fields_of,
+    is_decoder_alone,
+    read_keys,
+)
 from shardwright.config.hugging_face.same_arithmetic import differing_fields
 from shardwright.config.hugging_face.written_config import config_bytes, written_config
 from shardwright.config.model import ModelSpec
+from shardwright.sharding.hugging_face.adapter_layout import adapter_keys, adapter_layout
 from shardwright.sharding.hugging_face.layout import copies, correction_biases, layout_of
 from shardwright.sharding.hugging_face.released_piece import ReleasedPiece
 from shardwright.sharding.parameter_shard import Box
@@ -49,7 +57,8 @@ class _Part:
 def export_released(
     storage: Storage, manifest: Manifest, target: Path, *, dtype: str = "keep", file_bytes: int, overwrite: bool = False
 ) -> Files:
-    """Write the weights of a checkpoint to a folder that transformers opens. Returns the tensors of each file.
+    """Write the weights of a checkpoint to a folder that transformers opens, or its adapters to one that peft opens.
+    Returns the tensors of each file.
 
     `dtype` is "keep", for the stored float32, or one of EXPORTED. Raises PlanError if no family fits the model, or if a
     file exists that may not be overwritten; BrokenCheckpointError, DiskFullError.
@@ -68,18 +77,23 @@ def export_released(
     ]
     indices = indices_of(storage, manifest)
     write = partial(_write, parts, storage, folder_name(manifest.step), indices)
-    source_files = companions(Path(model.weights)) if model.weights else {}
-    config = config_bytes(keys | {"dtype": {"F32": "float32", "BF16": "bfloat16"}[weight_dtype]})
-    other_files = {CONFIG: config} | source_files
+    if model.is_adapted:
+        other_files = {ADAPTER: config_bytes(adapter_keys(family, model))}
+    else:
+        config = config_bytes(keys | {"dtype": {"F32": "float32", "BF16": "bfloat16"}[weight_dtype]})
+        other_files = {CONFIG: config} | (companions(Path(model.weights)) if model.weights else {})
     return write_safetensors(
         target, tensors, write, file_bytes=file_bytes, overwrite=overwrite, other_files=other_files
     )
 
 
 def has_family(manifest: Manifest) -> bool:
-    """True if a family of Hugging Face's library fits the model of a checkpoint."""
+    """True if a family of Hugging Face's library fits the model of a checkpoint, and peft its adapters."""
     try:
-        _configuration(ModelSpec.model_validate_json(json.dumps(manifest.job.get("model"))))
+        model = ModelSpec.model_validate_json(json.dumps(manifest.job.get("model")))
+        family, _ = _configuration(model)
+        if model.is_adapted:
+            adapter_keys(family, model)
     except ValueError:  # also a PlanError
         return False
     return True
@@ -102,7 +116,7 @@ def _parts(family: str, model: ModelSpec) -> dict[str, list[_Part]]:
     """The parts of each released tensor, by its name, in the order of the model's parameters."""
     parts: dict[str, list[_Part]] = {}
     shapes = {place.name: place.full_shape for place in model_parameters(model)}
-    for name, pieces in layout_of(family, model).items():
+    for name, pieces in (adapter_layout if model.is_adapted else layout_of)(family, model).items():
         for piece in pieces:
             parts.setdefault(piece.name, []).append(_Part(f"weights.{name}", shapes[name], piece))
     for block, piece in correction_biases(family, model).items():

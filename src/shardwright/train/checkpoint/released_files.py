@@ -30,13 +30,13 @@ _FLOATING = ("F64", "F32", "F16", "BF16")
 class ReleasedFiles:
     """The tensors of a folder by name. A file is mapped when the first of its tensors is viewed."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, one_file: str = ONE_FILE) -> None:
         """Raises PlanError with the fault of the folder or of a header."""
         self.folder = folder
         self.tensors: dict[str, StoredTensor] = {}
         self._maps: dict[Path, mmap.mmap] = {}
         with as_fault_of(folder):
-            for file in named_files(folder, ONE_FILE, INDEX):
+            for file in named_files(folder, one_file, INDEX):
                 self._add(file)
 
     @property

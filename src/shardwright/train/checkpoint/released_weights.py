@@ -27,16 +27,12 @@ _MOST_ELEMENTS = 4 * MIB  # of the buffer
 _ROWS_COMPARED = 1024  # rows of head and table that are compared: if the head is a matrix of its own, every row differs
 
 
-class ReleasedWeights:
-    """The weights in a folder, for a model of a family. `write` is an `Initial`: it writes elements of a box."""
+class ReleasedTensors:
+    """The tensors in a folder, and the pieces of a model's tensors that they are. `write` is an `Initial`: it writes
+    elements of a box."""
 
-    def __init__(self, folder: Path, family: str, model: ModelSpec) -> None:
-        """Raises PlanError with every tensor that is missing, has another shape, or has no place in the model."""
-        self.files = ReleasedFiles(folder)
-        self.layout = layout_of(family, model)
-        self.correction_biases = correction_biases(family, model)
-        self.prefix = _prefix(self.files, self.layout)
-        _check_files_fit_model(self, copies(family, model), tied_head(family, model))
+    def __init__(self, files: ReleasedFiles, layout: Layout, prefix: str = "") -> None:
+        self.files, self.layout, self.prefix = files, layout, prefix
 
     def write(self, place: ParameterShard, start: int, out: Tensor) -> None:
         """Write elements start, start + 1, ... of a box to a flat tensor."""
@@ -56,11 +52,6 @@ class ReleasedWeights:
             )
         self.files.forget()
 
-    def correction_bias(self, block: int) -> Tensor | None:
-        """The score-correction biases of a block's router, [experts] in float32; None if the model has none."""
-        piece = self.correction_biases.get(block)
-        return None if piece is None else self.files.view(self.stored_name(piece)).float()
-
     def stored_name(self, piece: ReleasedPiece) -> str:
         """The name in the files of a decoder's tensor, which may be a part of a larger model's: with the prefix of the
         decoder, or without it for a head that lies outside."""
@@ -73,6 +64,22 @@ class ReleasedWeights:
             if (common := overlap(box, piece.region)) is not None:
                 slices = tuple(slice(low - a, high - a) for (low, high), (a, _) in zip(common, box, strict=True))
                 copy_part(piece, self.files.view(self.stored_name(piece)), common, out[slices])
+
+
+class ReleasedWeights(ReleasedTensors):
+    """The weights in a folder, for a model of a family."""
+
+    def __init__(self, folder: Path, family: str, model: ModelSpec) -> None:
+        """Raises PlanError with every tensor that is missing, has another shape, or has no place in the model."""
+        files, layout = ReleasedFiles(folder), layout_of(family, model)
+        super().__init__(files, layout, _prefix(files, layout))
+        self.correction_biases = correction_biases(family, model)
+        _check_files_fit_model(self, copies(family, model), tied_head(family, model))
+
+    def correction_bias(self, block: int) -> Tensor | None:
+        """The score-correction biases of a block's router, [experts] in float32; None if the model has none."""
+        piece = self.correction_biases.get(block)
+        return None if piece is None else self.files.view(self.stored_name(piece)).float()
 
 
 def _region_view(piece: ReleasedPiece, released: Tensor) -> Tensor:

@@ -17,15 +17,16 @@ from tempfile import TemporaryDirectory
 from typing import IO
 
 from shardwright.config.base import PlanError
-from shardwright.config.hugging_face.config_json import CONFIG
+from shardwright.config.hugging_face.config_json import ADAPTER, CONFIG
 from shardwright.train.checkpoint.released_companions import COMPANIONS
 from shardwright.train.checkpoint.safetensors_format import WrittenTensor, header_of
 from shardwright.train.launch.full_disk import telling_of_full_disk
 
 ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
+ADAPTER_FILE = "adapter_model.safetensors"
 # Names of files that an export writes to a folder, and so may overwrite there.
 _WEIGHT_FILE = re.compile(r"model(-\d{5,}-of-\d{5,})?\.safetensors(\.index\.json)?")
-_OTHER_FILES = {CONFIG, *COMPANIONS}
+_OTHER_FILES = {CONFIG, ADAPTER, ADAPTER_FILE, *COMPANIONS}
 
 
 Files = dict[str, list[WrittenTensor]]
@@ -43,13 +44,15 @@ def write_safetensors(
     other_files: Mapping[str, bytes],
 ) -> Files:
     """Write tensors to a file, if `target` ends in .safetensors, else to a folder. In a folder, files of weights have
-    at most `file_bytes` bytes, and `other_files`, contents by name, lie beside them. Returns the tensors of each file.
+    at most `file_bytes` bytes, and `other_files`, contents by name, lie beside them; an adapter, whose configuration is
+    among these, is one file without an index. Returns the tensors of each file.
 
     Raises the errors of `write`, DiskFullError, and PlanError if a file exists that may not be overwritten.
     """
-    is_file = target.suffix == ".safetensors"
+    is_file, is_adapter = target.suffix == ".safetensors", ADAPTER in other_files
     _refuse(target, is_file, overwrite)
-    files = {target.name: list(tensors)} if is_file else _in_files(tensors, file_bytes)
+    one_file = target.name if is_file else ADAPTER_FILE if is_adapter else ""
+    files = {one_file: list(tensors)} if one_file else _in_files(tensors, file_bytes)
     with telling_of_full_disk(target, "name another place"):
         target.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent, ignore_cleanup_errors=True) as scratch:
@@ -60,7 +63,7 @@ def write_safetensors(
                     file.write(header_of(file_tensors))
                     write(file, file_tensors)
                     _sync(file)
-            for name, contents in {**other_files, **({} if is_file else {INDEX: _index_of(files)})}.items():
+            for name, contents in {**other_files, **({} if one_file else {INDEX: _index_of(files)})}.items():
                 with (new / name).open("xb") as file:
                     file.write(contents)
                     _sync(file)

@@ -16,6 +16,7 @@ from shardwright.parallel.tensor.initial_values import Initial, seeded
 from shardwright.sharding.parameter_shard import ParameterShard
 from shardwright.sharding.stage_parameters import is_of_adapter
 from shardwright.train.checkpoint.kept import place_of, steps_kept
+from shardwright.train.checkpoint.released_adapter import released_adapter
 from shardwright.train.checkpoint.released_weights import ReleasedWeights
 from shardwright.train.checkpoint.storage import open_storage
 
@@ -36,19 +37,23 @@ def released_weights_of(job: JobSpec) -> ReleasedWeights | None:
 
 def refuse_weights(job: JobSpec, folder: Path, is_anew: bool) -> None:
     """PlanError if a run starts from released weights that do not fit its model. A run with checkpoints in its folder
-    resumes from them instead, unless it `is_anew`."""
-    if job.model.weights and (is_anew or not steps_kept(open_storage(place_of(job, folder)))):
-        released_weights_of(job)
+    resumes from them instead, unless it `is_anew`, or they have adapters alone."""
+    is_needed = is_anew or job.model.is_adapted or not steps_kept(open_storage(place_of(job, folder)))
+    if job.model.weights and is_needed:
+        initial_values(job, released_weights_of(job))
 
 
 def initial_values(job: JobSpec, released: ReleasedWeights | None) -> Initial:
-    """The function that writes the initial values of any box of a job's weights; adapters begin with random ones."""
+    """The function that writes the initial values of any box of a job's weights: random ones, or released ones of its
+    weights and of its adapters."""
     drawn = seeded(job.run.seed)
-    if released is None:
-        return drawn
+    of_weights, of_adapters = drawn if released is None else released.write, drawn
+    if job.model.adapter.weights:
+        family = family_of(read_keys(path_of(job.model.weights)))
+        of_adapters = released_adapter(family, job.model).write
 
     def write(place: ParameterShard, start: int, out: Tensor) -> None:
-        (drawn if is_of_adapter(place.name) else released.write)(place, start, out)
+        (of_adapters if is_of_adapter(place.name) else of_weights)(place, start, out)
 
     return write
 

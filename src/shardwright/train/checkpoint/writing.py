@@ -26,6 +26,7 @@ from shardwright.parallel.comm.collectives import all_reduce, barrier
 from shardwright.parallel.comm.ledger import Ledger
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.train.build import Replica
+from shardwright.train.checkpoint.base_weights import base_digest
 from shardwright.train.checkpoint.boxes import save_boxes
 from shardwright.train.checkpoint.kept import (
     best_of_sets,
@@ -141,7 +142,7 @@ class CheckpointWriter:
         votes_ledger = Ledger(mesh.device, mesh.rank, kind=mesh.ledger.kind, streams=mesh.streams)
         self._votes_axis = replace(mesh.world, ledger=votes_ledger)
         self._saved_state = SavedState(replica, mesh)
-        self._storage = open_storage(place_of(job, folder))
+        self._storage, self._base = open_storage(place_of(job, folder)), base_digest(job)
         self._best_interval_s = best_interval_s
         self._current: _Save | None = None
         self._blocking_s = 0.0
@@ -196,6 +197,7 @@ class CheckpointWriter:
             health=quality.health,
             data=data,
             losses=dict(quality.losses),
+            base=self._base,
             files=(),
         )
         copies = self._saved_state.copy()
