@@ -141,7 +141,8 @@ def _of_run(source: str) -> _WeightsSource:
     if not weights and "begin_token" not in fields.get("data", {"begin_token": ""}):
         # Runs from before that field existed began texts without a token.
         fields["data"] = fields["data"] | {"begin_token": "none"}
-    fields["model"] = {name: value for name, value in fields["model"].items() if name != "weights"}
+    if not (fields["model"].get("adapter") or {}).get("rank"):  # a checkpoint of adapters has no other weights
+        fields["model"] = {name: value for name, value in fields["model"].items() if name != "weights"}
     return _WeightsSource(source, fields, weights, str(Path(source)))
 
 

@@ -18,6 +18,7 @@ from shardwright.interchange.reading.script_text import nodes_of
 from shardwright.interchange.system import System, job_of_texts
 
 _SECTIONS = ("data", "run", "checkpoint", "health")  # each system has its own form of them
+_ADAPTERS = "leave model.adapter out to write the job of all weights, or train them here and export them for peft"
 _WITHOUT_EFFECT = (
     "bucket_mib",
     "loss_chunk_mib",
@@ -47,6 +48,8 @@ class Lacking(PlanError):  # noqa: N818 (it names what the system lacks)
 def exported(system: System, job: JobSpec) -> Exported:
     """The job as files of a system. Raises Lacking."""
     subject = f"job {job.name} for {system.title}"
+    if job.model.is_adapted:
+        raise Lacking(subject, [f"adapters are not written for {system.title}; {_ADAPTERS}"], None)
     try:
         files = system.write(job)
     except PlanError as error:

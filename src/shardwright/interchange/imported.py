@@ -93,8 +93,17 @@ def split_sets(sets: tuple[str, ...]) -> tuple[dict[str, str], tuple[str, ...]]:
     )
 
 
+def _priced_as_own(result: ReadResult) -> ReadResult:
+    """A job with adapters, priced as this runtime's: those of other software are not described."""
+    notes = [note for note in result.settings.notes if not note.startswith("priced as ")]
+    result.settings.notes = [*notes, "memory and time of adapters are those of this runtime"]
+    return replace(result, software="shardwright")
+
+
 def imported(result: ReadResult, asked: Asked, subject: str, name: str, folder: Path) -> Imported:
     """The checked job of files in a folder. PlanError lists every fault."""
+    if "model.adapter.rank" in result.fields:
+        result = _priced_as_own(result)
     settings = result.settings
     faults = [_with_way_out(fault) for fault in (*_unknown_faults(settings), *settings.faults)]
     faults = [*unread_faults(settings, result.known_in, asked.left_out), *faults]

@@ -137,6 +137,8 @@ def _optimizer(job: JobSpec) -> Flat:
 def _model(model: ModelSpec) -> Flat:
     fields = arithmetic(model)
     fields |= {"sequence": model.sequence, "dropout": model.dropout, "init_std": model.init_std}
+    if model.is_adapted:
+        fields |= {f"adapter.{name}": getattr(model.adapter, name) for name in ("rank", "alpha", "targets")}
     if model.mtp_layers:
         fields["mtp_weight"] = model.mtp_weight
     if model.positions == "rotary" and not model.is_latent:

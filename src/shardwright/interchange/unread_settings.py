@@ -30,8 +30,8 @@ def unread_faults(settings: Settings, systems: Sequence[str], left_out: Collecti
     if of_parts:
         faults.append(
             _fault(settings, of_parts)
-            + "adapters (LoRA), frozen and quantised weights are not counted here, and all weights would be trained in "
-            f"full; to have the job so: {_ways(settings, of_parts)}"
+            + "frozen and quantised weights, and adapters other than plain LoRA, are not counted here, and the job "
+            f"would be another; to have it without them: {_ways(settings, of_parts)}"
         )
     others = [name for name in unknown if name not in of_parts]
     if others:

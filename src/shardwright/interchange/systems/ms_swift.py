@@ -13,6 +13,7 @@ from shardwright.interchange.named_model import is_model, read_named_model, shap
 from shardwright.interchange.reading.loose_words import loose_faults
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.settings import Settings
+from shardwright.interchange.systems.adapter_settings import read_adapter
 from shardwright.interchange.systems.megatron_arguments import flags_of, read_arguments, read_result
 
 _DATA = (".json", ".yaml", ".yml")
@@ -63,6 +64,7 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
         return ReadResult({}, settings, "megatron-core")
     launched = _launched(variables)
     fields = read_arguments(_with_defaults(flags, model), spelled, asked, launched, settings, shape)
+    read_adapter(settings, fields, lambda name: name.replace("_", "-"))
     if command:
         settings.faults += loose_faults(command.loose, settings, "megatron", "ms-swift")
     settings.ignore(*_MODELS)

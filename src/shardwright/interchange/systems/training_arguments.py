@@ -21,6 +21,7 @@ from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.reading.shell_marks import unknown_names
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.rows import Rule, Table, never, number
+from shardwright.interchange.systems.adapter_settings import read_adapter
 from shardwright.interchange.systems.llama_factory import own_options
 from shardwright.interchange.training_programs import program_fault, read_kind
 
@@ -360,6 +361,7 @@ def _write_recompute(job: JobSpec, settings: dict[str, Any]) -> None:
 
 OPTIONS: Table = (
     Rule(("--stage",), read_kind),
+    Rule(("--lora_r",), read_adapter),
     Rule(("--block_size",), _read_sequence, _write_sequence),
     Rule(("--gradient_checkpointing",), _read_recompute, _write_recompute),
     Rule(("--optim",), _read_optimizer, _write_optimizer),

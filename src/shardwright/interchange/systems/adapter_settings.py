@@ -1,0 +1,92 @@
+"""Settings of adapters (LoRA) of programs over transformers and peft: TRL, LLaMA-Factory, axolotl and ms-swift.
+
+Bases in 4 or 8 bits (QLoRA) and other kinds of adapters stay unread, and are refused by their names
+(unread_settings.py).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shardwright.config.adapter import TARGETS, Target
+from shardwright.config.base import shortened
+from shardwright.interchange.reading.settings import Flat, Settings
+
+_ALL = ("all-linear", "all", "all_linear")
+_MODULES: dict[str, tuple[Target, ...]] = {
+    "q_proj": ("query",),
+    "k_proj": ("key",),
+    "v_proj": ("value",),
+    "o_proj": ("out",),
+    "gate_proj": ("gate",),
+    "up_proj": ("up",),
+    "down_proj": ("down",),
+    "linear_qkv": ("query", "key", "value"),
+    "linear_proj": ("out",),
+    "linear_fc1": ("gate", "up"),
+    "linear_fc2": ("down",),
+}
+
+
+@dataclass(frozen=True)
+class _Program:
+    """The way in which one program says that it trains adapters, by a setting with one of some values; its defaults of
+    rank, of alpha (0: twice the rank) and of targets."""
+
+    switch: str
+    words: tuple[str, ...]
+    rank: int
+    alpha: float
+    targets: tuple[Target, ...]
+
+
+_PEFT_TARGETS: tuple[Target, ...] = ("query", "value")
+_PROGRAMS = (
+    _Program("use_peft", ("true", "1", "yes"), 16, 32.0, _PEFT_TARGETS),
+    _Program("finetuning_type", ("lora",), 8, 0.0, TARGETS),
+    _Program("adapter", ("lora",), 8, 16.0, _PEFT_TARGETS),
+    _Program("tuner_type", ("lora",), 8, 32.0, TARGETS),
+    _Program("train_type", ("lora",), 8, 32.0, TARGETS),
+)
+_TARGETS = ("lora_target_modules", "lora_target", "target_modules")
+
+
+def read_adapter(settings: Settings, fields: Flat, spelled: Callable[[str], str] = "--{}".format) -> None:
+    """Set the fields of [model.adapter], if the settings ask for adapters. `spelled` gives the name of a setting."""
+    program = next((p for p in _PROGRAMS if _switch(settings, spelled(p.switch)) in p.words), None)
+    if program is None:
+        return
+    settings.text(spelled(program.switch))  # now it is read
+    rank = settings.count((spelled("lora_r"), spelled("lora_rank")), program.rank, least=1)
+    alpha = settings.number((spelled("lora_alpha"),), program.alpha or 2.0 * rank)
+    targets = _targets(settings, program, spelled)
+    fields |= {"model.adapter.rank": rank, "model.adapter.alpha": alpha, "model.adapter.targets": list(targets)}
+    fields["precision.master"] = "float32"  # peft trains adapters in float32
+    if settings.has(spelled("lora_dropout")):
+        settings.lose(spelled("lora_dropout"), "adapters have no dropout here")
+
+
+def _switch(settings: Settings, name: str) -> str:
+    """The value of a setting, without noting that it is read."""
+    return str(settings.given.get(name, "")).strip("'\"").lower()
+
+
+def _targets(settings: Settings, program: _Program, spelled: Callable[[str], str]) -> tuple[Target, ...]:
+    """The maps with an adapter, in their order; a fault for each module that is no map of a layer here."""
+    linear = spelled("lora_target_linear")
+    is_all = settings.has(linear) and settings.flag(linear)
+    present = tuple(spelled(name) for name in _TARGETS if settings.has(spelled(name)))
+    modules = [module for name in present for module in settings.words(name)]
+    if is_all or any(module in _ALL for module in modules):
+        return TARGETS
+    if not modules:
+        names = ", ".join(program.targets)
+        settings.note(f"nothing says which maps have adapters; {names} are taken (--set model.adapter.targets=[...])")
+        return program.targets
+    unknown = [module for module in modules if module not in _MODULES]
+    if unknown and "model.adapter.targets" not in settings.overrides:
+        settings.faults.append(
+            f"{present[0]} names {', '.join(map(shortened, unknown))}, and adapters are of {', '.join(_MODULES)} here; "
+            "say them with --set model.adapter.targets=[...], such as [query,value]"
+        )
+    chosen = {target for module in modules for target in _MODULES.get(module, ())}
+    return tuple(target for target in TARGETS if target in chosen) or TARGETS
