@@ -95,7 +95,7 @@ REFUSED = {
         (),
     ),
     "nemo h3-child.yaml": ("begins from h3-base.yaml (Hydra's defaults)", ()),
-    f"accelerate h2-shards.yaml i1-adapter.sh {LLAMA}": ("--use_peft = True, --lora_r = 32", ("--set lora_r=ignore",)),
+    f"accelerate h2-shards.yaml i1-adapter.sh {LLAMA}": ("--load_in_4bit = True", ("--set load_in_4bit=ignore",)),
 }
 
 
@@ -181,7 +181,7 @@ def test_options_in_a_file_of_their_own_are_read_with_the_configuration_that_the
     job = read("deepspeed", devices=8, **files).job
     assert (job.plan.zero, job.plan.microbatch_size, job.batch.global_batch_size) == (3, 2, 64)
     assert job.model.sequence == 32
-    for more, word in (("finetuning_type: lora", "adapters"), ("beta: 0.1", "preferences"), ("stage: dpo", "DPO")):
+    for more, word in (("finetuning_type: freeze", "frozen"), ("beta: 0.1", "preferences"), ("stage: dpo", "DPO")):
         changed = files | {"sft_yaml": OPTIONS.replace(more.split()[0], "old_" + more.split()[0]) + more + "\n"}
         assert any(word in fault for fault in faults("deepspeed", devices=8, **changed))
 

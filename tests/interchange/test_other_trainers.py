@@ -108,7 +108,7 @@ def test_a_configuration_is_recognised_by_what_it_says(command: str) -> None:
         ("axolotl", "axolotl.yaml config.json", "rl: dpo", "preferences"),
         ("axolotl", "axolotl.yaml config.json", "expert_parallel_size: 4", "expert_parallel_size = 4"),
         ("llamafactory", "llamafactory.yaml config.json", "", "shards.json is a file that is not read"),
-        ("llamafactory", "llamafactory.yaml shards.json config.json", "finetuning_type: null", "= lora"),
+        ("llamafactory", "llamafactory.yaml shards.json config.json", "finetuning_type: oft", "= oft"),
         ("llamafactory", "llamafactory.yaml shards.json config.json", "do_train: false", "trains nothing"),
         ("trl", "trl.yaml accelerate-zero3.yaml config.json", "num_generations: 8", "rewards"),
         ("trl", "trl.yaml accelerate-zero3.yaml", "", "config.json"),

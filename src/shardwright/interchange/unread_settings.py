@@ -30,8 +30,8 @@ def unread_faults(settings: Settings, systems: Sequence[str], left_out: Collecti
     if of_parts:
         faults.append(
             _fault(settings, of_parts)
-            + "frozen and quantised weights, and adapters other than plain LoRA, are not counted here, and the job "
-            f"would be another; to have it without them: {_ways(settings, of_parts)}"
+            + "adapters, frozen and quantised weights that are said so are not counted here, and the job would be "
+            f"another; to have it without them: {_ways(settings, of_parts)}"
         )
     others = [name for name in unknown if name not in of_parts]
     if others:
