@@ -1,5 +1,6 @@
 """The loss in chunks against torch's cross entropy on whole logits: value, gradients, and what there is of logits."""
 
+import weakref
 from typing import Any
 
 import pytest
@@ -14,11 +15,13 @@ from shardwright.config.load import make_job
 from shardwright.config.plan import split_evenly
 from shardwright.measure.saved_tensors import saved_bytes
 from shardwright.memory.activations import head_working_bytes
+from shardwright.model import loss as loss_module
 from shardwright.model.loss import HeadWeights, LogitChange, Targets, microbatch_loss
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.tensor.linear import LayerSharding
 from shardwright.parallel.tensor.parameter import PlacedParameter, sharded
 from shardwright.sharding.block_sizes import loss_chunk_bytes, loss_positions, num_loss_chunks
+from shardwright.train.build import job_mesh
 from support.cases import small_job
 from support.ranks import run_on_mesh
 
@@ -117,6 +120,27 @@ def kept(mesh: Mesh, x_SBH: Tensor, weight_VH: Tensor, ids_T: Tensor) -> int:
     x_SBH.requires_grad_()
     cut = LayerSharding.of_tp(mesh.tp)
     return saved_bytes(lambda: microbatch_loss(x_SBH, HeadWeights(weight), Targets(ids_T, None, 8), cut), [weight])
+
+
+def test_the_gradient_of_a_chunk_is_free_before_the_next_has_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    x_SBH, weight_VH, ids_T, _ = drawn(6, 2, False)
+    gradients, tp = list[weakref.ref[Tensor]](), job_mesh(small_job(), 0, torch.device("cpu")).tp
+    make, gradient = loss_module._Softmax.of, loss_module._Softmax.gradient
+
+    def noted(*arguments: Any) -> Tensor:
+        gradients.append(weakref.ref(result := gradient(*arguments)))
+        return result
+
+    def checked(*arguments: Any) -> Any:
+        assert all(earlier() is None for earlier in gradients)
+        return make(*arguments)
+
+    monkeypatch.setattr(loss_module._Softmax, "gradient", noted)
+    monkeypatch.setattr(loss_module._Softmax, "of", checked)
+    weight = PlacedParameter(weight_VH, sharded((VOCAB, HIDDEN), 0, tp, "zeros").place)
+    cut, targets = LayerSharding.of_tp(tp), Targets(ids_T, None, 2)
+    microbatch_loss(x_SBH.requires_grad_(), HeadWeights(weight), targets, cut).backward()
+    assert len(gradients) == 3
 
 
 def large(**plan: Any) -> JobSpec:

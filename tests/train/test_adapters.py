@@ -7,14 +7,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from shardwright.config.adapter import AdapterSpec
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
-from shardwright.config.load import make_job
+from shardwright.config.load import job_of_fields, make_job
+from shardwright.config.model_shape import shape_of
 from shardwright.memory.job_memory import rank_memory
+from shardwright.memory.step_collectives import ledger_table, step_ledger
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.schedule.job_program import job_program
 from shardwright.sharding.memory_account import RankMemory
 from shardwright.sharding.mesh import MeshShape
+from shardwright.sharding.stage_parameters import num_trained_parameters
 from shardwright.train.build import Replica, build, job_mesh
 from shardwright.train.checkpoint.starting_weights import initial_values, released_weights_of
 from shardwright.train.train_step import train_step
@@ -30,16 +34,21 @@ def job_of(
 ) -> JobSpec:
     fields = small_job(kind, batch=4, layers=2, **plan).model_dump()
     fields["model"]["adapter"] = {"rank": 4, "alpha": 8.0, "targets": targets}
+    fields["optimizer"] = {"learning_rate": 3e-3, "warmup_steps": 0, "schedule": "constant"}
     return make_job(fields | {"precision": precision or {}})
 
 
-def few_steps(mesh: Mesh, job: JobSpec) -> tuple[list[float], RankMemory]:
-    replica = build(job, mesh)
+Sent = dict[str, dict[str, int]]
+
+
+def few_steps(mesh: Mesh, job: JobSpec) -> tuple[list[float], RankMemory, Sent]:
+    """The losses of some steps, the memory after them, and the ledger of the last."""
+    replica, losses = build(job, mesh), list[float]()
     share = job.batch.global_batch_size // job.plan.dp
-    losses = [
-        train_step(replica, step, made_up_tokens(job, step)[mesh.dp.index * share :][:share]).loss for step in range(4)
-    ]
-    return losses, replica.memory()
+    for step in range(4):
+        mesh.ledger.clear()
+        losses.append(train_step(replica, step, made_up_tokens(job, step)[mesh.dp.index * share :][:share]).loss)
+    return losses, replica.memory(), mesh.ledger.table()
 
 
 PLANS: dict[str, dict[str, Any]] = {
@@ -53,18 +62,24 @@ PLANS: dict[str, dict[str, Any]] = {
     "zero3 x sp2": {"dp": 2, "zero": 3, "tp": 2, "sequence_parallel": True},
     "cp2, recomputed": {"cp": 2, "recompute": "full"},
     "selective": {"tp": 2, "recompute": "selective"},
+    "tied over pp2": {"kind": "llama-tied", "pp": 2},
+    "gpt, sp2": {"kind": "gpt", "tp": 2, "sequence_parallel": True},
+    "offloaded": {"dp": 2, "zero": 3, "offload_optimizer": 0.5, "offload_parameters": True},
 }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.processes
 @pytest.mark.parametrize("targets", [ALL, ("query", "value")], ids=["all", "query and value"])
 @pytest.mark.parametrize("name", PLANS)
-def test_ranks_train_as_one_rank_does_and_hold_what_is_predicted(name: str, targets: tuple[str, ...]) -> None:
-    one, _ = few_steps(job_mesh(job_of(targets), 0, CPU), job_of(targets))
+def test_ranks_train_as_one_rank_does_and_hold_and_send_what_is_predicted(name: str, targets: tuple[str, ...]) -> None:
+    kind = PLANS[name].get("kind", "llama")
+    one, _, _ = few_steps(job_mesh(job_of(targets, kind), 0, CPU), job_of(targets, kind))
     job = job_of(targets, **PLANS[name])
     program = job_program(job)
-    for rank, (losses, measured) in enumerate(run_on_mesh(job, few_steps, job)):
+    for rank, (losses, measured, sent) in enumerate(run_on_mesh(job, few_steps, job)):
         assert losses == pytest.approx(one, rel=2e-6)
+        assert sent == ledger_table(step_ledger(job, program, rank))
         place = MeshShape.of(job.plan).coordinates(rank)
         predicted = rank_memory(job, program, place["pp"], place["tp"])
         assert measured.parameters_bytes == predicted.parameters_bytes
@@ -121,12 +136,35 @@ def _copy_downs(replica: Replica, others: dict[str, Tensor]) -> None:
                     others[name].copy_(downs[f"layers.{layer}.{matrix}.adapter.a"][number])
 
 
-def test_what_has_no_adapters_is_refused() -> None:
-    for fields, words in (
-        ({"rank": 0, "alpha": 8.0}, "its rank 0 means no adapters"),
-        ({"rank": 4, "targets": []}, "names no map"),
-    ):
-        with pytest.raises(PlanError, match=words):
-            make_job({"model": {"adapter": fields}})
-    with pytest.raises(PlanError, match="for maps of dense layers, and model"):
-        make_job({"model": {"adapter": {"rank": 4}, "mtp_layers": 1}})
+REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"model": {"adapter": {"rank": 0, "alpha": 8.0}}}, "its rank 0 means no adapters"),
+    ({"model": {"adapter": {"rank": 4, "targets": []}}}, "names no map"),
+    ({"model": {"adapter": {"rank": 4, "targets": ["up", "up"]}}}, "names a map twice"),
+    ({"model": {"adapter": {"rank": 4, "targets": ["gate"]}, "gated_mlp": False}}, "names gate alone"),
+    ({"model": {"adapter": {"rank": 4, "weights": "some"}}}, "model.weights names none"),
+    ({"model": {"mtp_layers": 1}}, "for maps of dense layers, and model.mtp_layers"),
+    ({"model": {"moe": {"experts": 4}}}, "for maps of dense layers, and model.moe"),
+    ({"precision": {"float8": "blockwise"}}, "precision.float8 'blockwise' is for products whose weights are trained"),
+    ({"plan": {"compress": "powersgd"}}, "plan.compress 'powersgd' is for gradients of large matrices"),
+    ({"optimizer": {"name": "muon"}}, "optimizer.name 'muon' updates whole matrices"),
+    ({"optimizer": {"name": "adafactor"}}, "optimizer.name 'adafactor' updates whole matrices"),
+    ({"plan": {"schedule": "pipedream", "pp": 2}, "optimizer": {"clip_grad_norm": 0.0}}, "versions of all weights"),
+    ({"cluster": {"software": "megatron-core"}}, "adapters is not described here"),
+)
+
+
+@pytest.mark.parametrize("number", range(len(REFUSED)))
+def test_what_adapters_can_not_have_is_refused_with_a_way_out(number: int) -> None:
+    fields, words = REFUSED[number]
+    with pytest.raises(PlanError) as caught:
+        make_job(fields | {"model": {"adapter": {"rank": 4}} | fields.get("model", {})})
+    (fault,) = [fault for fault in caught.value.faults if words in fault]
+    assert "; " in fault
+
+
+def test_frozen_elements_take_four_operations_a_token_and_those_of_adapters_six() -> None:
+    job = job_of_fields({"model": {"name": "llama3-8b", "adapter": {"rank": 16}}}, [], "an adapted model")
+    adapted, whole = shape_of(job.model), shape_of(job.model.model_copy(update={"adapter": AdapterSpec()}))
+    assert adapted.trained_by_adapters == num_trained_parameters(job.model) == 41_943_040
+    by_matrices = whole.matrix_parameters
+    assert whole.flops_per_token() - adapted.flops_per_token() == 2 * by_matrices - 6 * 41_943_040
