@@ -332,6 +332,12 @@ class ModelShape:
         matrices = (4.0 if self.is_adapted else 6.0) * self.matrix_parameters + 6.0 * self.trained_by_adapters
         return matrices + 6.0 * self._head_elements * sum(self._keys_by_block) * share
 
+    @property
+    def num_passes(self) -> float:
+        """FLOPs of forward and backward together by those of the forward: 3, or about 2 if weights are frozen."""
+        elements = self.matrix_parameters + self.trained_by_adapters + self._head_elements * sum(self._keys_by_block)
+        return self.flops_per_token() / (2.0 * elements) if self.is_adapted else 3.0
+
     def stage_flops(self, layers: Sequence[int], sequences: int) -> tuple[float, ...]:
         """Forward FLOPs by stage, for a microbatch of `sequences`. Stage s holds `layers[s]` layers, and the last stage
         also the head and the modules that predict further tokens.

@@ -181,12 +181,13 @@ class _Passes:
         forward_s, late_s = (0.0, t.forward) if o.in_backward else (t.forward, 0.0)
         late = 1.0 * o.in_backward
         pairs, scores = (float(o.scores.pairs), float(o.scores.flops)) if o.scores else (0.0, 0.0)
+        frozen = float(sum(p.flops for p in o.products if p.is_frozen))  # whose weights have no gradient
         return OperatorPass(
             name=o.name,
             products=o.products,
             pairs=pairs,
             flops=(1.0 - late) * float(o.flops),
-            backward_flops=late * float(o.flops) + 2.0 * float(o.flops - scores) + 2.5 * scores,
+            backward_flops=late * float(o.flops) + 2.0 * float(o.flops - scores) - frozen + 2.5 * scores,
             moved_bytes=(1.0 - late) * float(o.forward_bytes),
             backward_moved_bytes=late * float(o.forward_bytes) + float(o.backward_bytes),
             in_backward=o.in_backward,

@@ -36,7 +36,7 @@ from shardwright.memory.rank_state import Replicas, replicas_of
 from shardwright.sharding.mesh import expert_axis_sizes
 from shardwright.sharding.parameter_shard import ParameterShard
 from shardwright.sharding.placements import BUFFER, Placements, TensorLayout, placements
-from shardwright.sharding.stage_parameters import stage_parameters
+from shardwright.sharding.stage_parameters import is_of_adapter, stage_parameters
 
 
 @dataclass(frozen=True)
@@ -100,13 +100,13 @@ def _parameter(
     unsharded = placements(axes, dim_of)
     sharded = placements(axes, dim_of | {replicas.shards_axis: BUFFER})
     sums = (*sharing, *place.summed_over)
-    states = {
-        "in use": unsharded,
-        "between uses": sharded if replicas.zero == 3 else unsharded,
-        "gradient": placements(axes, dim_of, sums),
-        "summed gradient": sharded if replicas.zero else unsharded,
-        "optimizer": sharded if replicas.zero else unsharded,
-    }
+    states = {"in use": unsharded, "between uses": sharded if replicas.zero == 3 else unsharded}
+    if not place.is_frozen:
+        states |= {
+            "gradient": placements(axes, dim_of, sums),
+            "summed gradient": sharded if replicas.zero else unsharded,
+            "optimizer": sharded if replicas.zero else unsharded,
+        }
     dims = _parameter_dims(place)
     is_within = place.name.startswith(("layers.", "mtp."))
     name = place.name.split(".", 2)[2] if is_within else place.name
@@ -125,6 +125,9 @@ def _parameter_dims(place: ParameterShard) -> tuple[str, ...]:
         "kv_up": ("heads", "key and value", "latent"), "project": ("hidden", "embedding and hidden"),
         "sinks": ("key heads", "queries"),
     }  # fmt: skip
+    if is_of_adapter(place.name):
+        outputs = {4: ("key heads", "members", "head"), 3: ("map", "inner"), 2: ("hidden",)}
+        return ("maps", "rank", "inputs") if last_part == "a" else (*outputs[len(place.full_shape)], "rank")
     if place.is_expert:
         dims = ("gate, up", "inner", "hidden") if last_part.startswith("up") else ("hidden", "inner")
         return ("experts", *(dims[:-1] if last_part.endswith("_bias") else dims))

@@ -109,7 +109,7 @@ def step_time_and_spare(run: Run, constants: Constants, memo: Memo | None = None
     total = total + slower
     available = peak_flops(run) * grid.world * total
     mfu = run.shape.flops_per_token() * grid.global_batch * run.shape.sequence / available
-    hfu = mfu * (1.0 + steps.all_ranks.flops_again / (3 * steps.all_ranks.flops))
+    hfu = mfu * (1.0 + steps.all_ranks.flops_again / (run.shape.num_passes * steps.all_ranks.flops))
     step = StepTime(
         total=total, compute=m * (pace.forward + pace.input_grad + pace.weight_grad), again=m * pace.again,
         tensor=m * pace.tensor, context=m * pace.context, expert=m * pace.expert, data=data + m * pace.shard,

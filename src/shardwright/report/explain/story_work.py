@@ -81,6 +81,9 @@ def backward_chapter(story: Story) -> Iterator[Part]:
             "Each product becomes two of the same FLOPs: the gradient of its input, which the operator before waits "
             "for, and that of its weight, which nobody waits for until the end of the step."
         ),
+        say("Frozen weights have no gradient, so a product with one becomes one: that for its input.")
+        if story.job.model.is_adapted
+        else "",
         say("Attention computes its scores again, 2.5 times its forward."),
         say("The head and the loss are computed here alone, their forward too, so that no logits are kept.")
         if is_late
