@@ -9,6 +9,7 @@ import random
 from typing import Any
 
 from fuzz.draw_attention import draw_attention
+from shardwright.config.adapter import TARGETS
 from shardwright.config.float8_facts import FLOAT8_RECIPES
 from shardwright.config.gate_facts import GATES
 from shardwright.config.network_facts import NETWORKS
@@ -80,6 +81,7 @@ def draw(seed: int, number: int) -> Fields:
     draw_attention(random.Random(f"attention {seed}:{number}"), fields["model"])
     _block(random.Random(f"block {seed}:{number}"), fields)
     _network(random.Random(f"network {seed}:{number}"), fields)
+    _adapter(random.Random(f"adapter {seed}:{number}"), fields)
     _optimizer(random.Random(f"optimizer {seed}:{number}"), fields)
     if min(model["sequence"], model.get("window", {}).get("size", 2)) == 1 and fields["optimizer"]["name"] == "lion":
         # It steps by the sign of a gradient. A softmax over one key has none, and the sign is that of rounding.
@@ -128,6 +130,21 @@ def _block(rng: random.Random, fields: Fields) -> None:
         model[rng.choice([name, "mlp_bias"])] = True
     if rng.random() < 0.3 and (is_refused or (model["norm"] == "layernorm" and model.get("norm_weight", True))):
         model["norm_bias"] = False
+
+
+def _adapter(rng: random.Random, fields: Fields) -> None:
+    """Adapters of some maps of dense layers; now and then beside what they are refused with."""
+    model, plan = fields["model"], fields["plan"]
+    is_refused = (
+        {"moe", "latent", "mtp_layers"} & model.keys()
+        or model.get("parallel_block", "none") != "none"
+        or fields["precision"].get("float8", "none") != "none"
+        or plan.get("compress", "none") != "none"
+        or plan["schedule"].startswith("pipedream")
+    )
+    if rng.random() < (0.01 if is_refused else 0.3):
+        targets = rng.sample(TARGETS, rng.randint(1, len(TARGETS)))
+        model["adapter"] = {"rank": rng.choice([1, 3, 8]), "alpha": rng.choice([1.0, 8.0]), "targets": targets}
 
 
 def _network(rng: random.Random, fields: Fields) -> None:

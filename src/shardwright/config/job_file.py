@@ -78,8 +78,8 @@ def _read_toml(job: str) -> dict[str, Any]:
             values[field] = catalog.found_from(path, values[field])
     _resolve_paths(path, fields.get("model"), ("name",), names_config)
     model = fields.get("model")
-    for section in (model, model.get("adapter") if isinstance(model, dict) else None):
-        _resolve_paths(path, section, ("weights",), path_exists)
+    for with_weights in (model, model.get("adapter") if isinstance(model, dict) else None):
+        _resolve_paths(path, with_weights, ("weights",), path_exists)
     data = fields.get("data")
     lists = [data.get(name) for name in ("sources", "validation")] if isinstance(data, dict) else []
     for source in (data, *(entry for entries in lists if isinstance(entries, list) for entry in entries)):
