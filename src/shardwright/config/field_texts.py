@@ -70,6 +70,8 @@ def _name_mark(field: FieldInfo) -> NameOf | None:
 def _shown(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_shown, value))}]"
     return f'"{value}"' if isinstance(value, str) else str(value)
 
 
