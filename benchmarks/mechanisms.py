@@ -65,9 +65,7 @@ def steps() -> list[Step]:
     return [
         Step(row, seconds)
         for family, mine in by_family.items()
-        for row, seconds in zip(
-            mine, step_seconds(mine, shipped() | constants.get(family, {})).tolist(), strict=True
-        )
+        for row, seconds in zip(mine, step_seconds(mine, shipped() | constants.get(family, {})).tolist(), strict=True)
     ]
 
 
