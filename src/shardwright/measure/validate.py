@@ -26,7 +26,7 @@ from shardwright.cost.calibration import (
 from shardwright.cost.prediction_range import families_by_constant, range_ends
 from shardwright.layers.query import Run
 from shardwright.measure.measured_runs.row_facts import FACT_COLUMNS, SOFTWARE_COLUMNS
-from shardwright.measure.measured_runs.run_table import read_lines
+from shardwright.measure.measured_runs.run_table import TableLine, read_lines
 from shardwright.measure.measured_runs.runs import Measured, measured, read_runs
 from shardwright.measure.measured_runs.score import percentile, share_within, weighted_mean, weights_of
 from shardwright.measure.measured_runs.sweeps import RankedPlan, ranking_quality
@@ -309,10 +309,11 @@ def _unseen(runs: Path, headline: list[Predicted]) -> dict[str, dict[str, Any]]:
     """Scores if each family is predicted by constants that were fitted without it; if also no description of software
     is used that it has alone; and if the columns that say what software ran are empty in every row."""
     left, blind = [], []
+    lines = {line.number: line for line in read_lines(runs)}
     for family, constants in left_out().items():
         rows, without = [p.row for p in headline if p.row.family == family], shipped() | dict(constants)
         left += predict(rows, without)
-        blind += predict(_without_software(runs, rows), without)
+        blind += predict([_without_software(lines[row.line]) for row in rows], without)
     if not left:
         return {"cross_validated": {}, "software_left_out": {}, "software_blind": {}}
     families: dict[str, set[str]] = {}
@@ -333,11 +334,9 @@ def _described_by(p: Predicted) -> str:
     return p.row.run.software.partition("+")[0]
 
 
-def _without_software(runs: Path, rows: Sequence[Measured]) -> list[Measured]:
-    """Rows of a table as they are if the columns that say what software ran are empty."""
-    lines = {line.number: line for line in read_lines(runs)}
-    empty = dict.fromkeys(SOFTWARE_COLUMNS, "")
-    return [measured(replace(lines[row.line], row={**lines[row.line].row, **empty})) for row in rows]
+def _without_software(line: TableLine) -> Measured:
+    """A row as it is if the columns that say what software ran are empty."""
+    return measured(replace(line, row={**line.row, **dict.fromkeys(SOFTWARE_COLUMNS, "")}))
 
 
 def _generations_left_out(headline: list[Predicted]) -> dict[str, Any]:
