@@ -15,15 +15,6 @@ def _benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(BENCHMARKS)
 
 
-def test_collectives() -> None:
-    from collectives import error, measured_collectives
-
-    rows = list(measured_collectives())
-    assert len(rows) == 323 and error(rows) <= 0.12
-    afterwards = [row for row in rows if row.system.endswith("-node-2")]
-    assert len(afterwards) == 80 and error([row for row in afterwards if row.num_bytes >= 2**23]) <= 0.12
-
-
 def test_kernels() -> None:
     from kernels import MeasuredKernel, error, measured_kernels
 
