@@ -44,7 +44,7 @@ class Miss:
     facts: frozenset[str]
 
     def is_held(self, low: float, high: float, spreads: Mapping[str, float]) -> bool:
-        """Whether the range of the run, from logarithms of its ends, holds it."""
+        """True if the run lies in its range; `low` and `high` are logarithms of the ends of usual runs' range."""
         width = sqrt(1 + sum(spreads[fact] ** 2 for fact in self.facts))
         return low * width <= self.log_ratio <= high * width
 
