@@ -126,6 +126,7 @@ site-check: site  ## every page of the site in a headless Chromium: no error, no
 
 pages: $(VENV)/installed-test  ## run all commands of these pages, and write their outputs and figures again
 	$(BIN)/python tests/support/learn_pages.py
+	$(BIN)/python tests/support/extrapolation_page.py
 
 clean:  ## remove the virtual environment, caches and runs
 	rm -rf $(VENV) $(VENV)-lowest runs $(BUNDLE) build/site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
