@@ -102,7 +102,7 @@ def main() -> None:
             spreads[fact] = least_spread(fact, unnamed if fact == "software" else named, low, high, spreads)
     constants = {name: value for name, value in shipped().items() if name.startswith("common.")}
     ends = {"common.low": exp(low), "common.high": exp(high)}
-    write(constants | ends | {f"common.{fact}_spread": spread for fact, spread in spreads.items()})
+    write(constants | ends | {f"common.{fact}_range": spread for fact, spread in spreads.items()})
     print(f"{exp(low):.4g} to {exp(high):.4g} for {len(usual)} usual runs; spreads {spreads}")
     for title, some in (("software named", named), ("not named", unnamed)):
         for table in TABLES:

@@ -43,7 +43,7 @@ def test_facts_that_make_a_prediction_less_sure(run: Run, facts: set[str]) -> No
 
 
 def test_each_fact_widens_the_range_as_squares_add() -> None:
-    constants = shipped() | {"common.device_spread": 3.0, "common.experts_spread": 4.0, "common.low": 0.9}
+    constants = shipped() | {"common.device_range": 3.0, "common.experts_range": 4.0, "common.low": 0.9}
     usual, device, both = (
         range_ends(run, constants) for run in (run_on("h100-sxm"), run_on("mi300x"), run_on("mi300x", EXPERTS))
     )

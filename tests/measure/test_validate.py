@@ -132,7 +132,7 @@ def test_the_range_holds_about_four_of_five_runs_of_each_table_to_which_nothing_
 
     every_miss = list(misses())
     low, high = (math.log(shipped()[f"common.{end}"]) for end in ("low", "high"))
-    spreads = {fact: shipped()[f"common.{fact}_spread"] for fact in FACTS}
+    spreads = {fact: shipped()[f"common.{fact}_range"] for fact in FACTS}
     shares = [share_held([miss for miss in every_miss if miss.table == name], low, high, spreads) for name in TABLES]
     assert len(every_miss) > 900 and all(0.75 <= share <= 0.86 for share in shares), shares
     usual = [miss for miss in every_miss if not miss.facts]

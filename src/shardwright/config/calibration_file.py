@@ -70,10 +70,10 @@ class CalibrationSpec(Spec):
     )
     low: Factor = Field(0.9, description="Measured over predicted seconds: a tenth of usual runs is below.")
     high: Factor = Field(1.1, description="And a tenth above.")
-    device_spread: Spread = Field(
+    device_range: Spread = Field(
         1.0,
         description="How much wider the range is, beside that of usual runs, where few runs tell a device's rate.",
     )
-    experts_spread: Spread = Field(1.0, description="The same for models with experts.")
-    small_spread: Spread = Field(1.0, description="The same for models with a hidden size up to 1,024.")
-    software_spread: Spread = Field(1.0, description="The same where nothing says what software runs.")
+    experts_range: Spread = Field(1.0, description="The same for models with experts.")
+    small_range: Spread = Field(1.0, description="The same for models with a hidden size up to 1,024.")
+    software_range: Spread = Field(1.0, description="The same where nothing says what software runs.")

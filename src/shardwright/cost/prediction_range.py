@@ -34,7 +34,7 @@ def range_ends(
     """
     device = device_of(run.device)
     facts = unsure_facts(run, is_named=is_named, fitted=families_by_constant() if fitted is None else fitted)
-    width = math.sqrt(1 + sum(device_constant(constants, device, f"{fact}_spread") ** 2 for fact in facts))
+    width = math.sqrt(1 + sum(device_constant(constants, device, f"{fact}_range") ** 2 for fact in facts))
     return device_constant(constants, device, "low") ** width, device_constant(constants, device, "high") ** width
 
 

@@ -8,7 +8,7 @@ from shardwright.cost.prediction_range import FACTS
 from shardwright.measure.measured_runs.runs import Measured
 
 # Of calibrations those that no prediction of a step uses, or that another program derives from the fits.
-_DERIVED = {"low", "high", *(f"{fact}_spread" for fact in FACTS)}
+_DERIVED = {"low", "high", *(f"{fact}_range" for fact in FACTS)}
 
 
 def number_counts(rows: Sequence[Measured]) -> dict[str, int]:
