@@ -27,7 +27,7 @@ def test_kernels() -> None:
     for device in ("h100-sxm", "h200-sxm", "b200-sxm", "b300-sxm", "gb200-nvl72"):
         assert error(rows["product in fp8", device, "cublas"]) <= 0.2
     for library in ("flash2", "cudnn"):
-        assert error(rows["attention, forward", "h100-sxm", library]) <= 0.15
+        assert error(rows["attention, forward", "h100-sxm", library]) <= 0.25
 
 
 @pytest.mark.long

@@ -134,7 +134,7 @@ def test_the_range_holds_about_four_of_five_runs_of_each_table_to_which_nothing_
     low, high = (math.log(shipped()[f"common.{end}"]) for end in ("low", "high"))
     spreads = {fact: shipped()[f"common.{fact}_range"] for fact in FACTS}
     shares = [share_held([miss for miss in every_miss if miss.table == name], low, high, spreads) for name in TABLES]
-    assert len(every_miss) > 900 and all(0.75 <= share <= 0.86 for share in shares), shares
+    assert len(every_miss) > 900 and all(0.74 <= share <= 0.87 for share in shares), shares
     usual = [miss for miss in every_miss if not miss.facts]
     weight = sum(miss.weight for miss in usual)
     for outside in ([m for m in usual if m.log_ratio < low], [m for m in usual if m.log_ratio > high]):
