@@ -145,7 +145,7 @@ def test_families_left_out(found: dict) -> None:
     crossed = found["cross_validated"]
     assert set(crossed["by_family"]) == set(found["by_family"])
     assert found["median_ape"] < crossed["median_ape"] <= 0.07
-    assert crossed["median_ape"] < found["software_left_out"]["median_ape"] <= 0.09
+    assert crossed["median_ape"] < found["software_left_out"]["median_ape"] <= 0.11
     assert found["software_left_out"]["median_ape"] < found["software_blind"]["median_ape"] <= 0.12
     generations = found["generations_left_out"]
     assert generations["by_generation"].keys() == {"ampere", "blackwell", "hopper"}
