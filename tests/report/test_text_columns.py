@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.report.text_columns import aligned, fitting
+from shardwright.report.text_columns import aligned, fitting, num_columns, wrapped
 
 ROWS = [
     ["operator", "work", "bytes of the state", "what it communicates"],
@@ -64,3 +64,15 @@ def test_no_line_of_a_table_is_longer_than_the_terminal_and_no_word_is_lost(rows
 def test_a_long_line_goes_on_under_its_first_word(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     assert fitting("  " + "word " * 14) == "  " + "word " * 10 + "word\n    word word word"
+
+
+def test_no_line_of_chinese_begins_or_ends_with_the_wrong_mark() -> None:
+    """A line does not begin with what closes, nor end with what opens; all of the text is there."""
+    text = (
+        "这是同等规模模型的常见取值（Brown et al. 2020, table 2.1；可用 --set 修改），需要 72 GiB，还剩（约）2.9 GiB。"
+    )
+    for width in range(16, 60):
+        lines = list(wrapped(text, width))
+        assert "".join(lines).replace(" ", "") == text.replace(" ", "")
+        assert all(line[0] not in "，。；：、！？）」”" and line[-1] not in "（「“" for line in lines)
+        assert all(num_columns(line) <= width for line in lines)

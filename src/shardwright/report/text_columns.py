@@ -10,6 +10,7 @@ from itertools import zip_longest
 
 _USUAL_WIDTH = 100  # columns, where no terminal has a width
 _WIDTHS = 60, 120  # columns of the narrowest and of the widest lines of a paragraph
+_UNBROKEN = re.compile(r"\s+|[（「“]*(?:[\x21-\x7e]+|\S)[，。；：、！？）」”]*")  # what no line ends within
 _LEAST_CELL = 16  # columns of a last cell that is broken into lines
 
 
@@ -60,12 +61,15 @@ def num_columns(text: str) -> int:
 
 
 def wrapped(text: str, width: int) -> Iterator[str]:
-    """Lines of a paragraph. Chinese has no spaces, and may be broken anywhere but before its punctuation."""
+    """Lines of a paragraph. Chinese has no spaces, and may be broken anywhere but before its punctuation.
+
+    A bracket or quotation mark that opens stays with what follows.
+    """
     if text.isascii():
         yield from textwrap.wrap(text, width, break_on_hyphens=False)
         return
     line, columns = "", 0
-    for word in re.findall(r"[\x21-\x7e]+|\s+|.[，。；：、！？）」”]*", text):
+    for word in _UNBROKEN.findall(text):
         if columns + num_columns(word.rstrip()) > width:
             yield line.rstrip()
             line, columns = "", 0
