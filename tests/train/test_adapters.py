@@ -12,6 +12,7 @@ from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import job_of_fields, make_job
 from shardwright.config.model_shape import shape_of
+from shardwright.cost.run_goodput import job_checkpoint_bytes
 from shardwright.memory.job_memory import rank_memory
 from shardwright.memory.step_collectives import ledger_table, step_ledger
 from shardwright.parallel.comm.process_groups import Mesh
@@ -167,4 +168,5 @@ def test_frozen_elements_take_four_operations_a_token_and_those_of_adapters_six(
     adapted, whole = shape_of(job.model), shape_of(job.model.model_copy(update={"adapter": AdapterSpec()}))
     assert adapted.trained_by_adapters == num_trained_parameters(job.model) == 41_943_040
     by_matrices = whole.matrix_parameters
+    assert job_checkpoint_bytes(job) == 12 * 41_943_040
     assert whole.flops_per_token() - adapted.flops_per_token() == 2 * by_matrices - 6 * 41_943_040

@@ -4,7 +4,7 @@ loses the least."""
 from shardwright.config.job import JobSpec
 from shardwright.cost.failures import Goodput, best_interval_s, checkpoint_bytes, goodput, reliability_of
 from shardwright.sharding.optimizer_state import is_by_matrix, moment_bytes
-from shardwright.sharding.stage_parameters import model_parameters, num_parameters
+from shardwright.sharding.stage_parameters import model_parameters, num_trained_parameters
 
 
 def job_checkpoint_bytes(job: JobSpec) -> float:
@@ -13,8 +13,9 @@ def job_checkpoint_bytes(job: JobSpec) -> float:
         place.num_elements
         * moment_bytes(job.optimizer, job.precision, is_by_matrix(job.optimizer, place.name, place.full_shape))
         for place in model_parameters(job.model)
+        if not place.is_frozen
     )
-    num_elements = num_parameters(job.model)
+    num_elements = num_trained_parameters(job.model)  # those that a checkpoint has
     return checkpoint_bytes(
         num_elements, job.precision.compute_bytes, total_moment_bytes / num_elements, job.precision.master_bytes
     )

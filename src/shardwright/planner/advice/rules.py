@@ -55,7 +55,10 @@ def sequence_with_tensor(job: JobSpec) -> RuleOfThumb | None:
 
 
 def model_parallel_as_memory_asks(job: JobSpec) -> RuleOfThumb | None:
-    """Share the model among as few ranks as its state needs, and use the others as replicas."""
+    """Share the model among as few ranks as its state needs, and use the others as replicas; the rule is of training
+    that changes all weights."""
+    if job.model.is_adapted:
+        return None
     memory_bytes = device_of(job.cluster.device).memory_bytes
     state_bytes = 18.0 * shape_of(job.model).parameters
     least = 1
