@@ -57,7 +57,9 @@ def trains_a_part(name: str) -> bool:
 
 
 def could_matter(name: str, value: Any, *systems: str) -> bool:
-    """True if an unknown setting could change the plan, by its section or by the words of its name."""
+    """True if an unknown setting could change the plan, by its section or by the words of its name or of its keys."""
+    if isinstance(value, dict):
+        return any(could_matter(f"{name}.{key}", inner, *systems) for key, inner in value.items())
     text = str(value).lower()
     if text in _NO_VALUES or (text == "1" and re.search(r"parallel|degree|size$", name)):
         return False

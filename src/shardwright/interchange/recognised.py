@@ -21,6 +21,9 @@ _IMPORTED = (
 _SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
 # Words of launch scripts -> the system that they start; Megatron-LM's otherwise.
 _STARTED = (
+    (r"\bllamafactory-cli\s+train\b", "llamafactory"),
+    (r"\baxolotl(\.cli\.|\s+)train\b", "axolotl"),
+    (r"\btrl\s+(sft|dpo|kto|grpo|rloo|reward)\b", "trl"),
     (r"\bmegatron\s+(sft|pt|rlhf)\b", "ms-swift"),
     (r"torchtitan", "torchtitan"),
     (r"\baction=run\b", "flagscale"),

@@ -13,7 +13,7 @@ from shardwright.config.hugging_face.written_config import written_config
 from shardwright.config.job import JobSpec
 from shardwright.interchange.imported import Asked
 from shardwright.interchange.launcher import Launched, find_training_command, missing_ranks
-from shardwright.interchange.named_model import is_model, read_named_model
+from shardwright.interchange.named_model import changed_keys, is_model, read_named_model
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.recognised_files import refuse_other_system
 from shardwright.interchange.reading.script_text import flag_words
@@ -110,6 +110,7 @@ def read_parts(
                 f"--{name.replace('-', '_')}": value for name, value in flags.items() if not name.startswith("slurm")
             }
         given |= own_options({name.removeprefix("--"): value for name, value in given.items()})
+    of_command = dict(given)  # a command line is said over the files that it names
     written = command.written if command else {}
     for name, text in {
         **{path: text for path, text in written.items() if path.endswith((".json", ".yaml"))},
@@ -128,6 +129,7 @@ def read_parts(
             raise ShellFault(
                 f"{name} is neither the system's configuration, nor a config.json with model_type, nor options; check"
             )
+    given |= of_command
     names = {PurePath(name).name for name in (*texts, *written)}
     return FileParts(
         {key: value for key, value in given.items() if value != "auto"},
@@ -153,6 +155,7 @@ _FILES = (
     "--deepspeed_config_file",
     "deepspeed_config.deepspeed_config_file",
     "--config_file",
+    "--config",
     "--fsdp_config",
 )
 
@@ -168,11 +171,12 @@ def _missing_files(given: dict[str, Any], names: Set[str], has_own: bool) -> Ite
             yield f"{key} {shortened(value)} is a file that is not read, and it says how things are split: name it too"
 
 
-_MODEL_NAMES = ("--model_name_or_path", "--model", "--base_model")
+_MODEL_NAMES = ("--config_name", "--model_name_or_path", "--model", "--base_model")
 
 
 def read_model(model: dict[str, Any] | None, asked: Asked, settings: Settings, fields: Flat) -> None:
-    """Set the fields of the model from the keys of its config.json, or by its name."""
+    """Set the fields of the model from the keys of its config.json, by its name, or by its type."""
+    model = changed_keys(model, _MODEL_NAMES, settings)
     fields |= read_named_model(model, _MODEL_NAMES, asked, settings)
 
 
