@@ -145,6 +145,47 @@ def test_the_data_of_nemos_fine_tuning_says_the_batch_and_the_length() -> None:
     assert (job.plan.microbatch_size, job.batch.global_batch_size, job.model.sequence) == (1, 128, 2048)
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("gradient_checkpointing: true\n", ("full", 1, False)),
+        ("activation_checkpointing: true\nactivation_checkpointing_kwargs: {every_n_layers: 2}\n", ("full", 2, False)),
+        ("gradient_checkpointing: true\ngradient_checkpointing_kwargs: {use_reentrant: false, offload: true}\n",
+         ("full", 1, True)),
+        ("gradient_checkpointing: true\nactivation_checkpointing: false\n", ("none", 1, False)),
+    ],
+)  # fmt: skip
+def test_both_names_of_checkpointing_say_which_layers(options: str, expected: tuple[Any, ...]) -> None:
+    plan = job_read({"t.yaml": TRL["t.yaml"] + options} | SHARDS | MODEL)[1].job.plan
+    assert (plan.recompute, plan.recompute_every, plan.offload_activations) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("NPROC_PER_NODE=8 swift sft --model me/mine", "ms-swift over transformers"),
+        ("python3 -m verl.trainer.main_ppo trainer.nnodes=1", "verl"),
+        ("tune run --nproc_per_node 2 full_finetune_distributed --config c", "torchtune"),
+    ],
+)
+def test_a_script_of_a_program_that_is_not_read_is_refused_by_name(line: str, words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        system_name_of("run.sh", f"#!/bin/bash\n{line}\n")
+
+
+@pytest.mark.parametrize(
+    "options", ["--group_by_length --include_num_input_tokens_seen true", "--fsdp_transformer_layer_cls_to_wrap Block"]
+)
+def test_options_of_the_trainer_that_change_no_plan_are_no_faults(options: str) -> None:
+    plan = job_read({"run.sh": f"{CLM} --model_name_or_path gpt2 {options}"} | ZERO)[1].job.plan
+    assert (plan.zero, plan.world) == (3, 8)
+
+
+def test_a_model_with_a_tower_for_images_is_refused() -> None:
+    with pytest.raises(PlanError, match="vision_tower"):
+        job_read({"run.sh": f"{CLM} --model_name_or_path gpt2 --vision_tower clip"} | ZERO)
+
+
 def test_sections_of_flagscale_are_recognised_without_data() -> None:
     text = "system: {tensor_model_parallel_size: 4}\nmodel: {num_layers: 4, hidden_size: 512}\n"
     assert system_name_of("train.yaml", text) == "flagscale"

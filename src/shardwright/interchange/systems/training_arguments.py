@@ -21,6 +21,11 @@ from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.reading.shell_marks import unknown_names
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.rows import Rule, Table, never, number
+from shardwright.interchange.systems.checkpointing_options import (
+    keyword_options,
+    read_recompute,
+    write_recompute,
+)
 from shardwright.interchange.systems.llama_factory import own_options
 from shardwright.interchange.training_programs import program_fault, read_kind
 
@@ -202,13 +207,7 @@ def _read_rate(settings: Settings, fields: Flat) -> None:
         steps = 1000
         settings.note("nothing says how many steps the run has; 1,000 are taken (--set optimizer.steps=N)")
     kind = _schedule(settings)
-    raw_kwargs = settings.raw("--lr_scheduler_kwargs")
-    try:
-        kwargs = raw_kwargs if isinstance(raw_kwargs, dict) else json.loads(str(raw_kwargs)) if raw_kwargs else {}
-    except (ValueError, RecursionError):
-        kwargs = {}
-        settings.faults.append(f"{settings.setting_text('--lr_scheduler_kwargs')}: it should be JSON")
-    kwargs = kwargs if isinstance(kwargs, dict) else {}
+    kwargs = keyword_options(settings, "--lr_scheduler_kwargs")
     kind = _own_schedule(settings, kind)
     fields |= {
         "optimizer.steps": steps,
@@ -351,21 +350,10 @@ def _has_betas(job: JobSpec) -> bool:
     return job.optimizer.name not in ("sgd", "adafactor")
 
 
-def _read_recompute(settings: Settings, fields: Flat) -> None:
-    if settings.flag("--gradient_checkpointing"):
-        offload = settings.text("--activation_offloading", "false").lower()
-        fields |= {"plan.recompute": "full", "plan.offload_activations": offload not in ("false", "none")}
-
-
-def _write_recompute(job: JobSpec, settings: dict[str, Any]) -> None:
-    if job.plan.recompute == "full" and job.plan.recompute_every == 1:
-        settings["--gradient_checkpointing"] = True
-
-
 OPTIONS: Table = (
     Rule(("--stage",), read_kind),
     Rule(("--block_size",), _read_sequence, _write_sequence),
-    Rule(("--gradient_checkpointing",), _read_recompute, _write_recompute),
+    Rule(("--gradient_checkpointing",), read_recompute, write_recompute),
     Rule(("--optim",), _read_optimizer, _write_optimizer),
     number("--adam_epsilon optimizer.params.eps", "optimizer.epsilon", 1e-8, always=True).under(None, _has_betas),
     number("optimizer.params.momentum", "optimizer.momentum", 0.0).under(None, never),
