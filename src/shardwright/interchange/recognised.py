@@ -30,6 +30,7 @@ _STARTED = (
     (r"\s\+{0,2}(trainer|model)\.[a-z_.]+=", "nemo"),
     (r"--(num[-_]layers|hidden[-_]size|tensor[-_]model[-_]parallel[-_]size)\b", "megatron"),
     (r"\baccelerate\s+launch\b", "accelerate"),
+    (r"\bsrc/(llamafactory/launcher|train)\.py\s+\S+\.ya?ml\b", "llamafactory"),
     (r"--deepspeed(_config)?[ =]\S+\.json", "deepspeed"),
 )
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import PurePath
 from typing import Any
 
@@ -17,12 +18,15 @@ from shardwright.interchange.training_programs import program_fault
 _YAML = (".yaml", ".yml")
 _PROGRAMS = ("llamafactory-cli", "axolotl", "trl")
 _MODULES = ("axolotl.cli.train", "llamafactory.cli")
+_FILES = ("src/train.py", "src/llamafactory/launcher.py")  # of LLaMA-Factory
 _OF_COMMAND = ("config", "launcher", "num-processes", "num-machines", "main-process-port", "machine-rank")
 
 
 def is_training(words: list[str]) -> bool:
     """True if a command starts one of the programs."""
     names = [PurePath(word).name for word in words]
+    if any(word.endswith(_FILES) and following.endswith(_YAML) for word, following in pairwise(words)):
+        return True
     return any(name in _PROGRAMS for name in names[:-1]) or any(word in _MODULES for word in words)
 
 

@@ -19,7 +19,7 @@ from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.systems import accelerate, deepspeed
 from shardwright.interchange.systems.llama_factory import own_options, refusals
 from shardwright.interchange.systems.trainer_command import trainer_command, with_options
-from shardwright.interchange.systems.training_arguments import FileParts, model_file
+from shardwright.interchange.systems.training_arguments import NUMBERS, FileParts, model_file
 
 _DATA = (".json", ".yaml", ".yml")
 _FILES_NAMED = ("deepspeed", "fsdp_config", "deepspeed_config", "accelerate_config")
@@ -63,7 +63,7 @@ class TrainerFile:
         given |= self._options(merged)
         parts = FileParts(
             {key: value for key, value in given.items() if value != "auto"},
-            frozenset(key for key, value in given.items() if value == "auto" and not key.startswith("--")),
+            frozenset(key for key, value in given.items() if value == "auto" and (key[:2] != "--" or key in NUMBERS)),
             model,
             command,
             (*_missing_files(merged, [PurePath(name).name for name in data]), *self.refused(merged)),

@@ -30,6 +30,7 @@ from shardwright.interchange.systems.llama_factory import own_options
 from shardwright.interchange.training_programs import program_fault, read_kind
 
 WORLD = "world_size"
+NUMBERS = frozenset(("--gradient_accumulation_steps", "--per_device_train_batch_size"))  # options that are never "auto"
 _SCHEDULES = {
     "linear": "linear",
     "cosine": "cosine",
@@ -85,12 +86,13 @@ class FileParts:
 
     def settings(self, asked: Asked, world: int) -> Settings:
         """The settings of all files and of the command, for `world` devices; 0 means unknown."""
+        automatic = [f"{name} = auto: a program takes a number" for name in sorted(NUMBERS & self.automatic)]
         missing = [] if world or not self.command else missing_ranks(self.command)
         program = self.command.program if self.command else ""
         return Settings(
             self.given | ({WORLD: world} if world else {}),
             notes=[*self.notes, *(self.command.notes if self.command else ())],
-            faults=[*([fault] if (fault := program_fault(program)) else []), *self.faults, *missing],
+            faults=[*([fault] if (fault := program_fault(program)) else []), *self.faults, *automatic, *missing],
             overrides=asked.fields,
             automatic=self.automatic,
             spelled=self.spelled,
