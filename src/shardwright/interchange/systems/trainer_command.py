@@ -1,5 +1,6 @@
 """Commands that start a program over transformers' Trainer with its YAML: llamafactory-cli, axolotl, trl."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
@@ -18,14 +19,14 @@ from shardwright.interchange.training_programs import program_fault
 _YAML = (".yaml", ".yml")
 _PROGRAMS = ("llamafactory-cli", "axolotl", "trl")
 _MODULES = ("axolotl.cli.train", "llamafactory.cli")
-_FILES = ("src/train.py", "src/llamafactory/launcher.py")  # of LLaMA-Factory
+_OF_FACTORY = re.compile(r"\bsrc/(train|llamafactory/launcher)\.py")
 _OF_COMMAND = ("config", "launcher", "num-processes", "num-machines", "main-process-port", "machine-rank")
 
 
 def is_training(words: list[str]) -> bool:
     """True if a command starts one of the programs."""
     names = [PurePath(word).name for word in words]
-    if any(word.endswith(_FILES) and following.endswith(_YAML) for word, following in pairwise(words)):
+    if any(_OF_FACTORY.search(word) and following.endswith(_YAML) for word, following in pairwise(words)):
         return True
     return any(name in _PROGRAMS for name in names[:-1]) or any(word in _MODULES for word in words)
 
