@@ -86,7 +86,9 @@ def minimax_m2(r: ConfigReader) -> Fields:
     r.must_be("use_routing_bias", (True, None), "experts are chosen by scores and biases")
     r.must_be("shared_intermediate_size", (0, None), "there is no shared expert")
     r.must_be("attn_window_size", (None,), "all layers see all tokens")
-    r.ignore("mlp_intermediate_size", "shared_moe_mode", *(f"layernorm_{part}_beta" for part in _OF_MINIMAX_1))
+    r.ignore("mlp_intermediate_size", "shared_moe_mode")  # of dense layers and shared experts, and there are none
+    for part in _OF_MINIMAX_1:
+        r.must_be(f"layernorm_{part}_beta", (1, None), "residual connections are not scaled")
     kinds = set(r.counts("attn_type_list") or [1])
     if kinds != {1}:
         r.fault(f"attn_type_list has {sorted(kinds)}; only 1, attention by a softmax, can be expressed")
