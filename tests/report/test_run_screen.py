@@ -32,6 +32,21 @@ def test_a_silent_run_is_told(silent_s: float, is_told: bool) -> None:
     assert ("nothing was recorded" in screen_of(record_of([step_row(1)]), silent_s=silent_s)) == is_told
 
 
+def test_a_run_that_ended_early_has_no_time_left() -> None:
+    record = record_of([step_row(1)])
+    for end in ("preempted", "failed: rank 3 was lost"):
+        heading = rendered(run_screen("run", record, 10, end=end)).splitlines()[0]
+        assert heading == f"run: step 1 of 10, {end}"
+    assert rendered(run_screen("run", record, 1, end="failed")).startswith("run: step 1 of 1, done")
+
+
+def test_the_command_says_how_a_run_ended(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, overrides=["optimizer.steps=10"])
+    card = json.loads((folder / CARD).read_text(encoding="utf-8"))
+    (folder / CARD).write_text(json.dumps(card | {"status": "preempted"}), encoding="utf-8")
+    assert "step 5 of 10, preempted" in CliRunner().invoke(cli, ["top", str(folder), "--once"]).output
+
+
 def test_a_run_without_a_step_says_so() -> None:
     assert screen_of(record_of([{"begun": {"after_step": 0}}])) == "run: no step is recorded yet"
 

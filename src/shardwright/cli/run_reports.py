@@ -99,7 +99,9 @@ def _screen(run: Path) -> "list[RenderableType]":
     except PlanError:  # of an earlier version, which wrote none
         return run_screen(str(run), record, None, seconds_silent(run / METRICS))
     silent_s = seconds_silent(run / METRICS) if card.status == "running" else 0.0
-    return run_screen(str(run), record, card.job["optimizer"]["steps"], silent_s)
+    has_ended = card.status in ("preempted", "failed")
+    end = ": ".join(filter(None, (card.status, card.failure))) if has_ended else ""
+    return run_screen(str(run), record, card.job["optimizer"]["steps"], silent_s, end)
 
 
 COMMANDS = (report, runs, top)
