@@ -47,6 +47,13 @@ def test_the_command_says_how_a_run_ended(tmp_path: Path) -> None:
     assert "step 5 of 10, preempted" in CliRunner().invoke(cli, ["top", str(folder), "--once"]).output
 
 
+def test_a_terminal_that_can_only_print_gets_one_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("it goes on"))
+    assert CliRunner().invoke(cli, ["top", str(write_run(tmp_path))]).output.count("last checkpoint") == 1
+
+
 def test_a_run_without_a_step_says_so() -> None:
     assert screen_of(record_of([{"begun": {"after_step": 0}}])) == "run: no step is recorded yet"
 
