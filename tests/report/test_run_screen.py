@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -50,8 +51,10 @@ def test_the_command_says_how_a_run_ended(tmp_path: Path) -> None:
 def test_a_terminal_that_can_only_print_gets_one_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal
     monkeypatch.setenv("TERM", "dumb")
-    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("it goes on"))
-    assert CliRunner().invoke(cli, ["top", str(write_run(tmp_path))]).output.count("last checkpoint") == 1
+    folder = write_run(tmp_path)
+    clock = SimpleNamespace(sleep=lambda seconds: pytest.fail("it goes on"))
+    monkeypatch.setattr("shardwright.cli.run_reports.time", clock)
+    assert CliRunner().invoke(cli, ["top", str(folder)]).output.count("last checkpoint") == 1
 
 
 def test_a_run_without_a_step_says_so() -> None:
