@@ -127,6 +127,7 @@ site-check: site  ## every page of the site in a headless Chromium: no error, no
 pages: $(VENV)/installed-test  ## run all commands of these pages, and write their outputs and figures again
 	$(BIN)/python tests/support/learn_pages.py
 	$(BIN)/python tests/support/recipe_plans.py
+	$(BIN)/python tests/support/extrapolation_page.py
 
 schemas: $(VENV)/installed-test  ## write the JSON schemas of all answers again
 	$(BIN)/python tests/support/answer_samples.py

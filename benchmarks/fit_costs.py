@@ -1,6 +1,7 @@
-"""Fit the constants of the cost model to the published runs, and again without each family.
+"""Fit the constants of the cost model to the published runs, and again without each family and each generation.
 
-    python benchmarks/fit_costs.py     # writes calibrations/*.toml, fitted.toml and left_out.toml of the catalog
+    python benchmarks/fit_costs.py     # writes calibrations/*.toml, fitted.toml and left_out*.toml of the catalog
+    python benchmarks/fit_costs.py --generations     # left_out_generations.toml alone, from the shipped constants
 
 Maximum a posteriori by Gauss-Newton on the logarithms: each constant has a prior (its value in PRIORS, known to a
 factor) and each run's residual is log(predicted / measured), with weights as benchmarks/truth/README.md scores them.
@@ -34,6 +35,7 @@ ROBUST = 0.03  # residuals below this count by their square
 SHARES = {"A": 1.0, "B": 0.3}
 STRENGTH = 0.0005  # how much a prior counts beside all runs
 SLOPE = 1e-6  # relative changes of a step below this share of a constant's change are none
+KINDS = {"left_out": "each family of runs", "left_out_generations": "the runs of each generation of devices"}
 RENEWED = 4  # rounds with one Jacobian, which takes forty times as long as a round; families left out share it
 
 
@@ -151,33 +153,51 @@ def write_families(rows: list[Measured], jacobian: np.ndarray) -> None:
     (CATALOG.parent / "fitted.toml").write_text("\n".join(lines) + "\n")
 
 
+def generations_of(rows: list[Measured]) -> list[str]:
+    """The generation of each row's device."""
+    return [device_of(row.run.device).generation for row in rows]
+
+
+def write_left_out(
+    file: str, rows: list[Measured], parts: list[str], best: Fit, fixed: dict[str, float], rounds: int
+) -> None:
+    """The constants that are fitted without each part of the rows; `parts` has the part that each row belongs to."""
+    lines = [f"# Written by benchmarks/fit_costs.py: constants fitted without {KINDS[file]}.\n"]
+    for part in sorted(set(parts)):
+        is_other = np.array([name != part for name in parts])
+        others = [row for row, keeps in zip(rows, is_other, strict=True) if keeps]
+        left = fit(others, Fit(best.x, best.jacobian[is_other]), best.x, fixed, rounds).constants
+        lines.append(f"\n[{part}]\n" + "".join(f'"{k}" = {v:.4g}\n' for k, v in sorted(left.items())))
+    (CATALOG.parent / f"{file}.toml").write_text("".join(lines))
+
+
 def main() -> None:
-    """Fit, and without each family."""
+    """Fit, and without each family and each generation of devices."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--no-folds", action="store_true")
     parser.add_argument("--resume", action="store_true", help="begin where the shipped constants are")
+    parser.add_argument("--generations", action="store_true", help="leave out generations of devices alone")
     options = parser.parse_args()
     rows = usable(read_runs(HERE / "truth" / "runs.csv"))
     values = {name: entry["value"] for name, entry in PRIORS.items() if entry["factor"] == 1.0}
     for name in values:
         del PRIORS[name]
     start = {name: entry["value"] for name, entry in PRIORS.items()}
-    if options.resume:
+    if options.resume or options.generations:
         start |= {name: value for name, value in shipped().items() if name in PRIORS}
-    best = fit(rows, None, np.array([math.log(start[name]) for name in sorted(PRIORS)]), values, options.rounds)
+    rounds = 0 if options.generations else options.rounds
+    best = fit(rows, None, np.array([math.log(start[name]) for name in sorted(PRIORS)]), values, rounds)
+    if options.generations:
+        write_left_out("left_out_generations", rows, generations_of(rows), best, values, options.rounds)
+        return
     found = best.constants
     write(values | found)
     write_families(rows, best.jacobian)
     if options.no_folds:
         return
-    lines = ["# Written by benchmarks/fit_costs.py: constants fitted without each family of runs.\n"]
-    for family in sorted({row.family for row in rows}):
-        is_other = np.array([row.family != family for row in rows])
-        others = [row for row in rows if row.family != family]
-        left = fit(others, Fit(best.x, best.jacobian[is_other]), best.x, values, options.rounds).constants
-        lines.append(f"\n[{family}]\n" + "".join(f'"{k}" = {v:.4g}\n' for k, v in sorted(left.items())))
-    (CATALOG.parent / "left_out.toml").write_text("".join(lines))
+    write_left_out("left_out", rows, [row.family for row in rows], best, values, options.rounds)
+    write_left_out("left_out_generations", rows, generations_of(rows), best, values, options.rounds)
 
 
 if __name__ == "__main__":

@@ -105,3 +105,12 @@ def test_files_of_further_trainers_are_checked_each_alone() -> None:
     status, checks = checked(*files, "--set", "model.vocab=50432", "--devices", "16", "--device", "h100-sxm")
     assert (status, [check["system"] for check in checks]) == (0, ["nanotron", "gpt-neox"])
     assert all(check["legal"] and check["fits"] and check["step_s"] > 0 for check in checks)
+
+
+def test_a_config_json_beside_is_the_model_of_a_file_that_lacks_one(tmp_path: Path) -> None:
+    file, model = tmp_path / "a.yaml", str(TRAINERS / "config.json")
+    file.write_text("base_model: me/mine\nsequence_len: 512\nmicro_batch_size: 1\nlearning_rate: 1e-5\nbf16: true\n")
+    _, (alone,) = checked(str(file), "--devices", "8")
+    assert not alone["legal"] and "config.json" in alone["findings"][0]
+    _, (beside, _) = checked(str(file), model, "--devices", "8")
+    assert beside["legal"]

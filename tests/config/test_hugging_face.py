@@ -180,3 +180,19 @@ def test_a_folder_is_a_model_and_a_job(tmp_path: Path) -> None:
     job.write_text('[model]\nweights = "tiny-llama-mine"\n')
     model = load_job(str(job)).model
     assert (model.layers, model.sequence, model.weights) == (4, 4096, str(folder))
+
+
+MINIMAX = {"model_type": "minimax_m2", "num_hidden_layers": 2, "layernorm_mlp_beta": 1.0, "mlp_intermediate_size": 8192}
+
+
+@pytest.mark.parametrize(
+    ("keys", "num_faults"),
+    [
+        (MINIMAX | {"layernorm_full_attention_beta": 1.0, "shared_moe_mode": "sigmoid"}, 0),
+        (MINIMAX | {"layernorm_mlp_beta": 3.5}, 1),
+        ({"model_type": "dots1", "num_hidden_layers": 2, "topk_method": "noaux_tc", "scoring_func": "noaux_tc"}, 0),
+        ({"model_type": "dots1", "num_hidden_layers": 2, "topk_method": "greedy"}, 1),
+    ],
+)
+def test_keys_of_earlier_revisions_are_read_where_they_change_nothing(keys: dict[str, Any], num_faults: int) -> None:
+    assert len(fields_of(keys)[1]) == num_faults

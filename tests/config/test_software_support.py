@@ -37,6 +37,8 @@ def test_what_is_missing_is_named() -> None:
         "schedule zb-h1", "ZeRO-1", "sequence parallel", "context parallel",
     )  # fmt: skip
     assert missing_features(software_of("megatron-core"), of) == ("schedule zb-h1",)
+    for name in ("xla", "xla-2021"):  # a program that is differentiated as a whole has no order of its own
+        assert missing_features(software_of(name), of) == ("schedule zb-h1",)
     assert missing_features(software_of("large-2024"), of) == ()
 
 

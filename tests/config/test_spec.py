@@ -67,7 +67,8 @@ def test_catalog_devices_say_where_their_numbers_come_from(name: str) -> None:
     if "float16" in rates and "bfloat16" in rates:
         assert rates["float16"] == rates["bfloat16"]
     if "float8" in rates:
-        assert rates["float8"] == pytest.approx(2 * rates["bfloat16"], rel=0.02)
+        times = 1 if name == "gaudi3" else 2  # its engines multiply both at one rate
+        assert rates["float8"] == pytest.approx(times * rates["bfloat16"], rel=0.02)
 
 
 def test_no_two_devices_answer_to_one_cuda_name() -> None:

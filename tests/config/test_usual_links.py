@@ -43,6 +43,12 @@ def test_links_are_those_of_the_catalogs_clusters() -> None:
         assert device.network_gb_per_s == cluster["inter_node"]["bandwidth_gb_per_s"]
 
 
+def test_links_of_tpus_are_those_of_one_direction() -> None:
+    """Google Cloud's documents state both directions of a chip together, in GB/s."""
+    for name, both in {"tpu-v5e": 400, "tpu-v5p": 1200, "tpu-v6e": 800, "tpu-v7x": 1200}.items():
+        assert device_of(name).link_gb_per_s == both / 2
+
+
 def test_no_network_is_faster_than_the_links_of_a_node() -> None:
     for name in catalog.names("devices"):
         assert device_of(name).network_gb_per_s <= device_of(name).link_gb_per_s

@@ -28,11 +28,21 @@ def rates_with(device: str = "h100-sxm", network: str = "unknown") -> Rates:
     return rates_of(run_of(make_job(sections | {"precision": {"compute": "bf16"}})), shipped())
 
 
+AFTERWARDS = "-node-2"  # ends names of systems whose measurements were read after the rates were set
+
+
+def test_predicted_collectives_are_near_measurements_that_no_rate_was_set_by() -> None:
+    rows = [row for row in measured_collectives() if row.system.endswith(AFTERWARDS)]
+    assert len(rows) == 80 and error(rows) < 0.2
+    assert error([row for row in rows if row.num_bytes >= 8 * KIB**2]) < 0.12
+
+
 def test_predicted_collectives_are_near_public_measurements() -> None:
     """The measured rows have kinks where NCCL changes its algorithm, so that single ones are off by up to a half."""
     by_system: dict[tuple[str, str], list[MeasuredCollective]] = defaultdict(list)
     for row in measured_collectives():
-        by_system[row.system, row.collective].append(row)
+        if not row.system.endswith(AFTERWARDS):
+            by_system[row.system, row.collective].append(row)
     errors = {key: error(rows) for key, rows in by_system.items()}
     sums_in_network = errors.pop(("abci-sharp", "all_reduce"))  # another algorithm, which predictions do not have
     assert max(errors.values()) < 0.3, errors

@@ -1,7 +1,7 @@
 """The check of a file with a job, in any system's language: legality, memory, batch, experts and time."""
 
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from shardwright.api.asked_job import AskedJob, planned
 from shardwright.api.estimated import estimated
@@ -25,9 +25,12 @@ from shardwright.schedule.job_program import job_program
 def file_checks(
     paths: Sequence[str], overrides: tuple[str, ...], cluster: AskedCluster = NOTHING_ASKED, system: str = ""
 ) -> list[FileCheck]:
-    """The checks of files, each alone. Overrides go to all, and a variable of scripts to those that have it."""
+    """The checks of files, each alone. Overrides go to all, and a variable of scripts to those that have it. A single
+    config.json among them is the model of those that alone lack one."""
     texts = {path: _text(path) for path in paths}
     checks = []
+    models = [path for path in paths if PurePath(path).name == "config.json"]
+    model = models[0] if len(models) == 1 and len(paths) > 1 else ""
     for path in paths:
         others = "".join(text for other, text in texts.items() if other != path)
         own = tuple(
@@ -35,7 +38,10 @@ def file_checks(
             for text in overrides
             if "." in (name := text.partition("=")[0]) or name in texts[path] or name not in others
         )
-        checks.append(file_check(path, own, cluster, system))
+        alone = file_check(path, own, cluster, system)
+        is_foreign = alone.readable and alone.system != JOB and path != model
+        beside = file_check(path, own, cluster, system, model) if model and is_foreign and not alone.legal else alone
+        checks.append(beside if beside.legal else alone)
     return checks
 
 
@@ -48,16 +54,21 @@ def _text(path: str) -> str:
 
 
 def file_check(
-    path: str, overrides: tuple[str, ...] = (), cluster: AskedCluster = NOTHING_ASKED, system: str = ""
+    path: str,
+    overrides: tuple[str, ...] = (),
+    cluster: AskedCluster = NOTHING_ASKED,
+    system: str = "",
+    model: str = "",
 ) -> FileCheck:
-    """The check of a file or a name of the catalog; `system` is recognised if it is empty."""
+    """The check of a file or a name of the catalog; `system` is recognised if it is empty. `model` is the
+    config.json of a file that lacks one; empty if none is."""
     try:
         system = system or _recognised(path)
     except (PlanError, FileFault, OSError) as error:
         faults = error.faults if isinstance(error, PlanError) else [str(error)]
         return FileCheck(path, "unknown", readable=False, findings=tuple(faults))
     try:
-        job = _job(path, overrides, cluster, system)
+        job = _job(path, overrides, cluster, system, model)
     except PlanError as error:
         return FileCheck(path, system, findings=tuple(error.faults))
     return _job_check(path, system, job)
@@ -69,12 +80,13 @@ def _recognised(path: str) -> str:
     return JOB if Path(path).is_dir() else system_name_of(path, read_text(Path(path), MIB, "job or configuration"))
 
 
-def _job(path: str, overrides: tuple[str, ...], cluster: AskedCluster, system: str) -> JobSpec:
+def _job(path: str, overrides: tuple[str, ...], cluster: AskedCluster, system: str, model: str) -> JobSpec:
     """The checked job of a file. Raises PlanError."""
     if system == JOB:
         return AskedJob(path, overrides, cluster).to_predict()[0]
     variables, fields = split_sets(overrides)
-    return planned(path, read_job_of(SOURCES[system], (path,), Asked(variables, fields, cluster)).job)
+    paths = (path, model) if model else (path,)
+    return planned(path, read_job_of(SOURCES[system], paths, Asked(variables, fields, cluster)).job)
 
 
 def _job_check(path: str, system: str, job: JobSpec) -> FileCheck:

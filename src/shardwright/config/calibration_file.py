@@ -16,6 +16,8 @@ Share = Annotated[float, Field(ge=1e-6, le=1)]
 Ratio = Annotated[float, Field(ge=1e-6, le=2)]
 # A share that is added or exposed, and may be 0.
 Part = Annotated[float, Field(ge=0, le=1e3)]
+# How much wider a range is, beside that of usual runs.
+Spread = Annotated[float, Field(ge=0, le=100)]
 Factor = Annotated[float, Field(ge=1e-3, le=1e3)]
 Seconds = Annotated[float, Field(ge=0, le=1e3)]
 Half = Annotated[float, Field(ge=0, le=1e9)]
@@ -69,7 +71,12 @@ class CalibrationSpec(Spec):
     context_bytes: Annotated[float, Field(ge=0, le=2**40)] = Field(
         1.2e9, description="What the driver's context takes."
     )
-    low: Factor = Field(0.9, description="Measured over predicted seconds: a tenth of all runs is below.")
+    low: Factor = Field(0.9, description="Measured over predicted seconds: a tenth of usual runs is below.")
     high: Factor = Field(1.1, description="And a tenth above.")
-    unnamed_low: Factor = Field(0.8, description="As low, of runs of which nothing says what software they had.")
-    unnamed_high: Factor = Field(1.25, description="And as high.")
+    device_range: Spread = Field(
+        1.0,
+        description="How much wider the range is, beside that of usual runs, where few runs tell a device's rate.",
+    )
+    experts_range: Spread = Field(1.0, description="The same for models with experts.")
+    small_range: Spread = Field(1.0, description="The same for models with a hidden size up to 1,024.")
+    software_range: Spread = Field(1.0, description="The same where nothing says what software runs.")

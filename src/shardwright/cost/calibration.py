@@ -39,6 +39,11 @@ def left_out() -> dict[str, dict[str, float]]:
     return catalog.read_left_out()
 
 
+def left_out_generations() -> dict[str, dict[str, float]]:
+    """The constants that differ if the runs on a generation of devices are left out of the fit, by generation."""
+    return catalog.read_left_out_generations()
+
+
 def pessimistic() -> dict[str, float]:
     """The constants, each at the unfavourable end of the fits that leave one family of runs out."""
     every_constant = shipped()
@@ -146,8 +151,6 @@ class Rates:
     shard_factor: float  # the same for ZeRO-3's gathers and scatters
     flush: float  # microbatches beyond its ranks that a pipeline takes to fill and drain
     turn_s: float  # seconds that each replica takes to broadcast its part of the updated parameters
-    low: float  # measured over predicted seconds: a tenth of all runs is lower
-    high: float  # the same ratio: a tenth of all runs is higher
     cast: float  # share of the traffic of casts to fp8 that is not fused
     element_bytes: int  # of a number of 16 or 32 bits
     host: float  # between the device and its host, in one direction; 0 is unknown
@@ -328,7 +331,6 @@ def rates_of(run: Run, constants: Constants) -> Rates:
         host_memory=device.host_memory_gb_per_s * 1e9 * device_rate("host"), leak=device_rate("leak"),
         step_s=device_rate("step_s"), tensor_exposed=device_rate("tensor_exposed"), jitter=device_rate("jitter"),
         imbalance=device_rate("imbalance"), expert_spread=device_rate("expert_spread"), cast=device_rate("cast"),
-        low=device_rate("low"), high=device_rate("high"),
         expert_exposed=device_rate("expert_exposed"),
         tensor_factor=software_rate("tensor_factor"), shard_factor=software_rate("shard_factor"),
         flush=software_rate("flush"), turn_s=software_rate("turn_s"), measured=_measured_of(run.device), number=wide,

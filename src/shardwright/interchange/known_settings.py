@@ -37,7 +37,7 @@ def subject_of(system: str, name: str) -> str:
 _MATTERS = re.compile(
     r"\b(layers?|experts?|moe|kv|heads?|hidden|dense|sizes?|lengths?|len|seq|seqlen|sequences?|batch|microbatch|batches"
     r"|offload\w*|swap\w*|sparse|parallel\w*|degrees?|width|dims?|window\w*|vocab\w*|recompute\w*|remat\w*|shard\w*|mtp"
-    r"|hybrid|mamba|kd|teacher|distill\w*|ltd|ssm|context|accumul\w*|embed\w*|attention|attn|topk|stages?|pipeline|tokens|checkpointing|galore|apollo|badam|pure|overrides)\b"
+    r"|vision|projector|hybrid|mamba|kd|teacher|distill\w*|ltd|ssm|context|accumul\w*|embed\w*|attention|attn|topk|stages?|pipeline|tokens|checkpointing|galore|apollo|badam|pure|overrides)\b"
 )
 _TRAINS_A_PART = re.compile(
     r"\b(q?lora\w*|dora|peft\w*|adapters?|finetuning|freeze\w*|frozen|unfreeze\w*|unfrozen\w*|trainable|qat|onebit\w*|llmcompressor|quant\w*|gptq|awq|nf4"
@@ -57,7 +57,9 @@ def trains_a_part(name: str) -> bool:
 
 
 def could_matter(name: str, value: Any, *systems: str) -> bool:
-    """True if an unknown setting could change the plan, by its section or by the words of its name."""
+    """True if an unknown setting could change the plan, by its section or by the words of its name or of its keys."""
+    if isinstance(value, dict):
+        return any(could_matter(f"{name}.{key}", inner, *systems) for key, inner in value.items())
     text = str(value).lower()
     if text in _NO_VALUES or (text == "1" and re.search(r"parallel|degree|size$", name)):
         return False

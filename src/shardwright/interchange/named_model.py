@@ -1,5 +1,6 @@
 """The model that a configuration of another system names: by a config.json, or a name of the catalog or the Hub."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,6 +39,26 @@ def read_named_model(keys: dict[str, Any] | None, names: tuple[str, ...], asked:
         f"{shortened(says, 200)}; name its config.json as a further file, or --set model.name=NAME of the catalog"
     )
     return {}
+
+
+def changed_keys(keys: dict[str, Any] | None, names: tuple[str, ...], settings: Settings) -> dict[str, Any] | None:
+    """Keys of config.json with those that --config_overrides changes. A new model, whose type is said and whose name is
+    in none of the settings `names`, has the defaults of its type."""
+    pairs = [pair.partition("=") for pair in settings.text("--config_overrides").split(",")]
+    changed = {name.strip(): _scalar(value.strip()) for name, equals, value in pairs if equals}
+    if keys is None and settings.has("--model_type") and not settings.has(*names):
+        keys = {"model_type": settings.text("--model_type")}
+    if changed and keys is None:
+        settings.faults.append(f"{settings.setting_text('--config_overrides')}: name the config.json that it changes")
+    return None if keys is None else keys | changed
+
+
+def _scalar(word: str) -> Any:
+    """The value of a word of --config_overrides: a number, true or false, or the word itself."""
+    try:
+        return json.loads(word.lower() if word in ("True", "False") else word)
+    except (ValueError, RecursionError):
+        return word
 
 
 def shape_fields(fields: Flat, asked: Asked) -> Flat:

@@ -21,13 +21,30 @@ _IMPORTED = (
 _SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
 # Words of launch scripts -> the system that they start; Megatron-LM's otherwise.
 _STARTED = (
+    (r"\bllamafactory-cli\s+train\b", "llamafactory"),
+    (r"\baxolotl(\.cli\.|\s+)train\b", "axolotl"),
+    (r"\btrl\s+(sft|dpo|kto|grpo|rloo|reward)\b", "trl"),
     (r"\bmegatron\s+(sft|pt|rlhf)\b", "ms-swift"),
     (r"torchtitan", "torchtitan"),
     (r"\baction=run\b", "flagscale"),
     (r"\s\+{0,2}(trainer|model)\.[a-z_.]+=", "nemo"),
     (r"--(num[-_]layers|hidden[-_]size|tensor[-_]model[-_]parallel[-_]size)\b", "megatron"),
     (r"\baccelerate\s+launch\b", "accelerate"),
+    (r"\bsrc/(llamafactory/launcher|train)\.py\s+\S+\.ya?ml\b", "llamafactory"),
     (r"--deepspeed(_config)?[ =]\S+\.json", "deepspeed"),
+)
+
+
+# Commands at the beginning of a line -> the program that they start, which is not read.
+_NOT_READ = (
+    (r"swift\s+(sft|pt|rlhf)\b", "ms-swift over transformers' Trainer (of ms-swift, megatron sft and megatron pt are)"),
+    (r"tune\s+run\b", "torchtune"),
+    (r"xtuner\s+train\b", "XTuner"),
+    (r"litgpt\s+(pretrain|finetune)", "LitGPT"),
+    (r"composer\s+\S", "LLM Foundry"),
+    (r"python3?\s+-m\s+verl\.", "verl"),
+    (r"(deepspeed|python3?)\s.*-?-m(odule)?\s+openrlhf\.", "OpenRLHF"),
+    (r"paddleformers-cli\s|python3?\s.*-m\s+paddle\.distributed\.launch\b", "PaddlePaddle"),
 )
 
 
@@ -44,6 +61,10 @@ def system_name_of(path: str, text: str) -> str:
     elif suffix == ".py":
         return next((system for pattern, system in _IMPORTED if re.search(pattern, text, re.MULTILINE)), "torchtitan")
     elif text.startswith("#!") or suffix in _SCRIPTS:
+        before = r"^[ \t]*(?:\w+=\S*[ \t]+)*(?:srun[ \t]+)?"
+        other = next((title for pattern, title in _NOT_READ if re.search(before + pattern, text, re.MULTILINE)), "")
+        if other:
+            raise PlanError(path, [f"it starts {other}, which is not read here; say it as a job"])
         return next((system for pattern, system in _STARTED if re.search(pattern, text)), "megatron")
     raise PlanError(path, ["no system is known to write such a file; name the system, such as megatron"])
 

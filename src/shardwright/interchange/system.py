@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -31,6 +31,7 @@ from shardwright.interchange.systems import (
     trainer_files,
 )
 
+_MODEL_FOLDER = re.compile(r"\b(?:base_model|model_name_or_path|config_name)[\"']?[:=\s]\s*[\"']?([\w./-]+)")
 _MOST_BYTES = MIB
 _MOST_FILES = 16
 _MOST_IN_LIBRARY = 400
@@ -173,7 +174,19 @@ def read_job_of(system: SourceSystem, paths: tuple[str, ...], asked: Asked) -> I
             faults.append(f"{path} can't be read: {error.strerror}; check the path")
     if faults:
         raise PlanError(subject, faults)
-    return job_of_texts(system, texts | _library_texts(system, Path(paths[0]), texts), asked, subject)
+    models = _model_texts(Path(paths[0]), texts)
+    job = job_of_texts(system, texts | models | _library_texts(system, Path(paths[0]), texts), asked, subject)
+    return replace(job, assumed=(*(f"the model is {path}, which the files name" for path in models), *job.assumed))
+
+
+def _model_texts(file: Path, texts: Mapping[str, str]) -> dict[str, str]:
+    """The config.json of the model whose folder a text names, relative to a file or to the working folder, by its path;
+    empty if one is named by the user, or none is there."""
+    if any(PurePath(name).name == "config.json" or Path(name).is_dir() for name in texts):
+        return {}
+    folders = [match for text in texts.values() for match in _MODEL_FOLDER.findall(text)]
+    paths = [place / folder / "config.json" for folder in folders for place in (file.parent, Path())]
+    return {str(path): _text_of(path) for path in [path for path in paths if path.is_file()][:1]}
 
 
 def _library_texts(system: SourceSystem, file: Path, texts: Mapping[str, str]) -> dict[str, str]:

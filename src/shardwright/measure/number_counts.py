@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from shardwright.config import catalog
+from shardwright.cost.prediction_range import FACTS
 from shardwright.measure.measured_runs.runs import Measured
 
 # Of calibrations those that no prediction of a step uses, or that another program derives from the fits.
-_DERIVED = {"low", "high", "unnamed_low", "unnamed_high"}
+_DERIVED = {"low", "high", *(f"{fact}_range" for fact in FACTS)}
 
 
 def number_counts(rows: Sequence[Measured]) -> dict[str, int]:

@@ -15,10 +15,20 @@ from typing import Any
 import numpy as np
 
 from shardwright.config.progress_records import tell_part, tell_share
-from shardwright.cost.calibration import Constants, device_constant, device_of, left_out, shipped, software_under
+from shardwright.cost.calibration import (
+    Constants,
+    device_constant,
+    device_of,
+    left_out,
+    left_out_generations,
+    shipped,
+    software_under,
+)
+from shardwright.cost.prediction_range import families_by_constant, range_ends
 from shardwright.layers.query import Run
-from shardwright.measure.measured_runs.row_facts import FACT_COLUMNS
-from shardwright.measure.measured_runs.runs import Measured, read_runs
+from shardwright.measure.measured_runs.row_facts import FACT_COLUMNS, SOFTWARE_COLUMNS
+from shardwright.measure.measured_runs.run_table import TableLine, read_lines
+from shardwright.measure.measured_runs.runs import Measured, measured, read_runs
 from shardwright.measure.measured_runs.score import percentile, share_within, weighted_mean, weights_of
 from shardwright.measure.measured_runs.sweeps import RankedPlan, ranking_quality
 from shardwright.measure.number_counts import number_counts
@@ -44,6 +54,7 @@ class Predicted:
     fits: bool | None
     reason: str
     fit_chance: float | None = None  # that it fits
+    families_by_constant: Mapping[str, Sequence[str]] | None = None  # of the fit behind it; None: the catalog's
 
     @property
     def ratio(self) -> float:
@@ -52,13 +63,11 @@ class Predicted:
 
     @property
     def range_s(self) -> tuple[float, float]:
-        """Seconds between which four of five steps lie. It is wider if nothing says what software ran."""
-        assert self.time is not None, "only what was predicted has a range"
-        low_s, high_s = float(self.time.low), float(self.time.high)
-        if self.row.knows_software:
-            return low_s, high_s
-        low, high = (float(self.time.total * shipped()[f"common.unnamed_{end}"]) for end in ("low", "high"))
-        return min(low_s, low), max(high_s, high)
+        """Seconds between which four of five steps lie."""
+        assert self.time is not None and self.row.run is not None, "only what was predicted has a range"
+        is_named, fitted = self.row.knows_software, self.families_by_constant
+        low, high = range_ends(self.row.run, shipped(), is_named=is_named, fitted=fitted)
+        return float(low * self.time.total), float(high * self.time.total)
 
 
 # Errors of a plan that contradicts itself, whose arithmetic may come to nothing anywhere.
@@ -161,7 +170,8 @@ def validate(runs: Path, out_of_memory: Path | None) -> dict[str, Any]:
     scores["order_with_tier_b"] = _order(rows, "AB")
     scores["order"] = scores["order_with_tier_b"] | _order(rows, "A")
     tell_part("predicting each family by the others", 1, _PARTS)
-    scores["cross_validated"] = _cross_validated(headline)
+    scores |= _unseen(runs, headline)
+    scores["generations_left_out"] = _generations_left_out(headline)
     scores["numbers"] = number_counts(measurements)
     tell_part("columns that would tell most", 2, _PARTS)
     scores["unnamed_software"] = sum(not p.row.knows_software for p in every_row)
@@ -300,16 +310,58 @@ def _order(rows: Sequence[Predicted], tiers: str) -> dict[str, dict[str, float]]
     return ranking_quality(RankedPlan(p.row, p.ratio * p.row.step_s, bool(p.fits)) for p in ranked)
 
 
-def _cross_validated(headline: list[Predicted]) -> dict[str, Any]:
-    """Scores if each family is predicted by constants that were fitted without it."""
-    predictions: list[Predicted] = []
-    families = left_out()
-    for number, (family, constants) in enumerate(families.items()):
-        tell_share(family, number / len(families))
-        predictions += predict([p.row for p in headline if p.row.family == family], shipped() | dict(constants))
-    if not predictions:
+def _unseen(runs: Path, headline: list[Predicted]) -> dict[str, dict[str, Any]]:
+    """Scores if each family is predicted by constants that were fitted without it; if also no description of software
+    is used that it has alone; and if the columns that say what software ran are empty in every row."""
+    left, blind = [], []
+    lines = {line.number: line for line in read_lines(runs)}
+    folds = left_out()
+    for number, (family, constants) in enumerate(folds.items()):
+        tell_share(family, number / len(folds))
+        rows, without = [p.row for p in headline if p.row.family == family], shipped() | dict(constants)
+        left += predict(rows, without)
+        blind += predict([_without_software(lines[row.line]) for row in rows], without)
+    if not left:
+        return {"cross_validated": {}, "software_left_out": {}, "software_blind": {}}
+    families: dict[str, set[str]] = {}
+    for p in left:
+        families.setdefault(_described_by(p), set()).add(p.row.family)
+    own = [unnamed if len(families[_described_by(p)]) == 1 else p for p, unnamed in zip(left, blind, strict=True)]
+    scores = {"cross_validated": left, "software_left_out": own, "software_blind": blind}
+    predicted = {name: [p for p in some if p.ratio] for name, some in scores.items()}
+    return {
+        name: summary(some, lambda p: p.ratio) | {"by_family": _by(some, lambda p: p.row.family)}
+        for name, some in predicted.items()
+    }
+
+
+def _described_by(p: Predicted) -> str:
+    """The entry of the catalog that describes a run's software."""
+    assert p.row.run is not None, "only what was predicted has software"
+    return p.row.run.software.partition("+")[0]
+
+
+def _without_software(line: TableLine) -> Measured:
+    """A row as it is if the columns that say what software ran are empty."""
+    return measured(replace(line, row={**line.row, **dict.fromkeys(SOFTWARE_COLUMNS, "")}))
+
+
+def _generations_left_out(headline: list[Predicted]) -> dict[str, Any]:
+    """Scores if the runs on each generation of devices are predicted by constants that were fitted without them."""
+    by_generation: dict[str, list[Predicted]] = {}
+    for generation, constants in left_out_generations().items():
+        fitted = {name: told for name, told in families_by_constant().items() if not name.startswith(f"{generation}.")}
+        rows = [p.row for p in headline if p.row.run and device_of(p.row.run.device).generation == generation]
+        if predicted := predict(rows, shipped() | dict(constants)):
+            by_generation[generation] = [replace(p, families_by_constant=fitted) for p in predicted]
+    if not by_generation:
         return {}
-    return summary(predictions, lambda p: p.ratio) | {"by_family": _by(predictions, lambda p: p.row.family)}
+    scores = summary([p for some in by_generation.values() for p in some], lambda p: p.ratio)
+    return scores | {
+        "by_generation": {
+            name: {"rows": len(some)} | summary(some, lambda p: p.ratio) for name, some in by_generation.items()
+        }
+    }
 
 
 def _output_row(p: Predicted) -> dict[str, Any]:

@@ -19,6 +19,12 @@ def validation_text(result: Mapping[str, Any]) -> str:
     if cross_validated := result["cross_validated"]:
         table.append(_scores("each family left out of the fit", cross_validated))
         table += [_scores(f"  {name}", group) for name, group in cross_validated["by_family"].items()]
+    if generations := result["generations_left_out"]:
+        table.append(_scores("each generation of devices left out", generations))
+        table += [_scores(f"  {name}", group) for name, group in generations["by_generation"].items()]
+    if blind := result["software_blind"]:
+        table.append(_scores("families and their own software left out", result["software_left_out"]))
+        table.append(_scores("families left out, columns of software empty", blind))
     if result["tier_b"].get("by_family"):
         table.append(_scores("tier B", result["tier_b"]))
     if result["apart"]["rows"]:

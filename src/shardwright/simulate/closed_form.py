@@ -20,6 +20,7 @@ from shardwright.cost.data_parallel import DataParallel
 from shardwright.cost.group_links import Groups
 from shardwright.cost.piece_time import PieceTime, Repeatable
 from shardwright.cost.pipeline_bubble import are_put_off, bubble, gathers_for_a_pass
+from shardwright.cost.prediction_range import range_ends
 from shardwright.cost.stage_time import Costing
 from shardwright.layers.arrays import Array, Numbers, only, stacked_rows
 from shardwright.layers.memo import Memo, layer_columns, layer_words, plain_columns, shard_columns, shard_words
@@ -110,11 +111,12 @@ def step_time_and_spare(run: Run, constants: Constants, memo: Memo | None = None
     available = peak_flops(run) * grid.world * total
     mfu = run.shape.flops_per_token() * grid.global_batch * run.shape.sequence / available
     hfu = mfu * (1.0 + steps.all_ranks.flops_again / (3 * steps.all_ranks.flops))
+    low, high = range_ends(run, constants)
     step = StepTime(
         total=total, compute=m * (pace.forward + pace.input_grad + pace.weight_grad), again=m * pace.again,
         tensor=m * pace.tensor, context=m * pace.context, expert=m * pace.expert, data=data + m * pace.shard,
         messages=messages, bubble=waits, optimizer=optimizer, host=host + m * pace.host, other=other_s + slower,
-        slower=slower, mfu=mfu, hfu=hfu, low=total * rates.low, high=total * rates.high,
+        slower=slower, mfu=mfu, hfu=hfu, low=total * low, high=total * high,
     )  # fmt: skip
     spare_s = m * steps.spare_s * (1 + rates.jitter * np.log2(nodes))
     return (only(step), float(spare_s[0])) if run.grid.is_single else (step, spare_s)

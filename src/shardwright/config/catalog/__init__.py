@@ -103,10 +103,19 @@ def known_models() -> list[str]:
 
 def read_left_out() -> dict[str, dict[str, float]]:
     """left_out.toml: by family of published runs, the calibration constants fitted without that family."""
-    text = (resources.files(__package__) / "left_out.toml").read_text(encoding="utf-8")
+    return _constants_by_part("left_out.toml")
+
+
+def read_left_out_generations() -> dict[str, dict[str, float]]:
+    """left_out_generations.toml: by generation of devices, the calibration constants fitted without its runs."""
+    return _constants_by_part("left_out_generations.toml")
+
+
+def _constants_by_part(file: str) -> dict[str, dict[str, float]]:
+    text = (resources.files(__package__) / file).read_text(encoding="utf-8")
     return {
-        family: {name: float(value) for name, value in constants.items()}
-        for family, constants in tomllib.loads(text).items()
+        part: {name: float(value) for name, value in constants.items()}
+        for part, constants in tomllib.loads(text).items()
     }
 
 

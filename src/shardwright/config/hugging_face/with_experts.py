@@ -73,6 +73,10 @@ def glm4_moe(r: ConfigReader) -> Fields:
     return fields | rotary(r, head_width(fields), in_part=True) | _further_tokens(r) | {"moe": _sigmoid_experts(r)}
 
 
+# Parts whose residual connections MiniMax-Text-01 scales; the files of M2 have the keys, and its layers do not.
+_OF_MINIMAX_1 = ("full_attention", "linear_attention", "mlp")
+
+
 def minimax_m2(r: ConfigReader) -> Fields:
     """MiniMax-M2 (2025): a norm of all heads' queries and of their keys, half of each head rotary, experts by sigmoid
     scores and biases."""
@@ -82,6 +86,9 @@ def minimax_m2(r: ConfigReader) -> Fields:
     r.must_be("use_routing_bias", (True, None), "experts are chosen by scores and biases")
     r.must_be("shared_intermediate_size", (0, None), "there is no shared expert")
     r.must_be("attn_window_size", (None,), "all layers see all tokens")
+    r.ignore("mlp_intermediate_size", "shared_moe_mode")  # of dense layers and shared experts, and there are none
+    for part in _OF_MINIMAX_1:
+        r.must_be(f"layernorm_{part}_beta", (1, None), "residual connections are not scaled")
     kinds = set(r.counts("attn_type_list") or [1])
     if kinds != {1}:
         r.fault(f"attn_type_list has {sorted(kinds)}; only 1, attention by a softmax, can be expressed")
@@ -96,7 +103,8 @@ def minimax_m2(r: ConfigReader) -> Fields:
 def dots1(r: ConfigReader) -> Fields:
     """dots.llm1 (rednote-hilab 2025, arXiv 2506.05767): DeepSeek-V3's gate, a norm of each head's query and key."""
     r.must_be("attention_bias", (False,), "the MLP has no biases")
-    r.must_be("scoring_func", ("noaux_tc", "sigmoid", None), "experts are chosen by sigmoid scores")
+    for name in ("scoring_func", "topk_method"):
+        r.must_be(name, ("noaux_tc", "sigmoid", None), "experts are chosen by sigmoid scores")
     fields = decoder(r) | {"qk_norm": "head"}
     first = r.count("max_window_layers")
     windows = window(r, r.optional_count("sliding_window"), fields["layers"], lambda layer: layer < first)

@@ -48,6 +48,9 @@ _SIGNS = (
         "flagscale",
         (
             ("system", "model", "data"),
+            ("system.tensor_model_parallel_size", "model"),
+            ("system.pipeline_model_parallel_size", "model"),
+            ("system.precision", "model.num_layers"),
             ("experiment", "train", "defaults"),
             ("train.system",),
             ("experiment.task", "defaults"),

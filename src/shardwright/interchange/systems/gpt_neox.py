@@ -171,11 +171,13 @@ def _renamed(keys: dict[str, Any], settings: Settings) -> dict[str, Any]:
         given["fp16.enabled" if precision == "fp16" else "bf16.enabled"] = True
     if keys.get("zero_stage") is not None:
         given.setdefault("zero_optimization.stage", keys["zero_stage"])
+    if keys.get("gas") is not None:
+        given.setdefault("gradient_accumulation_steps", keys["gas"])
     if keys.get("batch_size") is not None:
         given.setdefault("train_micro_batch_size_per_gpu", keys["batch_size"])
     if "20b_tokenizer" in str(keys.get("vocab_file", "")).lower():
         given["vocab-size"] = _TOKENIZER_OF_20B
-    used = ("precision", "zero_stage", "batch_size", "num_kv_heads", "expansion_factor", "intermediate_size")
+    used = ("precision", "zero_stage", "batch_size", "gas", "num_kv_heads", "expansion_factor", "intermediate_size")
     return {name: value for name, value in given.items() if name not in used and name != "mlp_multiple_of"}
 
 

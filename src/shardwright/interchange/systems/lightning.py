@@ -47,6 +47,13 @@ _PRECISIONS = {
     "bf16-true": "bf16",
     "16-true": "fp16",
 }
+_PARTS = {
+    "get_peft_model": "peft.get_peft_model_on_line",
+    "LoraConfig": "lora.LoraConfig_on_line",
+    "BitsAndBytesConfig": "quantization.BitsAndBytesConfig_on_line",
+    "BitsandbytesPrecision": "quantization.BitsandbytesPrecision_on_line",
+    "freeze": "frozen.freeze_on_line",
+}
 _INERT = (
     "logger",
     "callbacks",
@@ -139,7 +146,9 @@ def _read_batch(settings: Settings, fields: Flat) -> None:
 def _read_numbers(settings: Settings, fields: Flat) -> None:
     word = settings.text("precision", "32-true")
     fields["precision.compute"] = settings.one_of("precision", _PRECISIONS, "32-true", "precision.compute")
-    if word.endswith("-true") and fields["precision.compute"] != "float32":
+    if settings.text("strategy", "auto").startswith("deepspeed"):  # which has masters in either case
+        fields["precision.gradients"] = "float32" if fields["precision.compute"] == "float32" else "compute"
+    elif word.endswith("-true") and fields["precision.compute"] != "float32":
         moments = fields["precision.compute"]
         fields |= {"precision.master": "none", "precision.gradients": "compute", "precision.moments": moments}
 
@@ -181,8 +190,11 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
 
 
 def _arguments(text: str, source: Source, reader: Reader) -> Iterator[tuple[str, Any]]:
-    """Names and values of the arguments of Trainer, of its strategy, of DataLoader, and the model's name."""
+    """Names and values of the arguments of Trainer, of its strategy, of DataLoader, the model's name, and what trains
+    only a part of it."""
     for node in ast.walk(ast.parse(text)):
+        if part := _trained_part(node):
+            yield part, getattr(node, "lineno", True)
         if not isinstance(node, ast.Call):
             continue
         name = getattr(node.func, "attr", getattr(node.func, "id", ""))
@@ -197,6 +209,19 @@ def _arguments(text: str, source: Source, reader: Reader) -> Iterator[tuple[str,
                     yield "DataLoader.batch_size", value
         elif name == _MODEL and node.args and isinstance(node.args[0], ast.Constant):
             yield _MODEL, node.args[0].value
+
+
+def _trained_part(node: ast.AST) -> str:
+    """The name of a statement or call that freezes or quantises weights, or adds an adapter; empty for another."""
+    if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and node.value.value is False:
+        names = [target.attr for target in node.targets if isinstance(target, ast.Attribute)]
+        return "frozen.requires_grad_on_line" if "requires_grad" in names else ""
+    if not isinstance(node, ast.Call):
+        return ""
+    name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+    if name == "requires_grad_" and any(getattr(word, "value", None) is False for word in node.args):
+        return "frozen.requires_grad_on_line"
+    return _PARTS.get(name, "")
 
 
 def _flat(name: str, value: Any, source: Source) -> Iterator[tuple[str, Any]]:

@@ -124,6 +124,12 @@ _SCHEDULES = {
     "WarmupPolicy": "constant",
     "InverseSquareRootAnnealing": "inverse-square-root",
 }
+# The data of fine-tuning -> the settings of the model in whose place they count.
+_OF_FINE_TUNING = {
+    "model.data.train_ds.micro_batch_size": "model.micro_batch_size",
+    "model.data.train_ds.global_batch_size": "model.global_batch_size",
+    "model.data.train_ds.max_seq_length": "model.encoder_seq_length",
+}
 _SHARDED = {"full": "optim_grads_params", "grad": "optim_grads", "hybrid": "optim_grads_params"}
 
 
@@ -135,6 +141,8 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     flat = composed(texts)
     flat = resolved(overridden({name.removeprefix("training."): value for name, value in flat.items()}, command_line))
     flat |= {name: value for name, value in asked.variables.items() if name in flat}
+    differing = [name for name, own in _OF_FINE_TUNING.items() if flat.get(name) not in (None, flat.get(own))]
+    flat |= {_OF_FINE_TUNING[name]: flat[name] for name in differing}
     sizes = (flat.get(f"trainer.{name}") for name in ("num_nodes", "devices"))
     nodes, devices_per_node = (
         size if isinstance(size, int) and not isinstance(size, bool) and size > 0 else 1 for size in sizes
@@ -157,6 +165,8 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
         if flat.get(name):
             nemo_settings.lose(name, why)
         nemo_settings.ignore(name)
+    for name in differing:
+        nemo_settings.note(f"{nemo_settings.setting_text(name)} counts, and not {_OF_FINE_TUNING[name]}")
     nemo_settings.note("priced as nemo software (--as NAME for another)")
     launched_nodes = 0 if asked.cluster.devices else nodes
     return ReadResult(fields, nemo_settings, "nemo", launched_nodes, devices_per_node, ("nemo",))

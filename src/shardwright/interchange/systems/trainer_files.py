@@ -18,10 +18,13 @@ from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.systems import accelerate, deepspeed
 from shardwright.interchange.systems.llama_factory import own_options, refusals
-from shardwright.interchange.systems.training_arguments import FileParts, model_file
+from shardwright.interchange.systems.trainer_command import trainer_command, with_options
+from shardwright.interchange.systems.training_arguments import NUMBERS, FileParts, model_file
 
 _DATA = (".json", ".yaml", ".yml")
 _FILES_NAMED = ("deepspeed", "fsdp_config", "deepspeed_config", "accelerate_config")
+_SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
+_OF_PROGRAMS = {"learning_rate", "output_dir", "model_name_or_path", "base_model"}
 _NO_FILES = ("", "none", "null")
 
 
@@ -42,23 +45,27 @@ class TrainerFile:
 
     def read(self, texts: Mapping[str, str], asked: Asked) -> ReadResult:
         """Read the file of a program, with the files that it names and the model's config.json. Raises ShellFault."""
+        scripts = {name: text for name, text in texts.items() if name.lower().endswith(_SCRIPTS) or text[:2] == "#!"}
         data = {
             name: read_data(name if name.lower().endswith(_DATA) else f"{name}.yaml", text)
             for name, text in texts.items()
+            if name not in scripts
         }
+        command = trainer_command(scripts, asked, data) if scripts else None
         model = next((keys for keys in data.values() if is_model(keys)), None)
         engine = {name: keys for name, keys in data.items() if not is_model(keys) and _is_engine(keys)}
         own = {name: keys for name, keys in data.items() if not is_model(keys) and name not in engine}
-        if not own:
+        if not own and command is None:
             raise ShellFault(f"no file has options of {self.title}; name the one that has them first")
         merged = {key: value for keys in own.values() for key, value in keys.items()}
+        merged = with_options(merged, command) if command else merged
         given = {key: value for keys in engine.values() for key, value in flat_keys(keys).items()}
         given |= self._options(merged)
         parts = FileParts(
             {key: value for key, value in given.items() if value != "auto"},
-            frozenset(key for key, value in given.items() if value == "auto" and not key.startswith("--")),
+            frozenset(key for key, value in given.items() if value == "auto" and (key[:2] != "--" or key in NUMBERS)),
             model,
-            None,
+            command,
             (*_missing_files(merged, [PurePath(name).name for name in data]), *self.refused(merged)),
             tuple(self._notes(merged, given, bool(engine))),
             {self.renamed.get(name, f"--{name}"): name for name in merged},
@@ -128,7 +135,7 @@ def _is_engine(keys: Mapping[str, Any]) -> bool:
     return (
         "distributed_type" in keys
         or "zero_optimization" in keys
-        or (accelerate.is_own(dict(keys)) and not {"learning_rate", "output_dir"} & keys.keys())
+        or (accelerate.is_own(dict(keys)) and not _OF_PROGRAMS & keys.keys())
     )
 
 

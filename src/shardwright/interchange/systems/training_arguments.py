@@ -13,7 +13,7 @@ from shardwright.config.hugging_face.written_config import written_config
 from shardwright.config.job import JobSpec
 from shardwright.interchange.imported import Asked
 from shardwright.interchange.launcher import Launched, find_training_command, missing_ranks
-from shardwright.interchange.named_model import is_model, read_named_model
+from shardwright.interchange.named_model import changed_keys, is_model, read_named_model
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.recognised_files import refuse_other_system
 from shardwright.interchange.reading.script_text import flag_words
@@ -21,10 +21,16 @@ from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.reading.shell_marks import unknown_names
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.rows import Rule, Table, never, number
+from shardwright.interchange.systems.checkpointing_options import (
+    keyword_options,
+    read_recompute,
+    write_recompute,
+)
 from shardwright.interchange.systems.llama_factory import own_options
 from shardwright.interchange.training_programs import program_fault, read_kind
 
 WORLD = "world_size"
+NUMBERS = frozenset(("--gradient_accumulation_steps", "--per_device_train_batch_size"))  # options that are never "auto"
 _SCHEDULES = {
     "linear": "linear",
     "cosine": "cosine",
@@ -80,12 +86,13 @@ class FileParts:
 
     def settings(self, asked: Asked, world: int) -> Settings:
         """The settings of all files and of the command, for `world` devices; 0 means unknown."""
+        automatic = [f"{name} = auto: a program takes a number" for name in sorted(NUMBERS & self.automatic)]
         missing = [] if world or not self.command else missing_ranks(self.command)
         program = self.command.program if self.command else ""
         return Settings(
             self.given | ({WORLD: world} if world else {}),
             notes=[*self.notes, *(self.command.notes if self.command else ())],
-            faults=[*([fault] if (fault := program_fault(program)) else []), *self.faults, *missing],
+            faults=[*([fault] if (fault := program_fault(program)) else []), *self.faults, *automatic, *missing],
             overrides=asked.fields,
             automatic=self.automatic,
             spelled=self.spelled,
@@ -110,6 +117,7 @@ def read_parts(
                 f"--{name.replace('-', '_')}": value for name, value in flags.items() if not name.startswith("slurm")
             }
         given |= own_options({name.removeprefix("--"): value for name, value in given.items()})
+    of_command = dict(given)  # a command line is said over the files that it names
     written = command.written if command else {}
     for name, text in {
         **{path: text for path, text in written.items() if path.endswith((".json", ".yaml"))},
@@ -128,6 +136,7 @@ def read_parts(
             raise ShellFault(
                 f"{name} is neither the system's configuration, nor a config.json with model_type, nor options; check"
             )
+    given |= of_command
     names = {PurePath(name).name for name in (*texts, *written)}
     return FileParts(
         {key: value for key, value in given.items() if value != "auto"},
@@ -153,6 +162,7 @@ _FILES = (
     "--deepspeed_config_file",
     "deepspeed_config.deepspeed_config_file",
     "--config_file",
+    "--config",
     "--fsdp_config",
 )
 
@@ -168,11 +178,12 @@ def _missing_files(given: dict[str, Any], names: Set[str], has_own: bool) -> Ite
             yield f"{key} {shortened(value)} is a file that is not read, and it says how things are split: name it too"
 
 
-_MODEL_NAMES = ("--model_name_or_path", "--model", "--base_model")
+_MODEL_NAMES = ("--config_name", "--model_name_or_path", "--model", "--base_model")
 
 
 def read_model(model: dict[str, Any] | None, asked: Asked, settings: Settings, fields: Flat) -> None:
-    """Set the fields of the model from the keys of its config.json, or by its name."""
+    """Set the fields of the model from the keys of its config.json, by its name, or by its type."""
+    model = changed_keys(model, _MODEL_NAMES, settings)
     fields |= read_named_model(model, _MODEL_NAMES, asked, settings)
 
 
@@ -198,13 +209,7 @@ def _read_rate(settings: Settings, fields: Flat) -> None:
         steps = 1000
         settings.note("nothing says how many steps the run has; 1,000 are taken (--set optimizer.steps=N)")
     kind = _schedule(settings)
-    raw_kwargs = settings.raw("--lr_scheduler_kwargs")
-    try:
-        kwargs = raw_kwargs if isinstance(raw_kwargs, dict) else json.loads(str(raw_kwargs)) if raw_kwargs else {}
-    except (ValueError, RecursionError):
-        kwargs = {}
-        settings.faults.append(f"{settings.setting_text('--lr_scheduler_kwargs')}: it should be JSON")
-    kwargs = kwargs if isinstance(kwargs, dict) else {}
+    kwargs = keyword_options(settings, "--lr_scheduler_kwargs")
     kind = _own_schedule(settings, kind)
     fields |= {
         "optimizer.steps": steps,
@@ -347,21 +352,10 @@ def _has_betas(job: JobSpec) -> bool:
     return job.optimizer.name not in ("sgd", "adafactor")
 
 
-def _read_recompute(settings: Settings, fields: Flat) -> None:
-    if settings.flag("--gradient_checkpointing"):
-        offload = settings.text("--activation_offloading", "false").lower()
-        fields |= {"plan.recompute": "full", "plan.offload_activations": offload not in ("false", "none")}
-
-
-def _write_recompute(job: JobSpec, settings: dict[str, Any]) -> None:
-    if job.plan.recompute == "full" and job.plan.recompute_every == 1:
-        settings["--gradient_checkpointing"] = True
-
-
 OPTIONS: Table = (
     Rule(("--stage",), read_kind),
     Rule(("--block_size",), _read_sequence, _write_sequence),
-    Rule(("--gradient_checkpointing",), _read_recompute, _write_recompute),
+    Rule(("--gradient_checkpointing",), read_recompute, write_recompute),
     Rule(("--optim",), _read_optimizer, _write_optimizer),
     number("--adam_epsilon optimizer.params.eps", "optimizer.epsilon", 1e-8, always=True).under(None, _has_betas),
     number("optimizer.params.momentum", "optimizer.momentum", 0.0).under(None, never),

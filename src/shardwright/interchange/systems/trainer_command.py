@@ -1,0 +1,72 @@
+"""Commands that start a program over transformers' Trainer with its YAML: llamafactory-cli, axolotl, trl."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import PurePath
+from typing import Any
+
+from shardwright.config.base import shortened
+from shardwright.config.fault_gathering_reader import whole
+from shardwright.interchange.hydra_command import overridden
+from shardwright.interchange.imported import Asked
+from shardwright.interchange.launched_ranks import launched_ranks
+from shardwright.interchange.launcher import Launched, find_training_command
+from shardwright.interchange.reading.shell_words import ShellFault
+from shardwright.interchange.training_programs import program_fault
+
+_YAML = (".yaml", ".yml")
+_PROGRAMS = ("llamafactory-cli", "axolotl", "trl")
+_MODULES = ("axolotl.cli.train", "llamafactory.cli")
+_OF_FACTORY = re.compile(r"\bsrc/(train|llamafactory/launcher)\.py")
+_OF_COMMAND = ("config", "launcher", "num-processes", "num-machines", "main-process-port", "machine-rank")
+
+
+def is_training(words: list[str]) -> bool:
+    """True if a command starts one of the programs."""
+    names = [PurePath(word).name for word in words]
+    if any(_OF_FACTORY.search(word) and following.endswith(_YAML) for word, following in pairwise(words)):
+        return True
+    return any(name in _PROGRAMS for name in names[:-1]) or any(word in _MODULES for word in words)
+
+
+def trainer_command(scripts: Mapping[str, str], asked: Asked, files: Mapping[str, Any]) -> Launched:
+    """The command of a script that starts a program, with its nodes and devices. `files` are the other files by name;
+    a YAML that the command names has to be among them. Raises ShellFault."""
+    command = find_training_command(scripts, asked, is_training)
+    if fault := program_fault(command.arguments[0]) if command.program.endswith("trl") and command.arguments else "":
+        raise ShellFault(fault)
+    names = {PurePath(name).name for name in files}
+    for word in command.arguments:
+        if word.lower().endswith(_YAML) and PurePath(word).name not in names:
+            raise ShellFault(f"{shortened(word)} has the options of the program, and is not read: name it too")
+    if command.nodes * command.devices_per_node:
+        return command
+    nodes, devices = _sizes(command)
+    return replace(command, nodes=nodes, devices_per_node=devices)
+
+
+def with_options(options: Mapping[str, Any], command: Launched) -> dict[str, Any]:
+    """Options of a YAML with those of the command in their place: --name value, or name=value."""
+    own = {name: value for name, value in command.settings.items() if name and name not in _OF_COMMAND}
+    words = [f"{name.replace('-', '_')}={value}" for name, value in own.items() if not isinstance(value, list)]
+    words += [word for word in command.arguments if "=" in word and not word.startswith("-")]
+    lists = {name.replace("-", "_"): value for name, value in own.items() if isinstance(value, list)}
+    return overridden(options, words) | lists
+
+
+def _sizes(command: Launched) -> tuple[int, int]:
+    """Nodes, and devices of each, by options and variables that the programs read; 0 where none says them."""
+    behind = list(command.arguments)
+    ranks = launched_ranks(["torchrun", *behind[behind.index("--") + 1 :]] if "--" in behind else [], {})
+    if ranks.nodes * ranks.devices_per_node:
+        return ranks.nodes, ranks.devices_per_node
+    given = {**command.settings, **command.launcher_settings}
+    processes, machines = (whole(str(given.get(name, ""))) or 0 for name in ("num-processes", "num-machines"))
+    if processes:
+        return (machines or 1, processes // (machines or 1)) if processes % (machines or 1) == 0 else (0, 0)
+    visible = [word for word in command.exported.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip().isdigit()]
+    devices = whole(command.exported.get("NPROC_PER_NODE", "")) or len(visible)
+    nodes = command.exported.get("NNODES", "1")
+    return (whole(nodes) or 0) if devices else 0, devices
