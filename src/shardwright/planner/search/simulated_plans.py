@@ -224,10 +224,10 @@ class SimulatedPlans:
 
     def _add(self, kind: _Kind, jobs: Iterable[JobSpec]) -> None:
         """Simulate plans, each with its own layout and with its best one."""
-        new_jobs = {key: job for job in jobs if (key := _key(job)) not in kind.simulated}
-        kind.simulated.update(new_jobs)
-        self._simulate(new_jobs.values())  # together, since many of them run in one order
-        for job in new_jobs.values():
+        for job in jobs:
+            if (job_key := _key(job)) in kind.simulated:
+                continue
+            kind.simulated.add(job_key)
             for plan in self._with_layouts(job):
                 key = _key(plan.job)
                 if self._fits.get(key, True):
@@ -275,20 +275,13 @@ class SimulatedPlans:
         """Return the simulated step, and by closed forms the most seconds that another layout could save."""
         key = _key(job)
         if key not in self._times:
-            self._simulate([job])
-        return self._times[key]
-
-    def _simulate(self, jobs: Iterable[JobSpec]) -> None:
-        """Simulate the steps of those plans that were not simulated before."""
-        new_jobs = {key: job for job in jobs if (key := _key(job)) not in self._times}
-        closed = [step_time_and_spare(run_of(job), self.constants, self.memo) for job in new_jobs.values()]
-        closed_times = [time for time, _ in closed]
-        simulated = simulated_steps(list(new_jobs.values()), closed_times, self.constants, self.memo)
-        for key, (time, spare_s), simulated_time in zip(new_jobs, closed, simulated, strict=True):
-            self._times[key] = simulated_time, float(spare_s)
+            time, spare_s = step_time_and_spare(run_of(job), self.constants, self.memo)
+            (simulated,) = simulated_steps([job], [time], self.constants, self.memo)
+            self._times[key] = simulated, float(spare_s)
             self._closed_s[key] = float(time.total)
-            ratio = float(simulated_time.total / time.total)
+            ratio = float(simulated.total / time.total)
             self.least_ratio = min(self.least_ratio, max(_LEAST_RATIO, ratio))
+        return self._times[key]
 
     def fits(self, job: JobSpec) -> bool:
         """True if a plan is legal, and fits by the account that every command uses."""
