@@ -60,3 +60,16 @@ def test_a_file_that_is_no_page_is_kept(tmp_path: Path) -> None:
 def test_a_notebook_shows_the_page_in_a_frame() -> None:
     shown = sw.load("quickstart", "cluster.device=h100-sxm").estimate()._repr_html_()
     assert shown.startswith('<iframe srcdoc="&lt;!doctype html&gt;') and shown.count("<") == 2
+
+
+@pytest.mark.parametrize("name", ["-", "notes.txt"])
+def test_a_file_that_no_page_may_replace_is_refused_before_the_answer(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("notes.txt").write_text("mine", encoding="utf-8")
+    asked: list[str] = []
+    monkeypatch.setattr("shardwright.report.catalog_tables.catalog_rows", asked.append)
+    assert CliRunner().invoke(cli, ["devices", "--html", name]).exit_code != 0
+    assert not asked
+    assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]

@@ -74,6 +74,21 @@ def test_the_best_plan_so_far_is_one_line_of_a_pipe(monkeypatch: pytest.MonkeyPa
     assert written.getvalue() == "So far: 1.500 s a step with tp 1, pp 1, dp 1, mb 1, zero 0; looking for better ones\n"
 
 
+def test_each_part_of_long_work_has_a_line_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = make_job({})
+    monkeypatch.setattr(sys, "stderr", written := io.StringIO())
+    monkeypatch.setattr(progress_bar, "_PATIENCE_S", 0.0)
+    with progress_bar.search_shown():
+        for number in range(2):
+            tell_part(f"{number + 8} devices", number, 2)
+            for seconds in (2.0, 1.5):
+                tell_best(lambda: job, seconds / job.tokens_per_step)
+    assert [line.partition(" a step")[0] for line in written.getvalue().splitlines()] == [
+        "8 devices (1 of 2). So far: 2.000 s",
+        "9 devices (2 of 2). So far: 2.000 s",
+    ]
+
+
 def test_a_terminal_sees_the_best_plan_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress_bar, "_PATIENCE_S", 0.0)
     monkeypatch.setenv("TERM", "xterm-256color")

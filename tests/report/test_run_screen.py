@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -30,6 +31,30 @@ def test_the_screen_has_what_one_looks_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("silent_s", "is_told"), [(29.0, False), (31.0, True)])
 def test_a_silent_run_is_told(silent_s: float, is_told: bool) -> None:
     assert ("nothing was recorded" in screen_of(record_of([step_row(1)]), silent_s=silent_s)) == is_told
+
+
+def test_a_run_that_ended_early_has_no_time_left() -> None:
+    record = record_of([step_row(1)])
+    for end in ("preempted", "failed: rank 3 was lost"):
+        heading = rendered(run_screen("run", record, 10, end=end)).splitlines()[0]
+        assert heading == f"run: step 1 of 10, {end}"
+    assert rendered(run_screen("run", record, 1, end="failed")).startswith("run: step 1 of 1, done")
+
+
+def test_the_command_says_how_a_run_ended(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, overrides=["optimizer.steps=10"])
+    card = json.loads((folder / CARD).read_text(encoding="utf-8"))
+    (folder / CARD).write_text(json.dumps(card | {"status": "preempted"}), encoding="utf-8")
+    assert "step 5 of 10, preempted" in CliRunner().invoke(cli, ["top", str(folder), "--once"]).output
+
+
+def test_a_terminal_that_can_only_print_gets_one_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal
+    monkeypatch.setenv("TERM", "dumb")
+    folder = write_run(tmp_path)
+    clock = SimpleNamespace(sleep=lambda seconds: pytest.fail("it goes on"))
+    monkeypatch.setattr("shardwright.cli.run_reports.time", clock)
+    assert CliRunner().invoke(cli, ["top", str(folder)]).output.count("last checkpoint") == 1
 
 
 def test_a_run_without_a_step_says_so() -> None:

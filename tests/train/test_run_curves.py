@@ -25,6 +25,12 @@ def test_values_are_gauges_with_the_job_as_a_label() -> None:
     )
 
 
+def test_a_truth_is_a_number_in_the_text() -> None:
+    """node_exporter refuses a file with a word where a number should be, and all its other values."""
+    lines = exposition({"skipped": True, "loss": float("nan")}, "job").splitlines()[1::2]
+    assert [float(line.split()[-1]) for line in lines] == pytest.approx([1.0, float("nan")], nan_ok=True)
+
+
 def test_the_file_has_the_newest_values_at_the_end(tmp_path: Path) -> None:
     file = tmp_path / "run.prom"
     curves = PrometheusFile(file, "job")

@@ -11,6 +11,8 @@ from typing import Any
 
 import click
 
+from shardwright.cli.job_options import NamedFile
+
 _KEY = f"{__name__}.file"
 _HELP = "Write the answer as a page, one file that loads nothing."
 
@@ -19,7 +21,7 @@ def with_page(command: click.Command) -> click.Command:
     """The command with the option `--html FILE`. It answers in JSON, of which the page is made."""
     option = click.Option(
         ["--html"],
-        type=click.Path(dir_okay=False, path_type=Path),
+        type=NamedFile(dir_okay=False, path_type=Path),
         metavar="FILE",
         help=_HELP,
         expose_value=False,
@@ -39,6 +41,7 @@ def _paged(answer: Callable[..., Any]) -> Callable[..., Any]:
         file = context.meta.get(_KEY)
         if file is None:
             return answer(*args, as_json=as_json, **options)
+        _refuse_page(file)
         printed, status = io.StringIO(), 0
         try:
             with redirect_stdout(printed):
@@ -50,6 +53,14 @@ def _paged(answer: Callable[..., Any]) -> Callable[..., Any]:
         sys.exit(status)
 
     return paged
+
+
+def _refuse_page(file: Path) -> None:
+    """Raise PlanError if no page can be written to the file: before an answer that may take minutes, not after it."""
+    from shardwright.report.output import replace_output
+    from shardwright.report.page_document import BEGINNING
+
+    replace_output(file, BEGINNING, "--html", dry_run=True)
 
 
 def _write(file: Path, context: click.Context, printed: str) -> None:

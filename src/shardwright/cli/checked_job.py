@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shardwright.cli.progress_bar import progress_shown
+from shardwright.cli.progress_bar import search_shown
 from shardwright.config.phrase import ENGLISH, note_phrase
 from shardwright.report.document import paragraph, part_text
 
@@ -30,7 +30,7 @@ def load_predicted(
 
     Notes about values that nobody stated are printed; on standard error if the output is JSON.
     """
-    with progress_shown():
+    with search_shown():
         spec, notes = _asked_job(job, overrides, cluster).to_predict()
     say(notes, as_json, language)
     return spec

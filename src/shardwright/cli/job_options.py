@@ -146,7 +146,16 @@ def job_options(command: Any) -> Any:
 
 def file_option(name: str, help: str, exists: bool = False) -> Any:  # noqa: A002 (as click calls it)
     """An option that names a file: one to write, or with `exists` one to read."""
-    return click.option(name, type=click.Path(exists=exists, dir_okay=False, path_type=Path), metavar="FILE", help=help)
+    return click.option(name, type=NamedFile(exists=exists, dir_okay=False, path_type=Path), metavar="FILE", help=help)
+
+
+class NamedFile(click.Path):
+    """A file by its name. `-`, which names standard output elsewhere, is refused: it would be a file of that name."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "-":
+            self.fail("it would be a file with the name '-', not standard output; name another", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 def cluster_options(command: Any) -> Any:

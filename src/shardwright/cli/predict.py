@@ -157,21 +157,22 @@ def dryrun(job: str, overrides: tuple[str, ...], as_json: bool, rank: int, devic
         if device == "cpu" or rank:
             fault = "--check runs all ranks as on CUDA; leave out --rank, and --device cpu"
             raise PlanError("dryrun --check", [fault])
-        from shardwright.measure.checks.plan_checks import check_plan, checks_text
-
         with progress_shown():
+            from shardwright.measure.checks.plan_checks import check_plan, checks_text  # load torch
+
             checks = check_plan(spec)
         text = fitting(checks_text(spec.name, checks))
         click.echo(json.dumps([result.as_dict() for result in checks]) if as_json else text)
         if any(result.faults for result in checks):
             raise SystemExit(1)
         return
-    from shardwright.measure.dryrun import dry_run
     from shardwright.report.dryrun_text import dryrun_text
-    from shardwright.train.launch.loading import collect_as_usual
 
-    collect_as_usual()  # the memory that cycles hold is measured, too
     with progress_shown():
+        from shardwright.measure.dryrun import dry_run  # loads torch, which takes seconds
+        from shardwright.train.launch.loading import collect_as_usual
+
+        collect_as_usual()  # the memory that cycles hold is measured, too
         run = dry_run(spec, rank, device or ("cpu" if spec.runs_on_cpu else "cuda")).as_dict()
     click.echo(json.dumps(run) if as_json else fitting(dryrun_text(spec.name, run)))
 

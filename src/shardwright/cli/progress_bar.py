@@ -38,13 +38,13 @@ def progress_shown() -> Iterator[None]:
 @contextmanager
 def search_shown() -> Iterator[None]:
     """A context in which the best plan so far stands above a bar. Where standard error is no terminal, the first one
-    after a second is a line of it."""
-    with _heard(_Bar() if is_watched() else _FirstPlan()):
+    after a second is a line of it, of each part of the work."""
+    with _heard(_Bar() if is_watched() else _FirstPlans()):
         yield
 
 
 @contextmanager
-def _heard(handler: "_Bar | _FirstPlan") -> Iterator[None]:
+def _heard(handler: "_Bar | _FirstPlans") -> Iterator[None]:
     """A context in which a handler hears records of progress."""
     level = LOGGER.level
     LOGGER.addHandler(handler)
@@ -67,21 +67,27 @@ def _best_words(record: logging.LogRecord) -> str:
     return f"So far: {step_text(getattr(record, 'step_s', 0.0))} a step with {job_words(best)}"
 
 
-class _FirstPlan(logging.Handler):
-    """A handler that writes the best plan so far once, if the search still goes on after a second."""
+class _FirstPlans(logging.Handler):
+    """A handler that writes the best plan so far once for each part of the work, if its search still goes on after a
+    second."""
 
     def __init__(self) -> None:
         super().__init__()
+        self._begin("")
+
+    def _begin(self, part_words: str) -> None:
+        """Wait for the first plan of a part, or of work without parts."""
+        self._part_words, self._best, self._is_written = part_words, "", False
         self._begin_s = time.monotonic()
-        self._best = ""
-        self._is_written = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep the plan, or write it."""
+        """Begin a part, keep the plan, or write it."""
+        if (part := getattr(record, "part", None)) is not None:
+            self._begin(f"{record.getMessage()} ({part[0] + 1} of {part[1]}). ")
         self._best = _best_words(record) or self._best
         if self._best and not self._is_written and time.monotonic() - self._begin_s >= _PATIENCE_S:
             self._is_written = True
-            print(f"{self._best}; looking for better ones", file=sys.stderr, flush=True)
+            print(f"{self._part_words}{self._best}; looking for better ones", file=sys.stderr, flush=True)
 
 
 class _Bar(logging.Handler):

@@ -37,7 +37,11 @@ def report(run: Path, as_json: bool, html: Path | None) -> None:
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @json_option
-@click.option("--once", is_flag=True, help="Print one screen and end, as where standard output is no terminal.")
+@click.option(
+    "--once",
+    is_flag=True,
+    help="Print one screen and end, as where standard output is no terminal, or one that can only print.",
+)
 @click.option(
     "--every",
     "every_s",
@@ -61,7 +65,7 @@ def top(run: Path, as_json: bool, once: bool, every_s: float) -> None:
     console = Console()
     if as_json:
         click.echo(json.dumps(newest_values(read_record(run))))
-    elif once or not console.is_terminal:
+    elif once or not console.is_terminal or console.is_dumb_terminal:
         click.echo(rendered(_screen(run), has_colours()))
     else:
         with Live(Group(*_screen(run)), console=console, screen=True, auto_refresh=False) as live:
@@ -99,7 +103,9 @@ def _screen(run: Path) -> "list[RenderableType]":
     except PlanError:  # of an earlier version, which wrote none
         return run_screen(str(run), record, None, seconds_silent(run / METRICS))
     silent_s = seconds_silent(run / METRICS) if card.status == "running" else 0.0
-    return run_screen(str(run), record, card.job["optimizer"]["steps"], silent_s)
+    has_ended = card.status in ("preempted", "failed")
+    end = ": ".join(filter(None, (card.status, card.failure))) if has_ended else ""
+    return run_screen(str(run), record, card.job["optimizer"]["steps"], silent_s, end)
 
 
 COMMANDS = (report, runs, top)

@@ -245,7 +245,7 @@ def scale(
     to_plan = load_to_plan(job, overrides, cluster, as_json)
     if not as_json:
         say(to_plan.notes, as_json)
-    with progress_shown():
+    with search_shown():
         curves = scaled(f"job {job}", to_plan.job, sizes, constraints, tokens=tokens or 0)
     if svg:
         write_output(svg, curves.svg(), "--svg")
@@ -296,7 +296,7 @@ def compare(job: str, overrides: tuple[str, ...], as_json: bool, names: tuple[st
     from shardwright.api.found_plans import PlanQuestion
 
     expect_many_actions()
-    with progress_shown():
+    with search_shown():
         comparison = compared(job, overrides, names, PlanQuestion(**search_options))
     if as_json:
         say(comparison.notes, as_json)

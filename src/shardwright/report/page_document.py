@@ -15,6 +15,7 @@ from typing import Any
 
 from shardwright.report.timeline.page import embedded
 
+BEGINNING = '<!doctype html>\n<html lang="en">'  # of every page: by it a page is told from another file
 _IMPORT = re.compile(r'from "\./([a-z_]+\.js)"')
 _STYLES = ("page.css", "components.css", "report.css")
 _SCRIPTS = ("painter.js", "page.js")  # of timelines: they are no modules
@@ -27,8 +28,7 @@ def page_document(title: str, body: str, data: dict[str, Any], module: str) -> s
     modules = {name: _data_url(name) for name in modules_of(module)}
     return "\n".join(
         [
-            "<!doctype html>",
-            '<html lang="en"><head><meta charset="utf-8">',
+            f'{BEGINNING}<head><meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f'<title>{escape(title)}</title><link rel="icon" href="data:,">',
             f"<style>{styles}</style>",

@@ -39,7 +39,7 @@ class PredictedPlan:
     def priced(self) -> Estimate | str:
         """The predicted time and money; or the reason why there is none."""
         if self.job.cluster.device == "unknown":
-            return "time, money and the verdict on memory need a device: choose one"
+            return "time, money and the verdict on memory need a device, and cluster.device is unknown"
         try:
             return estimate(self.job)
         except (KeyError, ValueError) as error:

@@ -112,7 +112,7 @@ class PrometheusFile:
 
 
 def exposition(values: Mapping[str, float], job: str) -> str:
-    """Values in Prometheus' text format, each with the job's name.
+    """Values in Prometheus' text format, each with the job's name. A truth is 1 or 0: the format has numbers alone.
 
     prometheus.io/docs/instrumenting/exposition_formats
     """
@@ -120,7 +120,7 @@ def exposition(values: Mapping[str, float], job: str) -> str:
     lines = []
     for name, value in values.items():
         metric = _PREFIX + re.sub(r"[^a-zA-Z0-9_]", "_", name)
-        lines += [f"# TYPE {metric} gauge", f'{metric}{{run="{label}"}} {value!r}']
+        lines += [f"# TYPE {metric} gauge", f'{metric}{{run="{label}"}} {value + 0!r}']
     return "".join(f"{line}\n" for line in lines)
 
 

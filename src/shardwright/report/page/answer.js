@@ -42,7 +42,7 @@ function showFigures() {
 }
 
 function verdictOf(fits) {
-  return fits === null ? "Whether it fits is not said: choose a device." : fits ? "Every rank fits its device." : "It does not fit.";
+  return fits === null ? "Whether it fits is not said: cluster.device is unknown." : fits ? "Every rank fits its device." : "It does not fit.";
 }
 
 function isObject(value) {

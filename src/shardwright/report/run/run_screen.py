@@ -10,7 +10,7 @@ from rich.text import Text
 
 from shardwright.config.units import counted, memory_text, seconds_text
 from shardwright.report.run.run_record import RunRecord
-from shardwright.report.text_columns import terminal_width
+from shardwright.report.text_columns import fitting, terminal_width
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _LEAST_WIDTH, _LABEL = 10, 22
@@ -23,11 +23,13 @@ _PARTS = (
 )
 
 
-def run_screen(name: str, record: RunRecord, num_steps: int | None, silent_s: float = 0.0) -> list[RenderableType]:
+def run_screen(
+    name: str, record: RunRecord, num_steps: int | None, silent_s: float = 0.0, end: str = ""
+) -> list[RenderableType]:
     """The parts of the screen. `num_steps` are the steps of the job, None if unknown; `silent_s` are seconds since the
-    run wrote its metrics."""
+    run wrote its metrics; `end` says how a run ended before its last step, empty for another."""
     if record.last_step is None:
-        return [Text(f"{name}: no step is recorded yet")]
+        return [Text(fitting(f"{name}: no step is recorded{f', {end}' if end else ' yet'}"))]
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(no_wrap=True, justify="right")
@@ -35,7 +37,7 @@ def run_screen(name: str, record: RunRecord, num_steps: int | None, silent_s: fl
     width = max(_LEAST_WIDTH, min(60, terminal_width() - 2 * _LABEL))
     for row in _rows(record, width):
         table.add_row(*row)
-    return [Text(_heading(name, record, num_steps)), table, *_notes(record, silent_s)]
+    return [Text(fitting(_heading(name, record, num_steps, end))), table, *_notes(record, silent_s)]
 
 
 def seconds_silent(metrics: Path) -> float:
@@ -43,11 +45,11 @@ def seconds_silent(metrics: Path) -> float:
     return max(0.0, time.time() - metrics.stat().st_mtime)
 
 
-def _heading(name: str, record: RunRecord, num_steps: int | None) -> str:
+def _heading(name: str, record: RunRecord, num_steps: int | None, end: str) -> str:
     step, step_s = record.last_step or 0, record.median("step_s") or 0.0
     if num_steps is None:
         return f"{name}: step {step:,}"
-    left = "done" if step >= num_steps else f"{seconds_text((num_steps - step) * step_s)} left"
+    left = "done" if step >= num_steps else end or f"{seconds_text((num_steps - step) * step_s)} left"
     return f"{name}: step {step:,} of {num_steps:,}, {left}"
 
 

@@ -13,6 +13,7 @@ from shardwright.report.plans_text import plan_words
 from shardwright.report.rendered import wide_table
 from shardwright.report.run.run_card import RunCard
 from shardwright.report.run.run_record import read_record
+from shardwright.report.text_columns import fitting
 
 _HEADING = ("run", "ranks", "tokens/s", "a rank", "efficiency", "a step", "predicted", "MFU", "loss", "batch", "plan")
 
@@ -105,7 +106,7 @@ def runs_screen(rows: Sequence[RunRow]) -> list[RenderableType]:
     note = f"Efficiency: tokens a second of a rank, beside {cells[0][0]}, which has the fewest ranks."
     if len({row.model for row in rows}) > 1:
         note += " Runs of another model have none."
-    return [wide_table(_HEADING, cells, left=(0,)), Text(note)]
+    return [wide_table(_HEADING, cells, left=(0,)), Text(fitting(note))]
 
 
 def _text(value: float | None, form: Any) -> str:
