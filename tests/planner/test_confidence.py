@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 from types import ModuleType
 
@@ -111,6 +112,11 @@ def test_what_no_sweep_has_is_as_unsure_as_anything() -> None:
     assert spread.of(["compress"]) == 0.04
     assert spread.of(["tp", "compress"]) == pytest.approx(math.hypot(0.03, 0.04))
     assert spread.confidence(0.5, ()) == 0.5
+
+
+def test_the_spread_of_kinds_depends_on_no_order() -> None:
+    spread = RatioSpread(4, {"tp": 0.1, "pp": 0.2, "cp": 0.3, "zero": 0.7}, 0.7)
+    assert len({spread.of(kinds) for kinds in permutations(spread.by_kind)}) == 1
 
 
 def test_what_differs() -> None:

@@ -50,8 +50,8 @@ class RatioSpread:
     unseen: float
 
     def of(self, kinds: Iterable[str]) -> float:
-        """The spread of plans that differ in these kinds."""
-        return math.sqrt(sum(self.by_kind.get(kind, self.unseen) ** 2 for kind in kinds))
+        """The spread of plans that differ in these kinds. Their order, which is that of a set, changes no bit of it."""
+        return math.sqrt(math.fsum(self.by_kind.get(kind, self.unseen) ** 2 for kind in kinds))
 
     def confidence(self, log_ratio: float, kinds: Iterable[str]) -> float:
         """The confidence that the first plan is faster, if the second takes exp(log_ratio) times as long.

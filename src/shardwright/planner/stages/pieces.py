@@ -5,10 +5,11 @@ stage; the first stage has the embedding too, and the last the head. A slot is o
 its device, its memory, and the microbatches in flight there.
 """
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, chain
 
 from shardwright.sharding.stage_placement import StagePlacement
 
@@ -45,6 +46,16 @@ class PipelineSlot:
     memory_bytes: float = math.inf
     in_flight: float = 1.0
 
+    @cached_property
+    def piece_s(self) -> list[float]:
+        """The seconds of each piece."""
+        return [piece.seconds for piece in self.pieces]
+
+    @cached_property
+    def piece_bytes(self) -> list[float]:
+        """The bytes of each piece with the microbatches in flight."""
+        return [piece.taken_bytes(self.in_flight) for piece in self.pieces]
+
 
 @dataclass(frozen=True)
 class Stages:
@@ -80,10 +91,10 @@ def stages_of(
     copies, chunks = placement.num_copies, len(placement.stages_of(0))
     rank_s, rank_bytes = [], []
     for rank, slot in enumerate(slots):
-        rank_pieces = [slot.pieces[n] for stage in placement.stages_of(rank) for n in pieces[stage]]
+        parts = [slice(pieces[stage].start, pieces[stage].stop) for stage in placement.stages_of(rank)]
         # With two copies in opposite directions, a microbatch passes one of them.
-        rank_s.append(sum(piece.seconds for piece in rank_pieces) / copies)
-        rank_bytes.append(sum(piece.taken_bytes(slot.in_flight) for piece in rank_pieces))
+        rank_s.append(sum(chain.from_iterable(slot.piece_s[part] for part in parts)) / copies)
+        rank_bytes.append(sum(chain.from_iterable(slot.piece_bytes[part] for part in parts)))
     return Stages(tuple(layout), tuple(rank_s), tuple(rank_bytes), pipeline_s(rank_s, num_microbatches, chunks))
 
 
@@ -91,7 +102,7 @@ def layout_pieces(layout: Sequence[int], num_layers: int) -> list[range]:
     """The pieces of each stage, as indices of the list of pieces."""
     if sum(layout) != num_layers:
         raise ValueError(f"a layout of {' + '.join(map(str, layout))} = {sum(layout)} layers for {num_layers}")
-    ends = [1 + end for end in itertools.accumulate(layout)]
+    ends = [1 + end for end in accumulate(layout)]
     starts = [0, *ends[:-1]]
     ends[-1] += 1
     return [range(start, end) for start, end in zip(starts, ends, strict=True)]
