@@ -4,8 +4,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.phrase import Phrase, say
 from shardwright.config.units import bytes_text
 from shardwright.explain.contradictions.told_claim import ToldClaim
-
-_BYTES = 2  # of a number in bf16 and fp16
+from shardwright.schedule.message_sizes import message_bytes
 
 
 def gather_after_attention(job: JobSpec) -> Phrase | None:
@@ -14,7 +13,7 @@ def gather_after_attention(job: JobSpec) -> Phrase | None:
     if plan.tp == 1 or job.precision.compute == "float32":
         return None
     collective = "reduce_scatter" if plan.sequence_parallel else "all_reduce"
-    num_bytes = plan.microbatch_size * job.tokens_within * job.model.hidden * _BYTES
+    num_bytes = message_bytes(job) * (plan.tp if plan.sequence_parallel else 1)  # of all tokens
     return say(
         "each of {tp} ranks has a part of a sum after its heads' output product: they need {collective} of "
         "{size}, and all_gather would put {tp} parts side by side",

@@ -4,9 +4,9 @@ not needed."""
 import json
 from typing import Any
 
-from shardwright.config.adapter import AdapterSpec
 from shardwright.config.base import PlanError, shortened
 from shardwright.config.job import JobSpec
+from shardwright.config.model import ModelSpec
 from shardwright.train.checkpoint.base_weights import base_fault
 from shardwright.train.checkpoint.kept import in_order_to_load, kept_by, manifest_of
 from shardwright.train.checkpoint.manifest import BrokenCheckpointError, Manifest, folder_name
@@ -22,7 +22,8 @@ _GO_ON, _FROM = "begin anew with --fresh, or name another run.folder", "name a r
 def refuse_other_model(manifest: Manifest, job: JobSpec, storage: Storage, weights_alone: bool) -> None:
     """PlanError if a checkpoint is of another model, or its adapters belong to other weights. With `weights_alone` the
     length of samples may differ, unless the model has learned positions."""
-    model, stored_model = _of_arithmetic(job.model.model_dump(mode="json")), _of_arithmetic(manifest.job["model"])
+    model = _of_arithmetic(job.model.model_dump(mode="json"))
+    stored_model = _of_arithmetic(_with_defaults(manifest.job["model"], model, ModelSpec().model_dump(mode="json")))
     subject = f"checkpoint {storage.root}/{folder_name(manifest.step)}"
     way_out = _FROM if weights_alone else _GO_ON
     ignored_for_weights = {*_NO_ARITHMETIC, *(["sequence"] if job.model.positions != "learned" else [])}
@@ -45,10 +46,22 @@ def refuse_other_model(manifest: Manifest, job: JobSpec, storage: Storage, weigh
         raise PlanError(subject, [fault])
 
 
+def _with_defaults(stored: dict[str, Any], present: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    """A stored section with the defaults of the fields that it lacks, which are younger than the checkpoint.
+
+    The default of a field is what the program did before it had the field.
+    """
+    filled = {field: defaults[field] for field in present if field not in stored and field in defaults} | stored
+    for field, value in filled.items():
+        here, default = present.get(field), defaults.get(field)
+        if isinstance(value, dict) and isinstance(here, dict) and isinstance(default, dict):
+            filled[field] = _with_defaults(value, here, default)
+    return filled
+
+
 def _of_arithmetic(model: dict[str, Any]) -> dict[str, Any]:
     """The fields of a model, without the folder that the values of its adapters began with."""
-    adapter = {**AdapterSpec().model_dump(mode="json"), **(model.get("adapter") or {}), "weights": ""}
-    return {**model, "adapter": adapter}
+    return {**model, "adapter": {**model["adapter"], "weights": ""}}
 
 
 def refuse_weights_from(job: JobSpec, run: str) -> None:
@@ -64,9 +77,11 @@ def refuse_weights_from(job: JobSpec, run: str) -> None:
 def differences(stored: dict[str, Any], job: JobSpec) -> list[str]:
     """A line for each field that differs from the `stored` job, and that affects what the model learns or which
     checkpoints stay."""
+    now, defaults = job.model_dump(mode="json"), JobSpec().model_dump(mode="json")
+    stored = _with_defaults(stored, now, defaults)
     lines = [
         f"note: {section}.{field} is {_text(value)} from here on; it was {_text(stored.get(section, {}).get(field))}"
-        for section, fields in job.model_dump(mode="json").items()
+        for section, fields in now.items()
         if section not in _OF_THE_RUN and isinstance(fields, dict)
         for field, value in fields.items()
         if (section, field) not in (("model", "name"), ("data", "begin_new"))
