@@ -20,7 +20,7 @@ A100 = ("--set", "NUM_NODES=4", "--device", "a100-sxm-80g")
 def checked(*words: str) -> tuple[int, list[dict[str, Any]]]:
     """The exit status and the values of `check --json`."""
     result = CliRunner().invoke(cli, ["check", *words, "--json"])
-    return result.exit_code, json.loads(result.output)
+    return result.exit_code, json.loads(result.stdout)
 
 
 def test_a_script_that_is_fine_has_status_0() -> None:

@@ -90,7 +90,7 @@ def found(job: Path, *overrides: str) -> dict[str, Any]:
     words = [part for override in overrides for part in ("--set", override)]
     done = CliRunner().invoke(cli, ["estimate", str(job), "--json", *words], catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    return json.loads(done.output)
+    return json.loads(done.stdout)
 
 
 def test_all_is_priced_from_files(job: Path) -> None:

@@ -266,7 +266,7 @@ def test_estimate_prices_an_order() -> None:
     for order in (DEFAULT_ORDER, "pp-dp"):
         done = CliRunner().invoke(cli, ["estimate", "gpt-100b-32xa100", "--json", "--set", f"plan.order={order}"])
         assert done.exit_code == 0, done.output
-        steps[order] = json.loads(done.output)
+        steps[order] = json.loads(done.stdout)
     assert steps[DEFAULT_ORDER] != steps["pp-dp"]
 
 
@@ -348,7 +348,7 @@ def test_command_tells_bytes_where_the_device_is_not_known(job: str) -> None:
     assert done.exit_code == 0, done.output
     assert "cluster.device is unknown; set it to one of" in " ".join(done.output.split())
     assert "KiB" in done.output and "GSPMD" in done.output
-    found = json.loads(CliRunner().invoke(cli, ["explain", job, "--json"]).output)
+    found = json.loads(CliRunner().invoke(cli, ["explain", job, "--json"]).stdout)
     assert found["step"] is None and "cluster.device" in found["untimed"]
     assert all(c["full_bytes"] > 0 and c["seconds"] is None for c in found["crossings"])
 
@@ -356,7 +356,7 @@ def test_command_tells_bytes_where_the_device_is_not_known(job: str) -> None:
 def test_command_on_a_big_job(tmp_path: Any) -> None:
     file = tmp_path / "big.toml"
     file.write_text(BIG)
-    found = json.loads(CliRunner().invoke(cli, ["explain", str(file), "--json"]).output)
+    found = json.loads(CliRunner().invoke(cli, ["explain", str(file), "--json"]).stdout)
     assert found["step"]["total"] > 0 and found["step"]["mfu"] < 1
     by_axis = {group["axis"]: group for group in found["groups"]}
     assert by_axis["tp"]["ranks"] == list(range(8)) and set(by_axis["tp"]["nodes"]) == {0}
@@ -371,7 +371,7 @@ def test_command_on_a_big_job(tmp_path: Any) -> None:
 @pytest.mark.parametrize("job", ["llama3-405b-16k", "deepseek-v3"])
 def test_command_on_jobs_of_the_catalog(job: str) -> None:
     done = CliRunner().invoke(cli, ["explain", job, "--json"])
-    found = json.loads(done.output)
+    found = json.loads(done.stdout)
     assert found["step"]["total"] > 0
     assert sum(c["exposed_s"] for c in found["crossings"]) < found["step"]["total"]
     assert all(group["ranks"][0] == 0 for group in found["groups"])

@@ -10,11 +10,12 @@ from fuzz import mutations as mutate
 from fuzz.hostile import Case
 from fuzz.hostile_python import PYTHON_FORMS, mangled_python
 from interchange.public_jobs import files_of, public_jobs
+from shardwright.config.job import JobSpec
 from shardwright.config.load import load_job
 from shardwright.config.yaml_text import yaml_text
-from shardwright.interchange.exported import exported
+from shardwright.interchange.exported import Lacking, exported
 from shardwright.interchange.reading.plain_data import read_data
-from shardwright.interchange.system import SYSTEMS
+from shardwright.interchange.system import SYSTEMS, System
 
 _LLAMA = ("cluster.name=mine", "cluster.device=h100-sxm", "cluster.devices_per_node=8", "cluster.nodes=1", "plan.dp=8",
           "model.name=llama3-8b", "model.sequence=4096", "precision.compute=bf16", "plan.zero=3",
@@ -79,9 +80,18 @@ def _bases() -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
     """Files of every system that are right."""
     found = [(job["system"], tuple(files_of(job).items())) for job in public_jobs().values()]
     job = load_job("quickstart", list(_LLAMA))
-    written = [(name, tuple(exported(system, job).files.items())) for name, system in SYSTEMS.items()]
+    written = [(name, tuple(_written(system, job).items())) for name, system in SYSTEMS.items()]
     script = dict(written)["torchtitan"][0]
     return (*found, *written, *(("torchtitan", (script, ("job_config.py", text))) for text in PYTHON_FORMS))
+
+
+def _written(system: System, job: JobSpec) -> dict[str, str]:
+    """Files of the job, or of the nearest one that the system has."""
+    try:
+        return exported(system, job).files
+    except Lacking as lack:
+        assert lack.nearest is not None, lack
+        return exported(system, lack.nearest).files
 
 
 def foreign_case(random: Random) -> Case:

@@ -17,7 +17,7 @@ from shardwright.config.schedule_facts import SCHEDULES
 
 pytestmark = pytest.mark.long
 
-SEED, NUM_DRAWN, MOST_PASSES, NUM_PARTS = 78, 185, 12, 10
+SEED, NUM_DRAWN, MOST_PASSES, NUM_PARTS = 80, 190, 12, 10
 LEAST_COMPARED = 100
 
 

@@ -87,6 +87,6 @@ def test_commands_know_it() -> None:
         "cluster.device=h100-sxm",
     ]
     run = CliRunner().invoke(cli, [*arguments, "--json"], catch_exceptions=False)
-    assert run.exit_code == 0 and json.loads(run.output)["step_s"] > 0
+    assert run.exit_code == 0 and json.loads(run.stdout)["step_s"] > 0
     shown = CliRunner().invoke(cli, ["fields"], catch_exceptions=False).output
     assert f"One of softmax, {NAME}, switch" in " ".join(shown.split())

@@ -38,9 +38,9 @@ def test_commands_know_it() -> None:
     on_device = ["--set", "cluster.device=h100-sxm"]
     plan = ["--set", "plan.cp=2", "--set", "plan.dp=1", "--set", f"plan.cp_method={NAME}"]
     run = CliRunner().invoke(cli, ["estimate", "quickstart", *plan, *on_device, "--json"], catch_exceptions=False)
-    assert run.exit_code == 0 and json.loads(run.output)["step_s"] > 0
+    assert run.exit_code == 0 and json.loads(run.stdout)["step_s"] > 0
     keeps = ["--keep", f"plan.cp_method={NAME}", "--keep", "plan.cp=2"]
     plans = CliRunner().invoke(
         cli, ["plan", "quickstart", "--devices", "4", "--device", "h100-sxm", *keeps, "--json"], catch_exceptions=False
     )
-    assert {plan["plan"]["cp_method"] for plan in json.loads(plans.output)} == {NAME}
+    assert {plan["plan"]["cp_method"] for plan in json.loads(plans.stdout)} == {NAME}

@@ -150,7 +150,7 @@ def test_the_command_draws_and_tells(tmp_path: Path) -> None:
     told = CliRunner().invoke(cli, ["experts", str(tmp_path)], catch_exceptions=False)
     assert "layer 1: busiest" in told.output and str(tmp_path / "experts.svg") in told.output
     other = tmp_path / "other.svg"
-    found = json.loads(CliRunner().invoke(cli, ["experts", str(tmp_path), "--json", "--svg", str(other)]).output)
+    found = json.loads(CliRunner().invoke(cli, ["experts", str(tmp_path), "--json", "--svg", str(other)]).stdout)
     assert found["last_step"] == 6 and found["svg"] == str(other)
     title = f"{tmp_path.name}: how experts were used in steps 1 to 6"
     assert title in other.read_text() and other.read_text() == (tmp_path / "experts.svg").read_text()

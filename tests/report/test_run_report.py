@@ -104,7 +104,7 @@ def test_a_title_is_no_markup() -> None:
 def test_the_command_writes_the_page_and_prints_the_card(tmp_path: Path) -> None:
     folder = write_run(tmp_path)
     done = CliRunner().invoke(cli, ["report", str(folder), "--json"])
-    assert done.exit_code == 0 and json.loads(done.output)["steps"] == 5
+    assert done.exit_code == 0 and json.loads(done.stdout)["steps"] == 5
     assert data_of((folder / REPORT).read_text(encoding="utf-8"))["figures"]["steps"] == 5
     mine = tmp_path / "mine.html"
     assert CliRunner().invoke(cli, ["report", str(folder), "--html", str(mine)]).output == f"report in {mine}\n"

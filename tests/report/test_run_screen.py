@@ -74,7 +74,7 @@ def test_once_prints_one_screen(tmp_path: Path, has_card: bool) -> None:
         (folder / CARD).unlink()
     done = CliRunner().invoke(cli, ["top", str(folder), "--once"])
     assert done.exit_code == 0 and ("step 5 of 5, done" in done.output) == has_card
-    answer = json.loads(CliRunner().invoke(cli, ["top", str(folder), "--json"]).output)
+    answer = json.loads(CliRunner().invoke(cli, ["top", str(folder), "--json"]).stdout)
     assert answer["step"] == 5 and answer["tokens_per_s"] == 1000.0 and answer["mfu"] is None
     (folder / METRICS).unlink()
     assert isinstance(CliRunner().invoke(cli, ["top", str(folder), "--once"]).exception, PlanError)

@@ -30,5 +30,5 @@ def test_the_command_prints_a_table_or_json(tmp_path: Path) -> None:
     assert "50%" in text and "Efficiency: tokens a second of a rank" in text and "another model" not in text
     narrow = CliRunner(env={"COLUMNS": "60"}).invoke(cli, words).output
     assert max(map(len, narrow.splitlines())) <= 60
-    assert [row["ranks"] for row in json.loads(CliRunner().invoke(cli, [*words, "--json"]).output)] == [4, 8]
+    assert [row["ranks"] for row in json.loads(CliRunner().invoke(cli, [*words, "--json"]).stdout)] == [4, 8]
     assert isinstance(CliRunner().invoke(cli, ["runs", str(tmp_path)]).exception, PlanError)

@@ -43,7 +43,7 @@ def on_pipeline(fields: dict[str, Any]) -> JobSpec:
 def output(*arguments: str) -> str:
     run = CliRunner().invoke(cli, list(arguments), catch_exceptions=False)
     assert run.exit_code == 0, run.output
-    return run.output
+    return run.stdout
 
 
 def test_it_is_there_where_it_was_added() -> None:

@@ -44,7 +44,7 @@ def test_its_account_is_what_a_rank_moves(plan: dict[str, int]) -> None:
 def test_commands_know_it() -> None:
     arguments = ["quickstart", "--set", f"plan.compress={NAME}", "--set", "cluster.device=h100-sxm"]
     run = CliRunner().invoke(cli, ["estimate", *arguments, "--json"], catch_exceptions=False)
-    assert run.exit_code == 0 and json.loads(run.output)["step_s"] > 0
+    assert run.exit_code == 0 and json.loads(run.stdout)["step_s"] > 0
     shown = CliRunner().invoke(cli, ["explain", *arguments], catch_exceptions=False).output
     assert f"Gradients are compressed on their way: {NAME}" in " ".join(shown.split())
     with pytest.raises(PlanError, match=r"'float64' has no rank; leave it out, or use plan\.compress = .powersgd"):

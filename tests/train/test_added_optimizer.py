@@ -71,7 +71,7 @@ def test_decays_that_bf16_can_not_follow_are_faults() -> None:
 def test_commands_know_it() -> None:
     arguments = ["quickstart", "--set", f"optimizer.name={NAME}", "--set", "cluster.device=h100-sxm"]
     run = CliRunner().invoke(cli, ["estimate", *arguments, "--json"], catch_exceptions=False)
-    assert run.exit_code == 0 and json.loads(run.output)["step_s"] > 0
+    assert run.exit_code == 0 and json.loads(run.stdout)["step_s"] > 0
     shown = CliRunner().invoke(cli, ["explain", *arguments], catch_exceptions=False).output
     assert "Then Signum updates a rank's part of the weights" in " ".join(shown.split())
     assert "One of adamw, adam, sgd, lion, signum" in " ".join(

@@ -31,7 +31,7 @@ def _is_there() -> Iterator[None]:
 def output(*arguments: str) -> str:
     run = CliRunner().invoke(cli, list(arguments), catch_exceptions=False)
     assert run.exit_code == 0, run.output
-    return run.output
+    return run.stdout
 
 
 def test_it_is_there_where_it_was_added() -> None:

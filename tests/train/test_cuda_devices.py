@@ -41,7 +41,9 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 def test_a_launcher_makes_no_context(machine: Machine) -> None:
     """One takes half a gigabyte of the first device, and devices in exclusive mode have room for none."""
-    job = small_job(dp=8, batch=8).model_copy(update={"run": SimpleNamespace(device="cuda", port=0, folder="runs")})
+    job = small_job(dp=8, batch=8).model_copy(
+        update={"run": SimpleNamespace(device="cuda", port=0, folder="runs", wandb="off", prometheus="")}
+    )
     assert machine_faults(job) == []
     machine.num_devices = 4
     assert "has 4 CUDA devices" in machine_faults(job)[0]

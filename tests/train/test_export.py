@@ -127,7 +127,7 @@ def large(folder: Path, num_rows: int = ROWS) -> Path:
 def test_a_folder_of_files_with_an_index(tmp_path: Path) -> None:
     """The names and the index are those that Hugging Face's libraries read."""
     run, to = large(tmp_path / "run"), tmp_path / "model"
-    told = json.loads(export(str(run), "--to", str(to), "--file-gib", "0.006", "--json").output)
+    told = json.loads(export(str(run), "--to", str(to), "--file-gib", "0.006", "--json").stdout)
     names = [f"model-{i:05d}-of-00002.safetensors" for i in (1, 2)]
     assert sorted(path.name for path in to.iterdir()) == [*names, "model.safetensors.index.json"]
     index = json.loads((to / "model.safetensors.index.json").read_text())

@@ -77,9 +77,9 @@ def test_many_boxes_are_looked_at_once() -> None:
     assert not tile([*rows[:-1], rows[0]], (20_000, 2**40))
 
 
-@pytest.mark.parametrize(("kind", "others"), [("weights", "F16"), ("weights", "BF16"), ("exp_avg_sq", "F16")])
+@pytest.mark.parametrize(("kind", "others"), [("weights", "F16"), ("exp_avg", "F16"), ("exp_avg_sq", "F16")])
 def test_numbers_that_a_run_does_not_write(kind: str, others: str) -> None:
-    """Moments may be in bf16, some or all; weights are in float32."""
+    """Moments may be in bf16, some or all, and weights that have no masters."""
 
     def files(**numbers: str) -> list[FileIndex]:
         dtypes = {"weights": "F32", "exp_avg": "F32", "exp_avg_sq": "BF16"} | numbers
@@ -91,7 +91,10 @@ def test_numbers_that_a_run_does_not_write(kind: str, others: str) -> None:
 
     check_kinds(files(), 1)
     check_kinds(files(exp_avg="BF16"), 1)
-    with pytest.raises(BrokenCheckpointError, match=f"{kind}.norm is of number type {others}, and is written as F32"):
+    check_kinds(files(weights="BF16"), 1)
+    with pytest.raises(
+        BrokenCheckpointError, match=f"{kind}.norm is of number type {others}, and is written as F32 or BF16"
+    ):
         check_kinds(files(**{kind: others}), 1)
 
 
@@ -287,7 +290,7 @@ def test_ls_and_verify_tell_each_checkpoint(folder: Path) -> None:
     rows = {}
     for command in ("ls", "verify"):
         done = CliRunner().invoke(checkpoint, [command, str(folder / "run"), "--json"])
-        rows[command] = json.loads(done.output)
+        rows[command] = json.loads(done.stdout)
         assert done.exit_code == (command == "verify")
     assert rows["ls"][0] == {"step": 1, "fault": "manifest.json: its job has no model"}
     assert rows["ls"][1]["files"] == 2 and rows["ls"][1]["plan"] == "zero 0, 1f1b"

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from shardwright.api import training
+from shardwright.api.reported_run import ReportedRun
 from shardwright.config.job import JobSpec
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.train.launch import rank_life
@@ -40,9 +41,10 @@ def test_torchrun_says_1_where_nobody_said_anything(monkeypatch: pytest.MonkeyPa
 
 def test_a_rank_that_slurm_started_has_them_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = list[int]()
+    reported = ReportedRun(small_job(), print)
     monkeypatch.setattr(rank_life, "run_rank", lambda *args: given.append(args[-1]))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    training._run_rank_in(tmp_path, small_job(), RankEnvironment(0, 0, 1, 1), training.StartOptions())
+    training._run_rank_in(tmp_path, small_job(), RankEnvironment(0, 0, 1, 1), training.StartOptions(), reported)
     assert given == [1]
 
 

@@ -160,7 +160,14 @@ def test_a_run_warms_up_before_its_first_step(monkeypatch: pytest.MonkeyPatch, t
     replica = SimpleNamespace(program="the program")
     held_out, recorder = SimpleNamespace(losses={}), SimpleNamespace(measured=lambda: None)
     run = SimpleNamespace(
-        replica=replica, batches=nullcontext(), done=0, losses=[], held_out=held_out, recorder=recorder, log=None
+        replica=replica,
+        batches=nullcontext(),
+        done=0,
+        losses=[],
+        held_out=held_out,
+        recorder=recorder,
+        log=None,
+        performed=[],
     )
 
     def warm(given: JobSpec, mesh: Mesh, program: Any, say: Any) -> None:
