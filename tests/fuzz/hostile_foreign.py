@@ -90,7 +90,8 @@ def _written(system: System, job: JobSpec) -> dict[str, str]:
     try:
         return exported(system, job).files
     except Lacking as lack:
-        assert lack.nearest is not None, lack
+        if lack.nearest is None:
+            raise
         return exported(system, lack.nearest).files
 
 
