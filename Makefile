@@ -10,7 +10,7 @@ BUNDLE ?= build/gpu-bundle
 IN_BUNDLE = PYTHONPATH=$(abspath $(BUNDLE)/src):$(abspath $(BUNDLE)/site) $(PYTHON) $(BUNDLE)/benchmarks
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal
 
-.PHONY: help train test test-all test-fast fuzz fuzz-strangers signals kills soak gpu gpu-bundle gpu-run gpu-probe interchange lowest lint install site site-check pages schemas clean
+.PHONY: help train test tests-sampled test-all test-fast fuzz fuzz-strangers signals kills soak gpu gpu-bundle gpu-run gpu-probe interchange lowest lint install site site-check pages schemas clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -37,7 +37,10 @@ lint: $(VENV)/installed-test  ## ruff, mypy and the import contract
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: lint  ## everything that must hold: lint, then all tests, of the largest grids a sample
+test: $(VENV)/installed-test  ## everything that must hold: lint and all tests beside it, of the largest grids a sample
+	@$(MAKE) --no-print-directory -j2 lint tests-sampled
+
+tests-sampled: $(VENV)/installed-test
 	$(PYTEST) --durations=15
 
 test-all: lint  ## the same with all cases of these grids

@@ -33,6 +33,7 @@ def test_every_command_that_samples_name_has_a_schema() -> None:
         assert schema["$schema"] == DIALECT and schema["description"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "words",
     [

@@ -220,6 +220,7 @@ def typed(*words: str) -> Any:
     return json.loads(done.stdout)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "words",
     [

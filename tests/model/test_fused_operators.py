@@ -213,6 +213,7 @@ def test_a_kernel_serves_any_number_of_tokens_and_one_width() -> None:
         assert num_graphs == number
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", EPSILON)
 @pytest.mark.parametrize("name", CASES)
 def test_at_once_is_what_is_computed_in_turn(name: str, dtype: torch.dtype) -> None:
