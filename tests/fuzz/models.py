@@ -61,6 +61,7 @@ def one_rank(fields: Fields) -> JobSpec:
     """The draw's model and numbers of training, on one rank in float32, with the optimizer and the schedule that the
     plain implementation has. Raises PlanError if it is refused."""
     plain = {n: dict(fields[n]) for n in ("model", "batch", "optimizer", "run", "data") if n in fields}
+    plain.setdefault("model", {}).pop("adapter", None)  # these are held against peft
     if "batch" in plain:
         plain["batch"].pop("ramp", None)
     optimizer = plain.setdefault("optimizer", {})

@@ -74,7 +74,7 @@ def test_a_script_starts_a_program_with_its_configuration(
         ("axolotl train a.yaml", {}, "a.yaml has the options"),
         ("axolotl train a.yaml", AXOLOTL, "how many GPUs"),
         ("NNODES=$N llamafactory-cli train l.yaml", FACTORY, "how many GPUs"),
-        ("NPROC_PER_NODE=2 axolotl train a.yaml --adapter lora", AXOLOTL, "adapter = lora"),
+        ("NPROC_PER_NODE=2 axolotl train a.yaml --adapter qlora", AXOLOTL, "adapter = qlora"),
         ("trl dpo --config t.yaml", TRL, "preferences"),
         ("trl sft --config t.yaml --gradient_accumulation_steps auto --num_processes 2", TRL, "steps = auto"),
         ("accelerate launch --num_processes 8 sft.py --config t.yaml --learning_rate 1", {}, "t.yaml is a file"),

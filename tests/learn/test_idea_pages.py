@@ -34,6 +34,7 @@ def page(name: str, language: str) -> str:
     return IdeaPage(name, language).markdown
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_what_a_page_shows_is_what_is_printed(name: str) -> None:
     for language in LANGUAGES:
@@ -68,17 +69,15 @@ def test_a_page_has_all_its_parts(name: str, language: str) -> None:
         assert number in numbers, f"the answer says {number}, and no command of the page does"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_thirty_questions_have_answers_that_their_commands_print(language: str) -> None:
-    """A number of an answer is one of its command, of its output or of the question, or stands in a formula.
-
-    The outputs on the page are those of the commands, by the test of all pages.
-    """
+    """A number of an answer is one of its command, of its output or of the question, or stands in a formula."""
     questions = questions_of(language)
     assert [question.number for question in questions] == list(range(1, 31))
     assert len(set(NUMBERED.findall(page(QUESTIONS, language)))) == 30
     for question in questions:
-        assert question.idea in IDEAS and question.output, question
+        assert question.idea in IDEAS and question.output == output_of(question.command), question
         known = " ".join((question.question, question.command, question.output)).replace(",", "")
         said = re.sub(r"`[^`]*`", "", question.answer).replace(",", "")
         unknown = set(NUMBER.findall(said)) - set(NUMBER.findall(known))

@@ -127,6 +127,7 @@ PLANS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.processes
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PLANS)
 def test_ranks_train_as_one_rank_does(name: str) -> None:
     """To what bf16 rounds: a place of a weight is 0.4 %, and so are those of gradients."""
