@@ -1,6 +1,5 @@
 """The report of a run in Chromium. Skipped where Chromium or Playwright is missing."""
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import pytest
 
 pytest.importorskip("playwright", reason="browsers are driven by playwright")
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
 from shardwright.api.estimated import Estimated
 from shardwright.api.explained import Explained
@@ -17,13 +16,10 @@ from shardwright.report.answer_page import answer_page
 from shardwright.report.run.run_card import RunCard
 from shardwright.report.run.run_record import read_record
 from shardwright.report.run.run_report import SECTIONS, report_html
+from support.browser import NEEDS_CHROMIUM, started_chromium, watched_page
 from support.recorded_run import write_run
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium; apt-get install chromium"),
-]
+pytestmark = NEEDS_CHROMIUM
 
 QUESTIONS = (Explained, Estimated)
 PLANS = [{"step_s": 1.5, "fits": True, "plan": {"tp": 2}}, {"step_s": 2.5, "fits": True, "plan": {"tp": 4}}]
@@ -31,24 +27,17 @@ PLANS = [{"step_s": 1.5, "fits": True, "plan": {"tp": 2}}, {"step_s": 2.5, "fits
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
+    with started_chromium() as browser:
+        yield browser
 
 
 @pytest.fixture
 def page(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Page]:
     """A page without a network. Nothing may go wrong in it, and nothing may be asked for."""
     width, scheme = request.param
-    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True)
-    shown, wrong = context.new_page(), list[str]()
-    shown.on("console", lambda message: message.type in ("error", "warning") and wrong.append(message.text))
-    shown.on("pageerror", lambda error: wrong.append(str(error)))
-    shown.on("request", lambda asked: asked.url.startswith(("file:", "data:")) or wrong.append(asked.url))
-    yield shown
-    context.close()
-    assert not wrong
+    view = {"width": width, "height": 900}
+    with watched_page(browser, ("file:", "data:"), viewport=view, color_scheme=scheme, offline=True) as shown:
+        yield shown
 
 
 @pytest.mark.parametrize("page", [(1400, "light"), (390, "dark")], indirect=True)

@@ -1,7 +1,6 @@
 """The planning page in Chromium: what a user does with it. Skipped where Chromium or Playwright is missing."""
 
 import json
-import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,16 +10,13 @@ import pytest
 pytest.importorskip("starlette", reason="the planning page takes shardwright[studio]")
 pytest.importorskip("playwright", reason="browsers are driven by playwright")
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page
 
 from shardwright.studio.studio_server import listening, server_at
+from support.browser import NEEDS_CHROMIUM, started_chromium, watched_page
 from support.tiny_config import TINY_LLAMA
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium; apt-get install chromium"),
-]
+pytestmark = NEEDS_CHROMIUM
 JOB = "#job=quickstart&device=h100-sxm&devices=4"
 
 
@@ -37,24 +33,17 @@ def address() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
+    with started_chromium() as browser:
+        yield browser
 
 
 @pytest.fixture
 def page(browser: Browser, address: str) -> Iterator[Page]:
     """A page in the browser. Nothing may go wrong in it, and nothing may be asked of another machine."""
-    context = browser.new_context(viewport={"width": 1400, "height": 900}, base_url=address)
-    shown, wrong = context.new_page(), list[str]()
-    shown.on("console", lambda message: message.type in ("error", "warning") and wrong.append(message.text))
-    shown.on("pageerror", lambda error: wrong.append(str(error)))
-    shown.on("request", lambda asked: asked.url.startswith((address, "data:", "blob:")) or wrong.append(asked.url))
-    shown.set_default_timeout(30_000)
-    yield shown
-    context.close()
-    assert not wrong
+    view = {"width": 1400, "height": 900}
+    with watched_page(browser, (address, "data:", "blob:"), viewport=view, base_url=address) as shown:
+        shown.set_default_timeout(30_000)
+        yield shown
 
 
 def go(page: Page, address: str) -> None:
