@@ -86,6 +86,7 @@ class SimulatedPlans:
         self._fits: dict[str, bool] = {}
         self._times: dict[str, tuple[StepTime, float]] = {}
         self._closed_s: dict[str, float] = {}
+        self._kinds: dict[int, tuple[Sequence[PlanPlace], _Kind]] = {}  # with a plan that may fit, by their codes
         self._best_job: JobSpec | None = None  # the last one that was recorded
 
     @property
@@ -94,23 +95,19 @@ class SimulatedPlans:
         return len(self._times)
 
     def fastest(self, kinds: Sequence[Sequence[PlanPlace]], num_shown: int) -> list[SimulatedPlan]:
-        """Return the fastest fitting plan of each of `num_shown` kinds, fastest first.
+        """Return the fastest fitting plan of each of `num_shown` kinds, fastest first, among `kinds` and those of
+        earlier calls.
 
         `kinds` are sorted by the lower bounds of their plans. A kind without a fitting plan is left out, and its
         fastest plan is added to `refuted`.
         """
-        chosen: list[tuple[Sequence[PlanPlace], _Kind]] = []
-        for places in kinds:
-            best_s = sorted(self._best(kind).token_s for _, kind in chosen)
+        for number, places in enumerate(kinds):
+            best_s = sorted(self._best(kind).token_s for _, kind in self._kinds.values())
             if len(best_s) >= num_shown and self.least_ratio * places[0].token_s >= best_s[num_shown - 1]:
                 break
-            tell(Phase.SIMULATING, 0.45 * len(chosen) / len(kinds))
-            kind = self._kind_of(places, len(chosen) < _LONG_STEP_KINDS)
-            if kind.plans:
-                chosen.append((places, kind))
-                self._tell_best(kind for _, kind in chosen)
-            else:  # an earlier call has shown that none of them fits
-                self._refute(places)
+            tell(Phase.SIMULATING, 0.45 * number / len(kinds))
+            self._take(places)
+        chosen = list(self._kinds.values())
         chosen.sort(key=lambda item: self._best(item[1]).token_s)
         kinds_shown = [kind for _, kind in chosen[:num_shown]]
         tell(Phase.SIMULATING, 0.45)
@@ -150,15 +147,24 @@ class SimulatedPlans:
     def _refute(self, places: Sequence[PlanPlace]) -> None:
         job = places[0].block.plan(places[0].index, self.job)
         self.refuted[_key(job)] = job
+        self._kinds.pop(places[0].kind, None)
 
-    def _kind_of(self, places: Sequence[PlanPlace], is_among_first: bool) -> _Kind:
-        """A kind with its plans that may be the fastest; with fewer of them if steps are long."""
-        kind, is_long = _Kind(), _is_long(places[0].block.plan(places[0].index, self.job))
+    def _take(self, places: Sequence[PlanPlace]) -> None:
+        """Simulate the plans of a kind that may be the fastest; fewer of them if steps are long."""
+        _, kind = self._kinds.get(places[0].kind, (places, _Kind()))
+        is_among_first, is_long = (
+            len(self._kinds) < _LONG_STEP_KINDS,
+            _is_long(places[0].block.plan(places[0].index, self.job)),
+        )
         for place in places[: 1 + is_among_first if is_long else None]:
             if kind.plans and self.least_ratio * place.token_s >= self._best(kind).token_s:
                 break
             self._add(kind, [place.block.plan(place.index, self.job)])
-        return kind
+        if kind.plans:
+            self._kinds[places[0].kind] = places, kind
+            self._tell_best(kind for _, kind in self._kinds.values())
+        else:  # an earlier call has shown that none of them fits
+            self._refute(places)
 
     def _tell_best(self, kinds: Iterable[_Kind]) -> None:
         """Record the fastest plan of some kinds if it is another one than before."""
