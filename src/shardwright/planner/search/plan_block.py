@@ -167,7 +167,7 @@ def select(columns: Columns, rows: Column) -> Columns:
 
 def kind_codes(columns: Columns) -> Column:
     """A number for each row that rows of one kind share."""
-    codes = np.zeros_like(columns["tp"])
+    codes = np.zeros(len(columns["tp"]), np.int64)
     for name in _KIND_DEGREES:
         codes = codes * (1 << 15) + columns[name]
     return codes

@@ -23,7 +23,7 @@ from shardwright.planner.search.branch_and_bound import ranked_kinds
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.empty_space import empty_space_faults, refuse_no_cluster
 from shardwright.planner.search.known_strategies import within_known
-from shardwright.planner.search.plan_block import kind_codes, select
+from shardwright.planner.search.plan_block import DEGREES, Column, kind_codes, select
 from shardwright.planner.search.plan_price import room_bytes
 from shardwright.planner.search.results import Candidate, PlanPlace, SearchResult
 from shardwright.planner.search.search_scope import SearchScope
@@ -91,6 +91,7 @@ def _unsearched(
     return replace(scope, rows=select(scope.rows, ~np.isin(codes, _codes_of([plan.job for plan in shown]))))
 
 
-def _codes_of(jobs: Sequence[JobSpec]) -> list[int]:
+def _codes_of(jobs: Sequence[JobSpec]) -> Column:
     """The codes of the kinds of some jobs' plans."""
-    return [int(kind_codes(numbers_of_plan(job))) for job in jobs]
+    plans = [numbers_of_plan(job) for job in jobs]
+    return kind_codes({name: np.array([plan[name] for plan in plans], np.int64) for name in DEGREES})
