@@ -108,7 +108,8 @@ def test_a_faster_plan_beside_one_is_the_fastest_that_its_reasons_show(llama: Ad
     slow = with_plan(llama.job, dp=2, tp=2, pp=2, microbatch_size=1, zero=1, recompute="full", schedule="gpipe")
     told = [reason for reason in reasons(slow, searched(), shipped()) if is_faster(reason, FREE)]
     fastest = min(told, key=lambda reason: reason.slower_s)
-    assert faster_adjacent(slow, searched(), FREE, shipped()) == fastest.job
+    (plan,) = priced([slow], shipped())
+    assert faster_adjacent(slow, plan.time, searched(), FREE, shipped()) == fastest.job
 
 
 degrees = st.sampled_from([1, 2, 4, 8])

@@ -47,6 +47,7 @@ PARTS = {
 }
 _AXIS_OF_PART = {"tensor": "tp", "context": "cp", "expert": "ep", "data": "dp"}
 _LEAST_SHARE = 5e-4  # share of a step: a smaller difference counts as none
+_MAY_FIT = 1.2  # times the device's room: a plan that needs more by closed forms does not fit by its account
 _LEAST_TERM = 0.05  # share of a difference: smaller terms do not decide it
 
 
@@ -95,21 +96,21 @@ def reasons(job: JobSpec, schedules: tuple[str, ...], constants: Constants) -> l
 
 
 def faster_adjacent(
-    job: JobSpec, schedules: tuple[str, ...], constraints: Constraints, constants: Constants
+    job: JobSpec, own_time: StepTime, schedules: tuple[str, ...], constraints: Constraints, constants: Constants
 ) -> JobSpec | None:
-    """The fastest neighbour that is faster, fits, and is in the search space; None if there is none.
+    """The fastest neighbour that is faster, fits, and is in the search space; None if there is none. `own_time` is the
+    simulated step of the plan.
 
-    It is the one that the `reasons` of the plan show, but of neighbours that a bound says are slower no step is
-    simulated.
+    It is the one that the `reasons` of the plan show, but of neighbours that a bound says are slower, or that closed
+    forms say are far too large, no step is simulated.
     """
-    memo = Memo()
-    (_, own), *adjacent = _priced(job, schedules, constants, memo)
-    (own_time,) = _simulated([(job, own)], constants, memo)
-    most_s = float(own_time.total) * (1 - _LEAST_SHARE)
+    memo, most_s = Memo(), float(own_time.total) * (1 - _LEAST_SHARE)
+    _, *adjacent = _priced(job, schedules, constants, memo)
     allowed = [
         (neighbour, price)
         for neighbour, price in adjacent
         if all(constraints.allows(name, value) for name, value in neighbour.job.plan.model_dump().items())
+        and fits(job, price.memory, _MAY_FIT * room_bytes(job))
     ]
     least_s = least_steps_s(
         [neighbour.job for neighbour, _ in allowed], [price.time for _, price in allowed], constants, memo

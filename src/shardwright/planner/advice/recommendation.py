@@ -91,7 +91,8 @@ def settled(advice: Advice, constraints: Constraints, constants: Constants, *, n
         tell(Phase.COMPARING, move / _MOST_MOVES)
         if not result.plans:
             break
-        faster = faster_adjacent(result.plans[0].job, searched_schedules(constraints), searched, constants)
+        first = result.plans[0]
+        faster = faster_adjacent(first.job, first.time, searched_schedules(constraints), searched, constants)
         if faster is None:
             break
         advice = replace(advice, plans=_with(advice.plans, priced([faster], constants)[0]))
