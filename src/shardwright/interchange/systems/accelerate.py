@@ -11,6 +11,7 @@ from shardwright.config.fault_gathering_reader import whole
 from shardwright.config.job import JobSpec
 from shardwright.config.yaml_text import yaml_text
 from shardwright.interchange.imported import Asked, ReadResult
+from shardwright.interchange.reading.file_signs import GENERAL, SHARED, FileSigns
 from shardwright.interchange.reading.loose_words import loose_faults
 from shardwright.interchange.reading.script_text import nodes_of
 from shardwright.interchange.reading.settings import Flat, Settings
@@ -25,6 +26,14 @@ from shardwright.interchange.systems.training_arguments import (
     read_parts,
 )
 
+SIGNS = (
+    FileSigns(
+        (("distributed_type",), ("compute_environment",), ("fsdp_config",), ("deepspeed_config",)),
+        commands=(r"--per_device_train_batch_size\b",),
+        weight=GENERAL,
+    ),
+    FileSigns(commands=(r"\baccelerate\s+launch\b",), weight=SHARED),
+)
 # Prefixes of the keys of the sections.
 _P, _F, _M, _D = (
     "parallelism_config.parallelism_config_",
@@ -291,7 +300,7 @@ def is_own(data: dict[str, Any]) -> bool:
 
 def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     """Read a configuration, with a launch script and a config.json. Raises ShellFault."""
-    return result_of(read_parts(texts, asked, is_own, "Accelerate"), asked)
+    return result_of(read_parts(texts, asked, is_own), asked)
 
 
 def result_of(parts: FileParts, asked: Asked, *systems: str) -> ReadResult:

@@ -11,6 +11,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.number_types import number_called
 from shardwright.interchange.imported import Asked, ReadResult
 from shardwright.interchange.known_settings import program
+from shardwright.interchange.reading.file_signs import GENERAL, FileSigns
 from shardwright.interchange.reading.loose_words import loose_faults
 from shardwright.interchange.reading.script_text import RENDEZVOUS, nodes_of, torchrun_line
 from shardwright.interchange.reading.settings import Flat, Settings
@@ -25,6 +26,16 @@ from shardwright.interchange.systems.training_arguments import (
     read_parts,
 )
 
+SIGNS = (
+    FileSigns(
+        (("zero_optimization",), ("train_batch_size",), ("train_micro_batch_size_per_gpu",)),
+        commands=(
+            r"--deepspeed(_config)?[ =]\S+\.json",
+            r"(?s)--per_device_train_batch_size\b.*--deepspeed\b|--deepspeed\b.*--per_device_train_batch_size\b",
+        ),
+        weight=GENERAL,
+    ),
+)
 _ZERO = "zero_optimization."
 STAGE = (_ZERO + "stage",)
 MICRO = ("train_micro_batch_size_per_gpu", "--per_device_train_batch_size")
@@ -230,7 +241,7 @@ def is_own(data: dict[str, Any]) -> bool:
 
 def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     """Read a configuration, with a launch script and a config.json. Raises ShellFault."""
-    return result_of(read_parts(texts, asked, is_own, "DeepSpeed"), asked)
+    return result_of(read_parts(texts, asked, is_own), asked)
 
 
 def result_of(parts: FileParts, asked: Asked, *systems: str) -> ReadResult:

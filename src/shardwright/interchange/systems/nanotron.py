@@ -12,6 +12,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.yaml_text import yaml_text
 from shardwright.interchange.imported import Asked, ReadResult
 from shardwright.interchange.known_settings import program
+from shardwright.interchange.reading.file_signs import FileSigns
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.script_text import RENDEZVOUS, nodes_of, torchrun_line
 from shardwright.interchange.reading.settings import Flat, Settings
@@ -60,6 +61,7 @@ _OF_LLAMA = (
 )
 
 _NUMBERS = ("rms_norm_eps", "rope_theta")  # which may be texts such as 1e-05
+SIGNS = (FileSigns((("parallelism", "tokens"), ("parallelism", "checkpoints", "general"))),)
 
 
 def _read_model(settings: Settings, fields: Flat) -> None:

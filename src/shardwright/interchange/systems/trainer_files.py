@@ -14,10 +14,10 @@ from shardwright.config.job import JobSpec
 from shardwright.config.yaml_text import yaml_text
 from shardwright.interchange.imported import Asked, ReadResult
 from shardwright.interchange.named_model import is_model
+from shardwright.interchange.reading.file_signs import SHARED, FileSigns
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.shell_words import ShellFault
-from shardwright.interchange.systems import accelerate, deepspeed
-from shardwright.interchange.systems.llama_factory import own_options, refusals
+from shardwright.interchange.systems import accelerate, deepspeed, llama_factory
 from shardwright.interchange.systems.trainer_command import trainer_command, with_options
 from shardwright.interchange.systems.training_arguments import NUMBERS, FileParts, model_file
 
@@ -42,6 +42,7 @@ class TrainerFile:
     written: Mapping[str, str] = field(default_factory=dict)  # option -> the name by which it is written
     fixed: Mapping[str, Any] = field(default_factory=dict)  # options that are written for each job
     without_recompute: Mapping[str, Any] = field(default_factory=dict)  # those of a plan that computes nothing again
+    signs: tuple[FileSigns, ...] = field(kw_only=True)  # by which its files and commands are known
 
     def read(self, texts: Mapping[str, str], asked: Asked) -> ReadResult:
         """Read the file of a program, with the files that it names and the model's config.json. Raises ShellFault."""
@@ -51,7 +52,7 @@ class TrainerFile:
             for name, text in texts.items()
             if name not in scripts
         }
-        command = trainer_command(scripts, asked, data) if scripts else None
+        command = trainer_command(scripts, asked, data, self.signs) if scripts else None
         model = next((keys for keys in data.values() if is_model(keys)), None)
         engine = {name: keys for name, keys in data.items() if not is_model(keys) and _is_engine(keys)}
         own = {name: keys for name, keys in data.items() if not is_model(keys) and name not in engine}
@@ -181,8 +182,8 @@ LLAMA_FACTORY = TrainerFile(
     "llamafactory",
     "LLaMA-Factory",
     defaults={"--cutoff_len": 2048, "--per_device_train_batch_size": 8},
-    derived=own_options,
-    refused=refusals,
+    derived=llama_factory.own_options,
+    refused=llama_factory.refusals,
     written={"--block_size": "cutoff_len"},
     fixed={
         "stage": "pt",
@@ -195,6 +196,7 @@ LLAMA_FACTORY = TrainerFile(
         "output_dir": "out",
     },
     without_recompute={"disable_gradient_checkpointing": True},
+    signs=llama_factory.SIGNS,
 )
 TRL = TrainerFile(
     "trl",
@@ -205,6 +207,18 @@ TRL = TrainerFile(
         "--learning_rate": 2e-5,
         "--gradient_checkpointing": True,
     },
+    signs=(
+        FileSigns(commands=(r"\btrl\s+(sft|dpo|kto|grpo|rloo|reward)\b",)),
+        FileSigns(
+            (
+                ("per_device_train_batch_size", "learning_rate"),
+                ("model_name_or_path", "output_dir"),
+                ("model_name_or_path", "learning_rate"),
+            ),
+            lacks=("distributed_type", "compute_environment", "zero_optimization"),
+            weight=SHARED,
+        ),
+    ),
 )
 AXOLOTL = TrainerFile(
     "axolotl",
@@ -234,4 +248,10 @@ AXOLOTL = TrainerFile(
         "sample_packing": True,
         "datasets": [{"path": "allenai/c4", "type": "completion"}],
     },
+    signs=(
+        FileSigns(
+            (("base_model", "sequence_len"), ("base_model", "micro_batch_size"), ("base_model", "datasets")),
+            commands=(r"\baxolotl(\.cli\.|\s+)train\b",),
+        ),
+    ),
 )
