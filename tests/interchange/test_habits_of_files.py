@@ -104,3 +104,107 @@ def test_a_script_is_known_by_its_command(system: str, line: str) -> None:
 def test_programs_that_are_not_read_are_refused_by_name(line: str, title: str) -> None:
     with pytest.raises(PlanError, match=title):
         system_name_of("run.sh", f"#!/bin/bash\n{line}\n")
+
+
+@pytest.mark.parametrize(
+    ("flags", "rank", "targets"),
+    [
+        ("--use_peft_lora True --lora_r 8 --lora_target_modules q_proj,v_proj", 8, ("query", "value")),
+        ("--use_lora True --lora_r 4 --lora_target_modules o_proj down_proj", 4, ("out", "down")),
+    ],
+)
+def test_adapters_are_read_by_the_switch_of_a_program(flags: str, rank: int, targets: tuple[str, ...]) -> None:
+    job = job_read(script(f"torchrun --nproc_per_node 2 train.py {OPTIONS} {flags}") | MODEL)[1].job
+    assert (job.model.adapter.rank, job.model.adapter.targets) == (rank, targets)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--use_lora True", "nothing says the rank"),
+        ("--spectrum_config_path snr.yaml", "spectrum_config_path"),
+        ("--use_lisa 1 --lisa_activated_layers 2", "use_lisa"),
+    ],
+)
+def test_what_trains_a_part_is_asked_for_or_refused(flags: str, words: str) -> None:
+    texts = script(f"torchrun --nproc_per_node 2 train.py {OPTIONS} {flags}") | MODEL
+    assert any(words in fault for fault in faults(texts))
+
+
+def test_a_program_of_deepspeeds_own_has_numbers_of_its_own() -> None:
+    line = f"deepspeed --num_gpus 4 main.py {OPTIONS} --zero_stage 2 --deepspeed"
+    assert job_read(script(line) | MODEL)[1].job.precision.compute == "fp16"
+    assert job_read(script(f"{line} --dtype bf16") | MODEL)[1].job.precision.compute == "bf16"
+
+
+def test_sequences_are_shared_beside_deepspeeds_stages() -> None:
+    zero = '{"zero_optimization": {"stage": 3}, "bf16": {"enabled": true}}'
+    axolotl = (
+        "base_model: me/mine\nsequence_len: 8192\nmicro_batch_size: 1\ndatasets: [{path: a}]\nlearning_rate: 2e-5\n"
+        "bf16: auto\ndeepspeed: z.json\nsequence_parallel_degree: 4\n"
+    )
+    plan = job_read({"a.yaml": axolotl, "z.json": zero} | MODEL, devices=8)[1].job.plan
+    assert (plan.dp, plan.cp, plan.cp_method, plan.zero) == (2, 4, "ring", 3)
+    accelerate = (
+        "distributed_type: DEEPSPEED\nnum_processes: 4\nmixed_precision: bf16\n"
+        "deepspeed_config: {zero_stage: 3, seq_parallel_communication_data_type: bf16}\n"
+        "parallelism_config: {parallelism_config_sp_size: 2, parallelism_config_dp_shard_size: 2, "
+        "parallelism_config_sp_backend: deepspeed, parallelism_config_sp_seq_length_is_variable: true}\n"
+    )
+    plan = job_read({"a.yaml": accelerate} | MODEL)[1].job.plan
+    assert (plan.dp, plan.cp, plan.cp_method) == (2, 2, "ulysses")
+
+
+@pytest.mark.parametrize(("backend", "recipe"), [("TE", "delayed"), ("AO", "tensorwise")])
+def test_accelerates_recipe_of_fp8_is_read(backend: str, recipe: str) -> None:
+    text = (
+        "distributed_type: MULTI_GPU\nnum_processes: 2\nmixed_precision: fp8\n"
+        f"fp8_config: {{backend: {backend}, amax_history_len: 16}}\n"
+    )
+    precision = job_read({"a.yaml": text} | MODEL)[1].job.precision
+    assert (precision.float8, precision.float8_history) == (recipe, 16)
+
+
+def test_how_many_experts_a_token_has_is_told_where_nothing_says_it() -> None:
+    told = megatron(flags="--num-experts 4")
+    assert told.job.model.moe.top_k == 2 and any("earlier ones have 1" in line for line in told.assumed)
+    assert not any("earlier" in line for line in megatron(flags="--num-experts 4 --moe-router-topk 2").assumed)
+
+
+def test_a_vocabulary_of_another_model_is_asked_for() -> None:
+    files = "--vocab-file neox-20b/vocab.json --merge-file neox-20b/merges.txt"
+    (fault,) = faults(script(MEGATRON.replace("--vocab-size 128", files)))
+    assert "is not GPT-2's by its name" in fault
+
+
+MINDSPEED = (
+    "--num-layers 8 --pipeline-model-parallel-size 2 --num-experts 4 --moe-router-topk 2 --moe-ffn-hidden-size 16 "
+)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("--first-k-dense-replace 1 --moe-layer-freq 1 --n-shared-experts 2", {"first_dense": 1, "shared_ffn": 32}),
+        ("--moe-layer-freq -1 --norm-topk-prob --moe-router-pre-softmax", {"first_dense": 0, "normalise": True}),
+        ("--num-layer-list 3,5 --seq-aux --moe-aux-loss-coeff 0.1", {"layout": (3, 5), "aux_scope": "sequence"}),
+        ("--noop-layers 0,1 --first-k-dense-replace 3", {"layout": (2, 4), "layers": 6, "first_dense": 1}),
+        ("--context-parallel-size 2 --context-parallel-algo ulysses_cp_algo", {"cp_method": "ulysses"}),
+        ("--moe-tp-extend-ep --tensor-model-parallel-size 2 --sequence-parallel --expert-model-parallel-size 2",
+         {"ep": 4, "expert_tp": 1}),
+    ],
+)  # fmt: skip
+def test_flags_of_mindspeed_are_read_by_megatrons_names(flags: str, expected: dict[str, object]) -> None:
+    job = megatron(flags=f"{MINDSPEED}--stage sft --handler-name A {flags}").job
+    found = {name: getattr(part, name) for part in (job.model, job.plan, job.model.moe) for name in expected
+             if hasattr(part, name)}  # fmt: skip
+    assert {name: tuple(value) if name == "layout" else value for name, value in found.items()} == expected
+
+
+def test_what_mindspeed_moves_to_the_host_is_refused_with_a_way_out() -> None:
+    (fault,) = faults(script(MEGATRON + MINDSPEED + "--swap-optimizer --swap-attention --norm-topk-prob"))
+    assert "--set swap-optimizer=ignore --set swap-attention=ignore" in fault
+
+
+def test_zero_bubbles_of_megatron_deepspeed_are_a_schedule() -> None:
+    assert megatron(flags="--pipeline-model-parallel-size 2 --enable-zbh1-pipeline").job.plan.schedule == "zb-h1"

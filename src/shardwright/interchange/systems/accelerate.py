@@ -49,6 +49,8 @@ _STRATEGIES = {
     "HYBRID_SHARD": (3, True),
     "HYBRID_SHARD_ZERO2": (2, True),
 }
+_FLOAT8 = {"TE": "delayed", "MSAMP": "delayed", "MS-AMP": "delayed", "AO": "tensorwise"}
+_HISTORY = "fp8_config.amax_history_len"
 _CP = {"allgather": "all-gather", "alltoall": "ring"}
 
 
@@ -222,10 +224,11 @@ def _read_numbers(settings: Settings, fields: Flat) -> None:
         if settings.flag((f"--{name}", f"{name}.enabled")):
             fields["precision.compute"] = name
     if "fp8" in (settings.given.get("mixed_precision"), settings.given.get("--mixed_precision")):
-        fields["precision.float8"] = "delayed"
-        settings.note(
-            "mixed_precision fp8 is taken as the delayed recipe, Transformer Engine's (--set precision.float8=NAME)"
-        )
+        recipe = settings.one_of("fp8_config.backend", _FLOAT8, "TE", "precision.float8")
+        fields["precision.float8"] = recipe
+        if settings.has(_HISTORY):
+            fields["precision.float8_history"] = settings.count(_HISTORY, 1024, least=1)
+        settings.note(f"mixed_precision fp8 is taken as the {recipe} recipe (--set precision.float8=NAME)")
     fields["precision.gradients"] = "float32"
     if _kind(settings) == "DEEPSPEED":
         deepspeed.read_gradients(settings, fields)

@@ -88,6 +88,7 @@ _SAME = {
     "model.tokenizer.type": "tokenizer-type",
     "model.tokenizer.merge_file": "merge-file",
     "model.tokenizer.vocab_size": "vocab-size",
+    "model.override_vocab_size": "padded-vocab-size",
     "model.native_amp_init_scale": "initial-loss-scale",
     "model.native_amp_growth_interval": "loss-scale-window",
     "model.optim.lr": "lr",

@@ -19,7 +19,14 @@ from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.systems import accelerate, deepspeed, llama_factory
 from shardwright.interchange.systems.trainer_command import trainer_command, with_options
-from shardwright.interchange.systems.training_arguments import NUMBERS, FileParts, model_file
+from shardwright.interchange.systems.training_arguments import (
+    NUMBERS,
+    RING_SIZE,
+    SHARD_SIZES,
+    TENSOR_SIZE,
+    FileParts,
+    model_file,
+)
 
 _DATA = (".json", ".yaml", ".yml")
 _FILES_NAMED = ("deepspeed", "fsdp_config", "deepspeed_config", "accelerate_config")
@@ -177,7 +184,6 @@ def _axolotl(data: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
-_P = "parallelism_config.parallelism_config_"
 LLAMA_FACTORY = TrainerFile(
     "llamafactory",
     "LLaMA-Factory",
@@ -230,11 +236,11 @@ AXOLOTL = TrainerFile(
         "optimizer": "--optim",
         "lr_scheduler": "--lr_scheduler_type",
         "num_epochs": "--num_train_epochs",
-        "tensor_parallel_size": _P + "tp_size",
-        "context_parallel_size": _P + "cp_size",
-        "sequence_parallel_degree": _P + "cp_size",
-        "dp_shard_size": _P + "dp_shard_size",
-        "dp_replicate_size": _P + "dp_replicate_size",
+        "tensor_parallel_size": TENSOR_SIZE,
+        "context_parallel_size": RING_SIZE,
+        "sequence_parallel_degree": RING_SIZE,
+        "dp_shard_size": SHARD_SIZES[0],
+        "dp_replicate_size": SHARD_SIZES[1],
         "adam_eps": "--adam_epsilon",
         "rl": "--rl",
     },

@@ -31,6 +31,9 @@ from shardwright.interchange.training_programs import program_fault, read_kind
 
 WORLD = "world_size"
 NUMBERS = frozenset(("--gradient_accumulation_steps", "--per_device_train_batch_size"))  # options that are never "auto"
+_PARALLEL = "parallelism_config.parallelism_config_"  # before Accelerate's degrees, which programs over it have, too
+TENSOR_SIZE, RING_SIZE = f"{_PARALLEL}tp_size", f"{_PARALLEL}cp_size"
+SHARD_SIZES = (f"{_PARALLEL}dp_shard_size", f"{_PARALLEL}dp_replicate_size")
 _SCHEDULES = {
     "linear": "linear",
     "cosine": "cosine",
