@@ -1,11 +1,14 @@
 """Habits of public files: how scripts say what they need, which program they start, what options mean there."""
 
+from pathlib import Path
+
 import pytest
 
-from interchange.test_trainer_commands import MODEL, job_read
+from interchange.test_trainer_commands import FACTORY, FOLDER, MODEL, job_read
 from shardwright.config.base import PlanError
-from shardwright.interchange.imported import Imported
+from shardwright.interchange.imported import Asked, Imported
 from shardwright.interchange.recognised import system_name_of
+from shardwright.interchange.system import SOURCES, read_job_of
 
 MEGATRON = (
     "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 4 --hidden-size 64 --num-attention-heads 4 "
@@ -208,3 +211,57 @@ def test_what_mindspeed_moves_to_the_host_is_refused_with_a_way_out() -> None:
 
 def test_zero_bubbles_of_megatron_deepspeed_are_a_schedule() -> None:
     assert megatron(flags="--pipeline-model-parallel-size 2 --enable-zbh1-pipeline").job.plan.schedule == "zb-h1"
+
+
+def test_a_configuration_that_a_file_names_is_read_where_it_lies(tmp_path: Path) -> None:
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "config.json").write_text(MODEL["config.json"])
+    (tmp_path / "conf/z.json").write_text('{"zero_optimization": {"stage": 3}, "bf16": {"enabled": true}}')
+    (tmp_path / "conf/other.json").write_text('{"zero_optimization": {"stage": 1}}')
+    run = tmp_path / "scripts/run.sh"
+    run.write_text(f"#!/bin/bash\ndeepspeed --num_gpus 8 train.py {OPTIONS} --deepspeed conf/z.json\n")
+    model = str(tmp_path / "config.json")
+    job = read_job_of(SOURCES["deepspeed"], (str(run), model), Asked())
+    assert job.job.plan.zero == 3 and any("conf/z.json is read, which the files name" in note for note in job.assumed)
+    with pytest.raises(PlanError, match=r"conf/z\.json is a file that is not read"):
+        read_job_of(SOURCES["deepspeed"], (str(run), str(tmp_path / "conf/other.json"), model), Asked())
+    run.write_text(run.read_text().replace("conf/z.json", "../conf/z.json"))
+    with pytest.raises(PlanError, match=r"conf/z\.json is a file that is not read"):
+        read_job_of(SOURCES["deepspeed"], (str(run), model), Asked())
+
+
+MIXED = (
+    "model_name_or_path: me/mine\nstage: sft\ndo_train: true\nfinetuning_type: full\ntemplate: default\nbf16: true\n"
+    "cutoff_len: 64\nper_device_train_batch_size: 2\ngradient_accumulation_steps: 4\nlr_scheduler_type: cosine\n"
+    "num_train_epochs: 2\ntensor_model_parallel_size: 2\npipeline_model_parallel_size: 2\nsequence_parallel: true\n"
+    "use_distributed_optimizer: true\nrecompute_granularity: full\n"
+)
+
+
+def test_megatrons_arguments_in_llama_factorys_file_split_the_model() -> None:
+    system, found = job_read({"l.yaml": MIXED} | MODEL, devices=8)
+    plan = found.job.plan
+    assert (system, plan.dp, plan.tp, plan.pp, plan.zero, plan.recompute) == ("llamafactory", 2, 2, 2, 1, "full")
+    assert (found.job.batch.global_batch_size, found.job.model.sequence) == (16, 64)
+    assert not found.unknown and any("num_train_epochs" in line for line in found.lost)
+    adapted = MIXED.replace("finetuning_type: full", "finetuning_type: lora\nlora_rank: 4")
+    assert job_read({"l.yaml": adapted} | MODEL, devices=8)[1].job.model.adapter.rank == 4
+    for old, new, word in (("stage: sft", "stage: dpo", "DPO"), ("_type: full", "_type: freeze", "finetuning_type")):
+        assert any(word in fault for fault in faults({"l.yaml": MIXED.replace(old, new)} | MODEL))
+
+
+def test_what_a_launcher_names_is_asked_for_beside_a_programs_file() -> None:
+    line = "accelerate launch --num_processes 2 --config_file a.yaml src/train.py l.yaml"
+    assert any("config_file = a.yaml" in fault for fault in faults(script(line, l_yaml=FACTORY["l.yaml"]) | MODEL))
+
+
+def test_experts_of_nanotron_are_read() -> None:
+    text = (FOLDER / "nanotron.yaml").read_text(encoding="utf-8").replace("is_llama_config", "is_qwen2_config")
+    experts = "moe_config: {num_experts: 4, top_k: 1, moe_intermediate_size: 32, enable_shared_expert: true}"
+    job = job_read({"nanotron.yaml": text.replace("is_qwen2_config: true", f"is_qwen2_config: true\n    {experts}")})[
+        1
+    ].job
+    moe = job.model.moe
+    assert (moe.experts, moe.top_k, moe.ffn, moe.shared_ffn, moe.shared_gate) == (4, 1, 32, 5632, True)
+    assert moe.aux_loss == "none" and not moe.normalise

@@ -9,9 +9,9 @@ from typing import Any
 from shardwright.config import catalog
 from shardwright.config.base import PlanError, printable, shortened
 from shardwright.config.job import JobSpec
-from shardwright.config.units import MIB
-from shardwright.config.user_file import FileFault, read_text
+from shardwright.config.user_file import FileFault
 from shardwright.interchange.imported import Asked, Imported, ReadResult, imported
+from shardwright.interchange.named_files import engine_texts, library_texts, model_texts, text_of
 from shardwright.interchange.reading.file_signs import OWN, FileSigns
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.shell_words import ShellFault
@@ -34,10 +34,7 @@ from shardwright.interchange.systems import (
 )
 from shardwright.interchange.unread_systems import UNREAD_SYSTEMS, UnreadSystem
 
-_MODEL_FOLDER = re.compile(r"\b(?:base_model|model_name_or_path|config_name)[\"']?[:=\s]\s*[\"']?([\w./-]+)")
-_MOST_BYTES = MIB
 _MOST_FILES = 16
-_MOST_IN_LIBRARY = 400
 
 
 @dataclass(frozen=True)
@@ -194,39 +191,20 @@ def read_job_of(system: SourceSystem, paths: tuple[str, ...], asked: Asked) -> I
     faults = []
     for path in paths:
         try:
-            texts[path] = _text_of(Path(path))
+            texts[path] = text_of(Path(path))
         except FileFault as error:
             faults.append(str(error))
         except OSError as error:
             faults.append(f"{path} can't be read: {error.strerror}; check the path")
     if faults:
         raise PlanError(subject, faults)
-    models = _model_texts(Path(paths[0]), texts)
-    job = job_of_texts(system, texts | models | _library_texts(system, Path(paths[0]), texts), asked, subject)
-    return replace(job, assumed=(*(f"the model is {path}, which the files name" for path in models), *job.assumed))
-
-
-def _model_texts(file: Path, texts: Mapping[str, str]) -> dict[str, str]:
-    """The config.json of the model whose folder a text names, relative to a file or to the working folder, by its path;
-    empty if one is named by the user, or none is there."""
-    if any(PurePath(name).name == "config.json" or Path(name).is_dir() for name in texts):
-        return {}
-    folders = [match for text in texts.values() for match in _MODEL_FOLDER.findall(text)]
-    paths = [place / folder / "config.json" for folder in folders for place in (file.parent, Path())]
-    return {str(path): _text_of(path) for path in [path for path in paths if path.is_file()][:1]}
-
-
-def _library_texts(system: SourceSystem, file: Path, texts: Mapping[str, str]) -> dict[str, str]:
-    """The YAML files of the system's folders that lie in a folder above a file, by path; without those of the same name
-    as one of `texts`."""
-    names = {PurePath(name).name for name in texts}
-    paths = [
-        path
-        for folder in system.library
-        for above in file.absolute().parents
-        for path in sorted((above / folder).glob("*.yaml"))
-    ]
-    return {str(path): _text_of(path) for path in paths[:_MOST_IN_LIBRARY] if path.name not in names}
+    first = Path(paths[0])
+    engines, models = engine_texts(first, texts), model_texts(first, texts)
+    library = library_texts(system.library, first, texts)
+    job = job_of_texts(system, texts | engines | models | library, asked, subject)
+    notes = [f"the model is {path}, which the files name" for path in models]
+    notes += [f"{path} is read, which the files name" for path in engines]
+    return replace(job, assumed=(*notes, *job.assumed))
 
 
 def job_of_texts(system: SourceSystem, texts: Mapping[str, str], asked: Asked, subject: str) -> Imported:
@@ -283,14 +261,6 @@ def _unknown_variable(name: str, texts: Mapping[str, str]) -> str:
     near = catalog.nearest(name, sorted(names), most=1)
     hint = f"did you mean {near[0]}?" if near else "a field of the job is named as section.field"
     return f"--set {name}: nothing in the files is called so; {hint}"
-
-
-def _text_of(path: Path) -> str:
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise FileFault(f"{path} is a folder, and there is no config.json in it; name the file")
-        path = path / "config.json"
-    return read_text(path, _MOST_BYTES, "launch script or configuration")
 
 
 def _name_of(path: str) -> str:

@@ -13,11 +13,13 @@ from shardwright.config.dotted_keys import flat_keys, nested_keys
 from shardwright.config.job import JobSpec
 from shardwright.config.yaml_text import yaml_text
 from shardwright.interchange.imported import Asked, ReadResult
+from shardwright.interchange.launcher import Launched
 from shardwright.interchange.named_model import is_model
 from shardwright.interchange.reading.file_signs import SHARED, FileSigns
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.systems import accelerate, deepspeed, llama_factory
+from shardwright.interchange.systems.llama_factory_megatron import is_megatron, read_options
 from shardwright.interchange.systems.trainer_command import trainer_command, with_options
 from shardwright.interchange.systems.training_arguments import (
     NUMBERS,
@@ -29,7 +31,14 @@ from shardwright.interchange.systems.training_arguments import (
 )
 
 _DATA = (".json", ".yaml", ".yml")
-_FILES_NAMED = ("deepspeed", "fsdp_config", "deepspeed_config", "accelerate_config")
+_FILES_NAMED = (
+    "deepspeed",
+    "fsdp_config",
+    "deepspeed_config",
+    "deepspeed_config_file",
+    "accelerate_config",
+    "config_file",
+)
 _SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
 _OF_PROGRAMS = {"learning_rate", "output_dir", "model_name_or_path", "base_model"}
 _NO_FILES = ("", "none", "null")
@@ -50,6 +59,7 @@ class TrainerFile:
     fixed: Mapping[str, Any] = field(default_factory=dict)  # options that are written for each job
     without_recompute: Mapping[str, Any] = field(default_factory=dict)  # those of a plan that computes nothing again
     signs: tuple[FileSigns, ...] = field(kw_only=True)  # by which its files and commands are known
+    has_megatron: bool = field(default=False, kw_only=True)  # its options may be Megatron-LM's, too
 
     def read(self, texts: Mapping[str, str], asked: Asked) -> ReadResult:
         """Read the file of a program, with the files that it names and the model's config.json. Raises ShellFault."""
@@ -67,6 +77,9 @@ class TrainerFile:
             raise ShellFault(f"no file has options of {self.title}; name the one that has them first")
         merged = {key: value for keys in own.values() for key, value in keys.items()}
         merged = with_options(merged, command) if command else merged
+        faults = (*_missing_files(merged, command, [PurePath(name).name for name in data]), *self.refused(merged))
+        if self.has_megatron and is_megatron(merged):
+            return read_options(merged, model, command, asked, faults)
         given = {key: value for keys in engine.values() for key, value in flat_keys(keys).items()}
         given |= self._options(merged)
         parts = FileParts(
@@ -74,7 +87,7 @@ class TrainerFile:
             frozenset(key for key, value in given.items() if value == "auto" and (key[:2] != "--" or key in NUMBERS)),
             model,
             command,
-            (*_missing_files(merged, [PurePath(name).name for name in data]), *self.refused(merged)),
+            faults,
             tuple(self._notes(merged, given, bool(engine))),
             {self.renamed.get(name, f"--{name}"): name for name in merged},
         )
@@ -147,9 +160,10 @@ def _is_engine(keys: Mapping[str, Any]) -> bool:
     )
 
 
-def _missing_files(data: Mapping[str, Any], names: list[str]) -> list[str]:
-    """A fault for each file that the options name and that is not there."""
-    named = {key: value for key in _FILES_NAMED if isinstance(value := data.get(key), str)}
+def _missing_files(data: Mapping[str, Any], command: Launched | None, names: list[str]) -> list[str]:
+    """A fault for each file that the options or the launcher of a command name and that is not there."""
+    launcher = {key.replace("-", "_"): value for key, value in (command.launcher_settings if command else {}).items()}
+    named = {key: value for key in _FILES_NAMED if isinstance(value := data.get(key, launcher.get(key)), str)}
     return [
         f"{key} = {shortened(value)} is a file that is not read, and it says how things are split: name it too"
         for key, value in named.items()
@@ -203,6 +217,7 @@ LLAMA_FACTORY = TrainerFile(
     },
     without_recompute={"disable_gradient_checkpointing": True},
     signs=llama_factory.SIGNS,
+    has_megatron=True,
 )
 TRL = TrainerFile(
     "trl",
