@@ -58,6 +58,8 @@ def test_options_behind_a_comment_are_no_options_of_the_command() -> None:
     lines = ("deepspeed --num_gpus 2 finetune.py \\", "    # which model", f"    {OPTIONS} --deepspeed z.json")
     (fault,) = faults(script(*lines, z_json="{}") | MODEL)
     assert "line 4: --model_name_or_path begins a command of its own" in fault
+    told = megatron(flags="--bf16\n--save here --load here")
+    assert any("--save begins a command of its own" in note for note in told.assumed)
 
 
 @pytest.mark.parametrize(
@@ -85,6 +87,7 @@ STARTED = {
     "deepspeed": (
         f"torchrun train.py {OPTIONS} --deepspeed $CONFIG",
         f"deepspeed main.py {OPTIONS} --zero_stage 2 --deepspeed",
+        f"deepspeed train.py --hidden_size 64 {OPTIONS} --deepspeed z.json",
     ),
     "llamafactory": ("accelerate launch --config_file a.yaml src/train.py sft.yaml",),
     "megatron": (MEGATRON + "--deepspeed --deepspeed_config z.json",),
@@ -113,6 +116,7 @@ def test_programs_that_are_not_read_are_refused_by_name(line: str, title: str) -
     ("flags", "rank", "targets"),
     [
         ("--use_peft_lora True --lora_r 8 --lora_target_modules q_proj,v_proj", 8, ("query", "value")),
+        ("--train_mode lora --lora_rank 4 --lora_target_modules v_proj", 4, ("value",)),
         ("--use_lora True --lora_r 4 --lora_target_modules o_proj down_proj", 4, ("out", "down")),
     ],
 )
@@ -125,6 +129,8 @@ def test_adapters_are_read_by_the_switch_of_a_program(flags: str, rank: int, tar
     ("flags", "words"),
     [
         ("--use_lora True", "nothing says the rank"),
+        ("--train_mode qlora", "train_mode = qlora"),
+        ("--my_way freeze", "my_way = freeze"),
         ("--spectrum_config_path snr.yaml", "spectrum_config_path"),
         ("--use_lisa 1 --lisa_activated_layers 2", "use_lisa"),
     ],
@@ -132,6 +138,11 @@ def test_adapters_are_read_by_the_switch_of_a_program(flags: str, rank: int, tar
 def test_what_trains_a_part_is_asked_for_or_refused(flags: str, words: str) -> None:
     texts = script(f"torchrun --nproc_per_node 2 train.py {OPTIONS} {flags}") | MODEL
     assert any(words in fault for fault in faults(texts))
+
+
+def test_lengths_of_question_and_answer_are_the_length_of_a_sample() -> None:
+    line = f"torchrun --nproc_per_node 2 train.py {OPTIONS} --source_max_len 16 --target_max_len 48"
+    assert job_read(script(line) | MODEL)[1].job.model.sequence == 64
 
 
 def test_a_program_of_deepspeeds_own_has_numbers_of_its_own() -> None:
@@ -209,8 +220,17 @@ def test_what_mindspeed_moves_to_the_host_is_refused_with_a_way_out() -> None:
     assert "--set swap-optimizer=ignore --set swap-attention=ignore" in fault
 
 
-def test_zero_bubbles_of_megatron_deepspeed_are_a_schedule() -> None:
-    assert megatron(flags="--pipeline-model-parallel-size 2 --enable-zbh1-pipeline").job.plan.schedule == "zb-h1"
+@pytest.mark.parametrize(
+    ("flags", "schedule"),
+    [
+        ("--enable-zbh1-pipeline", "zb-h1"),
+        ("--enable-zero-bubble --zero-bubble-max-pending-backward 2", "zb-h1"),
+        ("--enable-zero-bubble --zero-bubble-max-pending-backward 4", "zb-h2"),
+        ("--enable-zero-bubble --zero-bubble-v-schedule --zero-bubble-v-schedule-mem-setup half", "v-half"),
+    ],
+)
+def test_schedules_without_bubbles_of_forks_are_read(flags: str, schedule: str) -> None:
+    assert megatron(flags=f"--pipeline-model-parallel-size 2 {flags}").job.plan.schedule == schedule
 
 
 def test_a_configuration_that_a_file_names_is_read_where_it_lies(tmp_path: Path) -> None:

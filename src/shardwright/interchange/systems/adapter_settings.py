@@ -48,6 +48,7 @@ _PROGRAMS = (
     _Program("adapter", ("lora",), 8, 16.0, _PEFT_TARGETS),
     _Program("tuner_type", ("lora",), 8, 32.0, TARGETS),
     _Program("train_type", ("lora",), 8, 32.0, TARGETS),
+    _Program("train_mode", ("lora",), 64, 16.0, TARGETS),
 )
 _TARGETS = ("lora_target_modules", "lora_target", "target_modules")
 
