@@ -285,3 +285,31 @@ def test_experts_of_nanotron_are_read() -> None:
     moe = job.model.moe
     assert (moe.experts, moe.top_k, moe.ffn, moe.shared_ffn, moe.shared_gate) == (4, 1, 32, 5632, True)
     assert moe.aux_loss == "none" and not moe.normalise
+
+
+def test_a_program_may_ask_for_deepspeed_under_accelerates_launcher() -> None:
+    line = f"accelerate launch --num_processes 8 train.py {OPTIONS} --bf16 True --deepspeed z.json"
+    zero = '{"zero_optimization": {"stage": 2}}'
+    system, found = job_read(script(line, z_json=zero) | MODEL)
+    assert (system, found.job.plan.zero, found.job.plan.dp) == ("accelerate", 2, 8)
+
+
+@pytest.mark.parametrize(
+    ("text", "title"),
+    [
+        ("train: {train_iters: 5, global_batch_size: 8, micro_batch_size: 1}\nmodel: {seq_length: 64}\n", "Bridge"),
+        ("train: {global_batch_size: 8, micro_batch_size: 1}\nprecision: bf16-true\ndata: {class_path: a}\n", "LitGPT"),
+    ],
+)
+def test_configurations_that_are_not_read_have_their_own_names(text: str, title: str) -> None:
+    with pytest.raises(PlanError, match=title):
+        system_name_of("job.yaml", text)
+
+
+def test_experts_in_float8_and_overlapped_products_of_torchtitan_are_told() -> None:
+    text = (
+        '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nseq_len = 64\n[float8]\nmoe_fqns = ["experts"]\n'
+        "[experimental]\nenable_async_tensor_parallel = true\n"
+    )
+    (line,) = [line for line in job_read({"t.toml": text}, devices=8)[1].lost if "the time of a step" in line]
+    assert "float8.moe_fqns" in line and "experimental.enable_async_tensor_parallel" in line
