@@ -41,14 +41,14 @@ def device_entry(job: JobSpec) -> DeviceSpec:
     return read_entry("devices", job.cluster.device, DeviceSpec)
 
 
-def shown_bytes(job: JobSpec) -> int:
+def offered_bytes(job: JobSpec) -> int:
     """The bytes of memory that the job's device shows: all that processes on it can have."""
     return int(device_entry(job).offered_bytes)
 
 
 def share_text(process_bytes: float, job: JobSpec) -> str:
     """The memory of a process beside that which its device shows: "29.8 of 79.0 GiB"."""
-    return f"{process_bytes / GIB:.1f} of {shown_bytes(job) / GIB:.1f} GiB"
+    return f"{process_bytes / GIB:.1f} of {offered_bytes(job) / GIB:.1f} GiB"
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Fit:
     device shows, and the room on its host. `software` is empty for this runtime, and `beside_bytes` 0 for others."""
 
     needs: tuple[_Need, ...]
-    shown_bytes: int
+    offered_bytes: int
     host_room_bytes: float
     software: str
     beside_bytes: int = 0
@@ -74,7 +74,7 @@ class Fit:
     def fits(self) -> bool:
         """True if every rank fits."""
         return all(
-            need.device_bytes <= self.shown_bytes and need.host_bytes <= self.host_room_bytes for need in self.needs
+            need.device_bytes <= self.offered_bytes and need.host_bytes <= self.host_room_bytes for need in self.needs
         )
 
 
@@ -84,7 +84,7 @@ def fit_of(job: JobSpec, memory: list[RankMemory], priced: "Estimate | str") -> 
     if room is None:
         return None
     software = software_of(job.cluster.software)
-    shown = shown_bytes(job)
+    shown = offered_bytes(job)
     if software.is_own or isinstance(priced, str):
         beside = shown - room
         needs = tuple(_Need(rank_memory.total_bytes + beside, rank_memory.host_bytes) for rank_memory in memory)
@@ -109,7 +109,7 @@ def verdict_sentences(job: JobSpec, fit: Fit | None) -> list[str]:
         known = ", ".join(catalog.names("devices"))
         return [say("Whether it fits is not said: cluster.device is unknown. The catalog has {known}.", known=known)]
     rank, needed = max(enumerate(need.device_bytes for need in fit.needs), key=lambda pair: pair[1])
-    shown, memory = memory_text(fit.shown_bytes), memory_text(int(device_entry(job).memory_bytes))
+    shown, memory = memory_text(fit.offered_bytes), memory_text(int(device_entry(job).memory_bytes))
     device = device_entry(job).name
     if fit.software:
         device_text = say(
@@ -123,14 +123,12 @@ def verdict_sentences(job: JobSpec, fit: Fit | None) -> list[str]:
         table_notes: list[str] = [
             say(
                 "As far as predictions of memory were off, the chance that it fits is {chance:.0%}.",
-                chance=fit_chance(needed, fit.shown_bytes),
+                chance=fit_chance(needed, fit.offered_bytes),
             ),
             say("The table is what this runtime would hold."),
         ]
     else:
-        device_text = say(
-            "one {device}, which shows {room} of its {memory}", device=device, room=shown, memory=memory
-        )
+        device_text = say("one {device}, which shows {room} of its {memory}", device=device, room=shown, memory=memory)
         need_text = say(
             "the process of pp rank {rank} needs {needed} ({beside} of them for its context, communicators and what "
             "the allocator loses)",
@@ -139,7 +137,7 @@ def verdict_sentences(job: JobSpec, fit: Fit | None) -> list[str]:
             beside=memory_text(fit.beside_bytes),
         )
         table_notes = []
-    left_bytes = fit.shown_bytes - needed
+    left_bytes = fit.offered_bytes - needed
     if left_bytes < 0:
         verdict = say(
             "It does not fit {device}: {need}, which is {excess} too much.",

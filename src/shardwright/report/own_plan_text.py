@@ -9,6 +9,7 @@ from shardwright.config.units import GIB
 from shardwright.planner.advice.advice import OwnPlan
 from shardwright.planner.advice.neighbours import recompute_words
 from shardwright.planner.advice.priced_plan import PricedPlan
+from shardwright.report.fit_verdict import offered_bytes
 from shardwright.report.plans_text import job_words, step_text
 from shardwright.report.text_columns import filled
 
@@ -75,7 +76,7 @@ def _misfit_text(misfit: "Misfit", plan: PricedPlan) -> str:
     if misfit.excess_bytes > 0:
         excess = (
             f"the process of pp rank {misfit.rank} needs {misfit.memory.process / GIB:.1f} GiB ({kinds_text}), and the "
-            f"device shows {shown_bytes(plan.job) / GIB:.1f}: {misfit.excess_bytes / GIB:.1f} too much"
+            f"device shows {offered_bytes(plan.job) / GIB:.1f}: {misfit.excess_bytes / GIB:.1f} too much"
         )
     else:
         host_bytes, node = float(misfit.memory.host), link_words(plan.job.cluster).domain

@@ -11,6 +11,7 @@ from shardwright.config.units import GIB
 from shardwright.cost.money import price_words
 from shardwright.planner.critical_batch import BatchLimits, Rescaled, rescaled
 from shardwright.planner.scaling import Point, Scaling, devices_text
+from shardwright.report.fit_verdict import offered_bytes
 from shardwright.report.plans_text import job_words
 from shardwright.report.svg import LINE_COLOURS, Box, Line, LineChart, document, legend, text
 from shardwright.report.text_columns import aligned, filled
@@ -165,7 +166,7 @@ def scaling_picture(job: JobSpec, scalings: Sequence[Scaling]) -> str:
     box_width = (_PICTURE_WIDTH - _LEFT - _GAP - 24) / 2
     boxes = [Box(_LEFT + n % 2 * (box_width + _GAP), 112 + n // 2 * _ROW, box_width, _HIGH) for n in range(4)]
     ticks = {math.log2(size): f"{size:,}" for size in sizes[:: -(-len(sizes) // _MOST_TICKS)]}
-    shown_gib = shown_bytes(job) / GIB
+    shown_gib = offered_bytes(job) / GIB
 
     def lines(value: Callable[[Scaling, Point], float]) -> list[Line]:
         return [

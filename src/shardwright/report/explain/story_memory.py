@@ -8,7 +8,7 @@ from shardwright.config.units import memory_text
 from shardwright.explain.story import Story
 from shardwright.explain.strategy_effects import Effect
 from shardwright.report.document import AlignedRows, Lines, Paragraph, Part, paragraph
-from shardwright.report.fit_verdict import device_room_bytes, shown_bytes
+from shardwright.report.fit_verdict import device_room_bytes, offered_bytes
 
 
 def memory_chapter(story: Story) -> Iterator[Part]:
@@ -56,7 +56,7 @@ def _room(story: Story) -> Iterator[Part]:
     job, room = story.job, device_room_bytes(story.job)
     if room is None:
         return
-    limit = shown_bytes(job)
+    limit = offered_bytes(job)
     rank, needs = story.fullest, story.memory[story.fullest].total_bytes + limit - room
     device = say("A device, {device}, shows {room}", device=job.cluster.device, room=memory_text(limit))
     owner = say("the process of pipeline rank {rank}, the fullest,", rank=rank)
