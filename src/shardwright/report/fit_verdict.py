@@ -24,6 +24,7 @@ from shardwright.report.text_columns import filled
 from shardwright.sharding.memory_account import RankMemory
 
 if TYPE_CHECKING:
+    from shardwright.memory.rank_estimate import Memory
     from shardwright.planner.own_plan import Estimate
 
 
@@ -62,13 +63,15 @@ class _Need:
 @dataclass(frozen=True)
 class Fit:
     """The needs of each pipeline rank's process, of which `beside_bytes` are no part of the plan; the memory that the
-    device shows, and the room on its host. `software` is empty for this runtime, and `beside_bytes` 0 for others."""
+    device shows, and the room on its host. `software` is empty for this runtime; for others `beside_bytes` is 0, and
+    `predicted` is the memory of each rank's process."""
 
     needs: tuple[_Need, ...]
     offered_bytes: int
     host_room_bytes: float
     software: str
     beside_bytes: int = 0
+    predicted: tuple["Memory", ...] = ()
 
     @property
     def fits(self) -> bool:
@@ -92,10 +95,9 @@ def fit_of(job: JobSpec, memory: list[RankMemory], priced: "Estimate | str") -> 
     from shardwright.cost.calibration import shipped
     from shardwright.memory.job_memories import job_memories
 
-    needs = tuple(
-        _Need(int(rank_memory.process), int(rank_memory.host)) for rank_memory in job_memories(job, shipped())
-    )
-    return Fit(needs, shown, host_room, software.name)
+    predicted = tuple(job_memories(job, shipped()))
+    needs = tuple(_Need(int(rank_memory.process), int(rank_memory.host)) for rank_memory in predicted)
+    return Fit(needs, shown, host_room, software.name, predicted=predicted)
 
 
 def verdict_text(job: JobSpec, fit: Fit | None) -> str:

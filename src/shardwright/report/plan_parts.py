@@ -13,12 +13,13 @@ from shardwright.config.units import counted
 from shardwright.explain.story import tell
 from shardwright.memory.job_memories import job_accounts
 from shardwright.planner.own_plan import Estimate, estimate
-from shardwright.report.fit_verdict import device_entry, device_room_bytes, fit_of, verdict_text
+from shardwright.report.fit_verdict import Fit, fit_of, verdict_text
 from shardwright.report.plans_text import plan_words
 from shardwright.report.prediction_notes import batch_notes, job_notes
 from shardwright.report.step_cost import price_dict
-from shardwright.report.timeline.job_study import JobStudy, study_job
 from shardwright.report.timeline.page import controls_html, drawn_data
+from shardwright.report.timeline.step_drawing import StepDrawing, step_drawing
+from shardwright.sharding.memory_account import RankMemory
 from shardwright.sharding.mesh import MeshShape
 from shardwright.sharding.stage_parameters import num_active_parameters, num_parameters
 
@@ -67,39 +68,54 @@ def _step_part(plan: PredictedPlan) -> Part:
 
 def _memory_part(plan: PredictedPlan) -> Part:
     job = plan.job
-    memory = job_accounts(job)
-    fit, room = fit_of(job, memory, plan.priced), device_room_bytes(job)
+    accounts = job_accounts(job)
+    fit = fit_of(job, accounts, plan.priced)
     return {
-        "ranks": [rank.as_dict() for rank in memory],
-        "room_bytes": room,
-        "device_bytes": None if room is None else int(device_entry(job).memory_bytes),
+        "ranks": _memory_rows(accounts, fit),
+        "offered_bytes": fit.offered_bytes if fit else None,
         "fits": fit.fits if fit else None,
         "verdict": verdict_text(job, fit) if fit else "Whether it fits is not said: choose a device.",
     }
 
 
+def _memory_rows(accounts: Sequence[RankMemory], fit: Fit | None) -> list[Part]:
+    """The bytes of each rank's process by kind; without a device, those that its plan holds."""
+    if fit is None:
+        return [account.as_dict() | {"process_bytes": account.total_bytes} for account in accounts]
+    if fit.predicted:
+        return [
+            {f"{kind}_bytes": int(size) for kind, size in memory.as_dict().items()}
+            | {"process_bytes": int(memory.process)}
+            for memory in fit.predicted
+        ]
+    return [
+        account.as_dict() | {"overhead_bytes": fit.beside_bytes, "process_bytes": need.device_bytes}
+        for account, need in zip(accounts, fit.needs, strict=True)
+    ]
+
+
 def _timeline_part(plan: PredictedPlan) -> Part:
     try:
-        return timeline_part(study_job(plan.job, 0.0, 1))
+        return timeline_part(step_drawing(plan.job))
     except PlanError as error:
         return {"undrawn": "; ".join(error.faults)}
 
 
-def timeline_part(study: JobStudy) -> Part:
+def timeline_part(drawing: StepDrawing) -> Part:
     """The drawn timeline of a step."""
-    num_actions = sum(map(len, study.simulated.program.ranks))
+    num_actions = sum(map(len, drawing.program.ranks))
     if num_actions > _MOST_DRAWN:
         most = f"a page draws at most {_MOST_DRAWN:,}; `shardwright simulate --html` draws more"
         return {"undrawn": f"the step has {counted(num_actions, 'action')}, and {most}"}
-    sections = study.sections()
-    bubble = study.simulated.bubble
+    sections, is_seconds = [drawing.section], drawing.drawn.is_seconds
     return {
-        "data": drawn_data(sections),
+        "data": drawn_data(sections, unit="s" if is_seconds else ""),
         "legend": controls_html(sections),
-        "unit": "s" if study.is_seconds else "forwards",
-        "bubble_share": bubble.share if bubble else None,
-        "shape": study.simulated.shape,
-        "note": study.note,
+        "unit": "s" if is_seconds else "forwards",
+        "bubble_share": drawing.bubble_share,
+        "shape": drawing.shape,
+        "axes": drawing.axes,
+        "note": drawing.drawn.note,
     }
 
 

@@ -3,7 +3,10 @@
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
+from shardwright.config import catalog
 from shardwright.config.base import PlanError
+from shardwright.config.catalog_entry import read_entry
+from shardwright.config.cluster import DeviceSpec
 from shardwright.config.dotted_keys import flat_keys
 from shardwright.config.load import validate_fields
 from shardwright.cost.calibration import shipped
@@ -47,7 +50,10 @@ def _values(state: PageState) -> Part:
     if faults:
         raise PlanError(state.asked.subject, faults)
     values = flat_keys(spec.model_dump(mode="json", include=set(SECTIONS)))
-    return values | {"device": spec.cluster.device, "devices": spec.cluster.num_devices or spec.plan.world}
+    device = spec.cluster.device
+    known = {} if device == "unknown" else {"memory_gib": read_entry("devices", device, DeviceSpec).memory_gib}
+    shown = catalog.split_memory(device)[0] or device
+    return values | {"device": shown, "devices": spec.cluster.num_devices or spec.plan.world} | known
 
 
 def warm_up() -> None:

@@ -1,21 +1,26 @@
 "use strict";
-// Draws a timeline on a canvas. `state` is what is seen: from and to (a stretch of time), memory and arrows (switches)
-// and hover (the block that is pointed at, or null).
+// Draws a timeline on a canvas. `state` is what is seen: from and to (a stretch of time), memory and arrows (switches),
+// hover (the block that is pointed at, or null) and now (the time of the playhead, or null).
 function makePainter(data, state) {
-  const LEFT = 58, RIGHT = 12, TOP = 22, LANE = 28, WIRE = 5, CURVE = 22, GAP = 12;
+  // Lanes with labels of their own are many ranks of a stage: they are lower, and without curves.
+  const DENSE = data.sections.some((section) => section.ranks.some((rank) => rank.label));
+  const LEFT = DENSE ? 84 : 58, RIGHT = 12, TOP = 22, LANE = DENSE ? 16 : 28, WIRE = DENSE ? 3 : 5, CURVE = 22, GAP = DENSE ? 3 : 12;
   // Under a lane, for gathers, reductions and releases, where there are any.
   const STRIP = data.sections.some((section) => section.ranks.some((rank) => rank.moves.length)) ? 9 : 0;
   const BELOW = LANE + 2 + 2 * WIRE + STRIP;
   const FONT = getComputedStyle(document.body).fontFamily;
-  const rowHeight = () => BELOW + (state.memory ? CURVE + 4 : 0) + GAP;
+  const hasCurves = () => state.memory && !DENSE;
+  const rowHeight = () => BELOW + (hasCurves() ? CURVE + 4 : 0) + GAP;
   const laneTop = (number) => TOP + number * rowHeight();
+  const PARTS = ["data", "optimizer", "host", "other"];  // of what follows the actions of a step
   let style;
 
   function readStyle() {
     const computed = getComputedStyle(document.documentElement);
     const read = (name) => computed.getPropertyValue("--" + name).trim();
     style = Object.fromEntries(
-      ["card", "ink", "quiet", "line", "grid", "wait", "wire", "message", "curve", "input", "fill", "lane"].map((n) => [n, read(n)]),
+      ["card", "ink", "quiet", "line", "grid", "wait", "wire", "message", "curve", "input", "fill", "lane", "tensor", "accent",
+        ...PARTS].map((n) => [n, read(n)]),
     );
   }
 
@@ -57,11 +62,12 @@ function makePainter(data, state) {
       pen.font = "12px " + FONT;
       pen.textAlign = "left";
       pen.textBaseline = "middle";
-      pen.fillText("rank " + number, 0, top + LANE / 2 + 0.5);
-      if (state.memory && rank.alive.length) {
+      if (rank.label) pen.font = "11px " + FONT;
+      pen.fillText(laneName(data, section, number), 0, top + LANE / 2 + 0.5);
+      if (hasCurves() && rank.alive.length) {
         pen.fillStyle = style.quiet;
         pen.font = "10.5px " + FONT;
-        pen.fillText("keeps " + Math.max(...rank.alive.map((point) => point[1])), 0, top + rowHeight() - GAP - CURVE / 2);
+        pen.fillText(data.words.keeps + " " + Math.max(...rank.alive.map((point) => point[1])), 0, top + rowHeight() - GAP - CURVE / 2);
       }
       pen.save();
       pen.beginPath();
@@ -69,7 +75,7 @@ function makePainter(data, state) {
       pen.clip();
       drawLane(pen, canvas, section, rank, top);
       drawMoves(pen, canvas, rank, top + BELOW - STRIP);
-      if (state.memory) drawCurves(pen, canvas, section, rank, top + BELOW + 4);
+      if (hasCurves()) drawCurves(pen, canvas, section, rank, top + BELOW + 4);
       pen.restore();
     });
     pen.save();
@@ -77,13 +83,14 @@ function makePainter(data, state) {
     pen.rect(LEFT - 1, 0, width - LEFT - RIGHT + 2, height);
     pen.clip();
     drawMessages(pen, canvas, section);
+    if (state.now !== null) drawPlayhead(pen, canvas, width, height);
     pen.restore();
     pen.fillStyle = style.quiet; // there is more to the right, or to the left
     pen.font = "16px " + FONT;
     pen.textBaseline = "middle";
     section.ranks.forEach((rank, number) => {
       const middle = laneTop(number) + LANE / 2;
-      if (section.makespan > state.to * (1 + 1e-9)) pen.fillText("\u203a", width - RIGHT + 4, middle);
+      if (endOf(section) > state.to * (1 + 1e-9)) pen.fillText("\u203a", width - RIGHT + 4, middle);
       if (state.from > 0) pen.fillText("\u2039", LEFT - 9, middle);
     });
   }
@@ -107,6 +114,21 @@ function makePainter(data, state) {
     }
   }
 
+  // A line at the time of the playhead, and a veil over what is later.
+  function drawPlayhead(pen, canvas, width, height) {
+    const at = x(canvas, state.now);
+    pen.globalAlpha = 0.72;
+    pen.fillStyle = style.card;
+    pen.fillRect(Math.max(at, LEFT - 1), TOP - 4, width, height);
+    pen.globalAlpha = 1;
+    pen.strokeStyle = style.accent;
+    pen.lineWidth = 1.5;
+    pen.beginPath();
+    pen.moveTo(at, 2);
+    pen.lineTo(at, height - 2);
+    pen.stroke();
+  }
+
   function hatch(pen, left, top, width, height, colour, distance) {
     if (width < 1) return;
     pen.save();
@@ -127,6 +149,10 @@ function makePainter(data, state) {
 
   function drawLane(pen, canvas, section, rank, top) {
     const end = x(canvas, section.makespan);
+    for (const [from, to, part] of section.tail) {
+      pen.fillStyle = style[part];
+      pen.fillRect(x(canvas, from), top, Math.max(x(canvas, to) - x(canvas, from), 0.4), LANE);
+    }
     pen.fillStyle = style.lane;
     pen.fillRect(x(canvas, 0), top, end - x(canvas, 0), LANE);
     for (let n = firstAfter(rank.idle, state.from); n < rank.idle.length && rank.idle[n][0] < state.to; n++) {
@@ -147,6 +173,11 @@ function makePainter(data, state) {
         const round = wide > 8 ? 3 : 0, head = index === 0 ? round : 0, foot = index === parts.length - 1 ? round : 0;
         pen.roundRect(left, top + index * high, wide, high, [head, head, foot, foot]);
         pen.fill();
+        const share = section.exposed[part[1]]?.[part[2]];  // of communication that nothing hides
+        if (share && wide > 2) {
+          pen.fillStyle = style.tensor;
+          pen.fillRect(left, top + (index + 1) * high - 3, wide * share, 3);
+        }
         const text = part[1] === "S" ? "step" : String(part[3]);
         // The largest size that fits, or none.
         const fits = (size) => { pen.font = `600 ${size}px ${FONT}`; return pen.measureText(text).width + 3 < wide; };
@@ -255,22 +286,29 @@ function makePainter(data, state) {
     });
   }
 
+  function at(spans, time) {
+    const index = firstAfter(spans, time);
+    return index < spans.length && spans[index][0] <= time ? spans[index] : null;
+  }
+
   function find(canvas, px, py) {
     const section = data.sections[canvas.dataset.section];
     const number = Math.floor((py - TOP + 2) / rowHeight());
     if (px < LEFT || number < 0 || number >= section.ranks.length) return null;
     const time = timeAt(canvas, px), rank = section.ranks[number], inRow = py - laneTop(number);
-    if (time < 0 || time > section.makespan || inRow > rowHeight() - GAP + 4) return null;
-    const at = (spans) => {
-      const index = firstAfter(spans, time);
-      return index < spans.length && spans[index][0] <= time ? spans[index] : null;
-    };
+    if (time < 0 || time > endOf(section) || inRow > rowHeight() - GAP + 4) return null;
     const onStrip = STRIP > 0 && inRow >= BELOW - STRIP && inRow < BELOW;
-    const span = (onStrip && rank.moves.find(([from, to]) => from <= time && time < to)) || at(rank.busy) || at(rank.idle);
-    return span && { canvas, span, rank: number, time, row: rank };
+    const span = (onStrip && rank.moves.find(([from, to]) => from <= time && time < to)) || at(rank.busy, time) || at(rank.idle, time)
+      || at(section.tail, time);
+    return span && { canvas, section, span, rank: number, time, row: rank };
   }
 
-  return { draw, find, readStyle, scaleOf, timeAt };
+  return { at, draw, find, readStyle, scaleOf, timeAt };
+}
+
+// The end of a step: of its actions, and of what follows them.
+function endOf(section) {
+  return section.tail.length ? section.tail.at(-1)[1] : section.makespan;
 }
 
 function short(value) {
