@@ -84,7 +84,8 @@ def test_nothing_is_lost_in_columns(name: str) -> None:
 def test_a_step_is_drawn_whole() -> None:
     """Its actions, and after them what the prediction has besides; the study of the job has the same times."""
     job = load_job("gpt3-175b-1024", ("batch.global_batch_size=256",))
-    drawing, step = step_drawing(job), simulated_step(job, shipped())
+    step = simulated_step(job, shipped())
+    drawing = step_drawing(job, step)
     assert drawing.times.end == study_job(job, 0.0, 1).simulated.times.end
     assert drawing.bubble_share == pytest.approx(float(step.bubble / step.total))
     tail = dict(drawing.section.tail)
@@ -97,10 +98,11 @@ def test_a_step_is_drawn_whole() -> None:
 def test_blocks_say_the_communication_within_them() -> None:
     """By stage, the exposed communication of forward and backward adds up to that of the step."""
     job = load_job("gpt3-175b-1024", ("plan.recompute=none", "batch.global_batch_size=256"))
-    section, step = step_drawing(job).section, simulated_step(job, shipped())
-    costs = step_drawing(job).drawn.actions
+    step = simulated_step(job, shipped())
+    drawing = step_drawing(job, step)
+    section, costs = drawing.section, drawing.drawn.actions
     assert costs is not None
     exposed = [f + b for f, b in zip(costs.exposed_forward, costs.exposed_backward, strict=True)]
     assert max(exposed) * job.num_microbatches == pytest.approx(float(step.tensor), rel=0.05)
     assert set(section.exposed) == {"F", "C", "B", "I"} and all(0 < share < 1 for share in section.exposed["F"])
-    assert not step_drawing(load_job("quickstart")).section.exposed
+    assert not step_drawing(load_job("quickstart"), "no device").section.exposed

@@ -25,7 +25,7 @@ from shardwright.sharding.memory_account import RankMemory
 
 if TYPE_CHECKING:
     from shardwright.memory.rank_estimate import Memory
-    from shardwright.planner.own_plan import Estimate
+    from shardwright.planner.own_plan import PricedStep
 
 
 def device_room_bytes(job: JobSpec) -> int | None:
@@ -81,7 +81,7 @@ class Fit:
         )
 
 
-def fit_of(job: JobSpec, memory: list[RankMemory], priced: "Estimate | str") -> Fit | None:
+def fit_of(job: JobSpec, memory: list[RankMemory], priced: "PricedStep | str") -> Fit | None:
     """The fit of a plan; None if the device is unknown. A plan without a price is judged by the account."""
     room, host_room = device_room_bytes(job), host_room_bytes(job.cluster)
     if room is None:

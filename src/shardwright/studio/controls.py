@@ -13,7 +13,6 @@ from shardwright.interchange.system import SYSTEMS
 from shardwright.report.step_cost import PARTS
 from shardwright.studio.page_state import page_fields
 
-
 _MEANINGS = {  # of controls that set no field
     "device": "Device of the cluster, in its usual nodes with its usual links.",
     "devices": "Devices of the cluster.",

@@ -102,8 +102,10 @@ class Studio:
         """The answer to a state, a line of JSON for each part, as soon as it is known."""
         body = await _body(request)
         names = str(body.get("wanted", "")).split(",")
-        wanted = [name for name in ("values", *PARTS) if name in names]
-        parts = self._answers.parts(PageState.read(body.get("state")), wanted)
+        wanted = [name for name in names if name in ("values", *PARTS)]
+        sent = body.get("known")
+        known = {str(name): str(key) for name, key in sent.items()} if isinstance(sent, dict) else {}
+        parts = self._answers.parts(PageState.read(body.get("state")), wanted, known)
         return StreamingResponse(self._lines(request, parts), media_type="application/x-ndjson")
 
     async def _lines(self, request: Request, parts: Iterator[Part]) -> AsyncIterator[bytes]:

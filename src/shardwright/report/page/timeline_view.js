@@ -21,7 +21,8 @@ export function showTimeline(timeline, beside) {
   const isPair = beside && !beside.undrawn && beside.unit === timeline.unit;
   const axis = timeline.axes?.[lanes] > 1 ? lanes : "";
   const plans = isPair ? [timeline, beside] : [timeline];
-  const data = withLanes(isPair ? together(timeline.data, beside.data) : timeline.data, plans, axis);
+  const [own, other] = plans.map(({ data }) => unpackedTimelines(data));
+  const data = withLanes(isPair ? together(own, other) : own, plans, axis);
   const captions = isPair ? [beside.caption ? TEXTS.timeline.planned : "", beside.caption || TEXTS.timeline.shape(beside.shape)] : [""];
   const names = [TEXTS.timeline.own, beside?.caption || TEXTS.timeline.beside];
   const figures = data.sections.map((section, number) => element("div", {},

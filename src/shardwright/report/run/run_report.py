@@ -107,7 +107,8 @@ def _timelines(card: RunCard, record: RunRecord) -> tuple[Part, Part | None]:
 
     Where the plan's times are relative they are stretched, so that both steps are equally long.
     """
-    planned = step_drawing(card.checked_job())
+    plan = PredictedPlan(card.checked_job())
+    planned = step_drawing(plan.job, plan.step)
     times = _performed_times(planned.times, record.performed_s)
     if times is None:
         return timeline_part(planned), None

@@ -64,6 +64,7 @@ WORDS = {
 }
 _PACES = (6, 20, 60, 180)  # seconds in which a whole timeline is played
 
+
 def section_of(study: Study, note: str = "") -> Section:
     """The section of a study, with all its figures."""
     tables = {"table": idle_table(study), "memory": memory_table(study)}

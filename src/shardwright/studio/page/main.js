@@ -23,6 +23,7 @@ const described = await askControls();
 let page = readAddress();  // { state, beside }
 let answer = {};  // parts of the answer to the state, by name
 let besideAnswer = null;  // the same of the plan beside
+const drawn = {};  // by part: the content that is on the screen, and that of the plan beside it
 let asking = new AbortController();
 
 const showControls = buildControls(byId("controls"), described, (key, text, isStep) => {
@@ -46,13 +47,13 @@ async function refresh(notes = [], isStep = true) {
   document.body.classList.add("busy");
   const seen = (part, parts) => show(part, parts, notes);
   try {
-    if (page.beside && !besideAnswer) besideAnswer = await answerOf(page.beside, [...QUICK, ...SLOW], signal, () => {});
-    answer = await answerOf(page.state, isStep ? [...QUICK, ...SLOW] : QUICK, signal, seen);
+    if (page.beside && !besideAnswer) besideAnswer = await answerOf(page.beside, [...QUICK, ...SLOW], {}, signal, () => {});
+    answer = await answerOf(page.state, isStep ? [...QUICK, ...SLOW] : QUICK, drawn, signal, seen);
     if (!answer.faults) {
       if (!isStep) {
         await new Promise((resolve) => setTimeout(resolve, QUIET_MS));
         if (signal.aborted) return;
-        Object.assign(answer, await answerOf(page.state, SLOW, signal, (part, parts) => seen(part, { ...answer, ...parts })));
+        Object.assign(answer, await answerOf(page.state, SLOW, drawn, signal, seen));
       }
       if (answer.memory.fits === false) searchFitting(page.state, place(), (plan) => go({ ...page.state, ...plan }), signal);
     }
@@ -65,15 +66,14 @@ async function refresh(notes = [], isStep = true) {
   }
 }
 
-// A mark of the time at which what was shown is on the screen: benchmarks/studio.py reads them.
-function onScreen(name) {
-  requestAnimationFrame(() => setTimeout(() => performance.mark(name)));
-}
-
-async function answerOf(state, wanted, signal, seen) {
+// The parts of the answer to a state, each of which is told to `seen`. Of `known` parts, by name { content }, those that
+// are the same are not sent again.
+async function answerOf(state, wanted, known, signal, seen) {
   const parts = {};
-  for await (const { part, ...content } of askParts(state, wanted, signal)) {
-    parts[part] = part === "values" ? content.values : part === "faults" ? content.faults : content;
+  const keys = Object.fromEntries(Object.entries(known).flatMap(([part, { content }]) => (content?.key ? [[part, content.key]] : [])));
+  for await (const { part, ...content } of askParts(state, wanted, keys, signal)) {
+    const isKnown = content.key && content.key === keys[part];
+    parts[part] = part === "values" ? content.values : part === "faults" ? content.faults : isKnown ? known[part].content : content;
     if (part === "faults") parts.way_out = content.way_out;
     if (signal.aborted) throw new DOMException("", "AbortError");
     seen(part, parts);
@@ -81,8 +81,23 @@ async function answerOf(state, wanted, signal, seen) {
   return parts;
 }
 
-// Shows one part of an answer, of which `parts` are known.
+// Shows one part of an answer, of which `parts` are known. What is on the screen already stays as it is.
 function show(part, parts, notes) {
+  const content = parts[part], beside = besideAnswer?.[part];
+  const isShown = content?.key && drawn[part]?.content === content && drawn[part].beside === beside;
+  if (!isShown) showPart(part, parts, notes);
+  drawn[part] = { content, beside };
+  if (part === "step" || part === "memory") showHeadline(byId("headline"), { memory: drawn.memory?.content, ...parts }, besideAnswer);
+  if (part === "memory" || part === "faults") document.body.classList.remove("busy");
+  onScreen(part);
+}
+
+// A mark of the time at which what was shown is on the screen: benchmarks/studio.py reads them.
+function onScreen(name) {
+  requestAnimationFrame(() => setTimeout(() => performance.mark(name)));
+}
+
+function showPart(part, parts, notes) {
   document.body.classList.toggle("faulty", part === "faults");
   if (part === "values") showControls(parts.values, page.state);
   if (part === "faults") {
@@ -98,12 +113,9 @@ function show(part, parts, notes) {
     showStep(parts.step, besideAnswer?.step, described.parts);
     showMoney(parts.step, parts.job);
   }
-  if (part === "memory" || part === "faults") document.body.classList.remove("busy");
-  if (part === "step" || part === "memory") showHeadline(byId("headline"), parts, besideAnswer);
   if (part === "memory") showMemory(parts.memory, besideAnswer?.memory);
   if (part === "timeline") showTimeline(parts.timeline, besideAnswer?.timeline);
   if (part === "links") { showNodes(parts.links); showTraffic(parts.links); }
-  onScreen(part);
 }
 
 function keepBeside() {
