@@ -30,7 +30,7 @@ function showTimelines(data, place, signal) {
   const moves = { look, redraw, goHome: () => look(0, home), showAll: () => look(0, longest), longest };
   for (const canvas of canvases) listen(canvas, canvases.length > 1, data, view, { painter, player, moves });
 
-  const redrawAll = () => { painter.readStyle(); canvases.forEach(painter.draw); };
+  const redrawAll = () => { painter.readStyle(); canvases.forEach(painter.size); redraw(); };
   const on = (id, kind, act) => document.getElementById(id)?.addEventListener(kind, act, { signal });
   on("whole", "click", moves.showAll);
   on("play", "click", player.toggle);
@@ -43,6 +43,7 @@ function showTimelines(data, place, signal) {
   on("memory", "change", () => { view.memory = memory.checked; redrawAll(); });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redrawAll, { signal });
   addEventListener("resize", redrawAll, { signal });
+  addEventListener("beforeprint", () => canvases.forEach(painter.draw), { signal });
   addEventListener("keydown", (event) => {  // where nothing has the focus
     if (event.target === document.body && visible.size) playByKey(event, player);
   }, { signal });

@@ -13,7 +13,7 @@ function makePainter(data, state) {
   const rowHeight = () => BELOW + (hasCurves() ? CURVE + 4 : 0) + GAP;
   const laneTop = (number) => TOP + number * rowHeight();
   const PARTS = ["data", "optimizer", "host", "other"];  // of what follows the actions of a step
-  let style;
+  let style, scale;  // scale: pixels a unit of time, on the canvas that is drawn
 
   function readStyle() {
     const computed = getComputedStyle(document.documentElement);
@@ -25,7 +25,7 @@ function makePainter(data, state) {
   }
 
   const scaleOf = (canvas) => (canvas.clientWidth - LEFT - RIGHT) / (state.to - state.from);
-  const x = (canvas, time) => LEFT + (time - state.from) * scaleOf(canvas);
+  const x = (time) => LEFT + (time - state.from) * scale;
   const timeAt = (canvas, px) => state.from + (px - LEFT) / scaleOf(canvas);
 
   // Index of the first of some spans, sorted by time, that ends after a time.
@@ -43,11 +43,18 @@ function makePainter(data, state) {
     return [1, 2, 5, 10].map((n) => n * power).find((step) => step >= least * (1 - 1e-9));
   }
 
+  const heightOf = (section) => TOP + section.ranks.length * rowHeight() - GAP + 6;
+
+  // Gives a canvas its height, also one that is not drawn since nobody sees it.
+  function size(canvas) {
+    canvas.style.height = heightOf(data.sections[canvas.dataset.section]) + "px";
+  }
+
   function draw(canvas) {
     const section = data.sections[canvas.dataset.section];
-    const width = canvas.clientWidth, height = TOP + section.ranks.length * rowHeight() - GAP + 6;
+    const width = canvas.clientWidth, height = heightOf(section);
     const ratio = window.devicePixelRatio || 1;
-    canvas.style.height = height + "px";
+    scale = scaleOf(canvas);
     if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
       canvas.width = Math.round(width * ratio);
       canvas.height = Math.round(height * ratio);
@@ -96,13 +103,13 @@ function makePainter(data, state) {
   }
 
   function drawAxis(pen, canvas, width, height) {
-    const step = niceStep(80 / scaleOf(canvas));
+    const step = niceStep(80 / scale);
     pen.font = "11px " + FONT;
     pen.textAlign = "left";
     pen.textBaseline = "alphabetic";
     pen.lineWidth = 1;
     for (let n = Math.ceil(state.from / step - 1e-9); n * step <= state.to + 1e-9; n++) {
-      const at = Math.round(x(canvas, n * step)) + 0.5;
+      const at = Math.round(x(n * step)) + 0.5;
       pen.strokeStyle = style.grid;
       pen.beginPath();
       pen.moveTo(at, 4);
@@ -116,7 +123,7 @@ function makePainter(data, state) {
 
   // A line at the time of the playhead, and a veil over what is later.
   function drawPlayhead(pen, canvas, width, height) {
-    const at = x(canvas, state.now);
+    const at = x(state.now);
     pen.globalAlpha = 0.72;
     pen.fillStyle = style.card;
     pen.fillRect(Math.max(at, LEFT - 1), TOP - 4, width, height);
@@ -148,22 +155,22 @@ function makePainter(data, state) {
   }
 
   function drawLane(pen, canvas, section, rank, top) {
-    const end = x(canvas, section.makespan);
+    const end = x(section.makespan);
     for (const [from, to, part] of section.tail) {
       pen.fillStyle = style[part];
-      pen.fillRect(x(canvas, from), top, Math.max(x(canvas, to) - x(canvas, from), 0.4), LANE);
+      pen.fillRect(x(from), top, Math.max(x(to) - x(from), 0.4), LANE);
     }
     pen.fillStyle = style.lane;
-    pen.fillRect(x(canvas, 0), top, end - x(canvas, 0), LANE);
+    pen.fillRect(x(0), top, end - x(0), LANE);
     for (let n = firstAfter(rank.idle, state.from); n < rank.idle.length && rank.idle[n][0] < state.to; n++) {
       const [from, to, cause] = rank.idle[n];
-      const left = x(canvas, from), wide = x(canvas, to) - left;
+      const left = x(from), wide = x(to) - left;
       if (data.causes[cause] === "dependency") hatch(pen, left, top, wide, LANE, style.wait, 7);
       if (data.causes[cause] === "communication") hatch(pen, left, top, wide, LANE, style.wire, 5);
     }
     for (let n = firstAfter(rank.busy, state.from); n < rank.busy.length && rank.busy[n][0] < state.to; n++) {
       const [from, to, parts] = rank.busy[n];
-      const left = x(canvas, from), right = x(canvas, to);
+      const left = x(from), right = x(to);
       const wide = right - left > 3 ? right - left - 1 : Math.max(right - left, 0.4);
       const high = LANE / parts.length;
       parts.forEach((part, index) => {
@@ -200,9 +207,9 @@ function makePainter(data, state) {
   function drawMoves(pen, canvas, rank, top) {
     for (const [from, to, [[colour]]] of rank.moves) {
       if (to < state.from || from > state.to) continue;
-      const left = x(canvas, from);
+      const left = x(from);
       pen.fillStyle = data.colours[colour][0];
-      pen.fillRect(left, top, Math.max(x(canvas, to) - left - 0.5, 1.5), STRIP - 3);
+      pen.fillRect(left, top, Math.max(x(to) - left - 0.5, 1.5), STRIP - 3);
     }
   }
 
@@ -219,7 +226,7 @@ function makePainter(data, state) {
       const line = new Path2D(), area = new Path2D();
       points.forEach(([time, count], index) => {
         const before = index ? points[index - 1][1] : 0;
-        const left = x(canvas, time), right = x(canvas, index + 1 < points.length ? points[index + 1][0] : section.makespan);
+        const left = x(time), right = x(index + 1 < points.length ? points[index + 1][0] : section.makespan);
         line.moveTo(left, y(before));
         line.lineTo(left, y(count));
         if (count) line.lineTo(right, y(count));
@@ -244,14 +251,14 @@ function makePainter(data, state) {
       const [sender, receiver, backward, start, , arrived] = message;
       if (arrived < state.from || start > state.to) continue;
       const told = state.hover && state.hover.canvas === canvas && concerns(message);
-      const left = x(canvas, start), right = x(canvas, arrived);
+      const left = x(start), right = x(arrived);
       const y = laneTop(sender) + LANE + 3 + backward * WIRE;
       pen.globalAlpha = told ? 1 : 0.55;
       pen.fillStyle = style.message;
       pen.fillRect(left - 0.75, y, Math.max(right - left, 1.5), 2.5);
       if (told || state.arrows) {
         pen.globalAlpha = told ? 1 : 0.45;
-        arrow(pen, x(canvas, message[4]), right, sender, receiver, told ? 1.6 : 1);
+        arrow(pen, x(message[4]), right, sender, receiver, told ? 1.6 : 1);
       }
       pen.globalAlpha = 1;
     }
@@ -303,7 +310,7 @@ function makePainter(data, state) {
     return span && { canvas, section, span, rank: number, time, row: rank };
   }
 
-  return { at, draw, find, readStyle, scaleOf, timeAt };
+  return { at, draw, find, readStyle, scaleOf, size, timeAt };
 }
 
 // The end of a step: of its actions, and of what follows them.
