@@ -1,4 +1,4 @@
-"""A timeline as columns for a page: unpacked, it has every action, wait, message and count of the timeline, at its time."""
+"""A timeline as columns for a page: unpacked, it has every action, wait, message and count, at its time."""
 
 from itertools import accumulate
 from typing import Any

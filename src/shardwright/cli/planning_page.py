@@ -1,11 +1,13 @@
 """The command that serves the page to plan a job by hand."""
 
+import signal
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 import click
 
 from shardwright.cli.job_options import PredictCommand, asked_cluster, cluster_options, expect_many_actions, set_option
+from shardwright.train.launch.ending import Ended
 
 if TYPE_CHECKING:
     from shardwright.config.asked_cluster import AskedCluster
@@ -42,7 +44,12 @@ def studio(job: str, overrides: tuple[str, ...], port: int, in_browser: bool, **
     click.echo(f"The studio is at {address}\nCtrl-C ends it.")
     if in_browser:
         click.launch(address)
-    server_at(connection).run(sockets=[connection])
+    try:
+        server_at(connection).run(sockets=[connection])
+    except Ended as end:  # the server has closed its connections
+        if end.number is not signal.SIGINT:
+            raise
+        click.echo("The studio has ended.")
 
 
 def _state_texts(job: str, overrides: tuple[str, ...], cluster: "AskedCluster") -> dict[str, str]:

@@ -5,8 +5,12 @@ import { TEXTS } from "./texts.js";
 import { bytesText, rounded, secondsText, shareText } from "./units.js";
 
 let chosen = "";  // the axis of the colours, kept from one plan to the next
+let drawn = "";  // the places that are on the page
 
 export function showNodes(links) {
+  const places = JSON.stringify([links.places, links.axes, links.devices_per_node, links.domain, chosen]);
+  if (places === drawn) return;
+  drawn = places;
   const axes = Object.keys(links.axes);
   const axis = axes.includes(chosen) ? chosen : axes.includes("pp") ? "pp" : axes[0] || "pp";
   const select = element("select", {}, axes.map((name) => element("option", { value: name }, `${name}: ${TEXTS.nodes.axes[name] || name}`)));

@@ -67,8 +67,14 @@ _PACES = (6, 20, 60, 180)  # seconds in which a whole timeline is played
 
 def section_of(study: Study, note: str = "") -> Section:
     """The section of a study, with all its figures."""
-    tables = {"table": idle_table(study), "memory": memory_table(study)}
-    return Section(study.name, note or study.shape, study.timeline, figures(study), **tables)
+    return Section(
+        study.name,
+        note or study.shape,
+        study.timeline,
+        figures(study),
+        table=idle_table(study),
+        memory=memory_table(study),
+    )
 
 
 def timeline_page(title: str, sections: Sequence[Section], note: str = "", studies: Sequence[Study] = ()) -> str:
