@@ -1,13 +1,11 @@
 """The command that serves the page to plan a job by hand."""
 
-import signal
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 import click
 
 from shardwright.cli.job_options import PredictCommand, asked_cluster, cluster_options, expect_many_actions, set_option
-from shardwright.train.launch.ending import Ended
 
 if TYPE_CHECKING:
     from shardwright.config.asked_cluster import AskedCluster
@@ -44,12 +42,8 @@ def studio(job: str, overrides: tuple[str, ...], port: int, in_browser: bool, **
     click.echo(f"The studio is at {address}\nCtrl-C ends it.")
     if in_browser:
         click.launch(address)
-    try:
-        server_at(connection).run(sockets=[connection])
-    except Ended as end:  # the server has closed its connections
-        if end.number is not signal.SIGINT:
-            raise
-        click.echo("The studio has ended.")
+    server_at(connection).run(sockets=[connection])
+    click.echo("The studio has ended.")
 
 
 def _state_texts(job: str, overrides: tuple[str, ...], cluster: "AskedCluster") -> dict[str, str]:
@@ -60,7 +54,7 @@ def _state_texts(job: str, overrides: tuple[str, ...], cluster: "AskedCluster") 
     from shardwright.studio.page_state import PageState
 
     asked_job = AskedJob(job, overrides, cluster)
-    if asked_job.job_fields.is_model or cluster.memory_gib or job not in catalog.names("jobs"):
+    if asked_job.job_fields.is_model or job not in catalog.names("jobs"):
         return job_texts(asked_job.to_predict()[0])
     named = {name: str(value) for name, value in vars(cluster).items() if value}
     pairs = (override.partition("=") for override in overrides)

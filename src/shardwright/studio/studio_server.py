@@ -6,9 +6,11 @@ no file for a request but those of the page. Computing takes turns, and stops wh
 """
 
 import json
+import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from importlib import resources
+from types import FrameType
 from typing import Any
 
 import anyio
@@ -232,6 +234,17 @@ def listening(port: int) -> socket.socket:
     return connection
 
 
+class _Server(uvicorn.Server):
+    """A server that Ctrl-C ends as it should be ended, and not as an error."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """End because of a signal; at the second Ctrl-C without waiting for answers that are on their way."""
+        if sig == signal.SIGINT and not self.should_exit:
+            self.should_exit = True
+        else:
+            super().handle_exit(sig, frame)
+
+
 def server_at(connection: socket.socket) -> uvicorn.Server:
     """The server of a page at a socket: `run(sockets=[connection])` serves it until a signal ends it."""
     config = uvicorn.Config(
@@ -242,4 +255,4 @@ def server_at(connection: socket.socket) -> uvicorn.Server:
         ws="none",
         timeout_graceful_shutdown=1,
     )
-    return uvicorn.Server(config)
+    return _Server(config)

@@ -23,7 +23,8 @@ export function showTimeline(timeline, beside) {
   const plans = isPair ? [timeline, beside] : [timeline];
   const [own, other] = plans.map(({ data }) => unpackedTimelines(data));
   const data = withLanes(isPair ? together(own, other) : own, plans, axis);
-  const captions = isPair ? [beside.caption ? TEXTS.timeline.planned : "", beside.caption || TEXTS.timeline.shape(beside.shape)] : [""];
+  const captions = isPair ? [beside.caption ? TEXTS.timeline.planned : TEXTS.timeline.first(timeline.shape),
+    beside.caption || TEXTS.timeline.second(beside.shape)] : [""];
   const names = [TEXTS.timeline.own, beside?.caption || TEXTS.timeline.beside];
   const figures = data.sections.map((section, number) => element("div", {},
     captions[number] ? element("p", { class: "quiet" }, captions[number]) : null,

@@ -181,6 +181,10 @@ def controls_html(sections: Sequence[Section]) -> str:
     ]
     if "C" in letters:
         items.append('<span><i class="inputs"></i>stage inputs kept</span>')
+    if any(section.exposed for section in sections):
+        items.append('<span><i class="foot"></i>of it, communication that nothing hides</span>')
+    parts = dict.fromkeys(part for section in sections for part, _ in section.tail)
+    items += [f'<span><i style="background:var(--{part})"></i>{WORDS[part]}</span>' for part in parts]
     paces = "".join(f'<option{" selected" * (pace == _PACES[1])} value="{pace}">{pace} s</option>' for pace in _PACES)
     switches = (
         '<span class="player"><button type="button" id="step-back" aria-label="one event back">◂</button>'

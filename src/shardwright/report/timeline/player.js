@@ -71,7 +71,8 @@ function makePlayer(data, view, canvases, { at, look, redraw }) {
       const numBusy = busy.filter(Boolean).length;
       const words = [filledWords(data.words.now, { time: `${short(view.now)} ${data.unit}`.trim(), busy: numBusy, lanes: busy.length,
         waiting: waits.length, idle: busy.length - numBusy - waits.length })];
-      const begun = busy.flatMap((span, index) => (span && span[0] === view.now ? [`${laneName(data, section, index)}: ${spanText(data, span)}`] : []));
+      const begun = busy.flatMap((span, index) => (span && span[0] === view.now && span !== busy[index - 1]
+        ? [`${laneName(data, section, index)}: ${spanText(data, span)}`] : []));
       if (begun.length) words.push(`${data.words.begins} ${begun.slice(0, 3).join("; ")}${begun.length > 3 ? "; ..." : ""}`);
       lines[number].textContent = words.join(" ");
     });
