@@ -19,8 +19,14 @@ from shardwright.studio.page_state import SECTIONS, PageState
 PRICED = ("job", "step")  # parts that tell of money and failures, too
 # Fields of a cluster that only money and failures depend on.
 PRICES = (
-    "name", "usd_per_device_hour", "power_share", "pue", "hours_between_failures", "checkpoint_gb_per_s", "restart_s"
-)  # fmt: skip
+    "name",
+    "usd_per_device_hour",
+    "power_share",
+    "pue",
+    "hours_between_failures",
+    "checkpoint_gb_per_s",
+    "restart_s",
+)
 
 
 class PlanAnswers:

@@ -234,7 +234,7 @@ def listening(port: int) -> socket.socket:
     return connection
 
 
-class _Server(uvicorn.Server):
+class StudioServer(uvicorn.Server):
     """A server that Ctrl-C ends as it should be ended, and not as an error."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -255,4 +255,4 @@ def server_at(connection: socket.socket) -> uvicorn.Server:
         ws="none",
         timeout_graceful_shutdown=1,
     )
-    return _Server(config)
+    return StudioServer(config)

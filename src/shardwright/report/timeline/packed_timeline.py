@@ -92,9 +92,9 @@ class _Blocks:
         code = (columns.kind.astype(np.int64) * (self._program.num_stages + 1) + columns.stage + 1) * 2 + copy
         second = np.where(is_pair, code[np.minimum(first + 1, len(code) - 1)] + 1, 0)
         both = np.stack([code[first], second], -1).reshape(-1, 2)
-        found, example, kind = np.unique(both, axis=0, return_index=True, return_inverse=True)
+        codes, example, kind = np.unique(both, axis=0, return_index=True, return_inverse=True)
         examples = [row.actions[n] for n in which[example].tolist()]
-        numbers = np.array([self._number(tuple(pair), one) for pair, one in zip(found.tolist(), examples, strict=True)])
+        numbers = np.array([self._number(tuple(pair), one) for pair, one in zip(codes.tolist(), examples, strict=True)])
         starts, ends = _ticks(row.starts[which], self.tick), _ticks(row.ends[which], self.tick)
         packed = {
             "from": _changes(starts),
@@ -131,10 +131,10 @@ def _packed_messages(timeline: Timeline, tick: float) -> Packed:
                 begun, left = _ticks(starts, tick), _ticks(ends, tick)
                 stage, taken = sends.stage, sends.pair + TRAVELS[product] * m
                 keys = np.stack([receiver[step, taken], stage], -1).reshape(-1, 2)
-                found, which = np.unique(keys, axis=0, return_inverse=True)
+                ways, which = np.unique(keys, axis=0, return_inverse=True)
                 numbers = [
                     routes.setdefault((sender, to, int(product is Product.GRADIENT), made_by), len(routes))
-                    for to, made_by in found.tolist()
+                    for to, made_by in ways.tolist()
                 ]
                 columns["from"].append(begun)
                 columns["sent"].append(left - begun)
@@ -150,8 +150,8 @@ def _packed_messages(timeline: Timeline, tick: float) -> Packed:
 
 
 def _receives(timeline: Timeline, product: Product) -> tuple[Array, Array]:
-    """By step and by stage x microbatches + microbatch of the stage that takes it: when a product arrives, and the rank
-    that takes it."""
+    """The time at which a product arrives, and the rank that takes it, in arrays by step and by stage x microbatches +
+    microbatch of the stage that takes it."""
     program = timeline.program
     shape = timeline.ranks[0].num_steps, program.num_stages * program.num_microbatches
     arrived, receiver = np.zeros(shape), np.zeros(shape, np.int64)

@@ -47,14 +47,14 @@ class StepDrawing:
 
     @cached_property
     def section(self) -> Section:
-        """What a page draws."""
+        """The timeline with what follows it, as a page draws it."""
         drawn, timeline = self.drawn, make_timeline(self.program, self.times)
         tail = _tail(drawn.step, drawn.actions, self.times.makespan) if drawn.step and drawn.actions else {}
         exposed = _exposed_shares(drawn.actions) if drawn.actions else {}
         return Section(self.job.name, self.shape, timeline, tail=list(tail.items()), exposed=exposed)
 
     def performed(self, times: Times) -> "StepDrawing":
-        """The same actions at other times, in seconds, that a run has measured."""
+        """The drawing with the times, in seconds, that a run has measured of its actions."""
         return replace(self, times=times, drawn=replace(self.drawn, unit="s", step=None, actions=None))
 
 
