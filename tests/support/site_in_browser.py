@@ -1,7 +1,7 @@
 """Opens every page of a site in a headless Chromium, wide and narrow, light and dark: `make site-check`.
 
-    python tests/support/site_in_browser.py build/site             # say what is wrong
-    python tests/support/site_in_browser.py build/site shots zero  # pictures of pages whose names have "zero", too
+    PYTHONPATH=tests python -m support.site_in_browser build/site             # say what is wrong
+    PYTHONPATH=tests python -m support.site_in_browser build/site shots zero  # and picture pages named like "zero"
 
 A page is wrong if there is an error or a warning on the console, a request to another machine or for a file that is not
 there, something wider than the window, or a playable figure that did not come alive.

@@ -10,7 +10,7 @@ from shardwright.config.units import bytes_text, memory_text, seconds_text
 from shardwright.cost.collective_algorithms import PricedCollective
 from shardwright.explain.rank_collectives import Crossing
 from shardwright.explain.story import tell
-from shardwright.learn.playable_figure import FigureControl, FigureJob, FigureFrame, PlayableFigure
+from shardwright.learn.playable_figure import FigureControl, FigureFrame, FigureJob, PlayableFigure
 from shardwright.memory.job_memory import job_memory
 from shardwright.planner.own_plan import Estimate, estimate
 from shardwright.report.collective_text import piece_name
@@ -39,7 +39,7 @@ _KINDS_OF_WORK = {
     "W": say("weight gradient"),
     "S": say("optimizer step"),
 }
-_SCHEDULES = ("gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zb-h2", "zb-v", "dualpipe")
+_SCHEDULES = ("gpipe", "1f1b", "interleaved-1f1b", "zb-h2", "zb-v", "dualpipe")
 
 
 def _fullest(job: JobSpec) -> RankMemory:
@@ -248,7 +248,7 @@ def _overlap(replicas: str, model: str) -> FigureFrame:
     return FigureFrame(_bars(rows), numbers, asked.command("explain"))
 
 
-_REPLICAS = FigureControl(say("replicas"), ("1", "2", "4", "8", "16", "32", "64", "128"), 3)
+_REPLICAS = FigureControl(say("replicas"), ("1", "2", "4", "8", "16", "64"), 3)
 
 PLAYABLE: Mapping[str, PlayableFigure] = {
     "zero": PlayableFigure(
@@ -260,7 +260,7 @@ PLAYABLE: Mapping[str, PlayableFigure] = {
     "recomputation": PlayableFigure(
         say("Memory of a rank and seconds of a step of llama3-8b on 8 replicas, by the work that is done again"),
         "bars",
-        [FigureControl(say("tokens of a sequence"), ("2,048", "4,096", "8,192", "16,384", "32,768"), 2)],
+        [FigureControl(say("tokens of a sequence"), ("4,096", "8,192", "16,384", "32,768"), 1)],
         _recomputation,
     ),
     "pipeline-1f1b": PlayableFigure(
@@ -269,7 +269,7 @@ PLAYABLE: Mapping[str, PlayableFigure] = {
         [
             FigureControl(say("schedule"), _SCHEDULES, 1),
             FigureControl(say("stages"), ("2", "4", "8"), 1),
-            FigureControl(say("microbatches"), ("4", "8", "16", "32"), 1),
+            FigureControl(say("microbatches"), ("4", "8", "16"), 1),
         ],
         _pipeline,
         say("Moment"),
@@ -279,10 +279,10 @@ PLAYABLE: Mapping[str, PlayableFigure] = {
         "pieces",
         [
             FigureControl(say("collective"), KINDS, KINDS.index("all-reduce")),
-            FigureControl(say("ranks"), ("2", "4", "8"), 1),
+            FigureControl(say("number of ranks"), ("2", "4", "8"), 1),
         ],
         _collective,
-        say("Step"),
+        say("Step number"),
     ),
     "mesh": PlayableFigure(
         say("32 ranks on 4 nodes: the lines of a rank along each axis"),
@@ -299,7 +299,7 @@ PLAYABLE: Mapping[str, PlayableFigure] = {
         say("Computing of a step of 256 sequences, and the communication of replicas beneath it"),
         "bars",
         [
-            FigureControl(say("replicas"), ("8", "16", "32", "64", "128", "256")),
+            FigureControl(say("replicas"), ("8", "16", "32", "64", "128", "256"), 3),
             FigureControl(say("model"), ("llama-7b", "llama2-13b")),
         ],
         _overlap,
