@@ -9,7 +9,7 @@ from torch import Tensor
 
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
-from shardwright.config.load import make_job
+from shardwright.config.load import job_of_fields, make_job
 from shardwright.config.nf4_rows import BLOCK, GROUP, Nf4Row
 from shardwright.memory.job_memory import rank_memory
 from shardwright.memory.step_collectives import ledger_table, step_ledger
@@ -125,3 +125,70 @@ def test_ranks_train_as_one_rank_does_and_hold_and_send_what_is_predicted(name: 
         assert measured.parameters_bytes == predicted.parameters_bytes
         assert measured.gradients_bytes == predicted.gradients_bytes
         assert measured.optimizer_bytes == predicted.optimizer_bytes
+
+
+def released_in_nf4(folder: Path) -> tuple[Any, JobSpec]:
+    """A small Llama of transformers whose matrices of layers have the values of NF4, and a job that begins with the
+    model as it was."""
+    from transformers import LlamaConfig, LlamaForCausalLM  # seconds, and most tests do without
+
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    torch.manual_seed(0)
+    llama = LlamaForCausalLM(LlamaConfig(**sizes, num_key_value_heads=2, vocab_size=61, max_position_embeddings=16))
+    llama.save_pretrained(folder)
+    for name, parameter in llama.named_parameters():
+        if name.endswith("proj.weight"):
+            row = Nf4Row(0, parameter.shape[1], parameter.shape[1], is_double=False)
+            parameter.data = dequantise(quantise(parameter.data, row), row, torch.float32)
+    adapter = {"rank": 4, "alpha": 8.0, "targets": ["query", "value"], "base": "nf4"}
+    model = {"weights": str(folder), "sequence": 16, "adapter": adapter}
+    fields = {"model": model, "batch": {"global_batch_size": 4}, "optimizer": SETTINGS}
+    return llama, job_of_fields(fields, [], "a job beside NF4")
+
+
+def test_ten_steps_are_those_of_a_model_whose_matrices_have_the_values_of_nf4(tmp_path: Path) -> None:
+    """Plain LoRA, written out over transformers' Llama: losses to 1e-6."""
+    llama, job = released_in_nf4(tmp_path)
+    replica = build(job, job_mesh(job, 0, CPU), initial_values(job, released_weights_of(job)))
+    downs = {p.place.name: p for unit in replica.shards[0].units for p in unit.parameters}
+    trained = list[Tensor]()
+    for number, layer in enumerate(llama.model.layers):
+        a = downs[f"layers.{number}.attention.qkv.adapter.a"].detach().clone()
+        for module, down in ((layer.self_attn.q_proj, a[0]), (layer.self_attn.v_proj, a[1])):
+            trained += _adapt(module, down, scale=8.0 / 4)
+    plain = torch.optim.AdamW(trained, lr=3e-3, betas=(job.optimizer.beta1, job.optimizer.beta2), eps=1e-8)
+    for group in plain.param_groups:
+        group["weight_decay"] = job.optimizer.weight_decay
+    for step in range(10):
+        tokens = made_up_tokens(job, step)
+        loss = torch.nn.functional.cross_entropy(llama(tokens[:, :-1]).logits.flatten(0, 1), tokens[:, 1:].flatten())
+        plain.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(trained, 0.5)
+        plain.step()
+        assert train_step(replica, step, tokens).loss == pytest.approx(loss.item(), abs=1e-6)
+
+
+def _adapt(module: torch.nn.Linear, down: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Add a low-rank product to a linear map, as torch computes it. Returns its factors."""
+    a, b = down.clone().requires_grad_(), torch.zeros(module.out_features, len(down), requires_grad=True)
+    module.register_forward_hook(lambda _, inputs, y: y + scale * (inputs[0] @ a.t() @ b.t()))
+    return a, b
+
+
+REFUSED: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
+    ({"hidden": 96}, {}, "hidden 96 is no multiple (96 / 64 = 1.50)"),
+    ({"ffn": 160}, {}, "ffn 160 is no multiple"),
+    ({}, {"tp": 4}, "plan.tp 4 cuts rows of 128 elements (heads x head size) within blocks"),
+    ({"adapter": {"rank": 4, "double_quantization": True}}, {}, "double_quantization is of the scales of NF4"),
+)
+
+
+@pytest.mark.parametrize("number", range(len(REFUSED)))
+def test_rows_that_are_no_whole_blocks_are_refused_with_a_way_out(number: int) -> None:
+    model, plan, words = REFUSED[number]
+    fields = job_of().model_dump()
+    with pytest.raises(PlanError) as caught:
+        make_job(fields | {"model": fields["model"] | {"kv_heads": 4} | model, "plan": plan})
+    (fault,) = [fault for fault in caught.value.faults if words in fault]
+    assert "; " in fault
