@@ -189,6 +189,8 @@ def test_a_vocabulary_of_another_model_is_asked_for() -> None:
     files = "--vocab-file neox-20b/vocab.json --merge-file neox-20b/merges.txt"
     (fault,) = faults(script(MEGATRON.replace("--vocab-size 128", files)))
     assert "is not GPT-2's by its name" in fault
+    own = "--vocab-file gpt-neox/gpt2-vocab.json --merge-file gpt-neox/gpt2-merges.txt"
+    assert job_read(script(MEGATRON.replace("--vocab-size 128", own)))[1].job.model.vocab == 50304
 
 
 MINDSPEED = (
@@ -201,6 +203,7 @@ MINDSPEED = (
     [
         ("--first-k-dense-replace 1 --moe-layer-freq 1 --n-shared-experts 2", {"first_dense": 1, "shared_ffn": 32}),
         ("--moe-layer-freq -1 --norm-topk-prob --moe-router-pre-softmax", {"first_dense": 0, "normalise": True}),
+        ("--recompute-activation-function", {"recompute_operators": ["activation"]}),
         ("--num-layer-list 3,5 --seq-aux --moe-aux-loss-coeff 0.1", {"layout": (3, 5), "aux_scope": "sequence"}),
         ("--noop-layers 0,1 --first-k-dense-replace 3", {"layout": (2, 4), "layers": 6, "first_dense": 1}),
         ("--context-parallel-size 2 --context-parallel-algo ulysses_cp_algo", {"cp_method": "ulysses"}),
