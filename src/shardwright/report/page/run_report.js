@@ -21,7 +21,7 @@ if (parts.memory) show("by-rank", () => showMemory(parts.memory, null));
 if (parts.timeline) show("timeline", () => showTimeline(parts.timeline, run.performed));
 if (parts.links?.ranks > 1) {
   show("nodes", () => showNodes(parts.links));
-  show("traffic", () => showTraffic(parts.links));
+  show("traffic", () => showTraffic(parts.links, run.figures.link_use));
 }
 if (parts.step?.money) show("money", () => showMoney(parts.step, parts.job));
 if (run.experts) show("experts", showExperts);
@@ -90,6 +90,10 @@ function showMeasured() {
     for (const [cause, pair] of Object.entries(time)) add(cause === "computing" ? cause : `waiting: ${cause}`, pair, secondsText);
     for (const [kind, pair] of Object.entries(memory)) add(`${kind} in memory`, pair, memoryText, true);
     for (const [axis, pair] of Object.entries(bytes)) add(`bytes of a step on ${axis}`, pair, bytesText, true);
+  }
+  for (const { place, link, share } of parts.links?.uses || []) {
+    const measured = run.figures.link_use[place];
+    if (known(measured, String) !== undefined) add(`bandwidth in use ${link.name}, all ranks`, [share, measured], shareText);
   }
   const note = run.compared ? run.compared.time_not_predicted && `Time is not predicted: ${run.compared.time_not_predicted}.`
     : "The run did not come to its end, where rank 0 compares.";

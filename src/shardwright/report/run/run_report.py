@@ -76,6 +76,7 @@ def report_data(card: RunCard, record: RunRecord, folder: Path) -> dict[str, Any
             "tokens_per_s": record.median("tokens_per_s"),
             "mfu": record.median("mfu"),
             "peak_memory_bytes": record.peak_memory_bytes,
+            "link_use": {place: record.median(f"{place}_link_use") for place in ("inside", "between")},
         },
         "health": {
             "skipped": record.skipped,
