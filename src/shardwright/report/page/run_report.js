@@ -16,6 +16,7 @@ showFigures();
 showMessages();
 showCharts();
 show("measured", showMeasured);
+if (run.profiled) show("profiled", showProfiled);
 if (parts.step) show("step", () => showStep(parts.step, null, run.words));
 if (parts.memory) show("by-rank", () => showMemory(parts.memory, null));
 if (parts.timeline) show("timeline", () => showTimeline(parts.timeline, run.performed));
@@ -99,6 +100,17 @@ function showMeasured() {
     : "The run did not come to its end, where rank 0 compares.";
   fill("measured", "", rows.length > 1 ? table(rows, { "aria-label": "Predicted beside measured" }) : null,
     note ? element("p", { class: "quiet" }, note) : null);
+}
+
+function showProfiled() {
+  const { step, ranks, seconds, rows } = run.profiled;
+  const hasPrediction = rows.some((row) => row.predicted_s !== null);
+  const header = ["cause", "mean of the ranks", "of the step", "most of a rank", ...(hasPrediction ? ["predicted"] : [])];
+  const cells = rows.map(({ cause, is_part: isPart, seconds: mean, most_seconds: most, predicted_s: predicted }) => [
+    isPart ? element("span", { class: "part" }, cause) : cause, secondsText(mean), shareText(mean / seconds), secondsText(most),
+    ...(hasPrediction ? [known(predicted, secondsText) ?? ""] : [])]);
+  fill("profiled", `step ${step}, ${ranks} rank${ranks === 1 ? "" : "s"}, ${secondsText(seconds)}`,
+    table([header, ...cells], { "aria-label": "Causes of a profiled step's time" }));
 }
 
 function showExperts() {
