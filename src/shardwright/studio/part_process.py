@@ -21,11 +21,11 @@ _MOST_LINE = 2**26  # bytes of one answer
 
 class PartProcess:
     """The process, which ends with the block that `running` begins, or with the server. It answers one question after
-    the other; an answer that nobody waits for any more is read and left."""
+    the other. A question whose future is cancelled is not asked; if it was, its answer is read and left."""
 
     def __init__(self) -> None:
         self._process: Process | None = None
-        self._turn = asyncio.Lock()
+        self._waiting, self._asking = asyncio.Lock(), asyncio.Lock()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -63,11 +63,15 @@ class PartProcess:
             self._process = process
 
     async def _answer(self, question: dict[str, Any]) -> bytes:
-        process = self._process
-        if process is None:
-            return b""
-        assert process.stdin is not None and process.stdout is not None
-        async with self._turn:
+        async with self._waiting:
+            return await asyncio.shield(asyncio.ensure_future(self._asked(question)))
+
+    async def _asked(self, question: dict[str, Any]) -> bytes:
+        async with self._asking:
+            process = self._process
+            if process is None:
+                return b""
+            assert process.stdin is not None and process.stdout is not None
             with suppress(OSError):
                 process.stdin.write(json.dumps(question).encode() + b"\n")
                 await process.stdin.drain()

@@ -117,6 +117,8 @@ class Studio:
         self, request: Request, state: PageState, wanted: list[str], known: dict[str, str]
     ) -> AsyncIterator[bytes]:
         async with self._turn:
+            if await request.is_disconnected():
+                return
             other = None
             if PART in wanted and self._part_process.is_ready:
                 wanted = [name for name in wanted if name != PART]
@@ -195,6 +197,8 @@ async def _lines_of_both(parts: Iterator[Part], other: "asyncio.Future[bytes] | 
         if other is not None and "faults" not in names:
             yield await other
     finally:
+        if other is not None:
+            other.cancel()
         with anyio.CancelScope(shield=True):
             if own is not None:
                 await own
