@@ -59,7 +59,7 @@ def test_a_collective_ends_with_the_sum_on_all_ranks() -> None:
 
 
 def test_the_exposed_part_of_an_exchange_sticks_out_of_computing() -> None:
-    few, many = (frame("data-parallel", replicas).picture["rows"] for replicas in ("8", "256"))
+    few, many = (frame("data-parallel", replicas, "1").picture["rows"] for replicas in ("8", "256"))
     for computing, exchange in (few, many):
         hidden, exposed = (part[1] for part in exchange["parts"])
         assert exchange["offset"] + hidden == pytest.approx(max(hidden, computing["parts"][0][1]))

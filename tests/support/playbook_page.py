@@ -22,9 +22,10 @@ TABLE = re.compile(r"(?P<head><!-- table (?P<name>cells|families) -->\n).*?(?=<!
 MODELS = {16: "1.3B", 32: "8.9B"}  # by number of layers
 WORDS = {
     "en": {
-        "cells": "| model | GPUs | runs | fastest | measured | predicted | chosen here | predicted | measured | why |",
-        "families": "| model | GPUs | replicas alone | tensor parallel | pipeline | both |",
-        "same": "as measured; beside computing: {parts}",
+        "cells": "| model, GPUs | runs | fastest: measured (predicted) | chosen here: predicted (measured) | why |",
+        "families": "| model, GPUs | replicas alone | tensor parallel | pipeline | both |",
+        "same": "as fastest",
+        "beside": "beside computing: {parts}",
         "other run": "predicted {ahead} ahead, measured {behind} behind: ",
         "near": "the ranges of both predictions overlap",
         "far": "the prediction is wrong",
@@ -35,9 +36,10 @@ WORDS = {
         "optimizer": "update", "other": "the rest",
     },
     "zh": {
-        "cells": "| 模型 | GPU 数 | 实测次数 | 实测最快 | 实测 | 预测 | 我们选的 | 预测 | 实测 | 为什么 |",
-        "families": "| 模型 | GPU 数 | 只用副本 | 张量并行 | 流水线并行 | 两者都用 |",
-        "same": "与实测一致；计算之外：{parts}",
+        "cells": "| 模型，GPU 数 | 运行次数 | 最快的：实测（预测） | 我们选的：预测（实测） | 为什么 |",
+        "families": "| 模型，GPU 数 | 只用副本 | 张量并行 | 流水线并行 | 两者都用 |",
+        "same": "同左",
+        "beside": "计算之外：{parts}",
         "other run": "预测快 {ahead}，实测慢 {behind}：",
         "near": "两个预测的范围有重叠",
         "far": "预测错了",
@@ -98,7 +100,7 @@ def parts_text(run: Predicted, words: Mapping[str, str], most: int) -> str:
 def reason(best: Predicted, own: Predicted, words: Mapping[str, str]) -> str:
     """The reason why a choice is the measured one, or is not."""
     if own is best:
-        return words["same"].format(parts=parts_text(own, words, 2))
+        return words["beside"].format(parts=parts_text(own, words, 2))
     ahead, behind = predicted_s(best) / predicted_s(own) - 1, own.row.step_s / best.row.step_s - 1
     cause = "near" if best.range_s[0] <= own.range_s[1] else "far"
     cause = cause if own.row.tier == "A" else "rewritten"
@@ -109,9 +111,18 @@ def cell_row(cell: Cell, words: Mapping[str, str]) -> list[str]:
     """A line of the first table."""
     runs = cells()[cell]
     best, own = fastest(runs), chosen(runs)
-    seconds = (best.row.step_s, predicted_s(best), predicted_s(own), own.row.step_s)
-    times = list(map(seconds_text, seconds))
-    return [str(len(runs)), plan_text(best), *times[:2], plan_text(own), *times[2:], reason(best, own, words)]
+    shown = words["same"] if own is best else f"{plan_text(own)}: {both_s(predicted_s(own), own.row.step_s)}"
+    return [
+        str(len(runs)),
+        f"{plan_text(best)}: {both_s(best.row.step_s, predicted_s(best))}",
+        shown,
+        reason(best, own, words),
+    ]
+
+
+def both_s(first: float, second: float) -> str:
+    """Two numbers of seconds, the second in brackets."""
+    return f"{seconds_text(first)} ({seconds_text(second)})"
 
 
 def family_row(cell: Cell, words: Mapping[str, str]) -> list[str]:
@@ -144,7 +155,7 @@ def filled(markdown: str, language: str) -> str:
         name = match["name"]
         lines = [words[name], "|---" * (words[name].count("|") - 1) + "|"]
         for cell in cells():
-            lines.append("| " + " | ".join([MODELS[cell[0]], str(cell[1]), *rows[name](cell, words)]) + " |")
+            lines.append("| " + " | ".join([f"{MODELS[cell[0]]}, {cell[1]}", *rows[name](cell, words)]) + " |")
         return match["head"] + "\n" + "\n".join(lines) + "\n\n"
 
     return TABLE.sub(table, markdown)

@@ -208,16 +208,17 @@ def _sent_text(inside_bytes: float, between_bytes: float) -> str:
     return say("{inside} inside a node, {between} between nodes", inside=inside, between=between)
 
 
-def _overlap(replicas: str) -> FigureFrame:
-    """Computing of a step above the replicas' communication, of which nothing hides the part that sticks out."""
-    sets = [f"plan.dp={replicas}", "plan.zero=1", "plan.recompute=full", "batch.global_batch_size=256"]
+def _overlap(replicas: str, zero: str) -> FigureFrame:
+    """Computing of a step above the replicas' communication, of which nothing hides the part that sticks out. That part
+    has what communication slows, too, and may be longer than the communication by itself."""
+    sets = [f"plan.dp={replicas}", f"plan.zero={zero}", "plan.recompute=full", "batch.global_batch_size=256"]
     asked = FigureJob("llama-7b", int(replicas), _DEVICE, sets)
     job = asked.spec
     step = estimate(job).step
     replica_crossings: list[Crossing] = [crossing for crossing in tell(job).crossings if crossing.axis == "dp"]
     alone_s = sum(float(crossing.seconds or 0.0) for crossing in replica_crossings)
-    computing, exposed = float(step.compute + step.again), min(float(step.data), alone_s)
-    hidden = alone_s - exposed
+    computing, exposed = float(step.compute + step.again), float(step.data)
+    hidden = max(0.0, alone_s - exposed)
     rows: list[Mapping[str, Any]] = [
         {
             "label": say("computing"),
@@ -231,7 +232,7 @@ def _overlap(replicas: str) -> FigureFrame:
                 [say("hidden"), hidden, seconds_text(hidden)],
                 [say("exposed"), exposed, seconds_text(exposed)],
             ],
-            "total": seconds_text(alone_s),
+            "total": say("{seconds} by itself", seconds=seconds_text(alone_s)),
         },
     ]
     numbers = [
@@ -294,7 +295,8 @@ PLAYABLE: Mapping[str, PlayableFigure] = {
         say("llama-7b, a step of 256 sequences: computing, and the communication of replicas beneath it"),
         "bars",
         [
-            FigureControl(say("replicas"), ("8", "16", "32", "64", "128", "256"), 3),
+            FigureControl(say("replicas"), ("8", "32", "128", "256"), 1),
+            FigureControl("ZeRO", ("1", "2", "3")),
         ],
         _overlap,
     ),
