@@ -6,7 +6,7 @@ from typing import Any
 from shardwright.api.one_collective import CollectiveQuestion, one_collective
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import say
-from shardwright.config.units import bytes_text, memory_text, seconds_text
+from shardwright.config.units import bytes_text, memory_text, seconds_text, size_bytes
 from shardwright.cost.collective_algorithms import PricedCollective
 from shardwright.explain.rank_collectives import Crossing
 from shardwright.explain.story import tell
@@ -41,6 +41,7 @@ _KINDS_OF_WORK = {
     "W": say("weight gradient"),
     "S": say("optimizer step"),
 }
+_SIZES = ("1KiB", "16KiB", "256KiB", "1MiB", "4MiB", "16MiB", "64MiB", "256MiB", "1GiB", "4GiB")
 _SCHEDULES = ("gpipe", "1f1b", "interleaved-1f1b", "zb-h2", "zb-v", "dualpipe")
 
 
@@ -144,6 +145,28 @@ def _collective(kind: str, ranks: str) -> FigureFrame:
     ]
     command = f"shardwright collective {kind} --ranks {ranks} --bytes 1GB --device {_DEVICE}"
     return FigureFrame(picture, numbers, command)
+
+
+def _by_size(size: str, ranks: str) -> FigureFrame:
+    """Seconds of an all-reduce by each algorithm: few steps win for small tensors, few bytes for large ones."""
+    question = CollectiveQuestion("all-reduce", size_bytes(size), int(ranks), _DEVICE)
+    priced = one_collective(question).priced
+    rows = [
+        {
+            "label": row.name + " *" * row.is_predicted,
+            "parts": [[say("seconds"), row.seconds, seconds_text(row.seconds)]],
+            "total": seconds_text(row.seconds),
+        }
+        for row in sorted(priced.rows, key=lambda row: row.seconds)
+    ]
+    fastest_s = min(row.seconds for row in priced.rows)
+    numbers = [
+        (say("fastest"), seconds_text(fastest_s)),
+        (say("bytes of the tensor by the time"), f"{question.num_bytes / fastest_s / 1e9:.3g} GB/s"),
+        (say("* what predictions of a step take"), next((row.name for row in priced.rows if row.is_predicted), "-")),
+    ]
+    command = f"shardwright collective all-reduce --ranks {ranks} --bytes {size} --device {_DEVICE}"
+    return FigureFrame({"rows": rows}, numbers, command)
 
 
 def _state(collective: PricedCollective, num_steps: int) -> list[list[Any]]:
@@ -279,6 +302,15 @@ PLAYABLE: Mapping[str, PlayableFigure] = {
         ],
         _collective,
         say("Step number"),
+    ),
+    "alpha-beta": PlayableFigure(
+        say("Seconds of an all-reduce on h100-sxm by algorithm, each size on a scale of its own"),
+        "bars",
+        [
+            FigureControl(say("size of the tensor"), _SIZES, 4),
+            FigureControl(say("number of ranks"), ("2", "8", "64"), 2),
+        ],
+        _by_size,
     ),
     "mesh": PlayableFigure(
         say("32 ranks on 4 nodes: the lines of a rank along each axis"),

@@ -3,7 +3,7 @@
 // a button and the space bar play through them. All controls are the browser's own, so tab, arrows and touch work.
 (() => {
   const { element } = playablePainters;
-  const isNumber = (text) => /^[\d,.]+$/.test(text);
+  const isNumber = (text) => /^[\d,.]+([KMG]iB)?$/.test(text);
 
   // A slider for numbers, a list for names. `changed` gets the number of the value.
   function control({ label, values, start }, changed) {
