@@ -67,9 +67,12 @@ def test_the_exposed_part_of_an_exchange_sticks_out_of_computing() -> None:
     assert many[1]["parts"][1][1] > 3 * few[1]["parts"][1][1]
 
 
-def test_every_choice_of_the_mesh_has_each_rank_once() -> None:
-    for _, shown in PLAYABLE["mesh"].frames():
-        assert not shown.fault and len(set(map(tuple, shown.picture["places"]))) == 32
+def test_the_mesh_has_each_place_once_and_says_what_leaves_a_node() -> None:
+    inner, outer = (frame("mesh", "4", "2", order) for order in ("dp-pp", "pp-dp"))
+    assert sorted(inner.picture["places"]) == sorted(outer.picture["places"]) != inner.picture["places"]
+    assert len(set(map(tuple, inner.picture["places"]))) == 32
+    along_pp = [dict(shown.numbers)["sent by a rank along pp"] for shown in (inner, outer)]
+    assert along_pp[0].endswith("between nodes") and along_pp[1].endswith("inside a node")
 
 
 def test_scripts_have_the_same_numbers_in_both_languages() -> None:

@@ -316,7 +316,7 @@ PLAYABLE: Mapping[str, PlayableFigure] = {
         say("32 ranks on 4 nodes: the lines of a rank along each axis"),
         "ranks",
         [
-            FigureControl("tp", ("1", "2", "4", "8"), 2),
+            FigureControl("tp", ("2", "4", "8"), 1),
             FigureControl("pp", ("1", "2", "4"), 1),
             FigureControl(say("order"), ("dp-pp", "pp-dp")),
         ],

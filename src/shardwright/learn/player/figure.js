@@ -100,7 +100,12 @@
     });
     image.replaceWith(whole);
     renew();
-    new ResizeObserver(() => draw()).observe(whole);
+    let width = whole.clientWidth;
+    new ResizeObserver(() => {
+      if (whole.clientWidth === width) return;
+      width = whole.clientWidth;
+      draw();
+    }).observe(whole);
   }
 
   for (const image of document.querySelectorAll("img[data-figure]")) {
