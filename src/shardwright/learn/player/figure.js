@@ -3,7 +3,7 @@
 // a button and the space bar play through them. All controls are the browser's own, so tab, arrows and touch work.
 (() => {
   const { element } = playablePainters;
-  const isNumber = (text) => /^[\d,.]+$/.test(text);
+  const isNumber = (text) => /^[\d,.]+([KMG]iB)?$/.test(text);
 
   // A slider for numbers, a list for names. `changed` gets the number of the value.
   function control({ label, values, start }, changed) {
@@ -100,7 +100,12 @@
     });
     image.replaceWith(whole);
     renew();
-    new ResizeObserver(() => draw()).observe(whole);
+    let width = whole.clientWidth;
+    new ResizeObserver(() => {
+      if (whole.clientWidth === width) return;
+      width = whole.clientWidth;
+      draw();
+    }).observe(whole);
   }
 
   for (const image of document.querySelectorAll("img[data-figure]")) {

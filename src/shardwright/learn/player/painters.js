@@ -25,6 +25,7 @@ const playablePainters = (() => {
   }
 
   function legend(entries) {
+    if (entries.length < 2) return "";
     const items = entries.map(([colour, name]) => element("span", {}, element("i", { style: `background: ${colour}` }), name));
     return element("div", { className: "playable-legend" }, items);
   }
@@ -119,8 +120,8 @@ const playablePainters = (() => {
         return element("div", { className: "row" }, element("span", { className: "label" }, `${page.words.rank} ${rank}`), cells);
       });
       const texts = moves.map(([sender, receiver, names, adds]) =>
-        element("li", {}, `${sender} → ${receiver}: ${names.join(" ")}${adds ? ` (${page.words.adds})` : ""}`));
-      place.replaceChildren(element("div", { className: "playable-pieces" }, rows), element("ul", { className: "playable-moves" }, texts));
+        element("span", {}, `${sender} → ${receiver}: ${names.join(" ")}${adds ? ` (${page.words.adds})` : ""}`));
+      place.replaceChildren(element("div", { className: "playable-pieces" }, rows), element("div", { className: "playable-moves" }, texts));
     },
   };
 
