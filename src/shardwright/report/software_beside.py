@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from shardwright.config.job import JobSpec
-from shardwright.config.software import software_of
+from shardwright.config.software import software_of, usual_software
 from shardwright.config.software_support import missing_features
 from shardwright.cost.calibration import shipped
 from shardwright.cost.from_job import run_of
@@ -14,8 +14,8 @@ from shardwright.report.text_columns import aligned
 from shardwright.simulate.batch_pricing import Price, prices
 from shardwright.simulate.full_step import simulated_steps
 
-USUAL_SOFTWARE = ("megatron-core", "torchtitan-2025")
 _LACKING = "lacks it"
+_UNPRICED = "no price"  # the software has the plan, and the cost model can't price it there
 
 
 def software_beside(plans: Sequence[PricedPlan]) -> str:
@@ -26,7 +26,7 @@ def software_beside(plans: Sequence[PricedPlan]) -> str:
     if not plans or not software_of(plans[0].job.cluster.software).is_own:
         return ""
     label = "1" if len(plans) == 1 else f"1 to {len(plans)}"
-    steps = {name: _steps([plan.job for plan in plans], name) for name in USUAL_SOFTWARE}
+    steps = {name: _steps([plan.job for plan in plans], name) for name in usual_software()}
     return aligned([[f"{label} as {name}", *cells] for name, cells in steps.items()])
 
 
@@ -38,11 +38,12 @@ def _steps(jobs: Sequence[JobSpec], name: str) -> list[str]:
         for job in jobs
         if not missing_features(software, job)
     ]
+    words = {job.plan.model_dump_json(): _UNPRICED for job in with_it}
     priced = [
         (job, price.time)
         for job, price in zip(with_it, prices(list(map(run_of, with_it)), shipped(), memo), strict=True)
         if isinstance(price, Price)
     ]
     times = simulated_steps([job for job, _ in priced], [time for _, time in priced], shipped(), memo)
-    steps = {job.plan.model_dump_json(): step_text(time.total) for (job, _), time in zip(priced, times, strict=True)}
-    return [steps.get(job.plan.model_dump_json(), _LACKING) for job in jobs]
+    words |= {job.plan.model_dump_json(): step_text(time.total) for (job, _), time in zip(priced, times, strict=True)}
+    return [words.get(job.plan.model_dump_json(), _LACKING) for job in jobs]

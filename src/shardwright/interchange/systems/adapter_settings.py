@@ -34,7 +34,7 @@ class _Program:
 
     switch: str
     words: tuple[str, ...]
-    rank: int
+    rank: int  # 0 if programs with this setting have different defaults, so that the files have to say them
     alpha: float
     targets: tuple[Target, ...]
 
@@ -42,10 +42,13 @@ class _Program:
 _PEFT_TARGETS: tuple[Target, ...] = ("query", "value")
 _PROGRAMS = (
     _Program("use_peft", ("true", "1", "yes"), 16, 32.0, _PEFT_TARGETS),
+    _Program("use_peft_lora", ("true", "1"), 64, 16.0, ("query", "key", "value", "gate", "up", "down")),
+    _Program("use_lora", ("true", "1"), 0, 0.0, ()),
     _Program("finetuning_type", ("lora",), 8, 0.0, TARGETS),
     _Program("adapter", ("lora",), 8, 16.0, _PEFT_TARGETS),
     _Program("tuner_type", ("lora",), 8, 32.0, TARGETS),
     _Program("train_type", ("lora",), 8, 32.0, TARGETS),
+    _Program("train_mode", ("lora",), 64, 16.0, TARGETS),
 )
 _TARGETS = ("lora_target_modules", "lora_target", "target_modules")
 
@@ -56,7 +59,12 @@ def read_adapter(settings: Settings, fields: Flat, spelled: Callable[[str], str]
     if program is None:
         return
     settings.text(spelled(program.switch))  # now it is read
-    rank = settings.count((spelled("lora_r"), spelled("lora_rank")), program.rank, least=1)
+    ranks = (spelled("lora_r"), spelled("lora_rank"))
+    if not program.rank and not settings.has(*ranks) and "model.adapter.rank" not in settings.overrides:
+        settings.faults.append(
+            f"{settings.setting_text(spelled(program.switch))}: nothing says the rank; --set model.adapter.rank=N"
+        )
+    rank = settings.count(ranks, program.rank or 1, least=1)
     alpha = settings.number((spelled("lora_alpha"),), program.alpha or 2.0 * rank)
     targets = _targets(settings, program, spelled)
     fields |= {"model.adapter.rank": rank, "model.adapter.alpha": alpha, "model.adapter.targets": list(targets)}
@@ -75,8 +83,12 @@ def _targets(settings: Settings, program: _Program, spelled: Callable[[str], str
     linear = spelled("lora_target_linear")
     is_all = settings.has(linear) and settings.flag(linear)
     present = tuple(spelled(name) for name in _TARGETS if settings.has(spelled(name)))
-    modules = [module for name in present for module in settings.words(name)]
+    words = [word for name in present for word in settings.words(name)]
+    modules = [module for word in words for module in word.strip("[]'\"").split(",") if module]
     if is_all or any(module in _ALL for module in modules):
+        return TARGETS
+    if not modules and not program.targets and "model.adapter.targets" not in settings.overrides:
+        settings.faults.append("nothing says which maps have adapters; --set model.adapter.targets=[query,value]")
         return TARGETS
     if not modules:
         names = ", ".join(program.targets)
