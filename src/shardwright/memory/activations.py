@@ -33,8 +33,8 @@ class Layer:
     sum that makes the middle of the stream; in a parallel block the sum over tp comes after both. In a layer with
     experts the chain `mlp` has the experts, and `shared` the shared experts. If the layer does not end with a product,
     because it has experts or a norm of the MLP's result, its end is recomputed with the whole layer. `carried` is the
-    tensor that the first chain passes to the end, and `needs` are the memory needs of the operators in the backward; those
-    of a layer whose matrices are frozen beside adapters if it `is_adapted`.
+    tensor that the first chain passes to the end, and `needs` are the memory needs of the operators in the backward.
+    If the layer `is_adapted`, its matrices are frozen beside adapters.
     """
 
     sizes: TensorBytes
