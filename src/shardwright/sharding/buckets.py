@@ -92,7 +92,7 @@ def num_hosted(host_share: float, shard_size: int) -> int:
 
 
 def unit_layout(places: Sequence[ParameterShard], num_shards: int) -> FlatLayout:
-    """The places of a unit's parameters, in its order, in a buffer that is cut into shards between rows; matrices in NF4,
-    which are never updated, between any words."""
+    """The places of a unit's parameters, in its order, in a buffer that is cut into shards: between rows, or in NF4
+    between any words."""
     rows = [(place.num_words, 1) if place.row_format else rows_of(place.shape) for place in places]
     return flat_layout(rows, num_shards)
