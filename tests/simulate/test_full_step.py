@@ -14,7 +14,7 @@ from shardwright.schedule.action import Kind
 from shardwright.schedule.job_program import job_program
 from shardwright.simulate import full_step as played
 from shardwright.simulate.closed_form import StepTime, step_time
-from shardwright.simulate.full_step import action_costs, simulated_step, simulated_steps
+from shardwright.simulate.full_step import simulated_step, simulated_steps, timed_actions
 
 CONSTANTS = shipped()
 
@@ -70,7 +70,7 @@ def test_parts_add_up_and_more_bandwidth_is_not_slower(plan: dict) -> None:
 @pytest.mark.parametrize("plan", [{"zero": 0}, {"zero": 1}, {"zero": 2}, {"zero": 0, "recompute": "full"}], ids=str)
 def test_without_a_pipeline_a_drawn_reduction_is_what_outlasts_the_backward(plan: dict) -> None:
     spec = job(dp=32, link=10.0, batch=32, software="torchtitan", **plan)
-    whole, drawn = simulated_step(spec, CONSTANTS), action_costs(spec, CONSTANTS)
+    whole, drawn = simulated_step(spec, CONSTANTS), timed_actions(spec, CONSTANTS).costs
     assert 0 < sum(drawn.reduce) <= whole.data * (1 + 1e-9)
     actions_s = sum(sum(costs) for costs in (drawn.forward, drawn.input_grad, drawn.weight_grad, drawn.reduce))
     assert actions_s < whole.total
@@ -118,7 +118,7 @@ def test_a_step_is_no_shorter_than_its_busiest_rank(zero: int, schedule: str, la
     of = job(vocab=128256, software="shardwright", link=5.0, dp=8, pp=4, zero=zero, schedule=schedule, layout=layout)
     narrow = of.model.model_copy(update={"hidden": 1024, "heads": 8, "ffn": 3584})
     of = of.model_copy(update={"model": narrow})
-    step, costs, program = simulated_step(of, CONSTANTS), action_costs(of, CONSTANTS), job_program(of)
+    step, costs, program = simulated_step(of, CONSTANTS), timed_actions(of, CONSTANTS).costs, job_program(of)
     each = [sum(of) for of in zip(costs.forward, costs.input_grad, costs.weight_grad, strict=True)]
     forwards = [[part for a in row for part in a.computes() if part.kind is Kind.FORWARD] for row in program.ranks]
     busiest_s = max(sum(each[part.stage] for part in row) for row in forwards)

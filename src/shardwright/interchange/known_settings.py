@@ -40,7 +40,7 @@ _MATTERS = re.compile(
     r"|vision|projector|hybrid|mamba|kd|teacher|distill\w*|ltd|ssm|context|accumul\w*|embed\w*|attention|attn|topk|stages?|pipeline|tokens|checkpointing|galore|apollo|badam|pure|overrides)\b"
 )
 _TRAINS_A_PART = re.compile(
-    r"\b(q?lora\w*|dora|peft\w*|adapters?|finetuning|freeze\w*|frozen|unfreeze\w*|unfrozen\w*|trainable|qat|onebit\w*|llmcompressor|quant\w*|gptq|awq|nf4"
+    r"\b(q?lora\w*|dora|peft\w*|adapters?|finetuning|freeze\w*|frozen|unfreeze\w*|unfrozen\w*|trainable|spectrum|lisa\w*|qat|onebit\w*|llmcompressor|quant\w*|gptq|awq|nf4"
     r"|[48]bit|bnb|tuner\w*|train type)\b"
 )
 _LATENT_RANK = re.compile(r"(q|kv)[-_]lora[-_]rank")  # of latent attention, which has no adapters

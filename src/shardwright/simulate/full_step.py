@@ -83,12 +83,22 @@ def step_on_parts_s(part_jobs: Sequence[JobSpec], part_of_rank: Sequence[int], c
     return float((busy_s + max(0.0, bubble_s) + max(0.0, messages_s) + data_s + besides_s) * slower)
 
 
-def action_costs(job: JobSpec, constants: Constants) -> Costs:
-    """Seconds of the simulated actions: of stages, messages, and collectives in parallel with them.
+@dataclass(frozen=True)
+class TimedActions:
+    """The costs of the simulated actions in seconds: of stages, messages, and collectives in parallel with them. Of a
+    forward and of a backward by stage, `exposed_forward` and `exposed_backward` seconds are communication that nothing
+    hides."""
 
-    KeyError names an unknown input, ValueError a contradiction.
-    """
-    return _Stages.of(job, constants, Memo()).costs(has_messages=True, has_collectives=True)
+    costs: Costs
+    exposed_forward: tuple[float, ...]
+    exposed_backward: tuple[float, ...]
+
+
+def timed_actions(job: JobSpec, constants: Constants) -> TimedActions:
+    """The costs of a job's actions. KeyError names an unknown input, ValueError a contradiction."""
+    stages = _Stages.of(job, constants, Memo())
+    costs = stages.costs(has_messages=True, has_collectives=True)
+    return TimedActions(costs, stages.exposed_forward, stages.exposed_backward)
 
 
 def simulated_bubble(job: JobSpec, costs: Costs) -> float:
@@ -162,7 +172,8 @@ def _replaced(
 
 @dataclass(frozen=True)
 class _Stages:
-    """Seconds of one microbatch in each stage, of messages between stages, and of each stage's collectives.
+    """Seconds of one microbatch in each stage, with those of them that are exposed communication, of messages between
+    stages, and of each stage's collectives.
 
     `reduce` and `gather` are empty if they run after the step, and not in parallel with it; `updated_s` is the time
     that the gather of the updated parameters then adds.
@@ -171,6 +182,8 @@ class _Stages:
     forward: tuple[float, ...]
     input_grad: tuple[float, ...]
     weight_grad: tuple[float, ...]
+    exposed_forward: tuple[float, ...]
+    exposed_backward: tuple[float, ...]
     transfer_s: float
     latency_s: float
     reduce: tuple[float, ...]
@@ -219,6 +232,8 @@ class _Stages:
             forward=_by_stage(forward),
             input_grad=_by_stage(seconds.total - forward - seconds.weight_grad),
             weight_grad=_by_stage(seconds.weight_grad),
+            exposed_forward=_by_stage(seconds.exposed_forward + 0.0 * forward),
+            exposed_backward=_by_stage(seconds.exposed - seconds.exposed_forward + 0.0 * forward),
             transfer_s=float(np.ravel(message_s(rates, pipeline, size))[0]) - latency_s,
             latency_s=latency_s,
             reduce=_by_stage(reduce_s) if are_beside else (),
@@ -242,6 +257,8 @@ class _Stages:
             forward=by_stage("forward"),
             input_grad=by_stage("input_grad"),
             weight_grad=by_stage("weight_grad"),
+            exposed_forward=by_stage("exposed_forward"),
+            exposed_backward=by_stage("exposed_backward"),
             transfer_s=max(stages.transfer_s for stages in parts),
             latency_s=max(stages.latency_s for stages in parts),
             reduce=by_stage("reduce"),

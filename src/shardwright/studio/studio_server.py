@@ -6,9 +6,11 @@ no file for a request but those of the page. Computing takes turns, and stops wh
 """
 
 import json
+import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from importlib import resources
+from types import FrameType
 from typing import Any
 
 import anyio
@@ -102,8 +104,10 @@ class Studio:
         """The answer to a state, a line of JSON for each part, as soon as it is known."""
         body = await _body(request)
         names = str(body.get("wanted", "")).split(",")
-        wanted = [name for name in ("values", *PARTS) if name in names]
-        parts = self._answers.parts(PageState.read(body.get("state")), wanted)
+        wanted = [name for name in names if name in ("values", *PARTS)]
+        sent = body.get("known")
+        known = {str(name): str(key) for name, key in sent.items()} if isinstance(sent, dict) else {}
+        parts = self._answers.parts(PageState.read(body.get("state")), wanted, known)
         return StreamingResponse(self._lines(request, parts), media_type="application/x-ndjson")
 
     async def _lines(self, request: Request, parts: Iterator[Part]) -> AsyncIterator[bytes]:
@@ -230,6 +234,17 @@ def listening(port: int) -> socket.socket:
     return connection
 
 
+class StudioServer(uvicorn.Server):
+    """A server that Ctrl-C ends as it should be ended, and not as an error."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """End because of a signal; at the second Ctrl-C without waiting for answers that are on their way."""
+        if sig == signal.SIGINT and not self.should_exit:
+            self.should_exit = True
+        else:
+            super().handle_exit(sig, frame)
+
+
 def server_at(connection: socket.socket) -> uvicorn.Server:
     """The server of a page at a socket: `run(sockets=[connection])` serves it until a signal ends it."""
     config = uvicorn.Config(
@@ -240,4 +255,4 @@ def server_at(connection: socket.socket) -> uvicorn.Server:
         ws="none",
         timeout_graceful_shutdown=1,
     )
-    return uvicorn.Server(config)
+    return StudioServer(config)

@@ -11,7 +11,7 @@ from shardwright.config.fault_gathering_reader import whole
 from shardwright.interchange.reading.shell_conditions import is_true
 from shardwright.interchange.reading.shell_marks import readable, unknown_names
 from shardwright.interchange.reading.shell_skipped import DECLARING, LOCAL, READING, assigned, element_index
-from shardwright.interchange.reading.shell_words import Token, WordPiece
+from shardwright.interchange.reading.shell_words import ShellFault, Token, WordPiece
 
 if TYPE_CHECKING:
     from shardwright.interchange.reading.shell_script import Script
@@ -30,6 +30,7 @@ _WITHOUT_EFFECT = (
     "wait",
     "sleep",
 )
+_SCRIPT_OPTIONS = ("-c", "-lc", "-xc", "-ec", "-ic", "-lic")  # of a shell, before a script
 _ARITHMETIC_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\s*(?:\+\+|--|(?:[-+*/%]|<<|>>)?=(?!=))")
 
 
@@ -178,12 +179,18 @@ class CommandEffects:
         if words[0] == "eval":
             script.follow(" ".join(words[1:]), self.depth + 1)
             return True
+        is_python = any(PurePath(word).name.startswith("python") for word in words)
         for previous, word in zip(["", *words], words, strict=False):
-            is_script = previous == "-c" or (" --" in word and ".py" in word)
+            is_script = (previous in _SCRIPT_OPTIONS and not is_python) or (" --" in word and ".py" in word)
             if is_script and any(separator in word for separator in " \n"):
                 with script.launched_by(words[: words.index(word)]):
                     script.follow(word, self.depth + 1)
                 return True
+        if words[0].startswith("--") and words[0][2:3].isalpha() and script.commands:
+            raise ShellFault(
+                f"line {line}: {shortened(words[0], 60)} begins a command of its own, since the line before it is a "
+                "comment or lacks its \\; mend it"
+            )
         script.count_copies()
         script.commands.append(Command(line, words, script.variables.texts(), script.launchers))
         return None

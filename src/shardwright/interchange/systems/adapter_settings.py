@@ -35,7 +35,7 @@ class _Program:
 
     switch: str
     words: tuple[str, ...]
-    rank: int
+    rank: int  # 0 if programs with this setting have different defaults, so that the files have to say them
     alpha: float
     targets: tuple[Target, ...]
     is_double: bool = False
@@ -45,20 +45,23 @@ class _Program:
 _PEFT_TARGETS: tuple[Target, ...] = ("query", "value")
 _PROGRAMS = (
     _Program("use_peft", ("true", "1", "yes"), 16, 32.0, _PEFT_TARGETS),
+    _Program("use_peft_lora", ("true", "1"), 64, 16.0, ("query", "key", "value", "gate", "up", "down")),
+    _Program("use_lora", ("true", "1"), 0, 0.0, ()),
     _Program("finetuning_type", ("lora",), 8, 0.0, TARGETS, is_double=True),
     _Program("adapter", ("lora", "qlora"), 8, 16.0, _PEFT_TARGETS, is_double=True, of_nf4=("qlora",)),
     _Program("tuner_type", ("lora",), 8, 32.0, TARGETS),
     _Program("train_type", ("lora",), 8, 32.0, TARGETS),
 )
 # Settings of a base in 4 bits, with the words that mean NF4 by bitsandbytes; other words stay unread.
-_FOUR_BITS = (("load_in_4bit", ("true", "1", "yes")), ("quantization_bit", ("4",)))
+_TRUE = ("true", "1", "yes")
+_FOUR_BITS = (("load_in_4bit", _TRUE), ("use_4bit_quantization", _TRUE), ("quantization_bit", ("4",)))
 _OF_NF4 = (
     ("bnb_4bit_quant_type", ("nf4",)),
     ("quantization_type", ("nf4",)),
     ("quantization_method", ("bnb", "bitsandbytes")),
     ("bnb_4bit_compute_dtype", ("bfloat16", "bf16", "torch.bfloat16", "auto")),
 )
-_DOUBLE = ("use_bnb_nested_quant", "bnb_4bit_use_double_quant", "double_quantization")
+_DOUBLE = ("use_bnb_nested_quant", "use_nested_quant", "bnb_4bit_use_double_quant", "double_quantization")
 _TARGETS = ("lora_target_modules", "lora_target", "target_modules")
 
 
@@ -71,7 +74,12 @@ def read_adapter(settings: Settings, fields: Flat, spelled: Callable[[str], str]
     if is_in_4_bits:
         _read_nf4(settings, fields, program, spelled)
     settings.text(spelled(program.switch))  # now it is read
-    rank = settings.count((spelled("lora_r"), spelled("lora_rank")), program.rank, least=1)
+    ranks = (spelled("lora_r"), spelled("lora_rank"))
+    if not program.rank and not settings.has(*ranks) and "model.adapter.rank" not in settings.overrides:
+        settings.faults.append(
+            f"{settings.setting_text(spelled(program.switch))}: nothing says the rank; --set model.adapter.rank=N"
+        )
+    rank = settings.count(ranks, program.rank or 1, least=1)
     alpha = settings.number((spelled("lora_alpha"),), program.alpha or 2.0 * rank)
     targets = _targets(settings, program, spelled)
     fields |= {"model.adapter.rank": rank, "model.adapter.alpha": alpha, "model.adapter.targets": list(targets)}
@@ -100,8 +108,12 @@ def _targets(settings: Settings, program: _Program, spelled: Callable[[str], str
     linear = spelled("lora_target_linear")
     is_all = settings.has(linear) and settings.flag(linear)
     present = tuple(spelled(name) for name in _TARGETS if settings.has(spelled(name)))
-    modules = [module for name in present for module in settings.words(name)]
+    words = [word for name in present for word in settings.words(name)]
+    modules = [module for word in words for module in word.strip("[]'\"").split(",") if module]
     if is_all or any(module in _ALL for module in modules):
+        return TARGETS
+    if not modules and not program.targets and "model.adapter.targets" not in settings.overrides:
+        settings.faults.append("nothing says which maps have adapters; --set model.adapter.targets=[query,value]")
         return TARGETS
     if not modules:
         names = ", ".join(program.targets)

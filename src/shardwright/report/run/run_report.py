@@ -14,7 +14,7 @@ from shardwright.report.plan_parts import PARTS, Part, PredictedPlan, timeline_p
 from shardwright.report.run.run_card import RunCard
 from shardwright.report.run.run_record import RunRecord, read_record
 from shardwright.report.step_cost import PARTS as WORDS
-from shardwright.report.timeline.job_study import JobStudy, study_job
+from shardwright.report.timeline.step_drawing import step_drawing
 from shardwright.schedule.timing import Times
 from shardwright.train.run_files import REPORT, write_anew
 
@@ -107,24 +107,19 @@ def _timelines(card: RunCard, record: RunRecord) -> tuple[Part, Part | None]:
 
     Where the plan's times are relative they are stretched, so that both steps are equally long.
     """
-    study = study_job(card.checked_job(), 0.0, 1)
-    times = _performed_times(study.simulated.times, record.performed_s)
+    plan = PredictedPlan(card.checked_job())
+    planned = step_drawing(plan.job, plan.step)
+    times = _performed_times(planned.times, record.performed_s)
     if times is None:
-        return timeline_part(study), None
-    note = study.note
-    if not study.is_seconds:
-        stretch = times.makespan / study.simulated.times.makespan
-        study = replace(study, simulated=replace(study.simulated, times=_stretched(study.simulated.times, stretch)))
+        return timeline_part(planned), None
+    if not planned.drawn.is_seconds:
+        stretch = times.makespan / planned.times.makespan
         note = "The planned step has no seconds of its own: it is drawn as long as the performed one. "
         note += "An action's length is what its FLOPs say."
-    study = replace(study, is_seconds=True, note=note)
-    return timeline_part(study), _performed_part(study, times)
-
-
-def _performed_part(study: JobStudy, times: Times) -> Part:
-    performed = replace(study, simulated=replace(study.simulated, name="performed", times=times))
+        stretched = planned.performed(_stretched(planned.times, stretch))
+        planned = replace(stretched, drawn=replace(stretched.drawn, note=note, bubble=stretch * planned.drawn.bubble))
     caption = "Performed: the last step that was measured, first replica, as the ranks timed it"
-    return timeline_part(performed) | {"caption": caption}
+    return timeline_part(planned), timeline_part(planned.performed(times)) | {"caption": caption}
 
 
 def _performed_times(planned: Times, rows: Sequence[Sequence[Sequence[float]]]) -> Times | None:
