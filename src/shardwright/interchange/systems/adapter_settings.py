@@ -50,7 +50,7 @@ _PROGRAMS = (
     _Program("train_type", ("lora",), 8, 32.0, TARGETS),
     _Program("train_mode", ("lora",), 64, 16.0, TARGETS),
 )
-_TARGETS = ("lora_target_modules", "lora_target", "target_modules")
+_TARGETS = ("lora_target_modules", "lora_target", "target_modules", "trainable")
 
 
 def read_adapter(settings: Settings, fields: Flat, spelled: Callable[[str], str] = "--{}".format) -> None:
