@@ -19,9 +19,13 @@ from shardwright.schedule.job_program import job_program
 from shardwright.sharding.memory_account import RankMemory
 from shardwright.sharding.mesh import MeshShape
 from shardwright.train.build import build, job_mesh
+from shardwright.train.checkpoint.kept import manifest_of, steps_kept
+from shardwright.train.checkpoint.other_job import refuse_other_model
 from shardwright.train.checkpoint.starting_weights import initial_values, released_weights_of
+from shardwright.train.checkpoint.storage import open_storage
 from shardwright.train.train_step import train_step
 from support.cases import made_up_tokens
+from support.going_on import go_on, save_and_go_on
 from support.ranks import run_on_mesh
 
 CPU = torch.device("cpu")
@@ -125,6 +129,20 @@ def test_ranks_train_as_one_rank_does_and_hold_and_send_what_is_predicted(name: 
         assert measured.parameters_bytes == predicted.parameters_bytes
         assert measured.gradients_bytes == predicted.gradients_bytes
         assert measured.optimizer_bytes == predicted.optimizer_bytes
+
+
+@pytest.mark.processes
+def test_a_run_goes_on_under_another_plan_with_the_base_of_its_weights(tmp_path: Path) -> None:
+    """A checkpoint has the adapters alone: each plan quantises its parts of the base again, to the same bits."""
+    before, after = job_of(is_double=True, dp=2, zero=3), job_of(is_double=True, tp=2)
+    (losses, boxes), _ = run_on_mesh(before, save_and_go_on, before, tmp_path)
+    assert all(".adapter." in name for name in boxes)
+    for went_on, _ in run_on_mesh(after, go_on, after, tmp_path):
+        assert went_on == pytest.approx(losses, rel=2e-6)
+    manifest = manifest_of(storage := open_storage(str(tmp_path / "checkpoints")), steps_kept(storage)[-1])
+    for adapter in ({"base": "compute", "double_quantization": False}, {"double_quantization": False}):
+        with pytest.raises(PlanError, match=r"its model\.adapter is"):
+            refuse_other_model(manifest, job_of(is_double=True, adapter=adapter), storage, weights_alone=False)
 
 
 def released_in_nf4(folder: Path) -> tuple[Any, JobSpec]:

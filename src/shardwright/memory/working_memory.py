@@ -159,7 +159,9 @@ class OperatorNeeds:
         """Needs of an MLP: its last product, its activation and its first product."""
         shape, tp, inner = self.share.tensors.shape, self.job.plan.tp, self.share[mlp.inner]
         up, down = matrices
-        yield self._row_parallel(down, inner, tp, ())
+        # A weight in NF4 becomes numbers after the backward of its adapters, which frees their input.
+        is_read = self._is_target(down) and self.job.model.adapter.row_format
+        yield self._row_parallel(down, inner, tp, (mlp.inner,) if is_read else ())
         yield BackwardNeed(self.stream + self._activation(inner), (mlp.inner,))
         if shape.parallel != "one-norm":
             yield self._column_parallel(up, inner * shape.gates, tp, (mlp.inner, mlp.up, biased_up))
@@ -245,8 +247,11 @@ class OperatorNeeds:
     def _column_parallel(self, matrix: Matrix, output_grad: Bytes, tp: Bytes, free: Tensors) -> BackwardNeed:
         """Need of a product whose input tp ranks gather: the gradients of its result, of its input, in full and a
         rank's share, and of the weight; and its input, gathered again."""
-        shared = self.whole + self.stream if self.gathers else 0
-        made = self._made(matrix, tp) + self.whole * self._is_target(matrix)
+        # A frozen weight needs no input, and its adapters that of a rank's own tokens.
+        is_frozen = self.job.model.is_adapted
+        shared = self.stream + self.whole * (not is_frozen) if self.gathers else 0
+        own = self.stream if self.gathers else self.whole
+        made = self._made(matrix, tp) + own * self._is_target(matrix)
         return BackwardNeed(self.stream + output_grad + self.whole + shared + self._weight(matrix, tp) + made, free)
 
     def _made(self, matrix: Matrix, tp: Bytes) -> Bytes:

@@ -80,7 +80,7 @@ def in_unit_order(parameters: Iterable[T], place_of: Callable[[T], ParameterShar
     def order(parameter: T) -> tuple[bool, bool, int]:
         # Decayed weights first, so that the optimizer sees two flat tensors. Long rows first, for less padding.
         place = place_of(parameter)
-        return place.init != "normal", bool(place.summed_over), -rows_of(place.stored_shape)[1]
+        return place.init != "normal", bool(place.summed_over), -rows_of(place.shape)[1]
 
     return sorted(parameters, key=order)
 
@@ -92,5 +92,7 @@ def num_hosted(host_share: float, shard_size: int) -> int:
 
 
 def unit_layout(places: Sequence[ParameterShard], num_shards: int) -> FlatLayout:
-    """The places of a unit's parameters, in its order, in a buffer that is cut into shards; in NF4, of their words."""
-    return flat_layout([rows_of(place.stored_shape) for place in places], num_shards)
+    """The places of a unit's parameters, in its order, in a buffer that is cut into shards: between rows, or in NF4
+    between any words."""
+    rows = [(place.num_words, 1) if place.row_format else rows_of(place.shape) for place in places]
+    return flat_layout(rows, num_shards)

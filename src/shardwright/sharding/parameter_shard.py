@@ -62,6 +62,11 @@ class ParameterShard:
         return self.shape if row is None else (*self.shape[:-1], row.num_words)
 
     @property
+    def num_words(self) -> int:
+        """Words of the box in NF4."""
+        return math.prod(self.stored_shape)
+
+    @property
     def is_put_off(self) -> bool:
         """True if a split backward computes its gradient in W: parameters of layers, and of modules for further tokens.
         The embedding's gradient is no matrix product, and the head's is computed with the loss."""

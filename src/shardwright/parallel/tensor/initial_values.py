@@ -72,14 +72,15 @@ def in_nf4(initial: Initial) -> Initial:
         assert row is not None
         if row.is_double:
             place = replace(place, box=(*place.box[:-1], (0, row.full)))
-        width = place.shape[-1]
-        words_RW, first_row = out.view(-1, row.num_words), start // row.num_words
+        width, num_words, stop = place.shape[-1], row.num_words, start + out.numel()
         rows_at_once = max(1, _ELEMENTS_IN_NF4 // width)
-        for first in range(0, len(words_RW), rows_at_once):
-            part_RW = words_RW[first : first + rows_at_once]
-            values_RC = torch.empty(len(part_RW), width, device=out.device)
-            initial(place, (first_row + first) * width, values_RC.view(-1))
-            part_RW.copy_(quantise(values_RC, row))
+        for first in range(start // num_words, -(-stop // num_words), rows_at_once):
+            end = min(first + rows_at_once, -(-stop // num_words))
+            values_RC = torch.empty(end - first, width, device=out.device)
+            initial(place, first * width, values_RC.view(-1))
+            low, high = max(start, first * num_words), min(stop, end * num_words)
+            words = quantise(values_RC, row).view(-1)[low - first * num_words : high - first * num_words]
+            out[low - start : high - start].copy_(words)
 
     return write
 
