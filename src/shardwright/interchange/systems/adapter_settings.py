@@ -63,7 +63,7 @@ _OF_NF4 = (
     ("bnb_4bit_compute_dtype", ("bfloat16", "bf16", "torch.bfloat16", "auto")),
 )
 _DOUBLE = ("use_bnb_nested_quant", "use_nested_quant", "bnb_4bit_use_double_quant", "double_quantization")
-_TARGETS = ("lora_target_modules", "lora_target", "target_modules")
+_TARGETS = ("lora_target_modules", "lora_target", "target_modules", "trainable")
 
 
 def read_adapter(settings: Settings, fields: Flat, spelled: Callable[[str], str] = "--{}".format) -> None:
