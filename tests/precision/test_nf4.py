@@ -107,6 +107,11 @@ def test_numbers_are_made_in_each_pass_and_take_their_traffic() -> None:
     assert moved_bytes / 2.1e12 < float(in_nf4 - plain) < moved_bytes / 1.2e12  # a second, at its peak and well below
 
 
+def test_zero_3_gathers_rows_as_they_are_stored() -> None:
+    plain, in_nf4 = (simulated_step(llama(base, dp=4, zero=3), shipped()) for base in ({}, NF4))
+    assert 0 < float(in_nf4.data) < 0.6 * float(plain.data)
+
+
 SMALL = {"layers": 2, "hidden": 64, "heads": 8, "kv_heads": 4, "head_dim": 16, "ffn": 256, "vocab": 61, "sequence": 16}
 SMALL |= {"adapter": {"rank": 4, "base": "nf4"}}
 REFUSED: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
