@@ -129,6 +129,7 @@ site-check: site $(VENV)/installed-test  ## every page in a headless Chromium, w
 
 pages: $(VENV)/installed-test  ## run all commands of these pages, and write their outputs and figures again
 	$(BIN)/python tests/support/learn_pages.py
+	$(BIN)/python tests/support/playbook_page.py
 	$(BIN)/python tests/support/recipe_plans.py
 	$(BIN)/python tests/support/extrapolation_page.py
 

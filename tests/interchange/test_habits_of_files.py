@@ -58,6 +58,8 @@ def test_options_behind_a_comment_are_no_options_of_the_command() -> None:
     lines = ("deepspeed --num_gpus 2 finetune.py \\", "    # which model", f"    {OPTIONS} --deepspeed z.json")
     (fault,) = faults(script(*lines, z_json="{}") | MODEL)
     assert "line 4: --model_name_or_path begins a command of its own" in fault
+    told = megatron(flags="--bf16\n--save here --load here")
+    assert any("--save begins a command of its own" in note for note in told.assumed)
 
 
 @pytest.mark.parametrize(
@@ -85,6 +87,7 @@ STARTED = {
     "deepspeed": (
         f"torchrun train.py {OPTIONS} --deepspeed $CONFIG",
         f"deepspeed main.py {OPTIONS} --zero_stage 2 --deepspeed",
+        f"deepspeed train.py --hidden_size 64 {OPTIONS} --deepspeed z.json",
     ),
     "llamafactory": ("accelerate launch --config_file a.yaml src/train.py sft.yaml",),
     "megatron": (MEGATRON + "--deepspeed --deepspeed_config z.json",),
@@ -113,6 +116,7 @@ def test_programs_that_are_not_read_are_refused_by_name(line: str, title: str) -
     ("flags", "rank", "targets"),
     [
         ("--use_peft_lora True --lora_r 8 --lora_target_modules q_proj,v_proj", 8, ("query", "value")),
+        ("--train_mode lora --lora_rank 4 --lora_target_modules v_proj", 4, ("value",)),
         ("--use_lora True --lora_r 4 --lora_target_modules o_proj down_proj", 4, ("out", "down")),
     ],
 )
@@ -125,6 +129,8 @@ def test_adapters_are_read_by_the_switch_of_a_program(flags: str, rank: int, tar
     ("flags", "words"),
     [
         ("--use_lora True", "nothing says the rank"),
+        ("--train_mode qlora", "train_mode = qlora"),
+        ("--my_way freeze", "my_way = freeze"),
         ("--spectrum_config_path snr.yaml", "spectrum_config_path"),
         ("--use_lisa 1 --lisa_activated_layers 2", "use_lisa"),
     ],
@@ -132,6 +138,11 @@ def test_adapters_are_read_by_the_switch_of_a_program(flags: str, rank: int, tar
 def test_what_trains_a_part_is_asked_for_or_refused(flags: str, words: str) -> None:
     texts = script(f"torchrun --nproc_per_node 2 train.py {OPTIONS} {flags}") | MODEL
     assert any(words in fault for fault in faults(texts))
+
+
+def test_lengths_of_question_and_answer_are_the_length_of_a_sample() -> None:
+    line = f"torchrun --nproc_per_node 2 train.py {OPTIONS} --source_max_len 16 --target_max_len 48"
+    assert job_read(script(line) | MODEL)[1].job.model.sequence == 64
 
 
 def test_a_program_of_deepspeeds_own_has_numbers_of_its_own() -> None:
@@ -178,6 +189,8 @@ def test_a_vocabulary_of_another_model_is_asked_for() -> None:
     files = "--vocab-file neox-20b/vocab.json --merge-file neox-20b/merges.txt"
     (fault,) = faults(script(MEGATRON.replace("--vocab-size 128", files)))
     assert "is not GPT-2's by its name" in fault
+    own = "--vocab-file gpt-neox/gpt2-vocab.json --merge-file gpt-neox/gpt2-merges.txt"
+    assert job_read(script(MEGATRON.replace("--vocab-size 128", own)))[1].job.model.vocab == 50304
 
 
 MINDSPEED = (
@@ -190,6 +203,7 @@ MINDSPEED = (
     [
         ("--first-k-dense-replace 1 --moe-layer-freq 1 --n-shared-experts 2", {"first_dense": 1, "shared_ffn": 32}),
         ("--moe-layer-freq -1 --norm-topk-prob --moe-router-pre-softmax", {"first_dense": 0, "normalise": True}),
+        ("--recompute-activation-function", {"recompute_operators": ["activation"]}),
         ("--num-layer-list 3,5 --seq-aux --moe-aux-loss-coeff 0.1", {"layout": (3, 5), "aux_scope": "sequence"}),
         ("--noop-layers 0,1 --first-k-dense-replace 3", {"layout": (2, 4), "layers": 6, "first_dense": 1}),
         ("--context-parallel-size 2 --context-parallel-algo ulysses_cp_algo", {"cp_method": "ulysses"}),
@@ -209,8 +223,17 @@ def test_what_mindspeed_moves_to_the_host_is_refused_with_a_way_out() -> None:
     assert "--set swap-optimizer=ignore --set swap-attention=ignore" in fault
 
 
-def test_zero_bubbles_of_megatron_deepspeed_are_a_schedule() -> None:
-    assert megatron(flags="--pipeline-model-parallel-size 2 --enable-zbh1-pipeline").job.plan.schedule == "zb-h1"
+@pytest.mark.parametrize(
+    ("flags", "schedule"),
+    [
+        ("--enable-zbh1-pipeline", "zb-h1"),
+        ("--enable-zero-bubble --zero-bubble-max-pending-backward 2", "zb-h1"),
+        ("--enable-zero-bubble --zero-bubble-max-pending-backward 4", "zb-h2"),
+        ("--enable-zero-bubble --zero-bubble-v-schedule --zero-bubble-v-schedule-mem-setup half", "v-half"),
+    ],
+)
+def test_schedules_without_bubbles_of_forks_are_read(flags: str, schedule: str) -> None:
+    assert megatron(flags=f"--pipeline-model-parallel-size 2 {flags}").job.plan.schedule == schedule
 
 
 def test_a_configuration_that_a_file_names_is_read_where_it_lies(tmp_path: Path) -> None:
@@ -265,3 +288,31 @@ def test_experts_of_nanotron_are_read() -> None:
     moe = job.model.moe
     assert (moe.experts, moe.top_k, moe.ffn, moe.shared_ffn, moe.shared_gate) == (4, 1, 32, 5632, True)
     assert moe.aux_loss == "none" and not moe.normalise
+
+
+def test_a_program_may_ask_for_deepspeed_under_accelerates_launcher() -> None:
+    line = f"accelerate launch --num_processes 8 train.py {OPTIONS} --bf16 True --deepspeed z.json"
+    zero = '{"zero_optimization": {"stage": 2}}'
+    system, found = job_read(script(line, z_json=zero) | MODEL)
+    assert (system, found.job.plan.zero, found.job.plan.dp) == ("accelerate", 2, 8)
+
+
+@pytest.mark.parametrize(
+    ("text", "title"),
+    [
+        ("train: {train_iters: 5, global_batch_size: 8, micro_batch_size: 1}\nmodel: {seq_length: 64}\n", "Bridge"),
+        ("train: {global_batch_size: 8, micro_batch_size: 1}\nprecision: bf16-true\ndata: {class_path: a}\n", "LitGPT"),
+    ],
+)
+def test_configurations_that_are_not_read_have_their_own_names(text: str, title: str) -> None:
+    with pytest.raises(PlanError, match=title):
+        system_name_of("job.yaml", text)
+
+
+def test_experts_in_float8_and_overlapped_products_of_torchtitan_are_told() -> None:
+    text = (
+        '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nseq_len = 64\n[float8]\nmoe_fqns = ["experts"]\n'
+        "[experimental]\nenable_async_tensor_parallel = true\n"
+    )
+    (line,) = [line for line in job_read({"t.toml": text}, devices=8)[1].lost if "the time of a step" in line]
+    assert "float8.moe_fqns" in line and "experimental.enable_async_tensor_parallel" in line

@@ -1,6 +1,7 @@
 """Playable figures say what commands say, for every choice of their controls."""
 
 import json
+import re
 from itertools import pairwise
 from typing import Any
 
@@ -10,8 +11,9 @@ from click.testing import CliRunner
 from shardwright.cli.main import cli
 from shardwright.config.units import bytes_text, memory_text, seconds_text
 from shardwright.learn.idea_figures import FIGURES
-from shardwright.learn.playable_figure import FigureFrame, script_of
+from shardwright.learn.playable_figure import PLAYER_WORDS, FigureFrame, script_of
 from shardwright.learn.playable_figures import PLAYABLE
+from shardwright.learn.site_build import PLAYER
 
 
 def frame(name: str, *values: str) -> FigureFrame:
@@ -29,10 +31,15 @@ def test_each_replaces_a_picture() -> None:
         assert all(0 <= control.start < len(control.values) for control in figure.controls)
 
 
+def test_the_player_has_the_words_that_it_uses() -> None:
+    scripts = "".join(file.read_text(encoding="utf-8") for file in PLAYER.glob("*.js"))
+    assert set(re.findall(r"\bwords\.(\w+)", scripts)) == set(PLAYER_WORDS)
+
+
 def test_bars_are_those_of_estimate() -> None:
     for name, values in (("zero", ("8",)), ("recomputation", ("8,192",))):
         shown = frame(name, *values)
-        said = answer(shown.command)
+        said = answer(shown.command.splitlines()[-1])
         total = max(rank["total_bytes"] for rank in said["memory"])
         last = shown.picture["rows"][-1]
         assert last["total"] == f"{memory_text(total)}, {seconds_text(said['step_s'])}"
@@ -59,7 +66,7 @@ def test_a_collective_ends_with_the_sum_on_all_ranks() -> None:
 
 
 def test_the_exposed_part_of_an_exchange_sticks_out_of_computing() -> None:
-    few, many = (frame("data-parallel", replicas, "llama-7b").picture["rows"] for replicas in ("8", "256"))
+    few, many = (frame("data-parallel", replicas, "1").picture["rows"] for replicas in ("8", "256"))
     for computing, exchange in (few, many):
         hidden, exposed = (part[1] for part in exchange["parts"])
         assert exchange["offset"] + hidden == pytest.approx(max(hidden, computing["parts"][0][1]))
@@ -67,9 +74,13 @@ def test_the_exposed_part_of_an_exchange_sticks_out_of_computing() -> None:
     assert many[1]["parts"][1][1] > 3 * few[1]["parts"][1][1]
 
 
-def test_every_choice_of_the_mesh_has_each_rank_once() -> None:
-    for _, shown in PLAYABLE["mesh"].frames():
-        assert not shown.fault and len(set(map(tuple, shown.picture["places"]))) == 32
+def test_the_mesh_has_each_place_once_and_says_what_leaves_a_node() -> None:
+    inner, outer = (frame("mesh", "4", "2", order) for order in ("dp-pp", "pp-dp"))
+    assert inner.picture["places"] != outer.picture["places"]
+    assert sorted(inner.picture["places"]) == sorted(outer.picture["places"])
+    assert len(set(map(tuple, inner.picture["places"]))) == 32
+    along_pp = [dict(shown.numbers)["sent by a rank along pp"] for shown in (inner, outer)]
+    assert along_pp[0].endswith("between nodes") and along_pp[1].endswith("inside a node")
 
 
 def test_scripts_have_the_same_numbers_in_both_languages() -> None:

@@ -41,7 +41,7 @@ def numbers(page: Page) -> list[str]:
 
 @pytest.mark.parametrize("page", [(1400, "dark"), (390, "light")], indirect=True)
 def test_pages_fit_and_say_nothing_wrong(page: Page, address: str) -> None:
-    for name in ("index.html", "zh/pipelines.html", "zh/mesh.html", "zero.html", "questions.html"):
+    for name in ("index.html", "zh/pipelines.html", "zh/mesh.html", "zero.html", "playbook.html"):
         opened(page, address + name)
 
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +39,8 @@ torchrun --nproc_per_node 8 --nnodes 4 pretrain_gpt.py --num-layers 24 --hidden-
 
 
 @pytest.fixture(scope="module")
-def page() -> Iterator[TestClient]:
-    with TestClient(application(8765), base_url=ADDRESS, headers=HEADERS) as client:
-        yield client
+def page() -> TestClient:
+    return TestClient(application(8765), base_url=ADDRESS, headers=HEADERS)  # without its second process
 
 
 def parts_of(page: TestClient, state: dict[str, str], *wanted: str) -> dict[str, Any]:

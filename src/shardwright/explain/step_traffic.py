@@ -34,6 +34,29 @@ class Link:
 
 
 @dataclass(frozen=True)
+class LinkUse:
+    """The bytes that a rank sends over a kind of link in a step; and as a share of what that could carry meanwhile, by
+    its maker's bandwidth, None without a time. Runs are measured by the same share (train/step_metrics.py)."""
+
+    place: str  # inside or between, as in SentBytes
+    link: Link
+    sent_bytes: float
+    share: float | None
+
+
+def link_uses(
+    job: JobSpec, links: Sequence[Link], collectives: Sequence[Crossing], step_s: float | None
+) -> list[LinkUse]:
+    """The use of each link by the collectives of a step."""
+    inside_name, uses = link_words(job.cluster).inside, []
+    for link in links:
+        place = "inside" if link.name == inside_name else "between"
+        sent_bytes = sum(getattr(crossing.sent, place) for crossing in collectives)
+        uses.append(LinkUse(place, link, sent_bytes, sent_bytes / link.peak_bytes_per_s / step_s if step_s else None))
+    return uses
+
+
+@dataclass(frozen=True)
 class StepTraffic:
     """The collectives of `rank`, the pipeline rank that sets the pace, and what they follow from. `times` are of each
     kind of piece, empty without a price, for which `untimed` then has the reason; `pieces` are numbers by pipeline rank

@@ -41,15 +41,20 @@ UNREAD_SYSTEMS = (
     ),
     _system(
         "LitGPT",
-        ("train.global_batch_size", "train.micro_batch_size"),
+        ("train.global_batch_size", "train.micro_batch_size", "precision"),
         commands=(_COMMAND + r"litgpt[ \t]+(?:pretrain|finetune)",),
     ),
     _system(
         "Lightning's command line", ("trainer.strategy", "data.class_path"), ("model.class_path", "data.class_path")
     ),
-    _system("Megatron-Bridge's YAML", ("model._target_", "train.train_iters")),
     _system(
-        "Megatron-Bridge's scripts (of it, recipes in Python are)",
+        "Megatron-Bridge in YAML",
+        ("model._target_", "train.train_iters"),
+        ("train.train_iters", "train.global_batch_size"),
+        ("model.tensor_model_parallel_size", "train.global_batch_size"),
+    ),
+    _system(
+        "Megatron-Bridge's scripts (its recipes in Python are read)",
         commands=(r"\bscripts/performance/\w+\.py\b",),
     ),
     _system("NeMo AutoModel", ("model._target_", "step_scheduler.global_batch_size")),

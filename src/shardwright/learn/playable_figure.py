@@ -22,8 +22,7 @@ _WHOLE_PLAN = "plan.reduce_each=auto"
 PLAYER_WORDS = {
     "play": say("Play"),
     "pause": say("Pause"),
-    "step": say("Moment"),
-    "command": say("The command with these numbers"),
+    "command": say("Commands that print these numbers"),
     "refused": say("Refused"),
     "node": say("node"),
     "rank": say("rank"),
@@ -43,8 +42,8 @@ class FigureControl:
 
 @dataclass(frozen=True)
 class FigureFrame:
-    """A figure under one choice: the picture as its painter reads it, numbers as (label, text), and a command that
-    prints them. A plan that is refused has the first fault alone."""
+    """A figure under one choice: the picture as its painter reads it, numbers as (label, text), and the command
+    that prints them, or several, a line each. A plan that is refused has the first fault alone."""
 
     picture: Mapping[str, Any]
     numbers: Sequence[tuple[str, str]] = ()

@@ -132,8 +132,7 @@ def verdict_sentences(job: JobSpec, fit: Fit | None) -> list[str]:
     else:
         device_text = say("one {device}, which shows {room} of its {memory}", device=device, room=shown, memory=memory)
         need_text = say(
-            "the process of pp rank {rank} needs {needed} ({beside} of them for its context, communicators and what "
-            "the allocator loses)",
+            "the process of pp rank {rank} needs {needed} ({beside} for the process itself)",
             rank=rank,
             needed=memory_text(needed),
             beside=memory_text(fit.beside_bytes),

@@ -11,7 +11,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.link_words import link_words
 from shardwright.config.units import counted
 from shardwright.cost.calibration import shipped
-from shardwright.explain.step_traffic import step_traffic
+from shardwright.explain.step_traffic import link_uses, step_traffic
 from shardwright.memory.job_memories import job_accounts
 from shardwright.planner.own_plan import PricedStep, priced_step
 from shardwright.report.fit_verdict import Fit, fit_of, verdict_text
@@ -140,6 +140,7 @@ def _links_part(plan: PredictedPlan) -> Part:
     job = plan.job
     step = None if isinstance(plan.step, str) else plan.step
     traffic, words = step_traffic(job, step), link_words(job.cluster)
+    step_s = None if step is None else float(step.total)
     mesh, per_node = MeshShape.of(job.plan), job.cluster.devices_per_node or job.plan.world
     num_placed = min(job.plan.world, max(per_node, _MOST_PLACED // per_node * per_node))
     places = [mesh.coordinates(rank) for rank in range(min(num_placed, _MOST_PLACED))]
@@ -148,8 +149,8 @@ def _links_part(plan: PredictedPlan) -> Part:
         "domain": words.domain,
         "inside": words.inside,
         "between": words.between,
-        "step_s": None if step is None else float(step.total),
-        "links": [asdict(link) for link in traffic.links],
+        "step_s": step_s,
+        "uses": [asdict(use) for use in link_uses(job, traffic.links, traffic.crossings, step_s)],
         "crossings": [asdict(crossing) for crossing in traffic.crossings],
         "devices_per_node": per_node,
         "ranks": job.plan.world,

@@ -13,6 +13,7 @@ from functools import lru_cache
 import numpy as np
 
 from shardwright.config.job import JobSpec
+from shardwright.config.recompute_facts import RECOMPUTES
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.software import SoftwareSpec
 from shardwright.cost.calibration import Constants, rates_of, software_under
@@ -30,6 +31,7 @@ from shardwright.simulate.batched_timing import Rounds, rounds_of
 from shardwright.simulate.closed_form import StepTime, border_bytes, piece_times, step_time
 
 _MOST = 2**14  # simulated microbatches times stages
+_ROUNDING = 1e-9  # share of a step
 
 
 def simulated_step(job: JobSpec, constants: Constants) -> StepTime:
@@ -61,6 +63,29 @@ def simulated_steps(
         else _replaced(closed_step, *_parts_s(job, job_stages, seconds), sets_pace=bool(job_stages.gather))
         for job, closed_step, job_stages in zip(jobs, closed, stages, strict=True)
     ]
+
+
+def least_steps_s(jobs: Sequence[JobSpec], closed: Sequence[StepTime], constants: Constants, memo: Memo) -> list[float]:
+    """A lower bound on the seconds of each of `simulated_steps`, without their orders of work.
+
+    The simulated parts of a step are at least 0, and its computation and messages together at least those of
+    `_Stages.least_s`. A step that is extrapolated, or that overlaps with the next one, has no longer bound than its
+    computation; nor has one that recomputes stages, whose work is not counted here.
+    """
+    least = []
+    for job, closed_step in zip(jobs, closed, strict=True):
+        if not is_simulated(job):
+            least.append(float(closed_step.total))
+            continue
+        stages, facts = _Stages.of(job, constants, memo), SCHEDULES[job.plan.schedule]
+        busy_s, least_s = stages.least_s(job_placement(job), job.num_microbatches, facts.splits_weights)
+        if len(simulated_orders(job)) > 1 or facts.overlaps_steps or RECOMPUTES[job.plan.recompute].by_stage:
+            least_s = busy_s
+        data_s = stages.updated_s if stages.reduce or stages.gather else None
+        parts = busy_s, least_s - busy_s, 0.0, data_s
+        step = _replaced(closed_step, *parts, sets_pace=bool(stages.gather))
+        least.append((1 - _ROUNDING) * float(step.total))
+    return least
 
 
 def step_on_parts_s(part_jobs: Sequence[JobSpec], part_of_rank: Sequence[int], constants: Constants) -> float:
@@ -266,6 +291,24 @@ class _Stages:
             updated_s=max(stages.updated_s for stages in parts),
             leak=max(stages.leak for stages in parts),
         )
+
+    def least_s(self, placement: StagePlacement, num_microbatches: int, splits_weights: bool) -> tuple[float, float]:
+        """(Computation of the rank that computes longest, a lower bound on a step with messages), in seconds, in any
+        order of work.
+
+        A rank computes one action at a time. It begins when a microbatch has passed all stages before the first of its
+        own, and every message on its way. If backwards are whole, its last action is one, and the gradient has still
+        to pass the stages before it. So a step takes at least the work of any rank, and the least of these two ways.
+        """
+        forward, backward = np.array(self.forward), np.add(self.input_grad, self.weight_grad)
+        busy_s = np.zeros(placement.num_ranks)
+        before_s, after_s = np.full_like(busy_s, np.inf), np.full_like(busy_s, 0.0 if splits_weights else np.inf)
+        for holders in map(np.array, placement.holders):
+            message_s = (self.transfer_s + self.latency_s) * (np.diff(holders) != 0)
+            np.add.at(busy_s, holders, num_microbatches // placement.num_copies * (forward + backward))
+            for least, passed_s in ((before_s, forward), (after_s, backward)):
+                np.minimum.at(least, holders, np.append(0.0, np.cumsum(passed_s[:-1] + message_s)))
+        return float(busy_s.max()), float((before_s + busy_s + after_s).max())
 
     def costs(self, has_messages: bool, has_collectives: bool) -> Costs:
         """The costs of actions, with or without messages and collectives."""

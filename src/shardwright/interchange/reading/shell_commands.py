@@ -11,7 +11,7 @@ from shardwright.config.fault_gathering_reader import whole
 from shardwright.interchange.reading.shell_conditions import is_true
 from shardwright.interchange.reading.shell_marks import readable, unknown_names
 from shardwright.interchange.reading.shell_skipped import DECLARING, LOCAL, READING, assigned, element_index
-from shardwright.interchange.reading.shell_words import ShellFault, Token, WordPiece
+from shardwright.interchange.reading.shell_words import Token, WordPiece
 
 if TYPE_CHECKING:
     from shardwright.interchange.reading.shell_script import Script
@@ -186,11 +186,6 @@ class CommandEffects:
                 with script.launched_by(words[: words.index(word)]):
                     script.follow(word, self.depth + 1)
                 return True
-        if words[0].startswith("--") and words[0][2:3].isalpha() and script.commands:
-            raise ShellFault(
-                f"line {line}: {shortened(words[0], 60)} begins a command of its own, since the line before it is a "
-                "comment or lacks its \\; mend it"
-            )
         script.count_copies()
         script.commands.append(Command(line, words, script.variables.texts(), script.launchers))
         return None

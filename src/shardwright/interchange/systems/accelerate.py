@@ -311,6 +311,8 @@ def result_of(parts: FileParts, asked: Asked, *systems: str) -> ReadResult:
     command = parts.command
     settings = parts.settings(asked, asked.cluster.devices)
     _fsdp_of_options(settings)
+    if isinstance(settings.given.get("--deepspeed"), str) or settings.given.get("--use_deepspeed") is True:
+        settings.given.setdefault("distributed_type", "DEEPSPEED")
     # Default counts: those of torchrun, if it starts the program.
     launched = (
         (command.nodes, command.devices_per_node) if command and command.nodes * command.devices_per_node else (1, 0)

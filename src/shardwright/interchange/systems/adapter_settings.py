@@ -51,6 +51,7 @@ _PROGRAMS = (
     _Program("adapter", ("lora", "qlora"), 8, 16.0, _PEFT_TARGETS, is_double=True, of_nf4=("qlora",)),
     _Program("tuner_type", ("lora",), 8, 32.0, TARGETS),
     _Program("train_type", ("lora",), 8, 32.0, TARGETS),
+    _Program("train_mode", ("lora",), 64, 16.0, TARGETS),
 )
 # Settings of a base in 4 bits, with the words that mean NF4 by bitsandbytes; other words stay unread.
 _TRUE = ("true", "1", "yes")

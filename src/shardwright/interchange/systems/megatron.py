@@ -27,9 +27,9 @@ from shardwright.interchange.systems.megatron_plan import PLAN, WORLD
 from shardwright.interchange.systems.megatron_training import TRAINING
 from shardwright.interchange.training_programs import program_fault
 
-SIGNS = (
-    FileSigns(commands=(r"--(num[-_]layers|hidden[-_]size|tensor[-_]model[-_]parallel[-_]size)\b",), weight=SHARED),
-)
+_FLAGS = r"--(num[-_]layers|hidden[-_]size|tensor[-_]model[-_]parallel[-_]size)\b"
+# Without options of transformers' Trainer, beside which other programs have such flags.
+SIGNS = (FileSigns(commands=(rf"(?s)\A(?!.*--per_device_train_batch_size).*{_FLAGS}",), weight=SHARED),)
 # A command with two of these flags trains.
 _TRAINING_FLAGS = {
     "--num-layers",

@@ -42,7 +42,10 @@ def _other_vocabulary(vocabulary: str, settings: Settings) -> str:
         path = " ".join(settings.words(option)).lower()
         folders = UNKNOWN.sub("", path).strip("/. ").split("/")
         names = [name for name in folders if name not in _PLAIN_NAMES and any(char.isalpha() for char in name)]
-        is_own = any(word in path for word in words) and not any(word in path for word in _OF_OTHERS)
+        is_own = any(
+            any(word in part for word in words) and not any(word in part for word in _OF_OTHERS)
+            for part in (folders[-1], path)
+        )
         if names and not is_own and (len(names) > 1 or "-" in names[0]):
             return settings.setting_text(option)
     return ""

@@ -79,11 +79,25 @@ def _read_pipeline(settings: Settings, fields: Flat) -> None:
     if pp * virtual > layers + 2:  # the checks of the job report this
         stages = []
     fields["plan.schedule"] = "interleaved-1f1b" if virtual > 1 and pp > 1 else "1f1b"
-    if settings.flag("enable-zbh1-pipeline") and pp > 1:  # of Megatron-DeepSpeed
-        fields["plan.schedule"] = "zb-h1"
+    if (schedule := _zero_bubbles(settings, pp)) and pp > 1:
+        fields["plan.schedule"] = schedule
     fields["plan.virtual_stages"] = virtual if pp > 1 else 1
     if stages and pp > 1 and (stages != even_stages(layers, pp * virtual) or 0 in stages):
         fields["plan.layout"] = stages
+
+
+def _zero_bubbles(settings: Settings, pp: int) -> str:
+    """The schedule of forks without bubbles: Megatron-DeepSpeed's, and that of Sea AI Lab's; empty without one."""
+    if settings.flag("enable-zbh1-pipeline"):
+        return "zb-h1"
+    if settings.flag("zero-bubble-v-schedule"):
+        settings.ignore("enable-zero-bubble", "zero-bubble-max-pending-backward")
+        words = {"half": "v-half", "min": "v-min", "zb": "zb-v"}
+        return str(settings.one_of("zero-bubble-v-schedule-mem-setup", words, "zb", "plan.schedule"))
+    if not settings.flag("enable-zero-bubble"):
+        return ""
+    alive = settings.count("zero-bubble-max-pending-backward", pp)
+    return "zb-h2" if alive >= 2 * pp - 1 else "zb-h1"
 
 
 def _uneven_stages(layers: int, pp: int, virtual: int, first: int, last: int) -> list[int]:

@@ -22,6 +22,7 @@ _OWN = (
     "num-layer-list",
     "noop-layers",
     "handler-name",
+    "recompute-activation-function",
     "swap-optimizer",
     "reuse-fp32-param",
 )
@@ -46,6 +47,9 @@ def as_megatron(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str
             flags.pop(name, None)
         flags |= renamed
         spelled |= {name: own[0] for name in renamed if own}
+    if "recompute-activation-function" in flags and not flags.keys() & {"recompute-granularity", "recompute-method"}:
+        del flags["recompute-activation-function"]
+        flags |= {"recompute-granularity": "selective", "recompute-modules": ["moe_act"]}  # of any MLP
     if flags.get("stage") in _STAGES:  # data of chats or of texts
         del flags["stage"]
     return flags, {name: own for name, own in spelled.items() if own not in flags}

@@ -63,6 +63,8 @@ _OWN_OPTIMIZERS = {
     "sgd": "sgd",
     "muon": "muon",
 }
+# Lengths of a text that is asked and of its answer, which programs set apart.
+_PARTS_OF_SEQUENCE = (("--source_max_len", "--target_max_len"), ("--max_source_length", "--max_target_length"))
 _SEQUENCE = ("--block_size", "--max_seq_length", "--max_length", "--model_max_length", "--cutoff_len", "--max_seq_len")
 
 
@@ -188,6 +190,9 @@ def read_model(model: dict[str, Any] | None, asked: Asked, settings: Settings, f
 
 def _read_sequence(settings: Settings, fields: Flat) -> None:
     tokens = settings.count(_SEQUENCE, 0)
+    for names in _PARTS_OF_SEQUENCE:
+        if not tokens and all(settings.has(name) for name in names):
+            tokens = sum(settings.count(name, 0) for name in names)
     if tokens:
         fields["model.sequence"] = tokens
     elif "model.sequence" in fields:

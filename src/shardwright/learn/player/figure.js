@@ -3,7 +3,7 @@
 // a button and the space bar play through them. All controls are the browser's own, so tab, arrows and touch work.
 (() => {
   const { element } = playablePainters;
-  const isNumber = (text) => /^[\d,.]+$/.test(text);
+  const isNumber = (text) => /^[\d,.]+([KMG]iB)?$/.test(text);
 
   // A slider for numbers, a list for names. `changed` gets the number of the value.
   function control({ label, values, start }, changed) {
@@ -69,7 +69,7 @@
       if (!fault) {
         const last = painter.moments(picture) - 1;
         slider.max = last;
-        moment = figure.painter === "ranks" ? Math.min(moment, last) : painter.start(picture);
+        moment = painter.start(picture, moment);
       }
       draw();
     }
@@ -100,7 +100,12 @@
     });
     image.replaceWith(whole);
     renew();
-    new ResizeObserver(() => draw()).observe(whole);
+    let width = whole.clientWidth;
+    new ResizeObserver(() => {
+      if (whole.clientWidth === width) return;
+      width = whole.clientWidth;
+      draw();
+    }).observe(whole);
   }
 
   for (const image of document.querySelectorAll("img[data-figure]")) {

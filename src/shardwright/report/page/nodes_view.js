@@ -66,39 +66,32 @@ function point(grid, links, axis, told, cell) {
   told.textContent = `${placeText(links, rank, own)}. ${group}`;
 }
 
-// The links of a plan's ranks: [{ place, name, peak, reached, sent }], with bytes a second and bytes sent in a step.
-function linksOf(links) {
-  const places = [["inside", links.inside], ["between", links.between]];
-  return links.links.map((link) => {
-    const [place] = places.find(([, name]) => name === link.name) || places[0];
-    const sent = links.crossings.reduce((sum, crossing) => sum + crossing.sent[place], 0);
-    return { place, name: link.name, peak: link.peak_bytes_per_s, reached: link.reached_bytes_per_s, sent };
-  });
-}
-
 // With `measured`, { inside, between }, the shares of the links' bandwidth that a run used.
 export function showTraffic(links, measured = {}) {
-  const used = linksOf(links), step = links.step_s;
-  const uses = used.map(({ place, name, peak, reached, sent }) => {
-    const texts = [TEXTS.traffic.link({ name, sent: bytesText(sent), peak: bytesText(peak) })];
-    if (step) texts.push(TEXTS.traffic.used(shareText(sent / peak / step)), TEXTS.traffic.busy(shareText(sent / reached / step)));
-    if (measured[place] !== undefined) texts.push(TEXTS.traffic.measured(shareText(measured[place])));
+  const { uses, step_s: step } = links;
+  const lines = uses.map(({ place, link, sent_bytes: sent, share }) => {
+    const texts = [TEXTS.traffic.link({ name: link.name, sent: bytesText(sent), peak: bytesText(link.peak_bytes_per_s) })];
+    if (step) texts.push(TEXTS.traffic.used(shareText(share)), TEXTS.traffic.busy(shareText(sent / link.reached_bytes_per_s / step)));
+    if (known(measured[place])) texts.push(TEXTS.traffic.measured(shareText(measured[place])));
     const meter = element("div", { class: "bar meter" }, element("i", { class: "part-tensor" }));
-    meter.firstChild.style.width = `${100 * Math.min(1, step ? sent / peak / step : 0)}%`;
+    meter.firstChild.style.width = `${100 * Math.min(1, share || 0)}%`;
     return element("div", { class: "use" }, element("p", {}, texts.join("")), meter);
   });
-  const shares = (bytes) => used.filter(() => step).map(({ place, peak }) => shareText(bytes[place] / peak / step));
-  const header = [...TEXTS.traffic.columns, ...used.flatMap(({ name }) => [name, ...(step ? [TEXTS.traffic.share] : [])]),
+  const header = [...TEXTS.traffic.columns, ...uses.flatMap(({ link }) => [link.name, ...(step ? [TEXTS.traffic.share] : [])]),
     TEXTS.traffic.takes, TEXTS.traffic.exposed];
-  const rows = links.crossings.filter((crossing) => crossing.full_bytes > 1e5).map((crossing) => {
-    const share = shares(crossing.sent);
-    return [crossing.phase, crossing.axis, crossing.kind.replaceAll("_", "-"), rounded(crossing.num_ranks, 5), rounded(crossing.calls, 5),
-      ...used.flatMap(({ place }, number) => [bytesText(crossing.sent[place]), ...(step ? [share[number]] : [])]),
-      optional(crossing.seconds), optional(crossing.exposed_s)];
-  });
+  const rows = links.crossings.filter((crossing) => crossing.full_bytes > 1e5).map((crossing) => [
+    crossing.phase, crossing.axis, crossing.kind.replaceAll("_", "-"), rounded(crossing.num_ranks, 5), rounded(crossing.calls, 5),
+    ...uses.flatMap(({ place, link }) => onLink(crossing.sent[place], link, step)), optional(crossing.seconds), optional(crossing.exposed_s)]);
   const none = element("p", { class: "quiet" }, TEXTS.traffic.none);
-  fill("traffic", TEXTS.traffic.rank(links.rank), uses,
+  fill("traffic", TEXTS.traffic.rank(links.rank), lines,
     rows.length ? table([header, ...rows], { "aria-label": TEXTS.traffic.table }) : none);
 }
+
+// The cells of bytes on a link: their text, and their share of what the link could carry in the step.
+function onLink(bytes, link, step) {
+  return [bytesText(bytes), ...(step ? [shareText(bytes / link.peak_bytes_per_s / step)] : [])];
+}
+
+const known = (value) => value !== null && value !== undefined;
 
 const optional = (seconds) => (seconds === null ? "–" : secondsText(seconds));

@@ -124,7 +124,7 @@ export const TEXTS = {
     link: ({ name, sent, peak }) => `${name}: ${sent} sent in a step, of a link of ${peak}/s`,
     used: (share) => `; ${share} of its bandwidth is used, predicted`,
     busy: (share) => `; busy ${share} of the step at the rate that is reached`,
-    measured: (share) => `; ${share} measured`,
+    measured: (share) => `; ${share} measured, the mean of all ranks`,
     none: "Nothing crosses a link.",
     table: "Traffic by axis",
     columns: ["when", "axis", "what", "ranks", "calls"],

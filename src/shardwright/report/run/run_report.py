@@ -11,6 +11,7 @@ from shardwright.config.base import PlanError
 from shardwright.report.expert_use import experts_picture, read_use, use_text
 from shardwright.report.page_document import main_of, page_document
 from shardwright.report.plan_parts import PARTS, Part, PredictedPlan, timeline_part
+from shardwright.report.run.profiled_time import ProfiledStep, cause_rows, read_profiles
 from shardwright.report.run.run_card import RunCard
 from shardwright.report.run.run_record import RunRecord, read_record
 from shardwright.report.step_cost import PARTS as WORDS
@@ -22,6 +23,7 @@ SECTIONS = (
     ("loss", "Loss"),
     ("throughput", "Throughput"),
     ("measured", "Predicted beside measured"),
+    ("profiled", "Where a profiled step's time went"),
     ("step", "Where a step's time goes, predicted"),
     ("by-rank", "Memory by rank, predicted"),
     ("timeline", "Timeline"),
@@ -59,10 +61,12 @@ def report_data(card: RunCard, record: RunRecord, folder: Path) -> dict[str, Any
     performed: Part | None = None
     if record.performed_s and "timeline" in parts:
         parts["timeline"], performed = _timelines(card, record)
+    profiles, unread = read_profiles(folder)
     return {
         "card": card.to_dict(),
         "parts": parts,
-        "notes": notes,
+        "notes": [*notes, *unread],
+        "profiled": _profiled(profiles, parts.get("step")),
         "performed": performed,
         "words": WORDS,
         "series": record.thinned(),
@@ -76,6 +80,7 @@ def report_data(card: RunCard, record: RunRecord, folder: Path) -> dict[str, Any
             "tokens_per_s": record.median("tokens_per_s"),
             "mfu": record.median("mfu"),
             "peak_memory_bytes": record.peak_memory_bytes,
+            "link_use": {place: record.median(f"{place}_link_use") for place in ("inside", "between")},
         },
         "health": {
             "skipped": record.skipped,
@@ -84,6 +89,20 @@ def report_data(card: RunCard, record: RunRecord, folder: Path) -> dict[str, Any
             "done_again": record.done_again,
             "first_step": record.first_step,
         },
+    }
+
+
+def _profiled(profiles: Sequence[ProfiledStep], step: Part | None) -> dict[str, Any] | None:
+    """The causes of a profiled step's time, beside the predicted ones; None without a trace."""
+    if not profiles:
+        return None
+    predicted = step.get("time") if step else None
+    seconds = sum(profile.seconds for profile in profiles) / len(profiles)
+    return {
+        "step": profiles[0].step,
+        "ranks": len(profiles),
+        "seconds": seconds,
+        "rows": cause_rows(profiles, predicted),
     }
 
 
