@@ -65,7 +65,7 @@ PLANS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.processes
 @pytest.mark.parametrize("is_double", [False, True], ids=["plain", "double"])
 @pytest.mark.parametrize("name", PLANS)
