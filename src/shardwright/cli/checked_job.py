@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from shardwright.config.job import JobSpec
 
 
-def load(job: str, overrides: tuple[str, ...]) -> "JobSpec":
+def load(job: str, overrides: tuple[str, ...], language: str = ENGLISH) -> "JobSpec":
     """The job with its overrides, checked. PlanError lists every fault. Notes about values that nobody stated go to
     standard error."""
     asked_job = _asked_job(job, overrides)
@@ -30,7 +30,7 @@ def load_predicted(
 
     Notes about values that nobody stated are printed; on standard error if the output is JSON.
     """
-    with search_shown():
+    with search_shown(language):
         spec, notes = _asked_job(job, overrides, cluster).to_predict()
     say(notes, as_json, language)
     return spec

@@ -4,7 +4,8 @@ A phrase is a str in English, so that errors, JSON and files hold it as any othe
 values in it; `in_language` fills the template of another language with the same values, where the sentence is printed.
 """
 
-from functools import cache
+from collections.abc import Sequence
+from functools import cache, reduce
 from pathlib import Path
 from string import Formatter
 from typing import Any
@@ -51,6 +52,11 @@ def either(texts: list[str]) -> str:
     if len(texts) == 1:
         return texts[0]
     return say("{first} or {last}", first=say("{listed}", listed=tuple(texts[:-1])), last=texts[-1])
+
+
+def each(texts: Sequence[str]) -> str:
+    """Texts with semicolons between them: "a; b; c"."""
+    return reduce(lambda first, second: say("{note}; {other}", note=first, other=second), texts) if texts else ""
 
 
 def capitalized(text: str) -> str:

@@ -14,7 +14,9 @@ from typing import Any
 from shardwright.config import largest
 from shardwright.config.base import PlanError, shortened
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import fixed, say
 from shardwright.config.progress_records import tell_part
+from shardwright.config.units import counted_phrase
 from shardwright.cost.calibration import Constants, shipped
 from shardwright.cost.money import Money, step_money
 from shardwright.memory.job_memories import fullest
@@ -119,7 +121,8 @@ def scaling(
     for kind_number, kind in enumerate(("strong", "weak")):
         points, tokens, misfits = [], [], []
         for number, size in enumerate(sizes):
-            tell_part(f"{size:,} devices, {kind} scaling", kind_number * len(sizes) + number, 2 * len(sizes))
+            words = say("{devices:,} devices, {kind} scaling", devices=size, kind=fixed(kind))
+            tell_part(words, kind_number * len(sizes) + number, 2 * len(sizes))
             batch = job.batch.global_batch_size
             if kind == "weak":
                 batch = max(1, round(batch * size / own_devices))
@@ -136,7 +139,9 @@ def scaling(
             tokens.append(limits.rebatched_tokens(chosen.tokens_per_step))
         scalings.append(Scaling(kind, tuple(points), tuple(tokens), tuple(misfits)))
     if not any(curve.points for curve in scalings):
-        fault = f"no plan fits on {devices_text(sizes)}; use more of them, or devices with more memory"
+        fault = say(
+            "no plan fits on {devices}; use more of them, or devices with more memory", devices=devices_text(sizes)
+        )
         raise PlanError(f"job {job.name} at other sizes", list(dict.fromkeys(illegal)) or [fault])
     strong, weak = scalings
     return strong, weak
@@ -167,7 +172,9 @@ def sizes_of(text: str) -> list[int]:
 
 def devices_text(sizes: Sequence[int]) -> str:
     """ "1 device", "8, 16 devices"."""
-    return f"{', '.join(f'{size:,}' for size in sizes)} device{'' if list(sizes) == [1] else 's'}"
+    if list(sizes) == [1]:
+        return counted_phrase(1, "device")
+    return say("{sizes} devices", sizes=tuple(f"{size:,}" for size in sizes))
 
 
 def best_plan(job: JobSpec, constraints: Constraints) -> JobSpec | None:

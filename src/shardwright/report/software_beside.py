@@ -3,31 +3,34 @@
 from collections.abc import Sequence
 
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.config.software import software_of
 from shardwright.config.software_support import missing_features
 from shardwright.cost.calibration import shipped
 from shardwright.cost.from_job import run_of
 from shardwright.layers.memo import Memo
 from shardwright.planner.advice.priced_plan import PricedPlan
+from shardwright.report.document import AlignedRows, Part
 from shardwright.report.plans_text import step_text
-from shardwright.report.text_columns import aligned
 from shardwright.simulate.batch_pricing import Price, prices
 from shardwright.simulate.full_step import simulated_steps
 
 USUAL_SOFTWARE = ("megatron-core", "torchtitan-2025")
-_LACKING = "lacks it"
+_LACKING = say("lacks it")
 
 
-def software_beside(plans: Sequence[PricedPlan]) -> str:
-    """The steps of plans of this runtime under each usual software, simulated in full; empty for plans of another one.
+def software_beside(plans: Sequence[PricedPlan]) -> Part | None:
+    """The steps of plans of this runtime under each usual software, simulated in full; None for plans of another one.
 
     A software that lacks something that a plan has, or for which it has no price, has no number for it.
     """
     if not plans or not software_of(plans[0].job.cluster.software).is_own:
-        return ""
-    label = "1" if len(plans) == 1 else f"1 to {len(plans)}"
+        return None
+    label = "1" if len(plans) == 1 else say("1 to {last}", last=len(plans))
     steps = {name: _steps([plan.job for plan in plans], name) for name in USUAL_SOFTWARE}
-    return aligned([[f"{label} as {name}", *cells] for name, cells in steps.items()])
+    return AlignedRows(
+        [[say("{plans} as {software}", plans=label, software=name), *cells] for name, cells in steps.items()]
+    )
 
 
 def _steps(jobs: Sequence[JobSpec], name: str) -> list[str]:
