@@ -84,7 +84,7 @@ def _refusal(cluster: ClusterPlan) -> str:
 def offered_clusters(names: Sequence[str]) -> list[OfferedCluster]:
     """The clusters of texts such as "h100-sxm:64@2.50". Raises PlanError with every fault."""
     matches = [_CLUSTER.fullmatch(name.strip()) for name in names]
-    faults = [
+    faults: list[str] = [
         say(
             "--on {name} is no cluster; write a device and how many, such as {example}",
             name=repr(name),

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from shardwright.config.job import JobSpec
-from shardwright.config.phrase import both, each, note_phrase, say
+from shardwright.config.phrase import each, note_phrase, say
 from shardwright.config.software import software_of
 from shardwright.config.units import GIB, number_text, seconds_text
 from shardwright.cost.failures import Goodput
@@ -189,15 +189,16 @@ def _failure_words(goodput: Goodput) -> str:
 
 def _simpler_words(advice: Advice, plan: PricedPlan, simpler: SimplerPlan) -> ScreenPart:
     objective = advice.objective
-    costs: list[str] = [say("{share:.1%} slower", share=slower_share(simpler.plan, plan))]
+    costs: str = say("{share:.1%} slower", share=slower_share(simpler.plan, plan))
     own_usd, usd = plan_cost(plan, objective).usd, plan_cost(simpler.plan, objective).usd
     if own_usd is not None and usd is not None:
-        costs.append(say("{money} more", money=usd_text(float(usd) - float(own_usd))))
+        dearer = say("{money} more", money=usd_text(float(usd) - float(own_usd)))
+        costs = say("{slower} and {dearer}", slower=costs, dearer=dearer)
     differences = list(itertools.islice(difference_words(simpler, plan), _SHOWN_DIFFERENCES))
     words = say(
         "Simpler: {plan}: {costs} ({sure} sure, told apart from {bound:.0%}): {differences}.",
         plan=job_words(simpler.plan.job),
-        costs=both(costs),
+        costs=costs,
         sure=sure_text(simpler.confidence),
         bound=TOLD_APART,
         differences=each(differences),

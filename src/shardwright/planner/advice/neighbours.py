@@ -141,10 +141,7 @@ def _rescale_axes(job: JobSpec, axis: str, double: bool) -> Iterator[tuple[str, 
         elif SCHEDULES[plan.schedule].stages_per_rank == 0:
             changes["virtual_stages"] = max(2, min(plan.virtual_stages, job.model.layers // pp))
         if other_axis != "dp":  # the value names both degrees that change
-            yield (
-                axis,
-                say("{value} and {axis} {other}", value=value, axis=other_axis, other=changes[other_axis]),
-                changes,
-            )
+            both_degrees = say("{value} and {axis} {other}", value=value, axis=other_axis, other=changes[other_axis])
+            yield axis, both_degrees, changes
         else:
             yield axis, value, changes
