@@ -52,6 +52,11 @@ def test_json_is_english() -> None:
     ("words", "text"),
     [
         ("estimate quickstart --set plan.tp=3", "plan.tp 3 不能整除 8 个注意力头（8 / 3 = 2.67）；可用 1、2、4 或 8"),
+        (
+            "estimate quickstart --set plan.zero_ranks=4",
+            "plan.zero_ranks 4 不能整除 plan.dp 2（2 / 4 = 0.50）；可用 1 或 2",
+        ),
+        ("plan quickstart --set plan.layout=[1,1]", "plan.layout"),
         ("explain quickstart --set plan.dp=3", "批次请用 24 或 36，或者换一个 plan.dp"),
         ("estimate quickstart --set cluster.nodes=2 --set cluster.devices_per_node=8", "请用 dp 4"),
     ],

@@ -154,7 +154,6 @@ def plan(
     system_name: str | None,
     further_files: tuple[str, ...],
     toml: Path | None,
-    language: str,
     **options: Any,
 ) -> None:
     """Find the best plan for JOB's model, batch and cluster, and say why it is.
@@ -167,7 +166,7 @@ def plan(
     from shardwright.report.toml_files import write_toml
 
     expect_many_actions()
-    details, target_name = options.pop("details"), options.pop("target_name")
+    details, target_name, language = (options.pop(name) for name in ("details", "target_name", "language"))
     question, cluster = question_of(PlanQuestion, options), asked_cluster(options)
     question.constraints()  # faults of these options are found before the job is read
     imported = system = None
@@ -236,7 +235,6 @@ def scale(
     devices: str,
     tokens: int | None,
     svg: Path | None,
-    language: str,
     **options: Any,
 ) -> None:
     """Find the best plan of JOB at each size of its cluster, and say what more devices bring.
@@ -251,6 +249,7 @@ def scale(
 
     expect_many_actions()
     _refuse_plan_overrides(overrides)
+    language = options.pop("language")
     constraints, sizes = constraints_of(options.pop("keep"), options.pop("between")), sizes_of(devices)
     smallest = sizes[0] if names_model(job) else 0
     cluster = asked_cluster(options | {"devices": smallest})

@@ -42,9 +42,9 @@ def fixed(text: str) -> Phrase:
     return Phrase(text.replace("{", "{{").replace("}", "}}"), {})
 
 
-def both(texts: list[str]) -> str:
-    """One or two texts: "a", or "a and b"."""
-    return texts[0] if len(texts) == 1 else say("{first} and {second}", first=texts[0], second=texts[1])
+def both(texts: Sequence[str]) -> str:
+    """Texts with "and" between each two of them: "a", "a and b"."""
+    return reduce(lambda first, second: say("{first} and {second}", first=first, second=second), texts)
 
 
 def either(texts: list[str]) -> str:
@@ -57,6 +57,16 @@ def either(texts: list[str]) -> str:
 def each(texts: Sequence[str]) -> str:
     """Texts with semicolons between them: "a; b; c"."""
     return reduce(lambda first, second: say("{note}; {other}", note=first, other=second), texts) if texts else ""
+
+
+def summed(terms: Sequence[str]) -> str:
+    """Terms with a plus between them: "a + b + c"."""
+    return reduce(lambda first, second: say("{terms} + {term}", terms=first, term=second), terms) if terms else ""
+
+
+def any_of(texts: Sequence[str]) -> str:
+    """Texts with "or" between each two of them: "a or b or c"."""
+    return reduce(lambda first, second: say("{first} or {last}", first=first, last=second), texts) if texts else ""
 
 
 def capitalized(text: str) -> str:

@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.software import software_of
 
-_WITHOUT = "or train all weights: leave model.adapter out"
+_WITHOUT = say("or train all weights: leave model.adapter out")
 
 
 def adapter_faults(job: JobSpec) -> list[str]:
@@ -24,42 +25,65 @@ def _model_faults(job: JobSpec) -> Iterator[str]:
         ("model.parallel_block", model.parallel_block != "none"),
     ):
         if is_there:
-            yield f"model.adapter is for maps of dense layers, and {setting} is set; leave one of them out"
+            yield say(
+                "model.adapter is for maps of dense layers, and {setting} is set; leave one of them out",
+                setting=setting,
+            )
     if not model.gated_mlp and set(model.adapter.targets) == {"gate"}:
         yield (
-            "model.adapter.targets names gate alone, and model.gated_mlp is false, so no layer has one; "
-            'use "up", or more targets'
+            say(
+                "model.adapter.targets names gate alone, and model.gated_mlp is false, so no layer has one; use "
+                '"up", or more targets'
+            )
         )
     if model.adapter.weights and not model.weights:
         yield (
-            "model.adapter.weights is an adapter of a released model, and model.weights names none; set it to the "
-            "folder of that model"
+            say(
+                "model.adapter.weights is an adapter of a released model, and model.weights names none; set it to "
+                "the folder of that model"
+            )
         )
     if len(set(model.adapter.targets)) < len(model.adapter.targets):
-        yield "model.adapter.targets names a map twice; name each once"
+        yield say("model.adapter.targets names a map twice; name each once")
 
 
 def _update_faults(job: JobSpec) -> Iterator[str]:
     """Faults of the plan and the optimizer: what they do to weights is not done to weights that are frozen."""
     if job.precision.float8 != "none":
         yield (
-            f"precision.float8 {job.precision.float8!r} is for products whose weights are trained, and model.adapter "
-            f'freezes them; use precision.float8 = "none", {_WITHOUT}'
+            say(
+                "precision.float8 {float8} is for products whose weights are trained, and model.adapter freezes "
+                'them; use precision.float8 = "none", {way_out}',
+                float8=repr(job.precision.float8),
+                way_out=_WITHOUT,
+            )
         )
     if job.plan.compress != "none":
         yield (
-            f"plan.compress {job.plan.compress!r} is for gradients of large matrices, and adapters are small; "
-            f'use plan.compress = "none", {_WITHOUT}'
+            say(
+                "plan.compress {compress} is for gradients of large matrices, and adapters are small; use "
+                'plan.compress = "none", {way_out}',
+                compress=repr(job.plan.compress),
+                way_out=_WITHOUT,
+            )
         )
     if job.optimizer.facts.matrix_update != "none":
         yield (
-            f"optimizer.name {job.optimizer.name!r} updates whole matrices of the model, and model.adapter freezes "
-            f"them; use adamw, {_WITHOUT}"
+            say(
+                "optimizer.name {name} updates whole matrices of the model, and model.adapter freezes them; use "
+                "adamw, {way_out}",
+                name=repr(job.optimizer.name),
+                way_out=_WITHOUT,
+            )
         )
     if not SCHEDULES[job.plan.schedule].drains:
         yield (
-            f"schedule {job.plan.schedule!r} keeps several versions of all weights, and model.adapter freezes them; "
-            f"use a schedule that drains, such as 1f1b, {_WITHOUT}"
+            say(
+                "schedule {schedule} keeps several versions of all weights, and model.adapter freezes them; use a "
+                "schedule that drains, such as 1f1b, {way_out}",
+                schedule=repr(job.plan.schedule),
+                way_out=_WITHOUT,
+            )
         )
 
 
@@ -67,6 +91,10 @@ def _software_faults(job: JobSpec) -> Iterator[str]:
     """A fault of software whose adapters are not described."""
     if not software_of(job.cluster.software).is_own:
         yield (
-            f"cluster.software is {job.cluster.software!r}, and what it keeps and computes for adapters is not "
-            f'described here; use cluster.software = "shardwright", {_WITHOUT}'
+            say(
+                "cluster.software is {software}, and what it keeps and computes for adapters is not described here; "
+                'use cluster.software = "shardwright", {way_out}',
+                software=repr(job.cluster.software),
+                way_out=_WITHOUT,
+            )
         )

@@ -6,12 +6,11 @@ others shrink, or it does not fit because it needs too many bytes.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 
 from shardwright.config.cluster_facts import host_room_bytes
 from shardwright.config.job import JobSpec
 from shardwright.config.link_words import link_words
-from shardwright.config.phrase import fixed, say
+from shardwright.config.phrase import fixed, say, summed
 from shardwright.config.rank_order import order_words
 from shardwright.config.recompute_facts import RECOMPUTES
 from shardwright.config.units import GIB, number_text, seconds_text
@@ -227,9 +226,9 @@ def _inequality(job: JobSpec, other_job: JobSpec, own_time: StepTime, other_time
     is_slower = other_time.total >= own_time.total
     larger, smaller = (grown_parts, shrunk_parts) if is_slower else (shrunk_parts, grown_parts)
     left_terms, right_terms = ([_term(differences[name], name) for name in names] for names in (larger, smaller))
-    text = _sum(left_terms or right_terms) or say("the same time")
+    text = summed(left_terms or right_terms) or say("the same time")
     if left_terms and right_terms:
-        text = say("{larger} > {smaller}", larger=_sum(left_terms), smaller=_sum(right_terms))
+        text = say("{larger} > {smaller}", larger=summed(left_terms), smaller=summed(right_terms))
     axis_parts = [name for name in grown_parts if name in _AXIS_OF_PART]
     decisive = next(iter(left_terms or right_terms), text)
     return _with_traffic(text, job, other_job, _AXIS_OF_PART[axis_parts[0]]) if axis_parts else text, decisive
@@ -240,11 +239,6 @@ def _term(difference_s: float, name: str) -> str:
     if difference_s > 0:
         return say("{seconds} more {part}", seconds=seconds_text(difference_s), part=PARTS[name])
     return say("{seconds} less {part}", seconds=seconds_text(-difference_s), part=PARTS[name])
-
-
-def _sum(terms: list[str]) -> str:
-    """Terms with a plus between them; empty for none."""
-    return reduce(lambda summed, term: say("{terms} + {term}", terms=summed, term=term), terms) if terms else ""
 
 
 def _with_traffic(text: str, job: JobSpec, other_job: JobSpec, axis: str) -> str:
