@@ -71,18 +71,17 @@ def test_each_fault_of_a_translated_folder_is_a_phrase(folder: str) -> None:
 def plain_texts(file: Path) -> list[str]:
     """The sentences of a file that are no phrases: texts in which words follow each other, but docstrings."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
-    templates = {id(text) for call in ast.walk(tree) if isinstance(call, ast.Call) for text in call.args}
-    documents = {
-        id(node.body[0].value)
-        for node in ast.walk(tree)
-        if isinstance(getattr(node, "body", None), list) and node.body and isinstance(node.body[0], ast.Expr)
-    }
-    texts = [
+    bodies = [node.body for node in ast.walk(tree) if isinstance(node, (ast.Module, ast.FunctionDef))]
+    documents = {id(body[0].value) for body in bodies if isinstance(body[0], ast.Expr)}
+    templates = {id(text) for node in ast.walk(tree) if isinstance(node, ast.Call) for text in node.args}
+    return [
         node.value
         for node in ast.walk(tree)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in templates | documents
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and id(node) not in templates | documents
+        and re.search("[a-z]{2,} [a-z]{2,} [a-z]", node.value)
     ]
-    return [text for text in texts if re.search("[a-z]{2,} [a-z]{2,} [a-z]", text)]
 
 
 @pytest.mark.parametrize("language", OTHERS)
