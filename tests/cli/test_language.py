@@ -56,7 +56,7 @@ def test_json_is_english() -> None:
             "estimate quickstart --set plan.zero_ranks=4",
             "plan.zero_ranks 4 不能整除 plan.dp 2（2 / 4 = 0.50）；可用 1 或 2",
         ),
-        ("plan quickstart --set plan.layout=[1,1]", "plan.layout"),
+        ("plan quickstart", "cluster.device 未知，无法估算方案；请把它设为目录里的一种卡"),
         ("explain quickstart --set plan.dp=3", "批次请用 24 或 36，或者换一个 plan.dp"),
         ("estimate quickstart --set cluster.nodes=2 --set cluster.devices_per_node=8", "请用 dp 4"),
     ],

@@ -155,15 +155,22 @@ def sizes_of(text: str) -> list[int]:
         low, high = ends[0], ends[-1]
         if len(ends) > 2 or low is None or high is None or low > high:
             faults.append(
-                f"--devices {shortened(part)!r} is neither a number of devices nor a range, such as 8,16,32 or "
-                f"64-1024; the largest cluster has {largest.RANKS:,}"
+                say(
+                    "--devices {part} is neither a number of devices nor a range, such as 8,16,32 or 64-1024; the "
+                    "largest cluster has {most:,}",
+                    part=repr(shortened(part)),
+                    most=largest.RANKS,
+                )
             )
             continue
         sizes += [low << n for n in range((high // low).bit_length())]
     if len(set(sizes)) > largest.CLUSTER_SIZES:
         faults.append(
-            f"--devices has {len(set(sizes)):,} sizes, and plans are searched for each; give at most "
-            f"{largest.CLUSTER_SIZES}"
+            say(
+                "--devices has {count:,} sizes, and plans are searched for each; give at most {most}",
+                count=len(set(sizes)),
+                most=largest.CLUSTER_SIZES,
+            )
         )
     if faults:
         raise PlanError("sizes of the cluster", faults)
@@ -188,24 +195,38 @@ def size_faults(job: JobSpec, num_devices: int) -> list[str]:
     """Reasons why the job's kind of cluster can't have so many devices."""
     cluster, node_size = job.cluster, job.cluster.devices_per_node
     if cluster.parts:
-        return ["cluster.parts has devices of several kinds, and sizes are of one; name one part as the cluster"]
+        return [say("cluster.parts has devices of several kinds, and sizes are of one; name one part as the cluster")]
     if cluster.device == "unknown" or node_size == 0:
         return [
-            "cluster.device or cluster.devices_per_node is not said, so nothing has a price; set both, or a cluster of "
-            "the catalog"
+            say(
+                "cluster.device or cluster.devices_per_node is not said, so nothing has a price; set both, or a "
+                "cluster of the catalog"
+            )
         ]
     torus = cluster.topology.torus
     if torus and num_devices % math.prod(torus):
         size, axes = math.prod(torus), " x ".join(map(str, torus))
         return [
-            f"{num_devices} devices are not whole copies of cluster.topology.torus {axes} = {size} ("
-            f"{num_devices} / {size} = {num_devices / size:.2f}); use a multiple of {size}, or a smaller torus"
+            say(
+                "{num_devices} devices are not whole copies of cluster.topology.torus {axes} = {size} ({num_devices} "
+                "/ {size} = {quotient:.2f}); use a multiple of {size}, or a smaller torus",
+                num_devices=num_devices,
+                axes=axes,
+                size=size,
+                quotient=num_devices / size,
+            )
         ]
     if num_devices > node_size and num_devices % node_size:
         return [
-            f"{num_devices} devices are not whole nodes of {node_size} ({num_devices} / {node_size} = "
-            f"{num_devices / node_size:.2f}); use {num_devices // node_size * node_size} or "
-            f"{(num_devices // node_size + 1) * node_size}"
+            say(
+                "{num_devices} devices are not whole nodes of {node_size} ({num_devices} / {node_size} = "
+                "{quotient:.2f}); use {fewer} or {more}",
+                num_devices=num_devices,
+                node_size=node_size,
+                quotient=num_devices / node_size,
+                fewer=num_devices // node_size * node_size,
+                more=(num_devices // node_size + 1) * node_size,
+            )
         ]
     return []
 
