@@ -14,13 +14,13 @@ from shardwright.config.cluster_facts import network_gb_per_s, node_devices, nod
 from shardwright.config.job import JobSpec
 from shardwright.config.link_words import link_words
 from shardwright.config.phrase import capitalized, fixed, in_language, note_phrase, say
-from shardwright.config.units import GIB, number_text
+from shardwright.config.units import number_text
 from shardwright.cost.money import device_hour_price, price_words, usd_per_device_hour
 from shardwright.planner.advice.priced_plan import PricedPlan
 from shardwright.planner.search.objectives import Objective
 from shardwright.planner.search.plan_price import room_bytes
 from shardwright.report.document import Lines, Part, paragraph
-from shardwright.report.fit_verdict import no_plan_text
+from shardwright.report.fit_verdict import no_plan_text, share_text
 from shardwright.report.plan_screen import lacks_note, software_part
 from shardwright.report.plans_text import lacking, marked_words, plan_cost, plan_dict, run_days, step_text, usd_text
 from shardwright.report.prediction_notes import told_notes
@@ -194,12 +194,11 @@ def _plan_cells(cluster: ClusterPlan) -> dict[str, str]:
     if plan is None:
         return {fixed(label): "" for label in labels}
     kwh = totals["kwh"]
-    memory = say("{process:.1f} of {room:.1f} GiB", process=plan.memory.process / GIB, room=room_bytes(job) / GIB)
     figures = (
         step_text(plan.time.total),
         f"{plan.tokens_per_s_per_device:,.0f}",
         f"{plan.time.mfu:.1%}",
-        memory,
+        share_text(plan.memory.process, job),
         number_text(totals["days"] or 0.0),
         usd_text(totals["usd"]),
         say("unknown") if kwh is None else f"{kwh:,.0f} kWh",

@@ -14,9 +14,8 @@ from shardwright.planner.advice.advice import Advice, Recommendation, SimplerPla
 from shardwright.planner.advice.priced_plan import PricedPlan
 from shardwright.planner.advice.reasons import PARTS, Reason
 from shardwright.planner.advice.recommendation import TOLD_APART
-from shardwright.planner.search.plan_price import room_bytes
 from shardwright.report.document import Lines, Paragraph, Part, paragraph
-from shardwright.report.fit_verdict import no_plan_text
+from shardwright.report.fit_verdict import no_plan_text, share_text
 from shardwright.report.own_plan_text import own_paragraphs
 from shardwright.report.plans_text import (
     job_words,
@@ -135,12 +134,11 @@ def _plan_lines(advice: Advice, plan: PricedPlan) -> ScreenPart:
         layers = say(", layers {layers}", layers=layers_words(plan.job.plan.layout))
     recommended = say("Recommended: {plan}{layers}", plan=job_words(plan.job), layers=layers)
     speed = say(
-        "{step} a step, {rate:,.0f} tokens/s/device, MFU {mfu:.1%}, {process:.1f} of {room:.1f} GiB.",
+        "{step} a step, {rate:,.0f} tokens/s/device, MFU {mfu:.1%}, {memory}.",
         step=step_text(plan.time.total),
         rate=plan.tokens_per_s_per_device,
         mfu=plan.time.mfu,
-        process=plan.memory.process / GIB,
-        room=room_bytes(plan.job) / GIB,
+        memory=share_text(plan.memory.process, plan.job),
     )
     return ColouredParts(
         [

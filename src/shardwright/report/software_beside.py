@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import say
-from shardwright.config.software import software_of
+from shardwright.config.software import software_of, usual_software
 from shardwright.config.software_support import missing_features
 from shardwright.cost.calibration import shipped
 from shardwright.cost.from_job import run_of
@@ -15,8 +15,8 @@ from shardwright.report.plans_text import step_text
 from shardwright.simulate.batch_pricing import Price, prices
 from shardwright.simulate.full_step import simulated_steps
 
-USUAL_SOFTWARE = ("megatron-core", "torchtitan-2025")
 _LACKING = say("lacks it")
+_UNPRICED = say("no price")  # the software has the plan, and the cost model can't price it there
 
 
 def software_beside(plans: Sequence[PricedPlan]) -> Part | None:
@@ -27,7 +27,7 @@ def software_beside(plans: Sequence[PricedPlan]) -> Part | None:
     if not plans or not software_of(plans[0].job.cluster.software).is_own:
         return None
     label = "1" if len(plans) == 1 else say("1 to {last}", last=len(plans))
-    steps = {name: _steps([plan.job for plan in plans], name) for name in USUAL_SOFTWARE}
+    steps = {name: _steps([plan.job for plan in plans], name) for name in usual_software()}
     return AlignedRows(
         [[say("{plans} as {software}", plans=label, software=name), *cells] for name, cells in steps.items()]
     )
@@ -41,11 +41,12 @@ def _steps(jobs: Sequence[JobSpec], name: str) -> list[str]:
         for job in jobs
         if not missing_features(software, job)
     ]
+    words: dict[str, str] = {job.plan.model_dump_json(): _UNPRICED for job in with_it}
     priced = [
         (job, price.time)
         for job, price in zip(with_it, prices(list(map(run_of, with_it)), shipped(), memo), strict=True)
         if isinstance(price, Price)
     ]
     times = simulated_steps([job for job, _ in priced], [time for _, time in priced], shipped(), memo)
-    steps = {job.plan.model_dump_json(): step_text(time.total) for (job, _), time in zip(priced, times, strict=True)}
-    return [steps.get(job.plan.model_dump_json(), _LACKING) for job in jobs]
+    words |= {job.plan.model_dump_json(): step_text(time.total) for (job, _), time in zip(priced, times, strict=True)}
+    return [words.get(job.plan.model_dump_json(), _LACKING) for job in jobs]
