@@ -1,6 +1,7 @@
 """Playable figures say what commands say, for every choice of their controls."""
 
 import json
+import re
 from itertools import pairwise
 from typing import Any
 
@@ -10,8 +11,9 @@ from click.testing import CliRunner
 from shardwright.cli.main import cli
 from shardwright.config.units import bytes_text, memory_text, seconds_text
 from shardwright.learn.idea_figures import FIGURES
-from shardwright.learn.playable_figure import FigureFrame, script_of
+from shardwright.learn.playable_figure import PLAYER_WORDS, FigureFrame, script_of
 from shardwright.learn.playable_figures import PLAYABLE
+from shardwright.learn.site_build import PLAYER
 
 
 def frame(name: str, *values: str) -> FigureFrame:
@@ -27,6 +29,11 @@ def test_each_replaces_a_picture() -> None:
     assert set(PLAYABLE) <= set(FIGURES)
     for figure in PLAYABLE.values():
         assert all(0 <= control.start < len(control.values) for control in figure.controls)
+
+
+def test_the_player_has_the_words_that_it_uses() -> None:
+    scripts = "".join(file.read_text(encoding="utf-8") for file in PLAYER.glob("*.js"))
+    assert set(re.findall(r"\bwords\.(\w+)", scripts)) == set(PLAYER_WORDS)
 
 
 def test_bars_are_those_of_estimate() -> None:

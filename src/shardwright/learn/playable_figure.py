@@ -22,7 +22,6 @@ _WHOLE_PLAN = "plan.reduce_each=auto"
 PLAYER_WORDS = {
     "play": say("Play"),
     "pause": say("Pause"),
-    "step": say("Moment"),
     "command": say("Commands that print these numbers"),
     "refused": say("Refused"),
     "node": say("node"),

@@ -267,13 +267,11 @@ def _overlap(replicas: str, zero: str) -> FigureFrame:
     return FigureFrame({"rows": rows}, numbers, asked.command("explain"))
 
 
-_REPLICAS = FigureControl(say("replicas"), ("1", "2", "4", "8", "16", "64"), 3)
-
 PLAYABLE: Mapping[str, PlayableFigure] = {
     "zero": PlayableFigure(
         say("Memory of a rank and seconds of a step of llama3-8b, 256 sequences, by the stage of ZeRO"),
         "bars",
-        [_REPLICAS],
+        [FigureControl(say("replicas"), ("1", "2", "4", "8", "16", "64"), 3)],
         _zero,
     ),
     "recomputation": PlayableFigure(

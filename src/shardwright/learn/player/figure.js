@@ -69,7 +69,7 @@
       if (!fault) {
         const last = painter.moments(picture) - 1;
         slider.max = last;
-        moment = figure.painter === "ranks" ? Math.min(moment, last) : painter.start(picture);
+        moment = painter.start(picture, moment);
       }
       draw();
     }

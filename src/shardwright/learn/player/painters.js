@@ -1,7 +1,8 @@
 "use strict";
-// Painters of playable figures. Each has `moments(picture)`, how many there are to play through, `start(picture)`, the one
-// to begin with, `label(picture, moment)`, and `draw(place, picture, moment, page)`, which fills an element. `page` has
-// the words of the language, all frames, and `choose(moment)`. Nothing is computed here: amounts and times are data.
+// Painters of playable figures. Each has `moments(picture)`, how many there are to play through; `start(picture, moment)`,
+// the one to begin with after `moment` of another frame; `label(picture, moment)`; and `draw(place, picture, moment, page)`,
+// which fills an element. `page` has the words of the language, all frames, and `choose(moment)`. Nothing is computed
+// here: amounts and times are data.
 const playablePainters = (() => {
   const COLOURS = ["#3b82f6", "#e5484d", "#0f9d8a", "#f59f00", "#8b5cf6", "#d6409f", "#65a30d", "#0891b2"];
   const AXIS_COLOURS = ["#8b5cf6", "#0f9d8a", "#e5484d"];
@@ -128,7 +129,7 @@ const playablePainters = (() => {
   // Ranks on their nodes, coloured by stage; those that differ from one rank along one axis alone are framed.
   const ranks = {
     moments: (picture) => picture.places.length,
-    start: () => 0,
+    start: (picture, moment) => Math.min(moment, picture.places.length - 1),
     label: (picture, moment) => String(moment),
     draw(place, picture, moment, page) {
       const own = picture.places[moment];
