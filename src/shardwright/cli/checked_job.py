@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from shardwright.config.job import JobSpec
 
 
-def load(job: str, overrides: tuple[str, ...], language: str = ENGLISH) -> "JobSpec":
+def load(job: str, overrides: tuple[str, ...]) -> "JobSpec":
     """The job with its overrides, checked. PlanError lists every fault. Notes about values that nobody stated go to
     standard error."""
     asked_job = _asked_job(job, overrides)

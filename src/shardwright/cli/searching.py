@@ -81,7 +81,7 @@ def layout(
             with progress_shown(language):
                 laid_out = best_mixed(to_lay_out, constraints, shipped())
         else:
-            laid_out = best_layout(load(job, overrides, language), shipped())
+            laid_out = best_layout(load(job, overrides), shipped())
     except KeyError as error:
         raise PlanError(f"job {job}", [str(error.args[0])]) from None
     if toml:
