@@ -18,7 +18,12 @@ from shardwright.schedule.action import Kind
 from shardwright.schedule.job_program import job_program, plan_faults
 from shardwright.simulate import full_step as played
 from shardwright.simulate.closed_form import StepTime, step_time
-from shardwright.simulate.full_step import least_steps_s, simulated_step, simulated_steps, timed_actions
+from shardwright.simulate.full_step import (
+    least_steps_s,
+    simulated_step,
+    simulated_steps,
+)
+from shardwright.simulate.stage_seconds import timed_actions
 
 CONSTANTS = shipped()
 
