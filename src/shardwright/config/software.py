@@ -199,6 +199,10 @@ class SoftwareSpec(Spec):
     memory_counter: Literal["allocated", "reserved"] = Field(
         "allocated", description="Counter of torch's allocator that it reports as a run's memory."
     )
+    aggregated_trees: bool = Field(
+        False,
+        description="NCCL is 2.23 or newer, which gathers and scatters by aggregated trees where each rank has a node.",
+    )
     step_bytes: Number = Field(
         0.0, description="Bytes of copies during the update, by element of the optimizer state of a rank."
     )

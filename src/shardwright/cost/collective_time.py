@@ -23,13 +23,16 @@ _SMALL_STEP, _SMALL_BYTES = 0.6 / 3.4, 4.0
 # and in the chains inside them; and latency of a step, for large and for small messages.
 _TREE_NETWORK, _PAIR_NETWORK, _TREE_LINK = 0.76, 0.95, 0.77
 _TREE_STEP, _SMALL_TREE_STEP = 2.0, 0.5
+# NCCL's parallel aggregated trees, against rings (src/graph/tuning.cc): share of the bandwidth between domains, latency
+# of a step, and seconds for each rank.
+_AGGREGATED_NETWORK, _AGGREGATED_STEP, _AGGREGATED_RANK_S = 0.75, 1 / 3.5, 2.8e-6
 _LEAST_SWITCHED = 5  # ranks in a domain from which NCCL lets its switches sum
 _SWITCHED_S = 2.4e-5  # that the way through the switch takes, there and back
 
 
 def ring_s(rates: Rates, group: Group, size_bytes: Numbers, rounds: Numbers = 1, scatters: bool = False) -> Numbers:
     """Seconds of a collective of a tensor of `size_bytes` in full. One round is an all-gather, or a reduce-scatter if
-    `scatters`; two rounds are an all-reduce, by a ring or by trees, whatever is faster.
+    `scatters`, by a ring or by aggregated trees; two rounds are an all-reduce, by a ring or by trees. The faster is taken.
 
     An empty tensor, or a group of one rank, takes no time.
     """
@@ -38,8 +41,9 @@ def ring_s(rates: Rates, group: Group, size_bytes: Numbers, rounds: Numbers = 1,
         return np.where(rounds == 2, _measured_s(rates, group, "all_reduce", size_bytes), round_s)
     by_ring_s = nccl_ring_s(rates, group, size_bytes, rounds)
     by_tree_s = np.minimum(by_ring_s, nccl_trees_s(rates, group, size_bytes))
+    round_s = np.minimum(by_ring_s, nccl_aggregated_trees_s(rates, group, size_bytes))
     is_empty = (np.asarray(size_bytes) <= 0) | (np.asarray(group.size) <= 1)
-    return np.where(is_empty, 0.0, np.where(np.asarray(rounds) == 2, by_tree_s, by_ring_s))
+    return np.where(is_empty, 0.0, np.where(np.asarray(rounds) == 2, by_tree_s, round_s))
 
 
 def nccl_ring_s(rates: Rates, group: Group, size_bytes: Numbers, rounds: Numbers) -> Numbers:
@@ -79,6 +83,19 @@ def nccl_trees_s(rates: Rates, group: Group, size_bytes: Numbers) -> Numbers:
     plain_s = chain_latency_s + _TREE_STEP * levels_s + bytes_s
     small_s = chain_latency_s + _SMALL_TREE_STEP * levels_s + np.where(domains > 1, 2, 1) * _SMALL_BYTES * bytes_s
     return rates.collective_s + np.minimum(plain_s, small_s)
+
+
+def nccl_aggregated_trees_s(rates: Rates, group: Group, size_bytes: Numbers) -> Numbers:
+    """Seconds of an all-gather or a reduce-scatter by parallel aggregated trees: a logarithm of steps, and a part that
+    grows with the ranks (Jeaugey 2025, arXiv 2506.20252, and NCCL's own model, src/graph/tuning.cc).
+
+    Infinite where NCCL has none: it takes them from 2.23 on, and only if each rank has a domain of its own.
+    """
+    is_alone = rates.aggregated_trees & (np.asarray(group.inside) == 1) & (np.asarray(group.size) > 1)
+    steps_s = np.log2(np.maximum(group.size, 1)) * _AGGREGATED_STEP * rates.network_latency_s
+    sent_bytes = size_bytes * (group.size - 1) / group.size
+    bytes_s = sent_bytes / (_AGGREGATED_NETWORK * rates.network * group.ports)
+    return np.where(is_alone, rates.collective_s + steps_s + _AGGREGATED_RANK_S * group.size + bytes_s, np.inf)
 
 
 def exchange_s(rates: Rates, group: Group, exchange: Exchange) -> Numbers:
