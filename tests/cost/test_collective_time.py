@@ -54,7 +54,7 @@ def test_predicted_collectives_are_near_public_measurements() -> None:
 
 
 def test_gathers_over_nodes_with_one_rank_each_take_aggregated_trees() -> None:
-    """NCCL's own model (src/graph/tuning.cc): a share of a step for each doubling of the nodes, 2.8 us for each rank."""
+    """NCCL's own model (src/graph/tuning.cc): part of a step for each doubling of the nodes, 2.8 us for each rank."""
     rates = replace(rates_with(network="infiniband"), aggregated_trees=True)
     by_ring = replace(rates, aggregated_trees=False)
     alone = group_of(64, 1, reach_of_ranks(1))

@@ -111,7 +111,9 @@ def test_kernels_for_blackwell_hide_exponentials(device: str, width: int, tflops
     16k tokens, no mask: products at the share of the peak that large ones of cuBLAS reach alone."""
     run = replace(RUN, device=device)
     peak, exponentials = device_of(device).peak_flops("bf16"), device_of(device).exponentials_t_per_s * 1e12
-    rates = replace(rates_of(run, shipped()), attention_forward=0.79 * peak, exponentials=exponentials, attention_half=0)
+    rates = replace(
+        rates_of(run, shipped()), attention_forward=0.79 * peak, exponentials=exponentials, attention_half=0
+    )
     scores = Scores(pairs=2048 / width * 16384.0**2, length=16384, width=2 * width)
     assert scores.flops / scores_s(rates, scores, backward=False) == pytest.approx(1e12 * tflops, rel=0.03)
     one_by_one = replace(rates, exponentials_hidden=0.0)

@@ -45,7 +45,8 @@ def test_plans_in_one_array() -> None:
 
 
 def test_a_step_waits_for_the_fullest_rank() -> None:
-    """Natural routing takes a tenth to a third longer than forced, as public figures say; without a rule, much more."""
+    """Natural routing of Qwen3-30B-A3B on 16 H100 took 1.23 times as long as forced with the same dispatcher, overlap and
+    CUDA graphs (benchmarks/truth/routing.csv); without a rule, it takes much longer."""
     shape = ModelShape(48, 2048, 32, 4, 128, 6144, True, 151936, 4096, experts=MIXTURE)
     grid = PlanGrid(dp=16, ep=16, global_batch=1024, zero=1)
     links = {"devices_per_node": 8, "node_bytes_per_s": 450e9, "network_bytes_per_s": 50e9}
@@ -55,5 +56,5 @@ def test_a_step_waits_for_the_fullest_rank() -> None:
         routed = replace(shape, experts=replace(MIXTURE, routing=routing))
         return float(step_time(replace(run, shape=routed), shipped()).total)
 
-    assert 1.08 < seconds("balanced") / seconds("forced") < 1.30
+    assert seconds("balanced") / seconds("forced") == pytest.approx(30.28955 / 24.7138, abs=0.051)
     assert seconds("free") > 1.5 * seconds("forced")

@@ -31,8 +31,10 @@ _SWITCHED_S = 2.4e-5  # that the way through the switch takes, there and back
 
 
 def ring_s(rates: Rates, group: Group, size_bytes: Numbers, rounds: Numbers = 1, scatters: bool = False) -> Numbers:
-    """Seconds of a collective of a tensor of `size_bytes` in full. One round is an all-gather, or a reduce-scatter if
-    `scatters`, by a ring or by aggregated trees; two rounds are an all-reduce, by a ring or by trees. The faster is taken.
+    """Seconds of a collective of a tensor of `size_bytes` in full, by its fastest algorithm.
+
+    One round is an all-gather, or a reduce-scatter if `scatters`, by a ring or by aggregated trees; two rounds are an
+    all-reduce, by a ring or by two trees.
 
     An empty tensor, or a group of one rank, takes no time.
     """
