@@ -272,6 +272,10 @@ class SoftwareSpec(Spec):
         False,
         description="A token crosses the network once for each domain that has experts for it, not for each expert.",
     )
+    expert_pipelined: bool = Field(
+        False,
+        description="A domain sends such tokens on to its ranks while it receives others; if not, one after the other.",
+    )
     rank_dedupe: bool = Field(
         False,
         description="A token travels once to each rank that has experts for it, not once for each expert.",

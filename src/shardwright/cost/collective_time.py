@@ -127,13 +127,18 @@ def copies_sent(topk: int, domains: Numbers) -> Numbers:
 
 
 def all_to_all_s(
-    rates: Rates, group: Group, size_bytes: Numbers, crossing_share: Numbers = 1.0, link_share: Numbers = 1.0
+    rates: Rates,
+    group: Group,
+    size_bytes: Numbers,
+    crossing_share: Numbers = 1.0,
+    link_share: Numbers = 1.0,
+    is_pipelined: bool = True,
 ) -> Numbers:
     """Seconds of an all-to-all: each rank sends 1 / n of its `size_bytes` to every other rank.
 
     `crossing_share` is the share of the data for other domains that crosses the network. If it is below 1, each domain
-    receives one copy of a token and sends it on to its ranks over the fast links. `link_share` is the share of the data
-    that takes the fast links.
+    receives one copy of a token and sends it on to its ranks over the fast links, while it receives others if
+    `is_pipelined`. `link_share` is the share of the data that takes the fast links.
     """
     if _has_measurements(rates, "all_to_all"):
         return _measured_s(rates, group, "all_to_all", size_bytes)
@@ -143,7 +148,9 @@ def all_to_all_s(
     network_s = size_bytes * group.network_share(crossing_share) / rates.network
     between_s = 2 * rates.network_latency_s + (n - inside) * rates.peer_s
     latency_s = rates.collective_s + rates.link_latency_s + np.where(crosses, between_s, 0.0)
-    return np.where(link_s + network_s > 0, np.maximum(link_s, network_s) + latency_s, 0.0)
+    is_two_hops = (np.asarray(crossing_share) < 1) & (not is_pipelined)
+    both_s = np.where(is_two_hops & (network_s > 0), link_s + network_s, np.maximum(link_s, network_s))
+    return np.where(link_s + network_s > 0, both_s + latency_s, 0.0)
 
 
 def message_s(rates: Rates, pipeline: Group, size_bytes: Numbers) -> Numbers:
