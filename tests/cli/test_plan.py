@@ -57,6 +57,7 @@ def test_degrees_of_another_cluster_do_not_matter() -> None:
     assert [plan["plan"] for plan in legal] == [plan["plan"] for plan in found]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "override", ["plan.tp=3", "plan.pp=61", "plan.layout=[1]", "plan.zero_ranks=7", "plan.expert_tp=8", "plan.ep=2"]
 )

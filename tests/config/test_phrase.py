@@ -4,6 +4,7 @@ import ast
 import copy
 import pickle
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -45,16 +46,20 @@ def templates_of(file: Path) -> set[str]:
     }
 
 
-TEMPLATES = sorted({template for file in SOURCE.rglob("*.py") for template in templates_of(file)})
+@cache  # and not when tests are collected, which each process of the suite does
+def all_templates() -> list[str]:
+    """The templates of the whole source."""
+    return sorted({template for file in SOURCE.rglob("*.py") for template in templates_of(file)})
 
 
 @pytest.mark.parametrize("language", OTHERS)
 def test_no_template_is_missing(language: str) -> None:
-    assert len(TEMPLATES) > 200
+    templates = all_templates()
+    assert len(templates) > 200
     catalog = catalog_of(language)
     assert not [
         template
-        for template in TEMPLATES
+        for template in templates
         if template not in catalog and template[:1].lower() + template[1:] not in catalog
     ]
 

@@ -9,6 +9,7 @@ SEED = 2026
 NUM_PLANS, NUM_MODELS = 24, 12
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", range(NUM_PLANS))
 def test_a_plan_computes_what_one_rank_does(number: int) -> None:
     fields = draw(SEED, number)
@@ -17,6 +18,7 @@ def test_a_plan_computes_what_one_rank_does(number: int) -> None:
     assert all(len(reason) > 20 for reason in found.reasons)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", range(NUM_MODELS))
 def test_one_rank_computes_what_a_plain_implementation_does(number: int) -> None:
     fields = draw(SEED + 1, number)

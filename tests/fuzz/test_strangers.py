@@ -17,7 +17,7 @@ FUZZER = Path(strangers.__file__)
 
 
 @pytest.mark.parametrize(
-    ("kind", "count"), [("job", 30), ("checkpoint", 12), ("data", 16), ("model", 20), ("foreign", 30), ("growth", 40)]
+    ("kind", "count"), [("job", 15), ("checkpoint", 6), ("data", 8), ("model", 10), ("foreign", 15), ("growth", 20)]
 )
 def test_some_of_what_strangers_send(kind: str, count: int, tmp_path: Path) -> None:
     command = [sys.executable, str(FUZZER), "--kind", kind, "--seed", "17", "--count", str(count)]

@@ -167,6 +167,7 @@ def compared_over_tp(mesh: Mesh, job: JobSpec) -> tuple[str, str]:
         return good.conclusion, str(error)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.processes
 @pytest.mark.parametrize("name", TP)
 def test_a_norm_is_compared_over_tp(name: str) -> None:

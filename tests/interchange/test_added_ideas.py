@@ -46,6 +46,7 @@ ADDED: dict[str, tuple[Any, Any, str, list[str]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("system", SYSTEMS)
 @pytest.mark.parametrize("idea", ADDED)
 def test_a_job_with_it_is_refused(system: str, idea: str) -> None:

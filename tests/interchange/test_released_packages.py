@@ -8,7 +8,7 @@ import dataclasses
 import sys
 import warnings
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,13 +20,6 @@ from transformers import AutoConfig, HfArgumentParser, TrainingArguments
 
 from interchange.exports import NUM_EXPORTS, arguments_of, exports
 from shardwright.interchange.reading.script_text import settings_of
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # it misses Apex and Transformer Engine
-    from megatron.core.distributed import DistributedDataParallelConfig
-    from megatron.core.optimizer import OptimizerConfig, optimizer_config
-    from megatron.core.transformer import transformer_config
-    from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
 # Arguments that are not called as the field that they become, or become its opposite.
 RENAMED = {
@@ -137,8 +130,25 @@ def fields_for(kind: Any, flags: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def test_megatron_core_takes_every_export(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (transformer_config, optimizer_config):  # as where a new Transformer Engine is installed
+@pytest.fixture
+def megatron() -> SimpleNamespace:
+    """Megatron-core's classes. To import them takes seconds, which each process that collects tests would spend."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it misses Apex and Transformer Engine
+        from megatron.core.distributed import DistributedDataParallelConfig
+        from megatron.core.optimizer import OptimizerConfig, optimizer_config
+        from megatron.core.transformer import transformer_config
+    return SimpleNamespace(
+        modules=(transformer_config, optimizer_config),
+        transformer=transformer_config.TransformerConfig,
+        latent=transformer_config.MLATransformerConfig,
+        optimizer=OptimizerConfig,
+        sharded=DistributedDataParallelConfig,
+    )
+
+
+def test_megatron_core_takes_every_export(megatron: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in megatron.modules:  # as where a new Transformer Engine is installed
         monkeypatch.setattr(module, "is_te_min_version", lambda *_, **__: True)
     engine = ModuleType("optimizers")
     engine.FusedAdam = FusedAdam  # type: ignore[attr-defined]
@@ -148,17 +158,17 @@ def test_megatron_core_takes_every_export(monkeypatch: pytest.MonkeyPatch) -> No
     for files in exports("megatron"):
         flags = settings_of(arguments_of(files["run.sh"]))
         latent = "multi-latent-attention" in flags
-        kind = MLATransformerConfig if latent else TransformerConfig
+        kind = megatron.latent if latent else megatron.transformer
         shape = fields_for(kind, flags)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             made = kind(**shape | {"pipeline_dtype": torch.float32})
-            optimizer = OptimizerConfig(**fields_for(OptimizerConfig, flags))
-        sharded = DistributedDataParallelConfig(**fields_for(DistributedDataParallelConfig, flags))
+            optimizer = megatron.optimizer(**fields_for(megatron.optimizer, flags))
+        sharded = megatron.sharded(**fields_for(megatron.sharded, flags))
         assert made.tensor_model_parallel_size == int(flags["tensor-model-parallel-size"])
         assert made.num_layers == int(flags["num-layers"]) and optimizer.lr == float(flags["lr"])
         assert sharded.use_distributed_optimizer == ("use-distributed-optimizer" in flags)
-        classes = (kind, OptimizerConfig, DistributedDataParallelConfig)
+        classes = (kind, megatron.optimizer, megatron.sharded)
         names = {field.name for one in classes for field in dataclasses.fields(one)}
         unknown = {name for name in flags if RENAMED.get(name, name.replace("-", "_")) not in names} - OF_THE_PROGRAM
         assert unknown == set()
@@ -206,7 +216,7 @@ def test_there_are_thirty_of_each() -> None:
 
 
 @pytest.mark.parametrize("flags", [{"num-layers": "3", "hidden-size": "64", "num-attention-heads": "5"}])
-def test_what_megatron_core_refuses_is_seen(flags: dict[str, Any]) -> None:
-    shape = fields_for(TransformerConfig, flags | {"tensor-model-parallel-size": "2"})
+def test_what_megatron_core_refuses_is_seen(flags: dict[str, Any], megatron: SimpleNamespace) -> None:
+    shape = fields_for(megatron.transformer, flags | {"tensor-model-parallel-size": "2"})
     with pytest.raises((ValueError, AssertionError)):
-        TransformerConfig(**shape)
+        megatron.transformer(**shape)

@@ -111,6 +111,7 @@ def test_the_list_is_all_pages_and_the_index_links_them() -> None:
     assert used == set(FIGURES) == {file.stem for file in (PAGES / "en" / "figures").glob("*.svg")}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", FIGURES)
 def test_a_figure_is_as_its_code_draws_it(name: str) -> None:
     assert (PAGES / "en" / "figures" / f"{name}.svg").read_text(encoding="utf-8") == FIGURES[name]()

@@ -120,6 +120,7 @@ def test_a_module_of_ones_own_has_no_fault(name: str) -> None:
     assert len([line for line in found.waits if not line.startswith("parallel/zero/")]) == 1
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "moe",
     [{}, {"gate": "expert-choice"}, {"gate": "switch", "capacity_factor": 1.25}],

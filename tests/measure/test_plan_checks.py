@@ -15,6 +15,7 @@ pytestmark = pytest.mark.long
 SMALL = ("--set", "plan.dp=2", "--set", "plan.tp=1", "--set", "plan.pp=1", "--set", "plan.sequence_parallel=false")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", range(4))
 def test_a_drawn_plan_has_no_fault(number: int) -> None:
     assert not checks.faults_of(2026, number)

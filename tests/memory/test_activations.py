@@ -244,6 +244,7 @@ def deferred(mesh: Mesh, job: JobSpec) -> int:
     return sum(size for address, size in storages.items() if address not in apart)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("plan", [{}, {"tp": 2, "sequence_parallel": True}], ids=["tp1", "tp2-sp"])
 @pytest.mark.parametrize("policy", ["none", "full"])
 @pytest.mark.parametrize(

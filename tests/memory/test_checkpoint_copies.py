@@ -34,6 +34,7 @@ PLANS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PLANS)
 def test_copies_take_what_is_predicted_to_within_rows(name: str) -> None:
     kind, fields = PLANS[name]

@@ -39,6 +39,7 @@ def with_dropout(job: JobSpec) -> JobSpec:
     return job.model_copy(update={"model": job.model.model_copy(update={"dropout": RATE})})
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PLANS)
 def test_plan_drops_what_one_rank_drops(name: str) -> None:
     kind, fields, is_bitwise = PLANS[name]

@@ -105,6 +105,7 @@ def test_recompute(schedule: str) -> None:
     check(job, bitwise=schedule in IN_ORDER)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-v", "dualpipev"])
 @pytest.mark.parametrize("fields", [{"tp": 2, "sequence_parallel": True}, {"dp": 2}], ids=["tp2", "dp2"])
 def test_recompute_with_tensor_and_data_parallel(schedule: str, fields: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 import importlib
 import sys
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,12 @@ from shardwright.layers.query import Run
 from shardwright.measure.measured_runs.runs import Measured, read_runs
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-ROWS = {row.id: row for row in read_runs(BENCHMARKS / "truth" / "runs.csv")}
+
+
+@cache  # and not when tests are collected, which each process of the suite does
+def rows() -> dict[str, Measured]:
+    """The measured runs by their ids."""
+    return {row.id: row for row in read_runs(BENCHMARKS / "truth" / "runs.csv")}
 
 
 @pytest.fixture
@@ -34,7 +40,7 @@ def test_calculon_gets_the_file_that_it_ships_for_a_published_run(adapters: Any)
     Theirs has data parallelism, of which there is none, on the network instead of in the node.
     """
     calculon = adapters("to_calculon")
-    run = run_of(ROWS["kor22-006"])
+    run = run_of(rows()["kor22-006"])
     assert calculon.faults_of(run) == []
     assert calculon.application_of(run) == {
         "hidden": 20480, "feedforward": 81920, "seq_size": 2048, "attn_heads": 128, "attn_size": 160,
@@ -53,11 +59,11 @@ def test_calculon_gets_the_file_that_it_ships_for_a_published_run(adapters: Any)
 def test_calculon_reduces_whole_activations_where_the_sequence_is_not_cut(adapters: Any) -> None:
     """The same model with everything computed again: all-reduces and nothing gathered twice, as in ..._full.json."""
     calculon = adapters("to_calculon")
-    cut_sequence, full = (calculon.execution_of(run_of(ROWS[name])) for name in ("kor22-006", "kor22-005"))
+    cut_sequence, full = (calculon.execution_of(run_of(rows()[name])) for name in ("kor22-006", "kor22-005"))
     assert {key: value for key, value in full.items() if value != cut_sequence[key]} == {
         "activation_recompute": "full", "tensor_par_comm_type": "ar", "seq_par_ag_redo": False,
     }  # fmt: skip
-    run = run_of(ROWS["kor22-005"])
+    run = run_of(rows()["kor22-005"])
     for change in ({"sequence_parallel": True}, {"recompute": "none"}):
         assert not calculon.execution_of(replace(run, grid=replace(run.grid, **change)))["seq_par_ag_redo"]
 
@@ -69,7 +75,7 @@ def test_groups_cross_the_network_where_they_leave_the_node(
     adapters: Any, tp: int, dp: int, pp: int, nets: str
 ) -> None:
     """tp, dp and pp on networks 0 (in a node of 8) or 1; ranks are counted along tp, then dp, then pp."""
-    run = run_of(ROWS["sc21-004"])
+    run = run_of(rows()["sc21-004"])
     grid = replace(run.grid, tp=tp, dp=dp, pp=pp)
     found = adapters("to_calculon").execution_of(replace(run, grid=grid))
     assert "".join(str(found[f"{axis}_par_net"]) for axis in ("tensor", "data", "pipeline")) == nets
@@ -77,7 +83,7 @@ def test_groups_cross_the_network_where_they_leave_the_node(
 
 def test_what_cannot_be_said_is_listed_in_full(adapters: Any) -> None:
     """A row of Llama with FlashAttention on H100, in fp8, over a part of the replicas: every reason, not the first."""
-    run = run_of(ROWS["sc21-004"])
+    run = run_of(rows()["sc21-004"])
     assert adapters("to_calculon").faults_of(run) == adapters("to_llm_analysis").faults_of(run) == []
     shape = replace(run.shape, gated=True, kv_heads=8)
     grid = replace(run.grid, precision="fp8", cp=2, zero=3, zero_ranks=4, recompute="matmul")
@@ -103,7 +109,7 @@ def test_rows_reach_the_planners_with_the_whole_world_and_batch(adapters: Any) -
     """Every row that a planner takes: its degrees multiply to the devices, its microbatches to the batch."""
     calculon, llm_analysis, simumax = (adapters(f"to_{name}") for name in ("calculon", "llm_analysis", "simumax"))
     taken = 0
-    for row in ROWS.values():
+    for row in rows().values():
         if row.run is None:
             continue
         run, grid = row.run, row.run.grid
@@ -138,7 +144,7 @@ def test_a_system_keeps_its_efficiencies_and_takes_the_links_of_the_row(adapters
             {"bandwidth": 25, "size": 65536, "efficiency": 0.9},
         ],
     }
-    run = replace(run_of(ROWS["sc21-004"]), devices_per_node=4, node_bytes_per_s=0.0, network_bytes_per_s=12.5e9)
+    run = replace(run_of(rows()["sc21-004"]), devices_per_node=4, node_bytes_per_s=0.0, network_bytes_per_s=12.5e9)
     found = adapters("to_calculon").system_of(run, shipped)
     assert found["networks"] == [
         {"bandwidth": 300, "size": 4, "efficiency": 0.65},
@@ -151,7 +157,7 @@ def test_a_system_keeps_its_efficiencies_and_takes_the_links_of_the_row(adapters
 def test_simumax_gets_the_strategy_of_its_own_run(adapters: Any) -> None:
     """llama3_70b_l12_tp1_pp2_dp4_mbc4_cef on B200: told so, it answers with the 828.76 ms that its authors print."""
     simumax = adapters("to_simumax")
-    run = run_of(ROWS["simumax-001"])
+    run = run_of(rows()["simumax-001"])
     assert simumax.faults_of(run) == []
     assert simumax.model_of(run) == {
         "hidden_size": 8192, "head_num": 64, "kv_head_num": 8, "head_size": 128, "intermediate_size": 28672,
@@ -169,14 +175,14 @@ def test_simumax_gets_the_strategy_of_its_own_run(adapters: Any) -> None:
 def test_simumax_gets_what_the_software_fuses_keeps_and_computes_again(adapters: Any) -> None:
     """MT-NLG 530B computes the scores again; with full recomputation every layer; eager kernels are not fused."""
     strategy_of = adapters("to_simumax").strategy_of
-    selective, full = (strategy_of(run_of(ROWS[name])) for name in ("kor22-006", "kor22-005"))
+    selective, full = (strategy_of(run_of(rows()[name])) for name in ("kor22-006", "kor22-005"))
     assert {key: (value, full[key]) for key, value in selective.items() if value != full[key]} == {
         "enable_sequence_parallel": (True, False), "recompute_granularity": ("sdp_only", "full_block"),
     }  # fmt: skip
     assert selective["recompute_layer_num"] == 105 and selective["interleaving_size"] == 3
     assert (selective["use_flash_sdp"], selective["use_math_sdp"]) == (False, True)
     assert selective["grad_reduce_in_bf16"] and not selective["cross_entropy_loss_fusion"]
-    run = run_of(ROWS["kor22-006"])
+    run = run_of(rows()["kor22-006"])
     eager, fused = (strategy_of(replace(run, software=name)) for name in ("aleph-flash2", "aleph-flash2-rms"))
     assert (eager["use_fused_norm"], fused["use_fused_norm"]) == (False, True)
     assert eager["use_flash_sdp"] and not eager["use_fused_swiglu"]
@@ -191,7 +197,7 @@ def test_simumax_gets_links_measured_on_nvlink_and_a_bandwidth_by_node(adapters:
     }  # fmt: skip
     link = {"bandwidth": {"gbps": 900.0, "efficient_factor": 1.0}}
     nvlink = {"networks": {"low_intra_node": link, "high_intra_node": link}}
-    run = replace(run_of(ROWS["sc21-004"]), devices_per_node=4, node_bytes_per_s=300e9, network_bytes_per_s=12.5e9)
+    run = replace(run_of(rows()["sc21-004"]), devices_per_node=4, node_bytes_per_s=300e9, network_bytes_per_s=12.5e9)
     found = adapters("to_simumax").system_of(run, shipped, nvlink)
     assert found["accelerator"]["bandwidth"] == {"default": {"gbps": 2039, "latency_us": 40}}
     assert found["networks"]["high_intra_node"] == {"bandwidth": {"gbps": 300.0, "efficient_factor": 1.0}}
@@ -241,20 +247,20 @@ def test_simumax_answers_in_seconds_of_the_fullest_stage(
     for name in ("simumax", "simumax.core", "simumax.core.config", "simumax.core.perf_llm"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     planner = adapters("to_simumax").SimuMax(tmp_path)
-    answer = planner.answer(run_of(ROWS["simumax-001"]))
+    answer = planner.answer(run_of(rows()["simumax-001"]))
     assert (answer.step_s, answer.memory_gb) == (pytest.approx(step_s), 3.0)
     assert capsys.readouterr().out == ""
     with pytest.raises(ValueError, match=r"^SimuMax refuses it: one rank, tp is 8$"):
-        planner.answer(run_of(ROWS["simumax-004"]))
+        planner.answer(run_of(rows()["simumax-004"]))
 
 
 def test_what_simumax_publishes_has_the_errors_that_it_prints(adapters: Any) -> None:
     """All runs of its family, and the errors of its own table: -8.97 % and -0.42 %, -13.54 % and -0.50 %."""
     lines = adapters("lines")
     published = lines.read_published(lines.PUBLISHED_ROWS)
-    assert set(published) == {name for name, row in ROWS.items() if row.family == lines.PUBLISHED_FAMILY}
+    assert set(published) == {name for name, row in rows().items() if row.family == lines.PUBLISHED_FAMILY}
     for name, time_error, memory_error in (("simumax-004", -8.97, -0.42), ("simumax-021", -13.54, -0.50)):
-        line = lines.Line(ROWS[name], {"theirs": published[name]})
+        line = lines.Line(rows()[name], {"theirs": published[name]})
         assert 100 * line.error("theirs") == pytest.approx(time_error, abs=0.006)
         assert 100 * line.memory_error("theirs") == pytest.approx(memory_error, abs=0.02)
 
@@ -264,7 +270,7 @@ def test_errors_weigh_families_alike(adapters: Any) -> None:
     module, answer = adapters("lines"), adapters("answer")
     lines = []
     for name, ratio in (("kor22-001", 1.3), ("sc21-001", 1.0), ("sc21-002", 1.0)):
-        row = ROWS[name]
+        row = rows()[name]
         lines.append(module.Line(row, {"theirs": answer.Answer(row.step_s * ratio, 0.0)}))
     assert module.error_cells(lines, [line.error("theirs") for line in lines]) == "15.0 / 0.0 (+15.0)"
     assert lines[0].is_answered(["theirs"])
@@ -288,7 +294,7 @@ def test_simumax_gives_memory_alone_of_a_device_without_a_system_file(
 
     planner = object.__new__(simumax.SimuMax)
     monkeypatch.setattr(simumax.SimuMax, "_estimated", lambda self, run: Estimated())
-    run = replace(run_of(ROWS["simumax-001"]), device="h100-sxm")
+    run = replace(run_of(rows()["simumax-001"]), device="h100-sxm")
     assert planner.answer(run) == answer.Answer(0.0, 3.0, "no system file for h100-sxm")
     with pytest.raises(ValueError, match=r"^no system file for h100-sxm; no ZeRO-3"):
         planner.answer(replace(run, grid=replace(run.grid, zero=3)))
@@ -298,7 +304,7 @@ def test_megatrons_formula_gives_the_bytes_of_its_terms(adapters: Any) -> None:
     """GPT 22B on 8 devices, tp 8 with sequence parallelism and selective recomputation (`kor22-002`): 18 bytes a
     parameter, (18 h + 4 f) bytes of activations a token and layer, and logits in float32."""
     formula = adapters("formulas").MegatronFormula()
-    run = run_of(ROWS["kor22-002"])
+    run = run_of(rows()["kor22-002"])
     shape, grid = run.shape, run.grid
     assert (grid.tp, grid.pp, grid.virtual, grid.recompute) == (8, 1, 1, "selective") and shape.vocab % 1024 == 0
     width, tokens, table = shape.hidden, shape.sequence * grid.microbatch, shape.vocab * shape.hidden
@@ -315,7 +321,7 @@ def test_megatrons_formula_gives_the_bytes_of_its_terms(adapters: Any) -> None:
 def test_the_textbook_divides_what_zero_divides_and_adds_the_bubble(adapters: Any) -> None:
     """16 bytes a parameter, 4 + 12/dp under ZeRO 1, 16/dp under ZeRO 3; a pipeline adds (p - 1) / m of the time."""
     textbook = adapters("formulas").Textbook()
-    run = run_of(ROWS["sc21-001"])
+    run = run_of(rows()["sc21-001"])
     one = replace(run.grid, dp=4, global_batch=64, microbatch=1)
     by_zero = [textbook._model_bytes(replace(run, grid=replace(one, zero=zero))) for zero in (0, 1, 3)]
     assert [num_bytes / by_zero[0] for num_bytes in by_zero] == pytest.approx([1.0, 7 / 16, 1 / 4])
@@ -330,14 +336,15 @@ def test_verdicts_count_plans_that_ran_and_plans_that_ran_out(adapters: Any) -> 
     module, measures, answer = adapters("lines"), adapters("measures"), adapters("answer")
     verdicts = (("sc21-001", "runs", True), ("sc21-002", "runs", False), ("sc21-003", "oom", True))
     lines = [
-        module.Line(ROWS[name], {"theirs": answer.Answer(1.0, 1.0, fits=fits)}, table) for name, table, fits in verdicts
+        module.Line(rows()[name], {"theirs": answer.Answer(1.0, 1.0, fits=fits)}, table)
+        for name, table, fits in verdicts
     ]
     assert measures._fit_cell(lines, "theirs") == "33.3 % (1 of 2, 1 of 1)"
 
 
 def test_layers_of_stages_stay_untold(adapters: Any) -> None:
     """No table has them: they are nanotron's, by a description of ours."""
-    row = ROWS["sc21-005"]
+    row = rows()["sc21-005"]
     run = run_of(row)
     divided = replace(row, run=replace(run, grid=replace(run.grid, layout=(1, 2))))
 

@@ -41,6 +41,7 @@ def kind(plan: Any) -> tuple[int, ...]:
 ORDERS = {"searched": Constraints(), "dp-tp": Constraints({"order": "dp-tp"}), "pp-cp": Constraints({"order": "pp-cp"})}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("model", "width", "order"),
     [("dense", 1, ""), ("dense", 2, ""), ("experts", 4, ""), ("dense", 2, "dp-tp"), ("experts", 4, "pp-cp")],
@@ -126,6 +127,7 @@ def test_no_bound_is_above_a_price(model: str, order: str, data: st.DataObject) 
         assert (bounds.activation_bytes(job, columns, variant, shipped(), Memo()) <= priced.memory.process).all()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_memo_changes_no_price(model: str, order: str) -> None:

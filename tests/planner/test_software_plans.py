@@ -25,6 +25,7 @@ def priced_as(software: str, model: str = "dense", **plan: object) -> JobSpec:
     return job.model_copy(update={"cluster": cluster, "plan": job.plan.model_copy(update=plan)})
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("software", KNOWN)
 def test_what_is_recommended_is_what_the_software_has(software: str) -> None:
     job = priced_as(software)

@@ -73,6 +73,7 @@ CASES: dict[str, tuple[str, dict[str, Any], str, bool]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 def test_texts_and_prompts_begin_alike(name: str, tmp_path: Path) -> None:
     puts, config, field, begins = CASES[name]

@@ -92,6 +92,7 @@ def route(mesh: Mesh, job: JobSpec) -> tuple[list[tuple[LayerRouting, ...]], dic
     return told, {f"{layer} {name}": value for layer, state in states for name, value in state.state_dict().items()}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "plan",
     [{"dp": 2, "ep": 2, "pp": 2, "schedule": "dualpipe"}, {"recompute": "full", "ep": 2, "expert_tp": 1, **SP2}],

@@ -90,6 +90,7 @@ def recorded(mesh: Mesh, job: JobSpec) -> tuple[Record, Table]:
     return record_after(steps, replica, mesh, job), ledger
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PLANS)
 def test_plan_equals_one_rank(name: str) -> None:
     """Of samples that are filled up at their end, or from their first token on; and ranks move what was foretold."""

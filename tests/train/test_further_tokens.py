@@ -90,6 +90,7 @@ def ledger(mesh: Mesh, job: JobSpec) -> dict[str, dict[str, int]]:
     return mesh.ledger.table()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("separate", [False, True], ids=["", "documents"])
 @pytest.mark.parametrize("name", ["sp2-zero2", "pp2-tied-again", "pp2-zb-zero2", "pp2-vee-zero3"])
 def test_ranks_move_what_is_foretold(name: str, separate: bool) -> None:

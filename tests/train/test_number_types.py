@@ -47,6 +47,7 @@ def assert_same_bits(mine: list[Record], expected: list[Record]) -> None:
             assert torch.equal(box, whole[place.name][place.slices]), place.name
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", EVERY)
 def test_follows_float32(name: str) -> None:
     exact, rounded = train(job_in({}))[0], train(job_in(EVERY[name]))[0]
@@ -91,6 +92,7 @@ def test_every_copy_of_a_layer_remembers_the_same(plan: dict[str, Any]) -> None:
             assert mine[name]["past"][0] == pytest.approx(expected[name]["past"][0], rel=0.02)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "name",
     ["bf16", "delayed", "tensorwise", "rowwise", "delayed, weight gradients too", "rowwise, weight gradients too"],

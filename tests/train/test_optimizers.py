@@ -335,6 +335,7 @@ def whole(by_rank: list[list[HeldBox]]) -> dict[str, Tensor]:
     return found
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["adafactor", "muon", "sgd"])
 @pytest.mark.parametrize(("before", "after"), [("zero3 tp", "zero1"), ("experts", "hybrid experts")])
 def test_any_plan_goes_on(name: str, before: str, after: str, tmp_path: Path) -> None:

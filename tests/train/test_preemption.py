@@ -215,6 +215,7 @@ def ends(process: "subprocess.Popen[str]") -> tuple[int, str]:
     return process.returncode, err
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGINT"])
 @pytest.mark.parametrize("to_all", [False, True], ids=["the command", "all its processes"])
 def test_ranks_save_and_leave(tmp_path: Path, name: str, to_all: bool) -> None:
