@@ -77,7 +77,7 @@ def with_usual(
     tokens = filled["batch"]["global_batch_size"] * model.sequence
     if "steps" not in fields.get("optimizer", {}):
         filled["optimizer"] = fields.get("optimizer", {}) | {"steps": max(1, round(_RUN_TOKENS / tokens))}
-        notes.append(say("a run has 1e12 tokens"))
+        notes.append(say("a run has 1e12 tokens where nobody states their number"))
     if "compute" not in fields.get("precision", {}):
         compute = usual_compute(cluster)
         filled["precision"] = fields.get("precision", {}) | {"compute": compute}

@@ -16,6 +16,7 @@ from shardwright.simulate.full_step import simulated_steps
 
 USUAL_SOFTWARE = ("megatron-core", "torchtitan-2025")
 _LACKING = "lacks it"
+_UNPRICED = "no price"  # the software has the plan, and the cost model can't price it there
 
 
 def software_beside(plans: Sequence[PricedPlan]) -> str:
@@ -38,11 +39,12 @@ def _steps(jobs: Sequence[JobSpec], name: str) -> list[str]:
         for job in jobs
         if not missing_features(software, job)
     ]
+    words = {job.plan.model_dump_json(): _UNPRICED for job in with_it}
     priced = [
         (job, price.time)
         for job, price in zip(with_it, prices(list(map(run_of, with_it)), shipped(), memo), strict=True)
         if isinstance(price, Price)
     ]
     times = simulated_steps([job for job, _ in priced], [time for _, time in priced], shipped(), memo)
-    steps = {job.plan.model_dump_json(): step_text(time.total) for (job, _), time in zip(priced, times, strict=True)}
-    return [steps.get(job.plan.model_dump_json(), _LACKING) for job in jobs]
+    words |= {job.plan.model_dump_json(): step_text(time.total) for (job, _), time in zip(priced, times, strict=True)}
+    return [words.get(job.plan.model_dump_json(), _LACKING) for job in jobs]
