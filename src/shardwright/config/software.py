@@ -199,6 +199,10 @@ class SoftwareSpec(Spec):
     memory_counter: Literal["allocated", "reserved"] = Field(
         "allocated", description="Counter of torch's allocator that it reports as a run's memory."
     )
+    aggregated_trees: bool = Field(
+        False,
+        description="NCCL is 2.23 or newer, which gathers and scatters by aggregated trees where each rank has a node.",
+    )
     step_bytes: Number = Field(
         0.0, description="Bytes of copies during the update, by element of the optimizer state of a rank."
     )
@@ -267,6 +271,10 @@ class SoftwareSpec(Spec):
     expert_dedupe: bool = Field(
         False,
         description="A token crosses the network once for each domain that has experts for it, not for each expert.",
+    )
+    expert_pipelined: bool = Field(
+        False,
+        description="A domain sends such tokens on to its ranks while it receives others; if not, one after the other.",
     )
     rank_dedupe: bool = Field(
         False,
