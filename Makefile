@@ -124,11 +124,12 @@ $(VENV)/installed-docs: $(VENV)/installed
 site: $(VENV)/installed-docs  ## the pages that teach, in English and Chinese, as a site in build/site; it needs no network
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-site-check: site  ## every page of the site in a headless Chromium: no error, no request to another machine
-	$(BIN)/python tests/support/site_in_browser.py build/site
+site-check: site $(VENV)/installed-test  ## every page in a headless Chromium, wide and narrow, light and dark: no error, no request to another machine
+	PYTHONPATH=tests $(BIN)/python -m support.site_in_browser build/site
 
 pages: $(VENV)/installed-test  ## run all commands of these pages, and write their outputs and figures again
 	$(BIN)/python tests/support/learn_pages.py
+	$(BIN)/python tests/support/playbook_page.py
 	$(BIN)/python tests/support/recipe_plans.py
 	$(BIN)/python tests/support/extrapolation_page.py
 

@@ -80,7 +80,6 @@ _REASONS = re.compile(
     "|".join((
         "adapters", "preferences", "rewards", "decoders", "trains nothing", "can't be said here", "does not split",
         "is not counted here", "share one replica", "Sinkhorn", "attention to all", "are not read",
-        "experts of nanotron",
         "follow no rule", "modules that train", "trains with", "are read for", "tasks that train", "not divide",
         "schedules of Primus", "none of is_llama", "this recipe of fp8", "linear_attention", "hybrid", "gated_delta",
         "mrope", "patch_dim", "hetero_", "doremi", "mamba", "rope_type", "its task", "the file is of this system",

@@ -69,8 +69,16 @@ def test_what_is_not_known_is_said_and_not_counted() -> None:
 
 def test_the_often_told_plan_does_not_fit_and_the_told_size_is_checked() -> None:
     text = shown("gpt-100b-32xa100", "model.hidden=12288", "model.heads=96")
-    assert "It does not fit one a100-sxm-80g, which offers 76.3 GiB" in text
+    assert "It does not fit one a100-sxm-80g, which shows 79.1 GiB of its 80.0 GiB" in " ".join(text.split())
     assert "Note: model.told_parameters_b says 100 billion parameters" in text
+
+
+def test_memory_is_that_of_the_process_as_plan_tells_it() -> None:
+    for options in ((), ("--as", "megatron-core")):
+        found = json.loads(shown("gpt3-175b-1024", options=(*options, "--json")))
+        text = " ".join(shown("gpt3-175b-1024", options=options).split())
+        assert f"the process of pp rank 0 needs {found['process_bytes'] / 2**30:.1f} GiB" in text
+        assert "which shows 79.1 GiB of its 80.0 GiB" in text
 
 
 def test_a_plan_that_does_not_fit_names_others_that_do() -> None:

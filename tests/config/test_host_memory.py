@@ -67,7 +67,7 @@ def test_what_does_not_fit_says_so_with_a_way_out() -> None:
     too_little, enough = (verdict_text(of, fit_of(of, job_memory(of), "not priced")) for of in (small, large))
     assert "does not fit its host: pp rank 0 offloads" in " ".join(too_little.split())
     assert "4.0 GiB for 4 devices are 1.0 GiB each" in " ".join(too_little.split())
-    assert "It fits one a100-sxm-40g, which offers 37.4 GiB" in enough
+    assert "It fits one a100-sxm-40g, which shows 39.4 GiB of its 40.0 GiB" in " ".join(enough.split())
     assert "which leaves" in enough
     assert [estimate_dict(of)["fits"] for of in (small, large)] == [False, True]
     found = misfit(small, ("1f1b",), shipped())

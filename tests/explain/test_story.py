@@ -13,7 +13,7 @@ from shardwright.cli.checked_job import load
 from shardwright.cli.main import cli
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
-from shardwright.config.load import make_job
+from shardwright.config.load import load_job, make_job
 from shardwright.config.model_shape import shape_of
 from shardwright.config.rank_order import DEFAULT_ORDER, ORDERS
 from shardwright.cost.calibration import shipped
@@ -21,6 +21,7 @@ from shardwright.cost.from_job import run_of
 from shardwright.cost.topology import Group
 from shardwright.cost.wire_bytes import ring_sent
 from shardwright.explain.rank_groups import groups_of_rank_0, rank_order
+from shardwright.explain.step_traffic import link_uses
 from shardwright.explain.story import Story, portions, tell
 from shardwright.layers.query import grid_of
 from shardwright.layers.stage_contents import layer_kinds
@@ -34,6 +35,7 @@ from shardwright.sharding.groups import PP, axis_groups
 from shardwright.sharding.mesh import MeshShape
 from shardwright.simulate.closed_form import step_time
 from shardwright.train.build import build
+from shardwright.train.step_metrics import link_use
 from shardwright.train.train_step import train_step
 from support.cases import EXPERTS, KINDS, context_bytes, made_up_tokens, of_replicas, ring_bytes, small_job
 from support.expert_traffic import ExpertRanks, sent_direct
@@ -395,3 +397,18 @@ def test_kinds_of_layers_stand_in_the_order_of_the_model() -> None:
     in_model = layer_kinds(shape_of(job.model), grid_of(job))
     assert told == list(dict.fromkeys(in_model))
     assert len(told) == 4
+
+
+def test_links_are_used_by_a_share_of_what_they_carry() -> None:
+    """Bytes over bandwidth and time, as runs are measured: of one rank where all send alike."""
+    job = load_job("gpt3-175b-1024")
+    story = tell(job)
+    assert story.step is not None
+    inside, between = link_uses(job, story.links, story.crossings, story.step.total)
+    assert (inside.place, between.place) == ("inside", "between")
+    world, step_s = job.plan.world, float(story.step.total)
+    sent = tuple(round(world * use.sent_bytes) for use in (inside, between))
+    assert link_use(sent, step_s, world, job.cluster) == pytest.approx((inside.share, between.share))
+    text = " ".join(story_text(story).split())
+    assert f"Of 300 GB/s inside a node that is {100 * (inside.share or 0):.1f} % over the step." in text
+    assert [use.share for use in link_uses(job, story.links, story.crossings, None)] == [None, None]

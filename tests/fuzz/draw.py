@@ -144,7 +144,17 @@ def _adapter(rng: random.Random, fields: Fields) -> None:
     )
     if rng.random() < (0.01 if is_refused else 0.3):
         targets = rng.sample(TARGETS, rng.randint(1, len(TARGETS)))
-        model["adapter"] = {"rank": rng.choice([1, 3, 8]), "alpha": rng.choice([1.0, 8.0]), "targets": targets}
+        adapter = {"rank": rng.choice([1, 3, 8]), "alpha": rng.choice([1.0, 8.0]), "targets": targets}
+        model["adapter"] = adapter | _base(rng, model, plan["tp"])
+
+
+def _base(rng: random.Random, model: Fields, tp: int) -> Fields:
+    """A base in NF4, for models that are widened so that the parts of their rows on ranks of tp are whole blocks."""
+    if rng.random() < 0.5:
+        return {}
+    block = 64 if rng.random() < 0.95 else 32  # which is refused
+    model |= {"hidden": rng.choice([64, 128]), "head_dim": block, "ffn": 2 * block * tp}
+    return {"base": "nf4", "double_quantization": rng.random() < 0.5}
 
 
 def _network(rng: random.Random, fields: Fields) -> None:

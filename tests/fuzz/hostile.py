@@ -97,6 +97,7 @@ VALIDATION = (
     {"name": "code", "path": "code.txt", "format": "text"},
     {"name": "chats", "path": "chats.jsonl", "chats": True, "text_field": "body", "split": "all"},
 )
+ADAPTER: dict[str, Any] = {"rank": 2, "alpha": 4.0, "targets": ["query", "value", "down"], "weights": ""}
 TEXT = "A line of text to train on, with ä and 😀.\n" * 40
 
 
@@ -172,6 +173,8 @@ def job_case(random: Random) -> Case:
         given["data"] = {"sources": [dict(source) for source in SOURCES], "separate_documents": True}
     if random.random() < 0.1:
         given["data"] = given.get("data", {}) | {"validation": [dict(one) for one in VALIDATION]}
+    if random.random() < 0.15:
+        given["model"] = given.get("model", {}) | {"adapter": dict(ADAPTER)}
     text = mutate.toml(mutate.fields(random, given, _names()))
     raw = text.encode("utf-8", "surrogatepass")
     return Case("job", command_on(random, "job.toml", can_search=is_tiny)).put(

@@ -20,7 +20,7 @@ if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).parents[1])
 
 from fuzz import mutations as mutate
-from fuzz.hostile import TEXT, Case
+from fuzz.hostile import ADAPTER, TEXT, Case
 
 RESUME = "resume"  # in the place of a command: what `train` does with the checkpoints of its folder, on one rank
 LAST = 2  # steps of the run that wrote them: a checkpoint after each
@@ -42,6 +42,7 @@ _VARIANTS: tuple[dict[str, dict[str, Any]], ...] = (
         "model": {"moe": {"experts": 4, "top_k": 2, "ffn": 8, "gate": "sigmoid", "bias_update": 0.01}},
     },
     {"model": {"vocab": 6000, "tied_embeddings": True}},  # files of more than a block
+    {"model": {"adapter": ADAPTER}},  # which have the adapters alone
 )
 _DIGEST = 33  # the last line of what is signed
 
@@ -70,7 +71,7 @@ def whole_folders() -> tuple[dict[str, bytes], ...]:
 
 def checkpoint_case(random: Random) -> Case:
     """A folder of two checkpoints of two files each, damaged or made up, and a command that reads it."""
-    variant = random.choice([0, 0, 0, 1, 1, 1, 2, 2, 2, 3])
+    variant = random.choice([0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 4, 4])
     files = dict(whole_folders()[variant])
     is_signed = random.random() < 0.5
     case = Case("signed" if is_signed else "damaged", [])

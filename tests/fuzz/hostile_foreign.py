@@ -1,6 +1,7 @@
 """Cases of launch scripts and configurations of other systems that are wrong, or meant to do harm."""
 
 import json
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import PurePath
 from random import Random
@@ -9,6 +10,7 @@ from typing import Any
 from fuzz import mutations as mutate
 from fuzz.hostile import Case
 from fuzz.hostile_python import PYTHON_FORMS, mangled_python
+from fuzz.trainer_jobs import trainer_files, trainer_jobs
 from interchange.public_jobs import files_of, public_jobs
 from shardwright.config.job import JobSpec
 from shardwright.config.load import load_job
@@ -65,6 +67,13 @@ _BOMBS = (
     "A=(" + "word " * 60_000 + ")\n",
     'bash -c "bash -c \'bash -c \\"torchrun a.py --num-layers 1 --hidden-size 2\\"\'"\n',
 )
+# System -> settings of an adapter.
+_LORA: dict[str, dict[str, Any]] = {
+    "axolotl": {"adapter": "lora", "lora_r": 8, "lora_alpha": 16, "lora_target_linear": True},
+    "llamafactory": {"finetuning_type": "lora", "lora_rank": 8, "lora_target": "q_proj,v_proj"},
+    "ms-swift": {"tuner_type": "lora", "lora_rank": 8, "lora_alpha": 32, "target_modules": "all-linear"},
+    "trl": {"use_peft": True, "lora_r": 8, "lora_alpha": 16, "lora_target_modules": ["q_proj", "o_proj"]},
+}
 _WORDS = ("--tensor-model-parallel-size", "--unknown-flag", "$TP", "${N:-8}", "$((2*4))", "'", "\\")
 # Digits that are no number, or one that no machine word holds.
 _DIGITS = ("²", "1²", "٣", "٣²", "--5", "-²", "1" * 5000, "9" * 19, "0" * 30, "1_000", "+7", "²:8", "1.²")
@@ -82,7 +91,20 @@ def _bases() -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
     job = load_job("quickstart", list(_LLAMA))
     written = [(name, tuple(_written(system, job).items())) for name, system in SYSTEMS.items()]
     script = dict(written)["torchtitan"][0]
-    return (*found, *written, *(("torchtitan", (script, ("job_config.py", text))) for text in PYTHON_FORMS))
+    return (
+        *found,
+        *written,
+        *_adapted(),
+        *(("torchtitan", (script, ("job_config.py", text))) for text in PYTHON_FORMS),
+    )
+
+
+def _adapted() -> Iterator[tuple[str, tuple[tuple[str, str], ...]]]:
+    """Files of the trainers that train adapters, each with one."""
+    for job in trainer_jobs():
+        if job["system"] in _LORA:
+            settings = job["settings"] | _LORA[job["system"]]
+            yield job["system"], tuple(trainer_files(job | {"settings": settings}).items())
 
 
 def _written(system: System, job: JobSpec) -> dict[str, str]:

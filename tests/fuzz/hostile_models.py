@@ -15,7 +15,7 @@ if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).parents[1])
 
 from fuzz import mutations as mutate
-from fuzz.hostile import Case
+from fuzz.hostile import ADAPTER, Case
 
 LOAD = "load-weights"  # in the place of a command: every element of a job's weights is read once
 # A plan, for the best one of a thousand layers takes a minute.
@@ -84,7 +84,11 @@ def weights_case(random: Random) -> Case:
     case = Case("weights", ["convert", "model", "--to", random.choice(["out", "out", "out.safetensors", "model"])])
     if random.random() < 0.5:
         case.arguments = [LOAD, "job.toml"]
-        case.put("job.toml", f'[model]\nweights = "model"\nsequence = {_SEQUENCE}\n')
+        job = f'[model]\nweights = "model"\nsequence = {_SEQUENCE}\n'
+        if random.random() < 0.4:
+            job += '[model.adapter]\nrank = 2\nalpha = 4.0\ntargets = ["query", "value", "down"]\nweights = "adapter"\n'
+            _put_adapter(random, case, name)
+        case.put("job.toml", job)
     elif random.random() < 0.3:
         case.arguments += ["--dtype", random.choice(["bf16", "float32"]), "--file-gib", "0.001"]
     case.put("model/config.json", json.dumps(keys))
@@ -114,6 +118,29 @@ def weights_case(random: Random) -> Case:
         for odd in case.special:
             case.files.pop(odd, None)
     return case
+
+
+def _put_adapter(random: Random, case: Case, name: str) -> None:
+    """Put an adapter as peft writes it, of which something may be wrong; nothing for a model of which it has none."""
+    from shardwright.config.base import PlanError
+    from shardwright.config.hugging_face.config_json import fields_of
+    from shardwright.config.model import ModelSpec
+    from shardwright.sharding.hugging_face.adapter_layout import adapter_keys, adapter_layout
+
+    keys = _families()[name]
+    adapter = ADAPTER | {"targets": tuple(ADAPTER["targets"])}
+    fields = fields_of(keys)[0] | {"sequence": _SEQUENCE, "adapter": adapter, "weights": "model"}
+    model = ModelSpec.model_validate(fields)
+    try:
+        written, layout = adapter_keys(keys["model_type"], model), adapter_layout(keys["model_type"], model)
+    except (PlanError, ValueError):
+        return
+    tensors = {piece.name: ("F32", piece.shape) for pieces in layout.values() for piece in pieces}
+    if random.random() < 0.5:
+        _change(random, tensors)
+    said = mutate.fields(random, written, ["r", "lora_alpha", "rank_pattern"]) if random.random() < 0.5 else written
+    case.put("adapter/adapter_config.json", _harmed(random, json.dumps(said).encode()))
+    case.put("adapter/adapter_model.safetensors", _harmed(random, _safetensors(random, tensors)))
 
 
 def _change(random: Random, tensors: dict[str, tuple[str, tuple[int, ...]]]) -> None:
@@ -186,16 +213,17 @@ def load(arguments: list[str]) -> None:
     from shardwright.config.base import PlanError
     from shardwright.config.load import load_job
     from shardwright.sharding.stage_parameters import model_parameters
-    from shardwright.train.checkpoint.starting_weights import released_weights_of
+    from shardwright.train.checkpoint.starting_weights import initial_values, released_weights_of
 
     try:
         job = load_job(arguments[1], [])
         released = released_weights_of(job)
         assert released is not None
+        write = initial_values(job, released)
         untouched = 12345.678  # which no file that is made here holds
         for place in model_parameters(job.model):
             out = torch.full(place.shape, untouched).view(-1)
-            released.write(place, 0, out)
+            write(place, 0, out)
             assert not (out == untouched).any(), "an element was not read"
         for block in range(job.model.layers):
             released.correction_bias(block)

@@ -45,6 +45,28 @@ def read(system: str, text: str, **fields: Any) -> JobSpec:
     return job_of_texts(SOURCES[system], {"job.yaml": text, "config.json": CONFIG}, asked, "a test").job
 
 
+# Bases in NF4 as three programs say them: its settings, and if scales are quantised.
+IN_NF4 = {
+    "llamafactory": ("llamafactory", FACTORY + "quantization_bit: 4\nquantization_method: bnb\n", True),
+    "llamafactory plain": ("llamafactory", FACTORY + "quantization_bit: 4\ndouble_quantization: false\n", False),
+    "axolotl": (
+        "axolotl",
+        AXOLOTL + "adapter: qlora\nload_in_4bit: true\nlora_r: 32\nlora_target_linear: true\n",
+        True,
+    ),
+    "axolotl lora": ("axolotl", AXOLOTL + "adapter: lora\nload_in_4bit: true\nload_in_8bit: false\nlora_r: 4\n", True),
+    "trl": ("trl", TRL + "use_peft: true\nload_in_4bit: true\nbnb_4bit_quant_type: nf4\n", False),
+    "trl nested": ("trl", TRL + "use_peft: true\nload_in_4bit: true\nuse_bnb_nested_quant: true\n", True),
+}
+
+
+@pytest.mark.parametrize("name", IN_NF4)
+def test_bases_in_nf4_are_read(name: str) -> None:
+    system, text, is_double = IN_NF4[name]
+    adapter = read(system, text).model.adapter
+    assert (adapter.base, adapter.double_quantization) == ("nf4", is_double)
+
+
 @pytest.mark.parametrize("name", READ)
 def test_adapters_are_read_and_priced_as_this_runtimes(name: str) -> None:
     system, text, (rank, alpha, targets) = READ[name]
@@ -60,13 +82,15 @@ def test_adapters_are_read_and_priced_as_this_runtimes(name: str) -> None:
         ("axolotl", AXOLOTL + "adapter: qlora\nlora_r: 4\n", "adapter = qlora"),
         ("axolotl", AXOLOTL + "adapter: lora\nlora_r: 4\nload_in_8bit: true\n", "load_in_8bit = True"),
         ("axolotl", AXOLOTL + "adapter: lora\nlora_r: 4\nlora_target_modules: [W_pack]\n", "names W_pack"),
-        ("llamafactory", FACTORY + "finetuning_type: lora\nquantization_bit: 4\n", "quantization_bit = 4"),
+        ("llamafactory", FACTORY + "finetuning_type: lora\nquantization_bit: 8\n", "quantization_bit = 8"),
+        ("llamafactory", FACTORY + "quantization_bit: 4\nquantization_type: fp4\n", "quantization_type = fp4"),
         ("llamafactory", FACTORY + "finetuning_type: lora\nuse_dora: true\n", "use_dora = True"),
-        ("trl", TRL + "use_peft: true\nload_in_4bit: true\n", "load_in_4bit = True"),
+        ("trl", TRL + "use_peft: true\nload_in_4bit: true\nbnb_4bit_quant_type: fp4\n", "bnb_4bit_quant_type = fp4"),
+        ("trl", TRL + "load_in_4bit: true\n", "load_in_4bit = True"),
         ("trl", TRL + "use_peft: true\nlora_modules_to_save: [lm_head]\n", "lora_modules_to_save"),
     ],
 )
-def test_other_adapters_and_quantised_bases_are_refused_by_name(system: str, text: str, words: str) -> None:
+def test_other_adapters_and_bases_in_other_types_are_refused_by_name(system: str, text: str, words: str) -> None:
     with pytest.raises(PlanError) as caught:
         read(system, text)
     assert any(words in fault for fault in caught.value.faults)
@@ -79,3 +103,5 @@ def test_no_system_is_given_a_job_with_adapters() -> None:
             exported(system, job)
     other = make_job({"model": {"adapter": {"rank": 4, "alpha": 8.0}}})
     assert [name for name, *_ in differences(job, other)] == ["model.adapter.alpha"]
+    in_nf4 = make_job({"model": {"adapter": {"rank": 4, "base": "nf4"}}})
+    assert [name for name, *_ in differences(job, in_nf4)] == ["model.adapter.base"]

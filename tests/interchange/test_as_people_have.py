@@ -61,6 +61,9 @@ READ: dict[str, tuple[str, tuple[str, ...], int, dict[str, Any]]] = {
         "", (), 0, {"plan.microbatch_size": 8, "batch.global_batch_size": 128, "plan.recompute": "full",
                     "model.sequence": 2048},
     ),
+    f"accelerate h2-shards.yaml i1-adapter.sh {LLAMA}": (
+        "", (), 8, {"model.adapter.rank": 32, "model.adapter.base": "nf4", "plan.zero": 3},
+    ),
     "nemo h3-child.yaml h3-base.yaml": (
         "", ("model.vocab=50304",), 32, {"model.layers": 32, "model.hidden": 4096, "plan.tp": 4, "plan.pp": 2},
     ),
@@ -95,7 +98,6 @@ REFUSED = {
         (),
     ),
     "nemo h3-child.yaml": ("begins from h3-base.yaml (Hydra's defaults)", ()),
-    f"accelerate h2-shards.yaml i1-adapter.sh {LLAMA}": ("--load_in_4bit = True", ("--set load_in_4bit=ignore",)),
 }
 
 

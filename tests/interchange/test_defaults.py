@@ -162,7 +162,7 @@ def test_angles_of_latent_attention_are_of_their_kind(kind: str, scaling: str) -
     assert read("megatron", run_sh=MEGATRON + flags).job.model.rotary_scaling.kind == scaling
 
 
-@pytest.mark.parametrize("option", ["--hostfile hosts", "--include a:0,1", "--exclude b"])
+@pytest.mark.parametrize("option", ["--hostfile hosts", "--include a@b:0,1", "--exclude b"])
 def test_nodes_that_a_file_says_are_asked_for(option: str) -> None:
     files = {"run_sh": f"deepspeed --num_gpus 8 {option} {TRAIN}", "config_json": MODEL}
     (fault, *_) = faults("deepspeed", **files)

@@ -12,6 +12,7 @@ from shardwright.measure.dryrun import dry_run
 # Layers of known models, few of them: what a layer needs is as large as in the whole model.
 LLAMA = {"name": "llama3-8b", "layers": 4, "sequence": 4096, "vocab": 2048}
 ADAPTED = LLAMA | {"adapter.rank": 16}
+IN_NF4 = ADAPTED | {"adapter.base": "nf4"}
 WORDS = LLAMA | {"vocab": 128_256}  # the logits are the most
 GPT = {"name": "gpt3-175b", "layers": 2, "sequence": 2048, "vocab": 2048}
 MIXTRAL = {"name": "mixtral-8x7b", "layers": 2, "sequence": 4096, "vocab": 2048}
@@ -59,6 +60,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "adapters again": (ADAPTED, {"dp": 4, "pp": 2, "zero": 1, "recompute": "full"}),
     "adapters of some": (ADAPTED | {"adapter.targets": ["query", "value"]}, {"dp": 8, "zero": 3}),
     "adapters with zb-h1": (ADAPTED, {"dp": 4, "pp": 2, "zero": 1, "schedule": "zb-h1"}),
+    "adapters in nf4": (IN_NF4 | {"adapter.double_quantization": True}, {"dp": 8, "zero": 1}),
+    "adapters in nf4 over tp": (IN_NF4, {"dp": 2, "tp": 4, "zero": 1} | SEQUENCE),
+    "adapters in nf4 again": (IN_NF4, {"dp": 8, "zero": 3, "recompute": "full"}),
     "waiting in fp8": (DEEPSEEK, {"dp": 8, "pp": 2, "zero": 1, "ep": 8, "schedule": "zb-h1"}),
 }
 FLOAT8 = {"float8": "blockwise", "float8_weight_gradients": True}

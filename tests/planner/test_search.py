@@ -21,10 +21,11 @@ from shardwright.layers.memo import Memo
 from shardwright.planner.advice.priced_plan import priced
 from shardwright.planner.search import bounds
 from shardwright.planner.search.adjacent_plans import adjacent_blocks
+from shardwright.planner.search.branch_and_bound import SURE_STATE, ranked_kinds
 from shardwright.planner.search.constraints import Constraints, constraints_of
 from shardwright.planner.search.plan_block import Columns, PlanBlock
 from shardwright.planner.search.plan_price import prices, room_bytes
-from shardwright.planner.search.search import SURE_STATE, ranked_kinds, search
+from shardwright.planner.search.search import search
 from shardwright.planner.search.search_scope import SearchScope
 from shardwright.planner.search.simulated_plans import SimulatedPlans
 from shardwright.planner.search.space import degrees, hybrid_ranks
@@ -191,7 +192,7 @@ def test_the_plans_beside_one_pair_microbatches_together_or_not_at_all() -> None
 def test_bounds_of_many_plans_are_those_of_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are computed for so many plans in one call that these have room."""
     whole = search(small_job("experts"), Constraints(), shipped(), num_shown=4)
-    monkeypatch.setattr("shardwright.planner.search.search._MOST_ROWS", 200)
+    monkeypatch.setattr("shardwright.planner.search.branch_and_bound._MOST_ROWS", 200)
     parts = search(small_job("experts"), Constraints(), shipped(), num_shown=4)
     assert [plan.job for plan in parts.candidates] == [plan.job for plan in whole.candidates]
     assert parts.tally.num_priced == whole.tally.num_priced
@@ -267,7 +268,7 @@ def test_a_large_space_has_a_first_plan_before_its_layers_are_bounded(monkeypatc
         raise FirstPlanError(job().plan)
 
     monkeypatch.setattr(bounds, "microbatch_s", counted)
-    monkeypatch.setattr("shardwright.planner.search.search.tell_best", told)
+    monkeypatch.setattr("shardwright.planner.search.branch_and_bound.tell_best", told)
     with pytest.raises(FirstPlanError):
         search(load_job("deepseek-v3"), constraints_of((), ()), shipped())
     assert sum(bounded) < 1000

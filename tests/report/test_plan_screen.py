@@ -8,9 +8,10 @@ import pytest
 import shardwright as sw
 from shardwright.api.found_plans import FoundPlans
 from shardwright.cli import job_options
+from shardwright.config.software import usual_software
 from shardwright.cost.calibration import shipped
 from shardwright.report.plan_screen import nearest_reasons
-from shardwright.report.software_beside import USUAL_SOFTWARE, software_beside
+from shardwright.report.software_beside import software_beside
 from shardwright.simulate.full_step import simulated_step
 
 QUICK = ["plan.cp=1", "plan.recompute=full", "plan.schedule=1f1b", "plan.microbatch_size=1", "plan.tp=8"]
@@ -46,7 +47,8 @@ def test_the_answer_is_one_screen(plans: FoundPlans) -> None:
 
 def test_the_same_plans_are_priced_as_software_that_people_run(plans: FoundPlans) -> None:
     screen = plans.screen().splitlines()
-    for name in USUAL_SOFTWARE:
+    assert usual_software() == ("megatron-core", "torchtitan-2025")
+    for name in usual_software():
         (row,) = (line for line in screen if line.startswith("1 to 5 as ") and line.split()[4] == name)
         first = plans.advice.plans[0].job
         cluster = first.cluster.model_copy(update={"software": name})

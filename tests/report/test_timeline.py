@@ -226,8 +226,8 @@ def test_page_is_whole_and_needs_nothing_else() -> None:
     sections = json.loads(page.data)["sections"]
     for one, section in zip(studies, sections, strict=True):
         computes = [sum(bool(span.action.computes()) for span in row.spans) for row in one.timeline.ranks]
-        assert [len(row["busy"]) for row in section["ranks"]] == computes
-        assert len(section["messages"]) == one.bubbles.messages
+        assert [len(row["busy"]["from"]) for row in section["ranks"]] == computes
+        assert len(section["messages"]["from"]) == one.bubbles.messages
 
 
 @pytest.mark.parametrize("name", SCHEDULES.names)
@@ -307,8 +307,8 @@ def test_gathers_are_shown_everywhere(name: str, gather: float) -> None:
     assert max(float(text.get("y", 0)) for text in texts) < float(root.get("height", 0))
     page = Page(timeline_page(name, [section_of(one)]))
     ranks = json.loads(page.data)["sections"][0]["ranks"]
-    assert sum(len(row["moves"]) for row in ranks) == len(moves)
-    assert all(row["gathered"] for row in ranks) and any(row["inputs"] for row in ranks)
+    assert sum(len(row["moves"]["from"]) for row in ranks) == len(moves)
+    assert all(row["gathered"]["at"] for row in ranks) and any(row["inputs"]["at"] for row in ranks)
     assert {"gather parameters", "forward again", "stage inputs kept"} <= set(page.words)
     events = trace(one.timeline, name)["traceEvents"]
     named = {(event["pid"], event["args"]["name"]) for event in events if event["name"] == "thread_name"}

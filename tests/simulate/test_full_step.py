@@ -4,17 +4,26 @@ from dataclasses import asdict
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
+from shardwright.config.schedule_facts import SCHEDULES, searched
 from shardwright.cost.calibration import shipped
 from shardwright.cost.from_job import run_of
 from shardwright.layers.memo import Memo
 from shardwright.schedule.action import Kind
-from shardwright.schedule.job_program import job_program
+from shardwright.schedule.job_program import job_program, plan_faults
 from shardwright.simulate import full_step as played
 from shardwright.simulate.closed_form import StepTime, step_time
-from shardwright.simulate.full_step import action_costs, simulated_step, simulated_steps
+from shardwright.simulate.full_step import (
+    least_steps_s,
+    simulated_step,
+    simulated_steps,
+    timed_actions,
+)
 
 CONSTANTS = shipped()
 
@@ -70,7 +79,7 @@ def test_parts_add_up_and_more_bandwidth_is_not_slower(plan: dict) -> None:
 @pytest.mark.parametrize("plan", [{"zero": 0}, {"zero": 1}, {"zero": 2}, {"zero": 0, "recompute": "full"}], ids=str)
 def test_without_a_pipeline_a_drawn_reduction_is_what_outlasts_the_backward(plan: dict) -> None:
     spec = job(dp=32, link=10.0, batch=32, software="torchtitan", **plan)
-    whole, drawn = simulated_step(spec, CONSTANTS), action_costs(spec, CONSTANTS)
+    whole, drawn = simulated_step(spec, CONSTANTS), timed_actions(spec, CONSTANTS).costs
     assert 0 < sum(drawn.reduce) <= whole.data * (1 + 1e-9)
     actions_s = sum(sum(costs) for costs in (drawn.forward, drawn.input_grad, drawn.weight_grad, drawn.reduce))
     assert actions_s < whole.total
@@ -118,8 +127,47 @@ def test_a_step_is_no_shorter_than_its_busiest_rank(zero: int, schedule: str, la
     of = job(vocab=128256, software="shardwright", link=5.0, dp=8, pp=4, zero=zero, schedule=schedule, layout=layout)
     narrow = of.model.model_copy(update={"hidden": 1024, "heads": 8, "ffn": 3584})
     of = of.model_copy(update={"model": narrow})
-    step, costs, program = simulated_step(of, CONSTANTS), action_costs(of, CONSTANTS), job_program(of)
+    step, costs, program = simulated_step(of, CONSTANTS), timed_actions(of, CONSTANTS).costs, job_program(of)
     each = [sum(of) for of in zip(costs.forward, costs.input_grad, costs.weight_grad, strict=True)]
     forwards = [[part for a in row for part in a.computes() if part.kind is Kind.FORWARD] for row in program.ranks]
     busiest_s = max(sum(each[part.stage] for part in row) for row in forwards)
     assert step.compute + step.again + step.tensor == pytest.approx(busiest_s, rel=1e-9) and step.total > busiest_s
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    schedule=st.sampled_from(searched()),
+    plan=st.fixed_dictionaries(
+        {
+            "zero": st.integers(0, 3),
+            "recompute": st.sampled_from(["none", "full", "stage"]),
+            "microbatch_size": st.sampled_from([1, 2]),
+        }
+    ),
+    numbers=st.sampled_from([(2, 2), (4, 3), (8, 2)]),
+    link=st.sampled_from([0.5, 5.0, 50.0]),
+    vocab=st.sampled_from([512, 262144]),
+    batch=st.sampled_from([64, 192]),
+    software=st.sampled_from(["megatron-core", "shardwright"]),
+)
+def test_a_bound_of_a_step_is_below_it(
+    schedule: str, plan: dict, numbers: tuple[int, int], link: float, vocab: int, batch: int, software: str
+) -> None:
+    """In any order of work, with slow and with fast links, heavy heads and uneven stages."""
+    pp, virtual = numbers
+    virtual = 1 if SCHEDULES[schedule].stages_per_rank else virtual
+    try:
+        of = job(
+            link, vocab, batch, software, dp=32 // pp, pp=pp, schedule=schedule, virtual_stages=virtual, **plan
+        )  # fmt: skip
+    except PlanError:
+        return
+    if plan_faults(of):
+        return
+    memo = Memo()
+    closed = step_time(run_of(of), CONSTANTS, memo)
+    (least_s,) = least_steps_s([of], [closed], CONSTANTS, memo)
+    (step,) = simulated_steps([of], [closed], CONSTANTS, memo)
+    assert least_s <= step.total
+    if schedule == "1f1b" and link == 50.0 and plan["zero"] == 0 and plan["recompute"] == "none":
+        assert least_s > 0.9 * step.total

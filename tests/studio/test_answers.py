@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from shardwright.config.load import load_job, validate_fields
 from shardwright.interchange.system import SYSTEMS
 from shardwright.memory.job_memories import job_accounts
 from shardwright.memory.job_memory import job_memory
-from shardwright.report.plan_parts import PARTS
+from shardwright.report.plan_parts import PARTS, PredictedPlan
 from shardwright.studio.controls import control_groups
 from shardwright.studio.exports import FORMATS
 from shardwright.studio.page_state import PageState
@@ -40,9 +39,8 @@ torchrun --nproc_per_node 8 --nnodes 4 pretrain_gpt.py --num-layers 24 --hidden-
 
 
 @pytest.fixture(scope="module")
-def page() -> Iterator[TestClient]:
-    with TestClient(application(8765), base_url=ADDRESS, headers=HEADERS) as client:
-        yield client
+def page() -> TestClient:
+    return TestClient(application(8765), base_url=ADDRESS, headers=HEADERS)  # without its second process
 
 
 def parts_of(page: TestClient, state: dict[str, str], *wanted: str) -> dict[str, Any]:
@@ -65,11 +63,16 @@ def test_figures_are_those_of_estimate(page: TestClient, state: dict[str, str], 
     job = load_job(state["job"], overrides)
     expected, parts = Estimated(job).to_dict(), parts_of(page, state, "values", "job", "step", "memory")
     assert list(parts) == ["values", "job", "step", "memory"]
-    assert parts["memory"]["ranks"] == expected["memory"]
-    assert (parts["memory"]["fits"], parts["memory"]["room_bytes"]) == (expected["fits"], expected["device_room_bytes"])
+    memory = parts["memory"]
+    kinds = expected["memory"][0].keys()
+    assert [{kind: rank[kind] for kind in kinds} for rank in memory["ranks"]] == expected["memory"]
+    assert memory["fits"] == expected["fits"]
     assert parts["job"]["parameters"] == expected["parameters"] and parts["job"]["ranks"] == job.plan.world
     assert parts["values"]["values"]["plan.dp"] == job.plan.dp
     if "step_s" in expected:
+        assert max(rank["process_bytes"] for rank in memory["ranks"]) == pytest.approx(expected["process_bytes"], abs=1)
+        room = memory["offered_bytes"] - memory["ranks"][0]["overhead_bytes"]
+        assert room == expected["device_room_bytes"]
         assert {name: parts["step"][name] for name in ("step_s", "mfu", "time", "money")} == {
             name: expected[name] for name in ("step_s", "mfu", "time", "money")
         }
@@ -87,6 +90,8 @@ def test_timeline_and_links_are_those_of_the_plan(page: TestClient) -> None:
     parts = parts_of(page, {"job": "gpt-100b-32xa100"}, "job", "step", "timeline", "links")
     (section,) = parts["timeline"]["data"]["sections"]
     plan = load_job("gpt-100b-32xa100").plan
+    assert section["tail"][-1][1] == pytest.approx(parts["step"]["step_s"])
+    assert parts["timeline"]["axes"] == {"tp": plan.tp, "cp": plan.cp, "dp": plan.dp}
     assert len(section["ranks"]) == plan.pp
     assert 0 < section["makespan"] <= parts["step"]["step_s"]
     assert len(parts["links"]["places"]) == parts["job"]["ranks"] == plan.world
@@ -120,6 +125,50 @@ def test_faults_are_those_of_the_commands(page: TestClient, fields: dict[str, st
         assert re.search(r"h1000.*catalog of devices", faults[0])
     else:
         assert faults == raised.value.faults
+
+
+def test_memory_of_other_software_is_that_of_its_processes(page: TestClient) -> None:
+    memory = parts_of(page, {"job": "gpt3-175b-1024", "cluster.software": "megatron-core"}, "memory")["memory"]
+    expected = Estimated(load_job("gpt3-175b-1024", ("cluster.software=megatron-core",))).to_dict()
+    assert max(rank["process_bytes"] for rank in memory["ranks"]) == pytest.approx(expected["process_bytes"], abs=1)
+    kinds = ("parameters", "gradients", "optimizer", "activations", "buffers", "working", "overhead")
+    for rank in memory["ranks"]:
+        assert sum(rank[f"{kind}_bytes"] for kind in kinds) == pytest.approx(rank["process_bytes"], abs=len(kinds))
+
+
+def test_a_device_may_have_other_memory(page: TestClient) -> None:
+    state = {"job": "gpt3-175b-1024", "memory_gib": "24"}
+    parts = parts_of(page, state, "values", "step", "memory")
+    assert parts["memory"]["fits"] is False and parts["memory"]["offered_bytes"] < 24 * 2**30
+    values = parts["values"]["values"]
+    assert (values["device"], values["memory_gib"]) == ("a100-sxm-80g", 24)
+    assert parts["step"]["step_s"] == parts_of(page, {"job": "gpt3-175b-1024"}, "step")["step"]["step_s"]
+    for wrong in ("0.0", "many", "1e99", "-3", "1_0", "nan"):
+        parts = parts_of(page, state | {"memory_gib": wrong}, "values") if wrong == "0.0" else {}
+        faults = page.post("/plan", json={"state": state | {"memory_gib": wrong}, "wanted": "job"}).text
+        assert parts or "use a number of GiB" in faults, wrong
+
+
+def test_what_prices_do_not_change_is_not_made_nor_sent_again(page: TestClient) -> None:
+    state = {"job": "quickstart", "device": "h100-sxm", "devices": "4"}
+    wanted = ("step", "memory", "links", "timeline")
+    first = parts_of(page, state, *wanted)
+    changes = {"usd_per_device_hour": "7", "pue": "1.3", "restart_s": "60", "hours_between_failures": "1000"}
+    priced = state | {f"cluster.{name}": text for name, text in changes.items()}
+    second = parts_of(page, priced, *wanted)
+    assert second["step"]["money"] != first["step"]["money"] and second["step"]["step_s"] == first["step"]["step_s"]
+    for name in wanted[1:]:
+        assert second[name] == first[name]
+        apart = PARTS[name](PredictedPlan(PageState(priced).job()))
+        assert json.loads(json.dumps(apart)) == {
+            key: one for key, one in first[name].items() if key not in ("part", "key")
+        }
+    known = {name: first[name]["key"] for name in wanted[1:]}
+    question = {"state": priced, "wanted": ",".join(wanted), "known": known}
+    lines = [json.loads(line) for line in page.post("/plan", json=question).text.splitlines()]
+    assert lines[1:] == [{"part": name, "key": known[name]} for name in wanted[1:]]
+    larger = parts_of(page, state | {"cluster.intra_node.bandwidth_gb_per_s": "100"}, *wanted)
+    assert all(larger[name]["key"] != first[name]["key"] for name in known)
 
 
 def test_replicas_fill_the_cluster_unless_they_are_set() -> None:

@@ -29,9 +29,12 @@ def no_serving(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_job_of_the_catalog_begins_as_it_is() -> None:
-    assert state_of("gpt3-175b-1024", "--set", "plan.zero=1", "--as", "megatron-core", "--devices", "512") == {
+    assert state_of(
+        "gpt3-175b-1024", "--set", "plan.zero=1", "--as", "megatron-core", "--devices", "512", "--memory-gib", "40"
+    ) == {
         "job": "gpt3-175b-1024",
         "devices": "512",
+        "memory_gib": "40.0",
         "plan.zero": "1",
         "cluster.software": "megatron-core",
     }

@@ -82,6 +82,69 @@ def test_a_change_by_keyboard_is_shown_and_taken_back(page: Page) -> None:
     assert "usd" not in page.url
 
 
+def test_no_text_is_missing(page: Page) -> None:
+    go(page, JOB)
+    texts = page.locator("[data-text], button, summary, label, h2").all_text_contents()
+    assert len(texts) > 50 and all(texts)
+    assert "undefined" not in page.inner_text("body") and "[object" not in page.inner_text("body")
+
+
+def test_a_timeline_plays_and_steps_by_keyboard(page: Page) -> None:
+    go(page, JOB)
+    page.locator("#timeline canvas").scroll_into_view_if_needed()
+    page.wait_for_timeout(200)  # until the page knows that it is in view
+    told = page.locator("#timeline .now")
+    for key in ("ArrowRight", "ArrowRight", "ArrowRight"):
+        page.keyboard.press(key)
+    third = told.inner_text()
+    assert "lanes compute" in third and "Begins: rank" in third
+    page.keyboard.press("ArrowLeft")
+    second = told.inner_text()
+    assert second != third
+    page.keyboard.press("ArrowRight")
+    assert told.inner_text() == third
+    page.keyboard.press(" ")
+    page.wait_for_function("text => document.querySelector('#timeline .now').textContent !== text", arg=third)
+    assert page.inner_text("#play") == "pause"
+    page.keyboard.press(" ")
+    assert page.inner_text("#play") == "play"
+    page.focus("#timeline canvas")
+    page.keyboard.press("Escape")
+    assert told.inner_text() == ""
+
+
+def test_lanes_and_two_timelines_side_by_side(page: Page) -> None:
+    go(page, "#job=quickstart&device=h100-sxm&devices=8&plan.tp=2")
+    canvas = page.locator("#timeline canvas")
+    height = canvas.bounding_box()["height"]
+    page.select_option("#timeline .choices select", "tp")
+    assert "4 lanes" in canvas.get_attribute("aria-label")  # of 2 pipeline ranks
+    assert canvas.bounding_box()["height"] < height  # for they are low
+    page.select_option("#timeline .choices select", "")
+    page.click("#keep")
+    page.select_option("#plan-zero", "1")
+    settled(page)
+    page.check("#timeline .choices [type=checkbox]")
+    first, second = (page.locator("#timeline canvas").nth(n).bounding_box() for n in (0, 1))
+    assert first["y"] == second["y"] and first["x"] + first["width"] < second["x"]
+    page.locator("#timeline canvas").first.focus()
+    page.keyboard.press("ArrowRight")
+    assert all(page.locator("#timeline .now").all_inner_texts())
+
+
+def test_the_memory_of_a_device_is_a_slider(page: Page) -> None:
+    go(page, JOB)
+    step, before = headline(page)[0], page.inner_text("#by-rank .body > p")
+    page.focus("[aria-label='Its memory, slider']")
+    page.keyboard.press("ArrowLeft")
+    settled(page)
+    assert "memory_gib=" in page.url and page.inner_text("#by-rank .body > p") != before
+    assert headline(page)[0] == step
+    page.select_option("#device", "a100-sxm-40g")
+    settled(page)
+    assert "memory_gib=" not in page.url and page.input_value("#memory_gib") == "40"
+
+
 def test_a_plan_beside_is_in_the_address(page: Page) -> None:
     go(page, JOB)
     page.click("#keep")

@@ -37,4 +37,4 @@ def watched_page(browser: Browser, addresses: tuple[str, ...], **options: Any) -
     shown.on("request", lambda asked: asked.url.startswith(addresses) or wrong.append(asked.url))
     yield shown
     context.close()
-    assert not wrong
+    assert not wrong, wrong

@@ -1,76 +1,100 @@
-"""Opens every page of a site in a headless Chromium, wide and narrow: `make site-check`.
+"""Opens every page of a site in a headless Chromium, wide and narrow, light and dark: `make site-check`.
 
-    python tests/support/site_in_browser.py build/site
+    PYTHONPATH=tests python -m support.site_in_browser build/site             # say what is wrong
+    PYTHONPATH=tests python -m support.site_in_browser build/site shots zero  # and picture pages named like "zero"
 
-All pages are frames of one page. Names of other machines lead nowhere: a request to one is a line on the console.
+A page is wrong if there is an error or a warning on the console, a request to another machine or for a file that is not
+there, something wider than the window, or a playable figure that did not come alive.
 """
 
-import shutil
-import subprocess
 import sys
-import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+from playwright.sync_api import Page
+
+from support.browser import CHROMIUM, started_chromium, watched_page
+
 WIDTHS = (1400, 390)
-PATIENCE_S = 600
+SCHEMES = ("light", "dark")
 # The theme asks each language for one of these, and goes on without it.
 OPTIONAL = "sitemap.xml"
 
 
-class _Server(SimpleHTTPRequestHandler):
-    """Serves files, and notes what was not there."""
-
-    missing: list[str] = []  # noqa: RUF012 (one list for all requests)
+class _Quiet(SimpleHTTPRequestHandler):
+    """Serves files and says nothing; of an optional file that is missing it sends an empty one."""
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (as http.server calls it)
         pass
 
-    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        if not self.path.endswith(OPTIONAL):
-            self.missing.append(self.path)
-        super().send_error(code, message, explain)
+    def do_GET(self) -> None:
+        if self.path.endswith(OPTIONAL):
+            self.send_response(200)
+            self.send_header("Content-Type", "text/xml")
+            self.end_headers()
+            self.wfile.write(b"<urlset/>")
+            return
+        super().do_GET()
 
 
-def complaints(site: Path, browser: str, width: int) -> list[str]:
-    """The lines of the console, and the files that were asked for and are not there."""
-    frames = site / "frames.html"
-    pages = sorted(file.relative_to(site) for file in site.rglob("*.html") if file.stem not in ("404", "frames"))
-    tags = "".join(f'<iframe src="{page}" width="{width}" height="600"></iframe>' for page in pages)
-    frames.write_text(f'<!doctype html><link rel="icon" href="data:,">{tags}', encoding="utf-8")
-    _Server.missing.clear()
-    try:
-        with (
-            ThreadingHTTPServer(("127.0.0.1", 0), partial(_Server, directory=str(site))) as server,
-            tempfile.TemporaryDirectory() as profile,
-        ):
-            threading.Thread(target=server.serve_forever, daemon=True).start()
-            words = [
-                browser, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom",
-                f"--user-data-dir={profile}", "--virtual-time-budget=20000", f"--window-size={width},900",
-                "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
-                f"http://127.0.0.1:{server.server_address[1]}/{frames.name}",
-            ]  # fmt: skip
-            done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-            server.shutdown()
-    finally:
-        frames.unlink()
-    if done.stdout.count("<iframe") != len(pages):
-        return [f"the browser did not open the pages: {done.stderr[-2000:]}"]
-    return [line for line in done.stderr.splitlines() if "CONSOLE" in line] + _Server.missing
+@contextmanager
+def served(site: Path) -> Iterator[str]:
+    """The address of a site on this machine."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(site))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}/"
+        server.shutdown()
+
+
+def page_names(site: Path) -> list[str]:
+    """The pages of a site, as addresses within it."""
+    return sorted(str(file.relative_to(site)) for file in site.rglob("*.html") if file.stem != "404")
+
+
+def opened(page: Page, address: str) -> None:
+    """Open a page, which must fit the window, with its playable figures alive."""
+    page.goto(address)
+    marked = page.evaluate("() => [...document.querySelectorAll('img[data-figure]')].map((one) => one.dataset.figure)")
+    assert not marked, f"{address}: {marked} did not come alive"
+    wide, window = page.evaluate("() => [document.documentElement.scrollWidth, innerWidth]")
+    assert wide <= window, f"{address}: {wide} px in a window of {window}"
+
+
+def options(width: int, scheme: str) -> dict[str, Any]:
+    """The options of a browser's context."""
+    return {"viewport": {"width": width, "height": 900}, "color_scheme": scheme, "has_touch": width < 600}
+
+
+def complaints(site: Path, shots: Path | None, word: str) -> Iterator[str]:
+    """A line for each page and window in which something is wrong. `shots` is a folder for pictures of pages whose
+    names have `word`."""
+    with started_chromium() as browser, served(site) as address:
+        for width in WIDTHS:
+            for scheme in SCHEMES:
+                for name in page_names(site):
+                    try:
+                        with watched_page(browser, (address, "data:", "blob:"), **options(width, scheme)) as page:
+                            opened(page, address + name)
+                            if shots is not None and word in name:
+                                file = f"{name.removesuffix('.html').replace('/', '-')}-{width}-{scheme}.png"
+                                page.screenshot(path=shots / file, full_page=True)
+                    except AssertionError as error:
+                        yield f"{width} px, {scheme}, {name}: {str(error).splitlines()[0]}"
 
 
 def main() -> int:
     """Check the site; 0 if nothing is wrong."""
-    site, browser = Path(sys.argv[1]), next(filter(None, map(shutil.which, BROWSERS)), None)
-    if browser is None:
-        print(f"none of {', '.join(BROWSERS)} is installed")
+    if CHROMIUM is None:
+        print("there is no chromium; apt-get install chromium")
         return 1
-    wrong = [f"{width} px: {line}" for width in WIDTHS for line in complaints(site, browser, width)]
-    print(*wrong or ["nothing to complain of"], sep="\n")
+    site, shots = Path(sys.argv[1]), Path(sys.argv[2]) if len(sys.argv) > 2 else None
+    wrong = list(complaints(site, shots, sys.argv[3] if len(sys.argv) > 3 else ""))
+    print(*wrong or [f"nothing to complain of on {len(page_names(site))} pages"], sep="\n")
     return bool(wrong)
 
 

@@ -127,7 +127,7 @@ def _missing_bytes(job: JobSpec) -> int:
         fit = fit_of(job, job_memory(job), estimate(job))
     except (KeyError, ValueError) as error:  # a plan without a price is judged by the account
         fit = fit_of(job, job_memory(job), str(error))
-    return max(0, max(need.device_bytes for need in fit.needs) - fit.room_bytes) if fit else 0
+    return max(0, max(need.device_bytes for need in fit.needs) - fit.offered_bytes) if fit else 0
 
 
 def _slack_bytes(job: JobSpec) -> int | None:

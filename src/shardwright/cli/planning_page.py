@@ -43,6 +43,7 @@ def studio(job: str, overrides: tuple[str, ...], port: int, in_browser: bool, **
     if in_browser:
         click.launch(address)
     server_at(connection).run(sockets=[connection])
+    click.echo("The studio has ended.")
 
 
 def _state_texts(job: str, overrides: tuple[str, ...], cluster: "AskedCluster") -> dict[str, str]:
@@ -53,7 +54,7 @@ def _state_texts(job: str, overrides: tuple[str, ...], cluster: "AskedCluster") 
     from shardwright.studio.page_state import PageState
 
     asked_job = AskedJob(job, overrides, cluster)
-    if asked_job.job_fields.is_model or cluster.memory_gib or job not in catalog.names("jobs"):
+    if asked_job.job_fields.is_model or job not in catalog.names("jobs"):
         return job_texts(asked_job.to_predict()[0])
     named = {name: str(value) for name, value in vars(cluster).items() if value}
     pairs = (override.partition("=") for override in overrides)

@@ -8,6 +8,7 @@ from shardwright.config import largest
 from shardwright.config.base import Spec
 from shardwright.config.field_types import Positive, WidthOr0
 from shardwright.config.matrix import Matrix
+from shardwright.config.nf4_rows import RowFormat
 
 Target = Literal["query", "key", "value", "out", "gate", "up", "down"]
 TARGETS: tuple[Target, ...] = ("query", "key", "value", "out", "gate", "up", "down")
@@ -22,7 +23,8 @@ _MAPS: dict[str, tuple[Target, ...]] = {
 
 class AdapterSpec(Spec):
     """Adapters: to each target map W, alpha / rank x B A is added, with A [rank, inputs] and B [outputs, rank]. They
-    alone are trained; the model's own weights are frozen, without gradients, master weights or moments."""
+    alone are trained; the model's own weights are frozen, without gradients, master weights or moments. The matrices of
+    its layers may be stored in 4 bits (QLoRA)."""
 
     rank: WidthOr0 = Field(0, description="Rank of the adapters; 0 means that the model's own weights are trained.")
     alpha: Positive = Field(16.0, description="What the adapters add is multiplied with alpha / rank.")
@@ -30,10 +32,25 @@ class AdapterSpec(Spec):
         TARGETS, description="Linear maps of each layer that have an adapter."
     )
 
+    base: Literal["compute", "nf4"] = Field(
+        "compute",
+        description="How the matrices of layers are stored: in the number type of the computation, or in NF4, 4 bits "
+        "an element and a scale for each 64 of a row, and made numbers again for each product.",
+    )
+    double_quantization: bool = Field(
+        False, description="Quantise the scales of NF4 too: 8 bits each, and one greatest for up to 256 of a row."
+    )
     weights: str = Field(
         "",
         description="Folder of an adapter that peft wrote, whose values training begins with; empty means random ones.",
     )
+
+    @property
+    def row_format(self) -> RowFormat:
+        """How the rows of the matrices of layers are stored."""
+        if self.base == "compute":
+            return ""
+        return "nf4-double" if self.double_quantization else "nf4"
 
     @property
     def scale(self) -> float:
@@ -65,4 +82,9 @@ class AdapterSpec(Spec):
             return ["model.adapter.rank is set, and model.adapter.targets names no map; name some, or leave rank out"]
         if not self.rank and self != AdapterSpec():
             return ["model.adapter is set, and its rank 0 means no adapters; set rank, or leave it out"]
+        if self.double_quantization and self.base != "nf4":
+            return [
+                "model.adapter.double_quantization is of the scales of NF4, and model.adapter.base is 'compute'; "
+                'set base = "nf4", or leave double_quantization out'
+            ]
         return []

@@ -17,6 +17,7 @@ from shardwright.config.layer_kind import UNTURNED, WINDOWED, has_experts
 from shardwright.config.matrix import Matrix
 from shardwright.config.model import ModelSpec, NormPlace, ParallelBlock
 from shardwright.config.moe import is_routed
+from shardwright.config.nf4_rows import row_bytes
 from shardwright.config.section_shapes import ExpertShape, LatentShape
 
 _NO_WINDOW, _NO_ADAPTER = WindowSpec(), AdapterSpec()
@@ -279,6 +280,15 @@ class ModelShape:
     def adapter_elements(self, kind: str, tp: Any = 1) -> Any:
         """Elements of the adapters of a layer of a kind on each of `tp` ranks."""
         return sum(self.adapter.elements(matrix, tp) for matrix in self.matrices(kind))
+
+    def base_bytes(self, kind: str, element_bytes: Any, tp: Any = 1) -> Any:
+        """Bytes of the matrices of a layer of a kind beside adapters, on each of `tp` ranks: of elements of the
+        computation's number type, or of rows in NF4."""
+        matrices, row_format = self.matrices(kind), self.adapter.row_format
+        if not row_format:
+            return sum(element_bytes * m.columns_on(tp) * m.inner_on(tp) for m in matrices)
+        is_double = row_format == "nf4-double"
+        return sum(m.columns_on(tp) * row_bytes(m.inner_on(tp), m.inner, is_double) for m in matrices)
 
     @property
     def trained_by_adapters(self) -> int:

@@ -36,11 +36,15 @@ class SoftwareSpec(Spec):
         description="It is this runtime, whose memory is counted exactly (shardwright estimate) and not from the "
         "numbers here, where a job says all that it takes.",
     )
+    is_usual: bool = Field(
+        False,
+        description="Many people run it, so that plans of this runtime are priced as it, too, where they are shown.",
+    )
     source: str = Field(description="Where these facts are from.")
     like: str = Field(
         "",
         description="Software, by its catalog name or TOML file, whose fields hold where this entry has none, but for "
-        "its is_own, source, frameworks, since and compiled.",
+        "its is_own, is_usual, source, frameworks, since and compiled.",
     )
     frameworks: tuple[str, ...] = Field(
         (), description="Names by which people call it; generations of one framework share one."
@@ -348,6 +352,12 @@ OVERLAPS = {
     "pp": ("message_overlap",),
     "a2a": ("expert_overlap",),
 }
+
+
+@lru_cache(maxsize=1)
+def usual_software() -> tuple[str, ...]:
+    """The catalog names of software that many people run."""
+    return tuple(name for name in catalog.names("software") if software_of(name).is_usual)
 
 
 def generation_of(framework: str, month: str, is_compiled: bool = False, without: frozenset[str] = frozenset()) -> str:

@@ -8,34 +8,27 @@ a step meets them. If the device is unknown there are no seconds, and `untimed` 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shardwright.config import catalog
-from shardwright.config.cluster_facts import node_devices
 from shardwright.config.job import JobSpec
-from shardwright.config.link_words import link_words
 from shardwright.config.phrase import say
 from shardwright.config.plan import chunks_per_rank
-from shardwright.cost.calibration import shipped, software_under
-from shardwright.cost.from_job import run_of
+from shardwright.cost.calibration import shipped
 from shardwright.cost.piece_time import PieceTime
-from shardwright.cost.stage_time import Costing
 from shardwright.explain.contradictions.claims_on_job import contradictions
 from shardwright.explain.contradictions.told_claim import Contradiction
 from shardwright.explain.expert_homes import ExpertPlacement, expert_placement
-from shardwright.explain.operator_passes import PiecePass, piece_passes, rank_pieces
-from shardwright.explain.rank_collectives import Crossing, PipelineRank, PricedGroups, crossings
-from shardwright.explain.rank_groups import RankGroup, first_node, groups_of_rank_0, rank_order
+from shardwright.explain.operator_passes import PiecePass
+from shardwright.explain.rank_collectives import Crossing
+from shardwright.explain.rank_groups import RankGroup, first_node, rank_order
+from shardwright.explain.step_traffic import Link, step_traffic
 from shardwright.explain.strategy_effects import Effect, effects
-from shardwright.layers.query import Run
 from shardwright.memory.job_memories import job_memories
 from shardwright.memory.job_memory import job_memory
 from shardwright.memory.rank_estimate import Memory
 from shardwright.memory.step_collectives import PieceKind
 from shardwright.memory.tensor_table import RegionLayout, layouts
-from shardwright.schedule.job_program import job_program
 from shardwright.schedule.schedule import Program
 from shardwright.sharding.memory_account import RankMemory
 from shardwright.simulate.closed_form import StepTime
-from shardwright.simulate.full_step import simulated_step
 
 
 @dataclass(frozen=True)
@@ -80,15 +73,6 @@ def portions(job: JobSpec) -> list[Portion]:
 
 
 @dataclass(frozen=True)
-class Link:
-    """Bandwidth of one device in one direction, in bytes per second: the maker's, and the calibrated one."""
-
-    name: str
-    peak_bytes_per_s: float
-    reached_bytes_per_s: float
-
-
-@dataclass(frozen=True)
 class Story:
     """The chapters. `rank` is the pipeline rank that sets the pace; crossings and sums are this rank's, and `pieces`
     are its numbers of pieces of each kind per microbatch. `memory` is by pipeline rank, for only some if there are
@@ -123,27 +107,18 @@ class Story:
 
 
 _MOST_TOLD = 8  # pipeline ranks
-_ORDER = ("embedding", "dense", "experts", "mtp", "head")
 
 
 def tell(job: JobSpec) -> Story:
     """The story of a job that was checked (cli_job.load)."""
-    (run, gap), program = _run(job), job_program(job)
-    priced, untimed = _priced(job, run, gap)
-    pieces_of_ranks = rank_pieces(run)
-    costing = None if priced is None else priced.costing
-    all_kinds = dict.fromkeys(kind for pieces in pieces_of_ranks for kind in pieces)
-    kinds = sorted(all_kinds, key=lambda kind: _ORDER.index(kind[0].split()[0]))
-    times = {} if costing is None else {kind: costing.piece(*kind) for kind in kinds}
-    rank = _slowest(pieces_of_ranks, times)
-    groups = groups_of_rank_0(job, program.placement)
+    traffic = step_traffic(job)
+    priced, rank, groups = traffic.priced, traffic.rank, traffic.groups
     shown_ranks = _told(job, rank)
     memory = dict(zip(shown_ranks, job_memory(job, shown_ranks), strict=True))
     fullest = max(memory, key=lambda rank: memory[rank].total_bytes)
-    passes = piece_passes(job, run, software_under(run), costing, kinds=kinds)
     return Story(
         job=job,
-        program=program,
+        program=traffic.program,
         order=rank_order(job),
         first_node=first_node(job),
         portions=portions(job),
@@ -153,14 +128,14 @@ def tell(job: JobSpec) -> Story:
         predicted=[] if priced is None else job_memories(job, shipped()),
         fullest=fullest,
         effects=list(effects(job, fullest, memory[fullest])),
-        passes=passes,
+        passes=traffic.passes,
         rank=rank,
-        pieces=pieces_of_ranks[rank],
-        times=times,
-        crossings=crossings(PipelineRank(job, program, rank, pieces_of_ranks[rank]), passes, groups, priced),
+        pieces=traffic.pieces[rank],
+        times=traffic.times,
+        crossings=traffic.crossings,
         step=None if priced is None else priced.step,
-        links=[] if costing is None else _links(job, run, costing),
-        untimed=untimed,
+        links=traffic.links,
+        untimed=traffic.untimed,
         layouts=layouts(job),
         contradictions=contradictions(job),
     )
@@ -171,45 +146,7 @@ def _experts(job: JobSpec, groups: list[RankGroup]) -> ExpertPlacement | None:
     return expert_placement(job, line.ranks if line else (0,), line.nodes if line else (0,))
 
 
-def _slowest(pieces_of_ranks: list[dict[PieceKind, int]], times: Mapping[PieceKind, PieceTime]) -> int:
-    """The pipeline rank that sets the pace; the first rank if times are unknown."""
-    seconds = [sum(count * times[kind].total for kind, count in pieces.items() if times) for pieces in pieces_of_ranks]
-    return seconds.index(max(seconds))
-
-
 def _told(job: JobSpec, rank: int) -> list[int]:
     """The pipeline ranks whose memory is shown: all, or if there are many the first and the last, and the story's."""
     pp, ends = job.plan.pp, _MOST_TOLD // 2
     return sorted({*range(min(pp, ends)), *range(max(0, pp - ends), pp), rank})
-
-
-def _links(job: JobSpec, run: Run, costing: Costing) -> list[Link]:
-    """Links that the job's ranks use."""
-    rates, words, world = costing.rates, link_words(job.cluster), job.plan.world
-    node_size = node_devices(job.cluster) or world
-    return [
-        *[Link(words.inside, run.node_bytes_per_s, rates.link)] * (min(node_size, world) > 1),
-        *[Link(words.between, run.network_bytes_per_s, rates.network)] * (world > node_size),
-    ]
-
-
-def _run(job: JobSpec) -> tuple[Run, str]:
-    """The job on its cluster; or, with the reason, on an unknown device if something about the cluster is unknown."""
-    try:
-        return run_of(job), ""
-    except KeyError as error:
-        nowhere = job.cluster.model_copy(update={"device": "unknown"})
-        return run_of(job.model_copy(update={"cluster": nowhere})), str(error.args[0])
-
-
-def _priced(job: JobSpec, run: Run, gap: str) -> tuple[PricedGroups | None, str]:
-    """The prediction of the step, or the reason why there is none."""
-    if gap:
-        return None, gap
-    if run.device == "unknown":
-        names = ", ".join(catalog.names("devices"))
-        return None, f"cluster.device is unknown; set it to one of {names}"
-    try:
-        return PricedGroups(Costing.of(run, shipped()), simulated_step(job, shipped())), ""
-    except (KeyError, ValueError) as error:
-        return None, str(error.args[0])

@@ -37,11 +37,24 @@ def subject_of(system: str, name: str) -> str:
 _MATTERS = re.compile(
     r"\b(layers?|experts?|moe|kv|heads?|hidden|dense|sizes?|lengths?|len|seq|seqlen|sequences?|batch|microbatch|batches"
     r"|offload\w*|swap\w*|sparse|parallel\w*|degrees?|width|dims?|window\w*|vocab\w*|recompute\w*|remat\w*|shard\w*|mtp"
-    r"|vision|projector|hybrid|mamba|kd|teacher|distill\w*|ltd|ssm|context|accumul\w*|embed\w*|attention|attn|topk|stages?|pipeline|tokens|checkpointing|galore|apollo|badam|pure|overrides)\b"
+    r"|bubble|vision|projector|hybrid|mamba|kd|teacher|distill\w*|ltd|ssm|context|accumul\w*|embed\w*|attention|attn|topk|stages?|pipeline|tokens|checkpointing|galore|apollo|badam|pure|overrides)\b"
 )
 _TRAINS_A_PART = re.compile(
-    r"\b(q?lora\w*|dora|peft\w*|adapters?|finetuning|freeze\w*|frozen|unfreeze\w*|unfrozen\w*|trainable|qat|onebit\w*|llmcompressor|quant\w*|gptq|awq|nf4"
+    r"\b(q?lora\w*|dora|peft\w*|adapters?|finetuning|freeze\w*|frozen|unfreeze\w*|unfrozen\w*|trainable|spectrum|lisa\w*|qat|onebit\w*|llmcompressor|quant\w*|gptq|awq|nf4"
     r"|[48]bit|bnb|tuner\w*|train type)\b"
+)
+_PARTS = (
+    "lora",
+    "qlora",
+    "dora",
+    "adalora",
+    "loha",
+    "lokr",
+    "ia3",
+    "freeze",
+    "frozen",
+    "prefix_tuning",
+    "prompt_tuning",
 )
 _LATENT_RANK = re.compile(r"(q|kv)[-_]lora[-_]rank")  # of latent attention, which has no adapters
 _NO_VALUES = ("0", "0.0", "none", "null", "false", "no", "full", "{}", "[]")
@@ -54,6 +67,11 @@ def _has_weight(name: str) -> bool:
 def trains_a_part(name: str) -> bool:
     """True if a setting by its name is about adapters, frozen or quantised weights."""
     return not _LATENT_RANK.search(name) and _TRAINS_A_PART.search(_words(name)) is not None
+
+
+def says_part(value: Any) -> bool:
+    """True if a value is the name of a way in which only a part of the weights is trained."""
+    return str(value).strip("'\"").lower() in _PARTS
 
 
 def could_matter(name: str, value: Any, *systems: str) -> bool:

@@ -34,6 +34,7 @@ _MPI = {
 _RANK_LAUNCHERS: Mapping[str, Mapping[str, str]] = {
     **dict.fromkeys(("mpirun", "mpiexec", "mpiexec.hydra", "mpirun_rsh", "orterun", "prun", "aprun"), _MPI),
     "srun": {"-n": "ntasks", "-N": "nodes", "-G": "gpus"},
+    "msrun": {"--worker_num": "ranks", "--local_worker_num": "ranks-per-node"},
 }
 _NODE_LAUNCHERS = ("torchrun", "deepspeed", "accelerate", "colossalai")
 
@@ -81,8 +82,19 @@ def launched_ranks(words: Sequence[str], batch: Mapping[str, str]) -> LaunchedRa
     if not nodes and per_node and not hosts and not any(name in sizes for name in (*_NODES, "batch-nodes")):
         nodes = 1
     names = [*_NODES, *_OF_EACH_NODE, *_RANKS_OF_NODE, *_RANKS]
+    if not (nodes and per_node) and (slots := _slots(plain_text(options.get("include", "")))):
+        nodes, per_node = slots
     missing = tuple(name for key in names for name in unknown_names(plain_text(options.get(key, ""))))
     return LaunchedRanks(nodes, per_node, missing, "" if nodes else hosts, notes)
+
+
+def _slots(text: str) -> tuple[int, int] | None:
+    """Nodes and devices of each in a list such as host1:0,1@host2:0,1; None if a node does not say its devices, or they
+    have different numbers of them."""
+    parts = [node.partition(":") for node in text.split("@")]
+    counts = {len(devices.split(",")) for _, _, devices in parts}
+    is_whole = all(colon for _, colon, _ in parts) and len(counts) == 1 and not unknown_names(text)
+    return (len(parts), counts.pop()) if is_whole else None
 
 
 def _rank_options(words: Sequence[str]) -> dict[str, str]:

@@ -9,6 +9,7 @@ from typing import Any
 from shardwright.config.base import shortened
 from shardwright.config.fault_gathering_reader import whole
 from shardwright.interchange.imported import Asked
+from shardwright.interchange.known_settings import subject_of
 from shardwright.interchange.launched_ranks import launched_ranks, launcher_words
 from shardwright.interchange.reading.loose_words import LooseWord, loose_words
 from shardwright.interchange.reading.script_text import settings_of
@@ -60,6 +61,7 @@ def find_training_command(texts: Mapping[str, str], asked: Asked, is_training: C
             + "; name the script with the training command first, and those that it sources or starts behind it"
         )
     last = training_commands[-1]
+    _tell_options_behind(last, script)
     earlier = [command for command in training_commands if command.words != last.words]
     if earlier:
         lines = ", ".join(str(command.line) for command in earlier[:5])
@@ -68,6 +70,22 @@ def find_training_command(texts: Mapping[str, str], asked: Asked, is_training: C
             f"(others: {lines})"
         )
     return _of_command(last, script)
+
+
+def _tell_options_behind(command: Command, script: Script) -> None:
+    """Note options that a comment or a missing backslash parts from the training command. Raises ShellFault if one of
+    them could have an effect."""
+    for other in script.commands:
+        if other.line <= command.line or not (other.words[0].startswith("--") and other.words[0][2:3].isalpha()):
+            continue
+        text = (
+            f"line {other.line}: {shortened(other.words[0], 60)} begins a command of its own, since the line before it "
+            "is a comment or lacks its \\"
+        )
+        names = settings_of(other.words)
+        if not all(subject_of("megatron", name) or subject_of("options", f"--{name}") for name in names):
+            raise ShellFault(f"{text}; mend it")
+        script.notes.append(text)
 
 
 def missing_ranks(command: Launched) -> list[str]:

@@ -138,7 +138,8 @@ def _model(model: ModelSpec) -> Flat:
     fields = arithmetic(model)
     fields |= {"sequence": model.sequence, "dropout": model.dropout, "init_std": model.init_std}
     if model.is_adapted:
-        fields |= {f"adapter.{name}": getattr(model.adapter, name) for name in ("rank", "alpha", "targets")}
+        names = ("rank", "alpha", "targets", "base", "double_quantization")
+        fields |= {f"adapter.{name}": getattr(model.adapter, name) for name in names}
     if model.mtp_layers:
         fields["mtp_weight"] = model.mtp_weight
     if model.positions == "rotary" and not model.is_latent:

@@ -7,11 +7,13 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from shardwright.config import catalog
-from shardwright.config.base import PlanError, printable
+from shardwright.config.base import PlanError, printable, shortened
 from shardwright.config.job import JobSpec
-from shardwright.config.units import MIB
-from shardwright.config.user_file import FileFault, read_text
+from shardwright.config.user_file import FileFault
 from shardwright.interchange.imported import Asked, Imported, ReadResult, imported
+from shardwright.interchange.named_files import engine_texts, library_texts, model_texts, text_of
+from shardwright.interchange.reading.file_signs import OWN, FileSigns
+from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.systems import (
     accelerate,
@@ -30,11 +32,9 @@ from shardwright.interchange.systems import (
     torchtitan_toml,
     trainer_files,
 )
+from shardwright.interchange.unread_systems import UNREAD_SYSTEMS, UnreadSystem
 
-_MODEL_FOLDER = re.compile(r"\b(?:base_model|model_name_or_path|config_name)[\"']?[:=\s]\s*[\"']?([\w./-]+)")
-_MOST_BYTES = MIB
 _MOST_FILES = 16
-_MOST_IN_LIBRARY = 400
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,8 @@ class SourceSystem:
     library: tuple[str, ...] = field(
         default=(), kw_only=True
     )  # folders above the first file, with files it begins from
+    signs: tuple[FileSigns, ...] = field(kw_only=True)  # by which its files are known
+    takes: tuple[str, ...] | None = field(default=None, kw_only=True)  # systems of its files; None if any are
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class System(SourceSystem):
     software: str  # the generation of software as which its plans are priced
 
 
+_OPTIONS_OF = ("trl", "llamafactory")  # programs whose options go with engines' files
 # For fields that a search chooses: the values that a system is known to have. Writing a plan finds the other limits.
 _NANOTRON_HAS: dict[str, tuple[Any, ...]] = {
     "schedule": ("1f1b", "gpipe"),
@@ -97,56 +100,77 @@ SYSTEMS = {
     for system in (
         System(
             "megatron", "Megatron-LM", "--", megatron.read, megatron.write, megatron.flags, _MEGATRON_HAS,
-            "megatron-core",
+            "megatron-core", signs=megatron.SIGNS,
         ),
-        System("nemo", "NeMo", "", nemo.read, nemo.write, nemo.settings_of, _MEGATRON_HAS, "nemo"),
+        System(
+            "nemo", "NeMo", "", nemo.read, nemo.write, nemo.settings_of, _MEGATRON_HAS, "nemo", signs=nemo.SIGNS,
+            takes=(),
+        ),
         System(
             "primus", "Primus", "", primus.read, primus.write, primus.settings_of, _MEGATRON_HAS, "megatron-core",
-            library=primus.LIBRARY,
+            library=primus.LIBRARY, signs=primus.SIGNS,
         ),
         System(
             "torchtitan", "torchtitan", "", torchtitan.read, torchtitan.write, torchtitan.settings_of,
             _TORCHTITAN_HAS, "torchtitan-2025", others={".toml": "torchtitan-0.2"}, variables=(torchtitan.CONFIG,),
+            signs=torchtitan.SIGNS, takes=(),
         ),
         System(
             "torchtitan-0.2", "torchtitan 0.2", "", torchtitan_toml.read, torchtitan_toml.write,
-            torchtitan_toml.settings_of, _TORCHTITAN_HAS, "torchtitan-2025",
+            torchtitan_toml.settings_of, _TORCHTITAN_HAS, "torchtitan-2025", signs=torchtitan_toml.SIGNS, takes=(),
         ),
         System(
             "deepspeed", "DeepSpeed", "", deepspeed.read, deepspeed.write, deepspeed.settings_of, _DEEPSPEED_HAS,
-            "fsdp-2024",
+            "fsdp-2024", signs=deepspeed.SIGNS, takes=_OPTIONS_OF,
         ),
         System(
             "accelerate", "Accelerate", "", accelerate.read, accelerate.write, accelerate.settings_of, _DEEPSPEED_HAS,
-            "fsdp-2024",
+            "fsdp-2024", signs=accelerate.SIGNS, takes=_OPTIONS_OF,
         ),
         *(
             System(
                 program.system, program.title, "", program.read, program.write, program.settings_of, _DEEPSPEED_HAS,
-                "fsdp-2024",
+                "fsdp-2024", signs=program.signs,
             )
             for program in (trainer_files.AXOLOTL, trainer_files.LLAMA_FACTORY)
         ),
         System(
             "nanotron", "nanotron", "", nanotron.read, nanotron.write, nanotron.settings_of, _NANOTRON_HAS,
-            "megatron-core",
+            "megatron-core", signs=nanotron.SIGNS,
         ),
     )
 }  # fmt: skip
 SOURCES: dict[str, SourceSystem] = SYSTEMS | {
     source.name: source
     for source in (
-        SourceSystem("trl", "TRL", "", trainer_files.TRL.read),
-        SourceSystem("flagscale", "FlagScale", "", flagscale.read),
-        SourceSystem("lightning", "Lightning", "", lightning.read),
-        SourceSystem("gpt-neox", "GPT-NeoX", "", gpt_neox.read),
+        SourceSystem("trl", "TRL", "", trainer_files.TRL.read, signs=trainer_files.TRL.signs),
+        SourceSystem("flagscale", "FlagScale", "", flagscale.read, signs=flagscale.SIGNS),
+        SourceSystem("lightning", "Lightning", "", lightning.read, signs=lightning.SIGNS),
+        SourceSystem("gpt-neox", "GPT-NeoX", "", gpt_neox.read, signs=gpt_neox.SIGNS),
         SourceSystem(
-            "megatron-bridge", "Megatron-Bridge", "", megatron_bridge.read, variables=(megatron_bridge.CONFIG,)
+            "megatron-bridge",
+            "Megatron-Bridge",
+            "",
+            megatron_bridge.read,
+            variables=(megatron_bridge.CONFIG,),
+            signs=megatron_bridge.SIGNS,
         ),
-        SourceSystem("ms-swift", "ms-swift", "", ms_swift.read),
-        SourceSystem("picotron", "picotron", "", picotron.read),
+        SourceSystem("ms-swift", "ms-swift", "", ms_swift.read, signs=ms_swift.SIGNS),
+        SourceSystem("picotron", "picotron", "", picotron.read, signs=picotron.SIGNS),
     )
 }
+
+
+def systems_by_signs() -> list[tuple[SourceSystem, FileSigns]]:
+    """All systems with their signs, first those that no other system has."""
+    pairs = [(system, signs) for system in SOURCES.values() for signs in system.signs]
+    return sorted(pairs, key=lambda pair: -pair[1].weight)
+
+
+def system_of_keys(data: Mapping[str, Any], suffix: str) -> SourceSystem | UnreadSystem | None:
+    """The system whose configurations have such keys in files with a suffix; None if none is known."""
+    unread = next((system for system in UNREAD_SYSTEMS if system.signs.fit_keys(data, suffix)), None)
+    return unread or next((system for system, signs in systems_by_signs() if signs.fit_keys(data, suffix)), None)
 
 
 def system_of(name: str, files: Iterable[str]) -> SourceSystem:
@@ -167,39 +191,20 @@ def read_job_of(system: SourceSystem, paths: tuple[str, ...], asked: Asked) -> I
     faults = []
     for path in paths:
         try:
-            texts[path] = _text_of(Path(path))
+            texts[path] = text_of(Path(path))
         except FileFault as error:
             faults.append(str(error))
         except OSError as error:
             faults.append(f"{path} can't be read: {error.strerror}; check the path")
     if faults:
         raise PlanError(subject, faults)
-    models = _model_texts(Path(paths[0]), texts)
-    job = job_of_texts(system, texts | models | _library_texts(system, Path(paths[0]), texts), asked, subject)
-    return replace(job, assumed=(*(f"the model is {path}, which the files name" for path in models), *job.assumed))
-
-
-def _model_texts(file: Path, texts: Mapping[str, str]) -> dict[str, str]:
-    """The config.json of the model whose folder a text names, relative to a file or to the working folder, by its path;
-    empty if one is named by the user, or none is there."""
-    if any(PurePath(name).name == "config.json" or Path(name).is_dir() for name in texts):
-        return {}
-    folders = [match for text in texts.values() for match in _MODEL_FOLDER.findall(text)]
-    paths = [place / folder / "config.json" for folder in folders for place in (file.parent, Path())]
-    return {str(path): _text_of(path) for path in [path for path in paths if path.is_file()][:1]}
-
-
-def _library_texts(system: SourceSystem, file: Path, texts: Mapping[str, str]) -> dict[str, str]:
-    """The YAML files of the system's folders that lie in a folder above a file, by path; without those of the same name
-    as one of `texts`."""
-    names = {PurePath(name).name for name in texts}
-    paths = [
-        path
-        for folder in system.library
-        for above in file.absolute().parents
-        for path in sorted((above / folder).glob("*.yaml"))
-    ]
-    return {str(path): _text_of(path) for path in paths[:_MOST_IN_LIBRARY] if path.name not in names}
+    first = Path(paths[0])
+    engines, models = engine_texts(first, texts), model_texts(first, texts)
+    library = library_texts(system.library, first, texts)
+    job = job_of_texts(system, texts | engines | models | library, asked, subject)
+    notes = [f"the model is {path}, which the files name" for path in models]
+    notes += [f"{path} is read, which the files name" for path in engines]
+    return replace(job, assumed=(*notes, *job.assumed))
 
 
 def job_of_texts(system: SourceSystem, texts: Mapping[str, str], asked: Asked, subject: str) -> Imported:
@@ -209,12 +214,40 @@ def job_of_texts(system: SourceSystem, texts: Mapping[str, str], asked: Asked, s
     if faults := [_unknown_variable(name, texts) for name in unknown]:
         raise PlanError(subject, faults)
     try:
+        _refuse_other_systems(system, texts)
         result = system.read(texts, asked)
     except (ShellFault, RecursionError) as error:
         raise PlanError(subject, [printable(str(error))]) from None
     result.settings.note(f"what nothing says has {system.title}'s own default")
     first = next(iter(texts))
     return imported(result, asked, subject, _name_of(first), Path(first).parent)
+
+
+def _refuse_other_systems(system: SourceSystem, texts: Mapping[str, str]) -> None:
+    """Raise ShellFault if one of the texts is a configuration of a system whose files this one does not take."""
+    for name, text in texts.items():
+        suffix = PurePath(name).suffix.lower()
+        if system.takes is None or suffix not in (".json", ".yaml", ".yml", ".toml"):
+            continue
+        data = read_data(name, text)
+        other = system_of_keys(data, suffix)
+        if other is None or (isinstance(other, SourceSystem) and not _is_foreign(system, other, data)):
+            continue
+        way_out = (
+            f"read it by shardwright import {other.name}"
+            if isinstance(other, SourceSystem)
+            else f"{other.title} is not read here, so say the same by a configuration of a system that is, or as a job"
+        )
+        raise ShellFault(
+            f"{shortened(name, 80)} is a configuration of {other.title} by its keys, and none of {system.title}; "
+            f"{way_out}"
+        )
+
+
+def _is_foreign(system: SourceSystem, other: SourceSystem, data: Mapping[str, Any]) -> bool:
+    """True if a file is another system's by keys that no third one has, and that system's files are not taken."""
+    is_known = any(signs.weight == OWN and signs.fit_keys(data) for signs in other.signs)
+    return is_known and other.name != system.name and other.name not in (system.takes or ())
 
 
 def _is_unknown(name: str, texts: Mapping[str, str]) -> bool:
@@ -228,14 +261,6 @@ def _unknown_variable(name: str, texts: Mapping[str, str]) -> str:
     near = catalog.nearest(name, sorted(names), most=1)
     hint = f"did you mean {near[0]}?" if near else "a field of the job is named as section.field"
     return f"--set {name}: nothing in the files is called so; {hint}"
-
-
-def _text_of(path: Path) -> str:
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise FileFault(f"{path} is a folder, and there is no config.json in it; name the file")
-        path = path / "config.json"
-    return read_text(path, _MOST_BYTES, "launch script or configuration")
 
 
 def _name_of(path: str) -> str:

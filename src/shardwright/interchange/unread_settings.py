@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Collection, Sequence
 
-from shardwright.interchange.known_settings import could_matter, subjects, trains_a_part
+from shardwright.interchange.known_settings import could_matter, says_part, subjects, trains_a_part
 from shardwright.interchange.reading.settings import Settings
 from shardwright.interchange.reading.shell_marks import readable
 
@@ -20,8 +20,9 @@ def unread_faults(settings: Settings, systems: Sequence[str], left_out: Collecti
             _fault(settings, unknown)
             + f"{len(unknown)} of {len(settings.given)} settings are unknown; check that the file is of this system"
         ]
-    unknown = [name for name in unknown if could_matter(name, settings.given[name], *systems)]
-    of_parts = [name for name in unknown if trains_a_part(name)]
+    said_by_value = [name for name in unknown if says_part(settings.given[name])]
+    unknown = [name for name in unknown if name in said_by_value or could_matter(name, settings.given[name], *systems)]
+    of_parts = [name for name in unknown if name in said_by_value or trains_a_part(name)]
     faults = [
         f"--set {name}=ignore: no setting in the files is called so"
         for name in left_out

@@ -20,8 +20,10 @@ def adapted(c: Context, operator: Operator) -> Operator:
         return operator
     if operator.name in ("attention enter", "mlp enter"):
         return replace(operator, backward=tuple(e for e in operator.backward if e.kind != "all_gather"))
-    operator = replace(operator, products=tuple(replace(p, is_frozen=p.weight) for p in operator.products))
-    products = operator.layer_operator.products
+    products, adapter = operator.layer_operator.products, c.shape.adapter
+    is_in_nf4 = bool(adapter.row_format and products and adapter.maps(products[0].matrix))
+    frozen = tuple(replace(p, is_frozen=p.weight, is_in_nf4=p.weight and is_in_nf4) for p in operator.products)
+    operator = replace(operator, products=frozen)
     if not products or not (targets := c.shape.adapter.targets_of(products[0].matrix)):
         return operator
     matrix, rank, grid = products[0].matrix, c.shape.adapter.rank, c.grid

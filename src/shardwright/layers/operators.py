@@ -33,7 +33,7 @@ Axis = Literal["tp", "cp", "ep"]
 @dataclass(frozen=True)
 class MatrixProduct:
     """`batch` products of (rows x inner) with (inner x columns). `weight`: the second factor is a parameter, which has
-    no gradient if it `is_frozen`."""
+    no gradient if it `is_frozen`, and is made numbers in each pass if it `is_in_nf4`."""
 
     rows: Numbers
     inner: Numbers
@@ -41,6 +41,7 @@ class MatrixProduct:
     batch: Numbers = 1
     weight: bool = True
     is_frozen: bool = False
+    is_in_nf4: bool = False
 
     @classmethod
     def of(cls, rows: Numbers, matrix: Matrix, tp: Numbers, batch: Numbers = 1) -> "MatrixProduct":

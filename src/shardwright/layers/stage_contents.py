@@ -209,6 +209,16 @@ class PipelineRanks:
         common = sum(count * shape.adapter_elements(kind, grid.tp) for (kind, _), count in counts)
         return common, np.zeros_like(common)
 
+    def frozen_bytes(self, shape: ModelShape, grid: PlanGrid) -> tuple[Array, Array]:
+        """Bytes of the frozen weights beside adapters that each rank holds: of layers, and of tables and norms."""
+        all_elements, _ = self.parameters(shape, grid)
+        matrices, stored = np.zeros_like(all_elements), np.zeros_like(all_elements)
+        for (kind, _), count in zip(self.kinds, self.layers, strict=True):
+            num = sum(matrix.num_elements for matrix in shape.matrices(kind))
+            matrices = matrices + count * num / grid.tp
+            stored = stored + count * shape.base_bytes(kind, grid.element_bytes, grid.tp)
+        return stored, grid.element_bytes * (all_elements - matrices)
+
 
 def different_ranks(shape: ModelShape, grid: PlanGrid) -> PipelineRanks:
     """The ranks of each plan that differ. `grid` has arrays."""

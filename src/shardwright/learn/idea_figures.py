@@ -44,14 +44,14 @@ def _jobs(model: str, devices: int, rows: Rows) -> list[tuple[str, JobSpec]]:
 
 
 def _memory(title: str, jobs: Sequence[tuple[str, JobSpec]]) -> str:
-    """Bars of the memory of the fullest rank by kind, beside the memory that a process can have."""
+    """Bars of what a plan holds on its fullest rank by kind, beside the memory that a plan can fill."""
     bars = []
     for label, job in jobs:
         fullest = max((rank.as_dict() for rank in job_memory(job)), key=lambda sizes: sizes["total_bytes"])
         kinds = {key.removesuffix("_bytes"): float(size) for key, size in fullest.items() if size}
         bars.append((label, {kind: size for kind, size in kinds.items() if kind not in ("total", "host")}))
     room = device_room_bytes(jobs[0][1]) or 0
-    return StackedBars(title, bars, _memory_text, float(room), f"a process can have {memory_text(room)}").svg()
+    return StackedBars(title, bars, _memory_text, float(room), f"a plan can fill {memory_text(room)}").svg()
 
 
 def _memory_text(size: float) -> str:

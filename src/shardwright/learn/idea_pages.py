@@ -38,7 +38,7 @@ IDEAS = (
 TERMS = "terms"  # a table of words, in both languages
 QUESTIONS = "questions"  # their answers are computed; each language asks its own
 SYSTEMS = ("megatron-lm", "deepspeed", "fsdp", "alpa", "torchtitan", "nanotron", "colossal-ai")
-OTHERS = (*SYSTEMS, "cases", QUESTIONS, TERMS)  # pages that are not on one idea
+OTHERS = (*SYSTEMS, "cases", "playbook", QUESTIONS, TERMS)  # pages that are not on one idea
 _WIDTH = 100  # columns of a paragraph, at most
 
 

@@ -9,7 +9,7 @@ vocabulary, t tensor-parallel degree. Sizes are bytes on one rank.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardwright.config.array_math import holds, most
 from shardwright.config.job import JobSpec
@@ -34,6 +34,7 @@ class Layer:
     experts the chain `mlp` has the experts, and `shared` the shared experts. If the layer does not end with a product,
     because it has experts or a norm of the MLP's result, its end is recomputed with the whole layer. `carried` is the
     tensor that the first chain passes to the end, and `needs` are the memory needs of the operators in the backward.
+    If the layer `is_adapted`, its matrices are frozen beside adapters.
     """
 
     sizes: TensorBytes
@@ -43,6 +44,7 @@ class Layer:
     ends_with_product: bool = True
     carried: LayerTensor = BLOCK.middle
     needs: tuple[BackwardNeed, ...] = ()
+    is_adapted: bool = False
 
     @property
     def chains(self) -> tuple[Chain, ...]:
@@ -88,7 +90,14 @@ class Layer:
         if LAYER in policy:
             every_kept = (tensor for chain in self.chains for tensor in _kept_tensors(chain, ALWAYS_RECOMPUTED))
             kept |= {tensor: self.sizes[tensor] for tensor in every_kept}
-        return most_needed(self.needs, kept)
+        return most_needed(self._needs_of_region(kept) if LAYER in policy and self.is_adapted else self.needs, kept)
+
+    def _needs_of_region(self, kept: TensorBytes) -> Iterator[BackwardNeed]:
+        """The needs of a layer that is computed again before the down product: its result, and the gradient of that,
+        stay until the backward of all of it ends. Where weights are trained, their gradients are far larger."""
+        inner_bytes = kept.pop(MLP.inner, 0)
+        for need in self.needs:
+            yield replace(need, num_bytes=need.num_bytes + inner_bytes) if MLP.up in need.free else need
 
     def deferred_bytes(self) -> Bytes:
         """Bytes kept from I to W: inputs and output gradients of the products."""
@@ -161,7 +170,15 @@ def layer_of(job: JobSpec, layer: int = 0, rows: Rows | None = None) -> Layer:
     carried: LayerTensor = BLOCK.middle if shape.parallel == "none" else MLP.product_out
     sizes |= attention_sizes | share.bytes_of((carried,))
     is_last = not shape.norms_after
-    return Layer(sizes, attention, chain, ends_with_product=is_last, carried=carried, needs=all_needs)
+    return Layer(
+        sizes,
+        attention,
+        chain,
+        ends_with_product=is_last,
+        carried=carried,
+        needs=all_needs,
+        is_adapted=job.model.is_adapted,
+    )
 
 
 def documents_kept(job: JobSpec) -> TensorBytes:

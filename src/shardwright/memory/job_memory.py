@@ -12,7 +12,7 @@ from shardwright.config.job import JobSpec
 from shardwright.memory.activation_peak import activation_bytes
 from shardwright.memory.persistent_buffers import kept_bytes
 from shardwright.memory.rank_state import UnitState, rank_state
-from shardwright.memory.state_bytes import FLOAT, ElementBytes, HeldElements, state_bytes
+from shardwright.memory.state_bytes import ElementBytes, HeldElements, state_bytes
 from shardwright.memory.zero_replay import replay
 from shardwright.schedule.job_program import job_program, steps_to_fill
 from shardwright.schedule.lowering.weight_versions import stashed_versions
@@ -56,7 +56,7 @@ def unit_memory(job: JobSpec, unit: UnitState, versions: int = 1) -> RankMemory:
     held = state_bytes(
         HeldElements(unit.layout.size, shard, hosted),
         ElementBytes(
-            versions * (FLOAT if unit.is_exact else precision.compute_bytes),
+            versions * unit.value_bytes(precision.compute_bytes),
             0 if unit.is_frozen else precision.gradient_bytes,
             0 if unit.is_frozen else moment_bytes(job.optimizer, precision, unit.by_matrix),
             is_master=unit.is_frozen or unit.is_exact or precision.compute == precision.master_number,

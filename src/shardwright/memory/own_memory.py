@@ -214,7 +214,8 @@ def held_state(
     grid: PlanGrid, num_elements: tuple[Array, ...], by_matrix: tuple[Numbers, ...], frozen: Array | None = None
 ) -> tuple[Numbers, Numbers, Numbers, Numbers]:
     """Bytes of (parameters, gradients, optimizer, host) of common elements, and of routed experts' if any; `by_matrix`
-    has the number of each that are updated by matrix. Shards have no padding. `frozen` elements have values alone."""
+    has the number of each that are updated by matrix. Shards have no padding. `frozen` bytes are values
+    alone."""
     totals: list[Numbers] = [0.0 * num_elements[0] for _ in range(4)]
     of_matrices, of_others = (
         len(moments_of(grid.optimizer, is_by_matrix)) * (grid.moment_bytes or FLOAT) for is_by_matrix in (True, False)
@@ -236,16 +237,24 @@ def held_state(
     if frozen is not None:
         shard = frozen * np.where(grid.zero == 3, 1 / layout(grid, SHARDS[False]).size, 1.0)
         is_hosted = (grid.zero == 3) * grid.offload_parameters
-        totals[0] = totals[0] + grid.element_bytes * shard * (1 - is_hosted)
-        totals[3] = totals[3] + grid.element_bytes * shard * is_hosted
+        totals[0] = totals[0] + shard * (1 - is_hosted)
+        totals[3] = totals[3] + shard * is_hosted
     parameters, gradients, optimizer, host = totals
     return parameters, gradients, optimizer, host
 
 
-def held_buffers(run: Run, ranks: PipelineRanks, common: Array, routed: Array, trained_share: Numbers = 1.0) -> Numbers:
+def held_buffers(
+    run: Run,
+    ranks: PipelineRanks,
+    common: Array,
+    routed: Array,
+    trained_share: Numbers = 1.0,
+    stored_share: Numbers = 1.0,
+) -> Numbers:
     """The most bytes that ZeRO borrows at once (sharding/zero_events.py), and the casts to fp8, which are kept with
     their values. `common` and `routed` are the elements of each rank; no other rank may share those of routed experts.
-    A `trained_share` of them has gradients.
+    A `trained_share` of them has gradients, and the values of layers take a `stored_share` of their bytes in the number
+    type of the computation.
 
     The gradients of a layer arrive while those of two units are reduced, or those of whole stages if they are not
     reduced for each microbatch. In ZeRO-3 a pipeline gathers whole stages, two if their turns follow each other, and a
@@ -264,13 +273,15 @@ def held_buffers(run: Run, ranks: PipelineRanks, common: Array, routed: Array, t
     num_tables = 2.0 if run.shape.mtp and not run.shape.tied else 1.0
     largest = np.minimum(tables, table) * np.where(ranks.head > 0, num_tables, 1.0)
     stage = np.maximum(0.0, num_borrowed - tables) / (grid.virtual * grid.num_copies) + largest
+    stored = (stage - largest) * stored_share + largest
     stages, is_several = stage * grid.num_copies, grid.virtual > 1
     is_whole = grid.pp * grid.virtual == 1
     # The gradients of a single microbatch are reduced as they arrive.
     by_run = grid.by_schedule(lambda name, at: sums_by_run(name, grid.virtual[at], grid.reduce_each))
     by_run = (by_run * (grid.num_microbatches > 1)) > 0
     stage2_bytes = gradient * np.where(by_run, stages, layer + tables)
-    stage3_bytes = values * np.where(is_whole, 2 * layer + largest, stages * (1 + is_several))
+    gathered = np.where(is_whole, 2 * layer * stored_share + largest, stored * grid.num_copies * (1 + is_several))
+    stage3_bytes = values * gathered
     num_reducing = 1 if run.shape.experts else 2  # layers; experts are a unit of their own
     arriving = np.maximum((1 + num_reducing) * layer, num_reducing * layer + largest)
     next_stage = np.minimum(2 * layer, stage) * is_several

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from shardwright.config.job import JobSpec
+from shardwright.config.nf4_rows import WORD_BYTES
 from shardwright.config.plan import PlanSpec
+from shardwright.memory.state_bytes import FLOAT
 from shardwright.schedule.schedule import Program
 from shardwright.sharding.buckets import bucket_elements, in_unit_order, unit_groups, unit_layout
 from shardwright.sharding.flat_buffer import FlatLayout
@@ -57,6 +59,12 @@ class UnitState:
     def is_exact(self) -> bool:
         """True if its values are float32, whatever the compute type of the others."""
         return self.places[0].is_exact
+
+    def value_bytes(self, compute_bytes: int) -> int:
+        """Bytes of an element of its buffers of values, if those of the computation have `compute_bytes`."""
+        if self.places[0].row_format:
+            return WORD_BYTES
+        return FLOAT if self.is_exact else compute_bytes
 
     @property
     def is_frozen(self) -> bool:

@@ -159,7 +159,9 @@ class OperatorNeeds:
         """Needs of an MLP: its last product, its activation and its first product."""
         shape, tp, inner = self.share.tensors.shape, self.job.plan.tp, self.share[mlp.inner]
         up, down = matrices
-        yield self._row_parallel(down, inner, tp, ())
+        # A weight in NF4 becomes numbers after the backward of its adapters, which frees their input.
+        is_read = self._is_target(down) and self.job.model.adapter.row_format
+        yield self._row_parallel(down, inner, tp, (mlp.inner,) if is_read else ())
         yield BackwardNeed(self.stream + self._activation(inner), (mlp.inner,))
         if shape.parallel != "one-norm":
             yield self._column_parallel(up, inner * shape.gates, tp, (mlp.inner, mlp.up, biased_up))
@@ -224,7 +226,7 @@ class OperatorNeeds:
         """Need of a product that tp ranks sum: the gradients of the sum, of its input, and of the weight."""
         again = input_grad * self._is_target(matrix)
         return BackwardNeed(
-            self.stream + self.whole + input_grad + again + self._weight(matrix, tp) + self._casts(matrix, tp), free
+            self.stream + self.whole + input_grad + again + self._weight(matrix, tp) + self._made(matrix, tp), free
         )
 
     def _is_target(self, matrix: Matrix) -> bool:
@@ -245,9 +247,19 @@ class OperatorNeeds:
     def _column_parallel(self, matrix: Matrix, output_grad: Bytes, tp: Bytes, free: Tensors) -> BackwardNeed:
         """Need of a product whose input tp ranks gather: the gradients of its result, of its input, in full and a
         rank's share, and of the weight; and its input, gathered again."""
-        shared = self.whole + self.stream if self.gathers else 0
-        casts = self._casts(matrix, tp) + self.whole * self._is_target(matrix)
-        return BackwardNeed(self.stream + output_grad + self.whole + shared + self._weight(matrix, tp) + casts, free)
+        # A frozen weight needs no input, and its adapters that of a rank's own tokens.
+        is_frozen = self.job.model.is_adapted
+        shared = self.stream + self.whole * (not is_frozen) if self.gathers else 0
+        own = self.stream if self.gathers else self.whole
+        made = self._made(matrix, tp) + own * self._is_target(matrix)
+        return BackwardNeed(self.stream + output_grad + self.whole + shared + self._weight(matrix, tp) + made, free)
+
+    def _made(self, matrix: Matrix, tp: Bytes) -> Bytes:
+        """Bytes that a product makes of its operands: casts to fp8, or numbers of a weight in NF4."""
+        made = self._casts(matrix, tp)
+        if self.job.model.adapter.row_format:
+            made = made + self.share.element * matrix.columns_on(tp) * matrix.inner_on(tp)
+        return made
 
     def _casts(self, matrix: Matrix, tp: Bytes, rows: Bytes = 0, all_rows: Bytes = 0) -> Bytes:
         """Bytes that a product in fp8 needs in its backward: its operand dy in fp8; and for a weight gradient in fp8

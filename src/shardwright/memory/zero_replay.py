@@ -80,7 +80,7 @@ class SizedUnit(UnitEvents[None]):
             zero=state.replicas.zero,
             size=layout.size,
             shard_size=layout.shard_size,
-            compute_bytes=4 if state.is_exact else precision.compute_bytes,
+            compute_bytes=state.value_bytes(precision.compute_bytes),
             gradient_bytes=precision.gradient_bytes,
             master_bytes=4 if state.is_exact else precision.master_bytes,
             reduce_bytes=precision.reduce_bytes,

@@ -126,7 +126,7 @@ class DecoderStage(nn.Module):
 
     def prepare(self, device: torch.device, dtype: torch.dtype) -> "DecoderStage":
         """Give the parameters their names, device and dtype, but no memory. Returns the stage."""
-        name_parameters(self, device, dtype, self.spec.is_adapted)
+        name_parameters(self, device, dtype, self.spec.adapter if self.spec.is_adapted else None)
         for parameter in placed_parameters(self).values():
             parameter.deferred = self.sharding.deferred if parameter.place.is_put_off else None
         self._place_buffers(device)
@@ -164,14 +164,14 @@ class DecoderStage(nn.Module):
 
     def initialise(self, seed: int, device: torch.device) -> "DecoderStage":
         """Fill the parameters with initial values. Returns the stage."""
-        materialise(self, seed, device, self.spec.is_adapted)
+        materialise(self, seed, device, self.spec.adapter if self.spec.is_adapted else None)
         self._place_buffers(device)
         return self
 
     def empty_hidden(self, batch: int) -> Tensor:
         """Memory for the hidden states that a stage receives or sends, [s, B, H]."""
         num_tokens = sum(map(len, self.sharding.held_between(self.spec.sequence)))
-        parameter = next(self.parameters())
+        parameter = next(parameter for parameter in self.parameters() if parameter.is_floating_point())
         return torch.empty(num_tokens, batch, self.spec.hidden, device=parameter.device, dtype=parameter.dtype)
 
     def forward_pass(self, microbatch: Microbatch | None = None, marked_BT: Tensor | None = None) -> ForwardPass:

@@ -21,18 +21,17 @@ from shardwright.simulate.full_step import simulated_step
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """Predicted time, memory and cost of the job's own plan.
+class PricedStep:
+    """Predicted time and cost of the job's own plan.
 
-    `memory` is that of the pipeline rank with the highest peak, under the cluster's software. `step_money` is the cost
-    of a single step; costs of many steps (`cost_of_steps`) include the time lost to failures, if known.
+    `step_money` is the cost of a single step; costs of many steps (`cost_of_steps`) include the time lost to failures,
+    if known.
     `num_steps_1e12_tokens` is the number of steps to train on 1e12 tokens, and `num_steps_of_run` that of the job's
     run. Both are in units of the time of a full-batch step, because the steps of a batch-size ramp-up are shorter.
     `gaps` are sentences on unknown costs and the fields to set.
     """
 
     step: StepTime
-    memory: Memory
     peak_flops: float
     tokens_per_s_per_device: float
     num_steps_1e12_tokens: float
@@ -53,19 +52,30 @@ class Estimate:
         return self.step_money.times(count * self.effective_step_s / self.step.total)
 
 
+@dataclass(frozen=True)
+class Estimate(PricedStep):
+    """Predicted time, cost and memory of the job's own plan. `memory` is that of the pipeline rank with the highest
+    peak, under the cluster's software."""
+
+    memory: Memory
+
+
 def estimate(job: JobSpec) -> Estimate:
     """Predict the job's plan on its cluster, its step simulated in full.
 
     KeyError names an unknown number of its device, ValueError a contradiction.
     """
+    return Estimate(**vars(priced_step(job, simulated_step(job, shipped()))), memory=fullest(job, shipped()))
+
+
+def priced_step(job: JobSpec, step: StepTime) -> PricedStep:
+    """The time and cost of the job's plan, as `estimate` has them, from its simulated step."""
     run, cluster = run_of(job), job.cluster
-    step = simulated_step(job, shipped())
     checkpoint_bytes = job_checkpoint_bytes(job)
     reliability = failures.reliability_of(cluster, job.plan.world, checkpoint_bytes)
     steps_of_run = job.tokens_of_run / job.tokens_per_step
-    return Estimate(
+    return PricedStep(
         step=step,
-        memory=fullest(job, shipped()),
         peak_flops=peak_flops(run),
         tokens_per_s_per_device=job.tokens_per_step / step.total / job.plan.world,
         num_steps_1e12_tokens=REFERENCE_TOKENS / job.tokens_per_step + ramp_extra_s(job, step.total) / step.total,

@@ -13,12 +13,12 @@ from shardwright.config.cluster import ClusterSpec
 from shardwright.config.cluster_facts import network_gb_per_s, node_devices, node_gb_per_s
 from shardwright.config.job import JobSpec
 from shardwright.config.link_words import link_words
-from shardwright.config.units import GIB, number_text
+from shardwright.config.units import number_text
 from shardwright.cost.money import price_words, usd_per_device_hour
 from shardwright.planner.advice.priced_plan import PricedPlan
 from shardwright.planner.search.objectives import Objective
 from shardwright.planner.search.plan_price import room_bytes
-from shardwright.report.fit_verdict import no_plan_text
+from shardwright.report.fit_verdict import no_plan_text, share_text
 from shardwright.report.plan_screen import software_words
 from shardwright.report.plans_text import lacking, marked_words, plan_cost, plan_dict, run_days, step_text, usd_text
 from shardwright.report.prediction_notes import told_notes
@@ -156,7 +156,7 @@ def _cells(cluster: ClusterPlan, has_batch: bool) -> dict[str, str]:
         "step": step_text(plan.time.total) if plan else "",
         "tokens/s/device": f"{plan.tokens_per_s_per_device:,.0f}" if plan else "",
         "MFU": f"{plan.time.mfu:.1%}" if plan else "",
-        "memory": f"{plan.memory.process / GIB:.1f} of {room_bytes(job) / GIB:.1f} GiB" if plan else "",
+        "memory": share_text(plan.memory.process, job) if plan else "",
         "days": number_text(totals["days"] or 0.0) if plan else "",
         "money": usd_text(totals["usd"]) if plan else "",
         "energy": ("unknown" if kwh is None else f"{kwh:,.0f} kWh") if plan else "",

@@ -152,6 +152,13 @@ def estimate_parts(job: JobSpec) -> list[Part]:
 def parameters_text(model: ModelSpec) -> str:
     """The number of a model's parameters, "8,000 parameters"; with experts the number that computes a token, with
     adapters the number that is trained."""
+    if model.is_adapted and model.adapter.base == "nf4":
+        return say(
+            "adapters of rank {rank}: {trained:,} of {parameters:,} parameters are trained, beside layers in NF4",
+            rank=model.adapter.rank,
+            trained=num_trained_parameters(model),
+            parameters=num_parameters(model),
+        )
     if model.is_adapted:
         return say(
             "adapters of rank {rank}: {trained:,} of {parameters:,} parameters are trained",

@@ -1,6 +1,9 @@
 """The verdict on whether a plan fits its cluster's device and host; and the sentence for a job for which no plan fits.
 
-For this runtime the memory account decides; for other software its predicted processes do, as in `plan`."""
+Everywhere a plan's memory is that of a rank's process: what the plan holds, and the context, communicators and losses
+of the allocator beside it. It is compared with the memory that the device shows, which all its processes can have.
+For this runtime the plan's part is the memory account; for other software the whole process is predicted.
+"""
 
 import math
 from dataclasses import dataclass
@@ -21,7 +24,8 @@ from shardwright.report.text_columns import filled
 from shardwright.sharding.memory_account import RankMemory
 
 if TYPE_CHECKING:
-    from shardwright.planner.own_plan import Estimate
+    from shardwright.memory.rank_estimate import Memory
+    from shardwright.planner.own_plan import PricedStep
 
 
 def device_room_bytes(job: JobSpec) -> int | None:
@@ -38,9 +42,19 @@ def device_entry(job: JobSpec) -> DeviceSpec:
     return read_entry("devices", job.cluster.device, DeviceSpec)
 
 
+def offered_bytes(job: JobSpec) -> int:
+    """The bytes of memory that the job's device shows: all that processes on it can have."""
+    return int(device_entry(job).offered_bytes)
+
+
+def share_text(process_bytes: float, job: JobSpec) -> str:
+    """The memory of a process beside that which its device shows: "29.8 of 79.0 GiB"."""
+    return f"{process_bytes / GIB:.1f} of {offered_bytes(job) / GIB:.1f} GiB"
+
+
 @dataclass(frozen=True)
 class _Need:
-    """The needs of a pipeline rank, on the device and on its host; for other software they include the process."""
+    """The needs of the process of a pipeline rank, on the device and on its host."""
 
     device_bytes: int
     host_bytes: int
@@ -48,38 +62,42 @@ class _Need:
 
 @dataclass(frozen=True)
 class Fit:
-    """The needs of each pipeline rank, and the room on device and host. `software` is empty for this runtime."""
+    """The needs of each pipeline rank's process, of which `beside_bytes` are no part of the plan; the memory that the
+    device shows, and the room on its host. `software` is empty for this runtime; for others `beside_bytes` is 0, and
+    `predicted` is the memory of each rank's process."""
 
     needs: tuple[_Need, ...]
-    room_bytes: int
+    offered_bytes: int
     host_room_bytes: float
     software: str
+    beside_bytes: int = 0
+    predicted: tuple["Memory", ...] = ()
 
     @property
     def fits(self) -> bool:
         """True if every rank fits."""
         return all(
-            need.device_bytes <= self.room_bytes and need.host_bytes <= self.host_room_bytes for need in self.needs
+            need.device_bytes <= self.offered_bytes and need.host_bytes <= self.host_room_bytes for need in self.needs
         )
 
 
-def fit_of(job: JobSpec, memory: list[RankMemory], priced: "Estimate | str") -> Fit | None:
+def fit_of(job: JobSpec, memory: list[RankMemory], priced: "PricedStep | str") -> Fit | None:
     """The fit of a plan; None if the device is unknown. A plan without a price is judged by the account."""
     room, host_room = device_room_bytes(job), host_room_bytes(job.cluster)
     if room is None:
         return None
     software = software_of(job.cluster.software)
+    shown = offered_bytes(job)
     if software.is_own or isinstance(priced, str):
-        return Fit(
-            tuple(_Need(rank_memory.total_bytes, rank_memory.host_bytes) for rank_memory in memory), room, host_room, ""
-        )
+        beside = shown - room
+        needs = tuple(_Need(rank_memory.total_bytes + beside, rank_memory.host_bytes) for rank_memory in memory)
+        return Fit(needs, shown, host_room, "", beside)
     from shardwright.cost.calibration import shipped
     from shardwright.memory.job_memories import job_memories
 
-    needs = tuple(
-        _Need(int(rank_memory.process), int(rank_memory.host)) for rank_memory in job_memories(job, shipped())
-    )
-    return Fit(needs, int(device_entry(job).offered_bytes), host_room, software.name)
+    predicted = tuple(job_memories(job, shipped()))
+    needs = tuple(_Need(int(rank_memory.process), int(rank_memory.host)) for rank_memory in predicted)
+    return Fit(needs, shown, host_room, software.name, predicted=predicted)
 
 
 def verdict_text(job: JobSpec, fit: Fit | None) -> str:
@@ -93,12 +111,13 @@ def verdict_sentences(job: JobSpec, fit: Fit | None) -> list[str]:
         known = ", ".join(catalog.names("devices"))
         return [say("Whether it fits is not said: cluster.device is unknown. The catalog has {known}.", known=known)]
     rank, needed = max(enumerate(need.device_bytes for need in fit.needs), key=lambda pair: pair[1])
-    device, memory = device_entry(job), memory_text(int(device_entry(job).memory_bytes))
+    shown, memory = memory_text(fit.offered_bytes), memory_text(int(device_entry(job).memory_bytes))
+    device = device_entry(job).name
     if fit.software:
         device_text = say(
             "one {device}, which shows {room} of its {memory}, under the cluster's software ({software})",
-            device=device.name,
-            room=memory_text(fit.room_bytes),
+            device=device,
+            room=shown,
             memory=memory,
             software=fit.software,
         )
@@ -106,22 +125,20 @@ def verdict_sentences(job: JobSpec, fit: Fit | None) -> list[str]:
         table_notes: list[str] = [
             say(
                 "As far as predictions of memory were off, the chance that it fits is {chance:.0%}.",
-                chance=fit_chance(needed, fit.room_bytes),
+                chance=fit_chance(needed, fit.offered_bytes),
             ),
             say("The table is what this runtime would hold."),
         ]
     else:
-        reserved = memory_text(int(device.memory_bytes) - fit.room_bytes)
-        device_text = say(
-            "one {device}, which offers {room} (the process and its libraries take {reserved} of its {memory})",
-            device=device.name,
-            room=memory_text(fit.room_bytes),
-            reserved=reserved,
-            memory=memory,
+        device_text = say("one {device}, which shows {room} of its {memory}", device=device, room=shown, memory=memory)
+        need_text = say(
+            "the process of pp rank {rank} needs {needed} ({beside} for the process itself)",
+            rank=rank,
+            needed=memory_text(needed),
+            beside=memory_text(fit.beside_bytes),
         )
         table_notes = []
-        need_text = say("pp rank {rank} needs {needed}", rank=rank, needed=memory_text(needed))
-    left_bytes = fit.room_bytes - needed
+    left_bytes = fit.offered_bytes - needed
     if left_bytes < 0:
         verdict = say(
             "It does not fit {device}: {need}, which is {excess} too much.",

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 from shardwright.config.link_words import link_words
 from shardwright.config.plan import PlanSpec
 from shardwright.config.units import GIB
-from shardwright.cost.calibration import device_of
 from shardwright.planner.advice.advice import OwnPlan
 from shardwright.planner.advice.neighbours import recompute_words
 from shardwright.planner.advice.priced_plan import PricedPlan
+from shardwright.report.fit_verdict import offered_bytes
 from shardwright.report.plans_text import job_words, step_text
 from shardwright.report.text_columns import filled
 
@@ -73,11 +73,10 @@ def _changes(own_plan: PlanSpec, best_plan: PlanSpec) -> Iterator[str]:
 def _misfit_text(misfit: "Misfit", plan: PricedPlan) -> str:
     kinds = {name: value for name, value in misfit.memory.as_dict().items() if name != "total" and value}
     kinds_text = ", ".join(f"{name} {float(value) / GIB:.1f}" for name, value in kinds.items())
-    room_gib = device_of(plan.job.cluster.device).memory_gib
     if misfit.excess_bytes > 0:
         excess = (
-            f"pp rank {misfit.rank} needs {misfit.memory.process / GIB:.1f} GiB ({kinds_text}), and the device has "
-            f"{room_gib:g}: {misfit.excess_bytes / GIB:.1f} too much"
+            f"the process of pp rank {misfit.rank} needs {misfit.memory.process / GIB:.1f} GiB ({kinds_text}), and the "
+            f"device shows {offered_bytes(plan.job) / GIB:.1f}: {misfit.excess_bytes / GIB:.1f} too much"
         )
     else:
         host_bytes, node = float(misfit.memory.host), link_words(plan.job.cluster).domain

@@ -13,18 +13,17 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Any
 
-from shardwright.report.timeline.page import embedded
+from shardwright.report.timeline.page import SCRIPTS, embedded
 
 BEGINNING = '<!doctype html>\n<html lang="en">'  # of every page: by it a page is told from another file
 _IMPORT = re.compile(r'from "\./([a-z_]+\.js)"')
 _STYLES = ("page.css", "components.css", "report.css")
-_SCRIPTS = ("painter.js", "page.js")  # of timelines: they are no modules
 
 
 def page_document(title: str, body: str, data: dict[str, Any], module: str) -> str:
     """The document with a `body` of HTML, whose `module` of `report/page` shows the data."""
     styles = "\n".join(_asset(name).read_text(encoding="utf-8") for name in _STYLES)
-    scripts = "\n".join(_asset(name).read_text(encoding="utf-8") for name in _SCRIPTS)
+    scripts = "\n".join(_asset(name).read_text(encoding="utf-8") for name in SCRIPTS)
     modules = {name: _data_url(name) for name in modules_of(module)}
     return "\n".join(
         [
@@ -74,7 +73,7 @@ def main_of(title: str, words: str, sections: Sequence[tuple[str, str]], footer:
 
 def _asset(name: str) -> Traversable:
     reports = resources.files(__package__)
-    return reports / ("timeline" if name in (*_SCRIPTS, "page.css") else "page") / name
+    return reports / ("timeline" if name in (*SCRIPTS, "page.css") else "page") / name
 
 
 def _data_url(name: str) -> str:

@@ -10,17 +10,21 @@ from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.link_words import link_words
 from shardwright.config.units import counted
-from shardwright.explain.story import tell
+from shardwright.cost.calibration import shipped
+from shardwright.explain.step_traffic import link_uses, step_traffic
 from shardwright.memory.job_memories import job_accounts
-from shardwright.planner.own_plan import Estimate, estimate
-from shardwright.report.fit_verdict import device_entry, device_room_bytes, fit_of, verdict_text
+from shardwright.planner.own_plan import PricedStep, priced_step
+from shardwright.report.fit_verdict import Fit, fit_of, verdict_text
 from shardwright.report.plans_text import plan_words
 from shardwright.report.prediction_notes import batch_notes, job_notes
-from shardwright.report.step_cost import price_dict
-from shardwright.report.timeline.job_study import JobStudy, study_job
+from shardwright.report.step_cost import step_dict
 from shardwright.report.timeline.page import controls_html, drawn_data
+from shardwright.report.timeline.step_drawing import StepDrawing, step_drawing
+from shardwright.sharding.memory_account import RankMemory
 from shardwright.sharding.mesh import MeshShape
 from shardwright.sharding.stage_parameters import num_active_parameters, num_parameters
+from shardwright.simulate.closed_form import StepTime
+from shardwright.simulate.full_step import simulated_step
 
 Part = dict[str, Any]
 _MOST_DRAWN = 60_000  # actions of a timeline that is drawn anew with each change
@@ -29,19 +33,32 @@ _MOST_PLACED = 256  # ranks that are drawn in their nodes
 
 @dataclass(frozen=True)
 class PredictedPlan:
-    """A checked job and its price, which is computed when it is first asked for. `notes` are about values that nobody
-    stated."""
+    """A checked job, with its step and its price, which are computed when they are first asked for. `notes` are about
+    values that nobody stated. `unpriced` is another plan with the same step, if the caller has one."""
 
     job: JobSpec
     notes: Sequence[str] = ()
+    unpriced: "PredictedPlan | None" = None
 
     @cached_property
-    def priced(self) -> Estimate | str:
-        """The predicted time and money; or the reason why there is none."""
+    def step(self) -> StepTime | str:
+        """The predicted time of the step; or the reason why there is none."""
+        if self.unpriced is not None:
+            return self.unpriced.step
         if self.job.cluster.device == "unknown":
             return "time, money and the verdict on memory need a device, and cluster.device is unknown"
         try:
-            return estimate(self.job)
+            return simulated_step(self.job, shipped())
+        except (KeyError, ValueError) as error:
+            return str(error.args[0])
+
+    @cached_property
+    def priced(self) -> PricedStep | str:
+        """The predicted time and money; or the reason why there is none."""
+        if isinstance(self.step, str):
+            return self.step
+        try:
+            return priced_step(self.job, self.step)
         except (KeyError, ValueError) as error:
             return str(error.args[0])
 
@@ -62,62 +79,79 @@ def _job_part(plan: PredictedPlan) -> Part:
 
 
 def _step_part(plan: PredictedPlan) -> Part:
-    return {"untimed": plan.priced} if isinstance(plan.priced, str) else price_dict(plan.job, plan.priced)
+    return {"untimed": plan.priced} if isinstance(plan.priced, str) else step_dict(plan.job, plan.priced)
 
 
 def _memory_part(plan: PredictedPlan) -> Part:
     job = plan.job
-    memory = job_accounts(job)
-    fit, room = fit_of(job, memory, plan.priced), device_room_bytes(job)
+    accounts = job_accounts(job)
+    fit = fit_of(job, accounts, plan.priced)
     return {
-        "ranks": [rank.as_dict() for rank in memory],
-        "room_bytes": room,
-        "device_bytes": None if room is None else int(device_entry(job).memory_bytes),
+        "ranks": _memory_rows(accounts, fit),
+        "offered_bytes": fit.offered_bytes if fit else None,
         "fits": fit.fits if fit else None,
         "verdict": verdict_text(job, fit) if fit else "Whether it fits is not said: choose a device.",
     }
 
 
+def _memory_rows(accounts: Sequence[RankMemory], fit: Fit | None) -> list[Part]:
+    """The bytes of each rank's process by kind; without a device, those that its plan holds."""
+    if fit is None:
+        return [account.as_dict() | {"process_bytes": account.total_bytes} for account in accounts]
+    if fit.predicted:
+        return [
+            {f"{kind}_bytes": int(size) for kind, size in memory.as_dict().items()}
+            | {"process_bytes": int(memory.process)}
+            for memory in fit.predicted
+        ]
+    return [
+        account.as_dict() | {"overhead_bytes": fit.beside_bytes, "process_bytes": need.device_bytes}
+        for account, need in zip(accounts, fit.needs, strict=True)
+    ]
+
+
 def _timeline_part(plan: PredictedPlan) -> Part:
     try:
-        return timeline_part(study_job(plan.job, 0.0, 1))
+        return timeline_part(step_drawing(plan.job, plan.step))
     except PlanError as error:
         return {"undrawn": "; ".join(error.faults)}
 
 
-def timeline_part(study: JobStudy) -> Part:
+def timeline_part(drawing: StepDrawing) -> Part:
     """The drawn timeline of a step."""
-    num_actions = sum(map(len, study.simulated.program.ranks))
+    num_actions = sum(map(len, drawing.program.ranks))
     if num_actions > _MOST_DRAWN:
         most = f"a page draws at most {_MOST_DRAWN:,}; `shardwright simulate --html` draws more"
         return {"undrawn": f"the step has {counted(num_actions, 'action')}, and {most}"}
-    sections = study.sections()
-    bubble = study.simulated.bubble
+    sections, is_seconds = [drawing.section], drawing.drawn.is_seconds
     return {
-        "data": drawn_data(sections),
+        "data": drawn_data(sections, unit="s" if is_seconds else ""),
         "legend": controls_html(sections),
-        "unit": "s" if study.is_seconds else "forwards",
-        "bubble_share": bubble.share if bubble else None,
-        "shape": study.simulated.shape,
-        "note": study.note,
+        "unit": "s" if is_seconds else "forwards",
+        "bubble_share": drawing.bubble_share,
+        "shape": drawing.shape,
+        "axes": drawing.axes,
+        "note": drawing.drawn.note,
     }
 
 
 def _links_part(plan: PredictedPlan) -> Part:
     """The traffic of the rank that sets the pace, and the places of the first ranks in their nodes."""
     job = plan.job
-    story, words = tell(job), link_words(job.cluster)
+    step = None if isinstance(plan.step, str) else plan.step
+    traffic, words = step_traffic(job, step), link_words(job.cluster)
+    step_s = None if step is None else float(step.total)
     mesh, per_node = MeshShape.of(job.plan), job.cluster.devices_per_node or job.plan.world
     num_placed = min(job.plan.world, max(per_node, _MOST_PLACED // per_node * per_node))
     places = [mesh.coordinates(rank) for rank in range(min(num_placed, _MOST_PLACED))]
     return {
-        "rank": story.rank,
+        "rank": traffic.rank,
         "domain": words.domain,
         "inside": words.inside,
         "between": words.between,
-        "step_s": None if isinstance(plan.priced, str) else plan.priced.step.total,
-        "links": [asdict(link) for link in story.links],
-        "crossings": [asdict(crossing) for crossing in story.crossings],
+        "step_s": step_s,
+        "uses": [asdict(use) for use in link_uses(job, traffic.links, traffic.crossings, step_s)],
+        "crossings": [asdict(crossing) for crossing in traffic.crossings],
         "devices_per_node": per_node,
         "ranks": job.plan.world,
         "axes": {axis: size for axis, size in mesh.sizes.items() if size > 1},

@@ -18,8 +18,7 @@ from shardwright.planner.advice.advice import Advice, Recommendation, SimplerPla
 from shardwright.planner.advice.priced_plan import PricedPlan
 from shardwright.planner.advice.reasons import PARTS, Reason
 from shardwright.planner.advice.recommendation import TOLD_APART
-from shardwright.planner.search.plan_price import room_bytes
-from shardwright.report.fit_verdict import no_plan_text
+from shardwright.report.fit_verdict import no_plan_text, share_text
 from shardwright.report.own_plan_text import own_paragraphs
 from shardwright.report.plans_text import (
     job_words,
@@ -123,7 +122,7 @@ def _plan_lines(advice: Advice, plan: PricedPlan) -> Text:
     time = plan.time
     details = [
         f"{step_text(time.total)} a step, {plan.tokens_per_s_per_device:,.0f} tokens/s/device, MFU {time.mfu:.1%}, "
-        f"{plan.memory.process / GIB:.1f} of {room_bytes(plan.job) / GIB:.1f} GiB.",
+        f"{share_text(plan.memory.process, plan.job)}.",
         _cost_words(advice, plan),
     ]
     for line in details:

@@ -8,10 +8,10 @@ from typing import Any
 
 from shardwright.config.job import JobSpec
 from shardwright.config.units import GIB
-from shardwright.cost.calibration import device_of
 from shardwright.cost.money import price_words
 from shardwright.planner.critical_batch import BatchLimits, Rescaled, rescaled
 from shardwright.planner.scaling import Point, Scaling, devices_text
+from shardwright.report.fit_verdict import offered_bytes
 from shardwright.report.plans_text import job_words
 from shardwright.report.svg import LINE_COLOURS, Box, Line, LineChart, document, legend, text
 from shardwright.report.text_columns import aligned, filled
@@ -166,7 +166,7 @@ def scaling_picture(job: JobSpec, scalings: Sequence[Scaling]) -> str:
     box_width = (_PICTURE_WIDTH - _LEFT - _GAP - 24) / 2
     boxes = [Box(_LEFT + n % 2 * (box_width + _GAP), 112 + n // 2 * _ROW, box_width, _HIGH) for n in range(4)]
     ticks = {math.log2(size): f"{size:,}" for size in sizes[:: -(-len(sizes) // _MOST_TICKS)]}
-    room_gib = device_of(job.cluster.device).memory_gib
+    shown_gib = offered_bytes(job) / GIB
 
     def lines(value: Callable[[Scaling, Point], float]) -> list[Line]:
         return [
@@ -182,11 +182,11 @@ def scaling_picture(job: JobSpec, scalings: Sequence[Scaling]) -> str:
         price, prices = "device-hours of 1e9 tokens", lines(lambda _, p: 1e9 / p.tokens_per_s_per_device / 3600)
     else:
         price, prices = "US dollars of 1e9 tokens", lines(lambda _, p: p.usd_per_billion_tokens or 0.0)
-    memory_title = f"memory of the fullest device, GiB; it has {room_gib:g}"
+    memory_title = f"memory of the fullest process, GiB; a device shows {shown_gib:.1f}"
     charts = (
         LineChart("speed-up: tokens a second", boxes[0], speed_ups, 1.0, None, _times, ticks),
         LineChart("efficiency: tokens a second of a device", boxes[1], efficiency, 1.0, 1.0, _share_percent, ticks),
-        LineChart(memory_title, boxes[2], memory, room_gib, room_gib, ticks=ticks),
+        LineChart(memory_title, boxes[2], memory, shown_gib, shown_gib, ticks=ticks),
         LineChart(price, boxes[3], prices, 0.0, None, "{:,g}".format, ticks),
     )
     parts = [

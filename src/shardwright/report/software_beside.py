@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from shardwright.config.job import JobSpec
-from shardwright.config.software import software_of
+from shardwright.config.software import software_of, usual_software
 from shardwright.config.software_support import missing_features
 from shardwright.cost.calibration import shipped
 from shardwright.cost.from_job import run_of
@@ -14,7 +14,6 @@ from shardwright.report.text_columns import aligned
 from shardwright.simulate.batch_pricing import Price, prices
 from shardwright.simulate.full_step import simulated_steps
 
-USUAL_SOFTWARE = ("megatron-core", "torchtitan-2025")
 _LACKING = "lacks it"
 _UNPRICED = "no price"  # the software has the plan, and the cost model can't price it there
 
@@ -27,7 +26,7 @@ def software_beside(plans: Sequence[PricedPlan]) -> str:
     if not plans or not software_of(plans[0].job.cluster.software).is_own:
         return ""
     label = "1" if len(plans) == 1 else f"1 to {len(plans)}"
-    steps = {name: _steps([plan.job for plan in plans], name) for name in USUAL_SOFTWARE}
+    steps = {name: _steps([plan.job for plan in plans], name) for name in usual_software()}
     return aligned([[f"{label} as {name}", *cells] for name, cells in steps.items()])
 
 

@@ -7,7 +7,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.phrase import capitalized, say
 from shardwright.config.units import counted_phrase, seconds_text
 from shardwright.cost.money import price_words
-from shardwright.planner.own_plan import Estimate
+from shardwright.planner.own_plan import Estimate, PricedStep
 from shardwright.report.document import AlignedRows, Part, paragraph
 
 # Parts of StepTime (simulate/closed_form.py) in words. They add up to the step.
@@ -28,6 +28,11 @@ PARTS = {
 
 def price_dict(job: JobSpec, estimate: Estimate) -> dict[str, Any]:
     """Fields of `estimate --json` and of a plan: seconds, shares, US dollars; null is unknown."""
+    return step_dict(job, estimate) | {"process_bytes": estimate.memory.process}  # all that the device must have
+
+
+def step_dict(job: JobSpec, estimate: PricedStep) -> dict[str, Any]:
+    """The fields of `price_dict` on time and money."""
     step = estimate.step
     # In units of a full-batch step: those of a batch-size ramp-up are shorter.
     steps_1e12_tokens, steps_of_run = estimate.num_steps_1e12_tokens, estimate.num_steps_of_run
@@ -46,7 +51,6 @@ def price_dict(job: JobSpec, estimate: Estimate) -> dict[str, Any]:
             "run": asdict(estimate.cost_of_steps(steps_of_run))
             | {"seconds": steps_of_run * estimate.effective_step_s, "steps": job.optimizer.steps},
         },
-        "process_bytes": estimate.memory.process,  # all that the device must have
         "goodput": asdict(estimate.goodput) if estimate.goodput else None,
         "gaps": list(estimate.gaps),
     }

@@ -31,16 +31,16 @@ def unit_groups(
 
     Experts' parameters have units of their own, because their replicas are other ranks. So have parameters that are
     updated by whole matrices, because their optimizer state differs and the ranks work on them together; parameters
-    that are computed with in float32, whatever the dtype of the others; and frozen ones, which have values alone. A
-    unit is one region if values are gathered layer by layer (ZeRO-3). Else neighbours are together until there are
-    `most_elements`. `late` parameters, whose gradients are complete last, have a unit each.
+    that are computed with in float32, whatever the dtype of the others; frozen ones, which have values alone; and of
+    these the matrices in NF4. A unit is one region if values are gathered layer by layer (ZeRO-3). Else neighbours are
+    together until there are `most_elements`. `late` parameters, whose gradients are complete last, have a unit each.
     """
     late_groups = [[p] for p in late if not (is_gathered(place_of(p)) or place_of(p).is_frozen)]
     late_parameters = {p for group in late_groups for p in group}
 
-    def kind_of(parameter: T) -> tuple[bool, bool, bool, bool]:
+    def kind_of(parameter: T) -> tuple[bool, bool, bool, bool, str]:
         place = place_of(parameter)
-        return place.is_expert, is_by_matrix(place), place.is_exact, place.is_frozen
+        return place.is_expert, is_by_matrix(place), place.is_exact, place.is_frozen, place.row_format
 
     kinds = {p: kind_of(p) for parameters in regions.values() for p in parameters if p not in late_parameters}
     groups: list[list[T]] = []
@@ -92,5 +92,7 @@ def num_hosted(host_share: float, shard_size: int) -> int:
 
 
 def unit_layout(places: Sequence[ParameterShard], num_shards: int) -> FlatLayout:
-    """The places of a unit's parameters, in its order, in a buffer that is cut into shards."""
-    return flat_layout([rows_of(place.shape) for place in places], num_shards)
+    """The places of a unit's parameters, in its order, in a buffer that is cut into shards: between rows, or in NF4
+    between any words."""
+    rows = [(place.num_words, 1) if place.row_format else rows_of(place.shape) for place in places]
+    return flat_layout(rows, num_shards)

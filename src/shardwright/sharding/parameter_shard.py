@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
+from shardwright.config.nf4_rows import Nf4Row, RowFormat
+
 Box = tuple[tuple[int, int], ...]
 
 
@@ -28,6 +30,7 @@ class ParameterShard:
     num_parts: int = 1  # parts that the axes cut the tensor into; their sizes may be unequal
     is_tied: bool = False  # the same tensor has another use, on the first or the last stage
     is_frozen: bool = False  # it has values alone, which no step changes
+    row_format: RowFormat = ""  # of a frozen matrix: how its rows are stored
     is_exact: bool = False  # computed with in float32, whatever the dtype of the computation
 
     @property
@@ -44,6 +47,24 @@ class ParameterShard:
     def num_elements(self) -> int:
         """Elements of the box."""
         return math.prod(self.shape)
+
+    @property
+    def nf4_row(self) -> Nf4Row | None:
+        """The words of a row of the box; None if elements are stored as numbers."""
+        if not self.row_format:
+            return None
+        return Nf4Row(*self.box[-1], self.full_shape[-1], is_double=self.row_format == "nf4-double")
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """Shape of the box in memory: of its elements, or of the words of its rows."""
+        row = self.nf4_row
+        return self.shape if row is None else (*self.shape[:-1], row.num_words)
+
+    @property
+    def num_words(self) -> int:
+        """Words of the box in NF4."""
+        return math.prod(self.stored_shape)
 
     @property
     def is_put_off(self) -> bool:

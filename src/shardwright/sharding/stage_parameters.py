@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from shardwright.config.adapter import AdapterSpec
 from shardwright.config.kept_results import kept_by_identity
 from shardwright.config.matrix import Matrix
 from shardwright.config.model import ModelSpec
@@ -17,6 +18,7 @@ from shardwright.config.plan import PlanSpec, split_evenly
 from shardwright.sharding.adapter_shapes import down_shape, down_std, up_shape
 from shardwright.sharding.parameter_shard import ParameterShard
 
+_MATRICES = ("attention.qkv.weight", "attention.out.weight", "mlp.up.weight", "mlp.down.weight")
 Regions = dict[str, list[ParameterShard]]  # the parameters of each region, both in the order of the computation
 
 
@@ -42,7 +44,9 @@ def stage_parameters(model: ModelSpec, plan: PlanSpec, stage: int, tp_index: int
             regions[str(number)] = shards.further(number)
         regions["head"] = shards.head()
     if model.is_adapted:
-        regions = {name: [_or_frozen(place) for place in places] for name, places in regions.items()}
+        regions = {
+            name: [beside_adapters(place, model.adapter) for place in places] for name, places in regions.items()
+        }
     return regions
 
 
@@ -51,8 +55,13 @@ def is_of_adapter(name: str) -> bool:
     return ".adapter." in name
 
 
-def _or_frozen(place: ParameterShard) -> ParameterShard:
-    return place if is_of_adapter(place.name) else replace(place, is_frozen=True)
+def beside_adapters(place: ParameterShard, adapter: AdapterSpec) -> ParameterShard:
+    """The place of a parameter of a model with adapters: all others are frozen, and the matrices of layers among them
+    may be stored in NF4."""
+    if is_of_adapter(place.name):
+        return place
+    is_stored = place.name.startswith("layers.") and place.name.endswith(_MATRICES)
+    return replace(place, is_frozen=True, row_format=adapter.row_format if is_stored else "")
 
 
 def last_uses(model: ModelSpec) -> list[str]:

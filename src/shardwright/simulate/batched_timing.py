@@ -10,6 +10,7 @@ receiver waits for it. An action that neither waits nor sends belongs to the pie
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -41,8 +42,7 @@ _THERE, _NEVER, _UNSEEN, _MARKS = range(4)
 _QUEUED = ("reduce", "gather")  # costs of collectives, in the order of their rows
 
 
-@dataclass(frozen=True)
-class Collectives:
+class Collectives(NamedTuple):
     """Reductions and gathers that ranks issue after a piece of work, at most one each; a rank runs its own in a queue.
 
     `behind` is the number of the piece, and `row` the row of the cost, gathers after reductions; `mark` is the mark of
@@ -61,8 +61,7 @@ class Collectives:
         )
 
 
-@dataclass(frozen=True)
-class Round:
+class Round(NamedTuple):  # a tuple, because a layout has thousands
     """Pieces `first` to `last`, one each of some ranks, and the collectives issued before them.
 
     `waits` is True if some of the pieces wait for marks.

@@ -13,6 +13,7 @@ from functools import lru_cache
 import numpy as np
 
 from shardwright.config.job import JobSpec
+from shardwright.config.recompute_facts import RECOMPUTES
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.software import SoftwareSpec
 from shardwright.cost.calibration import Constants, rates_of, software_under
@@ -30,6 +31,7 @@ from shardwright.simulate.batched_timing import Rounds, rounds_of
 from shardwright.simulate.closed_form import StepTime, border_bytes, piece_times, step_time
 
 _MOST = 2**14  # simulated microbatches times stages
+_ROUNDING = 1e-9  # share of a step
 
 
 def simulated_step(job: JobSpec, constants: Constants) -> StepTime:
@@ -63,6 +65,29 @@ def simulated_steps(
     ]
 
 
+def least_steps_s(jobs: Sequence[JobSpec], closed: Sequence[StepTime], constants: Constants, memo: Memo) -> list[float]:
+    """A lower bound on the seconds of each of `simulated_steps`, without their orders of work.
+
+    The simulated parts of a step are at least 0, and its computation and messages together at least those of
+    `_Stages.least_s`. A step that is extrapolated, or that overlaps with the next one, has no longer bound than its
+    computation; nor has one that recomputes stages, whose work is not counted here.
+    """
+    least = []
+    for job, closed_step in zip(jobs, closed, strict=True):
+        if not is_simulated(job):
+            least.append(float(closed_step.total))
+            continue
+        stages, facts = _Stages.of(job, constants, memo), SCHEDULES[job.plan.schedule]
+        busy_s, least_s = stages.least_s(job_placement(job), job.num_microbatches, facts.splits_weights)
+        if len(simulated_orders(job)) > 1 or facts.overlaps_steps or RECOMPUTES[job.plan.recompute].by_stage:
+            least_s = busy_s
+        data_s = stages.updated_s if stages.reduce or stages.gather else None
+        parts = busy_s, least_s - busy_s, 0.0, data_s
+        step = _replaced(closed_step, *parts, sets_pace=bool(stages.gather))
+        least.append((1 - _ROUNDING) * float(step.total))
+    return least
+
+
 def step_on_parts_s(part_jobs: Sequence[JobSpec], part_of_rank: Sequence[int], constants: Constants) -> float:
     """Seconds of a step, simulated, on a cluster of several kinds of devices. `part_jobs` has the job for each part of
     the cluster, as if that were the cluster, and pipeline rank r lies on part `part_of_rank[r]`. The pipeline drains
@@ -83,12 +108,22 @@ def step_on_parts_s(part_jobs: Sequence[JobSpec], part_of_rank: Sequence[int], c
     return float((busy_s + max(0.0, bubble_s) + max(0.0, messages_s) + data_s + besides_s) * slower)
 
 
-def action_costs(job: JobSpec, constants: Constants) -> Costs:
-    """Seconds of the simulated actions: of stages, messages, and collectives in parallel with them.
+@dataclass(frozen=True)
+class TimedActions:
+    """The costs of the simulated actions in seconds: of stages, messages, and collectives in parallel with them. Of a
+    forward and of a backward by stage, `exposed_forward` and `exposed_backward` seconds are communication that nothing
+    hides."""
 
-    KeyError names an unknown input, ValueError a contradiction.
-    """
-    return _Stages.of(job, constants, Memo()).costs(has_messages=True, has_collectives=True)
+    costs: Costs
+    exposed_forward: tuple[float, ...]
+    exposed_backward: tuple[float, ...]
+
+
+def timed_actions(job: JobSpec, constants: Constants) -> TimedActions:
+    """The costs of a job's actions. KeyError names an unknown input, ValueError a contradiction."""
+    stages = _Stages.of(job, constants, Memo())
+    costs = stages.costs(has_messages=True, has_collectives=True)
+    return TimedActions(costs, stages.exposed_forward, stages.exposed_backward)
 
 
 def simulated_bubble(job: JobSpec, costs: Costs) -> float:
@@ -162,7 +197,8 @@ def _replaced(
 
 @dataclass(frozen=True)
 class _Stages:
-    """Seconds of one microbatch in each stage, of messages between stages, and of each stage's collectives.
+    """Seconds of one microbatch in each stage, with those of them that are exposed communication, of messages between
+    stages, and of each stage's collectives.
 
     `reduce` and `gather` are empty if they run after the step, and not in parallel with it; `updated_s` is the time
     that the gather of the updated parameters then adds.
@@ -171,6 +207,8 @@ class _Stages:
     forward: tuple[float, ...]
     input_grad: tuple[float, ...]
     weight_grad: tuple[float, ...]
+    exposed_forward: tuple[float, ...]
+    exposed_backward: tuple[float, ...]
     transfer_s: float
     latency_s: float
     reduce: tuple[float, ...]
@@ -219,6 +257,8 @@ class _Stages:
             forward=_by_stage(forward),
             input_grad=_by_stage(seconds.total - forward - seconds.weight_grad),
             weight_grad=_by_stage(seconds.weight_grad),
+            exposed_forward=_by_stage(seconds.exposed_forward + 0.0 * forward),
+            exposed_backward=_by_stage(seconds.exposed - seconds.exposed_forward + 0.0 * forward),
             transfer_s=float(np.ravel(message_s(rates, pipeline, size))[0]) - latency_s,
             latency_s=latency_s,
             reduce=_by_stage(reduce_s) if are_beside else (),
@@ -242,6 +282,8 @@ class _Stages:
             forward=by_stage("forward"),
             input_grad=by_stage("input_grad"),
             weight_grad=by_stage("weight_grad"),
+            exposed_forward=by_stage("exposed_forward"),
+            exposed_backward=by_stage("exposed_backward"),
             transfer_s=max(stages.transfer_s for stages in parts),
             latency_s=max(stages.latency_s for stages in parts),
             reduce=by_stage("reduce"),
@@ -249,6 +291,24 @@ class _Stages:
             updated_s=max(stages.updated_s for stages in parts),
             leak=max(stages.leak for stages in parts),
         )
+
+    def least_s(self, placement: StagePlacement, num_microbatches: int, splits_weights: bool) -> tuple[float, float]:
+        """(Computation of the rank that computes longest, a lower bound on a step with messages), in seconds, in any
+        order of work.
+
+        A rank computes one action at a time. It begins when a microbatch has passed all stages before the first of its
+        own, and every message on its way. If backwards are whole, its last action is one, and the gradient has still
+        to pass the stages before it. So a step takes at least the work of any rank, and the least of these two ways.
+        """
+        forward, backward = np.array(self.forward), np.add(self.input_grad, self.weight_grad)
+        busy_s = np.zeros(placement.num_ranks)
+        before_s, after_s = np.full_like(busy_s, np.inf), np.full_like(busy_s, 0.0 if splits_weights else np.inf)
+        for holders in map(np.array, placement.holders):
+            message_s = (self.transfer_s + self.latency_s) * (np.diff(holders) != 0)
+            np.add.at(busy_s, holders, num_microbatches // placement.num_copies * (forward + backward))
+            for least, passed_s in ((before_s, forward), (after_s, backward)):
+                np.minimum.at(least, holders, np.append(0.0, np.cumsum(passed_s[:-1] + message_s)))
+        return float(busy_s.max()), float((before_s + busy_s + after_s).max())
 
     def costs(self, has_messages: bool, has_collectives: bool) -> Costs:
         """The costs of actions, with or without messages and collectives."""

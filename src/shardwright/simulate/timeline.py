@@ -80,13 +80,14 @@ class Idle:
 
 @dataclass(frozen=True, eq=False)
 class RankTimeline:
-    """One rank's part. `kept` is what it holds in memory, by kind of buffer.
+    """One rank's part. `kept` is what it holds in memory, by kind of buffer. `columns` are the actions of one step.
 
     Actions of all steps are in three columns, because there may be millions; `computations` and `updates` are the
     indices of those that occupy its compute; `spans` has all facts of each action.
     """
 
     actions: tuple[Action, ...]
+    columns: Columns
     starts: Array
     ends: Array
     num_steps: int
@@ -105,7 +106,7 @@ class RankTimeline:
 
     def work(self, scale: float) -> Iterator[tuple[Action, float, float]]:
         """Computations and updates that are visible at `scale` columns per unit of time, with their start and end."""
-        indices = self._worked
+        indices = self.worked
         visible = indices[np.rint(self.starts[indices] * scale) != np.rint(self.ends[indices] * scale)]
         actions = map(self.actions.__getitem__, visible.tolist())
         yield from zip(actions, self.starts[visible].tolist(), self.ends[visible].tolist(), strict=True)
@@ -116,14 +117,14 @@ class RankTimeline:
         return seconds
 
     @cached_property
-    def _worked(self) -> Array:
+    def worked(self) -> Array:
         """Indices of computations and updates, in order."""
         return np.union1d(self.computations, self.updates)
 
     @property
     def busy(self) -> float:
         """Time in computation, with the optimizer's."""
-        return float(sum(self.lengths(self._worked).tolist()))
+        return float(sum(self.lengths(self.worked).tolist()))
 
     def idle_by_cause(self) -> dict[Cause, float]:
         """Time of every cause; with `busy` they add up to the makespan."""
@@ -154,7 +155,7 @@ def make_timeline(program: Program, times: Times) -> Timeline:
         )
         starts, ends, idle = context.starts[rank], context.ends[rank], tuple(context.waits(rank))
         kept = kept_on_rank(columns, program.trains, program.sizes, starts, ends=ends, num_steps=num_steps)
-        timed = times.rows[rank], starts, ends, num_steps
+        timed = times.rows[rank], columns, starts, ends, num_steps
         ranks.append(RankTimeline(*timed, computations=computations, updates=updates, idle=idle, kept=kept))
     return Timeline(program, times.makespan, tuple(ranks))
 

@@ -13,6 +13,12 @@ from shardwright.interchange.system import SYSTEMS
 from shardwright.report.step_cost import PARTS
 from shardwright.studio.page_state import page_fields
 
+_MEANINGS = {  # of controls that set no field
+    "device": "Device of the cluster, in its usual nodes with its usual links.",
+    "devices": "Devices of the cluster.",
+    "memory_gib": "Memory of a device, where it is not that of its entry in the catalog; all else stays.",
+}
+
 
 @dataclass(frozen=True)
 class Control:
@@ -42,6 +48,7 @@ def control_groups() -> dict[str, list[Control]]:
         ],
         "Cluster": [
             _choice("device", "Device", tuple(catalog.names("devices"))),
+            Control("memory_gib", "Its memory", "slider", (), 8, 512, "GiB", False),
             Control("devices", "Devices", "slider", least=1, most=2**15),
             _choice("cluster.software", "Software", tuple(catalog.names("software"))),
             Control("cluster.intra_node.bandwidth_gb_per_s", "Link in a node", "slider", (), 10, 2000, "GB/s", False),
@@ -72,7 +79,7 @@ def control_groups() -> dict[str, list[Control]]:
 
 def controls_dict() -> dict[str, Any]:
     """Everything that the page shows and that does not depend on a job, as JSON."""
-    meanings = page_fields()
+    meanings = page_fields() | _MEANINGS
     devices = {name: read_entry("devices", name, DeviceSpec) for name in catalog.names("devices")}
     usual = {
         name: {

@@ -3,12 +3,13 @@
 A browser sends it, so it may name entries of the catalog and nothing else: no file of this machine is read for a page.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from shardwright.api.asked_job import AskedJob, planned
-from shardwright.config import catalog
+from shardwright.config import catalog, largest
 from shardwright.config.asked_cluster import AskedCluster
 from shardwright.config.base import PlanError, shortened
 from shardwright.config.field_texts import job_fields
@@ -18,7 +19,7 @@ from shardwright.config.toml_file import TOML_ERRORS, parse_toml
 
 SUBJECT = "this page"
 SECTIONS = ("model", "cluster", "plan", "batch", "precision", "optimizer")
-_CLUSTER_KEYS = ("devices", "device", "devices_per_node")
+_CLUSTER_KEYS = ("devices", "device", "devices_per_node", "memory_gib")
 _MOST_KEYS, _MOST_TEXT = 300, 4000
 # Fields that name an entry of the catalog, and would else be the path of a file; those that may only be a path.
 _NAMES: dict[str, catalog.Kind] = {
@@ -33,7 +34,8 @@ _PATHS = ("model.weights", "cluster.parts")
 
 @dataclass(frozen=True)
 class PageState:
-    """The texts of the page by key: `job`, `devices`, `device`, `devices_per_node`, and fields such as `plan.tp`."""
+    """The texts of the page by key: `job`, `devices`, `device`, `devices_per_node`, `memory_gib` of a device where it
+    is not that of its entry, and fields such as `plan.tp`."""
 
     texts: Mapping[str, str]
 
@@ -54,7 +56,7 @@ class PageState:
     def asked(self) -> AskedJob:
         """The job that the state asks for, as the command line would. Raises PlanError."""
         numbers = {key: self._whole(key) for key in ("devices", "devices_per_node")}
-        cluster = AskedCluster(device=self.texts.get("device", ""), **numbers)
+        cluster = AskedCluster(device=self.texts.get("device", ""), memory_gib=self._memory_gib(), **numbers)
         return AskedJob(self.texts.get("job") or {"name": "custom"}, self.overrides, cluster)
 
     @property
@@ -92,6 +94,17 @@ class PageState:
         """The checked job under the plan of the page. Raises PlanError with every fault."""
         subject = self.asked.subject
         return planned(subject, make_job(self.fields(), subject))
+
+    def _memory_gib(self) -> float:
+        text = self.texts.get("memory_gib") or "0"
+        try:
+            gib = float(text) if text.isascii() and "_" not in text else math.nan
+        except ValueError:
+            gib = math.nan
+        if gib != 0 and not largest.LEAST_RATE <= gib <= largest.MEMORY_GIB:
+            least, most = largest.LEAST_RATE, largest.MEMORY_GIB
+            raise PlanError(SUBJECT, [f"memory_gib is {shortened(text)!r}; use a number of GiB, {least:g} to {most:g}"])
+        return gib
 
     def _whole(self, key: str) -> int:
         text = self.texts.get(key) or "0"

@@ -1,44 +1,87 @@
 """The answer to a state of the page, in parts: what is quick to compute comes first, and the page shows it at once."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from hashlib import sha256
 
+from shardwright.config import catalog
 from shardwright.config.base import PlanError
+from shardwright.config.catalog_entry import read_entry
+from shardwright.config.cluster import ClusterSpec, DeviceSpec
 from shardwright.config.dotted_keys import flat_keys
+from shardwright.config.job import JobSpec
 from shardwright.config.load import validate_fields
+from shardwright.config.model import ModelSpec
 from shardwright.cost.calibration import shipped
 from shardwright.report.plan_parts import PARTS, Part, PredictedPlan
 from shardwright.studio.page_state import SECTIONS, PageState
 
+PRICED = ("job", "step")  # parts that tell of money and failures, too
+# Fields of a cluster that only money and failures depend on.
+PRICES = (
+    "name",
+    "usd_per_device_hour",
+    "power_share",
+    "pue",
+    "hours_between_failures",
+    "checkpoint_gb_per_s",
+    "restart_s",
+)
+
 
 class PlanAnswers:
     """The answers to states. The last ones are kept, for a page asks for a state's parts one after another, and goes
-    back to states that it has left."""
+    back to states that it has left. Plans that differ in prices alone share all that prices do not change."""
 
     def __init__(self) -> None:
-        self._prediction = lru_cache(maxsize=16)(_prediction)
-        self._known_part = lru_cache(maxsize=64)(self._part)
+        self._prediction = lru_cache(maxsize=16)(self._predicted)
+        self._unpriced = lru_cache(maxsize=16)(lambda key: PredictedPlan(key.job))
+        self._known_part = lru_cache(maxsize=64)(lambda key, name: PARTS[name](self._unpriced(key)))
+        self._model: ModelSpec | None = None
 
-    def parts(self, state: PageState, wanted: Sequence[str]) -> Iterator[Part]:
-        """The parts of `wanted`, in their order. If there are faults, they come in place of all but `values`."""
+    def parts(self, state: PageState, wanted: Sequence[str], known: Mapping[str, str] | None = None) -> Iterator[Part]:
+        """The parts of `wanted`, in their order. If there are faults, they come in place of all but `values`.
+
+        A part may have a key: one that the page has already, by the keys in `known`, comes without its content.
+        """
         try:
             if "values" in wanted:
                 yield {"part": "values", "values": _values(state)}
-            self._prediction(state)
+            key, plan = self._prediction(state)
         except PlanError as error:
             yield {"part": "faults", "faults": error.faults, "way_out": error.way_out}
             return
         for name in wanted:
-            if name in PARTS:
-                yield self._known_part(state, name)
+            if name in PRICED:
+                yield {"part": name} | PARTS[name](plan)
+            elif name in PARTS:
+                content = {} if (known or {}).get(name) == key.text else self._known_part(key, name)
+                yield {"part": name, "key": key.text} | content
 
-    def _part(self, state: PageState, name: str) -> Part:
-        return {"part": name} | PARTS[name](self._prediction(state))
+    def _predicted(self, state: PageState) -> "tuple[_UnpricedKey, PredictedPlan]":
+        """The plan that a state describes, and the key of all plans that differ from it in prices alone. Raises
+        PlanError."""
+        job = state.job()
+        if job.model == self._model:  # what is known of a model is kept by its identity
+            job = job.model_copy(update={"model": self._model})
+        self._model = job.model
+        key = _UnpricedKey(job)
+        return key, PredictedPlan(job, state.asked.notes, self._unpriced(key))
 
 
-def _prediction(state: PageState) -> PredictedPlan:
-    """The plan that a state describes. Raises PlanError."""
-    return PredictedPlan(state.job(), state.asked.notes)
+class _UnpricedKey:
+    """A job that equals all others with the same fields, but for prices."""
+
+    def __init__(self, job: JobSpec) -> None:
+        usual = {name: ClusterSpec.model_fields[name].default for name in PRICES}
+        self.job = job.model_copy(update={"cluster": job.cluster.model_copy(update=usual)})
+        self.text = sha256(self.job.model_dump_json().encode()).hexdigest()[:16]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _UnpricedKey) and self.text == other.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
 
 
 def _values(state: PageState) -> Part:
@@ -47,7 +90,10 @@ def _values(state: PageState) -> Part:
     if faults:
         raise PlanError(state.asked.subject, faults)
     values = flat_keys(spec.model_dump(mode="json", include=set(SECTIONS)))
-    return values | {"device": spec.cluster.device, "devices": spec.cluster.num_devices or spec.plan.world}
+    device = spec.cluster.device
+    known = {} if device == "unknown" else {"memory_gib": read_entry("devices", device, DeviceSpec).memory_gib}
+    shown = catalog.split_memory(device)[0] or device
+    return values | {"device": shown, "devices": spec.cluster.num_devices or spec.plan.world} | known
 
 
 def warm_up() -> None:

@@ -5,10 +5,13 @@ refused, so that no other site can read through a name that leads here, or send 
 no file for a request but those of the page. Computing takes turns, and stops when nobody waits for it any more.
 """
 
+import asyncio
 import json
+import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from importlib import resources
+from types import FrameType
 from typing import Any
 
 import anyio
@@ -26,6 +29,7 @@ from shardwright.studio.controls import controls_dict
 from shardwright.studio.dropped_file import state_of_files
 from shardwright.studio.exports import FORMATS, files
 from shardwright.studio.page_state import SUBJECT, PageState
+from shardwright.studio.part_process import PART, PartProcess
 from shardwright.studio.plan_answer import PlanAnswers
 from shardwright.studio.plan_search import answers
 
@@ -87,10 +91,11 @@ def _not_json(headers: dict[bytes, bytes]) -> str | None:
 
 
 class Studio:
-    """The answers of the server. Computing takes turns, for two answers at once would both be late."""
+    """The answers of the server. Computing takes turns, for two answers at once would both be late; a second process
+    makes a part of each."""
 
-    def __init__(self) -> None:
-        self._answers = PlanAnswers()
+    def __init__(self, part_process: PartProcess) -> None:
+        self._part_process, self._answers = part_process, PlanAnswers()
         self._turn = anyio.CapacityLimiter(1)
         self._searches = anyio.CapacityLimiter(_MOST_SEARCHES)
 
@@ -102,17 +107,35 @@ class Studio:
         """The answer to a state, a line of JSON for each part, as soon as it is known."""
         body = await _body(request)
         names = str(body.get("wanted", "")).split(",")
-        wanted = [name for name in ("values", *PARTS) if name in names]
-        parts = self._answers.parts(PageState.read(body.get("state")), wanted)
-        return StreamingResponse(self._lines(request, parts), media_type="application/x-ndjson")
+        wanted = [name for name in names if name in ("values", *PARTS)]
+        sent = body.get("known")
+        known = {str(name): str(key) for name, key in sent.items()} if isinstance(sent, dict) else {}
+        lines = self._lines(request, PageState.read(body.get("state")), wanted, known)
+        return StreamingResponse(lines, media_type="application/x-ndjson")
 
-    async def _lines(self, request: Request, parts: Iterator[Part]) -> AsyncIterator[bytes]:
+    async def _lines(
+        self, request: Request, state: PageState, wanted: list[str], known: dict[str, str]
+    ) -> AsyncIterator[bytes]:
         async with self._turn:
-            while not await request.is_disconnected():
-                line = await run_in_threadpool(_next_line, parts)
-                if line is None:
-                    return
-                yield line
+            if await request.is_disconnected():
+                return
+            other = None
+            if PART in wanted and self._part_process.is_ready:
+                wanted = [name for name in wanted if name != PART]
+                other = asyncio.ensure_future(self._line_of_other(state, known))
+            lines = _lines_of_both(self._answers.parts(state, wanted, known), other)
+            try:
+                async for line in lines:
+                    if await request.is_disconnected():
+                        return
+                    yield line
+            finally:
+                await lines.aclose()  # type: ignore[attr-defined]
+
+    async def _line_of_other(self, state: PageState, known: dict[str, str]) -> bytes:
+        """The line of the part that the second process makes; if it has ended, of the part as it is made here."""
+        line = await self._part_process.ask(state, known)
+        return line or await run_in_threadpool(lambda: _line(next(self._answers.parts(state, (PART,), known))))
 
     async def search(self, request: Request) -> Response:
         """The answers of a search, a line of JSON each. It ends when the page leaves."""
@@ -153,9 +176,42 @@ class Studio:
             return JSONResponse(await run_in_threadpool(lambda: files(state.job(), to)))
 
 
-def _next_line(parts: Iterator[Part]) -> bytes | None:
-    part = next(parts, None)
-    return None if part is None else _line(part)
+async def _lines_of_both(parts: Iterator[Part], other: "asyncio.Future[bytes] | None") -> AsyncIterator[bytes]:
+    """The lines of parts, which are made in a thread, one after the other; and the line of another process, as soon as
+    it is there, but not before the step, and not if the plan has faults."""
+    own: asyncio.Future[tuple[str, bytes]] | None = _next_line(parts)
+    names = []
+    try:
+        while own is not None:
+            both: list[asyncio.Future[Any]] = [own, other] if other is not None and "step" in names else [own]
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            if own.done():
+                name, line = own.result()
+                names.append(name)
+                own = _next_line(parts) if name else None
+                if name:
+                    yield line
+            if other is not None and other in both and other.done():
+                yield other.result()
+                other = None
+        if other is not None and "faults" not in names:
+            yield await other
+    finally:
+        if other is not None:
+            other.cancel()
+        with anyio.CancelScope(shield=True):
+            if own is not None:
+                await own
+
+
+def _next_line(parts: Iterator[Part]) -> "asyncio.Future[tuple[str, bytes]]":
+    """The name and the line of the next part, made in a thread; both are empty if there is none."""
+
+    def made() -> tuple[str, bytes]:
+        part = next(parts, None)
+        return ("", b"") if part is None else (part["part"], _line(part))
+
+    return asyncio.ensure_future(run_in_threadpool(made))
 
 
 def _line(part: Part) -> bytes:
@@ -204,7 +260,8 @@ def _file_answer(name: str, content: bytes) -> Callable[[Request], Awaitable[Res
 
 def application(port: int) -> ASGIApp:
     """The server's application, for the page at http://127.0.0.1:PORT/."""
-    studio, page = Studio(), page_files()
+    part_process = PartProcess()
+    studio, page = Studio(part_process), page_files()
     routes = [
         Route("/", _file_answer("index.html", page.pop("index.html"))),
         *(Route(f"/page/{name}", _file_answer(name, content)) for name, content in page.items()),
@@ -214,7 +271,7 @@ def application(port: int) -> ASGIApp:
         Route("/drop", studio.drop, methods=["POST"]),
         Route("/export", studio.export, methods=["POST"]),
     ]
-    app = Starlette(routes=routes, exception_handlers={PlanError: _faults})
+    app = Starlette(routes=routes, exception_handlers={PlanError: _faults}, lifespan=lambda _: part_process.running())
     return OwnPageOnly(app, frozenset({f"127.0.0.1:{port}", f"localhost:{port}"}))
 
 
@@ -230,6 +287,17 @@ def listening(port: int) -> socket.socket:
     return connection
 
 
+class StudioServer(uvicorn.Server):
+    """A server that Ctrl-C ends as it should be ended, and not as an error."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """End because of a signal; at the second Ctrl-C without waiting for answers that are on their way."""
+        if sig == signal.SIGINT and not self.should_exit:
+            self.should_exit = True
+        else:
+            super().handle_exit(sig, frame)
+
+
 def server_at(connection: socket.socket) -> uvicorn.Server:
     """The server of a page at a socket: `run(sockets=[connection])` serves it until a signal ends it."""
     config = uvicorn.Config(
@@ -240,4 +308,4 @@ def server_at(connection: socket.socket) -> uvicorn.Server:
         ws="none",
         timeout_graceful_shutdown=1,
     )
-    return uvicorn.Server(config)
+    return StudioServer(config)

@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator
 
+from shardwright.config.divisors import all_divisors
 from shardwright.config.job import JobSpec
+from shardwright.config.nf4_rows import BLOCK
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.software import software_of
 
@@ -11,7 +13,30 @@ _WITHOUT = "or train all weights: leave model.adapter out"
 
 def adapter_faults(job: JobSpec) -> list[str]:
     """Faults of a job with adapters, each with a way out; none for a job without."""
-    return [*_model_faults(job), *_update_faults(job), *_software_faults(job)] if job.model.is_adapted else []
+    if not job.model.is_adapted:
+        return []
+    return [*_model_faults(job), *_base_faults(job), *_update_faults(job), *_software_faults(job)]
+
+
+def _base_faults(job: JobSpec) -> Iterator[str]:
+    """Faults of matrices in NF4 whose rows, or parts of rows on ranks of tp, are no whole blocks."""
+    model, tp = job.model, job.plan.tp
+    if not model.adapter.row_format or model.moe.experts or model.is_latent:
+        return
+    shares = f"share a scale in NF4 by {BLOCK} of a row"
+    widths = (("hidden", model.hidden), ("heads x head size", model.heads * model.head_size), ("ffn", model.ffn_size))
+    for name, width in widths:
+        if width % BLOCK:
+            yield (
+                f"model.adapter.base is 'nf4', whose elements {shares}, and {name} {width} is no multiple "
+                f"({width} / {BLOCK} = {width / BLOCK:.2f}); leave base out"
+            )
+        elif name != "hidden" and width % tp == 0 and width // tp % BLOCK:
+            yield (
+                f"plan.tp {tp} cuts rows of {width} elements ({name}) within blocks, which {shares} "
+                f"({width} / {tp} / {BLOCK} = {width / tp / BLOCK:.2f}); use {all_divisors(width // BLOCK)}, or leave "
+                "model.adapter.base out"
+            )
 
 
 def _model_faults(job: JobSpec) -> Iterator[str]:

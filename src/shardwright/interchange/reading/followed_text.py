@@ -276,6 +276,8 @@ class FollowedText(CommandEffects):
         for _ in range(_MOST_ROUNDS):
             self.at = condition
             succeeds = self._until(("do",), active=True, level=level + 1)
+            if succeeds is None and self._is_of_arguments(condition, self.at):
+                return True  # a loop over arguments that nobody gave
             if succeeds is None or self.ended:
                 return self.ended
             if succeeds is is_until or not self._body(body, level):
@@ -283,6 +285,11 @@ class FollowedText(CommandEffects):
             if self.tokens[condition].plain in ("true", ":"):  # it would go on until a run ends well
                 return True
         return False
+
+    def _is_of_arguments(self, begin: int, end: int) -> bool:
+        """True if a condition is unknown for arguments alone, which the script does not have."""
+        names = self._unset_names(self.tokens[begin:end])
+        return bool(names) and all(name == "#" or name.isdecimal() for name in names)
 
     def _body(self, begin: int, level: int) -> bool:
         """Follow the body of a loop once. False if the loop ends there."""

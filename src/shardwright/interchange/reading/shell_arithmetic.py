@@ -23,6 +23,14 @@ _OPERATIONS: dict[str, Callable[[int, int], int]] = {
 }  # fmt: skip
 
 
+class UnknownOperand(ShellFault):
+    """A variable of an expression has no number; `name` is that of the variable."""
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(message)
+        self.name = name
+
+
 class Arithmetic:
     """An arithmetic expression of whole numbers and names, whose `values` are those of variables."""
 
@@ -92,7 +100,8 @@ class Arithmetic:
         text = self.values.get(token, "")
         number = signed(text.strip()) if isinstance(text, str) else None
         if number is None:
-            raise ShellFault(f"$(( {self.text[:60]} )) needs {token}; give it with --set {token}=VALUE")
+            message = f"$(( {self.text[:60]} )) needs {token}; give it with --set {token}=VALUE"
+            raise UnknownOperand(token, message)
         return number
 
     def _apply(self, sign: str, a: int, b: int) -> int:

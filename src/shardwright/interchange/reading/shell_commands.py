@@ -30,6 +30,7 @@ _WITHOUT_EFFECT = (
     "wait",
     "sleep",
 )
+_SCRIPT_OPTIONS = ("-c", "-lc", "-xc", "-ec", "-ic", "-lic")  # of a shell, before a script
 _ARITHMETIC_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\s*(?:\+\+|--|(?:[-+*/%]|<<|>>)?=(?!=))")
 
 
@@ -178,8 +179,9 @@ class CommandEffects:
         if words[0] == "eval":
             script.follow(" ".join(words[1:]), self.depth + 1)
             return True
+        is_python = any(PurePath(word).name.startswith("python") for word in words)
         for previous, word in zip(["", *words], words, strict=False):
-            is_script = previous == "-c" or (" --" in word and ".py" in word)
+            is_script = (previous in _SCRIPT_OPTIONS and not is_python) or (" --" in word and ".py" in word)
             if is_script and any(separator in word for separator in " \n"):
                 with script.launched_by(words[: words.index(word)]):
                     script.follow(word, self.depth + 1)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from shardwright.config.fault_gathering_reader import whole
-from shardwright.interchange.reading.shell_arithmetic import Arithmetic
+from shardwright.interchange.reading.shell_arithmetic import Arithmetic, UnknownOperand
 from shardwright.interchange.reading.shell_expansions import changed_text
 from shardwright.interchange.reading.shell_marks import UNKNOWN, mark, readable, unknown_names
 from shardwright.interchange.reading.shell_words import ShellFault, ShellReader, Token, WordPiece
@@ -206,6 +206,8 @@ class Variables:
                 return _as_list(value)
             default = self._expanded(word, depth)
             self.defaulted.setdefault(name, readable(default))
+            if kind == "=" and name.isidentifier():
+                self.put(name, default)
             return [default]
         if kind == "+":
             return [""] if is_empty else [self._expanded(word, depth)]
@@ -256,7 +258,13 @@ class Variables:
         )
         if names := unknown_names(plain):
             return mark(names[0])
-        return str(Arithmetic(plain, self.values).value())
+        try:
+            return str(Arithmetic(plain, self.values).value())
+        except UnknownOperand as error:
+            names = unknown_names(str(self.values.get(error.name, "")))
+            return mark(names[0] if names else error.name)
+        except ShellFault:  # asked for if a setting depends on it
+            return self.unfollowed(f"(({text.strip()}))")
 
 
 def _pieces_of(text: str) -> Iterator[WordPiece | None]:

@@ -11,6 +11,7 @@ from shardwright.config.fault_gathering_reader import whole
 from shardwright.config.job import JobSpec
 from shardwright.config.yaml_text import yaml_text
 from shardwright.interchange.imported import Asked, ReadResult
+from shardwright.interchange.reading.file_signs import GENERAL, SHARED, FileSigns
 from shardwright.interchange.reading.loose_words import loose_faults
 from shardwright.interchange.reading.script_text import nodes_of
 from shardwright.interchange.reading.settings import Flat, Settings
@@ -25,6 +26,14 @@ from shardwright.interchange.systems.training_arguments import (
     read_parts,
 )
 
+SIGNS = (
+    FileSigns(
+        (("distributed_type",), ("compute_environment",), ("fsdp_config",), ("deepspeed_config",)),
+        commands=(r"--per_device_train_batch_size\b",),
+        weight=GENERAL,
+    ),
+    FileSigns(commands=(r"\baccelerate\s+launch\b",), weight=SHARED),
+)
 # Prefixes of the keys of the sections.
 _P, _F, _M, _D = (
     "parallelism_config.parallelism_config_",
@@ -40,6 +49,8 @@ _STRATEGIES = {
     "HYBRID_SHARD": (3, True),
     "HYBRID_SHARD_ZERO2": (2, True),
 }
+_FLOAT8 = {"TE": "delayed", "MSAMP": "delayed", "MS-AMP": "delayed", "AO": "tensorwise"}
+_HISTORY = "fp8_config.amax_history_len"
 _CP = {"allgather": "all-gather", "alltoall": "ring"}
 
 
@@ -213,10 +224,11 @@ def _read_numbers(settings: Settings, fields: Flat) -> None:
         if settings.flag((f"--{name}", f"{name}.enabled")):
             fields["precision.compute"] = name
     if "fp8" in (settings.given.get("mixed_precision"), settings.given.get("--mixed_precision")):
-        fields["precision.float8"] = "delayed"
-        settings.note(
-            "mixed_precision fp8 is taken as the delayed recipe, Transformer Engine's (--set precision.float8=NAME)"
-        )
+        recipe = settings.one_of("fp8_config.backend", _FLOAT8, "TE", "precision.float8")
+        fields["precision.float8"] = recipe
+        if settings.has(_HISTORY):
+            fields["precision.float8_history"] = settings.count(_HISTORY, 1024, least=1)
+        settings.note(f"mixed_precision fp8 is taken as the {recipe} recipe (--set precision.float8=NAME)")
     fields["precision.gradients"] = "float32"
     if _kind(settings) == "DEEPSPEED":
         deepspeed.read_gradients(settings, fields)
@@ -291,7 +303,7 @@ def is_own(data: dict[str, Any]) -> bool:
 
 def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     """Read a configuration, with a launch script and a config.json. Raises ShellFault."""
-    return result_of(read_parts(texts, asked, is_own, "Accelerate"), asked)
+    return result_of(read_parts(texts, asked, is_own), asked)
 
 
 def result_of(parts: FileParts, asked: Asked, *systems: str) -> ReadResult:
@@ -299,6 +311,8 @@ def result_of(parts: FileParts, asked: Asked, *systems: str) -> ReadResult:
     command = parts.command
     settings = parts.settings(asked, asked.cluster.devices)
     _fsdp_of_options(settings)
+    if isinstance(settings.given.get("--deepspeed"), str) or settings.given.get("--use_deepspeed") is True:
+        settings.given.setdefault("distributed_type", "DEEPSPEED")
     # Default counts: those of torchrun, if it starts the program.
     launched = (
         (command.nodes, command.devices_per_node) if command and command.nodes * command.devices_per_node else (1, 0)

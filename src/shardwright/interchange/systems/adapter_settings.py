@@ -1,7 +1,7 @@
-"""Settings of adapters (LoRA) of programs over transformers and peft: TRL, LLaMA-Factory, axolotl and ms-swift.
+"""Settings of adapters (LoRA), and of bases in NF4 (QLoRA), of programs over transformers and peft: TRL, LLaMA-Factory,
+axolotl and ms-swift.
 
-Bases in 4 or 8 bits (QLoRA) and other kinds of adapters stay unread, and are refused by their names
-(unread_settings.py).
+Bases in 8 bits or FP4 and other kinds of adapters stay unread, and are refused by their names (unread_settings.py).
 """
 
 from collections.abc import Callable
@@ -30,39 +30,73 @@ _MODULES: dict[str, tuple[Target, ...]] = {
 @dataclass(frozen=True)
 class _Program:
     """The way in which one program says that it trains adapters, by a setting with one of some values; its defaults of
-    rank, of alpha (0: twice the rank) and of targets."""
+    rank, of alpha (0: twice the rank) and of targets; and if scales of NF4 are quantised by default. Words `of_nf4` say
+    that the base is in NF4, too."""
 
     switch: str
     words: tuple[str, ...]
-    rank: int
+    rank: int  # 0 if programs with this setting have different defaults, so that the files have to say them
     alpha: float
     targets: tuple[Target, ...]
+    is_double: bool = False
+    of_nf4: tuple[str, ...] = ()
 
 
 _PEFT_TARGETS: tuple[Target, ...] = ("query", "value")
 _PROGRAMS = (
     _Program("use_peft", ("true", "1", "yes"), 16, 32.0, _PEFT_TARGETS),
-    _Program("finetuning_type", ("lora",), 8, 0.0, TARGETS),
-    _Program("adapter", ("lora",), 8, 16.0, _PEFT_TARGETS),
+    _Program("use_peft_lora", ("true", "1"), 64, 16.0, ("query", "key", "value", "gate", "up", "down")),
+    _Program("use_lora", ("true", "1"), 0, 0.0, ()),
+    _Program("finetuning_type", ("lora",), 8, 0.0, TARGETS, is_double=True),
+    _Program("adapter", ("lora", "qlora"), 8, 16.0, _PEFT_TARGETS, is_double=True, of_nf4=("qlora",)),
     _Program("tuner_type", ("lora",), 8, 32.0, TARGETS),
     _Program("train_type", ("lora",), 8, 32.0, TARGETS),
+    _Program("train_mode", ("lora",), 64, 16.0, TARGETS),
 )
+# Settings of a base in 4 bits, with the words that mean NF4 by bitsandbytes; other words stay unread.
+_TRUE = ("true", "1", "yes")
+_FOUR_BITS = (("load_in_4bit", _TRUE), ("use_4bit_quantization", _TRUE), ("quantization_bit", ("4",)))
+_OF_NF4 = (
+    ("bnb_4bit_quant_type", ("nf4",)),
+    ("quantization_type", ("nf4",)),
+    ("quantization_method", ("bnb", "bitsandbytes")),
+    ("bnb_4bit_compute_dtype", ("bfloat16", "bf16", "torch.bfloat16", "auto")),
+)
+_DOUBLE = ("use_bnb_nested_quant", "use_nested_quant", "bnb_4bit_use_double_quant", "double_quantization")
 _TARGETS = ("lora_target_modules", "lora_target", "target_modules")
 
 
 def read_adapter(settings: Settings, fields: Flat, spelled: Callable[[str], str] = "--{}".format) -> None:
     """Set the fields of [model.adapter], if the settings ask for adapters. `spelled` gives the name of a setting."""
     program = next((p for p in _PROGRAMS if _switch(settings, spelled(p.switch)) in p.words), None)
-    if program is None:
+    is_in_4_bits = any(_switch(settings, spelled(name)) in words for name, words in _FOUR_BITS)
+    if program is None or (_switch(settings, spelled(program.switch)) in program.of_nf4 and not is_in_4_bits):
         return
+    if is_in_4_bits:
+        _read_nf4(settings, fields, program, spelled)
     settings.text(spelled(program.switch))  # now it is read
-    rank = settings.count((spelled("lora_r"), spelled("lora_rank")), program.rank, least=1)
+    ranks = (spelled("lora_r"), spelled("lora_rank"))
+    if not program.rank and not settings.has(*ranks) and "model.adapter.rank" not in settings.overrides:
+        settings.faults.append(
+            f"{settings.setting_text(spelled(program.switch))}: nothing says the rank; --set model.adapter.rank=N"
+        )
+    rank = settings.count(ranks, program.rank or 1, least=1)
     alpha = settings.number((spelled("lora_alpha"),), program.alpha or 2.0 * rank)
     targets = _targets(settings, program, spelled)
     fields |= {"model.adapter.rank": rank, "model.adapter.alpha": alpha, "model.adapter.targets": list(targets)}
     fields["precision.master"] = "float32"  # peft trains adapters in float32
     if settings.has(spelled("lora_dropout")):
         settings.lose(spelled("lora_dropout"), "adapters have no dropout here")
+
+
+def _read_nf4(settings: Settings, fields: Flat, program: _Program, spelled: Callable[[str], str]) -> None:
+    """Set the fields of a base in NF4. What means another type of 4 bits stays unread, and is refused."""
+    for name, words in (*_FOUR_BITS, *_OF_NF4):
+        if _switch(settings, spelled(name)) in words:
+            settings.ignore(spelled(name))  # now it is read
+    settings.ignore(spelled("bnb_4bit_quant_storage"))  # the same bytes, seen as another type
+    is_double = settings.flag(tuple(map(spelled, _DOUBLE)), program.is_double)
+    fields |= {"model.adapter.base": "nf4", "model.adapter.double_quantization": is_double}
 
 
 def _switch(settings: Settings, name: str) -> str:
@@ -75,8 +109,12 @@ def _targets(settings: Settings, program: _Program, spelled: Callable[[str], str
     linear = spelled("lora_target_linear")
     is_all = settings.has(linear) and settings.flag(linear)
     present = tuple(spelled(name) for name in _TARGETS if settings.has(spelled(name)))
-    modules = [module for name in present for module in settings.words(name)]
+    words = [word for name in present for word in settings.words(name)]
+    modules = [module for word in words for module in word.strip("[]'\"").split(",") if module]
     if is_all or any(module in _ALL for module in modules):
+        return TARGETS
+    if not modules and not program.targets and "model.adapter.targets" not in settings.overrides:
+        settings.faults.append("nothing says which maps have adapters; --set model.adapter.targets=[query,value]")
         return TARGETS
     if not modules:
         names = ", ".join(program.targets)

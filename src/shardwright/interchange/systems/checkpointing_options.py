@@ -8,7 +8,8 @@ from shardwright.config.fault_gathering_reader import is_whole
 from shardwright.config.job import JobSpec
 from shardwright.interchange.reading.settings import Flat, Settings
 
-_NAMES = ("--activation_checkpointing", "--gradient_checkpointing")  # the new name counts where both are said
+# The new name counts where both are said; the last is of peft's examples.
+_NAMES = ("--activation_checkpointing", "--gradient_checkpointing", "--use_gradient_checkpointing")
 _KEYWORDS = ("--activation_checkpointing_kwargs", "--gradient_checkpointing_kwargs")
 _INERT = ("use_reentrant", "preserve_rng_state", "determinism_check", "debug", "early_stop", "context_fn")
 

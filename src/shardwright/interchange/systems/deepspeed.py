@@ -11,12 +11,16 @@ from shardwright.config.job import JobSpec
 from shardwright.config.number_types import number_called
 from shardwright.interchange.imported import Asked, ReadResult
 from shardwright.interchange.known_settings import program
+from shardwright.interchange.reading.file_signs import GENERAL, FileSigns
 from shardwright.interchange.reading.loose_words import loose_faults
 from shardwright.interchange.reading.script_text import RENDEZVOUS, nodes_of, torchrun_line
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.rows import Rule, Table, degree, read_row, write_table
 from shardwright.interchange.systems.training_arguments import (
     OPTIONS,
+    RING_SIZE,
+    SHARD_SIZES,
+    TENSOR_SIZE,
     WORLD,
     FileParts,
     model_file,
@@ -25,6 +29,16 @@ from shardwright.interchange.systems.training_arguments import (
     read_parts,
 )
 
+SIGNS = (
+    FileSigns(
+        (("zero_optimization",), ("train_batch_size",), ("train_micro_batch_size_per_gpu",)),
+        commands=(
+            r"--deepspeed(_config)?[ =]\S+\.json",
+            r"(?s)--per_device_train_batch_size\b.*--deepspeed\b|--deepspeed\b.*--per_device_train_batch_size\b",
+        ),
+        weight=GENERAL,
+    ),
+)
 _ZERO = "zero_optimization."
 STAGE = (_ZERO + "stage",)
 MICRO = ("train_micro_batch_size_per_gpu", "--per_device_train_batch_size")
@@ -97,6 +111,9 @@ def read_zero(settings: Settings, fields: Flat) -> None:
         settings.lost.append("what is offloaded to NVMe there is in host memory here")
     if stage == 3 and settings.has(_ZERO + "mics_shard_size"):  # a setting of releases before 2026
         fields["plan.zero_ranks"] = settings.count(_ZERO + "mics_shard_size", 0)
+    for name in SHARD_SIZES:
+        if settings.count(name, 0) not in (0, 1, fields["plan.dp"]):
+            settings.lost.append(f"{settings.setting_text(name)}: DeepSpeed shards over all ranks")
     settings.lose(_ZERO + "zero_hpz_partition_size", "a second copy of the parameters in each node is not made here")
     for name in ("zero_quantized_weights", "zero_quantized_gradients"):
         if settings.flag(_ZERO + name):
@@ -127,6 +144,12 @@ def read_numbers(settings: Settings, fields: Flat) -> None:
         )
     bf16 = settings.flag(("bf16.enabled", "bfloat16.enabled", "--bf16"))
     fp16 = settings.flag(("fp16.enabled", "--fp16")) and not bf16
+    if settings.has("--zero_stage") and not bf16 and not fp16:  # DeepSpeed's own programs, whose default is fp16
+        bf16 = settings.one_of("--dtype", {"fp16": False, "bf16": True}, "fp16", "precision.compute")
+        fp16 = not bf16
+        settings.note(
+            f"numbers are {'bf16' if bf16 else 'fp16'}, as of DeepSpeed-Chat's programs (--set precision.compute=NAME)"
+        )
     fields["precision.compute"] = "bf16" if bf16 else "fp16" if fp16 else "float32"
     read_gradients(settings, fields)
     if fp16:
@@ -180,8 +203,9 @@ def _write_numbers(job: JobSpec, settings: dict[str, Any]) -> None:
 
 def _read_degrees(settings: Settings, fields: Flat) -> None:
     """Read the degrees of tensor and pipeline parallelism."""
-    fields["plan.cp_method"] = "ulysses"  # sequence parallelism there is context parallelism in a job
-    fields["plan.tp"] = settings.count("tensor_parallel.autotp_size", 1, largest.RANKS) or 1  # 0 means none
+    # Sequence parallelism there is context parallelism in a job; programs over it have ring attention of their own.
+    fields["plan.cp_method"] = "ring" if settings.has(RING_SIZE) else "ulysses"
+    fields["plan.tp"] = settings.count(("tensor_parallel.autotp_size", TENSOR_SIZE), 1, largest.RANKS) or 1  # 0: none
     fields["plan.pp"] = settings.count("pipeline.stages", 1, largest.PIPELINE_RANKS) or 1
     fields["plan.schedule"] = "1f1b"
 
@@ -212,7 +236,7 @@ def _write_options(job: JobSpec, settings: dict[str, Any]) -> None:
 
 
 TABLE: Table = (
-    degree("sequence_parallel_size --sequence_parallel_size", "plan.cp", largest.RANKS),
+    degree(f"sequence_parallel_size --sequence_parallel_size {RING_SIZE}", "plan.cp", largest.RANKS),
     Rule(("pipeline.stages",), _read_degrees, _write_degrees),
     Rule(("train_batch_size",), read_batch, _write_batch),
     Rule((_ZERO + "stage",), read_zero, _write_zero),
@@ -230,7 +254,7 @@ def is_own(data: dict[str, Any]) -> bool:
 
 def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     """Read a configuration, with a launch script and a config.json. Raises ShellFault."""
-    return result_of(read_parts(texts, asked, is_own, "DeepSpeed"), asked)
+    return result_of(read_parts(texts, asked, is_own), asked)
 
 
 def result_of(parts: FileParts, asked: Asked, *systems: str) -> ReadResult:

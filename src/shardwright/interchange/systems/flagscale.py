@@ -10,6 +10,7 @@ from shardwright.config.base import shortened
 from shardwright.config.fault_gathering_reader import is_whole
 from shardwright.interchange.hydra_command import overridden, with_command_line
 from shardwright.interchange.imported import Asked, ReadResult
+from shardwright.interchange.reading.file_signs import FileSigns
 from shardwright.interchange.reading.hydra_defaults import composed
 from shardwright.interchange.reading.plain_data import resolved
 from shardwright.interchange.reading.settings import Settings
@@ -17,6 +18,20 @@ from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.systems.megatron_arguments import flags_of, read_arguments, read_result
 from shardwright.interchange.training_programs import program_fault
 
+SIGNS = (
+    FileSigns(
+        (
+            ("system", "model", "data"),
+            ("system.tensor_model_parallel_size", "model"),
+            ("system.pipeline_model_parallel_size", "model"),
+            ("system.precision", "model.num_layers"),
+            ("experiment", "train", "defaults"),
+            ("train.system",),
+            ("experiment.task", "defaults"),
+        ),
+        commands=(r"\baction=run\b",),
+    ),
+)
 _SECTIONS = ("system.", "model.", "data.")
 
 

@@ -11,6 +11,7 @@ from shardwright.config.base import shortened
 from shardwright.config.dotted_keys import flat_keys
 from shardwright.config.fault_gathering_reader import is_whole
 from shardwright.interchange.imported import Asked, ReadResult
+from shardwright.interchange.reading.file_signs import FileSigns
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.rows import Rule, Table, flag, never, read_row
@@ -19,6 +20,18 @@ from shardwright.interchange.systems.megatron_model import MODEL, SHAPE
 from shardwright.interchange.systems.megatron_training import OPTIMIZER
 from shardwright.interchange.systems.training_arguments import WORLD
 
+SIGNS = (
+    FileSigns(
+        (
+            ("pipe-parallel-size", "num-layers"),
+            ("pipe_parallel_size", "num_layers"),
+            ("pos_emb", "num_layers"),
+            ("model-parallel-size", "num-layers"),
+            ("model_parallel_size", "num_layers"),
+            ("pos-emb", "num-layers"),
+        )
+    ),
+)
 # GPT-NeoX's names -> Megatron-LM's flags with the same values.
 _SAME = {
     "num_layers": "num-layers",

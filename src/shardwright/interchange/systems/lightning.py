@@ -11,6 +11,7 @@ from shardwright.config import largest
 from shardwright.config.base import shortened
 from shardwright.interchange.imported import Asked, ReadResult
 from shardwright.interchange.named_model import is_model, read_named_model, shape_fields
+from shardwright.interchange.reading.file_signs import FileSigns
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.python_expressions import Scope
 from shardwright.interchange.reading.python_source import Reader, Source, source_of_text
@@ -19,6 +20,7 @@ from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.rows import Rule, Table, count, number, read_row
 
+SIGNS = (FileSigns(imports=(r"^\s*(import|from)\s+(pytorch_)?lightning\b",)),)
 _MODEL = "from_pretrained"
 _ZERO = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "HYBRID_SHARD": 3}
 # Words of `strategy` -> (ZeRO stage, optimizer state is offloaded, parameters are offloaded).

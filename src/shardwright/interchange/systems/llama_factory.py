@@ -3,14 +3,20 @@
 from collections.abc import Mapping
 from typing import Any
 
-from shardwright.interchange.reading.recognised_files import LLAMA_FACTORY, recognised
+from shardwright.interchange.reading.file_signs import FileSigns
+
+SIGNS = (
+    FileSigns(
+        (("finetuning_type",), ("stage", "template"), ("do_train", "template"), ("model_name_or_path", "template")),
+        commands=(r"\bllamafactory-cli\s+train\b", r"\bsrc/(llamafactory/launcher|train)\.py\s+\S+\.ya?ml\b"),
+    ),
+)
 
 
 def own_options(data: Mapping[str, Any]) -> dict[str, Any]:
     """Options that follow from LLaMA-Factory's, if a file is its: it computes layers again unless that is disabled, and
     trains an adapter unless finetuning_type is another."""
-    sign = recognised(data)
-    if sign is None or sign.source != LLAMA_FACTORY:
+    if not SIGNS[0].fit_keys(data):
         return {}
     options: dict[str, Any] = {"--gradient_checkpointing": not _is_true(data.get("disable_gradient_checkpointing"))}
     options |= {"--disable_gradient_checkpointing": None, "--do_train": None}

@@ -14,6 +14,7 @@ from shardwright.config.software_support import plan_lacks
 from shardwright.interchange.imported import Asked, ReadResult
 from shardwright.interchange.known_settings import program, trains_a_part
 from shardwright.interchange.launcher import find_training_command, missing_ranks
+from shardwright.interchange.reading.file_signs import SHARED, FileSigns
 from shardwright.interchange.reading.loose_words import loose_faults
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.script_text import flag_words, script_text
@@ -26,6 +27,9 @@ from shardwright.interchange.systems.megatron_plan import PLAN, WORLD
 from shardwright.interchange.systems.megatron_training import TRAINING
 from shardwright.interchange.training_programs import program_fault
 
+_FLAGS = r"--(num[-_]layers|hidden[-_]size|tensor[-_]model[-_]parallel[-_]size)\b"
+# Without options of transformers' Trainer, beside which other programs have such flags.
+SIGNS = (FileSigns(commands=(rf"(?s)\A(?!.*--per_device_train_batch_size).*{_FLAGS}",), weight=SHARED),)
 # A command with two of these flags trains.
 _TRAINING_FLAGS = {
     "--num-layers",

@@ -12,6 +12,7 @@ from shardwright.config.base import shortened
 from shardwright.config.cluster_facts import usual_divisor
 from shardwright.interchange.imported import Asked, ReadResult
 from shardwright.interchange.named_model import is_model, read_named_model, shape_fields
+from shardwright.interchange.reading.file_signs import FileSigns
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.python_source import Reader, Source, source_of_text
 from shardwright.interchange.reading.python_values import Named, ParsedCall, Unread
@@ -19,6 +20,7 @@ from shardwright.interchange.reading.settings import Settings
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.systems.megatron_arguments import flags_of, read_arguments, read_result
 
+SIGNS = (FileSigns(imports=(r"\bmegatron\.bridge\b",)),)
 CONFIG = "CONFIG"  # the variable that names the function
 _SECTIONS = ("model", "train", "optimizer", "scheduler", "ddp", "mixed_precision", "dataset")
 _HUB = "hub_model:"

@@ -72,6 +72,11 @@ def _read_router(settings: Settings, fields: Flat) -> None:
     score = settings.one_of("moe-router-score-function", {"softmax": "softmax", "sigmoid": "sigmoid"}, "softmax")
     top_k, softmax_first = fields["model.moe.top_k"], settings.flag("moe-router-pre-softmax")
     fields["model.moe.gate"] = score
+    if settings.is_open("moe-router-topk", "topk"):
+        settings.note(
+            f"nothing says how many experts a token has; {top_k} are taken, as since Megatron-LM of 2024, and "
+            "earlier ones have 1 (--set model.moe.top_k=N)"
+        )
     if score == "softmax":
         fields |= {
             "model.moe.normalise": not softmax_first,

@@ -1,11 +1,14 @@
 """Forks of Megatron-LM: settings that have other names or defaults there, under Megatron-LM's own.
 
 Megatron-DeepSpeed, by the defaults of its options: experts stand in every second layer, a token has one of them, whose
-weight is its probability among all, and experts may be over their capacity in training only.
+weight is its probability among all, and experts may be over their capacity in training only. MindSpeed-LLM is in a
+file of its own.
 """
 
 from collections.abc import Mapping
 from typing import Any
+
+from shardwright.interchange.systems.mindspeed import as_megatron, is_mindspeed
 
 # Names of Megatron-DeepSpeed -> Megatron-LM's.
 _OF_DEEPSPEED = {
@@ -22,7 +25,7 @@ def with_defaults_of_fork(given: Mapping[str, Any], launcher: str) -> tuple[dict
     `launcher` starts the command."""
     is_deepspeed = launcher == "deepspeed" or any(name.startswith(("deepspeed", "zero-stage")) for name in given)
     if not is_deepspeed:
-        return dict(given), {}
+        return as_megatron(given) if is_mindspeed(given) else (dict(given), {})
     settings = {_OF_DEEPSPEED.get(name, name): value for name, value in given.items()}
     spelled = {own: name for name, own in _OF_DEEPSPEED.items() if name in given}
     experts = given.get("num-experts", 1)

@@ -31,6 +31,7 @@ _FILES_OF_KIND = {
     "gpt2bpetokenizer": (("vocab-file", "merge-file"), ("gpt2", "gpt-2", "gpt3", "gpt")),
     "llama2tokenizer": (("tokenizer-model",), ("llama", "mistral", "mixtral", "vicuna", "alpaca", "yi-")),
 }
+_OF_OTHERS = ("neox", "gpt4", "gpt-4", "llama3", "llama-3")  # words of other vocabularies that have such a word
 _PLAIN_NAMES = ("tokenizer.model", "merges.txt", "vocab.json")
 
 
@@ -38,11 +39,14 @@ def _other_vocabulary(vocabulary: str, settings: Settings) -> str:
     """The setting of a tokenizer's file whose folders name another vocabulary than that of its kind; "" if none."""
     options, words = _FILES_OF_KIND.get(vocabulary, ((), ()))
     for option in options:
-        path = settings.text(option).lower()
-        settings.ignore(option)
+        path = " ".join(settings.words(option)).lower()
         folders = UNKNOWN.sub("", path).strip("/. ").split("/")
         names = [name for name in folders if name not in _PLAIN_NAMES and any(char.isalpha() for char in name)]
-        if names and not any(word in path for word in words) and (len(names) > 1 or "-" in names[0]):
+        is_own = any(
+            any(word in part for word in words) and not any(word in part for word in _OF_OTHERS)
+            for part in (folders[-1], path)
+        )
+        if names and not is_own and (len(names) > 1 or "-" in names[0]):
             return settings.setting_text(option)
     return ""
 
@@ -51,7 +55,7 @@ def _read_vocab(settings: Settings, fields: Flat) -> None:
     """Read the padded size of the vocabulary, which the embedding and the head are computed with."""
     padded = settings.count(("padded-vocab-size", "pad-vocab-size-to"), 0)
     tokens, unit = settings.count("vocab-size", 0), settings.count("make-vocab-size-divisible-by", 128)
-    kind, name = settings.text("tokenizer-type").lower(), settings.text("tokenizer-model").lower()
+    kind, name = settings.text("tokenizer-type").lower(), " ".join(settings.words("tokenizer-model")).lower()
     if padded:
         fields["model.vocab"] = padded
         return

@@ -19,7 +19,7 @@ from shardwright.interchange.rows import Rule, Table, degree, word_for
 WORLD = "world-size"  # number of ranks that the launcher starts
 
 _VIRTUAL = ("num-layers-per-virtual-pipeline-stage", "num-virtual-stages-per-pipeline-rank")
-_LAYOUT = "pipeline-model-parallel-layout"
+LAYOUT = "pipeline-model-parallel-layout"
 _FSDP = ("use-megatron-fsdp", "use-custom-fsdp")
 _SHARDED = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 _CP = {"p2p": "ring", "all_gather": "all-gather", "a2a": "ulysses"}
@@ -45,7 +45,7 @@ def _read_dp(settings: Settings, fields: Flat) -> None:
 def _read_pipeline(settings: Settings, fields: Flat) -> None:
     """Read the schedule, the virtual stages, and the layers of each stage."""
     pp, layers = fields["plan.pp"], fields["model.layers"]
-    text = settings.text(_LAYOUT)
+    text = settings.text(LAYOUT)
     layers_per_stage, stages_per_rank = (settings.count(name, 0, largest.LAYERS) for name in _VIRTUAL)
     first = settings.count("decoder-first-pipeline-num-layers", 0)
     last = settings.count("decoder-last-pipeline-num-layers", 0)
@@ -79,9 +79,25 @@ def _read_pipeline(settings: Settings, fields: Flat) -> None:
     if pp * virtual > layers + 2:  # the checks of the job report this
         stages = []
     fields["plan.schedule"] = "interleaved-1f1b" if virtual > 1 and pp > 1 else "1f1b"
+    if (schedule := _zero_bubbles(settings, pp)) and pp > 1:
+        fields["plan.schedule"] = schedule
     fields["plan.virtual_stages"] = virtual if pp > 1 else 1
     if stages and pp > 1 and (stages != even_stages(layers, pp * virtual) or 0 in stages):
         fields["plan.layout"] = stages
+
+
+def _zero_bubbles(settings: Settings, pp: int) -> str:
+    """The schedule of forks without bubbles: Megatron-DeepSpeed's, and that of Sea AI Lab's; empty without one."""
+    if settings.flag("enable-zbh1-pipeline"):
+        return "zb-h1"
+    if settings.flag("zero-bubble-v-schedule"):
+        settings.ignore("enable-zero-bubble", "zero-bubble-max-pending-backward")
+        words = {"half": "v-half", "min": "v-min", "zb": "zb-v"}
+        return str(settings.one_of("zero-bubble-v-schedule-mem-setup", words, "zb", "plan.schedule"))
+    if not settings.flag("enable-zero-bubble"):
+        return ""
+    alive = settings.count("zero-bubble-max-pending-backward", pp)
+    return "zb-h2" if alive >= 2 * pp - 1 else "zb-h1"
 
 
 def _uneven_stages(layers: int, pp: int, virtual: int, first: int, last: int) -> list[int]:
@@ -95,18 +111,18 @@ def _uneven_stages(layers: int, pp: int, virtual: int, first: int, last: int) ->
 def _stages_of(text: str, settings: Settings) -> list[int]:
     """Layers of each stage of a layout, such as Et*3|(tt|)*29,m|L; empty, with a fault, if it is not valid."""
     if len(text) > 4096 or not re.fullmatch(r"[EtmL|(),*0-9\s]*", text):
-        settings.faults.append(f"--{_LAYOUT} {text[:60]} has other letters than E, t, m and L")
+        settings.faults.append(f"--{LAYOUT} {text[:60]} has other letters than E, t, m and L")
         return []
     text = re.sub(r"[,\s]", "", text)
     for pattern in (r"\(([^()]*)\)\*([0-9]{1,3})", r"([EtmL|])\*([0-9]{1,3})"):
         text = re.sub(pattern, lambda match: match[1] * int(match[2]), text)
         if len(text) > 1 << 16:
-            settings.faults.append(f"--{_LAYOUT} names more than {1 << 16:,} layers")
+            settings.faults.append(f"--{LAYOUT} names more than {1 << 16:,} layers")
             return []
     return [stage.count("t") for stage in text.split("|")]
 
 
-def _layout_text(stages: list[int], mtp_layers: int) -> str:
+def layout_text(stages: list[int], mtp_layers: int) -> str:
     """The layout of stages as Megatron-LM writes it: E embedding, t layer, m MTP layer, L loss."""
     words = ["t" * count for count in stages]
     words[0] = "E" + words[0]
@@ -119,7 +135,7 @@ def _write_pipeline(job: JobSpec, settings: dict[str, Any]) -> None:
     virtual = plan.virtual_stages if plan.schedule == "interleaved-1f1b" and plan.pp > 1 else 1
     stages = plan.stage_layers(layers) if len(plan.stage_layers(layers)) == plan.pp * virtual else []
     if stages and len(set(stages)) > 1:
-        settings[_LAYOUT] = _layout_text(stages, job.model.mtp_layers)
+        settings[LAYOUT] = layout_text(stages, job.model.mtp_layers)
     elif virtual > 1:
         settings[_VIRTUAL[1]] = virtual
 
@@ -354,7 +370,7 @@ PLAN: Table = (
     degree("pipeline-model-parallel-size", "plan.pp", largest.PIPELINE_RANKS, always=True),
     degree("context-parallel-size ds-sequence-parallel-size", "plan.cp", largest.RANKS),
     Rule((WORLD,), _read_dp),
-    Rule((*_VIRTUAL, _LAYOUT), _read_pipeline, _write_pipeline),
+    Rule((*_VIRTUAL, LAYOUT), _read_pipeline, _write_pipeline),
     Rule(("cp-comm-type",), _read_context, _write_context),
     degree("expert-model-parallel-size", "plan.ep", largest.RANKS),
     Rule(("expert-tensor-parallel-size",), _read_expert_tp, _write_expert_tp),

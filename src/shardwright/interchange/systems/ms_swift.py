@@ -10,12 +10,23 @@ from shardwright.config.fault_gathering_reader import whole
 from shardwright.interchange.imported import Asked, ReadResult
 from shardwright.interchange.launcher import Launched, find_training_command
 from shardwright.interchange.named_model import is_model, read_named_model, shape_fields
+from shardwright.interchange.reading.file_signs import FileSigns
 from shardwright.interchange.reading.loose_words import loose_faults
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.settings import Settings
 from shardwright.interchange.systems.adapter_settings import read_adapter
 from shardwright.interchange.systems.megatron_arguments import flags_of, read_arguments, read_result
 
+SIGNS = (
+    FileSigns(
+        (
+            ("train_type", "dataset", "model"),
+            ("tuner_type", "dataset", "model"),
+            ("global_batch_size", "micro_batch_size", "lr", "model"),
+        ),
+        commands=(r"\bmegatron\s+(sft|pt|rlhf)\b",),
+    ),
+)
 _DATA = (".json", ".yaml", ".yml")
 _MODELS = ("model", "load", "mcore-model")
 # Defaults that differ from Megatron-LM's, as documented of Megatron-SWIFT 4.

@@ -12,6 +12,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.yaml_text import yaml_text
 from shardwright.interchange.imported import Asked, ReadResult
 from shardwright.interchange.known_settings import program
+from shardwright.interchange.reading.file_signs import FileSigns
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.script_text import RENDEZVOUS, nodes_of, torchrun_line
 from shardwright.interchange.reading.settings import Flat, Settings
@@ -19,6 +20,7 @@ from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.rows import Rule, Table, count, degree, number, read_row, write_table
 
 _MODEL = "model.model_config."
+_EXPERTS = "model.model_config.moe_config."
 _RATE = "optimizer.learning_rate_scheduler."
 _ADAM = "optimizer.optimizer_factory."
 _ENGINES = {"1f1b": "1f1b", "afab": "gpipe"}
@@ -60,6 +62,7 @@ _OF_LLAMA = (
 )
 
 _NUMBERS = ("rms_norm_eps", "rope_theta")  # which may be texts such as 1e-05
+SIGNS = (FileSigns((("parallelism", "tokens"), ("parallelism", "checkpoints", "general"))),)
 
 
 def _read_model(settings: Settings, fields: Flat) -> None:
@@ -81,11 +84,39 @@ def _read_model(settings: Settings, fields: Flat) -> None:
     fields["model.no_rotary_every"] = settings.count(_MODEL + "no_rope_layer", 0, largest.LAYERS)
     fields["model.window.size"] = settings.count(_MODEL + "sliding_window_size", 0)
     fields["model.init_std"] = settings.number("model.init_method.std", 0.02)
-    if settings.has(_MODEL + "moe_config"):
-        settings.faults.append("model.model_config.moe_config: experts of nanotron are not read; say them as a job")
     if settings.flag(_MODEL + "z_loss_enabled"):
         settings.lost.append("model.model_config.z_loss_enabled: the loss of all logits has no further term here")
     settings.ignore(_MODEL + "z_loss_coefficient", _MODEL + "moe_config")
+    _read_experts(settings, fields)
+
+
+def _read_experts(settings: Settings, fields: Flat) -> None:
+    """Read the experts of nanotron's Qwen 2: a softmax over all of them, and no loss that balances them."""
+    if not any(name.startswith(_EXPERTS) for name in settings.given):
+        return
+    experts = settings.count(_EXPERTS + "num_experts", 8, largest.EXPERTS, 1)
+    width = settings.count(_EXPERTS + "moe_intermediate_size", 1408, least=1)
+    fields |= {"model.moe.experts": experts, "model.moe.ffn": width, "model.moe.normalise": False}
+    fields |= {"model.moe.top_k": settings.count(_EXPERTS + "top_k", 2, experts, 1), "model.moe.aux_loss": "none"}
+    if settings.flag(_EXPERTS + "enable_shared_expert"):
+        shared = settings.count(_EXPERTS + "shared_expert_intermediate_size", 5632, least=1)
+        fields |= {"model.moe.shared_experts": 1, "model.moe.shared_ffn": shared, "model.moe.shared_gate": True}
+    if not settings.flag(_MODEL + "is_qwen2_config"):
+        settings.faults.append(f"{_EXPERTS[:-1]}: only is_qwen2_config has experts there; leave them out")
+    layers = settings.raw(_EXPERTS + "layers") or [-1]
+    every_layer = list(range(fields.get("model.layers", 0)))
+    if layers != [-1] and layers != every_layer[-len(layers) :]:
+        settings.faults.append(
+            f"{settings.setting_text(_EXPERTS + 'layers')}: experts in the last layers are read here"
+        )
+    elif layers != [-1]:
+        fields["model.moe.first_dense"] = len(every_layer) - len(layers)
+    settings.ignore(*(_EXPERTS + name for name in ("shared_expert_intermediate_size", "router_aux_loss_coef")))
+    settings.ignore(_EXPERTS + "token_dispatcher_type")
+    fields["plan.ep"] = settings.count("parallelism.expert_parallel_size", 1, largest.RANKS, 1)
+    fields["plan.expert_tp"] = 1 if fields["plan.tp"] > 1 else 0  # experts are whole on each rank of tp
+    if settings.flag("parallelism.moe_layer_recompute") and not settings.flag("parallelism.recompute_layer"):
+        settings.lost.append("parallelism.moe_layer_recompute: experts alone are not computed again here")
 
 
 def _rope_scaling(settings: Settings) -> dict[str, Any] | None:
@@ -141,8 +172,7 @@ def _read_batch(settings: Settings, fields: Flat) -> None:
     accumulation = settings.count("tokens.batch_accumulation_per_replica", 1, largest.BATCH, 1)
     fields["batch.global_batch_size"] = fields["plan.microbatch_size"] * accumulation * fields["plan.dp"]
     fields["plan.schedule"] = settings.one_of("parallelism.pp_engine", _ENGINES, "afab", "plan.schedule")
-    if settings.count("parallelism.expert_parallel_size", 1) > 1:
-        settings.faults.append("parallelism.expert_parallel_size: experts of nanotron are not read; say them as a job")
+    settings.ignore("parallelism.expert_parallel_size")
 
 
 def _write_batch(job: JobSpec, settings: dict[str, Any]) -> None:

@@ -11,9 +11,9 @@ from shardwright.config.job import JobSpec
 from shardwright.config.yaml_text import yaml_text
 from shardwright.interchange.hydra_command import overridden, with_command_line
 from shardwright.interchange.imported import Asked, ReadResult
+from shardwright.interchange.reading.file_signs import GENERAL, SHARED, FileSigns
 from shardwright.interchange.reading.hydra_defaults import composed
-from shardwright.interchange.reading.plain_data import read_data, resolved
-from shardwright.interchange.reading.recognised_files import refuse_other_system
+from shardwright.interchange.reading.plain_data import resolved
 from shardwright.interchange.reading.script_text import nodes_of
 from shardwright.interchange.reading.settings import Settings
 from shardwright.interchange.systems import megatron
@@ -88,6 +88,7 @@ _SAME = {
     "model.tokenizer.type": "tokenizer-type",
     "model.tokenizer.merge_file": "merge-file",
     "model.tokenizer.vocab_size": "vocab-size",
+    "model.override_vocab_size": "padded-vocab-size",
     "model.native_amp_init_scale": "initial-loss-scale",
     "model.native_amp_growth_interval": "loss-scale-window",
     "model.optim.lr": "lr",
@@ -111,6 +112,10 @@ _ACTIVATIONS = {
     "fast-geglu": ("geglu",),
     "quick-geglu": ("quick-geglu",),
 }
+SIGNS = (
+    FileSigns((("trainer",),), weight=GENERAL),
+    FileSigns(commands=(r"\s\+{0,2}(trainer|model)\.[a-z_.]+=",), weight=SHARED),
+)
 _PRECISIONS = ("32", "32-true", "16", "16-mixed", "16-true", "bf16", "bf16-mixed", "bf16-true")
 _NORMS = {
     "layernorm": "LayerNorm",
@@ -136,8 +141,6 @@ _SHARDED = {"full": "optim_grads_params", "grad": "optim_grads", "hybrid": "opti
 def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     """Read a configuration. Raises ShellFault."""
     texts, command_line = with_command_line(texts, asked)
-    for name, text in texts.items():
-        refuse_other_system(name, read_data(name, text), "NeMo")
     flat = composed(texts)
     flat = resolved(overridden({name.removeprefix("training."): value for name, value in flat.items()}, command_line))
     flat |= {name: value for name, value in asked.variables.items() if name in flat}

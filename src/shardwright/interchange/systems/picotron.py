@@ -9,11 +9,13 @@ from shardwright.config import largest
 from shardwright.config.dotted_keys import flat_keys
 from shardwright.interchange.imported import Asked, ReadResult
 from shardwright.interchange.named_model import is_model, read_named_model, shape_fields
+from shardwright.interchange.reading.file_signs import FileSigns
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.rows import Rule, Table, count, degree, number, read_row
 
+SIGNS = (FileSigns((("distributed", "model", "training", "dataset"),)),)
 _ENGINES = {"1f1b": "1f1b", "afab": "gpipe"}
 
 

@@ -14,6 +14,7 @@ from shardwright.config.fault_gathering_reader import whole
 from shardwright.config.job import JobSpec
 from shardwright.config.yaml_text import yaml_text
 from shardwright.interchange.imported import Asked, ReadResult
+from shardwright.interchange.reading.file_signs import FileSigns
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.reading.shell_words import ShellFault
@@ -50,6 +51,7 @@ _BUILT_IN: Mapping[str, Mapping[str, Any]] = {
 _VARIABLE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*:([^${}]*)\}")  # ${VARIABLE:value if it is not set}
 # Settings of Primus that switch on what a job has by another name, or lacks.
 _SCHEDULES = ("patch_primus_pipeline", "patch_zero_bubble")
+SIGNS = (FileSigns((("modules.pre_trainer",), ("work_group", "user_name", "exp_name"))),)
 
 
 def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:

@@ -12,6 +12,7 @@ from shardwright.config.job import JobSpec
 from shardwright.interchange.imported import Asked, ReadResult
 from shardwright.interchange.known_settings import program
 from shardwright.interchange.launcher import Launched, find_training_command, missing_ranks
+from shardwright.interchange.reading.file_signs import FileSigns
 from shardwright.interchange.reading.python_source import Reader, Source, source_of_text
 from shardwright.interchange.reading.script_text import script_text
 from shardwright.interchange.reading.settings import Settings
@@ -22,6 +23,7 @@ from shardwright.interchange.systems.torchtitan_python import FUNCTION, python_t
 from shardwright.interchange.systems.torchtitan_releases import FLAVORS, IN_PYTHON, read_settings
 from shardwright.interchange.systems.torchtitan_table import PARTS
 
+SIGNS = (FileSigns(commands=(r"torchtitan",)),)
 _SCRIPT_ARGUMENTS = (mark("@"), mark("*"))  # "$@" and "$*": arguments of the script itself
 CONFIG = "CONFIG"  # the variable that names the configuration function
 _WRITTEN_MODULE = "job_config"  # the module that `write` writes, with the configuration function

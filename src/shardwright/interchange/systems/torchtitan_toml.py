@@ -7,19 +7,19 @@ from shardwright.config.dotted_keys import flat_keys, nested_keys
 from shardwright.config.job import JobSpec
 from shardwright.config.toml_text import value_text
 from shardwright.interchange.imported import Asked, ReadResult
+from shardwright.interchange.reading.file_signs import FileSigns
 from shardwright.interchange.reading.plain_data import read_data
-from shardwright.interchange.reading.recognised_files import refuse_other_system
 from shardwright.interchange.reading.settings import Settings
 from shardwright.interchange.systems.torchtitan_releases import IN_TOML, read_settings
+
+SIGNS = (FileSigns((("parallelism",), ("training",), ("activation_checkpoint",), ("job",)), suffixes=(".toml",)),)
 
 
 def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     """Read a TOML file. Raises ShellFault."""
     flat: dict[str, Any] = {}
     for name, text in texts.items():
-        data = read_data(name, text)
-        refuse_other_system(name, data, "torchtitan")
-        flat |= flat_keys(data)
+        flat |= flat_keys(read_data(name, text))
     return read_settings(Settings(flat, overrides=asked.fields), IN_TOML, asked)
 
 

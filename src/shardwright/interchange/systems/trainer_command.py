@@ -1,9 +1,7 @@
 """Commands that start a program over transformers' Trainer with its YAML: llamafactory-cli, axolotl, trl."""
 
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import PurePath
 from typing import Any
 
@@ -13,29 +11,22 @@ from shardwright.interchange.hydra_command import overridden
 from shardwright.interchange.imported import Asked
 from shardwright.interchange.launched_ranks import launched_ranks
 from shardwright.interchange.launcher import Launched, find_training_command
+from shardwright.interchange.reading.file_signs import FileSigns
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.training_programs import program_fault
 
 _YAML = (".yaml", ".yml")
-_PROGRAMS = ("llamafactory-cli", "axolotl", "trl")
-_MODULES = ("axolotl.cli.train", "llamafactory.cli")
-_OF_FACTORY = re.compile(r"\bsrc/(train|llamafactory/launcher)\.py")
 _OF_COMMAND = ("config", "launcher", "num-processes", "num-machines", "main-process-port", "machine-rank")
 
 
-def is_training(words: list[str]) -> bool:
-    """True if a command starts one of the programs."""
-    names = [PurePath(word).name for word in words]
-    if any(_OF_FACTORY.search(word) and following.endswith(_YAML) for word, following in pairwise(words)):
-        return True
-    return any(name in _PROGRAMS for name in names[:-1]) or any(word in _MODULES for word in words)
-
-
-def trainer_command(scripts: Mapping[str, str], asked: Asked, files: Mapping[str, Any]) -> Launched:
-    """The command of a script that starts a program, with its nodes and devices. `files` are the other files by name;
-    a YAML that the command names has to be among them. Raises ShellFault."""
-    command = find_training_command(scripts, asked, is_training)
-    if fault := program_fault(command.arguments[0]) if command.program.endswith("trl") and command.arguments else "":
+def trainer_command(
+    scripts: Mapping[str, str], asked: Asked, files: Mapping[str, Any], signs: Sequence[FileSigns]
+) -> Launched:
+    """The command of a script that starts a program with some signs, with its nodes and devices. `files` are the other
+    files by name; a YAML that the command names has to be among them. Raises ShellFault."""
+    command = find_training_command(scripts, asked, lambda words: any(sign.fit_words(words) for sign in signs))
+    task = command.arguments[0] if command.arguments else ""
+    if fault := program_fault(task) if task.isidentifier() else "":
         raise ShellFault(fault)
     names = {PurePath(name).name for name in files}
     for word in command.arguments:

@@ -13,16 +13,32 @@ from shardwright.config.dotted_keys import flat_keys, nested_keys
 from shardwright.config.job import JobSpec
 from shardwright.config.yaml_text import yaml_text
 from shardwright.interchange.imported import Asked, ReadResult
+from shardwright.interchange.launcher import Launched
 from shardwright.interchange.named_model import is_model
+from shardwright.interchange.reading.file_signs import SHARED, FileSigns
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.shell_words import ShellFault
-from shardwright.interchange.systems import accelerate, deepspeed
-from shardwright.interchange.systems.llama_factory import own_options, refusals
+from shardwright.interchange.systems import accelerate, deepspeed, llama_factory
+from shardwright.interchange.systems.llama_factory_megatron import is_megatron, read_options
 from shardwright.interchange.systems.trainer_command import trainer_command, with_options
-from shardwright.interchange.systems.training_arguments import NUMBERS, FileParts, model_file
+from shardwright.interchange.systems.training_arguments import (
+    NUMBERS,
+    RING_SIZE,
+    SHARD_SIZES,
+    TENSOR_SIZE,
+    FileParts,
+    model_file,
+)
 
 _DATA = (".json", ".yaml", ".yml")
-_FILES_NAMED = ("deepspeed", "fsdp_config", "deepspeed_config", "accelerate_config")
+_FILES_NAMED = (
+    "deepspeed",
+    "fsdp_config",
+    "deepspeed_config",
+    "deepspeed_config_file",
+    "accelerate_config",
+    "config_file",
+)
 _SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
 _OF_PROGRAMS = {"learning_rate", "output_dir", "model_name_or_path", "base_model"}
 _NO_FILES = ("", "none", "null")
@@ -42,6 +58,8 @@ class TrainerFile:
     written: Mapping[str, str] = field(default_factory=dict)  # option -> the name by which it is written
     fixed: Mapping[str, Any] = field(default_factory=dict)  # options that are written for each job
     without_recompute: Mapping[str, Any] = field(default_factory=dict)  # those of a plan that computes nothing again
+    signs: tuple[FileSigns, ...] = field(kw_only=True)  # by which its files and commands are known
+    has_megatron: bool = field(default=False, kw_only=True)  # its options may be Megatron-LM's, too
 
     def read(self, texts: Mapping[str, str], asked: Asked) -> ReadResult:
         """Read the file of a program, with the files that it names and the model's config.json. Raises ShellFault."""
@@ -51,7 +69,7 @@ class TrainerFile:
             for name, text in texts.items()
             if name not in scripts
         }
-        command = trainer_command(scripts, asked, data) if scripts else None
+        command = trainer_command(scripts, asked, data, self.signs) if scripts else None
         model = next((keys for keys in data.values() if is_model(keys)), None)
         engine = {name: keys for name, keys in data.items() if not is_model(keys) and _is_engine(keys)}
         own = {name: keys for name, keys in data.items() if not is_model(keys) and name not in engine}
@@ -59,6 +77,9 @@ class TrainerFile:
             raise ShellFault(f"no file has options of {self.title}; name the one that has them first")
         merged = {key: value for keys in own.values() for key, value in keys.items()}
         merged = with_options(merged, command) if command else merged
+        faults = (*_missing_files(merged, command, [PurePath(name).name for name in data]), *self.refused(merged))
+        if self.has_megatron and is_megatron(merged):
+            return read_options(merged, model, command, asked, faults)
         given = {key: value for keys in engine.values() for key, value in flat_keys(keys).items()}
         given |= self._options(merged)
         parts = FileParts(
@@ -66,7 +87,7 @@ class TrainerFile:
             frozenset(key for key, value in given.items() if value == "auto" and (key[:2] != "--" or key in NUMBERS)),
             model,
             command,
-            (*_missing_files(merged, [PurePath(name).name for name in data]), *self.refused(merged)),
+            faults,
             tuple(self._notes(merged, given, bool(engine))),
             {self.renamed.get(name, f"--{name}"): name for name in merged},
         )
@@ -139,9 +160,10 @@ def _is_engine(keys: Mapping[str, Any]) -> bool:
     )
 
 
-def _missing_files(data: Mapping[str, Any], names: list[str]) -> list[str]:
-    """A fault for each file that the options name and that is not there."""
-    named = {key: value for key in _FILES_NAMED if isinstance(value := data.get(key), str)}
+def _missing_files(data: Mapping[str, Any], command: Launched | None, names: list[str]) -> list[str]:
+    """A fault for each file that the options or the launcher of a command name and that is not there."""
+    launcher = {key.replace("-", "_"): value for key, value in (command.launcher_settings if command else {}).items()}
+    named = {key: value for key in _FILES_NAMED if isinstance(value := data.get(key, launcher.get(key)), str)}
     return [
         f"{key} = {shortened(value)} is a file that is not read, and it says how things are split: name it too"
         for key, value in named.items()
@@ -176,13 +198,12 @@ def _axolotl(data: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
-_P = "parallelism_config.parallelism_config_"
 LLAMA_FACTORY = TrainerFile(
     "llamafactory",
     "LLaMA-Factory",
     defaults={"--cutoff_len": 2048, "--per_device_train_batch_size": 8},
-    derived=own_options,
-    refused=refusals,
+    derived=llama_factory.own_options,
+    refused=llama_factory.refusals,
     written={"--block_size": "cutoff_len"},
     fixed={
         "stage": "pt",
@@ -195,6 +216,8 @@ LLAMA_FACTORY = TrainerFile(
         "output_dir": "out",
     },
     without_recompute={"disable_gradient_checkpointing": True},
+    signs=llama_factory.SIGNS,
+    has_megatron=True,
 )
 TRL = TrainerFile(
     "trl",
@@ -205,6 +228,18 @@ TRL = TrainerFile(
         "--learning_rate": 2e-5,
         "--gradient_checkpointing": True,
     },
+    signs=(
+        FileSigns(commands=(r"\btrl\s+(sft|dpo|kto|grpo|rloo|reward)\b",)),
+        FileSigns(
+            (
+                ("per_device_train_batch_size", "learning_rate"),
+                ("model_name_or_path", "output_dir"),
+                ("model_name_or_path", "learning_rate"),
+            ),
+            lacks=("distributed_type", "compute_environment", "zero_optimization"),
+            weight=SHARED,
+        ),
+    ),
 )
 AXOLOTL = TrainerFile(
     "axolotl",
@@ -216,11 +251,11 @@ AXOLOTL = TrainerFile(
         "optimizer": "--optim",
         "lr_scheduler": "--lr_scheduler_type",
         "num_epochs": "--num_train_epochs",
-        "tensor_parallel_size": _P + "tp_size",
-        "context_parallel_size": _P + "cp_size",
-        "sequence_parallel_degree": _P + "cp_size",
-        "dp_shard_size": _P + "dp_shard_size",
-        "dp_replicate_size": _P + "dp_replicate_size",
+        "tensor_parallel_size": TENSOR_SIZE,
+        "context_parallel_size": RING_SIZE,
+        "sequence_parallel_degree": RING_SIZE,
+        "dp_shard_size": SHARD_SIZES[0],
+        "dp_replicate_size": SHARD_SIZES[1],
         "adam_eps": "--adam_epsilon",
         "rl": "--rl",
     },
@@ -234,4 +269,10 @@ AXOLOTL = TrainerFile(
         "sample_packing": True,
         "datasets": [{"path": "allenai/c4", "type": "completion"}],
     },
+    signs=(
+        FileSigns(
+            (("base_model", "sequence_len"), ("base_model", "micro_batch_size"), ("base_model", "datasets")),
+            commands=(r"\baxolotl(\.cli\.|\s+)train\b",),
+        ),
+    ),
 )

@@ -15,7 +15,6 @@ from shardwright.interchange.imported import Asked
 from shardwright.interchange.launcher import Launched, find_training_command, missing_ranks
 from shardwright.interchange.named_model import changed_keys, is_model, read_named_model
 from shardwright.interchange.reading.plain_data import read_data
-from shardwright.interchange.reading.recognised_files import refuse_other_system
 from shardwright.interchange.reading.script_text import flag_words
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.reading.shell_marks import unknown_names
@@ -32,6 +31,9 @@ from shardwright.interchange.training_programs import program_fault, read_kind
 
 WORLD = "world_size"
 NUMBERS = frozenset(("--gradient_accumulation_steps", "--per_device_train_batch_size"))  # options that are never "auto"
+_PARALLEL = "parallelism_config.parallelism_config_"  # before Accelerate's degrees, which programs over it have, too
+TENSOR_SIZE, RING_SIZE = f"{_PARALLEL}tp_size", f"{_PARALLEL}cp_size"
+SHARD_SIZES = (f"{_PARALLEL}dp_shard_size", f"{_PARALLEL}dp_replicate_size")
 _SCHEDULES = {
     "linear": "linear",
     "cosine": "cosine",
@@ -61,6 +63,8 @@ _OWN_OPTIMIZERS = {
     "sgd": "sgd",
     "muon": "muon",
 }
+# Lengths of a text that is asked and of its answer, which programs set apart.
+_PARTS_OF_SEQUENCE = (("--source_max_len", "--target_max_len"), ("--max_source_length", "--max_target_length"))
 _SEQUENCE = ("--block_size", "--max_seq_length", "--max_length", "--model_max_length", "--cutoff_len", "--max_seq_len")
 
 
@@ -100,11 +104,8 @@ class FileParts:
         )
 
 
-def read_parts(
-    texts: Mapping[str, str], asked: Asked, is_own: Callable[[dict[str, Any]], bool], title: str
-) -> FileParts:
-    """Read all files. `is_own` tells if a file with some keys is the configuration of the system with this title.
-    Raises ShellFault."""
+def read_parts(texts: Mapping[str, str], asked: Asked, is_own: Callable[[dict[str, Any]], bool]) -> FileParts:
+    """Read all files. `is_own` tells if a file with some keys is the system's configuration. Raises ShellFault."""
     given: dict[str, Any] = {}
     model: dict[str, Any] | None = None
     has_own = False
@@ -125,7 +126,6 @@ def read_parts(
         **{name: text for name, text in texts.items() if name not in scripts},
     }.items():
         data = read_data(name if name.endswith((".json", ".yaml", ".yml")) else f"{name}.json", text)
-        refuse_other_system(name, data, title)
         if is_model(data):
             model = data
         elif is_own(data) and not _has_options(data):
@@ -190,6 +190,9 @@ def read_model(model: dict[str, Any] | None, asked: Asked, settings: Settings, f
 
 def _read_sequence(settings: Settings, fields: Flat) -> None:
     tokens = settings.count(_SEQUENCE, 0)
+    for names in _PARTS_OF_SEQUENCE:
+        if not tokens and all(settings.has(name) for name in names):
+            tokens = sum(settings.count(name, 0) for name in names)
     if tokens:
         fields["model.sequence"] = tokens
     elif "model.sequence" in fields:

@@ -16,7 +16,7 @@ Shape suffixes: R rows, C columns.
 import hashlib
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from statistics import NormalDist
 
@@ -25,8 +25,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from shardwright.config.adapter import AdapterSpec
 from shardwright.parallel.tensor.counter_rng import random_words
 from shardwright.parallel.tensor.parameter import name_parameters, placed_parameters
+from shardwright.precision.nf4 import quantise
 from shardwright.sharding.parameter_shard import ParameterShard
 
 # Writes initial values of a box to a flat tensor of any number type, from a given element on, in row-major order.
@@ -35,6 +37,7 @@ Initial = Callable[[ParameterShard, int, Tensor], None]
 # Elements of a block, with three buffers of 4 bytes each: 384 KiB for each thread of a CPU, which stay in its cache, or
 # 48 MiB on CUDA.
 _BLOCKS = {"cpu": 1 << 15, "cuda": 1 << 22}
+_ELEMENTS_IN_NF4 = 1 << 22  # elements that are drawn, or read, before they become NF4
 _ROWS_AT_A_TIME = 1 << 10  # rows whose keys are hashed together, if a block has fewer rows
 
 # There is one line of the distribution for each value of the exponent and of so many leading bits of the fraction.
@@ -48,11 +51,38 @@ def seeded(seed: int) -> Initial:
     return partial(write_initial, seed)
 
 
-def materialise(module: nn.Module, seed: int, device: torch.device, is_frozen: bool = False) -> None:
-    """Give every parameter its name, memory of its own and its initial values."""
-    name_parameters(module, device, torch.float32, is_frozen)
+def materialise(module: nn.Module, seed: int, device: torch.device, adapter: AdapterSpec | None = None) -> None:
+    """Give every parameter its name, memory of its own and its initial values. With an `adapter` all others are
+    frozen."""
+    name_parameters(module, device, torch.float32, adapter)
     for parameter in placed_parameters(module).values():
-        parameter.data = initial_box(parameter.place, seed, device)
+        if parameter.place.nf4_row is None:
+            parameter.data = initial_box(parameter.place, seed, device)
+        else:
+            parameter.data = torch.empty(parameter.shape, dtype=torch.int32, device=device)
+            in_nf4(seeded(seed))(parameter.place, 0, parameter.data.view(-1))
+
+
+def in_nf4(initial: Initial) -> Initial:
+    """Initial values of boxes in NF4: their elements are counted in words. Rows of which a rank holds a part are drawn
+    whole if their scales are quantised together."""
+
+    def write(place: ParameterShard, start: int, out: Tensor) -> None:
+        row = place.nf4_row
+        assert row is not None
+        if row.is_double:
+            place = replace(place, box=(*place.box[:-1], (0, row.full)))
+        width, num_words, stop = place.shape[-1], row.num_words, start + out.numel()
+        rows_at_once = max(1, _ELEMENTS_IN_NF4 // width)
+        for first in range(start // num_words, -(-stop // num_words), rows_at_once):
+            end = min(first + rows_at_once, -(-stop // num_words))
+            values_RC = torch.empty(end - first, width, device=out.device)
+            initial(place, first * width, values_RC.view(-1))
+            low, high = max(start, first * num_words), min(stop, end * num_words)
+            words = quantise(values_RC, row).view(-1)[low - first * num_words : high - first * num_words]
+            out[low - start : high - start].copy_(words)
+
+    return write
 
 
 def initial_box(place: ParameterShard, seed: int, device: torch.device) -> Tensor:

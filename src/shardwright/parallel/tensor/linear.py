@@ -205,7 +205,7 @@ def local_product(
 
 def product(x_SBH: Tensor, weight: PlacedParameter) -> tuple[Tensor, Quantised | None]:
     """x W^T, in fp8 if the weight's products are; and x in fp8, if the weight's gradient is computed from it."""
-    weight_NH = weight.view(-1, weight.shape[-1])
+    weight_NH = weight.matrix(x_SBH.dtype)
     if weight.float8 is None:
         return functional.linear(x_SBH, weight_NH), None
     state = _state(weight)
@@ -215,7 +215,7 @@ def product(x_SBH: Tensor, weight: PlacedParameter) -> tuple[Tensor, Quantised |
 
 def input_gradient_of(dy_SBN: Tensor, weight: PlacedParameter) -> tuple[Tensor, Quantised | None]:
     """dy W, in fp8 if the weight's products are; and dy in fp8, if the weight's gradient is computed from it."""
-    weight_NH = weight.view(-1, weight.shape[-1])
+    weight_NH = weight.matrix(dy_SBN.dtype)
     if weight.float8 is None:
         return dy_SBN @ weight_NH, None
     state = _state(weight)

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from shardwright.config.adapter import AdapterSpec
 from shardwright.config.plan import split_evenly
 from shardwright.parallel.comm.collectives import Axis
 from shardwright.parallel.tensor.deferred_gradients import DeferredGradients
@@ -17,8 +18,9 @@ from shardwright.precision.float8 import Quantised, Ranges
 from shardwright.precision.float8_experts import CastRows, Float8Experts
 from shardwright.precision.float8_gradient import gradient_blocks
 from shardwright.precision.float8_linear import Float8Linear
+from shardwright.precision.nf4 import dequantise
 from shardwright.sharding.parameter_shard import ParameterShard
-from shardwright.sharding.stage_parameters import is_of_adapter
+from shardwright.sharding.stage_parameters import beside_adapters
 
 
 class GradientHome(Protocol):
@@ -39,7 +41,8 @@ class PlacedParameter(nn.Parameter):
     autograd does return (norms, biases) are moved there at once. `has_gradient` is False while `gradient` holds no sum
     but uninitialised memory, so that nothing need be zeroed. If autograd returns a gradient while those of products are
     deferred, it waits with them in `deferred`: else a norm would open its unit of ZeRO long before the unit's matrices
-    need it. `float8` is set if products with the parameter are in fp8.
+    need it. `float8` is set if products with the parameter are in fp8. A frozen matrix in NF4 is the words of its rows,
+    int32, of which `matrix` makes numbers.
     """
 
     place: ParameterShard
@@ -50,11 +53,17 @@ class PlacedParameter(nn.Parameter):
     has_gradient: bool
 
     def __new__(cls, data: Tensor, place: ParameterShard) -> "PlacedParameter":
-        self: PlacedParameter = super().__new__(cls, data, requires_grad=True)
+        self: PlacedParameter = super().__new__(cls, data, requires_grad=place.nf4_row is None)
         self.place, self.home, self.deferred, self.float8 = place, None, None, None
         self.gradient, self.has_gradient = None, False
-        self.register_post_accumulate_grad_hook(_take_over)
+        if self.requires_grad:
+            self.register_post_accumulate_grad_hook(_take_over)
         return self
+
+    def matrix(self, dtype: torch.dtype) -> Tensor:
+        """Its values as a matrix, [N, H], N all dims but the last: a view, or numbers made of rows in NF4."""
+        rows = self.view(-1, self.shape[-1])
+        return rows if self.place.nf4_row is None else dequantise(rows, self.place.nf4_row, dtype)
 
     def add_gradient(self, gradient: Tensor, is_last: bool = True) -> None:
         """Add to the gradient, now or with the deferred gradients; a frozen parameter has none. `is_last` is as in
@@ -192,15 +201,20 @@ def placed_parameters(module: nn.Module) -> dict[str, PlacedParameter]:
     return parameters
 
 
-def name_parameters(module: nn.Module, device: torch.device, dtype: torch.dtype, is_frozen: bool = False) -> None:
-    """Give every parameter its name, device and number type, and no memory yet. If the module `is_frozen`, its adapters
-    alone are trained."""
+def name_parameters(
+    module: nn.Module, device: torch.device, dtype: torch.dtype, adapter: AdapterSpec | None = None
+) -> None:
+    """Give every parameter its name, device and number type, and no memory yet. With an `adapter` all others are
+    frozen."""
     for path, child in module.named_modules():
         for key, parameter in list(child.named_parameters(recurse=False)):
             assert isinstance(parameter, PlacedParameter)
             name = parameter.place.name or (f"{path}.{key}" if path else key)
-            place = replace(parameter.place, name=name, is_frozen=is_frozen and not is_of_adapter(name))
-            setattr(child, key, PlacedParameter(no_memory(place.shape, device, dtype), place))
+            place = replace(parameter.place, name=name)
+            if adapter is not None:
+                place = beside_adapters(place, adapter)
+            number = dtype if place.nf4_row is None else torch.int32
+            setattr(child, key, PlacedParameter(no_memory(place.stored_shape, device, number), place))
 
 
 def no_memory(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:

@@ -21,7 +21,7 @@ from shardwright.parallel.comm.collectives import (
 from shardwright.parallel.compress.bucket import Bucket
 from shardwright.parallel.compress.compressor import Reduction
 from shardwright.parallel.compress.wire import pack, unpack
-from shardwright.parallel.tensor.initial_values import Initial
+from shardwright.parallel.tensor.initial_values import Initial, in_nf4
 from shardwright.parallel.tensor.parameter import PlacedParameter, no_memory
 from shardwright.parallel.zero.master_weights import Masters, ShardPiece, on_host
 from shardwright.parallel.zero.unit_setting import Sharding, UnitSetting, lent
@@ -103,8 +103,9 @@ class FlatUnit(UnitEvents[Tensor]):
             self._accumulate_in(torch.zeros(size, dtype=sharding.gradients, device=device))
         else:
             self._gradient_shard = torch.zeros(shard_size, dtype=sharding.gradients, device=device)
+        of_parameters = in_nf4(initial) if self.parameters[0].place.row_format else initial
         for parameter in self.parameters:
-            self._write_initial(parameter, initial)
+            self._write_initial(parameter, of_parameters)
         self.masters.write_values(self.value_shard)
         self._show()
 

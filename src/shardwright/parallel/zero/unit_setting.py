@@ -105,7 +105,8 @@ class StageSharding:
         sharding = self.experts if place.is_expert else self.dense
         if place.is_frozen:  # values alone, which are shared if they are gathered layer by layer
             zero = sharding.zero if sharding.zero == 3 else 0
-            return replace(sharding, zero=zero, master=sharding.compute, host_share=0.0)
+            stored = torch.int32 if place.row_format else sharding.compute
+            return replace(sharding, zero=zero, compute=stored, master=stored, host_share=0.0)
         return replace(sharding, compute=torch.float32, master=torch.float32) if place.is_exact else sharding
 
 

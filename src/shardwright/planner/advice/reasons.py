@@ -24,12 +24,12 @@ from shardwright.memory.rank_estimate import Memory
 from shardwright.memory.step_collectives import PassCounts
 from shardwright.planner.advice.neighbours import Neighbour, neighbours, recompute_words
 from shardwright.planner.search.constraints import Constraints
-from shardwright.planner.search.plan_price import room_bytes
+from shardwright.planner.search.plan_price import fits, room_bytes
 from shardwright.planner.stages.best_layout import LEAST_GAIN, paying_layout
 from shardwright.sharding.mesh import MeshShape
 from shardwright.simulate.batch_pricing import Price, prices
 from shardwright.simulate.closed_form import StepTime
-from shardwright.simulate.full_step import simulated_steps
+from shardwright.simulate.full_step import least_steps_s, simulated_steps
 
 # Parts of a step, in words.
 PARTS = {
@@ -47,6 +47,7 @@ PARTS = {
 }
 _AXIS_OF_PART = {"tensor": "tp", "context": "cp", "expert": "ep", "data": "dp"}
 _LEAST_SHARE = 5e-4  # share of a step: a smaller difference counts as none
+_MAY_FIT = 1.2  # times the device's room: a plan that needs more by closed forms does not fit by its account
 _LEAST_TERM = 0.05  # share of a difference: smaller terms do not decide it
 
 
@@ -74,24 +75,14 @@ def reasons(job: JobSpec, schedules: tuple[str, ...], constants: Constants) -> l
 
     Steps are simulated in full, each in its plan's order of work.
     """
-    adjacent, memo = neighbours(job, schedules), Memo()
-    if job.plan.layout:  # neighbours get their best stages, too
-        adjacent = [_laid_out(neighbour, constants, memo) for neighbour in adjacent]
-    priced = prices([run_of(job), *(run_of(neighbour.job) for neighbour in adjacent)], constants, memo)
-    jobs = [job, *(neighbour.job for neighbour in adjacent)]
-    indexed_prices = [(index, price) for index, price in enumerate(priced) if isinstance(price, Price)]
-    assert indexed_prices[0][0] == 0, "the plan itself has been priced before"
-    own_time, *times = simulated_steps(
-        [jobs[index] for index, _ in indexed_prices], [price.time for _, price in indexed_prices], constants, memo
+    memo = Memo()
+    (_, own), *adjacent = _priced(job, schedules, constants, memo)
+    own_time, *times = _simulated(
+        [(job, own), *((neighbour.job, price) for neighbour, price in adjacent)], constants, memo
     )
     all_reasons = [
-        _reason(
-            job,
-            own_time,
-            adjacent[index - 1],
-            _with_exact_memory(replace(price, time=time), adjacent[index - 1], own_time, constants),
-        )
-        for (index, price), time in zip(indexed_prices[1:], times, strict=True)
+        _reason(job, own_time, neighbour, _with_exact_memory(replace(price, time=time), neighbour, own_time, constants))
+        for (neighbour, price), time in zip(adjacent, times, strict=True)
     ]
     order = list(dict.fromkeys(reason.field for reason in all_reasons))
     told_reasons = [
@@ -104,19 +95,57 @@ def reasons(job: JobSpec, schedules: tuple[str, ...], constants: Constants) -> l
     )
 
 
-def faster_adjacent(why: Sequence[Reason], constraints: Constraints) -> JobSpec | None:
-    """The fastest adjacent plan that is faster, fits, and is in the search space; None if there is none.
+def faster_adjacent(
+    job: JobSpec, own_time: StepTime, schedules: tuple[str, ...], constraints: Constraints, constants: Constants
+) -> JobSpec | None:
+    """The fastest neighbour that is faster, fits, and is in the search space; None if there is none. `own_time` is the
+    simulated step of the plan.
 
-    `why` are the `reasons` of the plan.
+    It is the one that the `reasons` of the plan show, but of neighbours that a bound says are slower, or that closed
+    forms say are far too large, no step is simulated.
     """
-    faster = [
-        reason
-        for reason in why
-        if reason.slower_s < 0
-        and reason.excess_bytes == 0
-        and all(constraints.allows(name, value) for name, value in reason.job.plan.model_dump().items())
+    memo, most_s = Memo(), float(own_time.total) * (1 - _LEAST_SHARE)
+    _, *adjacent = _priced(job, schedules, constants, memo)
+    allowed = [
+        (neighbour, price)
+        for neighbour, price in adjacent
+        if all(constraints.allows(name, value) for name, value in neighbour.job.plan.model_dump().items())
+        and fits(job, price.memory, _MAY_FIT * room_bytes(job))
     ]
-    return min(faster, key=lambda reason: reason.slower_s).job if faster else None
+    least_s = least_steps_s(
+        [neighbour.job for neighbour, _ in allowed], [price.time for _, price in allowed], constants, memo
+    )
+    open_plans = [
+        (neighbour.job, price)
+        for (neighbour, price), seconds in zip(allowed, least_s, strict=True)
+        if seconds <= most_s
+    ]
+    times = _simulated(open_plans, constants, memo)
+    for number in sorted(range(len(times)), key=lambda number: float(times[number].total)):
+        faster_job, _ = open_plans[number]
+        if times[number].total > most_s:
+            break
+        if fits(job, fullest(faster_job, constants), room_bytes(job)):
+            return faster_job
+    return None
+
+
+def _priced(
+    job: JobSpec, schedules: tuple[str, ...], constants: Constants, memo: Memo
+) -> list[tuple[Neighbour, Price]]:
+    """The plan itself, as a neighbour, and its neighbours, with their prices by closed forms, if they have one."""
+    adjacent = neighbours(job, schedules)
+    if job.plan.layout:  # neighbours get their best stages, too
+        adjacent = [_laid_out(neighbour, constants, memo) for neighbour in adjacent]
+    plans = [Neighbour("", None, job), *adjacent]
+    answers = prices([run_of(plan.job) for plan in plans], constants, memo)
+    assert isinstance(answers[0], Price), "the plan itself has been priced before"
+    return [(plan, price) for plan, price in zip(plans, answers, strict=True) if isinstance(price, Price)]
+
+
+def _simulated(plans: Sequence[tuple[JobSpec, Price]], constants: Constants, memo: Memo) -> list[StepTime]:
+    """The simulated steps of some jobs with their prices."""
+    return simulated_steps([job for job, _ in plans], [price.time for _, price in plans], constants, memo)
 
 
 def _with_exact_memory(price: Price, neighbour: Neighbour, own_time: StepTime, constants: Constants) -> Price:

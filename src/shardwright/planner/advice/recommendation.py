@@ -80,10 +80,10 @@ def best_plans(
 
 
 def settled(advice: Advice, constraints: Constraints, constants: Constants, *, num_shown: int) -> Advice:
-    """The recommended advice, with the reasons of its first plan, which no adjacent plan beats.
+    """The recommended advice, whose first plan no adjacent plan beats.
 
     The search simulates adjacent plans only if closed forms predict that they may be faster, and closed forms can be
-    wrong. If the reasons show a faster adjacent plan that fits, it takes the first place.
+    wrong. A faster adjacent plan that fits takes the first place.
     """
     searched, _ = within_known(advice.job, constraints)
     result = recommended(advice, constraints, constants, num_shown=num_shown)
@@ -91,10 +91,10 @@ def settled(advice: Advice, constraints: Constraints, constants: Constants, *, n
         tell(Phase.COMPARING, move / _MOST_MOVES)
         if not result.plans:
             break
-        why = reasons(result.plans[0].job, searched_schedules(constraints), constants)
-        faster = faster_adjacent(why, searched)
+        first = result.plans[0]
+        faster = faster_adjacent(first.job, first.time, searched_schedules(constraints), searched, constants)
         if faster is None:
-            return replace(result, reasons=why)
+            break
         advice = replace(advice, plans=_with(advice.plans, priced([faster], constants)[0]))
         result = recommended(advice, constraints, constants, num_shown=num_shown)
     return result
@@ -133,15 +133,14 @@ def accepted(advice: Advice, objection: Callable[[JobSpec], str]) -> Advice:
     """The advice with those of its plans to which there is no `objection`; without a plan if there is one to each."""
     plans = [plan for plan in advice.plans if not objection(plan.job)]
     if not plans or advice.recommendation is None:
-        return replace(advice, plans=[], recommendation=None, reasons=[])
+        return replace(advice, plans=[], recommendation=None)
     first, spread = plans[0], fitted_spread()
     others = [replace(plan, first_is_faster=_confidence(first, plan, spread)) for plan in plans[1:]]
     plans = [replace(first, first_is_faster=None), *others]
     simpler, is_same = advice.recommendation.simpler, first is advice.plans[0]
     if simpler is not None and (not is_same or objection(simpler.plan.job)):
         simpler = None
-    reasons_of_first = advice.reasons if is_same else []
-    return replace(advice, plans=plans, recommendation=Recommendation(plans[0], simpler), reasons=reasons_of_first)
+    return replace(advice, plans=plans, recommendation=Recommendation(plans[0], simpler))
 
 
 def _with_simplest(plans: Sequence[PricedPlan], simplest: PricedPlan) -> list[PricedPlan]:
@@ -229,7 +228,7 @@ def explained(
         return advice
     tell(Phase.EXPLAINING, 0.5)
     best, *others = advice.plans
-    why = advice.reasons or reasons(best.job, searched_schedules(constraints), constants)
+    why = reasons(best.job, searched_schedules(constraints), constants)
     return replace(
         advice,
         flips=flips(best.job, others[0].job, constants) if others else [],

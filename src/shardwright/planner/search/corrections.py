@@ -2,7 +2,7 @@
 
 The arrays (memory/rank_estimate.py) have closed forms for the memory of a schedule, and the account replays the
 schedule. If the account is larger, plans of the same schedule, ZeRO stage and recomputation count as larger by the same
-factor, and the search begins anew. That is rare, and a few times are enough.
+factor, and the search goes on (search.py). That is rare, and a few times are enough.
 """
 
 from collections.abc import Sequence

@@ -37,6 +37,7 @@ DEGREES = (
 )
 SHARING = ("zero", "zero_ranks", "offload_optimizer", "offload_parameters")
 NUMBERS = (*DEGREES, "virtual_stages", *SHARING)
+_KIND_DEGREES = ("tp", "pp", "cp", "ep")  # plans of one kind agree in these; the fastest stands for its kind
 
 # Names of these numbers in a PlanGrid. Virtual stages are not among them: they depend on the schedule too.
 _GRID_FIELDS = {name: name for name in (*DEGREES, *SHARING)} | {
@@ -162,6 +163,14 @@ def select(columns: Columns, rows: Column) -> Columns:
     """The rows that a mask or indices select."""
     indices = np.flatnonzero(rows) if rows.dtype == bool else rows  # a mask would be counted again for each column
     return {name: values.take(indices) for name, values in columns.items()}
+
+
+def kind_codes(columns: Columns) -> Column:
+    """A number for each row that rows of one kind share."""
+    codes = np.zeros(len(columns["tp"]), np.int64)
+    for name in _KIND_DEGREES:
+        codes = codes * (1 << 15) + columns[name]
+    return codes
 
 
 def cross(columns: Columns, choices: Columns) -> Columns:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shardwright.config.job import JobSpec
-from shardwright.planner.search.plan_block import Column, PlanBlock, PlanVariant
+from shardwright.planner.search.plan_block import Column, PlanBlock, PlanVariant, kind_codes, select
 from shardwright.simulate.closed_form import StepTime
 
 _MOST_ALIKE = 5  # plans of a kind with the same schedule that are kept if there are other schedules
@@ -27,6 +27,12 @@ class SearchTally:
     num_fit: int = 0
     num_simulated: int = 0
     seconds: float = 0.0
+
+    def add(self, later: "SearchTally") -> None:
+        """Add the work of a later search through a part of the same space."""
+        self.num_bounds += later.num_bounds
+        self.num_priced += later.num_priced
+        self.num_fit += later.num_fit
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,11 @@ class PlanPlace:
     token_s: float
     block: PlanBlock
     index: int
+
+    @property
+    def kind(self) -> int:
+        """The code of the plan's kind."""
+        return int(kind_codes(select(self.block.columns, np.array([self.index])))[0])
 
 
 @dataclass

@@ -24,6 +24,7 @@ from shardwright.config.context_facts import CONTEXT_METHODS
 from shardwright.config.divisors import divisors
 from shardwright.config.job import JobSpec
 from shardwright.config.model import ModelSpec
+from shardwright.config.nf4_rows import BLOCK
 from shardwright.config.plan import chunks_per_rank
 from shardwright.config.rank_order import (
     DEFAULT_ORDER,
@@ -135,6 +136,8 @@ def _tensor_degrees(model: ModelSpec, num_devices: int) -> list[int]:
     shared = math.gcd(model.heads, model.num_kv_heads, model.ffn_size, num_devices)
     if model.moe.experts:
         shared = math.gcd(shared, model.moe.shared_size(model.ffn_size) or shared)
+    if model.adapter.row_format:  # parts of rows are whole blocks
+        shared = math.gcd(shared, model.heads * model.head_size // BLOCK, model.ffn_size // BLOCK)
     return [tp for tp in divisors(shared) if tp <= model.vocab]
 
 

@@ -56,6 +56,19 @@ class PipelineSlot:
         """The bytes of each piece with the microbatches in flight."""
         return [piece.taken_bytes(self.in_flight) for piece in self.pieces]
 
+    def load(self, stages: tuple[range, ...]) -> tuple[float, float]:
+        """Seconds of a microbatch in some stages, and their bytes; computed once for equal stages, since most ranks
+        hold equal ones in all layouts that are compared."""
+        if stages not in self._loads:
+            parts = [slice(stage.start, stage.stop) for stage in stages]
+            seconds = sum(chain.from_iterable(self.piece_s[part] for part in parts))
+            self._loads[stages] = seconds, sum(chain.from_iterable(self.piece_bytes[part] for part in parts))
+        return self._loads[stages]
+
+    @cached_property
+    def _loads(self) -> dict[tuple[range, ...], tuple[float, float]]:
+        return {}
+
 
 @dataclass(frozen=True)
 class Stages:
@@ -91,10 +104,9 @@ def stages_of(
     copies, chunks = placement.num_copies, len(placement.stages_of(0))
     rank_s, rank_bytes = [], []
     for rank, slot in enumerate(slots):
-        parts = [slice(pieces[stage].start, pieces[stage].stop) for stage in placement.stages_of(rank)]
-        # With two copies in opposite directions, a microbatch passes one of them.
-        rank_s.append(sum(chain.from_iterable(slot.piece_s[part] for part in parts)) / copies)
-        rank_bytes.append(sum(chain.from_iterable(slot.piece_bytes[part] for part in parts)))
+        seconds, num_bytes = slot.load(tuple(pieces[stage] for stage in placement.stages_of(rank)))
+        rank_s.append(seconds / copies)  # with two copies in opposite directions, a microbatch passes one of them
+        rank_bytes.append(num_bytes)
     return Stages(tuple(layout), tuple(rank_s), tuple(rank_bytes), pipeline_s(rank_s, num_microbatches, chunks))
 
 

@@ -8,7 +8,7 @@ from shardwright.config.units import memory_text
 from shardwright.explain.story import Story
 from shardwright.explain.strategy_effects import Effect
 from shardwright.report.document import AlignedRows, Lines, Paragraph, Part, paragraph
-from shardwright.report.fit_verdict import device_entry, device_room_bytes
+from shardwright.report.fit_verdict import device_room_bytes, offered_bytes
 
 
 def memory_chapter(story: Story) -> Iterator[Part]:
@@ -52,17 +52,17 @@ def memory_chapter(story: Story) -> Iterator[Part]:
 
 
 def _room(story: Story) -> Iterator[Part]:
-    """The memory of the fullest rank, compared with a device's; with other software its process, as in `estimate`."""
-    job, limit = story.job, device_room_bytes(story.job)
-    if limit is None:
+    """The memory of the fullest rank's process, compared with that which a device shows, as in `estimate`."""
+    job, room = story.job, device_room_bytes(story.job)
+    if room is None:
         return
-    rank, needs = story.fullest, story.memory[story.fullest].total_bytes
-    device = say("A device, {device}, offers {room}", device=job.cluster.device, room=memory_text(limit))
-    owner = say("pipeline rank {rank}, the fullest,", rank=rank)
+    limit = offered_bytes(job)
+    rank, needs = story.fullest, story.memory[story.fullest].total_bytes + limit - room
+    device = say("A device, {device}, shows {room}", device=job.cluster.device, room=memory_text(limit))
+    owner = say("the process of pipeline rank {rank}, the fullest,", rank=rank)
     if story.predicted and not software_of(job.cluster.software).is_own:
         processes = [round(memory.process) for memory in story.predicted]
-        needs, limit = max(processes), int(device_entry(job).offered_bytes)
-        device = say("A device, {device}, shows {room}", device=job.cluster.device, room=memory_text(limit))
+        needs = max(processes)
         owner = say(
             "the process of {software} on pipeline rank {rank}, the fullest,",
             software=job.cluster.software,

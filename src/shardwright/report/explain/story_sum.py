@@ -7,6 +7,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.link_words import link_words
 from shardwright.config.phrase import fixed, say
 from shardwright.config.units import number_text, seconds_text
+from shardwright.explain.step_traffic import link_uses
 from shardwright.explain.story import Story
 from shardwright.memory.step_collectives import PieceKind
 from shardwright.report.document import AlignedRows, Part, paragraph
@@ -99,6 +100,7 @@ def crossings_chapter(story: Story) -> Iterator[Part]:
         ),
     )
     yield crossings_table(story.crossings, words, crosses)
+    yield from _link_use(story)
     if not all(c.calls for c in story.crossings):
         yield say("What has no calls is predicted, and our runtime does without it.")
     if any((c.exposed_s or 0.0) > 1.5 * (c.seconds or 0.0) for c in story.crossings if c.phase == "parameters"):
@@ -109,6 +111,24 @@ def crossings_chapter(story: Story) -> Iterator[Part]:
                 "runtime, which keeps what the next microbatch needs."
             )
         )
+
+
+def _link_use(story: Story) -> Iterator[Part]:
+    """The use of each link as a share of its bandwidth."""
+    step_s = None if story.step is None else float(story.step.total)
+    uses = link_uses(story.job, story.links, story.crossings, step_s)
+    sentences = [
+        say(
+            "Of {peak} GB/s {link} that is {share:.1f} % over the step.",
+            peak=number_text(use.link.peak_bytes_per_s / 1e9),
+            link=fixed(use.link.name),
+            share=100 * use.share,
+        )
+        for use in uses
+        if use.share is not None
+    ]
+    if sentences:
+        yield paragraph(*sentences)
 
 
 def sum_chapter(story: Story) -> Iterator[Part]:

@@ -7,7 +7,8 @@ from shardwright.config.link_words import domain_phrase, link_words
 from shardwright.config.phrase import ENGLISH, capitalized, fixed, note_phrase, say
 from shardwright.config.units import counted_phrase, number_text, ranks_text, seconds_text
 from shardwright.explain.rank_groups import RankGroup
-from shardwright.explain.story import Link, Story
+from shardwright.explain.step_traffic import Link
+from shardwright.explain.story import Story
 from shardwright.report.document import AlignedRows, Lines, Paragraph, Part, Title, document_text, paragraph
 from shardwright.report.estimate_text import parameters_text
 from shardwright.report.explain.story_memory import memory_chapter

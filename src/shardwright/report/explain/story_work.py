@@ -84,6 +84,12 @@ def backward_chapter(story: Story) -> Iterator[Part]:
         say("Frozen weights have no gradient, so a product with one becomes one: that for its input.")
         if story.job.model.is_adapted
         else "",
+        say(
+            "The matrices of layers are stored in NF4, and made numbers for each product, forward and backward: no "
+            "copy of 16 bits is kept."
+        )
+        if story.job.model.adapter.row_format
+        else "",
         say("Attention computes its scores again, 2.5 times its forward."),
         say("The head and the loss are computed here alone, their forward too, so that no logits are kept.")
         if is_late

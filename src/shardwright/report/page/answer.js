@@ -16,7 +16,7 @@ const shown = isList ? {} : { ...answer };
 
 if (shown.time && shown.step_range_s) take("step", ["time"], (value) => showStep(value, null, words));
 if (Array.isArray(shown.memory) && shown.memory[0]?.total_bytes) {
-  take("by-rank", ["memory"], (value) => showMemory({ ranks: value.memory, device_bytes: value.device_memory_bytes,
+  take("by-rank", ["memory"], (value) => showMemory({ ranks: value.memory.map((rank) => ({ ...rank, process_bytes: rank.total_bytes })),
     room_bytes: value.device_room_bytes, fits: value.fits, verdict: verdictOf(value.fits) }, null));
 }
 if (shown.money?.run && shown.gaps) take("money", ["money", "goodput", "gaps"], (value) => showMoney(value, null));

@@ -1,14 +1,19 @@
-// The ranks in their nodes, coloured by their place on one axis; and what crosses which link in a step.
+// The ranks in their nodes, coloured by their place on one axis, and the traffic of each axis over each kind of link; and
+// all that crosses a link in a step.
 import { element, fill, table } from "./dom.js";
+import { TEXTS } from "./texts.js";
 import { bytesText, rounded, secondsText, shareText } from "./units.js";
 
-const AXES = { pp: "pipeline stage", dp: "replica", cp: "context", ep: "expert", tp: "tensor" };
 let chosen = "";  // the axis of the colours, kept from one plan to the next
+let drawn = "";  // the places that are on the page
 
 export function showNodes(links) {
+  const places = JSON.stringify([links.places, links.axes, links.devices_per_node, links.domain, chosen]);
+  if (places === drawn) return;
+  drawn = places;
   const axes = Object.keys(links.axes);
   const axis = axes.includes(chosen) ? chosen : axes.includes("pp") ? "pp" : axes[0] || "pp";
-  const select = element("select", {}, axes.map((name) => element("option", { value: name }, `${name}: ${AXES[name] || name}`)));
+  const select = element("select", {}, axes.map((name) => element("option", { value: name }, `${name}: ${TEXTS.nodes.axes[name] || name}`)));
   select.value = axis;
   select.addEventListener("change", () => { chosen = select.value; showNodes(links); });
   const grid = element("div", { class: "nodes" }, nodesOf(links).map((ranks, number) => nodeBox(links, ranks, number, axis)));
@@ -18,8 +23,8 @@ export function showNodes(links) {
   grid.addEventListener("click", tell);
   tell({ target: grid.querySelector("[data-rank]") });
   const shown = links.places.length;
-  const more = shown < links.ranks ? `the first ${rounded(shown, 5)} of ${rounded(links.ranks, 5)} ranks` : "";
-  const label = element("label", {}, "colours by ", select);
+  const more = shown < links.ranks ? TEXTS.nodes.first({ shown: rounded(shown, 5), ranks: rounded(links.ranks, 5) }) : "";
+  const label = element("label", {}, TEXTS.nodes.colours, select);
   fill("nodes", more, axes.length ? label : null, grid, told);
 }
 
@@ -43,9 +48,9 @@ function nodeBox(links, ranks, number, axis) {
 const colourOf = (index, count) => `hsl(${Math.round((360 * index) / Math.max(count, 3) + 210) % 360} 62% ${index % 2 ? 62 : 72}%)`;
 
 const placeText = (links, rank, place) =>
-  `rank ${rank}: ${Object.keys(links.axes).map((axis) => `${axis} ${place[axis]}`).join(", ") || "alone"}`;
+  TEXTS.nodes.place({ rank, places: Object.keys(links.axes).map((axis) => `${axis} ${place[axis]}`).join(", ") });
 
-// Marks a rank's group on the axis: the ranks that differ from it on that axis alone.
+// Marks a rank's group on the axis: the ranks that differ from it on that axis alone. Says what the axis sends.
 function point(grid, links, axis, told, cell) {
   if (!cell) return;
   const rank = Number(cell.dataset.rank), own = links.places[rank];
@@ -56,30 +61,37 @@ function point(grid, links, axis, told, cell) {
     other.classList.toggle("peer", isPeer);
     count += isPeer;
   }
-  const inNodes = new Set([...grid.querySelectorAll(".peer")].map((peer) => peer.closest(".node"))).size;
-  told.textContent = `${placeText(links, rank, own)}. Its ${axis} group, outlined, has ${links.axes[axis] || 1} ranks; `
-    + `${count} of them are shown, in ${inNodes} ${links.domain}${inNodes === 1 ? "" : "s"}.`;
+  const nodes = new Set([...grid.querySelectorAll(".peer")].map((peer) => peer.closest(".node"))).size;
+  const group = TEXTS.nodes.group({ axis, size: links.axes[axis] || 1, count, nodes, domain: links.domain });
+  told.textContent = `${placeText(links, rank, own)}. ${group}`;
 }
 
-export function showTraffic(links) {
-  const sums = { inside: 0, between: 0 };
-  for (const crossing of links.crossings) for (const place of ["inside", "between"]) sums[place] += crossing.sent[place];
-  const places = [["inside", links.inside], ["between", links.between]];
-  const uses = links.links.map((link, number) => {
-    const [place] = places[number] || places[0];
-    const busy = links.step_s ? sums[place] / link.reached_bytes_per_s / links.step_s : null;
-    const text = `${link.name}: ${bytesText(sums[place])} sent in a step, of a link of ${bytesText(link.peak_bytes_per_s)}/s`;
+// With `measured`, { inside, between }, the shares of the links' bandwidth that a run used.
+export function showTraffic(links, measured = {}) {
+  const { uses, step_s: step } = links;
+  const lines = uses.map(({ place, link, sent_bytes: sent, share }) => {
+    const texts = [TEXTS.traffic.link({ name: link.name, sent: bytesText(sent), peak: bytesText(link.peak_bytes_per_s) })];
+    if (step) texts.push(TEXTS.traffic.used(shareText(share)), TEXTS.traffic.busy(shareText(sent / link.reached_bytes_per_s / step)));
+    if (known(measured[place])) texts.push(TEXTS.traffic.measured(shareText(measured[place])));
     const meter = element("div", { class: "bar meter" }, element("i", { class: "part-tensor" }));
-    meter.firstChild.style.width = `${100 * Math.min(1, busy || 0)}%`;
-    return element("div", { class: "use" }, element("p", {}, text, busy === null ? "" : `; busy ${shareText(busy)} of the step`), meter);
+    meter.firstChild.style.width = `${100 * Math.min(1, share || 0)}%`;
+    return element("div", { class: "use" }, element("p", {}, texts.join("")), meter);
   });
-  const header = ["when", "axis", "what", "ranks", "calls", links.inside, links.between, "takes", "not hidden"];
+  const header = [...TEXTS.traffic.columns, ...uses.flatMap(({ link }) => [link.name, ...(step ? [TEXTS.traffic.share] : [])]),
+    TEXTS.traffic.takes, TEXTS.traffic.exposed];
   const rows = links.crossings.filter((crossing) => crossing.full_bytes > 1e5).map((crossing) => [
     crossing.phase, crossing.axis, crossing.kind.replaceAll("_", "-"), rounded(crossing.num_ranks, 5), rounded(crossing.calls, 5),
-    bytesText(crossing.sent.inside), bytesText(crossing.sent.between), optional(crossing.seconds), optional(crossing.exposed_s)]);
-  const none = element("p", { class: "quiet" }, "Nothing crosses a link.");
-  fill("traffic", `of rank ${links.rank}, which sets the pace`, uses,
-    rows.length ? table([header, ...rows], { "aria-label": "Traffic by axis" }) : none);
+    ...uses.flatMap(({ place, link }) => onLink(crossing.sent[place], link, step)), optional(crossing.seconds), optional(crossing.exposed_s)]);
+  const none = element("p", { class: "quiet" }, TEXTS.traffic.none);
+  fill("traffic", TEXTS.traffic.rank(links.rank), lines,
+    rows.length ? table([header, ...rows], { "aria-label": TEXTS.traffic.table }) : none);
 }
+
+// The cells of bytes on a link: their text, and their share of what the link could carry in the step.
+function onLink(bytes, link, step) {
+  return [bytesText(bytes), ...(step ? [shareText(bytes / link.peak_bytes_per_s / step)] : [])];
+}
+
+const known = (value) => value !== null && value !== undefined;
 
 const optional = (seconds) => (seconds === null ? "–" : secondsText(seconds));

@@ -16,12 +16,13 @@ showFigures();
 showMessages();
 showCharts();
 show("measured", showMeasured);
+if (run.profiled) show("profiled", showProfiled);
 if (parts.step) show("step", () => showStep(parts.step, null, run.words));
 if (parts.memory) show("by-rank", () => showMemory(parts.memory, null));
 if (parts.timeline) show("timeline", () => showTimeline(parts.timeline, run.performed));
 if (parts.links?.ranks > 1) {
   show("nodes", () => showNodes(parts.links));
-  show("traffic", () => showTraffic(parts.links));
+  show("traffic", () => showTraffic(parts.links, run.figures.link_use));
 }
 if (parts.step?.money) show("money", () => showMoney(parts.step, parts.job));
 if (run.experts) show("experts", showExperts);
@@ -91,10 +92,25 @@ function showMeasured() {
     for (const [kind, pair] of Object.entries(memory)) add(`${kind} in memory`, pair, memoryText, true);
     for (const [axis, pair] of Object.entries(bytes)) add(`bytes of a step on ${axis}`, pair, bytesText, true);
   }
+  for (const { place, link, share } of parts.links?.uses || []) {
+    const measured = run.figures.link_use[place];
+    if (known(measured, String) !== undefined) add(`bandwidth in use ${link.name}, all ranks`, [share, measured], shareText);
+  }
   const note = run.compared ? run.compared.time_not_predicted && `Time is not predicted: ${run.compared.time_not_predicted}.`
     : "The run did not come to its end, where rank 0 compares.";
   fill("measured", "", rows.length > 1 ? table(rows, { "aria-label": "Predicted beside measured" }) : null,
     note ? element("p", { class: "quiet" }, note) : null);
+}
+
+function showProfiled() {
+  const { step, ranks, seconds, rows } = run.profiled;
+  const hasPrediction = rows.some((row) => row.predicted_s !== null);
+  const header = ["cause", "mean of the ranks", "of the step", "most of a rank", ...(hasPrediction ? ["predicted"] : [])];
+  const cells = rows.map(({ cause, is_part: isPart, seconds: mean, most_seconds: most, predicted_s: predicted }) => [
+    isPart ? element("span", { class: "part" }, cause) : cause, secondsText(mean), shareText(mean / seconds), secondsText(most),
+    ...(hasPrediction ? [known(predicted, secondsText) ?? ""] : [])]);
+  fill("profiled", `step ${step}, ${ranks} rank${ranks === 1 ? "" : "s"}, ${secondsText(seconds)}`,
+    table([header, ...cells], { "aria-label": "Causes of a profiled step's time" }));
 }
 
 function showExperts() {

@@ -1,5 +1,6 @@
 // A step as one bar, by cause; a second bar for the plan that is kept beside, on the same scale.
 import { element, fill, table } from "./dom.js";
+import { TEXTS } from "./texts.js";
 import { secondsText, shareText } from "./units.js";
 
 export function showStep(step, beside, parts) {
@@ -7,18 +8,18 @@ export function showStep(step, beside, parts) {
     fill("step", "", element("p", { class: "quiet" }, step?.untimed || ""));
     return;
   }
-  const plans = [["", step], ...(beside?.step_s ? [["beside", beside]] : [])];
+  const plans = [["", step], ...(beside?.step_s ? [[TEXTS.step.beside, beside]] : [])];
   const longest = Math.max(...plans.map(([, plan]) => plan.step_s));
   const shown = Object.keys(parts).filter((part) => plans.some(([, plan]) => plan.time[part] > 0.0005 * plan.step_s));
   const bars = plans.map(([name, plan]) => bar(name, plan, shown, parts, longest));
-  const header = ["part", ...plans.flatMap(([name]) => [name || "seconds", "of the step"])];
+  const header = [TEXTS.step.part, ...plans.flatMap(([name]) => [name || TEXTS.step.seconds, TEXTS.step.share])];
   const rows = shown.map((part) => [
     element("span", {}, element("i", { class: `swatch part-${part}` }), parts[part]),
     ...plans.flatMap(([, plan]) => [secondsText(plan.time[part]), shareText(plan.time[part] / plan.step_s)]),
   ]);
   const [low, high] = step.step_range_s;
-  const range = `Four of five steps lie between ${secondsText(low)} and ${secondsText(high)}; HFU is ${shareText(step.hfu)}.`;
-  fill("step", "", bars, table([header, ...rows], { "aria-label": "Parts of a step" }), element("p", { class: "quiet" }, range));
+  const range = TEXTS.step.range({ low: secondsText(low), high: secondsText(high), hfu: shareText(step.hfu) });
+  fill("step", "", bars, table([header, ...rows], { "aria-label": TEXTS.step.table }), element("p", { class: "quiet" }, range));
 }
 
 function bar(name, plan, shown, parts, longest) {
@@ -29,7 +30,7 @@ function bar(name, plan, shown, parts, longest) {
     piece.style.width = `${(100 * plan.time[part]) / longest}%`;
     return piece;
   });
-  const label = name ? `Step of the plan ${name}` : "Step";
-  const line = element("div", { class: "bar", role: "img", "aria-label": `${label} by cause: ${secondsText(plan.step_s)}` }, pieces);
+  const label = TEXTS.step.bar({ beside: name, seconds: secondsText(plan.step_s) });
+  const line = element("div", { class: "bar", role: "img", "aria-label": label }, pieces);
   return element("div", { class: "whole" }, line, element("b", {}, `${secondsText(plan.step_s)} ${name}`));
 }

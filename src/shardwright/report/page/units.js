@@ -1,4 +1,5 @@
 // Numbers for people.
+import { TEXTS } from "./texts.js";
 
 const GIB = 2 ** 30;
 
@@ -23,9 +24,9 @@ export function bytesText(bytes) {
 }
 
 export function secondsText(seconds) {
-  if (seconds >= 2 * 86400) return `${rounded(seconds / 86400)} days`;
-  if (seconds >= 2 * 3600) return `${rounded(seconds / 3600)} h`;
-  if (seconds >= 120) return `${rounded(seconds / 60)} min`;
+  if (seconds >= 2 * 86400) return `${rounded(seconds / 86400)} ${TEXTS.units.days}`;
+  if (seconds >= 2 * 3600) return `${rounded(seconds / 3600)} ${TEXTS.units.hours}`;
+  if (seconds >= 120) return `${rounded(seconds / 60)} ${TEXTS.units.minutes}`;
   if (seconds >= 1) return `${rounded(seconds, 4)} s`;
   if (seconds >= 1e-3) return `${rounded(seconds * 1e3)} ms`;
   return `${rounded(seconds * 1e6)} µs`;
@@ -41,7 +42,7 @@ export function countText(number) {
 }
 
 export function dollarsText(dollars) {
-  if (dollars === null || dollars === undefined) return "no price";
+  if (dollars === null || dollars === undefined) return TEXTS.units.noPrice;
   if (dollars >= 1e6) return `$${rounded(dollars / 1e6)} M`;
   return dollars < 100 ? `$${dollars.toFixed(2)}` : `$${rounded(dollars)}`;
 }

@@ -11,10 +11,11 @@ from shardwright.config.base import PlanError
 from shardwright.report.expert_use import experts_picture, read_use, use_text
 from shardwright.report.page_document import main_of, page_document
 from shardwright.report.plan_parts import PARTS, Part, PredictedPlan, timeline_part
+from shardwright.report.run.profiled_time import ProfiledStep, cause_rows, read_profiles
 from shardwright.report.run.run_card import RunCard
 from shardwright.report.run.run_record import RunRecord, read_record
 from shardwright.report.step_cost import PARTS as WORDS
-from shardwright.report.timeline.job_study import JobStudy, study_job
+from shardwright.report.timeline.step_drawing import step_drawing
 from shardwright.schedule.timing import Times
 from shardwright.train.run_files import REPORT, write_anew
 
@@ -22,6 +23,7 @@ SECTIONS = (
     ("loss", "Loss"),
     ("throughput", "Throughput"),
     ("measured", "Predicted beside measured"),
+    ("profiled", "Where a profiled step's time went"),
     ("step", "Where a step's time goes, predicted"),
     ("by-rank", "Memory by rank, predicted"),
     ("timeline", "Timeline"),
@@ -59,10 +61,12 @@ def report_data(card: RunCard, record: RunRecord, folder: Path) -> dict[str, Any
     performed: Part | None = None
     if record.performed_s and "timeline" in parts:
         parts["timeline"], performed = _timelines(card, record)
+    profiles, unread = read_profiles(folder)
     return {
         "card": card.to_dict(),
         "parts": parts,
-        "notes": notes,
+        "notes": [*notes, *unread],
+        "profiled": _profiled(profiles, parts.get("step")),
         "performed": performed,
         "words": WORDS,
         "series": record.thinned(),
@@ -76,6 +80,7 @@ def report_data(card: RunCard, record: RunRecord, folder: Path) -> dict[str, Any
             "tokens_per_s": record.median("tokens_per_s"),
             "mfu": record.median("mfu"),
             "peak_memory_bytes": record.peak_memory_bytes,
+            "link_use": {place: record.median(f"{place}_link_use") for place in ("inside", "between")},
         },
         "health": {
             "skipped": record.skipped,
@@ -84,6 +89,20 @@ def report_data(card: RunCard, record: RunRecord, folder: Path) -> dict[str, Any
             "done_again": record.done_again,
             "first_step": record.first_step,
         },
+    }
+
+
+def _profiled(profiles: Sequence[ProfiledStep], step: Part | None) -> dict[str, Any] | None:
+    """The causes of a profiled step's time, beside the predicted ones; None without a trace."""
+    if not profiles:
+        return None
+    predicted = step.get("time") if step else None
+    seconds = sum(profile.seconds for profile in profiles) / len(profiles)
+    return {
+        "step": profiles[0].step,
+        "ranks": len(profiles),
+        "seconds": seconds,
+        "rows": cause_rows(profiles, predicted),
     }
 
 
@@ -107,24 +126,19 @@ def _timelines(card: RunCard, record: RunRecord) -> tuple[Part, Part | None]:
 
     Where the plan's times are relative they are stretched, so that both steps are equally long.
     """
-    study = study_job(card.checked_job(), 0.0, 1)
-    times = _performed_times(study.simulated.times, record.performed_s)
+    plan = PredictedPlan(card.checked_job())
+    planned = step_drawing(plan.job, plan.step)
+    times = _performed_times(planned.times, record.performed_s)
     if times is None:
-        return timeline_part(study), None
-    note = study.note
-    if not study.is_seconds:
-        stretch = times.makespan / study.simulated.times.makespan
-        study = replace(study, simulated=replace(study.simulated, times=_stretched(study.simulated.times, stretch)))
+        return timeline_part(planned), None
+    if not planned.drawn.is_seconds:
+        stretch = times.makespan / planned.times.makespan
         note = "The planned step has no seconds of its own: it is drawn as long as the performed one. "
         note += "An action's length is what its FLOPs say."
-    study = replace(study, is_seconds=True, note=note)
-    return timeline_part(study), _performed_part(study, times)
-
-
-def _performed_part(study: JobStudy, times: Times) -> Part:
-    performed = replace(study, simulated=replace(study.simulated, name="performed", times=times))
+        stretched = planned.performed(_stretched(planned.times, stretch))
+        planned = replace(stretched, drawn=replace(stretched.drawn, note=note, bubble=stretch * planned.drawn.bubble))
     caption = "Performed: the last step that was measured, first replica, as the ranks timed it"
-    return timeline_part(performed) | {"caption": caption}
+    return timeline_part(planned), timeline_part(planned.performed(times)) | {"caption": caption}
 
 
 def _performed_times(planned: Times, rows: Sequence[Sequence[Sequence[float]]]) -> Times | None:

@@ -17,63 +17,75 @@ from shardwright.schedule.pipeline_shape import PipelineShape
 from shardwright.schedule.shape_program import size_faults
 from shardwright.schedule.timing import Costs, Times
 from shardwright.simulate.closed_form import StepTime
-from shardwright.simulate.full_step import action_costs, simulated_bubble, simulated_step
+from shardwright.simulate.full_step import TimedActions, simulated_bubble, simulated_step, timed_actions
 
 UNIT = "the forward of one microbatch through the mean rank, by FLOPs"
 
 
 @dataclass(frozen=True)
 class DrawnCosts:
-    """Costs and bubble in `unit`, which `note` explains. `step_s` is the whole step in seconds; None if unknown."""
+    """Costs and bubble in `unit`, which `note` explains. `step` is the whole step in seconds, and `actions` are its
+    actions in seconds; None if unknown."""
 
     costs: Costs
     unit: str
     note: str
-    step_s: float | None
     bubble: float
+    step: StepTime | None = None
+    actions: TimedActions | None = None
 
     @property
     def is_seconds(self) -> bool:
         """True if times are predicted seconds."""
         return self.unit == "s"
 
+    @property
+    def step_s(self) -> float | None:
+        """Seconds of the whole step; None if unknown."""
+        return None if self.step is None else float(self.step.total)
+
 
 def drawn_costs(job: JobSpec, latency: float) -> DrawnCosts:
     """The costs of a job. `latency` of a message is in units of a forward; if it is not 0, so are all costs."""
-    timing = _timed(job)
-    if isinstance(timing, str):
-        sentence, step_s = f"Seconds are not said: {timing}.", None
-    else:
-        costs, step = timing
-        step_s = float(step.total)
-        sentence = (
-            f"A step takes {seconds_text(step_s)}, as `estimate` says it: with the update, what replicas exchange at "
-            "its ends, and jitter, which are not drawn."
-        )
-        if not latency:
-            unit_note = (
-                f"Times are seconds, as they are predicted of stages, messages and collectives on {_device(job)}."
-            )
-            return DrawnCosts(costs, "s", f"{unit_note} {sentence}", step_s, bubble=float(step.bubble))
+    return costs_of_step(job, _step(job), latency)
+
+
+def costs_of_step(job: JobSpec, step: StepTime | str, latency: float = 0.0) -> DrawnCosts:
+    """The costs of a job whose step takes a known time; or, for a reason, an unknown one."""
+    if isinstance(step, str):
+        return _relative(job, latency, f"Seconds are not said: {step}.")
+    sentence = (
+        f"A step takes {seconds_text(float(step.total))}, as `estimate` says it: its actions, and after them the "
+        "update, what replicas exchange at its ends, and jitter."
+    )
+    if latency:
+        return replace(_relative(job, latency, sentence), step=step)
+    actions, bubble = timed_actions(job, shipped()), float(step.bubble)
+    unit_note = f"Times are seconds, as they are predicted of stages, messages and collectives on {_device(job)}."
+    return DrawnCosts(actions.costs, "s", f"{unit_note} {sentence}", bubble, step=step, actions=actions)
+
+
+def _relative(job: JobSpec, latency: float, sentence: str) -> DrawnCosts:
+    """Costs in units of a forward."""
     wire = f"a message takes {number(latency)}" if latency else "messages take no time"
     note = (
         f"Times are relative: 1 is {UNIT}; input and weight gradients take as long as the forward, and {wire}. "
         f"{sentence}"
     )
     relative = relative_costs(job, latency)
-    return DrawnCosts(relative, UNIT, note, step_s, bubble=simulated_bubble(job, relative))
+    return DrawnCosts(relative, UNIT, note, simulated_bubble(job, relative))
 
 
 def _device(job: JobSpec) -> str:
     return f"{job.cluster.device} under {job.cluster.software}"
 
 
-def _timed(job: JobSpec) -> tuple[Costs, StepTime] | str:
-    """The seconds of actions and of the whole step; or the reason why they are unknown."""
+def _step(job: JobSpec) -> StepTime | str:
+    """The time of the whole step; or the reason why it is unknown."""
     if job.cluster.device == "unknown":
         return "they need cluster.device, and a calibration of it"
     try:
-        return action_costs(job, shipped()), simulated_step(job, shipped())
+        return simulated_step(job, shipped())
     except (KeyError, ValueError) as error:
         return str(error.args[0])
 

@@ -5,27 +5,27 @@ thousands of actions can be zoomed and moved smoothly. All timelines of a page s
 """
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
 from importlib import resources
+from itertools import accumulate
 from typing import Any
 
-from shardwright.report.timeline.colours import NAMES, SHADES, chunk_of, ink_on, letters_of, shade
+from shardwright.report.timeline.colours import NAMES, SHADES, letters_of, shade
+from shardwright.report.timeline.packed_timeline import Colours, packed_timeline
 from shardwright.report.timeline.schedule_figures import comparison, figures, idle_table, memory_table
 from shardwright.report.timeline.study import Study
-from shardwright.report.timeline.trace import messages
-from shardwright.schedule.action import COMPUTE, Action
-from shardwright.schedule.buffer_lifetimes import Buffer
-from shardwright.simulate.buffer_curves import Curve
-from shardwright.simulate.timeline import Cause, RankTimeline, Resource, Span, Timeline
+from shardwright.simulate.timeline import Cause, Timeline
 
 
 @dataclass(frozen=True)
 class Section:
     """One timeline of a page.
 
-    `figures` are (name, value, meaning); `table` (idle time) and `memory` are by rank, with a header first.
+    `figures` are (name, value, meaning); `table` (idle time) and `memory` are by rank, with a header first. `tail` are
+    the parts of a step that follow its actions, as (name in WORDS, seconds). `exposed` are shares of computations, by
+    letter and stage, that communication takes which nothing hides.
     """
 
     name: str
@@ -34,15 +34,47 @@ class Section:
     figures: Sequence[tuple[str, str, str]] = ()
     table: Sequence[Sequence[str]] = ()
     memory: Sequence[Sequence[str]] = ()
+    tail: Sequence[tuple[str, float]] = ()
+    exposed: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
-_Colours = dict[tuple[str, str], int]  # the number of each pair (ground, ink) in use
+# What the scripts write on a timeline; fields are in braces.
+WORDS = {
+    "rank": "rank",
+    "keeps": "keeps",
+    "idle": "idle",
+    "warm-up": "before its first computation",
+    "drain": "after its last computation",
+    "dependency": "another rank has yet to compute",
+    "communication": "a message is on its way",
+    "data": "gradients and parameters of replicas",
+    "optimizer": "optimizer",
+    "host": "on the way to host memory and there",
+    "other": "host, jitter, norm of gradients",
+    "ofMicrobatch": "{name} of microbatch {microbatch}, stage {stage}",
+    "ofStage": "{name} of stage {stage}",
+    "times": "{lane}, {from} to {to}, takes {takes}",
+    "kept": "activations kept: {activations}, messages buffered: {messages}",
+    "inputs": "stage inputs kept: {count}",
+    "gathered": "stages gathered: {count}",
+    "play": "play",
+    "pause": "pause",
+    "now": "{time}: {busy} of {lanes} lanes compute, {waiting} wait for a message, {idle} wait for others.",
+    "begins": "Begins:",
+}
+_PACES = (6, 20, 60, 180)  # seconds in which a whole timeline is played
 
 
 def section_of(study: Study, note: str = "") -> Section:
     """The section of a study, with all its figures."""
-    tables = {"table": idle_table(study), "memory": memory_table(study)}
-    return Section(study.name, note or study.shape, study.timeline, figures(study), **tables)
+    return Section(
+        study.name,
+        note or study.shape,
+        study.timeline,
+        figures(study),
+        table=idle_table(study),
+        memory=memory_table(study),
+    )
 
 
 def timeline_page(title: str, sections: Sequence[Section], note: str = "", studies: Sequence[Study] = ()) -> str:
@@ -60,21 +92,25 @@ def timeline_page(title: str, sections: Sequence[Section], note: str = "", studi
         "</main><noscript>The timelines are drawn by a script in this page; the figures need none.</noscript>",
         '<div id="tip" role="tooltip" hidden></div>',
         f'<script type="application/json" id="data">{embedded(drawn_data(sections))}</script>',
-        f"<script>{_asset('painter.js')}{_asset('page.js')}{_SHOW}</script></body></html>\n",
+        f"<script>{''.join(map(_asset, SCRIPTS))}{_SHOW}</script></body></html>\n",
     ]
     return "\n".join(part for part in lines if part)
 
 
-_SHOW = "showTimelines(JSON.parse(document.getElementById('data').textContent), document);"
+SCRIPTS = ("unpack.js", "painter.js", "player.js", "page.js")
+_SHOW = "showTimelines(unpackedTimelines(JSON.parse(document.getElementById('data').textContent)), document);"
 
 
-def drawn_data(sections: Sequence[Section]) -> dict[str, Any]:
-    """The numbers that painter.js draws: the timelines, and the colours and words that they refer to."""
-    colours: _Colours = {}
+def drawn_data(sections: Sequence[Section], unit: str = "") -> dict[str, Any]:
+    """The numbers that unpack.js reads: the timelines, and the colours and words that they refer to. Times are in
+    `unit`."""
+    colours: Colours = {}
     data: dict[str, Any] = {
-        "sections": [_section_data(section.timeline, colours) for section in sections],
+        "sections": [_section_data(section, colours) for section in sections],
         "causes": [str(cause) for cause in Cause],
         "names": NAMES,
+        "words": WORDS,
+        "unit": unit,
     }
     return data | {"colours": [list(pair) for pair in colours]}
 
@@ -145,61 +181,29 @@ def controls_html(sections: Sequence[Section]) -> str:
     ]
     if "C" in letters:
         items.append('<span><i class="inputs"></i>stage inputs kept</span>')
+    if any(section.exposed for section in sections):
+        items.append('<span><i class="foot"></i>of it, communication that nothing hides</span>')
+    parts = dict.fromkeys(part for section in sections for part, _ in section.tail)
+    items += [f'<span><i style="background:var(--{part})"></i>{WORDS[part]}</span>' for part in parts]
+    paces = "".join(f'<option{" selected" * (pace == _PACES[1])} value="{pace}">{pace} s</option>' for pace in _PACES)
     switches = (
+        '<span class="player"><button type="button" id="step-back" aria-label="one event back">◂</button>'
+        f'<button type="button" id="play">{WORDS["play"]}</button>'
+        '<button type="button" id="step-on" aria-label="one event on">▸</button>'
+        f'<label>all in <select id="pace">{paces}</select></label></span>'
         '<label><input type="checkbox" id="arrows">all messages</label>'
         '<label><input type="checkbox" id="memory" checked>memory</label>'
         '<button type="button" id="whole">show all</button>'
     )
     several = len(sections) > 1
     zooming = "Click a timeline, then wheel zooms" if several else "Wheel zooms"
-    hint = f"{zooming}, drag moves, double click goes back; point at a block for its messages."
+    hint = (
+        f"{zooming}, drag moves, double click goes back; point at a block for its messages. Space plays, ← and → step."
+    )
     return f'<nav><div class="legend">{"".join(items)}</div><p>{hint}</p><div class="switches">{switches}</div></nav>'
 
 
-def _section_data(timeline: Timeline, colours: _Colours) -> dict[str, Any]:
-    places = max(0, 7 - len(f"{timeline.makespan:.0f}")) if timeline.makespan >= 1 else 12
-    ranks = [_rank_data(timeline, row, colours, places) for row in timeline.ranks]
-    message_rows = []
-    for message in messages(timeline):
-        times = _round((message.send.start, message.send.end, message.receive.end), places)
-        message_rows.append([message.sender, message.receiver, int(message.backward), *times, *message.about])
-    return {"makespan": timeline.makespan, "ranks": ranks, "messages": message_rows}
-
-
-def _rank_data(timeline: Timeline, row: RankTimeline, colours: _Colours, places: int) -> dict[str, Any]:
-    causes = list(Cause)
-    collective_resources = (Resource.COLLECTIVES, Resource.RELEASE) if timeline.program.gathers else ()
-
-    def block(span: Span) -> list[Any]:
-        parts = [_part_data(timeline, part, colours) for part in span.action.computes() or (span.action,)]
-        return [*_round((span.start, span.end), places), parts, span.step]
-
-    return {
-        "busy": [block(s) for s in row.spans if s.resource is Resource.COMPUTE and s.end > s.start],
-        "idle": [[*_round((gap.start, gap.end), places), causes.index(gap.cause)] for gap in row.idle],
-        "alive": _curve(row.kept[Buffer.ACTIVATIONS].count, places),
-        "buffered": _curve(row.kept[Buffer.MESSAGE].count, places),
-        "inputs": _curve(row.kept[Buffer.INPUT].count, places),
-        "gathered": _curve(row.kept[Buffer.PARAMETERS].count, places),
-        "moves": [block(span) for span in row.spans if span.resource in collective_resources],
-    }
-
-
-def _part_data(timeline: Timeline, part: Action, colours: _Colours) -> list[Any]:
-    """[colour, letter, stage, microbatch]."""
-    letter = str(part.kind)
-    ground = shade(letter, *(chunk_of(timeline.program, part) if part.kind in COMPUTE else (0, 1)))
-    number = colours.setdefault((ground, ink_on(ground)), len(colours))
-    return [number, letter, part.stage, part.microbatch]
-
-
-def _curve(curve: Curve, places: int) -> list[list[float]]:
-    """The points [time, count] of a curve, without changes that last no time."""
-    points: dict[float, int] = {}
-    for time, count in curve:
-        points[round(time, places)] = count
-    return [[time, count] for time, count in points.items()]
-
-
-def _round(times: Sequence[float], places: int) -> list[float]:
-    return [round(time, places) for time in times]
+def _section_data(section: Section, colours: Colours) -> dict[str, Any]:
+    ends = list(accumulate((seconds for _, seconds in section.tail), initial=section.timeline.makespan))
+    tail = [[ends[n], ends[n + 1], name] for n, (name, _) in enumerate(section.tail)]
+    return packed_timeline(section.timeline, colours) | {"tail": tail, "exposed": section.exposed}

@@ -1,26 +1,31 @@
 "use strict";
-// Draws a timeline on a canvas. `state` is what is seen: from and to (a stretch of time), memory and arrows (switches)
-// and hover (the block that is pointed at, or null).
+// Draws a timeline on a canvas. `state` is what is seen: from and to (a stretch of time), memory and arrows (switches),
+// hover (the block that is pointed at, or null) and now (the time of the playhead, or null).
 function makePainter(data, state) {
-  const LEFT = 58, RIGHT = 12, TOP = 22, LANE = 28, WIRE = 5, CURVE = 22, GAP = 12;
+  // Lanes with labels of their own are many ranks of a stage: they are lower, and without curves.
+  const DENSE = data.sections.some((section) => section.ranks.some((rank) => rank.label));
+  const LEFT = DENSE ? 84 : 58, RIGHT = 12, TOP = 22, LANE = DENSE ? 16 : 28, WIRE = DENSE ? 3 : 5, CURVE = 22, GAP = DENSE ? 3 : 12;
   // Under a lane, for gathers, reductions and releases, where there are any.
   const STRIP = data.sections.some((section) => section.ranks.some((rank) => rank.moves.length)) ? 9 : 0;
   const BELOW = LANE + 2 + 2 * WIRE + STRIP;
   const FONT = getComputedStyle(document.body).fontFamily;
-  const rowHeight = () => BELOW + (state.memory ? CURVE + 4 : 0) + GAP;
+  const hasCurves = () => state.memory && !DENSE;
+  const rowHeight = () => BELOW + (hasCurves() ? CURVE + 4 : 0) + GAP;
   const laneTop = (number) => TOP + number * rowHeight();
-  let style;
+  const PARTS = ["data", "optimizer", "host", "other"];  // of what follows the actions of a step
+  let style, scale;  // scale: pixels a unit of time, on the canvas that is drawn
 
   function readStyle() {
     const computed = getComputedStyle(document.documentElement);
     const read = (name) => computed.getPropertyValue("--" + name).trim();
     style = Object.fromEntries(
-      ["card", "ink", "quiet", "line", "grid", "wait", "wire", "message", "curve", "input", "fill", "lane"].map((n) => [n, read(n)]),
+      ["card", "ink", "quiet", "line", "grid", "wait", "wire", "message", "curve", "input", "fill", "lane", "tensor", "accent",
+        ...PARTS].map((n) => [n, read(n)]),
     );
   }
 
   const scaleOf = (canvas) => (canvas.clientWidth - LEFT - RIGHT) / (state.to - state.from);
-  const x = (canvas, time) => LEFT + (time - state.from) * scaleOf(canvas);
+  const x = (time) => LEFT + (time - state.from) * scale;
   const timeAt = (canvas, px) => state.from + (px - LEFT) / scaleOf(canvas);
 
   // Index of the first of some spans, sorted by time, that ends after a time.
@@ -38,11 +43,18 @@ function makePainter(data, state) {
     return [1, 2, 5, 10].map((n) => n * power).find((step) => step >= least * (1 - 1e-9));
   }
 
+  const heightOf = (section) => TOP + section.ranks.length * rowHeight() - GAP + 6;
+
+  // Gives a canvas its height, also one that is not drawn since nobody sees it.
+  function size(canvas) {
+    canvas.style.height = heightOf(data.sections[canvas.dataset.section]) + "px";
+  }
+
   function draw(canvas) {
     const section = data.sections[canvas.dataset.section];
-    const width = canvas.clientWidth, height = TOP + section.ranks.length * rowHeight() - GAP + 6;
+    const width = canvas.clientWidth, height = heightOf(section);
     const ratio = window.devicePixelRatio || 1;
-    canvas.style.height = height + "px";
+    scale = scaleOf(canvas);
     if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
       canvas.width = Math.round(width * ratio);
       canvas.height = Math.round(height * ratio);
@@ -57,11 +69,12 @@ function makePainter(data, state) {
       pen.font = "12px " + FONT;
       pen.textAlign = "left";
       pen.textBaseline = "middle";
-      pen.fillText("rank " + number, 0, top + LANE / 2 + 0.5);
-      if (state.memory && rank.alive.length) {
+      if (rank.label) pen.font = "11px " + FONT;
+      pen.fillText(laneName(data, section, number), 0, top + LANE / 2 + 0.5);
+      if (hasCurves() && rank.alive.length) {
         pen.fillStyle = style.quiet;
         pen.font = "10.5px " + FONT;
-        pen.fillText("keeps " + Math.max(...rank.alive.map((point) => point[1])), 0, top + rowHeight() - GAP - CURVE / 2);
+        pen.fillText(data.words.keeps + " " + Math.max(...rank.alive.map((point) => point[1])), 0, top + rowHeight() - GAP - CURVE / 2);
       }
       pen.save();
       pen.beginPath();
@@ -69,7 +82,7 @@ function makePainter(data, state) {
       pen.clip();
       drawLane(pen, canvas, section, rank, top);
       drawMoves(pen, canvas, rank, top + BELOW - STRIP);
-      if (state.memory) drawCurves(pen, canvas, section, rank, top + BELOW + 4);
+      if (hasCurves()) drawCurves(pen, canvas, section, rank, top + BELOW + 4);
       pen.restore();
     });
     pen.save();
@@ -77,25 +90,26 @@ function makePainter(data, state) {
     pen.rect(LEFT - 1, 0, width - LEFT - RIGHT + 2, height);
     pen.clip();
     drawMessages(pen, canvas, section);
+    if (state.now !== null) drawPlayhead(pen, canvas, width, height);
     pen.restore();
     pen.fillStyle = style.quiet; // there is more to the right, or to the left
     pen.font = "16px " + FONT;
     pen.textBaseline = "middle";
     section.ranks.forEach((rank, number) => {
       const middle = laneTop(number) + LANE / 2;
-      if (section.makespan > state.to * (1 + 1e-9)) pen.fillText("\u203a", width - RIGHT + 4, middle);
+      if (endOf(section) > state.to * (1 + 1e-9)) pen.fillText("\u203a", width - RIGHT + 4, middle);
       if (state.from > 0) pen.fillText("\u2039", LEFT - 9, middle);
     });
   }
 
   function drawAxis(pen, canvas, width, height) {
-    const step = niceStep(80 / scaleOf(canvas));
+    const step = niceStep(80 / scale);
     pen.font = "11px " + FONT;
     pen.textAlign = "left";
     pen.textBaseline = "alphabetic";
     pen.lineWidth = 1;
     for (let n = Math.ceil(state.from / step - 1e-9); n * step <= state.to + 1e-9; n++) {
-      const at = Math.round(x(canvas, n * step)) + 0.5;
+      const at = Math.round(x(n * step)) + 0.5;
       pen.strokeStyle = style.grid;
       pen.beginPath();
       pen.moveTo(at, 4);
@@ -105,6 +119,21 @@ function makePainter(data, state) {
       const label = short(n * step);
       if (at + 4 + pen.measureText(label).width < width) pen.fillText(label, at + 4, 13);
     }
+  }
+
+  // A line at the time of the playhead, and a veil over what is later.
+  function drawPlayhead(pen, canvas, width, height) {
+    const at = x(state.now);
+    pen.globalAlpha = 0.72;
+    pen.fillStyle = style.card;
+    pen.fillRect(Math.max(at, LEFT - 1), TOP - 4, width, height);
+    pen.globalAlpha = 1;
+    pen.strokeStyle = style.accent;
+    pen.lineWidth = 1.5;
+    pen.beginPath();
+    pen.moveTo(at, 2);
+    pen.lineTo(at, height - 2);
+    pen.stroke();
   }
 
   function hatch(pen, left, top, width, height, colour, distance) {
@@ -126,18 +155,22 @@ function makePainter(data, state) {
   }
 
   function drawLane(pen, canvas, section, rank, top) {
-    const end = x(canvas, section.makespan);
+    const end = x(section.makespan);
+    for (const [from, to, part] of section.tail) {
+      pen.fillStyle = style[part];
+      pen.fillRect(x(from), top, Math.max(x(to) - x(from), 0.4), LANE);
+    }
     pen.fillStyle = style.lane;
-    pen.fillRect(x(canvas, 0), top, end - x(canvas, 0), LANE);
+    pen.fillRect(x(0), top, end - x(0), LANE);
     for (let n = firstAfter(rank.idle, state.from); n < rank.idle.length && rank.idle[n][0] < state.to; n++) {
       const [from, to, cause] = rank.idle[n];
-      const left = x(canvas, from), wide = x(canvas, to) - left;
+      const left = x(from), wide = x(to) - left;
       if (data.causes[cause] === "dependency") hatch(pen, left, top, wide, LANE, style.wait, 7);
       if (data.causes[cause] === "communication") hatch(pen, left, top, wide, LANE, style.wire, 5);
     }
     for (let n = firstAfter(rank.busy, state.from); n < rank.busy.length && rank.busy[n][0] < state.to; n++) {
       const [from, to, parts] = rank.busy[n];
-      const left = x(canvas, from), right = x(canvas, to);
+      const left = x(from), right = x(to);
       const wide = right - left > 3 ? right - left - 1 : Math.max(right - left, 0.4);
       const high = LANE / parts.length;
       parts.forEach((part, index) => {
@@ -147,6 +180,11 @@ function makePainter(data, state) {
         const round = wide > 8 ? 3 : 0, head = index === 0 ? round : 0, foot = index === parts.length - 1 ? round : 0;
         pen.roundRect(left, top + index * high, wide, high, [head, head, foot, foot]);
         pen.fill();
+        const share = section.exposed[part[1]]?.[part[2]];  // of communication that nothing hides
+        if (share && wide > 2) {
+          pen.fillStyle = style.tensor;
+          pen.fillRect(left, top + (index + 1) * high - 3, wide * share, 3);
+        }
         const text = part[1] === "S" ? "step" : String(part[3]);
         // The largest size that fits, or none.
         const fits = (size) => { pen.font = `600 ${size}px ${FONT}`; return pen.measureText(text).width + 3 < wide; };
@@ -169,9 +207,9 @@ function makePainter(data, state) {
   function drawMoves(pen, canvas, rank, top) {
     for (const [from, to, [[colour]]] of rank.moves) {
       if (to < state.from || from > state.to) continue;
-      const left = x(canvas, from);
+      const left = x(from);
       pen.fillStyle = data.colours[colour][0];
-      pen.fillRect(left, top, Math.max(x(canvas, to) - left - 0.5, 1.5), STRIP - 3);
+      pen.fillRect(left, top, Math.max(x(to) - left - 0.5, 1.5), STRIP - 3);
     }
   }
 
@@ -188,7 +226,7 @@ function makePainter(data, state) {
       const line = new Path2D(), area = new Path2D();
       points.forEach(([time, count], index) => {
         const before = index ? points[index - 1][1] : 0;
-        const left = x(canvas, time), right = x(canvas, index + 1 < points.length ? points[index + 1][0] : section.makespan);
+        const left = x(time), right = x(index + 1 < points.length ? points[index + 1][0] : section.makespan);
         line.moveTo(left, y(before));
         line.lineTo(left, y(count));
         if (count) line.lineTo(right, y(count));
@@ -213,14 +251,14 @@ function makePainter(data, state) {
       const [sender, receiver, backward, start, , arrived] = message;
       if (arrived < state.from || start > state.to) continue;
       const told = state.hover && state.hover.canvas === canvas && concerns(message);
-      const left = x(canvas, start), right = x(canvas, arrived);
+      const left = x(start), right = x(arrived);
       const y = laneTop(sender) + LANE + 3 + backward * WIRE;
       pen.globalAlpha = told ? 1 : 0.55;
       pen.fillStyle = style.message;
       pen.fillRect(left - 0.75, y, Math.max(right - left, 1.5), 2.5);
       if (told || state.arrows) {
         pen.globalAlpha = told ? 1 : 0.45;
-        arrow(pen, x(canvas, message[4]), right, sender, receiver, told ? 1.6 : 1);
+        arrow(pen, x(message[4]), right, sender, receiver, told ? 1.6 : 1);
       }
       pen.globalAlpha = 1;
     }
@@ -255,22 +293,29 @@ function makePainter(data, state) {
     });
   }
 
+  function at(spans, time) {
+    const index = firstAfter(spans, time);
+    return index < spans.length && spans[index][0] <= time ? spans[index] : null;
+  }
+
   function find(canvas, px, py) {
     const section = data.sections[canvas.dataset.section];
     const number = Math.floor((py - TOP + 2) / rowHeight());
     if (px < LEFT || number < 0 || number >= section.ranks.length) return null;
     const time = timeAt(canvas, px), rank = section.ranks[number], inRow = py - laneTop(number);
-    if (time < 0 || time > section.makespan || inRow > rowHeight() - GAP + 4) return null;
-    const at = (spans) => {
-      const index = firstAfter(spans, time);
-      return index < spans.length && spans[index][0] <= time ? spans[index] : null;
-    };
+    if (time < 0 || time > endOf(section) || inRow > rowHeight() - GAP + 4) return null;
     const onStrip = STRIP > 0 && inRow >= BELOW - STRIP && inRow < BELOW;
-    const span = (onStrip && rank.moves.find(([from, to]) => from <= time && time < to)) || at(rank.busy) || at(rank.idle);
-    return span && { canvas, span, rank: number, time, row: rank };
+    const span = (onStrip && rank.moves.find(([from, to]) => from <= time && time < to)) || at(rank.busy, time) || at(rank.idle, time)
+      || at(section.tail, time);
+    return span && { canvas, section, span, rank: number, time, row: rank };
   }
 
-  return { draw, find, readStyle, scaleOf, timeAt };
+  return { at, draw, find, readStyle, scaleOf, size, timeAt };
+}
+
+// The end of a step: of its actions, and of what follows them.
+function endOf(section) {
+  return section.tail.length ? section.tail.at(-1)[1] : section.makespan;
 }
 
 function short(value) {

@@ -69,11 +69,15 @@ class Study:
     @property
     def shape(self) -> str:
         """Numbers of ranks, microbatches, stages and steps, as text."""
-        program, steps = self.program, self.num_steps
-        words = [counted(program.num_ranks, "rank"), counted(program.num_microbatches, "microbatch")]
-        if program.num_stages != program.num_ranks:
-            words.append(counted(program.num_stages, "stage"))
-        return ", ".join([*words, counted(steps, "step")] if steps > 1 else words)
+        return shape_text(self.program, self.num_steps)
+
+
+def shape_text(program: Program, num_steps: int) -> str:
+    """Numbers of ranks, microbatches, stages and steps."""
+    words = [counted(program.num_ranks, "rank"), counted(program.num_microbatches, "microbatch")]
+    if program.num_stages != program.num_ranks:
+        words.append(counted(program.num_stages, "stage"))
+    return ", ".join([*words, counted(num_steps, "step")] if num_steps > 1 else words)
 
 
 def study_schedule(

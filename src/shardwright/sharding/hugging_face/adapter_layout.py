@@ -31,7 +31,7 @@ def adapter_layout(family: str, model: ModelSpec) -> Layout:
             f"adapters of a {family} model",
             [
                 f"{', '.join(fused)} are side by side with others in one matrix of this family, which peft gives one "
-                "adapter; export with --names own"
+                "adapter; leave them out of model.adapter.targets, or export with --names own"
             ],
         )
     layout: Layout = {}

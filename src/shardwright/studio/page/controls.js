@@ -1,6 +1,7 @@
 // The controls: one for each field that the server describes, in groups. A control that the page has set, and that is
 // not as in the job any more, is marked and has a button that takes it back.
 import { element } from "./dom.js";
+import { TEXTS } from "./texts.js";
 import { rounded } from "./units.js";
 
 // `change(key, text, isStep)` is called with each new value; `isStep` is false while a slider moves.
@@ -25,11 +26,11 @@ export function buildControls(form, described, change) {
 
 function jobControl(described, change) {
   const select = element("select", { id: "job" },
-    element("option", { value: "" }, "own fields"),
-    element("optgroup", { label: "Jobs" }, described.jobs.map((name) => element("option", { value: name }, name))),
-    element("optgroup", { label: "Models" }, described.models.map((name) => element("option", { value: name }, name))));
+    element("option", { value: "" }, TEXTS.controls.ownFields),
+    element("optgroup", { label: TEXTS.controls.jobs }, described.jobs.map((name) => element("option", { value: name }, name))),
+    element("optgroup", { label: TEXTS.controls.models }, described.models.map((name) => element("option", { value: name }, name))));
   select.addEventListener("change", () => select.value && change("job", select.value, true));
-  const node = element("div", { class: "control" }, element("label", { htmlFor: "job" }, "Job or model"), select);
+  const node = element("div", { class: "control" }, element("label", { htmlFor: "job" }, TEXTS.controls.job), select);
   return { key: "job", node, show: (values, state) => { select.value = state.job || ""; } };
 }
 
@@ -38,8 +39,8 @@ function fieldControl(control, described, change) {
   const set = (text, isStep = true) => change(control.key, text, isStep);
   const made = { choice: choiceInput, number: numberInput, switch: switchInput, slider: sliderInput }[control.kind](
     control, id, set);
-  const back = element("button", { type: "button", class: "back", hidden: true, title: "as the job has it" }, "↺");
-  back.setAttribute("aria-label", `${control.label} as the job has it`);
+  const back = element("button", { type: "button", class: "back", hidden: true, title: TEXTS.controls.back }, "↺");
+  back.setAttribute("aria-label", TEXTS.controls.backOf(control.label));
   back.addEventListener("click", () => set(""));
   const unit = control.unit ? element("small", {}, control.unit) : null;
   const label = element("label", { htmlFor: id, title: control.meaning }, control.label, unit && " ", unit);
@@ -91,7 +92,7 @@ function numberInput(control, id, set) {
 function sliderInput(control, id, set) {
   const number = numberInput(control, id, set);
   const slider = element("input", {
-    type: "range", min: 0, max: 1, step: 0.001, "aria-label": `${control.label}, slider`,
+    type: "range", min: 0, max: 1, step: 0.001, "aria-label": TEXTS.controls.slider(control.label),
   });
   const span = Math.log(control.most / control.least);
   const valueAt = (place) => snapped(control.least * Math.exp(place * span), control.whole);
@@ -130,9 +131,9 @@ function otherFields(described, change) {
   const names = element("datalist", { id: "fields" }, Object.keys(described.fields).map((key) => element("option", { value: key })));
   const name = element("input", { id: "field", type: "text", placeholder: "plan.bucket_mib", spellcheck: false });
   name.setAttribute("list", "fields");
-  const value = element("input", { type: "text", "aria-label": "Value of the field", placeholder: "value", spellcheck: false });
+  const value = element("input", { type: "text", "aria-label": TEXTS.controls.valueOf, placeholder: TEXTS.controls.value, spellcheck: false });
   const meaning = element("p", { class: "quiet" });
-  const add = element("button", { type: "button" }, "Set");
+  const add = element("button", { type: "button" }, TEXTS.controls.set);
   const list = element("ul", {});
   const apply = () => {
     if (name.value && value.value) change(name.value.trim(), value.value.trim(), true);
@@ -144,15 +145,15 @@ function otherFields(described, change) {
     meaning.textContent = described.fields[name.value] || "";
     if (name.value in values) value.value = plainText(values[name.value]);
   });
-  const summary = element("summary", {}, "Other fields");
-  const line = element("div", { class: "control other" }, element("label", { htmlFor: "field" }, "Field"), name, value, add);
+  const summary = element("summary", {}, TEXTS.controls.others);
+  const line = element("div", { class: "control other" }, element("label", { htmlFor: "field" }, TEXTS.controls.field), name, value, add);
   const node = element("details", { class: "others" }, summary, names, line, meaning, list);
   const show = (shown, state, known) => {
     values = shown;
     const set = Object.entries(state).filter(([key]) => key.includes(".") && !known.includes(key));
-    summary.textContent = set.length ? `Other fields (${rounded(set.length)} set)` : "Other fields";
+    summary.textContent = set.length ? TEXTS.controls.othersSet(rounded(set.length)) : TEXTS.controls.others;
     list.replaceChildren(...set.map(([key, text]) => {
-      const back = element("button", { type: "button", class: "back", "aria-label": `${key} as the job has it` }, "↺");
+      const back = element("button", { type: "button", class: "back", "aria-label": TEXTS.controls.backOf(key) }, "↺");
       back.addEventListener("click", () => change(key, "", true));
       return element("li", { title: described.fields[key] || "" }, `${key} = ${text} `, back);
     }));

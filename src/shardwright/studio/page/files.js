@@ -1,6 +1,7 @@
 // Files: those that are opened or dropped become the plan, and a plan is saved in any format.
 import { byId, element } from "./dom.js";
 import { exportPlan, readFiles } from "./server.js";
+import { TEXTS } from "./texts.js";
 
 const MOST_BYTES = 900_000;
 
@@ -20,7 +21,7 @@ export function takeFiles(described, open) {
 
 export async function textsOf(files) {
   const large = [...files].find((file) => file.size > MOST_BYTES);
-  if (large) throw new Error(`${large.name} has more than ${MOST_BYTES.toLocaleString("en")} bytes; drop a smaller file`);
+  if (large) throw new Error(TEXTS.messages.largeFile({ name: large.name, most: MOST_BYTES.toLocaleString("en") }));
   return Object.fromEntries(await Promise.all([...files].map(async (file) => [file.name, await file.text()])));
 }
 
@@ -34,8 +35,8 @@ export async function stateOf(texts, system, values) {
 export function fillExports(described, save) {
   const select = byId("export");
   const options = (names) => Object.entries(names).map(([name, title]) => element("option", { value: name }, title));
-  select.append(element("option", { value: "" }, "as …"), element("optgroup", { label: "Of this plan" }, options(described.formats)),
-    element("optgroup", { label: "For another system" }, options(described.systems)));
+  select.append(element("option", { value: "" }, TEXTS.actions.exportAs), element("optgroup", { label: TEXTS.actions.exportOwn }, options(described.formats)),
+    element("optgroup", { label: TEXTS.actions.exportOthers }, options(described.systems)));
   select.addEventListener("change", () => {
     if (select.value) save(select.value);
     select.value = "";
@@ -50,5 +51,5 @@ export async function saveExport(state, to) {
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
   }
-  return [`Saved ${Object.keys(files).join(", ")}.`, notes].filter(Boolean);
+  return [TEXTS.messages.saved(Object.keys(files).join(", ")), notes].filter(Boolean);
 }

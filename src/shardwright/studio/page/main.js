@@ -11,16 +11,19 @@ import { searchBest, searchFitting } from "./search_view.js";
 import { askControls, askParts } from "./server.js";
 import { ofModel, readAddress, withField, withPlan, writeAddress } from "./state.js";
 import { showStep } from "./step_view.js";
+import { fillTexts, TEXTS } from "./texts.js";
 import { showTimeline } from "./timeline_view.js";
 
-const QUICK = ["values", "job", "step", "memory"];  // asked at once
-const SLOW = ["timeline", "links"];  // asked when nothing has changed for a moment
-const QUIET_MS = 120;
+const QUICK = ["values", "job", "step", "memory"];
+const SLOW = ["links", "timeline"];  // while a slider moves they are asked when it has rested for a moment
+const QUIET_MS = 80;
 
+fillTexts(document);
 const described = await askControls();
 let page = readAddress();  // { state, beside }
 let answer = {};  // parts of the answer to the state, by name
 let besideAnswer = null;  // the same of the plan beside
+const drawn = {};  // by part: the content that is on the screen, and that of the plan beside it
 let asking = new AbortController();
 
 const showControls = buildControls(byId("controls"), described, (key, text, isStep) => {
@@ -33,38 +36,44 @@ const showControls = buildControls(byId("controls"), described, (key, text, isSt
 function go(state, isStep = true) {
   page = { ...page, state };
   writeAddress(page, isStep);
-  refresh();
+  refresh([], isStep);
 }
 
-async function refresh(notes = []) {
+async function refresh(notes = [], isStep = true) {
   asking.abort();
   asking = new AbortController();
   const { signal } = asking;
   performance.mark("asked");
   document.body.classList.add("busy");
+  const seen = (part, parts) => show(part, parts, notes);
   try {
-    if (page.beside && !besideAnswer) besideAnswer = await answerOf(page.beside, [...QUICK, ...SLOW], signal, () => {});
-    answer = await answerOf(page.state, QUICK, signal, (part, parts) => show(part, parts, notes));
-    performance.mark("figures");
+    if (page.beside && !besideAnswer) besideAnswer = await answerOf(page.beside, [...QUICK, ...SLOW], {}, signal, () => {});
+    answer = await answerOf(page.state, isStep ? [...QUICK, ...SLOW] : QUICK, drawn, signal, seen);
     if (!answer.faults) {
-      await new Promise((resolve) => setTimeout(resolve, QUIET_MS));
-      if (signal.aborted) return;
+      if (!isStep) {
+        await new Promise((resolve) => setTimeout(resolve, QUIET_MS));
+        if (signal.aborted) return;
+        Object.assign(answer, await answerOf(page.state, SLOW, drawn, signal, seen));
+      }
       if (answer.memory.fits === false) searchFitting(page.state, place(), (plan) => go({ ...page.state, ...plan }), signal);
-      Object.assign(answer, await answerOf(page.state, SLOW, signal, (part, parts) => show(part, { ...answer, ...parts }, notes)));
     }
-    performance.mark("shown");
+    onScreen("shown");
     document.body.dataset.shown = location.hash;  // all of this state is on the screen
   } catch (error) {
     if (error.name === "AbortError") return;
     document.body.classList.remove("busy");
-    showFaults(error.faults || [`The server does not answer: ${error.message}`]);
+    showFaults(error.faults || [TEXTS.messages.silent(error.message)]);
   }
 }
 
-async function answerOf(state, wanted, signal, seen) {
+// The parts of the answer to a state, each of which is told to `seen`. Of `known` parts, by name { content }, those that
+// are the same are not sent again.
+async function answerOf(state, wanted, known, signal, seen) {
   const parts = {};
-  for await (const { part, ...content } of askParts(state, wanted, signal)) {
-    parts[part] = part === "values" ? content.values : part === "faults" ? content.faults : content;
+  const keys = Object.fromEntries(Object.entries(known).flatMap(([part, { content }]) => (content?.key ? [[part, content.key]] : [])));
+  for await (const { part, ...content } of askParts(state, wanted, keys, signal)) {
+    const isKnown = content.key && content.key === keys[part];
+    parts[part] = part === "values" ? content.values : part === "faults" ? content.faults : isKnown ? known[part].content : content;
     if (part === "faults") parts.way_out = content.way_out;
     if (signal.aborted) throw new DOMException("", "AbortError");
     seen(part, parts);
@@ -72,8 +81,23 @@ async function answerOf(state, wanted, signal, seen) {
   return parts;
 }
 
-// Shows one part of an answer, of which `parts` are known.
+// Shows one part of an answer, of which `parts` are known. What is on the screen already stays as it is.
 function show(part, parts, notes) {
+  const content = parts[part], beside = besideAnswer?.[part];
+  const isShown = content?.key && drawn[part]?.content === content && drawn[part].beside === beside;
+  if (!isShown) showPart(part, parts, notes);
+  drawn[part] = { content, beside };
+  if (part === "step" || part === "memory") showHeadline(byId("headline"), { memory: drawn.memory?.content, ...parts }, besideAnswer);
+  if (part === "memory" || part === "faults") document.body.classList.remove("busy");
+  onScreen(part);
+}
+
+// A mark of the time at which what was shown is on the screen: benchmarks/studio.py reads them.
+function onScreen(name) {
+  requestAnimationFrame(() => setTimeout(() => performance.mark(name)));
+}
+
+function showPart(part, parts, notes) {
   document.body.classList.toggle("faulty", part === "faults");
   if (part === "values") showControls(parts.values, page.state);
   if (part === "faults") {
@@ -81,16 +105,14 @@ function show(part, parts, notes) {
     showFaults(parts.faults, parts.way_out);
   }
   if (part === "job") {
-    byId("words").textContent = `${parts.job.name} on ${parts.job.ranks.toLocaleString("en")} devices: ${parts.job.words}`;
-    document.title = `${parts.job.name}, ${parts.job.words} – Shardwright studio`;
+    byId("words").textContent = TEXTS.plan({ ...parts.job, ranks: parts.job.ranks.toLocaleString("en") });
+    document.title = TEXTS.pageTitle(parts.job);
     showNotes([...notes, ...parts.job.notes.filter((note) => !notes.includes(note))]);
   }
   if (part === "step") {
     showStep(parts.step, besideAnswer?.step, described.parts);
     showMoney(parts.step, parts.job);
   }
-  if (part === "memory" || part === "faults") document.body.classList.remove("busy");
-  if (part === "step" || part === "memory") showHeadline(byId("headline"), parts, besideAnswer);
   if (part === "memory") showMemory(parts.memory, besideAnswer?.memory);
   if (part === "timeline") showTimeline(parts.timeline, besideAnswer?.timeline);
   if (part === "links") { showNodes(parts.links); showTraffic(parts.links); }
@@ -106,7 +128,7 @@ function keepBeside() {
 }
 
 function showKeep() {
-  byId("keep").textContent = page.beside ? "Drop beside" : "Keep beside";
+  byId("keep").textContent = page.beside ? TEXTS.actions.drop : TEXTS.actions.keep;
 }
 
 // One click: the search, the recommended plan, and the plan before it beside.
@@ -126,7 +148,7 @@ async function open(files) {
     const { state, notes, system } = await stateOf(texts, "", answer.values || {});
     page = { state, beside: page.beside };
     writeAddress(page, true);
-    const read = `Read ${Object.keys(texts).join(", ")}${system && `, of ${system}`}.`;
+    const read = TEXTS.messages.read({ names: Object.keys(texts).join(", "), system });
     refresh([read, ...notes.split("\n").filter(Boolean)]);
   } catch (error) {
     showFaults(error.faults || [error.message], error.wayOut);

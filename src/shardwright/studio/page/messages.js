@@ -1,10 +1,10 @@
 // Faults, with their ways out, and notes.
 import { byId, element } from "./dom.js";
+import { TEXTS } from "./texts.js";
 
 export function showFaults(faults, wayOut = "") {
   const items = faults.map((fault) => element("li", {}, fault));
-  const title = faults.length === 1 ? "This plan has a fault:" : `This plan has ${faults.length} faults:`;
-  show("bad", element("strong", {}, title), element("ul", {}, items), wayOut && element("p", {}, wayOut));
+  show("bad", element("strong", {}, TEXTS.messages.faults(faults.length)), element("ul", {}, items), wayOut && element("p", {}, wayOut));
 }
 
 export function showNotes(notes) {

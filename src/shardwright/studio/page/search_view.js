@@ -1,6 +1,7 @@
 // The search for the best plans, and its reasons. It can be stopped, and ends when another begins.
 import { byId, element, table } from "./dom.js";
 import { search } from "./server.js";
+import { TEXTS } from "./texts.js";
 import { memoryText, secondsText, shareText } from "./units.js";
 
 let running = null;
@@ -12,12 +13,12 @@ export async function searchBest(state, take, keep = false) {
   running = new AbortController();
   const { signal } = running;
   const section = byId("search");
-  const heading = element("h2", {}, "Best plans ", element("small", { role: "status" }));
+  const heading = element("h2", {}, TEXTS.search.title, element("small", { role: "status" }));
   const body = element("div", {});
-  const stop = element("button", { type: "button" }, "Stop");
+  const stop = element("button", { type: "button" }, TEXTS.search.stop);
   stop.addEventListener("click", () => { running.abort(); section.hidden = true; });
   const set = Object.entries(state).filter(([key]) => key.startsWith("plan."));
-  const again = element("button", { type: "button", hidden: keep || !set.length }, "Search with my fields kept");
+  const again = element("button", { type: "button", hidden: keep || !set.length }, TEXTS.search.again);
   again.title = set.map(([key, text]) => `${key} = ${text}`).join(", ");
   again.addEventListener("click", () => searchBest(state, take, true));
   section.replaceChildren(element("div", { class: "actions" }, heading, again, stop), body);
@@ -25,7 +26,7 @@ export async function searchBest(state, take, keep = false) {
   const status = heading.querySelector("small");
   try {
     for await (const part of search("best", state, signal, keep)) {
-      if (part.seconds !== undefined) status.textContent = `${body.childElementCount ? "reasons" : "searching"}, ${part.seconds.toFixed(1)} s`;
+      if (part.seconds !== undefined) status.textContent = progress(body, part.seconds.toFixed(1));
       if (part.plans) showPlans(body, part.plans, take);
       if (part.reasons) body.append(reasons(part.reasons));
       if (part.faults) body.append(...part.faults.map((fault) => element("p", { class: "bad" }, fault)));
@@ -34,38 +35,40 @@ export async function searchBest(state, take, keep = false) {
   } catch (error) {
     if (error.name !== "AbortError") body.append(element("p", { class: "bad" }, error.message));
   }
-  stop.textContent = "Close";
+  stop.textContent = TEXTS.search.close;
 }
+
+const progress = (body, seconds) => (body.childElementCount ? TEXTS.search.reasoning : TEXTS.search.searching)(seconds);
 
 function showPlans(body, plans, take) {
   if (!plans.length) {
-    body.append(element("p", { class: "bad" }, "No plan fits; use more devices, or some with more memory."));
+    body.append(element("p", { class: "bad" }, TEXTS.search.none));
     return;
   }
   const rows = plans.map((plan) => {
-    const use = element("button", { type: "button" }, "Use");
+    const use = element("button", { type: "button" }, TEXTS.search.use);
     use.addEventListener("click", () => take(plan.state));
-    return [element("span", {}, use, " ", plan.words, plan.recommended ? element("em", {}, " recommended") : ""),
+    return [element("span", {}, use, " ", plan.words, plan.recommended ? element("em", {}, TEXTS.search.recommended) : ""),
       secondsText(plan.step_s), shareText(plan.mfu), memoryText(plan.process_bytes)];
   });
-  body.append(table([["plan", "step", "MFU", "memory"], ...rows], { class: "plans", "aria-label": "Best plans" }));
+  body.append(table([TEXTS.search.columns, ...rows], { class: "plans", "aria-label": TEXTS.search.title.trim() }));
   take(plans[0].state);
 }
 
 function reasons(text) {
   const pre = element("pre", { tabIndex: 0 }, text);
-  return element("details", {}, element("summary", {}, "Reasons, and what would make another plan win"), pre);
+  return element("details", {}, element("summary", {}, TEXTS.search.reasons), pre);
 }
 
 // The nearest plans that fit, as buttons.
 export async function searchFitting(state, place, take, signal) {
-  const line = element("p", { class: "quiet" }, "Looking for the nearest plans that fit ...");
+  const line = element("p", { class: "quiet" }, TEXTS.search.looking);
   place.append(line);
   try {
     for await (const part of search("fitting", state, signal)) {
       if (part.seconds !== undefined) continue;
-      if (!part.nearest?.length) { line.textContent = "No plan near to it fits; Best plan looks at all."; continue; }
-      line.replaceChildren("The nearest plans that fit: ", ...part.nearest.map((near) => {
+      if (!part.nearest?.length) { line.textContent = TEXTS.search.noneNear; continue; }
+      line.replaceChildren(TEXTS.search.near, ...part.nearest.map((near) => {
         const text = `${Object.entries(near.state).map(([key, value]) => `${key.split(".").at(-1)} ${value}`).join(", ")} `;
         const use = element("button", { type: "button" }, `${text}(${memoryText(near.process_bytes)}, ${secondsText(near.step_s)})`);
         use.addEventListener("click", () => take(near.state));

@@ -34,9 +34,10 @@ async function* lines(response) {
   }
 }
 
-// The parts of the answer to a state: "values", "job", "step", "memory", "timeline", "links", or "faults".
-export async function* askParts(state, wanted, signal) {
-  yield* lines(await post("/plan", { state, wanted: wanted.join(",") }, signal));
+// The parts of the answer to a state: "values", "job", "step", "memory", "links", "timeline", or "faults". `known` are the keys
+// of parts that the page has: such a part comes with its key alone, if it is the same.
+export async function* askParts(state, wanted, known, signal) {
+  yield* lines(await post("/plan", { state, wanted: wanted.join(","), known }, signal));
 }
 
 // The lines of a search: "best" plans, or the nearest that are "fitting". With `keep` the plan's fields of the state stay.

@@ -31,6 +31,7 @@ export function withField(state, key, text, values) {
   const next = { ...state, [key]: text };
   if (text === "") delete next[key];
   if (SETS_REPLICAS.includes(key)) delete next["plan.dp"];
+  if (key === "device") delete next.memory_gib;  // that of the device before
   if (key === "device" || key === "devices") {  // they describe the cluster anew
     for (const old of ["cluster.device", "cluster.nodes", "cluster.devices_per_node"]) delete next[old];
     if (key === "devices" && state["cluster.device"]) next.device = state["cluster.device"];

@@ -1,0 +1,89 @@
+"""Files that a file names and that lie beside it or above: the model's config.json, an engine's configuration, what a
+system's files begin from."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePath
+
+from shardwright.config.units import MIB
+from shardwright.config.user_file import FileFault, read_text
+
+_MODEL_FOLDER = re.compile(r"\b(?:base_model|model_name_or_path|config_name)[\"']?[:=\s]\s*[\"']?([\w./-]+)")
+_COMMENT = re.compile(r"^\s*#.*$", re.MULTILINE)
+_PATH = r"[\w-]*[\"']?[:=\s]\s*[\"']?([\w.-][\w./-]*\.(?:json|ya?ml))\b"
+# Settings and variables of scripts that name the configuration of DeepSpeed, of FSDP or Accelerate, of a program.
+_ENGINES = (
+    re.compile(rf"(?i)\b(?:deepspeed|ds)(?:_config)?{_PATH}"),
+    re.compile(rf"(?i)\b(?:fsdp|accelerate|config_file){_PATH}"),
+    re.compile(r"\b(?:axolotl(?:\.cli\.|\s+)train|llamafactory-cli\s+train|src/train\.py)\s+([\w.-][\w./-]*\.ya?ml)\b"),
+)
+_MOST_BYTES = MIB
+_MOST_ABOVE, _MOST_ROUNDS = 6, 3
+_MOST_IN_LIBRARY = 400
+
+
+def text_of(path: Path) -> str:
+    """The text of a file, or of the config.json in a folder. FileFault if it is not there or too long."""
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise FileFault(f"{path} is a folder, and there is no config.json in it; name the file")
+        path = path / "config.json"
+    return read_text(path, _MOST_BYTES, "launch script or configuration")
+
+
+def model_texts(file: Path, texts: Mapping[str, str]) -> dict[str, str]:
+    """The config.json of the model whose folder a text names, relative to a file or to the working folder, by its path;
+    empty if one is named by the user, or none is there."""
+    if any(PurePath(name).name == "config.json" or Path(name).is_dir() for name in texts):
+        return {}
+    folders = [match for text in texts.values() for match in _MODEL_FOLDER.findall(text)]
+    paths = [place / folder / "config.json" for folder in folders for place in (file.parent, Path())]
+    return {str(path): text_of(path) for path in [path for path in paths if path.is_file()][:1]}
+
+
+def engine_texts(file: Path, texts: Mapping[str, str]) -> dict[str, str]:
+    """The configurations that the texts name and the user does not, by path: those below the folder of a file, a folder
+    above it or the working folder. Of several of one kind none is taken, for it is not known which counts; and none
+    beside a configuration of the user's that no text names, which may be in its place."""
+    known = dict(texts)
+    if _has_unnamed(file, texts):
+        return {}
+    for _ in range(_MOST_ROUNDS):
+        names = {PurePath(name).name for name in known}
+        plain = [_COMMENT.sub("", text) for text in known.values()]
+        for pattern in _ENGINES:
+            named = {match for text in plain for match in pattern.findall(text)}
+            path = _below(file, named.pop()) if len(named) == 1 else None
+            if path is not None and path.name not in names:
+                known[str(path)] = text_of(path)
+    return {name: text for name, text in known.items() if name not in texts}
+
+
+def library_texts(folders: Sequence[str], file: Path, texts: Mapping[str, str]) -> dict[str, str]:
+    """The YAML files of a system's folders that lie in a folder above a file, by path; without those of the same name
+    as one of `texts`."""
+    names = {PurePath(name).name for name in texts}
+    paths = [
+        path
+        for folder in folders
+        for above in file.absolute().parents
+        for path in sorted((above / folder).glob("*.yaml"))
+    ]
+    return {str(path): text_of(path) for path in paths[:_MOST_IN_LIBRARY] if path.name not in names}
+
+
+def _has_unnamed(file: Path, texts: Mapping[str, str]) -> bool:
+    """True if a configuration behind the first file is none that the texts name, and no config.json."""
+    named = {PurePath(name).name for text in texts.values() for pattern in _ENGINES for name in pattern.findall(text)}
+    others = [PurePath(name) for name in texts if Path(name) != file]
+    return any(
+        path.suffix in (".json", ".yaml", ".yml") and path.name not in {*named, "config.json"} for path in others
+    )
+
+
+def _below(file: Path, name: str) -> Path | None:
+    """The file of a name below the folder of a file, the folders above it or the working folder; None if none is."""
+    if ".." in PurePath(name).parts:
+        return None
+    places = [Path(), *list(file.absolute().parents)[:_MOST_ABOVE]]
+    return next((place / name for place in places if (place / name).is_file()), None)

@@ -1,0 +1,127 @@
+"""MindSpeed-LLM (Ascend), a fork of Megatron-LM: its own flags for experts, stages and sequences, under Megatron-LM's
+names. Flags that have no counterpart stay, and are refused or told by their names."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from shardwright.config import largest
+from shardwright.config.fault_gathering_reader import whole
+from shardwright.interchange.systems.megatron_plan import LAYOUT, layout_text
+
+# Flags that no other fork has.
+_OWN = (
+    "context-parallel-algo",
+    "first-k-dense-replace",
+    "n-shared-experts",
+    "norm-topk-prob",
+    "seq-aux",
+    "moe-permutation-async-comm",
+    "moe-alltoall-overlap-comm",
+    "moe-tp-extend-ep",
+    "gemm-gradient-accumulation-fusion",
+    "num-layer-list",
+    "noop-layers",
+    "handler-name",
+    "recompute-activation-function",
+    "swap-optimizer",
+    "reuse-fp32-param",
+)
+_CONTEXT = {"megatron_cp_algo": "p2p", "ulysses_cp_algo": "a2a"}
+_BALANCES = {"pai_megatron_aux_loss": "aux_loss", "noaux_tc": "none", "softmax_topk": "none"}
+_STAGES = ("sft", "pt", "pretrain")
+_BY_CHUNK = "num-layers-per-virtual-pipeline-stage"
+_SHARED = "moe-shared-expert-intermediate-size"
+
+
+def is_mindspeed(given: Mapping[str, Any]) -> bool:
+    """True if flags are MindSpeed's."""
+    return any(name in given for name in _OWN)
+
+
+def as_megatron(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """(flags under Megatron-LM's names, names as MindSpeed has them)."""
+    flags = dict(given)
+    spelled: dict[str, str] = {}
+    for own, renamed in (_context(flags), _experts(flags), _stages(flags)):
+        for name in own:
+            flags.pop(name, None)
+        flags |= renamed
+        spelled |= {name: own[0] for name in renamed if own}
+    if "recompute-activation-function" in flags and not flags.keys() & {"recompute-granularity", "recompute-method"}:
+        del flags["recompute-activation-function"]
+        flags |= {"recompute-granularity": "selective", "recompute-modules": ["moe_act"]}  # of any MLP
+    if flags.get("stage") in _STAGES:  # data of chats or of texts
+        del flags["stage"]
+    return flags, {name: own for name, own in spelled.items() if own not in flags}
+
+
+def _context(flags: Mapping[str, Any]) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """The method of context parallelism: names that it replaces, and flags in their place."""
+    word = str(flags.get("context-parallel-algo"))
+    if str(flags.get("context-parallel-size", "1")) == "1":
+        return ("context-parallel-algo",), {}
+    return (("context-parallel-algo",), {"cp-comm-type": _CONTEXT[word]}) if word in _CONTEXT else ((), {})
+
+
+def _experts(flags: Mapping[str, Any]) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Layers with experts, the shared ones, how experts are chosen, and over which ranks they are spread."""
+    layers, experts = _number(flags, "num-layers"), _number(flags, "num-experts")
+    if not experts:
+        return ("first-k-dense-replace", "n-shared-experts", "moe-layer-freq", "norm-topk-prob", "seq-aux"), {}
+    renamed: dict[str, Any] = {}
+    dense = max(0, _number(flags, "first-k-dense-replace", signed=True))
+    every = max(1, abs(_number(flags, "moe-layer-freq", 1, signed=True)))
+    is_said = "first-k-dense-replace" in flags or flags.get("moe-layer-freq") == "-1"
+    if is_said and layers <= largest.LAYERS:
+        kept = [layer for layer in range(layers) if layer not in _idle(flags)]
+        routed = ("1" if layer >= dense and layer % every == 0 else "0" for layer in kept)
+        renamed["moe-layer-freq"] = f"[{','.join(routed)}]"
+    width = _number(flags, "moe-ffn-hidden-size") or _number(flags, "ffn-hidden-size")
+    if "n-shared-experts" in flags and _SHARED not in flags:
+        renamed[_SHARED] = str(_number(flags, "n-shared-experts") * width)
+    balance = flags.get("moe-router-load-balancing-type")
+    if balance is not None or "seq-aux" in flags:
+        word = _BALANCES.get(str(balance or "aux_loss"), str(balance or "aux_loss"))
+        renamed["moe-router-load-balancing-type"] = (
+            "seq_aux_loss" if "seq-aux" in flags and word == "aux_loss" else word
+        )
+    if "moe-tp-extend-ep" in flags:
+        tensor, spread = (_number(flags, f"{name}-model-parallel-size", 1) for name in ("tensor", "expert"))
+        renamed |= {"expert-model-parallel-size": str(tensor * spread), "expert-tensor-parallel-size": "1"}
+    replaced = ["first-k-dense-replace", "n-shared-experts", "norm-topk-prob", "seq-aux", "moe-tp-extend-ep"]
+    if "shared-expert-gate" in flags:
+        replaced.append("shared-expert-gate")
+        renamed["moe-shared-expert-gate"] = True
+    if "norm-topk-prob" in flags:  # a softmax over all whose chosen part adds up to 1 is one over the chosen
+        replaced.append("moe-router-pre-softmax")
+    return tuple(replaced), renamed
+
+
+def _stages(flags: Mapping[str, Any]) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """The layers of each stage: a list of them, or layers that do nothing among stages of the same size."""
+    layers, pipeline = _number(flags, "num-layers"), _number(flags, "pipeline-model-parallel-size", 1)
+    stages = [whole(word) or 0 for word in str(flags.get("num-layer-list", "")).split(",") if word]
+    replaced = ["num-layer-list"]
+    if (idle := _idle(flags)) and not stages:
+        size = _number(flags, _BY_CHUNK) or (layers // pipeline if pipeline and layers % pipeline == 0 else 0)
+        if not size or layers % size or layers > largest.LAYERS:
+            return (), {}
+        counts = [size - sum(layer in idle for layer in range(begin, begin + size)) for begin in range(0, layers, size)]
+        stages, replaced = counts, [*replaced, "noop-layers", _BY_CHUNK]
+    if not stages or sum(stages) > largest.LAYERS:
+        return (), {}
+    layout = {LAYOUT: layout_text(stages, _number(flags, "mtp-num-layers"))} if pipeline > 1 else {}
+    return tuple(replaced), {"num-layers": str(sum(stages))} | layout
+
+
+def _idle(flags: Mapping[str, Any]) -> set[int]:
+    """The layers that do nothing; empty if a word is no number."""
+    numbers = [whole(word.strip()) for word in str(flags.get("noop-layers", "")).split(",")]
+    return {number for number in numbers if number is not None} if None not in numbers else set()
+
+
+def _number(flags: Mapping[str, Any], name: str, default: int = 0, signed: bool = False) -> int:
+    """The whole number of a flag, or a default."""
+    text = str(flags.get(name, default))
+    number = whole(text.removeprefix("-")) if signed else whole(text)
+    return default if number is None else -number if text.startswith("-") else number

@@ -1,0 +1,47 @@
+"""Hooks of mkdocs: marks the pictures that can be played, and writes the figures and their player into the site."""
+
+import re
+import shutil
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from shardwright.learn.idea_pages import LANGUAGES
+from shardwright.learn.playable_figure import PLAYER_WORDS, script_of
+from shardwright.learn.playable_figures import PLAYABLE
+
+PLAYER = Path(__file__).parent / "player"
+FOLDER = "play"  # of the site
+_PICTURE = re.compile(r'(<img\b[^>]*\bsrc="[^"]*figures/(?P<name>[a-z0-9-]+)\.svg")')
+
+
+def on_page_content(html: str, *, page: Any, **_: Any) -> str:
+    """The content of a page, with its playable pictures marked, and scripts with their data."""
+    names = [name for name in dict.fromkeys(match["name"] for match in _PICTURE.finditer(html)) if name in PLAYABLE]
+    if not names:
+        return html
+    first, slash, _ = page.url.partition("/")
+    language = first if slash and first in LANGUAGES else LANGUAGES[0]
+    up = "../" * page.url.count("/")
+    scripts = [f"{up}{FOLDER}/{name}.{language}.js" for name in ("words", *names)]
+    marked = _PICTURE.sub(
+        lambda match: f'{match[1]} data-figure="{match["name"]}"' if match["name"] in names else match[1], html
+    )
+    return marked + "".join(f'<script src="{script}"></script>' for script in scripts)
+
+
+def on_post_build(*, config: Any, **_: Any) -> None:
+    """Write the player, and the data of each figure in each language."""
+    folder = Path(config["site_dir"]) / FOLDER
+    if folder.exists():  # each language is a build of its own
+        return
+    shutil.copytree(PLAYER, folder)
+    for name, data in _figures().items():
+        for language in LANGUAGES:
+            (folder / f"{name}.{language}.js").write_text(script_of(name, data, language), encoding="utf-8")
+
+
+@cache
+def _figures() -> dict[str, Any]:
+    """The data of all figures, and the words of the player."""
+    return {"words": PLAYER_WORDS} | {name: figure.data() for name, figure in PLAYABLE.items()}

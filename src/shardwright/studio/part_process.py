@@ -1,0 +1,98 @@
+"""A second process of the server that makes the memory of a plan while the first one makes its traffic and timeline:
+`python -m shardwright.studio.part_process` reads questions as lines of JSON, and prints an answer to each.
+"""
+
+import asyncio
+import json
+import os
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from shardwright.report.plan_parts import Part
+from shardwright.studio.page_state import PageState
+from shardwright.studio.plan_answer import PlanAnswers, warm_up
+
+PART = "memory"  # about half of the time of all parts but the step
+_MOST_LINE = 2**26  # bytes of one answer
+
+
+class PartProcess:
+    """The process, which ends with the block that `running` begins, or with the server. It answers one question after
+    the other. A question whose future is cancelled is not asked; if it was, its answer is read and left."""
+
+    def __init__(self) -> None:
+        self._process: Process | None = None
+        self._waiting, self._asking = asyncio.Lock(), asyncio.Lock()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Run the process during a block, if there is a second processor for it."""
+        if (os.cpu_count() or 1) == 1:
+            yield
+            return
+        words = [sys.executable, "-m", __name__]
+        process = await asyncio.create_subprocess_exec(
+            *words, stdin=PIPE, stdout=PIPE, limit=_MOST_LINE, start_new_session=True
+        )
+        beginning = asyncio.ensure_future(self._begin(process))
+        try:
+            yield
+        finally:
+            self._process = None
+            beginning.cancel()
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.communicate()  # its pipes are closed while there is a loop
+
+    @property
+    def is_ready(self) -> bool:
+        """True if it waits for questions."""
+        return self._process is not None and self._process.returncode is None
+
+    def ask(self, state: PageState, known: dict[str, str]) -> "asyncio.Future[bytes]":
+        """The line of the part of a state; empty if there is none, since the plan has faults or the process has
+        ended."""
+        return asyncio.ensure_future(self._answer({"state": dict(state.texts), "known": known}))
+
+    async def _begin(self, process: Process) -> None:
+        assert process.stdout is not None
+        if await process.stdout.readline():
+            self._process = process
+
+    async def _answer(self, question: dict[str, Any]) -> bytes:
+        async with self._waiting:
+            return await asyncio.shield(asyncio.ensure_future(self._asked(question)))
+
+    async def _asked(self, question: dict[str, Any]) -> bytes:
+        async with self._asking:
+            process = self._process
+            if process is None:
+                return b""
+            assert process.stdin is not None and process.stdout is not None
+            with suppress(OSError):
+                process.stdin.write(json.dumps(question).encode() + b"\n")
+                await process.stdin.drain()
+                line = await process.stdout.readline()
+                return line if line and json.loads(line)["part"] == PART else b""
+        return b""
+
+
+def made_part(answers: PlanAnswers, question: dict[str, Any]) -> Part:
+    """The part of a question's state, or the faults of its plan."""
+    return next(answers.parts(PageState.read(question["state"]), (PART,), question["known"]))
+
+
+def main() -> None:
+    """Print a line when all is loaded, and answer the questions of standard input until it ends."""
+    warm_up()
+    print(flush=True)
+    answers = PlanAnswers()
+    for line in sys.stdin:
+        print(json.dumps(made_part(answers, json.loads(line)), separators=(",", ":")), flush=True)
+
+
+if __name__ == "__main__":
+    main()

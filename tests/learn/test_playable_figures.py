@@ -1,0 +1,97 @@
+"""Playable figures say what commands say, for every choice of their controls."""
+
+import json
+import re
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from shardwright.cli.main import cli
+from shardwright.config.units import bytes_text, memory_text, seconds_text
+from shardwright.learn.idea_figures import FIGURES
+from shardwright.learn.playable_figure import PLAYER_WORDS, FigureFrame, script_of
+from shardwright.learn.playable_figures import PLAYABLE
+from shardwright.learn.site_build import PLAYER
+
+
+def frame(name: str, *values: str) -> FigureFrame:
+    return PLAYABLE[name].frame(*values)
+
+
+def answer(command: str) -> dict[str, Any]:
+    result = CliRunner().invoke(cli, [*command.split()[1:], "--json"], catch_exceptions=False)
+    return json.loads(result.stdout)
+
+
+def test_each_replaces_a_picture() -> None:
+    assert set(PLAYABLE) <= set(FIGURES)
+    for figure in PLAYABLE.values():
+        assert all(0 <= control.start < len(control.values) for control in figure.controls)
+
+
+def test_the_player_has_the_words_that_it_uses() -> None:
+    scripts = "".join(file.read_text(encoding="utf-8") for file in PLAYER.glob("*.js"))
+    assert set(re.findall(r"\bwords\.(\w+)", scripts)) == set(PLAYER_WORDS)
+
+
+def test_bars_are_those_of_estimate() -> None:
+    for name, values in (("zero", ("8",)), ("recomputation", ("8,192",))):
+        shown = frame(name, *values)
+        said = answer(shown.command.splitlines()[-1])
+        total = max(rank["total_bytes"] for rank in said["memory"])
+        last = shown.picture["rows"][-1]
+        assert last["total"] == f"{memory_text(total)}, {seconds_text(said['step_s'])}"
+        assert sum(part[1] for part in last["parts"]) == total
+
+
+def test_a_timeline_is_that_of_simulate() -> None:
+    shown = frame("pipeline-1f1b", "1f1b", "4", "8")
+    said = answer(shown.command)
+    assert dict(shown.numbers)["step"] == seconds_text(said["step_s"])
+    assert [len(blocks) for blocks in shown.picture["ranks"]] == [16] * 4
+    assert shown.picture["end"] / shown.picture["ticks"] == pytest.approx(said["makespan"], abs=1e-4)
+    for blocks in shown.picture["ranks"]:
+        assert all(before[1] <= after[0] for before, after in pairwise(blocks))
+
+
+def test_a_collective_ends_with_the_sum_on_all_ranks() -> None:
+    shown = frame("ring-all-reduce", "all-reduce", "4")
+    said = answer(shown.command)
+    (ring,) = (row for row in said["algorithms"] if row["name"] == said["drawn"])
+    assert dict(shown.numbers)["sent by the busiest rank, of 1 GB"] == bytes_text(round(ring["inside_bytes"]))
+    assert len(shown.picture["moves"]) == 6 and len(shown.picture["states"]) == 7
+    assert all(row == [[f"S{piece}", 1.0] for piece in range(4)] for row in shown.picture["states"][-1])
+
+
+def test_the_exposed_part_of_an_exchange_sticks_out_of_computing() -> None:
+    few, many = (frame("data-parallel", replicas, "1").picture["rows"] for replicas in ("8", "256"))
+    for computing, exchange in (few, many):
+        hidden, exposed = (part[1] for part in exchange["parts"])
+        assert exchange["offset"] + hidden == pytest.approx(max(hidden, computing["parts"][0][1]))
+        assert exposed > 0
+    assert many[1]["parts"][1][1] > 3 * few[1]["parts"][1][1]
+
+
+def test_the_mesh_has_each_place_once_and_says_what_leaves_a_node() -> None:
+    inner, outer = (frame("mesh", "4", "2", order) for order in ("dp-pp", "pp-dp"))
+    assert inner.picture["places"] != outer.picture["places"]
+    assert sorted(inner.picture["places"]) == sorted(outer.picture["places"])
+    assert len(set(map(tuple, inner.picture["places"]))) == 32
+    along_pp = [dict(shown.numbers)["sent by a rank along pp"] for shown in (inner, outer)]
+    assert along_pp[0].endswith("between nodes") and along_pp[1].endswith("inside a node")
+
+
+def test_scripts_have_the_same_numbers_in_both_languages() -> None:
+    figure = PLAYABLE["ring-all-reduce"]
+    english, chinese = (
+        json.loads(script_of("x", figure.data(), language).partition(" = ")[2].rstrip(";\n"))
+        for language in ("en", "zh")
+    )
+    assert english["title"] != chinese["title"]
+    assert english["frames"].keys() == chinese["frames"].keys()
+    for key, shown in english["frames"].items():
+        other = chinese["frames"][key]
+        assert shown["picture"] == other["picture"] and shown["command"] == other["command"]
+        assert [text for _, text in shown["numbers"]] == [text for _, text in other["numbers"]]

@@ -1,0 +1,98 @@
+"""Pages of the site in Chromium, and what a reader does with their figures. `make site-check` opens all of them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("playwright", reason="browsers are driven by playwright")
+
+from playwright.sync_api import Browser, Page
+
+from support.browser import NEEDS_CHROMIUM, started_chromium, watched_page
+from support.site_in_browser import opened, options, served
+
+pytestmark = NEEDS_CHROMIUM
+
+
+@pytest.fixture(scope="module")
+def address(site: Path) -> Iterator[str]:
+    with served(site) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with started_chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def page(browser: Browser, address: str, request: pytest.FixtureRequest) -> Iterator[Page]:
+    """A page of a width and a colour scheme, in which nothing may go wrong."""
+    width, scheme = getattr(request, "param", (1400, "light"))
+    with watched_page(browser, (address, "data:", "blob:"), **options(width, scheme)) as shown:
+        yield shown
+
+
+def numbers(page: Page) -> list[str]:
+    return page.locator(".playable dd").all_inner_texts()
+
+
+@pytest.mark.parametrize("page", [(1400, "dark"), (390, "light")], indirect=True)
+def test_pages_fit_and_say_nothing_wrong(page: Page, address: str) -> None:
+    for name in ("index.html", "zh/pipelines.html", "zh/mesh.html", "zero.html", "playbook.html"):
+        opened(page, address + name)
+
+
+def test_a_pipeline_is_chosen_stepped_and_played_by_keyboard(page: Page, address: str) -> None:
+    opened(page, address + "pipelines.html")
+    first = numbers(page)
+    page.focus(".playable select")
+    page.keyboard.press("ArrowUp")
+    gpipe = numbers(page)
+    assert gpipe != first and gpipe[0].endswith(" s")
+    page.keyboard.press("Tab")
+    page.keyboard.press("ArrowRight")
+    assert page.locator(".playable svg .lane").count() == 8 and numbers(page) != gpipe
+    page.keyboard.press("Tab")
+    page.keyboard.press("Tab")
+    page.keyboard.press(" ")  # the button
+    playing = page.inner_text(".playable-player button")
+    page.keyboard.press(" ")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Home")
+    assert page.inner_text(".playable-player output") == "0.000 s"
+    faint = page.locator(".playable svg g[opacity='0.12']").count()
+    page.keyboard.press("ArrowRight")
+    assert 0 < page.locator(".playable svg g[opacity='0.12']").count() < faint
+    assert playing == "Pause"
+    page.keyboard.press(" ")  # the slider
+    assert page.inner_text(".playable-player button") == "Pause"
+
+
+@pytest.mark.parametrize("page", [(390, "dark")], indirect=True)
+def test_ranks_are_chosen_by_touch(page: Page, address: str) -> None:
+    opened(page, address + "zh/mesh.html")
+    page.tap(".playable-nodes button >> nth=13")
+    assert page.inner_text(".playable-player output") == "13"
+    assert "12 13 14 15" in page.inner_text(".playable-legend")
+    touched = ".playable select, .playable input, .playable-player button, .playable-nodes button"
+    heights = page.locator(touched).evaluate_all("all => all.map((one) => one.offsetHeight)")
+    assert len(heights) == 37 and min(heights) >= 36
+
+
+def test_a_plan_that_is_refused_says_why(page: Page, address: str) -> None:
+    opened(page, address + "zh/pipelines.html")
+    page.select_option(".playable select", label="dualpipe")
+    page.focus(".playable input >> nth=1")
+    page.keyboard.press("Home")
+    assert "dualpipe" in page.inner_text(".playable-fault") and not numbers(page)
+    page.keyboard.press("End")
+    assert len(numbers(page)) == 5
+
+
+def test_without_scripts_the_picture_stays(browser: Browser, address: str) -> None:
+    with watched_page(browser, (address, "data:"), java_script_enabled=False) as page:
+        page.goto(address + "zero.html")
+        assert page.locator("img[src$='zero.svg']").is_visible() and not page.locator(".playable").count()

@@ -1,0 +1,82 @@
+"""The second process of the studio: its answers are those of the first one, in an order that suits the page."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette", reason="the planning page takes shardwright[studio]")
+
+from shardwright.report.plan_parts import Part
+from shardwright.studio.page_state import PageState
+from shardwright.studio.part_process import PART, PartProcess
+from shardwright.studio.plan_answer import PlanAnswers
+from shardwright.studio.studio_server import _lines_of_both
+
+STATE = PageState({"job": "quickstart", "device": "h100-sxm", "devices": "4"})
+
+
+@pytest.mark.processes
+def test_it_answers_as_the_server_does_until_it_ends() -> None:
+    async def asked() -> list[bytes]:
+        other = PartProcess()
+        assert not other.is_ready and await other.ask(STATE, {}) == b""
+        async with other.running():
+            while not other.is_ready:
+                await asyncio.sleep(0.05)
+            left = [other.ask(PageState({"job": "quickstart", "plan.tp": str(2**n)}), {}) for n in range(2)]
+            await asyncio.sleep(0.01)  # the first is asked, the second waits
+            for one in left:
+                one.cancel()
+            lines = [await other.ask(STATE, {}), await other.ask(PageState({"job": "quickstart", "plan.tp": "3"}), {})]
+            lines.append(await other.ask(STATE, {PART: json.loads(lines[0])["key"]}))
+            assert all(one.cancelled() for one in left)
+        assert not other.is_ready
+        return lines
+
+    line, faulty, known = asyncio.run(asked())
+    expected = next(PlanAnswers().parts(STATE, (PART,)))
+    assert json.loads(line) == json.loads(json.dumps(expected))
+    assert faulty == b"" and json.loads(known) == {"part": PART, "key": expected["key"]}
+
+
+def merged(names: list[str], wait_for: str) -> list[str]:
+    """The names of the lines of parts, while that of another process is there when `wait_for` has been sent."""
+
+    async def lines() -> list[str]:
+        other: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        sent = []
+        if not wait_for:
+            other.set_result(b'{"part":"memory"}')
+
+        def parts() -> Iterator[Part]:
+            for name in names:
+                yield {"part": name}
+
+        async for line in _lines_of_both(parts(), other):
+            sent.append(json.loads(line)["part"])
+            if sent[-1] == wait_for:
+                other.set_result(b'{"part":"memory"}')
+        return sent
+
+    return asyncio.run(lines())
+
+
+@pytest.mark.parametrize(
+    ("wait_for", "expected"),
+    [
+        ("", "values job step memory links timeline"),
+        ("timeline", "values job step links timeline memory"),
+    ],
+)
+def test_memory_comes_after_the_step_as_soon_as_it_is_there(wait_for: str, expected: str) -> None:
+    sent: Any = merged(["values", "job", "step", "links", "timeline"], wait_for)
+    assert sorted(sent) == sorted(expected.split())
+    assert sent.index("memory") > sent.index("step")
+    assert wait_for == "" or sent[-1] == "memory"
+
+
+def test_a_plan_with_faults_has_no_memory() -> None:
+    assert merged(["values", "faults"], "") == ["values", "faults"]

@@ -1,0 +1,212 @@
+"""Adapters beside matrices in NF4 (QLoRA): the numbers of the paper, alike on any ranks, and in the bytes predicted."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from shardwright.config.base import PlanError
+from shardwright.config.job import JobSpec
+from shardwright.config.load import job_of_fields, make_job
+from shardwright.config.nf4_rows import BLOCK, GROUP, Nf4Row
+from shardwright.memory.job_memory import rank_memory
+from shardwright.memory.step_collectives import ledger_table, step_ledger
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.precision.nf4 import LEVELS, dequantise, levels, quantise
+from shardwright.schedule.job_program import job_program
+from shardwright.sharding.memory_account import RankMemory
+from shardwright.sharding.mesh import MeshShape
+from shardwright.train.build import build, job_mesh
+from shardwright.train.checkpoint.kept import manifest_of, steps_kept
+from shardwright.train.checkpoint.other_job import refuse_other_model
+from shardwright.train.checkpoint.starting_weights import initial_values, released_weights_of
+from shardwright.train.checkpoint.storage import open_storage
+from shardwright.train.train_step import train_step
+from support.cases import made_up_tokens
+from support.going_on import go_on, save_and_go_on
+from support.ranks import run_on_mesh
+
+CPU = torch.device("cpu")
+SETTINGS = {"learning_rate": 3e-3, "warmup_steps": 0, "schedule": "constant", "clip_grad_norm": 0.5, "epsilon": 1e-8}
+
+
+def job_of(is_double: bool = False, adapter: dict[str, Any] | None = None, **plan: Any) -> JobSpec:
+    model = {"layers": 2, "hidden": 64, "heads": 8, "kv_heads": 2, "head_dim": 16, "ffn": 256, "vocab": 61}
+    base = {"rank": 4, "alpha": 8.0, "base": "nf4", "double_quantization": is_double}
+    model |= {"sequence": 16, "adapter": base | (adapter or {})}
+    return make_job({"model": model, "batch": {"global_batch_size": 4}, "plan": plan, "optimizer": SETTINGS})
+
+
+# The format by its definition.
+
+
+def plainly_quantised(row: list[float]) -> list[float]:
+    """The elements of a row after NF4, one by one."""
+    values = []
+    for first in range(0, len(row), BLOCK):
+        block = row[first : first + BLOCK]
+        scale = max(map(abs, block))
+        values += [scale * min(LEVELS, key=lambda level, x=x: abs(x / (scale or 1.0) - level)) for x in block]
+    return values
+
+
+def test_elements_are_the_nearest_levels_times_the_greatest_of_their_block() -> None:
+    values_RC = torch.randn(5, 192, generator=torch.Generator().manual_seed(0))
+    values_RC[1, :64] = 0.0
+    row = Nf4Row(0, 192, 192, is_double=False)
+    words_RW = quantise(values_RC, row)
+    assert words_RW.shape == (5, row.num_words) and 4 * row.num_words == 192 // 2 + 3 * 4
+    plain = torch.tensor([plainly_quantised(values.tolist()) for values in values_RC])
+    assert torch.allclose(dequantise(words_RW, row, torch.float32), plain, rtol=1e-6, atol=0)
+
+
+def test_scales_in_8_bits_are_within_a_level_and_parts_of_rows_have_those_of_whole_rows() -> None:
+    full = 3 * BLOCK * GROUP // 2  # the first group is whole, the second a half
+    values_RC = torch.randn(3, full, generator=torch.Generator().manual_seed(1))
+    whole, exact = Nf4Row(0, full, full, is_double=True), Nf4Row(0, full, full, is_double=False)
+    assert 4 * whole.num_words == full // 2 + full // BLOCK + 2 * 4
+    made_RC = dequantise(quantise(values_RC, whole), whole, torch.float32)
+    exact_RC = dequantise(quantise(values_RC, exact), exact, torch.float32)
+    assert 0 < (made_RC - exact_RC).abs().max() < 0.9 / 128 / 2 * values_RC.abs().max() * 1.01
+    for start, stop in ((0, full // 3), (full // 3, full)):
+        part = Nf4Row(start, stop, full, is_double=True)
+        assert torch.equal(dequantise(quantise(values_RC, part), part, torch.float32), made_RC[:, start:stop])
+
+
+def test_bytes_are_those_of_bitsandbytes() -> None:
+    functional = pytest.importorskip("bitsandbytes").functional
+    values_RC = torch.randn(128, 512, generator=torch.Generator().manual_seed(2)).bfloat16()
+    row = Nf4Row(0, 512, 512, is_double=False)
+    words_RW = quantise(values_RC.float(), row)
+    codes, state = functional.quantize_4bit(values_RC, blocksize=64, quant_type="nf4", compress_statistics=False)
+    assert torch.equal(words_RW[:, : row.code_words].contiguous().view(torch.uint8).flatten(), codes.flatten())
+    assert torch.equal(dequantise(words_RW, row, torch.bfloat16), functional.dequantize_4bit(codes, state))
+    dynamic = functional.create_dynamic_map(signed=False)
+    assert torch.allclose(levels("scales", CPU), dynamic, rtol=0, atol=1e-7)
+
+
+# Training.
+
+Sent = dict[str, dict[str, int]]
+
+
+def few_steps(mesh: Mesh, job: JobSpec) -> tuple[list[float], RankMemory, Sent]:
+    """The losses of some steps, the memory after them, and the ledger of the last."""
+    replica, losses = build(job, mesh), list[float]()
+    share = job.batch.global_batch_size // job.plan.dp
+    for step in range(4):
+        mesh.ledger.clear()
+        losses.append(train_step(replica, step, made_up_tokens(job, step)[mesh.dp.index * share :][:share]).loss)
+    return losses, replica.memory(), mesh.ledger.table()
+
+
+PLANS: dict[str, dict[str, Any]] = {
+    "zero1": {"dp": 2, "zero": 1},
+    "zero2": {"dp": 2, "zero": 2, "bucket_mib": 0.01},
+    "zero3": {"dp": 2, "zero": 3},
+    "tp2": {"tp": 2},
+    "zb-h1": {"pp": 2, "schedule": "zb-h1"},
+    "zero3 x sp2, recomputed": {"dp": 2, "zero": 3, "tp": 2, "sequence_parallel": True, "recompute": "full"},
+    "offloaded": {"dp": 2, "zero": 3, "offload_optimizer": 0.5, "offload_parameters": True},
+}
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.processes
+@pytest.mark.parametrize("is_double", [False, True], ids=["plain", "double"])
+@pytest.mark.parametrize("name", PLANS)
+def test_ranks_train_as_one_rank_does_and_hold_and_send_what_is_predicted(name: str, is_double: bool) -> None:
+    one, _, _ = few_steps(job_mesh(job_of(is_double), 0, CPU), job_of(is_double))
+    job = job_of(is_double, **PLANS[name])
+    program = job_program(job)
+    for rank, (losses, measured, sent) in enumerate(run_on_mesh(job, few_steps, job)):
+        assert losses == pytest.approx(one, rel=2e-6)
+        assert sent == ledger_table(step_ledger(job, program, rank))
+        place = MeshShape.of(job.plan).coordinates(rank)
+        predicted = rank_memory(job, program, place["pp"], place["tp"])
+        assert measured.parameters_bytes == predicted.parameters_bytes
+        assert measured.gradients_bytes == predicted.gradients_bytes
+        assert measured.optimizer_bytes == predicted.optimizer_bytes
+
+
+@pytest.mark.processes
+def test_a_run_goes_on_under_another_plan_with_the_base_of_its_weights(tmp_path: Path) -> None:
+    """A checkpoint has the adapters alone: each plan quantises its parts of the base again, to the same bits."""
+    before, after = job_of(is_double=True, dp=2, zero=3), job_of(is_double=True, tp=2)
+    (losses, boxes), _ = run_on_mesh(before, save_and_go_on, before, tmp_path)
+    assert all(".adapter." in name for name in boxes)
+    for went_on, _ in run_on_mesh(after, go_on, after, tmp_path):
+        assert went_on == pytest.approx(losses, rel=2e-6)
+    manifest = manifest_of(storage := open_storage(str(tmp_path / "checkpoints")), steps_kept(storage)[-1])
+    for adapter in ({"base": "compute", "double_quantization": False}, {"double_quantization": False}):
+        with pytest.raises(PlanError, match=r"its model\.adapter is"):
+            refuse_other_model(manifest, job_of(is_double=True, adapter=adapter), storage, weights_alone=False)
+
+
+def released_in_nf4(folder: Path) -> tuple[Any, JobSpec]:
+    """A small Llama of transformers whose matrices of layers have the values of NF4, and a job that begins with the
+    model as it was."""
+    from transformers import LlamaConfig, LlamaForCausalLM  # seconds, and most tests do without
+
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    torch.manual_seed(0)
+    llama = LlamaForCausalLM(LlamaConfig(**sizes, num_key_value_heads=2, vocab_size=61, max_position_embeddings=16))
+    llama.save_pretrained(folder)
+    for name, parameter in llama.named_parameters():
+        if name.endswith("proj.weight"):
+            row = Nf4Row(0, parameter.shape[1], parameter.shape[1], is_double=False)
+            parameter.data = dequantise(quantise(parameter.data, row), row, torch.float32)
+    adapter = {"rank": 4, "alpha": 8.0, "targets": ["query", "value"], "base": "nf4"}
+    model = {"weights": str(folder), "sequence": 16, "adapter": adapter}
+    fields = {"model": model, "batch": {"global_batch_size": 4}, "optimizer": SETTINGS}
+    return llama, job_of_fields(fields, [], "a job beside NF4")
+
+
+def test_ten_steps_are_those_of_a_model_whose_matrices_have_the_values_of_nf4(tmp_path: Path) -> None:
+    """Plain LoRA, written out over transformers' Llama: losses to 1e-6."""
+    llama, job = released_in_nf4(tmp_path)
+    replica = build(job, job_mesh(job, 0, CPU), initial_values(job, released_weights_of(job)))
+    downs = {p.place.name: p for unit in replica.shards[0].units for p in unit.parameters}
+    trained = list[Tensor]()
+    for number, layer in enumerate(llama.model.layers):
+        a = downs[f"layers.{number}.attention.qkv.adapter.a"].detach().clone()
+        for module, down in ((layer.self_attn.q_proj, a[0]), (layer.self_attn.v_proj, a[1])):
+            trained += _adapt(module, down, scale=8.0 / 4)
+    plain = torch.optim.AdamW(trained, lr=3e-3, betas=(job.optimizer.beta1, job.optimizer.beta2), eps=1e-8)
+    for group in plain.param_groups:
+        group["weight_decay"] = job.optimizer.weight_decay
+    for step in range(10):
+        tokens = made_up_tokens(job, step)
+        loss = torch.nn.functional.cross_entropy(llama(tokens[:, :-1]).logits.flatten(0, 1), tokens[:, 1:].flatten())
+        plain.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(trained, 0.5)
+        plain.step()
+        assert train_step(replica, step, tokens).loss == pytest.approx(loss.item(), abs=1e-6)
+
+
+def _adapt(module: torch.nn.Linear, down: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Add a low-rank product to a linear map, as torch computes it. Returns its factors."""
+    a, b = down.clone().requires_grad_(), torch.zeros(module.out_features, len(down), requires_grad=True)
+    module.register_forward_hook(lambda _, inputs, y: y + scale * (inputs[0] @ a.t() @ b.t()))
+    return a, b
+
+
+REFUSED: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
+    ({"hidden": 96}, {}, "hidden 96 is no multiple (96 / 64 = 1.50)"),
+    ({"ffn": 160}, {}, "ffn 160 is no multiple"),
+    ({}, {"tp": 4}, "plan.tp 4 cuts rows of 128 elements (heads x head size) within blocks"),
+    ({"adapter": {"rank": 4, "double_quantization": True}}, {}, "double_quantization is of the scales of NF4"),
+)
+
+
+@pytest.mark.parametrize("number", range(len(REFUSED)))
+def test_rows_that_are_no_whole_blocks_are_refused_with_a_way_out(number: int) -> None:
+    model, plan, words = REFUSED[number]
+    fields = job_of().model_dump()
+    with pytest.raises(PlanError) as caught:
+        make_job(fields | {"model": fields["model"] | {"kv_heads": 4} | model, "plan": plan})
+    (fault,) = [fault for fault in caught.value.faults if words in fault]
+    assert "; " in fault
