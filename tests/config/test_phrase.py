@@ -64,6 +64,31 @@ def test_no_template_is_missing(language: str) -> None:
     ]
 
 
+TRANSLATED = ("config/checks",)  # folders each of whose faults is a phrase
+
+
+@pytest.mark.parametrize("folder", TRANSLATED)
+def test_each_fault_of_a_translated_folder_is_a_phrase(folder: str) -> None:
+    texts = {file.name: plain_texts(file) for file in (SOURCE / folder).glob("*.py")}
+    assert len(texts) > 5 and not {name: found for name, found in texts.items() if found}
+
+
+def plain_texts(file: Path) -> list[str]:
+    """The sentences of a file that are no phrases: texts in which words follow each other, but docstrings."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    bodies = [node.body for node in ast.walk(tree) if isinstance(node, (ast.Module, ast.FunctionDef))]
+    documents = {id(body[0].value) for body in bodies if isinstance(body[0], ast.Expr)}
+    templates = {id(text) for node in ast.walk(tree) if isinstance(node, ast.Call) for text in node.args}
+    return [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and id(node) not in templates | documents
+        and re.search("[a-z]{2,} [a-z]{2,} [a-z]", node.value)
+    ]
+
+
 @pytest.mark.parametrize("language", OTHERS)
 def test_a_translation_has_the_fields_and_numbers_of_its_template(language: str) -> None:
     for template, other in catalog_of(language).items():

@@ -263,7 +263,7 @@ def phase(
     boxes = []
     with begun.replica.gathered():
         for stage in begun.replica.stages.values():
-            boxes += [(p.place, p.detach().clone()) for p in placed_parameters(stage).values()]
+            boxes += [(p.place, p.box_values()) for p in placed_parameters(stage).values()]
     return result, boxes
 
 

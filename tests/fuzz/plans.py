@@ -141,7 +141,7 @@ def trace(mesh: Mesh, job: JobSpec, moved_by: int = 0) -> Trace:
     boxes = []
     with replica.gathered():
         for stage in replica.stages.values():
-            boxes += [(p.place, p.detach().clone()) for p in placed_parameters(stage).values()]
+            boxes += [(p.place, p.box_values()) for p in placed_parameters(stage).values()]
     return Trace(steps, evaluated, boxes, ledger)
 
 

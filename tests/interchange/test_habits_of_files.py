@@ -140,6 +140,27 @@ def test_what_trains_a_part_is_asked_for_or_refused(flags: str, words: str) -> N
     assert any(words in fault for fault in faults(texts))
 
 
+def test_a_program_that_always_trains_adapters_is_known_by_its_name() -> None:
+    flags = "--lora_rank 4 --trainable q_proj,v_proj"
+    texts = script(f"torchrun --nproc_per_node 2 run_with_peft.py {OPTIONS} {flags}") | MODEL
+    assert job_read(texts)[1].job.model.adapter.targets == ("query", "value")
+    texts["run.sh"] = texts["run.sh"].replace(flags, f"{flags} --modules_to_save lm_head")
+    assert any("modules_to_save" in fault for fault in faults(texts))
+
+
+def test_a_batch_that_is_said_whole_counts() -> None:
+    text = FACTORY["l.yaml"] + "global_batch_size: 16\ndeepspeed: z.json\n"
+    zero = '{"zero_optimization": {"stage": 2}}'
+    assert job_read({"l.yaml": text, "z.json": zero} | MODEL, devices=8)[1].job.batch.global_batch_size == 16
+    with pytest.raises(PlanError, match="global_batch_size"):
+        job_read({"l.yaml": text.replace("_size: 16", "_size: 17"), "z.json": zero} | MODEL, devices=8)
+
+
+def test_a_command_in_a_loop_over_hosts_is_found() -> None:
+    loop = f'for ip in `cat hosts`; do ssh $ip eval "cd . && {MEGATRON.strip()} --node_rank $i"; done'
+    assert job_read(script(loop), devices=8)[1].job.plan.dp == 8
+
+
 def test_lengths_of_question_and_answer_are_the_length_of_a_sample() -> None:
     line = f"torchrun --nproc_per_node 2 train.py {OPTIONS} --source_max_len 16 --target_max_len 48"
     assert job_read(script(line) | MODEL)[1].job.model.sequence == 64

@@ -29,6 +29,8 @@ from shardwright.measure.unstated_columns import unstated_columns
 from shardwright.measure.validate import predict
 from shardwright.measure.validate import validate as validate_table
 from shardwright.memory.rank_estimate import peak_memory
+from shardwright.report.validation_text import validation_text
+from support.languages import assert_same_in_chinese
 from support.ranks import PATIENCE_S
 
 TRUTH = Path(__file__).parents[2] / "benchmarks" / "truth"
@@ -95,6 +97,10 @@ def test_headline_figures(found: dict) -> None:
     numbers = found["numbers"]
     assert numbers["fitted"] <= 23 and numbers["fitted_to_one_family"] <= 9
     assert numbers["by_hand"] >= numbers["by_hand_in_software"] >= numbers["software_of_one_family"] > 0
+
+
+def test_scores_are_the_same_in_chinese(found: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_same_in_chinese(lambda language: validation_text(found, language), monkeypatch)
 
 
 def test_docs_have_the_counts(found: dict) -> None:

@@ -27,6 +27,7 @@ from shardwright.schedule.job_program import plan_faults
 from shardwright.sharding.stage_placement import placement_of
 from shardwright.simulate.closed_form import step_time
 from shardwright.simulate.full_step import simulated_step
+from support.languages import assert_same_in_chinese
 
 pytestmark = pytest.mark.long
 
@@ -114,10 +115,11 @@ def test_older_devices_get_fewer_layers_wherever_they_are_named() -> None:
     assert len(steps_s) == 1
 
 
-def test_a_layout_is_told_with_what_it_gains() -> None:
+def test_a_layout_is_told_with_what_it_gains(monkeypatch: pytest.MonkeyPatch) -> None:
     found = best_layout(mixed(("a100-sxm-80g", 1), ("v100-sxm-32g", 1)), CONSTANTS)
     text, told = layout_text(found), layout_dict(found)
     assert f"plan.layout = {told['layout']}" in text
+    assert_same_in_chinese(lambda language: layout_text(found, language), monkeypatch, 50)
     assert "cluster.parts, and so of the nodes' ranks: v100-sxm-32g, then a100-sxm-80g." in text
     assert [line.split()[1:3] for line in text.splitlines() if line[:1].isdigit()] == [
         [device, str(layers)] for device, layers in zip(found.devices, told["layout"], strict=True)

@@ -31,6 +31,7 @@ from shardwright.planner.search.objectives import Objective, best, node_counts, 
 from shardwright.planner.search.plan_price import room_bytes
 from shardwright.planner.search.sample import standing
 from shardwright.planner.stages.best_layout import paying_layout
+from shardwright.report.document import document_text, part_text
 from shardwright.report.plan_details import _reason_lines, _rows, plan_details
 from shardwright.report.plans_text import job_words, plan_dict
 from shardwright.report.recommendation_text import plan_dicts
@@ -123,11 +124,11 @@ def test_reasons_are_told_only_where_something_differs(plan: dict[str, object]) 
 
 def test_many_values_that_do_not_fit_share_a_line() -> None:
     def unfit(other: str, slower_s: float) -> Reason:
-        return Reason("zero", 3, other, slower_s, 2.0**30, is_host=False, text="needs 81.0 GiB", job=job_with(zero=3))
+        return Reason("zero", 3, other, slower_s, 2.0**30, False, "needs 81.0 GiB", "", job=job_with(zero=3))
 
     some = [unfit("1", 1.0), unfit("2", 0.0), unfit("0", 2.0)]
     (line,) = _reason_lines(some, 10.0)
-    assert " ".join(line.split()) == (
+    assert " ".join(part_text(line, "en").split()) == (
         "zero 3, not 1 (1.0), 2 (1.0), 0 (1.0): do not fit: so many GiB more than the device has"
     )
     assert len(list(_reason_lines(some[:2], 10.0))) == 2
@@ -138,7 +139,7 @@ def test_what_is_below_what_is_shown_is_left_out_of_the_text() -> None:
     """Also of the smallest jobs, whose steps are milliseconds."""
     for job in (job_with(dp=8), job_with(2, dp=8, zero=3)):
         advice = explained(best_plans(job, QUICK, shipped(), Objective(), 3), job, QUICK, constants=shipped())
-        text = plan_details(advice)
+        text = document_text(plan_details(advice))
         for line in text.splitlines():
             assert not re.search(r"(?<![\d.])0(\.0+)? (s|%|GiB)|(?<![\d.])0\.0+%|the same time", line), line
 

@@ -18,6 +18,7 @@ from shardwright.planner.scaling import Scaling, at_size, scaling, sizes_of
 from shardwright.report.scaling_report import scaling_dict, scaling_picture, scaling_text
 from shardwright.simulate.full_step import simulated_step
 from support.few_plans import best_of_few
+from support.languages import assert_same_in_chinese
 
 SIZES = [1, 16, 32, 64]
 MODEL = {"name": "m", "layers": 32, "hidden": 4096, "heads": 32, "ffn": 11008, "vocab": 32000, "sequence": 4096}
@@ -86,6 +87,12 @@ def test_text_and_json_say_the_same(both: tuple[Scaling, Scaling]) -> None:
     assert "A batch 2 times as large asks for another learning rate: with AdamW 0.0014 instead of 0.001" in text
     low, high = found["batch"]["more_tokens"]
     assert f"{100 * low:.0f} % to {100 * high:.0f} % more tokens" in text
+
+
+def test_the_text_is_the_same_in_chinese(both: tuple[Scaling, Scaling], monkeypatch: pytest.MonkeyPatch) -> None:
+    given = job()
+    limits = batch_limits(given)
+    assert_same_in_chinese(lambda language: scaling_text(given, both, limits, language), monkeypatch)
 
 
 def test_the_picture_has_a_line_for_each_kind_in_each_chart(both: tuple[Scaling, Scaling]) -> None:

@@ -8,6 +8,7 @@ import shardwright as sw
 from shardwright.api.compared import Compared, offered_clusters
 from shardwright.config.asked_cluster import AskedCluster
 from shardwright.report.cluster_comparison import ClusterPlan, best_index
+from support.languages import assert_same_in_chinese
 
 KEPT = ["plan.tp=1", "plan.pp=1", "plan.cp=1", "plan.microbatch_size=1", "plan.recompute=none"]
 ON = ["h100-sxm:16", "rtx-4090:1x8", "b200-sxm:8@3.25"]
@@ -35,6 +36,11 @@ def test_clusters_are_side_by_side_on_one_screen(
         assert len(lines) <= 45
         (heading,) = (line for line in lines if line.startswith("     ") and "16 h100-sxm" in line)
         assert "8 rtx-4090" in heading and "8 b200-sxm at $3.25" in heading
+
+
+def test_the_screen_is_the_same_in_chinese(comparison: Compared, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    assert_same_in_chinese(lambda language: comparison.screen(language=language), monkeypatch)
 
 
 def test_the_cluster_with_the_least_is_named(comparison: Compared) -> None:

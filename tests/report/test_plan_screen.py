@@ -10,9 +10,11 @@ from shardwright.api.found_plans import FoundPlans
 from shardwright.cli import job_options
 from shardwright.config.software import usual_software
 from shardwright.cost.calibration import shipped
+from shardwright.report.document import part_text
 from shardwright.report.plan_screen import nearest_reasons
 from shardwright.report.software_beside import software_beside
 from shardwright.simulate.full_step import simulated_step
+from support.languages import assert_same_in_chinese
 
 QUICK = ["plan.cp=1", "plan.recompute=full", "plan.schedule=1f1b", "plan.microbatch_size=1", "plan.tp=8"]
 
@@ -61,10 +63,11 @@ def test_software_that_lacks_a_plan_has_no_seconds_for_it_and_other_software_no_
     (first, *_) = plans.advice.plans
     twofold = first.job.plan.model_copy(update={"schedule": "dualpipe"})
     lacked = replace(first, job=first.job.model_copy(update={"plan": twofold}))
-    words = software_beside([first, lacked])
-    assert re.search(r"1 to 2 as megatron-core +[0-9.]+ s  lacks it$", words, re.MULTILINE)
+    part = software_beside([first, lacked])
+    assert part is not None
+    assert re.search(r"1 to 2 as megatron-core +[0-9.]+ s  lacks it$", part_text(part, "en"), re.MULTILINE)
     other = first.job.cluster.model_copy(update={"software": "nemo"})
-    assert software_beside([replace(first, job=first.job.model_copy(update={"cluster": other}))]) == ""
+    assert software_beside([replace(first, job=first.job.model_copy(update={"cluster": other}))]) is None
 
 
 def test_no_reason_is_a_neighbour_that_is_faster(plans: FoundPlans) -> None:
@@ -93,3 +96,12 @@ def test_colours_are_for_terminals_that_want_them(plans: FoundPlans, monkeypatch
     assert not job_options.has_colours()
     monkeypatch.undo()
     assert not job_options.has_colours()  # of a pipe
+
+
+def test_the_screen_is_the_same_in_chinese(plans: FoundPlans, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    assert_same_in_chinese(lambda language: plans.screen(with_details=True, language=language), monkeypatch, 800)
+
+
+def test_a_colour_stays_where_it_is_in_chinese(plans: FoundPlans) -> None:
+    assert "\x1b[1;32m推荐：tp" in plans.screen(coloured=True, language="zh")

@@ -22,8 +22,8 @@ from shardwright.simulate.full_step import (
     least_steps_s,
     simulated_step,
     simulated_steps,
-    timed_actions,
 )
+from shardwright.simulate.stage_seconds import timed_actions
 
 CONSTANTS = shipped()
 

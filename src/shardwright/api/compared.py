@@ -11,6 +11,7 @@ from shardwright.api.shown import Shown
 from shardwright.config.asked_cluster import AskedCluster
 from shardwright.config.base import PlanError
 from shardwright.config.dotted_keys import flat_keys
+from shardwright.config.phrase import ENGLISH, each, say
 from shardwright.config.progress_records import tell_part
 from shardwright.planner.advice.priced_plan import PricedPlan
 from shardwright.planner.search.objectives import Objective
@@ -18,7 +19,7 @@ from shardwright.report.cluster_comparison import ClusterPlan, comparison_dict, 
 from shardwright.report.rendered import rendered
 
 _CLUSTER = re.compile(r"(?P<device>.+):((?P<nodes>[0-9]{1,9})x)?(?P<devices>[0-9]{1,9})(@(?P<usd>[0-9.]{1,20}))?")
-_EXAMPLE = "h100-sxm:64, or with its price a device and hour h100-sxm:64@2.50"
+_EXAMPLE = say("h100-sxm:64, or with its price a device and hour h100-sxm:64@2.50")
 _OWN_FIELDS = tuple(f"cluster.{name}" for name in ("name", "device", "devices_per_node", "nodes", "parts"))
 
 
@@ -42,9 +43,12 @@ class Compared(Shown):
     def text(self) -> str:
         return self.screen()
 
-    def screen(self, coloured: bool = False) -> str:
+    def in_language(self, language: str) -> str:
+        return self.screen(language=language)
+
+    def screen(self, coloured: bool = False, language: str = ENGLISH) -> str:
         """The clusters side by side, and which is the cheapest, the fastest and takes the least energy."""
-        return rendered(comparison_screen(self.clusters, self.notes), coloured)
+        return rendered(comparison_screen(self.clusters, self.notes), coloured, language)
 
     def to_dict(self) -> dict[str, Any]:
         return comparison_dict(self.clusters)
@@ -69,20 +73,34 @@ def compared(
         tell_part(f"{to_plan.job.cluster.num_devices:,} {to_plan.job.cluster.device}", number, len(jobs))
         clusters.append(ClusterPlan(to_plan.job, *_plan_on(subject, to_plan, question), tokens))
     if all(cluster.refusal for cluster in clusters):
-        raise PlanError(subject, [f"{cluster.name}: {cluster.refusal}" for cluster in clusters])
+        raise PlanError(subject, [_refusal(cluster) for cluster in clusters])
     return Compared(tuple(clusters), tuple(dict.fromkeys(note for to_plan in jobs for note in to_plan.notes)))
+
+
+def _refusal(cluster: ClusterPlan) -> str:
+    return say("{cluster}: {reason}", cluster=cluster.name, reason=cluster.refusal)
 
 
 def offered_clusters(names: Sequence[str]) -> list[OfferedCluster]:
     """The clusters of texts such as "h100-sxm:64@2.50". Raises PlanError with every fault."""
     matches = [_CLUSTER.fullmatch(name.strip()) for name in names]
-    faults = [
-        f"--on {name!r} is no cluster; write a device and how many, such as {_EXAMPLE}"
+    faults: list[str] = [
+        say(
+            "--on {name} is no cluster; write a device and how many, such as {example}",
+            name=repr(name),
+            example=_EXAMPLE,
+        )
         for name, match in zip(names, matches, strict=True)
         if match is None or not int(match["devices"]) * int(match["nodes"] or 1)
     ]
     if len(names) < 2 and not faults:
-        faults = [f"{len(names)} cluster has none to be compared with; use --on twice or more, such as {_EXAMPLE}"]
+        faults = [
+            say(
+                "{count} cluster has none to be compared with; use --on twice or more, such as {example}",
+                count=len(names),
+                example=_EXAMPLE,
+            )
+        ]
     if faults:
         raise PlanError("compare", faults)
     return [_offered(match) for match in matches if match is not None]
@@ -99,7 +117,11 @@ def _jobs(job: str | Mapping[str, Any], overrides: Sequence[str], offers: Sequen
     """The job on each cluster. Raises PlanError with the faults on all of them."""
     own_fields = [override for override in overrides if override.partition("=")[0].strip() in _OWN_FIELDS]
     if own_fields:
-        fault = f"--set {own_fields[0]} would hold on every cluster; name each cluster with --on, such as {_EXAMPLE}"
+        fault = say(
+            "--set {field} would hold on every cluster; name each cluster with --on, such as {example}",
+            field=own_fields[0],
+            example=_EXAMPLE,
+        )
         raise PlanError("compare", [fault])
     jobs, faults, subject = [], [], "compare"
     for offer in offers:
@@ -111,7 +133,8 @@ def _jobs(job: str | Mapping[str, Any], overrides: Sequence[str], offers: Sequen
             subject = error.subject
     if faults:
         is_of_nodes = any("--devices-per-node" in fault for fault in faults)
-        raise PlanError(subject, faults, "2 nodes of 4 devices are --on h100-sxm:2x4" if is_of_nodes else "")
+        way_out = say("2 nodes of 4 devices are --on h100-sxm:2x4") if is_of_nodes else ""
+        raise PlanError(subject, faults, way_out)
     return jobs
 
 
@@ -120,5 +143,5 @@ def _plan_on(subject: str, to_plan: JobToPlan, question: PlanQuestion) -> tuple[
     try:
         recommendation = found_plans(subject, to_plan, question).advice.recommendation
     except PlanError as error:
-        return None, "; ".join(error.faults)
+        return None, each(error.faults)
     return (recommendation.plan if recommendation else None), ""

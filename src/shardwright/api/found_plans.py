@@ -11,6 +11,7 @@ from shardwright.config.base import PlanError
 from shardwright.config.dotted_keys import flat_keys
 from shardwright.config.float8_facts import FLOAT8_RECIPES, NO_FLOAT8
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import ENGLISH, say
 from shardwright.config.plain_values import GivenOptions
 from shardwright.config.software import software_of
 from shardwright.cost.calibration import shipped
@@ -93,13 +94,16 @@ class FoundPlans(Shown):
     def text(self) -> str:
         return self.screen()
 
-    def screen(self, with_details: bool = False, coloured: bool = False) -> str:
+    def in_language(self, language: str) -> str:
+        return self.screen(language=language)
+
+    def screen(self, with_details: bool = False, coloured: bool = False, language: str = ENGLISH) -> str:
         """The answer on one screen; `with_details` adds the search, every reason and what would change the answer."""
         advice = self.explained
         parts = plan_screen(advice, self.to_plan.notes)
         if with_details and advice.plans:
-            parts.append(plan_details(advice))
-        return rendered(parts, coloured)
+            parts += plan_details(advice)
+        return rendered(parts, coloured, language)
 
     def to_dict(self) -> dict[str, Any]:
         """The plans of `plan --json`, in a list called "plans"."""
@@ -138,7 +142,11 @@ def found_plans(
     if objection is not None and advice.plans:
         best, num_plans, advice = advice.plans[0].job, len(advice.plans), accepted(advice, objection)
         if not advice.plans:
-            fault = f"none of the {num_plans} fastest kinds of plans can be written as it is: {objection(best)}"
+            fault = say(
+                "none of the {count} fastest kinds of plans can be written as it is: {objection}",
+                count=num_plans,
+                objection=objection(best),
+            )
             raise PlanError(subject, [fault])
     advice = replace(advice, plans=advice.plans[: question.top])
     return FoundPlans(subject, to_plan, advice, constraints)

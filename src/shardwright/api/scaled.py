@@ -8,6 +8,7 @@ from typing import Any
 from shardwright.api.shown import Shown
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import ENGLISH
 from shardwright.cost.calibration import shipped
 from shardwright.planner.critical_batch import BatchLimits, batch_limits
 from shardwright.planner.scaling import Scaling, best_plan, scaling
@@ -25,7 +26,10 @@ class Scaled(Shown):
 
     @property
     def text(self) -> str:
-        return scaling_text(self.job, self.scalings, self.limits)
+        return self.in_language(ENGLISH)
+
+    def in_language(self, language: str) -> str:
+        return scaling_text(self.job, self.scalings, self.limits, language)
 
     def to_dict(self) -> dict[str, Any]:
         return scaling_dict(self.job, self.scalings, self.limits)

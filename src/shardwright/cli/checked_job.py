@@ -30,7 +30,7 @@ def load_predicted(
 
     Notes about values that nobody stated are printed; on standard error if the output is JSON.
     """
-    with search_shown():
+    with search_shown(language):
         spec, notes = _asked_job(job, overrides, cluster).to_predict()
     say(notes, as_json, language)
     return spec

@@ -76,10 +76,11 @@ def explain(job: str, overrides: tuple[str, ...], as_json: bool, language: str, 
 @click.command()
 @click.argument("runs", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @json_option
+@language_option
 @file_option("--out", help="Write each row's prediction, and where its time goes, as CSV.")
 @file_option("--oom", help="Plans that ran out of memory.  [default: oom.csv beside RUNS]", exists=True)
 @file_option("--fit", help="Fit the constants of the runs' device to them, and write it as a device's TOML file.")
-def validate(runs: Path, as_json: bool, out: Path | None, oom: Path | None, fit: Path | None) -> None:
+def validate(runs: Path, as_json: bool, language: str, out: Path | None, oom: Path | None, fit: Path | None) -> None:
     """Predict every measured run in RUNS, a CSV file, and say how far off the predictions are.
 
     Columns are those of benchmarks/truth/README.md. With --fit a part of the runs is held back in turn, and the file is
@@ -96,21 +97,21 @@ def validate(runs: Path, as_json: bool, out: Path | None, oom: Path | None, fit:
             if file and file.exists() and file.samefile(table):
                 fault = f"{option} {file} is a table that is read, and would be lost; name another file"
                 raise PlanError("output", [fault])
-    with progress_shown():
+    with progress_shown(language):
         scores = compare(runs, oom)
     predictions = scores.pop("predictions")
     if out:
         write_rows(out, predictions)
-    text = validation_text(scores)
+    text = validation_text(scores, language)
     if fit:
-        scores["cluster_fit"], fit_text = _fit_cluster(runs, fit)
+        scores["cluster_fit"], fit_text = _fit_cluster(runs, fit, language)
         text += f"\n\n{fit_text}"
     click.echo(json.dumps(scores) if as_json else fitting(text))
     if not scores["predicted"] or (fit and not scores["cluster_fit"]["helps"]):
         sys.exit(1)
 
 
-def _fit_cluster(runs: Path, file: Path) -> tuple[dict[str, Any], str]:
+def _fit_cluster(runs: Path, file: Path, language: str) -> tuple[dict[str, Any], str]:
     """The constants of the device of a table's runs, written as a device's file if runs held back say that they help;
     and the words for it."""
     from shardwright.config.toml_text import toml_text
@@ -119,11 +120,11 @@ def _fit_cluster(runs: Path, file: Path) -> tuple[dict[str, Any], str]:
     from shardwright.report.output import write_output
     from shardwright.report.validation_text import cluster_fit_text
 
-    with progress_shown():
+    with progress_shown(language):
         fitted = fit_cluster(read_runs(runs))
     if fitted.helps:
         write_output(file, toml_text(fitted.entry()), "--fit")
-    return fitted.to_dict(), cluster_fit_text(fitted.to_dict(), file)
+    return fitted.to_dict(), cluster_fit_text(fitted.to_dict(), file, language)
 
 
 @click.command(

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from shardwright.config.phrase import ENGLISH, Phrase, in_language, say
 from shardwright.config.progress_records import LOGGER
 from shardwright.config.units import seconds_text
 
@@ -25,21 +26,21 @@ def is_watched() -> bool:
 
 
 @contextmanager
-def progress_shown() -> Iterator[None]:
-    """A context in which records of progress move a bar; it is erased at the end. Nothing is shown where standard error
-    is no terminal."""
+def progress_shown(language: str = ENGLISH) -> Iterator[None]:
+    """A context in which records of progress move a bar, whose words are in a language; it is erased at the end.
+    Nothing is shown where standard error is no terminal."""
     if not is_watched():
         yield
         return
-    with _heard(_Bar()):
+    with _heard(_Bar(language)):
         yield
 
 
 @contextmanager
-def search_shown() -> Iterator[None]:
+def search_shown(language: str = ENGLISH) -> Iterator[None]:
     """A context in which the best plan so far stands above a bar. Where standard error is no terminal, the first one
     after a second is a line of it, of each part of the work."""
-    with _heard(_Bar() if is_watched() else _FirstPlans()):
+    with _heard(_Bar(language) if is_watched() else _FirstPlans(language)):
         yield
 
 
@@ -64,15 +65,23 @@ def _best_words(record: logging.LogRecord) -> str:
         return ""
     from shardwright.report.plans_text import job_words, step_text
 
-    return f"So far: {step_text(getattr(record, 'step_s', 0.0))} a step with {job_words(best)}"
+    return say(
+        "So far: {step} a step with {plan}", step=step_text(getattr(record, "step_s", 0.0)), plan=job_words(best)
+    )
+
+
+def _words(record: logging.LogRecord) -> str:
+    """The words of a record, which may be a phrase."""
+    return record.msg if isinstance(record.msg, Phrase) else record.getMessage()
 
 
 class _FirstPlans(logging.Handler):
     """A handler that writes the best plan so far once for each part of the work, if its search still goes on after a
     second."""
 
-    def __init__(self) -> None:
+    def __init__(self, language: str) -> None:
         super().__init__()
+        self._language = language
         self._begin("")
 
     def _begin(self, part_words: str) -> None:
@@ -83,24 +92,26 @@ class _FirstPlans(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Begin a part, keep the plan, or write it."""
         if (part := getattr(record, "part", None)) is not None:
-            self._begin(f"{record.getMessage()} ({part[0] + 1} of {part[1]}). ")
+            number, count = part[0] + 1, part[1]
+            self._begin(say("{part} ({number} of {count}). ", part=_words(record), number=number, count=count))
         self._best = _best_words(record) or self._best
         if self._best and not self._is_written and time.monotonic() - self._begin_s >= _PATIENCE_S:
             self._is_written = True
-            print(f"{self._part_words}{self._best}; looking for better ones", file=sys.stderr, flush=True)
+            line = say("{part}{best}; looking for better ones", part=self._part_words, best=self._best)
+            print(in_language(line, self._language), file=sys.stderr, flush=True)
 
 
 class _Bar(logging.Handler):
     """A handler of records of progress, which draws them as a bar. Without parts, a share that falls begins another
     search."""
 
-    def __init__(self) -> None:
+    def __init__(self, language: str) -> None:
         from rich.console import Console
         from rich.live import Live
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
         super().__init__()
-        self._begin_s = time.monotonic()
+        self._begin_s, self._language = time.monotonic(), language
         self.share, self._part, self._part_words = 0.0, (0, 1), ""
         self._best = ""
         columns = (
@@ -123,7 +134,7 @@ class _Bar(logging.Handler):
         from rich.console import Group
         from rich.text import Text
 
-        parts = [Text(self._best, no_wrap=True, overflow="ellipsis")] if self._best else []
+        parts = [Text(in_language(self._best, self._language), no_wrap=True, overflow="ellipsis")] if self._best else []
         return Group(*parts, self._progress)
 
     def _begin(self) -> None:
@@ -137,7 +148,7 @@ class _Bar(logging.Handler):
         if time.monotonic() - self._begin_s >= _PATIENCE_S:
             self._begin()
         self._best = _best_words(record) or self._best
-        words, share = record.getMessage(), getattr(record, "share", None)
+        words, share = _words(record), getattr(record, "share", None)
         if (part := getattr(record, "part", None)) is not None:
             self._part, self._part_words, words, share = part, words, "", 0.0
         if share is None:
@@ -149,8 +160,11 @@ class _Bar(logging.Handler):
             self._progress.reset(self._task)
         self.share = total if num_parts == 1 else max(total, self.share)
         left_s = (time.monotonic() - self._begin_s) * (1 - self.share) / max(self.share, _LEAST_SHARE)
-        left = f"about {seconds_text(round(left_s))} left" if self.share > _LEAST_SHARE and left_s >= 1 else ""
-        doing = ", ".join(filter(None, (self._part_words, words)))
+        left: str = ""
+        if self.share > _LEAST_SHARE and left_s >= 1:
+            left = say("about {seconds} left", seconds=seconds_text(round(left_s)))
+        doing: str = say("{listed}", listed=tuple(filter(None, (self._part_words, words))))
+        doing, left = (in_language(text, self._language) for text in (doing, left))
         self._progress.update(self._task, completed=self.share, description=doing, left=left)
 
     def close(self) -> None:

@@ -19,10 +19,13 @@ from shardwright.cli.job_options import (
     file_option,
     has_colours,
     job_options,
+    language_option,
     memory_option,
     question_of,
 )
 from shardwright.cli.progress_bar import progress_shown, search_shown
+from shardwright.config.phrase import in_language
+from shardwright.config.phrase import say as phrase
 from shardwright.report.text_columns import fitting
 
 
@@ -49,6 +52,7 @@ def _search_options(command: Any) -> Any:
     help="Choose the rest of the plan too, with 1F1B: for clusters of parts, as plan does it for those of one kind.",
 )
 @_search_options
+@language_option
 @file_option("--toml", help="Write the job with the layout, for train and the other commands.")
 def layout(
     job: str,
@@ -56,6 +60,7 @@ def layout(
     as_json: bool,
     search: bool,
     toml: Path | None,
+    language: str,
     **search_options: Any,
 ) -> None:
     """Find how many layers each stage of JOB's plan should hold, and in which order a cluster's parts should stand.
@@ -73,7 +78,7 @@ def layout(
     try:
         if search:
             to_lay_out, constraints = load_to_plan(job, overrides).job, constraints_of(**search_options)
-            with progress_shown():
+            with progress_shown(language):
                 laid_out = best_mixed(to_lay_out, constraints, shipped())
         else:
             laid_out = best_layout(load(job, overrides), shipped())
@@ -81,9 +86,9 @@ def layout(
         raise PlanError(f"job {job}", [str(error.args[0])]) from None
     if toml:
         write_toml(toml, laid_out.job)
-    click.echo(json.dumps(layout_dict(laid_out)) if as_json else fitting(layout_text(laid_out)))
+    click.echo(json.dumps(layout_dict(laid_out)) if as_json else fitting(layout_text(laid_out, language)))
     if toml:
-        click.echo(f"the job with the layout is in {toml}", err=True)
+        click.echo(in_language(phrase("the job with the layout is in {file}", file=str(toml)), language), err=True)
 
 
 @click.command(
@@ -97,6 +102,7 @@ def layout(
 )
 @job_options
 @cluster_options
+@language_option
 @click.option("--top", type=click.IntRange(min=1), default=5, show_default=True, help="Plans to show.")
 @click.option("--details", is_flag=True, help="Also the search, every reason, and what would change the answer.")
 @_search_options
@@ -160,7 +166,7 @@ def plan(
     from shardwright.report.toml_files import write_toml
 
     expect_many_actions()
-    details, target_name = options.pop("details"), options.pop("target_name")
+    details, target_name, language = (options.pop(name) for name in ("details", "target_name", "language"))
     question, cluster = question_of(PlanQuestion, options), asked_cluster(options)
     question.constraints()  # faults of these options are found before the job is read
     imported = system = None
@@ -173,7 +179,7 @@ def plan(
         target, to_plan = planned_for(target_name, to_plan)
         objection = partial(export_fault, target)
     restrict = partial(held_to, target, to_plan.job.cluster.software) if target else None
-    with search_shown():
+    with search_shown(language):
         plans = found_plans(f"job {job}", to_plan, question, restrict, objection)
         advice = plans.advice if as_json else plans.explained
     own_changes: str | dict[str, Any] = ""
@@ -185,11 +191,14 @@ def plan(
         rows = plans.dicts()
         click.echo(json.dumps({"as_given": own_changes or None, "plans": rows} if system_name else rows))
     else:
-        click.echo("\n\n".join(filter(None, (fitting(str(own_changes)), plans.screen(details, has_colours())))))
+        click.echo(
+            "\n\n".join(filter(None, (fitting(str(own_changes)), plans.screen(details, has_colours(), language))))
+        )
     if plans.best is None:
         sys.exit(1)
     if toml:
-        click.echo(f"the job with the recommended plan is in {toml}", err=True)
+        written = phrase("the job with the recommended plan is in {file}", file=str(toml))
+        click.echo(in_language(written, language), err=True)
 
 
 @click.command(
@@ -217,6 +226,7 @@ def plan(
 @device_options
 @memory_option
 @_search_options
+@language_option
 @file_option("--svg", help="Write a picture.")
 def scale(
     job: str,
@@ -239,17 +249,18 @@ def scale(
 
     expect_many_actions()
     _refuse_plan_overrides(overrides)
+    language = options.pop("language")
     constraints, sizes = constraints_of(options.pop("keep"), options.pop("between")), sizes_of(devices)
     smallest = sizes[0] if names_model(job) else 0
     cluster = asked_cluster(options | {"devices": smallest})
     to_plan = load_to_plan(job, overrides, cluster, as_json)
     if not as_json:
-        say(to_plan.notes, as_json)
-    with search_shown():
+        say(to_plan.notes, as_json, language)
+    with search_shown(language):
         curves = scaled(f"job {job}", to_plan.job, sizes, constraints, tokens=tokens or 0)
     if svg:
         write_output(svg, curves.svg(), "--svg")
-    click.echo(json.dumps(curves.to_dict()) if as_json else fitting(str(curves)))
+    click.echo(json.dumps(curves.to_dict()) if as_json else fitting(curves.in_language(language)))
 
 
 def _refuse_plan_overrides(overrides: tuple[str, ...]) -> None:
@@ -261,10 +272,11 @@ def _refuse_plan_overrides(overrides: tuple[str, ...]) -> None:
     kept = {f"plan.{name}" for name in UNSEARCHED}
     searched = [override for override, key in keys.items() if key.partition(".")[0] == "plan" and key not in kept]
     if searched:
-        way_out = f"say --keep {searched[0]} in its place"
-        raise PlanError(
-            "scale --set", [f"a plan is searched for each size, so {searched[0]} would not hold; {way_out}"]
+        fault = phrase(
+            "a plan is searched for each size, so {field} would not hold; say --keep {field} in its place",
+            field=searched[0],
         )
+        raise PlanError("scale --set", [fault])
 
 
 @click.command(
@@ -286,8 +298,16 @@ def _refuse_plan_overrides(overrides: tuple[str, ...]) -> None:
 )
 @click.option("--tokens", type=float, default=0.0, help="Tokens of the run that is compared.  [default: 1e12]")
 @_search_options
+@language_option
 @click.option("--as-software", is_flag=True, help="Leave out what the job's software (cluster.software) does not have.")
-def compare(job: str, overrides: tuple[str, ...], as_json: bool, names: tuple[str, ...], **search_options: Any) -> None:
+def compare(
+    job: str,
+    overrides: tuple[str, ...],
+    as_json: bool,
+    names: tuple[str, ...],
+    language: str,
+    **search_options: Any,
+) -> None:
     """Find the best plan of JOB on each of several clusters, and set their time, money and energy side by side.
 
     JOB may be a model. The plans are those that `plan` recommends.
@@ -296,13 +316,13 @@ def compare(job: str, overrides: tuple[str, ...], as_json: bool, names: tuple[st
     from shardwright.api.found_plans import PlanQuestion
 
     expect_many_actions()
-    with search_shown():
+    with search_shown(language):
         comparison = compared(job, overrides, names, PlanQuestion(**search_options))
     if as_json:
         say(comparison.notes, as_json)
         click.echo(json.dumps(comparison.to_dict()))
     else:
-        click.echo(comparison.screen(has_colours()))
+        click.echo(comparison.screen(has_colours(), language))
     if not any(cluster.plan for cluster in comparison.clusters):
         sys.exit(1)
 

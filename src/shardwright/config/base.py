@@ -1,6 +1,7 @@
 """The base class of all descriptions: frozen, no unknown fields, no silent conversion of types. And the errors."""
 
 import re
+from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict
 
@@ -25,11 +26,10 @@ class PlanError(ValueError):
     """All faults of the user's input at once. Each fault is one sentence with its arithmetic and a way out. `way_out`
     is a way out that all faults share."""
 
-    def __init__(self, subject: str, faults: list[str], way_out: str = "") -> None:
+    def __init__(self, subject: str, faults: Sequence[str], way_out: str = "") -> None:
         assert faults, "an error needs a fault"
-        faults = list(dict.fromkeys(map(hidden, faults)))  # a fault that many cases share is shown once
-        self.subject = hidden(subject)
-        self.faults, self.way_out = faults, way_out
+        self.subject, self.way_out = hidden(subject), way_out
+        self.faults = list(dict.fromkeys(map(hidden, faults)))  # a fault that many cases share is shown once
         super().__init__(self.in_language(ENGLISH))
 
     def in_language(self, language: str) -> str:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from shardwright.config.phrase import any_of
 from shardwright.config.registry import NameOf, Registry
 
 
@@ -36,4 +37,4 @@ ContextMethod = Annotated[str, NameOf(CONTEXT_METHODS)]
 
 def sharing_tokens() -> str:
     """Names of the methods under which a rank has all heads, as text for a sentence."""
-    return " or ".join(f'"{facts.name}"' for facts in CONTEXT_METHODS.values() if not facts.trades_heads)
+    return any_of([f'"{facts.name}"' for facts in CONTEXT_METHODS.values() if not facts.trades_heads])

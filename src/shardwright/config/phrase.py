@@ -4,7 +4,8 @@ A phrase is a str in English, so that errors, JSON and files hold it as any othe
 values in it; `in_language` fills the template of another language with the same values, where the sentence is printed.
 """
 
-from functools import cache
+from collections.abc import Sequence
+from functools import cache, reduce
 from pathlib import Path
 from string import Formatter
 from typing import Any
@@ -41,9 +42,9 @@ def fixed(text: str) -> Phrase:
     return Phrase(text.replace("{", "{{").replace("}", "}}"), {})
 
 
-def both(texts: list[str]) -> str:
-    """One or two texts: "a", or "a and b"."""
-    return texts[0] if len(texts) == 1 else say("{first} and {second}", first=texts[0], second=texts[1])
+def both(texts: Sequence[str]) -> str:
+    """Texts with "and" between each two of them: "a", "a and b"."""
+    return reduce(lambda first, second: say("{first} and {second}", first=first, second=second), texts)
 
 
 def either(texts: list[str]) -> str:
@@ -51,6 +52,21 @@ def either(texts: list[str]) -> str:
     if len(texts) == 1:
         return texts[0]
     return say("{first} or {last}", first=say("{listed}", listed=tuple(texts[:-1])), last=texts[-1])
+
+
+def each(texts: Sequence[str]) -> str:
+    """Texts with semicolons between them: "a; b; c"."""
+    return reduce(lambda first, second: say("{note}; {other}", note=first, other=second), texts) if texts else ""
+
+
+def summed(terms: Sequence[str]) -> str:
+    """Terms with a plus between them: "a + b + c"."""
+    return reduce(lambda first, second: say("{terms} + {term}", terms=first, term=second), terms) if terms else ""
+
+
+def any_of(texts: Sequence[str]) -> str:
+    """Texts with "or" between each two of them: "a or b or c"."""
+    return reduce(lambda first, second: say("{first} or {last}", first=first, last=second), texts) if texts else ""
 
 
 def capitalized(text: str) -> str:

@@ -10,6 +10,7 @@ from shardwright.config.base import SectionSpec
 from shardwright.config.compression_facts import CompressName
 from shardwright.config.context_facts import CONTEXT_METHODS, ContextMethod
 from shardwright.config.field_types import Layers, LayersOr0, Ranks, RanksOr0, Sequences, ShareOr0
+from shardwright.config.phrase import say
 from shardwright.config.rank_order import (
     DEFAULT_ORDER,
     full_order,
@@ -290,16 +291,30 @@ def ep_ranks_of_node(plan: PlanSpec, ranks_per_node: int) -> int:
     stage_ranks = of_stage_on_node(plan, ranks_per_node) if ranks_per_node else 0
     if ranks_per_node and not stage_ranks:
         raise ValueError(
-            f"with plan.order {plan.order} {plan.block} neighbouring ranks are of one stage and {plan.block} x pp "
-            f"{plan.pp} of a pipeline, and nodes of {ranks_per_node} cut them unevenly"
+            say(
+                "with plan.order {order} {block} neighbouring ranks are of one stage and {block} x pp {pp} of a "
+                "pipeline, and nodes of {ranks_per_node} cut them unevenly",
+                order=plan.order,
+                block=plan.block,
+                pp=plan.pp,
+                ranks_per_node=ranks_per_node,
+            )
         )
     if stage_ranks == 0 or stage_ranks % span == 0:
         return min(stage_ranks, plan.ep)
     if span % stage_ranks or stage_ranks % etp:
         times = f"ep {plan.ep}" + (f" x expert_tp {etp}" if etp > 1 else "")
-        nodes = f"nodes of {ranks_per_node}"
-        nodes += f", each with {stage_ranks} ranks of a stage," if stage_ranks < ranks_per_node else ""
-        raise ValueError(f"{times} = {span} neighbouring ranks exchange tokens, and {nodes} cut them unevenly")
+        nodes = say("nodes of {ranks}", ranks=ranks_per_node)
+        if stage_ranks < ranks_per_node:
+            nodes = say("{nodes}, each with {ranks} ranks of a stage,", nodes=nodes, ranks=stage_ranks)
+        raise ValueError(
+            say(
+                "{degrees} = {span} neighbouring ranks exchange tokens, and {nodes} cut them unevenly",
+                degrees=times,
+                span=span,
+                nodes=nodes,
+            )
+        )
     return int(stage_ranks // etp)
 
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import fixed, say
 from shardwright.config.plan import PlanSpec
 from shardwright.config.recompute_facts import RECOMPUTES
 from shardwright.config.software import SoftwareSpec
@@ -47,16 +48,20 @@ def plan_lacks(software: SoftwareSpec, plan: PlanSpec) -> tuple[str, ...]:
     chooses_operators = "recompute_operators" in RECOMPUTES[plan.recompute].reads
     lacks_operators = supported_operators and frozenset(plan.recompute_operators) not in supported_operators
     return (
-        *lacking("schedule", f"schedule {plan.schedule}", plan.pp > 1),
+        *lacking("schedule", say("schedule {schedule}", schedule=plan.schedule), plan.pp > 1),
         *lacking("zero", f"ZeRO-{plan.zero}"),
-        *lacking("sequence_parallel", "sequence parallel"),
-        *lacking("cp", "context parallel"),
-        *lacking("cp_method", f"context parallel by {plan.cp_method}", plan.cp > 1),
-        *lacking("recompute", f"recomputation {plan.recompute}"),
-        *([f"recomputation of {operators}"] if lacks_operators and chooses_operators else ()),
-        *lacking("zero_ranks", "shards over a part of the replicas"),
-        *lacking("layout", "stages of uneven layers"),
-        *lacking("offload_optimizer", "optimizer state in host memory"),
-        *lacking("offload_parameters", "parameters in host memory"),
-        *lacking("offload_activations", "activations in host memory"),
+        *lacking("sequence_parallel", say("sequence parallel")),
+        *lacking("cp", say("context parallel")),
+        *lacking("cp_method", say("context parallel by {method}", method=plan.cp_method), plan.cp > 1),
+        *lacking("recompute", say("recomputation {policy}", policy=plan.recompute)),
+        *([say("recomputation of {operators}", operators=operators)] if lacks_operators and chooses_operators else ()),
+        *lacking("zero_ranks", say("shards over a part of the replicas")),
+        *lacking("layout", say("stages of uneven layers")),
+        *lacking("offload_optimizer", _hosted("optimizer state")),
+        *lacking("offload_parameters", _hosted("parameters")),
+        *lacking("offload_activations", _hosted("activations")),
     )
+
+
+def _hosted(state: str) -> str:
+    return say("{state} in host memory", state=fixed(state))

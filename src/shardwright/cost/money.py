@@ -7,6 +7,7 @@ effectiveness x time, as in Patterson et al. 2021 (arXiv 2104.10350, section 2.5
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from shardwright.config.cluster import ClusterSpec, DeviceSpec
 from shardwright.config.phrase import say
@@ -49,15 +50,22 @@ def usd_per_device_hour(cluster: ClusterSpec) -> float | None:
 
 def price_words(cluster: ClusterSpec) -> str:
     """The price of a device and hour with its origin and date, in words; empty if unknown."""
+    price = device_hour_price(cluster)
+    return say("at ${price:,.2f} a device and hour ({origin})", **price) if price else ""
+
+
+def device_hour_price(cluster: ClusterSpec) -> dict[str, Any]:
+    """The `price` of a device and hour in US dollars, and its `origin` with its date; empty if unknown."""
     price, device = usd_per_device_hour(cluster), _device(cluster)
     if price is None:
-        return ""
+        return {}
     if cluster.usd_per_device_hour or device is None:
-        origin = "cluster.usd_per_device_hour"
-    else:
-        source = device.sources.get("usd_per_hour", "") or f"the file of {device.name} does not say from when"
-        origin = re.split(r"[,:] \$", source)[0]  # without the price of an instance
-    return say("at ${price:,.2f} a device and hour ({origin})", price=price, origin=origin)
+        return {"price": price, "origin": "cluster.usd_per_device_hour"}
+    source = device.sources.get("usd_per_hour", "")
+    if not source:
+        origin = say("the file of {device} does not say from when", device=device.name)
+        return {"price": price, "origin": origin}
+    return {"price": price, "origin": re.split(r"[,:] \$", source)[0]}  # without the price of an instance
 
 
 def _site_power_w(cluster: ClusterSpec) -> float | None:

@@ -313,9 +313,14 @@ class Costing:
             gradients = (
                 self.software.reduce_bytes * elements * (not shape.is_adapted)
             )  # adapters' are too small to tell
-            gather += self._pieces_s(shard, grid.element_bytes * elements)
+            values = grid.element_bytes * elements
+            if shape.adapter.row_format and is_layer(kind):  # adapters are refused beside experts
+                values = (
+                    shape.base_bytes(kind, grid.element_bytes, grid.tp) * (grid.zero == 3) * (shard is groups.shard)
+                )
+            gather += self._pieces_s(shard, values)
             if np.any(grid.offload_parameters):
-                gather += self._host_s(grid.element_bytes * elements / shard.size * np.asarray(grid.offload_parameters))
+                gather += self._host_s(values / shard.size * np.asarray(grid.offload_parameters))
             scatter += self._pieces_s(shard, gradients, True) + ring_s(rates, copies, gradients / shard.size, 2)
         return gather, scatter
 

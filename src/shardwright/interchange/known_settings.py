@@ -28,7 +28,8 @@ def subject_of(system: str, name: str) -> str:
     for beginning, subject in _beginnings(system):
         is_all = beginning.endswith("*")
         stem = beginning.removesuffix("*")
-        if name.startswith(stem) and (is_all or not _has_weight(name[len(stem) :])):
+        is_part = trains_a_part(name) and not trains_a_part(stem)  # "--module" is no "--modules_to_save"
+        if name.startswith(stem) and (is_all or not (is_part or _has_weight(name[len(stem) :]))):
             return subject
     return ""
 
@@ -40,7 +41,8 @@ _MATTERS = re.compile(
     r"|bubble|vision|projector|hybrid|mamba|kd|teacher|distill\w*|ltd|ssm|context|accumul\w*|embed\w*|attention|attn|topk|stages?|pipeline|tokens|checkpointing|galore|apollo|badam|pure|overrides)\b"
 )
 _TRAINS_A_PART = re.compile(
-    r"\b(q?lora\w*|dora|peft\w*|adapters?|finetuning|freeze\w*|frozen|unfreeze\w*|unfrozen\w*|trainable|spectrum|lisa\w*|qat|onebit\w*|llmcompressor|quant\w*|gptq|awq|nf4"
+    r"\b(q?lora\w*|dora|peft\w*|adapters?|finetuning|freeze\w*|frozen|unfreeze\w*|unfrozen\w*|trainable"
+    r"|modules to save|spectrum|lisa\w*|qat|onebit\w*|llmcompressor|quant\w*|gptq|awq|nf4"
     r"|[48]bit|bnb|tuner\w*|train type)\b"
 )
 _PARTS = (

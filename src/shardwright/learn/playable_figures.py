@@ -68,7 +68,7 @@ def _memory_bars(devices: int, rows: Sequence[tuple[str, Sequence[str]]]) -> Fig
         for (label, _), job in zip(rows, jobs, strict=True)
     ]
     room = device_room_bytes(jobs[0]) or 0
-    limit = {"amount": room, "text": say("a process can have {room}", room=memory_text(room))}
+    limit = {"amount": room, "text": say("a plan can fill {room}", room=memory_text(room))}
     return FigureFrame({"rows": bars, "limit": limit}, command="\n".join(one.command("estimate") for one in asked))
 
 

@@ -48,7 +48,7 @@ def record_steps(num_steps: int, data_folder: Path, moved_by: int, job: JobSpec,
     with replica.gathered():
         parameters = [p for stage in replica.stages.values() for p in placed_parameters(stage).values()]
         # Copies, because a view would be saved with the whole buffer that it lies in.
-        boxes = [(p.place, p.detach().clone()) for p in parameters]
+        boxes = [(p.place, p.box_values()) for p in parameters]
     following = my_share(samples, job.batch.samples_before(num_steps), job, mesh)
     record = Record(steps, boxes, evaluate(replica, following))
     with telling_of_full_disk(folder / "record", way_out="name another folder in TMPDIR"):

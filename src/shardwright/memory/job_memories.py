@@ -10,6 +10,7 @@ from functools import lru_cache
 import numpy as np
 
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.software import software_of
 from shardwright.config.units import GIB
@@ -105,18 +106,24 @@ def _ranks_to_ask(job: JobSpec, constants: Constants, memo: Memo | None = None) 
 def room_words(job: JobSpec, constants: Constants) -> str:
     """Text on the memory that a device offers and the part that no plan can use. KeyError names what is unknown."""
     device, software = device_of(job.cluster.device), software_of(job.cluster.software)
-    shown = f"the {device.offered_bytes / GIB:.4g} GiB that a device shows of its {device.memory_gib:g}"
+    shown = say(
+        "the {offered:.4g} GiB that a device shows of its {memory:g}",
+        offered=device.offered_bytes / GIB,
+        memory=device.memory_gib,
+    )
     if software.is_own:
-        kept = f"{(device.offered_bytes - device.room_bytes) / GIB:.2g} GiB"
-        return (
-            f"{shown}, less {kept} for a process's context, buffers of communication and what its allocator loses, or "
-            "more where a plan has many communicators"
+        return say(
+            "{shown}, less {kept:.2g} GiB for a process's context, buffers of communication and what its allocator "
+            "loses, or more where a plan has many communicators",
+            shown=shown,
+            kept=(device.offered_bytes - device.room_bytes) / GIB,
         )
-    context = f"{device_constant(constants, device, 'context_bytes') / GIB:.2g} GiB"
-    lost = f"{device_constant(constants, device, 'memory_lost'):.1%}"
-    return (
-        f"{shown}, with {context} for a process's context and buffers of communication, and {lost} of activations, "
-        "buffers and working memory for what its allocator loses"
+    return say(
+        "{shown}, with {context:.2g} GiB for a process's context and buffers of communication, and {lost:.1%} of "
+        "activations, buffers and working memory for what its allocator loses",
+        shown=shown,
+        context=device_constant(constants, device, "context_bytes") / GIB,
+        lost=device_constant(constants, device, "memory_lost"),
     )
 
 

@@ -14,7 +14,9 @@ from typing import Any
 from shardwright.config import largest
 from shardwright.config.base import PlanError, shortened
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import fixed, say
 from shardwright.config.progress_records import tell_part
+from shardwright.config.units import counted_phrase
 from shardwright.cost.calibration import Constants, shipped
 from shardwright.cost.money import Money, step_money
 from shardwright.memory.job_memories import fullest
@@ -119,7 +121,8 @@ def scaling(
     for kind_number, kind in enumerate(("strong", "weak")):
         points, tokens, misfits = [], [], []
         for number, size in enumerate(sizes):
-            tell_part(f"{size:,} devices, {kind} scaling", kind_number * len(sizes) + number, 2 * len(sizes))
+            words = say("{devices:,} devices, {kind} scaling", devices=size, kind=fixed(kind))
+            tell_part(words, kind_number * len(sizes) + number, 2 * len(sizes))
             batch = job.batch.global_batch_size
             if kind == "weak":
                 batch = max(1, round(batch * size / own_devices))
@@ -136,7 +139,9 @@ def scaling(
             tokens.append(limits.rebatched_tokens(chosen.tokens_per_step))
         scalings.append(Scaling(kind, tuple(points), tuple(tokens), tuple(misfits)))
     if not any(curve.points for curve in scalings):
-        fault = f"no plan fits on {devices_text(sizes)}; use more of them, or devices with more memory"
+        fault = say(
+            "no plan fits on {devices}; use more of them, or devices with more memory", devices=devices_text(sizes)
+        )
         raise PlanError(f"job {job.name} at other sizes", list(dict.fromkeys(illegal)) or [fault])
     strong, weak = scalings
     return strong, weak
@@ -150,15 +155,22 @@ def sizes_of(text: str) -> list[int]:
         low, high = ends[0], ends[-1]
         if len(ends) > 2 or low is None or high is None or low > high:
             faults.append(
-                f"--devices {shortened(part)!r} is neither a number of devices nor a range, such as 8,16,32 or "
-                f"64-1024; the largest cluster has {largest.RANKS:,}"
+                say(
+                    "--devices {part} is neither a number of devices nor a range, such as 8,16,32 or 64-1024; the "
+                    "largest cluster has {most:,}",
+                    part=repr(shortened(part)),
+                    most=largest.RANKS,
+                )
             )
             continue
         sizes += [low << n for n in range((high // low).bit_length())]
     if len(set(sizes)) > largest.CLUSTER_SIZES:
         faults.append(
-            f"--devices has {len(set(sizes)):,} sizes, and plans are searched for each; give at most "
-            f"{largest.CLUSTER_SIZES}"
+            say(
+                "--devices has {count:,} sizes, and plans are searched for each; give at most {most}",
+                count=len(set(sizes)),
+                most=largest.CLUSTER_SIZES,
+            )
         )
     if faults:
         raise PlanError("sizes of the cluster", faults)
@@ -167,7 +179,9 @@ def sizes_of(text: str) -> list[int]:
 
 def devices_text(sizes: Sequence[int]) -> str:
     """ "1 device", "8, 16 devices"."""
-    return f"{', '.join(f'{size:,}' for size in sizes)} device{'' if list(sizes) == [1] else 's'}"
+    if list(sizes) == [1]:
+        return counted_phrase(1, "device")
+    return say("{sizes} devices", sizes=tuple(f"{size:,}" for size in sizes))
 
 
 def best_plan(job: JobSpec, constraints: Constraints) -> JobSpec | None:
@@ -181,24 +195,38 @@ def size_faults(job: JobSpec, num_devices: int) -> list[str]:
     """Reasons why the job's kind of cluster can't have so many devices."""
     cluster, node_size = job.cluster, job.cluster.devices_per_node
     if cluster.parts:
-        return ["cluster.parts has devices of several kinds, and sizes are of one; name one part as the cluster"]
+        return [say("cluster.parts has devices of several kinds, and sizes are of one; name one part as the cluster")]
     if cluster.device == "unknown" or node_size == 0:
         return [
-            "cluster.device or cluster.devices_per_node is not said, so nothing has a price; set both, or a cluster of "
-            "the catalog"
+            say(
+                "cluster.device or cluster.devices_per_node is not said, so nothing has a price; set both, or a "
+                "cluster of the catalog"
+            )
         ]
     torus = cluster.topology.torus
     if torus and num_devices % math.prod(torus):
         size, axes = math.prod(torus), " x ".join(map(str, torus))
         return [
-            f"{num_devices} devices are not whole copies of cluster.topology.torus {axes} = {size} ("
-            f"{num_devices} / {size} = {num_devices / size:.2f}); use a multiple of {size}, or a smaller torus"
+            say(
+                "{num_devices} devices are not whole copies of cluster.topology.torus {axes} = {size} ({num_devices} "
+                "/ {size} = {quotient:.2f}); use a multiple of {size}, or a smaller torus",
+                num_devices=num_devices,
+                axes=axes,
+                size=size,
+                quotient=num_devices / size,
+            )
         ]
     if num_devices > node_size and num_devices % node_size:
         return [
-            f"{num_devices} devices are not whole nodes of {node_size} ({num_devices} / {node_size} = "
-            f"{num_devices / node_size:.2f}); use {num_devices // node_size * node_size} or "
-            f"{(num_devices // node_size + 1) * node_size}"
+            say(
+                "{num_devices} devices are not whole nodes of {node_size} ({num_devices} / {node_size} = "
+                "{quotient:.2f}); use {fewer} or {more}",
+                num_devices=num_devices,
+                node_size=node_size,
+                quotient=num_devices / node_size,
+                fewer=num_devices // node_size * node_size,
+                more=(num_devices // node_size + 1) * node_size,
+            )
         ]
     return []
 

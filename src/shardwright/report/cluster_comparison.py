@@ -13,22 +13,25 @@ from shardwright.config.cluster import ClusterSpec
 from shardwright.config.cluster_facts import network_gb_per_s, node_devices, node_gb_per_s
 from shardwright.config.job import JobSpec
 from shardwright.config.link_words import link_words
+from shardwright.config.phrase import capitalized, fixed, in_language, note_phrase, say
 from shardwright.config.units import number_text
-from shardwright.cost.money import price_words, usd_per_device_hour
+from shardwright.cost.money import device_hour_price, price_words, usd_per_device_hour
 from shardwright.planner.advice.priced_plan import PricedPlan
 from shardwright.planner.search.objectives import Objective
 from shardwright.planner.search.plan_price import room_bytes
+from shardwright.report.document import Lines, Part, paragraph
 from shardwright.report.fit_verdict import no_plan_text, share_text
-from shardwright.report.plan_screen import software_words
+from shardwright.report.plan_screen import lacks_note, software_part
 from shardwright.report.plans_text import lacking, marked_words, plan_cost, plan_dict, run_days, step_text, usd_text
 from shardwright.report.prediction_notes import told_notes
-from shardwright.report.text_columns import filled, terminal_width
+from shardwright.report.rendered import ScreenPart
+from shardwright.report.text_columns import terminal_width
 
-_OTHER_SOFTWARE = "For plans of software that you run: --as megatron-core, and others of `shardwright software`."
+_OTHER_SOFTWARE = say("For plans of software that you run: --as megatron-core, and others of `shardwright software`.")
 _LABELS_WIDTH = 15  # columns of the first column of the table
 _LEAST_WIDTH, _MOST_WIDTH = 18, 48  # columns of a cluster
 _GAP = 2
-_GOALS = {"cheapest": "usd", "fastest": "days", "least energy": "kwh"}
+_GOALS = {say("cheapest"): "usd", say("fastest"): "days", say("least energy"): "kwh"}
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,14 @@ class ClusterPlan:
     def name(self) -> str:
         """The cluster in words: "64 h100-sxm", or with a price that is not the list's "64 h100-sxm at $2.50"."""
         cluster = self.job.cluster
-        price = f" at {usd_text(cluster.usd_per_device_hour)}" if cluster.usd_per_device_hour else ""
-        return f"{cluster.num_devices:,} {cluster.device}{price}"
+        if not cluster.usd_per_device_hour:
+            return f"{cluster.num_devices:,} {cluster.device}"
+        return say(
+            "{devices:,} {device} at {price}",
+            devices=cluster.num_devices,
+            device=cluster.device,
+            price=usd_text(cluster.usd_per_device_hour),
+        )
 
     @property
     def run_totals(self) -> dict[str, float | None]:
@@ -84,21 +93,22 @@ def comparison_dict(clusters: Sequence[ClusterPlan]) -> dict[str, Any]:
     return {"tokens": clusters[0].run_tokens, "clusters": [cluster.to_dict() for cluster in clusters], **best}
 
 
-def comparison_screen(clusters: Sequence[ClusterPlan], notes: Sequence[str]) -> list[RenderableType]:
+def comparison_screen(clusters: Sequence[ClusterPlan], notes: Sequence[str]) -> list[ScreenPart]:
     """The clusters as parts of a screen. `notes` are about values that nobody stated."""
     times = [cluster.plan.time for cluster in clusters if cluster.plan]
-    parts: list[RenderableType] = [software_words(clusters[0].job, times, _OTHER_SOFTWARE), _heading(clusters)]
+    parts: list[ScreenPart] = [software_part(clusters[0].job, times, _OTHER_SOFTWARE), _heading(clusters)]
     parts += _tables(clusters)
-    parts.append("\n".join(_best_words(clusters)))
+    parts.append(Lines([paragraph(sentence) for sentence in _best_words(clusters)]))
     for cluster in clusters:
         if cluster.plan is None:
-            parts.append(filled(f"{cluster.name}: {cluster.refusal or no_plan_text(cluster.job)}"))
+            reason = cluster.refusal or no_plan_text(cluster.job)
+            parts.append(paragraph(say("{cluster}: {reason}", cluster=cluster.name, reason=reason)))
     lacks = dict.fromkeys(word for cluster in clusters if cluster.plan for word in lacking(cluster.plan))
     if lacks:
-        parts.append(filled(f"* {clusters[0].job.cluster.software} lacks {', '.join(lacks)}, which this runtime has."))
+        parts.append(paragraph(lacks_note(clusters[0].job, tuple(lacks))))
     remarks = dict.fromkeys([*notes, *(note for cluster in clusters for note in told_notes(cluster.job))])
-    remarks["days, money and energy are without time lost to failures"] = None
-    parts.append("\n".join(filled(f"Note: {remark}.") for remark in remarks))
+    remarks[say("days, money and energy are without time lost to failures")] = None
+    parts.append(Lines([paragraph(note_phrase(remark)) for remark in remarks]))
     return parts
 
 
@@ -106,14 +116,24 @@ def _amounts(clusters: Sequence[ClusterPlan], total: str) -> list[float | None]:
     return [cluster.run_totals[total] for cluster in clusters]
 
 
-def _heading(clusters: Sequence[ClusterPlan]) -> str:
+def _heading(clusters: Sequence[ClusterPlan]) -> Part:
     job, tokens = clusters[0].job, f"{clusters[0].run_tokens:.3g}".replace("e+", "e")
-    words = f"{job.model.name} on {len(clusters)} clusters, the best plan on each; a run of {tokens} tokens"
+    words = say(
+        "{model} on {count} clusters, the best plan on each; a run of {tokens} tokens",
+        model=job.model.name,
+        count=len(clusters),
+        tokens=tokens,
+    )
     if not _has_one_batch(clusters):
-        return filled(words)
-    return filled(
-        f"{words}, {job.batch.global_batch_size:,} sequences of {job.model.sequence:,} tokens a step, computed in "
-        f"{job.precision.product_number}"
+        return paragraph(words)
+    return paragraph(
+        say(
+            "{run}, {sequences:,} sequences of {tokens:,} tokens a step, computed in {number}",
+            run=words,
+            sequences=job.batch.global_batch_size,
+            tokens=job.model.sequence,
+            number=job.precision.product_number,
+        )
     )
 
 
@@ -122,58 +142,83 @@ def _has_one_batch(clusters: Sequence[ClusterPlan]) -> bool:
     return len({(one.job.tokens_per_step, one.job.precision.product_number) for one in clusters}) == 1
 
 
-def _tables(clusters: Sequence[ClusterPlan]) -> Iterator[Table]:
+def _tables(clusters: Sequence[ClusterPlan]) -> "Iterator[_Figures]":
     """Figures with a column for each cluster, in as many tables as the terminal's width asks for."""
     num_columns = min(len(clusters), (terminal_width() - _LABELS_WIDTH) // (_LEAST_WIDTH + _GAP))
     width = min(_MOST_WIDTH, (terminal_width() - _LABELS_WIDTH) // num_columns - _GAP)
     for start in range(0, len(clusters), num_columns):
-        yield _table(clusters, range(start, min(start + num_columns, len(clusters))), width)
+        yield _Figures(clusters, range(start, min(start + num_columns, len(clusters))), width)
 
 
-def _table(clusters: Sequence[ClusterPlan], indices: range, width: int) -> Table:
+@dataclass(frozen=True)
+class _Figures:
     """Rows of figures with a column of `width` characters for each of some clusters; the best of all are green."""
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, _GAP, 0, 0))
-    table.add_column("", width=_LABELS_WIDTH, no_wrap=True)
-    for index in indices:
-        table.add_column(clusters[index].name, width=width, overflow="fold")
-    columns = [_cells(clusters[index], has_batch=not _has_one_batch(clusters)) for index in indices]
-    totals = {"days": "days", "money": "usd", "energy": "kwh"}
-    for label in columns[0]:
-        cells = []
-        for index, column in zip(indices, columns, strict=True):
-            is_best = label in totals and best_index(clusters, totals[label]) == index
-            cells.append(Text(column[label], style="green" if is_best else ""))
-        table.add_row(label, *cells)
-    return table
+
+    clusters: Sequence[ClusterPlan]
+    indices: range
+    width: int
+
+    def renderable(self, language: str) -> RenderableType:
+        """The table in a language."""
+        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, _GAP, 0, 0))
+        table.add_column("", width=_LABELS_WIDTH, no_wrap=True)
+        shown = [self.clusters[index] for index in self.indices]
+        for cluster in shown:
+            table.add_column(in_language(cluster.name, language), width=self.width, overflow="fold")
+        columns = [_cells(cluster, has_batch=not _has_one_batch(self.clusters)) for cluster in shown]
+        totals = {"days": "days", "money": "usd", "energy": "kwh"}
+        for label in columns[0]:
+            cells = []
+            for index, column in zip(self.indices, columns, strict=True):
+                is_best = label in totals and best_index(self.clusters, totals[label]) == index
+                cells.append(Text(in_language(column[label], language), style="green" if is_best else ""))
+            table.add_row(in_language(label, language), *cells)
+        return table
 
 
 def _cells(cluster: ClusterPlan, has_batch: bool) -> dict[str, str]:
     """The figures of a cluster by their labels; empty for those that need a plan if none fits."""
+    job, plan = cluster.job, cluster.plan
+    no_plan = say("none is legal") if cluster.refusal else say("none fits")
+    cells: dict[str, str] = {say("plan"): marked_words(plan) if plan else no_plan}
+    if has_batch:
+        sequences = say("{number:,} sequences", number=job.batch.global_batch_size)
+        cells[say("batch")] = say("{listed}", listed=(sequences, job.precision.product_number))
+    return cells | _plan_cells(cluster) | {say("links"): _link_words(job.cluster), say("price"): _price(job.cluster)}
+
+
+def _plan_cells(cluster: ClusterPlan) -> dict[str, str]:
+    """The figures of a cluster's plan; empty if it has none."""
     job, plan, totals = cluster.job, cluster.plan, cluster.run_totals
+    labels = ("step", "tokens/s/device", "MFU", "memory", "days", "money", "energy")
+    if plan is None:
+        return {fixed(label): "" for label in labels}
     kwh = totals["kwh"]
-    cells = {
-        "plan": marked_words(plan) if plan else "none is legal" if cluster.refusal else "none fits",
-        "step": step_text(plan.time.total) if plan else "",
-        "tokens/s/device": f"{plan.tokens_per_s_per_device:,.0f}" if plan else "",
-        "MFU": f"{plan.time.mfu:.1%}" if plan else "",
-        "memory": share_text(plan.memory.process, job) if plan else "",
-        "days": number_text(totals["days"] or 0.0) if plan else "",
-        "money": usd_text(totals["usd"]) if plan else "",
-        "energy": ("unknown" if kwh is None else f"{kwh:,.0f} kWh") if plan else "",
-        "links": _link_words(job.cluster),
-        "price": price_words(job.cluster).removeprefix("at ") or "unknown (DEVICE:N@USD)",
-    }
-    if not has_batch:
-        return cells
-    batch = f"{job.batch.global_batch_size:,} sequences, {job.precision.product_number}"
-    return {"plan": cells["plan"], "batch": batch} | cells
+    figures = (
+        step_text(plan.time.total),
+        f"{plan.tokens_per_s_per_device:,.0f}",
+        f"{plan.time.mfu:.1%}",
+        share_text(plan.memory.process, job),
+        number_text(totals["days"] or 0.0),
+        usd_text(totals["usd"]),
+        say("unknown") if kwh is None else f"{kwh:,.0f} kWh",
+    )
+    return {fixed(label): figure for label, figure in zip(labels, figures, strict=True)}
+
+
+def _price(cluster: ClusterSpec) -> str:
+    """The price of a device and hour."""
+    price = device_hour_price(cluster)
+    return say("${price:,.2f} a device and hour ({origin})", **price) if price else say("unknown (DEVICE:N@USD)")
 
 
 def _link_words(cluster: ClusterSpec) -> str:
     """Gigabytes a second of a device within its node, and between nodes."""
-    size = node_devices(cluster)
-    words = f"{node_gb_per_s(cluster):g} GB/s in a {link_words(cluster).domain} of {size:,}"
-    return words + (f", {network_gb_per_s(cluster):g} between" if cluster.num_devices > size else "")
+    size, domain = node_devices(cluster), fixed(link_words(cluster).domain)
+    words = say("{rate:g} GB/s in a {domain} of {devices:,}", rate=node_gb_per_s(cluster), domain=domain, devices=size)
+    if cluster.num_devices <= size:
+        return words
+    return say("{inside}, {rate:g} between", inside=words, rate=network_gb_per_s(cluster))
 
 
 def _best_words(clusters: Sequence[ClusterPlan]) -> Iterator[str]:
@@ -181,15 +226,20 @@ def _best_words(clusters: Sequence[ClusterPlan]) -> Iterator[str]:
     for goal, total in _GOALS.items():
         index = best_index(clusters, total)
         if index is None:
-            yield f"{goal.capitalize()}: unknown."
+            yield say("{goal}: unknown.", goal=capitalized(goal))
             continue
         amounts = _amounts(clusters, total)
-        least = amounts[index] or 0.0
-        others = [
-            f"{cluster.name} {amount / least - 1:.0%} more"
-            if amount is not None and least
-            else f"{cluster.name} unknown"
+        others = tuple(
+            _excess(cluster, amount, amounts[index] or 0.0)
             for other, (cluster, amount) in enumerate(zip(clusters, amounts, strict=True))
             if other != index and cluster.plan
-        ]
-        yield filled(f"{goal.capitalize()}: {clusters[index].name}" + (f" ({', '.join(others)})." if others else "."))
+        )
+        best = say("{goal}: {cluster}", goal=capitalized(goal), cluster=clusters[index].name)
+        yield say("{best} ({others}).", best=best, others=others) if others else say("{sentence}.", sentence=best)
+
+
+def _excess(cluster: ClusterPlan, amount: float | None, least: float) -> str:
+    """How much more a cluster takes than the best one."""
+    if amount is None or not least:
+        return say("{cluster} unknown", cluster=cluster.name)
+    return say("{cluster} {share:.0%} more", cluster=cluster.name, share=amount / least - 1)

@@ -17,7 +17,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.link_words import link_words
 from shardwright.config.phrase import say
 from shardwright.config.software import software_of
-from shardwright.config.units import GIB, counted, memory_text
+from shardwright.config.units import GIB, counted_phrase, memory_text
 from shardwright.memory.checkpoint_copies import most_copied_bytes
 from shardwright.memory.fit_chance import fit_chance
 from shardwright.report.text_columns import filled
@@ -49,7 +49,7 @@ def offered_bytes(job: JobSpec) -> int:
 
 def share_text(process_bytes: float, job: JobSpec) -> str:
     """The memory of a process beside that which its device shows: "29.8 of 79.0 GiB"."""
-    return f"{process_bytes / GIB:.1f} of {offered_bytes(job) / GIB:.1f} GiB"
+    return say("{process:.1f} of {room:.1f} GiB", process=process_bytes / GIB, room=offered_bytes(job) / GIB)
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ def checkpoint_note(job: JobSpec, memory: list[RankMemory]) -> list[str]:
     ]
 
 
-_WAYS_OUT = (
+_WAYS_OUT = say(
     "Use more devices (--devices, or cluster.nodes), a device with more memory, a shorter model.sequence, or keep less."
 )
 
@@ -225,19 +225,25 @@ def no_plan_text(job: JobSpec) -> str:
 
     num_devices, host = job.cluster.num_devices, host_room_bytes(job.cluster)
     state, room = least_state_bytes(job, shipped()), room_bytes(job)
-    offered = f"{room / GIB:,.1f} GiB"
+    offered = say("{room:,.1f} GiB", room=room / GIB)
     if 0 < host < math.inf:
-        offered += f", and {host / GIB:,.1f} GiB of its host's memory"
-    over_all = f", shared out over all {num_devices:,}," if num_devices > 1 else ""
-    sentence = (
-        f"No plan fits. Parameters, gradients and optimizer state{over_all} are about {state / GIB:,.1f} GiB of each "
-        f"device, which offers {offered}"
+        offered = say("{room:,.1f} GiB, and {host:,.1f} GiB of its host's memory", room=room / GIB, host=host / GIB)
+    shortage = say(
+        "No plan fits. Parameters, gradients and optimizer state{over_all} are about {state:,.1f} GiB of each device, "
+        "which offers {offered}",
+        over_all=say(", shared out over all {devices:,},", devices=num_devices) if num_devices > 1 else "",
+        state=state / GIB,
+        offered=offered,
     )
     if state <= room + host:
-        return (
-            f"{sentence}. Each plan that may be chosen needs more: activations and buffers lie beside that, and "
-            f"not all of it can be shared out or lie on the host. {_WAYS_OUT}"
+        return say(
+            "{shortage}. Each plan that may be chosen needs more: activations and buffers lie beside that, and not all "
+            "of it can be shared out or lie on the host. {ways_out}",
+            shortage=shortage,
+            ways_out=_WAYS_OUT,
         )
     needed = math.ceil(num_devices * state / (room + host)) if room + host > 0 else 0
-    devices_text = f": {counted(needed, 'device')} or more could hold them" if needed else ""
-    return f"{sentence}{devices_text}. {_WAYS_OUT}"
+    if needed:
+        could = counted_phrase(needed, "device")
+        shortage = say("{shortage}: {devices} or more could hold them", shortage=shortage, devices=could)
+    return say("{shortage}. {ways_out}", shortage=shortage, ways_out=_WAYS_OUT)

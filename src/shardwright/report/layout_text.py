@@ -2,10 +2,11 @@
 
 from typing import Any
 
-from shardwright.config.units import GIB, counted
+from shardwright.config.phrase import ENGLISH, say
+from shardwright.config.units import GIB, counted_phrase
 from shardwright.planner.stages.best_layout import LaidOut
+from shardwright.report.document import AlignedRows, Lines, Part, document_text, paragraph
 from shardwright.report.plans_text import plan_words
-from shardwright.report.text_columns import aligned, filled
 from shardwright.schedule.job_program import job_placement
 
 
@@ -25,11 +26,13 @@ def layout_dict(laid_out: LaidOut) -> dict[str, Any]:
     }
 
 
-def layout_text(laid_out: LaidOut) -> str:
+def layout_text(laid_out: LaidOut, language: str = ENGLISH) -> str:
     """A layout as text."""
     job, stages = laid_out.job, laid_out.stages
     placement = job_placement(job)
-    rows = [["pp rank", "device", "layers", "a microbatch", "state and activations"]]
+    rows: list[list[str]] = [
+        [say("pp rank"), say("device"), say("layers"), say("a microbatch"), say("state and activations")]
+    ]
     for rank, device in enumerate(laid_out.devices):
         rank_layers = [str(stages.layout[stage]) for stage in placement.stages_of(rank)]
         rows.append(
@@ -41,21 +44,31 @@ def layout_text(laid_out: LaidOut) -> str:
                 f"{stages.rank_bytes[rank] / GIB:.1f} GiB",
             ]
         )
-    heading = (
-        f"{job.name}: {counted(job.model.layers, 'layer')} on {counted(job.plan.num_stages, 'stage')}; "
-        f"{plan_words(job.plan)}. A step takes {laid_out.step_s:.3g} s, and "
-        f"the slowest pipeline rank {100 * stages.imbalance:.1f} % longer than the mean. "
+    heading = say(
+        "{job}: {layers} on {stages}; {plan}.",
+        job=job.name,
+        layers=counted_phrase(job.model.layers, "layer"),
+        stages=counted_phrase(job.plan.num_stages, "stage"),
+        plan=plan_words(job.plan),
     )
-    order = [part.device for part in job.cluster.parts]
-    lines = [f"plan.layout = {list(stages.layout)}"]
-    if order:
-        lines.append(f"Order of cluster.parts, and so of the nodes' ranks: {', then '.join(order)}.")
-    return "\n\n".join([filled(heading + _gain(laid_out)), aligned(rows), "\n".join(lines)])
+    step = say(
+        "A step takes {seconds:.3g} s, and the slowest pipeline rank {share:.1f} % longer than the mean.",
+        seconds=laid_out.step_s,
+        share=100 * stages.imbalance,
+    )
+    lines: list[str] = [f"plan.layout = {list(stages.layout)}"]
+    if order := [part.device for part in job.cluster.parts]:
+        devices = order[0]
+        for device in order[1:]:
+            devices = say("{devices}, then {device}", devices=devices, device=device)
+        lines.append(say("Order of cluster.parts, and so of the nodes' ranks: {devices}.", devices=devices))
+    parts: list[Part] = [paragraph(heading, step, _gain(laid_out)), AlignedRows(rows), Lines(lines)]
+    return document_text(parts, language)
 
 
 def _gain(laid_out: LaidOut) -> str:
     if laid_out.even_step_s is None:
-        return "Layers spread evenly would not fit."
+        return say("Layers spread evenly would not fit.")
     if laid_out.even_step_s <= laid_out.step_s * (1 + 1e-6):
-        return "Layers spread evenly would take as long."
-    return f"With layers spread evenly it would take {laid_out.even_step_s:.3g} s."
+        return say("Layers spread evenly would take as long.")
+    return say("With layers spread evenly it would take {seconds:.3g} s.", seconds=laid_out.even_step_s)

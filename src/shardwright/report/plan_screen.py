@@ -2,14 +2,10 @@
 simpler one, the plans beside it, and why it is this one. `plans_text` has the rest."""
 
 import itertools
-import re
 from collections.abc import Iterator, Sequence
 
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
-
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import each, note_phrase, say
 from shardwright.config.software import software_of
 from shardwright.config.units import GIB, number_text, seconds_text
 from shardwright.cost.failures import Goodput
@@ -18,6 +14,7 @@ from shardwright.planner.advice.advice import Advice, Recommendation, SimplerPla
 from shardwright.planner.advice.priced_plan import PricedPlan
 from shardwright.planner.advice.reasons import PARTS, Reason
 from shardwright.planner.advice.recommendation import TOLD_APART
+from shardwright.report.document import Lines, Paragraph, Part, paragraph
 from shardwright.report.fit_verdict import no_plan_text, share_text
 from shardwright.report.own_plan_text import own_paragraphs
 from shardwright.report.plans_text import (
@@ -27,144 +24,188 @@ from shardwright.report.plans_text import (
     marked_words,
     plan_cost,
     run_days,
-    sizes_text,
+    sizes_part,
     step_text,
     sure_text,
     usd_text,
 )
 from shardwright.report.prediction_notes import job_notes
 from shardwright.report.recommendation_text import difference_words, slower_share
-from shardwright.report.rendered import wide_table
+from shardwright.report.rendered import ColouredParts, ScreenPart, WideRows
 from shardwright.report.software_beside import software_beside
-from shardwright.report.text_columns import filled
 from shardwright.simulate.closed_form import StepTime
 
-_OTHER_SOFTWARE = "For plans of software that you run: --for megatron, --for torchtitan, or --as NAME."
+_OTHER_SOFTWARE = say("For plans of software that you run: --for megatron, --for torchtitan, or --as NAME.")
 _SHOWN_REASONS = 4
 _SHOWN_DIFFERENCES = 2
 _LEAST_PART = 0.005  # of a step
 _LEAST_REASON = 5e-4  # of a step
 
 
-def plan_screen(advice: Advice, notes: Sequence[str] = ()) -> list[RenderableType]:
+def plan_screen(advice: Advice, notes: Sequence[str] = ()) -> list[ScreenPart]:
     """An advice as parts of a screen. `notes` are about values that nobody stated."""
-    parts: list[RenderableType] = [
-        software_words(advice.job, [plan.time for plan in advice.plans[:1]], _OTHER_SOFTWARE),
+    parts: list[ScreenPart] = [
+        software_part(advice.job, [plan.time for plan in advice.plans[:1]], _OTHER_SOFTWARE),
         _heading(advice),
     ]
-    parts += [filled(f"{sentence}.") for sentence in advice.left_out]
+    parts += [paragraph(say("{sentence}.", sentence=sentence)) for sentence in advice.left_out]
     if advice.recommendation is None:
-        parts.append(Text(filled(no_plan_text(advice.job)), style="red"))
+        parts.append(ColouredParts([(paragraph(no_plan_text(advice.job)), "red")]))
     else:
         parts += _recommended(advice, advice.recommendation)
     if advice.own:
         parts += own_paragraphs(advice.own, advice.plans)
     if advice.refused:
-        parts.append(
-            filled(
-                f"The job's own plan ({job_words(advice.refused.job)}) is not legal here: {advice.refused.faults[0]}."
-            )
+        refusal = say(
+            "The job's own plan ({plan}) is not legal here: {fault}.",
+            plan=job_words(advice.refused.job),
+            fault=advice.refused.faults[0],
         )
-    remarks = [filled(f"Note: {note}.") for note in (*notes, *job_notes(advice.job))]
+        parts.append(paragraph(refusal))
+    remarks: list[Part] = [paragraph(note_phrase(note)) for note in (*notes, *job_notes(advice.job))]
     if advice.recommendation:
-        remarks.append(filled("--details has all reasons and the search; --toml FILE writes the job, for `train`."))
+        more = say("--details has all reasons and the search; --toml FILE writes the job, for `train`.")
+        remarks.append(paragraph(more))
     if remarks:
-        parts.append("\n".join(remarks))
+        parts.append(Lines(remarks))
     return parts
 
 
-def software_words(job: JobSpec, times: Sequence[StepTime], other_software: str) -> str:
+def software_part(job: JobSpec, times: Sequence[StepTime], other_software: str) -> Part:
     """The software that predictions of steps are about, and how far they may be off, the least sure of them; of this
     runtime also how to ask for `other_software`."""
     software = software_of(job.cluster.software)
     error = ""
     if times:
-        low = min(float(time.low) / float(time.total) for time in times)
-        high = max(float(time.high) / float(time.total) for time in times)
-        error = f" Four of five runs like it, to which nothing was fitted, took {low:.2f} to {high:.2f} times as long."
+        error = say(
+            "Four of five runs like it, to which nothing was fitted, took {low:.2f} to {high:.2f} times as long.",
+            low=min(float(time.low) / float(time.total) for time in times),
+            high=max(float(time.high) / float(time.total) for time in times),
+        )
     if not software.is_own:
-        return filled(f"Predicted, not measured: steps of {software.name}.{error}")
-    return filled(
-        f"Predicted, not measured: steps of this runtime, Shardwright's own, which has not run on several devices yet."
-        f"{error} {other_software}"
+        return paragraph(say("Predicted, not measured: steps of {software}.", software=software.name), error)
+    own = say(
+        "Predicted, not measured: steps of this runtime, Shardwright's own, which has not run on several devices yet."
     )
+    return paragraph(own, error, other_software)
 
 
-def _heading(advice: Advice) -> str:
+def _heading(advice: Advice) -> Part:
     job, cluster = advice.job, advice.job.cluster
-    return filled(
-        f"{job.model.name} on {cluster.num_devices:,} {cluster.device}, {job.batch.global_batch_size:,} sequences of "
-        f"{job.model.sequence:,} tokens a step, computed in {job.precision.product_number}; "
-        f"{advice.tally.num_plans:,} plans searched in {advice.tally.seconds:.1f} s"
+    return paragraph(
+        say(
+            "{model} on {devices:,} {device}, {sequences:,} sequences of {tokens:,} tokens a step, computed in "
+            "{number}; {plans:,} plans searched in {seconds:.1f} s",
+            model=job.model.name,
+            devices=cluster.num_devices,
+            device=cluster.device,
+            sequences=job.batch.global_batch_size,
+            tokens=job.model.sequence,
+            number=job.precision.product_number,
+            plans=advice.tally.num_plans,
+            seconds=advice.tally.seconds,
+        )
     )
 
 
-def _recommended(advice: Advice, recommendation: Recommendation) -> Iterator[RenderableType]:
+def _recommended(advice: Advice, recommendation: Recommendation) -> Iterator[ScreenPart]:
     plan = recommendation.plan
     yield _plan_lines(advice, plan)
     if recommendation.simpler:
         yield _simpler_words(advice, plan, recommendation.simpler)
-    beside = software_beside(advice.plans)
-    yield Group(plans_table(advice), beside) if beside else plans_table(advice)
-    if missing := dict.fromkeys(word for plan in advice.plans for word in lacking(plan)):
-        yield filled(f"* {advice.job.cluster.software} lacks {', '.join(missing)}, which this runtime has.")
+    yield _plans_table(advice)
+    if missing := tuple(dict.fromkeys(word for plan in advice.plans for word in lacking(plan))):
+        yield paragraph(lacks_note(advice.job, missing))
     if advice.tried:
-        yield sizes_text(advice)
-    yield _parts_words(plan)
+        yield sizes_part(advice)
+    yield _shares(plan)
     if reasons := list(nearest_reasons(advice.reasons, float(plan.time.total))):
         yield _reasons_table(reasons)
 
 
-def _plan_lines(advice: Advice, plan: PricedPlan) -> Text:
-    layers = f", layers {layers_words(plan.job.plan.layout)}" if plan.job.plan.layout else ""
-    lines = Text()
-    lines.append(filled(f"Recommended: {job_words(plan.job)}{layers}", hang="  "), style="bold green")
-    time = plan.time
-    details = [
-        f"{step_text(time.total)} a step, {plan.tokens_per_s_per_device:,.0f} tokens/s/device, MFU {time.mfu:.1%}, "
-        f"{share_text(plan.memory.process, plan.job)}.",
-        _cost_words(advice, plan),
-    ]
-    for line in details:
-        lines.append("\n" + filled(line, "  ", "  "))
-    return lines
+def lacks_note(job: JobSpec, missing: tuple[str, ...]) -> str:
+    """A sentence on strategies of marked plans that the job's software lacks."""
+    return say("* {software} lacks {missing}, which this runtime has.", software=job.cluster.software, missing=missing)
+
+
+def _plan_lines(advice: Advice, plan: PricedPlan) -> ScreenPart:
+    layers = ""
+    if plan.job.plan.layout:
+        layers = say(", layers {layers}", layers=layers_words(plan.job.plan.layout))
+    recommended = say("Recommended: {plan}{layers}", plan=job_words(plan.job), layers=layers)
+    speed = say(
+        "{step} a step, {rate:,.0f} tokens/s/device, MFU {mfu:.1%}, {memory}.",
+        step=step_text(plan.time.total),
+        rate=plan.tokens_per_s_per_device,
+        mfu=plan.time.mfu,
+        memory=share_text(plan.memory.process, plan.job),
+    )
+    return ColouredParts(
+        [
+            (Paragraph((recommended,), hang="  "), "bold green"),
+            *((Paragraph((line,), "  ", "  "), "") for line in (speed, _cost_words(advice, plan))),
+        ]
+    )
 
 
 def _cost_words(advice: Advice, plan: PricedPlan) -> str:
     objective = advice.objective
-    tokens = f"{objective.run_tokens:.3g} tokens".replace("e+", "e")
-    words = f"{tokens} take {number_text(run_days(plan, objective))} days"
-    money, goodput = plan_cost(plan, objective).usd, objective.goodput(plan.job)
-    failures = "without time lost to failures" if goodput is None else _failure_words(goodput)
+    tokens = f"{objective.run_tokens:.3g}".replace("e+", "e")
+    days, money = number_text(run_days(plan, objective)), plan_cost(plan, objective).usd
+    goodput = objective.goodput(plan.job)
+    failures = say("without time lost to failures") if goodput is None else _failure_words(goodput)
     if money is None:
-        return f"{words}, {failures}; no price of {plan.job.cluster.device} is known (--usd-per-hour)."
-    return f"{words} and {usd_text(money)}, {price_words(plan.job.cluster)}, {failures}."
+        return say(
+            "{tokens} tokens take {days} days, {failures}; no price of {device} is known (--usd-per-hour).",
+            tokens=tokens,
+            days=days,
+            failures=failures,
+            device=plan.job.cluster.device,
+        )
+    return say(
+        "{tokens} tokens take {days} days and {money}, {price}, {failures}.",
+        tokens=tokens,
+        days=days,
+        money=usd_text(money),
+        price=price_words(plan.job.cluster),
+        failures=failures,
+    )
 
 
 def _failure_words(goodput: Goodput) -> str:
     """The shares of a run's time that do not train, and the best interval of checkpoints."""
-    lost = [("checkpoints", goodput.checkpoints), ("lost work", goodput.lost_work), ("restarts", goodput.restarts)]
-    shares = ", ".join(f"{name} {float(share):.1%}" for name, share in lost)
-    return (
-        f"of which {float(goodput.training):.1%} trains, with a checkpoint every "
-        f"{seconds_text(float(goodput.interval_s))} ({shares})"
+    return say(
+        "of which {training:.1%} trains, with a checkpoint every {interval} (checkpoints {checkpoints:.1%}, lost work "
+        "{lost:.1%}, restarts {restarts:.1%})",
+        training=float(goodput.training),
+        interval=seconds_text(float(goodput.interval_s)),
+        checkpoints=float(goodput.checkpoints),
+        lost=float(goodput.lost_work),
+        restarts=float(goodput.restarts),
     )
 
 
-def _simpler_words(advice: Advice, plan: PricedPlan, simpler: SimplerPlan) -> Text:
+def _simpler_words(advice: Advice, plan: PricedPlan, simpler: SimplerPlan) -> ScreenPart:
     objective = advice.objective
-    costs = [f"{slower_share(simpler.plan, plan):.1%} slower"]
+    costs: str = say("{share:.1%} slower", share=slower_share(simpler.plan, plan))
     own_usd, usd = plan_cost(plan, objective).usd, plan_cost(simpler.plan, objective).usd
     if own_usd is not None and usd is not None:
-        costs.append(f"{usd_text(float(usd) - float(own_usd))} more")
-    sure = f"{sure_text(simpler.confidence)} sure, told apart from {TOLD_APART:.0%}"
-    differences = "; ".join(itertools.islice(difference_words(simpler, plan), _SHOWN_DIFFERENCES))
-    words = f"Simpler: {job_words(simpler.plan.job)}: {' and '.join(costs)} ({sure}): {differences}."
-    return Text(filled(words, hang="  "), style="cyan")
+        dearer = say("{money} more", money=usd_text(float(usd) - float(own_usd)))
+        costs = say("{slower} and {dearer}", slower=costs, dearer=dearer)
+    differences = list(itertools.islice(difference_words(simpler, plan), _SHOWN_DIFFERENCES))
+    words = say(
+        "Simpler: {plan}: {costs} ({sure} sure, told apart from {bound:.0%}): {differences}.",
+        plan=job_words(simpler.plan.job),
+        costs=costs,
+        sure=sure_text(simpler.confidence),
+        bound=TOLD_APART,
+        differences=each(differences),
+    )
+    return ColouredParts([(Paragraph((words,), hang="  "), "cyan")])
 
 
-def plans_table(advice: Advice) -> Table:
-    """The best plans, the recommended one first."""
+def _plans_table(advice: Advice) -> ScreenPart:
+    """The best plans, the recommended one first, and their steps with software that many people run."""
     objective = advice.objective
     rows = [
         [
@@ -179,16 +220,16 @@ def plans_table(advice: Advice) -> Table:
         ]
         for number, plan in enumerate(advice.plans, 1)
     ]
-    return wide_table(("", "step", "1 faster", "MFU", "GiB", "days", "money", "plan"), rows, is_first_best=True)
+    heading = ("", say("step"), say("1 faster"), "MFU", "GiB", say("days"), say("money"), say("plan"))
+    return WideRows(heading, rows, is_first_best=True, below=software_beside(advice.plans))
 
 
-def _parts_words(plan: PricedPlan) -> str:
+def _shares(plan: PricedPlan) -> Part:
+    """The shares of the parts of a step."""
     time, total = plan.time, float(plan.time.total)
     shares = sorted(((float(getattr(time, part)) / total, name) for part, name in PARTS.items()), reverse=True)
-    return filled(
-        "Of the step: " + ", ".join(f"{name} {share:.1%}" for share, name in shares if share >= _LEAST_PART) + ".",
-        hang="  ",
-    )
+    listed = tuple(say("{part} {share:.1%}", part=name, share=share) for share, name in shares if share >= _LEAST_PART)
+    return Paragraph((say("Of the step: {shares}.", shares=listed),), hang="  ")
 
 
 def nearest_reasons(reasons: list[Reason], step_s: float) -> Iterator[Reason]:
@@ -198,19 +239,14 @@ def nearest_reasons(reasons: list[Reason], step_s: float) -> Iterator[Reason]:
         yield from worse[:1]
 
 
-def _reasons_table(reasons: list[Reason]) -> Table:
+def _reasons_table(reasons: list[Reason]) -> ScreenPart:
     nearest = sorted(reasons, key=lambda reason: (reason.excess_bytes > 0, reason.slower_s))[:_SHOWN_REASONS]
     rows = [
         [
-            f"{reason.field} {reason.value}, not {reason.other}",
-            "does not fit" if reason.excess_bytes else seconds_text(reason.slower_s),
-            _decisive_words(reason),
+            say("{field} {value}, not {other}", field=reason.field, value=reason.value, other=reason.other),
+            say("does not fit") if reason.excess_bytes else seconds_text(reason.slower_s),
+            reason.decisive,
         ]
         for reason in nearest
     ]
-    return wide_table(("why", "slower by", "because"), rows, left=(0,))
-
-
-def _decisive_words(reason: Reason) -> str:
-    """The part of a reason that decides most."""
-    return re.split(r" > | \+ | \(", reason.text)[0]
+    return WideRows((say("why"), say("slower by"), say("because")), rows, left=(0,))

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.config.plan import PlanSpec
 from shardwright.config.rank_order import order_words
 from shardwright.config.software import software_of
@@ -18,7 +19,7 @@ from shardwright.planner.advice.neighbours import recompute_words
 from shardwright.planner.advice.priced_plan import PricedPlan
 from shardwright.planner.own_plan import ramp_extra_s
 from shardwright.planner.search.objectives import Objective
-from shardwright.report.text_columns import aligned
+from shardwright.report.document import AlignedRows, Lines, Part
 
 
 def plan_dict(plan: PricedPlan, objective: Objective) -> dict[str, Any]:
@@ -119,27 +120,30 @@ def layers_words(layout: Sequence[int]) -> str:
 
 def marked_words(plan: PricedPlan) -> str:
     """A job's plan in one line; uneven stages are named, and a star marks one that needs what the software lacks."""
-    return job_words(plan.job) + ", uneven" * bool(plan.job.plan.layout) + " *" * bool(lacking(plan))
+    words = job_words(plan.job)
+    if plan.job.plan.layout:
+        words = say("{plan}, uneven", plan=words)
+    return say("{plan} *", plan=words) if lacking(plan) else words
 
 
-def sizes_text(advice: Advice) -> str:
+def sizes_part(advice: Advice) -> Part:
     """A table of the sizes of the cluster that the objective compared; the chosen size is marked."""
     tokens, chosen = advice.objective.run_tokens, advice.job.cluster.num_devices
-    rows = [["devices", "days", "device-hours", "money", "kWh", ""]]
+    rows: list[list[str]] = [[say("devices"), say("days"), say("device-hours"), say("money"), "kWh", ""]]
     for size in advice.tried:
-        note = (
-            "chosen" if size.num_devices == chosen else "" if advice.objective.in_time(size.run_token_s) else "too slow"
-        )
+        note = "" if advice.objective.in_time(size.run_token_s) else say("too slow")
+        if size.num_devices == chosen:
+            note = say("chosen")
         if size.token_s == math.inf:
-            rows.append([f"{size.num_devices:,}", "", "", "", "", "no plan fits"])
+            rows.append([f"{size.num_devices:,}", "", "", "", "", say("no plan fits")])
             continue
         money = step_money(advice.job.cluster, tokens * size.run_token_s, size.num_devices)
         days = tokens * size.run_token_s / 86400.0
-        kwh = "unknown" if money.kwh is None else f"{money.kwh:,.0f}"
+        kwh = say("unknown") if money.kwh is None else f"{money.kwh:,.0f}"
         rows.append(
             [f"{size.num_devices:,}", number_text(days), f"{money.device_hours:,.0f}", usd_text(money.usd), kwh, note]
         )
-    return "The best plan at each size that was compared\n" + aligned(rows, left=(5,))
+    return Lines((say("The best plan at each size that was compared"), AlignedRows(rows, left=(5,))))
 
 
 def step_text(seconds: Any, of_step: float | None = None) -> str:
@@ -150,4 +154,4 @@ def step_text(seconds: Any, of_step: float | None = None) -> str:
 
 def usd_text(usd: Any) -> str:
     """US dollars as "unknown", "$0.36" or "$1,234"."""
-    return "unknown" if usd is None else f"${float(usd):,.0f}" if usd >= 100 else f"${float(usd):,.2f}"
+    return say("unknown") if usd is None else f"${float(usd):,.0f}" if usd >= 100 else f"${float(usd):,.2f}"

@@ -1,8 +1,9 @@
 """All plans as JSON, with their roles; and the difference between the recommended plan and a simpler one in words."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
+from shardwright.config.phrase import say
 from shardwright.config.software import software_of
 from shardwright.config.software_support import missing_features
 from shardwright.planner.advice.advice import Advice, Recommendation, SimplerPlan
@@ -47,32 +48,43 @@ def slower_share(plan: PricedPlan, first: PricedPlan) -> float:
 def difference_words(simpler: SimplerPlan, first: PricedPlan) -> Iterator[str]:
     """The differences that make a plan simpler than the first, the weightiest first, then the other differences."""
     plan_parts, first_parts = _parts(simpler.plan, first), _parts(first, simpler.plan)
-    for is_less, prefix in ((True, ""), (False, "though ")):
+    for is_less in (True, False):
         for name in Simplicity._fields:
             amount, first_amount = getattr(simpler.simplicity, name), getattr(simpler.of_recommended, name)
             if amount != first_amount and is_less == (amount < first_amount):
-                swap = f"{plan_parts[name]} instead of {first_parts[name]}"
-                yield prefix + (
-                    swap if plan_parts[name] and first_parts[name] else plan_parts[name] or f"no {first_parts[name]}"
-                )
+                difference = _difference(plan_parts[name], first_parts[name])
+                yield difference if is_less else say("though {difference}", difference=difference)
+
+
+def _difference(part: str, other: str) -> str:
+    """The words for a part of a plan and that of another plan, of which one may be empty."""
+    if part and other:
+        return say("{part} instead of {other}", part=part, other=other)
+    return part or say("no {part}", part=other)
 
 
 def _parts(plan: PricedPlan, other_plan: PricedPlan) -> dict[str, str]:
     """The words for each part of a plan's simplicity; empty for a part that it lacks."""
     spec, has_stages = plan.job.plan, plan.job.plan.pp > 1
     software = software_of(plan.job.cluster.software)
-    missing = [
-        name for name in missing_features(software, plan.job) if name not in missing_features(software, other_plan.job)
-    ]
+    missing = _without(missing_features(software, plan.job), missing_features(software, other_plan.job))
+    hosted = _without(kept_on_host(spec), kept_on_host(other_plan.job.plan))
     ranks = [f"{axis} {getattr(spec, axis)}" for axis in ("tp", "pp", "cp", "ep") if getattr(spec, axis) > 1]
     return {
-        "num_lacking": f"{', '.join(missing)}, which {software.name} lacks" if missing else "",
-        "num_hosted": ", ".join(name for name in kept_on_host(spec) if name not in kept_on_host(other_plan.job.plan)),
-        "num_axes": " x ".join(axes_in_use(spec)) or "one rank",
-        "num_copies": "second copy of the parameters" if has_stages and spec.num_copies > 1 else "",
+        "num_lacking": say("{missing}, which {software} lacks", missing=missing, software=software.name)
+        if missing
+        else "",
+        "num_hosted": say("{listed}", listed=hosted),
+        "num_axes": " x ".join(axes_in_use(spec)) or say("one rank"),
+        "num_copies": say("second copy of the parameters") if has_stages and spec.num_copies > 1 else "",
         "order": spec.schedule if has_stages else "",
-        "num_extras": ", ".join(name for name in extras(plan.job) if name not in extras(other_plan.job)),
-        "ranks_of_model": " x ".join(ranks) or "whole models",
+        "num_extras": say("{listed}", listed=_without(extras(plan.job), extras(other_plan.job))),
+        "ranks_of_model": " x ".join(ranks) or say("whole models"),
         "zero": f"ZeRO-{spec.zero}" if spec.zero else "",
         "stages_per_rank": f"v {spec.stages_per_rank if has_stages else 1}",
     }
+
+
+def _without(names: Iterable[str], others: Collection[str]) -> tuple[str, ...]:
+    """The names that are not among others."""
+    return tuple(name for name in names if name not in others)

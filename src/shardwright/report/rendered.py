@@ -1,30 +1,78 @@
-"""Parts of a screen, with or without colours, as text as wide as the terminal."""
+"""Parts of a screen, with or without colours, as text as wide as the terminal, in a language."""
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from io import StringIO
+from typing import Protocol, runtime_checkable
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
-from shardwright.report.text_columns import terminal_width
+from shardwright.config.phrase import ENGLISH, in_language
+from shardwright.report.document import Part, part_text
+from shardwright.report.text_columns import num_columns, terminal_width
 
 _GAP = 2  # columns between those of a table
 _LEAST_ROOM = 12  # columns of the last one
 
 
-def wide_table(
-    heading: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int] = (), is_first_best: bool = False
-) -> Table:
+@runtime_checkable
+class InColours(Protocol):
+    """A part of a screen that has colours."""
+
+    def renderable(self, language: str) -> RenderableType:
+        """The part in a language."""
+
+
+ScreenPart = Part | InColours
+
+
+@dataclass(frozen=True)
+class ColouredParts:
+    """Parts one below the other, each with its colour, such as "bold green", or with none."""
+
+    parts: Sequence[tuple[Part, str]]
+
+    def renderable(self, language: str) -> RenderableType:
+        """The parts in a language."""
+        text = Text()
+        for number, (part, style) in enumerate(self.parts):
+            text.append("\n" * bool(number) + part_text(part, language), style=style)
+        return text
+
+
+@dataclass(frozen=True)
+class WideRows:
     """A table whose columns have the width that they need, but the last, which is cut where the terminal ends. Where
     there is no room, last columns are left out.
 
-    Columns in `left` are aligned left, as the last is. With `is_first_best` the first row is marked.
+    Columns in `left` are aligned left, as the last is. With `is_first_best` the first row is marked. `below` is a part
+    that stands under the table.
     """
+
+    heading: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    left: Collection[int] = ()
+    is_first_best: bool = False
+    below: Part | None = None
+
+    def renderable(self, language: str) -> RenderableType:
+        """The table in a language."""
+        heading, *rows = ([in_language(cell, language) for cell in row] for row in (self.heading, *self.rows))
+        table = wide_table(heading, rows, self.left, self.is_first_best)
+        return table if self.below is None else Group(table, part_text(self.below, language))
+
+
+def wide_table(
+    heading: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int] = (), is_first_best: bool = False
+) -> Table:
+    """The table of `WideRows`, of cells as they are shown."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, _GAP, 0, 0))
     room = terminal_width()
     for column, (name, *cells) in enumerate(zip(heading, *rows, strict=True)):
         is_last = column == len(heading) - 1
-        width = min(max(map(len, (name, *cells))), terminal_width() if is_last else terminal_width() // 2)
+        width = min(max(map(num_columns, (name, *cells))), terminal_width() if is_last else terminal_width() // 2)
         if room < min(width, _LEAST_ROOM if is_last else width):
             break
         is_left = is_last or column in left
@@ -37,8 +85,8 @@ def wide_table(
     return table
 
 
-def rendered(parts: Sequence[RenderableType], coloured: bool = False) -> str:
-    """Parts as paragraphs. Only with `coloured` the text has escape sequences of a terminal."""
+def rendered(parts: Sequence[ScreenPart | RenderableType], coloured: bool = False, language: str = ENGLISH) -> str:
+    """Parts as paragraphs in a language. Only with `coloured` the text has escape sequences of a terminal."""
     console = Console(
         file=StringIO(),
         width=terminal_width(),
@@ -52,7 +100,14 @@ def rendered(parts: Sequence[RenderableType], coloured: bool = False) -> str:
     )
     texts = []
     for part in parts:
+        shown = _renderable(part, language)
         with console.capture() as capture:
-            console.print(part, soft_wrap=not isinstance(part, (Group, Table)))
+            console.print(shown, soft_wrap=not isinstance(shown, (Group, Table)))
         texts.append("\n".join(line.rstrip() for line in capture.get().rstrip("\n").split("\n")))
     return "\n\n".join(texts)
+
+
+def _renderable(part: ScreenPart | RenderableType, language: str) -> RenderableType:
+    if isinstance(part, Part):
+        return part_text(part, language)
+    return part.renderable(language) if isinstance(part, InColours) else part

@@ -2,23 +2,24 @@
 batch; speed-up, efficiency, memory and price over sizes of the cluster."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import ENGLISH, Phrase, both, say
 from shardwright.config.units import GIB
 from shardwright.cost.money import price_words
 from shardwright.planner.critical_batch import BatchLimits, Rescaled, rescaled
 from shardwright.planner.scaling import Point, Scaling, devices_text
+from shardwright.report.document import AlignedRows, Lines, Part, document_text, paragraph
 from shardwright.report.fit_verdict import offered_bytes
 from shardwright.report.plans_text import job_words
 from shardwright.report.svg import LINE_COLOURS, Box, Line, LineChart, document, legend, text
-from shardwright.report.text_columns import aligned, filled
 
 _MEANING = {
-    "strong": "Strong scaling: the same batch at every size.",
-    "weak": "Weak scaling: the batch grows with the devices.",
+    "strong": say("Strong scaling: the same batch at every size."),
+    "weak": say("Weak scaling: the batch grows with the devices."),
 }
 
 
@@ -33,26 +34,39 @@ def scaling_dict(job: JobSpec, scalings: tuple[Scaling, Scaling], limits: BatchL
     }
 
 
-def scaling_text(job: JobSpec, scalings: tuple[Scaling, Scaling], limits: BatchLimits) -> str:
+def scaling_text(job: JobSpec, scalings: tuple[Scaling, Scaling], limits: BatchLimits, language: str = ENGLISH) -> str:
     """Scalings as text."""
-    blocks = [
-        f"{job.name}: {job.model.name} on {job.cluster.device}, the best plan at each size of the cluster. Efficiency "
-        f"is throughput of a device, and memory efficiency what all devices hold, beside the smallest size that fits."
-    ]
+    return document_text(_parts(job, scalings, limits), language)
+
+
+def _parts(job: JobSpec, scalings: tuple[Scaling, Scaling], limits: BatchLimits) -> Iterator[Part]:
+    yield paragraph(
+        say(
+            "{job}: {model} on {device}, the best plan at each size of the cluster.",
+            job=job.name,
+            model=job.model.name,
+            device=job.cluster.device,
+        ),
+        say(
+            "Efficiency is throughput of a device, and memory efficiency what all devices hold, beside the smallest "
+            "size that fits."
+        ),
+    )
     for curve in scalings:
-        blocks.append(_MEANING[curve.kind])
         if curve.points:
-            blocks[-1] += f"\n{aligned(_rows(curve))}\n\n{aligned(_plans(curve))}"
+            yield Lines((_MEANING[curve.kind], AlignedRows(_rows(curve))))
+            yield AlignedRows(_plans(curve))
+        else:
+            yield paragraph(_MEANING[curve.kind])
         if curve.misfits:
-            blocks.append(f"No plan fits on {devices_text(curve.misfits)}.")
+            yield paragraph(say("No plan fits on {devices}.", devices=devices_text(curve.misfits)))
     if price := price_words(job.cluster):
-        blocks.append(f"Money is counted {price}.")
-    blocks += batch_sentences(job, limits)
+        yield paragraph(say("Money is counted {price}.", price=price))
+    yield paragraph(*batch_sentences(job, limits))
     weak = scalings[1]
     if weak.points:
         times = weak.points[-1].job.tokens_per_step / limits.batch_tokens
-        blocks += rate_sentences(job, times)
-    return "\n\n".join(block if "\n" in block else filled(block) for block in blocks)
+        yield from map(paragraph, rate_sentences(job, times))
 
 
 def batch_sentences(job: JobSpec, limits: BatchLimits) -> list[str]:
@@ -61,23 +75,32 @@ def batch_sentences(job: JobSpec, limits: BatchLimits) -> list[str]:
     fewest, most = limits.more_tokens
     by_loss, by_data = limits.critical.by_loss_tokens, limits.critical.by_data_tokens
     return [
-        f"The batch of {_tokens(limits.batch_tokens)} tokens takes {_more_tokens_text(fewest, most)} tokens "
-        f"to the same loss than the smallest batches would, in a run of {_tokens(limits.total_tokens)} tokens: its "
-        f"critical batch is estimated at {_tokens(low)} to {_tokens(high)} tokens (by its loss, Kaplan et al. 2020: "
-        f"{_tokens(by_loss)}; by its data, Zhang et al. 2024: {_tokens(by_data)}). There tokens are twice the fewest, "
-        f"and a larger batch can save no more than half of the steps. Both estimates are extrapolated."
+        say(
+            "The batch of {batch} tokens takes {more} tokens to the same loss than the smallest batches would, in a "
+            "run of {run} tokens: its critical batch is estimated at {low} to {high} tokens (by its loss, Kaplan et "
+            "al. 2020: {by_loss}; by its data, Zhang et al. 2024: {by_data}).",
+            batch=_tokens(limits.batch_tokens),
+            more=_more_tokens_text(fewest, most),
+            run=_tokens(limits.total_tokens),
+            low=_tokens(low),
+            high=_tokens(high),
+            by_loss=_tokens(by_loss),
+            by_data=_tokens(by_data),
+        ),
+        say("There tokens are twice the fewest, and a larger batch can save no more than half of the steps."),
+        say("Both estimates are extrapolated."),
     ]
 
 
 def _more_tokens_text(fewest: float, most: float) -> str:
     """The additional tokens, as shares `fewest` and `most` of both estimates: "6 % to 37 % more", "at least 50 % more",
     "more than twice the"."""
+    low, high = _percent(fewest), _percent(most)
     if fewest >= 1:
-        return "more than twice the"
-    if most < 1:
-        low, high = _percent(fewest), _percent(most)
-        return f"{low} more" if low == high else f"{low} to {high} more"
-    return f"at least {_percent(fewest)} more"
+        return say("more than twice the")
+    if most >= 1:
+        return say("at least {share} more", share=low)
+    return say("{share} more", share=low) if low == high else say("{low} to {high} more", low=low, high=high)
 
 
 def rate_sentences(job: JobSpec, times: float) -> list[str]:
@@ -86,9 +109,16 @@ def rate_sentences(job: JobSpec, times: float) -> list[str]:
         return []
     settings = rescaled(job, times)
     return [
-        f"A batch {times:.3g} times as large asks for another learning rate: with AdamW {settings.learning_rate:.2g} "
-        f"instead of {job.optimizer.learning_rate:.2g}{_betas(settings)}, by the square root (Malladi et al. 2022); "
-        f"with SGD it would be {settings.sgd_learning_rate:.2g}, in proportion."
+        say(
+            "A batch {times:.3g} times as large asks for another learning rate: with AdamW {rate:.2g} instead of "
+            "{old:.2g}{betas}, by the square root (Malladi et al. 2022); with SGD it would be {sgd:.2g}, in "
+            "proportion.",
+            times=times,
+            rate=settings.learning_rate,
+            old=job.optimizer.learning_rate,
+            betas=_betas(settings),
+            sgd=settings.sgd_learning_rate,
+        )
     ]
 
 
@@ -98,14 +128,16 @@ def _betas(settings: Rescaled) -> str:
         for name, beta in (("beta1", settings.beta1), ("beta2", settings.beta2))
         if beta is not None
     ]
-    return f" and {' and '.join(betas)}" if betas else ""
+    return say(" and {betas}", betas=both(betas)) if betas else ""
 
 
 def _rows(curve: Scaling) -> list[list[str]]:
-    header = [
-        "devices", "batch", "step", "tokens/s", "each", "MFU", "efficiency", "GiB", "memory eff.", "USD/1e9", "days"
+    rows: list[list[str]] = [
+        [
+            say("devices"), say("batch"), say("step"), "tokens/s", say("each"), "MFU", say("efficiency"), "GiB",
+            say("memory eff."), "USD/1e9", say("days"),
+        ]
     ]  # fmt: skip
-    rows = [header]
     for point, tokens in zip(curve.points, curve.run_tokens, strict=True):
         usd = point.usd_per_billion_tokens
         days = dict.fromkeys(_days(total / point.tokens_per_s / 86400) for total in sorted(tokens))
@@ -120,7 +152,7 @@ def _rows(curve: Scaling) -> list[list[str]]:
                 _percent(curve.efficiency(point)),
                 f"{point.peak_bytes / GIB:.1f}",
                 _percent(curve.memory_efficiency(point)),
-                "unknown" if usd is None else f"{usd:,.0f}",
+                say("unknown") if usd is None else f"{usd:,.0f}",
                 "-".join(days),
             ]
         )
@@ -142,14 +174,19 @@ def _days(days: float) -> str:
     return f"{days:.3g}" if days < 1000 else f"{days:.0f}"
 
 
-_UNITS = [(1e12, "trillion"), (1e9, "billion"), (1e6, "million"), (1e3, "thousand")]
+_UNITS = [
+    (1e12, "{number:g} trillion"),
+    (1e9, "{number:g} billion"),
+    (1e6, "{number:g} million"),
+    (1e3, "{number:g} thousand"),
+]
 
 
 def _tokens(tokens: float) -> str:
     """A number of tokens with two digits, which are all that an estimate has."""
     rounded = float(f"{tokens:.2g}")
-    size, unit = next(((size, f" {unit}") for size, unit in _UNITS if rounded >= size), (1.0, ""))
-    return f"{rounded / size:g}{unit}"
+    size, words = next(((size, words) for size, words in _UNITS if rounded >= size), (1.0, "{number:g}"))
+    return Phrase(words, {"number": rounded / size})
 
 
 _PICTURE_WIDTH, _LEFT, _GAP = 920.0, 66.0, 86.0

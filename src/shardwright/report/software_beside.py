@@ -3,31 +3,34 @@
 from collections.abc import Sequence
 
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.config.software import software_of, usual_software
 from shardwright.config.software_support import missing_features
 from shardwright.cost.calibration import shipped
 from shardwright.cost.from_job import run_of
 from shardwright.layers.memo import Memo
 from shardwright.planner.advice.priced_plan import PricedPlan
+from shardwright.report.document import AlignedRows, Part
 from shardwright.report.plans_text import step_text
-from shardwright.report.text_columns import aligned
 from shardwright.simulate.batch_pricing import Price, prices
 from shardwright.simulate.full_step import simulated_steps
 
-_LACKING = "lacks it"
-_UNPRICED = "no price"  # the software has the plan, and the cost model can't price it there
+_LACKING = say("lacks it")
+_UNPRICED = say("no price")  # the software has the plan, and the cost model can't price it there
 
 
-def software_beside(plans: Sequence[PricedPlan]) -> str:
-    """The steps of plans of this runtime under each usual software, simulated in full; empty for plans of another one.
+def software_beside(plans: Sequence[PricedPlan]) -> Part | None:
+    """The steps of plans of this runtime under each usual software, simulated in full; None for plans of another one.
 
     A software that lacks something that a plan has, or for which it has no price, has no number for it.
     """
     if not plans or not software_of(plans[0].job.cluster.software).is_own:
-        return ""
-    label = "1" if len(plans) == 1 else f"1 to {len(plans)}"
+        return None
+    label = "1" if len(plans) == 1 else say("1 to {last}", last=len(plans))
     steps = {name: _steps([plan.job for plan in plans], name) for name in usual_software()}
-    return aligned([[f"{label} as {name}", *cells] for name, cells in steps.items()])
+    return AlignedRows(
+        [[say("{plans} as {software}", plans=label, software=name), *cells] for name, cells in steps.items()]
+    )
 
 
 def _steps(jobs: Sequence[JobSpec], name: str) -> list[str]:
@@ -38,7 +41,7 @@ def _steps(jobs: Sequence[JobSpec], name: str) -> list[str]:
         for job in jobs
         if not missing_features(software, job)
     ]
-    words = {job.plan.model_dump_json(): _UNPRICED for job in with_it}
+    words: dict[str, str] = {job.plan.model_dump_json(): _UNPRICED for job in with_it}
     priced = [
         (job, price.time)
         for job, price in zip(with_it, prices(list(map(run_of, with_it)), shipped(), memo), strict=True)

@@ -6,68 +6,95 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from shardwright.config.phrase import ENGLISH, each, fixed, say
+from shardwright.report.document import AlignedRows, Lines, Part, document_text
 from shardwright.report.output import write_output
-from shardwright.report.text_columns import aligned
 
 
-def validation_text(result: Mapping[str, Any]) -> str:
+def validation_text(result: Mapping[str, Any], language: str = ENGLISH) -> str:
     """The scores as text."""
-    header = ["", "rows", "median", "mean", "bias", "within 10 %", "within 15 %", "within 20 %", "in range"]
-    table = [header, _scores("all, tier A", result)]
-    table += [_scores(f"  {name}", group) for name, group in result["by_family"].items()]
-    table += [_scores(f"  on {name}", group) for name, group in result["by_device"].items()]
-    if cross_validated := result["cross_validated"]:
-        table.append(_scores("each family left out of the fit", cross_validated))
-        table += [_scores(f"  {name}", group) for name, group in cross_validated["by_family"].items()]
-    if generations := result["generations_left_out"]:
-        table.append(_scores("each generation of devices left out", generations))
-        table += [_scores(f"  {name}", group) for name, group in generations["by_generation"].items()]
-    if blind := result["software_blind"]:
-        table.append(_scores("families and their own software left out", result["software_left_out"]))
-        table.append(_scores("families left out, columns of software empty", blind))
-    if result["tier_b"].get("by_family"):
-        table.append(_scores("tier B", result["tier_b"]))
-    if result["apart"]["rows"]:
-        table.append(_scores("apart: rows with faults", result["apart"]))
-    table.append(_scores("baseline: 50 % of the peak", result["baseline"]))
-    lines = [
-        _columns(result),
+    parts: list[Part] = [
+        *_columns(result),
         _numbers(result["numbers"]),
-        f"{result['predicted']} of {result['rows']} rows predicted. Error of the step time:",
-        aligned(table),
-        _memory(result),
-        _order(result),
-        _unstated(result["unstated_columns"]),
+        say(
+            "{predicted} of {rows} rows predicted. Error of the step time:",
+            predicted=result["predicted"],
+            rows=result["rows"],
+        ),
+        AlignedRows(_table(result)),
+        *_memory(result),
+        *_order(result),
+        *_unstated(result["unstated_columns"]),
     ]
     if missing := result["not_predicted"]:
-        lines.append("Not predicted:\n" + "\n".join(f"  {row}: {reason}" for row, reason in missing.items()))
-    lines.append(_faults(result["apart"]["faults"]))
-    return "\n\n".join(line for line in lines if line)
+        rows = [say("  {row}: {reason}", row=row, reason=reason) for row, reason in missing.items()]
+        parts.append(Lines((say("Not predicted:"), *rows)))
+    parts += _faults(result["apart"]["faults"])
+    return document_text(parts, language)
+
+
+def _table(result: Mapping[str, Any]) -> list[list[str]]:
+    """The scores of all rows and of groups of them."""
+    bounds = [say("within {share} %", share=share) for share in (10, 15, 20)]
+    table: list[list[str]] = [["", say("rows"), say("median"), say("mean"), say("bias"), *bounds, say("in range")]]
+    table.append(_scores(say("all, tier A"), {name: value for name, value in result.items() if name != "rows"}))
+    table += [_scores(_indented(name), group) for name, group in result["by_family"].items()]
+    table += [_scores(say("  on {device}", device=name), group) for name, group in result["by_device"].items()]
+    if cross_validated := result["cross_validated"]:
+        table.append(_scores(say("each family left out of the fit"), cross_validated))
+        table += [_scores(_indented(name), group) for name, group in cross_validated["by_family"].items()]
+    if generations := result["generations_left_out"]:
+        table.append(_scores(say("each generation of devices left out"), generations))
+        table += [_scores(_indented(name), group) for name, group in generations["by_generation"].items()]
+    if blind := result["software_blind"]:
+        table.append(_scores(say("families and their own software left out"), result["software_left_out"]))
+        table.append(_scores(say("families left out, columns of software empty"), blind))
+    if result["tier_b"].get("by_family"):
+        table.append(_scores(say("tier B"), result["tier_b"]))
+    if result["apart"]["rows"]:
+        table.append(_scores(say("apart: rows with faults"), result["apart"]))
+    table.append(_scores(say("baseline: 50 % of the peak"), result["baseline"]))
+    return table
+
+
+def _indented(name: str) -> str:
+    return f"  {name}"
 
 
 def _numbers(counts: Mapping[str, int]) -> str:
     """How many numbers the predictions have at their disposal."""
-    return (
-        f"Numbers behind predictions: {counts['fitted']} constants are fitted, {counts['fitted_to_one_family']} of "
-        f"them to one family; {counts['by_hand']} are set by hand, {counts['by_hand_in_software']} of these in "
-        f"descriptions of software, {counts['software_of_one_family']} in such that one family of the table has alone."
+    return say(
+        "Numbers behind predictions: {fitted} constants are fitted, {fitted_to_one_family} of them to one family; "
+        "{by_hand} are set by hand, {by_hand_in_software} of these in descriptions of software, "
+        "{software_of_one_family} in such that one family of the table has alone.",
+        **{name: counts[name] for name in _COUNTS},
     )
 
 
-def _columns(result: Mapping[str, Any]) -> str:
+_COUNTS = ("fitted", "fitted_to_one_family", "by_hand", "by_hand_in_software", "software_of_one_family")
+
+
+def _columns(result: Mapping[str, Any]) -> list[Part]:
     """The assumptions about software where a table does not name it."""
-    lines = []
+    lines: list[str] = []
     if missing := result["missing_columns"]:
         lines.append(
-            f"The table has no column {', '.join(missing)}: no text of a row is read, and the usual is assumed. "
-            "python benchmarks/truth/fill_columns.py IN OUT fills columns from the texts of a table."
+            say(
+                "The table has no column {columns}: no text of a row is read, and the usual is assumed. "
+                "python benchmarks/truth/fill_columns.py IN OUT fills columns from the texts of a table.",
+                columns=tuple(missing),
+            )
         )
     if unnamed := result["unnamed_software"]:
         lines.append(
-            f"{unnamed} of {result['rows']} rows do not name software that the catalog describes "
-            "(config/catalog/software): that of their time is assumed, and their range is wider."
+            say(
+                "{unnamed} of {rows} rows do not name software that the catalog describes (config/catalog/software): "
+                "that of their time is assumed, and their range is wider.",
+                unnamed=unnamed,
+                rows=result["rows"],
+            )
         )
-    return "\n".join(lines)
+    return [Lines(lines)] if lines else []
 
 
 def _scores(name: str, scores: Mapping[str, Any]) -> list[str]:
@@ -75,109 +102,173 @@ def _scores(name: str, scores: Mapping[str, Any]) -> list[str]:
         return f"{100 * scores[key]:.1f} %" if key in scores else ""
 
     keys = ("median_ape", "mape", "bias", "within_10_percent", "within_15_percent", "within_20_percent", "in_range")
-    rows = str(scores["rows"]) if "rows" in scores and not name.startswith("all") else ""
-    return [name, rows, *(percent(key) for key in keys)]
+    return [name, str(scores.get("rows", "")), *(percent(key) for key in keys)]
 
 
-def _memory(result: Mapping[str, Any]) -> str:
-    fit, lines = result["fit"], []
-    parts = [
-        f"{name} {100 * group['median_ape']:.1f} % and {100 * group['mape']:.1f} % (bias {100 * group['bias']:+.1f} %, "
-        f"{group['mean_error_gb']:+.1f} GB)"
+def _memory(result: Mapping[str, Any]) -> list[Part]:
+    """The errors of memory, and how often a verdict on the fit was right."""
+    fit = result["fit"]
+    lines = [*_memory_errors(result), *(_fit_verdicts(fit) if fit["ran"] or fit["ran_out"] else [])]
+    return [Lines(lines)] if lines else []
+
+
+def _memory_errors(result: Mapping[str, Any]) -> list[str]:
+    families = [
+        say(
+            "{family} {median:.1f} % and {mean:.1f} % (bias {bias:+.1f} %, {error:+.1f} GB)",
+            family=name,
+            median=100 * group["median_ape"],
+            mean=100 * group["mape"],
+            bias=100 * group["bias"],
+            error=group["mean_error_gb"],
+        )
         for name, group in result["memory_by_family"].items()
     ]
-    if parts:
-        lines.append(
-            f"Memory, where the allocator's peak was measured: {100 * result['memory_mape']:.1f} %. "
-            f"By family, median and mean error: {'; '.join(parts)}."
+    if not families:
+        return []
+    return [
+        say(
+            "Memory, where the allocator's peak was measured: {error:.1f} %. By family, median and mean error: "
+            "{families}.",
+            error=100 * result["memory_mape"],
+            families=each(families),
         )
-    if fit["ran"] or fit["ran_out"]:
-        lines.append(
-            f"Fits or not: {100 * fit['accuracy']:.1f} % right of {fit['ran']} that ran and {fit['ran_out']} that ran "
-            f"out of memory; {fit['false_fits']} said to fit that did not{_share(fit['false_fits'], fit['ran_out'])}, "
-            f"{fit['false_misfits']} said not to fit that did{_share(fit['false_misfits'], fit['ran'])}."
+    ]
+
+
+def _fit_verdicts(fit: Mapping[str, Any]) -> list[str]:
+    verdicts = say(
+        "Fits or not: {right:.1f} % right of {ran} that ran and {ran_out} that ran out of memory; {false_fits} said to "
+        "fit that did not{share_of_fits}, {false_misfits} said not to fit that did{share_of_misfits}.",
+        right=100 * fit["accuracy"],
+        ran=fit["ran"],
+        ran_out=fit["ran_out"],
+        false_fits=fit["false_fits"],
+        share_of_fits=_share(fit["false_fits"], fit["ran_out"]),
+        false_misfits=fit["false_misfits"],
+        share_of_misfits=_share(fit["false_misfits"], fit["ran"]),
+    )
+    families = [
+        say(
+            "{family} {false_fits} of {ran_out} and {false_misfits} of {ran}",
+            family=name,
+            **{key: group[key] for key in ("false_fits", "ran_out", "false_misfits", "ran")},
         )
-        families = [
-            f"{name} {group['false_fits']} of {group['ran_out']} and {group['false_misfits']} of {group['ran']}"
-            for name, group in fit["by_family"].items()
-        ]
-        if families:
-            lines.append(
-                f"By family, said to fit of those that ran out, and not to fit of those that ran: "
-                f"{'; '.join(families)}."
-            )
-        chances = [
-            f"{name} {group['plans']}, of which {group['ran']} ran"
-            for name, group in fit["by_chance"].items()
-            if group["plans"]
-        ]
-        lines.append(f"Plans by the chance that they fit, low under 10 % and high from 90 %: {'; '.join(chances)}.")
-    return "\n".join(lines)
+        for name, group in fit["by_family"].items()
+    ]
+    by_family = say(
+        "By family, said to fit of those that ran out, and not to fit of those that ran: {families}.",
+        families=each(families),
+    )
+    chances = [
+        say("{chance} {plans}, of which {ran} ran", chance=fixed(name), plans=group["plans"], ran=group["ran"])
+        for name, group in fit["by_chance"].items()
+        if group["plans"]
+    ]
+    by_chance = say(
+        "Plans by the chance that they fit, low under 10 % and high from 90 %: {chances}.", chances=each(chances)
+    )
+    return [verdicts, *([by_family] if families else []), by_chance]
 
 
 def _share(count: int, total: int) -> str:
-    return f" ({100 * count / total:.1f} %)" if total else ""
+    return say(" ({share:.1f} %)", share=100 * count / total) if total else ""
 
 
-def _order(result: Mapping[str, Any]) -> str:
+def _order(result: Mapping[str, Any]) -> list[Part]:
     """Order within sweeps: of tier A where a family has such sweeps, and with tier B where that changes a family's."""
     order, with_tier_b = result["order"], result["order_with_tier_b"]
     changed = {name: group for name, group in with_tier_b.items() if group != order[name]}
-    lines = []
-    for title, groups in (("Order of plans within a sweep", order), ("The same with tier B", changed)):
-        parts = [
-            f"{name} {group['kendall_tau']:.2f}, {100 * group['regret']:.1f} % (median "
-            f"{100 * group['median_regret']:.1f} %, at worst {100 * group['worst_regret']:.1f} %), over "
-            f"{group['sweeps']} sweeps"
-            for name, group in groups.items()
-        ]
-        if parts:
-            lines.append(f"{title}, Kendall's tau and regret of the best: " + "; ".join(parts))
-    return "\n".join(lines)
+    titles = (say("Order of plans within a sweep"), order), (say("The same with tier B"), changed)
+    lines = [
+        say(
+            "{title}, Kendall's tau and regret of the best: {families}",
+            title=title,
+            families=each([_order_words(name, group) for name, group in groups.items()]),
+        )
+        for title, groups in titles
+        if groups
+    ]
+    return [Lines(lines)] if lines else []
 
 
-def _unstated(columns: Sequence[Mapping[str, Any]]) -> str:
-    """The empty columns that would narrow the range of predictions if they were filled."""
-    parts = [f"{c['name']} ({c['rows']} rows, {100 * c['spread']:.0f} %)" for c in columns]
-    return (
-        f"Columns that are empty, and how far apart their usual values put a step: {', '.join(parts)}. Each that is "
-        "filled narrows the range."
-        if parts
-        else ""
+def _order_words(family: str, group: Mapping[str, Any]) -> str:
+    return say(
+        "{family} {tau:.2f}, {regret:.1f} % (median {median:.1f} %, at worst {worst:.1f} %), over {sweeps} sweeps",
+        family=family,
+        tau=group["kendall_tau"],
+        regret=100 * group["regret"],
+        median=100 * group["median_regret"],
+        worst=100 * group["worst_regret"],
+        sweeps=group["sweeps"],
     )
 
 
-def cluster_fit_text(fit: Mapping[str, Any], file: Path) -> str:
+def _unstated(columns: Sequence[Mapping[str, Any]]) -> list[Part]:
+    """The empty columns that would narrow the range of predictions if they were filled."""
+    parts = tuple(
+        say("{column} ({rows} rows, {spread:.0f} %)", column=c["name"], rows=c["rows"], spread=100 * c["spread"])
+        for c in columns
+    )
+    if not parts:
+        return []
+    return [
+        say(
+            "Columns that are empty, and how far apart their usual values put a step: {columns}. Each that is filled "
+            "narrows the range.",
+            columns=parts,
+        )
+    ]
+
+
+def cluster_fit_text(fit: Mapping[str, Any], file: Path, language: str = ENGLISH) -> str:
     """The outcome of --fit."""
-    errors = [f"{100 * fit[name]:.1f} %" for name in ("catalog_median_ape", "median_ape", "held_back_median_ape")]
     constants = ", ".join(f"{name} {value:.4g}" for name, value in fit["constants"].items())
     lines = [
-        f"Fitted to {fit['rows']} runs on {fit['device']}: the median error of a step is {errors[1]} in place of "
-        f"{errors[0]}; of runs held back, fitted without them, {errors[2]}.",
-        f"Constants: {constants}.",
+        say(
+            "Fitted to {rows} runs on {device}: the median error of a step is {error:.1f} % in place of {catalog:.1f} "
+            "%; of runs held back, fitted without them, {held_back:.1f} %.",
+            rows=fit["rows"],
+            device=fit["device"],
+            error=100 * fit["median_ape"],
+            catalog=100 * fit["catalog_median_ape"],
+            held_back=100 * fit["held_back_median_ape"],
+        ),
+        say("Constants: {constants}.", constants=constants),
     ]
     if fit["helps"]:
-        lines.append(f"{file} is a device like the catalog's with them: --set cluster.device={file}")
+        lines.append(
+            say("{file} is a device like the catalog's with them: --set cluster.device={file}", file=str(file))
+        )
     else:
-        lines.append(f"Runs held back are not predicted better than by the catalog, so {file} was not written.")
-    return "\n".join(lines)
+        lines.append(
+            say(
+                "Runs held back are not predicted better than by the catalog, so {file} was not written.",
+                file=str(file),
+            )
+        )
+    return document_text([Lines(lines)], language)
 
 
 _MOST_FAULTS = 20  # that are listed; --json has all
 
 
-def _faults(faults: Sequence[Mapping[str, Any]]) -> str:
+def _faults(faults: Sequence[Mapping[str, Any]]) -> list[Part]:
     """Rows that count in no score but their own, with what is wrong in each."""
     if not faults:
-        return ""
+        return []
     tables = {fault["table"] for fault in faults}
-    lines = [
-        f"  {fault['table'] + ', ' if len(tables) > 1 else ''}{fault['where']}: {fault['fault']}"
+    lines: list[str] = [
+        say(
+            "  {place}: {fault}",
+            place=f"{fault['table'] + ', ' if len(tables) > 1 else ''}{fault['where']}",
+            fault=fault["fault"],
+        )
         for fault in faults[:_MOST_FAULTS]
     ]
     if len(faults) > _MOST_FAULTS:
-        lines.append(f"  ... and {len(faults) - _MOST_FAULTS} more; --json lists all")
-    return "Scored apart, because of what they lack or contradict:\n" + "\n".join(lines)
+        lines.append(say("  ... and {count} more; --json lists all", count=len(faults) - _MOST_FAULTS))
+    return [Lines((say("Scored apart, because of what they lack or contradict:"), *lines))]
 
 
 def write_rows(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:

@@ -15,17 +15,17 @@ from shardwright.config.checks.check_precision import float8_faults, master_faul
 from shardwright.config.checks.check_recompute import recompute_faults
 from shardwright.config.checks.check_recovery import checkpoint_faults, health_faults
 from shardwright.config.checks.check_size import rank_faults, size_faults
+from shardwright.config.checks.check_zero import zero_faults
 from shardwright.config.cluster import DeviceSpec
 from shardwright.config.cluster_facts import node_devices
 from shardwright.config.compression_facts import COMPRESSIONS
 from shardwright.config.divisors import all_divisors
 from shardwright.config.job import JobSpec
-from shardwright.config.phrase import say
+from shardwright.config.phrase import both, either, fixed, say
 from shardwright.config.plan import PlanSpec, ep_ranks_of_node
 from shardwright.config.rank_order import DEFAULT_ORDER, ORDERS, inside_pipeline, number_of
-from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.software import SoftwareSpec
-from shardwright.config.units import counted, counted_phrase
+from shardwright.config.units import counted_phrase
 
 # In bytes. File systems allow 255; names of files beside the folder may add an ending.
 LONGEST_NAME = 200
@@ -55,7 +55,7 @@ def faults_on_any_cluster(job: JobSpec) -> list[str]:
         *_pipeline_faults(job),
         *_fold_faults(job),
         *expert_faults(job),
-        *_zero_faults(job),
+        *zero_faults(job.plan),
         *recompute_faults(job.plan, job.model.layers, job.model.mtp_layers),
         *batch_faults(job),
         *_cluster_faults(job),
@@ -91,23 +91,48 @@ def _section_faults(job: JobSpec) -> list[str]:
 def _name_faults(name: str) -> list[str]:
     """Faults of the job's name, which is the name of the run's folder."""
     shown = repr(name if len(name) <= 60 else name[:60] + "...")
-    way_out = "use letters, digits, '-', '_' and '.', such as \"my-job\", and run.folder for another place"
+    way_out = say("use letters, digits, '-', '_' and '.', such as \"my-job\", and run.folder for another place")
     if not name.strip():
-        return [f"name {shown} is empty, and the run's folder is called after the job; {way_out}"]
+        return [
+            say(
+                "name {shown} is empty, and the run's folder is called after the job; {way_out}",
+                shown=shown,
+                way_out=way_out,
+            )
+        ]
     if len(name.encode(errors="surrogatepass")) > LONGEST_NAME:
         return [
-            f"name {shown} has {len(name)} characters, and a folder called after it at most {LONGEST_NAME}; {way_out}"
+            say(
+                "name {shown} has {count} characters, and a folder called after it at most {most}; {way_out}",
+                shown=shown,
+                count=len(name),
+                most=LONGEST_NAME,
+                way_out=way_out,
+            )
         ]
     if name in (".", "..") or "/" in name or "\\" in name or not name.isprintable():
-        return [f"name {shown} is no name of a folder, and the run's is called after the job; {way_out}"]
+        return [
+            say(
+                "name {shown} is no name of a folder, and the run's is called after the job; {way_out}",
+                shown=shown,
+                way_out=way_out,
+            )
+        ]
     return []
 
 
 def _compress_faults(job: JobSpec) -> list[str]:
     plan = job.plan
     return [
-        f"plan.{field} is {getattr(plan, field)}, and plan.compress = {plan.compress!r} has no {what}; "
-        f'leave it out, or use plan.compress = "{facts.name}"'
+        say(
+            "plan.{field} is {value}, and plan.compress = {compression} has no {what}; leave it out, or use "
+            'plan.compress = "{name}"',
+            field=field,
+            value=getattr(plan, field),
+            compression=repr(plan.compress),
+            what=fixed(what),
+            name=facts.name,
+        )
         for facts in COMPRESSIONS.values()
         for field, what in facts.reads.items()
         if getattr(plan, field) != PlanSpec.model_fields[field].default and plan.compress != facts.name
@@ -118,7 +143,9 @@ def _pipeline_faults(job: JobSpec) -> list[str]:
     plan, layers = job.plan, job.model.layers
     faults: list[str] = []
     if plan.stages_per_rank == plan.virtual_stages:
-        product: str = f"pp {plan.pp} x virtual_stages {plan.virtual_stages} = {plan.num_stages}"
+        product: str = say(
+            "pp {pp} x virtual_stages {stages} = {all}", pp=plan.pp, stages=plan.virtual_stages, all=plan.num_stages
+        )
     else:
         product = say(
             "pp {pp} x {stages} stages a rank with {schedule} = {all}",
@@ -130,19 +157,31 @@ def _pipeline_faults(job: JobSpec) -> list[str]:
     if plan.layout:
         if len(plan.layout) != plan.num_stages:
             faults.append(
-                f"plan.layout names {counted(len(plan.layout), 'stage')}, and {product}; "
-                f"give {counted(plan.num_stages, 'number')}"
+                say(
+                    "plan.layout names {stages}, and {product}; give {numbers}",
+                    stages=counted_phrase(len(plan.layout), "stage"),
+                    product=product,
+                    numbers=counted_phrase(plan.num_stages, "number"),
+                )
             )
         elif sum(plan.layout) != layers:
             faults.append(
-                f"plan.layout places {' + '.join(map(str, plan.layout))} = {sum(plan.layout)} layers, and the "
-                f"model has {layers}; for example {plan.model_copy(update={'layout': []}).stage_layers(layers)}"
+                say(
+                    "plan.layout places {terms} = {placed} layers, and the model has {layers}; for example {example}",
+                    terms=" + ".join(map(str, plan.layout)),
+                    placed=sum(plan.layout),
+                    layers=layers,
+                    example=plan.model_copy(update={"layout": []}).stage_layers(layers),
+                )
             )
         else:
             empty = [stage for stage, count in enumerate(plan.layout) if count == 0]
             faults += [
-                f"plan.layout leaves stage {stage} with nothing to do; only the first stage (embedding) and the last "
-                f"(head and loss) can be without layers"
+                say(
+                    "plan.layout leaves stage {stage} with nothing to do; only the first stage (embedding) and the "
+                    "last (head and loss) can be without layers",
+                    stage=stage,
+                )
                 for stage in empty
                 if 0 < stage < plan.num_stages - 1
             ]
@@ -161,62 +200,40 @@ def _pipeline_faults(job: JobSpec) -> list[str]:
     return faults
 
 
-def _zero_faults(job: JobSpec) -> list[str]:
-    plan, faults = job.plan, []
-    replicas = plan.replicas
-    if plan.zero_ranks and replicas % plan.zero_ranks:
-        product = f"plan.dp {plan.dp}" if plan.cp == 1 else f"dp {plan.dp} x cp {plan.cp} = {replicas}"
-        faults.append(
-            f"plan.zero_ranks {plan.zero_ranks} does not divide {product} ({replicas} / {plan.zero_ranks} = "
-            f"{replicas / plan.zero_ranks:.2f}); use {all_divisors(replicas)}"
-        )
-    if plan.zero_ranks and not plan.zero:
-        faults.append(
-            f"plan.zero_ranks {plan.zero_ranks} says over how many ranks ZeRO shards, and plan.zero is 0; "
-            f"set plan.zero to 1, 2 or 3, or plan.zero_ranks to 0"
-        )
-    if 0 < plan.zero_ranks < replicas and plan.num_copies > 1:
-        faults.append(
-            f"{plan.schedule} holds each stage twice, so its replicas are 2 x {replicas} = {2 * replicas} ranks, which "
-            f"hybrid sharding over plan.zero_ranks {plan.zero_ranks} does not cut; set plan.zero_ranks to 0"
-        )
-    if plan.offload_parameters and plan.zero < 3:
-        faults.append(
-            f"plan.offload_parameters keeps shards of the parameters in host memory until they are gathered, and "
-            f"plan.zero {plan.zero} holds them whole; set plan.zero to 3, or plan.offload_parameters to false"
-        )
-    if plan.offload_optimizer and not SCHEDULES[plan.schedule].drains:
-        faults.append(
-            f"schedule {plan.schedule!r} updates weights while the pipeline is full, and plan.offload_optimizer "
-            f"{plan.offload_optimizer:g} would make each update wait for the host; set plan.offload_optimizer to 0"
-        )
-    if plan.zero and not SCHEDULES[plan.schedule].drains:
-        faults.append(
-            f"schedule {plan.schedule!r} keeps several versions of the whole weights, and plan.zero {plan.zero} shards "
-            f"what an update works on; set plan.zero to 0, or use a schedule that drains, such as 1f1b"
-        )
-    return faults
-
-
 def _fold_faults(job: JobSpec) -> list[str]:
-    plan, faults = job.plan, []
+    plan, faults = job.plan, list[str]()
     if plan.expert_tp_size not in (1, plan.tp):
         return [
-            f"plan.expert_tp {plan.expert_tp} is neither 1 nor plan.tp {plan.tp}: experts are cut over tp like the "
-            f"other matrices, or not at all; use {'1' if plan.tp == 1 else f'1 or {plan.tp}'}"
+            say(
+                "plan.expert_tp {expert_tp} is neither 1 nor plan.tp {tp}: experts are cut over tp like the other "
+                "matrices, or not at all; use {choices}",
+                expert_tp=plan.expert_tp,
+                tp=plan.tp,
+                choices=either(["1"] if plan.tp == 1 else ["1", str(plan.tp)]),
+            )
         ]
     ranks = plan.stage_ranks // plan.expert_tp_size
     if ranks % plan.ep:
         axes = f"dp {plan.dp} x cp {plan.cp}" + (f" x tp {plan.tp}" if plan.expert_tp_size < plan.tp else "")
         faults.append(
-            f"plan.ep {plan.ep} does not divide {axes} = {ranks}, the ranks of a stage that experts are spread over "
-            f"({ranks} / {plan.ep} = {ranks / plan.ep:.2f}); use {all_divisors(ranks)}"
+            say(
+                "plan.ep {ep} does not divide {axes} = {ranks}, the ranks of a stage that experts are spread over "
+                "({ranks} / {ep} = {quotient:.2f}); use {choices}",
+                ep=plan.ep,
+                axes=axes,
+                ranks=ranks,
+                quotient=ranks / plan.ep,
+                choices=all_divisors(ranks),
+            )
         )
     if plan.expert_tp_size < plan.tp and not plan.sequence_parallel:
         faults.append(
-            f"plan.expert_tp 1 has each of the {plan.tp} ranks of tp send its own tokens to whole experts, and without "
-            f"sequence parallel they all have the same ones; set plan.sequence_parallel to true, or plan.expert_tp to "
-            f"{plan.tp}"
+            say(
+                "plan.expert_tp 1 has each of the {tp} ranks of tp send its own tokens to whole experts, and without "
+                "sequence parallel they all have the same ones; set plan.sequence_parallel to true, or "
+                "plan.expert_tp to {tp}",
+                tp=plan.tp,
+            )
         )
     if not faults:
         faults += _order_faults(plan)
@@ -233,22 +250,35 @@ def _order_faults(plan: PlanSpec) -> list[str]:
     if max(dense, experts) % min(dense, experts) == 0:
         return []
     return [
-        f"plan.order {plan.order} has {' and '.join(inside)} inside pp, which are {dense} neighbouring ranks of a "
-        f"stage and {experts} as experts fold them, and neither divides the other; put ep outside of pp, or use the "
-        f"order {DEFAULT_ORDER}"
+        say(
+            "plan.order {order} has {axes} inside pp, which are {dense} neighbouring ranks of a stage and {experts} "
+            "as experts fold them, and neither divides the other; put ep outside of pp, or use the order {default}",
+            order=plan.order,
+            axes=both(inside),
+            dense=dense,
+            experts=experts,
+            default=DEFAULT_ORDER,
+        )
     ]
 
 
 def _dispatch_faults(plan: PlanSpec, devices_per_node: int) -> list[str]:
     if devices_per_node == 0:
         return [
-            "plan.dispatch 'node-aware' sends a token once to each node, and cluster.devices_per_node does not say "
-            "where nodes end; set it, or plan.dispatch to 'direct'"
+            say(
+                "plan.dispatch 'node-aware' sends a token once to each node, and cluster.devices_per_node does not "
+                "say where nodes end; set it, or plan.dispatch to 'direct'"
+            )
         ]
     try:
         ep_ranks_of_node(plan, devices_per_node)
     except ValueError as error:
-        return [f"plan.dispatch 'node-aware': {error}; use a plan.ep for which one divides the other, or 'direct'"]
+        return [
+            say(
+                "plan.dispatch 'node-aware': {error}; use a plan.ep for which one divides the other, or 'direct'",
+                error=error.args[0],
+            )
+        ]
     return []
 
 
@@ -268,14 +298,21 @@ def _fallback_faults(job: JobSpec) -> list[str]:
         field = f"plan.fallback[{number}]"
         fallback = job.model_copy(update={"plan": plan})
         plan_faults = rank_faults(fallback) or faults_on_any_cluster(fallback)
-        faults += [f"{field}: {fault}" for fault in plan_faults if fault not in known_faults]
+        faults += [
+            say("{field}: {fault}", field=field, fault=fault) for fault in plan_faults if fault not in known_faults
+        ]
         worlds = [earlier.world for earlier in plans[: number + 1]]
         if plan.world in worlds:
             first = worlds.index(plan.world)
+            taken = f"plan.fallback[{first - 1}]" if first else say("the plan itself")
             faults.append(
-                f"{field}: {plan.degrees} = {counted(plan.world, 'rank')}, for which "
-                f"{f'plan.fallback[{first - 1}]' if first else 'the plan itself'} is taken; leave it out, or use other "
-                "degrees"
+                say(
+                    "{field}: {degrees} = {ranks}, for which {taken} is taken; leave it out, or use other degrees",
+                    field=field,
+                    degrees=plan.degrees,
+                    ranks=counted_phrase(plan.world, "rank"),
+                    taken=taken,
+                )
             )
     return faults
 

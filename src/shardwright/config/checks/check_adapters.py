@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from shardwright.config.divisors import all_divisors
 from shardwright.config.job import JobSpec
 from shardwright.config.nf4_rows import BLOCK
+from shardwright.config.phrase import say
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.software import software_of
 
-_WITHOUT = "or train all weights: leave model.adapter out"
+_WITHOUT = say("or train all weights: leave model.adapter out")
 
 
 def adapter_faults(job: JobSpec) -> list[str]:
@@ -23,19 +24,30 @@ def _base_faults(job: JobSpec) -> Iterator[str]:
     model, tp = job.model, job.plan.tp
     if not model.adapter.row_format or model.moe.experts or model.is_latent:
         return
-    shares = f"share a scale in NF4 by {BLOCK} of a row"
+    shares = say("share a scale in NF4 by {block} of a row", block=BLOCK)
     widths = (("hidden", model.hidden), ("heads x head size", model.heads * model.head_size), ("ffn", model.ffn_size))
     for name, width in widths:
         if width % BLOCK:
-            yield (
-                f"model.adapter.base is 'nf4', whose elements {shares}, and {name} {width} is no multiple "
-                f"({width} / {BLOCK} = {width / BLOCK:.2f}); leave base out"
+            yield say(
+                "model.adapter.base is 'nf4', whose elements {shares}, and {name} {width} is no multiple ({width} / "
+                "{block} = {quotient:.2f}); leave base out",
+                shares=shares,
+                name=name,
+                width=width,
+                block=BLOCK,
+                quotient=width / BLOCK,
             )
         elif name != "hidden" and width % tp == 0 and width // tp % BLOCK:
-            yield (
-                f"plan.tp {tp} cuts rows of {width} elements ({name}) within blocks, which {shares} "
-                f"({width} / {tp} / {BLOCK} = {width / tp / BLOCK:.2f}); use {all_divisors(width // BLOCK)}, or leave "
-                "model.adapter.base out"
+            yield say(
+                "plan.tp {tp} cuts rows of {width} elements ({name}) within blocks, which {shares} ({width} / {tp} / "
+                "{block} = {quotient:.2f}); use {choices}, or leave model.adapter.base out",
+                tp=tp,
+                width=width,
+                name=name,
+                shares=shares,
+                block=BLOCK,
+                quotient=width / tp / BLOCK,
+                choices=all_divisors(width // BLOCK),
             )
 
 
@@ -49,42 +61,65 @@ def _model_faults(job: JobSpec) -> Iterator[str]:
         ("model.parallel_block", model.parallel_block != "none"),
     ):
         if is_there:
-            yield f"model.adapter is for maps of dense layers, and {setting} is set; leave one of them out"
+            yield say(
+                "model.adapter is for maps of dense layers, and {setting} is set; leave one of them out",
+                setting=setting,
+            )
     if not model.gated_mlp and set(model.adapter.targets) == {"gate"}:
         yield (
-            "model.adapter.targets names gate alone, and model.gated_mlp is false, so no layer has one; "
-            'use "up", or more targets'
+            say(
+                "model.adapter.targets names gate alone, and model.gated_mlp is false, so no layer has one; use "
+                '"up", or more targets'
+            )
         )
     if model.adapter.weights and not model.weights:
         yield (
-            "model.adapter.weights is an adapter of a released model, and model.weights names none; set it to the "
-            "folder of that model"
+            say(
+                "model.adapter.weights is an adapter of a released model, and model.weights names none; set it to "
+                "the folder of that model"
+            )
         )
     if len(set(model.adapter.targets)) < len(model.adapter.targets):
-        yield "model.adapter.targets names a map twice; name each once"
+        yield say("model.adapter.targets names a map twice; name each once")
 
 
 def _update_faults(job: JobSpec) -> Iterator[str]:
     """Faults of the plan and the optimizer: what they do to weights is not done to weights that are frozen."""
     if job.precision.float8 != "none":
         yield (
-            f"precision.float8 {job.precision.float8!r} is for products whose weights are trained, and model.adapter "
-            f'freezes them; use precision.float8 = "none", {_WITHOUT}'
+            say(
+                "precision.float8 {float8} is for products whose weights are trained, and model.adapter freezes "
+                'them; use precision.float8 = "none", {way_out}',
+                float8=repr(job.precision.float8),
+                way_out=_WITHOUT,
+            )
         )
     if job.plan.compress != "none":
         yield (
-            f"plan.compress {job.plan.compress!r} is for gradients of large matrices, and adapters are small; "
-            f'use plan.compress = "none", {_WITHOUT}'
+            say(
+                "plan.compress {compress} is for gradients of large matrices, and adapters are small; use "
+                'plan.compress = "none", {way_out}',
+                compress=repr(job.plan.compress),
+                way_out=_WITHOUT,
+            )
         )
     if job.optimizer.facts.matrix_update != "none":
         yield (
-            f"optimizer.name {job.optimizer.name!r} updates whole matrices of the model, and model.adapter freezes "
-            f"them; use adamw, {_WITHOUT}"
+            say(
+                "optimizer.name {name} updates whole matrices of the model, and model.adapter freezes them; use "
+                "adamw, {way_out}",
+                name=repr(job.optimizer.name),
+                way_out=_WITHOUT,
+            )
         )
     if not SCHEDULES[job.plan.schedule].drains:
         yield (
-            f"schedule {job.plan.schedule!r} keeps several versions of all weights, and model.adapter freezes them; "
-            f"use a schedule that drains, such as 1f1b, {_WITHOUT}"
+            say(
+                "schedule {schedule} keeps several versions of all weights, and model.adapter freezes them; use a "
+                "schedule that drains, such as 1f1b, {way_out}",
+                schedule=repr(job.plan.schedule),
+                way_out=_WITHOUT,
+            )
         )
 
 
@@ -92,6 +127,10 @@ def _software_faults(job: JobSpec) -> Iterator[str]:
     """A fault of software whose adapters are not described."""
     if not software_of(job.cluster.software).is_own:
         yield (
-            f"cluster.software is {job.cluster.software!r}, and what it keeps and computes for adapters is not "
-            f'described here; use cluster.software = "shardwright", {_WITHOUT}'
+            say(
+                "cluster.software is {software}, and what it keeps and computes for adapters is not described here; "
+                'use cluster.software = "shardwright", {way_out}',
+                software=repr(job.cluster.software),
+                way_out=_WITHOUT,
+            )
         )

@@ -5,6 +5,7 @@ import math
 from shardwright.config.catalog_entry import entry_faults
 from shardwright.config.cluster import ClusterSpec, DeviceSpec
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.config.rank_order import DEFAULT_ORDER
 
 
@@ -13,24 +14,40 @@ def part_faults(job: JobSpec) -> list[str]:
     cluster, plan = job.cluster, job.plan
     if not cluster.parts:
         return []
-    faults = []
+    faults: list[str] = []
     if cluster.device != "unknown":
         faults.append(
-            f"cluster.device {cluster.device!r} is of all nodes, and cluster.parts names a device for each part; leave "
-            f"cluster.device out"
+            say(
+                "cluster.device {device} is of all nodes, and cluster.parts names a device for each part; leave "
+                "cluster.device out",
+                device=repr(cluster.device),
+            )
         )
     num_stated = cluster.devices_per_node * cluster.nodes
     if num_stated and num_stated != cluster.num_devices:
         parts = " + ".join(f"{part.nodes} x {part.devices_per_node}" for part in cluster.parts)
         faults.append(
-            f"cluster.nodes {cluster.nodes} x devices_per_node {cluster.devices_per_node} = {num_stated} devices, and "
-            f"cluster.parts has {parts} = {cluster.num_devices}; leave cluster.nodes and devices_per_node out"
+            say(
+                "cluster.nodes {nodes} x devices_per_node {devices_per_node} = {num_stated} devices, and "
+                "cluster.parts has {parts} = {num_devices}; leave cluster.nodes and devices_per_node out",
+                nodes=cluster.nodes,
+                devices_per_node=cluster.devices_per_node,
+                num_stated=num_stated,
+                parts=parts,
+                num_devices=cluster.num_devices,
+            )
         )
     stage = plan.stage_ranks
     if plan.block < stage:
         faults.append(
-            f"plan.order {plan.order} has {plan.block} of the {stage} ranks of a stage behind each other and then "
-            f"those of others, and cluster.parts needs a stage on devices of one kind; use the order {DEFAULT_ORDER}"
+            say(
+                "plan.order {order} has {block} of the {stage} ranks of a stage behind each other and then those of "
+                "others, and cluster.parts needs a stage on devices of one kind; use the order {default}",
+                order=plan.order,
+                block=plan.block,
+                stage=stage,
+                default=DEFAULT_ORDER,
+            )
         )
     for number, part in enumerate(cluster.parts):
         field = f"cluster.parts[{number}]"
@@ -38,9 +55,18 @@ def part_faults(job: JobSpec) -> list[str]:
         if part.num_devices % stage:
             axes = f"dp {plan.dp} x tp {plan.tp}" if plan.cp == 1 else f"dp {plan.dp} x cp {plan.cp} x tp {plan.tp}"
             faults.append(
-                f"{field} has {part.nodes} x {part.devices_per_node} = {part.num_devices} devices, and a stage "
-                f"takes {axes} = {stage} of one kind ({part.num_devices} / {stage} = "
-                f"{part.num_devices / stage:.2f}); use degrees whose product divides it, and more plan.pp"
+                say(
+                    "{field} has {nodes} x {devices_per_node} = {num_devices} devices, and a stage takes {axes} = "
+                    "{stage} of one kind ({num_devices} / {stage} = {quotient:.2f}); use degrees whose product "
+                    "divides it, and more plan.pp",
+                    field=field,
+                    nodes=part.nodes,
+                    devices_per_node=part.devices_per_node,
+                    num_devices=part.num_devices,
+                    axes=axes,
+                    stage=stage,
+                    quotient=part.num_devices / stage,
+                )
             )
     return faults
 
@@ -48,21 +74,35 @@ def part_faults(job: JobSpec) -> list[str]:
 def topology_faults(cluster: ClusterSpec) -> list[str]:
     """Faults of a level whose switches do not hold an integer number of switches of the level below, or of a torus that
     does not divide the cluster."""
-    faults, lower, lower_name = [], cluster.devices_per_node, "cluster.devices_per_node"
+    faults, lower, lower_name = list[str](), cluster.devices_per_node, "cluster.devices_per_node"
     for number, level in enumerate(cluster.topology.levels):
         name = f"cluster.topology.levels[{number}].devices"
         if lower and (level.devices % lower or level.devices <= lower):
             faults.append(
-                f"{name} {level.devices} is no multiple of {lower_name} {lower} ({level.devices} / {lower} = "
-                f"{level.devices / lower:.2f}); use {2 * lower}, {4 * lower}, ..."
+                say(
+                    "{name} {devices} is no multiple of {lower_name} {lower} ({devices} / {lower} = {quotient:.2f}); "
+                    "use {first}, {second}, ...",
+                    name=name,
+                    devices=level.devices,
+                    lower_name=lower_name,
+                    lower=lower,
+                    quotient=level.devices / lower,
+                    first=2 * lower,
+                    second=4 * lower,
+                )
             )
         lower, lower_name = level.devices, name
     torus = cluster.topology.torus
     size = math.prod(torus)
     if torus and cluster.num_devices % size:
         faults.append(
-            f"cluster.topology.torus {' x '.join(map(str, torus))} = {size} devices does not divide the cluster's "
-            f"{cluster.num_devices} ({cluster.num_devices} / {size} = {cluster.num_devices / size:.2f}); use axes "
-            "whose product does"
+            say(
+                "cluster.topology.torus {lengths} = {size} devices does not divide the cluster's {num_devices} "
+                "({num_devices} / {size} = {quotient:.2f}); use axes whose product does",
+                lengths=" x ".join(map(str, torus)),
+                size=size,
+                num_devices=cluster.num_devices,
+                quotient=cluster.num_devices / size,
+            )
         )
     return faults

@@ -5,6 +5,7 @@ import math
 from shardwright.config.context_facts import sharing_tokens
 from shardwright.config.divisors import all_divisors, nearest_divisors
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.config.plan import chunks_per_rank
 
 
@@ -21,19 +22,43 @@ def _sequence_faults(job: JobSpec) -> list[str]:
     chunks = per_rank * plan.cp
     shared = plan.tp if plan.sequence_parallel else 1
     unit = math.lcm(chunks, plan.cp * shared)
-    way_out = f"use a sequence that is a multiple of {unit}, such as {sequence // unit * unit or unit}"
+    way_out = say(
+        "use a sequence that is a multiple of {unit}, such as {multiple}",
+        unit=unit,
+        multiple=sequence // unit * unit or unit,
+    )
     if sequence % chunks:
-        pieces = f"plan.cp {plan.cp}" + (f" x {per_rank} chunks a rank = {chunks}" if per_rank > 1 else "")
+        pieces: str = f"plan.cp {plan.cp}"
+        if per_rank > 1:
+            pieces = say(
+                "{pieces} x {per_rank} chunks a rank = {chunks}", pieces=pieces, per_rank=per_rank, chunks=chunks
+            )
         cp_fix = nearest_divisors(sequence // per_rank, plan.cp) if sequence % per_rank == 0 else "1"
         return [
-            f"{plan.cp_method} attention cuts {sequence} tokens into {pieces} equal parts "
-            f"({sequence} / {chunks} = {sequence / chunks:.2f}); {way_out}, or plan.cp = {cp_fix}"
+            say(
+                "{method} attention cuts {sequence} tokens into {pieces} equal parts ({sequence} / {chunks} = "
+                "{quotient:.2f}); {way_out}, or plan.cp = {cp_fix}",
+                method=plan.cp_method,
+                sequence=sequence,
+                pieces=pieces,
+                chunks=chunks,
+                quotient=sequence / chunks,
+                way_out=way_out,
+                cp_fix=cp_fix,
+            )
         ]
     if sequence // plan.cp % shared:
         return [
-            f"sequence parallel shards the {sequence} / cp {plan.cp} = {sequence // plan.cp} tokens of a rank over tp "
-            f"{plan.tp} ({sequence // plan.cp} / {plan.tp} = {sequence / plan.cp / plan.tp:.2f}); {way_out}, or "
-            f"plan.sequence_parallel = false"
+            say(
+                "sequence parallel shards the {sequence} / cp {cp} = {tokens} tokens of a rank over tp {tp} "
+                "({tokens} / {tp} = {quotient:.2f}); {way_out}, or plan.sequence_parallel = false",
+                sequence=sequence,
+                cp=plan.cp,
+                tokens=sequence // plan.cp,
+                tp=plan.tp,
+                quotient=sequence / plan.cp / plan.tp,
+                way_out=way_out,
+            )
         ]
     return []
 
@@ -42,25 +67,46 @@ def _head_faults(job: JobSpec) -> list[str]:
     plan, model, method = job.plan, job.model, job.plan.cp_method
     if model.is_latent:
         return [
-            f"{method} trades tokens for groups of heads with keys and values of their own, and latent attention makes "
-            f"those of one latent for all heads; use plan.cp_method = {sharing_tokens()}"
+            say(
+                "{method} trades tokens for groups of heads with keys and values of their own, and latent attention "
+                "makes those of one latent for all heads; use plan.cp_method = {choices}",
+                method=method,
+                choices=sharing_tokens(),
+            )
         ]
     if model.heads % plan.tp or model.num_kv_heads % plan.tp:
         return []  # another check reports this
     heads, kv_heads = model.heads // plan.tp, model.num_kv_heads // plan.tp
     division = "" if plan.tp == 1 else f" / tp {plan.tp} = {heads}"
-    faults = []
+    faults: list[str] = []
     if heads % plan.cp:
         faults.append(
-            f"{method} gives each of plan.cp {plan.cp} ranks as many of {model.heads}{division} heads ({heads} / "
-            f"{plan.cp} = {heads / plan.cp:.2f}); use plan.cp = {nearest_divisors(heads, plan.cp)}, or "
-            'plan.cp_method = "ring"'
+            say(
+                "{method} gives each of plan.cp {cp} ranks as many of {num_heads}{division} heads ({heads} / {cp} = "
+                '{quotient:.2f}); use plan.cp = {choices}, or plan.cp_method = "ring"',
+                method=method,
+                cp=plan.cp,
+                num_heads=model.heads,
+                division=division,
+                heads=heads,
+                quotient=heads / plan.cp,
+                choices=nearest_divisors(heads, plan.cp),
+            )
         )
     elif kv_heads % plan.cp and plan.cp % kv_heads:
         division = "" if plan.tp == 1 else f" / tp {plan.tp} = {kv_heads}"
         faults.append(
-            f"{method} gives each of plan.cp {plan.cp} ranks as many of {model.num_kv_heads}{division} kv heads, or "
-            f"each kv head to as many ranks, and neither divides the other ({kv_heads} / {plan.cp} = "
-            f'{kv_heads / plan.cp:.2f}); use plan.cp = {all_divisors(kv_heads)}, or plan.cp_method = "ring"'
+            say(
+                "{method} gives each of plan.cp {cp} ranks as many of {num_kv_heads}{division} kv heads, or each kv "
+                "head to as many ranks, and neither divides the other ({kv_heads} / {cp} = {quotient:.2f}); use "
+                'plan.cp = {choices}, or plan.cp_method = "ring"',
+                method=method,
+                cp=plan.cp,
+                num_kv_heads=model.num_kv_heads,
+                division=division,
+                kv_heads=kv_heads,
+                quotient=kv_heads / plan.cp,
+                choices=all_divisors(kv_heads),
+            )
         )
     return faults

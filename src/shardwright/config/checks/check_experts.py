@@ -2,6 +2,7 @@
 
 from shardwright.config.divisors import all_divisors, nearest_divisors
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.config.schedule_facts import SCHEDULES
 
 
@@ -13,38 +14,58 @@ def expert_faults(job: JobSpec) -> list[str]:
 def _without_experts(job: JobSpec) -> list[str]:
     fields = [name for name in ("ep", "expert_tp") if getattr(job.plan, name) > 1]
     return [
-        f"plan.{name} {getattr(job.plan, name)} spreads experts, and model.moe.experts is 0; leave plan.{name} "
-        "out, or set model.moe.experts"
+        say(
+            "plan.{name} {value} spreads experts, and model.moe.experts is 0; leave plan.{name} out, or set "
+            "model.moe.experts",
+            name=name,
+            value=getattr(job.plan, name),
+        )
         for name in fields
     ]
 
 
 def _cut_faults(job: JobSpec) -> list[str]:
     moe, plan, dense = job.model.moe, job.plan, job.model.ffn_size
-    faults = []
+    faults: list[str] = []
     if moe.experts % plan.ep:
         faults.append(
-            f"plan.ep {plan.ep} does not divide {moe.experts} experts ({moe.experts} / {plan.ep} = "
-            f"{moe.experts / plan.ep:.2f}); use {all_divisors(moe.experts)}"
+            say(
+                "plan.ep {ep} does not divide {experts} experts ({experts} / {ep} = {quotient:.2f}); use {choices}",
+                ep=plan.ep,
+                experts=moe.experts,
+                quotient=moe.experts / plan.ep,
+                choices=all_divisors(moe.experts),
+            )
         )
     widths = (
-        ("an expert", moe.ffn_size(dense), "expert_tp", plan.expert_tp_size),
-        ("the shared experts", moe.shared_size(dense), "tp", plan.tp),
+        (say("an expert"), moe.ffn_size(dense), "expert_tp", plan.expert_tp_size),
+        (say("the shared experts"), moe.shared_size(dense), "tp", plan.tp),
     )
     for what, width, field, degree in widths:
         if width % degree:
             faults.append(
-                f"plan.{field} {degree} does not divide the width {width} of {what} ({width} / {degree} = "
-                f"{width / degree:.2f}); use {nearest_divisors(width, degree)}, or another width"
+                say(
+                    "plan.{field} {degree} does not divide the width {width} of {what} ({width} / {degree} = "
+                    "{quotient:.2f}); use {choices}, or another width",
+                    field=field,
+                    degree=degree,
+                    width=width,
+                    what=what,
+                    quotient=width / degree,
+                    choices=nearest_divisors(width, degree),
+                )
             )
     return faults
 
 
 def _unsupported(job: JobSpec) -> list[str]:
-    plan, faults = job.plan, []
+    plan, faults = job.plan, list[str]()
     if not SCHEDULES[plan.schedule].drains:
         faults.append(
-            f"schedule {plan.schedule!r} updates weights while the pipeline is full, and the routers of experts learn "
-            "from whole steps; use a schedule that drains, such as 1f1b"
+            say(
+                "schedule {schedule} updates weights while the pipeline is full, and the routers of experts learn "
+                "from whole steps; use a schedule that drains, such as 1f1b",
+                schedule=repr(plan.schedule),
+            )
         )
     return faults

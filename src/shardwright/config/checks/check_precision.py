@@ -9,6 +9,7 @@ all.
 """
 
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 
 MOST_BETA = 1 - 1 / 258
 _SUGGESTED_BETA = 0.996  # below MOST_BETA, with few digits
@@ -21,15 +22,26 @@ def moment_faults(job: JobSpec) -> list[str]:
         return []
     if optimizer.facts.matrix_update == "factored":
         return [
-            f"optimizer.name {optimizer.name!r} takes t^-0.8 of its second moment off in step t, less and less, and "
-            f"precision.moments 'bf16' rounds to 8 bits, which loses changes of less than 1/258 = {1 / 258:.2g} of "
-            'some; its state is small already: use precision.moments = "float32"'
+            say(
+                "optimizer.name {name} takes t^-0.8 of its second moment off in step t, less and less, and "
+                "precision.moments 'bf16' rounds to 8 bits, which loses changes of less than 1/258 = {bound:.2g} of "
+                'some; its state is small already: use precision.moments = "float32"',
+                name=repr(optimizer.name),
+                bound=1 / 258,
+            )
         ]
     return [
-        f"optimizer.{name} {beta} takes {1 - beta:.2g} of a moment off in a step without a gradient, and "
-        f"precision.moments 'bf16' rounds to 8 bits, which loses changes of less than 1/258 = {1 / 258:.2g} of some: "
-        f"they would stand still for ever; use optimizer.{name} = {_SUGGESTED_BETA} or smaller, or "
-        'precision.moments = "float32"'
+        say(
+            "optimizer.{name} {beta} takes {share:.2g} of a moment off in a step without a gradient, and "
+            "precision.moments 'bf16' rounds to 8 bits, which loses changes of less than 1/258 = {bound:.2g} of "
+            "some: they would stand still for ever; use optimizer.{name} = {suggested} or smaller, or "
+            'precision.moments = "float32"',
+            name=name,
+            beta=beta,
+            share=1 - beta,
+            bound=1 / 258,
+            suggested=_SUGGESTED_BETA,
+        )
         for name, beta in ((name, getattr(optimizer, name)) for name in optimizer.facts.decays)
         if beta > MOST_BETA
     ]
@@ -39,26 +51,40 @@ def master_faults(job: JobSpec) -> list[str]:
     """Faults of an update without master weights."""
     if job.precision.master != "none" or job.precision.compute == "float32":
         return []
-    faults, plan = [], job.plan
-    with_masters = 'or keep masters: precision.master = "float32"'
+    faults, plan = list[str](), job.plan
+    with_masters = say('or keep masters: precision.master = "float32"')
     if job.precision.compute == "fp16":
         faults.append(
-            "precision.master 'none' rounds weights to precision.compute after each step, and the smallest numbers of "
-            f"fp16 are 6e-8, above most steps of a weight: use precision.compute = bf16, {with_masters}"
+            say(
+                "precision.master 'none' rounds weights to precision.compute after each step, and the smallest "
+                "numbers of fp16 are 6e-8, above most steps of a weight: use precision.compute = bf16, {with_masters}",
+                with_masters=with_masters,
+            )
         )
     if job.precision.gradient_number != job.precision.compute:
         faults.append(
-            "precision.gradients 'float32' is for the update of float32 weights, and precision.master is 'none': use "
-            f"precision.gradients = compute, {with_masters}"
+            say(
+                "precision.gradients 'float32' is for the update of float32 weights, and precision.master is 'none': "
+                "use precision.gradients = compute, {with_masters}",
+                with_masters=with_masters,
+            )
         )
     if job.optimizer.facts.matrix_update != "none":
         faults.append(
-            f"optimizer.name {job.optimizer.name!r} updates whole matrices of float32 master weights, and "
-            f"precision.master is 'none': use adamw, {with_masters}"
+            say(
+                "optimizer.name {name} updates whole matrices of float32 master weights, and precision.master is "
+                "'none': use adamw, {with_masters}",
+                name=repr(job.optimizer.name),
+                with_masters=with_masters,
+            )
         )
     faults += [
-        f"plan.{name} is for the float32 master weights that the host updates, and precision.master is 'none': "
-        f"leave it out, {with_masters}"
+        say(
+            "plan.{name} is for the float32 master weights that the host updates, and precision.master is 'none': "
+            "leave it out, {with_masters}",
+            name=name,
+            with_masters=with_masters,
+        )
         for name in ("offload_optimizer", "offload_parameters")
         if getattr(plan, name)
     ]
@@ -67,15 +93,19 @@ def master_faults(job: JobSpec) -> list[str]:
 
 def float8_faults(job: JobSpec) -> list[str]:
     """Faults of fields that would have no effect, each with a way out."""
-    precision, faults = job.precision, []
+    precision, faults = job.precision, list[str]()
     if precision.float8_weight_gradients and precision.float8 == "none":
         faults.append(
-            "precision.float8_weight_gradients is for products in fp8, and precision.float8 is 'none'; set "
-            "precision.float8 to a recipe such as blockwise, or leave it out"
+            say(
+                "precision.float8_weight_gradients is for products in fp8, and precision.float8 is 'none'; set "
+                "precision.float8 to a recipe such as blockwise, or leave it out"
+            )
         )
     if precision.float8_dispatch and not job.model.moe.experts:
         faults.append(
-            "precision.float8_dispatch is for tokens on their way to experts, and model.moe.experts is 0; leave it "
-            "out, or say how many experts"
+            say(
+                "precision.float8_dispatch is for tokens on their way to experts, and model.moe.experts is 0; leave "
+                "it out, or say how many experts"
+            )
         )
     return faults

@@ -1,18 +1,8 @@
 """Check that the fields of a plan about recomputation agree."""
 
+from shardwright.config.phrase import any_of, say
 from shardwright.config.plan import PlanSpec
 from shardwright.config.recompute_facts import RECOMPUTES, optional_recompute_fields
-
-# The first half of a sentence about a field that the plan's policy does not read; other fields are only named.
-_PURPOSES = {
-    "recompute_operators": "plan.recompute_operators is for selective recomputation, and plan.recompute",
-    "recompute_every": "plan.recompute_every {value} needs something to recompute, and plan.recompute",
-    "memory_limit_gib": 'plan.memory_limit_gib {value:g} is for plan.recompute = "budget", and that',
-    "recompute_layers": 'plan.recompute_layers is for plan.recompute = "layers", and that',
-    "offload_activations": "plan.offload_activations sends away the one tensor that a recomputed layer keeps, and "
-    "plan.recompute",
-}
-_OTHER = "plan.{name} is for other policies, and plan.recompute"
 
 
 def recompute_faults(plan: PlanSpec, layers: int, mtp_layers: int = 0) -> list[str]:
@@ -28,8 +18,29 @@ def recompute_faults(plan: PlanSpec, layers: int, mtp_layers: int = 0) -> list[s
 
 def _unread(plan: PlanSpec, name: str) -> str:
     """Sentence on a field that is set and not read, with the policies that read it."""
-    purpose = _PURPOSES.get(name, _OTHER).format(name=name, value=getattr(plan, name))
-    readers = " or ".join(f'"{facts.name}"' for facts in RECOMPUTES.values() if name in facts.reads)
     is_flag = isinstance(getattr(plan, name), bool)
-    other_way = f", or plan.{name} = false" if is_flag else ""
-    return f"{purpose} is {plan.recompute!r}; use plan.recompute = {readers}{other_way}"
+    return say(
+        "{purpose} is {policy}; use plan.recompute = {readers}{other_way}",
+        purpose=_purpose(plan, name),
+        policy=repr(plan.recompute),
+        readers=any_of([f'"{facts.name}"' for facts in RECOMPUTES.values() if name in facts.reads]),
+        other_way=say(", or plan.{name} = false", name=name) if is_flag else "",
+    )
+
+
+def _purpose(plan: PlanSpec, name: str) -> str:
+    """The first half of a sentence about a field that the plan's policy does not read."""
+    purposes = {
+        "recompute_operators": say("plan.recompute_operators is for selective recomputation, and plan.recompute"),
+        "recompute_every": say(
+            "plan.recompute_every {value} needs something to recompute, and plan.recompute", value=plan.recompute_every
+        ),
+        "memory_limit_gib": say(
+            'plan.memory_limit_gib {value:g} is for plan.recompute = "budget", and that', value=plan.memory_limit_gib
+        ),
+        "recompute_layers": say('plan.recompute_layers is for plan.recompute = "layers", and that'),
+        "offload_activations": say(
+            "plan.offload_activations sends away the one tensor that a recomputed layer keeps, and plan.recompute"
+        ),
+    }
+    return purposes.get(name) or say("plan.{name} is for other policies, and plan.recompute", name=name)

@@ -4,33 +4,49 @@ from shardwright.config.catalog_entry import entry_faults
 from shardwright.config.cluster import DeviceSpec
 from shardwright.config.cluster_facts import device_hours_between_failures
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import any_of, say
 from shardwright.config.schedule_facts import SCHEDULES
 
 
 def health_faults(job: JobSpec) -> list[str]:
     """Faults of `health`: requests that the job can't carry out, each with a way out."""
-    health, faults = job.health, []
+    health, faults = job.health, list[str]()
     policies = {"not_finite": health.not_finite, "spike": health.spike}
     for field, policy in policies.items():
         if policy == "rewind" and not job.checkpoint.is_on:
             faults.append(
-                f'health.{field} = "rewind" goes back to the last checkpoint, and the run writes none; set '
-                f'checkpoint.every_steps, or health.{field} to "stop"'
+                say(
+                    'health.{field} = "rewind" goes back to the last checkpoint, and the run writes none; set '
+                    'checkpoint.every_steps, or health.{field} to "stop"',
+                    field=field,
+                )
             )
         if policy == "skip" and not SCHEDULES[job.plan.schedule].drains:
             faults.append(
-                f'health.{field} = "skip" leaves the update of a step out, and schedule {job.plan.schedule!r} has made '
-                f'it before the loss of the step is known; use "stop" or "rewind", or a schedule that drains'
+                say(
+                    'health.{field} = "skip" leaves the update of a step out, and schedule {schedule} has made it '
+                    'before the loss of the step is known; use "stop" or "rewind", or a schedule that drains',
+                    field=field,
+                    schedule=repr(job.plan.schedule),
+                )
             )
     if health.repeat_every and not SCHEDULES[job.plan.schedule].drains:
         faults.append(
-            f"health.repeat_every {health.repeat_every} computes a step twice from the same weights, and schedule "
-            f"{job.plan.schedule!r} updates them while the pipeline is full; set it to 0, or use a schedule that drains"
+            say(
+                "health.repeat_every {repeat_every} computes a step twice from the same weights, and schedule "
+                "{schedule} updates them while the pipeline is full; set it to 0, or use a schedule that drains",
+                repeat_every=health.repeat_every,
+                schedule=repr(job.plan.schedule),
+            )
         )
     if health.repeat_every and job.plan.compress != "none":
         faults.append(
-            f"health.repeat_every {health.repeat_every} computes a step twice, and plan.compress = "
-            f"{job.plan.compress!r} would add what it lost to the next gradient twice; set one of them to nothing"
+            say(
+                "health.repeat_every {repeat_every} computes a step twice, and plan.compress = {compress} would add "
+                "what it lost to the next gradient twice; set one of them to nothing",
+                repeat_every=health.repeat_every,
+                compress=repr(job.plan.compress),
+            )
         )
     return faults
 
@@ -44,17 +60,24 @@ def _best_faults(job: JobSpec) -> list[str]:
     best, sets = job.checkpoint.keep_best, job.data.evaluated
     if not best:
         return []
-    faults = []
+    faults: list[str] = []
     if best not in sets:
-        names = f"evaluated are {', '.join(sets)}" if sets else "nothing is evaluated"
+        names = say("evaluated are {sets}", sets=", ".join(sets)) if sets else say("nothing is evaluated")
         faults.append(
-            f"checkpoint.keep_best {best!r} is no set that is evaluated ({names}); name one, or give data.validation a "
-            "set of that name"
+            say(
+                "checkpoint.keep_best {best} is no set that is evaluated ({names}); name one, or give "
+                "data.validation a set of that name",
+                best=repr(best),
+                names=names,
+            )
         )
     if not job.checkpoint.is_on:
         faults.append(
-            f"checkpoint.keep_best is {best!r}, and no checkpoints are written; set checkpoint.every_steps, or leave "
-            "keep_best out"
+            say(
+                "checkpoint.keep_best is {best}, and no checkpoints are written; set checkpoint.every_steps, or "
+                "leave keep_best out",
+                best=repr(best),
+            )
         )
     return faults
 
@@ -64,8 +87,12 @@ def _place_faults(job: JobSpec) -> list[str]:
     if not (path.startswith("memory://") and job.checkpoint.is_on and world > 1):
         return []
     return [
-        f"checkpoint.path {path} is the memory of each process, and {world} ranks can't see one another's; name a "
-        "folder, or an address that all of them reach"
+        say(
+            "checkpoint.path {path} is the memory of each process, and {world} ranks can't see one another's; name a "
+            "folder, or an address that all of them reach",
+            path=path,
+            world=world,
+        )
     ]
 
 
@@ -78,11 +105,16 @@ def _auto_faults(job: JobSpec) -> list[str]:
         return []  # another check reports a name that is no device
     if device_hours_between_failures(cluster):
         return []
-    reason = (
-        "cluster.device is unknown" if devices == ["unknown"] else f"{' or '.join(devices)} has none in the catalog"
+    reason: str = (
+        say("cluster.device is unknown")
+        if devices == ["unknown"]
+        else say("{devices} has none in the catalog", devices=any_of(devices))
     )
     return [
-        f"checkpoint.auto weighs what a checkpoint costs against how often devices fail, which is not known: "
-        f"cluster.hours_between_failures is 0, and {reason}; set cluster.hours_between_failures, or "
-        "checkpoint.every_steps or every_s in place of auto"
+        say(
+            "checkpoint.auto weighs what a checkpoint costs against how often devices fail, which is not known: "
+            "cluster.hours_between_failures is 0, and {reason}; set cluster.hours_between_failures, or "
+            "checkpoint.every_steps or every_s in place of auto",
+            reason=reason,
+        )
     ]

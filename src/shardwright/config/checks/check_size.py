@@ -8,6 +8,7 @@ from shardwright.config import largest
 from shardwright.config.job import JobSpec
 from shardwright.config.model import ModelSpec
 from shardwright.config.model_shape import shape_of
+from shardwright.config.phrase import say, summed
 
 
 def size_faults(job: JobSpec) -> list[str]:
@@ -21,8 +22,14 @@ def rank_faults(job: JobSpec) -> list[str]:
     if plan.world <= largest.RANKS:
         return []
     return [
-        f"{plan.degrees} = {plan.world:,} ranks, and a job may have at most {largest.RANKS:,}; use smaller degrees, "
-        f"such as plan.dp = {max(1, largest.RANKS * plan.dp // plan.world)}"
+        say(
+            "{degrees} = {world:,} ranks, and a job may have at most {most:,}; use smaller degrees, such as plan.dp "
+            "= {dp}",
+            degrees=plan.degrees,
+            world=plan.world,
+            most=largest.RANKS,
+            dp=max(1, largest.RANKS * plan.dp // plan.world),
+        )
     ]
 
 
@@ -31,8 +38,13 @@ def _device_faults(job: JobSpec) -> list[str]:
     if cluster.num_devices <= largest.RANKS:
         return []
     return [
-        f"cluster {cluster.name!r} has {cluster.num_devices:,} devices in its nodes, and a cluster may have at most "
-        f"{largest.RANKS:,}; use fewer nodes, or fewer devices in each"
+        say(
+            "cluster {name} has {num_devices:,} devices in its nodes, and a cluster may have at most {most:,}; use "
+            "fewer nodes, or fewer devices in each",
+            name=repr(cluster.name),
+            num_devices=cluster.num_devices,
+            most=largest.RANKS,
+        )
     ]
 
 
@@ -44,30 +56,56 @@ def _parameter_faults(model: ModelSpec) -> list[str]:
     total = num_sparse * sparse + shape.num_dense * dense + shape.mtp * further + 2 * table
     if total <= largest.PARAMETERS:
         return []
-    terms = [f"{shape.num_dense:,} layers x {dense:,}"] if shape.num_dense else []
-    terms += [f"{num_sparse:,} layers with experts x {sparse:,}"] if num_sparse else []
-    terms += [f"{shape.mtp} further tokens x {further:,}"] if shape.mtp else []
+    terms: list[str] = (
+        [say("{num_dense:,} layers x {dense:,}", num_dense=shape.num_dense, dense=dense)] if shape.num_dense else []
+    )
+    terms += (
+        [say("{num_sparse:,} layers with experts x {sparse:,}", num_sparse=num_sparse, sparse=sparse)]
+        if num_sparse
+        else []
+    )
+    terms += [say("{mtp} further tokens x {further:,}", mtp=shape.mtp, further=further)] if shape.mtp else []
     return [
-        f"{' + '.join(terms)} + 2 tables x {table:,} = {total:.3g} parameters, and a model may have at most "
-        f"{largest.PARAMETERS:.3g}; use fewer layers or experts, or a smaller model.hidden, heads, ffn or vocab"
+        say(
+            "{terms} + 2 tables x {table:,} = {total:.3g} parameters, and a model may have at most {most:.3g}; use "
+            "fewer layers or experts, or a smaller model.hidden, heads, ffn or vocab",
+            terms=summed(terms),
+            table=table,
+            total=total,
+            most=largest.PARAMETERS,
+        )
     ]
 
 
 def _token_faults(job: JobSpec) -> list[str]:
     model, batch, microbatch = job.model, job.batch.global_batch_size, job.plan.microbatch_size
-    faults = []
+    faults: list[str] = []
     if job.tokens_per_step > largest.TOKENS:
         faults.append(
-            f"batch.global_batch_size {batch:,} x model.sequence {model.sequence:,} = {job.tokens_per_step:.3g} "
-            f"tokens, and a step may have at most {largest.TOKENS:.3g}; use at most "
-            f"{largest.TOKENS // model.sequence:,} such sequences, or shorter ones"
+            say(
+                "batch.global_batch_size {batch:,} x model.sequence {sequence:,} = {tokens_per_step:.3g} tokens, and "
+                "a step may have at most {most:.3g}; use at most {sequences:,} such sequences, or shorter ones",
+                batch=batch,
+                sequence=model.sequence,
+                tokens_per_step=job.tokens_per_step,
+                most=largest.TOKENS,
+                sequences=largest.TOKENS // model.sequence,
+            )
         )
     widest = max(model.hidden, model.ffn_size, model.heads * model.query_width, model.vocab)
     count = microbatch * model.sequence * widest * model.num_blocks
     if count > largest.ACTIVATIONS:
         faults.append(
-            f"plan.microbatch_size {microbatch:,} x model.sequence {model.sequence:,} x {widest:,} (the widest of "
-            f"hidden, ffn, all heads and vocab) x {model.num_blocks:,} layers = {count:.3g} elements of a microbatch, "
-            f"and it may have at most {largest.ACTIVATIONS:.3g}; use smaller microbatches or shorter sequences"
+            say(
+                "plan.microbatch_size {microbatch:,} x model.sequence {sequence:,} x {widest:,} (the widest of "
+                "hidden, ffn, all heads and vocab) x {num_blocks:,} layers = {count:.3g} elements of a microbatch, "
+                "and it may have at most {most:.3g}; use smaller microbatches or shorter sequences",
+                microbatch=microbatch,
+                sequence=model.sequence,
+                widest=widest,
+                num_blocks=model.num_blocks,
+                count=count,
+                most=largest.ACTIVATIONS,
+            )
         )
     return faults

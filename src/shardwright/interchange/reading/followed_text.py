@@ -265,6 +265,8 @@ class FollowedText(CommandEffects):
                     break
         if not is_followed:
             self.script.notes.append(f"line {line}: a {kind} loop is not followed")
+            if kind == "for" and header[1:] and (name := header[1].plain).isidentifier():
+                self._once(name, body, level)  # such as on each host of a list
             for name in names_of(header[1:2]):
                 part.put(name, False)
             self.script.doubt(part)
@@ -290,6 +292,12 @@ class FollowedText(CommandEffects):
         """True if a condition is unknown for arguments alone, which the script does not have."""
         names = self._unset_names(self.tokens[begin:end])
         return bool(names) and all(name == "#" or name.isdecimal() for name in names)
+
+    def _once(self, name: str, body: int, level: int) -> None:
+        """Follow the body of a loop once for an item that is unknown, for the commands in it."""
+        self.script.variables.doubt(name, appends=False)
+        self._body(body, level)
+        self.ended = False
 
     def _body(self, begin: int, level: int) -> bool:
         """Follow the body of a loop once. False if the loop ends there."""

@@ -30,7 +30,7 @@ _MODULES: dict[str, tuple[Target, ...]] = {
 @dataclass(frozen=True)
 class _Program:
     """The way in which one program says that it trains adapters, by a setting with one of some values; its defaults of
-    rank, of alpha (0: twice the rank) and of targets; and if scales of NF4 are quantised by default. Words `of_nf4` say
+    rank, of alpha (0: twice the rank) and of targets; and if scales of NF4 are quantised by default. `nf4_words` say
     that the base is in NF4, too."""
 
     switch: str
@@ -39,7 +39,7 @@ class _Program:
     alpha: float
     targets: tuple[Target, ...]
     is_double: bool = False
-    of_nf4: tuple[str, ...] = ()
+    nf4_words: tuple[str, ...] = ()
 
 
 _PEFT_TARGETS: tuple[Target, ...] = ("query", "value")
@@ -48,7 +48,7 @@ _PROGRAMS = (
     _Program("use_peft_lora", ("true", "1"), 64, 16.0, ("query", "key", "value", "gate", "up", "down")),
     _Program("use_lora", ("true", "1"), 0, 0.0, ()),
     _Program("finetuning_type", ("lora",), 8, 0.0, TARGETS, is_double=True),
-    _Program("adapter", ("lora", "qlora"), 8, 16.0, _PEFT_TARGETS, is_double=True, of_nf4=("qlora",)),
+    _Program("adapter", ("lora", "qlora"), 8, 16.0, _PEFT_TARGETS, is_double=True, nf4_words=("qlora",)),
     _Program("tuner_type", ("lora",), 8, 32.0, TARGETS),
     _Program("train_type", ("lora",), 8, 32.0, TARGETS),
     _Program("train_mode", ("lora",), 64, 16.0, TARGETS),
@@ -56,21 +56,21 @@ _PROGRAMS = (
 # Settings of a base in 4 bits, with the words that mean NF4 by bitsandbytes; other words stay unread.
 _TRUE = ("true", "1", "yes")
 _FOUR_BITS = (("load_in_4bit", _TRUE), ("use_4bit_quantization", _TRUE), ("quantization_bit", ("4",)))
-_OF_NF4 = (
+_NF4_SETTINGS = (
     ("bnb_4bit_quant_type", ("nf4",)),
     ("quantization_type", ("nf4",)),
     ("quantization_method", ("bnb", "bitsandbytes")),
     ("bnb_4bit_compute_dtype", ("bfloat16", "bf16", "torch.bfloat16", "auto")),
 )
 _DOUBLE = ("use_bnb_nested_quant", "use_nested_quant", "bnb_4bit_use_double_quant", "double_quantization")
-_TARGETS = ("lora_target_modules", "lora_target", "target_modules")
+_TARGETS = ("lora_target_modules", "lora_target", "target_modules", "trainable")
 
 
 def read_adapter(settings: Settings, fields: Flat, spelled: Callable[[str], str] = "--{}".format) -> None:
     """Set the fields of [model.adapter], if the settings ask for adapters. `spelled` gives the name of a setting."""
     program = next((p for p in _PROGRAMS if _switch(settings, spelled(p.switch)) in p.words), None)
     is_in_4_bits = any(_switch(settings, spelled(name)) in words for name, words in _FOUR_BITS)
-    if program is None or (_switch(settings, spelled(program.switch)) in program.of_nf4 and not is_in_4_bits):
+    if program is None or (_switch(settings, spelled(program.switch)) in program.nf4_words and not is_in_4_bits):
         return
     if is_in_4_bits:
         _read_nf4(settings, fields, program, spelled)
@@ -91,7 +91,7 @@ def read_adapter(settings: Settings, fields: Flat, spelled: Callable[[str], str]
 
 def _read_nf4(settings: Settings, fields: Flat, program: _Program, spelled: Callable[[str], str]) -> None:
     """Set the fields of a base in NF4. What means another type of 4 bits stays unread, and is refused."""
-    for name, words in (*_FOUR_BITS, *_OF_NF4):
+    for name, words in (*_FOUR_BITS, *_NF4_SETTINGS):
         if _switch(settings, spelled(name)) in words:
             settings.ignore(spelled(name))  # now it is read
     settings.ignore(spelled("bnb_4bit_quant_storage"))  # the same bytes, seen as another type

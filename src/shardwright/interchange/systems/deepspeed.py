@@ -53,7 +53,7 @@ def read_batch(settings: Settings, fields: Flat) -> None:
     ranks_per_replica = fields["plan.tp"] * fields["plan.pp"] * fields["plan.cp"]
     world = settings.count(WORLD, 0)
     microbatch_size = settings.overridden("plan.microbatch_size") or settings.count(MICRO, 0)
-    batch_size = settings.count("train_batch_size", 0)
+    batch_size = settings.count(("train_batch_size", "--global_batch_size"), 0)
     accumulation_steps = settings.count(("gradient_accumulation_steps", "--gradient_accumulation_steps"), 0)
     if not microbatch_size and batch_size and accumulation_steps and world:
         microbatch_size = batch_size // max(1, accumulation_steps * (world // ranks_per_replica))

@@ -2,6 +2,7 @@
 model in config.json. Keys have the form of the command line: "--learning_rate"."""
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -63,6 +64,7 @@ _OWN_OPTIMIZERS = {
     "sgd": "sgd",
     "muon": "muon",
 }
+_ADAPTERS = re.compile(r"(?i)(?<![a-z])(q?lora|peft)(?![a-z])")  # in the name of a program that trains them always
 # Lengths of a text that is asked and of its answer, which programs set apart.
 _PARTS_OF_SEQUENCE = (("--source_max_len", "--target_max_len"), ("--max_source_length", "--max_target_length"))
 _SEQUENCE = ("--block_size", "--max_seq_length", "--max_length", "--model_max_length", "--cutoff_len", "--max_seq_len")
@@ -119,6 +121,8 @@ def read_parts(texts: Mapping[str, str], asked: Asked, is_own: Callable[[dict[st
                 f"--{name.replace('-', '_')}": value for name, value in flags.items() if not name.startswith("slurm")
             }
         given |= own_options({name.removeprefix("--"): value for name, value in given.items()})
+        if _ADAPTERS.search(command.program) and {"--lora_r", "--lora_rank"} & given.keys():
+            given = {"--use_lora": True} | given
     of_command = dict(given)  # a command line is said over the files that it names
     written = command.written if command else {}
     for name, text in {

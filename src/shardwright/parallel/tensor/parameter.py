@@ -65,6 +65,12 @@ class PlacedParameter(nn.Parameter):
         rows = self.view(-1, self.shape[-1])
         return rows if self.place.nf4_row is None else dequantise(rows, self.place.nf4_row, dtype)
 
+    def box_values(self) -> Tensor:
+        """A copy of its values in the shape of its box; of rows in NF4 in float32."""
+        return (
+            self.detach().clone() if self.place.nf4_row is None else self.matrix(torch.float32).view(self.place.shape)
+        )
+
     def add_gradient(self, gradient: Tensor, is_last: bool = True) -> None:
         """Add to the gradient, now or with the deferred gradients; a frozen parameter has none. `is_last` is as in
         `add_product`."""

@@ -103,9 +103,9 @@ class FlatUnit(UnitEvents[Tensor]):
             self._accumulate_in(torch.zeros(size, dtype=sharding.gradients, device=device))
         else:
             self._gradient_shard = torch.zeros(shard_size, dtype=sharding.gradients, device=device)
-        of_parameters = in_nf4(initial) if self.parameters[0].place.row_format else initial
+        stored = in_nf4(initial) if self.parameters[0].place.row_format else initial
         for parameter in self.parameters:
-            self._write_initial(parameter, of_parameters)
+            self._write_initial(parameter, stored)
         self.masters.write_values(self.value_shard)
         self._show()
 

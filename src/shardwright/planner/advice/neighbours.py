@@ -8,6 +8,7 @@ from typing import Any
 from shardwright.config.checks.check import job_faults
 from shardwright.config.cluster_facts import node_devices
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.config.plan import PlanSpec
 from shardwright.config.rank_order import DEFAULT_ORDER, STAGES_INSIDE, order_words
 from shardwright.config.recompute_facts import RECOMPUTES, optional_recompute_fields, searched_recomputes
@@ -101,11 +102,16 @@ def _schedule_moves(job: JobSpec, schedules: tuple[str, ...]) -> Iterator[tuple[
     for schedule in schedules:
         has_free_stages = SCHEDULES[schedule].stages_per_rank == 0
         for virtual in sorted({2, max(2, job.model.layers // plan.pp)}) if has_free_stages else (1,):
-            name = f"{schedule} with virtual_stages {virtual}" if has_free_stages else schedule
+            name = stages_words(schedule, virtual) if has_free_stages else schedule
             yield "schedule", name, {"schedule": schedule, "virtual_stages": virtual}
     if SCHEDULES[plan.schedule].stages_per_rank == 0:
         for virtual in {plan.virtual_stages * 2, plan.virtual_stages // 2, plan.virtual_stages + 1}:
             yield "virtual_stages", virtual, {"virtual_stages": virtual}
+
+
+def stages_words(schedule: str, virtual_stages: int) -> str:
+    """A schedule with its number of stages on a rank."""
+    return say("{schedule} with virtual_stages {stages}", schedule=schedule, stages=virtual_stages)
 
 
 def recompute_words(plan: PlanSpec) -> str:
@@ -135,6 +141,7 @@ def _rescale_axes(job: JobSpec, axis: str, double: bool) -> Iterator[tuple[str, 
         elif SCHEDULES[plan.schedule].stages_per_rank == 0:
             changes["virtual_stages"] = max(2, min(plan.virtual_stages, job.model.layers // pp))
         if other_axis != "dp":  # the value names both degrees that change
-            yield axis, f"{value} and {other_axis} {changes[other_axis]}", changes
+            both_degrees = say("{value} and {axis} {other}", value=value, axis=other_axis, other=changes[other_axis])
+            yield axis, both_degrees, changes
         else:
             yield axis, value, changes

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from shardwright.config.cluster_facts import host_room_bytes
 from shardwright.config.job import JobSpec
 from shardwright.config.link_words import link_words
+from shardwright.config.phrase import fixed, say, summed
 from shardwright.config.rank_order import order_words
 from shardwright.config.recompute_facts import RECOMPUTES
 from shardwright.config.units import GIB, number_text, seconds_text
@@ -19,10 +20,11 @@ from shardwright.cost.group_links import Groups
 from shardwright.explain.operator_passes import piece_passes, rank_pieces
 from shardwright.explain.rank_collectives import layer_crossings
 from shardwright.layers.memo import Memo
+from shardwright.layers.query import Run
 from shardwright.memory.job_memories import fullest
 from shardwright.memory.rank_estimate import Memory
 from shardwright.memory.step_collectives import PassCounts
-from shardwright.planner.advice.neighbours import Neighbour, neighbours, recompute_words
+from shardwright.planner.advice.neighbours import Neighbour, neighbours, recompute_words, stages_words
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.plan_price import fits, room_bytes
 from shardwright.planner.stages.best_layout import LEAST_GAIN, paying_layout
@@ -33,17 +35,17 @@ from shardwright.simulate.full_step import least_steps_s, simulated_steps
 
 # Parts of a step, in words.
 PARTS = {
-    "compute": "computing",
-    "again": "recomputing",
-    "tensor": "tensor-parallel communication",
-    "context": "context-parallel communication",
-    "expert": "expert-parallel communication",
-    "data": "data-parallel communication",
-    "messages": "pipeline messages",
-    "bubble": "bubble",
-    "optimizer": "optimizer",
-    "host": "traffic with host memory",
-    "other": "the rest",
+    "compute": say("computing"),
+    "again": say("recomputing"),
+    "tensor": say("tensor-parallel communication"),
+    "context": say("context-parallel communication"),
+    "expert": say("expert-parallel communication"),
+    "data": say("data-parallel communication"),
+    "messages": say("pipeline messages"),
+    "bubble": say("bubble"),
+    "optimizer": say("optimizer"),
+    "host": say("traffic with host memory"),
+    "other": say("the rest"),
 }
 _AXIS_OF_PART = {"tensor": "tp", "context": "cp", "expert": "ep", "data": "dp"}
 _LEAST_SHARE = 5e-4  # share of a step: a smaller difference counts as none
@@ -56,7 +58,8 @@ class Reason:
     """The reason why a field has its value and not another: further seconds of a step with the other value, or bytes.
 
     `excess_bytes` are the bytes by which the other plan exceeds the device or, if it fits there, the device's share of
-    its node's host memory (`is_host`); 0 if it fits. `job` is the job under the other plan.
+    its node's host memory (`is_host`); 0 if it fits. `decisive` is the part of `text` that decides most. `job`
+    is the job under the other plan.
     """
 
     field: str
@@ -66,6 +69,7 @@ class Reason:
     excess_bytes: float
     is_host: bool
     text: str
+    decisive: str
     job: JobSpec
 
 
@@ -169,31 +173,57 @@ def _reason(job: JobSpec, own_time: StepTime, neighbour: Neighbour, price: Price
     is_host = excess <= 0 < host_excess
     if is_host:
         excess = host_excess
-        text = f"offloads {memory.host / GIB:.1f} GiB, {excess / GIB:.1f} more than a device's share of its host"
-    elif excess > 0:
-        text = f"needs {memory.process / GIB:.1f} GiB, {excess / GIB:.1f} more than the device has, "
-        text += _largest_kind(memory)
-    else:
-        text = _inequality(job, neighbour.job, own_time, time)
+    text, decisive = _cause(job, neighbour.job, own_time, price, excess=excess, is_host=is_host)
     if excess > 0 and slower <= -_LEAST_SHARE * own_time.total:
-        text += f"; it would be {seconds_text(-slower)} faster"
+        text = decisive = say("{text}; it would be {seconds} faster", text=text, seconds=seconds_text(-slower))
     values = neighbour.field, _value(job, neighbour.field), _neighbour_value(neighbour)
     return Reason(
-        *values, slower_s=slower, excess_bytes=max(0.0, excess), is_host=is_host, text=text, job=neighbour.job
+        *values,
+        slower_s=slower,
+        excess_bytes=max(0.0, excess),
+        is_host=is_host,
+        text=text,
+        decisive=decisive,
+        job=neighbour.job,
     )
+
+
+def _cause(
+    job: JobSpec, other_job: JobSpec, own_time: StepTime, price: Price, *, excess: float, is_host: bool
+) -> tuple[str, str]:
+    """The reason why the other plan is slower or, with an excess of bytes, does not fit; and what decides most."""
+    if excess <= 0:
+        return _inequality(job, other_job, own_time, price.time)
+    memory = price.memory
+    if is_host:
+        text = say(
+            "offloads {hosted:.1f} GiB, {excess:.1f} more than a device's share of its host",
+            hosted=memory.host / GIB,
+            excess=excess / GIB,
+        )
+        return text, text
+    largest_bytes, kind = _largest_kind(memory)
+    text = say(
+        "needs {needed:.1f} GiB, {excess:.1f} more than the device has, of which {largest:.1f} are {kind}",
+        needed=memory.process / GIB,
+        excess=excess / GIB,
+        largest=largest_bytes / GIB,
+        kind=kind,
+    )
+    return text, text
 
 
 def _value(job: JobSpec, field: str) -> object:
     """A field's value in the words of a neighbour."""
     if field == "schedule" and job.plan.virtual_stages > 1:
-        return f"{job.plan.schedule} with virtual_stages {job.plan.virtual_stages}"
+        return stages_words(job.plan.schedule, job.plan.virtual_stages)
     if field == "recompute":
         return recompute_words(job.plan)
     if field == "order":
         return order_words(job.plan)
     value = getattr(job.plan, field)
     if field == "zero_ranks":
-        return value or "all replicas"
+        return value or say("all replicas")
     return f"{value:g}" if isinstance(value, float) else value
 
 
@@ -206,14 +236,14 @@ def _neighbour_value(neighbour: Neighbour) -> object:
     )
 
 
-def _largest_kind(memory: Memory) -> str:
+def _largest_kind(memory: Memory) -> tuple[float, str]:
+    """(bytes of the kind of memory that is the largest, the kind in words)."""
     kinds = ("parameters", "gradients", "optimizer", "activations", "working")
-    num_bytes, kind = max(((float(getattr(memory, kind)), kind) for kind in kinds), key=lambda part: part[0])
-    return f"of which {num_bytes / GIB:.1f} are {kind}"
+    return max(((float(getattr(memory, kind)), fixed(kind)) for kind in kinds), key=lambda part: part[0])
 
 
-def _inequality(job: JobSpec, other_job: JobSpec, own_time: StepTime, other_time: StepTime) -> str:
-    """ "0.30 s more tensor-parallel communication (...) > 0.10 s less bubble"."""
+def _inequality(job: JobSpec, other_job: JobSpec, own_time: StepTime, other_time: StepTime) -> tuple[str, str]:
+    """ "0.30 s more tensor-parallel communication (...) > 0.10 s less bubble", and its first term."""
     differences = {name: float(getattr(other_time, name) - getattr(own_time, name)) for name in PARTS}
     least = _LEAST_TERM * abs(float(other_time.total - own_time.total))
     grown_parts = [
@@ -224,20 +254,28 @@ def _inequality(job: JobSpec, other_job: JobSpec, own_time: StepTime, other_time
     ][:3]
     is_slower = other_time.total >= own_time.total
     larger, smaller = (grown_parts, shrunk_parts) if is_slower else (shrunk_parts, grown_parts)
-    word = {True: "more", False: "less"}
-    left_side = " + ".join(f"{seconds_text(abs(differences[name]))} {word[is_slower]} {PARTS[name]}" for name in larger)
-    right_side = " + ".join(
-        f"{seconds_text(abs(differences[name]))} {word[not is_slower]} {PARTS[name]}" for name in smaller
-    )
-    text = f"{left_side} > {right_side}" if left_side and right_side else left_side or right_side or "the same time"
+    left_terms, right_terms = ([_term(differences[name], name) for name in names] for names in (larger, smaller))
+    text = summed(left_terms or right_terms) or say("the same time")
+    if left_terms and right_terms:
+        text = say("{larger} > {smaller}", larger=summed(left_terms), smaller=summed(right_terms))
     axis_parts = [name for name in grown_parts if name in _AXIS_OF_PART]
-    return text + (_traffic_change(job, other_job, _AXIS_OF_PART[axis_parts[0]]) if axis_parts else "")
+    decisive = next(iter(left_terms or right_terms), text)
+    return _with_traffic(text, job, other_job, _AXIS_OF_PART[axis_parts[0]]) if axis_parts else text, decisive
 
 
-def _traffic_change(job: JobSpec, other_job: JobSpec, axis: str) -> str:
-    """Text with the traffic of an axis under the other plan and under this one, if they differ."""
+def _term(difference_s: float, name: str) -> str:
+    """ "0.30 s more bubble"."""
+    if difference_s > 0:
+        return say("{seconds} more {part}", seconds=seconds_text(difference_s), part=PARTS[name])
+    return say("{seconds} less {part}", seconds=seconds_text(-difference_s), part=PARTS[name])
+
+
+def _with_traffic(text: str, job: JobSpec, other_job: JobSpec, axis: str) -> str:
+    """A text with the traffic of an axis under the other plan and under this one, if they differ."""
     before, after = (_traffic(plan_job, axis) for plan_job in (job, other_job))
-    return "" if before == after else f" ({axis}: {after}; before, {before})"
+    if before == after:
+        return text
+    return say("{text} ({axis}: {after}; before, {before})", text=text, axis=axis, after=after, before=before)
 
 
 def _traffic(job: JobSpec, axis: str) -> str:
@@ -250,21 +288,26 @@ def _traffic(job: JobSpec, axis: str) -> str:
     pieces, groups = rank_pieces(run)[job.plan.pp // 2], Groups(run)
     group = groups.shard if axis == "dp" else getattr(groups, axis)
     if group.size == 1:
-        return "nothing"
-    num_domains = int(group.domains)
-    words = link_words(job.cluster)
-    place, bytes_per_s = f"across {num_domains} {words.domains}", run.network_bytes_per_s
-    if num_domains == 1:
-        place, bytes_per_s = f"within a {words.domain}", run.node_bytes_per_s
-    links = f"{place} at {bytes_per_s / 1e9:,.3g} GB/s"
+        return say("nothing")
+    links = _link_words(job, run, int(group.domains))
     sizes = MeshShape.of(job.plan).sizes | {"ep": job.plan.ep}
     passes = piece_passes(job, run, software_under(run), None, kinds=pieces)
     counts = {piece: _counts(job, number) for piece, number in pieces.items()}
     crossings = layer_crossings(job, counts, pieces, passes, sizes)
     sent_bytes = sum(crossing.sent.total for crossing in crossings if crossing.axis == axis)
     if not sent_bytes:
-        return f"{int(group.size)} ranks {links}"
-    return f"{number_text(sent_bytes / 1e9)} GB a device and step {links}"
+        return say("{ranks} ranks {links}", ranks=int(group.size), links=links)
+    return say("{size} GB a device and step {links}", size=number_text(sent_bytes / 1e9), links=links)
+
+
+def _link_words(job: JobSpec, run: Run, num_domains: int) -> str:
+    """The links that a group on so many nodes uses, and their bandwidth."""
+    words = link_words(job.cluster)
+    if num_domains == 1:
+        rate = f"{run.node_bytes_per_s / 1e9:,.3g}"
+        return say("within a {domain} at {rate} GB/s", domain=fixed(words.domain), rate=rate)
+    rate = f"{run.network_bytes_per_s / 1e9:,.3g}"
+    return say("across {count} {domains} at {rate} GB/s", count=num_domains, domains=fixed(words.domains), rate=rate)
 
 
 def _counts(job: JobSpec, num_pieces: int) -> PassCounts:
@@ -277,20 +320,32 @@ def binding(time: StepTime, memory: Memory, job: JobSpec, why: list[Reason]) -> 
     """The limit of a plan, in words: memory, if a faster neighbour does not fit; and the largest part of the step
     besides computing."""
     shares = {name: float(getattr(time, name) / time.total) for name in PARTS}
+    waste = max((name for name in PARTS if name != "compute"), key=lambda name: shares[name])
+    return say(
+        "computing is {compute:.0%} of the step; the largest loss is {part}, {share:.1%}; {memory}",
+        compute=shares["compute"],
+        part=PARTS[waste],
+        share=shares[waste],
+        memory=_memory_limit(time, memory, job, why),
+    )
+
+
+def _memory_limit(time: StepTime, memory: Memory, job: JobSpec, why: list[Reason]) -> str:
     room = room_bytes(job)
     faster = [reason for reason in why if reason.excess_bytes > 0 and reason.slower_s <= -_LEAST_SHARE * time.total]
-    waste = max((name for name in PARTS if name != "compute"), key=lambda name: shares[name])
-    loss = f"{PARTS[waste]}, {shares[waste]:.1%}"
-    parts = [f"computing is {shares['compute']:.0%} of the step; the largest loss is {loss}"]
-    if faster:
-        best = min(faster, key=lambda reason: reason.slower_s)
-        parts.append(
-            f"memory binds: {best.field} {best.other} would be {seconds_text(-best.slower_s)} faster and needs "
-            f"{best.excess_bytes / GIB:.1f} GiB more than {'its share of the host' if best.is_host else 'there is'}"
+    if not faster:
+        return say(
+            "memory does not bind: {share:.0%} of {room:.0f} GiB is used, and no plan beside this one that needs more "
+            "is faster",
+            share=float(memory.process) / room,
+            room=room / GIB,
         )
-    else:
-        parts.append(
-            f"memory does not bind: {float(memory.process) / room:.0%} of {room / GIB:.0f} GiB is used, and no plan "
-            "beside this one that needs more is faster"
-        )
-    return "; ".join(parts)
+    best = min(faster, key=lambda reason: reason.slower_s)
+    return say(
+        "memory binds: {field} {value} would be {seconds} faster and needs {excess:.1f} GiB more than {limit}",
+        field=best.field,
+        value=best.other,
+        seconds=seconds_text(-best.slower_s),
+        excess=best.excess_bytes / GIB,
+        limit=say("its share of the host") if best.is_host else say("there is"),
+    )

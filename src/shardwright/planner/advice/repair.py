@@ -12,6 +12,7 @@ from itertools import combinations
 from shardwright.config.base import PlanError
 from shardwright.config.cluster_facts import host_room_bytes, node_devices
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.cost.calibration import Constants
 from shardwright.cost.from_job import run_of
 from shardwright.layers.memo import Memo
@@ -167,7 +168,7 @@ def _changes(job: JobSpec, other_job: JobSpec) -> tuple[str, ...]:
     recompute_fields = {name for name in changed if name in _CHANGES["recompute"]}
     if recompute_fields and "recompute" not in stated:
         stated = [*(name for name in stated if name not in recompute_fields), "recompute"]
-    layout = ("uneven stages",) if other_job.plan.layout and other_job.plan.layout != job.plan.layout else ()
+    layout = (say("uneven stages"),) if other_job.plan.layout and other_job.plan.layout != job.plan.layout else ()
     return (*(_in_words(name, other_job) for name in stated), *layout)
 
 

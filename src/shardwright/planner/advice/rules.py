@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from shardwright.config.job import JobSpec
 from shardwright.config.link_words import link_words
 from shardwright.config.model_shape import shape_of
+from shardwright.config.phrase import fixed, say
 from shardwright.config.plan import repeats_forwards
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.units import GIB, memory_text, number_text
@@ -34,8 +35,12 @@ def tensor_inside_a_node(job: JobSpec) -> RuleOfThumb | None:
     if domain >= job.plan.world:
         return None
     return RuleOfThumb(
-        "tp inside the fast links",
-        f"tp at most {domain}, the devices of a {link_words(job.cluster).domain}",
+        say("tp inside the fast links"),
+        say(
+            "tp at most {devices}, the devices of a {domain}",
+            devices=domain,
+            domain=fixed(link_words(job.cluster).domain),
+        ),
         "Narayanan et al. 2021 (arXiv 2104.04473), takeaway 1",
         bool(Groups(run_of(job)).tp.domains == 1),
     )
@@ -47,8 +52,8 @@ def sequence_with_tensor(job: JobSpec) -> RuleOfThumb | None:
     if job.plan.tp == 1:
         return None
     return RuleOfThumb(
-        "sequence parallel wherever there is tp",
-        f"sequence_parallel = true with tp {job.plan.tp}",
+        say("sequence parallel wherever there is tp"),
+        say("sequence_parallel = true with tp {tp}", tp=job.plan.tp),
         "Korthikanti et al. 2022 (arXiv 2205.05198), section 4.2.2",
         job.plan.sequence_parallel,
     )
@@ -66,9 +71,15 @@ def model_parallel_as_memory_asks(job: JobSpec) -> RuleOfThumb | None:
         least *= 2
     share = job.plan.tp * job.plan.pp * (job.plan.replicas if job.plan.zero == 3 else 1)
     return RuleOfThumb(
-        "as little model parallelism as memory allows",
-        f"tp x pp about {least}: 18 bytes x {number_text(shape_of(job.model).parameters / 1e9)} G parameters = "
-        f"{memory_text(int(state_bytes))} over devices of {memory_bytes / GIB:.0f} GiB; fewer with ZeRO",
+        say("as little model parallelism as memory allows"),
+        say(
+            "tp x pp about {least}: 18 bytes x {parameters} G parameters = {state} over devices of {memory:.0f} GiB; "
+            "fewer with ZeRO",
+            least=least,
+            parameters=number_text(shape_of(job.model).parameters / 1e9),
+            state=memory_text(int(state_bytes)),
+            memory=memory_bytes / GIB,
+        ),
         "Narayanan et al. 2021 (arXiv 2104.04473), takeaway 2",
         share <= 2 * least,
     )
@@ -80,8 +91,8 @@ def pipeline_across_nodes(job: JobSpec) -> RuleOfThumb | None:
     if plan.pp == 1 or node >= plan.world:
         return None
     return RuleOfThumb(
-        f"pipeline across {link_words(job.cluster).domains}, once tp fills one",
-        f"tp {node} before pp, where the model needs both",
+        say("pipeline across {domains}, once tp fills one", domains=fixed(link_words(job.cluster).domains)),
+        say("tp {node} before pp, where the model needs both", node=node),
         "Narayanan et al. 2021 (arXiv 2104.04473), takeaway 1",
         plan.tp >= min(node, job.model.num_kv_heads) or plan.block >= node,
     )
@@ -94,9 +105,16 @@ def enough_microbatches(job: JobSpec) -> RuleOfThumb | None:
         return None
     m, v, facts = job.num_microbatches, plan.stages_per_rank, SCHEDULES[plan.schedule]
     return RuleOfThumb(
-        "four microbatches a stage, or stages interleaved",
-        f"m >= 4 x pp = {4 * plan.pp}, or more stages a rank: m is {m} and v is {v}, so 1F1B's bubble is "
-        f"{plan.pp - 1} / ({m} x {v}) = {(plan.pp - 1) / (m * v):.0%}",
+        say("four microbatches a stage, or stages interleaved"),
+        say(
+            "m >= 4 x pp = {least}, or more stages a rank: m is {m} and v is {v}, so 1F1B's bubble is {others} / "
+            "({m} x {v}) = {bubble:.0%}",
+            least=4 * plan.pp,
+            m=m,
+            v=v,
+            others=plan.pp - 1,
+            bubble=(plan.pp - 1) / (m * v),
+        ),
         "Huang et al. 2019 (GPipe, arXiv 1811.06965), section 2.3; Narayanan et al. 2021, section 2.2",
         m >= 4 * plan.pp or v > 1 or facts.splits_weights or facts.pairs,
     )
@@ -109,10 +127,11 @@ def optimizer_state_alone(job: JobSpec) -> RuleOfThumb | None:
     if plan.replicas == 1:
         return None
     wanted = (1,) if plan.pp > 1 else (1, 2, 3)
-    name = "ZeRO-1 with a pipeline"
-    recommendation = "3 would gather with each microbatch again, and 2 reduce where a rank's stages alternate"
+    name = say("ZeRO-1 with a pipeline")
+    recommendation = say("3 would gather with each microbatch again, and 2 reduce where a rank's stages alternate")
     if plan.pp == 1:
-        name, recommendation = "some ZeRO stage wherever there are replicas", "what they hold alike is shared"
+        name = say("some ZeRO stage wherever there are replicas")
+        recommendation = say("what they hold alike is shared")
     return RuleOfThumb(
         name,
         recommendation,
@@ -124,8 +143,8 @@ def optimizer_state_alone(job: JobSpec) -> RuleOfThumb | None:
 def recompute_what_memory_needs(job: JobSpec) -> RuleOfThumb | None:
     """Full recomputation takes a third more FLOPs."""
     return RuleOfThumb(
-        "recompute no more than memory needs",
-        "none, or selective; full recomputation costs one forward in three",
+        say("recompute no more than memory needs"),
+        say("none, or selective; full recomputation costs one forward in three"),
         "Korthikanti et al. 2022 (arXiv 2205.05198), section 5",
         not repeats_forwards(job.plan, job.model.layers),
     )
@@ -135,8 +154,10 @@ def context_for_long_sequences(job: JobSpec) -> RuleOfThumb | None:
     """Activations of one sequence grow with its length, and no other axis cuts them."""
     is_long = job.model.sequence >= 32768
     return RuleOfThumb(
-        "cp for long sequences alone",
-        f"{'cp above 1' if is_long else 'cp 1'} at {job.model.sequence:,} tokens",
+        say("cp for long sequences alone"),
+        say(
+            "{degree} at {tokens:,} tokens", degree=say("cp above 1") if is_long else "cp 1", tokens=job.model.sequence
+        ),
         "Grattafiori et al. 2024 (Llama 3, arXiv 2407.21783), table 4: cp 16 at 131,072 tokens, 1 at 8,192",
         (job.plan.cp > 1) == is_long,
     )
@@ -147,8 +168,8 @@ def experts_before_tensor(job: JobSpec) -> RuleOfThumb | None:
     if not job.model.moe.experts:
         return None
     return RuleOfThumb(
-        "ep before tp for experts",
-        "experts whole (expert_tp 1), spread over ep",
+        say("ep before tp for experts"),
+        say("experts whole (expert_tp 1), spread over ep"),
         "Liu et al. 2025 (arXiv 2504.14960), section 4; DeepSeek-V3 (arXiv 2412.19437), section 3.2",
         job.plan.expert_tp_size == 1 and job.plan.ep > 1,
     )
@@ -159,8 +180,8 @@ def experts_near(job: JobSpec) -> RuleOfThumb | None:
     if not job.model.moe.experts or Groups(run_of(job)).ep.domains == 1:
         return None
     return RuleOfThumb(
-        "tokens once to each node",
-        "node-aware dispatch where ep crosses nodes",
+        say("tokens once to each node"),
+        say("node-aware dispatch where ep crosses nodes"),
         "DeepSeek-V3 (arXiv 2412.19437), section 3.2.2",
         job.plan.dispatch == "node-aware",
     )
@@ -173,8 +194,13 @@ def largest_microbatch(job: JobSpec) -> RuleOfThumb | None:
         return None
     doubled = job.num_microbatches // 2
     return RuleOfThumb(
-        "the largest microbatch that does not empty the pipeline",
-        f"twice {plan.microbatch_size} would leave {doubled} microbatches, and 4 x pp is {4 * plan.pp}",
+        say("the largest microbatch that does not empty the pipeline"),
+        say(
+            "twice {size} would leave {microbatches} microbatches, and 4 x pp is {least}",
+            size=plan.microbatch_size,
+            microbatches=doubled,
+            least=4 * plan.pp,
+        ),
         "Narayanan et al. 2021 (arXiv 2104.04473), takeaway 3",
         doubled < 4 * plan.pp,
     )

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from shardwright.config.cluster_facts import network_gb_per_s, node_gb_per_s
 from shardwright.config.job import JobSpec
 from shardwright.config.link_words import link_words
+from shardwright.config.phrase import fixed, say
 from shardwright.config.units import number_text
 from shardwright.cost.calibration import Constants, device_of, peak_flops, product_constants
 from shardwright.cost.from_job import run_of
@@ -44,7 +45,15 @@ def flips(best: JobSpec, other_job: JobSpec, constants: Constants) -> list[Flip]
         if factor is not None:
             value_text = f"{max(1, round(factor)) * value:,.0f}" if only_more else number_text(factor * value)
             times = f"{max(1, round(factor))}" if only_more else f"{factor:.2g}"
-            changes.append(Flip(name, factor, f"{name} x {times} ({number_text(value)} to {value_text} {unit})"))
+            text = say(
+                "{name} x {times} ({old} to {new} {unit})",
+                name=name,
+                times=times,
+                old=number_text(value),
+                new=value_text,
+                unit=unit,
+            )
+            changes.append(Flip(name, factor, text))
     return sorted(changes, key=lambda flip: abs(math.log(flip.factor)))
 
 
@@ -68,12 +77,14 @@ def _changeable_numbers(job: JobSpec, run: Run, constants: Constants) -> Iterato
         times = max(1, round(factor))
         return replace(run, grid=replace(run.grid, global_batch=times * job.batch.global_batch_size)), constants
 
-    yield "network bandwidth", network, network_gb_per_s(cluster), "GB/s a device", False
-    yield f"bandwidth within a {link_words(cluster).domain}", node, node_gb_per_s(cluster), "GB/s a device", False
+    rate, domain = say("GB/s a device"), fixed(link_words(cluster).domain)
+    yield say("network bandwidth"), network, network_gb_per_s(cluster), rate, False
+    yield say("bandwidth within a {domain}", domain=domain), node, node_gb_per_s(cluster), rate, False
     products = scaled(*product_constants(number))
-    yield "rate of products", products, peak_flops(run) / 1e12, f"TFLOP/s of peak in {number}", False
-    yield "memory bandwidth", scaled("memory"), device.memory_gb_per_s, "GB/s", False
-    yield "batch", batch, float(job.batch.global_batch_size), "sequences", True
+    peak = say("TFLOP/s of peak in {number}", number=number)
+    yield say("rate of products"), products, peak_flops(run) / 1e12, peak, False
+    yield say("memory bandwidth"), scaled("memory"), device.memory_gb_per_s, "GB/s", False
+    yield say("batch"), batch, float(job.batch.global_batch_size), say("sequences"), True
 
 
 def _crossing(runs: tuple[Run, Run], change: Change, only_more: bool) -> float | None:

@@ -9,6 +9,7 @@ less sharding.
 from typing import NamedTuple
 
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.config.plan import PlanSpec
 from shardwright.config.rank_order import DEFAULT_ORDER, order_words
 from shardwright.config.schedule_facts import SCHEDULES
@@ -58,13 +59,13 @@ def extras(job: JobSpec) -> list[str]:
     """The strategies of a plan that save memory, bytes or time on the device, in words."""
     plan = job.plan
     uses = {
-        f"recomputation ({plan.recompute})": plan.recompute != "none",
-        f"gradients compressed ({plan.compress})": plan.compress != "none",
-        "shards of a node beside copies of them": plan.zero_ranks > 0,
-        "stages of uneven layers": bool(plan.layout),
-        f"the order {order_words(plan)}": plan.order != DEFAULT_ORDER and bool(order_words(plan)),
-        f"{plan.dispatch} dispatch": plan.ep > 1 and plan.dispatch != "direct",
-        f"fp8 ({job.precision.float8})": job.precision.float8 != "none",
+        say("recomputation ({policy})", policy=plan.recompute): plan.recompute != "none",
+        say("gradients compressed ({compression})", compression=plan.compress): plan.compress != "none",
+        say("shards of a node beside copies of them"): plan.zero_ranks > 0,
+        say("stages of uneven layers"): bool(plan.layout),
+        say("the order {order}", order=order_words(plan)): plan.order != DEFAULT_ORDER and bool(order_words(plan)),
+        say("{dispatch} dispatch", dispatch=plan.dispatch): plan.ep > 1 and plan.dispatch != "direct",
+        say("fp8 ({recipe})", recipe=job.precision.float8): job.precision.float8 != "none",
     }
     return [name for name, is_used in uses.items() if is_used]
 
@@ -72,8 +73,8 @@ def extras(job: JobSpec) -> list[str]:
 def kept_on_host(plan: PlanSpec) -> list[str]:
     """The state that a plan keeps in host memory, in words."""
     state_on_host = {
-        "optimizer state": plan.offload_optimizer > 0,
-        "parameters": plan.offload_parameters,
-        "activations": plan.offload_activations,
+        say("optimizer state"): plan.offload_optimizer > 0,
+        say("parameters"): plan.offload_parameters,
+        say("activations"): plan.offload_activations,
     }
-    return [f"{name} in host memory" for name, is_hosted in state_on_host.items() if is_hosted]
+    return [say("{state} in host memory", state=name) for name, is_hosted in state_on_host.items() if is_hosted]

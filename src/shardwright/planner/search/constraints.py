@@ -7,6 +7,7 @@ from typing import Any
 from shardwright.config import largest
 from shardwright.config.base import PlanError, shortened
 from shardwright.config.field_texts import field_faults
+from shardwright.config.phrase import say
 from shardwright.config.plan import PlanSpec
 from shardwright.config.software import SoftwareSpec
 from shardwright.config.software_support import had_by
@@ -35,12 +36,20 @@ class Constraints:
 
     def __post_init__(self) -> None:
         faults = [
-            f"plan.{name} is not searched, so it can't be kept; there are {', '.join(sorted(SEARCHED))}"
+            say(
+                "plan.{name} is not searched, so it can't be kept; there are {fields}",
+                name=name,
+                fields=", ".join(sorted(SEARCHED)),
+            )
             for name in self.keep
             if name not in SEARCHED
         ]
         faults += [
-            f"plan.{name} has no range; there are {', '.join(sorted(_RANGES))}, and batch.global_batch_size"
+            say(
+                "plan.{name} has no range; there are {fields}, and batch.global_batch_size",
+                name=name,
+                fields=", ".join(sorted(_RANGES)),
+            )
             for name in self.between
             if name not in _RANGES
         ]
@@ -59,7 +68,12 @@ class Constraints:
     def with_kept(self, fields: Mapping[str, Any]) -> "Constraints":
         """The constraints with further fields of the plan kept. PlanError if they contradict each other."""
         faults = [
-            f"--keep plan.{name}={self.keep[name]} and --set plan.{name}={value} contradict each other; say one of them"
+            say(
+                "--keep plan.{name}={kept} and --set plan.{name}={value} contradict each other; say one of them",
+                name=name,
+                kept=self.keep[name],
+                value=value,
+            )
             for name, value in fields.items()
             if self.keep.get(name, value) != value
         ]
@@ -71,7 +85,7 @@ class Constraints:
         """The constraints, limited to the features of a generation of software. PlanError if these are unknown."""
         supported = had_by(software)
         if not supported:
-            fault = (
+            fault = say(
                 "its entry does not say what it has, so no plan can be held to that; add schedules, zero_stages, "
                 "sequence_parallel and context_parallel, or use another cluster.software"
             )
@@ -97,11 +111,11 @@ def constraints_of(keep: Iterable[str], between: Iterable[str], float8: str = "n
     """The constraints of texts such as "plan.tp=8" and "plan.microbatch_size=1,4". PlanError lists the faults."""
     kept: dict[str, Any] = {}
     ranges: dict[str, tuple[int, int]] = {}
-    faults = []
+    faults: list[str] = []
     for text in keep:
         name, _, value = text.partition("=")
         if not name.startswith("plan.") or not value:
-            faults.append(f"--keep {text!r} is not of the form plan.field=value, such as plan.tp=8")
+            faults.append(say("--keep {text} is not of the form plan.field=value, such as plan.tp=8", text=repr(text)))
             continue
         plan_field = name.removeprefix("plan.")
         try:
@@ -110,8 +124,13 @@ def constraints_of(keep: Iterable[str], between: Iterable[str], float8: str = "n
             parsed = value
         if kept.setdefault(plan_field, parsed) != parsed:
             faults.append(
-                f"--keep {name} is given as {kept[plan_field]!r} and as {parsed!r}, and a plan has one of them; keep "
-                f"one, or give a range of numbers with --between {name}=low,high"
+                say(
+                    "--keep {name} is given as {kept} and as {parsed}, and a plan has one of them; keep one, or give "
+                    "a range of numbers with --between {name}=low,high",
+                    name=name,
+                    kept=repr(kept[plan_field]),
+                    parsed=repr(parsed),
+                )
             )
     # `Constraints` itself refuses fields that are not searched.
     faults += field_faults({"plan": {name: value for name, value in kept.items() if name in PlanSpec.model_fields}})
@@ -123,11 +142,23 @@ def constraints_of(keep: Iterable[str], between: Iterable[str], float8: str = "n
             ranges[name.removeprefix("plan.")] = least, most
             continue
         if least is not None and most is not None:
-            faults.append(f"--between {shortened(text)!r} begins above its end; use --between {name}={most},{least}")
+            faults.append(
+                say(
+                    "--between {text} begins above its end; use --between {name}={most},{least}",
+                    text=repr(shortened(text)),
+                    name=name,
+                    most=most,
+                    least=least,
+                )
+            )
             continue
         faults.append(
-            f"--between {shortened(text)!r} is not of the form field=low,high, such as plan.microbatch_size=1,4, "
-            f"with whole numbers from 1 to {largest.BATCH:,}"
+            say(
+                "--between {text} is not of the form field=low,high, such as plan.microbatch_size=1,4, with whole "
+                "numbers from 1 to {most:,}",
+                text=repr(shortened(text)),
+                most=largest.BATCH,
+            )
         )
     if faults:
         raise PlanError("what the search may choose", faults)

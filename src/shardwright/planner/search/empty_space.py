@@ -7,6 +7,7 @@ from typing import Any
 
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import any_of, fixed, say
 from shardwright.config.recompute_facts import RECOMPUTES, searched_recomputes
 from shardwright.config.registry import Registry
 from shardwright.config.schedule_facts import SCHEDULES, searched
@@ -37,15 +38,22 @@ def empty_space_faults(job: JobSpec, constraints: Constraints, rows: Columns) ->
     faults = list(_alone_too_narrow(job, constraints))
     if faults:
         return faults
-    batches = " or ".join(map(str, constraints.batches(job.batch.global_batch_size)))
-    fault = (
-        f"none is legal: dp x tp x pp x cp must be {job.cluster.num_devices}, dp must divide the batch of {batches}, "
-        f"tp the {job.model.num_kv_heads} kv heads, and pp leave a layer of {job.model.layers} to each stage; use "
-        "another batch.global_batch_size"
-    )
+    extra = say(", or keep less") if _held_fields(constraints) else ""
     if constraints.among:
-        fault += f", a system that has more values of {', '.join(f'plan.{name}' for name in constraints.among)}"
-    return [fault + (", or keep less" if _held_fields(constraints) else "")]
+        fields = ", ".join(f"plan.{name}" for name in constraints.among)
+        extra = say(", a system that has more values of {fields}{extra}", fields=fields, extra=extra)
+    return [
+        say(
+            "none is legal: dp x tp x pp x cp must be {devices}, dp must divide the batch of {batches}, tp the "
+            "{kv_heads} kv heads, and pp leave a layer of {layers} to each stage; use another "
+            "batch.global_batch_size{extra}",
+            devices=job.cluster.num_devices,
+            batches=any_of([str(batch) for batch in constraints.batches(job.batch.global_batch_size)]),
+            kv_heads=job.model.num_kv_heads,
+            layers=job.model.layers,
+            extra=extra,
+        )
+    ]
 
 
 def _has_plans(job: JobSpec, constraints: Constraints, rows: Columns) -> bool:
@@ -57,8 +65,14 @@ def _unsearched_values(constraints: Constraints) -> Iterator[str]:
         value = constraints.keep.get(field, "")
         if value in registry and registry[value].not_searched:
             yield (
-                f"plan.{field}={value} is kept, and no search tries it, for {registry[value].not_searched}; keep one "
-                f"of {', '.join(searched_values())}, or write it into the job's own plan and ask `shardwright estimate`"
+                say(
+                    "plan.{field}={value} is kept, and no search tries it, for {reason}; keep one of {choices}, or "
+                    "write it into the job's own plan and ask `shardwright estimate`",
+                    field=field,
+                    value=value,
+                    reason=fixed(registry[value].not_searched),
+                    choices=", ".join(searched_values()),
+                )
             )
 
 
@@ -80,7 +94,13 @@ def _alone_too_narrow(job: JobSpec, constraints: Constraints) -> Iterator[str]:
             low, high = constraints.between[name]
             if not low <= constraints.keep[name] <= high:
                 kept = _as_typed(constraints.keep[name])
-                yield f"plan.{name}={kept} is kept, and --between plan.{name}={low},{high} excludes it; leave one out"
+                yield say(
+                    "plan.{name}={kept} is kept, and --between plan.{name}={low},{high} excludes it; leave one out",
+                    name=name,
+                    kept=kept,
+                    low=low,
+                    high=high,
+                )
                 continue
         freer = _without(constraints, name)
         rows = space.degrees(job, freer)
@@ -89,11 +109,15 @@ def _alone_too_narrow(job: JobSpec, constraints: Constraints) -> Iterator[str]:
         held_text = (
             f"plan.{name}={_as_typed(constraints.keep[name])}"
             if name in constraints.keep
-            else f"a range of plan.{name}"
+            else say("a range of plan.{name}", name=name)
         )
         others = [other for other in _held_fields(constraints) if other != name]
-        beside_text = f" beside {', '.join(f'plan.{other}' for other in others)} as kept" if others else ""
-        yield f"no plan has {held_text}{beside_text}; {_way_out(job, freer, rows, name)}"
+        beside_text = ""
+        if others:
+            fields = ", ".join(f"plan.{other}" for other in others)
+            beside_text = say(" beside {fields} as kept", fields=fields)
+        way_out = _way_out(job, freer, rows, name)
+        yield say("no plan has {field}{others}; {way_out}", field=held_text, others=beside_text, way_out=way_out)
 
 
 def _as_typed(value: Any) -> str:
@@ -112,9 +136,9 @@ def _way_out(job: JobSpec, freer: Constraints, rows: Columns, name: str) -> str:
         has_plans = [variant for variant, count in counts.items() if count]
         values = list(dict.fromkeys(getattr(variant, name) for variant in has_plans if hasattr(variant, name)))
     if not values or name == "order":
-        return f"do not keep plan.{name}"
+        return say("do not keep plan.{name}", name=name)
     shown = ", ".join(map(_as_typed, values[:12])) + (", ..." if len(values) > 12 else "")
-    return f"use one of {shown}, or do not keep plan.{name}"
+    return say("use one of {shown}, or do not keep plan.{name}", shown=shown, name=name)
 
 
 def refuse_no_cluster(job: JobSpec) -> None:
@@ -122,15 +146,19 @@ def refuse_no_cluster(job: JobSpec) -> None:
     faults = []
     if job.cluster.parts:
         faults.append(
-            "cluster.parts has devices of several kinds, and this search is of one; `shardwright layout JOB --search` "
-            "finds a plan for parts"
+            say(
+                "cluster.parts has devices of several kinds, and this search is of one; `shardwright layout JOB "
+                "--search` finds a plan for parts"
+            )
         )
     elif job.cluster.device == "unknown":
-        faults.append("cluster.device is unknown, so no plan has a price; set it to a device of the catalog")
+        faults.append(say("cluster.device is unknown, so no plan has a price; set it to a device of the catalog"))
     if job.cluster.num_devices == 0:
         faults.append(
-            "cluster.devices_per_node is 0, so nobody knows how many devices there are; set it, and cluster.nodes, "
-            "or say --devices N"
+            say(
+                "cluster.devices_per_node is 0, so nobody knows how many devices there are; set it, and "
+                "cluster.nodes, or say --devices N"
+            )
         )
     if faults:
         raise PlanError(f"job {job.name}", faults)

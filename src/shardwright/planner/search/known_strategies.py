@@ -6,6 +6,7 @@ A field that the user keeps is never left out; then it is marked, or an error as
 from dataclasses import replace
 
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.config.software import software_of
 from shardwright.config.software_support import had_by
 from shardwright.cost.calibration import device_of
@@ -26,14 +27,21 @@ def within_known(job: JobSpec, constraints: Constraints) -> tuple[Constraints, l
     if without_host and left_out:
         constraints = replace(constraints, among={**constraints.among, **left_out})
         sentences.append(
-            f"Plans that offload are left out: nothing is known of the host beside {without_host[0]}; add "
-            "host_gb_per_s, host_memory_gib and host_memory_gb_per_s to its file in devices"
+            say(
+                "Plans that offload are left out: nothing is known of the host beside {device}; add host_gb_per_s, "
+                "host_memory_gib and host_memory_gb_per_s to its file in devices",
+                device=without_host[0],
+            )
         )
     without_float8 = [device.name for device in devices if not device.peak_flops("fp8")]
     if without_float8 and constraints.float8 not in ("none", job.precision.float8):
         sentences.append(
-            f"Plans with float8 {constraints.float8} are left out: {without_float8[0]} has no known rate of fp8; add "
-            "peak_tflops.float8 to its file in devices"
+            say(
+                "Plans with float8 {recipe} are left out: {device} has no known rate of fp8; add peak_tflops.float8 to "
+                "its file in devices",
+                recipe=constraints.float8,
+                device=without_float8[0],
+            )
         )
         constraints = replace(constraints, float8="none")
     return constraints, sentences
@@ -47,12 +55,15 @@ def _within_software(job: JobSpec, constraints: Constraints) -> tuple[Constraint
     supported = {name: values for name, values in had_by(software).items() if name not in constraints.keep}
     if not supported:
         return constraints, [
-            f"Nothing is known of what {software.name} lacks, so plans may need what it has not; say so in its entry "
-            "in software, by schedules, zero_stages and the like"
+            say(
+                "Nothing is known of what {software} lacks, so plans may need what it has not; say so in its entry in "
+                "software, by schedules, zero_stages and the like",
+                software=software.name,
+            )
         ]
     among = {
         name: tuple(value for value in constraints.among.get(name, values) if value in values)
         for name, values in supported.items()
     }
-    sentence = f"Plans that need what {software.name} lacks are left out"
+    sentence = say("Plans that need what {software} lacks are left out", software=software.name)
     return replace(constraints, among={**constraints.among, **among}), [sentence]

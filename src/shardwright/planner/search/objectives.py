@@ -15,6 +15,7 @@ from typing import Literal
 from shardwright.config import largest
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.cost.calibration import Constants
 from shardwright.cost.failures import Goodput, reliability_gaps
 from shardwright.cost.run_goodput import job_goodput
@@ -42,14 +43,19 @@ class Objective:
 
     def __post_init__(self) -> None:
         faults = [
-            f"{option} is {value:g}, and it must be from 0 to {largest.FACTOR**2:g}; give as many as the run has"
+            say(
+                "{option} is {value:g}, and it must be from 0 to {most:g}; give as many as the run has",
+                option=option,
+                value=value,
+                most=largest.FACTOR**2,
+            )
             for option, value in (("--tokens", self.tokens), ("--days", self.days))
             if not 0 <= value <= largest.FACTOR**2
         ]
         if self.name == "devices" and not (self.tokens > 0 and self.days > 0):
-            faults.append("the fewest devices are those that meet a deadline; give --tokens and --days")
+            faults.append(say("the fewest devices are those that meet a deadline; give --tokens and --days"))
         elif self.days > 0 and not self.tokens > 0:
-            faults.append("days are a deadline for a number of tokens; give --tokens too")
+            faults.append(say("days are a deadline for a number of tokens; give --tokens too"))
         if faults:
             raise PlanError("what the best plan is", faults)
 
@@ -171,11 +177,17 @@ def _fewest(job: JobSpec, objective: Objective, token_s_on: Callable[[int], floa
 def _too_slow(job: JobSpec, objective: Objective, token_s: float) -> str:
     days = token_s * objective.tokens / _DAY_S
     devices = job.cluster.num_devices
-    return (
-        f"the fastest plan on all {devices:,} devices takes {token_s * job.tokens_per_step:.3g} s for a step of "
-        f"{job.tokens_per_step:,} tokens, so {days:,.3g} days for {objective.tokens:.3g} tokens, and "
-        f"{objective.days:g} are asked; use more than {_whole_nodes(job, devices * days / objective.days):,} devices "
-        "(--devices, or cluster.nodes; so many would do if each were as fast as now), or fewer tokens"
+    return say(
+        "the fastest plan on all {devices:,} devices takes {step_s:.3g} s for a step of {tokens_per_step:,} tokens, "
+        "so {days:,.3g} days for {tokens:.3g} tokens, and {deadline:g} are asked; use more than {needed:,} devices "
+        "(--devices, or cluster.nodes; so many would do if each were as fast as now), or fewer tokens",
+        devices=devices,
+        step_s=token_s * job.tokens_per_step,
+        tokens_per_step=job.tokens_per_step,
+        days=days,
+        tokens=objective.tokens,
+        deadline=objective.days,
+        needed=_whole_nodes(job, devices * days / objective.days),
     )
 
 

@@ -5,16 +5,17 @@ from collections.abc import Callable
 from enum import Enum
 
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.config.progress_records import LOGGER, tell_share
 
 
 class Phase(Enum):
     """A phase of an answer: its words, and the share of the work that usually lies before it and at its end."""
 
-    PRICING = "pricing plans", 0.1, 0.25
-    SIMULATING = "simulating the best of each kind", 0.25, 0.9
-    COMPARING = "comparing plans beside the best", 0.9, 0.95
-    EXPLAINING = "explaining", 0.95, 1.0
+    PRICING = say("pricing plans"), 0.1, 0.25
+    SIMULATING = say("simulating the best of each kind"), 0.25, 0.9
+    COMPARING = say("comparing plans beside the best"), 0.9, 0.95
+    EXPLAINING = say("explaining"), 0.95, 1.0
 
 
 def tell(phase: Phase, share: float) -> None:

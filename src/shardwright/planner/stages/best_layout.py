@@ -10,6 +10,7 @@ from itertools import permutations, product
 from shardwright.config.base import PlanError, faults_in
 from shardwright.config.cluster import PartSpec
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.config.plan import PlanSpec
 from shardwright.cost.calibration import Constants
 from shardwright.cost.from_job import run_of
@@ -52,7 +53,7 @@ def best_layout(job: JobSpec, constants: Constants) -> LaidOut:
     stages than the model has layers; KeyError names what is unknown.
     """
     if job.cluster.device == "unknown" and not job.cluster.parts:
-        fault = "cluster.device is unknown, so no layer has a price; set it to a device of the catalog"
+        fault = say("cluster.device is unknown, so no layer has a price; set it to a device of the catalog")
         raise PlanError(f"a layout of job {job.name}", [fault])
     best: LaidOut | None = None
     faults: dict[str, None] = {}

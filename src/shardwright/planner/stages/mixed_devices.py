@@ -14,6 +14,7 @@ import numpy as np
 
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.config.progress_records import tell_share
 from shardwright.cost.calibration import Constants, device_of
 from shardwright.layers.memo import Memo
@@ -43,7 +44,7 @@ def best_mixed(job: JobSpec, constraints: Constraints, constants: Constants) -> 
     for tried, planned in enumerate(_most_promising(job, constraints, constants)):
         if tried == _TRIED or num_fit == _ENOUGH_FIT:
             break
-        tell_share("laying out the most promising plans", tried / _TRIED)
+        tell_share(say("laying out the most promising plans"), tried / _TRIED)
         try:
             laid_out = best_layout(planned, constants)
         except PlanError:

@@ -17,7 +17,8 @@ from shardwright.schedule.pipeline_shape import PipelineShape
 from shardwright.schedule.shape_program import size_faults
 from shardwright.schedule.timing import Costs, Times
 from shardwright.simulate.closed_form import StepTime
-from shardwright.simulate.full_step import TimedActions, simulated_bubble, simulated_step, timed_actions
+from shardwright.simulate.full_step import simulated_bubble, simulated_step
+from shardwright.simulate.stage_seconds import TimedActions, timed_actions
 
 UNIT = "the forward of one microbatch through the mean rank, by FLOPs"
 

@@ -16,7 +16,7 @@ from shardwright.schedule.shape_program import size_faults
 from shardwright.schedule.timing import Times, play
 from shardwright.sharding.mesh import MeshShape
 from shardwright.simulate.closed_form import StepTime
-from shardwright.simulate.full_step import TimedActions
+from shardwright.simulate.stage_seconds import TimedActions
 from shardwright.simulate.timeline import make_timeline
 
 
