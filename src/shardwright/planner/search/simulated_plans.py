@@ -39,7 +39,9 @@ from shardwright.simulate.full_step import is_simulated
 
 _LEAST_SHARE = 1e-6  # of a step: a smaller gain counts as none
 _LEAST_SPARE = 1e-3  # share of a step that uneven stages must be able to save
-_NEARLY = 1.03  # times the fastest plan of a kind: layouts adjacent to plans so fast are simulated too
+# Share of the time that layers take in the fastest plan of a kind: layouts adjacent to plans slower by less are simulated
+# too. No layout of layers changes what the optimizer and copies to host memory take.
+_NEARLY = 0.03
 # Share of a device. A plan that needs less by closed forms counts as fitting until its account is made.
 _SURE_ROOM = 0.9
 _MOST_ROUNDS = 24  # of the local search, if one fastest plan after another does not fit
@@ -251,7 +253,7 @@ class SimulatedPlans:
         """
         for plan in list(kind.plans.values()):
             is_short = 0 < _actions(plan.job) <= _SHORT_STEP
-            if not (plan.job.plan.layout and is_short and plan.token_s < _NEARLY * self._best(kind).token_s):
+            if not (plan.job.plan.layout and is_short and plan.token_s < _nearly_s(self._best(kind))):
                 continue
             if (key := plan_key(plan.job)) not in kind.laid_out:
                 kind.laid_out.add(key)
@@ -374,6 +376,12 @@ def _is_long(job: JobSpec) -> bool:
 def _actions(job: JobSpec) -> int:
     """Stages times microbatches of a step; 0 if it is not simulated."""
     return job.plan.num_stages * job.num_microbatches if is_simulated(job) else 0
+
+
+def _nearly_s(best: SimulatedPlan) -> float:
+    """Seconds a token below which a plan is nearly as fast as the fastest one of its kind."""
+    layers_share = 1 - (best.time.optimizer + best.time.host) / best.time.total
+    return best.token_s * float(1 + _NEARLY * layers_share)
 
 
 def _seconds(plan: SimulatedPlan) -> float:
