@@ -39,8 +39,8 @@ from shardwright.simulate.full_step import is_simulated
 
 _LEAST_SHARE = 1e-6  # of a step: a smaller gain counts as none
 _LEAST_SPARE = 1e-3  # share of a step that uneven stages must be able to save
-# Share of the time that layers take in the fastest plan of a kind: layouts adjacent to plans slower by less are simulated
-# too. No layout of layers changes what the optimizer and copies to host memory take.
+# Share of the time that layers take in the fastest plan of a kind: layouts adjacent to plans slower by less are
+# simulated too. No layout of layers changes what the optimizer and copies to host memory take.
 _NEARLY = 0.03
 # Share of a device. A plan that needs less by closed forms counts as fitting until its account is made.
 _SURE_ROOM = 0.9
