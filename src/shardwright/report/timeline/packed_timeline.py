@@ -23,6 +23,7 @@ from shardwright.simulate.timeline import Cause, RankTimeline, Timeline
 Packed = dict[str, Any]
 Colours = dict[tuple[str, str], int]  # the number of each pair (ground, ink) in use
 _DIGITS = 8  # of the makespan, in ticks
+_NO_STAGE = -1  # of an action without one, in columns
 _CAUSES = {cause: number for number, cause in enumerate(Cause)}
 _CURVES = {
     "alive": Buffer.ACTIVATIONS,
@@ -89,7 +90,8 @@ class _Blocks:
         microbatch = columns.pair - columns.stage * m
         has_microbatch = (microbatch >= 0) & (columns.stage >= 0)
         copy = np.where(has_microbatch, self._copy_of[np.where(has_microbatch, microbatch, 0)], 0)
-        code = (columns.kind.astype(np.int64) * (self._program.num_stages + 1) + columns.stage + 1) * 2 + copy
+        stage_number = columns.stage - _NO_STAGE  # 0 without a stage
+        code = (columns.kind.astype(np.int64) * (self._program.num_stages + 1) + stage_number) * 2 + copy
         second = np.where(is_pair, code[np.minimum(first + 1, len(code) - 1)] + 1, 0)
         both = np.stack([code[first], second], -1).reshape(-1, 2)
         codes, example, kind = np.unique(both, axis=0, return_index=True, return_inverse=True)
