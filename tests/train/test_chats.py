@@ -337,7 +337,7 @@ def test_where_a_template_is_found(folder: Path, tmp_path: Path) -> None:
 
 def test_messages_without_a_template(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps({"messages": TALK}))
-    with pytest.raises(PlanError, match="line 1 has messages, .* no chat template .* docs/chatml.jinja"):
+    with pytest.raises(PlanError, match=r"line 1 has messages, .* no chat template .* docs/chatml.jinja"):
         prepared(tmp_path / "a.jsonl", tmp_path)
     (tmp_path / "b.txt").write_text("a")
     with pytest.raises(PlanError, match=r"data.chats is true, and .*b.txt is no file of rows of messages but of text"):
