@@ -133,7 +133,7 @@ def lacks_note(job: JobSpec, missing: tuple[str, ...]) -> str:
 def _plan_lines(advice: Advice, plan: PricedPlan) -> ScreenPart:
     layers = ""
     if plan.job.plan.layout:
-        layers = say(", layers {layers}", layers=layers_words(plan.job.plan.layout))
+        layers = say(", layers by stage {layers}", layers=layers_words(plan.job.plan.layout))
     recommended = say("Recommended: {plan}{layers}", plan=job_words(plan.job), layers=layers)
     speed = say(
         "{step} a step, {rate:,.0f} tokens/s/device, MFU {mfu:.1%}, {memory}.",
