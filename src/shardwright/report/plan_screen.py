@@ -181,10 +181,10 @@ def _own_run_words(plan: PricedPlan, objective: Objective) -> list[str]:
     share = job.tokens_of_run / objective.run_tokens
     if "steps" not in job.optimizer.model_fields_set or abs(share - 1.0) < _SAME_RUN:
         return []
-    run: str = say("{days} days", days=number_text(share * run_days(plan, objective)))
+    run = seconds_text(86400.0 * share * run_days(plan, objective))
     usd = plan_cost(plan, objective).usd
     if usd is not None:
-        run = say("{days} and {money}", days=run, money=usd_text(share * float(usd)))
+        run = say("{time} and {money}", time=run, money=usd_text(share * float(usd)))
     return [
         say(
             "The job's own {steps:,} steps, {tokens} tokens, take {run}.",
