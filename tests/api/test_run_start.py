@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.api.run_start import cost_text, refuse_unstated, with_checkpoints
+from shardwright.api.run_start import cost_text, refuse_unstated, regretted_defaults, with_checkpoints
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import job_of_fields, load_job
@@ -32,6 +32,15 @@ def test_each_default_that_would_be_regretted_is_refused_with_the_usual_value() 
         ]
     refuse_unstated(job(*STATED), 128)
     refuse_unstated(job(), 1)
+
+
+def test_a_large_model_on_bytes_and_a_long_run_with_a_short_warm_up_are_told() -> None:
+    large = ("model.name=llama3-8b", "optimizer.steps=100000")
+    tokenizer, warm_up = regretted_defaults(job(*large))
+    assert "data.tokenizer is not stated" in tokenizer and "256 of the model's 128,256 tokens" in tokenizer
+    assert "within 20 of 100,000 steps" in warm_up and "optimizer.warmup_steps" in warm_up
+    assert regretted_defaults(job(*large, "data.tokenizer=bytes", "optimizer.warmup_steps=20")) == []
+    assert regretted_defaults(load_job("quickstart")) == []
 
 
 def test_what_is_stated_is_still_stated_in_a_file(tmp_path: Path) -> None:

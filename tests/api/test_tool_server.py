@@ -46,12 +46,16 @@ def test_answers_are_those_of_the_python_api() -> None:
     question = {"job": "tiny-llama", "overrides": ["plan.zero=1"], **ON_8}
     server = tool_server()
     failed, estimate = asked(server, "estimate", question)
-    assert not failed and estimate == {"notes": list(job.notes)} | json.loads(json.dumps(job.estimate().to_dict()))
+    own = json.loads(json.dumps(job.estimate().to_dict()))
+    assumed = list(job.to_predict()[1])
+    assert any("sequences" in note for note in assumed) and any("the plan is what" in note for note in assumed)
+    assert not failed and estimate == own | {"notes": [*assumed, *own["notes"]]}
     failed, plans = asked(server, "plan", {"job": "tiny-llama", **ON_8, "keep": KEEP})
     assert not failed and len(plans["plans"]) == NUM_PLANS
     best = sw.load("tiny-llama", **ON_8).plan(keep=KEEP).recommended
     assert plans["recommended_toml"] == best.toml()
-    assert asked(server, "explain", question) == (False, str(job.explain()))
+    failed, story = asked(server, "explain", question)
+    assert not failed and story.endswith(str(job.explain())) and all(f"Note: {note}." in story for note in assumed)
     assert "tiny-llama" in asked(server, "catalog", {})[1]["models"]
 
 
@@ -70,6 +74,11 @@ def test_faults_of_a_job_are_answers() -> None:
     assert asked(server, "check", {"job": "llama3-8b", "overrides": too_large, **ON_8})[1]["fits"] is False
     failed, text = asked(server, "estimate", {"job": "no-such-model"})
     assert failed and "no-such-model" in text
+
+
+def test_an_argument_that_a_tool_does_not_have_is_refused() -> None:
+    failed, text = asked(tool_server(), "estimate", {"job": "quickstart", "gpu": "h100-sxm"})
+    assert failed and text == "no argument is named gpu; use job, overrides, devices, device"
 
 
 @pytest.mark.processes

@@ -21,7 +21,7 @@ def shown(*words: str) -> str:
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_draws_every_kind(kind: str, tmp_path: Path) -> None:
     text = shown(kind, "--ranks", "3", "--bytes", "3MB", "--svg", str(tmp_path / "steps.svg"))
-    assert text.startswith(f"{kind} of 2.861 MiB over 3 ranks, on 1 node of h100-sxm.")
+    assert text.startswith(f"{kind} of 3 MB (2.861 MiB) over 3 ranks, on 1 node of h100-sxm.")
     assert AFTER.get(kind, "rank 0") in text
     fields = json.loads(shown(kind, "--ranks", "3", "--json"))
     assert fields["algorithms"] and fields["drawn"] in text

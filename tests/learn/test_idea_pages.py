@@ -12,7 +12,7 @@ from shardwright.config.base import PlanError
 from shardwright.learn.computed_answers import questions_of
 from shardwright.learn.idea_figures import FIGURES
 from shardwright.learn.idea_pages import IDEAS, LANGUAGES, OTHERS, PAGES, QUESTIONS, TERMS, IdeaPage, page_of
-from support.learn_pages import BLOCK, commands, filled, output_of, pictures
+from support.learn_pages import BLOCK, commands, filled, output_of, pictures, renewed
 
 ROOT = Path(__file__).parents[2]
 NAMES = (*IDEAS, *OTHERS, "index")
@@ -20,6 +20,8 @@ ALIKE = [name for name in NAMES if name != QUESTIONS]
 ANSWER = re.compile(r"^\*\*(?:Answer:|答：)\*\*(.*?)(?:\n\n|\Z)", re.MULTILINE | re.DOTALL)
 ASKED = {"en": "**Question {}.**", "zh": "**问题 {}.**"}
 NUMBER = re.compile(r"(?<![a-zA-Z\d.-])\d+(?:\.\d+)?")
+AMOUNT = re.compile(r"\d[\d,]*(?:\.\d+)? (?:[KMGT]iB)")
+OF_THE_PROCESS = re.compile(r"\([^()]* for the process itself\)")
 NUMBERED = re.compile(r"^\*\*(?:Question|问题) (\d+)\.", re.MULTILINE)
 DECIDES = {"en": "**Decides:** `", "zh": "**判据：** `"}
 # Terms as the field writes them, on the pages that teach them.
@@ -67,6 +69,24 @@ def test_a_page_has_all_its_parts(name: str, language: str) -> None:
     numbers = set(re.findall(r"\d+(?:\.\d+)?", shown.replace(",", "")))
     for number in re.findall(r"(?<![a-zA-Z\d.-])\d+(?:\.\d+)?", " ".join(answers).replace(",", "")):
         assert number in numbers, f"the answer says {number}, and no command of the page does"
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_amounts_of_memory_in_answers_are_printed_with_their_unit(name: str, language: str) -> None:
+    """An answer takes what a plan needs, not what the process itself adds to it."""
+    text = page(name, language)
+    outputs = " ".join(" ".join(block["output"].split()) for block in BLOCK.finditer(text))
+    printed = set(AMOUNT.findall(OF_THE_PROCESS.sub("", outputs)))
+    said = set(AMOUNT.findall(" ".join(match[1] for match in ANSWER.finditer(text))))
+    assert said <= printed, said - printed
+
+
+def test_a_number_of_an_answer_follows_its_place_only_if_the_words_around_it_stay() -> None:
+    old = "needs 114.8 GiB (2.8 GiB for it), which is 38.5 GiB too much."
+    assert renewed("114.8", [(old, "needs 117.6 GiB (2.9 GiB for it),\nwhich is  38.5 GiB too much.")]) == "117.6"
+    shorter = "needs\n117.6 GiB (2.8 GiB for the process itself), which is 38.5 GiB too much."
+    assert renewed("114.8", [(old, shorter)]) == "114.8"
 
 
 @pytest.mark.sampled(2)

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import re
 import shutil
 import subprocess
 import sys
@@ -76,6 +77,8 @@ def test_a_table_is_not_written_over(tmp_path: Path) -> None:
     done = validate(str(table))
     assert done.returncode == 0
     assert "Memory, where" not in done.stdout  # no row says what it had
+    (row,) = (line.split() for line in done.stdout.splitlines() if re.match(rf"{TODAY['id']} +[0-9.]+ ", line))
+    assert float(row[-1]) == pytest.approx(float(row[1]) / float(row[3]), rel=0.01)  # in seconds, each beside its unit
 
 
 def fitted(by_family: dict, figure: str) -> list[float]:
@@ -99,6 +102,15 @@ def test_headline_figures(found: dict) -> None:
     numbers = found["numbers"]
     assert numbers["fitted"] <= 23 and numbers["fitted_to_one_family"] <= 9
     assert numbers["by_hand"] >= numbers["by_hand_in_software"] >= numbers["software_of_one_family"] > 0
+
+
+def test_a_few_rows_are_shown_one_by_one(found: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = {"id": "mine", "measured_s": 9.0, "predicted_s": 11.25, "low_s": 10.5, "high_s": 12.9}
+    unpriced = {"id": "other", "measured_s": 1.0, "reason": "no plan"}
+    shown = validation_text(found, "en", [line, unpriced])
+    assert re.search(r"^mine +9 s +11.2 s +10.5 s and 12.9 s +0.80$", shown, re.MULTILINE) and "other " not in shown
+    assert "measured by predicted" not in validation_text(found, "en", [line] * 13)
+    assert_same_in_chinese(lambda language: validation_text(found, language, [line]), monkeypatch)
 
 
 def test_scores_are_the_same_in_chinese(found: dict, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from shardwright.config.load import make_job
 from shardwright.cost.calibration import shipped
 from shardwright.interchange.system import SYSTEMS
 from shardwright.planner.advice.priced_plan import priced
-from shardwright.report.flag_changes import SettingChange, _line, _times, changes_text
+from shardwright.report.flag_changes import BetterPlan, SettingChange, _line, _times, changes_text
 
 
 @pytest.mark.parametrize("value", ["Ett|ttL", "Et*3|t*3L", "plain"])
@@ -33,6 +33,19 @@ def test_a_job_that_does_not_fit_is_not_said_to_need_no_change() -> None:
     assert (
         "nothing has to be changed" not in misses and "no plan that Megatron-LM has and that fits was found" in misses
     )
+
+
+def test_a_flag_that_goes_is_named_as_the_script_writes_it() -> None:
+    """Not by a name under which the script does not have it."""
+    job = make_job({"cluster": {"device": "h100-sxm", "devices_per_node": 1, "software": "megatron-core"}}, "mine")
+    (own,) = priced([job], shipped())
+    changes = (SettingChange("recompute-granularity", "selective", None), SettingChange("micro-batch-size", 1, 2))
+    plan = BetterPlan(own, 1.2, changes, ("--recompute-activations",))
+    names = frozenset({"micro-batch-size"})
+    lines = [line.strip() for line in changes_text(SYSTEMS["megatron"], own, names, [plan]).splitlines()]
+    assert lines[-2:] == ["--micro-batch-size 1 -> 2", "- --recompute-activations"]
+    unwritten = changes_text(SYSTEMS["megatron"], own, names, [replace(plan, superseded=())])
+    assert "- --recompute-granularity selective  (by another name there, or a default)" in unwritten
 
 
 @pytest.mark.parametrize("times", [0.8, 1.2])

@@ -51,12 +51,30 @@ def test_the_same_plans_are_priced_as_software_that_people_run(plans: FoundPlans
     screen = plans.screen().splitlines()
     assert usual_software() == ("megatron-core", "torchtitan-2025")
     for name in usual_software():
-        (row,) = (line for line in screen if line.startswith("1 to 5 as ") and line.split()[4] == name)
+        (row,) = (line for line in screen if line.startswith(f"as {name}  "))
         first = plans.advice.plans[0].job
         cluster = first.cluster.model_copy(update={"software": name})
         as_other = simulated_step(first.model_copy(update={"cluster": cluster}), shipped())
-        assert row.split()[5] == f"{as_other.total:.3f}"
+        first_cell, *others = re.split(r" {2,}", row)[1:]
+        assert first_cell == f"1: {as_other.total:.3f} s"
+        assert [cell.split(":")[0] for cell in others] == ["2", "3", "4", "5"]
     assert "--as NAME" in " ".join(screen[:4])
+
+
+def test_the_run_that_a_job_states_is_priced_beside_1e12_tokens() -> None:
+    job = sw.load("llama3-8b", "optimizer.steps=250000", devices=8, device="h100-sxm")
+    keep = ["plan.tp=2", "plan.pp=1", "plan.microbatch_size=1"]
+    text = " ".join(str(job.plan(keep=keep)).split())
+    days, money, own_days, own_money = re.search(
+        r"1e12 tokens take ([\d,.]+) days and \$([\d,]+), .* The job's own 250,000 steps, 5.24e11 tokens, take "
+        r"([\d,.]+) days and \$([\d,]+)\.",
+        text,
+    ).groups()  # type: ignore[union-attr]
+    numbers = [float(number.replace(",", "")) for number in (days, own_days, money, own_money)]
+    assert numbers[1] / numbers[0] == pytest.approx(0.524288, rel=5e-3)
+    assert numbers[3] / numbers[2] == pytest.approx(0.524288, rel=1e-3)
+    whole = sw.load("llama3-8b", devices=8, device="h100-sxm")
+    assert "The job's own" not in str(whole.plan(keep=keep))
 
 
 def test_software_that_lacks_a_plan_has_no_seconds_for_it_and_other_software_no_rows(plans: FoundPlans) -> None:
@@ -65,7 +83,7 @@ def test_software_that_lacks_a_plan_has_no_seconds_for_it_and_other_software_no_
     lacked = replace(first, job=first.job.model_copy(update={"plan": twofold}))
     part = software_beside([first, lacked])
     assert part is not None
-    assert re.search(r"1 to 2 as megatron-core +[0-9.]+ s  lacks it$", part_text(part, "en"), re.MULTILINE)
+    assert re.search(r"^as megatron-core +1: [0-9.]+ s  2: lacks it$", part_text(part, "en"), re.MULTILINE)
     other = first.job.cluster.model_copy(update={"software": "nemo"})
     assert software_beside([replace(first, job=first.job.model_copy(update={"cluster": other}))]) is None
 

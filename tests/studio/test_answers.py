@@ -268,6 +268,12 @@ def test_a_socket_is_of_this_machine_alone() -> None:
             listening(port)
 
 
+def test_an_address_without_a_state_begins_with_the_job_that_was_asked_for(page: TestClient) -> None:
+    assert page.get("/controls").json()["first"] == {"job": "gpt3-175b-1024"}
+    asked = TestClient(application(8765, {"job": "quickstart"}), base_url=ADDRESS, headers=HEADERS)
+    assert asked.get("/controls").json()["first"] == {"job": "quickstart"}
+
+
 def test_every_control_sets_a_field(page: TestClient) -> None:
     described = page.get("/controls").json()
     assert described["jobs"] == catalog.names("jobs") and set(described["systems"]) == set(SYSTEMS)

@@ -8,6 +8,7 @@ from click.testing import CliRunner, Result
 
 pytest.importorskip("starlette", reason="the planning page takes shardwright[studio]")
 
+import shardwright as sw
 from shardwright.cli.main import cli
 from shardwright.config.base import PlanError
 from shardwright.config.load import load_job
@@ -47,6 +48,14 @@ def test_a_file_and_a_model_begin_with_their_fields() -> None:
     state = state_of("tiny-llama", "--devices", "4", "--device", "h100-sxm", "--set", "plan.tp=2", "--set", "plan.dp=2")
     plan = PageState.read(state).job().plan
     assert (plan.tp, plan.dp, plan.world) == (2, 2, 4)
+
+
+def test_a_model_of_the_catalog_is_known_by_its_name_under_its_best_plan() -> None:
+    state = state_of("tiny-llama", "--devices", "4", "--device", "h100-sxm")
+    assert (state["job"], state["devices"], state["device"]) == ("tiny-llama", "4", "h100-sxm")
+    job, best = PageState.read(state).job(), sw.load("tiny-llama", devices=4, device="h100-sxm").spec
+    assert (job.name, job.plan, job.batch, job.model) == ("tiny-llama", best.plan, best.batch, best.model)
+    assert PageState.read({"model.name": "tiny-llama"}).asked.subject.endswith("tiny-llama")
 
 
 def test_without_its_packages_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

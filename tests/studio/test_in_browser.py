@@ -23,7 +23,7 @@ JOB = "#job=quickstart&device=h100-sxm&devices=4"
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     connection = listening(0)
-    server = server_at(connection)
+    server = server_at(connection, {"job": "quickstart"})
     thread = threading.Thread(target=server.run, kwargs={"sockets": [connection]}, daemon=True)
     thread.start()
     yield f"http://127.0.0.1:{connection.getsockname()[1]}/"
@@ -143,6 +143,16 @@ def test_the_memory_of_a_device_is_a_slider(page: Page) -> None:
     page.select_option("#device", "a100-sxm-40g")
     settled(page)
     assert "memory_gib=" not in page.url and page.input_value("#memory_gib") == "40"
+
+
+def test_an_address_alone_shows_the_job_that_was_asked_for_and_reset_keeps_a_model(page: Page) -> None:
+    page.goto("/")
+    page.wait_for_function("() => document.title.startsWith('quickstart,')")
+    go(page, "#job=tiny-llama&device=h100-sxm&devices=4&plan.tp=2")
+    assert page.title().startswith("tiny-llama,") and page.input_value("#job") == "tiny-llama"
+    page.click("#reset")
+    settled(page)
+    assert page.input_value("#job") == "tiny-llama" and page.input_value("#plan-tp") == "1"
 
 
 def test_a_plan_beside_is_in_the_address(page: Page) -> None:

@@ -78,12 +78,20 @@ def filled(markdown: str) -> str:
 
 
 def renewed(number: str, changes: list[tuple[str, str]]) -> str:
-    """The number that has the place of another in the outputs before it, of which `changes` has the old and the new."""
+    """The number that has the place of another in the outputs before it, of which `changes` has the old and the new.
+
+    Where the words around the numbers have changed too, places say nothing: the number stays, for a reader to mend.
+    """
     for old, new in reversed(changes):
-        before, after = NUMBER.findall(old), NUMBER.findall(new)
-        if number in before and len(before) == len(after):
-            return after[before.index(number)]
+        before = NUMBER.findall(old)
+        if number in before and _words_between(old) == _words_between(new):
+            return NUMBER.findall(new)[before.index(number)]
     return number
+
+
+def _words_between(output: str) -> list[str]:
+    """The text between the numbers of an output, without the spaces that align its columns."""
+    return ["".join(text.split()) for text in NUMBER.split(output)]
 
 
 def main() -> None:

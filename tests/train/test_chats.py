@@ -34,6 +34,7 @@ CHATML = (
     "{%- for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}"
     "{%- endfor %}{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{%- endif %}"
 )
+OF_DOCS = (Path(__file__).parents[2] / "docs" / "chatml.jinja").read_text("utf-8")
 MARKED = (
     "{{ bos_token }}{% for message in messages %}\n  {% if message.role == 'assistant' %}<|im_start|>assistant\n"
     "{% generation %}{{ message.content | trim }}<|im_end|>{% endgeneration %}\n"
@@ -115,7 +116,7 @@ def encoded(folder: Path, chat: Chat) -> tuple[list[int], list[int], Any]:
     return found.ids.tolist(), mask.tolist(), found
 
 
-@pytest.mark.parametrize("template", [CHATML, MARKED, LLAMA3, MISTRAL, THINKING])
+@pytest.mark.parametrize("template", [CHATML, OF_DOCS, MARKED, LLAMA3, MISTRAL, THINKING])
 def test_text_and_tokens_are_those_of_transformers(folder: Path, tmp_path: Path, template: str) -> None:
     mine = with_template(folder, tmp_path, template)
     theirs, text = of_transformers(mine, TALK, template)
@@ -336,7 +337,7 @@ def test_where_a_template_is_found(folder: Path, tmp_path: Path) -> None:
 
 def test_messages_without_a_template(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps({"messages": TALK}))
-    with pytest.raises(PlanError, match=r"line 1 has messages, and there is no chat template beside the tokenizer"):
+    with pytest.raises(PlanError, match=r"line 1 has messages, .* no chat template .* docs/chatml.jinja"):
         prepared(tmp_path / "a.jsonl", tmp_path)
     (tmp_path / "b.txt").write_text("a")
     with pytest.raises(PlanError, match=r"data.chats is true, and .*b.txt is no file of rows of messages but of text"):

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 _LONG_S = 3600.0  # a run that takes longer writes checkpoints, if the job does not say otherwise
 _EVERY_S = 1800.0  # between these checkpoints
+_LONG_STEPS = 10_000  # of a run whose first steps at the full learning rate are too early
+_NUM_BYTES = 256
 
 
 def refuse_unstated(job: JobSpec, num_nodes: int) -> None:
@@ -37,6 +39,24 @@ def refuse_unstated(job: JobSpec, num_nodes: int) -> None:
         )
     if faults:
         raise PlanError(f"job {job.name} on {counted(num_nodes, 'node')}", faults)
+
+
+def regretted_defaults(job: JobSpec) -> list[str]:
+    """Sentences on defaults of a first try that a long run or a large model would regret, and that may be meant: text
+    read as bytes, and a warm-up of a few steps."""
+    notes = []
+    if "tokenizer" not in job.data.model_fields_set and not job.model.weights and job.model.vocab > 2 * _NUM_BYTES:
+        notes.append(
+            f"data.tokenizer is not stated, so text would be read as bytes, {_NUM_BYTES} of the model's "
+            f"{job.model.vocab:,} tokens; set data.tokenizer to a tokenizer's folder, unless data.path has tokens"
+        )
+    optimizer = job.optimizer
+    if "warmup_steps" not in optimizer.model_fields_set and optimizer.steps >= _LONG_STEPS:
+        notes.append(
+            f"optimizer.warmup_steps is not stated, so the learning rate rises within {optimizer.warmup_steps} of "
+            f"{optimizer.steps:,} steps; large models usually take 2,000: set optimizer.warmup_steps"
+        )
+    return notes
 
 
 def _states(job: JobSpec, section: str) -> bool:

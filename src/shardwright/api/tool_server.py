@@ -5,7 +5,8 @@ A tool reads a job as `load` does and answers in data. A job that is wrong is an
 with their ways out.
 """
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -48,7 +49,8 @@ def estimate(job: JobName, overrides: Overrides = (), devices: Devices = 0, devi
     """Predict a job under its plan (without one, under the best): memory of each rank by kind, fit, seconds of a step,
     MFU, money, energy."""
     loaded = _loaded(job, overrides, devices, device)
-    return {"notes": list(loaded.notes)} | loaded.estimate().to_dict()
+    answer = loaded.estimate().to_dict()
+    return answer | {"notes": [*_assumptions(loaded), *answer["notes"]]}
 
 
 def plan(
@@ -69,7 +71,8 @@ def plan(
 
 def explain(job: JobName, overrides: Overrides = (), devices: Devices = 0, device: Device = "") -> str:
     """Tell one step of a job: where the batch goes, what each device holds, what crosses which link, how long."""
-    return str(_loaded(job, overrides, devices, device).explain())
+    loaded = _loaded(job, overrides, devices, device)
+    return "\n\n".join([*(f"Note: {note}." for note in _assumptions(loaded)), str(loaded.explain())])
 
 
 def check(job: JobName, overrides: Overrides = (), devices: Devices = 0, device: Device = "") -> dict[str, Any]:
@@ -102,7 +105,17 @@ def tool_server() -> "MCPServer[Any]":
         from mcp.types import ToolAnnotations
     except ImportError:
         raise RunError("mcp needs the package mcp, which is not installed: `pip install 'shardwright[mcp]'`") from None
-    server = MCPServer("shardwright", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING")
+    from mcp.server.mcpserver.exceptions import ToolError
+
+    class StrictServer(MCPServer[Any]):
+        """A server that refuses arguments that a tool does not have: the protocol's own drops them unread."""
+
+        async def call_tool(self, name: str, arguments: dict[str, Any], context: Any = None) -> Any:
+            if name in TOOLS and (refusal := _strange_arguments(TOOLS[name], arguments)):
+                raise ToolError(refusal)
+            return await super().call_tool(name, arguments, context)
+
+    server = StrictServer("shardwright", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING")
     reads_only = ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)
     for name, tool in TOOLS.items():
         server.tool(name, annotations=reads_only)(_with_faults_as_text(tool))
@@ -121,6 +134,20 @@ def _with_faults_as_text(tool: Callable[..., Any]) -> Callable[..., Any]:
             raise ToolError(str(error)) from None
 
     return answer
+
+
+def _assumptions(job: Job) -> tuple[str, ...]:
+    """Sentences on values that nobody stated, such as the batch of a model and the plan of a job without one."""
+    return job.to_predict()[1]
+
+
+def _strange_arguments(tool: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
+    """A refusal of arguments that a tool does not have, with those that it has; empty if there are none."""
+    known = list(inspect.signature(tool).parameters)
+    strange = [name for name in arguments if name not in known]
+    if not strange:
+        return ""
+    return f"no argument is named {', '.join(strange)}; use {', '.join(known) or 'none'}"
 
 
 def _loaded(job: str, overrides: Sequence[str], devices: int, device: str) -> Job:

@@ -86,8 +86,10 @@ def _description(job: str, overrides: tuple[str, ...], options: "LaunchOptions")
 
 def _text_and_notes(description: "Launch") -> tuple[str, list[str]]:
     """The text to write, and notes to print."""
+    from shardwright.api.run_start import regretted_defaults
+
     launcher = description.options.launcher
-    notes = list(description.notes)
+    notes = [*regretted_defaults(description.job), *description.notes]
     if launcher == "slurm":
         from shardwright.report.launch.slurm_script import slurm_script
 

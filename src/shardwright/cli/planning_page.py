@@ -42,23 +42,27 @@ def studio(job: str, overrides: tuple[str, ...], port: int, in_browser: bool, **
     click.echo(f"The studio is at {address}\nCtrl-C ends it.")
     if in_browser:
         click.launch(address)
-    server_at(connection).run(sockets=[connection])
+    server_at(connection, texts).run(sockets=[connection])
     click.echo("The studio has ended.")
 
 
 def _state_texts(job: str, overrides: tuple[str, ...], cluster: "AskedCluster") -> dict[str, str]:
-    """The state with which the page begins: a name of the catalog as it is, a file by its fields. Raises PlanError."""
+    """The state with which the page begins: a name of the catalog as it is, a model under its best plan, a file by its
+    fields. Raises PlanError."""
     from shardwright.api.asked_job import AskedJob
     from shardwright.config import catalog
     from shardwright.studio.dropped_file import job_texts
     from shardwright.studio.page_state import PageState
 
     asked_job = AskedJob(job, overrides, cluster)
-    if asked_job.job_fields.is_model or job not in catalog.names("jobs"):
+    is_model = asked_job.job_fields.is_model and job in catalog.names("models")
+    if not is_model and (asked_job.job_fields.is_model or job not in catalog.names("jobs")):
         return job_texts(asked_job.to_predict()[0])
     named = {name: str(value) for name, value in vars(cluster).items() if value}
+    plan = job_texts(asked_job.to_predict()[0]) if is_model else {}
+    best = {key: text for key, text in plan.items() if key.startswith("plan.")}
     pairs = (override.partition("=") for override in overrides)
-    return dict(PageState.read({"job": job} | named | {key.strip(): text for key, _, text in pairs}).texts)
+    return dict(PageState.read({"job": job} | named | best | {key.strip(): text for key, _, text in pairs}).texts)
 
 
 COMMANDS = (studio,)

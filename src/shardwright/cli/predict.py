@@ -83,8 +83,10 @@ def explain(job: str, overrides: tuple[str, ...], as_json: bool, language: str, 
 def validate(runs: Path, as_json: bool, language: str, out: Path | None, oom: Path | None, fit: Path | None) -> None:
     """Predict every measured run in RUNS, a CSV file, and say how far off the predictions are.
 
-    Columns are those of benchmarks/truth/README.md. With --fit a part of the runs is held back in turn, and the file is
-    written if that shows that the fitted constants predict better than the catalog's.
+    Columns are those of benchmarks/truth/README.md. Runs of your own need id, layers, hidden, seq, gpu, gpus,
+    gpus_per_node, tp, pp, mbs, gbs, precision and step_time_s; of a few each is shown. With --fit a part of the runs is
+    held back in turn, and the file is written if that shows that the fitted constants predict better than the
+    catalog's.
     """
     from shardwright.config.base import PlanError
     from shardwright.measure.validate import validate as compare
@@ -102,7 +104,7 @@ def validate(runs: Path, as_json: bool, language: str, out: Path | None, oom: Pa
     predictions = scores.pop("predictions")
     if out:
         write_rows(out, predictions)
-    text = validation_text(scores, language)
+    text = validation_text(scores, language, predictions)
     if fit:
         scores["cluster_fit"], fit_text = _fit_cluster(runs, fit, language)
         text += f"\n\n{fit_text}"

@@ -47,9 +47,20 @@ def _heading(collective: PricedCollective) -> str:
             f"{words.between} {network_gb_per_s(cluster):g} GB/s a device stated, {rates.network / 1e9:.0f} reached, "
             f"{rates.network_latency_s * 1e6:.3g} us a step"
         )
-    size = bytes_text(collective.num_bytes)
+    size = _size(collective.num_bytes)
     heading = f"{collective.kind} of {size} over {counted(collective.num_ranks, 'rank')}, {where}."
     return "\n".join([heading, *(f"  {link}" for link in links)])
+
+
+def _size(num_bytes: int) -> str:
+    """A number of bytes; where it is a round one in powers of ten, as somebody asked for it, in these too."""
+    megabytes, rest = divmod(num_bytes, 1_000_000)
+    if rest or not megabytes:
+        return bytes_text(num_bytes)
+    whole, thousandths = divmod(megabytes, 1000)
+    decimals = f".{thousandths:03}".rstrip("0") if thousandths else ""
+    asked = f"{whole:,}{decimals} GB" if whole else f"{megabytes} MB"
+    return f"{asked} ({bytes_text(num_bytes)})"
 
 
 def _grid(held: Holding) -> list[list[str]]:

@@ -106,10 +106,9 @@ def changes_text(system: System, own_plan: PricedPlan, names: frozenset[str], be
     for number, plan in enumerate(better, 1):
         step, memory = seconds_text(float(plan.priced.time.total)), memory_text(int(plan.priced.memory.process))
         lines += ["", f"{number}. {_times(plan.times, own_plan.fits)}: {step} for a step at {memory}; change"]
-        lines += [f"     {_line(system.prefix, change)}{_remark(change, names)}" for change in plan.changes]
-        if plan.superseded:
-            note = f"Some of it is said there in other words, which have to go: {', '.join(plan.superseded)}."
-            lines.append(filled(note, "   ", "   "))
+        written = [change for change in plan.changes if not (plan.superseded and _is_removed_unwritten(change, names))]
+        lines += [f"     {_line(system.prefix, change)}{_remark(change, names)}" for change in written]
+        lines += [f"     - {spelling}" for spelling in plan.superseded]
     return "\n".join(lines)
 
 
@@ -158,6 +157,11 @@ def _line(prefix: str, change: SettingChange) -> str:
     if change.new is None:
         return f"- {name}{_value_after(name, change.old)}"
     return f"  {name} {_value(name, change.old)} -> {_value(name, change.new)}"
+
+
+def _is_removed_unwritten(change: SettingChange, names: frozenset[str]) -> bool:
+    """True for a setting that goes and that the files do not have under its name, but under another or as a default."""
+    return change.new is None and change.name not in names
 
 
 def _remark(change: SettingChange, names: frozenset[str]) -> str:

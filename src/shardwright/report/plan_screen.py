@@ -14,6 +14,7 @@ from shardwright.planner.advice.advice import Advice, Recommendation, SimplerPla
 from shardwright.planner.advice.priced_plan import PricedPlan
 from shardwright.planner.advice.reasons import PARTS, Reason
 from shardwright.planner.advice.recommendation import TOLD_APART
+from shardwright.planner.search.objectives import Objective
 from shardwright.report.document import Lines, Paragraph, Part, paragraph
 from shardwright.report.fit_verdict import no_plan_text, share_text
 from shardwright.report.own_plan_text import own_paragraphs
@@ -40,6 +41,7 @@ _SHOWN_REASONS = 4
 _SHOWN_DIFFERENCES = 2
 _LEAST_PART = 0.005  # of a step
 _LEAST_REASON = 5e-4  # of a step
+_SAME_RUN = 0.01  # runs whose tokens differ by less are shown as one
 
 
 def plan_screen(advice: Advice, notes: Sequence[str] = ()) -> list[ScreenPart]:
@@ -131,7 +133,7 @@ def lacks_note(job: JobSpec, missing: tuple[str, ...]) -> str:
 def _plan_lines(advice: Advice, plan: PricedPlan) -> ScreenPart:
     layers = ""
     if plan.job.plan.layout:
-        layers = say(", layers {layers}", layers=layers_words(plan.job.plan.layout))
+        layers = say(", layers by stage {layers}", layers=layers_words(plan.job.plan.layout))
     recommended = say("Recommended: {plan}{layers}", plan=job_words(plan.job), layers=layers)
     speed = say(
         "{step} a step, {rate:,.0f} tokens/s/device, MFU {mfu:.1%}, {memory}.",
@@ -140,10 +142,11 @@ def _plan_lines(advice: Advice, plan: PricedPlan) -> ScreenPart:
         mfu=plan.time.mfu,
         memory=share_text(plan.memory.process, plan.job),
     )
+    own_run = _own_run_words(plan, advice.objective)
     return ColouredParts(
         [
             (Paragraph((recommended,), hang="  "), "bold green"),
-            *((Paragraph((line,), "  ", "  "), "") for line in (speed, _cost_words(advice, plan))),
+            *((Paragraph((line,), "  ", "  "), "") for line in (speed, _cost_words(advice, plan), *own_run)),
         ]
     )
 
@@ -172,6 +175,26 @@ def _cost_words(advice: Advice, plan: PricedPlan) -> str:
     )
 
 
+def _own_run_words(plan: PricedPlan, objective: Objective) -> list[str]:
+    """A sentence on the run of the steps that the job states, unless the run shown has as many tokens."""
+    job = plan.job
+    share = job.tokens_of_run / objective.run_tokens
+    if "steps" not in job.optimizer.model_fields_set or abs(share - 1.0) < _SAME_RUN:
+        return []
+    run = seconds_text(86400.0 * share * run_days(plan, objective))
+    usd = plan_cost(plan, objective).usd
+    if usd is not None:
+        run = say("{time} and {money}", time=run, money=usd_text(share * float(usd)))
+    return [
+        say(
+            "The job's own {steps:,} steps, {tokens} tokens, take {run}.",
+            steps=job.optimizer.steps,
+            tokens=f"{job.tokens_of_run:.3g}".replace("e+", "e").replace("e0", "e"),
+            run=run,
+        )
+    ]
+
+
 def _failure_words(goodput: Goodput) -> str:
     """The shares of a run's time that do not train, and the best interval of checkpoints."""
     return say(
@@ -194,7 +217,7 @@ def _simpler_words(advice: Advice, plan: PricedPlan, simpler: SimplerPlan) -> Sc
         costs = say("{slower} and {dearer}", slower=costs, dearer=dearer)
     differences = list(itertools.islice(difference_words(simpler, plan), _SHOWN_DIFFERENCES))
     words = say(
-        "Simpler: {plan}: {costs} ({sure} sure, told apart from {bound:.0%}): {differences}.",
+        "Simpler: {plan}: {costs} ({sure} sure, where under {bound:.0%} counts as equal): {differences}.",
         plan=job_words(simpler.plan.job),
         costs=costs,
         sure=sure_text(simpler.confidence),
@@ -220,7 +243,7 @@ def _plans_table(advice: Advice) -> ScreenPart:
         ]
         for number, plan in enumerate(advice.plans, 1)
     ]
-    heading = ("", say("step"), say("1 faster"), "MFU", "GiB", say("days"), say("money"), say("plan"))
+    heading = ("", say("step"), say("P(1 faster)"), "MFU", "GiB", say("days"), say("money"), say("plan"))
     return WideRows(heading, rows, is_first_best=True, below=software_beside(advice.plans))
 
 

@@ -20,16 +20,22 @@ _UNPRICED = say("no price")  # the software has the plan, and the cost model can
 
 
 def software_beside(plans: Sequence[PricedPlan]) -> Part | None:
-    """The steps of plans of this runtime under each usual software, simulated in full; None for plans of another one.
+    """The steps of plans of this runtime under each usual software, simulated in full, each with its plan's number;
+    None for plans of another one.
 
     A software that lacks something that a plan has, or for which it has no price, has no number for it.
     """
     if not plans or not software_of(plans[0].job.cluster.software).is_own:
         return None
-    label = "1" if len(plans) == 1 else say("1 to {last}", last=len(plans))
     steps = {name: _steps([plan.job for plan in plans], name) for name in usual_software()}
     return AlignedRows(
-        [[say("{plans} as {software}", plans=label, software=name), *cells] for name, cells in steps.items()]
+        [
+            [
+                say("as {software}", software=name),
+                *(say("{number}: {step}", number=place, step=cell) for place, cell in enumerate(cells, 1)),
+            ]
+            for name, cells in steps.items()
+        ]
     )
 
 

@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.config.phrase import ENGLISH, each, fixed, say
+from shardwright.config.units import seconds_text
 from shardwright.report.document import AlignedRows, Lines, Part, document_text
 from shardwright.report.output import write_output
 
 
-def validation_text(result: Mapping[str, Any], language: str = ENGLISH) -> str:
-    """The scores as text."""
+def validation_text(
+    result: Mapping[str, Any], language: str = ENGLISH, predictions: Sequence[Mapping[str, Any]] = ()
+) -> str:
+    """The scores as text. A few `predictions` are shown row by row: who brings runs of their own asks for each."""
     parts: list[Part] = [
         *_columns(result),
         _numbers(result["numbers"]),
@@ -22,6 +25,7 @@ def validation_text(result: Mapping[str, Any], language: str = ENGLISH) -> str:
             rows=result["rows"],
         ),
         AlignedRows(_table(result)),
+        *_rows(predictions),
         *_memory(result),
         *_order(result),
         *_unstated(result["unstated_columns"]),
@@ -55,6 +59,31 @@ def _table(result: Mapping[str, Any]) -> list[list[str]]:
         table.append(_scores(say("apart: rows with faults"), result["apart"]))
     table.append(_scores(say("baseline: 50 % of the peak"), result["baseline"]))
     return table
+
+
+def _rows(predictions: Sequence[Mapping[str, Any]]) -> list[Part]:
+    """The predicted rows of a short table, each beside its measurement."""
+    timed = [line for line in predictions if line.get("predicted_s") and line["measured_s"]]
+    if not 0 < len(timed) <= _MOST_ROWS:
+        return []
+    heading = [
+        say("run"),
+        say("measured"),
+        say("predicted"),
+        say("four of five lie between"),
+        say("measured by predicted"),
+    ]
+    rows = [
+        [
+            str(line["id"]),
+            seconds_text(line["measured_s"]),
+            seconds_text(line["predicted_s"]),
+            say("{low} and {high}", low=seconds_text(line["low_s"]), high=seconds_text(line["high_s"])),
+            f"{line['measured_s'] / line['predicted_s']:.2f}",
+        ]
+        for line in timed
+    ]
+    return [AlignedRows([heading, *rows])]
 
 
 def _indented(name: str) -> str:
@@ -250,6 +279,7 @@ def cluster_fit_text(fit: Mapping[str, Any], file: Path, language: str = ENGLISH
     return document_text([Lines(lines)], language)
 
 
+_MOST_ROWS = 12  # of a table whose rows are shown one by one; --out has all
 _MOST_FAULTS = 20  # that are listed; --json has all
 
 

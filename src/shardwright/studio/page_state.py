@@ -57,7 +57,9 @@ class PageState:
         """The job that the state asks for, as the command line would. Raises PlanError."""
         numbers = {key: self._whole(key) for key in ("devices", "devices_per_node")}
         cluster = AskedCluster(device=self.texts.get("device", ""), memory_gib=self._memory_gib(), **numbers)
-        return AskedJob(self.texts.get("job") or {"name": "custom"}, self.overrides, cluster)
+        return AskedJob(
+            self.texts.get("job") or {"name": self.texts.get("model.name") or "custom"}, self.overrides, cluster
+        )
 
     @property
     def overrides(self) -> tuple[str, ...]:

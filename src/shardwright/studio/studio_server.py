@@ -9,9 +9,9 @@ import asyncio
 import json
 import signal
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from importlib import resources
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any
 
 import anyio
@@ -35,6 +35,7 @@ from shardwright.studio.plan_search import answers
 
 _MOST_BYTES = 2**20
 _MOST_SEARCHES = 2  # at a time
+FIRST: Mapping[str, str] = MappingProxyType({"job": "gpt3-175b-1024"})  # the state of a page that nobody gave one
 _TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -94,14 +95,14 @@ class Studio:
     """The answers of the server. Computing takes turns, for two answers at once would both be late; a second process
     makes a part of each."""
 
-    def __init__(self, part_process: PartProcess) -> None:
-        self._part_process, self._answers = part_process, PlanAnswers()
+    def __init__(self, part_process: PartProcess, first: Mapping[str, str]) -> None:
+        self._part_process, self._answers, self._first = part_process, PlanAnswers(), first
         self._turn = anyio.CapacityLimiter(1)
         self._searches = anyio.CapacityLimiter(_MOST_SEARCHES)
 
     async def controls(self, request: Request) -> Response:
-        """The description of the page's controls."""
-        return JSONResponse(controls_dict() | {"formats": FORMATS})
+        """The description of the page's controls, and the state with which an address without one begins."""
+        return JSONResponse(controls_dict() | {"formats": FORMATS, "first": dict(self._first)})
 
     async def plan(self, request: Request) -> Response:
         """The answer to a state, a line of JSON for each part, as soon as it is known."""
@@ -258,10 +259,10 @@ def _file_answer(name: str, content: bytes) -> Callable[[Request], Awaitable[Res
     return file
 
 
-def application(port: int) -> ASGIApp:
+def application(port: int, first: Mapping[str, str] = FIRST) -> ASGIApp:
     """The server's application, for the page at http://127.0.0.1:PORT/."""
     part_process = PartProcess()
-    studio, page = Studio(part_process), page_files()
+    studio, page = Studio(part_process, first), page_files()
     routes = [
         Route("/", _file_answer("index.html", page.pop("index.html"))),
         *(Route(f"/page/{name}", _file_answer(name, content)) for name, content in page.items()),
@@ -298,10 +299,11 @@ class StudioServer(uvicorn.Server):
             super().handle_exit(sig, frame)
 
 
-def server_at(connection: socket.socket) -> uvicorn.Server:
-    """The server of a page at a socket: `run(sockets=[connection])` serves it until a signal ends it."""
+def server_at(connection: socket.socket, first: Mapping[str, str] = FIRST) -> uvicorn.Server:
+    """The server of a page at a socket: `run(sockets=[connection])` serves it until a signal ends it. `first` is the
+    state of an address that says none."""
     config = uvicorn.Config(
-        application(connection.getsockname()[1]),
+        application(connection.getsockname()[1], first),
         log_level="warning",
         access_log=False,
         server_header=False,

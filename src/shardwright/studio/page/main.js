@@ -20,7 +20,7 @@ const QUIET_MS = 80;
 
 fillTexts(document);
 const described = await askControls();
-let page = readAddress();  // { state, beside }
+let page = readAddress(described.first);  // { state, beside }
 let answer = {};  // parts of the answer to the state, by name
 let besideAnswer = null;  // the same of the plan beside
 const drawn = {};  // by part: the content that is on the screen, and that of the plan beside it
@@ -163,7 +163,13 @@ async function save(to) {
   }
 }
 
-const ACTIONS = { best: takeBest, keep: keepBeside, reset: () => go({ job: page.state.job || described.jobs[0] }) };
+// The job or model as it was before it was changed by hand; fields of a file are those that the page began with.
+function reset() {
+  const { job } = page.state;
+  if (described.models.includes(job)) go(ofModel(job, answer.values || {}));
+  else go(job ? { job } : described.first);
+}
+const ACTIONS = { best: takeBest, keep: keepBeside, reset };
 const KEYS = { b: "best", k: "keep", o: "open", r: "reset" };
 
 for (const [id, act] of Object.entries(ACTIONS)) byId(id).addEventListener("click", act);
@@ -172,7 +178,7 @@ addEventListener("keydown", (event) => {
   if (!isTyping && !event.ctrlKey && !event.metaKey && !event.altKey) byId(KEYS[event.key])?.click();
 });
 addEventListener("popstate", () => {
-  page = readAddress();
+  page = readAddress(described.first);
   besideAnswer = null;
   showKeep();
   refresh();

@@ -2,15 +2,15 @@
 // A second plan, which is kept beside, is under the key "beside", as an address of its own.
 
 const BESIDE = "beside";
-const FIRST = { job: "gpt3-175b-1024" };
 
 function parse(text) {
   return Object.fromEntries(new URLSearchParams(text));
 }
 
-export function readAddress() {
+// `first` is the state of an address that says none: the job that the command was asked for.
+export function readAddress(first) {
   const { [BESIDE]: beside, ...state } = parse(location.hash.slice(1));
-  return { state: Object.keys(state).length ? state : FIRST, beside: beside ? parse(beside) : null };
+  return { state: Object.keys(state).length ? state : first, beside: beside ? parse(beside) : null };
 }
 
 // `isStep` makes a step to which the browser's Back returns.

@@ -106,7 +106,8 @@ class HereEncoder:
             if self._template is None:
                 raise EncodingError(
                     f"{chat.where} has messages, and there is no chat template beside the tokenizer to write them "
-                    "with; name one in data.chat_template, or in data.tokenizer the folder of a tokenizer that has one"
+                    "with; name one in data.chat_template, such as docs/chatml.jinja (docs/data.md), or in "
+                    "data.tokenizer the folder of a tokenizer that has one"
                 )
             try:
                 rendered = self._template.write(chat)
