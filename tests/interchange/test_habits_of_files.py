@@ -129,7 +129,7 @@ def test_adapters_are_read_by_the_switch_of_a_program(flags: str, rank: int, tar
     ("flags", "words"),
     [
         ("--use_lora True", "nothing says the rank"),
-        ("--train_mode qlora", "train_mode = qlora"),
+        ("--train_mode qdora", "train_mode = qdora"),
         ("--my_way freeze", "my_way = freeze"),
         ("--spectrum_config_path snr.yaml", "spectrum_config_path"),
         ("--use_lisa 1 --lisa_activated_layers 2", "use_lisa"),
@@ -138,6 +138,20 @@ def test_adapters_are_read_by_the_switch_of_a_program(flags: str, rank: int, tar
 def test_what_trains_a_part_is_asked_for_or_refused(flags: str, words: str) -> None:
     texts = script(f"torchrun --nproc_per_node 2 train.py {OPTIONS} {flags}") | MODEL
     assert any(words in fault for fault in faults(texts))
+
+
+@pytest.mark.parametrize(
+    ("flags", "base", "is_double"),
+    [
+        ("--train_mode lora", "compute", False),
+        ("--train_mode qlora", "nf4", True),
+        ("--train_mode qlora --double_quantization false", "nf4", False),
+    ],
+)
+def test_a_word_loads_a_base_in_4_bits(flags: str, base: str, is_double: bool) -> None:
+    job = job_read(script(f"torchrun --nproc_per_node 2 train.py {OPTIONS} {flags}") | MODEL)[1].job
+    adapter = job.model.adapter
+    assert (adapter.rank, adapter.base, adapter.double_quantization) == (64, base, is_double)
 
 
 def test_a_program_that_always_trains_adapters_is_known_by_its_name() -> None:
