@@ -42,9 +42,8 @@ _STEP = re.compile(r"steps? (\d+)(?: to (\d+))?")
 _FILE = re.compile(r"rank(\d+)-step(\d+)\.json\.gz")
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _MOST_RANKS, _MOST_FILE_BYTES, _MOST_TEXT_BYTES = 16, 2**25, 2**29
-_NO_TRACE = (
-    OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError, RecursionError, ArithmeticError,
-)  # fmt: skip
+_NO_NUMBERS = (ValueError, LookupError, ArithmeticError, TypeError, AttributeError, RecursionError)
+_NO_TRACE = (OSError, EOFError, zlib.error, *_NO_NUMBERS)
 Event = Mapping[str, Any]
 
 
