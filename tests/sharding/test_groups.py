@@ -284,7 +284,7 @@ ALLOWED = {
     "sharding/groups.py", "sharding/mesh.py",
     "config/rank_order.py",  # places in a stage, and where the pipeline comes in
     "config/plan.py",  # the number of ranks, and of those that share a stage
-    "config/checks/check.py",  # says which zero_ranks there may be, with the arithmetic
+    "config/checks/check_zero.py",  # says which zero_ranks there may be, with the arithmetic
 }  # fmt: skip
 
 
