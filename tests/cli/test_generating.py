@@ -50,6 +50,14 @@ def test_text_of_a_folder_and_of_a_run(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.processes
+def test_adapters_write_beside_the_random_weights_that_they_were_trained_beside(tmp_path: Path) -> None:
+    model = {"layers": 1, "hidden": 64, "heads": 4, "ffn": 128, "sequence": 16, "adapter": {"rank": 2, "base": "nf4"}}
+    job = make_job({"model": model, "run": {"seed": 7}, "batch": {"global_batch_size": 2}})
+    trained_and_saved(job_mesh(job, 0, torch.device("cpu")), job, tmp_path / "run")
+    assert written(str(tmp_path / "run"), "--seed", "3").startswith("def ")
+
+
+@pytest.mark.processes
 def test_a_text_ends_where_the_folder_says(tmp_path: Path) -> None:
     folder = bring_model(tmp_path)
     whole = said(folder, "--prompt", "12?", "--chat")

@@ -7,6 +7,7 @@ import pytest
 from interchange.test_trainer_commands import FACTORY, FOLDER, MODEL, job_read
 from shardwright.config.base import PlanError
 from shardwright.interchange.imported import Asked, Imported
+from shardwright.interchange.named_files import engine_texts, model_texts
 from shardwright.interchange.recognised import system_name_of
 from shardwright.interchange.system import SOURCES, read_job_of
 
@@ -129,7 +130,7 @@ def test_adapters_are_read_by_the_switch_of_a_program(flags: str, rank: int, tar
     ("flags", "words"),
     [
         ("--use_lora True", "nothing says the rank"),
-        ("--train_mode qlora", "train_mode = qlora"),
+        ("--train_mode qdora", "train_mode = qdora"),
         ("--my_way freeze", "my_way = freeze"),
         ("--spectrum_config_path snr.yaml", "spectrum_config_path"),
         ("--use_lisa 1 --lisa_activated_layers 2", "use_lisa"),
@@ -138,6 +139,20 @@ def test_adapters_are_read_by_the_switch_of_a_program(flags: str, rank: int, tar
 def test_what_trains_a_part_is_asked_for_or_refused(flags: str, words: str) -> None:
     texts = script(f"torchrun --nproc_per_node 2 train.py {OPTIONS} {flags}") | MODEL
     assert any(words in fault for fault in faults(texts))
+
+
+@pytest.mark.parametrize(
+    ("flags", "base", "is_double"),
+    [
+        ("--train_mode lora", "compute", False),
+        ("--train_mode qlora", "nf4", True),
+        ("--train_mode qlora --double_quantization false", "nf4", False),
+    ],
+)
+def test_a_word_loads_a_base_in_4_bits(flags: str, base: str, is_double: bool) -> None:
+    job = job_read(script(f"torchrun --nproc_per_node 2 train.py {OPTIONS} {flags}") | MODEL)[1].job
+    adapter = job.model.adapter
+    assert (adapter.rank, adapter.base, adapter.double_quantization) == (64, base, is_double)
 
 
 def test_a_program_that_always_trains_adapters_is_known_by_its_name() -> None:
@@ -273,6 +288,33 @@ def test_a_configuration_that_a_file_names_is_read_where_it_lies(tmp_path: Path)
     run.write_text(run.read_text().replace("conf/z.json", "../conf/z.json"))
     with pytest.raises(PlanError, match=r"conf/z\.json is a file that is not read"):
         read_job_of(SOURCES["deepspeed"], (str(run), model), Asked())
+
+
+@pytest.mark.parametrize("named", ["conf/z.json", "m/config.json"])
+@pytest.mark.parametrize(
+    ("contents", "words"),
+    [
+        ('{"说明": 1}'.encode("gbk"), "is not UTF-8 text"),
+        ('{"bf16": {}}'.encode("utf-16"), "is not UTF-8 text"),
+        (b" " * (2**20 + 1), "at most 1,048,576 are read here"),
+    ],
+)
+def test_a_named_file_that_can_not_be_read_is_a_fault(named: str, contents: bytes, words: str, tmp_path: Path) -> None:
+    (tmp_path / named).parent.mkdir()
+    (tmp_path / named).write_bytes(contents)
+    run = tmp_path / "run.sh"
+    options = OPTIONS.replace("me/mine", "m")
+    run.write_text(f"#!/bin/bash\ndeepspeed --num_gpus 4 train.py --deepspeed conf/z.json {options}\n")
+    with pytest.raises(PlanError, match=words) as caught:
+        read_job_of(SOURCES["deepspeed"], (str(run),), Asked())
+    assert named in caught.value.faults[0]
+
+
+def test_names_of_files_are_looked_for_in_a_time_that_grows_no_faster_than_a_text(tmp_path: Path) -> None:
+    """Of a line of a million characters that may begin a name at each third; and no file has a name of 300 of them."""
+    text = f"deepspeed --deepspeed {'x' * 300}.json --model_name_or_path {'m' * 300}\n# {'ds-' * 300_000}\n"
+    texts = {"run.sh": text.replace("#", "echo")}
+    assert engine_texts(tmp_path / "run.sh", texts) == model_texts(tmp_path / "run.sh", texts) == {}
 
 
 MIXED = (

@@ -6,9 +6,13 @@ from hypothesis import strategies as st
 
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
+from shardwright.config.load import job_of_fields
 from shardwright.config.schedule_facts import SCHEDULES
+from shardwright.cost.calibration import shipped
+from shardwright.cost.from_job import run_of
 from shardwright.memory.job_memories import as_full
 from shardwright.memory.job_memory import job_memory
+from shardwright.memory.rank_estimate import rank_memory
 from shardwright.schedule.job_program import plan_faults
 from support.cases import EXPERTS, FURTHER, KINDS, small_job
 
@@ -48,7 +52,36 @@ def test_few_are_asked_for_where_they_fill_it(schedule: str) -> None:
     assert 16 <= as_full(job).num_microbatches < 24
 
 
+def test_few_are_asked_for_without_a_pipeline() -> None:
+    """A step of a thousand microbatches needs no more than one of six, which is played in a fraction of the time."""
+    assert as_full(small_job("llama", batch=1024, zero=3, dp=2)).num_microbatches == 6
+
+
 @pytest.mark.parametrize("schedule", ["gpipe", "looped-bfs", "auto", "pipedream"])
 def test_all_are_asked_for_where_each_is_kept(schedule: str) -> None:
     job = small_job("llama", batch=512, pp=4, schedule=schedule, virtual_stages=2 if schedule == "looped-bfs" else 1)
     assert as_full(job) is job
+
+
+@pytest.mark.parametrize("base", ["compute", "nf4"])
+@pytest.mark.parametrize("dp", [1, 8])
+def test_frozen_values_on_the_host_have_no_masters(base: str, dp: int) -> None:
+    """What ZeRO-3 keeps of a base in host memory is what it kept on the device, and nothing is added there: no step
+    updates it. A search's closed forms say as much as the account, to a seventh."""
+    on_device, on_host = (_adapted(base, dp, is_on_host) for is_on_host in (False, True))
+    kept, moved = (job_memory(job)[0] for job in (on_device, on_host))
+    assert (moved.parameters_bytes, moved.host_bytes) == (0, kept.parameters_bytes)
+    assert (moved.optimizer_bytes, moved.gradients_bytes) == (kept.optimizer_bytes, kept.gradients_bytes)
+    (predicted,) = rank_memory(run_of(on_host), shipped())
+    assert float(predicted.total) == pytest.approx(moved.total_bytes, rel=1 / 7)
+
+
+def _adapted(base: str, dp: int, is_on_host: bool) -> JobSpec:
+    fields = {
+        "model": {"name": "llama3-8b", "sequence": 2048, "adapter": {"rank": 16, "base": base}},
+        "cluster": {"device": "a100-sxm-80g", "nodes": 1, "devices_per_node": dp},
+        "plan": {"dp": dp, "zero": 3, "offload_parameters": is_on_host, "recompute": "full"},
+        "batch": {"global_batch_size": 4 * dp},
+        "precision": {"compute": "bf16"},
+    }
+    return job_of_fields(fields, [], "adapted")

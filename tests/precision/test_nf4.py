@@ -117,6 +117,7 @@ SMALL |= {"adapter": {"rank": 4, "base": "nf4"}}
 REFUSED: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = (
     ({"hidden": 96}, {}, "hidden 96 is no multiple (96 / 64 = 1.50)"),
     ({"ffn": 160}, {}, "ffn 160 is no multiple"),
+    ({"ffn": 320}, {"tp": 2}, "(320 / 2 / 64 = 2.50); use 1, or"),  # of 5 ranks none has whole heads
     ({}, {"tp": 4}, "plan.tp 4 cuts rows of 128 elements (heads x head size) within blocks"),
     ({"adapter": {"rank": 4, "double_quantization": True}}, {}, "double_quantization is of the scales of NF4"),
 )

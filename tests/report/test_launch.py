@@ -25,6 +25,7 @@ from shardwright.config.base import PlanError
 from shardwright.config.toml_text import value_text
 from shardwright.config.yaml_text import yaml_text
 from shardwright.report.launch.kubernetes_manifest import kubernetes_name
+from shardwright.report.launch.launch_description import read_paths
 from shardwright.report.launch.launch_options import LaunchOptions, limit_text
 from shardwright.report.launch.save_time import save_time
 from shardwright.report.launch.server_layout import server_layout
@@ -468,3 +469,10 @@ def test_every_job_of_the_catalog_is_launched_or_refused_with_a_way_out() -> Non
         if done.exit_code:
             assert isinstance(done.exception, PlanError)
             assert any(way in done.exception.faults[0] for way in ("set cluster.devices_per_node", "set run.device"))
+
+
+def test_an_adapter_that_a_run_begins_with_is_a_path_that_it_reads() -> None:
+    job = load("quickstart", ())
+    adapter = job.model.adapter.model_copy(update={"rank": 4, "weights": "/adapters/mine"})
+    job = job.model_copy(update={"model": job.model.model_copy(update={"adapter": adapter})})
+    assert read_paths(job)["model.adapter.weights"] == ["/adapters/mine"]

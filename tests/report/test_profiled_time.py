@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -91,3 +92,35 @@ def test_only_traces_of_the_last_profiled_step_are_read(tmp_path: Path) -> None:
     assert [(step.rank, step.step) for step in steps] == [(0, 4), (1, 4)]
     assert [note.split()[2] for note in notes] == [f"rank0000{rank}-step00004.json.gz" for rank in (2, 3, 4)]
     assert read_profiles(tmp_path / "nothing") == ([], [])
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        STEP | {"name": "steps 5 to 4"},
+        STEP | {"name": "steps 9 to 4"},
+        STEP | {"dur": float("inf")},
+        STEP | {"dur": float("nan")},
+        STEP | {"ts": float("-inf")},
+        STEP | {"dur": 10**400},
+        STEP | {"dur": "long"},
+        STEP | {"name": None},
+        STEP,  # in a folder, and not in a file
+    ],
+)
+def test_a_trace_with_no_step_that_has_a_time_is_a_note(step: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / PROFILE / "rank0-step4.json.gz"
+    file.parent.mkdir()
+    if step is STEP:
+        file.mkdir()
+    else:
+        file.write_bytes(gzip.compress(json.dumps({"traceEvents": [step, *ON_CPU[1:]]}).encode()))
+    steps, notes = read_profiles(tmp_path)
+    assert not steps and len(notes) == 1 and file.name in notes[0]
+
+
+def test_a_pipe_in_place_of_a_trace_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / PROFILE).mkdir()
+    os.mkfifo(tmp_path / PROFILE / "rank0-step4.json.gz")
+    steps, (note,) = read_profiles(tmp_path)
+    assert not steps and "rank0-step4.json.gz" in note

@@ -197,6 +197,7 @@ def test_a_state_is_predicted_once(page: TestClient, monkeypatch: pytest.MonkeyP
         {"job": "quickstart", "cluster.software": "../x.toml"},
         {"job": "quickstart", "device": "/etc/passwd"},
         {"job": "quickstart", "model.weights": "/etc/passwd"},
+        {"job": "quickstart", "model.adapter.weights": "/etc"},
         {"job": "quickstart", "data.path": "/etc/passwd"},
         {"job": "quickstart", "run.folder": "/tmp/x"},
         {"job": "quickstart", "plan.tp": "1\ndata.path=/etc/passwd"},

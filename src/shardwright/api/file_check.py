@@ -65,7 +65,8 @@ def file_check(
     try:
         system = system or _recognised(path)
     except (PlanError, FileFault, OSError) as error:
-        faults = error.faults if isinstance(error, PlanError) else [str(error)]
+        text = f"can't be read: {error.strerror}; check the path" if isinstance(error, OSError) else str(error)
+        faults = error.faults if isinstance(error, PlanError) else [text]
         return FileCheck(path, "unknown", readable=False, findings=tuple(faults))
     try:
         job = _job(path, overrides, cluster, system, model)

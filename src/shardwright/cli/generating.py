@@ -72,9 +72,8 @@ def generate(
     if chat and prompt is None:
         raise click.UsageError('--chat answers what a user says, and nothing is said; add --prompt "..."')
     drawing = question_of(_Drawing, options)
-    job_overrides = [*overrides, f"run.seed={drawing.seed}"]
     weights_source = (_of_folder if names_config(source) else _of_run)(source)
-    spec = weights_source.job(job_overrides)
+    spec = weights_source.job(list(overrides))
     start_server_early(spec.run.device)
     from shardwright.train.data.progress import say_aside
     from shardwright.train.launch.launch import launch
@@ -84,10 +83,12 @@ def generate(
     from shardwright.train.text_generation import AskedText, write_text
 
     prompt_tokens = prompt_of(spec, weights_source.weights, "def " if prompt is None else prompt, chat)
-    asked_text = AskedText(prompt_tokens, drawing.tokens, drawing.temperature, weights_source.weights_from)
+    asked_text = AskedText(
+        prompt_tokens, drawing.tokens, drawing.temperature, drawing.seed, weights_from=weights_source.weights_from
+    )
     if not any(override.startswith("model.sequence") for override in overrides):
         positions = positions_for(spec, len(prompt_tokens.ids) + drawing.tokens)
-        spec = weights_source.job([*job_overrides, f"model.sequence={positions}"])
+        spec = weights_source.job([*overrides, f"model.sequence={positions}"])
     spec = on_this_machine(spec, spec.plan.world, say_aside)
     with scratch_folder() as folder:
         written = launch(partial(write_text, asked_text), spec, folder)[0]
@@ -143,6 +144,8 @@ def _of_run(source: str) -> _WeightsSource:
         fields["data"] = fields["data"] | {"begin_token": "none"}
     if not (fields["model"].get("adapter") or {}).get("rank"):  # a checkpoint of adapters has no other weights
         fields["model"] = {name: value for name, value in fields["model"].items() if name != "weights"}
+    elif not weights:  # nor is there a file of the random ones beside which they were trained
+        fields["run"] = {"seed": saved_job.get("run", {}).get("seed", 0)}
     return _WeightsSource(source, fields, weights, str(Path(source)))
 
 

@@ -290,7 +290,7 @@ class ModelShape:
         is_double = row_format == "nf4-double"
         return sum(m.columns_on(tp) * row_bytes(m.inner_on(tp), m.inner, is_double) for m in matrices)
 
-    @property
+    @cached_property
     def trained_by_adapters(self) -> int:
         """Elements of the adapters of all layers; 0 without adapters."""
         return sum(self.adapter_elements(self.kind(layer)) for layer in range(self.layers)) if self.is_adapted else 0

@@ -48,7 +48,9 @@ _TRAINS_A_PART = re.compile(
 _PARTS = (
     "lora",
     "qlora",
+    "rslora",
     "dora",
+    "qdora",
     "adalora",
     "loha",
     "lokr",

@@ -1,6 +1,7 @@
 """Files that a file names and that lie beside it or above: the model's config.json, an engine's configuration, what a
 system's files begin from."""
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
@@ -10,12 +11,15 @@ from shardwright.config.user_file import FileFault, read_text
 
 _MODEL_FOLDER = re.compile(r"\b(?:base_model|model_name_or_path|config_name)[\"']?[:=\s]\s*[\"']?([\w./-]+)")
 _COMMENT = re.compile(r"^\s*#.*$", re.MULTILINE)
-_PATH = r"[\w-]*[\"']?[:=\s]\s*[\"']?([\w.-][\w./-]*\.(?:json|ya?ml))\b"
+# Names and paths have a most length, so that a long line is read in a time that grows no faster than it.
+_PATH = r"[\w-]{0,64}[\"']?[:=\s]\s*[\"']?([\w.-][\w./-]{0,512}\.(?:json|ya?ml))\b"
 # Settings and variables of scripts that name the configuration of DeepSpeed, of FSDP or Accelerate, of a program.
 _ENGINES = (
     re.compile(rf"(?i)\b(?:deepspeed|ds)(?:_config)?{_PATH}"),
     re.compile(rf"(?i)\b(?:fsdp|accelerate|config_file){_PATH}"),
-    re.compile(r"\b(?:axolotl(?:\.cli\.|\s+)train|llamafactory-cli\s+train|src/train\.py)\s+([\w.-][\w./-]*\.ya?ml)\b"),
+    re.compile(
+        r"\b(?:axolotl(?:\.cli\.|\s+)train|llamafactory-cli\s+train|src/train\.py)\s+([\w.-][\w./-]{0,512}\.ya?ml)\b"
+    ),
 )
 _MOST_BYTES = MIB
 _MOST_ABOVE, _MOST_ROUNDS = 6, 3
@@ -23,9 +27,9 @@ _MOST_IN_LIBRARY = 400
 
 
 def text_of(path: Path) -> str:
-    """The text of a file, or of the config.json in a folder. FileFault if it is not there or too long."""
-    if path.is_dir():
-        if not (path / "config.json").is_file():
+    """The text of a file, or of the config.json in a folder. FileFault or OSError if it can't be read."""
+    if os.path.isdir(path):
+        if not os.path.isfile(path / "config.json"):
             raise FileFault(f"{path} is a folder, and there is no config.json in it; name the file")
         path = path / "config.json"
     return read_text(path, _MOST_BYTES, "launch script or configuration")
@@ -33,18 +37,19 @@ def text_of(path: Path) -> str:
 
 def model_texts(file: Path, texts: Mapping[str, str]) -> dict[str, str]:
     """The config.json of the model whose folder a text names, relative to a file or to the working folder, by its path;
-    empty if one is named by the user, or none is there."""
-    if any(PurePath(name).name == "config.json" or Path(name).is_dir() for name in texts):
+    empty if one is named by the user, or none is there. FileFault or OSError if it can't be read."""
+    if any(PurePath(name).name == "config.json" or os.path.isdir(name) for name in texts):
         return {}
     folders = [match for text in texts.values() for match in _MODEL_FOLDER.findall(text)]
     paths = [place / folder / "config.json" for folder in folders for place in (file.parent, Path())]
-    return {str(path): text_of(path) for path in [path for path in paths if path.is_file()][:1]}
+    return {str(path): text_of(path) for path in list(filter(os.path.isfile, paths))[:1]}
 
 
 def engine_texts(file: Path, texts: Mapping[str, str]) -> dict[str, str]:
     """The configurations that the texts name and the user does not, by path: those below the folder of a file, a folder
     above it or the working folder. Of several of one kind none is taken, for it is not known which counts; and none
-    beside a configuration of the user's that no text names, which may be in its place."""
+    beside a configuration of the user's that no text names, which may be in its place. FileFault or OSError if one that
+    is there can't be read."""
     known = dict(texts)
     if _has_unnamed(file, texts):
         return {}
@@ -86,4 +91,4 @@ def _below(file: Path, name: str) -> Path | None:
     if ".." in PurePath(name).parts:
         return None
     places = [Path(), *list(file.absolute().parents)[:_MOST_ABOVE]]
-    return next((place / name for place in places if (place / name).is_file()), None)
+    return next((place / name for place in places if os.path.isfile(place / name)), None)

@@ -192,19 +192,27 @@ def read_job_of(system: SourceSystem, paths: tuple[str, ...], asked: Asked) -> I
     for path in paths:
         try:
             texts[path] = text_of(Path(path))
-        except FileFault as error:
-            faults.append(str(error))
-        except OSError as error:
-            faults.append(f"{path} can't be read: {error.strerror}; check the path")
+        except (FileFault, OSError) as error:
+            faults.append(_unreadable(error))
     if faults:
         raise PlanError(subject, faults)
     first = Path(paths[0])
-    engines, models = engine_texts(first, texts), model_texts(first, texts)
-    library = library_texts(system.library, first, texts)
+    try:
+        engines, models = engine_texts(first, texts), model_texts(first, texts)
+        library = library_texts(system.library, first, texts)
+    except (FileFault, OSError) as error:
+        raise PlanError(subject, [f"{_unreadable(error)} (the files name it)"]) from None
     job = job_of_texts(system, texts | engines | models | library, asked, subject)
     notes = [f"the model is {path}, which the files name" for path in models]
     notes += [f"{path} is read, which the files name" for path in engines]
     return replace(job, assumed=(*notes, *job.assumed))
+
+
+def _unreadable(error: FileFault | OSError) -> str:
+    """A fault of a file that can't be read."""
+    if isinstance(error, FileFault):
+        return str(error)
+    return f"{error.filename} can't be read: {error.strerror}; check the path"
 
 
 def job_of_texts(system: SourceSystem, texts: Mapping[str, str], asked: Asked, subject: str) -> Imported:

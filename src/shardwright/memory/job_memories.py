@@ -82,7 +82,7 @@ def as_full(job: JobSpec) -> JobSpec:
     plan, m = job.plan, job.num_microbatches
     num_to_fill = _FILLED_MORE * plan.pp if plan.virtual_stages > 1 else _FILLED * plan.pp + _ENDS
     num_few = num_to_fill + (m - num_to_fill) % (2 * plan.pp)
-    if num_few >= m or plan.pp == 1 or SCHEDULES[plan.schedule].idle_s is None:
+    if num_few >= m or SCHEDULES[plan.schedule].idle_s is None:
         return job
     ranks = plan.schedule, plan.pp, np.arange(plan.pp)
     stages = plan.stages_per_rank, plan.extra_warmup

@@ -276,9 +276,9 @@ def held_buffers(
     stored = (stage - largest) * stored_share + largest
     stages, is_several = stage * grid.num_copies, grid.virtual > 1
     is_whole = grid.pp * grid.virtual == 1
-    # The gradients of a single microbatch are reduced as they arrive.
+    # The gradients of a single microbatch are reduced as they arrive; those of a single replica wait for the step.
     by_run = grid.by_schedule(lambda name, at: sums_by_run(name, grid.virtual[at], grid.reduce_each))
-    by_run = (by_run * (grid.num_microbatches > 1)) > 0
+    by_run = (by_run * (grid.num_microbatches > 1) > 0) | (num_replicas(grid) == 1)
     stage2_bytes = gradient * np.where(by_run, stages, layer + tables)
     gathered = np.where(is_whole, 2 * layer * stored_share + largest, stored * grid.num_copies * (1 + is_several))
     stage3_bytes = values * gathered
@@ -287,7 +287,8 @@ def held_buffers(
     next_stage = np.minimum(2 * layer, stage) * is_several
     stage3_bytes = stage3_bytes + gradient * np.where(by_run, stages + next_stage, np.minimum(arriving, stage))
     num_bytes = np.where(grid.zero == 3, stage3_bytes, np.where(grid.zero == 2, stage2_bytes, 0.0))
-    num_bytes = np.where(num_replicas(grid) > 1, num_bytes, 0.0)
+    is_gathered_from_host = (grid.zero == 3) & (grid.offload_parameters > 0)
+    num_bytes = np.where((num_replicas(grid) > 1) | is_gathered_from_host, num_bytes, 0.0)
     if recipe := _job_of(run).precision.float8_facts:  # weights are kept in fp8
         resident_routed = routed * (1 - is_borrowed)  # they stay in memory
         num_bytes = num_bytes + recipe.num_weight_casts * (

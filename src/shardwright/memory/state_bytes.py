@@ -19,12 +19,14 @@ Bytes = Any  # a number, or an array with one entry a plan
 class ElementBytes:
     """Bytes of a value as the forward takes it, of an accumulated gradient and of the optimizer's moments, of one
     element. `is_master`: values are what the optimizer updates, and not a copy, if they are in the same memory as the
-    moments: they are float32, or there are no master weights."""
+    moments: they are float32, or there are no master weights. Values that are not `is_updated` are frozen, and have no
+    master weights in any memory."""
 
     value: Bytes
     gradient: Bytes
     moments: Bytes
     is_master: bool
+    is_updated: bool = True
 
 
 @dataclass(frozen=True)
@@ -57,8 +59,9 @@ def state_bytes(
     """
     values = element.value * where(zero == 3, num.shard, num.all)
     are_away = are_values_hosted * (not is_one_memory)
-    usual_master = FLOAT * (not element.is_master)
-    device_master, host_master = where(are_away, FLOAT, usual_master), where(are_away, usual_master, FLOAT)
+    master = FLOAT * element.is_updated
+    usual_master = master * (not element.is_master)
+    device_master, host_master = where(are_away, master, usual_master), where(are_away, usual_master, master)
     return StateBytes(
         parameters=where(are_values_hosted, 0, values),
         gradients=element.gradient * where(zero >= 2, num.shard, num.all),

@@ -6,12 +6,15 @@ runtime's pool has tensors, and a prediction's pool has only sizes.
 """
 
 import threading
+from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Generic, TypeVar
 
 Memory = TypeVar("Memory")
 
+_num_bytes = attrgetter("num_bytes")
 _MOST_SPARE = 1.25  # the largest ratio of a buffer's size to the size that was asked for
 
 
@@ -62,8 +65,7 @@ class BufferPool(Generic[Memory]):
         if self._returned is not None:
             self._returned(buffer.memory)
         with self._lock:
-            self._free.append(buffer)
-            self._free.sort(key=lambda buffer: buffer.num_bytes)
+            insort(self._free, buffer, key=_num_bytes)
 
 
 class OneBuffer(BufferPool[Memory]):

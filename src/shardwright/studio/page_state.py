@@ -29,7 +29,7 @@ _NAMES: dict[str, catalog.Kind] = {
     "cluster.software": "software",
     "device": "devices",
 }
-_PATHS = ("model.weights", "cluster.parts")
+_PATHS = ("model.weights", "model.adapter.weights", "cluster.parts")
 
 
 @dataclass(frozen=True)

@@ -98,12 +98,13 @@ def _gather_vocabulary(logits_V: Tensor, vocab: int, mesh: Mesh) -> Tensor:
 
 @dataclass(frozen=True)
 class AskedText:
-    """The request for a text of at most `num_tokens` tokens. `weights_from` is a run, or empty if the job names
-    released weights. A temperature of 0 takes the likeliest token each time."""
+    """The request for a text of at most `num_tokens` tokens, which are drawn from `seed`. `weights_from` is a run, or
+    empty if the job names released weights. A temperature of 0 takes the likeliest token each time."""
 
     prompt: Prompt
     num_tokens: int
     temperature: float
+    seed: int
     weights_from: str = ""
 
 
@@ -122,7 +123,7 @@ def write_text(request: AskedText, job: JobSpec, mesh: Mesh, folder: Path) -> Wr
     prompt = request.prompt
     with replica.gathered():
         ids = generate(
-            replica, list(prompt.ids), request.num_tokens, job.run.seed, request.temperature, ends=prompt.ends
+            replica, list(prompt.ids), request.num_tokens, request.seed, request.temperature, ends=prompt.ends
         )
     num_tokens = len(ids) - len(prompt.ids)
     text = load_tokenizer(job.data).decode(ids[prompt.num_hidden :])

@@ -1,6 +1,7 @@
 """Check that what surrounds adapters can have them: the model, the plan, the optimizer, number types and software."""
 
 from collections.abc import Iterator
+from math import gcd
 
 from shardwright.config.divisors import all_divisors
 from shardwright.config.job import JobSpec
@@ -47,7 +48,7 @@ def _base_faults(job: JobSpec) -> Iterator[str]:
                 shares=shares,
                 block=BLOCK,
                 quotient=width / tp / BLOCK,
-                choices=all_divisors(width // BLOCK),
+                choices=all_divisors(gcd(*(each // BLOCK for _, each in widths[1:]), model.num_kv_heads)),
             )
 
 

@@ -1,5 +1,5 @@
 """Settings of adapters (LoRA), and of bases in NF4 (QLoRA), of programs over transformers and peft: TRL, LLaMA-Factory,
-axolotl and ms-swift.
+axolotl, ms-swift and Firefly.
 
 Bases in 8 bits or FP4 and other kinds of adapters stay unread, and are refused by their names (unread_settings.py).
 """
@@ -31,7 +31,7 @@ _MODULES: dict[str, tuple[Target, ...]] = {
 class _Program:
     """The way in which one program says that it trains adapters, by a setting with one of some values; its defaults of
     rank, of alpha (0: twice the rank) and of targets; and if scales of NF4 are quantised by default. `nf4_words` say
-    that the base is in NF4, too."""
+    that the base is in NF4, too: alone if `loads_by_word`, else beside a setting that loads it in 4 bits."""
 
     switch: str
     words: tuple[str, ...]
@@ -40,6 +40,7 @@ class _Program:
     targets: tuple[Target, ...]
     is_double: bool = False
     nf4_words: tuple[str, ...] = ()
+    loads_by_word: bool = False
 
 
 _PEFT_TARGETS: tuple[Target, ...] = ("query", "value")
@@ -51,7 +52,10 @@ _PROGRAMS = (
     _Program("adapter", ("lora", "qlora"), 8, 16.0, _PEFT_TARGETS, is_double=True, nf4_words=("qlora",)),
     _Program("tuner_type", ("lora",), 8, 32.0, TARGETS),
     _Program("train_type", ("lora",), 8, 32.0, TARGETS),
-    _Program("train_mode", ("lora",), 64, 16.0, TARGETS),
+    # Firefly, and programs made of it, load in NF4 with quantised scales (load_model in its train.py).
+    _Program(
+        "train_mode", ("lora", "qlora"), 64, 16.0, TARGETS, is_double=True, nf4_words=("qlora",), loads_by_word=True
+    ),
 )
 # Settings of a base in 4 bits, with the words that mean NF4 by bitsandbytes; other words stay unread.
 _TRUE = ("true", "1", "yes")
@@ -69,10 +73,13 @@ _TARGETS = ("lora_target_modules", "lora_target", "target_modules", "trainable")
 def read_adapter(settings: Settings, fields: Flat, spelled: Callable[[str], str] = "--{}".format) -> None:
     """Set the fields of [model.adapter], if the settings ask for adapters. `spelled` gives the name of a setting."""
     program = next((p for p in _PROGRAMS if _switch(settings, spelled(p.switch)) in p.words), None)
-    is_in_4_bits = any(_switch(settings, spelled(name)) in words for name, words in _FOUR_BITS)
-    if program is None or (_switch(settings, spelled(program.switch)) in program.nf4_words and not is_in_4_bits):
+    if program is None:
         return
-    if is_in_4_bits:
+    is_in_4_bits = any(_switch(settings, spelled(name)) in words for name, words in _FOUR_BITS)
+    is_in_nf4 = _switch(settings, spelled(program.switch)) in program.nf4_words
+    if is_in_nf4 and not (is_in_4_bits or program.loads_by_word):
+        return
+    if is_in_4_bits or is_in_nf4:
         _read_nf4(settings, fields, program, spelled)
     settings.text(spelled(program.switch))  # now it is read
     ranks = (spelled("lora_r"), spelled("lora_rank"))

@@ -164,6 +164,7 @@ def read_paths(job: JobSpec) -> dict[str, list[str]]:
     """The paths that a run reads, by field. Words that are no path, such as `bytes`, are left out."""
     values_by_field = {
         "model.weights": [job.model.weights],
+        "model.adapter.weights": [job.model.adapter.weights],
         "data.path": [data.path for data in (*job.data.each, *job.data.each_validation)],
         "data.tokenizer": [job.data.tokenizer],
         "data.chat_template": [job.data.chat_template],

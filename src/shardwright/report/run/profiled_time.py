@@ -13,9 +13,11 @@ import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
+from shardwright.config.user_file import open_file
 from shardwright.train.run_files import PROFILE
 
 COMPUTING = ("products", "attention", "other operators")
@@ -40,7 +42,8 @@ _STEP = re.compile(r"steps? (\d+)(?: to (\d+))?")
 _FILE = re.compile(r"rank(\d+)-step(\d+)\.json\.gz")
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _MOST_RANKS, _MOST_FILE_BYTES, _MOST_TEXT_BYTES = 16, 2**25, 2**29
-_NO_TRACE = (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+_NO_NUMBERS = (ValueError, LookupError, ArithmeticError, TypeError, AttributeError, RecursionError)
+_NO_TRACE = (OSError, EOFError, zlib.error, *_NO_NUMBERS)
 Event = Mapping[str, Any]
 
 
@@ -76,14 +79,18 @@ def _traces(folder: Path) -> Iterable[tuple[Path, re.Match[str]]]:
 
 
 def _events(file: Path) -> list[Event]:
-    """The events of a trace with a start and a length. ValueError if it is too large, or no trace."""
+    """The events of a trace with a start and a length, which are finite. ValueError if it is too large, or no trace."""
     if file.stat().st_size > _MOST_FILE_BYTES:
         raise ValueError(f"it has more than {_MOST_FILE_BYTES >> 20} MiB; open it with Perfetto")
-    with gzip.open(file) as stream:
+    with open_file(file, _MOST_FILE_BYTES) as compressed, gzip.open(compressed) as stream:
         text = stream.read(_MOST_TEXT_BYTES + 1)
     if len(text) > _MOST_TEXT_BYTES:
         raise ValueError(f"it has more than {_MOST_TEXT_BYTES >> 20} MiB of text; open it with Perfetto")
-    return [event for event in json.loads(text)["traceEvents"] if event.get("ph") == "X" and event.get("dur", -1) >= 0]
+    return [
+        event
+        for event in json.loads(text)["traceEvents"]
+        if event.get("ph") == "X" and 0 <= event.get("dur", -1) < inf and -inf < event["ts"] < inf
+    ]
 
 
 def profiled_step(rank: int, step: int, events: Sequence[Event]) -> ProfiledStep:
@@ -95,6 +102,8 @@ def profiled_step(rank: int, step: int, events: Sequence[Event]) -> ProfiledStep
     match = _STEP.fullmatch(whole["name"])
     assert match is not None
     num_steps = int(match[2] or match[1]) - int(match[1]) + 1
+    if num_steps < 1:
+        raise ValueError(f"its steps {match[1]} to {match[2]} end before they begin")
     on_device = [event for event in events if event.get("cat") in _ON_DEVICE]
     microseconds = _of_kernels(whole, on_device) if on_device else _of_operators(whole, events)
     seconds = {cause: time / 1e6 / num_steps for cause, time in microseconds.items()}
