@@ -23,6 +23,7 @@ from shardwright.config.phrase import (
     say,
 )
 from shardwright.config.pydantic_messages import PYDANTIC_MESSAGES, message_phrase
+from shardwright.report.page_document import templates_said
 
 SOURCE = Path(__file__).parents[2] / "src" / "shardwright"
 OTHERS = [language for language in LANGUAGES if language != "en"]
@@ -50,8 +51,10 @@ def templates_of(file: Path) -> set[str]:
 
 @cache  # and not when tests are collected, which each process of the suite does
 def all_templates() -> list[str]:
-    """The templates of the whole source."""
-    return sorted({template for file in SOURCE.rglob("*.py") for template in templates_of(file)})
+    """The templates of the whole source, and of the scripts of its pages."""
+    templates = {template for file in SOURCE.rglob("*.py") for template in templates_of(file)}
+    scripts = [file.read_text(encoding="utf-8") for file in SOURCE.rglob("*.js")]
+    return sorted(templates.union(*map(templates_said, scripts)))
 
 
 @pytest.mark.parametrize("language", OTHERS)
