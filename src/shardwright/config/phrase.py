@@ -92,7 +92,7 @@ def in_language(text: str, language: str) -> str:
 def spoken(data: Any, language: str) -> Any:
     """Dictionaries and lists, as of JSON, with their phrases in a language."""
     if isinstance(data, dict):
-        return {key: spoken(value, language) for key, value in data.items()}
+        return {in_language(key, language): spoken(value, language) for key, value in data.items()}
     if isinstance(data, (list, tuple)):
         return [spoken(item, language) for item in data]
     return in_language(data, language) if isinstance(data, Phrase) else data

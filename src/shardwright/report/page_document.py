@@ -28,6 +28,7 @@ def page_document(title: str, body: str, data: dict[str, Any], module: str, lang
     """The document with a `body` of HTML, whose `module` of `report/page` shows the data in a language."""
     styles = "\n".join(_asset(name).read_text(encoding="utf-8") for name in _STYLES)
     scripts = "\n".join(_asset(name).read_text(encoding="utf-8") for name in SCRIPTS)
+    texts = [_asset(name).read_text(encoding="utf-8") for name in modules_of(module)]
     modules = {name: _data_url(name) for name in modules_of(module)}
     return "\n".join(
         [
@@ -39,7 +40,7 @@ def page_document(title: str, body: str, data: dict[str, Any], module: str, lang
             body,
             f"<noscript>{escape(in_language(_NO_SCRIPT, language))}</noscript>",
             '<div id="tip" role="tooltip" hidden></div>',
-            f'<script type="application/json" id="phrases">{embedded(phrases_of(modules, language))}</script>',
+            f'<script type="application/json" id="phrases">{embedded(phrases_said(texts, language))}</script>',
             f'<script type="application/json" id="data">{embedded(spoken(data, language))}</script>',
             f'<script>{scripts}</script><script type="module">import "{module}";</script></body></html>\n',
         ]
@@ -62,9 +63,9 @@ def templates_said(script: str) -> list[str]:
     return [json.loads(f'"{first}{"".join(re.findall(_QUOTED, more))}"') for first, more in _SAID.findall(script)]
 
 
-def phrases_of(modules: Iterable[str], language: str) -> dict[str, str]:
-    """The translations of what modules of `report/page` say, by their English templates; none in English."""
-    templates = [text for name in modules for text in templates_said(_asset(name).read_text(encoding="utf-8"))]
+def phrases_said(scripts: Iterable[str], language: str) -> dict[str, str]:
+    """The translations of what scripts say, by their English templates; none in English."""
+    templates = [template for script in scripts for template in templates_said(script)]
     others = {template: template_in(template, language) for template in templates}
     return {template: other for template, other in others.items() if other != template}
 

@@ -7,6 +7,7 @@ from shardwright.api.estimated import Estimated
 from shardwright.api.simulated import Simulated
 from shardwright.config.base import PlanError, shortened
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.interchange.exported import Lacking, exported
 from shardwright.interchange.system import SYSTEMS
 from shardwright.report.imported_text import exported_notes, nearest_export
@@ -15,12 +16,12 @@ from shardwright.report.toml_files import job_toml
 from shardwright.studio.page_state import SUBJECT
 
 FORMATS = {
-    "toml": "Job (TOML)",
-    "json": "Estimate (JSON)",
-    "text": "Estimate (text)",
-    "svg": "Timeline (SVG)",
-    "html": "Timeline (HTML)",
-    "trace": "Timeline (Perfetto trace)",
+    "toml": say("Job (TOML)"),
+    "json": say("Estimate (JSON)"),
+    "text": say("Estimate (text)"),
+    "svg": say("Timeline (SVG)"),
+    "html": say("Timeline (HTML)"),
+    "trace": say("Timeline (Perfetto trace)"),
 }
 
 
