@@ -41,8 +41,8 @@ def files(job: JobSpec, to: str) -> dict[str, Any]:
     if to == "text":
         return _file(f"{name}-estimate.txt", Estimated(job).text)
     if to not in FORMATS:
-        known = ", ".join([*FORMATS, *SYSTEMS])
-        raise PlanError(SUBJECT, [f"{shortened(to)!r} is no format; there are {known}"])
+        known = (*FORMATS, *SYSTEMS)
+        raise PlanError(SUBJECT, [say("{name} is no format; there are {names}", name=repr(shortened(to)), names=known)])
     timeline = Simulated(study_job(job, 0.0, 1))
     if to == "svg":
         return _file(f"{name}-timeline.svg", timeline.svg())

@@ -47,7 +47,8 @@ class PageState:
     def read(cls, sent: Any) -> "PageState":
         """The state that a browser sent. Raises PlanError with every fault."""
         if not isinstance(sent, dict) or len(sent) > _MOST_KEYS:
-            raise PlanError(SUBJECT, [f"the state is no dictionary of at most {_MOST_KEYS} texts; reload the page"])
+            fault = say("the state is no dictionary of at most {most} texts; reload the page", most=_MOST_KEYS)
+            raise PlanError(SUBJECT, [fault])
         faults = [fault for key, text in sent.items() for fault in _text_faults(key, text)]
         if faults:
             raise PlanError(SUBJECT, faults)

@@ -305,7 +305,10 @@ def listening(port: int) -> socket.socket:
         connection.bind(("127.0.0.1", port))
     except OSError as error:
         connection.close()
-        raise PlanError("studio", [f"--port {port}: {error.strerror}; use another, or 0 for any free one"]) from None
+        fault = say(
+            "--port {port}: {reason}; use another, or 0 for any free one", port=port, reason=str(error.strerror)
+        )
+        raise PlanError("studio", [fault]) from None
     return connection
 
 

@@ -143,7 +143,7 @@ class JobStudy:
 def study_job(job: JobSpec, latency: float, num_steps: int) -> JobStudy:
     """Simulate steps of a job. Raises PlanError with every fault."""
     faults = cost_faults("--communication", latency)
-    faults += [] if num_steps >= 1 else [f"--steps is {num_steps}; use 1 or more"]
+    faults += [] if num_steps >= 1 else [say("--steps is {steps}; use 1 or more", steps=num_steps)]
     shape = PipelineShape(job.plan.pp, job.num_microbatches, job.plan.virtual_stages)
     if faults := faults or size_faults(job.plan.schedule, shape, drawn_steps(job.plan.schedule, num_steps)):
         raise PlanError(f"job {job.name}", faults)
@@ -187,4 +187,12 @@ def cost_faults(option: str, cost: float) -> list[str]:
     """The fault of an option whose value can't be the cost of an action; empty if it can."""
     if cost == 0 or largest.LEAST_COST <= cost <= largest.COST:
         return []
-    return [f"{option} is {cost:g}, and it must be 0, or from {largest.LEAST_COST:g} to {largest.COST:g}; use 1, say"]
+    return [
+        say(
+            "{option} is {cost:g}, and it must be 0, or from {least:g} to {most:g}; use 1, say",
+            option=option,
+            cost=cost,
+            least=largest.LEAST_COST,
+            most=largest.COST,
+        )
+    ]
