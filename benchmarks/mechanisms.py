@@ -4,10 +4,12 @@
 
 Small models are runs with a hidden size up to 1,024. Weak scaling is the step on more devices over that on the fewest,
 with the same work on each. The ends of a pipeline are the seconds of a step beside its microbatches, from steps with
-the same plan and other batches, in microbatches. Routing is the step with natural routing over that with forced.
+the same plan and other batches, in microbatches. Routing is the step with natural routing over that with forced, of the
+pairs in benchmarks/truth/routing.csv, which says what else differs; predicted is one run with the one and the other.
 A run's family is left out of the fit of its constants (catalog/left_out.toml) where it is in the fit at all.
 """
 
+import csv
 import math
 import statistics
 from collections import defaultdict
@@ -24,8 +26,6 @@ TABLES = ("runs.csv", "others.csv", "runs-2026.csv")
 SMALL = 1024  # largest hidden size of a small model
 SCALED = (8, 256)  # devices between which weak scaling is judged
 BATCHES = 3  # other batches of one plan that tell its ends
-# Runs of one plan with natural and with forced routing. The first of each pair is not tuned either, its source says.
-ROUTED = (("mbcard-011", "mbcard-013"), ("mbcard-012", "mbcard-014"))
 
 
 @dataclass(frozen=True)
@@ -135,14 +135,20 @@ def _ends(numbers: list[float], seconds: list[float]) -> float:
 def routing(some: Iterable[Step]) -> list[Part]:
     """Steps with natural routing over steps with forced routing."""
     by_id = {step.row.id: step for step in some}
+    with (HERE / "truth" / "routing.csv").open(encoding="utf-8", newline="") as file:
+        pairs = [(by_id[pair["natural"]], float(pair["forced_s"])) for pair in csv.DictReader(file)]
+    forced_s = step_seconds([_forced(step.row) for step, _ in pairs], shipped()).tolist()
     return [
-        Part(
-            f"{natural} over {forced}",
-            by_id[natural].row.step_s / by_id[forced].row.step_s,
-            by_id[natural].predicted_s / by_id[forced].predicted_s,
-        )
-        for natural, forced in ROUTED
+        Part(step.row.id, step.row.step_s / measured_s, step.predicted_s / predicted_s)
+        for (step, measured_s), predicted_s in zip(pairs, forced_s, strict=True)
     ]
+
+
+def _forced(row: Measured) -> Measured:
+    """A run with forced routing in place of its own."""
+    shape = row.run.shape
+    assert shape.experts is not None, row.id
+    return replace(row, run=replace(row.run, shape=replace(shape, experts=replace(shape.experts, routing="forced"))))
 
 
 def main() -> None:

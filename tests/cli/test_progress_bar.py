@@ -9,7 +9,7 @@ import shardwright as sw
 from shardwright.cli import progress_bar
 from shardwright.config.load import make_job
 from shardwright.config.progress_records import LOGGER, tell_part, tell_share
-from shardwright.planner.search.search_progress import Phase, tell, tell_best
+from shardwright.planner.search.search_progress import Phase, tell, tell_best, tell_bound
 
 
 class Terminal(io.StringIO):
@@ -72,6 +72,15 @@ def test_the_best_plan_so_far_is_one_line_of_a_pipe(monkeypatch: pytest.MonkeyPa
         tell_best(lambda: job, 1.5 / job.tokens_per_step)
         tell_best(lambda: job, 1.0 / job.tokens_per_step)
     assert written.getvalue() == "So far: 1.500 s a step with tp 1, pp 1, dp 1, mb 1, zero 0; looking for better ones\n"
+
+
+def test_a_plan_that_is_not_simulated_yet_takes_at_least_what_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = make_job({})
+    monkeypatch.setattr(sys, "stderr", written := io.StringIO())
+    monkeypatch.setattr(progress_bar, "_PATIENCE_S", 0.0)
+    with progress_bar.search_shown():
+        tell_bound(lambda: job, 2.0 / job.tokens_per_step)
+    assert written.getvalue().startswith("So far: at least 2.000 s a step with tp 1")
 
 
 def test_each_part_of_long_work_has_a_line_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:

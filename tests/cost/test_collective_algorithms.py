@@ -40,6 +40,15 @@ def test_predictions_take_the_row_with_the_mark(ranks: int) -> None:
     assert marked[0].seconds == float(ring_s(collective.rates, collective.group, SIZE, 2))
 
 
+def test_small_gathers_over_nodes_with_one_rank_each_take_aggregated_trees() -> None:
+    def marked(num_bytes: int, **fields: int) -> list[str]:
+        rows = one_collective(CollectiveQuestion("all-gather", num_bytes, 32, **fields)).priced.rows
+        return [row.name for row in rows if row.is_predicted]
+
+    assert marked(4096, devices_per_node=1) == ["aggregated trees"]
+    assert marked(SIZE, devices_per_node=1) == marked(4096) == ["ring"]
+
+
 def test_a_root_sends_through_one_port_and_a_hierarchy_through_all() -> None:
     scatter, all_reduce = priced("scatter", 16), priced("all-reduce", 16)
     assert row(scatter, "direct").seconds > SIZE / 2 / scatter.rates.network

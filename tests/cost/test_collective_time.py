@@ -2,6 +2,7 @@
 
 import sys
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardwright.config import catalog
 from shardwright.config.load import make_job
 from shardwright.config.network_facts import NETWORKS
+from shardwright.config.software import software_of
 from shardwright.cost.calibration import Rates, rates_of, shipped
 from shardwright.cost.collective_time import all_to_all_s, message_s, ring_pass_s, ring_s
 from shardwright.cost.from_job import run_of
@@ -48,6 +51,24 @@ def test_predicted_collectives_are_near_public_measurements() -> None:
     assert max(errors.values()) < 0.3, errors
     assert np.median(list(errors.values())) < 0.08
     assert sums_in_network < 0.8
+
+
+def test_gathers_over_nodes_with_one_rank_each_take_aggregated_trees() -> None:
+    """NCCL's own model (src/graph/tuning.cc): part of a step for each doubling of the nodes, 2.8 us for each rank."""
+    rates = replace(rates_with(network="infiniband"), aggregated_trees=True)
+    by_ring = replace(rates, aggregated_trees=False)
+    alone = group_of(64, 1, reach_of_ranks(1))
+    expected_s = rates.collective_s + 6 * rates.network_latency_s / 3.5 + 64 * 2.8e-6
+    assert ring_s(rates, alone, 64) == pytest.approx(expected_s, rel=1e-3)
+    assert ring_s(by_ring, alone, 64) > 4 * expected_s
+    for size, scatters, group in ((GIB, True, alone), (KIB, False, group_of(64, 1, reach_of_ranks(8)))):
+        assert ring_s(rates, group, size, scatters=scatters) == ring_s(by_ring, group, size, scatters=scatters)
+    assert ring_s(rates, alone, KIB, 2) == ring_s(by_ring, alone, KIB, 2)
+
+
+def test_only_software_with_a_new_nccl_has_aggregated_trees() -> None:
+    has_them = [name for name in catalog.names("software") if software_of(name).aggregated_trees]
+    assert has_them == ["megatron-bridge", "megatron-core", "shardwright", "torchtitan-2025"]
 
 
 @pytest.mark.parametrize("network", NETWORKS)

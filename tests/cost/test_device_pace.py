@@ -105,6 +105,21 @@ def test_attention_takes_an_exponential_for_each_score(width: int, tflops: float
     assert scores.flops / scores_s(rates, scores, backward=False) == pytest.approx(1e12 * tflops, rel=0.03)
 
 
+@pytest.mark.parametrize(("device", "width", "tflops"), [("b200-sxm", 128, 1613), ("gb200-nvl72", 64, 1157)])
+def test_kernels_for_blackwell_hide_exponentials(device: str, width: int, tflops: float) -> None:
+    """FlashAttention 4 (arXiv 2603.05451) and cuDNN (github.com/Dao-AILab/flash-attention, pull request 2605) alone,
+    16k tokens, no mask: products at the share of the peak that large ones of cuBLAS reach alone."""
+    run = replace(RUN, device=device)
+    peak, exponentials = device_of(device).peak_flops("bf16"), device_of(device).exponentials_t_per_s * 1e12
+    rates = replace(
+        rates_of(run, shipped()), attention_forward=0.79 * peak, exponentials=exponentials, attention_half=0
+    )
+    scores = Scores(pairs=2048 / width * 16384.0**2, length=16384, width=2 * width)
+    assert scores.flops / scores_s(rates, scores, backward=False) == pytest.approx(1e12 * tflops, rel=0.03)
+    one_by_one = replace(rates, exponentials_hidden=0.0)
+    assert scores_s(one_by_one, scores, backward=False) > 1.3 * scores_s(rates, scores, backward=False)
+
+
 def test_blackwell_ultra_takes_twice_as_many_exponentials() -> None:
     scores = Scores(pairs=1e12, length=8192, width=256)
     b200, b300 = (rates_of(replace(RUN, device=device), shipped()) for device in ("b200-sxm", "b300-sxm"))

@@ -27,8 +27,9 @@ def run_on(device: str, fields: Mapping[str, object] = MODEL, **precision: str) 
     ("run", "facts"),
     [
         (run_on("h100-sxm"), set()),
-        (run_on("b200-sxm"), set()),
-        (run_on("b200-sxm", float8="rowwise"), {"device"}),  # one family tells that rate
+        (run_on("a100-sxm-80g"), set()),
+        (run_on("b200-sxm"), {"device"}),  # one family of runs tells that rate
+        (run_on("b200-sxm", float8="rowwise"), {"device"}),
         (run_on("b300-sxm"), {"device"}),  # a B200 under another power limit
         (run_on("mi300x"), {"device"}),
         (run_on("h100-sxm", EXPERTS), {"experts"}),

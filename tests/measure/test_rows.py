@@ -280,27 +280,64 @@ def test_overlap_that_a_column_says_is_added() -> None:
     assert software(software="nemo", overlap="dp") == "nemo"  # which overlaps it anyway
 
 
-@pytest.mark.parametrize("plan", [{}, {"tp": "1", "zero_stage": "3"}, {"pp": "2", "zero_stage": "1", "sp": "1"}])
+@pytest.mark.parametrize("plan", [{}, {"tp": "1", "mbs": "2"}, {"pp": "2", "recompute": "full"}])
 @pytest.mark.parametrize(
     ("columns", "name"),
     [
         ({"date": "2021-04"}, "megatron-2021"),
         ({"date": "2023-02"}, "flash-2023"),
         ({}, "flash-2023"),  # an A100
+        ({"precision": "fp16"}, "megatron-2021"),
         ({"gpu": "H100"}, "large-2024"),
-        ({"gpu": "B200"}, "megatron-bridge"),
-        ({"gpu": "GB200", "date": "2025-06"}, "nemo"),
+        ({"gpu": "H100", "precision": "fp8"}, "megatron-bridge"),
+        ({"gpu": "B200"}, "large-2024"),
+        ({"gpu": "B200", "precision": "nvfp4"}, "megatron-bridge"),
+        ({"gpu": "GB200", "precision": "mxfp8", "date": "2025-06"}, "nemo"),
+        ({"gpu": "MI300X", "precision": "fp8"}, "large-2024"),
         ({"gpu": "V100-32G", "precision": "fp16"}, "megatron-2021"),
         ({"gpu": "TPU v4", "date": "2022-04"}, "xla-2021"),
         ({"software": "abacus@2022-06"}, "megatron-2022"),
     ],
 )
-def test_the_usual_software_does_not_depend_on_the_plan(
-    plan: dict[str, str], columns: dict[str, str], name: str
-) -> None:
+def test_the_usual_software(plan: dict[str, str], columns: dict[str, str], name: str) -> None:
     row = measured(TableLine(2, ROW | {"software": ""} | plan | columns))
     assert row.run is not None and row.run.software == name
     assert not row.knows_software
+
+
+@pytest.mark.parametrize(
+    ("columns", "name"),
+    [
+        ({"zero_stage": "3"}, "fsdp-2023"),
+        ({"zero_stage": "3", "gpu": "H100", "precision": "fp8"}, "fsdp-2024"),
+        ({"zero_stage": "3", "gpu": "GB200", "precision": "fp8"}, "megatron-bridge"),
+        ({"zero_stage": "3", "gpu": "TPU v5p"}, "xla"),
+        ({"zero_stage": "1"}, "flash-2023"),
+        ({"zero_stage": "1", "precision": "fp16"}, "megatron-deepspeed"),
+        ({"zero_stage": "2", "gpu": "V100-32G", "precision": "fp16", "date": "2019-10"}, "megatron-2021"),
+        ({"sp": "1", "precision": "fp16"}, "megatron-2022"),
+        ({"recompute": "selective", "date": "2021-12"}, "megatron-2022"),
+    ],
+)
+def test_usual_software_that_can_run_the_plan(columns: dict[str, str], name: str) -> None:
+    assert software(software="", **columns) == name
+
+
+@pytest.mark.parametrize(
+    ("column", "without", "name"),
+    [
+        ("megatron-lm@2022-06", "megatron-2022", "megatron-2021"),  # a month after it began
+        ("megatron-lm@2022-08", "megatron-2022", "flash-2023"),  # a month before the next one
+        ("megatron-lm@2021-04", "megatron-2021", "megatron-2022"),  # the first that is left
+        ("megatron-lm", "large-2024", "flash-2023"),
+        ("megatron-2022@2022-06", "megatron-2022", "megatron-2021"),
+        ("internevo@2023-06", "internevo", "flash-2023"),  # the usual one
+    ],
+)
+def test_a_generation_that_the_catalog_lacks_is_as_the_nearest_one(column: str, without: str, name: str) -> None:
+    row = measured(TableLine(2, ROW | {"software": column}), frozenset({without}))
+    assert row.run is not None and row.run.software == name
+    assert row.knows_software == column.startswith("megatron-lm")
 
 
 def test_texts_change_no_prediction() -> None:

@@ -87,6 +87,16 @@ def test_plain_plans_are_the_account(model: str, further: int) -> None:
             )
 
 
+@pytest.mark.parametrize("zero", [2, 3])
+def test_two_directions_share_state_without_replicas(zero: int) -> None:
+    """DualPipe holds each stage twice, so that ZeRO gathers and reduces over its two ranks where dp is 1, too."""
+    job = job_of("llama3-8b", 1, 64)
+    plan = job.plan.model_copy(update={"dp": 1, "pp": 8, "schedule": "dualpipe", "zero": zero})
+    job = job.model_copy(update={"plan": plan})
+    for exact, found in zip(job_memory(job), rank_memory(run_of(job), shipped()), strict=True):
+        assert float(found.buffers) == pytest.approx(exact.buffers_bytes, rel=0.05)
+
+
 @pytest.mark.parametrize("gradients", ["float32", "compute"])
 def test_updates_of_matrices_are_near_the_account(gradients: str) -> None:
     """Muon borrows for matrices that are exchanged together, of one layer or several."""

@@ -268,7 +268,7 @@ def test_a_large_space_has_a_first_plan_before_its_layers_are_bounded(monkeypatc
         raise FirstPlanError(job().plan)
 
     monkeypatch.setattr(bounds, "microbatch_s", counted)
-    monkeypatch.setattr("shardwright.planner.search.branch_and_bound.tell_best", told)
+    monkeypatch.setattr("shardwright.planner.search.branch_and_bound.tell_bound", told)
     with pytest.raises(FirstPlanError):
         search(load_job("deepseek-v3"), constraints_of((), ()), shipped())
     assert sum(bounded) < 1000

@@ -65,9 +65,9 @@ def _best_words(record: logging.LogRecord) -> str:
         return ""
     from shardwright.report.plans_text import job_words, step_text
 
-    return say(
-        "So far: {step} a step with {plan}", step=step_text(getattr(record, "step_s", 0.0)), plan=job_words(best)
-    )
+    is_bound = getattr(record, "is_bound", False)
+    template = "So far: at least {step} a step with {plan}" if is_bound else "So far: {step} a step with {plan}"
+    return say(template, step=step_text(getattr(record, "step_s", 0.0)), plan=job_words(best))
 
 
 def _words(record: logging.LogRecord) -> str:

@@ -35,6 +35,9 @@ class CalibrationSpec(Spec):
     attention_cudnn: Share = Field(0.55, description="The same of cuDNN's, and of FlashAttention 3.")
     attention_backward: Ratio = Field(0.8, description="Rate of attention's backward, as a share of its forward's.")
     attention_half: Half = Field(300.0, description="Keys of a sequence at which attention reaches half its rate.")
+    exponentials_hidden: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.0, description="Share of the shorter of attention's products and its exponentials that the longer hides."
+    )
     memory: Share = Field(0.85, description="Share of the memory's bandwidth that elementwise kernels reach.")
     inner_half: Half = Field(150.0, description="Inner dim at which a product reaches half its rate.")
     misaligned: Share = Field(0.8, description="Rate of products whose rows are not whole cache lines.")

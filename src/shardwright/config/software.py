@@ -204,6 +204,10 @@ class SoftwareSpec(Spec):
     memory_counter: Literal["allocated", "reserved"] = Field(
         "allocated", description="Counter of torch's allocator that it reports as a run's memory."
     )
+    aggregated_trees: bool = Field(
+        False,
+        description="NCCL is 2.23 or newer, which gathers and scatters by aggregated trees where each rank has a node.",
+    )
     step_bytes: Number = Field(
         0.0, description="Bytes of copies during the update, by element of the optimizer state of a rank."
     )
@@ -272,6 +276,10 @@ class SoftwareSpec(Spec):
     expert_dedupe: bool = Field(
         False,
         description="A token crosses the network once for each domain that has experts for it, not for each expert.",
+    )
+    expert_pipelined: bool = Field(
+        False,
+        description="A domain sends such tokens on to its ranks while it receives others; if not, one after the other.",
     )
     rank_dedupe: bool = Field(
         False,
@@ -355,13 +363,29 @@ def usual_software() -> tuple[str, ...]:
     return tuple(name for name in catalog.names("software") if software_of(name).is_usual)
 
 
-def generation_of(framework: str, month: str, is_compiled: bool = False) -> str:
-    """The catalog name of a framework's generation in a month such as 2023-10, without a month of the newest. Software
-    may be named by its catalog name, too. Nothing if the catalog does not describe it."""
+def generation_of(framework: str, month: str, is_compiled: bool = False, without: frozenset[str] = frozenset()) -> str:
+    """The catalog name of a framework's generation in a month such as 2023-10, without a month of the newest; if none
+    is so old, the oldest. Software may be named by its catalog name, too. Nothing if the catalog does not describe it.
+
+    Entries in `without` are taken not to be in the catalog. For a month of theirs the generation stands whose time is
+    nearest, before or after.
+    """
     specs = [spec for name in catalog.names("software") if framework in (spec := software_of(name)).frameworks]
-    if not specs:
-        return framework if framework in catalog.names("software") else ""
     specs = [spec for spec in specs if spec.compiled in (is_compiled, None)] or specs
     generations = sorted((spec.since, spec.name) for spec in specs)
-    before = [name for since, name in generations if not month or since <= month]
-    return before[-1] if before else generations[0][1]
+    there = [entry for entry in generations if entry[1] not in without]
+    if not there:
+        return framework if framework in catalog.names("software") and framework not in without else ""
+    before = [entry for entry in there if not month or entry[0] <= month]
+    after = there[len(before) :]
+    if not (before and after):
+        return before[-1][1] if before else after[0][1]
+    gap = [since for since, _ in generations if before[-1][0] < since <= month]
+    is_nearer = gap and _months(after[0][0]) - _months(month) < _months(month) - _months(gap[0])
+    return after[0][1] if is_nearer else before[-1][1]
+
+
+def _months(month: str) -> int:
+    """The months of our era before one such as 2023-10."""
+    year, _, number = month.partition("-")
+    return 12 * int(year) + int(number)

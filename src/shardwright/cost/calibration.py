@@ -136,11 +136,13 @@ class Rates:
     network_latency_s: float  # of a step between domains
     peer_s: float  # that an all-to-all between domains takes longer for each further rank
     collective_s: float  # that any collective takes beside its steps
+    aggregated_trees: bool  # True if gathers and scatters over nodes with one rank each may take them
     gap_s: float  # between two kernels that the host launched in time
     launch_s: float  # of the host, to launch a kernel
     attention_forward: float
     attention_backward: float
     exponentials: float  # by second; infinite if they are unknown
+    exponentials_hidden: float  # share of the shorter of exponentials and products that the longer hides
     attention_half: float  # keys of a sequence at which attention reaches half its rate
     inner_half: float  # inner dim at which a product reaches half its rate
     misaligned: float
@@ -377,6 +379,7 @@ def rates_of(run: Run, constants: Constants) -> Rates:
         switch_reduce=_link_bytes_per_s(run, device) * device_rate("switch_reduce"),
         attention_forward=attention, attention_backward=attention * device_rate("attention_backward"),
         exponentials=device.exponentials_t_per_s * 1e12 * share or inf,
+        exponentials_hidden=device_rate("exponentials_hidden"), aggregated_trees=software.aggregated_trees,
         attention_half=device_rate("attention_half"), inner_half=device_rate("inner_half"),
         misaligned=device_rate("misaligned"), element_bytes=run.grid.element_bytes,
         host=device.host_gb_per_s * 1e9 * device_rate("host"),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from shardwright.config.cluster import ClusterSpec
 from shardwright.config.phrase import say
 from shardwright.cost.calibration import Rates, rates_of, shipped
-from shardwright.cost.collective_time import all_to_all_s, nccl_ring_s, nccl_trees_s, ring_s
+from shardwright.cost.collective_time import all_to_all_s, nccl_aggregated_trees_s, nccl_ring_s, nccl_trees_s, ring_s
 from shardwright.cost.topology import Group, group_of, reach_of_ranks
 from shardwright.cost.wire_bytes import RING_ROUNDS, all_to_all_sent, ring_sent
 from shardwright.layers.query import Run
@@ -26,7 +26,7 @@ from shardwright.sharding.collective_steps import (
     steps_of,
 )
 
-TWO_TREES = "two trees"
+TWO_TREES, AGGREGATED_TREES = "two trees", "aggregated trees"
 MOST_PLAYED = 256  # ranks of a group whose steps are listed; a larger one has the algorithms of predictions alone
 ON_RINGS = ("all-gather", "reduce-scatter", "all-reduce")
 
@@ -101,6 +101,8 @@ def priced_algorithms(rates: Rates, group: Group, kind: CollectiveKind, num_byte
         rows = [_played(rates, group, kind, name, num_bytes) for name in names]
     if kind == "all-reduce":
         rows.append(_two_trees(rates, group, num_bytes))
+    elif kind in ON_RINGS:
+        rows += _aggregated_trees(rates, group, num_bytes)
     predicted_s = _predicted_s(rates, group, kind, num_bytes)
     nearest = min(rows, key=lambda row: abs(row.seconds - predicted_s), default=None) if predicted_s else None
     return [
@@ -164,3 +166,11 @@ def _two_trees(rates: Rates, group: Group, num_bytes: int) -> PricedAlgorithm:
     out_bytes = 0.0 if domains == 1 else num_bytes * (1.0 if domains == 2 else 2.0)
     seconds = float(nccl_trees_s(rates, group, num_bytes))
     return PricedAlgorithm(TWO_TREES, 0, 2 * num_bytes * (inside - 1) / inside, out_bytes, seconds)
+
+
+def _aggregated_trees(rates: Rates, group: Group, num_bytes: int) -> list[PricedAlgorithm]:
+    """NCCL's parallel aggregated trees, where it has them. As in a ring each rank sends all pieces but one."""
+    seconds = float(nccl_aggregated_trees_s(rates, group, num_bytes))
+    if math.isinf(seconds):
+        return []
+    return [PricedAlgorithm(AGGREGATED_TREES, 0, 0.0, ring_sent(group, num_bytes, 1).total, seconds)]

@@ -23,13 +23,18 @@ _SMALL_STEP, _SMALL_BYTES = 0.6 / 3.4, 4.0
 # and in the chains inside them; and latency of a step, for large and for small messages.
 _TREE_NETWORK, _PAIR_NETWORK, _TREE_LINK = 0.76, 0.95, 0.77
 _TREE_STEP, _SMALL_TREE_STEP = 2.0, 0.5
+# NCCL's parallel aggregated trees, against rings (src/graph/tuning.cc): share of the bandwidth between domains, latency
+# of a step, and seconds for each rank.
+_AGGREGATED_NETWORK, _AGGREGATED_STEP, _AGGREGATED_RANK_S = 0.75, 1 / 3.5, 2.8e-6
 _LEAST_SWITCHED = 5  # ranks in a domain from which NCCL lets its switches sum
 _SWITCHED_S = 2.4e-5  # that the way through the switch takes, there and back
 
 
 def ring_s(rates: Rates, group: Group, size_bytes: Numbers, rounds: Numbers = 1, scatters: bool = False) -> Numbers:
-    """Seconds of a collective of a tensor of `size_bytes` in full. One round is an all-gather, or a reduce-scatter if
-    `scatters`; two rounds are an all-reduce, by a ring or by trees, whatever is faster.
+    """Seconds of a collective of a tensor of `size_bytes` in full, by its fastest algorithm.
+
+    One round is an all-gather, or a reduce-scatter if `scatters`, by a ring or by aggregated trees; two rounds are an
+    all-reduce, by a ring or by two trees.
 
     An empty tensor, or a group of one rank, takes no time.
     """
@@ -38,8 +43,9 @@ def ring_s(rates: Rates, group: Group, size_bytes: Numbers, rounds: Numbers = 1,
         return np.where(rounds == 2, _measured_s(rates, group, "all_reduce", size_bytes), round_s)
     by_ring_s = nccl_ring_s(rates, group, size_bytes, rounds)
     by_tree_s = np.minimum(by_ring_s, nccl_trees_s(rates, group, size_bytes))
+    round_s = np.minimum(by_ring_s, nccl_aggregated_trees_s(rates, group, size_bytes))
     is_empty = (np.asarray(size_bytes) <= 0) | (np.asarray(group.size) <= 1)
-    return np.where(is_empty, 0.0, np.where(np.asarray(rounds) == 2, by_tree_s, by_ring_s))
+    return np.where(is_empty, 0.0, np.where(np.asarray(rounds) == 2, by_tree_s, round_s))
 
 
 def nccl_ring_s(rates: Rates, group: Group, size_bytes: Numbers, rounds: Numbers) -> Numbers:
@@ -81,6 +87,19 @@ def nccl_trees_s(rates: Rates, group: Group, size_bytes: Numbers) -> Numbers:
     return rates.collective_s + np.minimum(plain_s, small_s)
 
 
+def nccl_aggregated_trees_s(rates: Rates, group: Group, size_bytes: Numbers) -> Numbers:
+    """Seconds of an all-gather or a reduce-scatter by parallel aggregated trees: a logarithm of steps, and a part that
+    grows with the ranks (Jeaugey 2025, arXiv 2506.20252, and NCCL's own model, src/graph/tuning.cc).
+
+    Infinite where NCCL has none: it takes them from 2.23 on, and only if each rank has a domain of its own.
+    """
+    is_alone = rates.aggregated_trees & (np.asarray(group.inside) == 1) & (np.asarray(group.size) > 1)
+    steps_s = np.log2(np.maximum(group.size, 1)) * _AGGREGATED_STEP * rates.network_latency_s
+    sent_bytes = size_bytes * (group.size - 1) / group.size
+    bytes_s = sent_bytes / (_AGGREGATED_NETWORK * rates.network * group.ports)
+    return np.where(is_alone, rates.collective_s + steps_s + _AGGREGATED_RANK_S * group.size + bytes_s, np.inf)
+
+
 def exchange_s(rates: Rates, group: Group, exchange: Exchange) -> Numbers:
     """Seconds of a collective of an operator that sums, gathers or scatters."""
     return ring_s(rates, group, exchange.size, RING_ROUNDS[exchange.kind], scatters=exchange.kind == "reduce_scatter")
@@ -108,13 +127,18 @@ def copies_sent(topk: int, domains: Numbers) -> Numbers:
 
 
 def all_to_all_s(
-    rates: Rates, group: Group, size_bytes: Numbers, crossing_share: Numbers = 1.0, link_share: Numbers = 1.0
+    rates: Rates,
+    group: Group,
+    size_bytes: Numbers,
+    crossing_share: Numbers = 1.0,
+    link_share: Numbers = 1.0,
+    is_pipelined: bool = True,
 ) -> Numbers:
     """Seconds of an all-to-all: each rank sends 1 / n of its `size_bytes` to every other rank.
 
     `crossing_share` is the share of the data for other domains that crosses the network. If it is below 1, each domain
-    receives one copy of a token and sends it on to its ranks over the fast links. `link_share` is the share of the data
-    that takes the fast links.
+    receives one copy of a token and sends it on to its ranks over the fast links, while it receives others if
+    `is_pipelined`. `link_share` is the share of the data that takes the fast links.
     """
     if _has_measurements(rates, "all_to_all"):
         return _measured_s(rates, group, "all_to_all", size_bytes)
@@ -124,7 +148,9 @@ def all_to_all_s(
     network_s = size_bytes * group.network_share(crossing_share) / rates.network
     between_s = 2 * rates.network_latency_s + (n - inside) * rates.peer_s
     latency_s = rates.collective_s + rates.link_latency_s + np.where(crosses, between_s, 0.0)
-    return np.where(link_s + network_s > 0, np.maximum(link_s, network_s) + latency_s, 0.0)
+    is_two_hops = (np.asarray(crossing_share) < 1) & (not is_pipelined)
+    both_s = np.where(is_two_hops & (network_s > 0), link_s + network_s, np.maximum(link_s, network_s))
+    return np.where(link_s + network_s > 0, both_s + latency_s, 0.0)
 
 
 def message_s(rates: Rates, pipeline: Group, size_bytes: Numbers) -> Numbers:

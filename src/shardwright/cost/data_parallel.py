@@ -21,6 +21,7 @@ from shardwright.layers.chains import chains
 from shardwright.layers.operators import FLOAT32
 from shardwright.layers.query import Run
 from shardwright.layers.stage_contents import PipelineRanks
+from shardwright.sharding.groups import num_replicas
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class DataParallel:
             gather_s = beside(rates, gather_s, self.updates_s())
         early_s = beside(rates, early_s, (grid.num_microbatches - 1) * self.pace.total)
         seconds = np.max(early_s + reduce_s + gather_s, axis=0) + self._tied_s()
-        return np.where((grid.zero == 3) & (grid.replicas > 1), put_off_s, seconds)
+        return np.where((grid.zero == 3) & (num_replicas(grid) > 1), put_off_s, seconds)
 
     def exposed_reduce_s(self, reduce_s: Numbers, last_s: Numbers) -> Numbers:
         """Seconds for which reducing gradients outlasts the backward that makes them, from the first two of

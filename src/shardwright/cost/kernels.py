@@ -65,7 +65,9 @@ def scores_s(rates: Rates, scores: Scores, backward: bool) -> Numbers:
 
     Public figures of FlashAttention 3 on H100 (arXiv 2407.08608, figure 5: 497, 648 and 756 TFLOP/s with heads of 64,
     128 and 256) are, within 3 %, products at 0.955 of the peak and exponentials at the rate of the hardware, one after
-    the other.
+    the other. Kernels for Blackwell hide most of the shorter behind the longer: FlashAttention 4's 1,613 TFLOP/s on
+    B200 with heads of 128 (arXiv 2603.05451) and cuDNN's 1,157 on GB200 with heads of 64 (github.com/Dao-AILab/
+    flash-attention, pull request 2605) are products at 0.79 of the peak, as cuBLAS reaches, and 0.87 hidden.
     """
     if rates.measured is not None and rates.measured.knows("attention", rates.number):
         heads = scores.flops / (_HEAD_FLOPS * scores.length**2)
@@ -73,7 +75,9 @@ def scores_s(rates: Rates, scores: Scores, backward: bool) -> Numbers:
     rate = rates.attention_backward if backward else rates.attention_forward
     share = scores.length / (scores.length + rates.attention_half)
     products_s = scores.flops * (2.5 if backward else 1.0) / rate
-    return (products_s + scores.pairs / rates.exponentials) / share
+    exponentials_s = scores.pairs / rates.exponentials
+    hidden_s = rates.exponentials_hidden * np.minimum(products_s, exponentials_s)
+    return (products_s + exponentials_s - hidden_s) / share
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,8 @@ class Costing:
             return ring_pass_s(rates, group, exchange.size)
         if exchange.axis == "ep":
             copies, rank_copies = self._copies_of_tokens(group)
-            return all_to_all_s(rates, group, exchange.size, copies, rank_copies) * self._imbalance
+            is_pipelined = self.software.expert_pipelined
+            return all_to_all_s(rates, group, exchange.size, copies, rank_copies, is_pipelined) * self._imbalance
         if exchange.kind == "all_to_all":
             return all_to_all_s(rates, group, exchange.size)
         factor = rates.tensor_factor if exchange.axis == "tp" else 1.0

@@ -11,6 +11,7 @@ from shardwright.config.plan import PlanSpec
 from shardwright.config.recompute_facts import optional_recompute_fields
 from shardwright.memory.job_memory import job_memory
 from shardwright.schedule.job_program import plan_faults
+from shardwright.sharding.groups import num_replicas
 from shardwright.sharding.memory_account import RankMemory
 
 
@@ -37,7 +38,7 @@ def effects(job: JobSpec, rank: int, current: RankMemory) -> Iterator[Effect]:
 def _strategies(job: JobSpec) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
     """(name, effect in words, section of the job, the section's fields without the strategy)."""
     plan = job.plan
-    if plan.zero and plan.replicas > 1:
+    if plan.zero and num_replicas(plan) > 1:
         shared = {1: "optimizer state", 2: "optimizer state and gradients", 3: "optimizer state, gradients, parameters"}
         does = say(
             "replicas share {state}; gradients are scattered, and parameters gathered", state=say(shared[plan.zero])

@@ -311,22 +311,23 @@ def _order(rows: Sequence[Predicted], tiers: str) -> dict[str, dict[str, float]]
 
 
 def _unseen(runs: Path, headline: list[Predicted]) -> dict[str, dict[str, Any]]:
-    """Scores if each family is predicted by constants that were fitted without it; if also no description of software
-    is used that it has alone; and if the columns that say what software ran are empty in every row."""
-    left, blind = [], []
+    """Scores if each family is predicted by constants that were fitted without it; if also the catalog lacks the
+    descriptions of software that it has alone; and if the columns that say what software ran are empty in every row."""
+    left, own, blind = [], [], []
     lines = {line.number: line for line in read_lines(runs)}
+    families: dict[str, set[str]] = {}
+    for p in headline:
+        families.setdefault(_described_by(p), set()).add(p.row.family)
     folds = left_out()
     for number, (family, constants) in enumerate(folds.items()):
         tell_share(family, number / len(folds))
         rows, without = [p.row for p in headline if p.row.family == family], shipped() | dict(constants)
+        alone = frozenset(name for name, having in families.items() if having == {family})
         left += predict(rows, without)
+        own += predict([measured(lines[row.line], alone) for row in rows], without)
         blind += predict([_without_software(lines[row.line]) for row in rows], without)
     if not left:
         return {"cross_validated": {}, "software_left_out": {}, "software_blind": {}}
-    families: dict[str, set[str]] = {}
-    for p in left:
-        families.setdefault(_described_by(p), set()).add(p.row.family)
-    own = [unnamed if len(families[_described_by(p)]) == 1 else p for p, unnamed in zip(left, blind, strict=True)]
     scores = {"cross_validated": left, "software_left_out": own, "software_blind": blind}
     predicted = {name: [p for p in some if p.ratio] for name, some in scores.items()}
     return {

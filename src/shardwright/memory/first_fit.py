@@ -16,6 +16,7 @@ from shardwright.config.phrase import both, say
 from shardwright.config.units import memory_text
 from shardwright.memory.job_memory import job_memory
 from shardwright.schedule.job_program import plan_faults
+from shardwright.sharding.groups import num_replicas
 
 # Share of the memory that the account may take: operators need some while they run, and allocators waste some.
 USABLE = 0.8
@@ -74,7 +75,7 @@ def way_out(job: JobSpec, room_bytes: int) -> str:
 
 def _candidates(job: JobSpec) -> Iterator[dict[str, Any]]:
     plan = job.plan
-    zeros: list[dict[str, Any]] = [{"zero": stage} for stage in range(plan.zero + 1, 4) if plan.replicas > 1]
+    zeros: list[dict[str, Any]] = [{"zero": stage} for stage in range(plan.zero + 1, 4) if num_replicas(plan) > 1]
     recompute: list[dict[str, Any]] = [{"recompute": "full"}] if plan.recompute == "none" else []
     smaller: list[dict[str, Any]] = [
         {"microbatch_size": size} for size in reversed(divisors(plan.microbatch_size)) if size < plan.microbatch_size

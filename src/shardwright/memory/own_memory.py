@@ -35,7 +35,7 @@ from shardwright.memory.activations import (
 from shardwright.memory.kept_tensors import Bytes, Share
 from shardwright.memory.layer_memory import LayerMemory, further_layers
 from shardwright.memory.state_bytes import FLOAT, ElementBytes, HeldElements, state_bytes
-from shardwright.sharding.groups import SHARDS, layout
+from shardwright.sharding.groups import SHARDS, layout, num_replicas
 from shardwright.sharding.optimizer_state import moments_of
 
 _OF_LAYER, _OF_ENDS = 4, 8  # rows of a kind of layer, and of embedding, head and further tokens
@@ -287,12 +287,12 @@ def held_buffers(
     next_stage = np.minimum(2 * layer, stage) * is_several
     stage3_bytes = stage3_bytes + gradient * np.where(by_run, stages + next_stage, np.minimum(arriving, stage))
     num_bytes = np.where(grid.zero == 3, stage3_bytes, np.where(grid.zero == 2, stage2_bytes, 0.0))
-    num_bytes = np.where(grid.replicas > 1, num_bytes, 0.0)
+    num_bytes = np.where(num_replicas(grid) > 1, num_bytes, 0.0)
     if recipe := _job_of(run).precision.float8_facts:  # weights are kept in fp8
         resident_routed = routed * (1 - is_borrowed)  # they stay in memory
         num_bytes = num_bytes + recipe.num_weight_casts * (
             resident_routed + np.where(grid.zero < 3, num_borrowed - tables, stage)
         )
     if COMPRESSIONS[grid.compress].kept_elements is not None:
-        num_bytes = num_bytes + FLOAT * (common + routed * shares_routed) * (grid.replicas > 1)
+        num_bytes = num_bytes + FLOAT * (common + routed * shares_routed) * (num_replicas(grid) > 1)
     return num_bytes

@@ -32,7 +32,7 @@ from shardwright.layers.query import PlanGrid, Run
 from shardwright.layers.stage_contents import LayerKind, PipelineRanks, all_ranks
 from shardwright.memory.allocator_slack import StreamBlocks, copy_bytes, largest_block, pending_blocks, stream_blocks
 from shardwright.memory.own_memory import held_activations, held_buffers, held_state
-from shardwright.sharding.groups import SHARDS, layout
+from shardwright.sharding.groups import SHARDS, layout, num_replicas
 from shardwright.sharding.optimizer_state import moments_of
 
 _ONE_BY_ONE = ("none", "selective")  # policies that recompute operators one by one, each just before it is used
@@ -273,9 +273,9 @@ def _state(
         values = np.where(stage == 3, sharded * share, element)
         gradient = np.where(stage == 3, sharded_gradient, software.gradient_bytes) * np.where(stage >= 2, share, 1.0)
         updated = np.where(stage == 3, moments, copy + moments + software.step_bytes) * updated_share
-        gradient = gradient + software.gradient_buckets * (grid.replicas > 1)
+        gradient = gradient + software.gradient_buckets * (num_replicas(grid) > 1)
         if COMPRESSIONS[grid.compress].kept_elements is not None:
-            gradient = gradient + FLOAT32 * (grid.replicas > 1)
+            gradient = gradient + FLOAT32 * (num_replicas(grid) > 1)
         parameters = parameters + elements * (values * (1 - grid.offload_parameters))
         gradients = gradients + elements * gradient
         optimizer = optimizer + elements * (updated * (1 - grid.offload_optimizer))
@@ -296,4 +296,4 @@ def _gathered(run: Run, software: SoftwareSpec, num_elements: Numbers, num_layer
     tables = shape.num_tables * shape.table_elements / grid.tp
     layer = np.maximum(0.0, num_elements - tables) / num_layers
     gathered = (2 * layer + tables) * grid.element_bytes + layer * software.reduce_bytes
-    return np.where((grid.zero == 3) & (grid.replicas > 1), gathered, 0.0)
+    return np.where((grid.zero == 3) & (num_replicas(grid) > 1), gathered, 0.0)

@@ -63,8 +63,9 @@ def read_runs(path: Path) -> list[Measured]:
     return [measured(line) for line in read_lines(path)]
 
 
-def measured(line: TableLine) -> Measured:
-    """The row of a line, with its faults. A row that can't be predicted has a reason."""
+def measured(line: TableLine, without: frozenset[str] = frozenset()) -> Measured:
+    """The row of a line, with its faults. A row that can't be predicted has a reason. Entries of software in `without`
+    are taken not to be in the catalog."""
     unusable = amount_faults(line.row)
     row = {name: value for name, value in line.row.items() if name not in unusable}
     check = check_row(row) if line.row.keys() - {"id"} else RowCheck([], is_readable=False)
@@ -72,7 +73,7 @@ def measured(line: TableLine) -> Measured:
     run, reason = None, "; ".join(faults)
     if check.is_readable:
         try:
-            run = run_of_row(row)
+            run = run_of_row(row, without)
             faults += stage_faults(run)
         except (ValueError, KeyError, ArithmeticError) as error:
             reason = str(error.args[0])
@@ -94,7 +95,7 @@ def measured(line: TableLine) -> Measured:
         ran_out=row.get("oom") == "yes",
         says_recompute=bool(row.get("recompute")),
         knows_recompute=bool(row.get("recompute")) and row.get("recompute_inferred") != "1",
-        knows_software=knows_software(row),
+        knows_software=knows_software(row, without),
         sees_device=row.get("memory_kind") == "driver",
         memory_counter={"allocator": "allocated", "reserved": "reserved"}.get(row.get("memory_kind") or "", ""),
         memory_rank={"first-rank": 0, "last-rank": -1}.get(row.get("memory_kind") or ""),
@@ -120,9 +121,9 @@ def _needed(row: Row, name: str) -> int:
     return whole(row, name)
 
 
-def run_of_row(row: Row) -> Run:
-    """The run that a row describes. ValueError or KeyError names what is missing."""
-    spec, software = device_of(row["gpu"]), software_of_row(row)
+def run_of_row(row: Row, without: frozenset[str] = frozenset()) -> Run:
+    """The run that a row describes; `without` as in `measured`. ValueError or KeyError names what is missing."""
+    spec, software = device_of(row["gpu"]), software_of_row(row, without)
     shape, grid = shape_of_row(row), grid_of_row(row, spec)
     described = software_of(software)
     grid = replace(grid, bucket_bytes=described.bucket_mib * MIB)

@@ -37,7 +37,7 @@ from shardwright.planner.search.plan_block import (
 )
 from shardwright.planner.search.plan_price import fits, prices
 from shardwright.planner.search.results import Best, PlanPlace, SearchTally
-from shardwright.planner.search.search_progress import Phase, tell, tell_best
+from shardwright.planner.search.search_progress import Phase, tell, tell_bound
 from shardwright.planner.search.search_scope import SearchScope
 
 # Plans that are priced in one call, before sharding multiplies them: their columns stay in the cache of a core.
@@ -349,7 +349,7 @@ class _BranchAndBound:
         may_be_shown = priced.laid_out_s < self.limits_s(block.columns["kind"])
         self.shown.take(block, priced.laid_out_s, np.flatnonzero(fitting & may_be_shown))
         if self.corrections.is_empty and (best := self.shown.next_best()) is not None:
-            tell_best(lambda: best.block.plan(best.index, self.job), best.token_s)
+            tell_bound(lambda: best.block.plan(best.index, self.job), best.token_s)
         return block.where(~fitting & may_be_shown)
 
     def kinds(self) -> list[list[PlanPlace]]:

@@ -25,10 +25,19 @@ def tell(phase: Phase, share: float) -> None:
 
 
 def tell_best(job: Callable[[], JobSpec], token_s: float) -> None:
-    """Record the best plan so far: the job under it, which is made only if somebody listens, and seconds of its step.
+    """Record the best simulated plan so far: the job under it, which is made only if somebody listens, and seconds of
+    its step."""
+    _tell_plan(job, token_s, is_bound=False)
 
-    Its time may be that of closed forms, and the exact account may still find that it does not fit.
-    """
+
+def tell_bound(job: Callable[[], JobSpec], token_s: float) -> None:
+    """Record the best plan by closed forms: seconds that its step takes at least. The exact account may still find that
+    it does not fit."""
+    _tell_plan(job, token_s, is_bound=True)
+
+
+def _tell_plan(job: Callable[[], JobSpec], token_s: float, *, is_bound: bool) -> None:
     if LOGGER.isEnabledFor(logging.INFO):
         best = job()
-        LOGGER.info("best plan so far", extra={"best": best, "step_s": token_s * best.tokens_per_step})
+        step_s = token_s * best.tokens_per_step
+        LOGGER.info("best plan so far", extra={"best": best, "step_s": step_s, "is_bound": is_bound})

@@ -39,7 +39,9 @@ from shardwright.simulate.full_step import is_simulated
 
 _LEAST_SHARE = 1e-6  # of a step: a smaller gain counts as none
 _LEAST_SPARE = 1e-3  # share of a step that uneven stages must be able to save
-_NEARLY = 1.03  # times the fastest plan of a kind: layouts adjacent to plans so fast are simulated too
+# Share of the time that layers take in the fastest plan of a kind: layouts adjacent to plans slower by less are
+# simulated too. No layout of layers changes what the optimizer and copies to host memory take.
+_NEARLY = 0.03
 # Share of a device. A plan that needs less by closed forms counts as fitting until its account is made.
 _SURE_ROOM = 0.9
 _MOST_ROUNDS = 24  # of the local search, if one fastest plan after another does not fit
@@ -50,8 +52,8 @@ _LONGEST_STEP = 2**11  # a longer one takes a fifth of a second
 _THOROUGH_KINDS = 3  # get a thorough local search, however long their steps are
 _LISTED_KINDS = 5  # a table has so many lines if the user does not ask for more: all get a local search
 # Times the fastest plan of all: a kind that is not listed and slower does not become the fastest by a local search. In
-# the jobs of the catalog a quick one made a kind up to 3.6 % faster, and then a thorough one up to 0.5 %.
-_MAY_WIN, _MAY_WIN_AFTER = 1.05, 1.02
+# the jobs of the catalog one made a kind up to 3.6 % faster.
+_MAY_WIN = 1.05
 _LONG_STEP_KINDS = 2  # of kinds with longer steps than _LONGEST_STEP only these first ones are searched around
 
 
@@ -110,11 +112,11 @@ class SimulatedPlans:
         chosen.sort(key=lambda item: self._best(item[1]).token_s)
         kinds_shown = [kind for _, kind in chosen[:num_shown]]
         tell(Phase.SIMULATING, 0.45)
-        self._improve(self._that_may_win(kinds_shown, _MAY_WIN), QUICK)
+        self._improve(self._that_may_win(kinds_shown), QUICK)
         tell(Phase.SIMULATING, 0.7)
         thorough_kinds = [
             kind
-            for n, kind in enumerate(self._that_may_win(kinds_shown, _MAY_WIN_AFTER))
+            for n, kind in enumerate(self._that_may_win(kinds_shown))
             if n < _THOROUGH_KINDS or _actions(self._best(kind).job) <= _SHORT_STEP
         ]
         self._improve(thorough_kinds, THOROUGH)
@@ -123,11 +125,11 @@ class SimulatedPlans:
         self._improve([kind for kind in uneven if not _is_long(self._best(kind).job)], UNEVEN)
         return self._first_fitting(chosen, num_shown)
 
-    def _that_may_win(self, kinds: Sequence[_Kind], times: float) -> list[_Kind]:
-        """The kinds with a plan that are listed first, or whose fastest plan takes at most so many times as long as the
-        fastest of all; fastest first."""
+    def _that_may_win(self, kinds: Sequence[_Kind]) -> list[_Kind]:
+        """The kinds with a plan that are listed first, or whose fastest plan may become the fastest of all by a
+        local search; fastest first."""
         with_plans = sorted((kind for kind in kinds if kind.plans), key=lambda kind: self._best(kind).token_s)
-        most_s = times * self._best(with_plans[0]).token_s if with_plans else 0.0
+        most_s = _MAY_WIN * self._best(with_plans[0]).token_s if with_plans else 0.0
         return [kind for n, kind in enumerate(with_plans) if n < _LISTED_KINDS or self._best(kind).token_s <= most_s]
 
     def _first_fitting(self, kinds: Sequence[tuple[Sequence[PlanPlace], _Kind]], num_shown: int) -> list[SimulatedPlan]:
@@ -251,7 +253,7 @@ class SimulatedPlans:
         """
         for plan in list(kind.plans.values()):
             is_short = 0 < _actions(plan.job) <= _SHORT_STEP
-            if not (plan.job.plan.layout and is_short and plan.token_s < _NEARLY * self._best(kind).token_s):
+            if not (plan.job.plan.layout and is_short and plan.token_s < _nearly_s(self._best(kind))):
                 continue
             if (key := plan_key(plan.job)) not in kind.laid_out:
                 kind.laid_out.add(key)
@@ -374,6 +376,12 @@ def _is_long(job: JobSpec) -> bool:
 def _actions(job: JobSpec) -> int:
     """Stages times microbatches of a step; 0 if it is not simulated."""
     return job.plan.num_stages * job.num_microbatches if is_simulated(job) else 0
+
+
+def _nearly_s(best: SimulatedPlan) -> float:
+    """Seconds a token below which a plan is nearly as fast as the fastest one of its kind."""
+    layers_share = 1 - (best.time.optimizer + best.time.host) / best.time.total
+    return best.token_s * float(1 + _NEARLY * layers_share)
 
 
 def _seconds(plan: SimulatedPlan) -> float:
