@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from shardwright.config.attention_sections import LatentSpec, WindowSpec
+from shardwright.config.checks.check_model import model_faults
 from shardwright.config.model import ModelSpec
 from shardwright.config.model_shape import shape_of
 from shardwright.config.rotary_scaling import RotaryScalingSpec
@@ -55,14 +56,14 @@ LATENT: dict[str, Any] = {"kv_rank": 12, "q_rank": 10, "nope_dim": 4, "rope_dim"
     ],
 )
 def test_contradictions_are_told(fields: dict[str, Any], said: str) -> None:
-    faults = ModelSpec(**{"heads": 8} | fields).faults()
+    faults = model_faults(ModelSpec(**{"heads": 8} | fields))
     assert len(faults) == 1
     assert said in faults[0]
 
 
 def test_hidden_need_not_split_into_heads_whose_widths_are_given() -> None:
-    assert ModelSpec(hidden=100, heads=8, latent=LatentSpec(**LATENT)).faults() == []
-    assert ModelSpec(hidden=128, heads=8, kv_heads=8, latent=LatentSpec(**LATENT)).faults() == []
+    assert model_faults(ModelSpec(hidden=100, heads=8, latent=LatentSpec(**LATENT))) == []
+    assert model_faults(ModelSpec(hidden=128, heads=8, kv_heads=8, latent=LatentSpec(**LATENT))) == []
 
 
 @pytest.mark.parametrize("q_rank", [0, 10])

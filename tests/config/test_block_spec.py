@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from shardwright.config.checks.check_model import model_faults
 from shardwright.config.model import ModelSpec
 from shardwright.sharding.stage_parameters import num_active_parameters, num_parameters
 
@@ -30,7 +31,7 @@ SHAPE: dict[str, Any] = {"layers": 3, "hidden": 32, "heads": 8, "ffn": 40, "voca
     ],
 )
 def test_contradictions_are_told(fields: dict[str, Any], said: str) -> None:
-    faults = ModelSpec(**{"heads": 8} | fields).faults()
+    faults = model_faults(ModelSpec(**{"heads": 8} | fields))
     assert len(faults) == 1
     assert said in faults[0]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from shardwright.config.base import PlanError
+from shardwright.config.field_texts import field_faults
 from shardwright.config.phrase import (
     LANGUAGES,
     Phrase,
@@ -21,6 +22,8 @@ from shardwright.config.phrase import (
     read_catalog,
     say,
 )
+from shardwright.config.pydantic_messages import PYDANTIC_MESSAGES, message_phrase
+from shardwright.report.page_document import templates_said
 
 SOURCE = Path(__file__).parents[2] / "src" / "shardwright"
 OTHERS = [language for language in LANGUAGES if language != "en"]
@@ -48,8 +51,10 @@ def templates_of(file: Path) -> set[str]:
 
 @cache  # and not when tests are collected, which each process of the suite does
 def all_templates() -> list[str]:
-    """The templates of the whole source."""
-    return sorted({template for file in SOURCE.rglob("*.py") for template in templates_of(file)})
+    """The templates of the whole source, and of the scripts of its pages."""
+    templates = {template for file in SOURCE.rglob("*.py") for template in templates_of(file)}
+    scripts = [file.read_text(encoding="utf-8") for file in SOURCE.rglob("*.js")]
+    return sorted(templates.union(*map(templates_said, scripts)))
 
 
 @pytest.mark.parametrize("language", OTHERS)
@@ -64,29 +69,70 @@ def test_no_template_is_missing(language: str) -> None:
     ]
 
 
-TRANSLATED = ("config/checks",)  # folders each of whose faults is a phrase
+# Folders each of whose faults is a phrase.
+TRANSLATED = (
+    *("config", "config/catalog", "config/checks", "config/recompute_policies"),
+    *("schedule/generators", "schedule/solver"),
+)
+# Keywords of texts that are no faults: the meanings of fields and of names, for the help.
+MEANINGS = {"description", "does", "text", "not_searched"}
+SAYING = {
+    "say",
+    "fixed",
+    "Field",
+    "Registry",
+    "PydanticCustomError",
+}  # functions of templates, of defaults and of names
+# Files whose other texts are errors of the program, templates that are tested by themselves, and sources.
+NO_FAULTS = {"array_math.py", "phrase.py", "pydantic_messages.py", "model_job.py"}
 
 
 @pytest.mark.parametrize("folder", TRANSLATED)
 def test_each_fault_of_a_translated_folder_is_a_phrase(folder: str) -> None:
-    texts = {file.name: plain_texts(file) for file in (SOURCE / folder).glob("*.py")}
-    assert len(texts) > 5 and not {name: found for name, found in texts.items() if found}
+    files = [file for file in (SOURCE / folder).glob("*.py") if file.name not in NO_FAULTS]
+    texts = {file.name: plain_texts(file) for file in files}
+    assert texts and not {name: found for name, found in texts.items() if found}
 
 
 def plain_texts(file: Path) -> list[str]:
     """The sentences of a file that are no phrases: texts in which words follow each other, but docstrings."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
-    bodies = [node.body for node in ast.walk(tree) if isinstance(node, (ast.Module, ast.FunctionDef))]
+    bodies = [node.body for node in ast.walk(tree) if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))]
     documents = {id(body[0].value) for body in bodies if isinstance(body[0], ast.Expr)}
-    templates = {id(text) for node in ast.walk(tree) if isinstance(node, ast.Call) for text in node.args}
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    saying = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id in SAYING]
+    others = {id(text) for call in saying for text in call.args}
+    others |= {id(keyword.value) for call in calls for keyword in call.keywords if keyword.arg in MEANINGS}
+    others |= {id(text) for node in ast.walk(tree) if isinstance(node, ast.Assert) for text in ast.walk(node)}
     return [
         node.value
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant)
         and isinstance(node.value, str)
-        and id(node) not in templates | documents
+        and id(node) not in others | documents
         and re.search("[a-z]{2,} [a-z]{2,} [a-z]", node.value)
     ]
+
+
+@pytest.mark.parametrize("language", OTHERS)
+def test_messages_about_single_fields_are_phrases(language: str) -> None:
+    assert not [message for message in PYDANTIC_MESSAGES if message not in catalog_of(language)]
+    fields = {
+        "model.layers": 0,
+        "model.norm": "x",
+        "plan.tp": 1.5,
+        "model.bias": 3,
+        "run.port": 1e9,
+        "plan.layout": "a",
+    }
+    for name, value in fields.items():
+        section, _, field = name.partition(".")
+        (fault,) = field_faults({section: {field: value}})
+        assert isinstance(fault, Phrase) and isinstance(fault.values["message"], Phrase), fault
+    (fault,) = field_faults({"model": {"layrs": 3}})
+    assert in_language(fault, "zh") == "model.layrs 不是已知的字段；是不是指 layers 或 mtp_layers？"
+    assert in_language(message_phrase("it should be 'a', 'b' or 'c'"), "zh") == "应是 'a'、'b' 或 'c'"
+    assert message_phrase("it is new") == "it is new"
 
 
 @pytest.mark.parametrize("language", OTHERS)

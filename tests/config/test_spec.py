@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from shardwright.config import catalog
 from shardwright.config.base import PlanError
 from shardwright.config.checks.check import job_faults
+from shardwright.config.checks.check_model import model_faults
 from shardwright.config.cluster import ClusterSpec, DeviceSpec
 from shardwright.config.divisors import all_divisors, divisors, nearest_divisors
 from shardwright.config.field_texts import job_fields
@@ -45,7 +46,7 @@ def test_catalog_jobs_can_run(name: str) -> None:
 def test_catalog_models_are_consistent(name: str) -> None:
     model = catalog_model(name)
     assert model.name == name
-    assert model.faults() == []
+    assert model_faults(model) == []
 
 
 @pytest.mark.parametrize("name", catalog.names("clusters"))

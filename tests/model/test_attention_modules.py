@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from shardwright.config.checks.check_model import model_faults
 from shardwright.config.model import ModelSpec
 from shardwright.config.plan import PlanSpec
 from shardwright.model.attention import Attention
@@ -214,7 +215,7 @@ def test_attention_is_theirs(name: str) -> None:
     torch.manual_seed(3)
     maker, fields, layer = CASES[name]
     spec = ModelSpec(**SHAPE | fields)
-    assert spec.faults() == []
+    assert model_faults(spec) == []
     theirs = maker(spec, layer)
     with torch.no_grad():
         for key, parameter in theirs.module.named_parameters():

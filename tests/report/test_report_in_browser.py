@@ -1,5 +1,6 @@
 """The report of a run in Chromium. Skipped where Chromium or Playwright is missing."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from shardwright.report.run.run_card import RunCard
 from shardwright.report.run.run_record import read_record
 from shardwright.report.run.run_report import SECTIONS, report_html
 from support.browser import NEEDS_CHROMIUM, started_chromium, watched_page
+from support.languages import num_chinese
 from support.recorded_run import write_run
 
 pytestmark = NEEDS_CHROMIUM
@@ -55,6 +57,18 @@ def test_a_report_is_whole_without_a_network(page: Page, tmp_path: Path) -> None
     assert {"nats a token", "tokens a second", "share of the step", "GiB", "step"} <= set(axes)
     page.hover(".chart >> nth=0")
     assert "training 3.5" in page.inner_text(".told >> nth=0")
+    assert_readable(page)
+
+
+@pytest.mark.parametrize("page", [(1400, "light")], indirect=True)
+def test_a_report_in_chinese_shows_no_english_sentence(page: Page, tmp_path: Path) -> None:
+    folder = write_run(tmp_path)
+    file = folder / "report.html"
+    file.write_text(report_html(RunCard.read(folder), read_record(folder), folder, "zh"), encoding="utf-8")
+    page.goto(file.as_uri())
+    shown = page.locator("h2, figcaption, .keys, dt, th, .chart text, #health p").all_text_contents()
+    assert not [text for text in shown if re.search("[a-z]{3,} [a-z]{3,} [a-z]{3,}", text)]
+    assert num_chinese("".join(shown)) > 200
     assert_readable(page)
 
 

@@ -11,12 +11,13 @@ from click.testing import CliRunner
 from shardwright.cli.main import cli
 from shardwright.config.base import PlanError
 from shardwright.config.load import load_job
-from shardwright.report.page_document import modules_of, page_document
+from shardwright.report.page_document import modules_of, page_document, templates_said
 from shardwright.report.run.run_card import RunCard
 from shardwright.report.run.run_record import read_record, record_of, thinned
 from shardwright.report.run.run_report import report_data, report_html
 from shardwright.report.timeline.job_study import study_job
 from shardwright.train.run_files import CARD, METRICS, REPORT
+from support.languages import assert_same_in_chinese
 from support.recorded_run import step_row, write_run
 
 
@@ -36,6 +37,34 @@ def test_a_record_has_the_kinds_of_lines_that_a_run_writes(tmp_path: Path) -> No
     assert record.data == {"text": "0123"} and record.device == "this CPU"
     assert record.done_again[0]["bit_exact"]
     assert record.median("tokens_per_s") == 1000.0 and record.median("mfu") is None
+
+
+def test_a_report_has_the_same_numbers_in_chinese(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_run(tmp_path, overrides=("cluster.device=h100-sxm",))
+    card, record = RunCard.read(folder), read_record(folder)
+
+    def texts_in(language: str) -> str:
+        page = report_html(card, record, folder, language)
+        assert f'<html lang="{language}">' in page
+        headings = re.findall("<h2>(.*?) <small>", page)
+        return "\n".join([*headings, *texts_of(data_of(page)["parts"])])
+
+    assert_same_in_chinese(texts_in, monkeypatch, 300)
+    said = json.loads(re.search(r'id="phrases">(.*?)</script>', report_html(card, record, folder, "zh"))[1])
+    assert said["steps done"] == "已完成步数" and len(said) > 100
+    assert 'id="phrases">{}<' in report_html(card, record, folder)
+
+
+def texts_of(data: Any) -> list[str]:
+    """The texts in the data of a page."""
+    if isinstance(data, str):
+        return [data]
+    values = data.values() if isinstance(data, dict) else data if isinstance(data, list) else ()
+    return [text for value in values for text in texts_of(value)]
+
+
+def test_a_script_says_templates_that_go_on() -> None:
+    assert templates_said('say("a {b}", { b }) + say("c \\"d\\" "\n  + "e") + essay("f")') == ["a {b}", 'c "d" e']
 
 
 def test_medians_leave_the_first_steps_out() -> None:

@@ -26,6 +26,7 @@ from shardwright.studio.exports import FORMATS
 from shardwright.studio.page_state import PageState
 from shardwright.studio.plan_search import changed_texts
 from shardwright.studio.studio_server import application, listening, page_files
+from support.languages import num_chinese
 from support.tiny_config import TINY_LLAMA
 
 ADDRESS = "http://127.0.0.1:8765"
@@ -41,6 +42,19 @@ torchrun --nproc_per_node 8 --nnodes 4 pretrain_gpt.py --num-layers 24 --hidden-
 @pytest.fixture(scope="module")
 def page() -> TestClient:
     return TestClient(application(8765), base_url=ADDRESS, headers=HEADERS)  # without its second process
+
+
+def test_a_page_in_chinese_has_its_controls_faults_and_legends_in_it() -> None:
+    page = TestClient(application(8765, language="zh"), base_url=ADDRESS, headers=HEADERS)
+    index = page.get("/").text
+    assert '<html lang="zh">' in index and '"Best plan":"\\u6700\\u4f73\\u65b9\\u6848"' in index
+    assert list(page.get("/controls").json()["groups"]) == ["模型", "集群", "并行度", "策略"]
+    state = {"job": "quickstart", "device": "h100-sxm", "devices": "4"}
+    parts = parts_of(page, state)
+    assert "流水线" in json.dumps(parts["timeline"], ensure_ascii=False) or "前向" in parts["timeline"]["legend"]
+    assert parts["memory"]["verdict"].startswith("放得进") and parts["timeline"]["data"]["words"]["play"] == "播放"
+    (fault,) = parts_of(page, state | {"plan.tp": "3", "plan.dp": "1"}, "values", "step")["faults"]["faults"][:1]
+    assert num_chinese(fault) > 5
 
 
 def parts_of(page: TestClient, state: dict[str, str], *wanted: str) -> dict[str, Any]:

@@ -1,8 +1,10 @@
 """The planning page in Chromium: what a user does with it. Skipped where Chromium or Playwright is missing."""
 
 import json
+import re
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from playwright.sync_api import Browser, Page
 
 from shardwright.studio.studio_server import listening, server_at
 from support.browser import NEEDS_CHROMIUM, started_chromium, watched_page
+from support.languages import num_chinese
 from support.tiny_config import TINY_LLAMA
 
 pytestmark = NEEDS_CHROMIUM
@@ -22,8 +25,15 @@ JOB = "#job=quickstart&device=h100-sxm&devices=4"
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
+    with served("en") as address:
+        yield address
+
+
+@contextmanager
+def served(language: str) -> Iterator[str]:
+    """A server of the page in a language, by its address."""
     connection = listening(0)
-    server = server_at(connection, {"job": "quickstart"})
+    server = server_at(connection, {"job": "quickstart"}, language)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [connection]}, daemon=True)
     thread.start()
     yield f"http://127.0.0.1:{connection.getsockname()[1]}/"
@@ -55,6 +65,14 @@ def settled(page: Page) -> None:
     """Wait until the plan of the page's address is on the screen."""
     place = page.evaluate("() => CSS.escape(location.hash)")
     page.wait_for_selector(f"body[data-shown={place}]", state="attached")
+
+
+def test_a_page_in_chinese_says_no_english_sentence(browser: Browser) -> None:
+    with served("zh") as address, watched_page(browser, (address, "data:", "blob:"), base_url=address) as page:
+        go(page, JOB)
+        shown = page.locator("h1, h2, h3, button, label, legend, dt, th, footer, .legend span").all_text_contents()
+        assert not [text for text in shown if re.search("[a-z]{3,} [a-z]{3,} [a-z]{3,}", text)]
+        assert num_chinese("".join(shown)) > 300
 
 
 def headline(page: Page) -> list[str]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from shardwright import __version__
 from shardwright.config.base import RunError
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import ENGLISH, language_of_locale
 from shardwright.report.run.run_card import RunCard, Status
 from shardwright.train.run_files import METRICS, REPORT, open_to_append
 
@@ -62,7 +63,7 @@ class ReportedRun:
             if not (self._folder / METRICS).exists():  # it failed before its first line
                 card.write(self._folder)
                 return None
-            write_report(self._folder, card)
+            write_report(self._folder, card, language_of_locale())
         except Exception as error:  # a report never ends a run
             self._note(f"{self._folder} has no report of this run: {error}")
             return None
@@ -96,11 +97,11 @@ def _spans_s(rows: "Sequence[Sequence[Performed]]") -> list[list[list[float]]]:
     ]
 
 
-def report_page(folder: Path) -> tuple[RunCard, str]:
-    """The card of a run, with what it has recorded so far, and its report as HTML. Raises PlanError."""
+def report_page(folder: Path, language: str = ENGLISH) -> tuple[RunCard, str]:
+    """The card of a run, with what it has recorded so far, and its report as HTML, in a language. Raises PlanError."""
     from shardwright.report.run.run_record import read_record
     from shardwright.report.run.run_report import report_html
 
     record = read_record(folder)
     card = RunCard.read(folder).with_record(record)
-    return card, report_html(card, record, folder)
+    return card, report_html(card, record, folder, language)

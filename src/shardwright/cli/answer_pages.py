@@ -11,7 +11,8 @@ from typing import Any
 
 import click
 
-from shardwright.cli.job_options import NamedFile
+from shardwright.cli.job_options import LANGUAGE, NamedFile
+from shardwright.config.phrase import language_of_locale
 
 _KEY = f"{__name__}.file"
 _HELP = "Write the answer as a page, one file that loads nothing."
@@ -67,7 +68,7 @@ def _write(file: Path, context: click.Context, printed: str) -> None:
     from shardwright.report.answer_page import answer_page
     from shardwright.report.output import replace_output
 
-    name = context.info_name or ""
+    name, language = context.info_name or "", context.find_root().meta.get(LANGUAGE) or language_of_locale()
     subject = next((str(value) for key, value in context.params.items() if key in ("job", "name", "runs")), "")
     command = shlex.join(["shardwright", *sys.argv[1:]]) if sys.argv[1:2] == [name] else f"shardwright {name}"
-    replace_output(file, answer_page(f"{name} {subject}".strip(), command, json.loads(printed)), "--html")
+    replace_output(file, answer_page(f"{name} {subject}".strip(), command, json.loads(printed), language), "--html")

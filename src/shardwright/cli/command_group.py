@@ -4,8 +4,8 @@ from typing import Any
 
 import click
 
-from shardwright.cli.job_options import LANGUAGE, language_of_locale
-from shardwright.config.phrase import ENGLISH
+from shardwright.cli.job_options import LANGUAGE
+from shardwright.config.phrase import ENGLISH, language_of_locale
 
 # Command and what it does, in a few words, by what one wants to do. A command that is not here is listed at the end.
 _SECTIONS: dict[str, dict[str, str]] = {

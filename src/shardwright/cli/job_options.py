@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from shardwright.config import largest
-from shardwright.config.phrase import ENGLISH, LANGUAGES
+from shardwright.config.phrase import LANGUAGES, language_of_locale
 
 if TYPE_CHECKING:
     from shardwright.config.asked_cluster import AskedCluster
@@ -108,12 +108,6 @@ def has_colours() -> bool:
     """True if standard output is a terminal that shows colours, and the user has not declined them (no-color.org)."""
     is_plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
     return sys.stdout is not None and sys.stdout.isatty() and not is_plain
-
-
-def language_of_locale() -> str:
-    """The language of the user's locale if there is text in it, else English."""
-    locale = next(filter(None, (os.environ.get(name) for name in ("LC_ALL", "LC_MESSAGES", "LANG"))), "")
-    return next((language for language in LANGUAGES if locale.lower().startswith(language)), ENGLISH)
 
 
 def _remember_language(ctx: click.Context, option: click.Parameter, language: str | None) -> str:

@@ -5,7 +5,14 @@ from urllib.parse import urlencode
 
 import click
 
-from shardwright.cli.job_options import PredictCommand, asked_cluster, cluster_options, expect_many_actions, set_option
+from shardwright.cli.job_options import (
+    PredictCommand,
+    asked_cluster,
+    cluster_options,
+    expect_many_actions,
+    language_option,
+    set_option,
+)
 
 if TYPE_CHECKING:
     from shardwright.config.asked_cluster import AskedCluster
@@ -17,9 +24,12 @@ _NEEDED = "the page takes starlette and uvicorn: pip install 'shardwright[studio
 @click.argument("job", default="gpt3-175b-1024")
 @set_option
 @cluster_options
+@language_option
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port of the page.  [default: any free one]")
 @click.option("--open/--no-open", "in_browser", default=True, show_default=True, help="Open the page in a browser.")
-def studio(job: str, overrides: tuple[str, ...], port: int, in_browser: bool, **cluster_fields: str) -> None:
+def studio(
+    job: str, overrides: tuple[str, ...], port: int, in_browser: bool, language: str, **cluster_fields: str
+) -> None:
     """Plan JOB by hand, on a page of this machine: memory, time, timeline, traffic and money after each change.
 
     The page is for this machine alone (127.0.0.1), and loads nothing from elsewhere. It ends with Ctrl-C.
@@ -42,7 +52,7 @@ def studio(job: str, overrides: tuple[str, ...], port: int, in_browser: bool, **
     click.echo(f"The studio is at {address}\nCtrl-C ends it.")
     if in_browser:
         click.launch(address)
-    server_at(connection, texts).run(sockets=[connection])
+    server_at(connection, texts, language).run(sockets=[connection])
     click.echo("The studio has ended.")
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shardwright.cli.job_options import file_option, has_colours, json_option
+from shardwright.cli.job_options import file_option, has_colours, json_option, language_option
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @json_option
+@language_option
 @file_option("--html", help="Where to write the page.  [default: report.html in the run's folder]")
-def report(run: Path, as_json: bool, html: Path | None) -> None:
+def report(run: Path, as_json: bool, language: str, html: Path | None) -> None:
     """Write the report of a run anew, from its folder RUN. The run may still go on.
 
     `train` writes it at the end of each run. It is one file, which loads nothing: the plan, loss, throughput, predicted
@@ -28,7 +29,7 @@ def report(run: Path, as_json: bool, html: Path | None) -> None:
     from shardwright.report.output import replace_output
     from shardwright.train.run_files import REPORT
 
-    card, page = report_page(run)
+    card, page = report_page(run, language)
     file = html or run / REPORT
     replace_output(file, page, "--html")
     click.echo(json.dumps(card.to_dict()) if as_json else f"report in {file}")

@@ -9,6 +9,7 @@ from shardwright.config.base import Spec
 from shardwright.config.field_types import Positive, WidthOr0
 from shardwright.config.matrix import Matrix
 from shardwright.config.nf4_rows import RowFormat
+from shardwright.config.phrase import say
 
 Target = Literal["query", "key", "value", "out", "gate", "up", "down"]
 TARGETS: tuple[Target, ...] = ("query", "key", "value", "out", "gate", "up", "down")
@@ -79,12 +80,16 @@ class AdapterSpec(Spec):
     def faults(self) -> list[str]:
         """Contradictions among the fields of the section."""
         if self.rank and not self.targets:
-            return ["model.adapter.rank is set, and model.adapter.targets names no map; name some, or leave rank out"]
+            return [
+                say("model.adapter.rank is set, and model.adapter.targets names no map; name some, or leave rank out")
+            ]
         if not self.rank and self != AdapterSpec():
-            return ["model.adapter is set, and its rank 0 means no adapters; set rank, or leave it out"]
+            return [say("model.adapter is set, and its rank 0 means no adapters; set rank, or leave it out")]
         if self.double_quantization and self.base != "nf4":
             return [
-                "model.adapter.double_quantization is of the scales of NF4, and model.adapter.base is 'compute'; "
-                'set base = "nf4", or leave double_quantization out'
+                say(
+                    "model.adapter.double_quantization is of the scales of NF4, and model.adapter.base is 'compute'; "
+                    'set base = "nf4", or leave double_quantization out'
+                )
             ]
         return []

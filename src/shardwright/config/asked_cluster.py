@@ -9,6 +9,7 @@ from typing import Any
 from shardwright.config import catalog
 from shardwright.config.cluster_facts import usual_node
 from shardwright.config.device_name import device_name
+from shardwright.config.phrase import any_of, say
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,10 @@ class AskedCluster:
             return fields
         if fields.get("parts"):
             raise ValueError(
-                "cluster.parts has devices of several kinds, and --devices and --device make a cluster of one; leave "
-                "them out, or name another job"
+                say(
+                    "cluster.parts has devices of several kinds, and --devices and --device make a cluster of one; "
+                    "leave them out, or name another job"
+                )
             )
         device = _catalog_name(self.device) or str(fields.get("device", "unknown"))
         if self.memory_gib:
@@ -44,15 +47,29 @@ class AskedCluster:
         if not count:  # the degrees of a plan determine it later
             return kept | {"device": device} | ({"devices_per_node": size} if self.devices_per_node else {})
         if not size:
-            subject = "the cluster's nodes" if device == "unknown" else f"the usual node of {device}"
-            option = "--device, such as h100-sxm, or " if device == "unknown" else ""
-            raise ValueError(f"nothing is known of {subject}; add {option}--devices-per-node, such as {min(count, 8)}")
+            subject = (
+                say("the cluster's nodes") if device == "unknown" else say("the usual node of {device}", device=device)
+            )
+            option = say("--device, such as h100-sxm, or ") if device == "unknown" else ""
+            raise ValueError(
+                say(
+                    "nothing is known of {subject}; add {option}--devices-per-node, such as {example}",
+                    subject=subject,
+                    option=option,
+                    example=min(count, 8),
+                )
+            )
         size = min(size, count)
         if count % size:
             raise ValueError(
-                f"{count:,} devices are not whole nodes of {size} ({count} / {size} = {count / size:.2f}); use "
-                f"{' or '.join(str(n * size) for n in (count // size, count // size + 1))}, or --devices-per-node with "
-                f"a divisor of {count}"
+                say(
+                    "{count:,} devices are not whole nodes of {size} ({count} / {size} = {quotient:.2f}); use "
+                    "{choices}, or --devices-per-node with a divisor of {count}",
+                    count=count,
+                    size=size,
+                    quotient=count / size,
+                    choices=any_of([str(n * size) for n in (count // size, count // size + 1)]),
+                )
             )
         name = {"name": f"{device}-{count}"} if self.device else {}
         return kept | name | {"device": device, "devices_per_node": size, "nodes": count // size}
@@ -80,9 +97,17 @@ def _catalog_name(device: str) -> str:
 def _with_memory(device: str, memory_gib: float) -> str:
     """The name of a device that differs from its entry in its memory. ValueError with the fault."""
     if device == "unknown" or catalog.is_file(device):
-        way_out = "name one with --device, such as h100-sxm" if device == "unknown" else f"set memory_gib in {device}"
+        way_out = (
+            say("name one with --device, such as h100-sxm")
+            if device == "unknown"
+            else say("set memory_gib in {device}", device=device)
+        )
         raise ValueError(
-            f"--memory-gib replaces the memory of a device of the catalog, and {device} is none; {way_out}"
+            say(
+                "--memory-gib replaces the memory of a device of the catalog, and {device} is none; {way_out}",
+                device=device,
+                way_out=way_out,
+            )
         )
     return f"{catalog.split_memory(device)[0]}@{f'{memory_gib:.3f}'.rstrip('0').rstrip('.')}gib"
 
@@ -91,4 +116,4 @@ def _usual_node(device: str) -> int:
     try:
         return usual_node(device)
     except (KeyError, ValueError) as error:
-        raise ValueError(f"--device {error.args[0]}") from None
+        raise ValueError(say("--device {reason}", reason=error.args[0])) from None

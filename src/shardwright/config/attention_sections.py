@@ -4,21 +4,22 @@ from pydantic import Field
 
 from shardwright.config.base import Spec
 from shardwright.config.field_types import LayersOr0, PositiveOr0, Tokens, TokensOr0, WidthOr0
+from shardwright.config.phrase import say
 
 # Fields of ordinary attention that latent attention does not have, and what it replaces of them.
 REPLACED_BY_LATENTS = {
-    "head_dim": "the width of heads by those of their parts",
-    "kv_heads": "groups of heads by a latent that all share",
-    "bias": "the matrices that have biases",
-    "qkv_bias": "the matrix that has them",
-    "attention_bias": "the matrices that have them",
-    "qk_norm": "the norm of each head by those of the latents",
-    "rotary_dim": "what is turned of a head by a part of it",
-    "no_rotary_every": "heads by some with a part that is turned",
-    "window": "attention by one to all tokens",
-    "attention_softcap": "attention by one without a cap",
-    "sinks": "attention by one without them",
-    "clip_qkv": "what is clipped",
+    "head_dim": say("the width of heads by those of their parts"),
+    "kv_heads": say("groups of heads by a latent that all share"),
+    "bias": say("the matrices that have biases"),
+    "qkv_bias": say("the matrix that has them"),
+    "attention_bias": say("the matrices that have them"),
+    "qk_norm": say("the norm of each head by those of the latents"),
+    "rotary_dim": say("what is turned of a head by a part of it"),
+    "no_rotary_every": say("heads by some with a part that is turned"),
+    "window": say("attention by one to all tokens"),
+    "attention_softcap": say("attention by one without a cap"),
+    "sinks": say("attention by one without them"),
+    "clip_qkv": say("what is clipped"),
 }
 
 
@@ -46,21 +47,35 @@ class LatentSpec(Spec):
         if self == LatentSpec():
             return []
         if self.kv_rank == 0:
-            return ["model.latent is set, and its kv_rank 0 means ordinary attention; set kv_rank, or leave it out"]
-        faults = [
-            f"model.latent.{name} is 0, and a head needs some; leave it out for the default, {default}"
+            return [
+                say("model.latent is set, and its kv_rank 0 means ordinary attention; set kv_rank, or leave it out")
+            ]
+        faults: list[str] = [
+            say(
+                "model.latent.{name} is 0, and a head needs some; leave it out for the default, {default}",
+                name=name,
+                default=default,
+            )
             for name, default in (("rope_dim", 64), ("value_dim", 128))
             if getattr(self, name) == 0
         ]
         if self.rope_dim % 2:
             faults.append(
-                f"rotary positions turn pairs of elements, and model.latent.rope_dim is {self.rope_dim}; use an even "
-                "one"
+                say(
+                    "rotary positions turn pairs of elements, and model.latent.rope_dim is {rope_dim}; use an even one",
+                    rope_dim=self.rope_dim,
+                )
             )
         if self.value_dim > self.nope_dim + self.rope_dim:
             faults.append(
-                f"model.latent.value_dim {self.value_dim} is more than the width of a key, nope_dim {self.nope_dim} + "
-                f"rope_dim {self.rope_dim} = {self.nope_dim + self.rope_dim}; use at most that"
+                say(
+                    "model.latent.value_dim {value_dim} is more than the width of a key, nope_dim {nope_dim} + "
+                    "rope_dim {rope_dim} = {width}; use at most that",
+                    value_dim=self.value_dim,
+                    nope_dim=self.nope_dim,
+                    rope_dim=self.rope_dim,
+                    width=self.nope_dim + self.rope_dim,
+                )
             )
         return faults
 
@@ -107,11 +122,16 @@ class WindowSpec(Spec):
     def faults(self, layers: int) -> list[str]:
         """Contradictions among the fields of the section, in a model of `layers` layers."""
         if not self.size and self != WindowSpec():
-            return ["model.window is set, and its size 0 means no windows; set size, or leave it out"]
+            return [say("model.window is set, and its size 0 means no windows; set size, or leave it out")]
         if self.size and not any(map(self.is_in, range(layers))):
             return [
-                f"model.window leaves none of {layers} layers a window (first_full {self.first_full}, full_every "
-                f"{self.full_every}); lower first_full, use another full_every, or leave it out"
+                say(
+                    "model.window leaves none of {layers} layers a window (first_full {first_full}, full_every "
+                    "{full_every}); lower first_full, use another full_every, or leave it out",
+                    layers=layers,
+                    first_full=self.first_full,
+                    full_every=self.full_every,
+                )
             ]
         return []
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict
 
-from shardwright.config.phrase import ENGLISH, in_language, say
+from shardwright.config.phrase import ENGLISH, Phrase, in_language, say
 
 
 class Spec(BaseModel):
@@ -50,7 +50,12 @@ class PlanError(ValueError):
 
 def faults_in(error: ValueError) -> list[str]:
     """The list of the faults in an error."""
-    return error.faults if isinstance(error, PlanError) else [str(error)]
+    return error.faults if isinstance(error, PlanError) else [error_text(error)]
+
+
+def error_text(error: Exception) -> str:
+    """The message of an error, which stays a phrase if it was raised with one."""
+    return error.args[0] if error.args and isinstance(error.args[0], Phrase) else str(error)
 
 
 # Limits of a message. A longer text is shown by its beginning and its end, because the way out is at the end.

@@ -16,6 +16,7 @@ from pydantic import Field
 from shardwright.config import largest
 from shardwright.config.base import SectionSpec, Spec
 from shardwright.config.field_types import Sequences
+from shardwright.config.phrase import say
 
 SequencesOr0 = Annotated[int, Field(ge=0, le=largest.BATCH)]
 
@@ -91,39 +92,74 @@ class BatchSpec(SectionSpec):
         ramp, full = self.ramp, self.global_batch_size
         if not self.grows:
             return [
-                f"batch.ramp.{field} is {getattr(ramp, field)}, and batch.ramp.start 0 says that the batch does not "
-                "grow; set that too, or leave both out"
+                say(
+                    "batch.ramp.{field} is {value}, and batch.ramp.start 0 says that the batch does not grow; set "
+                    "that too, or leave both out",
+                    field=field,
+                    value=getattr(ramp, field),
+                )
                 for field in ("increment", "samples")
                 if getattr(ramp, field)
             ]
         if ramp.start >= full:
             return [
-                f"batch.ramp.start {ramp.start} is not less than batch.global_batch_size {full}, to which the batch "
-                "grows; use a smaller one, or 0 for none"
+                say(
+                    "batch.ramp.start {start} is not less than batch.global_batch_size {full}, to which the batch "
+                    "grows; use a smaller one, or 0 for none",
+                    start=ramp.start,
+                    full=full,
+                )
             ]
-        grown = full - ramp.start
+        return self._growth_faults(full - ramp.start)
+
+    def _growth_faults(self, grown: int) -> list[str]:
+        """Faults of the increment and the samples of a ramp that grows by `grown` sequences."""
+        ramp, full = self.ramp, self.global_batch_size
         if ramp.increment == 0 and ramp.samples == 0:
             return [
-                f"batch.ramp.start {ramp.start} says that the batch grows, and nothing says how: set "
-                f"batch.ramp.increment, which divides {full} - {ramp.start} = {grown}, and batch.ramp.samples, "
-                "the sequences that are trained on meanwhile; or leave all three out"
+                say(
+                    "batch.ramp.start {start} says that the batch grows, and nothing says how: set "
+                    "batch.ramp.increment, which divides {full} - {start} = {grown}, and batch.ramp.samples, the "
+                    "sequences that are trained on meanwhile; or leave all three out",
+                    start=ramp.start,
+                    full=full,
+                    grown=grown,
+                )
             ]
         if ramp.increment == 0 or grown % ramp.increment:
             near = next(n for n in range(max(1, min(ramp.increment, grown)), 0, -1) if grown % n == 0)
             return [
-                f"batch.ramp.increment {ramp.increment} does not divide what the batch grows by, {full} - {ramp.start} "
-                f"= {grown}; use {near if ramp.increment else grown}"
+                say(
+                    "batch.ramp.increment {increment} does not divide what the batch grows by, {full} - {start} = "
+                    "{grown}; use {choices}",
+                    increment=ramp.increment,
+                    full=full,
+                    start=ramp.start,
+                    grown=grown,
+                    choices=near if ramp.increment else grown,
+                )
             ]
         number = grown // ramp.increment
         if number > _MOST_SIZES:
             return [
-                f"batch.ramp grows {number:,} times, by {ramp.increment} from {ramp.start} to {full}, and may at most "
-                f"{_MOST_SIZES:,} times; use a larger batch.ramp.increment"
+                say(
+                    "batch.ramp grows {number:,} times, by {increment} from {start} to {full}, and may at most "
+                    "{most:,} times; use a larger batch.ramp.increment",
+                    number=number,
+                    increment=ramp.increment,
+                    start=ramp.start,
+                    full=full,
+                    most=_MOST_SIZES,
+                )
             ]
         if ramp.samples < number:
             return [
-                f"batch.ramp.samples {ramp.samples} leaves less than a sequence for each of the {number} sizes before "
-                "the full one; use more, or batch.ramp.start 0"
+                say(
+                    "batch.ramp.samples {samples} leaves less than a sequence for each of the {number} sizes before "
+                    "the full one; use more, or batch.ramp.start 0",
+                    samples=ramp.samples,
+                    number=number,
+                )
             ]
         return []
 

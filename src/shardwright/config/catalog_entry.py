@@ -1,13 +1,13 @@
 """Read one entry of the catalog or one user's file, such as a device, and check it field by field."""
 
 import json
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from shardwright.config import catalog
-from shardwright.config.base import PlanError, Spec
+from shardwright.config.base import PlanError, Spec, error_text
 from shardwright.config.calibration_file import CalibrationSpec
 from shardwright.config.field_texts import described
 from shardwright.config.phrase import say
@@ -30,7 +30,7 @@ def _read(kind: catalog.Kind, name: str, spec: type[Spec]) -> Spec:
     except ValidationError as error:
         raise PlanError(name, described(error, spec)) from None
     except ValueError as error:
-        raise PlanError(name, [str(error)]) from None
+        raise PlanError(name, [error_text(error)]) from None
 
 
 # Fields that no entry takes from the one it is like.
@@ -45,12 +45,19 @@ def _with_inherited(kind: catalog.Kind, fields: dict[str, Any], spec: type[Spec]
         try:
             fields = catalog.read(kind, str(parent))
         except KeyError as error:
-            raise ValueError(f"like: {error.args[0]}") from None
+            raise ValueError(say("like: {fault}", fault=error.args[0])) from None
         if fields["name"] in children:
-            raise ValueError(f"like: {' is like '.join([*children, fields['name']])}; let one of them stand by itself")
+            raise ValueError(
+                say("like: {chain}; let one of them stand by itself", chain=_chain([*children, fields["name"]]))
+            )
         children.append(fields["name"])
         whole = {name: value for name, value in fields.items() if name not in _OWN} | whole
     return whole
+
+
+def _chain(names: list[str]) -> str:
+    """ "a is like b is like a"."""
+    return reduce(lambda first, second: say("{first} is like {second}", first=first, second=second), names)
 
 
 # Because a search checks thousands of plans for the same devices. A user's file may change meanwhile and is read anew.
@@ -78,7 +85,7 @@ def entry_faults(field: str, kind: catalog.Kind, name: str, spec: type[Spec]) ->
     try:
         entry = read_entry(kind, name, spec)
     except PlanError as error:
-        return [f"{field} {name}: {fault}" for fault in error.faults]
+        return [say("{field} {name}: {fault}", field=field, name=name, fault=fault) for fault in error.faults]
     calibrations = [(key, getattr(entry, key, "")) for key in ("generation", "calibration")]
     return [
         fault

@@ -12,13 +12,14 @@ from shardwright.config.field_types import Ranks, RanksOr0
 from shardwright.config.measured_table import MeasuredTable
 from shardwright.config.network_facts import NetworkName
 from shardwright.config.number_types import NUMBER_TYPES
+from shardwright.config.phrase import say
 from shardwright.config.units import GIB
 
 
 def _shell_name(value: str) -> str:
     """Check a name: it has no characters that are special in a shell. ValueError if it has some."""
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,63}", value):
-        raise ValueError("Input should be a name of at most 64 letters, digits and _ . : - such as eth0 or mlx5_0")
+        raise ValueError(say("it should be a name of at most 64 letters, digits and _ . : - such as eth0 or mlx5_0"))
     return value
 
 
@@ -51,7 +52,7 @@ class NetworkSpec(Spec):
 def _checked_rate(value: float) -> float:
     """Check a rate that is a divisor if it is known. ValueError if it is too small for that, and not 0."""
     if 0 < value < largest.LEAST_RATE:
-        raise ValueError(f"Input should be 0, which is unknown, or at least {largest.LEAST_RATE:g}")
+        raise ValueError(say("it should be 0, which is unknown, or at least {least:g}", least=largest.LEAST_RATE))
     return value
 
 
@@ -224,8 +225,14 @@ class DeviceSpec(Spec):
         for name in peaks:
             if name not in known:
                 meant = NUMBER_TYPES[name].peak if name in NUMBER_TYPES else ""
-                hint = f"did you mean {meant}?" if meant else f"use {', '.join(known)}"
-                raise ValueError(f"input should have names of number types, and {name!r} is none; {hint}")
+                hint = say("did you mean {meant}?", meant=meant) if meant else say("use {names}", names=tuple(known))
+                raise ValueError(
+                    say(
+                        "it should have names of number types, and {name} is none; {hint}",
+                        name=repr(name),
+                        hint=hint,
+                    )
+                )
         return peaks
 
     @field_validator("reserved_gib", "headroom_gib")
@@ -235,8 +242,12 @@ class DeviceSpec(Spec):
         memory_gib = info.data.get("memory_gib", 0.0)
         if 0 < memory_gib <= gib:
             raise ValueError(
-                f"input should be less than the device's memory: {gib:g} GiB of {memory_gib:g} GiB leave nothing for a "
-                "plan; state a smaller one, or 0 for the usual share"
+                say(
+                    "it should be less than the device's memory: {gib:g} GiB of {memory_gib:g} GiB leave nothing for "
+                    "a plan; state a smaller one, or 0 for the usual share",
+                    gib=gib,
+                    memory_gib=memory_gib,
+                )
             )
         return gib
 
@@ -249,8 +260,14 @@ class DeviceSpec(Spec):
             name, most = NUMBER_TYPES[table.number].peak, table.most_flops() / 1e12
             if 0 < _MOST_OF_PEAK * peaks.get(name, 0.0) < most:
                 raise ValueError(
-                    f"input should have no product faster than the peak, and table {number} has one of {most:.3g} "
-                    f"TFLOP/s where peak_tflops.{name} is {peaks[name]:.3g}; mend the one that is wrong"
+                    say(
+                        "it should have no product faster than the peak, and table {number} has one of {most:.3g} "
+                        "TFLOP/s where peak_tflops.{name} is {peak:.3g}; mend the one that is wrong",
+                        number=number,
+                        most=most,
+                        name=name,
+                        peak=peaks[name],
+                    )
                 )
         return tables
 

@@ -10,8 +10,10 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from shardwright.config import catalog
-from shardwright.config.base import Spec, shortened
+from shardwright.config.base import Spec, error_text, shortened
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import Phrase, fixed, say
+from shardwright.config.pydantic_messages import message_phrase
 from shardwright.config.registry import NameOf
 
 
@@ -95,19 +97,39 @@ def _describe(details: ErrorDetails, root: type[BaseModel]) -> str:
     if details["type"] == "extra_forbidden":
         section = _section(details["loc"][:-1], root)
         names = sorted(section.model_fields) if section else []
-        kind = "section" if section is JobSpec else "field"
-        return f"{path} is not a known {kind}; {catalog.did_you_mean(str(details['loc'][-1]), names)}"
+        hint = catalog.did_you_mean(str(details["loc"][-1]), names)
+        if section is JobSpec:
+            return say("{path} is not a known section; {hint}", path=path, hint=hint)
+        return say("{path} is not a known field; {hint}", path=path, hint=hint)
     if details["type"] == "model_type":
         first = next(iter((_section(details["loc"], root) or root).model_fields))
         example = f"{path}.{first}" + (f" = {_short(value)}" if first == "name" and isinstance(value, str) else "")
-        return f"{path} = {_short(value)}: it should be a section; set fields in it, such as {example}"
+        return say(
+            "{path} = {value}: it should be a section; set fields in it, such as {example}",
+            path=path,
+            value=_short(value),
+            example=example,
+        )
+    meaning = _field_help(details["loc"], root)
     if details["type"] == "missing":
-        return f"{path} is missing; set it: {_field_help(details['loc'], root) or 'it has no default'}"
+        return say("{path} is missing; set it: {meaning}", path=path, meaning=meaning or say("it has no default"))
+    message = _message(details)
+    if not meaning:
+        return say("{path} = {value}: {message}", path=path, value=_short(value), message=message)
+    return say(
+        "{path} = {value}: {message} ({meaning})", path=path, value=_short(value), message=message, meaning=meaning
+    )
+
+
+def _message(details: ErrorDetails) -> str:
+    """The message of pydantic about the value of a field, or of the check of ours that refused it."""
+    error = details.get("ctx", {}).get("error")
+    if isinstance(error, ValueError) and isinstance(own := error_text(error), Phrase):
+        return own
     message = details["msg"].removeprefix("Value error, ")
     message = message[0].lower() + message[1:].replace("Input should", "it should")
     message = message.replace("input should", "it should")
-    field = _field_help(details["loc"], root)
-    return f"{path} = {_short(value)}: {message}{f' ({field})' if field else ''}"
+    return message_phrase(message)
 
 
 def _short(value: object) -> str:
@@ -132,4 +154,4 @@ def _section(location: tuple[int | str, ...], root: type[BaseModel]) -> type[Bas
 def _field_help(location: tuple[int | str, ...], root: type[BaseModel]) -> str:
     section = _section(location[:-1], root)
     field = section.model_fields.get(str(location[-1])) if section else None
-    return _meaning(field).rstrip(".") if field else ""
+    return fixed(_meaning(field).rstrip(".")) if field and _meaning(field) else ""

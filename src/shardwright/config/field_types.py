@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from shardwright.config import largest
+from shardwright.config.phrase import say
 
 Ranks = Annotated[int, Field(gt=0, le=largest.RANKS)]  # also for devices
 RanksOr0 = Annotated[int, Field(ge=0, le=largest.RANKS)]
@@ -34,14 +35,14 @@ def _day(text: str) -> str:
             return text
     except ValueError:
         pass
-    raise ValueError("it should be a date such as 2026-07-26, or empty")
+    raise ValueError(say("it should be a date such as 2026-07-26, or empty"))
 
 
 def _plain_name(text: str) -> str:
     if re.fullmatch(r"[A-Za-z0-9_.-]+", text):
         return text
     plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", text).strip("-") or "my-set"
-    raise ValueError(f"it may only have letters, digits, '-', '_' and '.'; name it {plain}, say")
+    raise ValueError(say("it may only have letters, digits, '-', '_' and '.'; name it {plain}, say", plain=plain))
 
 
 PlainName = Annotated[str, Field(min_length=1, max_length=80), AfterValidator(_plain_name)]

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.config import catalog
-from shardwright.config.base import PlanError
+from shardwright.config.base import PlanError, error_text
 from shardwright.config.hugging_face.config_json import MERGE, is_adapter, names_config
+from shardwright.config.phrase import any_of, say
 from shardwright.config.plain_values import plain
 from shardwright.config.toml_file import read_toml
 from shardwright.config.user_file import path_exists
@@ -38,9 +39,11 @@ def read_fields(job: str | Mapping[str, Any], subject: str) -> dict[str, Any]:
     try:
         return _read_toml(job)
     except OSError as error:
-        fault = f"{job} can't be read: {error.strerror}; check the path and its permissions"
+        fault: str = say(
+            "{path} can't be read: {reason}; check the path and its permissions", path=job, reason=str(error.strerror)
+        )
     except ValueError as error:
-        fault = str(error)
+        fault = error_text(error)
     raise PlanError(subject, [fault])
 
 
@@ -61,16 +64,27 @@ def _read_toml(job: str) -> dict[str, Any]:
         if not job:
             raise FileNotFoundError
         if path.is_dir():
-            fault = "is a folder; name the TOML file of a job in it, or a folder that has a config.json"
-            fault = f"is {MERGE}" if is_adapter(path) else fault
-            raise ValueError(f"{job} {fault}")
-        fields = read_toml(path, "a job is a TOML file")
+            if is_adapter(path):
+                raise ValueError(say("{path} is {fault}", path=job, fault=MERGE))
+            raise ValueError(
+                say(
+                    "{path} is a folder; name the TOML file of a job in it, or a folder that has a config.json",
+                    path=job,
+                )
+            )
+        fields = read_toml(path, say("a job is a TOML file"))
     except (FileNotFoundError, NotADirectoryError):
         near_hub = catalog.nearest(job, catalog.known_models()) if job.count("/") == 1 else []
         if path.suffix == ".toml" or ("/" in job and not near_hub):
-            raise ValueError(f"there is no file {job} (looked from {Path.cwd()}); check the path") from None
+            raise ValueError(
+                say("there is no file {path} (looked from {folder}); check the path", path=job, folder=str(Path.cwd()))
+            ) from None
         raise ValueError(
-            f"{job!r} is neither a job nor a model of the catalog, nor a file; {_name_hint(job)}"
+            say(
+                "{name} is neither a job nor a model of the catalog, nor a file; {hint}",
+                name=repr(job),
+                hint=_name_hint(job),
+            )
         ) from None
     for section, field in _NAMING:
         values = fields.get(section)
@@ -100,6 +114,9 @@ def _name_hint(name: str) -> str:
     jobs, models = catalog.names("jobs"), catalog.names("models")
     near = catalog.nearest(name, sorted({*jobs, *(models if "/" not in name else catalog.known_models())}), most=4)
     if near:
-        kinds = [f"{candidate} (a {'job' if candidate in jobs else 'model'})" for candidate in near]
-        return f"did you mean {' or '.join(kinds)}?"
-    return f"there are the jobs {', '.join(jobs)}, and the models {', '.join(models)}"
+        kinds = [
+            say("{name} (a job)", name=candidate) if candidate in jobs else say("{name} (a model)", name=candidate)
+            for candidate in near
+        ]
+        return say("did you mean {meant}?", meant=any_of(kinds))
+    return say("there are the jobs {jobs}, and the models {models}", jobs=tuple(jobs), models=tuple(models))

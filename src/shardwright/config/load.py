@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from shardwright.config import catalog
 from shardwright.config.asked_cluster import NOTHING_ASKED, AskedCluster
-from shardwright.config.base import PlanError, shortened
+from shardwright.config.base import PlanError, error_text, shortened
 from shardwright.config.checks.check import faults_without_plan, job_faults
 from shardwright.config.field_texts import described
 from shardwright.config.job import JobSpec
@@ -17,7 +17,7 @@ from shardwright.config.job_file import names_model, read_fields
 from shardwright.config.model_job import with_usual
 from shardwright.config.named_entries import resolve_names, take_tokenizer
 from shardwright.config.optimizer import with_fitting_warmup
-from shardwright.config.phrase import say
+from shardwright.config.phrase import both, say
 from shardwright.config.secret_addresses import password_faults
 from shardwright.config.toml_file import TOML_ERRORS, parse_toml, value_faults
 
@@ -58,7 +58,9 @@ def read_job(job: str | Mapping[str, Any], overrides: Sequence[str], asked: Aske
     own = {section: dict(values) for section, values in fields.items() if isinstance(values, dict)}
     # The cluster that options ask for is one of the named cluster's, and other overrides hold on it.
     names = [override for override in overrides if override.partition("=")[0].strip() == "cluster.name"]
-    faults = _apply_overrides(fields, names) + _replace_cluster(fields, asked) + _apply_overrides(fields, overrides)
+    faults: list[str] = (
+        _apply_overrides(fields, names) + _replace_cluster(fields, asked) + _apply_overrides(fields, overrides)
+    )
     faults += _name_override_faults(fields, own, overrides)
     fields = _resolved(fields, faults, subject)
     warmup_note = _fit_warmup(fields, overrides)
@@ -114,7 +116,7 @@ def _name_override_faults(
 ) -> list[str]:
     """Faults of overrides of a name, other than the job's own, that would change nothing: fields of the entry are still
     those that the job had of its `own`."""
-    faults = []
+    faults = list[str]()
     for override in overrides:
         path, _, name = override.partition("=")
         section, _, field = path.strip().partition(".")
@@ -126,8 +128,13 @@ def _name_override_faults(
         kept = [key for key in decisive if key in own_values and values.get(key) == own_values[key]]
         if kept and name in catalog.names(kind):
             faults.append(
-                f"--set {shortened(override, 80)}: the job has {section}.{f' and {section}.'.join(kept)} of its own, "
-                f"which hold before those of {name}; set them too, or name another job"
+                say(
+                    "--set {override}: the job has {fields} of its own, which hold before those of {name}; set them "
+                    "too, or name another job",
+                    override=shortened(override, 80),
+                    fields=both([f"{section}.{field}" for field in kept]),
+                    name=name,
+                )
             )
     return faults
 
@@ -143,7 +150,7 @@ def _replace_cluster(fields: dict[str, Any], asked: AskedCluster) -> list[str]:
     try:
         fields["cluster"] = asked.over(resolved["cluster"])
     except ValueError as error:
-        return [str(error)]
+        return [error_text(error)]
     return []
 
 
@@ -168,11 +175,21 @@ def _apply_override(fields: dict[str, Any], override: str) -> list[str]:
     path, equals, text = override.partition("=")
     keys = [key.strip() for key in path.split(".")]
     if not equals or not all(keys):
-        return [f"--set {shortened(override, 80)!r} is not of the form section.field=value, such as plan.tp=4"]
+        return [
+            say(
+                "--set {override} is not of the form section.field=value, such as plan.tp=4",
+                override=repr(shortened(override, 80)),
+            )
+        ]
     if len(keys) > _MOST_KEYS:
         return [
-            f"--set {shortened(override, 80)!r} names {len(keys)} sections within each other, and fields are at most "
-            f"{_MOST_KEYS} deep, such as model.moe.experts"
+            say(
+                "--set {override} names {count} sections within each other, and fields are at most {most} deep, such "
+                "as model.moe.experts",
+                override=repr(shortened(override, 80)),
+                count=len(keys),
+                most=_MOST_KEYS,
+            )
         ]
     try:
         parsed = parse_toml(f"value = {text}")
@@ -184,7 +201,11 @@ def _apply_override(fields: dict[str, Any], override: str) -> list[str]:
         target = target.setdefault(key, {})
         if not isinstance(target, dict):
             return [
-                f"--set {shortened(override, 80)!r}: {key} is a value, not a section; set it without what follows {key}"
+                say(
+                    "--set {override}: {key} is a value, not a section; set it without what follows {key}",
+                    override=repr(shortened(override, 80)),
+                    key=key,
+                )
             ]
     target[keys[-1]] = value
     return []
@@ -210,9 +231,13 @@ def _with_usual_values(fields: dict[str, Any], subject: str) -> tuple[dict[str, 
         raise PlanError(
             subject,
             [
-                f"{spec.name!r} is a model, and a job is a model on a cluster: `shardwright plan {name} --devices "
-                "64 --device h100-sxm` finds its plans, and with --toml FILE writes a job; estimate, explain, simulate "
-                "and scale take --devices and --device too"
+                say(
+                    "{name} is a model, and a job is a model on a cluster: `shardwright plan {asked} --devices 64 "
+                    "--device h100-sxm` finds its plans, and with --toml FILE writes a job; estimate, explain, "
+                    "simulate and scale take --devices and --device too",
+                    name=repr(spec.name),
+                    asked=name,
+                )
             ],
         )
     plan = dict(fields.get("plan", {}))

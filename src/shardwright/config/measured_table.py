@@ -14,6 +14,7 @@ from shardwright.config import largest
 from shardwright.config.base import Spec
 from shardwright.config.field_types import Ranks
 from shardwright.config.number_types import WideNumber
+from shardwright.config.phrase import say
 
 # The torch operators of this runtime, each timed by the number of elements of its tensor.
 Kernel = Literal[
@@ -75,13 +76,27 @@ class MeasuredTable(Spec):
     def _is_a_table(self) -> Self:
         names, count = sizes_of(self.work), prod(map(len, self.sizes))
         if len(self.sizes) != len(names):
-            raise ValueError(f"input should be sizes by {', '.join(names)}, and there are {len(self.sizes)} lists")
+            raise ValueError(
+                say(
+                    "it should be sizes by {fields}, and there are {count} lists",
+                    fields=tuple(names),
+                    count=len(self.sizes),
+                )
+            )
         if any(first >= second for side in self.sizes for first, second in pairwise(side)):
-            raise ValueError("input should have sizes in ascending order; write each once, the smallest first")
+            raise ValueError(say("it should have sizes in ascending order; write each once, the smallest first"))
         is_product, is_operator = self.work == "product", self.work in ("product", "attention", *get_args(Kernel))
         for name, is_needed in (("seconds", True), ("backward", is_operator), ("weight_grad", is_product)):
             length, expected = len(getattr(self, name)), count * is_needed
             if length != expected:
                 sides = " x ".join(str(len(side)) for side in self.sizes)
-                raise ValueError(f"input should have {expected} {name} for {sides} sizes, and there are {length}")
+                raise ValueError(
+                    say(
+                        "it should have {expected} {name} for {sides} sizes, and there are {length}",
+                        expected=expected,
+                        name=name,
+                        sides=sides,
+                        length=length,
+                    )
+                )
         return self

@@ -19,6 +19,7 @@ from shardwright.config.field_types import (
     WidthOr0,
 )
 from shardwright.config.gate_facts import GATES, GateFacts, GateName, optional_reads
+from shardwright.config.phrase import say
 
 Overflow = Literal["drop-position", "drop-probability", "reroute"]
 AuxLoss = Literal["none", "switch", "gshard"]
@@ -168,8 +169,21 @@ class MoeSpec(Spec):
         """Contradictions among the fields of the section, for a model of `layers` layers."""
         if not self.experts:
             names = [f"model.moe.{name}" for name in MoeSpec.model_fields if self._is_set(name)]
-            reason = "and model.moe.experts is 0; say how many experts, or leave it out"
-            return [f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} set, {reason}"] if names else []
+            if len(names) == 1:
+                return [
+                    say(
+                        "{fields} is set, and model.moe.experts is 0; say how many experts, or leave it out",
+                        fields=names[0],
+                    )
+                ]
+            if names:
+                return [
+                    say(
+                        "{fields} are set, and model.moe.experts is 0; say how many experts, or leave it out",
+                        fields=tuple(names),
+                    )
+                ]
+            return []
         return [*self._choice_faults(), *self._group_faults(), *self._layer_faults(layers), *self._balance_faults()]
 
     def _is_set(self, name: str) -> bool:
@@ -181,8 +195,13 @@ class MoeSpec(Spec):
             return []
         names_set: list[Any] = [name for name in names.split() if self._is_set(name)]
         return [
-            f"model.moe.{name} is {getattr(self, name)}, and {reason}; leave it out, or set it to "
-            f"{json.dumps(MoeSpec.model_fields[name].default)}"
+            say(
+                "model.moe.{name} is {value}, and {reason}; leave it out, or set it to {default}",
+                name=name,
+                value=getattr(self, name),
+                reason=reason,
+                default=json.dumps(MoeSpec.model_fields[name].default),
+            )
             for name in names_set
         ]
 
@@ -190,81 +209,133 @@ class MoeSpec(Spec):
         chosen, facts, faults = self.num_chosen, self.gate_facts, list[str]()
         if chosen > self.experts:
             faults.append(
-                f"model.moe.top_k {chosen} is more than model.moe.experts {self.experts}; use at most {self.experts}"
+                say(
+                    "model.moe.top_k {chosen} is more than model.moe.experts {experts}; use at most {experts}",
+                    chosen=chosen,
+                    experts=self.experts,
+                )
             )
         if facts.only_top_k and chosen != facts.top_k:
             faults.append(
-                f"the {facts.name} gate chooses {facts.top_k} of the experts, and model.moe.top_k is {chosen}; leave "
-                "it out"
+                say(
+                    "the {name} gate chooses {top_k} of the experts, and model.moe.top_k is {chosen}; leave it out",
+                    name=facts.name,
+                    top_k=facts.top_k,
+                    chosen=chosen,
+                )
             )
         if facts.counts_pairs and not chosen - 1 <= self.num_partners < self.experts:
             faults.append(
-                f"model.moe.partners {self.num_partners} should be at least top_k - 1 = {chosen - 1}, so that a token "
-                f"finds enough, and less than experts {self.experts}"
+                say(
+                    "model.moe.partners {num_partners} should be at least top_k - 1 = {least}, so that a token finds "
+                    "enough, and less than experts {experts}",
+                    num_partners=self.num_partners,
+                    least=chosen - 1,
+                    experts=self.experts,
+                )
             )
         if chosen < facts.least_top_k:
             faults.append(
-                f"the {facts.name} gate limits choices after the first; use model.moe.top_k = {facts.least_top_k}, or "
-                f'"{facts.instead}"'
+                say(
+                    "the {name} gate limits choices after the first; use model.moe.top_k = {least_top_k}, or "
+                    '"{instead}"',
+                    name=facts.name,
+                    least_top_k=facts.least_top_k,
+                    instead=facts.instead,
+                )
             )
         unread = " ".join(name for name in optional_reads() if name not in facts.reads and name != "num_groups")
-        faults += self._only_for(unread, False, f'model.moe.gate = "{facts.name}" knows nothing of it')
+        faults += self._only_for(unread, False, say('model.moe.gate = "{name}" knows nothing of it', name=facts.name))
         if self.softmax_over == "chosen" and not self.normalise:
             faults.append(
-                'model.moe.softmax_over = "chosen" makes weights that add up to one, and model.moe.normalise is false; '
-                'set normalise = true, or softmax_over = "all"'
+                say(
+                    'model.moe.softmax_over = "chosen" makes weights that add up to one, and model.moe.normalise '
+                    'is false; set normalise = true, or softmax_over = "all"'
+                )
             )
         return faults
 
     def _group_faults(self) -> list[str]:
-        reason = f'model.moe.gate = "{self.gate}" does not limit groups'
+        reason = say('model.moe.gate = "{gate}" does not limit groups', gate=self.gate)
         faults = self._only_for("num_groups", "num_groups" in self.gate_facts.reads, reason)
-        faults += self._only_for("groups_kept group_score", self.num_groups > 1, "model.moe.num_groups is 1")
+        faults += self._only_for("groups_kept group_score", self.num_groups > 1, say("model.moe.num_groups is 1"))
         if faults or self.num_groups == 1:
             return faults
         if self.experts % self.num_groups:
             return [
-                f"model.moe.num_groups {self.num_groups} does not divide {self.experts} experts "
-                f"({self.experts} / {self.num_groups} = {self.experts / self.num_groups:.2f}); use a divisor of "
-                f"{self.experts}"
+                say(
+                    "model.moe.num_groups {num_groups} does not divide {experts} experts ({experts} / {num_groups} = "
+                    "{quotient:.2f}); use a divisor of {experts}",
+                    num_groups=self.num_groups,
+                    experts=self.experts,
+                    quotient=self.experts / self.num_groups,
+                )
             ]
         size = self.experts // self.num_groups
         if self.groups_kept > self.num_groups:
             faults.append(
-                f"model.moe.groups_kept {self.groups_kept} is more than num_groups {self.num_groups}; use less"
+                say(
+                    "model.moe.groups_kept {groups_kept} is more than num_groups {num_groups}; use less",
+                    groups_kept=self.groups_kept,
+                    num_groups=self.num_groups,
+                )
             )
         elif self.groups_kept * size < self.num_chosen:
             needed = -(-self.num_chosen // size)
-            way_out = f"keep at least {needed} groups" if needed <= self.num_groups else "use a smaller model.moe.top_k"
+            way_out = (
+                say("keep at least {needed} groups", needed=needed)
+                if needed <= self.num_groups
+                else say("use a smaller model.moe.top_k")
+            )
             faults.append(
-                f"model.moe.groups_kept {self.groups_kept} x {size} experts of a group = {self.groups_kept * size} is "
-                f"less than top_k {self.num_chosen}; {way_out}"
+                say(
+                    "model.moe.groups_kept {groups_kept} x {size} experts of a group = {held} is less than top_k "
+                    "{num_chosen}; {way_out}",
+                    groups_kept=self.groups_kept,
+                    size=size,
+                    held=self.groups_kept * size,
+                    num_chosen=self.num_chosen,
+                    way_out=way_out,
+                )
             )
         if self.group_score == "top2" and size < 2:
-            faults.append('model.moe.group_score = "top2" needs two experts in a group, and there is one; use "max"')
+            faults.append(
+                say('model.moe.group_score = "top2" needs two experts in a group, and there is one; use "max"')
+            )
         return faults
 
     def _layer_faults(self, layers: int) -> list[str]:
-        faults = self._only_for("shared_ffn shared_gate", self.shared_experts > 0, "model.moe.shared_experts is 0")
+        faults = self._only_for("shared_ffn shared_gate", self.shared_experts > 0, say("model.moe.shared_experts is 0"))
         if not self.layers_with_experts(layers):
             faults.append(
-                f"model.moe.first_dense {self.first_dense} and every {self.every} leave none of {layers} layers with "
-                f"experts; use first_dense + every of at most {layers}"
+                say(
+                    "model.moe.first_dense {first_dense} and every {every} leave none of {layers} layers with "
+                    "experts; use first_dense + every of at most {layers}",
+                    first_dense=self.first_dense,
+                    every=self.every,
+                    layers=layers,
+                )
             )
         return faults
 
     def _balance_faults(self) -> list[str]:
-        faults = self._only_for("aux_coefficient aux_scope", self.aux_loss != "none", 'model.moe.aux_loss is "none"')
+        faults = self._only_for(
+            "aux_coefficient aux_scope", self.aux_loss != "none", say('model.moe.aux_loss is "none"')
+        )
         limited = self.capacity_factor > 0 and not self.gate_facts.sees_all
         reason = (
-            "each expert takes as many as it has room for"
+            say("each expert takes as many as it has room for")
             if self.gate_facts.sees_all
-            else "model.moe.capacity_factor is 0, so nothing overflows"
+            else say("model.moe.capacity_factor is 0, so nothing overflows")
         )
         faults += self._only_for("overflow", limited, reason)
         if self.gate_facts.sees_all and self.aux_loss != "none":
             faults.append(
-                f'model.moe.aux_loss = "{self.aux_loss}" evens out what is even: with the {self.gate} gate all '
-                'experts take the same number of tokens; use "none"'
+                say(
+                    'model.moe.aux_loss = "{aux_loss}" evens out what is even: with the {gate} gate all experts '
+                    'take the same number of tokens; use "none"',
+                    aux_loss=self.aux_loss,
+                    gate=self.gate,
+                )
             )
         return faults

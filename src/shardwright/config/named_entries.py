@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.config import catalog
-from shardwright.config.base import PlanError, shortened
+from shardwright.config.base import PlanError, error_text, shortened
 from shardwright.config.hugging_face.config_json import MERGE, is_adapter, names_config, path_of, read_model
+from shardwright.config.phrase import say
 from shardwright.config.user_file import path_exists
 
 
@@ -25,7 +26,7 @@ def resolve_names(fields: dict[str, Any]) -> list[str]:
             try:
                 entry = read_model(name)
             except PlanError as error:
-                faults += [f"{error.subject}: {fault}" for fault in error.faults]
+                faults += [say("{subject}: {fault}", subject=error.subject, fault=fault) for fault in error.faults]
             else:
                 fields[section] = _laid_over(entry, values) | {"name": entry["name"]}
             continue
@@ -36,20 +37,30 @@ def resolve_names(fields: dict[str, Any]) -> list[str]:
             try:
                 entry = catalog.read(kind, name)  # type: ignore[arg-type]
             except ValueError as error:
-                faults.append(f"{section}.name: {error}")
+                faults.append(say("{section}.name: {error}", section=section, error=error_text(error)))
             else:
                 fields[section] = _laid_over(entry, values) | {"name": entry["name"]}
         elif name in catalog.names(kind):  # type: ignore[arg-type]
             fields[section] = _laid_over(catalog.read(kind, name), values)  # type: ignore[arg-type]
         elif len(values) == 1 and "/" in name and not path_exists(name):
-            where = f"(looked from {Path.cwd()})"
-            faults.append(f"{section}.name {shortened(name, 200)!r}: there is no such file or folder {where}; check it")
+            faults.append(
+                say(
+                    "{section}.name {name}: there is no such file or folder (looked from {folder}); check it",
+                    section=section,
+                    name=repr(shortened(name, 200)),
+                    folder=str(Path.cwd()),
+                )
+            )
         elif len(values) == 1:  # a name and nothing else can only mean the catalog
             known = catalog.known_models() if section == "model" else catalog.names(kind)  # type: ignore[arg-type]
             hint = catalog.did_you_mean(values["name"], known)
             faults.append(
-                f"{section}.name {values['name']!r} is not in the catalog, and no other field describes the {section}; "
-                + hint
+                say(
+                    "{section}.name {name} is not in the catalog, and no other field describes the {section}; {hint}",
+                    section=section,
+                    name=repr(values["name"]),
+                    hint=hint,
+                )
             )
     return faults
 
@@ -69,12 +80,24 @@ def _weights_faults(model: dict[str, Any]) -> list[str]:
     weights = model["weights"]
     if not isinstance(weights, str) or names_config(weights) or "layers" in model or "hidden" in model:
         return []
-    fault = "has no config.json" if path_exists(weights) else f"is not there (looked from {Path.cwd()})"
+    shown = repr(shortened(weights, 200))
     if is_adapter(weights):
-        return [f"model.weights {shortened(weights, 200)!r} is {MERGE}"]
+        return [say("model.weights {weights} is {merge}", weights=shown, merge=MERGE)]
+    if path_exists(weights):
+        return [
+            say(
+                "model.weights {weights} has no config.json, and no other field says what the model is; name a "
+                "folder of Hugging Face's, or the model in model.name",
+                weights=shown,
+            )
+        ]
     return [
-        f"model.weights {shortened(weights, 200)!r} {fault}, and no other field says what the model is; name a folder "
-        "of Hugging Face's, or the model in model.name"
+        say(
+            "model.weights {weights} is not there (looked from {folder}), and no other field says what the model is; "
+            "name a folder of Hugging Face's, or the model in model.name",
+            weights=shown,
+            folder=str(Path.cwd()),
+        )
     ]
 
 

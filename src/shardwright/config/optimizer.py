@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from shardwright.config.base import SectionSpec
 from shardwright.config.field_types import Divisor, Positive, PositiveOr0, Probability, ShareOr0, Steps, StepsOr0
 from shardwright.config.optimizer_facts import OPTIMIZERS, OptimizerFacts, OptimizerName
+from shardwright.config.phrase import say
 from shardwright.config.rate_schedules import DecayShapeName, RampUpRuleName, RateScheduleName
 
 _WARMUP = 20
@@ -93,8 +94,11 @@ def with_fitting_warmup(optimizer: dict[str, Any], is_asked: bool) -> tuple[dict
     if is_asked or not (isinstance(steps, int) and isinstance(warmup, int) and 0 < steps < warmup):
         return optimizer, ""
     fitting = shortened_warmup(steps)
-    note = (
-        f"the warm-up is {fitting} of the run's {steps} steps, for {warmup} would be more than all of them "
-        "(--set optimizer.warmup_steps=N for another)"
+    note = say(
+        "the warm-up is {fitting} of the run's {steps} steps, for {warmup} would be more than all of them (--set "
+        "optimizer.warmup_steps=N for another)",
+        fitting=fitting,
+        steps=steps,
+        warmup=warmup,
     )
     return optimizer | {"warmup_steps": fitting}, note

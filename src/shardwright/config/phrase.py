@@ -4,6 +4,7 @@ A phrase is a str in English, so that errors, JSON and files hold it as any othe
 values in it; `in_language` fills the template of another language with the same values, where the sentence is printed.
 """
 
+import os
 from collections.abc import Sequence
 from functools import cache, reduce
 from pathlib import Path
@@ -86,6 +87,21 @@ def in_language(text: str, language: str) -> str:
     if not isinstance(text, Phrase) or language == ENGLISH:
         return str(text)
     return _filled(template_in(text.template, language), text.values, language)
+
+
+def spoken(data: Any, language: str) -> Any:
+    """Dictionaries and lists, as of JSON, with their phrases in a language."""
+    if isinstance(data, dict):
+        return {in_language(key, language): spoken(value, language) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [spoken(item, language) for item in data]
+    return in_language(data, language) if isinstance(data, Phrase) else data
+
+
+def language_of_locale() -> str:
+    """The language of the user's locale if there is text in it, else English."""
+    locale = next(filter(None, (os.environ.get(name) for name in ("LC_ALL", "LC_MESSAGES", "LANG"))), "")
+    return next((language for language in LANGUAGES if locale.lower().startswith(language)), ENGLISH)
 
 
 def template_in(template: str, language: str) -> str:

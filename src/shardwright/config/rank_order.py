@@ -18,6 +18,7 @@ from math import prod
 from typing import Any, Protocol
 
 from shardwright.config.base import shortened
+from shardwright.config.phrase import both, say
 
 Count = Any  # an int, or an array with one entry per plan if many plans are described at once
 
@@ -127,9 +128,17 @@ def full_order(text: str) -> str:
     wrong = [name for name in dict.fromkeys(names) if name not in AXES]
     if wrong or len(set(names)) < len(names):
         twice = [] if wrong else [name for name in AXES if names.count(name) > 1]
-        fault = f"{shortened(wrong[0])!r} is none" if wrong else f"{' and '.join(twice)} more than once"
+        fault = (
+            say("{name} is none", name=repr(shortened(wrong[0])))
+            if wrong
+            else say("{axes} more than once", axes=both(twice))
+        )
         raise ValueError(
-            f'it should be axes of the mesh with "-" between, each once, and {fault}; such as "{DEFAULT_ORDER}"'
+            say(
+                'it should be axes of the mesh with "-" between, each once, and {fault}; such as "{default}"',
+                fault=fault,
+                default=DEFAULT_ORDER,
+            )
         )
     missing = [axis for axis in AXES if axis not in names]
     stage_axes = [axis for axis in names if axis != "pp"]
@@ -140,9 +149,14 @@ def full_order(text: str) -> str:
         inside, outside = separated
         legal = "-".join(("tp", *(axis for axis in axes if axis != "tp")))
         raise ValueError(
-            f"tp lies outside of {inside} and inside of {outside}, and these are laid over the ranks of a stage as one "
-            f"line: replicas (dp x cp) sum gradients along it, and experts fold it; put tp inside of all three or "
-            f'outside, such as "{legal}"'
+            say(
+                "tp lies outside of {inside} and inside of {outside}, and these are laid over the ranks of a stage "
+                "as one line: replicas (dp x cp) sum gradients along it, and experts fold it; put tp inside of all "
+                'three or outside, such as "{legal}"',
+                inside=inside,
+                outside=outside,
+                legal=legal,
+            )
         )
     return "-".join(axes)
 

@@ -9,6 +9,8 @@ The two products at the ends are never recomputed: their outputs are added, and 
 
 from typing import Literal, get_args
 
+from shardwright.config.phrase import say
+
 # norm: both norms. qkv: the product that makes queries, keys and values. attention: biases, norms of heads, rotary and
 # softmax(QK^T)V. up: the product(s) into the MLP. activation: its bias, activation and gating. In latent attention, qkv
 # is the product that makes the latents (without low-rank queries also the queries), and attention is all that follows:
@@ -31,10 +33,24 @@ def policy_faults(field: str, policy: Policy) -> list[str]:
     """Faults in the names of one layer's policy, from the field `field` of a plan."""
     if LAYER in policy and len(policy) > 1:
         others = ", ".join(sorted(policy - {LAYER}))
-        return [f"{field} has {LAYER!r} and {others}: a layer that keeps its input alone has no operators left to name"]
+        return [
+            say(
+                "{field} has {layer} and {others}: a layer that keeps its input alone has no operators left to name",
+                field=field,
+                layer=repr(LAYER),
+                others=others,
+            )
+        ]
     return [
-        f"{field} has {product!r} without {follower!r}: what {product} gives is needed by {follower} alone, so "
-        f"computing it again frees nothing; add {follower!r}, or leave {product!r} out"
+        say(
+            "{field} has {product} without {follower}: what {operator} gives is needed by {reader} alone, so "
+            "computing it again frees nothing; add {follower}, or leave {product} out",
+            field=field,
+            product=repr(product),
+            follower=repr(follower),
+            operator=product,
+            reader=follower,
+        )
         for product, follower in NEEDS.items()
         if product in policy and follower not in policy
     ]

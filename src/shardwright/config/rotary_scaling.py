@@ -13,6 +13,7 @@ from pydantic import Field
 from shardwright.config import largest
 from shardwright.config.base import Spec
 from shardwright.config.field_types import Divisor, PositiveOr0, Tokens
+from shardwright.config.phrase import say
 
 _TURNS = {"yarn": 32.0, "llama3": 4.0}  # number of turns of a pair that stays unchanged
 # The fields that each kind reads.
@@ -99,21 +100,34 @@ class RotaryScalingSpec(Spec):
 
     def faults(self, num_pairs: int) -> list[str]:
         """Contradictions among the fields of the section, for heads with `num_pairs` rotary pairs."""
-        faults = [
-            f'model.rotary_scaling.{name} is not for kind = "{self.kind}"; leave it out'
-            + (', or set kind = "yarn"' if self.kind == "none" else "")
+        faults: list[str] = [
+            say(
+                'model.rotary_scaling.{name} is not for kind = "{kind}"; leave it out{other_way}',
+                name=name,
+                kind=self.kind,
+                other_way=say(', or set kind = "yarn"') if self.kind == "none" else "",
+            )
             for name, field in RotaryScalingSpec.model_fields.items()
             if name != "kind" and name not in _READS[self.kind] and getattr(self, name) != field.default
         ]
         if self.kind in _TURNS and self.slow > self.turns_that_stay:
             faults.append(
-                f"model.rotary_scaling: between pairs that turn {self.slow:g} (slow) and {self.turns_that_stay:g} "
-                "(fast) times is a ramp; use a fast that is not less than slow"
+                say(
+                    "model.rotary_scaling: between pairs that turn {slow:g} (slow) and {turns_that_stay:g} (fast) "
+                    "times is a ramp; use a fast that is not less than slow",
+                    slow=self.slow,
+                    turns_that_stay=self.turns_that_stay,
+                )
             )
         if self.kind == "longrope":
             faults += [
-                f"model.rotary_scaling.{name} has {len(getattr(self, name))} numbers, and {num_pairs} pairs of a head "
-                "are turned; give one for each"
+                say(
+                    "model.rotary_scaling.{name} has {count} numbers, and {num_pairs} pairs of a head are turned; "
+                    "give one for each",
+                    name=name,
+                    count=len(getattr(self, name)),
+                    num_pairs=num_pairs,
+                )
                 for name in ("short_factors", "long_factors")
                 if len(getattr(self, name)) != num_pairs
             ]

@@ -7,10 +7,11 @@ ConfigMap, a log.
 from typing import Any
 
 from shardwright.config.base import hidden
+from shardwright.config.phrase import say
 
-WAY_OUT = (
-    "write it without, and let the storage read variables of the environment (such as AWS_SECRET_ACCESS_KEY), a key of "
-    "ssh, or fsspec's own configuration (~/.config/fsspec)"
+WAY_OUT = say(
+    "write it without, and let the storage read variables of the environment (such as AWS_SECRET_ACCESS_KEY), a key "
+    "of ssh, or fsspec's own configuration (~/.config/fsspec)"
 )
 
 
@@ -31,6 +32,11 @@ def password_faults(fields: dict[str, Any]) -> list[str]:
             pending += [(f"{field}[{number}]", item) for number, item in reversed(list(enumerate(value)))]
         elif isinstance(value, str) and has_password(value):
             faults.append(
-                f"{field} {hidden(value)} has a password, which would be kept with all that the job makes; {WAY_OUT}"
+                say(
+                    "{field} {value} has a password, which would be kept with all that the job makes; {way_out}",
+                    field=field,
+                    value=hidden(value),
+                    way_out=WAY_OUT,
+                )
             )
     return faults

@@ -17,6 +17,7 @@ from shardwright.config.catalog import did_you_mean
 from shardwright.config.catalog_entry import read_entry
 from shardwright.config.context_facts import ContextMethod
 from shardwright.config.optimizer_facts import OptimizerName
+from shardwright.config.phrase import say
 from shardwright.config.recompute_facts import RecomputeName
 from shardwright.config.recompute_policy import RecomputedName
 from shardwright.config.schedule_facts import ScheduleName
@@ -339,7 +340,9 @@ def software_of(name: str) -> SoftwareSpec:
             continue
         if change not in ATTENTION_KERNELS:
             known = [*ATTENTION_KERNELS, *(f"overlap-{axis}" for axis in OVERLAPS)]
-            raise KeyError(f"there is no attention kernel {change!r}; {did_you_mean(change, known)}")
+            raise KeyError(
+                say("there is no attention kernel {name}; {hint}", name=repr(change), hint=did_you_mean(change, known))
+            )
         facts = ATTENTION_KERNELS[change]
         fields |= {"attention": change, "causal": not facts.keeps_scores}
     return software.model_copy(update=fields)

@@ -9,9 +9,10 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from shardwright.config.base import shortened
+from shardwright.config.base import error_text, shortened
+from shardwright.config.phrase import Phrase, say
 from shardwright.config.units import MIB
-from shardwright.config.user_file import FileFault, read_text
+from shardwright.config.user_file import AS_UTF8, FileFault, read_text
 
 MOST_BYTES = MIB
 _MOST_DEEP = 12  # plan.recompute_layers, in a section of a job, is 4 deep
@@ -36,20 +37,32 @@ _LONG_KEY = re.compile(rf"(?<![\w-])(?:[\w-]++[ \t]*+\.[ \t]*+){{{_MOST_PARTS}}}
 TOML_ERRORS = (ValueError, RecursionError)
 
 
-def read_toml(path: Path, hint: str = "save it as UTF-8") -> dict[str, Any]:
+def read_toml(path: Path, hint: str = AS_UTF8) -> dict[str, Any]:
     """The fields in a file. `hint` is the way out if the file is no text. Raises FileFault or OSError."""
     text = read_text(path, MOST_BYTES, "TOML file", hint)
     try:
         fields = parse_toml(text)
     except RecursionError as error:
-        raise FileFault(f"{path} is not valid TOML: {error}; nest it less, at most {_MOST_DEEP} levels") from None
+        raise FileFault(
+            say(
+                "{path} is not valid TOML: {error}; nest it less, at most {most} levels",
+                path=path,
+                error=str(error),
+                most=_MOST_DEEP,
+            )
+        ) from None
     except ValueError as error:
         if "digits" in str(error):  # Python refuses very long integers, and its message names a Python option
-            raise FileFault(f"{path} has a number of thousands of digits; write one of at most 64 bits") from None
-        first_line = shortened((str(error).splitlines() or [""])[0], 200)
-        raise FileFault(f"{path} is not valid TOML: {first_line}; mend that line") from None
+            raise FileFault(
+                say("{path} has a number of thousands of digits; write one of at most 64 bits", path=path)
+            ) from None
+        reason = error_text(error)
+        first_line = reason if isinstance(reason, Phrase) else shortened((reason.splitlines() or [""])[0], 200)
+        raise FileFault(
+            say("{path} is not valid TOML: {first_line}; mend that line", path=path, first_line=first_line)
+        ) from None
     if faults := value_faults(fields):
-        raise FileFault(f"{path}: {faults[0]}")
+        raise FileFault(say("{path}: {fault}", path=path, fault=faults[0]))
     return fields
 
 
@@ -58,7 +71,13 @@ def parse_toml(text: str) -> dict[str, Any]:
     plain = _STRING_OR_COMMENT.sub(lambda match: "" if match[0].startswith("#") else "s", text)
     if (long := _LONG_KEY.search(plain)) is not None:
         line = plain.count("\n", 0, long.start()) + 1
-        raise ValueError(f"a key has more than {_MOST_PARTS} parts (about line {line}), and no field is so deep")
+        raise ValueError(
+            say(
+                "a key has more than {most} parts (about line {line}), and no field is so deep",
+                most=_MOST_PARTS,
+                line=line,
+            )
+        )
     return tomllib.loads(text)
 
 
@@ -70,16 +89,32 @@ def value_faults(fields: dict[str, Any]) -> list[str]:
         field, value, depth = pending.pop()
         num_values += 1
         if num_values > MOST_VALUES:
-            return [f"there are more than {MOST_VALUES:,} values, and no job has so many; check that it is the file"]
+            return [
+                say(
+                    "there are more than {most:,} values, and no job has so many; check that it is the file",
+                    most=MOST_VALUES,
+                )
+            ]
         if depth > _MOST_DEEP:
-            return [f"{shortened(field)} is nested {depth} levels deep; fields are at most {_MOST_DEEP} levels deep"]
+            return [
+                say(
+                    "{field} is nested {depth} levels deep; fields are at most {most} levels deep",
+                    field=shortened(field),
+                    depth=depth,
+                    most=_MOST_DEEP,
+                )
+            ]
         if isinstance(value, dict):
             pending += [(f"{field}.{key}" if field else key, item, depth + 1) for key, item in reversed(value.items())]
         elif isinstance(value, list):
             pending += [(f"{field}[{n}]", item, depth + 1) for n, item in reversed(list(enumerate(value)))]
         elif isinstance(value, int) and not -_LARGEST <= value < _LARGEST:
             return [
-                f"{shortened(field)} is a number of {value.bit_length()} bits, and TOML's have 64 with their sign; use "
-                f"at most {_LARGEST - 1}"
+                say(
+                    "{field} is a number of {bits} bits, and TOML's have 64 with their sign; use at most {most}",
+                    field=shortened(field),
+                    bits=value.bit_length(),
+                    most=_LARGEST - 1,
+                )
             ]
     return []

@@ -5,7 +5,7 @@ This is in config because all rooms write numbers: faults of the checks, predict
 
 import re
 
-from shardwright.config.phrase import Phrase
+from shardwright.config.phrase import Phrase, say
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30  # bytes
 
@@ -50,7 +50,12 @@ def size_bytes(text: str) -> int:
     """Bytes of a size as people write it: 1e9 for "1GB", 2**26 for "64MiB", 512 for "512". ValueError otherwise."""
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?(?:e[0-9]+)?)\s*([kmgt]?)(i?)b?\s*", text.lower())
     if match is None or (match[3] and not match[2]):
-        raise ValueError(f"{text!r} is no size; write a number of bytes, or one such as 25MB, 64MiB or 1GB")
+        raise ValueError(
+            say(
+                "{text} is no size; write a number of bytes, or one such as 25MB, 64MiB or 1GB",
+                text=repr(text),
+            )
+        )
     power = " kmgt".index(match[2] or " ")
     return int(float(match[1]) * (1024 if match[3] else 1000) ** power)
 

@@ -13,17 +13,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from shardwright.config.phrase import fixed, say
+
 # Folders whose files are not on any disk: the kernel and its drivers make them. /dev/shm is memory for ordinary files.
 _KERNEL_FOLDERS = ("/proc", "/sys", "/dev")
-_OF_THE_KERNEL = "what the kernel shows of itself"
+_OF_THE_KERNEL = say("what the kernel shows of itself")
 _FOR_FILES = ("/dev/shm",)
+AS_UTF8 = say("save it as UTF-8")
 
 _KINDS = (
-    (stat.S_ISDIR, "a folder"),
-    (stat.S_ISFIFO, "a FIFO"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a character device"),
-    (stat.S_ISBLK, "a block device"),
+    (stat.S_ISDIR, say("a folder")),
+    (stat.S_ISFIFO, say("a FIFO")),
+    (stat.S_ISSOCK, say("a socket")),
+    (stat.S_ISCHR, say("a character device")),
+    (stat.S_ISBLK, say("a block device")),
 )
 
 
@@ -35,7 +38,7 @@ def kind_of(mode: int) -> str:
     """The kind of a file by its mode, in words; empty if it is a regular file."""
     if stat.S_ISREG(mode):
         return ""
-    return next((name for is_kind, name in _KINDS if is_kind(mode)), "no regular file")
+    return next((name for is_kind, name in _KINDS if is_kind(mode)), say("no regular file"))
 
 
 def path_exists(path: str) -> bool:
@@ -53,14 +56,16 @@ def open_file(path: Path, most_bytes: int = 0, what: str = "file") -> Iterator[B
     try:
         kind = kind_of(os.stat(path).st_mode)  # before opening, because opening a device may have effects
     except ValueError as error:  # a NUL, or half a surrogate pair
-        raise FileFault(f"{str(path)!r} is no name of a file: {error}; check the path") from None
+        raise FileFault(
+            say("{path} is no name of a file: {error}; check the path", path=repr(str(path)), error=str(error))
+        ) from None
     kind = kind or (_OF_THE_KERNEL if is_of_the_kernel(path) else "")  # some of these wait for ever, or have no end
     if kind:
         raise FileFault(_not_regular(path, kind, what))
     with path.open("rb") as file:
         status = os.fstat(file.fileno())
         if most_bytes and status.st_size > most_bytes:
-            raise FileFault(_too_large(path, f"{status.st_size:,} bytes", most_bytes))
+            raise FileFault(_too_large(path, say("{size:,} bytes", size=status.st_size), most_bytes))
         yield file
 
 
@@ -69,18 +74,20 @@ def read_file(path: Path, most_bytes: int, what: str = "file") -> bytes:
     with open_file(path, most_bytes, what) as file:
         contents = file.read(most_bytes + 1)
     if len(contents) > most_bytes:  # it grows, or its size is unknown before reading, as under /proc
-        raise FileFault(_too_large(path, "more bytes than it says", most_bytes))
+        raise FileFault(_too_large(path, say("more bytes than it says"), most_bytes))
     return contents
 
 
-def read_text(path: Path, most_bytes: int, what: str = "file", hint: str = "save it as UTF-8") -> str:
+def read_text(path: Path, most_bytes: int, what: str = "file", hint: str = AS_UTF8) -> str:
     """The text of a regular file in UTF-8, with or without a byte order mark. `hint` is the way out if it is no text.
     Raises FileFault or OSError."""
     contents = read_file(path, most_bytes, what)
     try:
         return contents.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise FileFault(f"{path} is not UTF-8 text (byte {error.start}); {hint}") from None
+        raise FileFault(
+            say("{path} is not UTF-8 text (byte {start}); {hint}", path=str(path), start=error.start, hint=hint)
+        ) from None
 
 
 def is_of_the_kernel(path: str | Path) -> bool:
@@ -125,18 +132,25 @@ def write_text(path: Path, text: str) -> None:
 def reason_of(error: OSError) -> str:
     """The reason of a system error, in words."""
     if error.errno == errno.ENXIO:
-        return "it is a FIFO that nobody reads, or no file"
+        return say("it is a FIFO that nobody reads, or no file")
     return error.strerror or str(error)
 
 
 def _not_regular(path: Path, kind: str, what: str) -> str:
     if kind == "a folder":
-        return f"{path} is a folder; name the {what} in it"
-    return f"{path} is {kind}, not a regular file; copy what is meant into one, and name that"
+        return say("{path} is a folder; name the {what} in it", path=str(path), what=fixed(what))
+    return say(
+        "{path} is {kind}, not a regular file; copy what is meant into one, and name that", path=str(path), kind=kind
+    )
 
 
 def _too_large(path: Path, size: str, most_bytes: int) -> str:
-    return f"{path} has {size}, and at most {most_bytes:,} are read here; check that it is the file that was meant"
+    return say(
+        "{path} has {size}, and at most {most:,} are read here; check that it is the file that was meant",
+        path=str(path),
+        size=size,
+        most=most_bytes,
+    )
 
 
 def _is_under(path: str, folders: tuple[str, ...]) -> bool:

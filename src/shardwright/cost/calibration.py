@@ -6,7 +6,7 @@ it. common.toml has the constants that a generation leaves out. A constant is ne
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
 from math import inf, prod, sqrt
 
 from shardwright.config import catalog
@@ -17,6 +17,7 @@ from shardwright.config.cluster import DeviceSpec
 from shardwright.config.device_name import device_name
 from shardwright.config.network_facts import NETWORKS
 from shardwright.config.number_types import NUMBER_TYPES, half_numbers, narrow_numbers, wide_numbers
+from shardwright.config.phrase import any_of, both, say
 from shardwright.config.software import SoftwareSpec, software_of
 from shardwright.cost.measured_time import MeasuredDevice, measured_device
 from shardwright.layers.arrays import Numbers
@@ -107,8 +108,11 @@ def known_host(run: Run, rates: "Rates") -> "Rates":
     """The rates of a plan that offloads to the host. KeyError if those of the device's host are unknown."""
     if not (rates.host and rates.host_memory):
         raise KeyError(
-            f"the plan keeps something in host memory, and {run.device} has no known host; add host_gb_per_s, "
-            "host_memory_gib and host_memory_gb_per_s to its file in devices"
+            say(
+                "the plan keeps something in host memory, and {device} has no known host; add host_gb_per_s, "
+                "host_memory_gib and host_memory_gb_per_s to its file in devices",
+                device=run.device,
+            )
         )
     return rates
 
@@ -183,9 +187,17 @@ def _known_peak(device: DeviceSpec, number: str) -> float:
     if not (peak := device.peak_flops(number)):
         name = NUMBER_TYPES[number].peak
         known = [other.name for other in wide_numbers() if device.peak_flops(other.name)]
-        advice = f", or set precision.compute to {' or '.join(known)}" if known else ""
-        advice = ", or set precision.float8 to none" if NUMBER_TYPES[number].is_narrow else advice
-        raise KeyError(f"{device.name} has no peak rate for {name}; add peak_tflops.{name} to its file{advice}")
+        advice = say(", or set precision.compute to {choices}", choices=any_of(known)) if known else ""
+        if NUMBER_TYPES[number].is_narrow:
+            advice = say(", or set precision.float8 to none")
+        raise KeyError(
+            say(
+                "{device} has no peak rate for {number}; add peak_tflops.{number} to its file{advice}",
+                device=device.name,
+                number=name,
+                advice=advice,
+            )
+        )
     return peak
 
 
@@ -194,9 +206,30 @@ def _known(device: DeviceSpec, field: str, instead: str = "") -> float:
     value: float = getattr(device, field)
     if not value:
         others = [name for name in _NEEDED if name != field and not getattr(device, name)]
-        way_out = f"; add {'them' if others else 'it'} to its file" + (f", or set {instead}" if instead else "")
-        raise KeyError(f"{device.name} has no known {' and no '.join([field, *others])}{way_out}")
+        way_out = say(", or set {field}", field=instead) if instead else ""
+        if others:
+            raise KeyError(
+                say(
+                    "{device} has no known {fields}; add them to its file{way_out}",
+                    device=device.name,
+                    fields=_neither([field, *others]),
+                    way_out=way_out,
+                )
+            )
+        raise KeyError(
+            say(
+                "{device} has no known {field}; add it to its file{way_out}",
+                device=device.name,
+                field=field,
+                way_out=way_out,
+            )
+        )
     return value
+
+
+def _neither(fields: list[str]) -> str:
+    """ "a and no b and no c"."""
+    return reduce(lambda first, second: say("{first} and no {second}", first=first, second=second), fields)
 
 
 def _link_bytes_per_s(run: Run, device: DeviceSpec) -> float:
@@ -216,7 +249,14 @@ def constant(constants: Constants, generation: str, name: str) -> float:
         for source in (constants, file_constants):
             if key in source:
                 return source[key]
-    raise KeyError(f"no calibration {name!r} for {generation!r}; add it to catalog/calibrations/{generation}.toml")
+    raise KeyError(
+        say(
+            "no calibration {name} for {quoted}; add it to catalog/calibrations/{generation}.toml",
+            name=repr(name),
+            quoted=repr(generation),
+            generation=generation,
+        )
+    )
 
 
 def device_constant(constants: Constants, device: DeviceSpec, name: str) -> float:
@@ -249,7 +289,13 @@ def power_share(device: DeviceSpec) -> float:
         return 1.0
     measured = device_of(device.same_chip)
     if not (device.power_w and measured.power_w):
-        raise KeyError(f"{device.name} has no known power beside that of {measured.name}; add power_w to its file")
+        raise KeyError(
+            say(
+                "{device} has no known power beside that of {measured}; add power_w to its file",
+                device=device.name,
+                measured=measured.name,
+            )
+        )
     peaks = [entry.peak_flops(half_numbers()[0].name) for entry in (measured, device)]
     return sqrt(device.power_w / measured.power_w) * (peaks[0] / peaks[1] if all(peaks) else 1.0)
 
@@ -281,9 +327,15 @@ def _check_shares_of_peak(device_entry: str, software_entry: str) -> None:
             faults.append(f"{product} = {share:.4g}")
     if faults:
         raise KeyError(
-            f"{' and '.join(faults)} of the peak of {device.name}, by the calibrations {device.generation} and "
-            f"{software.calibration}, and no kernel is faster than its device's peak; make one of them smaller, or "
-            "state a higher peak_tflops in the device's file"
+            say(
+                "{shares} of the peak of {device}, by the calibrations {generation} and {calibration}, and no kernel "
+                "is faster than its device's peak; make one of them smaller, or state a higher peak_tflops in the "
+                "device's file",
+                shares=both(faults),
+                device=device.name,
+                generation=device.generation,
+                calibration=software.calibration,
+            )
         )
 
 

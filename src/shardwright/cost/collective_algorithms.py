@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from shardwright.config.cluster import ClusterSpec
+from shardwright.config.phrase import say
 from shardwright.cost.calibration import Rates, rates_of, shipped
 from shardwright.cost.collective_time import all_to_all_s, nccl_aggregated_trees_s, nccl_ring_s, nccl_trees_s, ring_s
 from shardwright.cost.topology import Group, group_of, reach_of_ranks
@@ -82,7 +83,7 @@ def priced_collective(
     listed = [row.name for row in rows if row.num_steps] if group.size <= MOST_PLAYED else []
     if drawn and drawn not in listed:
         names = ", ".join(listed) or f"none for {group.size:,} ranks"
-        raise KeyError(f"--algorithm {drawn} has no steps to draw; there are: {names}")
+        raise KeyError(say("--algorithm {name} has no steps to draw; there are: {names}", name=drawn, names=names))
     drawn = drawn or next(iter(listed), "")
     steps = steps_of(kind, drawn, int(group.size), int(group.inside)) if drawn else []
     return PricedCollective(kind, num_bytes, cluster, rates, group, rows, drawn, steps)

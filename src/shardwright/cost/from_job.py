@@ -6,6 +6,7 @@ from shardwright.config.cluster import ClusterSpec
 from shardwright.config.cluster_facts import network_gb_per_s, node_devices, node_gb_per_s
 from shardwright.config.job import JobSpec
 from shardwright.config.model_shape import shape_of
+from shardwright.config.phrase import say
 from shardwright.layers.query import Run, Topology, grid_of
 
 
@@ -38,6 +39,11 @@ def _check_network(cluster: ClusterSpec, node_size: int, num_devices: int) -> No
     if cluster.parts or cluster.device == "unknown" or num_devices <= node_size or network_gb_per_s(cluster):
         return
     raise KeyError(
-        f"{num_devices:,} devices are more than a node of {node_size:,}, and the catalog knows no usual network of "
-        f"{cluster.device}; set cluster.inter_node.bandwidth_gb_per_s to what joins the nodes"
+        say(
+            "{devices:,} devices are more than a node of {node:,}, and the catalog knows no usual network of {device}; "
+            "set cluster.inter_node.bandwidth_gb_per_s to what joins the nodes",
+            devices=num_devices,
+            node=node_size,
+            device=cluster.device,
+        )
     )

@@ -10,6 +10,7 @@ the previous step, as in their paper; the bubble is that of a step in the middle
 
 import numpy as np
 
+from shardwright.config.phrase import say
 from shardwright.config.plan import sums_by_run
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.layers.arrays import Numbers
@@ -90,5 +91,5 @@ def bubble(schedule: str, p: Numbers, m: Numbers, v: Numbers, f: Numbers, i: Num
     """The idle time of each rank in a step, in the unit of F, I and W. ValueError if there is no formula."""
     idle_s = SCHEDULES[schedule].idle_s
     if idle_s is None:
-        raise ValueError(f"schedule {schedule!r} has no formula for its bubble; simulate it")
+        raise ValueError(say("schedule {name} has no formula for its bubble; simulate it", name=repr(schedule)))
     return idle_s(p, m, v, f, i, w)

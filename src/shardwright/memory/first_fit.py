@@ -12,6 +12,7 @@ from shardwright.config.base import PlanError
 from shardwright.config.checks.check import job_faults
 from shardwright.config.divisors import divisors
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import both, say
 from shardwright.config.units import memory_text
 from shardwright.memory.job_memory import job_memory
 from shardwright.schedule.job_program import plan_faults
@@ -30,7 +31,12 @@ class Change:
 
     def __str__(self) -> str:
         """ "plan.zero = 3 and plan.recompute = full"."""
-        return " and ".join(f"plan.{name} = {value}" for name, value in self.fields.items())
+        return self.words
+
+    @property
+    def words(self) -> str:
+        """The changed fields as a phrase."""
+        return both([f"plan.{name} = {value}" for name, value in self.fields.items()])
 
 
 def first_fit(job: JobSpec, limit_bytes: int) -> Change | None:
@@ -50,14 +56,21 @@ def first_fit(job: JobSpec, limit_bytes: int) -> Change | None:
 
 def way_out(job: JobSpec, room_bytes: int) -> str:
     """One sentence of advice. `room_bytes` is the memory that was available to the failed rank."""
-    room = f"There were {memory_text(room_bytes)} for this rank"
+    room = memory_text(room_bytes)
     change = first_fit(job, room_bytes)
     if change is None:
-        return (
-            f"{room}; no plan that was tried fits {USABLE:.0%} of that (more ZeRO, recompute, smaller microbatches, up "
-            f"to 8 times the tp or pp): use a smaller model or sequence, or more memory"
+        return say(
+            "There were {room} for this rank; no plan that was tried fits {share:.0%} of that (more ZeRO, recompute, "
+            "smaller microbatches, up to 8 times the tp or pp): use a smaller model or sequence, or more memory",
+            room=room,
+            share=USABLE,
         )
-    return f"{room}; {change} would have fitted: no rank then holds more than {memory_text(change.needed_bytes)}"
+    return say(
+        "There were {room} for this rank; {change} would have fitted: no rank then holds more than {needed}",
+        room=room,
+        change=change.words,
+        needed=memory_text(change.needed_bytes),
+    )
 
 
 def _candidates(job: JobSpec) -> Iterator[dict[str, Any]]:

@@ -18,6 +18,7 @@ from itertools import chain, combinations
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.model_shape import shape_of
+from shardwright.config.phrase import say, summed
 from shardwright.config.recompute_policy import NEEDS, OPERATORS, WHOLE_LAYER, Policy
 from shardwright.config.units import GIB
 from shardwright.layers.recompute_cost import Again
@@ -208,28 +209,52 @@ def chosen_layers(job: JobSpec) -> list[list[str]]:
 def _too_little(job: JobSpec, rank: int, stages: Mapping[int, StageMemory], peak_moments: frozenset[Moment]) -> str:
     """Text with the arithmetic of the moment that does not fit, and what to change."""
     most, moment = peak(peak_moments, stages)
-    terms = [f"{count} x {_described(stage, stages[stage])}" for stage, count in moment.kept]
+    terms: list[str] = [
+        say("{count} x {what}", count=count, what=_described(stage, stages[stage])) for stage, count in moment.kept
+    ]
     terms += [
-        f"{count} x {stages[stage].deferred_bytes:,} that wait for weight gradients of stage {stage}"
+        say(
+            "{count} x {size:,} that wait for weight gradients of stage {stage}",
+            count=count,
+            size=stages[stage].deferred_bytes,
+            stage=stage,
+        )
         for stage, count in moment.deferred
     ]
     if moment.in_backward is not None:
         memory = stages[moment.in_backward]
         again = max((layer.again_bytes for layer in memory.layers), default=0)
         terms.append(
-            f"{memory.backward_bytes(moment.is_split):,} in the backward of stage {moment.in_backward} (one layer made "
-            f"again is {again:,})"
+            say(
+                "{size:,} in the backward of stage {stage} (one layer made again is {again:,})",
+                size=memory.backward_bytes(moment.is_split),
+                stage=moment.in_backward,
+                again=again,
+            )
         )
     plan = job.plan
-    return (
-        f"plan.memory_limit_gib {plan.memory_limit_gib:g} is {int(plan.memory_limit_gib * GIB):,} bytes, and pipeline "
-        f"rank {rank} holds {most:,} of activations even if every layer keeps its input alone: {' + '.join(terms)}; "
-        f"set it to at least {math.ceil(most / GIB * 1e4) / 1e4:g}, lower plan.microbatch_size {plan.microbatch_size}, "
-        f"or use a schedule that holds fewer microbatches"
+    return say(
+        "plan.memory_limit_gib {limit:g} is {size:,} bytes, and pipeline rank {rank} holds {most:,} of activations "
+        "even if every layer keeps its input alone: {terms}; set it to at least {least:g}, lower "
+        "plan.microbatch_size {microbatch}, or use a schedule that holds fewer microbatches",
+        limit=plan.memory_limit_gib,
+        size=int(plan.memory_limit_gib * GIB),
+        rank=rank,
+        most=most,
+        terms=summed(terms),
+        least=math.ceil(most / GIB * 1e4) / 1e4,
+        microbatch=plan.microbatch_size,
     )
 
 
 def _described(stage: int, memory: StageMemory) -> str:
     layers = sum(layer.kept_bytes for layer in memory.layers)
     ends = memory.documents_bytes + memory.embedding_bytes + memory.head_bytes
-    return f"{memory.kept_bytes:,} of stage {stage} (inputs of {len(memory.layers)} layers {layers:,}, ends {ends:,})"
+    return say(
+        "{size:,} of stage {stage} (inputs of {count} layers {layers:,}, ends {ends:,})",
+        size=memory.kept_bytes,
+        stage=stage,
+        count=len(memory.layers),
+        layers=layers,
+        ends=ends,
+    )

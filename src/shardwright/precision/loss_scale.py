@@ -9,8 +9,19 @@ Apex: it begins too high, is halved at each overflow, and doubled after many goo
 from collections.abc import Mapping
 from typing import Any
 
+from shardwright.config.phrase import say
+
 FLOOR = 1.0
 CEILING = 2.0**24
+
+
+_ADAPTED = say(
+    "If the loss itself is finite, activations or gradients leave the range of fp16 (65504) at any scale: use "
+    'precision.compute = "bf16"; else look for a too high learning rate or broken data'
+)
+_CONSTANT = say(
+    "It is constant: use a smaller precision.loss_scale, or let it adapt with precision.loss_scale_growth_steps = 2000"
+)
 
 
 class LossScale:
@@ -23,11 +34,17 @@ class LossScale:
     def __init__(self, initial: float = 2.0**16, growth_steps: int = 2000, most_skips_in_a_row: int = 50) -> None:
         """ValueError if a number is out of its range: 0 < initial < infinity, growth_steps >= 0, most skips >= 1."""
         if not 0.0 < initial < float("inf"):
-            raise ValueError(f"a loss scale of {initial} scales nothing; use a positive number such as 65536")
+            raise ValueError(
+                say("a loss scale of {initial} scales nothing; use a positive number such as 65536", initial=initial)
+            )
         if growth_steps < 0:
-            raise ValueError(f"the loss scale can't grow after {growth_steps} steps; use 0 for a constant one")
+            raise ValueError(
+                say("the loss scale can't grow after {steps} steps; use 0 for a constant one", steps=growth_steps)
+            )
         if most_skips_in_a_row < 1:
-            raise ValueError(f"{most_skips_in_a_row} skipped steps in a row are always had; allow at least 1")
+            raise ValueError(
+                say("{count} skipped steps in a row are always had; allow at least 1", count=most_skips_in_a_row)
+            )
         self._initial = initial
         self.value = initial  # multiplies the loss of the next step, and divides its gradients
         self._growth_steps = growth_steps
@@ -82,13 +99,12 @@ class LossScale:
             self.value = min(self.value, max(0.5 * self.value, FLOOR))
         if self._num_skipped_in_a_row >= self._most_skips_in_a_row:
             raise FloatingPointError(
-                f"{self._num_skipped_in_a_row} steps in a row had gradients that are not finite, and none of them "
-                f"changed the weights; the loss scale began at {self._initial:g} and is {self.value:g}. "
-                + (
-                    "If the loss itself is finite, activations or gradients leave the range of fp16 (65504) at any "
-                    'scale: use precision.compute = "bf16"; else look for a too high learning rate or broken data'
-                    if self._growth_steps
-                    else "It is constant: use a smaller precision.loss_scale, or let it adapt with "
-                    "precision.loss_scale_growth_steps = 2000"
+                say(
+                    "{count} steps in a row had gradients that are not finite, and none of them changed the weights; "
+                    "the loss scale began at {initial:g} and is {value:g}. {way_out}",
+                    count=self._num_skipped_in_a_row,
+                    initial=self._initial,
+                    value=self.value,
+                    way_out=_ADAPTED if self._growth_steps else _CONSTANT,
                 )
             )

@@ -2,26 +2,27 @@
 
 from typing import Any
 
+from shardwright.config.phrase import ENGLISH, say
 from shardwright.report.page_document import main_of, page_document
-from shardwright.report.step_cost import PARTS
+from shardwright.report.step_cost import part_words
 
 _SECTIONS = (
-    ("step", "Where a step's time goes"),
-    ("by-rank", "Memory by rank"),
-    ("money", "Money, energy, failures"),
-    ("rest", "The answer"),
+    ("step", say("Where a step's time goes")),
+    ("by-rank", say("Memory by rank")),
+    ("money", say("Money, energy, failures")),
+    ("rest", say("The answer")),
 )
-_FOOTER = "All of this page stands in this one file. Times, memory and money are predictions."
+_FOOTER = say("All of this page stands in this one file. Times, memory and money are predictions.")
 _MEANINGS = {
-    "mfu": "model FLOPs of a step over those of the devices' peak",
-    "hfu": "FLOPs that are computed, with those computed again, over those of the devices' peak",
-    "fits": "every rank fits its device",
+    "mfu": say("model FLOPs of a step over those of the devices' peak"),
+    "hfu": say("FLOPs that are computed, with those computed again, over those of the devices' peak"),
+    "fits": say("every rank fits its device"),
 }
 
 
-def answer_page(title: str, command: str, answer: Any) -> str:
-    """One HTML file with the answer, a dictionary or a list of dictionaries, to a command."""
-    body = main_of(title, command, _SECTIONS, _FOOTER)
-    return page_document(
-        f"{title} – Shardwright", body, {"answer": answer, "words": PARTS, "fields": _MEANINGS}, "answer.js"
-    )
+def answer_page(title: str, command: str, answer: Any, language: str = ENGLISH) -> str:
+    """One HTML file with the answer, a dictionary or a list of dictionaries, to a command. Its own words are in a
+    language; texts within the answer are those of its JSON."""
+    body = main_of(title, command, _SECTIONS, _FOOTER, language)
+    data = {"answer": answer, "words": part_words(), "fields": _MEANINGS}
+    return page_document(f"{title} – Shardwright", body, data, "answer.js", language)

@@ -3,18 +3,18 @@ reports of runs. What is quick to compute comes first in PARTS."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any
 
-from shardwright.config.base import PlanError
+from shardwright.config.base import PlanError, error_text
 from shardwright.config.job import JobSpec
 from shardwright.config.link_words import link_words
-from shardwright.config.units import counted
+from shardwright.config.phrase import ENGLISH, each, fixed, say
 from shardwright.cost.calibration import shipped
 from shardwright.explain.step_traffic import link_uses, step_traffic
 from shardwright.memory.job_memories import job_accounts
 from shardwright.planner.own_plan import PricedStep, priced_step
-from shardwright.report.fit_verdict import Fit, fit_of, verdict_text
+from shardwright.report.fit_verdict import Fit, fit_of, verdict_sentences
 from shardwright.report.plans_text import plan_words
 from shardwright.report.prediction_notes import batch_notes, job_notes
 from shardwright.report.step_cost import step_dict
@@ -34,11 +34,13 @@ _MOST_PLACED = 256  # ranks that are drawn in their nodes
 @dataclass(frozen=True)
 class PredictedPlan:
     """A checked job, with its step and its price, which are computed when they are first asked for. `notes` are about
-    values that nobody stated. `unpriced` is another plan with the same step, if the caller has one."""
+    values that nobody stated. `unpriced` is another plan with the same step, if the caller has one.
+    Legends are in a language; other texts are phrases."""
 
     job: JobSpec
     notes: Sequence[str] = ()
     unpriced: "PredictedPlan | None" = None
+    language: str = ENGLISH
 
     @cached_property
     def step(self) -> StepTime | str:
@@ -46,11 +48,11 @@ class PredictedPlan:
         if self.unpriced is not None:
             return self.unpriced.step
         if self.job.cluster.device == "unknown":
-            return "time, money and the verdict on memory need a device, and cluster.device is unknown"
+            return say("time, money and the verdict on memory need a device, and cluster.device is unknown")
         try:
             return simulated_step(self.job, shipped())
         except (KeyError, ValueError) as error:
-            return str(error.args[0])
+            return error_text(error)
 
     @cached_property
     def priced(self) -> PricedStep | str:
@@ -60,7 +62,7 @@ class PredictedPlan:
         try:
             return priced_step(self.job, self.step)
         except (KeyError, ValueError) as error:
-            return str(error.args[0])
+            return error_text(error)
 
 
 def _job_part(plan: PredictedPlan) -> Part:
@@ -90,8 +92,19 @@ def _memory_part(plan: PredictedPlan) -> Part:
         "ranks": _memory_rows(accounts, fit),
         "offered_bytes": fit.offered_bytes if fit else None,
         "fits": fit.fits if fit else None,
-        "verdict": verdict_text(job, fit) if fit else "Whether it fits is not said: choose a device.",
+        "verdict": _verdict(job, fit),
     }
+
+
+def _verdict(job: JobSpec, fit: Fit | None) -> str:
+    if fit is None:
+        return say("Whether it fits is not said: choose a device.")
+    return _joined(verdict_sentences(job, fit))
+
+
+def _joined(sentences: Sequence[str]) -> str:
+    """Sentences behind each other, with a space between them in English."""
+    return reduce(lambda first, second: say("{first} {second}", first=first, second=second), sentences)
 
 
 def _memory_rows(accounts: Sequence[RankMemory], fit: Fit | None) -> list[Part]:
@@ -112,21 +125,26 @@ def _memory_rows(accounts: Sequence[RankMemory], fit: Fit | None) -> list[Part]:
 
 def _timeline_part(plan: PredictedPlan) -> Part:
     try:
-        return timeline_part(step_drawing(plan.job, plan.step))
+        return timeline_part(step_drawing(plan.job, plan.step), plan.language)
     except PlanError as error:
-        return {"undrawn": "; ".join(error.faults)}
+        return {"undrawn": each(error.faults)}
 
 
-def timeline_part(drawing: StepDrawing) -> Part:
-    """The drawn timeline of a step."""
+def timeline_part(drawing: StepDrawing, language: str = ENGLISH) -> Part:
+    """The drawn timeline of a step, with its legend in a language."""
     num_actions = sum(map(len, drawing.program.ranks))
     if num_actions > _MOST_DRAWN:
-        most = f"a page draws at most {_MOST_DRAWN:,}; `shardwright simulate --html` draws more"
-        return {"undrawn": f"the step has {counted(num_actions, 'action')}, and {most}"}
+        fault = say(
+            "the step has {actions:,} actions, and a page draws at most {most:,}; `shardwright simulate --html` draws "
+            "more",
+            actions=num_actions,
+            most=_MOST_DRAWN,
+        )
+        return {"undrawn": fault}
     sections, is_seconds = [drawing.section], drawing.drawn.is_seconds
     return {
         "data": drawn_data(sections, unit="s" if is_seconds else ""),
-        "legend": controls_html(sections),
+        "legend": controls_html(sections, language),
         "unit": "s" if is_seconds else "forwards",
         "bubble_share": drawing.bubble_share,
         "shape": drawing.shape,
@@ -146,12 +164,12 @@ def _links_part(plan: PredictedPlan) -> Part:
     places = [mesh.coordinates(rank) for rank in range(min(num_placed, _MOST_PLACED))]
     return {
         "rank": traffic.rank,
-        "domain": words.domain,
-        "inside": words.inside,
-        "between": words.between,
+        "domain": fixed(words.domain),
+        "inside": fixed(words.inside),
+        "between": fixed(words.between),
         "step_s": step_s,
         "uses": [asdict(use) for use in link_uses(job, traffic.links, traffic.crossings, step_s)],
-        "crossings": [asdict(crossing) for crossing in traffic.crossings],
+        "crossings": [asdict(crossing) | {"phase": fixed(crossing.phase)} for crossing in traffic.crossings],
         "devices_per_node": per_node,
         "ranks": job.plan.world,
         "axes": {axis: size for axis, size in mesh.sizes.items() if size > 1},

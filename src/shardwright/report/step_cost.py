@@ -4,7 +4,7 @@ from dataclasses import asdict
 from typing import Any
 
 from shardwright.config.job import JobSpec
-from shardwright.config.phrase import capitalized, say
+from shardwright.config.phrase import Phrase, capitalized, fixed, say
 from shardwright.config.units import counted_phrase, seconds_text
 from shardwright.cost.money import price_words
 from shardwright.planner.own_plan import Estimate, PricedStep
@@ -24,6 +24,11 @@ PARTS = {
     "host": "on the way to host memory and there",
     "other": "host, jitter, norm of gradients",
 }
+
+
+def part_words() -> dict[str, Phrase]:
+    """The parts of a step in words."""
+    return {part: fixed(words) for part, words in PARTS.items()}
 
 
 def price_dict(job: JobSpec, estimate: Estimate) -> dict[str, Any]:

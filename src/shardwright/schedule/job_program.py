@@ -6,6 +6,7 @@ from functools import lru_cache
 from shardwright.config.float8_facts import FLOAT8_RECIPES
 from shardwright.config.job import JobSpec
 from shardwright.config.model_shape import shape_of
+from shardwright.config.phrase import either, say
 from shardwright.config.plan import Reductions
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.schedule.lowering.zero3_gathers import reduce_often
@@ -120,17 +121,28 @@ def steps_to_fill(job: JobSpec) -> int:
 
 def plan_faults(job: JobSpec) -> list[str]:
     """All faults of the schedule of a job that has no other faults."""
-    plan = job.plan
-    letters = (
-        f"p is plan.pp {plan.pp}; m is batch.global_batch_size {job.batch.global_batch_size} / (plan.dp {plan.dp} x "
-        f"plan.microbatch_size {plan.microbatch_size}) = {job.num_microbatches}"
-    )
-    num_steps = undrained_steps(job)
-    letters += f"; {num_steps} steps go by until a log line or an evaluation" if num_steps > 1 else ""
-    faults = shape_faults(plan.schedule, _shape(job, num_steps))
+    faults = shape_faults(job.plan.schedule, _shape(job, undrained_steps(job))) or _ramp_faults(job)
     return _asynchronous_faults(job) + [
-        f"{fault} ({letters})" if " m " in fault or " p " in fault else fault for fault in faults or _ramp_faults(job)
+        say("{fault} ({letters})", fault=fault, letters=_letters(job)) if " m " in fault or " p " in fault else fault
+        for fault in faults
     ]
+
+
+def _letters(job: JobSpec) -> str:
+    """The meanings of p and m in the faults of a job's schedule."""
+    plan, num_steps = job.plan, undrained_steps(job)
+    letters = say(
+        "p is plan.pp {pp}; m is batch.global_batch_size {batch} / (plan.dp {dp} x plan.microbatch_size {size}) = "
+        "{microbatches}",
+        pp=plan.pp,
+        batch=job.batch.global_batch_size,
+        dp=plan.dp,
+        size=plan.microbatch_size,
+        microbatches=job.num_microbatches,
+    )
+    if num_steps == 1:
+        return letters
+    return say("{letters}; {steps} steps go by until a log line or an evaluation", letters=letters, steps=num_steps)
 
 
 def _ramp_faults(job: JobSpec) -> list[str]:
@@ -139,8 +151,13 @@ def _ramp_faults(job: JobSpec) -> list[str]:
         smaller = job.at_batch(size)
         if faults := shape_faults(job.plan.schedule, _shape(smaller, undrained_steps(job))):
             return [
-                f"batch.ramp has a batch of {size}, {smaller.num_microbatches} microbatches, on its way to "
-                f"{job.batch.global_batch_size}: {fault}"
+                say(
+                    "batch.ramp has a batch of {size}, {microbatches} microbatches, on its way to {batch}: {fault}",
+                    size=size,
+                    microbatches=smaller.num_microbatches,
+                    batch=job.batch.global_batch_size,
+                    fault=fault,
+                )
                 for fault in faults
             ]
     return []
@@ -148,13 +165,17 @@ def _ramp_faults(job: JobSpec) -> list[str]:
 
 def _asynchronous_faults(job: JobSpec) -> list[str]:
     """Faults of fields that need all stages to have the same number of updates at some moment."""
-    schedule, faults = job.plan.schedule, []
+    schedule, faults = job.plan.schedule, list[str]()
     if SCHEDULES[schedule].drains:
         return []
     if job.optimizer.clip_grad_norm > 0:
         faults.append(
-            f"schedule {schedule!r} updates each stage on its own, so there is no global gradient norm to clip, and "
-            f"optimizer.clip_grad_norm is {job.optimizer.clip_grad_norm:g}; set it to 0"
+            say(
+                "schedule {schedule} updates each stage on its own, so there is no global gradient norm to clip, and "
+                "optimizer.clip_grad_norm is {norm:g}; set it to 0",
+                schedule=repr(schedule),
+                norm=job.optimizer.clip_grad_norm,
+            )
         )
     for name, is_on, off in (
         ("tied_embeddings", job.model.tied_embeddings, "false"),
@@ -162,19 +183,33 @@ def _asynchronous_faults(job: JobSpec) -> list[str]:
     ):
         if is_on and job.plan.pp > 1:
             faults.append(
-                f"schedule {schedule!r} updates the first and the last stage at different times, and with model.{name} "
-                f"the table of embeddings is one tensor on both; set model.{name} = {off}"
+                say(
+                    "schedule {schedule} updates the first and the last stage at different times, and with "
+                    "model.{name} the table of embeddings is one tensor on both; set model.{name} = {off}",
+                    schedule=repr(schedule),
+                    name=name,
+                    off=off,
+                )
             )
     if job.precision.scales_loss:
         faults.append(
-            f"schedule {schedule!r} updates each stage on its own, so there is no step that all leave out when "
-            f"gradients overflow, and precision.loss_scale is {job.precision.loss_scale:g} with compute in fp16; "
-            f"compute in bf16, or set precision.loss_scale to 0"
+            say(
+                "schedule {schedule} updates each stage on its own, so there is no step that all leave out when "
+                "gradients overflow, and precision.loss_scale is {scale:g} with compute in fp16; compute in bf16, or "
+                "set precision.loss_scale to 0",
+                schedule=repr(schedule),
+                scale=job.precision.loss_scale,
+            )
         )
     if job.precision.has_delayed_scales:
         others = [facts.name for facts in FLOAT8_RECIPES.values() if not facts.delayed]
         faults.append(
-            f"schedule {schedule!r} updates each stage on its own, and precision.float8 {job.precision.float8!r} takes "
-            f"its scales from steps that end everywhere at once; use {', '.join(others[:-1])} or {others[-1]}"
+            say(
+                "schedule {schedule} updates each stage on its own, and precision.float8 {float8} takes its scales "
+                "from steps that end everywhere at once; use {choices}",
+                schedule=repr(schedule),
+                float8=repr(job.precision.float8),
+                choices=either(others),
+            )
         )
     return faults

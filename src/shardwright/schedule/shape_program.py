@@ -5,6 +5,7 @@ from functools import lru_cache
 
 from shardwright.config import largest
 from shardwright.config.base import PlanError
+from shardwright.config.phrase import any_of, say
 from shardwright.config.recompute_facts import RECOMPUTES
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.schedule.action import Kind
@@ -19,9 +20,14 @@ from shardwright.sharding.stage_placement import StagePlacement
 def shape_faults(name: str, shape: PipelineShape) -> list[str]:
     """Why a schedule does not admit a shape, each fault with its arithmetic and a way out. Empty if it admits it."""
     facts = SCHEDULES[name]
-    faults = [
-        f"schedule {name!r} has no {field}, and it is {getattr(shape, field)}; leave it out, or use "
-        + " or ".join(candidate.name for candidate in SCHEDULES.values() if field in candidate.understands)
+    faults: list[str] = [
+        say(
+            "schedule {name} has no {field}, and it is {value}; leave it out, or use {choices}",
+            name=repr(name),
+            field=field,
+            value=str(getattr(shape, field)),
+            choices=any_of([candidate.name for candidate in SCHEDULES.values() if field in candidate.understands]),
+        )
         for field in ("extra_warmup", "group", "num_steps", "most_alive")
         if getattr(shape, field) != getattr(PipelineShape, field) and field not in facts.understands
     ]
@@ -33,24 +39,42 @@ def size_faults(name: str, shape: PipelineShape, num_drawn: int = 1) -> list[str
     """Faults of a shape that is too large to be laid out and played `num_drawn` times, each with a way out."""
     p, m, steps = shape.num_ranks, shape.num_microbatches, max(shape.num_steps, num_drawn)
     stages_each = SCHEDULES[name].stages_per_rank or shape.virtual_stages
-    faults = []
+    faults: list[str] = []
     if p > largest.PIPELINE_RANKS:
-        faults.append(f"a pipeline of p {p:,} ranks is too long; use at most {largest.PIPELINE_RANKS:,}")
+        most = largest.PIPELINE_RANKS
+        faults.append(say("a pipeline of p {ranks:,} ranks is too long; use at most {most:,}", ranks=p, most=most))
     if shape.virtual_stages > largest.LAYERS:
         faults.append(
-            f"{shape.virtual_stages:,} pieces of the model on each rank are more than a model has layers; use at most "
-            f"{largest.LAYERS:,}"
+            say(
+                "{pieces:,} pieces of the model on each rank are more than a model has layers; use at most {most:,}",
+                pieces=shape.virtual_stages,
+                most=largest.LAYERS,
+            )
         )
     if p * stages_each * m * steps > largest.COMPUTATIONS:
-        most = largest.COMPUTATIONS // (p * stages_each * steps)
-        stages = f"p {p:,} ranks x {stages_each:,} stages on each" if stages_each > 1 else f"p {p:,} stages"
-        times = f" x {steps:,} steps" if steps > 1 else ""
-        faults.append(
-            f"{stages} x m {m:,} microbatches{times} = {p * stages_each * m * steps:,} forwards, and at most "
-            f"{largest.COMPUTATIONS:,} can be laid out; use "
-            + (f"at most {most:,} microbatches" if most else "fewer stages" + " or steps" * (steps > 1))
-        )
+        faults.append(_too_many_computations(p, stages_each, m, steps))
     return faults
+
+
+def _too_many_computations(p: int, stages_each: int, m: int, steps: int) -> str:
+    """The fault of a shape with more computations than can be laid out."""
+    most = largest.COMPUTATIONS // (p * stages_each * steps)
+    stages = say("p {ranks:,} stages", ranks=p)
+    if stages_each > 1:
+        stages = say("p {ranks:,} ranks x {stages:,} stages on each", ranks=p, stages=stages_each)
+    way_out = say("at most {most:,} microbatches", most=most)
+    if not most:
+        way_out = say("fewer stages or steps") if steps > 1 else say("fewer stages")
+    return say(
+        "{stages} x m {m:,} microbatches{times} = {forwards:,} forwards, and at most {most:,} can be laid out; use "
+        "{way_out}",
+        stages=stages,
+        m=m,
+        times=say(" x {steps:,} steps", steps=steps) if steps > 1 else "",
+        forwards=p * stages_each * m * steps,
+        most=largest.COMPUTATIONS,
+        way_out=way_out,
+    )
 
 
 def _stage_faults(name: str, virtual_stages: int) -> list[str]:
@@ -60,13 +84,26 @@ def _stage_faults(name: str, virtual_stages: int) -> list[str]:
         if virtual_stages > 1 or not facts.simpler:
             return []
         return [
-            f"schedule {name!r} runs several stages on each rank, and plan.virtual_stages is {virtual_stages}; "
-            f"use 2 or more, or schedule {facts.simpler!r}"
+            say(
+                "schedule {name} runs several stages on each rank, and plan.virtual_stages is {virtual_stages}; use 2 "
+                "or more, or schedule {simpler}",
+                name=repr(name),
+                virtual_stages=virtual_stages,
+                simpler=repr(facts.simpler),
+            )
         ]
     if virtual_stages in (1, stages):
         return []
-    count = "two stages" if stages == 2 else "one stage" + " of each direction" * (facts.num_copies > 1)
-    return [f"schedule {name!r} runs {count} on each rank, and plan.virtual_stages is {virtual_stages}; use {stages}"]
+    one = say("one stage of each direction") if facts.num_copies > 1 else say("one stage")
+    return [
+        say(
+            "schedule {name} runs {count} on each rank, and plan.virtual_stages is {virtual_stages}; use {stages}",
+            name=repr(name),
+            count=say("two stages") if stages == 2 else one,
+            virtual_stages=virtual_stages,
+            stages=stages,
+        )
+    ]
 
 
 def shape_program(name: str, shape: PipelineShape, recompute: str = "none", gathers: bool = False) -> Program:

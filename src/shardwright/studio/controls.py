@@ -8,15 +8,16 @@ from shardwright.config.catalog_entry import read_entry
 from shardwright.config.cluster import DeviceSpec
 from shardwright.config.field_texts import field_choices
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.config.rank_order import ORDERS
 from shardwright.interchange.system import SYSTEMS
-from shardwright.report.step_cost import PARTS
+from shardwright.report.step_cost import part_words
 from shardwright.studio.page_state import page_fields
 
 _MEANINGS = {  # of controls that set no field
-    "device": "Device of the cluster, in its usual nodes with its usual links.",
-    "devices": "Devices of the cluster.",
-    "memory_gib": "Memory of a device, where it is not that of its entry in the catalog; all else stays.",
+    "device": say("Device of the cluster, in its usual nodes with its usual links."),
+    "devices": say("Devices of the cluster."),
+    "memory_gib": say("Memory of a device, where it is not that of its entry in the catalog; all else stays."),
 }
 
 
@@ -42,37 +43,41 @@ def _choice(key: str, label: str, choices: tuple[str, ...] = ()) -> Control:
 def control_groups() -> dict[str, list[Control]]:
     """The controls by the heading of their group."""
     return {
-        "Model": [
-            Control("model.sequence", "Sequence", "slider", least=128, most=2**20, unit="tokens"),
-            Control("batch.global_batch_size", "Batch", least=1, unit="sequences"),
+        say("Model"): [
+            Control("model.sequence", say("Sequence"), "slider", least=128, most=2**20, unit=say("tokens")),
+            Control("batch.global_batch_size", say("Batch"), least=1, unit=say("sequences")),
         ],
-        "Cluster": [
-            _choice("device", "Device", tuple(catalog.names("devices"))),
-            Control("memory_gib", "Its memory", "slider", (), 8, 512, "GiB", False),
-            Control("devices", "Devices", "slider", least=1, most=2**15),
-            _choice("cluster.software", "Software", tuple(catalog.names("software"))),
-            Control("cluster.intra_node.bandwidth_gb_per_s", "Link in a node", "slider", (), 10, 2000, "GB/s", False),
-            Control("cluster.inter_node.bandwidth_gb_per_s", "Network", "slider", (), 1, 400, "GB/s", False),
-            Control("cluster.usd_per_device_hour", "Price", "slider", (), 0.1, 20, "$/device-hour", False),
+        say("Cluster"): [
+            _choice("device", say("Device"), tuple(catalog.names("devices"))),
+            Control("memory_gib", say("Its memory"), "slider", (), 8, 512, "GiB", False),
+            Control("devices", say("Devices"), "slider", least=1, most=2**15),
+            _choice("cluster.software", say("Software"), tuple(catalog.names("software"))),
+            Control(
+                "cluster.intra_node.bandwidth_gb_per_s", say("Link in a node"), "slider", (), 10, 2000, "GB/s", False
+            ),
+            Control("cluster.inter_node.bandwidth_gb_per_s", say("Network"), "slider", (), 1, 400, "GB/s", False),
+            Control("cluster.usd_per_device_hour", say("Price"), "slider", (), 0.1, 20, say("$/device-hour"), False),
         ],
-        "Degrees": [
-            Control("plan.tp", "Tensor"),
-            Control("plan.pp", "Pipeline"),
-            Control("plan.cp", "Context"),
-            Control("plan.ep", "Expert"),
-            Control("plan.dp", "Data"),
-            Control("plan.microbatch_size", "Microbatch", unit="sequences"),
-            _choice("plan.order", "Order of axes", tuple(map(str, ORDERS))),
+        say("Degrees"): [
+            Control("plan.tp", say("Tensor")),
+            Control("plan.pp", say("Pipeline")),
+            Control("plan.cp", say("Context")),
+            Control("plan.ep", say("Expert")),
+            Control("plan.dp", say("Data")),
+            Control("plan.microbatch_size", say("Microbatch"), unit=say("sequences")),
+            _choice("plan.order", say("Order of axes"), tuple(map(str, ORDERS))),
         ],
-        "Strategy": [
-            _choice("plan.schedule", "Schedule"),
-            Control("plan.virtual_stages", "Stages a rank"),
-            _choice("plan.zero", "ZeRO"),
-            _choice("plan.recompute", "Recomputation"),
-            Control("plan.sequence_parallel", "Sequence parallel", "switch"),
-            Control("plan.offload_optimizer", "Offloaded optimizer", least=0, most=1, unit="share", whole=False),
-            _choice("precision.compute", "Numbers"),
-            _choice("precision.float8", "fp8"),
+        say("Strategy"): [
+            _choice("plan.schedule", say("Schedule")),
+            Control("plan.virtual_stages", say("Stages a rank")),
+            _choice("plan.zero", say("ZeRO")),
+            _choice("plan.recompute", say("Recomputation")),
+            Control("plan.sequence_parallel", say("Sequence parallel"), "switch"),
+            Control(
+                "plan.offload_optimizer", say("Offloaded optimizer"), least=0, most=1, unit=say("share"), whole=False
+            ),
+            _choice("precision.compute", say("Numbers")),
+            _choice("precision.float8", say("fp8")),
         ],
     }
 
@@ -99,5 +104,5 @@ def controls_dict() -> dict[str, Any]:
         "fields": meanings,
         "usual": usual,  # of a device, where a field is 0
         "systems": {name: system.title for name, system in SYSTEMS.items()},
-        "parts": PARTS,
+        "parts": part_words(),
     }

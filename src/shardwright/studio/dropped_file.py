@@ -13,11 +13,12 @@ from typing import Any
 
 from shardwright.config import catalog
 from shardwright.config.asked_cluster import AskedCluster
-from shardwright.config.base import PlanError, shortened
+from shardwright.config.base import PlanError, error_text, shortened
 from shardwright.config.dotted_keys import flat_keys
 from shardwright.config.hugging_face.config_json import CONFIG
 from shardwright.config.job import JobSpec
 from shardwright.config.load import read_job
+from shardwright.config.phrase import say
 from shardwright.config.toml_file import TOML_ERRORS
 from shardwright.config.toml_text import value_text
 from shardwright.interchange.imported import Asked
@@ -51,7 +52,7 @@ def state_of_files(texts: Mapping[str, str], system: str, cluster: AskedCluster)
     `system` is empty if it is to be found from the files. Raises PlanError.
     """
     if not texts or len(texts) > _MOST_FILES:
-        raise PlanError(SUBJECT, [f"{len(texts)} files; drop from 1 to {_MOST_FILES}"])
+        raise PlanError(SUBJECT, [say("{count} files; drop from 1 to {most}", count=len(texts), most=_MOST_FILES)])
     texts = {PurePath(name.replace("\\", "/")).name or "file": text for name, text in texts.items()}
     name, text = next(iter(texts.items()))
     system = system or next(filter(None, starmap(_system_of, texts.items())), "")
@@ -61,7 +62,8 @@ def state_of_files(texts: Mapping[str, str], system: str, cluster: AskedCluster)
         return _of_model(text, cluster)
     if name.endswith(".toml"):
         return _of_job(name, text)
-    raise PlanError(SUBJECT, [f"{shortened(name)} is no .json or .toml; choose the system whose script it is"])
+    fault = say("{name} is no .json or .toml; choose the system whose script it is", name=shortened(name))
+    raise PlanError(SUBJECT, [fault])
 
 
 def _system_of(name: str, text: str) -> str:
@@ -92,29 +94,36 @@ def _of_job(name: str, text: str) -> dict[str, Any]:
     try:
         fields = tomllib.loads(text)
     except TOML_ERRORS as error:
-        raise PlanError(name, [f"it is no TOML: {error}; correct that line"]) from None
+        raise PlanError(name, [say("it is no TOML: {reason}; correct that line", reason=error_text(error))]) from None
     texts = state_texts({section: fields[section] for section in SECTIONS if isinstance(fields.get(section), dict)})
     left_out = [section for section in fields if section not in (*SECTIONS, "name")]
     return {
         "system": "",
         "state": texts,
-        "notes": f"Left out, since a page plans: {', '.join(left_out)}." if left_out else "",
+        "notes": say("Left out, since a page plans: {fields}.", fields=tuple(left_out)) if left_out else "",
     }
 
 
 def _of_system(texts: Mapping[str, str], system_name: str, cluster: AskedCluster) -> dict[str, Any]:
     if system_name not in SYSTEMS:
-        raise PlanError(SUBJECT, [f"{shortened(system_name)!r} is no system; there are {', '.join(SYSTEMS)}"])
+        fault = say("{name} is no system; there are {names}", name=repr(shortened(system_name)), names=tuple(SYSTEMS))
+        raise PlanError(SUBJECT, [fault])
     system, names = system_of(system_name, texts), " ".join(texts)
     asked = Asked(overrides=_WITHOUT_DATA, cluster=cluster)
     try:
         read_fields = system.read(texts, asked).fields
     except (ShellFault, RecursionError) as error:
-        raise PlanError(names, [str(error)]) from None
+        raise PlanError(names, [error_text(error)]) from None
     model = read_fields.get("model.name")
     if read_fields.get("model.weights") or (model and model not in catalog.names("models")):
         raise PlanError(
-            names, [f"it names the model {shortened(str(model))!r}, and a page reads no file; run `shardwright import`"]
+            names,
+            [
+                say(
+                    "it names the model {model}, and a page reads no file; run `shardwright import`",
+                    model=repr(shortened(str(model))),
+                )
+            ],
         )
     result = job_of_texts(system, texts, asked, f"{system.title}, {names}")
     return {"state": job_texts(result.job), "notes": imported_notes(result, with_data=False), "system": system.title}

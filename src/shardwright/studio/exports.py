@@ -7,6 +7,7 @@ from shardwright.api.estimated import Estimated
 from shardwright.api.simulated import Simulated
 from shardwright.config.base import PlanError, shortened
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.interchange.exported import Lacking, exported
 from shardwright.interchange.system import SYSTEMS
 from shardwright.report.imported_text import exported_notes, nearest_export
@@ -15,12 +16,12 @@ from shardwright.report.toml_files import job_toml
 from shardwright.studio.page_state import SUBJECT
 
 FORMATS = {
-    "toml": "Job (TOML)",
-    "json": "Estimate (JSON)",
-    "text": "Estimate (text)",
-    "svg": "Timeline (SVG)",
-    "html": "Timeline (HTML)",
-    "trace": "Timeline (Perfetto trace)",
+    "toml": say("Job (TOML)"),
+    "json": say("Estimate (JSON)"),
+    "text": say("Estimate (text)"),
+    "svg": say("Timeline (SVG)"),
+    "html": say("Timeline (HTML)"),
+    "trace": say("Timeline (Perfetto trace)"),
 }
 
 
@@ -40,8 +41,8 @@ def files(job: JobSpec, to: str) -> dict[str, Any]:
     if to == "text":
         return _file(f"{name}-estimate.txt", Estimated(job).text)
     if to not in FORMATS:
-        known = ", ".join([*FORMATS, *SYSTEMS])
-        raise PlanError(SUBJECT, [f"{shortened(to)!r} is no format; there are {known}"])
+        known = (*FORMATS, *SYSTEMS)
+        raise PlanError(SUBJECT, [say("{name} is no format; there are {names}", name=repr(shortened(to)), names=known)])
     timeline = Simulated(study_job(job, 0.0, 1))
     if to == "svg":
         return _file(f"{name}-timeline.svg", timeline.svg())

@@ -15,6 +15,7 @@ from shardwright.config.base import PlanError, shortened
 from shardwright.config.field_texts import job_fields
 from shardwright.config.job import JobSpec
 from shardwright.config.load import job_to_plan, make_job
+from shardwright.config.phrase import say
 from shardwright.config.toml_file import TOML_ERRORS, parse_toml
 
 SUBJECT = "this page"
@@ -46,7 +47,8 @@ class PageState:
     def read(cls, sent: Any) -> "PageState":
         """The state that a browser sent. Raises PlanError with every fault."""
         if not isinstance(sent, dict) or len(sent) > _MOST_KEYS:
-            raise PlanError(SUBJECT, [f"the state is no dictionary of at most {_MOST_KEYS} texts; reload the page"])
+            fault = say("the state is no dictionary of at most {most} texts; reload the page", most=_MOST_KEYS)
+            raise PlanError(SUBJECT, [fault])
         faults = [fault for key, text in sent.items() for fault in _text_faults(key, text)]
         if faults:
             raise PlanError(SUBJECT, faults)
@@ -105,27 +107,44 @@ class PageState:
             gib = math.nan
         if gib != 0 and not largest.LEAST_RATE <= gib <= largest.MEMORY_GIB:
             least, most = largest.LEAST_RATE, largest.MEMORY_GIB
-            raise PlanError(SUBJECT, [f"memory_gib is {shortened(text)!r}; use a number of GiB, {least:g} to {most:g}"])
+            fault = say(
+                "memory_gib is {text}; use a number of GiB, {least:g} to {most:g}",
+                text=repr(shortened(text)),
+                least=least,
+                most=most,
+            )
+            raise PlanError(SUBJECT, [fault])
         return gib
 
     def _whole(self, key: str) -> int:
         text = self.texts.get(key) or "0"
         if not (text.isascii() and text.isdigit() and len(text) < 9):
-            raise PlanError(SUBJECT, [f"{key} is {shortened(text)!r}, no whole number; use 64, say"])
+            raise PlanError(
+                SUBJECT, [say("{key} is {text}, no whole number; use 64, say", key=key, text=repr(shortened(text)))]
+            )
         return int(text)
 
 
 def _text_faults(key: Any, text: Any) -> list[str]:
     """Faults of one key of the state and of its text."""
     if not isinstance(key, str) or not isinstance(text, str) or len(text) > _MOST_TEXT:
-        return [f"{shortened(str(key))} is no text of at most {_MOST_TEXT:,} characters"]
+        return [say("{key} is no text of at most {most:,} characters", key=shortened(str(key)), most=_MOST_TEXT)]
     if not text.isprintable():  # a line break could begin another field
-        return [f"{shortened(key)} has characters that can't be printed; leave them out"]
+        return [say("{key} has characters that can't be printed; leave them out", key=shortened(key))]
     if key == "job":
         known = {*catalog.names("jobs"), *catalog.names("models")}
-        return [] if not text or text in known else [f"{shortened(text)!r} is no job or model of the catalog"]
+        return (
+            []
+            if not text or text in known
+            else [say("{name} is no job or model of the catalog", name=repr(shortened(text)))]
+        )
     if key in _PATHS or (key not in _CLUSTER_KEYS and key not in page_fields()):
-        return [f"{shortened(key)} is no field that a page may set; run `shardwright estimate` with --set for it"]
+        return [
+            say(
+                "{key} is no field that a page may set; run `shardwright estimate` with --set for it",
+                key=shortened(key),
+            )
+        ]
     if key in _NAMES and text:
         return _name_faults(key, _NAMES[key], text)
     return []
@@ -139,8 +158,18 @@ def _name_faults(key: str, kind: catalog.Kind, text: str) -> list[str]:
         value = text
     if catalog.has(kind, str(value)) or (key == "cluster.device" and value == "unknown"):
         return []
-    hint = catalog.did_you_mean(str(value), catalog.names(kind)) if "/" not in str(value) else "a page reads no file"
-    return [f"{key} {shortened(str(value))!r} is not in the catalog of {kind}; {hint}"]
+    hint = (
+        catalog.did_you_mean(str(value), catalog.names(kind)) if "/" not in str(value) else say("a page reads no file")
+    )
+    return [
+        say(
+            "{field} {name} is not in the catalog of {kind}; {hint}",
+            field=key,
+            name=repr(shortened(str(value))),
+            kind=say(kind),
+            hint=hint,
+        )
+    ]
 
 
 def page_fields() -> dict[str, str]:

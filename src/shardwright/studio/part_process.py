@@ -1,5 +1,5 @@
 """A second process of the server that makes the memory of a plan while the first one makes its traffic and timeline:
-`python -m shardwright.studio.part_process` reads questions as lines of JSON, and prints an answer to each.
+`python -m shardwright.studio.part_process LANGUAGE` reads questions as lines of JSON, and prints an answer to each.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
+from shardwright.config.phrase import ENGLISH, spoken
 from shardwright.report.plan_parts import Part
 from shardwright.studio.page_state import PageState
 from shardwright.studio.plan_answer import PlanAnswers, warm_up
@@ -23,7 +24,8 @@ class PartProcess:
     """The process, which ends with the block that `running` begins, or with the server. It answers one question after
     the other. A question whose future is cancelled is not asked; if it was, its answer is read and left."""
 
-    def __init__(self) -> None:
+    def __init__(self, language: str = ENGLISH) -> None:
+        self._language = language
         self._process: Process | None = None
         self._waiting, self._asking = asyncio.Lock(), asyncio.Lock()
 
@@ -33,7 +35,7 @@ class PartProcess:
         if (os.cpu_count() or 1) == 1:
             yield
             return
-        words = [sys.executable, "-m", __name__]
+        words = [sys.executable, "-m", __name__, self._language]
         process = await asyncio.create_subprocess_exec(
             *words, stdin=PIPE, stdout=PIPE, limit=_MOST_LINE, start_new_session=True
         )
@@ -89,9 +91,11 @@ def main() -> None:
     """Print a line when all is loaded, and answer the questions of standard input until it ends."""
     warm_up()
     print(flush=True)
-    answers = PlanAnswers()
+    language = sys.argv[1]
+    answers = PlanAnswers(language)
     for line in sys.stdin:
-        print(json.dumps(made_part(answers, json.loads(line)), separators=(",", ":")), flush=True)
+        part = spoken(made_part(answers, json.loads(line)), language)
+        print(json.dumps(part, separators=(",", ":")), flush=True)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from shardwright.config.dotted_keys import flat_keys
 from shardwright.config.job import JobSpec
 from shardwright.config.load import validate_fields
 from shardwright.config.model import ModelSpec
+from shardwright.config.phrase import ENGLISH
 from shardwright.cost.calibration import shipped
 from shardwright.report.plan_parts import PARTS, Part, PredictedPlan
 from shardwright.studio.page_state import SECTIONS, PageState
@@ -31,11 +32,13 @@ PRICES = (
 
 class PlanAnswers:
     """The answers to states. The last ones are kept, for a page asks for a state's parts one after another, and goes
-    back to states that it has left. Plans that differ in prices alone share all that prices do not change."""
+    back to states that it has left. Plans that differ in prices alone share all that prices do not change. Legends are
+    in a language; other texts are phrases."""
 
-    def __init__(self) -> None:
+    def __init__(self, language: str = ENGLISH) -> None:
+        self._language = language
         self._prediction = lru_cache(maxsize=16)(self._predicted)
-        self._unpriced = lru_cache(maxsize=16)(lambda key: PredictedPlan(key.job))
+        self._unpriced = lru_cache(maxsize=16)(lambda key: PredictedPlan(key.job, language=language))
         self._known_part = lru_cache(maxsize=64)(lambda key, name: PARTS[name](self._unpriced(key)))
         self._model: ModelSpec | None = None
 
@@ -66,7 +69,7 @@ class PlanAnswers:
             job = job.model_copy(update={"model": self._model})
         self._model = job.model
         key = _UnpricedKey(job)
-        return key, PredictedPlan(job, state.asked.notes, self._unpriced(key))
+        return key, PredictedPlan(job, state.asked.notes, self._unpriced(key), self._language)
 
 
 class _UnpricedKey:

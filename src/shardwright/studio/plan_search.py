@@ -13,10 +13,11 @@ from typing import Any
 
 from shardwright.api.asked_job import with_own_plan
 from shardwright.api.found_plans import FoundPlans, PlanQuestion, found_plans
-from shardwright.config.base import PlanError
+from shardwright.config.base import PlanError, error_text
 from shardwright.config.dotted_keys import flat_keys
 from shardwright.config.job import JobSpec
 from shardwright.config.load import job_to_plan, validate_fields
+from shardwright.config.phrase import ENGLISH, in_language, say, spoken
 from shardwright.planner.advice.priced_plan import PricedPlan
 from shardwright.planner.own_plan import estimate
 from shardwright.report.nearest_text import nearest_plans
@@ -30,7 +31,7 @@ _MOST_LINE = 2**26  # bytes of one answer
 _CHOSEN: dict[str, Any] = {"plan": True, "precision": {"float8"}, "batch": {"global_batch_size"}}
 
 
-def best_plans(state: PageState, keep: bool) -> Iterator[dict[str, Any]]:
+def best_plans(state: PageState, keep: bool, language: str = ENGLISH) -> Iterator[dict[str, Any]]:
     """The best plans, as fields to set where the page has none of a plan; then their reasons. With `keep` those fields
     of the plan stay that the page sets. Raises PlanError."""
     subject = state.asked.subject
@@ -38,7 +39,7 @@ def best_plans(state: PageState, keep: bool) -> Iterator[dict[str, Any]]:
     plans = found_plans(subject, to_plan, PlanQuestion(top=8, keep=state.kept if keep else ()))
     base = validate_fields(state.without_plan().fields())[0]
     yield {"plans": [_row(plans, plan, base) for plan in _shown(plans)]}
-    yield {"reasons": plans.text}
+    yield {"reasons": plans.in_language(language)}
 
 
 def _shown(plans: FoundPlans) -> list[PricedPlan]:
@@ -102,7 +103,7 @@ async def answers(question: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
             yield json.loads(line.result())
             line = asyncio.ensure_future(process.stdout.readline())
         if await process.wait():
-            yield {"faults": ["the search ended early; the terminal says why"]}
+            yield {"faults": [in_language(say("the search ended early; the terminal says why"), question["language"])]}
     finally:
         with suppress(ProcessLookupError):
             process.kill()
@@ -111,19 +112,19 @@ async def answers(question: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
 def main() -> None:
     """Read a question as JSON from standard input, and print a line of JSON for each answer."""
     question = json.load(sys.stdin)
-    state = PageState.read(question["state"])
+    state, language = PageState.read(question["state"]), question["language"]
     try:
         parts = (
             nearest_plans_that_fit(state)
             if question["asks"] == "fitting"
-            else best_plans(state, bool(question["keep"]))
+            else best_plans(state, bool(question["keep"]), language)
         )
         for part in parts:
-            print(json.dumps(part), flush=True)
+            print(json.dumps(spoken(part, language)), flush=True)
     except PlanError as error:
-        print(json.dumps({"faults": error.faults}), flush=True)
+        print(json.dumps(spoken({"faults": error.faults}, language)), flush=True)
     except KeyError as error:
-        print(json.dumps({"faults": [str(error.args[0])]}), flush=True)
+        print(json.dumps(spoken({"faults": [error_text(error)]}, language)), flush=True)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import asyncio
 import json
 import signal
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from importlib import resources
 from types import FrameType, MappingProxyType
 from typing import Any
@@ -24,7 +24,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shardwright.config.base import PlanError
+from shardwright.config.phrase import ENGLISH, say, spoken
+from shardwright.report.page_document import phrases_said
 from shardwright.report.plan_parts import PARTS, Part
+from shardwright.report.timeline.page import embedded
 from shardwright.studio.controls import controls_dict
 from shardwright.studio.dropped_file import state_of_files
 from shardwright.studio.exports import FORMATS, files
@@ -93,16 +96,17 @@ def _not_json(headers: dict[bytes, bytes]) -> str | None:
 
 class Studio:
     """The answers of the server. Computing takes turns, for two answers at once would both be late; a second process
-    makes a part of each."""
+    makes a part of each. Texts are in a language."""
 
-    def __init__(self, part_process: PartProcess, first: Mapping[str, str]) -> None:
-        self._part_process, self._answers, self._first = part_process, PlanAnswers(), first
+    def __init__(self, part_process: PartProcess, first: Mapping[str, str], language: str) -> None:
+        self._part_process, self._first = part_process, first
+        self._language, self._answers = language, PlanAnswers(language)
         self._turn = anyio.CapacityLimiter(1)
         self._searches = anyio.CapacityLimiter(_MOST_SEARCHES)
 
     async def controls(self, request: Request) -> Response:
         """The description of the page's controls, and the state with which an address without one begins."""
-        return JSONResponse(controls_dict() | {"formats": FORMATS, "first": dict(self._first)})
+        return self._json(controls_dict() | {"formats": FORMATS, "first": dict(self._first)})
 
     async def plan(self, request: Request) -> Response:
         """The answer to a state, a line of JSON for each part, as soon as it is known."""
@@ -124,7 +128,7 @@ class Studio:
             if PART in wanted and self._part_process.is_ready:
                 wanted = [name for name in wanted if name != PART]
                 other = asyncio.ensure_future(self._line_of_other(state, known))
-            lines = _lines_of_both(self._answers.parts(state, wanted, known), other)
+            lines = _lines_of_both(self._parts(state, wanted, known), other)
             try:
                 async for line in lines:
                     if await request.is_disconnected():
@@ -136,7 +140,7 @@ class Studio:
     async def _line_of_other(self, state: PageState, known: dict[str, str]) -> bytes:
         """The line of the part that the second process makes; if it has ended, of the part as it is made here."""
         line = await self._part_process.ask(state, known)
-        return line or await run_in_threadpool(lambda: _line(next(self._answers.parts(state, (PART,), known))))
+        return line or await run_in_threadpool(lambda: _line(next(self._parts(state, [PART], known))))
 
     async def search(self, request: Request) -> Response:
         """The answers of a search, a line of JSON each. It ends when the page leaves."""
@@ -145,9 +149,10 @@ class Studio:
             "asks": str(body.get("asks")),
             "keep": bool(body.get("keep")),
             "state": dict(PageState.read(body.get("state")).texts),
+            "language": self._language,
         }
         if self._searches.available_tokens < 1:
-            raise PlanError(SUBJECT, [f"{_MOST_SEARCHES} searches run already; stop one of them"])
+            raise PlanError(SUBJECT, [say("{count} searches run already; stop one of them", count=_MOST_SEARCHES)])
         return StreamingResponse(self._search_lines(request, question), media_type="application/x-ndjson")
 
     async def _search_lines(self, request: Request, question: dict[str, Any]) -> AsyncIterator[bytes]:
@@ -167,14 +172,25 @@ class Studio:
         sent, system = body.get("files"), str(body.get("system") or "")
         texts = {str(name): str(text) for name, text in sent.items()} if isinstance(sent, dict) else {}
         cluster = PageState.read(body.get("state")).asked.cluster
-        return JSONResponse(await run_in_threadpool(state_of_files, texts, system, cluster))
+        return self._json(await run_in_threadpool(state_of_files, texts, system, cluster))
 
     async def export(self, request: Request) -> Response:
         """The files of a plan in a format."""
         body = await _body(request)
         state, to = PageState.read(body.get("state")), str(body.get("to", ""))
         async with self._turn:
-            return JSONResponse(await run_in_threadpool(lambda: files(state.job(), to)))
+            return self._json(await run_in_threadpool(lambda: files(state.job(), to)))
+
+    async def faults(self, request: Request, error: Exception) -> Response:
+        """The faults of a request."""
+        assert isinstance(error, PlanError)
+        return self._json({"faults": error.faults, "way_out": error.way_out}, 422)
+
+    def _parts(self, state: PageState, wanted: Sequence[str], known: dict[str, str]) -> Iterator[Part]:
+        return (spoken(part, self._language) for part in self._answers.parts(state, wanted, known))
+
+    def _json(self, content: dict[str, Any], status: int = 200) -> Response:
+        return JSONResponse(spoken(content, self._language), status_code=status)
 
 
 async def _lines_of_both(parts: Iterator[Part], other: "asyncio.Future[bytes] | None") -> AsyncIterator[bytes]:
@@ -225,19 +241,16 @@ async def _body(request: Request) -> dict[str, Any]:
     async for chunk in request.stream():
         text += chunk
         if len(text) > _MOST_BYTES:
-            raise PlanError(SUBJECT, [f"a request has at most {_MOST_BYTES:,} bytes; drop a smaller file"])
+            raise PlanError(
+                SUBJECT, [say("a request has at most {most:,} bytes; drop a smaller file", most=_MOST_BYTES)]
+            )
     try:
         body = json.loads(text)
     except (ValueError, RecursionError):
-        raise PlanError(SUBJECT, ["the request is no JSON; reload the page"]) from None
+        raise PlanError(SUBJECT, [say("the request is no JSON; reload the page")]) from None
     if not isinstance(body, dict):
-        raise PlanError(SUBJECT, ["the request is no JSON object; reload the page"])
+        raise PlanError(SUBJECT, [say("the request is no JSON object; reload the page")])
     return body
-
-
-async def _faults(request: Request, error: Exception) -> Response:
-    assert isinstance(error, PlanError)
-    return JSONResponse({"faults": error.faults, "way_out": error.way_out}, status_code=422)
 
 
 def page_files() -> dict[str, bytes]:
@@ -259,12 +272,20 @@ def _file_answer(name: str, content: bytes) -> Callable[[Request], Awaitable[Res
     return file
 
 
-def application(port: int, first: Mapping[str, str] = FIRST) -> ASGIApp:
-    """The server's application, for the page at http://127.0.0.1:PORT/."""
-    part_process = PartProcess()
-    studio, page = Studio(part_process, first), page_files()
+def _in_language(index: bytes, language: str) -> bytes:
+    """The page's HTML with the translations of what its modules say."""
+    scripts = (content.decode() for name, content in page_files().items() if name.endswith(".js"))
+    phrases = embedded(phrases_said(scripts, language))
+    text = index.decode().replace('<html lang="en">', f'<html lang="{language}">')
+    return text.replace("<body>", f'<body>\n  <script type="application/json" id="phrases">{phrases}</script>').encode()
+
+
+def application(port: int, first: Mapping[str, str] = FIRST, language: str = ENGLISH) -> ASGIApp:
+    """The server's application, for the page at http://127.0.0.1:PORT/, in a language."""
+    part_process = PartProcess(language)
+    studio, page = Studio(part_process, first, language), page_files()
     routes = [
-        Route("/", _file_answer("index.html", page.pop("index.html"))),
+        Route("/", _file_answer("index.html", _in_language(page.pop("index.html"), language))),
         *(Route(f"/page/{name}", _file_answer(name, content)) for name, content in page.items()),
         Route("/controls", studio.controls),
         Route("/plan", studio.plan, methods=["POST"]),
@@ -272,7 +293,9 @@ def application(port: int, first: Mapping[str, str] = FIRST) -> ASGIApp:
         Route("/drop", studio.drop, methods=["POST"]),
         Route("/export", studio.export, methods=["POST"]),
     ]
-    app = Starlette(routes=routes, exception_handlers={PlanError: _faults}, lifespan=lambda _: part_process.running())
+    app = Starlette(
+        routes=routes, exception_handlers={PlanError: studio.faults}, lifespan=lambda _: part_process.running()
+    )
     return OwnPageOnly(app, frozenset({f"127.0.0.1:{port}", f"localhost:{port}"}))
 
 
@@ -284,7 +307,10 @@ def listening(port: int) -> socket.socket:
         connection.bind(("127.0.0.1", port))
     except OSError as error:
         connection.close()
-        raise PlanError("studio", [f"--port {port}: {error.strerror}; use another, or 0 for any free one"]) from None
+        fault = say(
+            "--port {port}: {reason}; use another, or 0 for any free one", port=port, reason=str(error.strerror)
+        )
+        raise PlanError("studio", [fault]) from None
     return connection
 
 
@@ -299,11 +325,11 @@ class StudioServer(uvicorn.Server):
             super().handle_exit(sig, frame)
 
 
-def server_at(connection: socket.socket, first: Mapping[str, str] = FIRST) -> uvicorn.Server:
-    """The server of a page at a socket: `run(sockets=[connection])` serves it until a signal ends it. `first` is the
-    state of an address that says none."""
+def server_at(connection: socket.socket, first: Mapping[str, str] = FIRST, language: str = ENGLISH) -> uvicorn.Server:
+    """The server of a page in a language, at a socket: `run(sockets=[connection])` serves it until a signal ends it.
+    `first` is the state of an address that says none."""
     config = uvicorn.Config(
-        application(connection.getsockname()[1], first),
+        application(connection.getsockname()[1], first, language),
         log_level="warning",
         access_log=False,
         server_header=False,

@@ -13,6 +13,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
+from shardwright.config.phrase import any_of, say
 from shardwright.config.toml_file import read_toml
 
 Kind = Literal["models", "clusters", "devices", "jobs", "software", "calibrations"]
@@ -61,7 +62,10 @@ def read(kind: Kind, name: str) -> dict[str, Any]:
         device, memory_gib = split_memory(name)
         return read(kind, device) | {"name": name, "memory_gib": float(memory_gib)}
     if name not in names(kind):
-        raise KeyError(f"{name!r} is not in the catalog of {kind}; {did_you_mean(name, names(kind))}")
+        hint = did_you_mean(name, names(kind))
+        raise KeyError(
+            say("{name} is not in the catalog of {kind}; {hint}", name=repr(name), kind=say(kind), hint=hint)
+        )
     text = (resources.files(__package__) / kind / f"{name}.toml").read_text(encoding="utf-8")
     return {"name": name} | tomllib.loads(text)
 
@@ -136,7 +140,14 @@ def _read_file(path: Path) -> dict[str, Any]:
     try:
         fields = {"name": path.stem} | read_toml(path)
     except OSError as error:
-        raise ValueError(f"{path} can't be read: {error.strerror} (looked from {Path.cwd()}); check the path") from None
+        raise ValueError(
+            say(
+                "{path} can't be read: {reason} (looked from {folder}); check the path",
+                path=str(path),
+                reason=str(error.strerror),
+                folder=str(Path.cwd()),
+            )
+        ) from None
     return fields | {key: found_from(path, fields[key]) for key in _NAMING if key in fields}
 
 
@@ -163,7 +174,7 @@ def written_alike(word: str, known: list[str], most: int = 2, share: float = 0.6
 def did_you_mean(word: str, known: list[str]) -> str:
     """A way out for an unknown name."""
     if "/" in word and os.path.exists(word):  # also False for a text that can't be a path
-        return "if the file is meant, give it a name that ends in .toml"
+        return say("if the file is meant, give it a name that ends in .toml")
     if near := nearest(word, known):
-        return "did you mean " + " or ".join(near) + "?"
-    return "there are: " + ", ".join(known)
+        return say("did you mean {meant}?", meant=any_of(near))
+    return say("there are: {names}", names=tuple(known))

@@ -11,6 +11,7 @@ from shardwright.config.checks.check_context import context_faults
 from shardwright.config.checks.check_data import data_faults
 from shardwright.config.checks.check_division import batch_faults, tensor_faults, world_faults
 from shardwright.config.checks.check_experts import expert_faults
+from shardwright.config.checks.check_model import model_faults
 from shardwright.config.checks.check_precision import float8_faults, master_faults, moment_faults
 from shardwright.config.checks.check_recompute import recompute_faults
 from shardwright.config.checks.check_recovery import checkpoint_faults, health_faults
@@ -75,7 +76,6 @@ def faults_on_any_cluster(job: JobSpec) -> list[str]:
 def _section_faults(job: JobSpec) -> list[str]:
     """Faults of sections by themselves. Those of the batch are in `batch_faults`, whose other rules need it right."""
     sections = (
-        job.model,
         job.cluster,
         job.plan,
         job.precision,
@@ -85,7 +85,7 @@ def _section_faults(job: JobSpec) -> list[str]:
         job.checkpoint,
         job.health,
     )
-    return [fault for section in sections for fault in section.faults()]
+    return [*model_faults(job.model), *(fault for section in sections for fault in section.faults())]
 
 
 def _name_faults(name: str) -> list[str]:

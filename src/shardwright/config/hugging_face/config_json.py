@@ -19,12 +19,13 @@ from shardwright.config.catalog import written_alike
 from shardwright.config.hugging_face import like_llama, older, with_experts, with_layer_norm, with_own_code
 from shardwright.config.hugging_face.config_reader import ConfigReader
 from shardwright.config.hugging_face.decoder_fields import Fields
+from shardwright.config.phrase import say
 from shardwright.config.toml_file import value_faults
 from shardwright.config.units import MIB
 from shardwright.config.user_file import FileFault, read_text
 
 CONFIG, ADAPTER = "config.json", "adapter_config.json"  # of a model, and of an adapter that peft trained for one
-MERGE = "an adapter (LoRA) and no model; merge it into its model, and name that"
+MERGE = say("an adapter (LoRA) and no model; merge it into its model, and name that")
 USUAL_SEQUENCE = 4096  # tokens of a sample, for models that accept longer sequences
 _MOST_BYTES = 4 * MIB
 _MISSPELT = 0.85  # similarity from which a word may be a misspelt other word

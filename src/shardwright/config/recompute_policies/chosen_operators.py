@@ -6,16 +6,20 @@ but the products that end the halves of a layer.
 
 from typing import Any
 
+from shardwright.config.phrase import say
 from shardwright.config.recompute_facts import RecomputeFacts, every_so_many
 from shardwright.config.recompute_policy import OPERATORS, policy_faults
 
 
 def _faults(plan: Any, num_layers: int, mtp_layers: int) -> list[str]:
-    faults = []
+    faults = list[str]()
     if not plan.recompute_operators:
         faults.append(
-            'plan.recompute = "selective" without plan.recompute_operators recomputes nothing; '
-            f'name some of {", ".join(OPERATORS)}, or use plan.recompute = "none"'
+            say(
+                'plan.recompute = "selective" without plan.recompute_operators recomputes nothing; name some of '
+                '{operators}, or use plan.recompute = "none"',
+                operators=OPERATORS,
+            )
         )
     return faults + policy_faults("plan.recompute_operators", frozenset(plan.recompute_operators))
 

@@ -2,16 +2,21 @@
 
 from typing import Any
 
+from shardwright.config.phrase import say
 from shardwright.config.recompute_facts import RecomputeFacts
 from shardwright.config.recompute_policy import policy_faults
 
 
 def _faults(plan: Any, num_layers: int, mtp_layers: int) -> list[str]:
-    faults = []
+    faults = list[str]()
     if len(plan.recompute_layers) != num_layers:
         faults.append(
-            f"plan.recompute_layers says for {len(plan.recompute_layers)} layers what they compute again, and the "
-            f"model has {num_layers}; give {num_layers} lists"
+            say(
+                "plan.recompute_layers says for {count} layers what they compute again, and the model has "
+                "{num_layers}; give {num_layers} lists",
+                count=len(plan.recompute_layers),
+                num_layers=num_layers,
+            )
         )
     for layer, names in enumerate(plan.recompute_layers):
         faults += policy_faults(f"plan.recompute_layers[{layer}]", frozenset(names))

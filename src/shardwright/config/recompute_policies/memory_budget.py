@@ -2,20 +2,27 @@
 
 from typing import Any
 
+from shardwright.config.phrase import say
 from shardwright.config.recompute_facts import RecomputeFacts
 
 
 def _faults(plan: Any, num_layers: int, mtp_layers: int) -> list[str]:
-    faults = []
+    faults = list[str]()
     if plan.memory_limit_gib == 0:
         faults.append(
-            'plan.recompute = "budget" needs a limit; set plan.memory_limit_gib to the GiB of a rank that activations '
-            "may take"
+            say(
+                'plan.recompute = "budget" needs a limit; set plan.memory_limit_gib to the GiB of a rank that '
+                "activations may take"
+            )
         )
     if mtp_layers:
         faults.append(
-            f'plan.recompute = "budget" weighs the layers of a stage, and those of model.mtp_layers {mtp_layers} '
-            'keep more than a layer; use "full" or "selective", or name the layers in plan.recompute_layers'
+            say(
+                'plan.recompute = "budget" weighs the layers of a stage, and those of model.mtp_layers '
+                '{mtp_layers} keep more than a layer; use "full" or "selective", or name the layers in '
+                "plan.recompute_layers",
+                mtp_layers=mtp_layers,
+            )
         )
     return faults
 

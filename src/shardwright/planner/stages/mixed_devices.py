@@ -14,7 +14,7 @@ import numpy as np
 
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
-from shardwright.config.phrase import say
+from shardwright.config.phrase import both, say
 from shardwright.config.progress_records import tell_share
 from shardwright.cost.calibration import Constants, device_of
 from shardwright.layers.memo import Memo
@@ -36,7 +36,7 @@ _MEMORY_SLACK = 1.1
 def best_mixed(job: JobSpec, constraints: Constraints, constants: Constants) -> LaidOut:
     """The fastest of the plans that were laid out. PlanError if none fits; KeyError names what is unknown."""
     if not job.cluster.parts:
-        fault = "cluster.parts is empty, so devices are of one kind; leave --search out, or use `shardwright plan`"
+        fault = say("cluster.parts is empty, so devices are of one kind; leave --search out, or use `shardwright plan`")
         raise PlanError(f"plans for {job.model.name} on parts of a cluster", [fault])
     constraints, _ = within_known(job, constraints)  # the sentences on strategies that were left out are not shown
     best: LaidOut | None = None
@@ -53,10 +53,10 @@ def best_mixed(job: JobSpec, constraints: Constraints, constants: Constants) -> 
         if best is None or laid_out.step_s < best.step_s:
             best = laid_out
     if best is None:
-        fault = (
-            f"none of the most promising fits with 1F1B and stages that lie within parts of "
-            f"{' and '.join(str(part.num_devices) for part in job.cluster.parts)} devices; use another "
-            f"batch.global_batch_size, more devices, or fewer --keep"
+        fault = say(
+            "none of the most promising fits with 1F1B and stages that lie within parts of {sizes} devices; use "
+            "another batch.global_batch_size, more devices, or fewer --keep",
+            sizes=both([str(part.num_devices) for part in job.cluster.parts]),
         )
         raise PlanError(f"plans for {job.model.name} on the parts of cluster {job.cluster.name!r}", [fault])
     return best

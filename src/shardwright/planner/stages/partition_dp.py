@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from shardwright.config.phrase import say
 from shardwright.config.units import GIB
 from shardwright.planner.stages.pieces import PipelineSlot, Stages, may_be_empty, stages_of
 from shardwright.sharding.stage_placement import in_line
@@ -30,9 +31,15 @@ class NoFitError(ValueError):
     def __init__(self, rank: int, excess_bytes: float, num_layers: int, num_stages: int) -> None:
         self.rank, self.excess_bytes = rank, excess_bytes
         super().__init__(
-            f"no cut of {num_layers} layers into {num_stages} stages fits: in the one that comes nearest, pipeline "
-            f"rank {rank} needs {excess_bytes / GIB:.1f} GiB more than there is; recompute more, use a smaller "
-            f"microbatch, or more tensor or pipeline parallelism"
+            say(
+                "no cut of {layers} layers into {stages} stages fits: in the one that comes nearest, pipeline rank "
+                "{rank} needs {excess:.1f} GiB more than there is; recompute more, use a smaller microbatch, or more "
+                "tensor or pipeline parallelism",
+                layers=num_layers,
+                stages=num_stages,
+                rank=rank,
+                excess=excess_bytes / GIB,
+            )
         )
 
 
@@ -41,8 +48,14 @@ def check_layers(num_layers: int, num_stages: int) -> None:
     num_needed = sum(not may_be_empty(stage, num_stages) for stage in range(num_stages))
     if num_layers < num_needed:
         raise ValueError(
-            f"{num_stages} stages need at least {num_needed} layers between embedding and head, and there are "
-            f"{num_layers}; use at most {num_layers + 2} stages"
+            say(
+                "{stages} stages need at least {needed} layers between embedding and head, and there are {layers}; use "
+                "at most {most} stages",
+                stages=num_stages,
+                needed=num_needed,
+                layers=num_layers,
+                most=num_layers + 2,
+            )
         )
 
 

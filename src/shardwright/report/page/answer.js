@@ -3,6 +3,7 @@
 import { byId, element, fill, table } from "./dom.js";
 import { showMemory } from "./memory_view.js";
 import { showMoney } from "./money_view.js";
+import { say } from "./say.js";
 import { showStep } from "./step_view.js";
 import { bytesText, countText, dollarsText, memoryText, rounded, secondsText, shareText } from "./units.js";
 
@@ -42,7 +43,7 @@ function showFigures() {
 }
 
 function verdictOf(fits) {
-  return fits === null ? "Whether it fits is not said: cluster.device is unknown." : fits ? "Every rank fits its device." : "It does not fit.";
+  return fits === null ? say("Whether it fits is not said: cluster.device is unknown.") : fits ? say("Every rank fits its device.") : say("It does not fit.");
 }
 
 function isObject(value) {
@@ -62,7 +63,7 @@ function block(key, value, level) {
 function content(key, value, level) {
   if (!isLarge(value) || typeof value === "string") return element("p", {}, textOf(key, value));
   if (isObject(value)) return listOf(key, value, level);
-  if (!value.length) return element("p", { class: "quiet" }, "none");
+  if (!value.length) return element("p", { class: "quiet" }, say("none"));
   if (value.every(isObject)) return tableOf(key, value);
   if (value.some(isLarge)) return element("ol", {}, value.map((one) => element("li", {}, Array.isArray(one) ? one.map((part) => textOf(key, part)).join(", ") : textOf(key, one))));
   return element("p", {}, value.map((one) => textOf(key, one)).join(", "));
@@ -88,11 +89,11 @@ function tableOf(name, rows) {
   const differs = (key) => rows.length === 1 || flat.some((row) => text(row, key) !== text(flat[0], key));
   const columns = keys.filter(differs), shared = keys.filter((key) => !differs(key));
   const tables = [columns.slice(0, MOST_COLUMNS), columns.slice(MOST_COLUMNS)].filter((some) => some.length).map((some) =>
-    table([some.map(nameOf), ...flat.map((row) => some.map((key) => cell(key, row[key], text(row, key))))], { "aria-label": nameOf(name) || "table" }));
+    table([some.map(nameOf), ...flat.map((row) => some.map((key) => cell(key, row[key], text(row, key))))], { "aria-label": nameOf(name) || say("table") }));
   const all = Object.fromEntries(stated(shared, flat[0]));
   return element("div", {}, tables[0] ?? null,
-    tables[1] ? element("details", {}, element("summary", {}, "More columns"), tables[1]) : null,
-    Object.keys(all).length ? element("details", {}, element("summary", {}, "The same in all rows"), listOf(name, all, 5)) : null);
+    tables[1] ? element("details", {}, element("summary", {}, say("More columns")), tables[1]) : null,
+    Object.keys(all).length ? element("details", {}, element("summary", {}, say("The same in all rows")), listOf(name, all, 5)) : null);
 }
 
 function stated(keys, row) {
@@ -125,8 +126,8 @@ function nameOf(key) {
 
 function textOf(key, value) {
   if (value === null || value === undefined) return "–";
-  if (typeof value === "boolean") return value ? "yes" : "no";
-  if (Array.isArray(value)) return value.map((one) => (isObject(one) ? flatten(one).map(([name, part]) => `${name} ${textOf(name, part)}`).join(" ") : textOf(key, one))).join(", ") || "none";
+  if (typeof value === "boolean") return value ? say("yes") : say("no");
+  if (Array.isArray(value)) return value.map((one) => (isObject(one) ? flatten(one).map(([name, part]) => `${name} ${textOf(name, part)}`).join(" ") : textOf(key, one))).join(", ") || say("none");
   if (typeof value !== "number") return String(value);
   const name = key.split(".").at(-1), section = key.split(".").at(-2) || "";
   if (/bytes_per_s$/.test(name)) return `${bytesText(value)}/s`;

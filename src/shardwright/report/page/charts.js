@@ -1,6 +1,7 @@
 // Line charts of a run: lines over steps, with units on both axes. A chart has the width of its place, and its values at
 // the step under the pointer or finger in a line below.
 import { element } from "./dom.js";
+import { say } from "./say.js";
 import { rounded } from "./units.js";
 
 const HEIGHT = 220, LEFT = 58, RIGHT = 14, TOP = 24, BOTTOM = 34;
@@ -9,8 +10,8 @@ const SVG = element("div", { innerHTML: "<svg></svg>" }).firstChild.namespaceURI
 // `lines` are { name, colour, points: [[step, value], ...], isDotted }, sorted by step; `unit` is of values, written by
 // `text`. With `fromZero` the axis begins at 0.
 export function lineChart({ title, unit, lines, text = rounded, fromZero = false, top = 0 }) {
-  const told = element("p", { class: "quiet told" }, `${title}, by step`);
-  const place = element("div", { class: "chart", role: "img", "aria-label": `${title} in ${unit}, by step` });
+  const told = element("p", { class: "quiet told" }, say("{title}, by step", { title }));
+  const place = element("div", { class: "chart", role: "img", "aria-label": say("{title} in {unit}, by step", { title, unit }) });
   const keys = element("p", { class: "keys" }, lines.map(({ name, colour }) => {
     const swatch = element("i", { class: "swatch" });
     swatch.style.background = `var(${colour})`;
@@ -46,7 +47,7 @@ function drawChart(place, { unit, lines, text, fromZero, top }) {
   for (let x = Math.ceil(first / stepOfX) * stepOfX; x <= last; x += stepOfX) {
     svg.append(label(across(x), HEIGHT - BOTTOM + 16, x.toLocaleString("en"), "middle"));
   }
-  svg.append(label(width - RIGHT, HEIGHT - 4, "step", "end"), label(4, 11, unit, "start"));
+  svg.append(label(width - RIGHT, HEIGHT - 4, say("step"), "end"), label(4, 11, unit, "start"));
   for (const line of lines) {
     const path = line.points.map(([x, y]) => `${across(x).toFixed(1)},${down(y).toFixed(1)}`).join(" ");
     if (line.isDotted || line.points.length === 1) {
@@ -69,7 +70,7 @@ function tell(event, place, told, { first, last, width, across, pointer }, lines
   pointer.setAttribute("x2", across(step));
   pointer.setAttribute("visibility", "visible");
   const values = lines.map((line, index) => [line.name, near[index]]).filter(([, [x]]) => x === step);
-  told.textContent = `step ${step.toLocaleString("en")}: ${values.map(([name, [, value]]) => `${name} ${text(value)}`).join(", ")}`;
+  told.textContent = say("step {step}", { step: step.toLocaleString("en") }) + `: ${values.map(([name, [, value]]) => `${name} ${text(value)}`).join(", ")}`;
 }
 
 const nearest = (points, x) =>

@@ -1,4 +1,5 @@
 // Elements of the page.
+import { say } from "./say.js";
 
 export const byId = (id) => document.getElementById(id);
 
@@ -20,7 +21,7 @@ export function table(rows, properties = {}) {
   const lines = body.map(([first, ...others]) =>
     element("tr", {}, element("th", { scope: "row" }, first), others.map((cell) => element("td", {}, cell))));
   const made = element("table", properties, head, element("tbody", {}, lines));
-  return element("div", { class: "wide", tabIndex: 0, role: "group", "aria-label": properties["aria-label"] || "table" }, made);
+  return element("div", { class: "wide", tabIndex: 0, role: "group", "aria-label": properties["aria-label"] || say("table") }, made);
 }
 
 // The content of a section of the answers.

@@ -24,9 +24,9 @@ export function bytesText(bytes) {
 }
 
 export function secondsText(seconds) {
-  if (seconds >= 2 * 86400) return `${rounded(seconds / 86400)} ${TEXTS.units.days}`;
-  if (seconds >= 2 * 3600) return `${rounded(seconds / 3600)} ${TEXTS.units.hours}`;
-  if (seconds >= 120) return `${rounded(seconds / 60)} ${TEXTS.units.minutes}`;
+  if (seconds >= 2 * 86400) return TEXTS.units.days(rounded(seconds / 86400));
+  if (seconds >= 2 * 3600) return TEXTS.units.hours(rounded(seconds / 3600));
+  if (seconds >= 120) return TEXTS.units.minutes(rounded(seconds / 60));
   if (seconds >= 1) return `${rounded(seconds, 4)} s`;
   if (seconds >= 1e-3) return `${rounded(seconds * 1e3)} ms`;
   return `${rounded(seconds * 1e6)} µs`;

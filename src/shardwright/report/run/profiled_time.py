@@ -17,6 +17,8 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from shardwright.config.base import error_text
+from shardwright.config.phrase import fixed, say
 from shardwright.config.user_file import open_file
 from shardwright.train.run_files import PROFILE
 
@@ -68,7 +70,7 @@ def read_profiles(folder: Path) -> tuple[list[ProfiledStep], list[str]]:
         try:
             steps.append(profiled_step(rank, step, _events(file)))
         except _NO_TRACE as error:
-            notes.append(f"the trace {file.name} is not read: {error}")
+            notes.append(say("the trace {file} is not read: {reason}", file=file.name, reason=error_text(error)))
     return steps, notes
 
 
@@ -81,11 +83,11 @@ def _traces(folder: Path) -> Iterable[tuple[Path, re.Match[str]]]:
 def _events(file: Path) -> list[Event]:
     """The events of a trace with a start and a length, which are finite. ValueError if it is too large, or no trace."""
     if file.stat().st_size > _MOST_FILE_BYTES:
-        raise ValueError(f"it has more than {_MOST_FILE_BYTES >> 20} MiB; open it with Perfetto")
+        raise ValueError(say("it has more than {most} MiB; open it with Perfetto", most=_MOST_FILE_BYTES >> 20))
     with open_file(file, _MOST_FILE_BYTES) as compressed, gzip.open(compressed) as stream:
         text = stream.read(_MOST_TEXT_BYTES + 1)
     if len(text) > _MOST_TEXT_BYTES:
-        raise ValueError(f"it has more than {_MOST_TEXT_BYTES >> 20} MiB of text; open it with Perfetto")
+        raise ValueError(say("it has more than {most} MiB of text; open it with Perfetto", most=_MOST_TEXT_BYTES >> 20))
     return [
         event
         for event in json.loads(text)["traceEvents"]
@@ -98,7 +100,7 @@ def profiled_step(rank: int, step: int, events: Sequence[Event]) -> ProfiledStep
     if no event is the step."""
     whole = next((event for event in events if _STEP.fullmatch(event["name"]) and "tid" in event), None)
     if whole is None or whole["dur"] <= 0:
-        raise ValueError("no event of it is a step")
+        raise ValueError(say("no event of it is a step"))
     match = _STEP.fullmatch(whole["name"])
     assert match is not None
     num_steps = int(match[2] or match[1]) - int(match[1]) + 1
@@ -173,7 +175,7 @@ def cause_rows(steps: Sequence[ProfiledStep], predicted: Mapping[str, float] | N
         told = sum(predicted[part] for part in parts) if predicted and parts else None
         rows.append(
             {
-                "cause": cause,
+                "cause": fixed(cause),
                 "is_part": has_kernels and cause in COMPUTING,
                 "seconds": sum(seconds) / len(seconds),
                 "most_seconds": max(seconds),

@@ -16,9 +16,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from shardwright.config.base import PlanError
+from shardwright.config.base import PlanError, error_text
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
+from shardwright.config.phrase import say
 from shardwright.config.units import MIB
 from shardwright.config.user_file import FileFault, read_text
 from shardwright.report.run.run_record import RunRecord
@@ -83,18 +84,23 @@ class RunCard:
     @classmethod
     def read(cls, folder: Path) -> "RunCard":
         """The card in the folder of a run. Raises PlanError if there is none, or if it is damaged."""
-        path = folder / CARD
+        path, fault = folder / CARD, ""
         try:
             values = json.loads(read_text(path, _MOST_BYTES))
             return cls(**values)
         except FileNotFoundError:
-            fault = f"there is no {path}; name the folder of a run that this version began, such as runs/quickstart"
+            fault = say(
+                "there is no {path}; name the folder of a run that this version began, such as runs/quickstart",
+                path=str(path),
+            )
         except FileFault as error:
-            fault = str(error)
+            fault = error_text(error)
         except OSError as error:
-            fault = f"{path} can't be read: {error.strerror}; name the folder of a run"
+            fault = say(
+                "{path} can't be read: {reason}; name the folder of a run", path=str(path), reason=str(error.strerror)
+            )
         except (ValueError, TypeError, RecursionError):
-            fault = f"{path} is no card of a run as this version writes it; train the run again"
+            fault = say("{path} is no card of a run as this version writes it; train the run again", path=str(path))
         raise PlanError(f"run {folder}", [fault])
 
     def with_record(self, record: RunRecord) -> "RunCard":

@@ -5,8 +5,9 @@ from functools import cached_property, partial
 from typing import Any
 
 from shardwright.config import largest
-from shardwright.config.base import PlanError
+from shardwright.config.base import PlanError, error_text
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.config.units import seconds_text
 from shardwright.cost.calibration import shipped
 from shardwright.report.timeline.page import Section, section_of
@@ -20,7 +21,7 @@ from shardwright.simulate.closed_form import StepTime
 from shardwright.simulate.full_step import simulated_bubble, simulated_step
 from shardwright.simulate.stage_seconds import TimedActions, timed_actions
 
-UNIT = "the forward of one microbatch through the mean rank, by FLOPs"
+UNIT = say("the forward of one microbatch through the mean rank, by FLOPs")
 
 
 @dataclass(frozen=True)
@@ -54,41 +55,49 @@ def drawn_costs(job: JobSpec, latency: float) -> DrawnCosts:
 def costs_of_step(job: JobSpec, step: StepTime | str, latency: float = 0.0) -> DrawnCosts:
     """The costs of a job whose step takes a known time; or, for a reason, an unknown one."""
     if isinstance(step, str):
-        return _relative(job, latency, f"Seconds are not said: {step}.")
-    sentence = (
-        f"A step takes {seconds_text(float(step.total))}, as `estimate` says it: its actions, and after them the "
-        "update, what replicas exchange at its ends, and jitter."
+        return _relative(job, latency, say("Seconds are not said: {reason}.", reason=step))
+    sentence = say(
+        "A step takes {seconds}, as `estimate` says it: its actions, and after them the update, what replicas exchange "
+        "at its ends, and jitter.",
+        seconds=seconds_text(float(step.total)),
     )
     if latency:
         return replace(_relative(job, latency, sentence), step=step)
     actions, bubble = timed_actions(job, shipped()), float(step.bubble)
-    unit_note = f"Times are seconds, as they are predicted of stages, messages and collectives on {_device(job)}."
-    return DrawnCosts(actions.costs, "s", f"{unit_note} {sentence}", bubble, step=step, actions=actions)
+    note = say(
+        "Times are seconds, as they are predicted of stages, messages and collectives on {device} under {software}. "
+        "{sentence}",
+        device=job.cluster.device,
+        software=job.cluster.software,
+        sentence=sentence,
+    )
+    return DrawnCosts(actions.costs, "s", note, bubble, step=step, actions=actions)
 
 
 def _relative(job: JobSpec, latency: float, sentence: str) -> DrawnCosts:
     """Costs in units of a forward."""
-    wire = f"a message takes {number(latency)}" if latency else "messages take no time"
-    note = (
-        f"Times are relative: 1 is {UNIT}; input and weight gradients take as long as the forward, and {wire}. "
-        f"{sentence}"
+    wire = say("messages take no time")
+    if latency:
+        wire = say("a message takes {latency}", latency=number(latency))
+    note = say(
+        "Times are relative: 1 is {unit}; input and weight gradients take as long as the forward, and {wire}. "
+        "{sentence}",
+        unit=UNIT,
+        wire=wire,
+        sentence=sentence,
     )
     relative = relative_costs(job, latency)
     return DrawnCosts(relative, UNIT, note, simulated_bubble(job, relative))
 
 
-def _device(job: JobSpec) -> str:
-    return f"{job.cluster.device} under {job.cluster.software}"
-
-
 def _step(job: JobSpec) -> StepTime | str:
     """The time of the whole step; or the reason why it is unknown."""
     if job.cluster.device == "unknown":
-        return "they need cluster.device, and a calibration of it"
+        return say("they need cluster.device, and a calibration of it")
     try:
         return simulated_step(job, shipped())
     except (KeyError, ValueError) as error:
-        return str(error.args[0])
+        return error_text(error)
 
 
 @dataclass(frozen=True)
@@ -134,7 +143,7 @@ class JobStudy:
 def study_job(job: JobSpec, latency: float, num_steps: int) -> JobStudy:
     """Simulate steps of a job. Raises PlanError with every fault."""
     faults = cost_faults("--communication", latency)
-    faults += [] if num_steps >= 1 else [f"--steps is {num_steps}; use 1 or more"]
+    faults += [] if num_steps >= 1 else [say("--steps is {steps}; use 1 or more", steps=num_steps)]
     shape = PipelineShape(job.plan.pp, job.num_microbatches, job.plan.virtual_stages)
     if faults := faults or size_faults(job.plan.schedule, shape, drawn_steps(job.plan.schedule, num_steps)):
         raise PlanError(f"job {job.name}", faults)
@@ -178,4 +187,12 @@ def cost_faults(option: str, cost: float) -> list[str]:
     """The fault of an option whose value can't be the cost of an action; empty if it can."""
     if cost == 0 or largest.LEAST_COST <= cost <= largest.COST:
         return []
-    return [f"{option} is {cost:g}, and it must be 0, or from {largest.LEAST_COST:g} to {largest.COST:g}; use 1, say"]
+    return [
+        say(
+            "{option} is {cost:g}, and it must be 0, or from {least:g} to {most:g}; use 1, say",
+            option=option,
+            cost=cost,
+            least=largest.LEAST_COST,
+            most=largest.COST,
+        )
+    ]

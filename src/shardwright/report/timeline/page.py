@@ -12,6 +12,7 @@ from importlib import resources
 from itertools import accumulate
 from typing import Any
 
+from shardwright.config.phrase import ENGLISH, fixed, in_language, say
 from shardwright.report.timeline.colours import NAMES, SHADES, letters_of, shade
 from shardwright.report.timeline.packed_timeline import Colours, packed_timeline
 from shardwright.report.timeline.schedule_figures import comparison, figures, idle_table, memory_table
@@ -108,8 +109,8 @@ def drawn_data(sections: Sequence[Section], unit: str = "") -> dict[str, Any]:
     data: dict[str, Any] = {
         "sections": [_section_data(section, colours) for section in sections],
         "causes": [str(cause) for cause in Cause],
-        "names": NAMES,
-        "words": WORDS,
+        "names": {letter: fixed(name) for letter, name in NAMES.items()},
+        "words": {key: fixed(words) for key, words in WORDS.items()},
         "unit": unit,
     }
     return data | {"colours": [list(pair) for pair in colours]}
@@ -155,8 +156,25 @@ def _table(rows: Sequence[Sequence[str]], name: str = "by-rank", link: bool = Fa
     return f'<table class="{name}"><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table>'
 
 
-def controls_html(sections: Sequence[Section]) -> str:
-    """The legend of the actions that occur, the switches, and a hint on zooming."""
+def controls_html(sections: Sequence[Section], language: str = ENGLISH) -> str:
+    """The legend of the actions that occur, the switches, and a hint on zooming, in a language."""
+    several = len(sections) > 1
+    zooming = say("Click a timeline, then wheel zooms") if several else say("Wheel zooms")
+    hint = say(
+        "{zooming}, drag moves, double click goes back; point at a block for its messages. Space plays, ← and → step.",
+        zooming=zooming,
+    )
+    items, switches = "".join(_legend(sections, language)), _switches(language)
+    hint_text = in_language(hint, language)
+    return f'<nav><div class="legend">{items}</div><p>{hint_text}</p><div class="switches">{switches}</div></nav>'
+
+
+def _legend(sections: Sequence[Section], language: str) -> list[str]:
+    """The meanings of colours and marks, as HTML."""
+
+    def words(text: str) -> str:
+        return in_language(text, language)
+
     letters: dict[str, int] = {}
     for section in sections:
         for letter, num_chunks in letters_of(section.timeline).items():
@@ -167,40 +185,49 @@ def controls_html(sections: Sequence[Section]) -> str:
         swatches = "".join(
             f'<i style="background:{shade(letter, chunk, num_chunks)}"></i>' for chunk in range(num_chunks)
         )
-        items.append(f"<span>{swatches}{NAMES[letter]}</span>")
+        items.append(f"<span>{swatches}{words(fixed(NAMES[letter]))}</span>")
     if "O" in letters:
         gradient = f"linear-gradient({shade('F', 0, 1)} 50%,{shade('B', 0, 1)} 50%)"
-        items.append(f'<span><i style="background:{gradient}"></i>both as one</span>')
+        items.append(f'<span><i style="background:{gradient}"></i>{words(say("both as one"))}</span>')
     if max(letters.values(), default=1) > 1:
-        items.append("<span>lighter: later chunk or other direction</span>")
+        items.append(f"<span>{words(say('lighter: later chunk or other direction'))}</span>")
     items += [
-        '<span><i class="wait"></i>waits for a computation</span>',
-        '<span><i class="wire"></i>waits for a message</span>',
-        '<span><i class="kept"></i>activations kept</span>',
-        '<span><i class="buffered"></i>messages buffered</span>',
+        f'<span><i class="wait"></i>{words(say("waits for a computation"))}</span>',
+        f'<span><i class="wire"></i>{words(say("waits for a message"))}</span>',
+        f'<span><i class="kept"></i>{words(say("activations kept"))}</span>',
+        f'<span><i class="buffered"></i>{words(say("messages buffered"))}</span>',
     ]
     if "C" in letters:
-        items.append('<span><i class="inputs"></i>stage inputs kept</span>')
+        items.append(f'<span><i class="inputs"></i>{words(say("stage inputs kept"))}</span>')
     if any(section.exposed for section in sections):
-        items.append('<span><i class="foot"></i>of it, communication that nothing hides</span>')
+        items.append(f'<span><i class="foot"></i>{words(say("of it, communication that nothing hides"))}</span>')
     parts = dict.fromkeys(part for section in sections for part, _ in section.tail)
-    items += [f'<span><i style="background:var(--{part})"></i>{WORDS[part]}</span>' for part in parts]
+    return items + [
+        f'<span><i style="background:var(--{part})"></i>{words(fixed(WORDS[part]))}</span>' for part in parts
+    ]
+
+
+def _switches(language: str) -> str:
+    """The buttons and choices below the legend, as HTML."""
     paces = "".join(f'<option{" selected" * (pace == _PACES[1])} value="{pace}">{pace} s</option>' for pace in _PACES)
-    switches = (
-        '<span class="player"><button type="button" id="step-back" aria-label="one event back">◂</button>'
-        f'<button type="button" id="play">{WORDS["play"]}</button>'
-        '<button type="button" id="step-on" aria-label="one event on">▸</button>'
-        f'<label>all in <select id="pace">{paces}</select></label></span>'
-        '<label><input type="checkbox" id="arrows">all messages</label>'
-        '<label><input type="checkbox" id="memory" checked>memory</label>'
-        '<button type="button" id="whole">show all</button>'
+    texts = (
+        say("one event back"),
+        say("one event on"),
+        say("all in"),
+        say("all messages"),
+        say("memory"),
+        say("show all"),
     )
-    several = len(sections) > 1
-    zooming = "Click a timeline, then wheel zooms" if several else "Wheel zooms"
-    hint = (
-        f"{zooming}, drag moves, double click goes back; point at a block for its messages. Space plays, ← and → step."
+    back, on, all_in, messages, memory, whole = (in_language(text, language) for text in texts)
+    return (
+        f'<span class="player"><button type="button" id="step-back" aria-label="{back}">◂</button>'
+        f'<button type="button" id="play">{in_language(fixed(WORDS["play"]), language)}</button>'
+        f'<button type="button" id="step-on" aria-label="{on}">▸</button>'
+        f'<label>{all_in} <select id="pace">{paces}</select></label></span>'
+        f'<label><input type="checkbox" id="arrows">{messages}</label>'
+        f'<label><input type="checkbox" id="memory" checked>{memory}</label>'
+        f'<button type="button" id="whole">{whole}</button>'
     )
-    return f'<nav><div class="legend">{"".join(items)}</div><p>{hint}</p><div class="switches">{switches}</div></nav>'
 
 
 def _section_data(section: Section, colours: Colours) -> dict[str, Any]:

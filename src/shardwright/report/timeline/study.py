@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from shardwright.config.base import PlanError
+from shardwright.config.phrase import say
 from shardwright.config.recompute_facts import RECOMPUTES
 from shardwright.config.schedule_facts import SCHEDULES
-from shardwright.config.units import counted
+from shardwright.config.units import counted_phrase
 from shardwright.schedule.pipeline_shape import PipelineShape
 from shardwright.schedule.program_check import coverage_faults
 from shardwright.schedule.schedule import Program, Schedule
@@ -74,10 +75,10 @@ class Study:
 
 def shape_text(program: Program, num_steps: int) -> str:
     """Numbers of ranks, microbatches, stages and steps."""
-    words = [counted(program.num_ranks, "rank"), counted(program.num_microbatches, "microbatch")]
+    words = [counted_phrase(program.num_ranks, "rank"), counted_phrase(program.num_microbatches, "microbatch")]
     if program.num_stages != program.num_ranks:
-        words.append(counted(program.num_stages, "stage"))
-    return ", ".join([*words, counted(num_steps, "step")] if num_steps > 1 else words)
+        words.append(counted_phrase(program.num_stages, "stage"))
+    return say("{listed}", listed=tuple([*words, counted_phrase(num_steps, "step")] if num_steps > 1 else words))
 
 
 def study_schedule(

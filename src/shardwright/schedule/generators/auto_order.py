@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 from shardwright.config import largest
 from shardwright.config.array_math import where
+from shardwright.config.base import error_text
+from shardwright.config.phrase import say
 from shardwright.config.schedule_facts import ScheduleFacts
 from shardwright.schedule.generators.one_f_one_b import alive
 from shardwright.schedule.pipeline_shape import PipelineShape
@@ -30,18 +32,31 @@ def _model(shape: PipelineShape) -> "Model":
 
 def _auto_faults(shape: PipelineShape) -> list[str]:
     if shape.virtual_stages > 2:
-        return [f"schedule 'auto' runs one or two stages on each rank, and v is {shape.virtual_stages}; use 1 or 2"]
+        return [
+            say(
+                "schedule 'auto' runs one or two stages on each rank, and v is {stages}; use 1 or 2",
+                stages=shape.virtual_stages,
+            )
+        ]
     p, m, num_stages = shape.num_ranks, shape.num_microbatches, shape.num_ranks * shape.virtual_stages
     if num_stages * m > largest.SEARCHED:
         return [
-            f"schedule 'auto' searches for an order, and p {p:,} x v {shape.virtual_stages} stages x m {m:,} = "
-            f"{num_stages * m:,} forwards are more than {largest.SEARCHED:,}; use at most "
-            f"{max(1, largest.SEARCHED // num_stages):,} microbatches, or a schedule by rule, such as 'zb-v' or '1f1b'"
+            say(
+                "schedule 'auto' searches for an order, and p {p:,} x v {v} stages x m {m:,} = {forwards:,} forwards "
+                "are more than {searched:,}; use at most {most:,} microbatches, or a schedule by rule, such as 'zb-v' "
+                "or '1f1b'",
+                p=p,
+                v=shape.virtual_stages,
+                m=m,
+                forwards=num_stages * m,
+                searched=largest.SEARCHED,
+                most=max(1, largest.SEARCHED // num_stages),
+            )
         ]
     try:
         _model(shape)
     except ValueError as error:
-        return [str(error)]
+        return [error_text(error)]
     return []
 
 

@@ -11,6 +11,7 @@ of the parameters: the gradients of the two copies, on different ranks, are summ
 from typing import Any
 
 from shardwright.config.array_math import least, most
+from shardwright.config.phrase import any_of, say
 from shardwright.config.schedule_facts import ScheduleFacts
 from shardwright.schedule.generators.row_writer import Row
 from shardwright.schedule.pipeline_shape import of_size
@@ -59,21 +60,40 @@ def eight_phases(row: Row, rank: int, last: int, num_microbatches: int) -> None:
 
 def dualpipe_faults(num_ranks: int, num_microbatches: int) -> list[str]:
     """Why a shape is not admitted."""
-    faults = []
+    faults: list[str] = []
     if num_ranks % 2:
-        fewer = f"{num_ranks - 1} or " if num_ranks > 1 else ""
         faults.append(
-            f"dualpipe pairs rank r with rank p - 1 - r, and p {num_ranks} is odd; "
-            f"use {fewer}{num_ranks + 1}, or dualpipev"
+            say(
+                "dualpipe pairs rank r with rank p - 1 - r, and p {ranks} is odd; use {choices}, or dualpipev",
+                ranks=num_ranks,
+                choices=_even_neighbours(num_ranks, 1),
+            )
         )
-    needs = "dualpipe needs m >= 2p microbatches and an even number"
-    if num_microbatches < 2 * num_ranks:
-        least = 2 * num_ranks
-        faults.append(f"{needs}: m {num_microbatches} < 2 x {num_ranks} = {least}; use {least} or more")
+    least = 2 * num_ranks
+    if num_microbatches < least:
+        faults.append(
+            say(
+                "dualpipe needs m >= 2p microbatches and an even number: m {m} < 2 x {ranks} = {least}; use {least} or "
+                "more",
+                m=num_microbatches,
+                ranks=num_ranks,
+                least=least,
+            )
+        )
     elif num_microbatches % 2:
-        fewer = f"{num_microbatches - 1} or " if num_microbatches > 2 * num_ranks else ""
-        faults.append(f"{needs}: m {num_microbatches} is odd; use {fewer}{num_microbatches + 1}")
+        faults.append(
+            say(
+                "dualpipe needs m >= 2p microbatches and an even number: m {m} is odd; use {choices}",
+                m=num_microbatches,
+                choices=_even_neighbours(num_microbatches, least),
+            )
+        )
     return faults
+
+
+def _even_neighbours(number: int, least: int) -> str:
+    """The even numbers next to an odd one; the larger one alone where the number is not above `least`."""
+    return any_of([*[str(number - 1)] * (number > least), str(number + 1)])
 
 
 def paired_idle_s(turns: Any, from_turn: Any, f: Any, i: Any, w: Any) -> Any:

@@ -11,6 +11,7 @@ p + 1/2 microbatches of all its layers.
 from typing import Any
 
 from shardwright.config.array_math import least, most
+from shardwright.config.phrase import say
 from shardwright.config.schedule_facts import ScheduleFacts
 from shardwright.schedule.generators.dualpipe import eight_phases, paired_idle_s
 from shardwright.schedule.generators.row_writer import Row
@@ -35,7 +36,12 @@ def dualpipev_faults(num_ranks: int, num_microbatches: int) -> list[str]:
     if num_microbatches >= least:
         return []
     return [
-        f"dualpipev needs m >= 2p microbatches: m {num_microbatches} < 2 x {num_ranks} = {least}; use {least} or more"
+        say(
+            "dualpipev needs m >= 2p microbatches: m {m} < 2 x {ranks} = {least}; use {least} or more",
+            m=num_microbatches,
+            ranks=num_ranks,
+            least=least,
+        )
     ]
 
 

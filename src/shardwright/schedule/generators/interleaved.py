@@ -15,6 +15,7 @@ group may be larger, or its forwards come too late for the backwards. A remainde
 from typing import Any
 
 from shardwright.config.array_math import least, most
+from shardwright.config.phrase import say
 from shardwright.config.schedule_facts import ScheduleFacts
 from shardwright.schedule.action import Action, backward, forward
 from shardwright.schedule.schedule import Schedule
@@ -54,8 +55,12 @@ def interleaved_faults(num_ranks: int, group: int) -> list[str]:
     if group == 0 or group >= num_ranks:
         return []
     return [
-        f"interleaved-1f1b needs groups of at least p microbatches, or the first is not back in time for the next "
-        f"chunk: group {group} < p {num_ranks}; use {num_ranks} or more"
+        say(
+            "interleaved-1f1b needs groups of at least p microbatches, or the first is not back in time for the next "
+            "chunk: group {group} < p {ranks}; use {ranks} or more",
+            group=group,
+            ranks=num_ranks,
+        )
     ]
 
 

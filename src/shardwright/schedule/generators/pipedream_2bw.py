@@ -8,6 +8,7 @@ newest. It is gradient descent whose gradients are always late by exactly one up
 W(t + 1) = W(t) - lr * gradient at W(t - 1).
 """
 
+from shardwright.config.phrase import say
 from shardwright.config.schedule_facts import ScheduleFacts
 from shardwright.schedule.generators.one_f_one_b import alive, one_f_one_b
 from shardwright.schedule.generators.pipedream import with_updates
@@ -29,8 +30,12 @@ def pipedream_2bw_faults(num_ranks: int, num_microbatches: int) -> list[str]:
     if num_microbatches >= num_ranks:
         return []
     return [
-        f"pipedream-2bw needs m >= p microbatches between updates, else two versions of the weights are too few: "
-        f"m {num_microbatches} < p {num_ranks}; use {num_ranks} or more"
+        say(
+            "pipedream-2bw needs m >= p microbatches between updates, else two versions of the weights are too few: "
+            "m {m} < p {ranks}; use {ranks} or more",
+            m=num_microbatches,
+            ranks=num_ranks,
+        )
     ]
 
 

@@ -18,6 +18,7 @@ holds a stage twice (DualPipe), the two copies are at different microbatches; th
 
 from dataclasses import replace
 
+from shardwright.config.phrase import say
 from shardwright.schedule.action import ADDS, COMPUTE, Action, Kind
 from shardwright.schedule.schedule import AnySchedule, Schedule
 
@@ -43,8 +44,11 @@ def reduce_often(program: AnySchedule, by_microbatch: bool) -> AnySchedule:
 def _refuse_versions(program: Schedule) -> None:
     if program.weights != "current":
         raise ValueError(
-            f"schedule {program.name!r} keeps older versions of the weights, which are whole on every rank; "
-            'gather the parameters of one that drains, such as "1f1b"'
+            say(
+                "schedule {name} keeps older versions of the weights, which are whole on every rank; gather the "
+                'parameters of one that drains, such as "1f1b"',
+                name=repr(program.name),
+            )
         )
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 
+from shardwright.config.phrase import each, say
 from shardwright.config.schedule_facts import SCHEDULES, ScheduleFacts
 from shardwright.schedule.action import Kind
 from shardwright.schedule.lowering.lower import lower
@@ -41,10 +42,16 @@ class Model:
         costs, num_ranks = self.piece_costs, self.num_ranks
         pieces, shares = len(costs.forward), (self.stages_per_rank or 1) * num_ranks
         if pieces == 0 or pieces % shares:
-            stages = f" with {self.stages_per_rank} stages each" if self.stages_per_rank else ""
+            each_has = say(" with {stages} stages each", stages=self.stages_per_rank) if self.stages_per_rank else ""
             raise ValueError(
-                f"costs are of {pieces} pieces of the model, which {num_ranks} ranks{stages} can't share equally; "
-                f"give those of {shares} pieces, or of a multiple"
+                say(
+                    "costs are of {pieces} pieces of the model, which {ranks} ranks{stages} can't share equally; give "
+                    "those of {shares} pieces, or of a multiple",
+                    pieces=pieces,
+                    ranks=num_ranks,
+                    stages=each_has,
+                    shares=shares,
+                )
             )
         for name, values, lengths in (
             ("input_grad", costs.input_grad, (pieces,)),
@@ -54,13 +61,27 @@ class Model:
             ("activations", self.activations, (0, pieces)),
         ):
             if len(values) not in lengths:
-                raise ValueError(f"{name} has {len(values)} values; {pieces} pieces need {lengths[-1]}")
+                raise ValueError(
+                    say(
+                        "{name} has {count} values; {pieces} pieces need {needed}",
+                        name=name,
+                        count=len(values),
+                        pieces=pieces,
+                        needed=lengths[-1],
+                    )
+                )
         if len(self.limits) != num_ranks:
             raise ValueError(
-                f"most_alive has {len(self.limits)} values; give one number, or one for each of {num_ranks}"
+                say(
+                    "most_alive has {count} values; give one number, or one for each of {ranks}",
+                    count=len(self.limits),
+                    ranks=num_ranks,
+                )
             )
         if not self.placements():
-            raise ValueError("; ".join(self._lacks(self._cuts()[0])) + "; allow more, or make microbatches smaller")
+            raise ValueError(
+                say("{lacks}; allow more, or make microbatches smaller", lacks=each(self._lacks(self._cuts()[0])))
+            )
 
     @cached_property
     def piece_costs(self) -> Costs:
@@ -92,7 +113,12 @@ class Model:
         sizes = runs(self.sizes, placement.num_stages)
         needs = [sum(sizes[stage] for stage in placement.stages_of(rank)) for rank in range(self.num_ranks)]
         return [
-            f"rank {rank} keeps {need:g} for one microbatch, and may keep {limit:g}"
+            say(
+                "rank {rank} keeps {need:g} for one microbatch, and may keep {limit:g}",
+                rank=rank,
+                need=need,
+                limit=limit,
+            )
             for rank, (need, limit) in enumerate(zip(needs, self.limits, strict=True))
             if need > limit * (1 + TINY)
         ]

@@ -13,6 +13,7 @@ from shardwright.config.base import PlanError
 from shardwright.config.matrix import Matrix
 from shardwright.config.model import ModelSpec
 from shardwright.config.model_shape import shape_of
+from shardwright.config.phrase import say
 from shardwright.sharding.adapter_shapes import down_shape, up_shape
 from shardwright.sharding.hugging_face.family_names import FamilyNames
 from shardwright.sharding.hugging_face.layout import Layout, names_of
@@ -30,8 +31,11 @@ def adapter_layout(family: str, model: ModelSpec) -> Layout:
         raise PlanError(
             f"adapters of a {family} model",
             [
-                f"{', '.join(fused)} are side by side with others in one matrix of this family, which peft gives one "
-                "adapter; leave them out of model.adapter.targets, or export with --names own"
+                say(
+                    "{targets} are side by side with others in one matrix of this family, which peft gives one "
+                    "adapter; leave them out of model.adapter.targets, or export with --names own",
+                    targets=tuple(fused),
+                )
             ],
         )
     layout: Layout = {}
@@ -62,7 +66,12 @@ def adapter_keys(family: str, model: ModelSpec) -> dict[str, Any]:
     if not model.weights:
         raise PlanError(
             "adapters for peft",
-            ["they were trained beside random weights, and peft opens them beside a released model's; use --names own"],
+            [
+                say(
+                    "they were trained beside random weights, and peft opens them beside a released model's; use "
+                    "--names own"
+                )
+            ],
         )
     adapter_layout(family, model)
     alpha = model.adapter.alpha
