@@ -68,8 +68,8 @@ gc.disable()
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Two processes more than cores, for some tests wait: for ranks, signals and commands."""
-    return (os.cpu_count() or 1) + 2
+    """One process more than cores, for some tests wait: for ranks, signals and commands."""
+    return (os.cpu_count() or 1) + 1
 
 
 def pytest_collection_finish() -> None:

@@ -22,6 +22,7 @@ from shardwright.parallel.comm.transport import DryTransport
 from shardwright.parallel.tensor import initial_values
 from shardwright.parallel.tensor.initial_values import initial_box
 from shardwright.parallel.zero.unit_setting import dtype_of
+from shardwright.precision.nf4 import quantise
 from shardwright.sharding.parameter_shard import ParameterShard
 from shardwright.train.build import Replica, build, job_mesh
 from support.cases import small_job
@@ -38,6 +39,14 @@ def whole(place: ParameterShard, seed: int) -> Tensor:
     return initial_box(replace(place, box=tuple((0, size) for size in place.full_shape)), seed, CPU)
 
 
+def words_of(place: ParameterShard, tensor: Tensor) -> Tensor:
+    """The words in NF4 of a box of a whole tensor: scales that are quantised together take whole rows."""
+    row = place.nf4_row
+    assert row is not None
+    columns = slice(0, row.full) if row.is_double else place.slices[-1]
+    return quantise(tensor[(*place.slices[:-1], columns)].flatten(0, -2), row).view(-1)
+
+
 def check_start(job: JobSpec) -> None:
     """What each rank holds is a part of the one tensor of each name, and all ranks hold all of it."""
     tensors: dict[str, Tensor] = {}
@@ -50,8 +59,15 @@ def check_start(job: JobSpec) -> None:
                     if place.name not in tensors:
                         tensors[place.name] = whole(place, job.run.seed)
                         seen[place.name] = torch.zeros(place.full_shape)
-                    box = tensors[place.name][place.slices].reshape(-1)
                     first, values = unit.held_values(parameter)
+                    if place.row_format:
+                        words = words_of(place, tensors[place.name])
+                        assert torch.equal(values, words[first : first + len(values)]), place
+                        held = seen.setdefault(f"{place.name} {place.box}", torch.zeros(len(words)))
+                        held[first : first + len(values)] += 1
+                        seen.pop(place.name, None)  # its words are counted instead
+                        continue
+                    box = tensors[place.name][place.slices].reshape(-1)
                     assert torch.equal(values, box[first : first + len(values)].to(values.dtype)), place
                     number = torch.zeros(place.shape).view(-1)
                     number[first : first + len(values)] = 1

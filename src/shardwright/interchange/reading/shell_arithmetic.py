@@ -23,6 +23,10 @@ _OPERATIONS: dict[str, Callable[[int, int], int]] = {
 }  # fmt: skip
 
 
+class UnreadExpressionError(ShellFault):
+    """An expression has what is not computed here, such as an element of an array."""
+
+
 class UnknownOperand(ShellFault):
     """A variable of an expression has no number; `name` is that of the variable."""
 
@@ -40,7 +44,7 @@ class Arithmetic:
         while at < len(text):
             token_match = _ARITHMETIC_TOKEN.match(text, at)
             if not token_match or len(self.tokens) > 500:
-                raise ShellFault(f"$(( {text[:60]} )) can't be computed; give its value with --set")
+                raise UnreadExpressionError(f"$(( {text[:60]} )) can't be computed; give its value with --set")
             self.tokens.append(token_match[1])
             at = token_match.end()
         self.at, self.text = 0, text
@@ -67,7 +71,7 @@ class Arithmetic:
         return values[0] if condition else values[1]
 
     def _fail(self) -> None:
-        raise ShellFault(f"$(( {self.text[:60]} )) can't be computed; give its value with --set")
+        raise UnreadExpressionError(f"$(( {self.text[:60]} )) can't be computed; give its value with --set")
 
     def _next_token(self) -> str:
         if self.at >= len(self.tokens):
@@ -107,9 +111,7 @@ class Arithmetic:
     def _apply(self, sign: str, a: int, b: int) -> int:
         if sign in ("/", "%") and b == 0:
             raise ShellFault(f"$(( {self.text[:60]} )) divides by 0; give its value with --set")
-        if sign == "**" and (b < 0 or b > 63):
-            self._fail()
-        result = int(_OPERATIONS[sign](a, b))
-        if abs(result) > _LARGEST:
-            self._fail()
+        is_too_high = sign == "**" and not 0 <= b <= 63
+        if is_too_high or abs(result := int(_OPERATIONS[sign](a, b))) > _LARGEST:
+            raise ShellFault(f"$(( {self.text[:60]} )) can't be computed; give its value with --set")
         return result

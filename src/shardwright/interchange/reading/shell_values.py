@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from shardwright.config.fault_gathering_reader import whole
-from shardwright.interchange.reading.shell_arithmetic import Arithmetic, UnknownOperand
+from shardwright.interchange.reading.shell_arithmetic import Arithmetic, UnknownOperand, UnreadExpressionError
 from shardwright.interchange.reading.shell_expansions import changed_text
 from shardwright.interchange.reading.shell_marks import UNKNOWN, mark, readable, unknown_names
 from shardwright.interchange.reading.shell_words import ShellFault, ShellReader, Token, WordPiece
@@ -263,7 +263,7 @@ class Variables:
         except UnknownOperand as error:
             names = unknown_names(str(self.values.get(error.name, "")))
             return mark(names[0] if names else error.name)
-        except ShellFault:  # asked for if a setting depends on it
+        except UnreadExpressionError:  # asked for if a setting depends on it
             return self.unfollowed(f"(({text.strip()}))")
 
 
