@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from interchange.test_faults import LLAMA, MEGATRON, faults, read
+from shardwright.config.base import PlanError
 from shardwright.config.yaml_text import yaml_text
 from shardwright.interchange.imported import Imported
 
@@ -140,6 +141,13 @@ NEMO = (
 def test_nemo_has_the_precision_of_lightning_unless_another_is_said() -> None:
     found = read("nemo", conf_yaml=NEMO)
     assert found.job.precision.compute == "float32" and any("32-true" in line for line in found.assumed)
+
+
+def test_devices_of_nemo_that_are_no_number_are_asked_for() -> None:
+    assert read("nemo", conf_yaml=NEMO.replace("num_nodes: 2", 'num_nodes: "2"')).job.plan.dp == 8
+    for word in ("-1", "auto"):
+        with pytest.raises(PlanError, match=f"trainer.devices = {word} does not say how many"):
+            read("nemo", conf_yaml=NEMO.replace("devices: 4", f"devices: {word}"))
 
 
 def test_hybrid_shards_of_nemo_are_those_of_a_node() -> None:

@@ -325,6 +325,16 @@ MIXED = (
 )
 
 
+def test_numbers_of_a_batch_may_be_quoted_and_words_are_asked_for() -> None:
+    def texts(steps: str) -> dict[str, str]:
+        return {"l.yaml": MIXED.replace("gradient_accumulation_steps: 4", f"gradient_accumulation_steps: {steps}")}
+
+    assert job_read(texts('"4"') | MODEL, devices=8)[1].job.batch.global_batch_size == 16
+    for steps in ("${STEPS}", "0", "true"):
+        with pytest.raises(PlanError, match=r"gradient_accumulation_steps = .* is no whole number of at least 1"):
+            job_read(texts(steps) | MODEL, devices=8)
+
+
 def test_megatrons_arguments_in_llama_factorys_file_split_the_model() -> None:
     system, found = job_read({"l.yaml": MIXED} | MODEL, devices=8)
     plan = found.job.plan

@@ -2,8 +2,11 @@
 TrainingArguments beside Megatron-LM's arguments, which say what is split."""
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
+from shardwright.config.base import shortened
+from shardwright.config.fault_gathering_reader import whole
 from shardwright.interchange.imported import Asked, ReadResult
 from shardwright.interchange.known_settings import is_uncounted, is_usual, subjects
 from shardwright.interchange.launcher import Launched
@@ -40,6 +43,9 @@ _DEFAULTS: Mapping[str, Any] = {
     "adam_beta2": 0.999,
     "weight_decay": 0.0,
 }
+_BATCH = "batch.global_batch_size"
+_OF_A_REPLICA = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+_OF_A_DEVICE = ("per_device_train_batch_size", "gradient_accumulation_steps")
 _SCHEDULES = ("constant", "linear", "cosine")
 _MODEL = "model_name_or_path"
 _READ = ("do_train", "gradient_accumulation_steps", "lr_scheduler_type", "num_train_epochs")
@@ -66,12 +72,15 @@ def read_options(
     arguments["lr_decay_style"] = word if word in _SCHEDULES else "cosine"
     launched = (command.nodes, command.devices_per_node) if command else (0, 0)
     world = asked.cluster.devices or launched[0] * launched[1]
+    counts, count_faults = _counts(options)
     if world:
-        arguments["global_batch_size"] = _batch(options, world)
+        arguments["global_batch_size"] = _batch(counts, world)
     flags, spelled = flags_of(arguments)
     spelled |= {flag: own for flag, name in spelled.items() for own, same in _SAME.items() if same == name}
     settings = Settings({**flags, _MODEL: options.get(_MODEL)}, spelled=spelled, overrides=asked.fields)
     settings.faults += faults
+    if _BATCH not in asked.fields:
+        settings.faults += count_faults
     keys = dict(model) if model is not None else None
     shape = shape_fields(read_named_model(keys, (_MODEL,), asked, settings), asked)
     if "model.layers" not in shape:
@@ -81,23 +90,28 @@ def read_options(
     _read_kind(settings, fields)
     settings.note(
         f"the batch is that of {fields.get('plan.dp', 1)} replicas, gradient_accumulation_steps times each (--set "
-        "batch.global_batch_size=N)"
+        f"{_BATCH}=N)"
     )
     _tell(settings, options, word)
     return read_result(fields, settings, asked, launched, "llamafactory")
 
 
-def _batch(options: Mapping[str, Any], world: int) -> int:
+def _counts(options: Mapping[str, Any]) -> tuple[dict[str, int], list[str]]:
+    """(numbers that make the batch of a step, 1 where the options have none; faults of those that are no numbers)."""
+    counts, faults = dict[str, int](), list[str]()
+    for name in (*_OF_A_REPLICA, *_OF_A_DEVICE):
+        number = whole(str(options.get(name, 1)))
+        if not number:
+            text = shortened(str(options[name]))
+            faults.append(f"{name} = {text} is no whole number of at least 1; write one, or --set {_BATCH}=N")
+        counts[name] = number or 1
+    return counts, faults
+
+
+def _batch(counts: Mapping[str, int], world: int) -> int:
     """The samples of a step: those of a device, times the steps that are added up, times the replicas."""
-    shared = 1
-    for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"):
-        shared *= _whole(options.get(name))
-    samples = _whole(options.get("per_device_train_batch_size")) * _whole(options.get("gradient_accumulation_steps"))
-    return samples * max(1, world // shared)
-
-
-def _whole(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 1
+    replicas = max(1, world // prod(counts[name] for name in _OF_A_REPLICA))
+    return replicas * prod(counts[name] for name in _OF_A_DEVICE)
 
 
 def _read_kind(settings: Settings, fields: Flat) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from shardwright.config.base import shortened
 from shardwright.config.dotted_keys import nested_keys
+from shardwright.config.fault_gathering_reader import whole
 from shardwright.config.job import JobSpec
 from shardwright.config.yaml_text import yaml_text
 from shardwright.interchange.hydra_command import overridden, with_command_line
@@ -146,14 +147,21 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     flat |= {name: value for name, value in asked.variables.items() if name in flat}
     differing = [name for name, own in _OF_FINE_TUNING.items() if flat.get(name) not in (None, flat.get(own))]
     flat |= {_OF_FINE_TUNING[name]: flat[name] for name in differing}
-    sizes = (flat.get(f"trainer.{name}") for name in ("num_nodes", "devices"))
-    nodes, devices_per_node = (
-        size if isinstance(size, int) and not isinstance(size, bool) and size > 0 else 1 for size in sizes
-    )
+    sizes = {
+        name: whole(str(1 if flat.get(name) is None else flat[name]))
+        for name in ("trainer.num_nodes", "trainer.devices")
+    }
+    nodes, devices_per_node = (size or 1 for size in sizes.values())
     given = _DEFAULTS | _flags_of(flat, nodes)
     world = asked.cluster.devices or nodes * devices_per_node
     settings = Settings(given | {WORLD: world}, overrides=asked.fields)
     settings.faults += [fault for fault in (program_fault(str(flat.get("name", ""))),) if fault]
+    if not asked.cluster.devices:
+        settings.faults += [
+            f"{name} = {shortened(str(flat[name]), 40)} does not say how many there are; say it with --devices N"
+            for name, size in sizes.items()
+            if not size
+        ]
     if flat.get("trainer.precision") is None:
         settings.note("nothing says trainer.precision, so it is Lightning's 32-true (--set precision.compute=bf16)")
     _refuse_unknown_words(flat, settings)
