@@ -87,6 +87,15 @@ def test_plain_plans_are_the_account(model: str, further: int) -> None:
             )
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "dualpipev"])
+def test_one_rank_keeps_what_its_schedule_lets_wait(schedule: str) -> None:
+    """GPipe runs all forwards first on one rank, too."""
+    job = job_of("llama3-8b", 1, 64)
+    job = job.model_copy(update={"plan": job.plan.model_copy(update={"dp": 8, "pp": 1, "schedule": schedule})})
+    for exact, found in zip(job_memory(job), rank_memory(run_of(job), shipped()), strict=True):
+        assert float(found.activations) == pytest.approx(exact.activations_bytes, rel=0.03)
+
+
 @pytest.mark.parametrize("zero", [2, 3])
 def test_two_directions_share_state_without_replicas(zero: int) -> None:
     """DualPipe holds each stage twice, so that ZeRO gathers and reduces over its two ranks where dp is 1, too."""

@@ -51,7 +51,7 @@ def in_flight(schedule: str, p: Numbers, rank: Numbers, m: Numbers, v: Numbers, 
     Exact for m >= 2p; for zb-v with fewer microbatches it is the number of the rank that keeps most. A rank of dualpipe
     has twice the layers, and each microbatch passes through half of them.
     """
-    return np.where(p == 1, 1.0, SCHEDULES[schedule].alive(p, rank, m, v, extra_warmup))
+    return SCHEDULES[schedule].alive(p, rank, m, v, extra_warmup)
 
 
 def in_flight_split(schedule: str, p: Numbers, rank: Numbers, m: Numbers) -> tuple[Numbers, Numbers]:

@@ -5,7 +5,7 @@ A search uses memory/rank_estimate.py in arrays, for thousands of plans; this mo
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from shardwright.config.units import GIB
 from shardwright.cost.calibration import Constants, device_constant, device_of
 from shardwright.cost.communicators import job_room_bytes
 from shardwright.cost.from_job import run_of
+from shardwright.cost.pipeline_bubble import in_flight
 from shardwright.layers.memo import Memo
 from shardwright.memory.job_memory import rank_memory as account_of_rank
 from shardwright.memory.rank_estimate import Memory, rank_memory
@@ -83,10 +84,9 @@ def as_full(job: JobSpec) -> JobSpec:
     num_few = num_to_fill + (m - num_to_fill) % (2 * plan.pp)
     if num_few >= m or SCHEDULES[plan.schedule].idle_s is None:
         return job
-    # Not `in_flight`, which is 1 without a pipeline: on one rank, too, GPipe keeps all microbatches.
-    alive = partial(SCHEDULES[plan.schedule].alive, plan.pp, np.arange(plan.pp))
+    ranks = plan.schedule, plan.pp, np.arange(plan.pp)
     stages = plan.stages_per_rank, plan.extra_warmup
-    if not np.array_equal(alive(m, *stages), alive(num_few, *stages)):
+    if not np.array_equal(in_flight(*ranks, m, *stages), in_flight(*ranks, num_few, *stages)):
         return job
     size = num_few * plan.dp * plan.microbatch_size
     return job.model_copy(update={"batch": job.batch.model_copy(update={"global_batch_size": size})})

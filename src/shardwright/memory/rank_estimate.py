@@ -134,6 +134,7 @@ def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, 
     alive = grid.by_schedule(
         lambda name, at: in_flight(name, p[at], ranks.rank[:, at], m[at], v=v[at], extra_warmup=extra_warmup[at])
     )
+    alive = np.where(p == 1, 1.0, alive)  # without a pipeline other software has no schedule
     activations = (kept - offloaded) * alive + ranks.head * head
     working = np.maximum(working + stage_recomputed, ranks.head * loss) + _libraries(software, ranks, placeholders)
     buffers = _gathered(run, software, sum(sizes), np.maximum(1, num_layers))
@@ -185,7 +186,7 @@ def _of_this_runtime(
     by_matrix = held_by_matrix(run, ranks, trained)
     elements = trained if run.shape.experts else trained[:1]
     parameters, gradients, optimizer, host = held_state(grid, elements, by_matrix, frozen)
-    trained_share = trained[0] / np.maximum(1.0, sizes[0]) if run.shape.is_adapted else 1.0
+    trained_share = trained[0] / np.maximum(1.0, sizes[0])
     borrowed = held_buffers(run, ranks, *sizes, trained_share=trained_share, stored_share=stored_share)
     buffers = messages + np.maximum(borrowed, scratch_bytes(run, ranks))
     return Memory(
