@@ -13,18 +13,12 @@ from shardwright.config.job import JobSpec
 from shardwright.config.load import job_of_fields, make_job
 from shardwright.config.model_shape import shape_of
 from shardwright.cost.run_goodput import job_checkpoint_bytes
-from shardwright.memory.job_memory import rank_memory
-from shardwright.memory.step_collectives import ledger_table, step_ledger
-from shardwright.parallel.comm.process_groups import Mesh
-from shardwright.schedule.job_program import job_program
-from shardwright.sharding.memory_account import RankMemory
-from shardwright.sharding.mesh import MeshShape
 from shardwright.sharding.stage_parameters import num_trained_parameters
 from shardwright.train.build import Replica, build, job_mesh
 from shardwright.train.checkpoint.starting_weights import initial_values, released_weights_of
 from shardwright.train.train_step import train_step
+from support.adapted_runs import check_equals_one_rank
 from support.cases import made_up_tokens, small_job
-from support.ranks import run_on_mesh
 
 ALL = ("query", "key", "value", "out", "gate", "up", "down")
 CPU = torch.device("cpu")
@@ -37,19 +31,6 @@ def job_of(
     fields["model"]["adapter"] = {"rank": 4, "alpha": 8.0, "targets": targets}
     fields["optimizer"] = {"learning_rate": 3e-3, "warmup_steps": 0, "schedule": "constant"}
     return make_job(fields | {"precision": precision or {}})
-
-
-Sent = dict[str, dict[str, int]]
-
-
-def few_steps(mesh: Mesh, job: JobSpec) -> tuple[list[float], RankMemory, Sent]:
-    """The losses of some steps, the memory after them, and the ledger of the last."""
-    replica, losses = build(job, mesh), list[float]()
-    share = job.batch.global_batch_size // job.plan.dp
-    for step in range(4):
-        mesh.ledger.clear()
-        losses.append(train_step(replica, step, made_up_tokens(job, step)[mesh.dp.index * share :][:share]).loss)
-    return losses, replica.memory(), mesh.ledger.table()
 
 
 PLANS: dict[str, dict[str, Any]] = {
@@ -74,18 +55,7 @@ PLANS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("targets", [ALL, ("query", "value")], ids=["all", "query and value"])
 @pytest.mark.parametrize("name", PLANS)
 def test_ranks_train_as_one_rank_does_and_hold_and_send_what_is_predicted(name: str, targets: tuple[str, ...]) -> None:
-    kind = PLANS[name].get("kind", "llama")
-    one, _, _ = few_steps(job_mesh(job_of(targets, kind), 0, CPU), job_of(targets, kind))
-    job = job_of(targets, **PLANS[name])
-    program = job_program(job)
-    for rank, (losses, measured, sent) in enumerate(run_on_mesh(job, few_steps, job)):
-        assert losses == pytest.approx(one, rel=2e-6)
-        assert sent == ledger_table(step_ledger(job, program, rank))
-        place = MeshShape.of(job.plan).coordinates(rank)
-        predicted = rank_memory(job, program, place["pp"], place["tp"])
-        assert measured.parameters_bytes == predicted.parameters_bytes
-        assert measured.gradients_bytes == predicted.gradients_bytes
-        assert measured.optimizer_bytes == predicted.optimizer_bytes
+    check_equals_one_rank(job_of(targets, **PLANS[name]), job_of(targets, PLANS[name].get("kind", "llama")))
 
 
 # The modules of transformers' Llama whose adapters lie side by side in a matrix, and where they are.

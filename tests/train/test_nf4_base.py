@@ -12,20 +12,15 @@ from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import job_of_fields, make_job
 from shardwright.config.nf4_rows import Nf4Row
-from shardwright.memory.job_memory import rank_memory
-from shardwright.memory.step_collectives import ledger_table, step_ledger
-from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.tensor.initial_values import initial_box
 from shardwright.precision.nf4 import dequantise, quantise
-from shardwright.schedule.job_program import job_program
-from shardwright.sharding.memory_account import RankMemory
-from shardwright.sharding.mesh import MeshShape
 from shardwright.train.build import build, job_mesh
 from shardwright.train.checkpoint.kept import manifest_of, steps_kept
 from shardwright.train.checkpoint.other_job import refuse_other_model
 from shardwright.train.checkpoint.starting_weights import initial_values, released_weights_of
 from shardwright.train.checkpoint.storage import open_storage
 from shardwright.train.train_step import train_step
+from support.adapted_runs import check_equals_one_rank
 from support.cases import made_up_tokens
 from support.going_on import go_on, save_and_go_on
 from support.ranks import run_on_mesh
@@ -39,19 +34,6 @@ def job_of(is_double: bool = False, adapter: dict[str, Any] | None = None, **pla
     base = {"rank": 4, "alpha": 8.0, "base": "nf4", "double_quantization": is_double}
     model |= {"sequence": 16, "adapter": base | (adapter or {})}
     return make_job({"model": model, "batch": {"global_batch_size": 4}, "plan": plan, "optimizer": SETTINGS})
-
-
-Sent = dict[str, dict[str, int]]
-
-
-def few_steps(mesh: Mesh, job: JobSpec) -> tuple[list[float], RankMemory, Sent]:
-    """The losses of some steps, the memory after them, and the ledger of the last."""
-    replica, losses = build(job, mesh), list[float]()
-    share = job.batch.global_batch_size // job.plan.dp
-    for step in range(4):
-        mesh.ledger.clear()
-        losses.append(train_step(replica, step, made_up_tokens(job, step)[mesh.dp.index * share :][:share]).loss)
-    return losses, replica.memory(), mesh.ledger.table()
 
 
 PLANS: dict[str, dict[str, Any]] = {
@@ -70,17 +52,7 @@ PLANS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("is_double", [False, True], ids=["plain", "double"])
 @pytest.mark.parametrize("name", PLANS)
 def test_ranks_train_as_one_rank_does_and_hold_and_send_what_is_predicted(name: str, is_double: bool) -> None:
-    one, _, _ = few_steps(job_mesh(job_of(is_double), 0, CPU), job_of(is_double))
-    job = job_of(is_double, **PLANS[name])
-    program = job_program(job)
-    for rank, (losses, measured, sent) in enumerate(run_on_mesh(job, few_steps, job)):
-        assert losses == pytest.approx(one, rel=2e-6)
-        assert sent == ledger_table(step_ledger(job, program, rank))
-        place = MeshShape.of(job.plan).coordinates(rank)
-        predicted = rank_memory(job, program, place["pp"], place["tp"])
-        assert measured.parameters_bytes == predicted.parameters_bytes
-        assert measured.gradients_bytes == predicted.gradients_bytes
-        assert measured.optimizer_bytes == predicted.optimizer_bytes
+    check_equals_one_rank(job_of(is_double, **PLANS[name]), job_of(is_double))
 
 
 def test_matrices_of_layers_alone_are_in_nf4_with_the_values_of_its_levels() -> None:

@@ -73,6 +73,11 @@ def number_text(number: float) -> str:
     return f"{number:,.0f}" if number == int(number) or number >= 100 else f"{number:.3g}"
 
 
+def tokens_text(num_tokens: float) -> str:
+    """ "1e12", "2.5e9", "500": a number of tokens with three digits."""
+    return f"{num_tokens:.3g}".replace("e+0", "e").replace("e+", "e")
+
+
 def counted(number: int, noun: str) -> str:
     """ "1 rank", "4,096 ranks", "8 microbatches"."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}{'es' if noun.endswith('ch') else 's'}"

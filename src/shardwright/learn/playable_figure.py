@@ -13,7 +13,7 @@ from typing import Any, Literal
 from shardwright.api.loaded_job import load
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
-from shardwright.config.phrase import in_language, say
+from shardwright.config.phrase import say, spoken
 
 Painter = Literal["bars", "timeline", "pieces", "ranks"]  # functions of player/painters.js
 # A field that no search chooses: with it a plan is whole, and its other fields have their defaults.
@@ -109,16 +109,5 @@ class FigureJob:
 
 def script_of(name: str, data: Mapping[str, Any], language: str) -> str:
     """The script that gives the player the data of a figure in a language: pages opened as files may load no JSON."""
-    text = json.dumps(translated(data, language), ensure_ascii=False, separators=(",", ":"))
+    text = json.dumps(spoken(data, language), ensure_ascii=False, separators=(",", ":"))
     return f"(window.playableFigures ??= {{}})[{json.dumps(name)}] = {text};\n"
-
-
-def translated(value: Any, language: str) -> Any:
-    """Data with its phrases in a language."""
-    if isinstance(value, str):
-        return in_language(value, language)
-    if isinstance(value, Mapping):
-        return {key: translated(part, language) for key, part in value.items()}
-    if isinstance(value, Sequence):
-        return [translated(part, language) for part in value]
-    return value

@@ -47,7 +47,7 @@ _SCHEDULES = ("gpipe", "1f1b", "interleaved-1f1b", "zb-h2", "zb-v", "dualpipe")
 
 def _fullest(job: JobSpec) -> RankMemory:
     """The account of the rank that holds most."""
-    return max(job_memory(job), key=lambda rank: rank.as_dict()["total_bytes"])
+    return max(job_memory(job), key=lambda rank: rank.total_bytes)
 
 
 def _memory_bar(label: str, memory: RankMemory, step: str) -> dict[str, Any]:

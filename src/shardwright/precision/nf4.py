@@ -46,14 +46,12 @@ def quantise(values_RC: Tensor, row: Nf4Row) -> Tensor:
     if row.is_double:
         greatest_RG, bytes_RB = _quantise_scales(scales_RB)
         own = slice(row.first // BLOCK, row.stop // BLOCK)
-        blocks_RBE, bytes_RB = blocks_RBE[:, own], bytes_RB[:, own]
-        exact_RB1 = blocks_RBE.abs().amax(-1, keepdim=True)
+        blocks_RBE, scales_RB, bytes_RB = blocks_RBE[:, own], scales_RB[:, own], bytes_RB[:, own]
         padded = torch.nn.functional.pad(bytes_RB, (0, WORD_BYTES * row.scale_words - row.num_blocks))
         parts = [padded.contiguous().view(torch.int32), greatest_RG.view(torch.int32)]
     else:
-        exact_RB1 = scales_RB.unsqueeze(-1)
         parts = [scales_RB.contiguous().view(torch.int32)]
-    scaled_RC = (blocks_RBE / torch.where(exact_RB1 > 0, exact_RB1, 1.0)).flatten(1)
+    scaled_RC = (blocks_RBE / torch.where(scales_RB > 0, scales_RB, 1.0).unsqueeze(-1)).flatten(1)
     codes_RC = _nearest(scaled_RC, levels("nf4", values_RC.device))
     packed = codes_RC[:, 0::2] * 16 + codes_RC[:, 1::2]
     return torch.cat((packed.to(torch.uint8).contiguous().view(torch.int32), *parts), dim=1)

@@ -14,7 +14,7 @@ from shardwright.config.cluster_facts import network_gb_per_s, node_devices, nod
 from shardwright.config.job import JobSpec
 from shardwright.config.link_words import link_words
 from shardwright.config.phrase import capitalized, fixed, in_language, note_phrase, say
-from shardwright.config.units import number_text
+from shardwright.config.units import number_text, tokens_text
 from shardwright.cost.money import device_hour_price, price_words, usd_per_device_hour
 from shardwright.planner.advice.priced_plan import PricedPlan
 from shardwright.planner.search.objectives import Objective
@@ -117,7 +117,7 @@ def _amounts(clusters: Sequence[ClusterPlan], total: str) -> list[float | None]:
 
 
 def _heading(clusters: Sequence[ClusterPlan]) -> Part:
-    job, tokens = clusters[0].job, f"{clusters[0].run_tokens:.3g}".replace("e+", "e")
+    job, tokens = clusters[0].job, tokens_text(clusters[0].run_tokens)
     words = say(
         "{model} on {count} clusters, the best plan on each; a run of {tokens} tokens",
         model=job.model.name,

@@ -165,6 +165,7 @@ def _links_part(plan: PredictedPlan) -> Part:
     return {
         "rank": traffic.rank,
         "domain": fixed(words.domain),
+        "domains": fixed(words.domains),
         "inside": fixed(words.inside),
         "between": fixed(words.between),
         "step_s": step_s,

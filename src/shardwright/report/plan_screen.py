@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import each, note_phrase, say
 from shardwright.config.software import software_of
-from shardwright.config.units import GIB, number_text, seconds_text
+from shardwright.config.units import GIB, number_text, seconds_text, tokens_text
 from shardwright.cost.failures import Goodput
 from shardwright.cost.money import price_words
 from shardwright.planner.advice.advice import Advice, Recommendation, SimplerPlan
@@ -153,7 +153,7 @@ def _plan_lines(advice: Advice, plan: PricedPlan) -> ScreenPart:
 
 def _cost_words(advice: Advice, plan: PricedPlan) -> str:
     objective = advice.objective
-    tokens = f"{objective.run_tokens:.3g}".replace("e+", "e")
+    tokens = tokens_text(objective.run_tokens)
     days, money = number_text(run_days(plan, objective)), plan_cost(plan, objective).usd
     goodput = objective.goodput(plan.job)
     failures = say("without time lost to failures") if goodput is None else _failure_words(goodput)
@@ -189,7 +189,7 @@ def _own_run_words(plan: PricedPlan, objective: Objective) -> list[str]:
         say(
             "The job's own {steps:,} steps, {tokens} tokens, take {run}.",
             steps=job.optimizer.steps,
-            tokens=f"{job.tokens_of_run:.3g}".replace("e+", "e").replace("e0", "e"),
+            tokens=tokens_text(job.tokens_of_run),
             run=run,
         )
     ]

@@ -5,7 +5,7 @@ from typing import Any
 
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import Phrase, capitalized, fixed, say
-from shardwright.config.units import counted_phrase, seconds_text
+from shardwright.config.units import counted_phrase, seconds_text, tokens_text
 from shardwright.cost.money import price_words
 from shardwright.planner.own_plan import Estimate, PricedStep
 from shardwright.report.document import AlignedRows, Part, paragraph
@@ -100,7 +100,7 @@ def _parts(estimate: Estimate) -> Part:
 
 
 def _money(job: JobSpec, estimate: Estimate) -> list[Part]:
-    tokens = f"{job.tokens_of_run:.3g}".replace("e+0", "e").replace("e+", "e")
+    tokens = tokens_text(job.tokens_of_run)
     columns = {
         say("a step"): (estimate.step_money, estimate.step.total),
         say("1e12 tokens"): (

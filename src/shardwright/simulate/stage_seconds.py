@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from shardwright.config.job import JobSpec
+from shardwright.config.recompute_facts import RECOMPUTES
 from shardwright.config.software import SoftwareSpec
 from shardwright.cost.calibration import Constants, rates_of, software_under
 from shardwright.cost.collective_time import message_latency_s, message_s
@@ -66,7 +67,7 @@ class StageSeconds:
         for kind, count in zip(stages.kinds, stages.layers, strict=True):
             seconds += pieces[kind].times(count)
         pace = seconds
-        if run.grid.recompute == "stage":  # the recomputation is an action of its own
+        if RECOMPUTES[job.plan.recompute].by_stage:  # the recomputation is an action of its own
             seconds = replace(seconds, again=0.0 * seconds.again)
         forward = seconds.forward + seconds.exposed_forward
         run = replace(run, grid=grid)

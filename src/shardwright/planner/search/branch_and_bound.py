@@ -349,7 +349,7 @@ class _BranchAndBound:
         may_be_shown = priced.laid_out_s < self.limits_s(block.columns["kind"])
         self.shown.take(block, priced.laid_out_s, np.flatnonzero(fitting & may_be_shown))
         if self.corrections.is_empty and (best := self.shown.next_best()) is not None:
-            tell_bound(lambda: best.block.plan(best.index, self.job), best.token_s)
+            tell_bound(lambda: best.plan(self.job), best.token_s)
         return block.where(~fitting & may_be_shown)
 
     def kinds(self) -> list[list[PlanPlace]]:

@@ -84,6 +84,10 @@ class PlanPlace:
     block: PlanBlock
     index: int
 
+    def plan(self, job: JobSpec) -> JobSpec:
+        """The job under the plan."""
+        return self.block.plan(self.index, job)
+
     @property
     def kind(self) -> int:
         """The code of the plan's kind."""

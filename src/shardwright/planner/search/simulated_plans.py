@@ -152,21 +152,18 @@ class SimulatedPlans:
         return shown
 
     def _refute(self, places: Sequence[PlanPlace]) -> None:
-        job = places[0].block.plan(places[0].index, self.job)
+        job = places[0].plan(self.job)
         self.refuted[plan_key(job)] = job
         self._kinds.pop(places[0].kind, None)
 
     def _take(self, places: Sequence[PlanPlace]) -> None:
         """Simulate the plans of a kind that may be the fastest; fewer of them if steps are long."""
         _, kind = self._kinds.get(places[0].kind, (places, _Kind()))
-        is_among_first, is_long = (
-            len(self._kinds) < _LONG_STEP_KINDS,
-            _is_long(places[0].block.plan(places[0].index, self.job)),
-        )
-        for place in places[: 1 + is_among_first if is_long else None]:
+        is_among_first = len(self._kinds) < _LONG_STEP_KINDS
+        for place in places[: 1 + is_among_first if _is_long(places[0].plan(self.job)) else None]:
             if kind.plans and self._times.least_ratio * place.token_s >= self._best(kind).token_s:
                 break
-            self._add(kind, [place.block.plan(place.index, self.job)])
+            self._add(kind, [place.plan(self.job)])
         if kind.plans:
             self._kinds[places[0].kind] = places, kind
             self._tell_best(kind for _, kind in self._kinds.values())

@@ -62,7 +62,9 @@ function point(grid, links, axis, told, cell) {
     count += isPeer;
   }
   const nodes = new Set([...grid.querySelectorAll(".peer")].map((peer) => peer.closest(".node"))).size;
-  const group = TEXTS.nodes.group({ axis, size: links.axes[axis] || 1, count, nodes, domain: links.domain });
+  const group = TEXTS.nodes.group({
+    axis, size: links.axes[axis] || 1, count, nodes, domains: nodes === 1 ? links.domain : links.domains,
+  });
   told.textContent = `${placeText(links, rank, own)}. ${group}`;
 }
 

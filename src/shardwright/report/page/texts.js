@@ -118,9 +118,8 @@ export const TEXTS = {
     colours: say("colours by "),
     first: (values) => say("the first {shown} of {ranks} ranks", values),
     place: ({ rank, places }) => say("rank {rank}: {places}", { rank, places: places || say("alone") }),
-    group: (values) => (values.nodes === 1
-      ? say("Its {axis} group, outlined, has {size} ranks; {count} of them are shown, in {nodes} {domain}.", values)
-      : say("Its {axis} group, outlined, has {size} ranks; {count} of them are shown, in {nodes} {domain}s.", values)),
+    group: (values) =>
+      say("Its {axis} group, outlined, has {size} ranks; {count} of them are shown, in {nodes} {domains}.", values),
   },
   traffic: {
     rank: (rank) => say("of rank {rank}, which sets the pace", { rank }),

@@ -4,6 +4,7 @@ Of each map there is lora_A [rank, inputs] and lora_B [outputs, rank], under the
 Shapes: G key/value heads, Q query heads of each, D width of a head, R rank.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -25,19 +26,9 @@ _PREFIX = "base_model.model."
 def adapter_layout(family: str, model: ModelSpec) -> Layout:
     """The pieces of each of our adapters' tensors, by its name. Raises PlanError if the family has maps that are
     targets side by side in one matrix, because such a matrix has one adapter there."""
+    _refuse_fused(family, model)
     names, spec = names_of(family, model), model.adapter
     modules = module_names(names)
-    if fused := [target for target in spec.targets if target in _fused(names, model)]:
-        raise PlanError(
-            f"adapters of a {family} model",
-            [
-                say(
-                    "{targets} are side by side with others in one matrix of this family, which peft gives one "
-                    "adapter; leave them out of model.adapter.targets, or export with --names own",
-                    targets=tuple(fused),
-                )
-            ],
-        )
     layout: Layout = {}
     for layer in range(model.layers):
         prefix = _PREFIX + names.layer.format(n=layer)
@@ -48,6 +39,21 @@ def adapter_layout(family: str, model: ModelSpec) -> Layout:
                 layout[f"{name}.a"] = tuple(pieces.downs())
                 layout |= {f"{name}.b_{target}": (pieces.up(target),) for target in targets}
     return layout
+
+
+def _refuse_fused(family: str, model: ModelSpec) -> None:
+    """Raise PlanError if maps that are targets lie side by side in one matrix of the family."""
+    if fused := [target for target in model.adapter.targets if target in _fused(names_of(family, model), model)]:
+        raise PlanError(
+            f"adapters of a {family} model",
+            [
+                say(
+                    "{targets} are side by side with others in one matrix of this family, which peft gives one "
+                    "adapter; leave them out of model.adapter.targets, or export with --names own",
+                    targets=tuple(fused),
+                )
+            ],
+        )
 
 
 def target_modules(family: str, model: ModelSpec) -> list[str]:
@@ -73,7 +79,7 @@ def adapter_keys(family: str, model: ModelSpec) -> dict[str, Any]:
                 )
             ],
         )
-    adapter_layout(family, model)
+    _refuse_fused(family, model)
     alpha = model.adapter.alpha
     return {
         "peft_type": "LORA",
@@ -143,9 +149,7 @@ class _Pieces:
     def up(self, target: Target) -> ReleasedPiece:
         """lora_B of a map: [G, Q, D, R] of queries."""
         shape, name = up_shape(self.spec, self.matrix, target), self._name(target, "B")
-        num_outputs = 1
-        for size in shape[:-1]:
-            num_outputs *= size
+        num_outputs = math.prod(shape[:-1])
         if not (self.interleaved and target in ("query", "key")):
             return seen_as(name, (num_outputs, shape[-1]), shape)
         return ReleasedPiece(

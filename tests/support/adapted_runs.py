@@ -1,0 +1,42 @@
+"""Short runs of jobs with adapters: against one rank, and in the bytes predicted."""
+
+import pytest
+import torch
+
+from shardwright.config.job import JobSpec
+from shardwright.memory.job_memory import rank_memory
+from shardwright.memory.step_collectives import ledger_table, step_ledger
+from shardwright.parallel.comm.process_groups import Mesh
+from shardwright.schedule.job_program import job_program
+from shardwright.sharding.memory_account import RankMemory
+from shardwright.sharding.mesh import MeshShape
+from shardwright.train.build import build, job_mesh
+from shardwright.train.train_step import train_step
+from support.cases import made_up_tokens
+from support.ranks import run_on_mesh
+
+Sent = dict[str, dict[str, int]]
+
+
+def few_steps(mesh: Mesh, job: JobSpec) -> tuple[list[float], RankMemory, Sent]:
+    """The losses of some steps, the memory after them, and the ledger of the last."""
+    replica, losses = build(job, mesh), list[float]()
+    share = job.batch.global_batch_size // job.plan.dp
+    for step in range(4):
+        mesh.ledger.clear()
+        losses.append(train_step(replica, step, made_up_tokens(job, step)[mesh.dp.index * share :][:share]).loss)
+    return losses, replica.memory(), mesh.ledger.table()
+
+
+def check_equals_one_rank(job: JobSpec, on_one_rank: JobSpec) -> None:
+    """The ranks of a job have the losses of the job on one rank, and hold and send what is predicted."""
+    one, _, _ = few_steps(job_mesh(on_one_rank, 0, torch.device("cpu")), on_one_rank)
+    program = job_program(job)
+    for rank, (losses, measured, sent) in enumerate(run_on_mesh(job, few_steps, job)):
+        assert losses == pytest.approx(one, rel=2e-6)
+        assert sent == ledger_table(step_ledger(job, program, rank))
+        place = MeshShape.of(job.plan).coordinates(rank)
+        predicted = rank_memory(job, program, place["pp"], place["tp"])
+        assert measured.parameters_bytes == predicted.parameters_bytes
+        assert measured.gradients_bytes == predicted.gradients_bytes
+        assert measured.optimizer_bytes == predicted.optimizer_bytes
