@@ -12,7 +12,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -54,22 +54,22 @@ def measured_kernels() -> Iterator[MeasuredKernel]:
 
 
 @cache
-def _rates(device: str, software: str, float8: str) -> Rates:
-    """The rates of a device under a software, with products in 16 bits or in a recipe of fp8."""
+def _rates(device: str, software: str, number: str) -> Rates:
+    """The rates of a device under a software, with products in a number type."""
     cluster = {"device": device, "nodes": 1, "devices_per_node": 1, "software": software}
-    precision = {"compute": "bf16", **({"float8": float8} if float8 else {})}
-    return rates_of(run_of(make_job({"cluster": cluster, "precision": precision})), shipped())
+    run = run_of(make_job({"cluster": cluster, "precision": {"compute": "bf16"}}))
+    return rates_of(replace(run, grid=replace(run.grid, precision=number)), shipped())
 
 
 def _product_tflops(row: dict[str, str]) -> float:
-    rates = _rates(row["device"], "megatron-core", "rowwise" if row["number"] == "fp8" else "")
+    rates = _rates(row["device"], "megatron-core", row["number"])
     rows, inner, columns = int(row["rows"]), int(row["inner"]), int(row["columns"])
     seconds = product_s(rates, rows, inner, columns, batch=1, rate=rates.flops_product)
     return float(2e-12 * rows * inner * columns / seconds)
 
 
 def _attention_tflops(row: dict[str, str]) -> float:
-    rates = _rates(row["device"], SOFTWARE.get(row["library"], "megatron-core"), "")
+    rates = _rates(row["device"], SOFTWARE.get(row["library"], "megatron-core"), "bf16")
     sequence, is_backward = int(row["sequence"]), row["direction"] == "backward"
     pairs = TOKENS * sequence * int(row["heads"]) / (2 if row["causal"] == "1" else 1)
     scores = Scores(pairs, sequence, 2 * int(row["head_dim"]))

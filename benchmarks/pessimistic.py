@@ -14,9 +14,8 @@ TARGET = HERE.parent / "src/shardwright/config/catalog/calibrations/pessimistic.
 # Constants that make a step longer where they are larger: seconds, shares that are exposed, halves of saturation. Of
 # all others, which are shares of a peak, less is worse.
 MORE_IS_WORSE = {
-    "attention_half", "cast", "expert_exposed", "expert_spread", "flush", "gap_s", "imbalance", "inner_half",
+    "attention_half", "cast", "expert_exposed", "expert_spread", "gap_s", "imbalance", "inner_half",
     "jitter", "leak", "launch_s", "link_latency_s", "collective_s", "step_s", "tensor_exposed", "tensor_factor",
-    "turn_s",
 }  # fmt: skip
 
 

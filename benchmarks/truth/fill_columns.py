@@ -11,14 +11,15 @@ import csv
 import re
 from pathlib import Path
 
-from shardwright.config.software import generation_of, software_of
+from shardwright.config.software import software_of
+from shardwright.config.software_generations import generation_of
 
 Row = dict[str, str]
 GIB = 1.073741824
 COLUMNS = (
     "software", "date", "compiled", "attention", "grads", "moments", "overlap", "head_dim", "q_rank", "kv_rank",
     "expert_tp", "shard_group", "recompute_layers", "recompute_inferred", "layers_run", "flops_counted", "memory_kind",
-    "network", "offload", "window", "window_every", "routing",
+    "network", "offload", "window", "window_every", "routing", "dispatcher", "graphs",
 )  # fmt: skip
 
 # The framework by what a text calls it, and its month where the text has none. The first pattern that matches counts.
@@ -68,6 +69,8 @@ def filled(row: Row) -> Row:
         "routing": routing(notes, row.get("model") or ""),
         "offload": "activations" if re.search(_OFFLOADED, notes) else "",
         "overlap": overlap(notes),
+        "dispatcher": dispatcher(notes),
+        "graphs": graphs(notes),
         "recompute_inferred": "1" if "HEAD" in notes and row.get("recompute") else "",
         "flops_counted": flops_counted(row.get("flops_convention") or ""),
     }
@@ -169,10 +172,22 @@ def moments(notes: str) -> str:
 
 
 def overlap(notes: str) -> str:
-    """The axes whose communication is overlapped, as far as notes say so."""
+    """The axes whose communication is overlapped, and with no- those whose is not, as far as notes say so."""
     axes = {"TP": "tp", "DP": "dp", "PP": "pp", "EP": "a2a"}
-    stated = re.findall(r"(?<!no )(?<!without )\b(TP|DP|PP|EP) overlap", notes)
-    return " ".join(dict.fromkeys(axes[axis] for axis in stated))
+    stated = re.findall(r"\b(no |without )?(TP|DP|PP|EP) overlap", notes)
+    return " ".join(dict.fromkeys(f"no-{axes[axis]}" if denial else axes[axis] for denial, axis in stated))
+
+
+def dispatcher(notes: str) -> str:
+    """What sends tokens to their experts."""
+    named = {"hybridep": r"HybridEP", "deepep": r"DeepEP", "all-to-all": r"all-?to-?all dispatcher"}
+    return next((name for name, pattern in named.items() if re.search(pattern, notes)), "")
+
+
+def graphs(notes: str) -> str:
+    """The CUDA graphs that a step is launched as."""
+    named = {"none": r"no CUDA graphs", "step": r"full(?:-iteration)? CUDA graph", "parts": r"CUDA graphs"}
+    return next((name for name, pattern in named.items() if re.search(pattern, notes)), "")
 
 
 def facts_of_notes(notes: str) -> dict[str, str]:

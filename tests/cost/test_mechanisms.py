@@ -21,7 +21,7 @@ def test_kernels() -> None:
     rows: dict[tuple[str, str, str], list[MeasuredKernel]] = defaultdict(list)
     for row in measured_kernels():
         rows[row.name, row.device, row.library].append(row)
-    assert sum(map(len, rows.values())) == 379
+    assert sum(map(len, rows.values())) == 415
     for device in ("a100-sxm-80g", "h100-sxm", "h200-sxm"):
         assert error(rows["product in bf16", device, "cublas"]) <= 0.2
     for device in ("h100-sxm", "h200-sxm", "b200-sxm", "b300-sxm", "gb200-nvl72"):

@@ -103,6 +103,14 @@ def test_routing_in_prose(model: str, notes: str, routing: str) -> None:
     assert filled({"model": model, "notes": notes})["routing"] == routing
 
 
+def test_overlap_dispatchers_and_graphs_in_prose() -> None:
+    row = filled({"notes": "DP overlap; no EP overlap, without TP overlap; all-to-all dispatcher, no CUDA graphs"})
+    assert (row["overlap"], row["dispatcher"], row["graphs"]) == ("dp no-a2a no-tp", "all-to-all", "none")
+    row = filled({"notes": "HybridEP with EP overlap, full-iteration CUDA graphs"})
+    assert (row["overlap"], row["dispatcher"], row["graphs"]) == ("a2a", "hybridep", "step")
+    assert filled({"notes": "TE CUDA graphs"})["graphs"] == "parts"
+
+
 def test_a_repeat_has_the_facts_of_the_row_before_it() -> None:
     first, again, other = (
         {"model": "GPT-OSS 20B", "plan_group": group, "notes": notes}

@@ -19,6 +19,7 @@ from shardwright.measure.measured_runs.run_table import TableLine
 from shardwright.measure.measured_runs.runs import measured, read_runs
 from shardwright.measure.validate import predict, validate
 from shardwright.report.validation_text import write_rows
+from shardwright.simulate.closed_form import step_time
 
 TRUTH = Path(__file__).parents[2] / "benchmarks" / "truth"
 ROW = {
@@ -278,6 +279,21 @@ def test_overlap_that_a_column_says_is_added() -> None:
     assert software(software="megatron-core", overlap="dp a2a") == "megatron-core+overlap-dp+overlap-a2a"
     assert software_of("megatron-core+overlap-dp").reduce_overlap
     assert software(software="nemo", overlap="dp") == "nemo"  # which overlaps it anyway
+    assert software(software="nemo", overlap="dp no-a2a") == "nemo+no-overlap-a2a"
+    assert not software_of("nemo+no-overlap-a2a").expert_overlap
+    assert software(software="megatron-core", overlap="no-dp") == "megatron-core"
+
+
+def test_dispatchers_and_graphs_that_columns_say() -> None:
+    columns = {"software": "megatron-bridge", "dispatcher": "alltoall", "graphs": "step"}
+    assert software(**columns) == "megatron-bridge+all-to-all+graphs-step"
+    whole, once = (software_of(f"megatron-bridge+{name}") for name in ("all-to-all", "hybridep"))
+    assert (whole.rank_dedupe, whole.dispatch) == (False, None)
+    assert (once.rank_dedupe, once.dispatch) == (True, software_of("megatron-bridge").dispatch)
+    assert software(software="nemo", graphs="parts") == "nemo"
+    small = ROW | {"software": "nemo", "hidden": "256", "heads": "2", "seq": "128", "mbs": "1", "tp": "1", "gbs": ""}
+    slow, fast = (step_time(run_of(small | {"graphs": graphs}), shipped()).total for graphs in ("none", "step"))
+    assert slow > fast + 0.002  # a host launches a kernel in 16 us
 
 
 @pytest.mark.parametrize("plan", [{}, {"tp": "1", "mbs": "2"}, {"pp": "2", "recompute": "full"}])
@@ -289,7 +305,7 @@ def test_overlap_that_a_column_says_is_added() -> None:
         ({}, "flash-2023"),  # an A100
         ({"precision": "fp16"}, "megatron-2021"),
         ({"gpu": "H100"}, "large-2024"),
-        ({"gpu": "H100", "precision": "fp8"}, "megatron-bridge"),
+        ({"gpu": "H100", "precision": "fp8"}, "nemo"),
         ({"gpu": "B200"}, "large-2024"),
         ({"gpu": "B200", "precision": "nvfp4"}, "megatron-bridge"),
         ({"gpu": "GB200", "precision": "mxfp8", "date": "2025-06"}, "nemo"),

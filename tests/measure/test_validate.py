@@ -141,7 +141,7 @@ def test_numbers_behind_predictions_are_counted() -> None:
     """The same fitted constants in each of the catalog's files about them."""
     fitted = catalog.read_fitted()
     assert {name for constants in catalog.read_left_out().values() for name in constants} == set(fitted)
-    assert fitted["aleph.flush"] == ["aleph"] and len(fitted["common.memory"]) > 5
+    assert len(fitted) <= 19 and min(map(len, fitted.values())) > 1 and len(fitted["common.memory"]) > 5
     assert set(fitted) <= set(shipped())
     rows = read_runs(TRUTH / "runs.csv")
     fewer = [row for row in rows if row.family in ("zb", "kor22")]

@@ -63,8 +63,6 @@ class CalibrationSpec(Spec):
     )
     expert_exposed: Part = Field(0.5, description="Share of tokens' journeys to experts that overlapping leaves.")
     host: Share = Field(0.8, description="Share of the bandwidth to the host and of its memory.")
-    flush: Part = Field(0.0, description="Microbatches that a pipeline takes more to fill and drain than it has ranks.")
-    turn_s: Seconds = Field(0.0, description="Seconds that each replica takes to broadcast what it updated.")
     tensor_factor: Factor = Field(1.0, description="How much longer tensor-parallel collectives take than links say.")
     shard_factor: Factor = Field(1.0, description="The same of ZeRO-3's gathers and scatters.")
     rate: Factor = Field(1.0, description="Rate of products of this software, as a share of others'.")

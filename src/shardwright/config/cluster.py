@@ -178,6 +178,9 @@ class DeviceSpec(Spec):
     host_memory_gb_per_s: KnownRate = Field(
         0.0, description="Peak bandwidth of that memory by device, in 1e9 bytes per second; 0 is unknown."
     )
+    in_use: Annotated[str, Field(pattern=r"^(20\d\d-(0[1-9]|1[0-2]))?$")] = Field(
+        "", description="Month of a usual published run on it, where the newest software is not usual."
+    )
     generation: str = Field(
         "",
         description="Calibration whose efficiencies hold for it: the name of its architecture, or the path of a TOML "

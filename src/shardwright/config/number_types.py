@@ -18,6 +18,7 @@ class NumberType:
     - `product_constant` names the efficiency of products of narrow numbers (cost/calibration.py).
     - `holds_moments`: the optimizer's moments can be kept in it.
     - `needs_loss_scale`: small gradients are lost unless the loss is scaled.
+    - `usual_until` is the month in which runs on devices that have bf16 mostly left it.
     """
 
     name: str
@@ -29,6 +30,7 @@ class NumberType:
     product_constant: str = ""
     holds_moments: bool = False
     needs_loss_scale: bool = False
+    usual_until: str = ""
 
     @property
     def is_narrow(self) -> bool:
@@ -63,6 +65,7 @@ FACTS = (
         num_bytes=2,
         torch_dtype="float16",
         needs_loss_scale=True,
+        usual_until="2022-04",  # BLOOM and PaLM (arXiv 2204.02311) trained in bf16
     ),
     NumberType(name="fp8", place=40, peak="float8", other_names=("float8",), product_constant="product8"),
     NumberType(name="mxfp8", place=50, peak="float8", product_constant="product8"),

@@ -21,11 +21,22 @@ from shardwright.config.phrase import say
 from shardwright.config.recompute_facts import RecomputeName
 from shardwright.config.recompute_policy import RecomputedName
 from shardwright.config.schedule_facts import ScheduleName
+from shardwright.config.token_dispatchers import TOKEN_DISPATCHERS
 
 Number = Annotated[float, Field(ge=0, le=largest.BYTES_BY_ELEMENT)]
 Bytes = tuple[Number, Number]  # in the forward, in the backward
 Counts = tuple[Number, Number]  # of kernels, in the forward and in the backward
 Workspaces = Annotated[int, Field(ge=0, le=largest.WORKSPACES)]
+
+
+class UsualSpec(Spec):
+    """The runs of which a generation of software is assumed where nothing says what ran them."""
+
+    devices: tuple[str, ...] = Field((), description="Generations of devices; left out, all.")
+    narrow: bool = Field(False, description="Only with products in fp8 and narrower.")
+    shards: tuple[Literal["nothing", "state", "parameters"], ...] = Field(
+        ("nothing", "state"), description="What of ZeRO their plans may have: none, stage 1 or 2, stage 3."
+    )
 
 
 class SoftwareSpec(Spec):
@@ -45,7 +56,7 @@ class SoftwareSpec(Spec):
     like: str = Field(
         "",
         description="Software, by its catalog name or TOML file, whose fields hold where this entry has none, but for "
-        "its is_own, is_usual, source, frameworks, since and compiled.",
+        "its is_own, is_usual, source, frameworks, since, compiled and usual.",
     )
     frameworks: tuple[str, ...] = Field(
         (), description="Names by which people call it; generations of one framework share one."
@@ -55,6 +66,9 @@ class SoftwareSpec(Spec):
     )
     compiled: bool | None = Field(
         None, description="Whether its blocks are compiled, where its framework is used with and without."
+    )
+    usual: UsualSpec | None = Field(
+        None, description="Of which runs it is assumed from then on, if nothing says what ran them; left out, of none."
     )
     calibration: str = Field("", description="Name of the calibration with constants of its own, if it has some.")
     attention: KernelName = Field(
@@ -243,6 +257,11 @@ class SoftwareSpec(Spec):
         1, description="Collectives in which ZeRO-3 gathers a layer's parameters."
     )
     gather_overlap: bool = Field(False, description="Updated parameters are gathered during the next forward.")
+    broadcasts_updates: bool = Field(
+        False,
+        description="ZeRO-1 updates whole tensors on one rank each, which broadcast them one rank after the other; if "
+        "not, all ranks gather equal shares at once.",
+    )
     update_overlap: bool = Field(
         False, description="Updated parameters are gathered while others are updated, and waited for after that."
     )
@@ -280,6 +299,9 @@ class SoftwareSpec(Spec):
     expert_pipelined: bool = Field(
         False,
         description="A domain sends such tokens on to its ranks while it receives others; if not, one after the other.",
+    )
+    graphs_step: bool = Field(
+        False, description="A step is one CUDA graph, whose kernels the host does not launch one by one."
     )
     rank_dedupe: bool = Field(
         False,
@@ -327,25 +349,37 @@ class SoftwareSpec(Spec):
 
 @lru_cache(maxsize=64)
 def software_of(name: str) -> SoftwareSpec:
-    """Software by its catalog name or TOML file. NAME+CHANGE+... is a catalog entry with another attention kernel, or
-    with more overlap (overlap-tp, overlap-dp, overlap-pp, overlap-a2a)."""
+    """Software by its catalog name or TOML file. NAME+CHANGE+... is a catalog entry with another attention kernel or
+    dispatcher of tokens, with CUDA graphs of the step (graphs-step), or with more overlap or less (overlap-tp,
+    no-overlap-tp; of dp, pp and a2a, too)."""
     if catalog.is_file(name) or "+" not in name:
         return read_entry("software", name, SoftwareSpec)
     name, *changes = name.split("+")
     software = read_entry("software", name, SoftwareSpec)
     fields: dict[str, object] = {}
     for change in changes:
-        if change.startswith("overlap-") and (axis := change.removeprefix("overlap-")) in OVERLAPS:
-            fields |= dict.fromkeys(OVERLAPS[axis], True)
-            continue
-        if change not in ATTENTION_KERNELS:
-            known = [*ATTENTION_KERNELS, *(f"overlap-{axis}" for axis in OVERLAPS)]
-            raise KeyError(
-                say("there is no attention kernel {name}; {hint}", name=repr(change), hint=did_you_mean(change, known))
-            )
-        facts = ATTENTION_KERNELS[change]
-        fields |= {"attention": change, "causal": not facts.keeps_scores}
+        fields |= _changed_fields(change)
     return software.model_copy(update=fields)
+
+
+def _changed_fields(change: str) -> dict[str, object]:
+    """The fields that a CHANGE of `software_of` says. KeyError if there is no such change."""
+    for prefix, is_hidden in (("overlap-", True), ("no-overlap-", False)):
+        if change.startswith(prefix) and (axis := change.removeprefix(prefix)) in OVERLAPS:
+            return dict.fromkeys(OVERLAPS[axis], is_hidden)
+    if change == "graphs-step":
+        return {"graphs_step": True}
+    if change in TOKEN_DISPATCHERS:
+        facts = TOKEN_DISPATCHERS[change]
+        apart = {} if facts.permutes else {"dispatch": None, "combine": None}
+        once = dict.fromkeys(("expert_dedupe", "rank_dedupe"), facts.sends_once)
+        return {**once, "expert_pipelined": facts.is_pipelined, **apart}
+    if change not in ATTENTION_KERNELS:
+        known = [*ATTENTION_KERNELS, *TOKEN_DISPATCHERS, "graphs-step", *(f"overlap-{axis}" for axis in OVERLAPS)]
+        raise KeyError(
+            say("there is no attention kernel {name}; {hint}", name=repr(change), hint=did_you_mean(change, known))
+        )
+    return {"attention": change, "causal": not ATTENTION_KERNELS[change].keeps_scores}
 
 
 # The fields that say whether the communication of an axis is overlapped; a2a is of experts.
@@ -361,31 +395,3 @@ OVERLAPS = {
 def usual_software() -> tuple[str, ...]:
     """The catalog names of software that many people run."""
     return tuple(name for name in catalog.names("software") if software_of(name).is_usual)
-
-
-def generation_of(framework: str, month: str, is_compiled: bool = False, without: frozenset[str] = frozenset()) -> str:
-    """The catalog name of a framework's generation in a month such as 2023-10, without a month of the newest; if none
-    is so old, the oldest. Software may be named by its catalog name, too. Nothing if the catalog does not describe it.
-
-    Entries in `without` are taken not to be in the catalog. For a month of theirs the generation stands whose time is
-    nearest, before or after.
-    """
-    specs = [spec for name in catalog.names("software") if framework in (spec := software_of(name)).frameworks]
-    specs = [spec for spec in specs if spec.compiled in (is_compiled, None)] or specs
-    generations = sorted((spec.since, spec.name) for spec in specs)
-    there = [entry for entry in generations if entry[1] not in without]
-    if not there:
-        return framework if framework in catalog.names("software") and framework not in without else ""
-    before = [entry for entry in there if not month or entry[0] <= month]
-    after = there[len(before) :]
-    if not (before and after):
-        return before[-1][1] if before else after[0][1]
-    gap = [since for since, _ in generations if before[-1][0] < since <= month]
-    is_nearer = gap and _months(after[0][0]) - _months(month) < _months(month) - _months(gap[0])
-    return after[0][1] if is_nearer else before[-1][1]
-
-
-def _months(month: str) -> int:
-    """The months of our era before one such as 2023-10."""
-    year, _, number = month.partition("-")
-    return 12 * int(year) + int(number)

@@ -155,8 +155,6 @@ class Rates:
     expert_exposed: float  # exposed share of overlapped dispatch and combine
     tensor_factor: float  # seconds of tensor-parallel collectives over those that the links explain
     shard_factor: float  # the same for ZeRO-3's gathers and scatters
-    flush: float  # microbatches beyond its ranks that a pipeline takes to fill and drain
-    turn_s: float  # seconds that each replica takes to broadcast its part of the updated parameters
     cast: float  # share of the traffic of casts to fp8 that is not fused
     element_bytes: int  # of a number of 16 or 32 bits
     host: float  # between the device and its host, in one direction; 0 is unknown
@@ -388,6 +386,5 @@ def rates_of(run: Run, constants: Constants) -> Rates:
         imbalance=device_rate("imbalance"), expert_spread=device_rate("expert_spread"), cast=device_rate("cast"),
         expert_exposed=device_rate("expert_exposed"),
         tensor_factor=software_rate("tensor_factor"), shard_factor=software_rate("shard_factor"),
-        flush=software_rate("flush"), turn_s=software_rate("turn_s"), measured=_measured_of(run.device), number=wide,
-        busy=run.grid.world,
+        measured=_measured_of(run.device), number=wide, busy=run.grid.world,
     )  # fmt: skip

@@ -46,7 +46,7 @@ class DataParallel:
     def exchanged_s(self) -> tuple[Numbers, Numbers, Numbers]:
         """Seconds of (reducing gradients, the last bucket of them, gathering parameters) by themselves, by rank."""
         grid, rates, groups = self.run.grid, self.rates, self.groups
-        reduce_s, last_s, gather_s = 0.0, 0.0, rates.turn_s * groups.shard.size * (grid.zero > 0)
+        reduce_s, last_s, gather_s = 0.0, 0.0, 0.0
         shards = [(groups.shard, groups.copies, self.held[0])]
         if self.run.shape.experts:
             shards.append((groups.expert_shard, groups.expert_copies, self.held[1]))
@@ -55,8 +55,19 @@ class DataParallel:
         for shard, copies, elements in shards:
             kind_s, bucket_s = self._reduced(shard, copies, elements)
             reduce_s, last_s = reduce_s + kind_s, last_s + bucket_s
-            gather_s = gather_s + ring_s(rates, shard, gathered_bytes * elements * (grid.zero > 0))
+            num_turns = self._num_turns(shard)
+            turn_bytes = gathered_bytes * elements * (grid.zero > 0) / num_turns
+            gather_s = gather_s + num_turns * ring_s(rates, shard, turn_bytes)
         return reduce_s, last_s, gather_s
+
+    def _num_turns(self, shard: Group) -> Numbers:
+        """Number of collectives in which updated parameters come to all ranks: one gather, or a broadcast of each rank
+        that updated tensors, one after the other. NCCL's broadcast is a ring as its gather is."""
+        if not self.software.broadcasts_updates:
+            return 1
+        tensors = [_num_tensors(self.run, kind) for kind, _ in self.ranks.kinds]
+        held = sum(num * layers for num, layers in zip(tensors, self.ranks.layers, strict=True))
+        return np.clip(held, 1, shard.size)
 
     def data_s(self) -> Numbers:
         """Exposed seconds of reducing gradients and gathering updated parameters, of the rank that takes longest."""
@@ -184,3 +195,9 @@ def _collective_s(rates: Rates, group: Group, collective: BucketCollective) -> N
     if collective.kind == "all_to_all":
         return all_to_all_s(rates, group, collective.num_bytes)
     return ring_s(rates, group, collective.num_bytes, RING_ROUNDS[collective.kind])
+
+
+def _num_tensors(run: Run, kind: str) -> int:
+    """Parameters of a layer of a kind that are tensors of their own."""
+    matrices = run.shape.matrices(kind)
+    return sum(max(1, matrix.experts) * len(matrix.widths or (1,)) for matrix in matrices) + len(run.shape.block_norms)

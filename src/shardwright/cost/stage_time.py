@@ -187,7 +187,8 @@ class Costing:
     def _gaps_of(self, kernels: tuple[Numbers, Numbers]) -> PieceTime:
         (forward, backward), rates = kernels, self.rates
         device = PieceTime(forward=rates.gap_s * forward, input_grad=rates.gap_s * backward)
-        return replace(device, launched_forward=rates.launch_s * forward, launched_backward=rates.launch_s * backward)
+        launch_s = 0.0 if self.software.graphs_step else rates.launch_s
+        return replace(device, launched_forward=launch_s * forward, launched_backward=launch_s * backward)
 
     def _kernels_before_experts(self) -> tuple[Numbers, Numbers]:
         """Number of kernels that a layer launches, (forward, backward), without those of experts."""

@@ -103,8 +103,7 @@ def step_time_and_spare(run: Run, constants: Constants, memo: Memo | None = None
     ends = DataParallel.of(steps.run, steps.software, rates, steps.groups, ranks, pace)
     waits, messages, data = _bubble(steps), _messages(steps), ends.data_s()
     optimizer, host = ends.update_s()
-    other_s = rates.step_s + rates.flush * pace.total * (grid.pp > 1)
-    total = m * pace.total + waits + messages + data + optimizer + host + other_s
+    total = m * pace.total + waits + messages + data + optimizer + host + rates.step_s
     nodes = np.maximum(1.0, grid.world / rates.domain)
     slower = rates.jitter * np.log2(nodes) * total
     total = total + slower
@@ -115,7 +114,7 @@ def step_time_and_spare(run: Run, constants: Constants, memo: Memo | None = None
     step = StepTime(
         total=total, compute=m * (pace.forward + pace.input_grad + pace.weight_grad), again=m * pace.again,
         tensor=m * pace.tensor, context=m * pace.context, expert=m * pace.expert, data=data + m * pace.shard,
-        messages=messages, bubble=waits, optimizer=optimizer, host=host + m * pace.host, other=other_s + slower,
+        messages=messages, bubble=waits, optimizer=optimizer, host=host + m * pace.host, other=rates.step_s + slower,
         slower=slower, mfu=mfu, hfu=hfu, low=total * low, high=total * high,
     )  # fmt: skip
     spare_s = m * steps.spare_s * (1 + rates.jitter * np.log2(nodes))

@@ -15,6 +15,7 @@ from shardwright.config.number_types import NUMBER_TYPES, number_called, wide_nu
 from shardwright.config.recompute_policy import OPERATORS
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.software import OVERLAPS
+from shardwright.config.token_dispatchers import dispatcher_names
 from shardwright.layers.query import LAYER_POLICIES
 from shardwright.measure.measured_runs.flops_convention import FLOPS_COUNTED
 
@@ -46,8 +47,13 @@ FACT_COLUMNS = ("software", "flops_counted", "memory_kind")
 # Of what a plan keeps in host memory.
 OFFLOADS = ("activations",)
 
+# CUDA graphs: none, of parts of layers, or one of a whole step.
+GRAPHS = ("none", "parts", "step")
+
 # Columns that say what ran a row.
-SOFTWARE_COLUMNS = ("software", "date", "compiled", "attention", "overlap", "grads", "moments")
+SOFTWARE_COLUMNS = (
+    "software", "date", "compiled", "attention", "overlap", "dispatcher", "graphs", "grads", "moments",
+)  # fmt: skip
 
 # Tables' names of a schedule, if they differ from plan.schedule's.
 _SCHEDULES = {
@@ -114,7 +120,9 @@ _WORDS: dict[str, tuple[str, ...]] = {
     "flops_counted": FLOPS_COUNTED,
     "memory_kind": MEMORY_KINDS,
     "network": NETWORKS.names,
-    "overlap": tuple(OVERLAPS),
+    "overlap": (*OVERLAPS, *(f"no-{axis}" for axis in OVERLAPS)),
+    "dispatcher": tuple(dispatcher_names()),
+    "graphs": GRAPHS,
     "oom": ("yes", "no"),
     "offload": OFFLOADS,
     "routing": ROUTINGS,

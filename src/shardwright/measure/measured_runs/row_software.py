@@ -1,83 +1,96 @@
-"""The software of a measured run, by the columns of its row: framework and month, attention, compilation, overlap.
+"""The software of a measured run, by the columns of its row: framework and month, attention, compilation, overlap,
+dispatcher of tokens, CUDA graphs.
 
-A row whose columns name no software that the catalog describes is taken to have run what was usual. The rule knows the
-device, the month if the row has one, the number type, and what only some software can do of the plan:
-
-- on TPUs JAX;
-- in fp8 and narrower, on the GPUs whose recipes NVIDIA publishes, Megatron-Bridge, which has them;
-- with ZeRO-3 PyTorch's FSDP, since Megatron-LM shards no parameters; in these recipes Megatron-Bridge does, whose own
-  FSDP is of 2025 and so of Blackwell's time;
-- else Megatron-LM of the month. Sequence parallel and selective recomputation came to it in May 2022 (Korthikanti et
-  al. 2022, arXiv 2205.05198) and its distributed optimizer after them, so ZeRO-1 and 2 before that are DeepSpeed's, of
-  Megatron-DeepSpeed.
-
-Where no month is known, a number type tells the time on Ampere: fp16 was usual there until BLOOM and PaLM trained in
-bf16 in 2022. No rule looks at a run's measurements, and the range of such a prediction is wider.
+A row whose columns name no software that the catalog describes is taken to have run what was usual (`usual` of a
+description): of what had begun by its month and could run its plan, what is meant for its device or number type, else
+the newest; where nothing could, the next that did. What software can run, its description says; what a row says of its
+plan rules software out and never chooses it. A month that the row lacks is the usual one of its device, or before its
+number type went out of use. No rule looks at a run's measurements, and the range of such a prediction is wider.
 """
 
+import math
 import re
 
+from shardwright.config import catalog
 from shardwright.config.attention_kernels import kernel_names
 from shardwright.config.number_types import NUMBER_TYPES, number_called
-from shardwright.config.software import OVERLAPS, generation_of, software_of
+from shardwright.config.software import OVERLAPS, SoftwareSpec, UsualSpec, software_of
+from shardwright.config.software_generations import generation_of, months
+from shardwright.config.software_support import had_by
+from shardwright.config.token_dispatchers import dispatcher_names
 from shardwright.cost.calibration import device_of
 from shardwright.measure.measured_runs.row_facts import Row
-
-# What runs products in fp8 and narrower on a generation of devices: (without ZeRO-3, with it).
-_USUAL_NARROW = {"hopper": ("megatron-bridge", "fsdp"), "blackwell": ("megatron-bridge", "megatron-bridge")}
-# The usual month of a run on a generation of devices whose row has no date; of all others it is not known, and the
-# newest software is assumed.
-_USUAL_MONTH = {
-    "volta": "2020-01",
-    "turing": "2020-01",
-    "ampere": "2023-06",
-    "ampere-pcie": "2023-06",
-    "cdna2": "2023-09",
-}
-_USUAL_MONTH_OF_FP16 = {"ampere": "2021-10", "ampere-pcie": "2021-10"}  # between A100's first runs and Llama's
-_SEQUENCE_PARALLEL_SINCE = "2022-05"  # in Megatron-LM
 
 
 def software_of_row(row: Row, without: frozenset[str] = frozenset()) -> str:
     """The generation that a row's columns name, else the usual one, with what the row says otherwise of it
     (config/software.py, NAME+CHANGE). Entries in `without` are taken not to be in the catalog."""
     framework, month = _framework(row)
-    is_compiled = row.get("compiled") == "1"
-    usual, usual_month = _usual(row, month)
-    asked = ((framework, month), (usual, usual_month), ("megatron-lm", usual_month))
-    described = (generation_of(name, since, is_compiled, without) for name, since in asked)
-    name = next(filter(None, described))
+    name = generation_of(framework, month, row.get("compiled") == "1", without) or _usual(row, month, without)
     software = software_of(name)
     changes = []
     if (kernel := kernel_names().get(row.get("attention") or "")) and kernel != software.attention:
         changes.append(kernel)
-    changes += [
-        f"overlap-{axis}"
-        for axis in (row.get("overlap") or "").split()
-        if not all(getattr(software, field) for field in OVERLAPS[axis])
-    ]
+    for word in (row.get("overlap") or "").split():
+        axis, is_hidden = word.removeprefix("no-"), not word.startswith("no-")
+        if any(getattr(software, field) != is_hidden for field in OVERLAPS[axis]):
+            changes.append(f"overlap-{axis}" if is_hidden else f"no-overlap-{axis}")
+    if dispatcher := dispatcher_names().get(row.get("dispatcher") or ""):
+        changes.append(dispatcher)
+    if row.get("graphs") == "step":
+        changes.append("graphs-step")
     return "+".join([name, *changes])
 
 
-def _usual(row: Row, month: str) -> tuple[str, str]:
-    """The usual framework of a row and its month, by the rule above; `month` is the one that the row states, if any."""
-    device = device_of(row["gpu"]).generation
-    number = number_called(row.get("precision") or "") or "bf16"
-    month = month or _month(row.get("date") or "")
-    month = month or (_USUAL_MONTH_OF_FP16.get(device, "") if number == "fp16" else "") or _USUAL_MONTH.get(device, "")
-    shards, shards_all = row.get("zero_stage") in ("1", "2"), row.get("zero_stage") == "3"
-    if device == "tpu":
-        return "jax", month
-    if NUMBER_TYPES[number].is_narrow and device in _USUAL_NARROW:
-        return _USUAL_NARROW[device][shards_all], month
-    if shards_all:
-        return "fsdp", month
-    if not month or month >= _SEQUENCE_PARALLEL_SINCE:
-        return "megatron-lm", month
-    if row.get("sp") == "1" or row.get("recompute") == "selective":
-        return "megatron-lm", _SEQUENCE_PARALLEL_SINCE
-    is_there = month >= software_of("megatron-deepspeed").since
-    return "megatron-deepspeed" if shards and is_there else "megatron-lm", month
+def _usual(row: Row, month: str, without: frozenset[str]) -> str:
+    """The usual software of a row, by the rule above; `month` is the one that the row states, if any."""
+    device = device_of(row["gpu"])
+    number = NUMBER_TYPES[number_called(row.get("precision") or "") or "bf16"]
+    if not (month := month or _month(row.get("date") or "")):
+        went_out = number.usual_until if device.peak_flops("bf16") else ""
+        month = min(filter(None, (device.in_use, went_out))) if device.in_use else ""
+    specs = [software_of(name) for name in catalog.names("software") if name not in without]
+    meant = [spec for spec in specs if _is_meant(spec.usual, device.generation, number.is_narrow)]
+    able = [spec for spec in meant if _can_run(spec, row)]
+    return _newest(able, month) or _next(able, month, _SOON) or _newest(meant, month) or _next(meant, month)
+
+
+_SOON = 12  # months in which software may have been in use before its description says so
+
+
+def _newest(specs: list[SoftwareSpec], month: str) -> str:
+    """The name of the newest software that had begun by a month, what is meant for fewer runs first; "" if none had."""
+    begun = [spec for spec in specs if not month or spec.since <= month]
+    ranks = [(spec.usual.narrow, len(spec.usual.devices) > 0, spec.since, spec.name) for spec in begun if spec.usual]
+    return max(ranks)[-1] if ranks else ""
+
+
+def _next(specs: list[SoftwareSpec], month: str, within: float = math.inf) -> str:
+    """The name of the first software that began at most so many months after a month; "" if none did."""
+    later = [(spec.since, spec.name) for spec in specs if month and months(spec.since) - months(month) <= within]
+    return min(later)[-1] if later else ""
+
+
+def _is_meant(usual: UsualSpec | None, device: str, is_narrow: bool) -> bool:
+    """True if software is assumed of runs on a generation of devices, with products in narrow numbers or not."""
+    if usual is None or (usual.narrow and not is_narrow):
+        return False
+    return not usual.devices or device in usual.devices
+
+
+_SHARDS = ("nothing", "state", "state", "parameters")  # by ZeRO stage
+
+
+def _can_run(software: SoftwareSpec, row: Row) -> bool:
+    """True if software is assumed to have run such a plan, and its description leaves out nothing that the plan has."""
+    zero = int(float(row.get("zero_stage") or 0))
+    if software.usual is None or _SHARDS[zero] not in software.usual.shards:
+        return False
+    supported, pipelines = had_by(software), (row.get("pp") or "1") != "1"
+    plan = {"sequence_parallel": row.get("sp") == "1", "recompute": row.get("recompute") or "none"}
+    if pipelines or supported.get("zero") == (0,):  # others shard more where there is no pipeline
+        plan["zero"] = zero
+    return all(value in supported.get(field, (value,)) for field, value in plan.items())
 
 
 def knows_software(row: Row, without: frozenset[str] = frozenset()) -> bool:

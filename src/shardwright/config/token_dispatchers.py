@@ -1,0 +1,62 @@
+"""The registry of dispatchers, which send tokens to their experts and back, with their facts."""
+
+from dataclasses import dataclass
+
+from shardwright.config.registry import Registry
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenDispatcher:
+    """The facts of a dispatcher.
+
+    - `place` orders lists of dispatchers; `other_names` are its names in tables of measured runs.
+    - `sends_once`: a token crosses the network once for each domain that has experts for it, and goes once to each rank
+      that has; if not, once for each expert.
+    - `is_pipelined`: a domain sends such tokens on to its ranks while it receives others.
+    - `permutes`: rows are brought into the order of their experts while they travel, where software has it so.
+    - `source` of these facts.
+    """
+
+    name: str
+    place: int
+    other_names: tuple[str, ...] = ()
+    sends_once: bool
+    is_pipelined: bool
+    permutes: bool
+    source: str
+
+
+FACTS = (
+    TokenDispatcher(
+        name="all-to-all",
+        place=10,
+        other_names=("alltoall",),
+        sends_once=False,
+        is_pipelined=False,
+        permutes=False,
+        source="NCCL's, of Megatron-LM: megatron/core/transformer/moe/token_dispatcher.py, MoEAlltoAllTokenDispatcher",
+    ),
+    TokenDispatcher(
+        name="deepep",
+        place=20,
+        sends_once=True,
+        is_pipelined=True,
+        permutes=False,
+        source="DeepEP: README, kernels that forward from RDMA to NVLink; csrc/kernels, is_token_in_rank",
+    ),
+    TokenDispatcher(
+        name="hybridep",
+        place=30,
+        sends_once=True,
+        is_pipelined=False,
+        permutes=True,
+        source="DeepEP's branch hybrid-ep; a profile of Megatron-Bridge at 067f987 (docs/cost.md)",
+    ),
+)
+
+TOKEN_DISPATCHERS: Registry[TokenDispatcher] = Registry("a dispatcher", __name__, TokenDispatcher)
+
+
+def dispatcher_names() -> dict[str, str]:
+    """Names of dispatchers by the names that tables of measured runs have for them."""
+    return {name: facts.name for facts in TOKEN_DISPATCHERS.values() for name in (facts.name, *facts.other_names)}
