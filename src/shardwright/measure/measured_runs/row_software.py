@@ -8,14 +8,14 @@ plan rules software out and never chooses it. A month that the row lacks is the 
 number type went out of use. No rule looks at a run's measurements, and the range of such a prediction is wider.
 """
 
-import math
 import re
+from dataclasses import dataclass
 
 from shardwright.config import catalog
 from shardwright.config.attention_kernels import kernel_names
 from shardwright.config.number_types import NUMBER_TYPES, number_called
 from shardwright.config.software import OVERLAPS, SoftwareSpec, UsualSpec, software_of
-from shardwright.config.software_generations import generation_of, months
+from shardwright.config.software_generations import generation_of, months, nearest_generation
 from shardwright.config.software_support import had_by
 from shardwright.config.token_dispatchers import dispatcher_names
 from shardwright.cost.calibration import device_of
@@ -25,8 +25,7 @@ from shardwright.measure.measured_runs.row_facts import Row
 def software_of_row(row: Row, without: frozenset[str] = frozenset()) -> str:
     """The generation that a row's columns name, else the usual one, with what the row says otherwise of it
     (config/software.py, NAME+CHANGE). Entries in `without` are taken not to be in the catalog."""
-    framework, month = _framework(row)
-    name = generation_of(framework, month, row.get("compiled") == "1", without) or _usual(row, month, without)
+    name = _described(row, without)
     software = software_of(name)
     changes = []
     if (kernel := kernel_names().get(row.get("attention") or "")) and kernel != software.attention:
@@ -42,33 +41,52 @@ def software_of_row(row: Row, without: frozenset[str] = frozenset()) -> str:
     return "+".join([name, *changes])
 
 
-def _usual(row: Row, month: str, without: frozenset[str]) -> str:
-    """The usual software of a row, by the rule above; `month` is the one that the row states, if any."""
-    device = device_of(row["gpu"])
-    number = NUMBER_TYPES[number_called(row.get("precision") or "") or "bf16"]
-    if not (month := month or _month(row.get("date") or "")):
-        went_out = number.usual_until if device.peak_flops("bf16") else ""
-        month = min(filter(None, (device.in_use, went_out))) if device.in_use else ""
-    specs = [software_of(name) for name in catalog.names("software") if name not in without]
-    meant = [spec for spec in specs if _is_meant(spec.usual, device.generation, number.is_narrow)]
-    able = [spec for spec in meant if _can_run(spec, row)]
-    return _newest(able, month) or _next(able, month, _SOON) or _newest(meant, month) or _next(meant, month)
+def _described(row: Row, without: frozenset[str]) -> str:
+    """The generation of the framework that a row names, else the usual one; also where that framework's descriptions
+    begin much later, and software of the time could run the plan."""
+    framework, month = _framework(row)
+    name = generation_of(framework, month, row.get("compiled") == "1", without)
+    usual = _Usual.of(row, month, without)
+    if not name:
+        return usual.in_time or usual.at_all
+    is_later = month and months(software_of(name).since or month) - months(month) > _SOON
+    return (usual.in_time if is_later else "") or name
+
+
+@dataclass(frozen=True)
+class _Usual:
+    """The usual software of a row by the rule above, "" if there is none: what had begun `in_time` and can run its
+    plan, and `at_all`, where nothing can."""
+
+    in_time: str
+    at_all: str
+
+    @classmethod
+    def of(cls, row: Row, month: str, without: frozenset[str]) -> "_Usual":
+        """The usual software; `month` is the one that the row states, if any."""
+        device = device_of(row["gpu"])
+        number = NUMBER_TYPES[number_called(row.get("precision") or "") or "bf16"]
+        if not (month := month or _month(row.get("date") or "")):
+            went_out = number.usual_until if device.peak_flops("bf16") else ""
+            month = min(filter(None, (device.in_use, went_out))) if device.in_use else ""
+        specs = [software_of(name) for name in catalog.names("software")]
+        meant = [spec for spec in specs if _is_meant(spec.usual, device.generation, number.is_narrow)]
+        able = [spec for spec in meant if _can_run(spec, row)]
+        soon = [spec for spec in able if month and months(spec.since) - months(month) <= _SOON]
+        in_time = _newest(able, month, without) or nearest_generation(soon, month, without)
+        return cls(in_time, _newest(meant, month, without) or nearest_generation(meant, month, without))
 
 
 _SOON = 12  # months in which software may have been in use before its description says so
 
 
-def _newest(specs: list[SoftwareSpec], month: str) -> str:
+def _newest(specs: list[SoftwareSpec], month: str, without: frozenset[str]) -> str:
     """The name of the newest software that had begun by a month, what is meant for fewer runs first; "" if none had."""
-    begun = [spec for spec in specs if not month or spec.since <= month]
-    ranks = [(spec.usual.narrow, len(spec.usual.devices) > 0, spec.since, spec.name) for spec in begun if spec.usual]
-    return max(ranks)[-1] if ranks else ""
-
-
-def _next(specs: list[SoftwareSpec], month: str, within: float = math.inf) -> str:
-    """The name of the first software that began at most so many months after a month; "" if none did."""
-    later = [(spec.since, spec.name) for spec in specs if month and months(spec.since) - months(month) <= within]
-    return min(later)[-1] if later else ""
+    for is_narrow, has_devices in ((True, True), (False, True), (False, False)):
+        group = [s for s in specs if s.usual and (s.usual.narrow, len(s.usual.devices) > 0) == (is_narrow, has_devices)]
+        if any(not month or spec.since <= month for spec in group):
+            return nearest_generation(group, month, without)
+    return ""
 
 
 def _is_meant(usual: UsualSpec | None, device: str, is_narrow: bool) -> bool:
