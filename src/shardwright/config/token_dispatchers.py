@@ -42,7 +42,7 @@ FACTS = (
         sends_once=True,
         is_pipelined=True,
         permutes=False,
-        source="DeepEP: README, kernels that forward from RDMA to NVLink; csrc/kernels, is_token_in_rank",
+        source="deepseek-ai/DeepEP, README and csrc/kernels (is_token_in_rank)",
     ),
     TokenDispatcher(
         name="hybridep",
