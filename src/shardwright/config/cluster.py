@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 from shardwright.config import largest
 from shardwright.config.base import SectionSpec, Spec
 from shardwright.config.calibration_file import CalibrationSpec
-from shardwright.config.field_types import Ranks, RanksOr0
+from shardwright.config.field_types import Month, Ranks, RanksOr0
 from shardwright.config.measured_table import MeasuredTable
 from shardwright.config.network_facts import NetworkName
 from shardwright.config.number_types import NUMBER_TYPES
@@ -178,9 +178,7 @@ class DeviceSpec(Spec):
     host_memory_gb_per_s: KnownRate = Field(
         0.0, description="Peak bandwidth of that memory by device, in 1e9 bytes per second; 0 is unknown."
     )
-    in_use: Annotated[str, Field(pattern=r"^(20\d\d-(0[1-9]|1[0-2]))?$")] = Field(
-        "", description="Month of a usual published run on it, where the newest software is not usual."
-    )
+    in_use: Month = Field("", description="Month of a usual run on it; empty: the newest software is usual.")
     generation: str = Field(
         "",
         description="Calibration whose efficiencies hold for it: the name of its architecture, or the path of a TOML "

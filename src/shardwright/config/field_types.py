@@ -47,3 +47,4 @@ def _plain_name(text: str) -> str:
 
 PlainName = Annotated[str, Field(min_length=1, max_length=80), AfterValidator(_plain_name)]
 DayOrNone = Annotated[str, AfterValidator(_day)]
+Month = Annotated[str, Field(pattern=r"^(20\d\d-(0[1-9]|1[0-2]))?$")]  # such as 2023-10; empty if none is known

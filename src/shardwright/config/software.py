@@ -16,6 +16,7 @@ from shardwright.config.base import Spec
 from shardwright.config.catalog import did_you_mean
 from shardwright.config.catalog_entry import read_entry
 from shardwright.config.context_facts import ContextMethod
+from shardwright.config.field_types import Month
 from shardwright.config.optimizer_facts import OptimizerName
 from shardwright.config.phrase import say
 from shardwright.config.recompute_facts import RecomputeName
@@ -61,9 +62,7 @@ class SoftwareSpec(Spec):
     frameworks: tuple[str, ...] = Field(
         (), description="Names by which people call it; generations of one framework share one."
     )
-    since: Annotated[str, Field(pattern=r"^(20\d\d-(0[1-9]|1[0-2]))?$")] = Field(
-        "", description="Month from which its framework was this generation, as 2023-10."
-    )
+    since: Month = Field("", description="Month from which its framework was this generation, as 2023-10.")
     compiled: bool | None = Field(
         None, description="Whether its blocks are compiled, where its framework is used with and without."
     )

@@ -34,7 +34,7 @@ FACTS = (
         sends_once=False,
         is_pipelined=False,
         permutes=False,
-        source="NCCL's, of Megatron-LM: megatron/core/transformer/moe/token_dispatcher.py, MoEAlltoAllTokenDispatcher",
+        source="MoEAlltoAllTokenDispatcher of Megatron-LM, by collectives of NCCL",
     ),
     TokenDispatcher(
         name="deepep",

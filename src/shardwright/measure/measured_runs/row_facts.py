@@ -52,8 +52,9 @@ GRAPHS = ("none", "parts", "step")
 
 # Columns that say what ran a row.
 SOFTWARE_COLUMNS = (
-    "software", "date", "compiled", "attention", "overlap", "dispatcher", "graphs", "grads", "moments",
-)  # fmt: skip
+    *("software", "date", "compiled", "attention", "overlap"),
+    *("dispatcher", "graphs", "grads", "moments"),
+)
 
 # Tables' names of a schedule, if they differ from plan.schedule's.
 _SCHEDULES = {
