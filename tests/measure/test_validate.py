@@ -88,11 +88,11 @@ def fitted(by_family: dict, figure: str) -> list[float]:
 
 def test_headline_figures(found: dict) -> None:
     assert found["predicted"] == found["rows"] == 720
-    assert found["median_ape"] <= 0.04
+    assert found["median_ape"] <= 0.05
     within = fitted(found["by_family"], "within_15_percent")
     assert sum(within) / len(within) >= 0.9
     assert found["median_ape"] < found["baseline"]["median_ape"] / 3
-    assert all(error <= 0.06 for error in fitted(found["by_family"], "median_ape"))
+    assert all(error <= 0.07 for error in fitted(found["by_family"], "median_ape"))
     assert found["by_family"]["simumax"]["median_ape"] <= 0.2
     assert found["memory_mape"] <= 0.03
     b200 = found["memory_by_family"]["simumax"]  # of the allocator, on every rank
@@ -100,7 +100,7 @@ def test_headline_figures(found: dict) -> None:
     assert abs(b200["mean_error_gb"]) <= 0.1
     assert found["fit"]["accuracy"] >= 0.95
     numbers = found["numbers"]
-    assert numbers["fitted"] <= 23 and numbers["fitted_to_one_family"] <= 9
+    assert numbers["fitted"] <= 12 and numbers["fitted_to_one_family"] == 0
     assert numbers["by_hand"] >= numbers["by_hand_in_software"] >= numbers["software_of_one_family"] > 0
 
 
@@ -141,7 +141,7 @@ def test_numbers_behind_predictions_are_counted() -> None:
     """The same fitted constants in each of the catalog's files about them."""
     fitted = catalog.read_fitted()
     assert {name for constants in catalog.read_left_out().values() for name in constants} == set(fitted)
-    assert len(fitted) <= 19 and min(map(len, fitted.values())) > 1 and len(fitted["common.memory"]) > 5
+    assert min(map(len, fitted.values())) > 1 and len(fitted["common.memory"]) > 5
     assert set(fitted) <= set(shipped())
     rows = read_runs(TRUTH / "runs.csv")
     fewer = [row for row in rows if row.family in ("zb", "kor22")]
@@ -170,7 +170,7 @@ def test_families_left_out(found: dict) -> None:
     crossed = found["cross_validated"]
     assert set(crossed["by_family"]) == set(found["by_family"])
     assert found["median_ape"] < crossed["median_ape"] <= 0.07
-    for harder, most in (("software_left_out", 0.1), ("software_blind", 0.085)):
+    for harder, most in (("software_left_out", 0.1), ("software_blind", 0.08)):
         assert crossed["median_ape"] < found[harder]["median_ape"] <= most
     generations = found["generations_left_out"]
     assert generations["by_generation"].keys() == {"ampere", "blackwell", "hopper"}
