@@ -101,10 +101,12 @@ def without_way_out(fault: str) -> str:
 
 
 def with_changed_texts(text: str, change: Callable[[str], str]) -> str:
-    """A text after a change; a phrase stays one, and the texts among its values change."""
+    """A text after a change. A phrase stays one if only texts among its values change, and no words of its template."""
     if not isinstance(text, Phrase):
         return change(text)
-    return type(text)(text.template, {name: _changed(value, change) for name, value in text.values.items()})
+    changed = type(text)(text.template, {name: _changed(value, change) for name, value in text.values.items()})
+    in_english = change(str(text))
+    return changed if changed == in_english else in_english
 
 
 def _changed(value: Any, change: Callable[[str], str]) -> Any:

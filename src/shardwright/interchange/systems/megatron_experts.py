@@ -211,7 +211,9 @@ def _read_unsupported(settings: Settings, fields: Flat) -> None:
     settings.lose("moe-latent-size", say("experts work on the whole width here"))
     settings.lose("moe-input-jitter-eps", say("inputs of the router are not jittered here"))
     if settings.text("moe-token-dispatcher-type") == "allgather":
-        settings.lost.append(say("--moe-token-dispatcher-type allgather: tokens travel all-to-all here"))
+        settings.lost.append(
+            say("{setting}: tokens travel all-to-all here", setting="--moe-token-dispatcher-type allgather")
+        )
 
 
 # Settings that the rules read beside those in their names.

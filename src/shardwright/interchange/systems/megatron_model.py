@@ -63,7 +63,7 @@ def _read_vocab(settings: Settings, fields: Flat) -> None:
         return
     if tokens and kind == "nulltokenizer":
         tokens += 1
-        settings.note(say("NullTokenizer adds a token to --vocab-size: {tokens:,}", tokens=tokens))
+        settings.note(say("NullTokenizer adds a token to {option}: {tokens:,}", option="--vocab-size", tokens=tokens))
     elif not tokens and "model.vocab" not in fields:
         vocabulary = next((key for key in _VOCABULARIES if key in (kind, name) or name.startswith(key)), "")
         vocabulary = vocabulary or ("gpt2bpetokenizer" if settings.has("merge-file") and not kind else "")
@@ -180,7 +180,8 @@ def _read_activation(settings: Settings, fields: Flat) -> None:
     elif clamp or offset:
         settings.faults.append(
             say(
-                "{setting} can't be said here; use --quick-geglu with it",
+                "{setting} can't be said here; use {option} with it",
+                option="--quick-geglu",
                 setting=settings.setting_text("activation-func-clamp-value"),
             )
         )
@@ -330,8 +331,8 @@ def _read_attention_dropout(settings: Settings, fields: Flat) -> None:
     if attention_dropout:
         settings.lost.append(
             say(
-                "--attention-dropout {attention_dropout:g}: probabilities of attention are not dropped here",
-                attention_dropout=attention_dropout,
+                "{setting}: probabilities of attention are not dropped here",
+                setting=f"--attention-dropout {attention_dropout:g}",
             )
         )
 

@@ -180,14 +180,20 @@ def _read_zero(settings: Settings, fields: Flat) -> None:
     zero = max(int(shards), settings.count("zero-stage", 0))
     if settings.flag("deepspeed") and settings.flag("bf16") and zero == 0 and settings.has("zero-stage"):
         zero = 1
-        settings.note(say("DeepSpeed shards the optimizer's state with bf16 also at --zero-stage 0, so plan.zero is 1"))
+        settings.note(
+            say(
+                "DeepSpeed shards the optimizer's state with bf16 also at {setting}, so plan.zero is 1",
+                setting="--zero-stage 0",
+            )
+        )
     if settings.has(*_FSDP):
         zero = strategy
         if not settings.has("data-parallel-sharding-strategy"):
             settings.note(
                 say(
-                    "--use-megatron-fsdp shards nothing without --data-parallel-sharding-strategy: no_shard is its "
-                    "default"
+                    "{option} shards nothing without {other}: no_shard is its default",
+                    option="--use-megatron-fsdp",
+                    other="--data-parallel-sharding-strategy",
                 )
             )
     if settings.flag("use-torch-fsdp2"):

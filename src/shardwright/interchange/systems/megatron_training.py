@@ -6,7 +6,7 @@ from typing import Any
 from shardwright.config.batch import BatchSpec
 from shardwright.config.fault_gathering_reader import whole
 from shardwright.config.job import JobSpec
-from shardwright.config.phrase import say
+from shardwright.config.phrase import both, say
 from shardwright.interchange.reading.setting_notes import falls_as_cosine, falls_linearly, taken_rate, wrong_value
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.rows import Rule, Table, number, word_for
@@ -117,7 +117,10 @@ def _read_numbers(settings: Settings, fields: Flat) -> None:
     fields["precision.moments"] = "bf16" if moments == {"bf16"} else "float32"
     if len(moments) > 1:
         settings.lost.append(
-            say("--exp-avg-dtype and --exp-avg-sq-dtype differ, and moments are of one type here: float32")
+            say(
+                "{options} differ, and moments are of one type here: float32",
+                options=both(["--exp-avg-dtype", "--exp-avg-sq-dtype"]),
+            )
         )
     if fp16:
         constant = settings.number("loss-scale", 0.0)

@@ -9,7 +9,7 @@ from shardwright.config.base import shortened
 from shardwright.config.dotted_keys import nested_keys
 from shardwright.config.fault_gathering_reader import whole
 from shardwright.config.job import JobSpec
-from shardwright.config.phrase import say
+from shardwright.config.phrase import say, with_changed_texts
 from shardwright.config.yaml_text import yaml_text
 from shardwright.interchange.hydra_command import overridden, with_command_line
 from shardwright.interchange.imported import Asked, ReadResult
@@ -237,11 +237,12 @@ _READ = (
 )  # fmt: skip
 
 
+_FLAG = re.compile(r"(?:--|(?<![\w-]))([a-z][a-z0-9]*(?:-[a-z0-9]+)+)")  # with or without the dashes
+
+
 def _with_keys(text: str) -> str:
     """A text with NeMo's keys in place of Megatron-LM's flags."""
-    return re.sub(
-        r"(?:--|(?<![\w-]))([a-z][a-z0-9]*(?:-[a-z0-9]+)+)", lambda match: _KEYS.get(match[1], match[0]), text
-    )
+    return with_changed_texts(text, lambda part: _FLAG.sub(lambda match: _KEYS.get(match[1], match[0]), part))
 
 
 def _flags_of(flat: dict[str, Any], nodes: int) -> dict[str, Any]:
