@@ -21,6 +21,8 @@ from shardwright.config.phrase import (
     in_language,
     read_catalog,
     say,
+    with_changed_texts,
+    without_way_out,
 )
 from shardwright.config.pydantic_messages import PYDANTIC_MESSAGES, message_phrase
 from shardwright.report.page_document import templates_said
@@ -185,6 +187,37 @@ def test_a_capital_changes_no_translation() -> None:
     phrase = say("a layer")
     assert capitalized(phrase) == "A layer"
     assert in_language(capitalized(phrase), "zh") == in_language(phrase, "zh") == "一层"
+
+
+def test_a_fault_without_its_way_out_is_one_in_each_language() -> None:
+    fault = without_way_out(say("{first}; {other}", first=say("{name} is none", name="pq"), other="use tp"))
+    assert fault == "pq is none" == without_way_out("pq is none; use tp") and without_way_out("plain") == "plain"
+    fault = pickle.loads(pickle.dumps(without_way_out(say("use dp {dp}", dp=4))))
+    assert in_language(fault, "zh") == "请用 dp 4"
+    whole = say("{count} skipped steps in a row are always had; allow at least 1", count=0)
+    assert in_language(without_way_out(whole), "zh") == "连续跳过 0 步总会发生"
+
+
+def test_a_phrase_whose_values_change_stays_one() -> None:
+    def capital(text: str) -> str:
+        return text.replace("nvlink", "NVLink")
+
+    changed = with_changed_texts(say("Links: {links}.", links=(say("its fast links"), "nvlink")), capital)
+    assert changed == "Links: its fast links, NVLink." and in_language(changed, "zh") == "链路：高速链路、NVLink。"
+    # Words of the template have no place in other languages.
+    upper = with_changed_texts(say("a layer"), str.upper)
+    assert upper == "A LAYER" and not isinstance(upper, Phrase)
+
+
+def test_the_subject_of_an_error_is_in_its_language() -> None:
+    error = PlanError(say("{number:,} ranks", number=8), [say("use dp {dp}", dp=4)])
+    assert error.in_language("zh") == "8 个 rank：1 处错误\n  1. 请用 dp 4"
+
+
+def test_an_address_leaves_a_fault_a_phrase_unless_it_has_a_secret() -> None:
+    faults = [say("use dp {dp}", dp=f"http://{user}host") for user in ("", "me:word@")]
+    first, second = PlanError("job", faults).faults
+    assert isinstance(first, Phrase) and not isinstance(second, Phrase) and "word" not in second
 
 
 def test_a_catalog_goes_on_in_further_lines() -> None:
