@@ -213,35 +213,39 @@ def export_job(
 
 
 def load_from(
-    name: str, files: tuple[str, ...], sets: tuple[str, ...], cluster: "AskedCluster"
+    name: str, files: tuple[str, ...], sets: tuple[str, ...], cluster: "AskedCluster", language: str
 ) -> "tuple[JobToPlan, Imported, System]":
     """A job of another system to find better plans for, its import, and that system in the release of the files. Notes
-    on the import go to standard error."""
+    on the import, in a language, go to standard error."""
     from shardwright.api.asked_job import with_own_plan
     from shardwright.config.base import PlanError
+    from shardwright.config.phrase import say
     from shardwright.interchange.system import SYSTEMS, system_of
     from shardwright.report.imported_text import imported_notes
 
     imported = _imported(name, files, sets, cluster)
     job = imported.job
     if job.cluster.device == "unknown":
-        fault = "nothing says what devices it runs on; say it with --device, such as h100-sxm"
+        fault = say("nothing says what devices it runs on; say it with --device, such as h100-sxm")
         raise PlanError(f"{name} {files[0]}", [fault])
-    click.echo(imported_notes(imported, with_data=False) + "\n", err=True)
+    click.echo(imported_notes(imported, with_data=False, language=language) + "\n", err=True)
     return with_own_plan(job), imported, SYSTEMS[system_of(name, files).name]
 
 
 def changes(
-    system: "System", own_job: "JobSpec", advice: "Advice", as_json: bool, *, imported: "Imported"
+    system: "System", own_job: "JobSpec", advice: "Advice", imported: "Imported", language: str | None
 ) -> "str | dict[str, Any]":
-    """The changes of settings that make the imported job faster, as text or as data for JSON."""
+    """The changes of settings that make the imported job faster, as text in a language; as data for JSON if it is
+    None."""
     from shardwright.cost.calibration import shipped
     from shardwright.planner.advice.priced_plan import priced
     from shardwright.report.flag_changes import changes_dict, changes_text, faster_plans
 
     (own_plan,) = priced([own_job], shipped())
     faster = faster_plans(system, own_plan, advice, imported.sources)
-    return changes_dict(own_plan, faster) if as_json else changes_text(system, own_plan, imported.names, faster)
+    if language is None:
+        return changes_dict(own_plan, faster)
+    return changes_text(system, own_plan, imported.names, faster, language)
 
 
 def planned_for(name: str, to_plan: "JobToPlan") -> "tuple[System, JobToPlan]":
@@ -249,6 +253,7 @@ def planned_for(name: str, to_plan: "JobToPlan") -> "tuple[System, JobToPlan]":
     exporting."""
     from dataclasses import replace
 
+    from shardwright.config.phrase import say
     from shardwright.config.software import software_of
     from shardwright.interchange.system import SYSTEMS
 
@@ -259,9 +264,11 @@ def planned_for(name: str, to_plan: "JobToPlan") -> "tuple[System, JobToPlan]":
             return job
         return job.model_copy(update={"cluster": job.cluster.model_copy(update={"software": system.software})})
 
-    note = (
-        f"every plan is one that {system.title} has: write it with --toml FILE, and `shardwright export FILE --to "
-        f"{system.name}` writes its files"
+    note = say(
+        "every plan is one that {title} has: write it with --toml FILE, and `shardwright export FILE --to {name}` "
+        "writes its files",
+        title=system.title,
+        name=system.name,
     )
     own_job = to_plan.own_job and of_system(to_plan.own_job)
     return system, replace(to_plan, job=of_system(to_plan.job), own_job=own_job, notes=(*to_plan.notes, note))
