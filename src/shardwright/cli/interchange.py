@@ -93,13 +93,14 @@ def import_job(
     from dataclasses import replace
 
     from shardwright.api.asked_job import planned
+    from shardwright.config.phrase import say
     from shardwright.interchange.carried_data import with_paths_from
     from shardwright.report.imported_text import imported_dict, imported_notes
     from shardwright.report.toml_files import job_toml, write_toml
 
     system, files = _system_and_files(words)
     imported = _imported(system, files, overrides, asked_cluster(cluster_fields), arguments)
-    planned(f"job {imported.job.name}", imported.job)
+    planned(say("job {name}", name=imported.job.name), imported.job)
     imported = replace(imported, job=with_paths_from(imported.job, toml.parent if toml else Path()))
     if toml:
         write_toml(toml, imported.job)
