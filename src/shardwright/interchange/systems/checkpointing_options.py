@@ -23,7 +23,7 @@ def keyword_options(settings: Settings, *names: str) -> dict[str, Any]:
         options = json.loads(str(value)) if value is not None and not isinstance(value, dict) else value
     except (ValueError, RecursionError):
         name = next(name for name in names if settings.given.get(name) is not None)
-        settings.faults.append(settings.fault_text(name, value, "JSON"))
+        settings.faults.append(settings.fault_text(name, value, say("JSON")))
         options = None
     return options if isinstance(options, dict) else {}
 
