@@ -12,7 +12,7 @@ from shardwright.config.asked_cluster import AskedCluster
 from shardwright.config.base import PlanError
 from shardwright.config.load import load_job
 from shardwright.config.phrase import Phrase, catalog_of, in_language
-from shardwright.interchange.exported import Lacking, exported
+from shardwright.interchange.exported import Exported, Lacking, exported
 from shardwright.interchange.imported import Asked
 from shardwright.interchange.recognised import system_name_of
 from shardwright.interchange.system import SOURCES, SYSTEMS, read_job_of
@@ -82,5 +82,11 @@ def test_what_a_system_lacks_is_told_without_the_way_out_of_imports() -> None:
         exported(SYSTEMS["nanotron"], job)
     chinese = caught.value.in_language("zh")
     assert "nanotron 没有这样的作业：" in chinese and "请换一个 --to" in chinese
-    result = exported(SYSTEMS["megatron"], load_job("quickstart"))
-    assert "作业没有写学习率" in exported_notes(result, "Megatron-LM", "zh") or result.unsaid_learning_rate is None
+
+
+def test_notes_of_an_export_are_in_the_language_that_is_asked_for() -> None:
+    result = Exported({"run.sh": ""}, ("run.seed", "data.path"), 3e-4, nodes=4)
+    notes = "".join(exported_notes(result, "NeMo", "zh").split())  # lines may end at any space
+    assert notes.startswith("NeMo有自己的写法，略去：run.seed、data.path。作业没有写学习率，文件里写的是0.0003；")
+    assert "请在4个节点上各启动run.sh，并设好环境变量NODE_RANK（0到3）" in notes
+    assert exported_notes(result, "NeMo").startswith("Left out, for NeMo says it in its own way: run.seed, data.path.")
