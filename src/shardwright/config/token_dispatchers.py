@@ -14,7 +14,6 @@ class TokenDispatcher:
       that has; if not, once for each expert.
     - `is_pipelined`: a domain sends such tokens on to its ranks while it receives others.
     - `permutes`: rows are brought into the order of their experts while they travel, where software has it so.
-    - `source` of these facts.
     """
 
     name: str
@@ -23,10 +22,10 @@ class TokenDispatcher:
     sends_once: bool
     is_pipelined: bool
     permutes: bool
-    source: str
 
 
 FACTS = (
+    # MoEAlltoAllTokenDispatcher of Megatron-LM, by collectives of NCCL.
     TokenDispatcher(
         name="all-to-all",
         place=10,
@@ -34,23 +33,22 @@ FACTS = (
         sends_once=False,
         is_pipelined=False,
         permutes=False,
-        source="MoEAlltoAllTokenDispatcher of Megatron-LM, by collectives of NCCL",
     ),
+    # deepseek-ai/DeepEP: README (kernels that forward from RDMA to NVLink) and csrc/kernels (is_token_in_rank).
     TokenDispatcher(
         name="deepep",
         place=20,
         sends_once=True,
         is_pipelined=True,
         permutes=False,
-        source="deepseek-ai/DeepEP, README and csrc/kernels (is_token_in_rank)",
     ),
+    # DeepEP's branch hybrid-ep, and a profile of Megatron-Bridge at 067f987 (docs/cost.md).
     TokenDispatcher(
         name="hybridep",
         place=30,
         sends_once=True,
         is_pipelined=False,
         permutes=True,
-        source="DeepEP's branch hybrid-ep; a profile of Megatron-Bridge at 067f987 (docs/cost.md)",
     ),
 )
 
