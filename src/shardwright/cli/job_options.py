@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from shardwright.config import largest
-from shardwright.config.phrase import LANGUAGES, language_of_locale
+from shardwright.config.phrase import ENGLISH, LANGUAGES, language_of_locale
 
 if TYPE_CHECKING:
     from shardwright.config.asked_cluster import AskedCluster
@@ -117,7 +117,20 @@ def _remember_language(ctx: click.Context, option: click.Parameter, language: st
     return chosen
 
 
-LANGUAGE = "shardwright.language"
+def _remember_json(ctx: click.Context, option: click.Parameter, as_json: bool) -> bool:
+    """True if the output is JSON, beside which faults are told in English, too."""
+    ctx.find_root().meta[_AS_JSON] = as_json
+    return as_json
+
+
+def told_language(ctx: click.Context) -> str:
+    """The language in which a command tells faults, notes and progress: the one that is asked for, or the locale's.
+    English beside JSON, which programs read."""
+    meta = ctx.find_root().meta
+    return ENGLISH if meta.get(_AS_JSON) else meta.get(LANGUAGE) or language_of_locale()
+
+
+LANGUAGE, _AS_JSON = "shardwright.language", "shardwright.json"
 language_option = click.option(
     "--lang",
     "language",
@@ -127,7 +140,9 @@ language_option = click.option(
     is_eager=True,
     help="English or Chinese.  [default: the locale's]",
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+json_option = click.option(
+    "--json", "as_json", is_flag=True, callback=_remember_json, help="Print JSON and nothing else."
+)
 set_option = click.option(
     "--set", "overrides", multiple=True, metavar="SECTION.FIELD=VALUE", help="Override a field; may be repeated."
 )

@@ -41,6 +41,7 @@ from shardwright.cli.launching import launch
 from shardwright.cli.progress_bar import progress_shown
 from shardwright.cli.train import train
 from shardwright.config import largest
+from shardwright.config.phrase import in_language, language_of_locale, say
 from shardwright.config.standard_streams import let_readers_leave
 from shardwright.train.launch.ending import telling_of_signals
 
@@ -169,15 +170,28 @@ def _command() -> None:
     except OSError as error:
         if error.filename is None and error.errno not in _NOT_WRITTEN:  # a write to standard output names no file
             raise
-        problem = "standard output can't be written" if error.filename is None else f"{error.filename} can't be used"
-        _leave(f"failed: {problem}: {error.strerror or error}; make room there, or name another place", 1)
+        _leave(in_language(_not_written(error), language_of_locale()), 1)
     except (ValueError, RuntimeError) as error:
         # Imported late: it needs pydantic, which --help does not.
-        from shardwright.config.base import PlanError, RunError, printable
+        from shardwright.config.base import PlanError, RunError
 
         if not isinstance(error, PlanError | RunError):
             raise
-        _leave(str(error), 2) if isinstance(error, PlanError) else _leave(f"failed: {printable(str(error))}", 1)
+        _leave(str(error), 2 if isinstance(error, PlanError) else 1)
+
+
+def _not_written(error: OSError) -> str:
+    """The message about a file, or standard output, that can't be written."""
+    reason = error.strerror or str(error)
+    if error.filename is None:
+        return say(
+            "failed: standard output can't be written: {reason}; make room there, or name another place", reason=reason
+        )
+    return say(
+        "failed: {file} can't be used: {reason}; make room there, or name another place",
+        file=str(error.filename),
+        reason=reason,
+    )
 
 
 def _leave(message: str, status: int) -> NoReturn:

@@ -60,6 +60,11 @@ def each(texts: Sequence[str]) -> str:
     return reduce(lambda first, second: say("{note}; {other}", note=first, other=second), texts) if texts else ""
 
 
+def sentences_of(texts: Sequence[str]) -> str:
+    """Sentences one behind the other, with a space between them in English: "A. B."."""
+    return reduce(lambda first, second: say("{first} {second}", first=first, second=second), texts) if texts else ""
+
+
 def summed(terms: Sequence[str]) -> str:
     """Terms with a plus between them: "a + b + c"."""
     return reduce(lambda first, second: say("{terms} + {term}", terms=first, term=second), terms) if terms else ""
@@ -96,6 +101,45 @@ def spoken(data: Any, language: str) -> Any:
     if isinstance(data, (list, tuple)):
         return [spoken(item, language) for item in data]
     return in_language(data, language) if isinstance(data, Phrase) else data
+
+
+def as_data(text: str) -> Any:
+    """A text as JSON can hold it, of which `of_data` makes it again: a phrase as its template and its values."""
+    if not isinstance(text, Phrase):
+        return text
+    values = {
+        name: [as_data(item) for item in value]
+        if isinstance(value, tuple)
+        else as_data(value)
+        if isinstance(value, str)
+        else value
+        if isinstance(value, int | float)
+        else str(value)
+        for name, value in text.values.items()
+    }
+    return {"template": text.template, "values": values}
+
+
+def of_data(data: Any) -> str:
+    """The text of which `as_data` made data. ValueError for other data, or a template that no catalog has: they may be
+    a stranger's."""
+    if isinstance(data, str):
+        return data
+    is_phrase = isinstance(data, dict) and data.keys() == {"template", "values"} and isinstance(data["values"], dict)
+    if not is_phrase or not any(data["template"] in catalog_of(language) for language in LANGUAGES):
+        raise ValueError("the data are no text")
+    values = {
+        name: value
+        if isinstance(value, int | float)
+        else tuple(of_data(item) for item in value)
+        if isinstance(value, list)
+        else of_data(value)
+        for name, value in data["values"].items()
+    }
+    try:
+        return Phrase(data["template"], values)
+    except (LookupError, TypeError) as error:
+        raise ValueError("the data are no text") from error
 
 
 def language_of_locale() -> str:
