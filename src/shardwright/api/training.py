@@ -14,9 +14,10 @@ from shardwright.api.plan_for_world import for_world
 from shardwright.api.reported_run import ReportedRun
 from shardwright.api.run_start import cost_text, refuse_unstated, with_checkpoints
 from shardwright.api.shown import Shown, framed
-from shardwright.config.base import PlanError
+from shardwright.config.base import PlanError, error_text
 from shardwright.config.dotted_keys import flat_keys
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.config.units import counted
 from shardwright.train.launch import preemption
 from shardwright.train.launch.ending import die_of_signals
@@ -120,7 +121,7 @@ def train_job(spec: JobSpec, start: StartOptions = StartOptions()) -> TrainingRe
         if spec.model.moe.experts and is_main_process:
             from shardwright.report.expert_use import draw_use
 
-            start.tell(f"how experts were used: {draw_use(folder)}")
+            start.tell(say("how experts were used: {file}", file=str(draw_use(folder))))
         compared, text = _compared(spec, result, folder) if is_main_process else (None, "")
         if report := reported.end("preempted" if result.preempted else "done"):
             text = "\n".join(filter(None, (text, f"report in {report}")))
@@ -195,7 +196,7 @@ def _run_here(
         refuse_missing(spec.data, spec.model)
         prepare_tokens(spec.data, spec.model, spec.run.seed, folder / "data", say=say_aside)
         for line in put_aside(spec, folder) if start.fresh else ():
-            start.tell(f"--fresh: {line}")
+            start.tell(say("--fresh: {line}", line=line))
         reported.begin(folder)
         results = _launch_ranks(spec, request, start, folder)
         reported.keep_times({rank: row for result in results for rank, row in result.performed.items()})
@@ -208,7 +209,8 @@ def _launch_ranks(spec: JobSpec, request: preemption.Preemption | None, start: S
     from shardwright.train.launch.restarts import launch_with_restarts
 
     def tell(error: RankFailedError, restart: str) -> None:
-        start.warn(f"failed: {error}{_advice(spec, error.failure)}\n{restart}")
+        told = say("failed: {reason}", reason=_advised(error_text(error), spec, error.failure))
+        start.warn(say("{fault}\n{restart}", fault=told, restart=restart))
 
     work = _work(spec, start.weights_from or "")
     try:
@@ -216,7 +218,7 @@ def _launch_ranks(spec: JobSpec, request: preemption.Preemption | None, start: S
             return launch(work, spec, folder)
         return launch_with_restarts(work, spec, folder, request, tell)
     except RankFailedError as error:
-        raise RankFailedError(f"{error}{_advice(spec, error.failure)}", error.failure) from None
+        raise RankFailedError(_advised(error_text(error), spec, error.failure), error.failure) from None
 
 
 def _run_rank(
@@ -228,7 +230,7 @@ def _run_rank(
     from shardwright.train.launch.this_machine import on_this_machine
 
     if start.fresh:  # a restarted rank can't know whether the run has begun
-        raise PlanError("train --fresh", ["under torchrun a run begins anew in another run.folder; name one"])
+        raise PlanError("train --fresh", [say("under torchrun a run begins anew in another run.folder; name one")])
     if start.weights_from is not None:
         refuse_weights_from(spec, start.weights_from)
     spec = on_this_machine(spec, 1, start.warn)  # each rank was given its device, if there are any
@@ -321,18 +323,18 @@ def _teller(spec: JobSpec, environment: RankEnvironment, start: StartOptions) ->
         if environment.rank > 0 and failure.kind in OF_ALL_RANKS and failure.subject != this_node():
             time.sleep(SPEAKING_S)
         else:
-            start.warn(failure.sentence(MeshShape.of(spec.plan)) + _advice(spec, failure))
+            start.warn(_advised(failure.sentence(MeshShape.of(spec.plan)), spec, failure))
 
     return tell
 
 
-def _advice(spec: JobSpec, failure: "Failure | None") -> str:
-    """A way out of a failure, if there is one that its message does not have."""
+def _advised(fault: str, spec: JobSpec, failure: "Failure | None") -> str:
+    """The message of a failure, with a way out if there is one that it does not have."""
     if failure is None or failure.kind != "memory":
-        return ""
+        return fault
     from shardwright.memory.first_fit import way_out
 
-    return "\n" + way_out(spec, failure.room_bytes)
+    return say("{fault}\n{way_out}", fault=fault, way_out=way_out(spec, failure.room_bytes))
 
 
 def run_and_study(job: JobSpec) -> "JobStudy":

@@ -10,7 +10,8 @@ from functools import partial
 import click
 
 from shardwright.cli.checked_job import load_to_run
-from shardwright.cli.job_options import JobCommand, job_options
+from shardwright.cli.job_options import JobCommand, job_options, told_language
+from shardwright.config.phrase import in_language
 
 
 @click.command(
@@ -34,7 +35,7 @@ def train(job: str, overrides: tuple[str, ...], as_json: bool, fresh: bool, weig
     from shardwright.api.training import StartOptions, train_job
     from shardwright.train.launch import preemption
 
-    start = StartOptions(fresh, weights_from, tell=click.echo, warn=partial(click.echo, err=True))
+    start = StartOptions(fresh, weights_from, tell=_told, warn=partial(_told, err=True))
     with _standard_output_for_json_alone(as_json):
         result = train_job(spec, start)
         if result.comparison_text:
@@ -43,8 +44,13 @@ def train(job: str, overrides: tuple[str, ...], as_json: bool, fresh: bool, weig
         click.echo(json.dumps(result.to_dict()))
     if result.preempted:
         if result.is_main_process:
-            click.echo(preemption.saved_sentence(result.preempted_by, result.steps), err=True)
+            _told(preemption.saved_sentence(result.preempted_by, result.steps), err=True)
         sys.exit(preemption.EXIT_STATUS)
+
+
+def _told(text: str, err: bool = False) -> None:
+    """Print a line about the run in the language of the command."""
+    click.echo(in_language(text, told_language(click.get_current_context())), err=err)
 
 
 @contextmanager

@@ -15,6 +15,8 @@ from typing import Any, TextIO
 from shardwright.config.base import RunError, printable
 from shardwright.config.data import HELD_OUT
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import in_language, language_of_locale
+from shardwright.config.phrase import say as phrase
 from shardwright.config.units import MIB
 from shardwright.config.user_file import open_file
 from shardwright.parallel.comm.process_groups import Mesh
@@ -53,11 +55,12 @@ class MetricsLog:
             self.say(f"MFU is not shown: the catalog of devices has no peak rate for {title} in {number}")
 
     def say(self, text: str) -> None:
-        """Print a line for the user. Raises RunError if that fails."""
+        """Print a line for the user, in the language of the locale. Raises RunError if that fails."""
         try:
-            print(printable(text), file=self._out, flush=True)
+            print(printable(in_language(text, language_of_locale())), file=self._out, flush=True)
         except OSError as error:
-            raise RunError(f"standard output can't be written: {error.strerror}") from None
+            fault = phrase("standard output can't be written: {reason}", reason=str(error.strerror))
+            raise RunError(fault) from None
 
     def begin(self, first_step: int, device: str, data: Mapping[str, str]) -> None:
         """Record that this part of the run begins after `first_step` steps, on a device, with data by their paths and

@@ -4,8 +4,9 @@ template."""
 import os
 from pathlib import Path
 
-from shardwright.config.base import PlanError
+from shardwright.config.base import PlanError, error_text
 from shardwright.config.hugging_face.config_json import CONFIG
+from shardwright.config.phrase import say
 from shardwright.config.units import MIB
 from shardwright.config.user_file import FileFault, read_file
 
@@ -34,8 +35,12 @@ def companions(folder: Path) -> dict[str, bytes]:
         if (folder / name).is_file():
             if target := _target_outside(folder / name):
                 faults.append(
-                    f"{name} is a link out of the folder, to {target}, and what is there would be put beside the "
-                    "weights; put a copy in its place, or remove it"
+                    say(
+                        "{name} is a link out of the folder, to {target}, and what is there would be put beside the "
+                        "weights; put a copy in its place, or remove it",
+                        name=name,
+                        target=target,
+                    )
                 )
                 continue
             if name == CONFIG:  # callers write a new one
@@ -43,7 +48,7 @@ def companions(folder: Path) -> dict[str, bytes]:
             try:
                 contents[name] = read_file(folder / name, _MOST_BYTES)
             except FileFault as error:
-                faults.append(str(error))
+                faults.append(error_text(error))
     if faults:
         raise PlanError(f"model {folder}", faults)
     return contents
