@@ -113,7 +113,9 @@ class AskedJob:
             note = say("no plan{kept} fits on {cluster}; the rest has its defaults", kept=kept, cluster=cluster)
             return self.as_planned(), (*self.notes, note)
         name = self.subject.removeprefix("job ")
-        raise PlanError(self.subject, [f"no plan of {name} fits on {cluster}; use more --devices"])
+        raise PlanError(
+            self.subject, [say("no plan of {name} fits on {cluster}; use more --devices", name=name, cluster=cluster)]
+        )
 
     def _is_half(self) -> bool:
         """True if the user asks for a part of a plan, and the rest can be chosen."""

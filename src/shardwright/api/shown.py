@@ -6,6 +6,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from shardwright.config.base import RunError
+from shardwright.config.phrase import say
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -66,7 +67,9 @@ def frame_of(rows: list[dict[str, Any]]) -> "DataFrame":
         import pandas
     except ImportError:
         raise RunError(
-            "frame() needs pandas, which is not installed: `pip install pandas`; rows() gives the same as a list of "
-            "dictionaries"
+            say(
+                "frame() needs pandas, which is not installed: `pip install pandas`; rows() gives the same as a list "
+                "of dictionaries"
+            )
         ) from None
     return pandas.DataFrame(rows)

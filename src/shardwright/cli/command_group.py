@@ -64,6 +64,8 @@ class CommandGroup(click.Group):
         in English."""
         try:
             return super().invoke(ctx)
+        except (click.exceptions.Exit, click.exceptions.Abort):  # RuntimeErrors, too
+            raise
         except (ValueError, RuntimeError) as error:
             from shardwright.config.base import PlanError, RunError  # need pydantic, which --help does not
 

@@ -18,6 +18,7 @@ from shardwright.cli.job_options import (
     question_of,
     set_option,
 )
+from shardwright.config.phrase import say
 
 
 def _drawing_options(command: Any) -> Any:
@@ -138,7 +139,7 @@ def simulate(
     cluster = asked_cluster({name: options.pop(name) for name in CLUSTER_OPTIONS})
     if execute and cluster != asked_cluster({}):
         raise click.UsageError(
-            "--execute runs on this machine; leave --devices, --device, --devices-per-node and --memory-gib out"
+            say("--execute runs on this machine; leave --devices, --device, --devices-per-node and --memory-gib out")
         )
     spec = (
         load_to_run(job, overrides)

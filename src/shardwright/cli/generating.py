@@ -12,6 +12,7 @@ import click
 
 from shardwright.cli.job_options import json_option, question_of
 from shardwright.config import largest
+from shardwright.config.phrase import say
 
 if TYPE_CHECKING:
     from shardwright.config.job import JobSpec
@@ -70,7 +71,7 @@ def generate(
     from shardwright.train.launch.fork_server import start_server_early
 
     if chat and prompt is None:
-        raise click.UsageError('--chat answers what a user says, and nothing is said; add --prompt "..."')
+        raise click.UsageError(say('--chat answers what a user says, and nothing is said; add --prompt "..."'))
     drawing = question_of(_Drawing, options)
     weights_source = (_of_folder if names_config(source) else _of_run)(source)
     spec = weights_source.job(list(overrides))

@@ -17,6 +17,7 @@ from shardwright.cli.job_options import (
     json_option,
     set_option,
 )
+from shardwright.config.phrase import say
 
 if TYPE_CHECKING:
     from shardwright.api.asked_job import JobToPlan
@@ -123,10 +124,17 @@ def _system_and_files(words: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
     except (FileFault, OSError) as error:
         known = f"name a file, or one of {', '.join(SOURCE_NAMES)} and its files"
         raise PlanError(
-            first, [f"it can't be read as a file ({getattr(error, 'strerror', None) or error}); {known}"]
+            first,
+            [
+                say(
+                    "it can't be read as a file ({reason}); {known}",
+                    reason=str(getattr(error, "strerror", None) or error),
+                    known=known,
+                )
+            ],
         ) from None
     if system == JOB:
-        raise PlanError(first, ["it is a job of shardwright, or a model; name it to plan, estimate or train"])
+        raise PlanError(first, [say("it is a job of shardwright, or a model; name it to plan, estimate or train")])
     return system, words
 
 
@@ -184,7 +192,10 @@ def export_job(job: str, overrides: tuple[str, ...], as_json: bool, system: str,
         try:
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise PlanError("output", [f"--out {out} can't be made: {error.strerror}; name another folder"]) from None
+            raise PlanError(
+                "output",
+                [say("--out {out} can't be made: {reason}; name another folder", out=out, reason=str(error.strerror))],
+            ) from None
         for name, text in result.files.items():
             write_output(out / name, text, "--out")
         click.echo("\n".join(f"wrote {out / name}" for name in result.files), err=True)
@@ -211,7 +222,7 @@ def load_from(
     imported = _imported(name, files, sets, cluster)
     job = imported.job
     if job.cluster.device == "unknown":
-        fault = "nothing says what devices it runs on; say it with --device, such as h100-sxm"
+        fault = say("nothing says what devices it runs on; say it with --device, such as h100-sxm")
         raise PlanError(f"{name} {files[0]}", [fault])
     click.echo(imported_notes(imported, with_data=False) + "\n", err=True)
     return with_own_plan(job), imported, SYSTEMS[system_of(name, files).name]
@@ -245,9 +256,11 @@ def planned_for(name: str, to_plan: "JobToPlan") -> "tuple[System, JobToPlan]":
             return job
         return job.model_copy(update={"cluster": job.cluster.model_copy(update={"software": system.software})})
 
-    note = (
-        f"every plan is one that {system.title} has: write it with --toml FILE, and `shardwright export FILE --to "
-        f"{system.name}` writes its files"
+    note = say(
+        "every plan is one that {title} has: write it with --toml FILE, and `shardwright export FILE --to {name}` "
+        "writes its files",
+        title=system.title,
+        name=system.name,
     )
     own_job = to_plan.own_job and of_system(to_plan.own_job)
     return system, replace(to_plan, job=of_system(to_plan.job), own_job=own_job, notes=(*to_plan.notes, note))

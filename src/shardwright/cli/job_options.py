@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from shardwright.config import largest
-from shardwright.config.phrase import ENGLISH, LANGUAGES, language_of_locale
+from shardwright.config.phrase import ENGLISH, LANGUAGES, in_language, language_of_locale
 
 if TYPE_CHECKING:
     from shardwright.config.asked_cluster import AskedCluster
@@ -128,6 +128,11 @@ def told_language(ctx: click.Context) -> str:
     English beside JSON, which programs read."""
     meta = ctx.find_root().meta
     return ENGLISH if meta.get(_AS_JSON) else meta.get(LANGUAGE) or language_of_locale()
+
+
+def tell(text: str, err: bool = False) -> None:
+    """Print a line in the language of the command."""
+    click.echo(in_language(text, told_language(click.get_current_context())), err=err)
 
 
 LANGUAGE, _AS_JSON = "shardwright.language", "shardwright.json"

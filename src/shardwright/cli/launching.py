@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardwright.cli.checked_job import load_to_run
-from shardwright.cli.job_options import JobCommand, file_option, job_options
-from shardwright.report.text_columns import filled
+from shardwright.cli.job_options import JobCommand, file_option, job_options, tell, told_language
+from shardwright.config.phrase import note_phrase, say
+from shardwright.report.document import paragraph, part_text
 
 if TYPE_CHECKING:
     from shardwright.report.launch.launch_description import Launch
@@ -58,13 +59,21 @@ def launch(job: str, overrides: tuple[str, ...], as_json: bool, out: Path | None
 
         write_output(out, text, "--out")
     for note in notes:
-        click.echo(filled(f"Note: {note}."), err=True)
+        language = told_language(click.get_current_context())
+        click.echo(part_text(paragraph(note_phrase(note)), language), err=True)
     if as_json:
         click.echo(json.dumps(_as_dict(description, text, notes)))
     elif out is None:
         click.echo(text, nl=False)
     else:
-        click.echo(f"{description.heading}: written to {out}; start it with `{_start(description, out)}`")
+        tell(
+            say(
+                "{heading}: written to {file}; start it with `{command}`",
+                heading=description.heading,
+                file=str(out),
+                command=_start(description, out),
+            )
+        )
 
 
 def _description(job: str, overrides: tuple[str, ...], options: "LaunchOptions") -> "Launch":

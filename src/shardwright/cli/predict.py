@@ -18,6 +18,7 @@ from shardwright.cli.job_options import (
     language_option,
 )
 from shardwright.cli.progress_bar import progress_shown
+from shardwright.config.phrase import say
 from shardwright.report.text_columns import fitting
 
 
@@ -97,7 +98,11 @@ def validate(runs: Path, as_json: bool, language: str, out: Path | None, oom: Pa
     for table in filter(None, (runs, oom)):
         for option, file in (("--out", out), ("--fit", fit)):
             if file and file.exists() and file.samefile(table):
-                fault = f"{option} {file} is a table that is read, and would be lost; name another file"
+                fault = say(
+                    "{option} {file} is a table that is read, and would be lost; name another file",
+                    option=option,
+                    file=file,
+                )
                 raise PlanError("output", [fault])
     with progress_shown(language):
         scores = compare(runs, oom)
@@ -158,7 +163,7 @@ def dryrun(job: str, overrides: tuple[str, ...], as_json: bool, rank: int, devic
         from shardwright.config.base import PlanError
 
         if device == "cpu" or rank:
-            fault = "--check runs all ranks as on CUDA; leave out --rank, and --device cpu"
+            fault = say("--check runs all ranks as on CUDA; leave out --rank, and --device cpu")
             raise PlanError("dryrun --check", [fault])
         with progress_shown():
             from shardwright.measure.checks.plan_checks import check_plan, checks_text  # load torch

@@ -10,8 +10,7 @@ from functools import partial
 import click
 
 from shardwright.cli.checked_job import load_to_run
-from shardwright.cli.job_options import JobCommand, job_options, told_language
-from shardwright.config.phrase import in_language
+from shardwright.cli.job_options import JobCommand, job_options, tell
 
 
 @click.command(
@@ -35,7 +34,7 @@ def train(job: str, overrides: tuple[str, ...], as_json: bool, fresh: bool, weig
     from shardwright.api.training import StartOptions, train_job
     from shardwright.train.launch import preemption
 
-    start = StartOptions(fresh, weights_from, tell=_told, warn=partial(_told, err=True))
+    start = StartOptions(fresh, weights_from, tell=tell, warn=partial(tell, err=True))
     with _standard_output_for_json_alone(as_json):
         result = train_job(spec, start)
         if result.comparison_text:
@@ -44,13 +43,8 @@ def train(job: str, overrides: tuple[str, ...], as_json: bool, fresh: bool, weig
         click.echo(json.dumps(result.to_dict()))
     if result.preempted:
         if result.is_main_process:
-            _told(preemption.saved_sentence(result.preempted_by, result.steps), err=True)
+            tell(preemption.saved_sentence(result.preempted_by, result.steps), err=True)
         sys.exit(preemption.EXIT_STATUS)
-
-
-def _told(text: str, err: bool = False) -> None:
-    """Print a line about the run in the language of the command."""
-    click.echo(in_language(text, told_language(click.get_current_context())), err=err)
 
 
 @contextmanager

@@ -65,6 +65,11 @@ def sentences_of(texts: Sequence[str]) -> str:
     return reduce(lambda first, second: say("{first} {second}", first=first, second=second), texts) if texts else ""
 
 
+def below(texts: Sequence[str]) -> str:
+    """Texts one below the other."""
+    return reduce(lambda first, second: say("{first}\n{second}", first=first, second=second), texts) if texts else ""
+
+
 def summed(terms: Sequence[str]) -> str:
     """Terms with a plus between them: "a + b + c"."""
     return reduce(lambda first, second: say("{terms} + {term}", terms=first, term=second), terms) if terms else ""
@@ -160,7 +165,7 @@ def _filled(template: str, values: dict[str, Any], language: str) -> str:
 
 
 def _value(value: Any, language: str) -> Any:
-    if isinstance(value, tuple):
+    if type(value) is tuple:  # an action of a schedule is one, too, and has words of its own
         return _SEPARATORS[language].join(in_language(item, language) for item in value)
     return in_language(value, language) if isinstance(value, str) else value
 

@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from shardwright.config.base import PlanError
+from shardwright.config.phrase import say
 from shardwright.report.text_columns import num_columns, terminal_width, wrapped
 
 PAGES = Path(__file__).parent / "pages"
@@ -75,7 +76,9 @@ def page_of(idea: str, language: str) -> IdeaPage:
     if idea in (*IDEAS, *OTHERS):
         return IdeaPage(idea, language)
     nearest = get_close_matches(idea, (*IDEAS, *OTHERS), 3) or (*IDEAS, *OTHERS)
-    raise PlanError("learn", [f"there is no page on {idea!r}; use {', '.join(nearest)}"])
+    raise PlanError(
+        "learn", [say("there is no page on {idea}; use {nearest}", idea=repr(idea), nearest=tuple(nearest))]
+    )
 
 
 def contents(language: str) -> str:

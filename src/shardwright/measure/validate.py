@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from shardwright.config.base import error_text
+from shardwright.config.phrase import say
 from shardwright.config.progress_records import tell_part, tell_share
 from shardwright.cost.calibration import (
     Constants,
@@ -90,10 +92,10 @@ def _predict_faulty(row: Measured, constants: Constants) -> Predicted:
         with np.errstate(all="ignore"):
             (predicted,) = _predict([row], constants)
     except _OF_CONTRADICTIONS as error:
-        return Predicted(row, None, 0.0, None, reason=f"its plan has no price: {error}")
+        return Predicted(row, None, 0.0, None, reason=say("its plan has no price: {reason}", reason=error_text(error)))
     seconds = predicted.time.total if predicted.time else 1.0
     if not (0 < seconds < math.inf and 0 <= predicted.memory_gb < math.inf):
-        return Predicted(row, None, 0.0, None, reason="its plan has no price")
+        return Predicted(row, None, 0.0, None, reason=say("its plan has no price"))
     return predicted
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from torch import Tensor
 
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.config.progress_records import tell_part
 from shardwright.config.units import counted
 from shardwright.measure.record_files import read_record, write_record
@@ -51,7 +52,7 @@ def record_steps(num_steps: int, data_folder: Path, moved_by: int, job: JobSpec,
         boxes = [(p.place, p.box_values()) for p in parameters]
     following = my_share(samples, job.batch.samples_before(num_steps), job, mesh)
     record = Record(steps, boxes, evaluate(replica, following))
-    with telling_of_full_disk(folder / "record", way_out="name another folder in TMPDIR"):
+    with telling_of_full_disk(folder / "record", way_out=say("name another folder in TMPDIR")):
         write_record(record, folder, mesh.rank)
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.units import bytes_text, counted, seconds_text
 from shardwright.memory.job_memory import rank_memory
@@ -87,7 +88,7 @@ def compared_dict(job: JobSpec, measured: MeasuredSteps) -> dict[str, Any]:
 def _predicted_s(job: JobSpec) -> tuple[dict[str, float], str]:
     """Seconds of a step by cause; or the reason why there are none."""
     if job.cluster.device == "unknown":
-        way_out = "set cluster.device to a file of `shardwright calibrate`, or to a device of the catalog"
+        way_out = say("set cluster.device to a file of `shardwright calibrate`, or to a device of the catalog")
         return {}, f"the cluster's device is not known; {way_out}"
     from shardwright.planner.own_plan import estimate  # needs numpy, which the other accounts do not
 

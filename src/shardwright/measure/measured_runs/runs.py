@@ -13,6 +13,7 @@ from shardwright.config.cluster import DeviceSpec
 from shardwright.config.model_shape import ModelShape
 from shardwright.config.moe import ROUTINGS
 from shardwright.config.number_types import number_called
+from shardwright.config.phrase import say
 from shardwright.config.section_shapes import ExpertShape, LatentShape
 from shardwright.config.software import software_of
 from shardwright.config.units import MIB
@@ -117,7 +118,7 @@ def _float(row: Row, name: str) -> float:
 
 def _needed(row: Row, name: str) -> int:
     if not row.get(name):
-        raise ValueError(f"the row does not say {name}")
+        raise ValueError(say("the row does not say {name}", name=name))
     return whole(row, name)
 
 

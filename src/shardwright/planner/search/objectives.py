@@ -57,7 +57,7 @@ class Objective:
         elif self.days > 0 and not self.tokens > 0:
             faults.append(say("days are a deadline for a number of tokens; give --tokens too"))
         if faults:
-            raise PlanError("what the best plan is", faults)
+            raise PlanError(say("what the best plan is"), faults)
 
     @property
     def run_tokens(self) -> float:

@@ -54,7 +54,7 @@ def best_layout(job: JobSpec, constants: Constants) -> LaidOut:
     """
     if job.cluster.device == "unknown" and not job.cluster.parts:
         fault = say("cluster.device is unknown, so no layer has a price; set it to a device of the catalog")
-        raise PlanError(f"a layout of job {job.name}", [fault])
+        raise PlanError(say("a layout of job {name}", name=job.name), [fault])
     best: LaidOut | None = None
     faults: dict[str, None] = {}
     for parts in _orders(job):
@@ -66,7 +66,7 @@ def best_layout(job: JobSpec, constants: Constants) -> LaidOut:
         if best is None or laid.step_s < best.step_s:
             best = laid
     if best is None:
-        raise PlanError(f"a layout of job {job.name}", list(faults))
+        raise PlanError(say("a layout of job {name}", name=job.name), list(faults))
     return best
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain
 
+from shardwright.config.phrase import say
 from shardwright.sharding.stage_placement import StagePlacement
 
 
@@ -113,7 +114,14 @@ def stages_of(
 def layout_pieces(layout: Sequence[int], num_layers: int) -> list[range]:
     """The pieces of each stage, as indices of the list of pieces."""
     if sum(layout) != num_layers:
-        raise ValueError(f"a layout of {' + '.join(map(str, layout))} = {sum(layout)} layers for {num_layers}")
+        raise ValueError(
+            say(
+                "a layout of {layout} = {placed} layers for {num_layers}",
+                layout=" + ".join(map(str, layout)),
+                placed=sum(layout),
+                num_layers=num_layers,
+            )
+        )
     ends = [1 + end for end in accumulate(layout)]
     starts = [0, *ends[:-1]]
     ends[-1] += 1

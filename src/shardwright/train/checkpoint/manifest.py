@@ -105,8 +105,8 @@ class FileIndex(Spec):
                         "{file}: {name} {full_shape} has no box {box}",
                         file=self.file,
                         name=stored.name,
-                        full_shape=stored.full_shape,
-                        box=stored.box,
+                        full_shape=str(stored.full_shape),
+                        box=str(stored.box),
                     )
                 )
             elif stored.start_byte + stored.num_bytes > self.num_bytes:

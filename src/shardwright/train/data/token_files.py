@@ -151,7 +151,7 @@ def _open_npy(file: SourceFile) -> TokenSpan:
                 "array.reshape(-1).astype('uint32')",
                 path=file.path,
                 dtype=array.dtype,
-                shape=array.shape,
+                shape=str(array.shape),
             )
         )
     return TokenSpan(file.path, array.dtype.str, array.offset, len(array))

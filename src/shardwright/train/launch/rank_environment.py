@@ -45,7 +45,7 @@ class RankEnvironment:
         if not variables.get("RANK", "").strip():
             return None
         if faults := _faults(variables):
-            raise PlanError("the variables of a launcher", faults)
+            raise PlanError(say("the variables of a launcher"), faults)
         has_agent_store = variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun keeps it over attempts
         rank, world = int(variables["RANK"]), int(variables["WORLD_SIZE"])
         return cls(
