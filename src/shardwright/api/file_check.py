@@ -49,7 +49,7 @@ def file_checks(
 def _text(path: str) -> str:
     """The text of a file; empty if it can't be read."""
     try:
-        return read_text(Path(path), MIB, "job or configuration")
+        return read_text(Path(path), MIB, say("job or configuration"))
     except (FileFault, OSError):
         return ""
 
@@ -81,7 +81,7 @@ def file_check(
 def _recognised(path: str) -> str:
     if not Path(path).exists() and path in (*catalog.names("jobs"), *catalog.names("models")):
         return JOB
-    return JOB if Path(path).is_dir() else system_name_of(path, read_text(Path(path), MIB, "job or configuration"))
+    return JOB if Path(path).is_dir() else system_name_of(path, read_text(Path(path), MIB, say("job or configuration")))
 
 
 def _job(path: str, overrides: tuple[str, ...], cluster: AskedCluster, system: str, model: str) -> JobSpec:

@@ -44,7 +44,7 @@ class PlanQuestion:
         """The options in plain values. Raises PlanError with a fault for each option that has none."""
         options = GivenOptions()
         wanted = PlanQuestion(
-            options.whole("top, how many plans are shown,", self.top, least=1),
+            options.whole(say("top, how many plans are shown,"), self.top, least=1),
             options.texts("keep", self.keep, "plan.tp=2"),
             options.texts("between", self.between, "plan.tp=1,4"),
             options.one_of("float8", self.float8, (NO_FLOAT8, *FLOAT8_RECIPES)),

@@ -116,7 +116,7 @@ def fit_cluster(rows: Sequence[Measured]) -> ClusterFit:
     fitted, still = problem.fit(), np.zeros(len(KNOBS))
     held_back = np.empty(len(rows))
     for fold in range(min(_FOLDS, len(groups))):
-        tell_part("fitting constants with some runs held back", fold, min(_FOLDS, len(groups)))
+        tell_part(say("fitting constants with some runs held back"), fold, min(_FOLDS, len(groups)))
         out = np.array([groups.index(row.group) % min(_FOLDS, len(groups)) == fold for row in rows])
         others = replace(problem, rows=tuple(row for row, is_out in zip(rows, out, strict=True) if not is_out))
         held_back[out] = problem.errors(others.fit())[out]

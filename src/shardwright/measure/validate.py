@@ -171,11 +171,11 @@ def validate(runs: Path, out_of_memory: Path | None) -> dict[str, Any]:
     scores["fit"] = _fit([p for p in rows if not p.row.ran_out], failing)
     scores["order_with_tier_b"] = _order(rows, "AB")
     scores["order"] = scores["order_with_tier_b"] | _order(rows, "A")
-    tell_part("predicting each family by the others", 1, _PARTS)
+    tell_part(say("predicting each family by the others"), 1, _PARTS)
     scores |= _unseen(runs, headline)
     scores["generations_left_out"] = _generations_left_out(headline)
     scores["numbers"] = number_counts(measurements)
-    tell_part("columns that would tell most", 2, _PARTS)
+    tell_part(say("columns that would tell most"), 2, _PARTS)
     scores["unnamed_software"] = sum(not p.row.knows_software for p in every_row)
     scores["missing_columns"] = [name for name in FACT_COLUMNS if not any(name in row.columns for row in measurements)]
     scores["unstated_columns"] = [asdict(column) for column in unstated_columns(runs, constants)]

@@ -9,7 +9,7 @@ from torch import Tensor
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import say
 from shardwright.config.progress_records import tell_part
-from shardwright.config.units import counted
+from shardwright.config.units import counted_phrase
 from shardwright.measure.record_files import read_record, write_record
 from shardwright.measure.rounding import MOVES, moved_weights
 from shardwright.measure.verdict import Record, Verdict, compare
@@ -73,12 +73,12 @@ def verify(job: JobSpec, num_steps: int, tolerance: float) -> tuple[Verdict, lis
             launch(partial(record_steps, num_steps, data_folder, moved_by), run_job, scratch / name, num_threads=1)
             return [read_record(scratch / name, rank) for rank in range(run_job.plan.world)]
 
-        tell_part(f"running on {counted(job.plan.world, 'rank')}", 0, 2)
+        tell_part(say("running on {ranks}", ranks=counted_phrase(job.plan.world, "rank")), 0, 2)
         ranks = run(job, "plan")
-        tell_part("running on one", 1, 2)
+        tell_part(say("running on one"), 1, 2)
         (reference,) = run(job.as_one_rank(), "one")
         verdict = compare(ranks, reference)
         if verdict.within(tolerance) or math.inf in verdict.differences or loses_gradients(job.plan):
             return verdict, []
-        tell_part("running on one from weights moved by a rounding", 1, 2)
+        tell_part(say("running on one from weights moved by a rounding"), 1, 2)
         return verdict, [compare(run(job.as_one_rank(), f"moved{number}", number), reference) for number in MOVES]

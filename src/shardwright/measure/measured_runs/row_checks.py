@@ -101,9 +101,9 @@ def stage_faults(run: Run) -> tuple[str, ...]:
 def _missing(row: Row) -> list[str]:
     """Fields of a plan that a row leaves out, each with the value that its prediction assumes."""
     assumed = {"tp": "tp 1", "pp": "pp 1", "mbs": "mbs 1"}
-    assumed["gbs"] = f"one microbatch a replica, gbs {dp_of(row) * whole(row, 'mbs', 1)}"
+    assumed["gbs"] = say("one microbatch a replica, gbs {gbs}", gbs=dp_of(row) * whole(row, "mbs", 1))
     return [
-        f"it does not say {name}, and {value} is assumed; fill the column in"
+        say("it does not say {name}, and {value} is assumed; fill the column in", name=name, value=value)
         for name, value in assumed.items()
         if not row.get(name)
     ]

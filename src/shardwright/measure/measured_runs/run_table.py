@@ -72,7 +72,9 @@ def _lines(text: str, path: Path) -> Iterator[TableLine]:
             if header is None:
                 header = _header(fields, path)
             elif number > _MOST_ROWS:
-                yield TableLine(begin, {}, (f"there are more than {_MOST_ROWS:,} rows; divide the table",))
+                yield TableLine(
+                    begin, {}, (say("there are more than {most:,} rows; divide the table", most=_MOST_ROWS),)
+                )
                 return
             elif fields and len(fields) != len(header):
                 yield _line_of_other_length(begin, fields, header)
