@@ -2,12 +2,16 @@
 
 import json
 import shlex
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from shardwright.cli.main import cli
-from support.languages import assert_same_in_chinese, differing
+from shardwright.config.base import RunError
+from shardwright.config.phrase import say
+from support.languages import assert_same_in_chinese, differing, num_chinese
+from support.recorded_run import write_run
 
 SCREENS = (
     "estimate quickstart",
@@ -42,7 +46,7 @@ def run(words: str, *more: str, **environment: str) -> Result:
     return CliRunner(env={"LC_ALL": "C.UTF-8"} | environment).invoke(cli, [*shlex.split(words), *more])
 
 
-@pytest.mark.parametrize("words", (*SCREENS, *SHORT_SCREENS))
+@pytest.mark.parametrize("words", [*SCREENS, *SHORT_SCREENS])
 def test_a_screen_has_the_same_numbers_in_chinese(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def text_in(language: str) -> str:
         result = run(words, "--lang", language)
@@ -62,6 +66,31 @@ def test_json_is_english() -> None:
     words = "estimate gpt-100b-32xa100 --set model.hidden=12288 --set model.heads=96 --json"
     (note, *_), (other, *_) = (json.loads(run(words, *lang).stdout)["notes"] for lang in ((), ("--lang", "zh")))
     assert note == other and "billion parameters" in note
+
+
+@pytest.mark.parametrize("words", ["estimate quickstart --set plan.tp=3", "check quickstart --set plan.tp=3"])
+def test_faults_beside_json_are_english(words: str) -> None:
+    english, chinese = run(f"{words} --json"), run(f"{words} --json", "--lang", "zh")
+    assert str(english.exception) == str(chinese.exception) and english.stdout == chinese.stdout
+    assert not num_chinese(f"{chinese.exception}{chinese.stdout}{chinese.stderr}")
+
+
+def test_a_failure_is_told_in_the_language(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RunError(say("{path} is empty", path="a"))
+
+    monkeypatch.setattr("shardwright.report.catalog_tables.catalog_text", fail)
+    assert str(run("models").exception) == "failed: a is empty"
+    assert str(run("models", "--lang", "zh").exception) == "失败：a 是空的"
+
+
+def test_a_run_is_watched_in_the_language(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, overrides=["optimizer.steps=10"])
+    screen = run(f"top {folder} --once --lang zh").stdout
+    for words in ("第 5 步，共 10 步，还剩 2.5 s", "损失", "留出集损失", "一步的组成", "计算 70%", "1 步没有更新权重"):
+        assert words in screen, screen
+    table = run(f"runs {folder} --lang zh").stdout
+    assert "每秒" in table and "rank" in table and "效率" in table
 
 
 @pytest.mark.parametrize(

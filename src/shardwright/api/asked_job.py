@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from shardwright.config.asked_cluster import NOTHING_ASKED, AskedCluster
-from shardwright.config.base import PlanError
+from shardwright.config.base import PlanError, error_text
 from shardwright.config.checks.check import job_faults
 from shardwright.config.hugging_face.config_json import notes_on
 from shardwright.config.job import JobSpec
@@ -174,7 +174,7 @@ def _best_job(subject: str, to_plan: JobToPlan) -> JobSpec | None:
     try:
         recommendation = plans_of(to_plan.job, Constraints().with_kept(to_plan.kept), shipped()).recommendation
     except KeyError as error:
-        raise PlanError(subject, [str(error.args[0])]) from None
+        raise PlanError(subject, [error_text(error)]) from None
     return recommendation.plan.job if recommendation else None
 
 

@@ -5,7 +5,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from shardwright.api.shown import Shown
-from shardwright.config.base import PlanError
+from shardwright.config.base import PlanError, error_text
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import ENGLISH, say
 from shardwright.report.document import document_text
@@ -93,4 +93,4 @@ def estimated(subject: str, job: JobSpec, with_others: bool = False) -> Estimate
     try:
         return Estimated(job, tuple(software_rows(job)))
     except KeyError as error:
-        raise PlanError(subject, [str(error.args[0])]) from None
+        raise PlanError(subject, [error_text(error)]) from None

@@ -7,7 +7,7 @@ from typing import Any
 
 from shardwright.api.asked_job import JobToPlan
 from shardwright.api.shown import Shown
-from shardwright.config.base import PlanError
+from shardwright.config.base import PlanError, error_text
 from shardwright.config.dotted_keys import flat_keys
 from shardwright.config.float8_facts import FLOAT8_RECIPES, NO_FLOAT8
 from shardwright.config.job import JobSpec
@@ -88,7 +88,7 @@ class FoundPlans(Shown):
                 own_faults=self.to_plan.own_faults,
             )
         except KeyError as error:
-            raise PlanError(self.subject, [str(error.args[0])]) from None
+            raise PlanError(self.subject, [error_text(error)]) from None
 
     @property
     def text(self) -> str:
@@ -138,7 +138,7 @@ def found_plans(
         num_shown = question.top if objection is None else max(question.top, _LOOKED_AT)
         advice = plans_of(to_plan.job, constraints, shipped(), objective, num_shown=num_shown)
     except KeyError as error:
-        raise PlanError(subject, [str(error.args[0])]) from None
+        raise PlanError(subject, [error_text(error)]) from None
     if objection is not None and advice.plans:
         best, num_plans, advice = advice.plans[0].job, len(advice.plans), accepted(advice, objection)
         if not advice.plans:

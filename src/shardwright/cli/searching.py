@@ -67,7 +67,7 @@ def layout(
 
     The result is plan.layout, which `train` runs. Stages on slower devices get fewer layers.
     """
-    from shardwright.config.base import PlanError
+    from shardwright.config.base import PlanError, error_text
     from shardwright.cost.calibration import shipped
     from shardwright.planner.search.constraints import constraints_of
     from shardwright.planner.stages.best_layout import best_layout
@@ -83,7 +83,7 @@ def layout(
         else:
             laid_out = best_layout(load(job, overrides), shipped())
     except KeyError as error:
-        raise PlanError(f"job {job}", [str(error.args[0])]) from None
+        raise PlanError(f"job {job}", [error_text(error)]) from None
     if toml:
         write_toml(toml, laid_out.job)
     click.echo(json.dumps(layout_dict(laid_out)) if as_json else fitting(layout_text(laid_out, language)))

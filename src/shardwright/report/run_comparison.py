@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any, Protocol
 
+from shardwright.config.base import error_text
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import say
 from shardwright.config.schedule_facts import SCHEDULES
@@ -89,13 +90,13 @@ def _predicted_s(job: JobSpec) -> tuple[dict[str, float], str]:
     """Seconds of a step by cause; or the reason why there are none."""
     if job.cluster.device == "unknown":
         way_out = say("set cluster.device to a file of `shardwright calibrate`, or to a device of the catalog")
-        return {}, f"the cluster's device is not known; {way_out}"
+        return {}, say("the cluster's device is not known; {way_out}", way_out=way_out)
     from shardwright.planner.own_plan import estimate  # needs numpy, which the other accounts do not
 
     try:
         step = estimate(job).step
     except (KeyError, ValueError) as error:
-        return {}, str(error.args[0])
+        return {}, error_text(error)
     seconds = {cause: float(sum(getattr(step, part) for part in parts)) for cause, (_, parts) in _CAUSES.items()}
     return {_COMPUTING: float(step.total) - sum(seconds.values())} | seconds, ""
 

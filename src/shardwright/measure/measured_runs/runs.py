@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shardwright.config.attention_sections import WindowSpec
+from shardwright.config.base import error_text
 from shardwright.config.cluster import DeviceSpec
 from shardwright.config.model_shape import ModelShape
 from shardwright.config.moe import ROUTINGS
@@ -77,7 +78,7 @@ def measured(line: TableLine, without: frozenset[str] = frozenset()) -> Measured
             run = run_of_row(row, without)
             faults += stage_faults(run)
         except (ValueError, KeyError, ArithmeticError) as error:
-            reason = str(error.args[0])
+            reason = error_text(error)
     step_s = _step_s(row, run)
     name = row.get("id", "").strip() or "without id"
     name = name if name.isprintable() else ascii(name)[1:-1]

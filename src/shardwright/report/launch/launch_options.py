@@ -96,10 +96,10 @@ class LaunchOptions:
                 )
             )
         for option, pattern, example in (
-            ("account", _ACCOUNT, "letters, digits and _ . - such as research"),
-            ("partition", _ACCOUNT, "letters, digits and _ . - such as gpu"),
-            ("claim", _CLAIM, "small letters, digits and - such as training-runs"),
-            ("first_node", _HOST, "the name or address of a machine, such as node001"),
+            ("account", _ACCOUNT, say("letters, digits and _ . - such as research")),
+            ("partition", _ACCOUNT, say("letters, digits and _ . - such as gpu")),
+            ("claim", _CLAIM, say("small letters, digits and - such as training-runs")),
+            ("first_node", _HOST, say("the name or address of a machine, such as node001")),
         ):
             value = getattr(self, option)
             if value and not pattern.fullmatch(value):
@@ -112,7 +112,7 @@ class LaunchOptions:
                     )
                 )
         if self.image and not _IMAGE.fullmatch(self.image):
-            example = "registry.here/shardwright:1, or for pyxis registry.here#shardwright:1"
+            example = say("registry.here/shardwright:1, or for pyxis registry.here#shardwright:1")
             faults.append(
                 say(
                     "--image {image} is no name of an image; use one such as {example}",

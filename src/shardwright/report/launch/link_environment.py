@@ -82,7 +82,7 @@ def _set_adapters(
     adapters = counted(rails, NETWORKS[network.kind].adapter)
     if network.adapters and len(network.adapters) != rails:
         stated_rails = job.cluster.topology.rails
-        origin = f"is {stated_rails}" if stated_rails else "0 means one for each device"
+        origin = say("is {rails}", rails=stated_rails) if stated_rails else say("0 means one for each device")
         fault = say(
             "cluster.network.adapters names {named}, and a server of {ranks_per_server} ranks has {rails}: "
             "cluster.topology.rails {origin}; name {count_needed}, or set cluster.topology.rails",

@@ -38,7 +38,7 @@ def save_time(job: JobSpec, folder: Path, predicted: Estimate | None) -> SaveTim
     """The time of a job whose run writes to `folder`. `predicted` is None if nothing is known of its device."""
     measured = _measured(folder / METRICS)
     if measured is not None:
-        return _summed(*measured, f"measured by the run in {folder}")
+        return _summed(*measured, say("measured by the run in {folder}", folder=str(folder)))
     if predicted is not None and job.cluster.checkpoint_gb_per_s:
         checkpoint_s = predicted.checkpoint_bytes / (1e9 * job.cluster.checkpoint_gb_per_s)
         return _summed(predicted.step.total, checkpoint_s, "predicted")
