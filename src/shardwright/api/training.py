@@ -17,7 +17,7 @@ from shardwright.api.shown import Shown, framed
 from shardwright.config.base import PlanError, error_text
 from shardwright.config.dotted_keys import flat_keys
 from shardwright.config.job import JobSpec
-from shardwright.config.phrase import say
+from shardwright.config.phrase import ENGLISH, in_language, say
 from shardwright.config.units import counted
 from shardwright.train.launch import preemption
 from shardwright.train.launch.ending import die_of_signals
@@ -37,12 +37,14 @@ Say = Callable[[str], None]
 @dataclass(frozen=True)
 class StartOptions:
     """The options with which a run starts: `fresh` puts the checkpoints of its folder aside, and `weights_from` is the
-    run whose weights it takes. `tell` prints further information, and `warn` prints problems on the way."""
+    run whose weights it takes. `tell` prints further information, and `warn` prints problems on the way. `language` is
+    that of the comparison of predicted with measured steps."""
 
     fresh: bool = False
     weights_from: str | None = None
     tell: Say = print
     warn: Say = field(default=partial(print, file=sys.stderr))
+    language: str = ENGLISH
 
 
 @dataclass(frozen=True, repr=False)
@@ -122,9 +124,10 @@ def train_job(spec: JobSpec, start: StartOptions = StartOptions()) -> TrainingRe
             from shardwright.report.expert_use import draw_use
 
             start.tell(say("how experts were used: {file}", file=str(draw_use(folder))))
-        compared, text = _compared(spec, result, folder) if is_main_process else (None, "")
+        compared, text = _compared(spec, result, folder, start.language) if is_main_process else (None, "")
         if report := reported.end("preempted" if result.preempted else "done"):
-            text = "\n".join(filter(None, (text, f"report in {report}")))
+            told = in_language(say("report in {file}", file=str(report)), start.language)
+            text = "\n".join(filter(None, (text, told)))
     values = asdict(replace(result, performed={}))
     del values["performed"]  # it is drawn in the report
     names = ("steps", "first_loss", "last_loss", "validation_loss", "unigram_loss", "validation_losses")
@@ -145,8 +148,9 @@ def train_job(spec: JobSpec, start: StartOptions = StartOptions()) -> TrainingRe
     )
 
 
-def _compared(spec: JobSpec, result: Any, folder: Path) -> tuple[dict[str, Any] | None, str]:
-    """The comparison of predicted with measured steps, which is added to the metrics; and the comparison as text."""
+def _compared(spec: JobSpec, result: Any, folder: Path, language: str) -> tuple[dict[str, Any] | None, str]:
+    """The comparison of predicted with measured steps, which is added to the metrics; and the comparison as text, in a
+    language."""
     if result.measured is None or result.preempted:  # a user who asks a run to leave does not wait long
         return None, ""
     from shardwright.report.run_comparison import compared_dict, compared_text
@@ -157,7 +161,7 @@ def _compared(spec: JobSpec, result: Any, folder: Path) -> tuple[dict[str, Any] 
     metrics = folder / METRICS
     with telling_of_full_disk(metrics), open_to_append(metrics) as file:
         file.write(json.dumps({"predicted_and_measured": comparison}) + "\n")
-    return comparison, compared_text(comparison)
+    return comparison, compared_text(comparison, language)
 
 
 def _run_here(

@@ -141,11 +141,7 @@ def simulate(
         raise click.UsageError(
             say("--execute runs on this machine; leave --devices, --device, --devices-per-node and --memory-gib out")
         )
-    spec = (
-        load_to_run(job, overrides)
-        if execute
-        else load_predicted(job, overrides, cluster, options["as_json"], options["language"])
-    )
+    spec = load_to_run(job, overrides) if execute else load_predicted(job, overrides, cluster, options["as_json"])
     from shardwright.report.timeline.job_study import study_job
     from shardwright.report.timeline.schedule_command import Output, show_job
 

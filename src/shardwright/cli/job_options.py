@@ -123,16 +123,17 @@ def _remember_json(ctx: click.Context, option: click.Parameter, as_json: bool) -
     return as_json
 
 
-def told_language(ctx: click.Context) -> str:
+def told_language(ctx: click.Context | None = None) -> str:
     """The language in which a command tells faults, notes and progress: the one that is asked for, or the locale's.
-    English beside JSON, which programs read."""
-    meta = ctx.find_root().meta
+    English beside JSON, which programs read. Without a context, that of the command that runs."""
+    ctx = ctx or click.get_current_context(silent=True)
+    meta = ctx.find_root().meta if ctx is not None else {}
     return ENGLISH if meta.get(_AS_JSON) else meta.get(LANGUAGE) or language_of_locale()
 
 
 def tell(text: str, err: bool = False) -> None:
     """Print a line in the language of the command."""
-    click.echo(in_language(text, told_language(click.get_current_context())), err=err)
+    click.echo(in_language(text, told_language()), err=err)
 
 
 LANGUAGE, _AS_JSON = "shardwright.language", "shardwright.json"

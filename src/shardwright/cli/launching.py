@@ -59,7 +59,7 @@ def launch(job: str, overrides: tuple[str, ...], as_json: bool, out: Path | None
 
         write_output(out, text, "--out")
     for note in notes:
-        language = told_language(click.get_current_context())
+        language = told_language()
         click.echo(part_text(paragraph(note_phrase(note)), language), err=True)
     if as_json:
         click.echo(json.dumps(_as_dict(description, text, notes)))

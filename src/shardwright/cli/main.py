@@ -102,7 +102,7 @@ def verify(job: str, overrides: tuple[str, ...], as_json: bool, steps: int, tole
     from shardwright.report.document import Lines, document_text
     from shardwright.report.verdict_text import verdict_parts
 
-    with progress_shown():
+    with progress_shown(told_language()):
         verdict, moved_runs = compare_with_one_rank(spec, steps, tolerance)
     is_rounded = bool(moved_runs) and is_rounding(verdict, moved_runs, tolerance)
     passed = verdict.within(tolerance) or is_rounded
@@ -110,7 +110,7 @@ def verify(job: str, overrides: tuple[str, ...], as_json: bool, steps: int, tole
         click.echo(json.dumps(asdict(verdict) | {"equal": passed, "moved": list(map(asdict, moved_runs))}))
     else:
         parts = verdict_parts(spec, verdict, moved_runs, tolerance, is_rounded)
-        click.echo(document_text([Lines(parts)], told_language(click.get_current_context())))
+        click.echo(document_text([Lines(parts)], told_language()))
     if not passed:
         sys.exit(1)
 

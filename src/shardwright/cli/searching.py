@@ -22,6 +22,7 @@ from shardwright.cli.job_options import (
     language_option,
     memory_option,
     question_of,
+    told_language,
 )
 from shardwright.cli.progress_bar import progress_shown, search_shown
 from shardwright.config.phrase import in_language
@@ -78,7 +79,7 @@ def layout(
     try:
         if search:
             to_lay_out, constraints = load_to_plan(job, overrides).job, constraints_of(**search_options)
-            with progress_shown(language):
+            with progress_shown(told_language()):
                 laid_out = best_mixed(to_lay_out, constraints, shipped())
         else:
             laid_out = best_layout(load(job, overrides), shipped())
@@ -179,7 +180,7 @@ def plan(
         target, to_plan = planned_for(target_name, to_plan)
         objection = partial(export_fault, target)
     restrict = partial(held_to, target, to_plan.job.cluster.software) if target else None
-    with search_shown(language):
+    with search_shown(told_language()):
         plans = found_plans(f"job {job}", to_plan, question, restrict, objection)
         advice = plans.advice if as_json else plans.explained
     own_changes: str | dict[str, Any] = ""
@@ -255,8 +256,8 @@ def scale(
     cluster = asked_cluster(options | {"devices": smallest})
     to_plan = load_to_plan(job, overrides, cluster, as_json)
     if not as_json:
-        say(to_plan.notes, as_json, language)
-    with search_shown(language):
+        say(to_plan.notes, aside=as_json)
+    with search_shown(told_language()):
         curves = scaled(f"job {job}", to_plan.job, sizes, constraints, tokens=tokens or 0)
     if svg:
         write_output(svg, curves.svg(), "--svg")
@@ -316,10 +317,10 @@ def compare(
     from shardwright.api.found_plans import PlanQuestion
 
     expect_many_actions()
-    with search_shown(language):
+    with search_shown(told_language()):
         comparison = compared(job, overrides, names, PlanQuestion(**search_options))
     if as_json:
-        say(comparison.notes, as_json)
+        say(comparison.notes, aside=True)
         click.echo(json.dumps(comparison.to_dict()))
     else:
         click.echo(comparison.screen(has_colours(), language))

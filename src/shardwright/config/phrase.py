@@ -7,6 +7,7 @@ values in it; `in_language` fills the template of another language with the same
 import os
 from collections.abc import Sequence
 from functools import cache, reduce
+from numbers import Number
 from pathlib import Path
 from string import Formatter
 from typing import Any
@@ -30,7 +31,12 @@ class Phrase(str):
         return phrase
 
     def __reduce__(self) -> tuple[type["Phrase"], tuple[str, dict[str, Any]]]:
-        return Phrase, (self.template, self.values)
+        """The parts of the phrase for a pickle, in which values other than numbers are texts, so that none can fail."""
+        values = {
+            name: value if isinstance(value, str | tuple | Number) else str(value)
+            for name, value in self.values.items()
+        }
+        return Phrase, (self.template, values)
 
 
 def say(template: str, /, **values: Any) -> Phrase:

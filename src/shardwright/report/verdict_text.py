@@ -9,7 +9,7 @@ from shardwright.config.units import counted_phrase
 from shardwright.sharding.groups import loses_gradients
 
 
-class Compared(Protocol):
+class NumericalVerdict(Protocol):
     """Runs that were compared (measure/verify.py)."""
 
     @property
@@ -31,7 +31,7 @@ class Compared(Protocol):
 
 
 def verdict_parts(
-    job: JobSpec, verdict: Compared, moved_runs: Sequence[Compared], tolerance: float, is_rounded: bool
+    job: JobSpec, verdict: NumericalVerdict, moved_runs: Sequence[NumericalVerdict], tolerance: float, is_rounded: bool
 ) -> list[str]:
     """The lines of a verdict. `moved_runs` are one rank from weights that are moved by one rounding each, beside one
     from weights that are not; `is_rounded` says that the plan differs no more than these."""
@@ -76,7 +76,7 @@ def verdict_parts(
     return lines
 
 
-def _conclusion(verdict: Compared, tolerance: float, passed: bool, is_rounded: bool) -> str:
+def _conclusion(verdict: NumericalVerdict, tolerance: float, passed: bool, is_rounded: bool) -> str:
     if is_rounded:
         return say("  equal to rounding")
     if verdict.bitwise:

@@ -52,7 +52,13 @@ class MetricsLog:
         if self._peak_flops is None:
             number = job.precision.product_number
             title = device_title(mesh.device)
-            self.say(f"MFU is not shown: the catalog of devices has no peak rate for {title} in {number}")
+            self.say(
+                phrase(
+                    "MFU is not shown: the catalog of devices has no peak rate for {device} in {number}",
+                    device=title,
+                    number=number,
+                )
+            )
 
     def say(self, text: str) -> None:
         """Print a line for the user, in the language of the locale. Raises RunError if that fails."""
@@ -96,13 +102,22 @@ class MetricsLog:
         points = {f"validation_loss/{name}": _finite_or_none(loss) for name, loss in set_losses.items()}
         self._draw(step, {name: loss for name, loss in points.items() if loss is not None})
         for name, loss in losses.items():
-            no_loss = f"there is no {held_out_of(name)}: none of its tokens has one"
-            self.say(f"step {step}: {no_loss if loss is None else f'{held_out_of(name)} {loss:.4f}'}")
+            told = phrase("there is no {loss}: none of its tokens has one", loss=held_out_of(name))
+            if loss is not None:
+                told = phrase("{name} {loss:.4f}", name=held_out_of(name), loss=loss)
+            self.say(phrase("step {step}: {told}", step=step, told=told))
 
     def checkpoint(self, step: int, blocking_s: float, durable_s: float) -> None:
         """Record a checkpoint that is durable."""
         self._note({"checkpoint": {"step": step, "blocking_s": blocking_s, "durable_s": durable_s}})
-        self.say(f"step {step} is saved: the run waited {blocking_s:.3f} s, all was durable after {durable_s:.2f} s")
+        self.say(
+            phrase(
+                "step {step} is saved: the run waited {blocking:.3f} s, all was durable after {durable:.2f} s",
+                step=step,
+                blocking=blocking_s,
+                durable=durable_s,
+            )
+        )
 
     def go_back(self, step: int) -> None:
         """Let the run go on after this step: drop what was recorded of later steps."""
@@ -155,7 +170,7 @@ class MetricsLog:
 
 def held_out_of(name: str) -> str:
     """The name of a set's loss in a printed line."""
-    return "held-out loss" if name == HELD_OUT else f"held-out loss of {name}"
+    return phrase("held-out loss") if name == HELD_OUT else phrase("held-out loss of {name}", name=name)
 
 
 def _finite_or_none(loss: float | None) -> float | None:

@@ -171,7 +171,8 @@ def conclude(run: RunResult, log: MetricsLog, keeps: bool) -> None:
                 )
             )
     if run.sample:
-        log.say(say("a sample of what it writes:\n") + "\n".join("  | " + line for line in run.sample.splitlines()))
+        sample = "\n".join("  | " + line for line in run.sample.splitlines())
+        log.say(say("a sample of what it writes:\n{sample}", sample=sample))
     if not keeps:
         log.say(say("no checkpoints were kept: of the weights nothing is left (checkpoint.every_steps keeps them)"))
     log.say(
