@@ -105,6 +105,8 @@ def test_a_run_is_watched_in_the_language(tmp_path: Path) -> None:
         ("plan quickstart", "cluster.device 未知，无法估算方案；请把它设为目录里的一种卡"),
         ("explain quickstart --set plan.dp=3", "批次请用 24 或 36，或者换一个 plan.dp"),
         ("estimate quickstart --set cluster.nodes=2 --set cluster.devices_per_node=8", "请用 dp 4"),
+        ("launch quickstart --slurm", "启动 quickstart：1 处错误"),
+        ("schedule gpipe --stages 0", "--stages 是 0；请用 1 或更大的数"),
     ],
 )
 def test_faults_are_told_in_the_language(words: str, text: str) -> None:

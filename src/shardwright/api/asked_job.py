@@ -70,7 +70,9 @@ class AskedJob:
             try:
                 planned(self.subject, spec.model_copy(update={"plan": spec.plan.fallback_plan(number)}))
             except PlanError as error:
-                faults += [f"plan.fallback[{number}]: {fault}" for fault in error.faults]
+                faults += [
+                    say("{place}: {fault}", place=f"plan.fallback[{number}]", fault=fault) for fault in error.faults
+                ]
         if faults:
             raise PlanError(self.subject, faults)
         return spec

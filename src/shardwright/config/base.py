@@ -34,7 +34,7 @@ class PlanError(ValueError):
 
     def in_language(self, language: str) -> str:
         """The message in a language, as far as its faults are phrases."""
-        faults, subject = self.faults, _shown(self.subject, _MOST_SUBJECT)
+        faults, subject = self.faults, _shown(in_language(self.subject, language), _MOST_SUBJECT)
         heading = say("{subject}: {count} faults", subject=subject, count=len(faults))
         if len(faults) == 1:
             heading = say("{subject}: 1 fault", subject=subject)

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from shardwright.config.base import PassingError, RunError
+from shardwright.config.base import PassingError, RunError, error_text
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import say
 from shardwright.config.schedule_facts import SCHEDULES
@@ -110,7 +110,7 @@ class TrainingRun:
             span = watched_span(self.replica, start, self.batches, self.health, votes)
         except FloatingPointError as error:
             self._wait_for_save()
-            raise RunError(f"{error}; {self.trust.way_on()}") from None
+            raise RunError(say("{fault}; {way_on}", fault=error_text(error), way_on=self.trust.way_on())) from None
         if self.trust.see(span.results, self.done):
             self._wait_for_save()
             self.trust.doubt()

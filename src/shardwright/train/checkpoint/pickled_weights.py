@@ -85,7 +85,7 @@ class PickledFiles:
             self._values[name] = value.detach()
             self.tensors[name] = StoredTensor(path, _NAMES[value.dtype], tuple(value.shape), 0, value.nbytes)
         if fault := _shared_fault(contents.values()):
-            raise FileFault(f"{path.name}: {fault}")
+            raise FileFault(say("{name}: {fault}", name=path.name, fault=fault))
 
 
 def _refuse_packed(path: Path, file: BinaryIO, size: int) -> None:

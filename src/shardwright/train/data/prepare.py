@@ -60,7 +60,9 @@ def prepare_tokens(
         try:
             prepared.append(_prepare_source(source, model, own_seed, folder, say=say))
         except PlanError as error:
-            faults += [f"data.sources[{number}]: {fault}" for fault in error.faults]
+            faults += [
+                phrase("{place}: {fault}", place=f"data.sources[{number}]", fault=fault) for fault in error.faults
+            ]
     if faults:
         raise PlanError("data", faults)
     return MixedTokens(
@@ -71,20 +73,22 @@ def prepare_tokens(
 def refuse_missing(data: DataSpec, model: ModelSpec) -> None:
     """Raises PlanError if files of a source, or of a set of data.validation, are missing or unreadable, with every
     fault that shows before any text is read. Called early, since tokenizing the other sources can take an hour."""
-    specs = [(f"data.sources[{number}]: " if data.sources else "", spec) for number, spec in enumerate(data.each)]
+    specs = [(f"data.sources[{number}]" if data.sources else "", spec) for number, spec in enumerate(data.each)]
     sets = zip(data.validation, data.each_validation, strict=True)
-    specs += [(f"data.validation {validation_set.name!r}: ", spec) for validation_set, spec in sets]
+    specs += [(f"data.validation {validation_set.name!r}", spec) for validation_set, spec in sets]
     missing: list[str] = []
     for _, spec in specs:
         find_files(spec, missing)
     if not missing:
         return
     faults: list[str] = []
-    for prefix, spec in specs:
+    for place, spec in specs:
         try:
             _open_source(spec, model)
         except PlanError as error:
-            faults += [prefix + fault for fault in error.faults]
+            faults += [
+                phrase("{place}: {fault}", place=place, fault=fault) if place else fault for fault in error.faults
+            ]
     raise PlanError("data", faults)
 
 
@@ -103,7 +107,10 @@ def prepare_validation(
         try:
             sets[validation_set.name] = _prepare_source(spec, model, 0, folder, say=say)
         except PlanError as error:
-            faults += [f"data.validation {validation_set.name!r}: {fault}" for fault in error.faults]
+            faults += [
+                phrase("{place}: {fault}", place=f"data.validation {validation_set.name!r}", fault=fault)
+                for fault in error.faults
+            ]
     if faults:
         raise PlanError("data", faults)
     return sets

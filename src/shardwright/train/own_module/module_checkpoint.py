@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from shardwright.config.base import PlanError, RunError
+from shardwright.config.base import PlanError, RunError, error_text
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import each, say
 from shardwright.parallel.comm.collectives import all_gather, broadcast
@@ -81,7 +81,7 @@ def load_module(job: JobSpec, replica: "ModuleReplica", mesh: Mesh, folder: str)
         stored = StoredState(shapes, num_steps, optimizer_anew=not num_steps, thawed=thawed_parameters(shapes))
         state.load(stored, storage, folder_name(step), indices)
     except (OSError, BrokenCheckpointError) as fault:
-        error = f"{storage.root}/{folder_name(step)}: {fault}"
+        error = say("{place}: {fault}", place=f"{storage.root}/{folder_name(step)}", fault=error_text(fault))
     meet(mesh.watch, mesh.rank, mesh.world.size, f"reading {folder_name(step)}")  # some ranks read more than others
     agree(error, mesh, say("the checkpoint of step {step} can't be taken up", step=step))
     assert stored is not None
@@ -113,7 +113,7 @@ def _chosen_step(storage: Storage, mesh: Mesh) -> int:
         try:
             newest = next(iter(in_order_to_load(storage, steps_kept(storage))), -1)
         except OSError as fault:
-            error = f"{storage.root}: {fault}"
+            error = say("{place}: {fault}", place=storage.root, fault=error_text(fault))
     agree(error, mesh, say("checkpoints can't be looked for"))
     newest_1 = broadcast(torch.tensor([newest], dtype=torch.int64, device=mesh.device), mesh.world, 0)
     return int(mesh.numbers(newest_1)[0])
@@ -131,7 +131,7 @@ def _same_manifest(storage: Storage, step: int, mesh: Mesh) -> Manifest:
         else:
             error = say("there is no {place}", place=place)
     except (OSError, BrokenCheckpointError) as fault:
-        error = f"{place}: {fault}"
+        error = say("{place}: {fault}", place=place, fault=error_text(fault))
     digest_of_rank_0 = told_by_all(digest, mesh)[0]
     if digest_of_rank_0 and digest and digest != digest_of_rank_0:
         error = say("{place} is another checkpoint than that of rank 0", place=place)
