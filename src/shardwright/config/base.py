@@ -78,8 +78,11 @@ _SECRETS = re.compile(rf"(://[^/\s:\['\"]{{0,200}}:)(?:{_PLAIN}|{_SPACED})|({_NA
 
 
 def hidden(text: str) -> str:
-    """The text with passwords of addresses replaced by ***."""
-    return _SECRETS.sub(lambda match: f"{match[1] or match[2]}***", text) if "://" in text else text
+    """The text with passwords of addresses replaced by ***. A phrase without any stays one."""
+    if "://" not in text:
+        return text
+    without = _SECRETS.sub(lambda match: f"{match[1] or match[2]}***", text)
+    return text if without == text else without
 
 
 # A line break, a tab, and the characters that join or separate letters of some scripts.
