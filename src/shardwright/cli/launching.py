@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardwright.cli.checked_job import load_to_run
-from shardwright.cli.job_options import JobCommand, file_option, job_options, tell, told_language
-from shardwright.config.phrase import note_phrase, say
+from shardwright.cli.job_options import JobCommand, file_option, job_options, language_option, tell
+from shardwright.config.phrase import ENGLISH, note_phrase, say
 from shardwright.report.document import paragraph, part_text
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ _LAUNCHERS: "tuple[Launcher, ...]" = ("slurm", "kubernetes", "torchrun")
     examples=("launch quickstart --torchrun", "launch job.toml --slurm --out run.sh"),
 )
 @job_options
+@language_option
 @click.option("--slurm", is_flag=True, help="A script for sbatch.")
 @click.option("--kubernetes", is_flag=True, help="A manifest for kubectl: a Job with an index for each server.")
 @click.option("--torchrun", is_flag=True, help="The command line of each node.")
@@ -42,7 +43,9 @@ _LAUNCHERS: "tuple[Launcher, ...]" = ("slurm", "kubernetes", "torchrun")
 @click.option("--image", default="", metavar="IMAGE", help="Run in containers of this image; Slurm takes pyxis for it.")
 @click.option("--claim", default="", metavar="NAME", help="Kubernetes: the PersistentVolumeClaim that runs write to.")
 @click.option("--first-node", default="", metavar="HOST", help="torchrun: name or address of the first node.")
-def launch(job: str, overrides: tuple[str, ...], as_json: bool, out: Path | None, **launch_fields: Any) -> None:
+def launch(
+    job: str, overrides: tuple[str, ...], as_json: bool, language: str, out: Path | None, **launch_fields: Any
+) -> None:
     """Write what starts JOB on its cluster: a script for Slurm, a manifest for Kubernetes, or torchrun's command lines.
 
     Nodes and ranks follow from the cluster and the plan, restarts and saving from [run] and [checkpoint], what NCCL is
@@ -59,8 +62,7 @@ def launch(job: str, overrides: tuple[str, ...], as_json: bool, out: Path | None
 
         write_output(out, text, "--out")
     for note in notes:
-        language = told_language()
-        click.echo(part_text(paragraph(note_phrase(note)), language), err=True)
+        click.echo(part_text(paragraph(note_phrase(note)), ENGLISH if as_json else language), err=True)
     if as_json:
         click.echo(json.dumps(_as_dict(description, text, notes)))
     elif out is None:
