@@ -6,6 +6,7 @@ from typing import Any
 from shardwright.config.batch import BatchSpec
 from shardwright.config.fault_gathering_reader import whole
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.rows import Rule, Table, number, word_for
 from shardwright.interchange.systems.megatron_plan import shards_state
@@ -261,7 +262,16 @@ def _write_rate(job: JobSpec, settings: dict[str, Any]) -> None:
 
 
 def _read_optimizer(settings: Settings, fields: Flat) -> None:
-    name = settings.one_of("optimizer", _OPTIMIZERS | _OPTIMIZERS_OF_FORKS, "adam", "optimizer.name")
+    words = _OPTIMIZERS | _OPTIMIZERS_OF_FORKS
+    word = settings.text("optimizer", "adam").lower()
+    if word not in words and "optimizer.name" not in settings.overrides:
+        settings.lost.append(
+            say(
+                "{setting}: AdamW with two moments in float32 is counted here (--set optimizer.name=NAME)",
+                setting=settings.setting_text("optimizer"),
+            )
+        )
+    name = settings.one_of("optimizer", {word: "adamw"} | words, "adam", "optimizer.name")
     fields["optimizer.name"] = name
     first, second = settings.number("adam-beta1", 0.9), settings.number("adam-beta2", 0.999)
     if name == "lion":

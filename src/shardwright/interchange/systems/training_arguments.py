@@ -21,7 +21,7 @@ from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.reading.shell_marks import unknown_names
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.rows import Rule, Table, never, number
-from shardwright.interchange.systems.adapter_settings import read_adapter
+from shardwright.interchange.systems.adapter_settings import QLORA_DEFAULTS, SWITCHES, read_adapter
 from shardwright.interchange.systems.checkpointing_options import (
     keyword_options,
     read_recompute,
@@ -67,7 +67,10 @@ _OWN_OPTIMIZERS = {
 _ADAPTERS = re.compile(r"(?i)(?<![a-z])(q?lora|peft)(?![a-z])")  # in the name of a program that trains them always
 # Lengths of a text that is asked and of its answer, which programs set apart.
 _PARTS_OF_SEQUENCE = (("--source_max_len", "--target_max_len"), ("--max_source_length", "--max_target_length"))
-_SEQUENCE = ("--block_size", "--max_seq_length", "--max_length", "--model_max_length", "--cutoff_len", "--max_seq_len")
+_SEQUENCE = (
+    *("--block_size", "--max_seq_length", "--max_length", "--model_max_length", "--cutoff_len", "--max_seq_len"),
+    "--seq_length",
+)
 
 
 def is_training(words: list[str]) -> bool:
@@ -121,7 +124,9 @@ def read_parts(texts: Mapping[str, str], asked: Asked, is_own: Callable[[dict[st
                 f"--{name.replace('-', '_')}": value for name, value in flags.items() if not name.startswith("slurm")
             }
         given |= own_options({name.removeprefix("--"): value for name, value in given.items()})
-        if _ADAPTERS.search(command.program) and {"--lora_r", "--lora_rank"} & given.keys():
+        if PurePath(command.program).stem == "qlora" and str(given.get("--full_finetune")).lower() != "true":
+            given = QLORA_DEFAULTS | given
+        elif _ADAPTERS.search(command.program) and not SWITCHES & given.keys():
             given = {"--use_lora": True} | given
     of_command = dict(given)  # a command line is said over the files that it names
     written = command.written if command else {}
@@ -168,6 +173,7 @@ _FILES = (
     "deepspeed_config.deepspeed_config_file",
     "--config_file",
     "--config",
+    "--train_config",
     "--fsdp_config",
 )
 
