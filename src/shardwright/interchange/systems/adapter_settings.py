@@ -86,13 +86,21 @@ _DOUBLE = (
 )
 _STORAGE = ("bnb_4bit_quant_storage", "bnb_4bit_quant_storage_dtype")  # the same bytes, seen as another type
 _TARGETS = ("lora_target_modules", "lora_target", "target_modules", "trainable", "lora_modules")
-# Options that the QLoRA paper's program, qlora.py, has where nothing is said.
+# Options that the QLoRA paper's program has where nothing is said.
 QLORA_DEFAULTS: dict[str, str | bool] = {
-    "--trains_qlora": "true", "--bits": "4", "--source_max_len": "1024", "--target_max_len": "256",
-    "--per_device_train_batch_size": "1", "--gradient_accumulation_steps": "16", "--gradient_checkpointing": True,
-    "--optim": "paged_adamw_32bit", "--learning_rate": "2e-4", "--lr_scheduler_type": "constant",
-    "--max_steps": "10000", "--max_grad_norm": "0.3",
-}  # fmt: skip
+    "--trains_qlora": "true",
+    "--bits": "4",
+    "--source_max_len": "1024",
+    "--target_max_len": "256",
+    "--per_device_train_batch_size": "1",
+    "--gradient_accumulation_steps": "16",
+    "--gradient_checkpointing": True,
+    "--optim": "paged_adamw_32bit",
+    "--learning_rate": "2e-4",
+    "--lr_scheduler_type": "constant",
+    "--max_steps": "10000",
+    "--max_grad_norm": "0.3",
+}
 
 
 def read_adapter(settings: Settings, fields: Flat, spelled: Callable[[str], str] = "--{}".format) -> None:

@@ -28,8 +28,8 @@ def is_yaml(texts: Mapping[str, str]) -> bool:
 
 def flags_of_yaml(texts: Mapping[str, str], named: str) -> tuple[dict[str, Any], dict[str, str]]:
     """(Megatron-LM's flags, their names in the YAML) of the file with a name. Raises ShellFault if it is not there."""
-    found = [text for name, text in texts.items() if PurePath(name).name == PurePath(named).name]
-    if not found:
+    named_texts = [text for name, text in texts.items() if PurePath(name).name == PurePath(named).name]
+    if not named_texts:
         raise ShellFault(
             say(
                 "--{option} {path} has all arguments, and it is not read: name that file too",
@@ -37,7 +37,7 @@ def flags_of_yaml(texts: Mapping[str, str], named: str) -> tuple[dict[str, Any],
                 path=shortened(named),
             )
         )
-    data = read_data(named, found[0])
+    data = read_data(named, named_texts[0])
     sections = {name: section for name in _SECTIONS if isinstance(section := data.get(name), dict)}
     arguments = {name: value for name, value in data.items() if name not in _SECTIONS}
     for section in sections.values():

@@ -24,12 +24,23 @@ _DEEPSEEK_V3_IN_TORCHTITAN = {
     "moe": {"aux_loss": "none", "aux_scope": "microbatch", "aux_coefficient": 0.01},
 }
 _LLAMA4 = {
-    "layers": 48, "hidden": 5120, "heads": 40, "kv_heads": 8, "ffn": 16384, "vocab": 202048, "rotary_base": 5e5,
-}  # fmt: skip
+    "layers": 48,
+    "hidden": 5120,
+    "heads": 40,
+    "kv_heads": 8,
+    "ffn": 16384,
+    "vocab": 202048,
+    "rotary_base": 5e5,
+}
 _LLAMA4_EXPERTS = {
-    "top_k": 1, "ffn": 8192, "shared_experts": 1, "gate": "sigmoid", "normalise": False, "weigh": "input",
+    "top_k": 1,
+    "ffn": 8192,
+    "shared_experts": 1,
+    "gate": "sigmoid",
+    "normalise": False,
+    "weigh": "input",
     "bias_update": 0.001,
-}  # fmt: skip
+}
 _LLAMA4_SCALING = {"kind": "llama3", "factor": 16.0, "trained_sequence": 8192, "fast": 1.0}
 
 
