@@ -38,7 +38,7 @@ from shardwright.interchange.systems.training_arguments import (
 SIGNS = (
     FileSigns(
         (("distributed_type",), ("compute_environment",), ("fsdp_config",), ("deepspeed_config",)),
-        commands=(r"--per_device_train_batch_size\b",),
+        commands=(r"--per_device_train_batch_size\b", r"\bqlora\.py\b"),
         weight=GENERAL,
     ),
     FileSigns(commands=(r"\baccelerate\s+launch\b",), weight=SHARED),

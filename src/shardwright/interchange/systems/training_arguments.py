@@ -124,8 +124,8 @@ def read_parts(texts: Mapping[str, str], asked: Asked, is_own: Callable[[dict[st
                 f"--{name.replace('-', '_')}": value for name, value in flags.items() if not name.startswith("slurm")
             }
         given |= own_options({name.removeprefix("--"): value for name, value in given.items()})
-        if PurePath(command.program).stem == "qlora" and str(given.get("--full_finetune")).lower() != "true":
-            given = QLORA_DEFAULTS | given
+        if PurePath(command.program).stem == "qlora":
+            given = given if str(given.get("--full_finetune")).lower() == "true" else QLORA_DEFAULTS | given
         elif _ADAPTERS.search(command.program) and not SWITCHES & given.keys():
             given = {"--use_lora": True} | given
     of_command = dict(given)  # a command line is said over the files that it names
