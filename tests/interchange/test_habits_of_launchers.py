@@ -26,10 +26,6 @@ def test_accelerates_launcher_says_what_its_configuration_would(flags: str, zero
     assert (plan.zero, plan.offload_optimizer) == (zero, offloaded)
 
 
-def test_a_program_that_makes_deepspeeds_configuration_says_its_stage() -> None:
-    assert job_read(script(f"{LAUNCH} train.py {OPTIONS} --ds_stage 1") | MODEL)[1].job.plan.zero == 1
-
-
 def test_a_file_that_has_the_options_of_a_program_is_asked_for_and_read() -> None:
     lines = f"{LAUNCH} --use_fsdp train.py --train_config conf/own.json"
     assert any("own.json is a file that is not read" in fault for fault in faults(script(lines) | MODEL))

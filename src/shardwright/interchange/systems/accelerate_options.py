@@ -44,8 +44,6 @@ _SECTIONS = {
 
 def put_options_of_launcher(settings: Settings, command: Launched | None) -> None:
     """Put the options of `accelerate launch` under the names that its configuration has for them."""
-    if "--ds_stage" in settings.given:  # of programs that make DeepSpeed's configuration themselves
-        settings.given |= {DEEPSPEED + "zero_stage": settings.given.pop("--ds_stage"), "distributed_type": "DEEPSPEED"}
     if command is None or command.launcher != "accelerate":
         return
     for name in command.launcher_settings:

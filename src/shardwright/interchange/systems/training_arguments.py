@@ -174,6 +174,7 @@ _FILES = (
     "--config_file",
     "--config",
     "--train_config",
+    "--ds_config_path",
     "--fsdp_config",
 )
 
