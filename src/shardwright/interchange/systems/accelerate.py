@@ -1,5 +1,6 @@
 """Accelerate's configuration, with its launch script and config.json: to a job, and from a job."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,24 +9,17 @@ from shardwright.config.base import shortened
 from shardwright.config.dotted_keys import nested_keys
 from shardwright.config.fault_gathering_reader import whole
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.config.yaml_text import yaml_text
 from shardwright.interchange.imported import Asked, ReadResult
 from shardwright.interchange.reading.file_signs import GENERAL, SHARED, FileSigns
 from shardwright.interchange.reading.loose_words import loose_faults
 from shardwright.interchange.reading.script_text import nodes_of
+from shardwright.interchange.reading.setting_notes import none_of, off_without_tensors, priced_as
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.rows import Rule, Table, number, read_row, write_table
 from shardwright.interchange.systems import deepspeed
-from shardwright.interchange.systems.accelerate_options import (
-    DEEPSPEED,
-    FSDP,
-    FSDP_FILE_KEYS,
-    MEGATRON,
-    PARALLEL,
-    STRATEGIES,
-    put_options_of_fsdp,
-    put_options_of_launcher,
-)
+from shardwright.interchange.systems.accelerate_launcher import PREFIXES, put_options_of_launcher
 from shardwright.interchange.systems.training_arguments import (
     OPTIONS,
     WORLD,
@@ -43,6 +37,15 @@ SIGNS = (
     ),
     FileSigns(commands=(r"\baccelerate\s+launch\b",), weight=SHARED),
 )
+_P, _F, _M, _D = PREFIXES
+# FSDP strategies in the order of their numbers, which begin at 1 -> (ZeRO stage, each machine has a full copy).
+_STRATEGIES = {
+    "FULL_SHARD": (3, False),
+    "SHARD_GRAD_OP": (2, False),
+    "NO_SHARD": (0, False),
+    "HYBRID_SHARD": (3, True),
+    "HYBRID_SHARD_ZERO2": (2, True),
+}
 _FLOAT8 = {"TE": "delayed", "MSAMP": "delayed", "MS-AMP": "delayed", "AO": "tensorwise"}
 _HISTORY = "fp8_config.amax_history_len"
 _CP = {"allgather": "all-gather", "alltoall": "ring"}
@@ -54,39 +57,35 @@ def _kind(settings: Settings) -> str:
 
 def _read_degrees(settings: Settings, fields: Flat) -> None:
     is_megatron = _kind(settings) == "MEGATRON_LM"
-    fields["plan.tp"] = settings.count(
-        [MEGATRON + "tp_degree"] if is_megatron else [PARALLEL + "tp_size"], 1, largest.RANKS, 1
-    )
-    fields["plan.pp"] = settings.count(MEGATRON + "pp_degree", 1, largest.PIPELINE_RANKS, 1) if is_megatron else 1
-    fields["plan.cp"] = settings.count(PARALLEL + "cp_size", 1, largest.RANKS, 1)
-    fields["plan.cp_method"] = settings.one_of(PARALLEL + "cp_comm_strategy", _CP, "allgather")
-    sp_size = settings.count(PARALLEL + "sp_size", 1)
+    fields["plan.tp"] = settings.count([_M + "tp_degree"] if is_megatron else [_P + "tp_size"], 1, largest.RANKS, 1)
+    fields["plan.pp"] = settings.count(_M + "pp_degree", 1, largest.PIPELINE_RANKS, 1) if is_megatron else 1
+    fields["plan.cp"] = settings.count(_P + "cp_size", 1, largest.RANKS, 1)
+    fields["plan.cp_method"] = settings.one_of(_P + "cp_comm_strategy", _CP, "allgather")
+    sp_size = settings.count(_P + "sp_size", 1)
     if sp_size > 1:
         fields |= {"plan.cp": sp_size, "plan.cp_method": "ulysses"}
     fields["plan.schedule"] = "1f1b"
-    is_requested = is_megatron and settings.flag(MEGATRON + "sequence_parallelism")
+    is_requested = is_megatron and settings.flag(_M + "sequence_parallelism")
     fields["plan.sequence_parallel"] = is_requested and fields["plan.tp"] > 1
     if is_requested and fields["plan.tp"] == 1:
-        settings.note(
-            f"{MEGATRON}sequence_parallelism is off, as Megatron-LM turns it off where no tensors are split (tensor 1)"
-        )
+        settings.note(off_without_tensors(f"{_M}sequence_parallelism"))
 
 
 def _write_degrees(job: JobSpec, settings: dict[str, Any]) -> None:
     plan = job.plan
     if _is_megatron(job):
         settings |= {
-            MEGATRON + "tp_degree": plan.tp,
-            MEGATRON + "pp_degree": plan.pp,
-            MEGATRON + "num_micro_batches": job.num_microbatches,
+            _M + "tp_degree": plan.tp,
+            _M + "pp_degree": plan.pp,
+            _M + "num_micro_batches": job.num_microbatches,
         }
-        settings[MEGATRON + "sequence_parallelism"] = plan.sequence_parallel and plan.tp > 1
+        settings[_M + "sequence_parallelism"] = plan.sequence_parallel and plan.tp > 1
         return
     if plan.tp > 1:
-        settings[PARALLEL + "tp_size"] = plan.tp
+        settings[_P + "tp_size"] = plan.tp
     if plan.cp > 1:
-        settings |= {PARALLEL + "cp_size": plan.cp}
-        settings[PARALLEL + "cp_comm_strategy"] = "alltoall" if plan.cp_method == "ring" else "allgather"
+        settings |= {_P + "cp_size": plan.cp}
+        settings[_P + "cp_comm_strategy"] = "alltoall" if plan.cp_method == "ring" else "allgather"
 
 
 def _is_megatron(job: JobSpec) -> bool:
@@ -98,19 +97,19 @@ def _read_zero(settings: Settings, fields: Flat) -> None:
     fields["plan.zero"] = 0
     if kind == "DEEPSPEED":
         renamed = Settings(_deepspeed_keys(settings.given))
-        if not settings.has(DEEPSPEED + "deepspeed_config_file", *deepspeed.STAGE):
+        if not settings.has(_D + "deepspeed_config_file", *deepspeed.STAGE):
             renamed.given.setdefault(deepspeed.STAGE[0], 2)  # Accelerate's own default
         deepspeed.read_zero(renamed, fields)
         settings.lost += renamed.lost
         settings.faults += renamed.faults
         _mark_read(settings, renamed)
     elif kind == "MEGATRON_LM":
-        fields["plan.zero"] = int(settings.flag(MEGATRON + "use_distributed_optimizer"))
+        fields["plan.zero"] = int(settings.flag(_M + "use_distributed_optimizer"))
     elif kind == "FSDP":
         _read_fsdp(settings, fields)
     elif kind not in ("NO", "MULTI_GPU"):
         settings.faults.append(
-            f"distributed_type = {kind[:40]} can't be said here; use one of NO, MULTI_GPU, FSDP, DEEPSPEED, MEGATRON_LM"
+            none_of(f"distributed_type = {kind[:40]}", ("NO", "MULTI_GPU", "FSDP", "DEEPSPEED", "MEGATRON_LM"))
         )
 
 
@@ -119,41 +118,44 @@ def _strategy(settings: Settings) -> tuple[int, bool, str]:
 
     The newer key reshard_after_forward replaces sharding_strategy.
     """
-    reshard = settings.text(FSDP + "reshard_after_forward").upper()
-    word = settings.text(FSDP + "sharding_strategy", "FULL_SHARD").upper()
-    if settings.count(FSDP + "version", 1) == 2 or (
-        reshard in ("TRUE", "FALSE") and not settings.has(FSDP + "sharding_strategy")
+    reshard = settings.text(_F + "reshard_after_forward").upper()
+    word = settings.text(_F + "sharding_strategy", "FULL_SHARD").upper()
+    if settings.count(_F + "version", 1) == 2 or (
+        reshard in ("TRUE", "FALSE") and not settings.has(_F + "sharding_strategy")
     ):
         return 2 if reshard == "FALSE" else 3, False, word
-    if reshard and not settings.has(FSDP + "sharding_strategy"):
+    if reshard and not settings.has(_F + "sharding_strategy"):
         word = reshard
     number = whole(word)
-    if number is not None and 0 < number <= len(STRATEGIES):
-        word = [*STRATEGIES][number - 1]
-    if word not in STRATEGIES:
-        settings.faults.append(
-            f"fsdp_config.fsdp_sharding_strategy = {shortened(word, 40)} can't be said here; use one of "
-            f"{', '.join(STRATEGIES)}"
-        )
-    return *STRATEGIES.get(word, (3, False)), word
+    if number is not None and 0 < number <= len(_STRATEGIES):
+        word = [*_STRATEGIES][number - 1]
+    if word not in _STRATEGIES:
+        settings.faults.append(none_of(f"fsdp_config.fsdp_sharding_strategy = {shortened(word, 40)}", _STRATEGIES))
+    return *_STRATEGIES.get(word, (3, False)), word
 
 
 def _read_fsdp(settings: Settings, fields: Flat) -> None:
     zero, is_hybrid, strategy = _strategy(settings)
-    num_copies = settings.count(PARALLEL + "dp_replicate_size", 1, largest.RANKS, 1)
-    num_shards = settings.count(PARALLEL + "dp_shard_size", 0)
+    num_copies = settings.count(_P + "dp_replicate_size", 1, largest.RANKS, 1)
+    num_shards = settings.count(_P + "dp_shard_size", 0)
     replicas = fields["plan.dp"] * fields["plan.cp"]
     fields["plan.zero"] = zero if replicas > 1 and num_shards * fields["plan.cp"] != 1 else 0
     nodes = settings.count(("--num_machines", "num_machines"), 1)
     if is_hybrid and nodes > 1:
         num_copies = nodes
-        settings.note(f"{strategy} copies the model over {nodes} machines and shards it within each")
+        settings.note(
+            say(
+                "{strategy} copies the model over {nodes} machines and shards it within each",
+                strategy=strategy,
+                nodes=nodes,
+            )
+        )
     fields["plan.zero_ranks"] = (
         replicas // num_copies if fields["plan.zero"] and num_copies > 1 and replicas % num_copies == 0 else 0
     )
-    if settings.flag(FSDP + "offload_params") and fields["plan.zero"]:
+    if settings.flag(_F + "offload_params") and fields["plan.zero"]:
         fields |= {"plan.offload_optimizer": 1.0, "plan.offload_parameters": fields["plan.zero"] == 3}
-    if settings.flag(FSDP + "activation_checkpointing"):
+    if settings.flag(_F + "activation_checkpointing"):
         fields["plan.recompute"] = "full"
 
 
@@ -161,22 +163,19 @@ def _write_zero(job: JobSpec, settings: dict[str, Any]) -> None:
     plan = job.plan
     if _is_megatron(job):
         settings["distributed_type"] = "MEGATRON_LM"
-        settings[MEGATRON + "use_distributed_optimizer"] = plan.zero > 0 and plan.replicas > 1
+        settings[_M + "use_distributed_optimizer"] = plan.zero > 0 and plan.replicas > 1
         return
     if plan.zero == 0 and plan.tp == plan.cp == 1:
         settings["distributed_type"] = "MULTI_GPU" if plan.dp > 1 else "NO"
         return
-    settings |= {"distributed_type": "FSDP", FSDP + "version": 2, FSDP + "reshard_after_forward": plan.zero == 3}
-    settings |= {FSDP + "auto_wrap_policy": "TRANSFORMER_BASED_WRAP", FSDP + "state_dict_type": "SHARDED_STATE_DICT"}
+    settings |= {"distributed_type": "FSDP", _F + "version": 2, _F + "reshard_after_forward": plan.zero == 3}
+    settings |= {_F + "auto_wrap_policy": "TRANSFORMER_BASED_WRAP", _F + "state_dict_type": "SHARDED_STATE_DICT"}
     num_copies = plan.shard_copies
     num_copies = 1 if plan.dp // num_copies <= 1 else num_copies  # with tp or cp FSDP has to shard something
     if num_copies > 1 or plan.tp > 1 or plan.cp > 1:
-        settings |= {
-            PARALLEL + "dp_replicate_size": num_copies,
-            PARALLEL + "dp_shard_size": max(1, plan.dp // num_copies),
-        }
+        settings |= {_P + "dp_replicate_size": num_copies, _P + "dp_shard_size": max(1, plan.dp // num_copies)}
     if plan.zero and plan.offload_optimizer == 1.0 and plan.offload_parameters == (plan.zero == 3):
-        settings[FSDP + "offload_params"] = True
+        settings[_F + "offload_params"] = True
 
 
 def _read_batch(settings: Settings, fields: Flat) -> None:
@@ -186,8 +185,8 @@ def _read_batch(settings: Settings, fields: Flat) -> None:
         getattr(settings, name).extend(getattr(renamed, name))
     _mark_read(settings, renamed)
     accumulation = "gradient_accumulation_steps"
-    settings.ignore("--per_device_train_batch_size", "num_processes", MEGATRON + "num_micro_batches")
-    settings.ignore(accumulation, f"--{accumulation}", DEEPSPEED + accumulation)
+    settings.ignore("--per_device_train_batch_size", "num_processes", _M + "num_micro_batches")
+    settings.ignore(accumulation, f"--{accumulation}", _D + accumulation)
 
 
 # Accelerate's names for settings of DeepSpeed -> DeepSpeed's.
@@ -203,16 +202,16 @@ _DEEPSPEED_NAMES = {
 def _mark_read(settings: Settings, renamed: Settings) -> None:
     """Mark what was read under DeepSpeed's names."""
     settings.names_read |= renamed.names_read
-    settings.ignore(*(DEEPSPEED + name for name, key in _DEEPSPEED_NAMES.items() if key in renamed.names_read))
+    settings.ignore(*(_D + name for name, key in _DEEPSPEED_NAMES.items() if key in renamed.names_read))
 
 
 def _deepspeed_keys(given: dict[str, Any]) -> dict[str, Any]:
     """Settings under DeepSpeed's names for them, beside the original names."""
-    keys = given | {key: given[DEEPSPEED + name] for name, key in _DEEPSPEED_NAMES.items() if DEEPSPEED + name in given}
+    keys = given | {key: given[_D + name] for name, key in _DEEPSPEED_NAMES.items() if _D + name in given}
     if "--gradient_accumulation_steps" in given:
         keys["gradient_accumulation_steps"] = given["--gradient_accumulation_steps"]
-    elif MEGATRON + "num_micro_batches" in given:
-        keys["gradient_accumulation_steps"] = given[MEGATRON + "num_micro_batches"]
+    elif _M + "num_micro_batches" in given:
+        keys["gradient_accumulation_steps"] = given[_M + "num_micro_batches"]
     return keys
 
 
@@ -227,7 +226,9 @@ def _read_numbers(settings: Settings, fields: Flat) -> None:
         fields["precision.float8"] = recipe
         if settings.has(_HISTORY):
             fields["precision.float8_history"] = settings.count(_HISTORY, 1024, least=1)
-        settings.note(f"mixed_precision fp8 is taken as the {recipe} recipe (--set precision.float8=NAME)")
+        settings.note(
+            say("mixed_precision fp8 is taken as the {recipe} recipe (--set precision.float8=NAME)", recipe=recipe)
+        )
     fields["precision.gradients"] = "float32"
     if _kind(settings) == "DEEPSPEED":
         deepspeed.read_gradients(settings, fields)
@@ -238,7 +239,7 @@ def _write_numbers(job: JobSpec, settings: dict[str, Any]) -> None:
     settings |= {f"--{job.precision.compute}": True} if job.precision.compute != "float32" else {}
 
 
-_CLIP = MEGATRON + "gradient_clipping"
+_CLIP = _M + "gradient_clipping"
 
 
 def _write_clip(job: JobSpec, settings: dict[str, Any]) -> None:
@@ -246,7 +247,7 @@ def _write_clip(job: JobSpec, settings: dict[str, Any]) -> None:
 
 
 def _read_recompute(settings: Settings, fields: Flat) -> None:
-    if settings.flag(MEGATRON + "recompute_activations"):
+    if settings.flag(_M + "recompute_activations"):
         fields["plan.recompute"] = "selective"
 
 
@@ -255,7 +256,7 @@ def _write_recompute(job: JobSpec, settings: dict[str, Any]) -> None:
     is_attention = (
         plan.recompute == "selective" and plan.recompute_operators == ["attention"] and plan.recompute_every == 1
     )
-    settings |= {MEGATRON + "recompute_activations": True} if _is_megatron(job) and is_attention else {}
+    settings |= {_M + "recompute_activations": True} if _is_megatron(job) and is_attention else {}
 
 
 def _write_batch(job: JobSpec, settings: dict[str, Any]) -> None:
@@ -264,20 +265,27 @@ def _write_batch(job: JobSpec, settings: dict[str, Any]) -> None:
 
 
 TABLE: Table = (
-    Rule((PARALLEL + "tp_size",), _read_degrees, _write_degrees),
+    Rule((_P + "tp_size",), _read_degrees, _write_degrees),
     Rule(("--per_device_train_batch_size",), _read_batch, _write_batch),
     Rule(("distributed_type",), _read_zero, _write_zero),
     Rule(("mixed_precision",), _read_numbers, _write_numbers),
     number(
-        f"--max_grad_norm {_CLIP} {DEEPSPEED}gradient_clipping gradient_clipping",
-        "optimizer.clip_grad_norm",
-        1.0,
-        always=True,
+        f"--max_grad_norm {_CLIP} {_D}gradient_clipping gradient_clipping", "optimizer.clip_grad_norm", 1.0, always=True
     ),
     Rule((_CLIP,), None, _write_clip),
-    Rule((MEGATRON + "recompute_activations",), _read_recompute, _write_recompute),
+    Rule((_M + "recompute_activations",), _read_recompute, _write_recompute),
     *OPTIONS,
 )
+
+
+# Keys of the file that --fsdp_config names.
+_FSDP_FILE_KEYS = (
+    "reshard_after_forward", "fsdp_reshard_after_forward", "activation_checkpointing", "auto_wrap_policy",
+    "transformer_layer_cls_to_wrap", "fsdp_transformer_layer_cls_to_wrap", "min_num_params", "version",
+    "backward_prefetch", "fsdp_backward_prefetch", "forward_prefetch", "fsdp_forward_prefetch", "cpu_offload",
+    "use_orig_params", "fsdp_use_orig_params", "state_dict_type", "limit_all_gathers", "xla",
+    "cpu_ram_efficient_loading", "sync_module_states",
+)  # fmt: skip
 
 
 def is_own(data: dict[str, Any]) -> bool:
@@ -288,7 +296,7 @@ def is_own(data: dict[str, Any]) -> bool:
         "num_processes",
         "fsdp_config",
         "parallelism_config",
-        *FSDP_FILE_KEYS,
+        *_FSDP_FILE_KEYS,
     }
     return bool(own_keys & data.keys()) or deepspeed.is_own(data)
 
@@ -303,7 +311,7 @@ def result_of(parts: FileParts, asked: Asked, *systems: str) -> ReadResult:
     command = parts.command
     settings = parts.settings(asked, asked.cluster.devices)
     put_options_of_launcher(settings, command)
-    put_options_of_fsdp(settings)
+    _fsdp_of_options(settings)
     if isinstance(settings.given.get("--deepspeed"), str) or settings.given.get("--use_deepspeed") is True:
         settings.given.setdefault("distributed_type", "DEEPSPEED")
     # Default counts: those of torchrun, if it starts the program.
@@ -321,7 +329,7 @@ def result_of(parts: FileParts, asked: Asked, *systems: str) -> ReadResult:
         read_row(row, settings, fields)
     settings.faults += loose_faults(command.loose if command else (), settings, "accelerate", "deepspeed", "options")
     settings.ignore(WORLD)
-    settings.note("priced as fsdp-2024 software (--as NAME for another)")
+    settings.note(priced_as("fsdp-2024"))
     uses_launcher = bool(processes) and not asked.cluster.devices and processes % machines == 0
     return ReadResult(
         fields,
@@ -331,6 +339,36 @@ def result_of(parts: FileParts, asked: Asked, *systems: str) -> ReadResult:
         processes // machines if uses_launcher else 0,
         ("accelerate", "deepspeed", "options", *systems),
     )
+
+
+def _fsdp_of_options(settings: Settings) -> None:
+    """Put the program's options --fsdp and --fsdp_config under Accelerate's names for them."""
+    words = [word.strip("'\"") for word in settings.words("--fsdp")]
+    if not words and settings.given.get("--fsdp") is not True:
+        return
+    settings.given["distributed_type"] = "FSDP"
+    options: dict[str, Any] = {}
+    for word in words:
+        if word.upper() in _STRATEGIES:
+            options["sharding_strategy"] = word
+        elif word == "offload":
+            options["offload_params"] = True
+        elif word.lower() not in ("auto_wrap", "true"):
+            settings.faults.append(none_of(f"--fsdp {shortened(word)}", map(str.lower, _STRATEGIES)))
+    text = settings.text("--fsdp_config")
+    try:
+        file_options = json.loads(text) if text.lstrip().startswith("{") else {}
+    except (ValueError, RecursionError):
+        expected = say("JSON, or the name of a file of it")
+        settings.faults.append(settings.fault_text("--fsdp_config", text, expected))
+        file_options = {}
+    file_options |= {name: settings.given.pop(name) for name in _FSDP_FILE_KEYS if name in settings.given}
+    options |= {str(name).removeprefix("fsdp_"): value for name, value in file_options.items()}
+    settings.spelled = dict(settings.spelled) | {
+        _F + str(name).removeprefix("fsdp_"): f"fsdp_config.{name}" for name in file_options
+    }
+    names = {"cpu_offload": "offload_params", "fsdp_version": "version"}
+    settings.given |= {_F + names.get(name, name): value for name, value in options.items()}
 
 
 def settings_of(job: JobSpec) -> dict[str, Any]:
