@@ -4,11 +4,15 @@ axolotl, ms-swift, Firefly, and the QLoRA paper's.
 Bases in 8 bits or FP4 and other kinds of adapters stay unread, and are refused by their names (unread_settings.py).
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
 
 from shardwright.config.adapter import TARGETS, Target
 from shardwright.config.base import shortened
+from shardwright.config.phrase import say
 from shardwright.interchange.reading.settings import Flat, Settings
 
 _ALL = ("all-linear", "all", "all_linear")
@@ -54,12 +58,12 @@ _PROGRAMS = (
     _Program("tuner_type", ("lora",), 8, 32.0, TARGETS),
     _Program("train_type", ("lora",), 8, 32.0, TARGETS),
     # Firefly, and programs made of it, load in NF4 with quantised scales (load_model in its train.py).
-    _Program("trains_qlora", ("true",), 64, 16.0, TARGETS, is_double=True),  # of QLORA_DEFAULTS alone
+    _Program("trains_qlora", ("true",), 64, 16.0, TARGETS, is_double=True),  # of _QLORA_DEFAULTS alone
     _Program(
         "train_mode", ("lora", "qlora"), 64, 16.0, TARGETS, is_double=True, nf4_words=("qlora",), loads_by_word=True
     ),
 )
-SWITCHES = frozenset(f"--{program.switch}" for program in _PROGRAMS)
+_SWITCHES = frozenset(f"--{program.switch}" for program in _PROGRAMS)
 # Settings of a base in 4 bits, with the words that mean NF4 by bitsandbytes; other words stay unread.
 _TRUE = ("true", "1", "yes")
 _FOUR_BITS = (
@@ -87,7 +91,7 @@ _DOUBLE = (
 _STORAGE = ("bnb_4bit_quant_storage", "bnb_4bit_quant_storage_dtype")  # the same bytes, seen as another type
 _TARGETS = ("lora_target_modules", "lora_target", "target_modules", "trainable", "lora_modules")
 # Options that the QLoRA paper's program has where nothing is said.
-QLORA_DEFAULTS: dict[str, str | bool] = {
+_QLORA_DEFAULTS: dict[str, str | bool] = {
     "--trains_qlora": "true",
     "--bits": "4",
     "--source_max_len": "1024",
@@ -101,6 +105,17 @@ QLORA_DEFAULTS: dict[str, str | bool] = {
     "--max_steps": "10000",
     "--max_grad_norm": "0.3",
 }
+
+
+_NAMES = re.compile(r"(?i)(?<![a-z])(q?lora|peft)(?![a-z])")  # in the name of a program that trains them always
+
+
+def with_adapters_by_name(program: str, options: dict[str, Any]) -> dict[str, Any]:
+    """The options of a command, with those that the name of its program means."""
+    if PurePath(program).stem == "qlora":
+        return options if str(options.get("--full_finetune")).lower() == "true" else _QLORA_DEFAULTS | options
+    is_said = bool(_SWITCHES & options.keys())
+    return {"--use_lora": True} | options if _NAMES.search(program) and not is_said else options
 
 
 def read_adapter(settings: Settings, fields: Flat, spelled: Callable[[str], str] = "--{}".format) -> None:
@@ -121,7 +136,10 @@ def read_adapter(settings: Settings, fields: Flat, spelled: Callable[[str], str]
     ranks = (spelled("lora_r"), spelled("lora_rank"))
     if not program.rank and not settings.has(*ranks) and "model.adapter.rank" not in settings.overrides:
         settings.faults.append(
-            f"{settings.setting_text(spelled(program.switch))}: nothing says the rank; --set model.adapter.rank=N"
+            say(
+                "{setting}: nothing says the rank; --set model.adapter.rank=N",
+                setting=settings.setting_text(spelled(program.switch)),
+            )
         )
     rank = settings.count(ranks, program.rank or 1, least=1)
     alpha = settings.number((spelled("lora_alpha"),), program.alpha or 2.0 * rank)
@@ -129,7 +147,7 @@ def read_adapter(settings: Settings, fields: Flat, spelled: Callable[[str], str]
     fields |= {"model.adapter.rank": rank, "model.adapter.alpha": alpha, "model.adapter.targets": list(targets)}
     fields["precision.master"] = "float32"  # peft trains adapters in float32
     if settings.has(spelled("lora_dropout")):
-        settings.lose(spelled("lora_dropout"), "adapters have no dropout here")
+        settings.lose(spelled("lora_dropout"), say("adapters have no dropout here"))
 
 
 def _read_nf4(settings: Settings, fields: Flat, program: _Program, spelled: Callable[[str], str]) -> None:
@@ -157,17 +175,26 @@ def _targets(settings: Settings, program: _Program, spelled: Callable[[str], str
     if is_all or any(module in _ALL for module in modules):
         return TARGETS
     if not modules and not program.targets and "model.adapter.targets" not in settings.overrides:
-        settings.faults.append("nothing says which maps have adapters; --set model.adapter.targets=[query,value]")
+        settings.faults.append(say("nothing says which maps have adapters; --set model.adapter.targets=[query,value]"))
         return TARGETS
     if not modules:
-        names = ", ".join(program.targets)
-        settings.note(f"nothing says which maps have adapters; {names} are taken (--set model.adapter.targets=[...])")
+        settings.note(
+            say(
+                "nothing says which maps have adapters; {names} are taken (--set model.adapter.targets=[...])",
+                names=tuple(program.targets),
+            )
+        )
         return program.targets
     unknown = [module for module in modules if module not in _MODULES]
     if unknown and "model.adapter.targets" not in settings.overrides:
         settings.faults.append(
-            f"{present[0]} names {', '.join(map(shortened, unknown))}, and adapters are of {', '.join(_MODULES)} here; "
-            "say them with --set model.adapter.targets=[...], such as [query,value]"
+            say(
+                "{setting} names {modules}, and adapters are of {known} here; say them with --set "
+                "model.adapter.targets=[...], such as [query,value]",
+                setting=present[0],
+                modules=tuple(map(shortened, unknown)),
+                known=tuple(_MODULES),
+            )
         )
     chosen = {target for module in modules for target in _MODULES.get(module, ())}
     return tuple(target for target in TARGETS if target in chosen) or TARGETS
