@@ -26,6 +26,12 @@ def test_accelerates_launcher_says_what_its_configuration_would(flags: str, zero
     assert (plan.zero, plan.offload_optimizer) == (zero, offloaded)
 
 
+def test_degrees_of_accelerates_launcher_are_read() -> None:
+    flags = "--use_fsdp --fsdp_version 2 --use_parallelism_config true --parallelism_config_tp_size 2"
+    plan = job_read(script(f"{LAUNCH} {flags} train.py {OPTIONS}") | MODEL)[1].job.plan
+    assert (plan.tp, plan.dp, plan.zero) == (2, 4, 3)
+
+
 def test_a_file_that_has_the_options_of_a_program_is_asked_for_and_read() -> None:
     lines = f"{LAUNCH} --use_fsdp train.py --train_config conf/own.json"
     assert any("own.json is a file that is not read" in fault for fault in faults(script(lines) | MODEL))
