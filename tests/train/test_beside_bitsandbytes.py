@@ -112,6 +112,6 @@ def test_ten_steps_are_those_of_peft_and_it_opens_what_is_exported(base: Path, i
     export_released(storage, manifest_of(storage, STEPS), base.parent / "out", file_bytes=2**30)
     opened = peft.PeftModel.from_pretrained(in_nf4(base, is_double), base.parent / "out").train()
     tokens = made_up_tokens(job, STEPS)
-    ours = train_step(replica, STEPS, tokens).loss
-    print(f"loss of what is exported: {abs(loss_of(opened, tokens).item() - ours):.1e} from it")
-    assert loss_of(opened, tokens).item() == pytest.approx(ours, abs=LOSSES_WITHIN[is_double])
+    difference = abs(loss_of(opened, tokens).item() - train_step(replica, STEPS, tokens).loss)
+    print(f"loss of what is exported: {difference:.1e} from it")
+    assert difference < LOSSES_WITHIN[is_double]

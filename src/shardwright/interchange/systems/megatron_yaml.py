@@ -38,17 +38,16 @@ def flags_of_yaml(texts: Mapping[str, str], named: str) -> tuple[dict[str, Any],
             )
         )
     data = read_data(named, named_texts[0])
-    sections = {name: section for name in _SECTIONS if isinstance(section := data.get(name), dict)}
-    arguments = {name: value for name, value in data.items() if name not in _SECTIONS}
-    for section in sections.values():
-        arguments |= section
-    activation = arguments.pop("activation_func", "gelu")
+    sections = [section for name in _SECTIONS if isinstance(section := data.get(name), dict)]
+    outside = {name: value for name, value in data.items() if name not in _SECTIONS}
+    arguments = {str(name): value for section in (outside, *sections) for name, value in section.items()}
+    activation = str(arguments.pop("activation_func", "gelu"))
     if activation not in _ACTIVATIONS:
         raise ShellFault(
             say(
                 "{file}: activation_func = {word}: Megatron-LM takes {known}",
-                file=named,
-                word=shortened(str(activation)),
+                file=shortened(named),
+                word=shortened(activation),
                 known=tuple(_ACTIVATIONS),
             )
         )
