@@ -67,7 +67,7 @@ def compared(
     subject = AskedJob(job).subject
     question = question.read(subject)
     question.constraints()  # faults of these options are no cluster's
-    tokens = Objective(tokens=question.tokens).run_tokens
+    tokens = Objective(tokens=question.tokens).with_tokens_of(jobs[0].job).run_tokens
     clusters = []
     for number, to_plan in enumerate(jobs):
         tell_part(f"{to_plan.job.cluster.num_devices:,} {to_plan.job.cluster.device}", number, len(jobs))

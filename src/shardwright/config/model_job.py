@@ -1,7 +1,7 @@
 """The usual values of a job for a model of the catalog.
 
 A step has about as many tokens as usual for models of its size, as an integer number of sequences, equally many for
-each device. A run has 1e12 tokens. Numbers have 16 bits if the device computes in 16 bits.
+each device. A run has 1e12 tokens, one of adapters 1e8. Numbers have 16 bits if the device computes in 16 bits.
 """
 
 import math
@@ -14,11 +14,12 @@ from shardwright.config.model import ModelSpec
 from shardwright.config.model_shape import shape_of
 from shardwright.config.number_types import half_numbers
 from shardwright.config.phrase import say
-from shardwright.config.units import counted_phrase
+from shardwright.config.units import counted_phrase, tokens_text
 
 # (most parameters of a model, tokens of its step): Brown et al. 2020 (arXiv 2005.14165), table 2.1, as powers of two.
 _TOKENS = ((1e9, 2**19), (4e9, 2**20), (30e9, 2**21), (float("inf"), 2**22))
 _RUN_TOKENS = 1e12
+_ADAPTER_RUN_TOKENS = 1e8  # 100,000 samples of 1,000 tokens
 _BATCH_SOURCE = "Brown et al. 2020, table 2.1"
 
 
@@ -38,6 +39,11 @@ def usual_batch(model: ModelSpec, num_devices: int) -> int:
     power = 1 << int(math.log2(target))
     candidates = (power, 3 * power // 2 if power > 1 else 1, 2 * power)
     return unit * min(candidates, key=lambda n: abs(math.log(n / target)))
+
+
+def _usual_run_tokens(model: ModelSpec) -> float:
+    """Tokens of a run of which nobody says how long it is: adapters are trained on far fewer than whole models."""
+    return _ADAPTER_RUN_TOKENS if model.is_adapted else _RUN_TOKENS
 
 
 def usual_compute(cluster: ClusterSpec) -> str:
@@ -76,8 +82,9 @@ def with_usual(
         )
     tokens = filled["batch"]["global_batch_size"] * model.sequence
     if "steps" not in fields.get("optimizer", {}):
-        filled["optimizer"] = fields.get("optimizer", {}) | {"steps": max(1, round(_RUN_TOKENS / tokens))}
-        notes.append(say("a run has 1e12 tokens where nobody states their number"))
+        run_tokens = _usual_run_tokens(model)
+        filled["optimizer"] = fields.get("optimizer", {}) | {"steps": max(1, round(run_tokens / tokens))}
+        notes.append(say("a run has {tokens} tokens where nobody states their number", tokens=tokens_text(run_tokens)))
     if "compute" not in fields.get("precision", {}):
         compute = usual_compute(cluster)
         filled["precision"] = fields.get("precision", {}) | {"compute": compute}

@@ -38,7 +38,7 @@ def is_file(name: str) -> bool:
     return name.endswith(".toml")
 
 
-_OTHER_MEMORY = re.compile(r"(?P<device>[^@]+)@(?P<gib>[0-9]{1,9}(\.[0-9]{1,3})?)gib")
+_OTHER_MEMORY = re.compile(r"(?P<device>[^@]+)@(?P<gib>[0-9]{1,10}(\.[0-9]{1,3})?)gib")
 
 
 def split_memory(device: str) -> tuple[str, str]:
