@@ -8,6 +8,7 @@ import math
 from functools import reduce
 from typing import Any
 
+from shardwright.config import largest
 from shardwright.config.cluster import ClusterSpec
 from shardwright.config.cluster_facts import device_entry
 from shardwright.config.model import ModelSpec
@@ -53,11 +54,11 @@ def usual_compute(cluster: ClusterSpec) -> str:
 
 
 def with_usual(
-    fields: dict[str, Any], model: ModelSpec, cluster: ClusterSpec, world: int
+    fields: dict[str, Any], model: ModelSpec, cluster: ClusterSpec, world: int, run_tokens: float = 0.0
 ) -> tuple[dict[str, Any], str]:
     """(fields of a job with usual values for batch, steps and number type filled in, a sentence about these values).
 
-    `world` is the number of ranks of its plan.
+    `world` is the number of ranks of its plan, and `run_tokens` are the tokens of its run, 0 if no user states them.
     """
     filled, notes = dict(fields), list[str]()
     if "global_batch_size" not in fields.get("batch", {}):
@@ -82,9 +83,12 @@ def with_usual(
         )
     tokens = filled["batch"]["global_batch_size"] * model.sequence
     if "steps" not in fields.get("optimizer", {}):
-        run_tokens = _usual_run_tokens(model)
-        filled["optimizer"] = fields.get("optimizer", {}) | {"steps": max(1, round(run_tokens / tokens))}
-        notes.append(say("a run has {tokens} tokens where nobody states their number", tokens=tokens_text(run_tokens)))
+        usual_tokens = _usual_run_tokens(model)
+        steps = (run_tokens if run_tokens > 0 else usual_tokens) / tokens
+        filled["optimizer"] = fields.get("optimizer", {}) | {"steps": max(1, round(min(steps, largest.STEPS)))}
+        if not run_tokens > 0:
+            usual = tokens_text(usual_tokens)
+            notes.append(say("a run has {tokens} tokens where nobody states their number", tokens=usual))
     if "compute" not in fields.get("precision", {}):
         compute = usual_compute(cluster)
         filled["precision"] = fields.get("precision", {}) | {"compute": compute}

@@ -72,6 +72,7 @@ class IdeaPage:
 
 def page_of(idea: str, language: str) -> IdeaPage:
     """The page of an idea. PlanError with the nearest names if there is none."""
+    idea = idea.lower()
     if idea in (*IDEAS, *OTHERS):
         return IdeaPage(idea, language)
     nearest = get_close_matches(idea, (*IDEAS, *OTHERS), 3) or (*IDEAS, *OTHERS)
