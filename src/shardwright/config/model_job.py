@@ -1,7 +1,8 @@
 """The usual values of a job for a model of the catalog.
 
-A step has about as many tokens as usual for models of its size, as an integer number of sequences, equally many for
-each device. A run has 1e12 tokens, one of adapters 1e8. Numbers have 16 bits if the device computes in 16 bits.
+A step has about as many tokens as usual for models of its size, far fewer for adapters, as an integer number of
+sequences, equally many for each device. A run has 1e12 tokens, one of adapters 1e8. Numbers have 16 bits if the device
+computes in 16 bits.
 """
 
 import math
@@ -19,6 +20,7 @@ from shardwright.config.units import counted_phrase, tokens_text
 
 # (most parameters of a model, tokens of its step): Brown et al. 2020 (arXiv 2005.14165), table 2.1, as powers of two.
 _TOKENS = ((1e9, 2**19), (4e9, 2**20), (30e9, 2**21), (float("inf"), 2**22))
+_ADAPTER_TOKENS = 2**17  # of a step: adapters of few values take small batches
 _RUN_TOKENS = 1e12
 _ADAPTER_RUN_TOKENS = 1e8  # 100,000 samples of 1,000 tokens
 _BATCH_SOURCE = "Brown et al. 2020, table 2.1"
@@ -33,6 +35,7 @@ def usual_batch(model: ModelSpec, num_devices: int) -> int:
     """
     parameters = shape_of(model).parameters
     tokens = next(tokens for most, tokens in _TOKENS if parameters <= most)
+    tokens = _ADAPTER_TOKENS if model.is_adapted else tokens
     sequences = max(1, tokens // model.sequence)
     devices = max(1, num_devices)
     unit = devices if sequences >= devices else devices // (devices & -devices)
@@ -66,7 +69,9 @@ def with_usual(
         size, usual = usual_batch(model, devices), usual_batch(model, 1)
         filled["batch"] = fields.get("batch", {}) | {"global_batch_size": size}
         reason = say("as is usual for models of its size ({source}", source=_BATCH_SOURCE)
-        if size != usual:
+        if model.is_adapted:
+            reason = say("as small as is usual for adapters (some 130,000 tokens")
+        elif size != usual:
             reason = say(
                 "so that {devices:,} devices share them: {usual:,} are usual for models of its size ({source}",
                 devices=devices,
