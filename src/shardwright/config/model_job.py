@@ -92,8 +92,9 @@ def with_usual(
         steps = (run_tokens if run_tokens > 0 else usual_tokens) / tokens
         filled["optimizer"] = fields.get("optimizer", {}) | {"steps": max(1, round(min(steps, largest.STEPS)))}
         if not run_tokens > 0:
-            usual = tokens_text(usual_tokens)
-            notes.append(say("a run has {tokens} tokens where nobody states their number", tokens=usual))
+            notes.append(
+                say("a run has {tokens} tokens where nobody states their number", tokens=tokens_text(usual_tokens))
+            )
     if "compute" not in fields.get("precision", {}):
         compute = usual_compute(cluster)
         filled["precision"] = fields.get("precision", {}) | {"compute": compute}
