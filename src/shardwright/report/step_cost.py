@@ -10,6 +10,8 @@ from shardwright.cost.money import price_words
 from shardwright.planner.own_plan import Estimate, PricedStep
 from shardwright.report.document import AlignedRows, Part, paragraph
 
+_SAME_RUN = 0.01  # runs whose lengths differ by less are shown as one
+
 # Parts of StepTime (simulate/closed_form.py) in words. They add up to the step.
 PARTS = {
     "compute": "computing",
@@ -101,10 +103,16 @@ def _parts(estimate: Estimate) -> Part:
     return AlignedRows(rows)
 
 
+def _has_two_runs(job: JobSpec, estimate: Estimate) -> bool:
+    """True if 1e12 tokens are priced beside the run: not of adapters, nor where the run is as long."""
+    ratio = estimate.num_steps_of_run / estimate.num_steps_1e12_tokens
+    return not job.model.is_adapted and abs(ratio - 1.0) > _SAME_RUN
+
+
 def _money(job: JobSpec, estimate: Estimate) -> list[Part]:
     tokens = tokens_text(job.tokens_of_run)
     run = say("the run, {tokens} tokens", tokens=tokens)
-    counts = {} if job.model.is_adapted else {say("1e12 tokens"): estimate.num_steps_1e12_tokens}
+    counts = {say("1e12 tokens"): estimate.num_steps_1e12_tokens} if _has_two_runs(job, estimate) else {}
     counts[run] = estimate.num_steps_of_run
     columns = {say("a step"): (estimate.step_money, estimate.step.total)} | {
         name: (estimate.cost_of_steps(count), count * estimate.effective_step_s) for name, count in counts.items()
@@ -140,9 +148,9 @@ def _failures(job: JobSpec, estimate: Estimate) -> list[Part]:
                 lost=100 * goodput.lost_work,
                 restarts=100 * goodput.restarts,
             ),
-            say("The run has that in it.")
-            if job.model.is_adapted
-            else say("1e12 tokens and the run have that in them."),
+            say("1e12 tokens and the run have that in them.")
+            if _has_two_runs(job, estimate)
+            else say("The run has that in it."),
         )
     ]
 

@@ -9,7 +9,8 @@ export function showMoney(step, job) {
     return;
   }
   const { money, goodput } = step, texts = TEXTS.money;
-  const many = money["1e12_tokens"]; // null of adapters, which nobody trains on so many
+  const reference = money["1e12_tokens"]; // null of adapters, which nobody trains on so many
+  const many = reference && Math.abs(reference.seconds / money.run.seconds - 1) > 0.01 ? reference : null;
   const columns = [[texts.step, money.step, step.step_s], ...(many ? [[texts.tokens, many, many.seconds]] : []),
     [job ? texts.runOf(countText(job.tokens_of_run)) : texts.run, money.run, money.run.seconds]];
   const cells = [
