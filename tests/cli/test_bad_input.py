@@ -395,7 +395,8 @@ def test_the_file_of_another_system_is_told_with_the_commands_that_read_it(
         path = job
         (here / job).write_text("torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 2\n")
     (fault,) = refused(job=path).faults
-    assert fault.startswith(f"{path} is a file of Megatron-LM: `shardwright import megatron {path}` prints it as a job")
+    reader = f"`shardwright import megatron {path}` prints it as a job"
+    assert fault.startswith(f"{path} is no job, and looks like a file of Megatron-LM: {reader}")
 
 
 def test_a_name_like_none_is_answered_with_the_commands_that_list_names(refused: Refused) -> None:

@@ -188,8 +188,8 @@ def _foreign_file(path: str) -> str:
     if system == JOB:
         return ""
     return say(
-        "{path} is a file of {title}: `shardwright import {system} {path}` prints it as a job, and `shardwright plan "
-        "--from {system} {path}` with --device finds better plans for it",
+        "{path} is no job, and looks like a file of {title}: `shardwright import {system} {path}` prints it as a job, "
+        "and `shardwright plan --from {system} {path}` with --device finds better plans for it",
         path=path,
         title=SOURCES[system].title,
         system=system,
