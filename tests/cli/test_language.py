@@ -102,7 +102,7 @@ def test_a_run_is_watched_in_the_language(tmp_path: Path) -> None:
             "estimate quickstart --set plan.zero_ranks=4",
             "plan.zero_ranks 4 不能整除 plan.dp 2（2 / 4 = 0.50）；可用 1 或 2",
         ),
-        ("plan quickstart", "cluster.device 未知，无法估算方案；请把它设为目录里的一种卡"),
+        ("plan quickstart", "cluster.device 未知，无法估算方案；请用 --device 指定，比如 h100-sxm"),
         ("explain quickstart --set plan.dp=3", "批次请用 24 或 36，或者换一个 plan.dp"),
         ("estimate quickstart --set cluster.nodes=2 --set cluster.devices_per_node=8", "请用 dp 4"),
         ("launch quickstart --slurm", "启动 quickstart：1 处错误"),
