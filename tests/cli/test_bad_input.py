@@ -639,6 +639,7 @@ def run_process(*arguments: str, **environment: str) -> subprocess.CompletedProc
     return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("override", "subject", "fault"),
     [

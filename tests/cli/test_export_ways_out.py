@@ -28,7 +28,7 @@ def ways_out(refused: PlanError) -> list[str]:
     return words
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_way_out_of_a_refusal_is_one(system: str) -> None:
     for job in catalog.names("jobs"):

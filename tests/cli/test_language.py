@@ -26,6 +26,7 @@ def run(words: str, *more: str, **environment: str) -> Result:
     return CliRunner(env={"LC_ALL": "C.UTF-8"} | environment).invoke(cli, [*shlex.split(words), *more])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("words", SCREENS)
 def test_a_screen_has_the_same_numbers_in_chinese(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def text_in(language: str) -> str:

@@ -128,6 +128,7 @@ def test_ranks_that_slurm_starts_train_save_and_go_back_to_the_queue(tmp_path: P
     assert list(run.glob("checkpoints/*/manifest.json"))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("statuses", "most", "status", "sruns", "is_requeued"),
     [

@@ -22,6 +22,7 @@ def planned(name: str, *words: str) -> Result:
     return CliRunner().invoke(cli, ["plan", model, *ON_8[1:], *KEEP, "--for", name, *words], catch_exceptions=False)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_what_is_recommended_is_exported_as_it_is(name: str, tmp_path: Path) -> None:
     file = tmp_path / "job.toml"

@@ -36,6 +36,7 @@ COMMANDS = (
 )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.split()[0])
 def test_no_line_is_longer_than_the_terminal(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "job.toml").write_text("[model]\nname = 'tiny-llama'\n")

@@ -44,7 +44,7 @@ def unread(arguments: tuple[str, ...], folder: Path, both: bool = False) -> subp
         os.close(there)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", WRITTEN)
 def test_file_is_written_though_nobody_reads(name: str, tmp_path: Path) -> None:
     arguments, option = WRITTEN[name]

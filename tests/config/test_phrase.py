@@ -21,6 +21,8 @@ from shardwright.config.phrase import (
     in_language,
     read_catalog,
     say,
+    with_changed_texts,
+    without_way_out,
 )
 from shardwright.config.pydantic_messages import PYDANTIC_MESSAGES, message_phrase
 from shardwright.report.page_document import templates_said
@@ -71,8 +73,10 @@ def test_no_template_is_missing(language: str) -> None:
 
 # Folders each of whose faults is a phrase.
 TRANSLATED = (
-    *("config", "config/catalog", "config/checks", "config/recompute_policies"),
+    *("config", "config/catalog", "config/checks", "config/hugging_face", "config/recompute_policies"),
     *("schedule/generators", "schedule/solver"),
+    *("interchange", "interchange/reading", "interchange/systems"),
+    *("precision", "sharding", "sharding/compressions", "sharding/hugging_face"),
 )
 # Keywords of texts that are no faults: the meanings of fields and of names, for the help.
 MEANINGS = {"description", "does", "text", "not_searched"}
@@ -83,8 +87,18 @@ SAYING = {
     "Registry",
     "PydanticCustomError",
 }  # functions of templates, of defaults and of names
-# Files whose other texts are errors of the program, templates that are tested by themselves, and sources.
-NO_FAULTS = {"array_math.py", "phrase.py", "pydantic_messages.py", "model_job.py"}
+# Files whose other texts are errors of the program, templates that are tested by themselves, sources, words that names
+# of settings have, and a notation.
+NO_FAULTS = {
+    "array_math.py",
+    "phrase.py",
+    "pydantic_messages.py",
+    "model_job.py",
+    "python_values.py",
+    "known_settings.py",
+    "placements.py",
+}
+COMMENT = re.compile("^ *# |written by shardwright")  # of files that are written for other systems
 
 
 @pytest.mark.parametrize("folder", TRANSLATED)
@@ -103,7 +117,8 @@ def plain_texts(file: Path) -> list[str]:
     saying = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id in SAYING]
     others = {id(text) for call in saying for text in call.args}
     others |= {id(keyword.value) for call in calls for keyword in call.keywords if keyword.arg in MEANINGS}
-    others |= {id(text) for node in ast.walk(tree) if isinstance(node, ast.Assert) for text in ast.walk(node)}
+    never = [node for node in ast.walk(tree) if isinstance(node, ast.Assert) or is_call(node, "AssertionError")]
+    others |= {id(text) for node in never for text in ast.walk(node)}
     return [
         node.value
         for node in ast.walk(tree)
@@ -111,7 +126,13 @@ def plain_texts(file: Path) -> list[str]:
         and isinstance(node.value, str)
         and id(node) not in others | documents
         and re.search("[a-z]{2,} [a-z]{2,} [a-z]", node.value)
+        and not COMMENT.search(node.value)
     ]
+
+
+def is_call(node: ast.AST, name: str) -> bool:
+    """True for a call of the function or class of a name."""
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
 
 
 @pytest.mark.parametrize("language", OTHERS)
@@ -166,6 +187,37 @@ def test_a_capital_changes_no_translation() -> None:
     phrase = say("a layer")
     assert capitalized(phrase) == "A layer"
     assert in_language(capitalized(phrase), "zh") == in_language(phrase, "zh") == "一层"
+
+
+def test_a_fault_without_its_way_out_is_one_in_each_language() -> None:
+    fault = without_way_out(say("{first}; {other}", first=say("{name} is none", name="pq"), other="use tp"))
+    assert fault == "pq is none" == without_way_out("pq is none; use tp") and without_way_out("plain") == "plain"
+    fault = pickle.loads(pickle.dumps(without_way_out(say("use dp {dp}", dp=4))))
+    assert in_language(fault, "zh") == "请用 dp 4"
+    whole = say("{count} skipped steps in a row are always had; allow at least 1", count=0)
+    assert in_language(without_way_out(whole), "zh") == "连续跳过 0 步总会发生"
+
+
+def test_a_phrase_whose_values_change_stays_one() -> None:
+    def capital(text: str) -> str:
+        return text.replace("nvlink", "NVLink")
+
+    changed = with_changed_texts(say("Links: {links}.", links=(say("its fast links"), "nvlink")), capital)
+    assert changed == "Links: its fast links, NVLink." and in_language(changed, "zh") == "链路：高速链路、NVLink。"
+    # Words of the template have no place in other languages.
+    upper = with_changed_texts(say("a layer"), str.upper)
+    assert upper == "A LAYER" and not isinstance(upper, Phrase)
+
+
+def test_the_subject_of_an_error_is_in_its_language() -> None:
+    error = PlanError(say("{number:,} ranks", number=8), [say("use dp {dp}", dp=4)])
+    assert error.in_language("zh") == "8 个 rank：1 处错误\n  1. 请用 dp 4"
+
+
+def test_an_address_leaves_a_fault_a_phrase_unless_it_has_a_secret() -> None:
+    faults = [say("use dp {dp}", dp=f"http://{user}host") for user in ("", "me:word@")]
+    first, second = PlanError("job", faults).faults
+    assert isinstance(first, Phrase) and not isinstance(second, Phrase) and "word" not in second
 
 
 def test_a_catalog_goes_on_in_further_lines() -> None:

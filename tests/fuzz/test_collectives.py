@@ -27,7 +27,7 @@ def drawn() -> dict[int, JobSpec]:
     return dict(jobs(SEED, range(NUM_DRAWN), MOST_PASSES))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("part", range(NUM_PARTS))
 def test_the_account_is_what_a_rank_does(part: int) -> None:
     """On one kind of device each; the fuzzer takes all."""

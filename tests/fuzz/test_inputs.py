@@ -55,6 +55,7 @@ def _say(output: str, errors: str, status: int) -> int:
     return status
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("work", "wrong"),
     [

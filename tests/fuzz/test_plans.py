@@ -9,7 +9,7 @@ SEED = 2026
 NUM_PLANS, NUM_MODELS = 24, 12
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("number", range(NUM_PLANS))
 def test_a_plan_computes_what_one_rank_does(number: int) -> None:
     fields = draw(SEED, number)

@@ -10,6 +10,7 @@ from shardwright.train.checkpoint.boxes import HeldBox
 SEED, NUM_DRAWS = 2026, 5
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.processes
 @pytest.mark.parametrize("number", range(NUM_DRAWS))
 def test_a_run_that_stops_goes_on_with_what_it_had(number: int) -> None:

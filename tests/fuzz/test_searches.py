@@ -14,12 +14,14 @@ SEED = 2026
 NUM_DRAWS = 4
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", range(NUM_DRAWS))
 def test_searches_agree(number: int, tmp_path: Path) -> None:
     _, faults = searches.faults_of(SEED, number, tmp_path)
     assert faults == []
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("number", [3, 13, 52])
 def test_closed_forms_that_say_too_much_hide_no_plan_beside_the_list(number: int, tmp_path: Path) -> None:
     """Of messages that pass while others compute, and of bubbles: the plans beside were up to 7 % faster."""
@@ -28,7 +30,7 @@ def test_closed_forms_that_say_too_much_hide_no_plan_beside_the_list(number: int
     assert plans and searches.beside_faults(given, plans) == []
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("seed", "number"), [(55001, 1), (55002, 7), (99001, 107), (99002, 59), (99002, 49)])
 def test_what_gains_under_uneven_stages_or_with_fewer_of_them_is_in_the_list(
     seed: int, number: int, tmp_path: Path

@@ -16,6 +16,7 @@ from support.ranks import PATIENCE_S
 FUZZER = Path(strangers.__file__)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("kind", "count"), [("job", 15), ("checkpoint", 6), ("data", 8), ("model", 10), ("foreign", 15), ("growth", 20)]
 )

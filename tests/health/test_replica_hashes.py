@@ -118,7 +118,7 @@ def compared(mesh: Mesh, job: JobSpec, rank: int) -> tuple[str, str]:
     return good.conclusion, bad.conclusion
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.processes
 @pytest.mark.parametrize("name", PLANS)
 def test_a_flipped_bit_is_found(name: str) -> None:
@@ -167,7 +167,7 @@ def compared_over_tp(mesh: Mesh, job: JobSpec) -> tuple[str, str]:
         return good.conclusion, str(error)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.processes
 @pytest.mark.parametrize("name", TP)
 def test_a_norm_is_compared_over_tp(name: str) -> None:

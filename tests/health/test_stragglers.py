@@ -87,6 +87,7 @@ def lines_of(mesh: Mesh, job: JobSpec, sleepy: int, num_steps: int) -> list[str]
     return lines
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.processes
 @pytest.mark.parametrize("plan", [{"dp": 2}, {"dp": 3, "batch": 6}, {"dp": 2, "pp": 2}])
 def test_a_sleepy_rank_is_found(plan: dict[str, int]) -> None:

@@ -27,7 +27,7 @@ VARIED = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", list(SYSTEMS))
 def test_thirty_plans_are_the_same_afterwards(name: str) -> None:
     system, varied = SYSTEMS[name], dict[str, set[str]]()
@@ -49,7 +49,7 @@ def nearest_of(name: str, job: JobSpec) -> JobSpec | None:
     return None
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", list(SYSTEMS))
 def test_what_a_system_lacks_is_refused_with_the_nearest_plan_that_it_has(name: str) -> None:
     system, refused = SYSTEMS[name], 0

@@ -143,6 +143,7 @@ def check(job: JobSpec, number: int) -> None:
     assert sum(of for _, of in counted) == job.plan.world * flops
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("kind", "plan"), DENSE.values(), ids=DENSE)
 def test_a_dense_layer(kind: str, plan: dict[str, Any]) -> None:
     check(small_job(kind, microbatch_size=2, **plan), 0)
@@ -161,6 +162,7 @@ def test_a_layer_of_experts(kind: str, plan: dict[str, Any]) -> None:
     check(expert_job(kind, **plan), 1)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("kind", "names"), AGAIN.values(), ids=AGAIN)
 def test_what_is_computed_again(kind: str, names: list[str]) -> None:
     """A product that is computed again under sequence parallel has its input gathered again."""

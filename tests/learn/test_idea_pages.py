@@ -36,7 +36,7 @@ def page(name: str, language: str) -> str:
     return IdeaPage(name, language).markdown
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_what_a_page_shows_is_what_is_printed(name: str) -> None:
     for language in LANGUAGES:

@@ -96,6 +96,7 @@ def without(monkeypatch: pytest.MonkeyPatch, name: str, place: str) -> set[str]:
     return places
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", JOBS)
 def test_a_plan_has_no_fault(name: str) -> None:
     job = JOBS[name]
@@ -179,7 +180,7 @@ def untold(found: dict[tuple[str, str], tuple[str, ...]]) -> list[tuple[str, str
     return [key for key, faults in found.items() if not faults and not key[1].startswith("returned in")]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("of", JOBS)
 def test_an_order_that_is_left_out_is_told(of: str) -> None:
     job = JOBS[of]

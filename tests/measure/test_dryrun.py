@@ -93,6 +93,7 @@ def peak_bytes(mesh: Mesh, job: JobSpec) -> int:
     return trace.peak_bytes
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["one", "sequence", "latents", "1f1b", "stages again"])
 def test_the_peak_is_that_of_a_run(name: str) -> None:
     kind, fields = PLANS[name]

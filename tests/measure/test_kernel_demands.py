@@ -80,6 +80,7 @@ def test_scales_of_tiles_and_blocks_lie_as_kernels_read_them(num_rows: int, num_
     assert checked.calls and not checked.faults
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", JOBS)
 @pytest.mark.parametrize("number", ["float32", "bf16"])
 def test_every_call_is_as_its_kernel_demands(name: str, number: str) -> None:

@@ -276,6 +276,7 @@ def test_float8_weight_gradients(recipe: str) -> None:
     assert more_kernels(wide, narrow, True) == pytest.approx(OWN.float8_gradient_kernels, rel=0.05)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", MODELS)
 def test_kernels_of_a_layer(name: str) -> None:
     """Within a tenth: biases, padding and what is counted by router are a kernel more or less."""

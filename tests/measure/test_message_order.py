@@ -36,6 +36,7 @@ def records_of(name: str) -> list[MessageRecord]:
     return recorded_steps(small_job(kind, batch=8 if "dp" in plan or "pp" in plan else 2, **plan))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [*PLANS, "experts"])
 def test_every_message_comes_to_its_end(name: str) -> None:
     records = records_of(name)

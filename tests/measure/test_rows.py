@@ -152,6 +152,7 @@ PUBLISHED = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("damage", "fault", "has_prediction"),
     [

@@ -119,6 +119,7 @@ def test_layer_of_a_rule_on_one_rank(kind: str, number: int) -> None:
         assert measured == [layer_of(job, number).kept_bytes(frozenset(POLICIES[policy]))], (shape, policy)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shape", ["small", "bf16", "rows"])
 @pytest.mark.parametrize("kind", BLOCKS)
 def test_other_blocks_on_one_rank(kind: str, shape: str) -> None:
@@ -153,6 +154,7 @@ CONTEXT = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("plan", CONTEXT)
 def test_layer_over_ranks_that_share_sequences(plan: str) -> None:
     """Each kind with one plan after the other would be many: policies and kinds go round within a plan."""
@@ -191,6 +193,7 @@ def saved_by_stage(mesh: Mesh, job: JobSpec) -> int:
     return saved_bytes(lambda: stage(x, ids_BS, Microbatch(1, 0, 0), tokens_BS), [*constants(stage), tokens_BS])
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("separate", [False, True], ids=["", "documents"])
 @pytest.mark.parametrize("kind", ["llama-mtp", "gpt-tied-mtp"])
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ HALF_STATE = MIXED | {"moments": "bf16"}
 NO_MASTERS = HALF_STATE | {"master": "none"}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize(
     ("kind", "precision"),

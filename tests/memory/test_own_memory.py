@@ -51,6 +51,7 @@ def drawn(job: JobSpec, number: int, seed: int) -> list[JobSpec]:
     return found
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("model", "nodes", "batch"), [("llama3-8b", 8, 64), ("gpt3-175b", 16, 256), ("mixtral-8x7b", 4, 64)]
 )
@@ -65,6 +66,7 @@ def test_arrays_are_near_the_account(model: str, nodes: int, batch: int) -> None
     assert np.quantile(ratios, 0.1) > 0.75
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("further", [0, 1])
 @pytest.mark.parametrize("model", ["llama3-8b", "gpt3-175b", "mixtral-8x7b"])
 def test_plain_plans_are_the_account(model: str, further: int) -> None:

@@ -65,6 +65,7 @@ def live_peak(mesh: Mesh, job: JobSpec) -> int:
     return live.peak_bytes
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.3, 0.5, 0.7, 0.9])
 def test_limit_holds_as_measured_and_costs_less_than_full(share: float) -> None:
     limit = between(budget_job(), share)
@@ -98,6 +99,7 @@ def test_predicted_peak_is_the_measured_one(policy: Policy) -> None:
             assert measured == predicted
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("schedule", ["interleaved-1f1b", "zb-h1", "zb-v", "dualpipev", "gpipe"])
 def test_any_schedule(schedule: str) -> None:
     fields: dict[str, Any] = {"schedule": schedule, "pp": 2, "layers": 8}
@@ -112,6 +114,7 @@ def test_any_schedule(schedule: str) -> None:
     assert compare(run_on_mesh(job, record, meet_budget(job), 2), one).bitwise
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
 def test_layers_with_experts_and_without_climb_ladders_of_their_own(share: float) -> None:
     def with_experts(limit: float) -> JobSpec:
@@ -137,6 +140,7 @@ def cost_of(job: JobSpec, policies: tuple[Policy, ...]) -> float:
     return sum(by_policy[policy] for policy in policies)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("share", [0.05, 0.2, 0.4, 0.6, 0.8, 0.95])
 @pytest.mark.parametrize("pp", [1, 2])
 def test_no_choice_is_cheaper_by_more_than_a_step(pp: int, share: float) -> None:

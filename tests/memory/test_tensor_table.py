@@ -143,6 +143,7 @@ def test_parts_put_together_are_those_of_one_rank(kind: str, plan: str) -> None:
     assert compared >= 16
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("kind", "plan"),
     [

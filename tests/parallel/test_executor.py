@@ -113,6 +113,7 @@ def test_bytes_counted_are_bytes_derived(sequence_parallel: bool) -> None:
         assert table == expected_table(rank, sequence_parallel)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("schedule", "plan"),
     [

@@ -35,6 +35,7 @@ def offloaded(**fields: Any) -> JobSpec:
     return small_job(recompute="full", offload_activations=True, **fields)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("plan", PLANS)
 def test_same_bits_as_without(plan: str) -> None:
     kept, away = (small_job(recompute="full", offload_activations=flag, **PLANS[plan]) for flag in (False, True))

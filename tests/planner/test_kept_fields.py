@@ -57,7 +57,7 @@ def outcome(model: str, constraints: Constraints) -> JobSpec | list[str] | None:
     return found[0].job if found else None
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", VALUES)
 def test_each_value_is_kept_or_refused(name: str) -> None:
     for value in VALUES[name]:

@@ -42,7 +42,7 @@ def kind(plan: Any) -> tuple[int, ...]:
 ORDERS = {"searched": Constraints(), "dp-tp": Constraints({"order": "dp-tp"}), "pp-cp": Constraints({"order": "pp-cp"})}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("model", "width", "order"),
     [("dense", 1, ""), ("dense", 2, ""), ("experts", 4, ""), ("dense", 2, "dp-tp"), ("experts", 4, "pp-cp")],

@@ -114,6 +114,7 @@ def plans(draw: st.DrawFn) -> PlanSpec:
     return PlanSpec(**(variant | numbers), order=draw(st.sampled_from((DEFAULT_ORDER, STAGES_INSIDE))))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("model", MODELS)
 def test_every_plan_of_the_space_is_legal_and_none_is_there_twice(model: str) -> None:
     """All of what the space has, on few devices."""

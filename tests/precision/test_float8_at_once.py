@@ -22,6 +22,7 @@ def same_bits(values: Tensor, expected: Tensor) -> bool:
     return torch.equal(values.view(torch.uint8), expected.view(torch.uint8))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("granularity", "kind"), [("row", E4M3), ("tile", E5M2), ("block", E4M3)])
 def test_quantise_and_back(granularity: Granularity, kind: torch.dtype) -> None:
     torch.compiler.reset()  # code that other tests compiled counts against a limit

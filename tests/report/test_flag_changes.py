@@ -52,3 +52,17 @@ def test_a_flag_that_goes_is_named_as_the_script_writes_it() -> None:
 def test_a_plan_that_mends_a_job_is_said_to_fit(times: float) -> None:
     assert _times(times, own_fits=False).endswith("times as fast, and it fits")
     assert _times(times, own_fits=True).endswith("times as fast")
+
+
+def test_changes_are_told_in_chinese() -> None:
+    job = make_job({"cluster": {"device": "h100-sxm", "devices_per_node": 1, "software": "megatron-2021"}}, "mine")
+    (own,) = priced([job], shipped())
+    plan = BetterPlan(own, 1.2, (SettingChange("lr", "x", None),))
+
+    def told(*better: BetterPlan) -> str:
+        text = changes_text(SYSTEMS["megatron"], own, frozenset(), [*better], "zh")
+        return "".join(text.split())  # lines may end at any space
+
+    assert told(plan).startswith("按现有设置，Megatron-LM一步要") and "改动限于megatron-2021所支持的" in told(plan)
+    assert "1.快到1.20倍：一步" in told(plan) and "---lrx（那里用的是别的名字，或是默认值）" in told(plan)
+    assert "不用改动。下面推荐的方案" in told()

@@ -106,6 +106,7 @@ def check(case: Case, schedule: Schedule) -> float:
     return named / time
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("seed", range(5))
 def test_right_and_never_worse_than_the_best_named_one(seed: int) -> None:
     """5 times 10 questions."""

@@ -56,6 +56,7 @@ PLANS: dict[str, tuple[str, dict[str, Any], int]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PLANS)
 def test_unequal_parts_equal_one_rank(name: str) -> None:
     kind, fields, vocab = PLANS[name]

@@ -59,6 +59,7 @@ def test_it_trains_what_one_rank_trains() -> None:
         assert other.loss == pytest.approx(step.loss, rel=2e-2) and other.loss != step.loss
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("plan", [{"dp": 2, "zero": 3}, {"tp": 2}, {"pp": 2}])
 def test_its_account_is_what_a_rank_holds_and_moves(plan: dict[str, int]) -> None:
     ratios, runs = {}, {name: dry_run(job_in(name, **plan), 0, "cpu") for name in (NAME, "rowwise", "none")}

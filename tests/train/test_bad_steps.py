@@ -226,7 +226,7 @@ AXES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("axis", AXES)
 def test_a_gradient_that_is_no_number(axis: str, tmp_path: Path) -> None:
     kind, plan = AXES[axis]
@@ -336,7 +336,7 @@ SPIKES = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("axis", SPIKES)
 def test_a_spike_of_the_loss(axis: str, tmp_path: Path) -> None:
     """There is a verdict from the ninth loss on. Step 10 is bad, or the span of steps 9 and 10."""

@@ -44,6 +44,7 @@ def test_plan_equals_one_rank(kind: str, plan: str) -> None:
     check_rounding(verdict, job)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("kind", RECOMPUTED)
 def test_recomputed_has_the_same_bits(kind: str, policy: str) -> None:

@@ -47,7 +47,7 @@ def compared(mesh: Mesh, job: JobSpec, folder: Path) -> dict[str, Any] | None:
     return compared_dict(job, measured) if mesh.rank == 0 else None
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", RUNS)
 def test_predicted_bytes_are_measured(name: str, tmp_path: Path) -> None:
     job = job_on_text(tmp_path, *RUNS[name])

@@ -78,6 +78,7 @@ def plainly_trained(job: JobSpec, folder: Path) -> list[tuple[float, float]]:
     return [*steps, (model.evaluate(tokens[16:]), 0.0)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["one", *PLANS])
 def test_the_loss_of_answers_is_that_of_the_plain_implementation(
     name: str, tmp_path_factory: pytest.TempPathFactory

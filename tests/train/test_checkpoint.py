@@ -78,7 +78,7 @@ ALIKE = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.processes
 @pytest.mark.parametrize("name", ALIKE)
 def test_going_on_under_the_same_plan_is_bitwise_never_having_stopped(name: str, tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def saved_under(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tup
     return run
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.processes
 @pytest.mark.parametrize(("before", "after"), PAIRS)
 def test_going_on_under_another_plan_is_the_same_to_rounding(
@@ -177,6 +177,7 @@ def test_going_on_under_another_plan_is_the_same_to_rounding(
     assert went_on == pytest.approx(never_stopped, rel=1e-4 if before in OTHERS else 1e-5)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("method", ["int8", "topk", "powersgd"])
 @pytest.mark.parametrize("after", [{"dp": 4, "zero": 2}, {"dp": 2, "tp": 2}])
 def test_what_compression_lost_is_kept_under_any_plan(method: str, after: dict[str, int], tmp_path: Path) -> None:

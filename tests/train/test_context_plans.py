@@ -213,6 +213,7 @@ def forward_bytes(mesh: Mesh, job: JobSpec) -> tuple[int, list[int]]:
     return moved, generate(replica, [1, 2, 3], 20, seed=5)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("method", METHODS)
 def test_bytes_are_predicted_and_text_is_the_same(method: str) -> None:
     job = small_job(cp=4, pp=2, cp_method=method, batch=4, layers=3)

@@ -109,6 +109,7 @@ ENDS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("loads", ["", "import torch\n"], ids=["small", "with torch"])
 @pytest.mark.parametrize(("end", "status"), ENDS.values(), ids=ENDS)
 def test_a_command_ends_with_all_that_was_left_to_do(loads: str, end: str, status: int) -> None:

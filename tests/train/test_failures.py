@@ -153,6 +153,7 @@ def link(path: Path) -> str:
     return ""
 
 
+@pytest.mark.sampled(3)
 @linux_only
 @pytest.mark.parametrize(
     "draw",

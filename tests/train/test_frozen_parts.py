@@ -105,6 +105,7 @@ def sharded(rank: int, world: int, name: str, plans: list[dict[str, Any]], folde
     return model.state_dict()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", SPECS)
 def test_moments_begin_anew(name: str, tmp_path: Path) -> None:
     plans = [{"zero": zero, "bucket_mib": 1e-3} for zero in (1, 0, 3, 2)]

@@ -107,6 +107,7 @@ def evaluated(mesh: Mesh, job: JobSpec, tokens: torch.Tensor) -> list[float | No
     return [held_out_loss(replica, Rows(rows.numpy())) for rows in (tokens, tokens[4:5])]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "separate"), [("one", False), ("mtp", False), ("dp2", False), *((name, True) for name in PLANS)]
 )

@@ -71,6 +71,7 @@ PLANS: dict[str, JobSpec] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.processes
 @pytest.mark.parametrize("name", PLANS)
 def test_it_is_as_if_it_had_not_been(name: str) -> None:

@@ -64,6 +64,7 @@ def test_a_pipeline_changes_no_bit(name: str) -> None:
     assert_same_bits(train(job_in(EVERY[name], "gpt-tied", pp=2, schedule="zb-v"), 2), one)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["bf16", "bf16-gradients", "fp16", "delayed", "rowwise"])
 def test_zero_changes_no_bit(name: str) -> None:
     """Of two replicas' sums of one microbatch each."""
@@ -80,6 +81,7 @@ def past_amaxes(mesh: Mesh, job: JobSpec) -> list[dict[str, Any]]:
     return [state.state_dict() for state in replica.float8_states]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("plan", [{"pp": 2, "schedule": "dualpipe"}, {"dp": 4, "zero": 3, "zero_ranks": 2}, {"dp": 2}])
 def test_every_copy_of_a_layer_remembers_the_same(plan: dict[str, Any]) -> None:
     """Past amaxes are those of all microbatches, whichever copy saw them: as on one rank."""
@@ -92,7 +94,7 @@ def test_every_copy_of_a_layer_remembers_the_same(plan: dict[str, Any]) -> None:
             assert mine[name]["past"][0] == pytest.approx(expected[name]["past"][0], rel=0.02)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "name",
     ["bf16", "delayed", "tensorwise", "rowwise", "delayed, weight gradients too", "rowwise, weight gradients too"],

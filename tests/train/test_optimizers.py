@@ -244,6 +244,7 @@ def test_plans_equal_one_rank(name: str, plan: str) -> None:
     check_rounding(against_one_rank(job, 3), job)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["adam", "sgd", "lion", "muon"])
 def test_where_zero_cuts_changes_no_bit(name: str) -> None:
     """Two replicas and one microbatch: every stage adds the same two numbers. Whole matrices are the same on whoever

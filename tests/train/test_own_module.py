@@ -264,6 +264,7 @@ for step in range(3):
 """
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("how", "why"), [
     ("raises", "has left, at step 1, the end of a step: ValueError: no more data"),
     ("ends", "has left, at step 1, the end of a step: its script is over"),

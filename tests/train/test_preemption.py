@@ -235,6 +235,7 @@ def test_before_the_first_step_it_ends_at_once(tmp_path: Path) -> None:
         assert ends(process) == (3, f"preempted by SIGTERM {EARLY}")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("first", "number"), [(TERM, TERM), (TERM, INT), (INT, INT)], ids=lambda signal: signal.name)
 def test_a_second_signal_ends_it_at_once(tmp_path: Path, first: signal.Signals, number: signal.Signals) -> None:
     """A terminal sends Ctrl-C to all processes, of which the command alone answers."""

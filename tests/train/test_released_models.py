@@ -93,7 +93,7 @@ def exported(folder: Path) -> Path:
     return folder / "out"
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", CASES)
 def test_in_and_out(name: str, tmp_path: Path) -> None:
     theirs = save_released(name, tmp_path / "in")
@@ -140,7 +140,7 @@ def gradients_by_their_names(name: str, job: JobSpec, stage: DecoderStage) -> di
     return in_their_layout(name, job.model, sums, are_gradients=True)
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 @pytest.mark.processes
 @pytest.mark.parametrize("name", CASES)
 def test_in_and_out_under_plans(name: str, tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def run(job: JobSpec, folder: Path, how: str, times: int) -> tuple[list[Any], li
     return results, said
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("how", "cause"),
     [

@@ -69,6 +69,7 @@ def healthy(folder: Path) -> list[int]:
     return [step for step in steps_kept(storage) if is_said_healthy(storage, step)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("policy", ["stop", "skip", "rewind"])
 @pytest.mark.parametrize("most_skips", [3, 20])
 def test_a_run_that_diverges(policy: str, most_skips: int, tmp_path: Path) -> None:

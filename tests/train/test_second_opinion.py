@@ -15,7 +15,7 @@ def _draws() -> list[object]:
     return [pytest.param(number, marks=marks[number]) for number in range(DRAWS)]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("number", _draws())
 def test_a_draw_is_what_the_opinion_says(number: int) -> None:
     drawn = draw(SEED, number)

@@ -106,6 +106,7 @@ def test_places_in_others_are_there() -> None:
     assert torch.equal(seen[0], torch.zeros(3, 2, dtype=torch.int64)) and seen[0].stride() == (1, 3)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.processes
 @pytest.mark.parametrize(
     "plan",

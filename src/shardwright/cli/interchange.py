@@ -15,6 +15,7 @@ from shardwright.cli.job_options import (
     file_option,
     job_options,
     json_option,
+    language_option,
     set_option,
 )
 
@@ -71,12 +72,14 @@ class ImportCommand(PredictCommand):
 @cluster_options
 @click.option("--argument", "arguments", multiple=True, hidden=True)
 @file_option("--toml", help="Write the job there.  [default: to standard output]")
+@language_option
 @json_option
 def import_job(
     words: tuple[str, ...],
     overrides: tuple[str, ...],
     arguments: tuple[str, ...],
     toml: Path | None,
+    language: str,
     as_json: bool,
     **cluster_fields: Any,
 ) -> None:
@@ -90,13 +93,14 @@ def import_job(
     from dataclasses import replace
 
     from shardwright.api.asked_job import planned
+    from shardwright.config.phrase import say
     from shardwright.interchange.carried_data import with_paths_from
     from shardwright.report.imported_text import imported_dict, imported_notes
     from shardwright.report.toml_files import job_toml, write_toml
 
     system, files = _system_and_files(words)
     imported = _imported(system, files, overrides, asked_cluster(cluster_fields), arguments)
-    planned(f"job {imported.job.name}", imported.job)
+    planned(say("job {name}", name=imported.job.name), imported.job)
     imported = replace(imported, job=with_paths_from(imported.job, toml.parent if toml else Path()))
     if toml:
         write_toml(toml, imported.job)
@@ -105,12 +109,13 @@ def import_job(
     elif toml is None:
         click.echo(job_toml(imported.job), nl=False)
     if not as_json:
-        click.echo(imported_notes(imported), err=True)
+        click.echo(imported_notes(imported, language=language), err=True)
 
 
 def _system_and_files(words: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
     """The system that the first word names, else that of the first file; and the files. Raises PlanError."""
-    from shardwright.config.base import PlanError
+    from shardwright.config.base import PlanError, error_text
+    from shardwright.config.phrase import say
     from shardwright.config.units import MIB
     from shardwright.config.user_file import FileFault, read_text
     from shardwright.interchange.recognised import JOB, system_name_of
@@ -119,14 +124,16 @@ def _system_and_files(words: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
     if first in SOURCE_NAMES and others:
         return first, tuple(others)
     try:
-        system = system_name_of(first, read_text(Path(first), MIB, "launch script or configuration"))
+        system = system_name_of(first, read_text(Path(first), MIB, say("launch script or configuration")))
     except (FileFault, OSError) as error:
-        known = f"name a file, or one of {', '.join(SOURCE_NAMES)} and its files"
-        raise PlanError(
-            first, [f"it can't be read as a file ({getattr(error, 'strerror', None) or error}); {known}"]
-        ) from None
+        fault = say(
+            "it can't be read as a file ({reason}); name a file, or one of {systems} and its files",
+            reason=getattr(error, "strerror", None) or error_text(error),
+            systems=SOURCE_NAMES,
+        )
+        raise PlanError(first, [fault]) from None
     if system == JOB:
-        raise PlanError(first, ["it is a job of shardwright, or a model; name it to plan, estimate or train"])
+        raise PlanError(first, [say("it is a job of shardwright, or a model; name it to plan, estimate or train")])
     return system, words
 
 
@@ -164,12 +171,16 @@ def _imported(
     metavar="FOLDER",
     help="Write the files there.  [default: to standard output]",
 )
-def export_job(job: str, overrides: tuple[str, ...], as_json: bool, system: str, out: Path | None) -> None:
+@language_option
+def export_job(
+    job: str, overrides: tuple[str, ...], as_json: bool, system: str, out: Path | None, language: str
+) -> None:
     """Write JOB's plan in the language of another training system; weights are exported by `checkpoint export`.
 
     A plan that the system does not have is refused, with all that it lacks and the nearest plan that it has.
     """
     from shardwright.config.base import PlanError
+    from shardwright.config.phrase import in_language, say
     from shardwright.interchange.exported import Lacking, exported
     from shardwright.interchange.system import SYSTEMS
     from shardwright.report.imported_text import exported_notes, nearest_export
@@ -184,50 +195,58 @@ def export_job(job: str, overrides: tuple[str, ...], as_json: bool, system: str,
         try:
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise PlanError("output", [f"--out {out} can't be made: {error.strerror}; name another folder"]) from None
+            fault = say(
+                "--out {folder} can't be made: {reason}; name another folder", folder=str(out), reason=error.strerror
+            )
+            raise PlanError(say("output"), [fault]) from None
         for name, text in result.files.items():
             write_output(out / name, text, "--out")
-        click.echo("\n".join(f"wrote {out / name}" for name in result.files), err=True)
+        written = [say("wrote {file}", file=str(out / name)) for name in result.files]
+        click.echo("\n".join(in_language(line, language) for line in written), err=True)
     elif not as_json:
         for name, text in result.files.items():
             click.echo((f"# ---- {name}\n" if len(result.files) > 1 else "") + text, nl=False)
     if as_json:
         left_out, rate = list(result.left_out), result.unsaid_learning_rate
         click.echo(json.dumps({"files": result.files, "left_out": left_out, "unsaid_learning_rate": rate}))
-    elif notes := exported_notes(result, target.title):
+    elif notes := exported_notes(result, target.title, language):
         click.echo(notes, err=True)
 
 
 def load_from(
-    name: str, files: tuple[str, ...], sets: tuple[str, ...], cluster: "AskedCluster"
+    name: str, files: tuple[str, ...], sets: tuple[str, ...], cluster: "AskedCluster", language: str
 ) -> "tuple[JobToPlan, Imported, System]":
     """A job of another system to find better plans for, its import, and that system in the release of the files. Notes
-    on the import go to standard error."""
+    on the import, in a language, go to standard error."""
     from shardwright.api.asked_job import with_own_plan
     from shardwright.config.base import PlanError
+    from shardwright.config.phrase import say
     from shardwright.interchange.system import SYSTEMS, system_of
     from shardwright.report.imported_text import imported_notes
 
     imported = _imported(name, files, sets, cluster)
     job = imported.job
     if job.cluster.device == "unknown":
-        fault = "nothing says what devices it runs on; say it with --device, such as h100-sxm"
+        fault = say("nothing says what devices it runs on; say it with --device, such as h100-sxm")
         raise PlanError(f"{name} {files[0]}", [fault])
-    click.echo(imported_notes(imported, with_data=False) + "\n", err=True)
+    click.echo(imported_notes(imported, with_data=False, language=language) + "\n", err=True)
     return with_own_plan(job), imported, SYSTEMS[system_of(name, files).name]
 
 
 def changes(
-    system: "System", own_job: "JobSpec", advice: "Advice", as_json: bool, *, imported: "Imported"
+    system: "System", own_job: "JobSpec", advice: "Advice", imported: "Imported", language: str | None
 ) -> "str | dict[str, Any]":
-    """The changes of settings that make the imported job faster, as text or as data for JSON."""
+    """The changes of settings that make the imported job faster, as text in a language; as data for JSON if it is
+    None."""
     from shardwright.cost.calibration import shipped
     from shardwright.planner.advice.priced_plan import priced
     from shardwright.report.flag_changes import changes_dict, changes_text, faster_plans
 
     (own_plan,) = priced([own_job], shipped())
     faster = faster_plans(system, own_plan, advice, imported.sources)
-    return changes_dict(own_plan, faster) if as_json else changes_text(system, own_plan, imported.names, faster)
+    if language is None:
+        return changes_dict(own_plan, faster)
+    return changes_text(system, own_plan, imported.names, faster, language)
 
 
 def planned_for(name: str, to_plan: "JobToPlan") -> "tuple[System, JobToPlan]":
@@ -235,6 +254,7 @@ def planned_for(name: str, to_plan: "JobToPlan") -> "tuple[System, JobToPlan]":
     exporting."""
     from dataclasses import replace
 
+    from shardwright.config.phrase import say
     from shardwright.config.software import software_of
     from shardwright.interchange.system import SYSTEMS
 
@@ -245,9 +265,11 @@ def planned_for(name: str, to_plan: "JobToPlan") -> "tuple[System, JobToPlan]":
             return job
         return job.model_copy(update={"cluster": job.cluster.model_copy(update={"software": system.software})})
 
-    note = (
-        f"every plan is one that {system.title} has: write it with --toml FILE, and `shardwright export FILE --to "
-        f"{system.name}` writes its files"
+    note = say(
+        "every plan is one that {title} has: write it with --toml FILE, and `shardwright export FILE --to {name}` "
+        "writes its files",
+        title=system.title,
+        name=system.name,
     )
     own_job = to_plan.own_job and of_system(to_plan.own_job)
     return system, replace(to_plan, job=of_system(to_plan.job), own_job=own_job, notes=(*to_plan.notes, note))

@@ -171,7 +171,7 @@ def plan(
     question.constraints()  # faults of these options are found before the job is read
     imported = system = None
     if system_name:
-        to_plan, imported, system = load_from(system_name, (job, *further_files), overrides, cluster)
+        to_plan, imported, system = load_from(system_name, (job, *further_files), overrides, cluster, language)
     else:
         to_plan = load_to_plan(job, overrides, cluster, as_json)
     target, objection = system, None
@@ -184,7 +184,7 @@ def plan(
         advice = plans.advice if as_json else plans.explained
     own_changes: str | dict[str, Any] = ""
     if system and imported and to_plan.own_job and not to_plan.own_faults:
-        own_changes = changes(system, to_plan.own_job, advice, as_json, imported=imported)
+        own_changes = changes(system, to_plan.own_job, advice, imported, None if as_json else language)
     if toml and plans.best is not None:
         write_toml(toml, with_paths_from(plans.best, toml.parent) if system_name else plans.best)
     if as_json:

@@ -34,7 +34,7 @@ class PlanError(ValueError):
 
     def in_language(self, language: str) -> str:
         """The message in a language, as far as its faults are phrases."""
-        faults, subject = self.faults, _shown(self.subject, _MOST_SUBJECT)
+        faults, subject = self.faults, _shown(in_language(self.subject, language), _MOST_SUBJECT)
         heading = say("{subject}: {count} faults", subject=subject, count=len(faults))
         if len(faults) == 1:
             heading = say("{subject}: 1 fault", subject=subject)
@@ -75,8 +75,11 @@ _SECRETS = re.compile(rf"(://[^/\s:\['\"]{{0,200}}:)(?:{_PLAIN}|{_SPACED})|({_NA
 
 
 def hidden(text: str) -> str:
-    """The text with passwords of addresses replaced by ***."""
-    return _SECRETS.sub(lambda match: f"{match[1] or match[2]}***", text) if "://" in text else text
+    """The text with passwords of addresses replaced by ***. A phrase without any stays one."""
+    if "://" not in text:
+        return text
+    without = _SECRETS.sub(lambda match: f"{match[1] or match[2]}***", text)
+    return text if without == text else without
 
 
 # A line break, a tab, and the characters that join or separate letters of some scripts.

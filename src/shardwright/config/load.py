@@ -47,7 +47,7 @@ def load_job(job: str, overrides: Sequence[str] = ()) -> JobSpec:
     `job` is the path of a TOML file or a catalog name; `overrides` are "section.field=value" strings.
     Raises PlanError with every fault found.
     """
-    return make_job(read_job(job, overrides).fields, f"job {job}")
+    return make_job(read_job(job, overrides).fields, subject_of(job))
 
 
 def read_job(job: str | Mapping[str, Any], overrides: Sequence[str], asked: AskedCluster = NOTHING_ASKED) -> JobFields:
@@ -88,7 +88,8 @@ def job_to_plan(fields: dict[str, Any], subject: str) -> JobSpec:
 
 def subject_of(job: str | Mapping[str, Any]) -> str:
     """The subject of messages about a job: its file, its name, or the name in its fields."""
-    return f"job {job if isinstance(job, str) else job.get('name', JobSpec.model_fields['name'].default)}"
+    name = job if isinstance(job, str) else job.get("name", JobSpec.model_fields["name"].default)
+    return say("job {name}", name=name)
 
 
 def make_job(fields: dict[str, Any], subject: str = "job") -> JobSpec:

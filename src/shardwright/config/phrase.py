@@ -5,7 +5,7 @@ values in it; `in_language` fills the template of another language with the same
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, reduce
 from pathlib import Path
 from string import Formatter
@@ -14,6 +14,7 @@ from typing import Any
 ENGLISH = "en"
 LANGUAGES = (ENGLISH, "zh")
 _SEPARATORS = {ENGLISH: ", ", "zh": "、"}
+_SEMICOLONS = {ENGLISH: "; ", "zh": "；"}
 _CATALOGS = Path(__file__).parent / "phrases"
 
 
@@ -25,12 +26,27 @@ class Phrase(str):
     values: dict[str, Any]
 
     def __new__(cls, template: str, values: dict[str, Any]) -> "Phrase":
-        phrase = super().__new__(cls, _filled(template, values, ENGLISH))
+        phrase = super().__new__(cls, cls.text(template, values, ENGLISH))
         phrase.template, phrase.values = template, values
         return phrase
 
     def __reduce__(self) -> tuple[type["Phrase"], tuple[str, dict[str, Any]]]:
-        return Phrase, (self.template, self.values)
+        return type(self), (self.template, self.values)
+
+    @classmethod
+    def text(cls, template: str, values: dict[str, Any], language: str) -> str:
+        """The text of a template with its values in a language."""
+        return _filled(template if language == ENGLISH else template_in(template, language), values, language)
+
+
+class PhraseBeginning(Phrase):
+    """A phrase up to its last semicolon, if it has one: a fault without its way out."""
+
+    @classmethod
+    def text(cls, template: str, values: dict[str, Any], language: str) -> str:
+        """The beginning of the text of a template with its values in a language."""
+        whole = super().text(template, values, language)
+        return whole.rpartition(_SEMICOLONS[language])[0] or whole
 
 
 def say(template: str, /, **values: Any) -> Phrase:
@@ -77,6 +93,28 @@ def capitalized(text: str) -> str:
     return Phrase(text.template[:1].upper() + text.template[1:], text.values)
 
 
+def without_way_out(fault: str) -> str:
+    """A fault up to its last semicolon."""
+    if not isinstance(fault, Phrase):
+        return fault.rpartition(_SEMICOLONS[ENGLISH])[0] or fault
+    return PhraseBeginning(fault.template, fault.values)
+
+
+def with_changed_texts(text: str, change: Callable[[str], str]) -> str:
+    """A text after a change. A phrase stays one if only texts among its values change, and no words of its template."""
+    if not isinstance(text, Phrase):
+        return change(text)
+    changed = type(text)(text.template, {name: _changed(value, change) for name, value in text.values.items()})
+    in_english = change(str(text))
+    return changed if changed == in_english else in_english
+
+
+def _changed(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_changed(item, change) for item in value)
+    return with_changed_texts(value, change) if isinstance(value, str) else value
+
+
 def note_phrase(note: str) -> Phrase:
     """A note as a sentence."""
     return say("Note: {note}.", note=note)
@@ -86,7 +124,7 @@ def in_language(text: str, language: str) -> str:
     """A text in a language: a phrase by the catalog, anything else as it is."""
     if not isinstance(text, Phrase) or language == ENGLISH:
         return str(text)
-    return _filled(template_in(text.template, language), text.values, language)
+    return text.text(text.template, text.values, language)
 
 
 def spoken(data: Any, language: str) -> Any:

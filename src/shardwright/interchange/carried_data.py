@@ -12,6 +12,7 @@ from typing import Any
 
 from shardwright.config.base import shortened
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.interchange.reading.settings import Flat, Settings, plain_text
 from shardwright.interchange.reading.shell_marks import UNKNOWN
 
@@ -47,12 +48,13 @@ def carried_data(settings: Settings, folders: Sequence[Path], set_fields: Mappin
         return CarriedData({})
     pairs = _sources(settings.given[name])
     if pairs is None:
-        return CarriedData({}, (_not_carried(settings, name, "these are no pairs of a weight and a path"),))
+        return CarriedData({}, (_not_carried(settings, name, say("these are no pairs of a weight and a path")),))
     weighted = [(weight, _existing_path(text, folders, is_prefix=name in _PREFIXES)) for weight, text in pairs]
     missing = [text for (_, text), (_, path) in zip(pairs, weighted, strict=True) if path is None]
     if missing:
         unknown = any(UNKNOWN.search(text) for text in missing)
-        why = "nobody has set that" if unknown else f"{shortened(missing[0])} is not on this machine"
+        path_text = shortened(missing[0])
+        why = say("nobody has set that") if unknown else say("{path} is not on this machine", path=path_text)
         return CarriedData({}, (_not_carried(settings, name, why),))
     settings.ignore(name)
     sources = [{"path": str(path), "weight": weight} for weight, path in weighted]
@@ -75,7 +77,8 @@ def with_paths_from(job: JobSpec, folder: Path) -> JobSpec:
 
 
 def _not_carried(settings: Settings, name: str, why: str) -> str:
-    return f"the data is not carried: {settings.setting_text(name)}: {why} (--set data.path=PATH)"
+    setting = settings.setting_text(name)
+    return say("the data is not carried: {setting}: {why} (--set data.path=PATH)", setting=setting, why=why)
 
 
 def _sources(value: Any) -> list[tuple[float, str]] | None:
@@ -106,10 +109,15 @@ def _tokenizer(settings: Settings, folders: Sequence[Path]) -> CarriedData:
     """The field for the tokenizer.json that settings name, or for a folder with one."""
     name = next((name for name in _TOKENIZERS if settings.given.get(name) not in (None, "", True)), "")
     if not name:
-        return CarriedData({}, ("the tokenizer is not carried: nothing names one (--set data.tokenizer=PATH)",))
+        remark = say("the tokenizer is not carried: nothing names one (--set data.tokenizer=PATH)")
+        return CarriedData({}, (remark,))
     path = _existing_path(plain_text(settings.given[name]), folders, is_prefix=False)
     if path is not None and (path.suffix == ".json" or (path / "tokenizer.json").is_file()):
         settings.ignore(name)
         return CarriedData({"tokenizer": str(path)})
-    why = "no tokenizer.json of this machine, nor a folder with one (--set data.tokenizer=PATH)"
-    return CarriedData({}, (f"the tokenizer is not carried: {settings.setting_text(name)} is {why}",))
+    remark = say(
+        "the tokenizer is not carried: {setting} is no tokenizer.json of this machine, nor a folder with one (--set "
+        "data.tokenizer=PATH)",
+        setting=settings.setting_text(name),
+    )
+    return CarriedData({}, (remark,))

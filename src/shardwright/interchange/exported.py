@@ -4,6 +4,7 @@ The files are read back before they are returned. A plan is therefore written co
 comes back with another value is one that the system lacks.
 """
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from shardwright.config.asked_cluster import AskedCluster
 from shardwright.config.base import PlanError, shortened
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import Phrase, say, without_way_out
 from shardwright.interchange.imported import Asked
 from shardwright.interchange.meaning import differences
 from shardwright.interchange.nearest import near_job, variants
@@ -18,7 +20,6 @@ from shardwright.interchange.reading.script_text import nodes_of
 from shardwright.interchange.system import System, job_of_texts
 
 _SECTIONS = ("data", "run", "checkpoint", "health")  # each system has its own form of them
-_ADAPTERS = "leave model.adapter out to write the job of all weights, or train them here and export them for peft"
 _WITHOUT_EFFECT = (
     "bucket_mib",
     "loss_chunk_mib",
@@ -40,20 +41,26 @@ class Exported:
 class Lacking(PlanError):  # noqa: N818 (it names what the system lacks)
     """A plan that a system lacks. `nearest` is a job with the nearest plan that the system has; None if unknown."""
 
-    def __init__(self, subject: str, faults: list[str], nearest: JobSpec | None) -> None:
+    def __init__(self, subject: str, faults: Sequence[str], nearest: JobSpec | None) -> None:
         super().__init__(subject, faults)
         self.nearest = nearest
 
 
 def exported(system: System, job: JobSpec) -> Exported:
     """The job as files of a system. Raises Lacking."""
-    subject = f"job {job.name} for {system.title}"
+    subject = say("job {name} for {system}", name=job.name, system=system.title)
     if job.model.is_adapted:
-        raise Lacking(subject, [f"adapters are not written for {system.title}; {_ADAPTERS}"], None)
+        fault = say(
+            "adapters are not written for {system}; leave model.adapter out to write the job of all weights, or train "
+            "them here and export them for peft",
+            system=system.title,
+        )
+        raise Lacking(subject, [fault], None)
     try:
         files = system.write(job)
     except PlanError as error:
-        raise Lacking(subject, [f"{system.title} has no such job: {fault}" for fault in error.faults], None) from None
+        faults = [say("{system} has no such job: {fault}", system=system.title, fault=fault) for fault in error.faults]
+        raise Lacking(subject, faults, None) from None
     try:
         back = job_of_texts(system, files, asked_of(job), subject).job
     except PlanError as error:
@@ -83,18 +90,20 @@ def asked_of(job: JobSpec) -> Asked:
 
 def _no_such_job(system: System, fault: str) -> str:
     """A fault of reading the written files back. Its own way out is for users who import files, so it is replaced."""
-    return f"{system.title} has no such job: {fault.rpartition('; ')[0] or fault}; take another --to"
+    return say(
+        "{system} has no such job: {fault}; take another --to", system=system.title, fault=without_way_out(fault)
+    )
 
 
 def _lack(system: System, job: JobSpec, name: str, wanted: Any, nearest: Any) -> str:
     if name == "plan.recompute" and isinstance(wanted, list):
-        wanted = f"{job.plan.recompute}, which is {_shown(wanted)},"
-    lack = f"{name} = {_shown(wanted)} can't be said to {system.title}"
-    return lack if nearest is None else f"{lack}; the nearest is {_shown(nearest)}"
+        wanted = say("{policy}, which is {value},", policy=job.plan.recompute, value=_shown(wanted))
+    lack = say("{name} = {value} can't be said to {system}", name=name, value=_shown(wanted), system=system.title)
+    return lack if nearest is None else say("{lack}; the nearest is {value}", lack=lack, value=_shown(nearest))
 
 
 def _shown(value: Any) -> str:
-    return shortened(str(value), 80)
+    return shortened(value if isinstance(value, Phrase) else str(value), 80)
 
 
 def _there_and_back(system: System, job: JobSpec, subject: str) -> tuple[dict[str, str], JobSpec]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from shardwright.config.base import shortened
 from shardwright.config.fault_gathering_reader import signed
+from shardwright.config.phrase import say
 from shardwright.interchange.imported import Asked
 from shardwright.interchange.launcher import find_training_command
 from shardwright.interchange.reading.shell_words import ShellFault
@@ -34,7 +35,10 @@ def with_command_line(texts: Mapping[str, str], asked: Asked) -> tuple[dict[str,
     if not files:
         option = next((word for word in words if word.startswith(("--config-name", "-cn"))), "")
         raise ShellFault(
-            f"the script starts a program with a YAML ({shortened(option, 60)}), which is no file here: name it"
+            say(
+                "the script starts a program with a YAML ({option}), which is no file here: name it",
+                option=shortened(option, 60),
+            )
         )
     return files, [word for word in words if not word.startswith("-")]
 
@@ -53,7 +57,10 @@ def overridden(flat: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
             continue
         if below and below != [name] and "." not in name:
             raise ShellFault(
-                f"{shortened(word, 80)} takes another file for a group of settings; name that file instead"
+                say(
+                    "{word} takes another file for a group of settings; name that file instead",
+                    word=shortened(word, 80),
+                )
             )
         changed[name] = _value(value)
     return changed

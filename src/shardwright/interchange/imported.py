@@ -1,17 +1,18 @@
 """A job made of another system's files: its fields, and what was assumed, lost or left unread on the way."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from shardwright.config.asked_cluster import NOTHING_ASKED, AskedCluster
-from shardwright.config.base import PlanError
+from shardwright.config.base import PlanError, error_text
 from shardwright.config.cluster_facts import usual_divisor
 from shardwright.config.dotted_keys import nested_keys
 from shardwright.config.job import JobSpec
 from shardwright.config.load import job_of_fields
+from shardwright.config.phrase import each, say
 from shardwright.interchange.carried_data import carried_data
 from shardwright.interchange.known_settings import is_uncounted, is_usual, subjects
 from shardwright.interchange.reading.settings import Flat, Settings, plain_text
@@ -96,7 +97,7 @@ def split_sets(sets: tuple[str, ...]) -> tuple[dict[str, str], tuple[str, ...]]:
 def _priced_as_own(result: ReadResult) -> ReadResult:
     """A job with adapters, priced as this runtime's: those of other software are not described."""
     notes = [note for note in result.settings.notes if not note.startswith("priced as ")]
-    result.settings.notes = [*notes, "memory and time of adapters are those of this runtime"]
+    result.settings.notes = [*notes, say("memory and time of adapters are those of this runtime")]
     return replace(result, software="shardwright")
 
 
@@ -113,7 +114,7 @@ def imported(result: ReadResult, asked: Asked, subject: str, name: str, folder: 
     try:
         fields["cluster"] = _cluster(result, asked, fields)
     except ValueError as error:
-        raise PlanError(subject, [str(error)]) from None
+        raise PlanError(subject, [error_text(error)]) from None
     data = carried_data(settings, (folder, Path()), asked.fields)
     fields |= {"data": data.fields} if data.fields else {}
     job = job_of_fields(fields, list(asked.overrides), subject)
@@ -137,7 +138,12 @@ def _with_way_out(fault: str) -> str:
     """A fault as readable text, with --set options for the unknown variables in it."""
     names = [] if "--set" in fault else unknown_names(fault)
     ways = " ".join(f"--set {shlex.quote(name)}=VALUE" for name in names)
-    return readable(fault) + (f", or say what it is: {ways}" if ways else "")
+    return say("{fault}, or say what it is: {ways}", fault=readable(fault), ways=ways) if ways else readable(fault)
+
+
+def uncounted_note(settings: Sequence[str], topic: str) -> str:
+    """The note on settings with an effect that the cost model does not count."""
+    return say("{settings}: this changes {topic}, which is not counted", settings=tuple(settings), topic=topic)
 
 
 def _unread(result: ReadResult, asked: Asked) -> tuple[dict[str, list[str]], list[str], list[str]]:
@@ -150,16 +156,16 @@ def _unread(result: ReadResult, asked: Asked) -> tuple[dict[str, list[str]], lis
     for key in settings.unread():
         topic = topics.get(key, "")
         if is_uncounted(topic) and is_usual(key, settings.given[key]):
-            topic = "what is taken anyway"
+            topic = say("what is taken anyway")
         text = readable(settings.setting_text(key))
         if settings.is_named(key, asked.left_out):
-            left_out.append(f"{text}: left out, as --set says")
+            left_out.append(say("{setting}: left out, as --set says", setting=text))
         elif topic:
             by_subject.setdefault(topic, []).append(text if is_uncounted(topic) else readable(settings.shown(key)))
         else:
             unknown.append(text)
     uncounted = [topic for topic in by_subject if is_uncounted(topic)]
-    lines = [f"{', '.join(by_subject.pop(topic))}: this changes {topic}, which is not counted" for topic in uncounted]
+    lines = [uncounted_note(by_subject.pop(topic), topic) for topic in uncounted]
     return by_subject, unknown, left_out + lines
 
 
@@ -171,9 +177,18 @@ def _unknown_faults(settings: Settings) -> list[str]:
             dependants[variable] = [*dict.fromkeys([*dependants.get(variable, []), settings.shown(setting)])]
     if not dependants:
         return []
-    needs = "; ".join(f"{', '.join(settings_shown)} by {variable}" for variable, settings_shown in dependants.items())
+    needs = [
+        say("{settings} by {variable}", settings=tuple(settings_shown), variable=variable)
+        for variable, settings_shown in dependants.items()
+    ]
     ways = " ".join(f"--set {shlex.quote(variable)}=VALUE" for variable in dependants)
-    return [f"the script takes what it needs from its environment ({needs}); say it: {ways}"]
+    return [
+        say(
+            "the script takes what it needs from its environment ({needs}); say it: {ways}",
+            needs=each(needs),
+            ways=ways,
+        )
+    ]
 
 
 def _cluster(result: ReadResult, asked: Asked, fields: dict[str, Any]) -> dict[str, Any]:
@@ -194,6 +209,8 @@ def _cluster(result: ReadResult, asked: Asked, fields: dict[str, Any]) -> dict[s
     )
     if not devices_per_node and not asked.cluster.device:
         devices_per_node = usual_divisor(num_devices)
-        result.settings.note(f"nodes of {devices_per_node} devices are taken (--devices-per-node N)")
+        result.settings.note(
+            say("nodes of {devices} devices are taken (--devices-per-node N)", devices=devices_per_node)
+        )
     full_cluster = replace(asked.cluster, devices=num_devices, devices_per_node=devices_per_node)
     return {"software": result.software} | full_cluster.over(cluster_fields)

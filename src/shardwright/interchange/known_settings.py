@@ -6,6 +6,8 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from shardwright.config.phrase import fixed
+
 
 @cache
 def _known() -> dict[str, Any]:
@@ -15,7 +17,7 @@ def _known() -> dict[str, Any]:
 @cache
 def _beginnings(system: str) -> tuple[tuple[str, str], ...]:
     """Pairs of the beginning of a name and its subject, the longest beginning first."""
-    pairs = [(beginning, subject) for subject, names in _known()[system].items() for beginning in names]
+    pairs = [(beginning, fixed(subject)) for subject, names in _known()[system].items() for beginning in names]
     return tuple(sorted(pairs, key=lambda pair: -len(pair[0].removesuffix("*"))))
 
 

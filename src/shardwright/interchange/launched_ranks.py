@@ -8,6 +8,7 @@ from typing import Any
 from shardwright.config import largest
 from shardwright.config.cluster_facts import usual_divisor
 from shardwright.config.fault_gathering_reader import whole
+from shardwright.config.phrase import say
 from shardwright.interchange.reading.script_text import settings_of
 from shardwright.interchange.reading.settings import plain_text
 from shardwright.interchange.reading.shell_marks import unknown_names
@@ -77,7 +78,7 @@ def launched_ranks(words: Sequence[str], batch: Mapping[str, str]) -> LaunchedRa
         nodes = ranks // per_node if is_mpi else nodes
     elif ranks and not per_node:
         per_node = ranks // nodes if nodes and ranks % nodes == 0 else usual_divisor(ranks)
-        notes = () if nodes else (f"nodes of {per_node} devices are taken for {ranks} ranks (--devices-per-node N)",)
+        notes = () if nodes else (_taken_nodes(per_node, ranks),)
         nodes = ranks // per_node
     if not nodes and per_node and not hosts and not any(name in sizes for name in (*_NODES, "batch-nodes")):
         nodes = 1
@@ -86,6 +87,15 @@ def launched_ranks(words: Sequence[str], batch: Mapping[str, str]) -> LaunchedRa
         nodes, per_node = slots
     missing = tuple(name for key in names for name in unknown_names(plain_text(options.get(key, ""))))
     return LaunchedRanks(nodes, per_node, missing, "" if nodes else hosts, notes)
+
+
+def _taken_nodes(devices_per_node: int, ranks: int) -> str:
+    """The note on nodes whose size nothing says."""
+    return say(
+        "nodes of {devices} devices are taken for {ranks} ranks (--devices-per-node N)",
+        devices=devices_per_node,
+        ranks=ranks,
+    )
 
 
 def _slots(text: str) -> tuple[int, int] | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from shardwright.config.base import shortened
 from shardwright.config.fault_gathering_reader import whole
+from shardwright.config.phrase import each, say
 from shardwright.interchange.imported import Asked
 from shardwright.interchange.known_settings import subject_of
 from shardwright.interchange.launched_ranks import launched_ranks, launcher_words
@@ -54,20 +55,26 @@ def find_training_command(texts: Mapping[str, str], asked: Asked, is_training: C
     script.follow(texts[first])
     training_commands = [command for command in script.commands if is_training(command.words)]
     if not training_commands:
-        reasons = "; ".join(script.notes[:3])
+        reasons = say(" ({reasons})", reasons=each(script.notes[:3])) if script.notes else ""
         raise ShellFault(
-            "no command in it trains a model here"
-            + (f" ({reasons})" if reasons else "")
-            + "; name the script with the training command first, and those that it sources or starts behind it"
+            say(
+                "no command in it trains a model here{reasons}; name the script with the training command first, and "
+                "those that it sources or starts behind it",
+                reasons=reasons,
+            )
         )
     last = training_commands[-1]
     _tell_options_behind(last, script)
     earlier = [command for command in training_commands if command.words != last.words]
     if earlier:
-        lines = ", ".join(str(command.line) for command in earlier[:5])
         script.notes.append(
-            f"it trains {len(earlier) + 1} times with other settings; what follows is of the last, on line {last.line} "
-            f"(others: {lines})"
+            say(
+                "it trains {count} times with other settings; what follows is of the last, on line {line} (others: "
+                "{others})",
+                count=len(earlier) + 1,
+                line=last.line,
+                others=tuple(str(command.line) for command in earlier[:5]),
+            )
         )
     return _of_command(last, script)
 
@@ -78,13 +85,14 @@ def _tell_options_behind(command: Command, script: Script) -> None:
     for other in script.commands:
         if other.line <= command.line or not (other.words[0].startswith("--") and other.words[0][2:3].isalpha()):
             continue
-        text = (
-            f"line {other.line}: {shortened(other.words[0], 60)} begins a command of its own, since the line before it "
-            "is a comment or lacks its \\"
+        text = say(
+            "line {line}: {option} begins a command of its own, since the line before it is a comment or lacks its \\",
+            line=other.line,
+            option=shortened(other.words[0], 60),
         )
         names = settings_of(other.words)
         if not all(subject_of("megatron", name) or subject_of("options", f"--{name}") for name in names):
-            raise ShellFault(f"{text}; mend it")
+            raise ShellFault(say("{fault}; mend it", fault=text))
         script.notes.append(text)
 
 
@@ -92,11 +100,18 @@ def missing_ranks(command: Launched) -> list[str]:
     """A list with one fault if the number of devices depends on variables or files that are not read, or none."""
     if command.hosts:
         option = f"--{command.hosts} {shortened(plain_text(command.launcher_settings.get(command.hosts)), 40)}"
-        return [f"{option} says which nodes there are, and is not read; say how many GPUs there are with --devices"]
+        return [
+            say(
+                "{option} says which nodes there are, and is not read; say how many GPUs there are with --devices",
+                option=option,
+            )
+        ]
     if not command.missing:
         return []
     ways = " ".join(f"--set {shlex.quote(name)}=VALUE" for name in command.missing)
-    return [f"how many GPUs there are depends on the environment; say it with {ways}, or with --devices N"]
+    return [
+        say("how many GPUs there are depends on the environment; say it with {ways}, or with --devices N", ways=ways)
+    ]
 
 
 def _of_command(command: Command, script: Script) -> Launched:
@@ -119,7 +134,7 @@ def _of_command(command: Command, script: Script) -> Launched:
         if _could_be_size(name, value) and name not in script.variables.fixed
     ]
     if taken:
-        notes.append(f"nobody set these, so their defaults hold: {', '.join(taken[:12])}")
+        notes.append(say("nobody set these, so their defaults hold: {names}", names=tuple(taken[:12])))
     arguments = words[program_index + 1 :]
     return Launched(
         settings_of(launcher_words(launchers)), settings_of(arguments), ranks.nodes, ranks.devices_per_node,

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 
+from shardwright.config.phrase import say
 from shardwright.config.units import MIB
 from shardwright.config.user_file import FileFault, read_text
 
@@ -30,9 +31,9 @@ def text_of(path: Path) -> str:
     """The text of a file, or of the config.json in a folder. FileFault or OSError if it can't be read."""
     if os.path.isdir(path):
         if not os.path.isfile(path / "config.json"):
-            raise FileFault(f"{path} is a folder, and there is no config.json in it; name the file")
+            raise FileFault(say("{path} is a folder, and there is no config.json in it; name the file", path=str(path)))
         path = path / "config.json"
-    return read_text(path, _MOST_BYTES, "launch script or configuration")
+    return read_text(path, _MOST_BYTES, say("launch script or configuration"))
 
 
 def model_texts(file: Path, texts: Mapping[str, str]) -> dict[str, str]:

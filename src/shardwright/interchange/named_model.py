@@ -9,6 +9,7 @@ from shardwright.config.base import shortened
 from shardwright.config.dotted_keys import flat_keys
 from shardwright.config.hugging_face.config_json import fields_of, notes_of
 from shardwright.config.named_entries import resolve_names
+from shardwright.config.phrase import say
 from shardwright.interchange.imported import Asked
 from shardwright.interchange.reading.settings import Flat, Settings
 
@@ -32,11 +33,22 @@ def read_named_model(keys: dict[str, Any] | None, names: tuple[str, ...], asked:
     text = str(settings.given.get(name, ""))
     entry = catalog.model_name(text)
     if entry in catalog.names("models"):
-        settings.note(f"the model is the catalog's {entry}, by {settings.setting_text(name)} (a config.json says more)")
+        settings.note(
+            say(
+                "the model is the catalog's {entry}, by {setting} (a config.json says more)",
+                entry=entry,
+                setting=settings.setting_text(name),
+            )
+        )
         return {"model.name": entry}
-    says = f"{settings.setting_text(name)} is not in the catalog" if text else "nothing says what the model is"
+    reason = say("nothing says what the model is")
+    if text:
+        reason = say("{setting} is not in the catalog", setting=settings.setting_text(name))
     settings.faults.append(
-        f"{shortened(says, 200)}; name its config.json as a further file, or --set model.name=NAME of the catalog"
+        say(
+            "{reason}; name its config.json as a further file, or --set model.name=NAME of the catalog",
+            reason=shortened(reason, 200),
+        )
     )
     return {}
 
@@ -49,7 +61,8 @@ def changed_keys(keys: dict[str, Any] | None, names: tuple[str, ...], settings: 
     if keys is None and settings.has("--model_type") and not settings.has(*names):
         keys = {"model_type": settings.text("--model_type")}
     if changed and keys is None:
-        settings.faults.append(f"{settings.setting_text('--config_overrides')}: name the config.json that it changes")
+        setting = settings.setting_text("--config_overrides")
+        settings.faults.append(say("{setting}: name the config.json that it changes", setting=setting))
     return None if keys is None else keys | changed
 
 
@@ -73,7 +86,7 @@ def shape_fields(fields: Flat, asked: Asked) -> Flat:
 def _config_fields(keys: dict[str, Any], settings: Settings) -> Flat:
     model_fields, faults = fields_of(keys)
     settings.notes += notes_of(keys)
-    settings.faults += [f"config.json: {fault}; name another if it is not meant" for fault in faults]
+    settings.faults += [say("config.json: {fault}; name another if it is not meant", fault=fault) for fault in faults]
     coefficient = keys.get("router_aux_loss_coef")
     if (
         "moe" in model_fields

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
-from shardwright.config.base import PlanError
+from shardwright.config.base import PlanError, error_text
+from shardwright.config.phrase import say
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.system import SourceSystem, system_of_keys, systems_by_signs
@@ -23,16 +24,16 @@ def system_name_of(path: str, text: str) -> str:
         try:
             data = read_data(path, text)
         except ShellFault as error:
-            raise PlanError(path, [str(error)]) from None
+            raise PlanError(path, [error_text(error)]) from None
         if name := _of_data(path, suffix, data):
             return name
     elif suffix == ".py":
         return next((system.name for system, signs in systems_by_signs() if signs.fit_python(text)), _USUAL_PYTHON)
     elif text.startswith("#!") or suffix in _SCRIPTS:
         if other := next((other.title for other in UNREAD_SYSTEMS if other.signs.fit_script(text)), ""):
-            raise PlanError(path, [f"it starts {other}, which is not read here; say it as a job"])
+            raise PlanError(path, [say("it starts {system}, which is not read here; say it as a job", system=other)])
         return next((system.name for system, signs in systems_by_signs() if signs.fit_script(text)), _USUAL_SCRIPT)
-    raise PlanError(path, ["no system is known to write such a file; name the system, such as megatron"])
+    raise PlanError(path, [say("no system is known to write such a file; name the system, such as megatron")])
 
 
 def _of_data(path: str, suffix: str, data: Mapping[str, Any]) -> str:
@@ -42,6 +43,7 @@ def _of_data(path: str, suffix: str, data: Mapping[str, Any]) -> str:
         return JOB if suffix in (".toml", ".json") else ""
     if isinstance(system, SourceSystem):
         return system.name
-    raise PlanError(
-        path, [f"it is a configuration of {system.title} by its keys, which is not read here; say it as a job"]
+    fault = say(
+        "it is a configuration of {system} by its keys, which is not read here; say it as a job", system=system.title
     )
+    raise PlanError(path, [fault])

@@ -7,8 +7,9 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from shardwright.config import catalog
-from shardwright.config.base import PlanError, printable, shortened
+from shardwright.config.base import PlanError, error_text, printable, shortened
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say, with_changed_texts
 from shardwright.config.user_file import FileFault
 from shardwright.interchange.imported import Asked, Imported, ReadResult, imported
 from shardwright.interchange.named_files import engine_texts, library_texts, model_texts, text_of
@@ -184,9 +185,12 @@ def read_job_of(system: SourceSystem, paths: tuple[str, ...], asked: Asked) -> I
     """The job that the files of a system describe. PlanError lists every fault."""
     subject = f"{system.title}, {' '.join(paths)}"
     if len(paths) > _MOST_FILES:
-        raise PlanError(
-            subject, [f"{len(paths)} files; name at most {_MOST_FILES}, the one that starts training first"]
+        fault = say(
+            "{count} files; name at most {most}, the one that starts training first",
+            count=len(paths),
+            most=_MOST_FILES,
         )
+        raise PlanError(subject, [fault])
     texts: dict[str, str] = {}
     faults = []
     for path in paths:
@@ -201,18 +205,18 @@ def read_job_of(system: SourceSystem, paths: tuple[str, ...], asked: Asked) -> I
         engines, models = engine_texts(first, texts), model_texts(first, texts)
         library = library_texts(system.library, first, texts)
     except (FileFault, OSError) as error:
-        raise PlanError(subject, [f"{_unreadable(error)} (the files name it)"]) from None
+        raise PlanError(subject, [say("{fault} (the files name it)", fault=_unreadable(error))]) from None
     job = job_of_texts(system, texts | engines | models | library, asked, subject)
-    notes = [f"the model is {path}, which the files name" for path in models]
-    notes += [f"{path} is read, which the files name" for path in engines]
+    notes = [say("the model is {path}, which the files name", path=path) for path in models]
+    notes += [say("{path} is read, which the files name", path=path) for path in engines]
     return replace(job, assumed=(*notes, *job.assumed))
 
 
 def _unreadable(error: FileFault | OSError) -> str:
     """A fault of a file that can't be read."""
     if isinstance(error, FileFault):
-        return str(error)
-    return f"{error.filename} can't be read: {error.strerror}; check the path"
+        return error_text(error)
+    return say("{path} can't be read: {reason}; check the path", path=str(error.filename), reason=error.strerror)
 
 
 def job_of_texts(system: SourceSystem, texts: Mapping[str, str], asked: Asked, subject: str) -> Imported:
@@ -225,8 +229,8 @@ def job_of_texts(system: SourceSystem, texts: Mapping[str, str], asked: Asked, s
         _refuse_other_systems(system, texts)
         result = system.read(texts, asked)
     except (ShellFault, RecursionError) as error:
-        raise PlanError(subject, [printable(str(error))]) from None
-    result.settings.note(f"what nothing says has {system.title}'s own default")
+        raise PlanError(subject, [with_changed_texts(error_text(error), printable)]) from None
+    result.settings.note(say("what nothing says has {system}'s own default", system=system.title))
     first = next(iter(texts))
     return imported(result, asked, subject, _name_of(first), Path(first).parent)
 
@@ -241,14 +245,21 @@ def _refuse_other_systems(system: SourceSystem, texts: Mapping[str, str]) -> Non
         other = system_of_keys(data, suffix)
         if other is None or (isinstance(other, SourceSystem) and not _is_foreign(system, other, data)):
             continue
-        way_out = (
-            f"read it by shardwright import {other.name}"
-            if isinstance(other, SourceSystem)
-            else f"{other.title} is not read here, so say the same by a configuration of a system that is, or as a job"
-        )
+        if isinstance(other, SourceSystem):
+            way_out = say("read it by shardwright import {name}", name=other.name)
+        else:
+            way_out = say(
+                "{system} is not read here, so say the same by a configuration of a system that is, or as a job",
+                system=other.title,
+            )
         raise ShellFault(
-            f"{shortened(name, 80)} is a configuration of {other.title} by its keys, and none of {system.title}; "
-            f"{way_out}"
+            say(
+                "{file} is a configuration of {other} by its keys, and none of {system}; {way_out}",
+                file=shortened(name, 80),
+                other=other.title,
+                system=system.title,
+                way_out=way_out,
+            )
         )
 
 
@@ -267,8 +278,10 @@ def _is_unknown(name: str, texts: Mapping[str, str]) -> bool:
 def _unknown_variable(name: str, texts: Mapping[str, str]) -> str:
     names = {name for text in texts.values() for name in re.findall(r"\$\{?([A-Za-z_]\w*)", text)}
     near = catalog.nearest(name, sorted(names), most=1)
-    hint = f"did you mean {near[0]}?" if near else "a field of the job is named as section.field"
-    return f"--set {name}: nothing in the files is called so; {hint}"
+    hint = say("a field of the job is named as section.field")
+    if near:
+        hint = say("did you mean {meant}?", meant=near[0])
+    return say("--set {name}: nothing in the files is called so; {hint}", name=name, hint=hint)
 
 
 def _name_of(path: str) -> str:

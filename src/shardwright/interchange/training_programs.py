@@ -5,14 +5,24 @@ from collections.abc import Mapping
 from pathlib import PurePath
 
 from shardwright.config.base import shortened
+from shardwright.config.phrase import say
 from shardwright.interchange.reading.settings import Flat, Settings
 
 # What a program trains -> words of its name.
 _OTHERS: Mapping[str, tuple[str, ...]] = {
-    "an encoder (BERT)": ("bert", "mlm", "roberta", "electra", "glue", "ner", "swag", "biencoder", "qa"),
-    "an encoder and a decoder (T5)": ("t5", "mt5", "bart", "ul2", "seq2seq", "summarization", "translation", "whisper"),
-    "state spaces (Mamba)": ("mamba", "mamba2", "jamba", "hybrid", "griffin", "recurrentgemma", "rwkv", "hyena"),
-    "images or sound": (
+    say("an encoder (BERT)"): ("bert", "mlm", "roberta", "electra", "glue", "ner", "swag", "biencoder", "qa"),
+    say("an encoder and a decoder (T5)"): (
+        "t5",
+        "mt5",
+        "bart",
+        "ul2",
+        "seq2seq",
+        "summarization",
+        "translation",
+        "whisper",
+    ),
+    say("state spaces (Mamba)"): ("mamba", "mamba2", "jamba", "hybrid", "griffin", "recurrentgemma", "rwkv", "hyena"),
+    say("images or sound"): (
         "vision",
         "vlm",
         "vit",
@@ -36,9 +46,9 @@ _OTHERS: Mapping[str, tuple[str, ...]] = {
         "neva",
         "video",
     ),
-    "retrieval": ("retro", "ict", "retriever", "retrieval"),
-    "a reward": ("reward", "rm", "prm"),
-    "a model by preferences, beside a copy of it (DPO and the like)": (
+    say("retrieval"): ("retro", "ict", "retriever", "retrieval"),
+    say("a reward"): ("reward", "rm", "prm"),
+    say("a model by preferences, beside a copy of it (DPO and the like)"): (
         "dpo",
         "kto",
         "orpo",
@@ -47,8 +57,15 @@ _OTHERS: Mapping[str, tuple[str, ...]] = {
         "simpo",
         "online_dpo",
     ),
-    "a model by rewards, with sampling (PPO, GRPO and the like)": ("ppo", "grpo", "rloo", "rlhf", "rl", "reinforce"),
-    "a small model by a large one (distillation)": ("distill", "distillation", "gkd", "kd"),
+    say("a model by rewards, with sampling (PPO, GRPO and the like)"): (
+        "ppo",
+        "grpo",
+        "rloo",
+        "rlhf",
+        "rl",
+        "reinforce",
+    ),
+    say("a small model by a large one (distillation)"): ("distill", "distillation", "gkd", "kd"),
 }
 
 
@@ -59,9 +76,11 @@ def program_fault(name: str) -> str:
     kind = next((kind for kind, known in _OTHERS.items() if words & {*known}), "")
     if not kind:
         return ""
-    return (
-        f"{shortened(name, 60)} trains {kind} by its name, and decoders that learn next tokens are counted here; name "
-        "a script that trains one"
+    return say(
+        "{program} trains {kind} by its name, and decoders that learn next tokens are counted here; name a script that "
+        "trains one",
+        program=shortened(name, 60),
+        kind=kind,
     )
 
 
@@ -86,11 +105,15 @@ def read_kind(settings: Settings, _: Flat) -> None:
         settings.ignore("--finetuning_type")
     if preferences := [name for name in _PREFERENCES if settings.has(name)]:
         settings.faults.append(
-            f"{', '.join(map(settings.setting_text, preferences))}: training by preferences, rewards or noise (DPO, "
-            "GRPO, diffusion) keeps further models or samples, or has another loss, and is not counted here"
+            say(
+                "{settings}: training by preferences, rewards or noise (DPO, GRPO, diffusion) keeps further models or "
+                "samples, or has another loss, and is not counted here",
+                settings=tuple(map(settings.setting_text, preferences)),
+            )
         )
     for name in ("--stage", "--rlhf_type", "--rl"):
         if settings.text(name, "sft") in ("sft", "pt"):
             continue
         fault = program_fault(settings.text(name))
-        settings.faults.append(fault or f"{settings.setting_text(name)} is not counted here; use sft or pt")
+        setting = settings.setting_text(name)
+        settings.faults.append(fault or say("{setting} is not counted here; use sft or pt", setting=setting))

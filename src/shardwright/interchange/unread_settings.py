@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Collection, Sequence
 
+from shardwright.config.phrase import say
 from shardwright.interchange.known_settings import could_matter, says_part, subjects, trains_a_part
 from shardwright.interchange.reading.settings import Settings
 from shardwright.interchange.reading.shell_marks import readable
@@ -17,36 +18,49 @@ def unread_faults(settings: Settings, systems: Sequence[str], left_out: Collecti
     unknown = [name for name in settings.unread() if name not in topics and not settings.is_named(name, left_out)]
     if 2 * len(unknown) > len(settings.given):
         return [
-            _fault(settings, unknown)
-            + f"{len(unknown)} of {len(settings.given)} settings are unknown; check that the file is of this system"
+            say(
+                "{settings}: {count} of {all} settings are unknown; check that the file is of this system",
+                settings=_listed(settings, unknown),
+                count=len(unknown),
+                all=len(settings.given),
+            )
         ]
     said_by_value = [name for name in unknown if says_part(settings.given[name])]
     unknown = [name for name in unknown if name in said_by_value or could_matter(name, settings.given[name], *systems)]
     of_parts = [name for name in unknown if name in said_by_value or trains_a_part(name)]
-    faults = [
-        f"--set {name}=ignore: no setting in the files is called so"
+    faults: list[str] = [
+        say("--set {name}=ignore: no setting in the files is called so", name=name)
         for name in left_out
         if not any(settings.is_named(key, (name,)) for key in settings.given)
     ]
     if of_parts:
         faults.append(
-            _fault(settings, of_parts)
-            + "adapters, frozen and quantised weights that are said so are not counted here, and the job would be "
-            f"another; to have it without them: {_ways(settings, of_parts)}"
+            say(
+                "{settings}: adapters, frozen and quantised weights that are said so are not counted here, and the job "
+                "would be another; to have it without them: {ways}",
+                settings=_listed(settings, of_parts),
+                ways=_ways(settings, of_parts),
+            )
         )
     others = [name for name in unknown if name not in of_parts]
     if others:
         faults.append(
-            _fault(settings, others)
-            + "this is not known here and could change the model, the plan or the batch; say what it means by a field "
-            f"of the job (--set SECTION.FIELD=VALUE), and leave it out: {_ways(settings, others)}"
+            say(
+                "{settings}: this is not known here and could change the model, the plan or the batch; say what it "
+                "means by a field of the job (--set SECTION.FIELD=VALUE), and leave it out: {ways}",
+                settings=_listed(settings, others),
+                ways=_ways(settings, others),
+            )
         )
     return faults
 
 
-def _fault(settings: Settings, names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
-    return f"{', '.join(readable(settings.setting_text(name)) for name in names[:_MOST_SHOWN])}{more}: "
+def _listed(settings: Settings, names: Sequence[str]) -> str:
+    """Settings with their values, the first of many."""
+    listed = tuple(readable(settings.setting_text(name)) for name in names[:_MOST_SHOWN])
+    if len(names) > _MOST_SHOWN:
+        return say("{listed} and {count} more", listed=listed, count=len(names) - _MOST_SHOWN)
+    return say("{listed}", listed=listed)
 
 
 def _ways(settings: Settings, names: Sequence[str]) -> str:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from shardwright.config.phrase import say
 from shardwright.interchange.reading.file_signs import FileSigns
 
 _COMMAND = r"^[ \t]*(?:\w+=\S*[ \t]+)*(?:srun[ \t]+)?"  # the beginning of a command in a script
@@ -45,21 +46,23 @@ UNREAD_SYSTEMS = (
         commands=(_COMMAND + r"litgpt[ \t]+(?:pretrain|finetune)",),
     ),
     _system(
-        "Lightning's command line", ("trainer.strategy", "data.class_path"), ("model.class_path", "data.class_path")
+        say("Lightning's command line"),
+        ("trainer.strategy", "data.class_path"),
+        ("model.class_path", "data.class_path"),
     ),
     _system(
-        "Megatron-Bridge in YAML",
+        say("Megatron-Bridge in YAML"),
         ("model._target_", "train.train_iters"),
         ("train.train_iters", "train.global_batch_size"),
         ("model.tensor_model_parallel_size", "train.global_batch_size"),
     ),
     _system(
-        "Megatron-Bridge's scripts (its recipes in Python are read)",
+        say("Megatron-Bridge's scripts (its recipes in Python are read)"),
         commands=(r"\bscripts/performance/\w+\.py\b",),
     ),
     _system("NeMo AutoModel", ("model._target_", "step_scheduler.global_batch_size")),
     _system(
-        "ms-swift over transformers' Trainer (of ms-swift, megatron sft and megatron pt are)",
+        say("ms-swift over transformers' Trainer (of ms-swift, megatron sft and megatron pt are)"),
         commands=(_COMMAND + r"swift[ \t]+(?:sft|pt|rlhf)\b",),
     ),
     _system("XTuner", commands=(_COMMAND + r"xtuner[ \t]+train\b",)),

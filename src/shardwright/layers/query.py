@@ -18,6 +18,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.model_shape import ModelShape
 from shardwright.config.number_types import NUMBER_TYPES
 from shardwright.config.optimizer import ADAMW, OptimizerSpec
+from shardwright.config.phrase import say
 from shardwright.config.plan import layer_policies
 from shardwright.config.rank_order import number_of, stage_block, stage_size
 from shardwright.config.recompute_facts import RECOMPUTES
@@ -292,7 +293,13 @@ def named_operators(policy: str) -> Policy:
     """The operators in the name of a policy such as "attention+norm"; none for "none". ValueError if one is unknown."""
     operators = frozenset(policy.split("+")) - {"none"}
     if unknown := operators - {*OPERATORS}:
-        raise ValueError(f"there is no policy of recomputation {policy!r}: {', '.join(sorted(unknown))} is no operator")
+        raise ValueError(
+            say(
+                "there is no policy of recomputation {policy}: {names} is no operator",
+                policy=repr(policy),
+                names=tuple(sorted(unknown)),
+            )
+        )
     return operators
 
 

@@ -13,6 +13,7 @@ from itertools import accumulate
 import numpy as np
 
 from shardwright.config.model_shape import ModelShape
+from shardwright.config.phrase import say
 from shardwright.config.plan import even_stages
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.layers.arrays import Array, distinct
@@ -80,9 +81,17 @@ def held_by_rank(kinds: tuple[Hashable, ...], pipeline: PipelineStages) -> list[
     stages = pipeline.layout or tuple(even_stages(len(kinds), placement.num_stages))
     if len(stages) != placement.num_stages or sum(stages) != len(kinds):
         raise ValueError(
-            f"a layout of {len(stages)} stages with {sum(stages)} layers in all can't be the {placement.num_stages} "
-            f"stages of {pipeline.schedule!r} on {pipeline.pp} ranks with {len(kinds)} layers; give plan.layout one "
-            "number for each stage, or leave it out"
+            say(
+                "a layout of {stages} stages with {layers} layers in all can't be the {num_stages} stages of "
+                "{schedule} on {pp} ranks with {num_layers} layers; give plan.layout one number for each stage, or "
+                "leave it out",
+                stages=len(stages),
+                layers=sum(stages),
+                num_stages=placement.num_stages,
+                schedule=repr(pipeline.schedule),
+                pp=pipeline.pp,
+                num_layers=len(kinds),
+            )
         )
     return _held(kinds, placement, stages, pipeline.mtp)
 

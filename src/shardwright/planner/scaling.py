@@ -142,7 +142,7 @@ def scaling(
         fault = say(
             "no plan fits on {devices}; use more of them, or devices with more memory", devices=devices_text(sizes)
         )
-        raise PlanError(f"job {job.name} at other sizes", list(dict.fromkeys(illegal)) or [fault])
+        raise PlanError(say("job {name} at other sizes", name=job.name), list(dict.fromkeys(illegal)) or [fault])
     strong, weak = scalings
     return strong, weak
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shardwright.config.phrase import say
 from shardwright.precision.float8 import scales_for
 
 
@@ -25,7 +26,9 @@ class AmaxHistory:
     def __init__(self, length: int, margin: int, dtype: torch.dtype) -> None:
         """ValueError if the history has no length."""
         if length < 1:
-            raise ValueError(f"a history of {length} amaxes has no largest; use a length of at least 1")
+            raise ValueError(
+                say("a history of {length} amaxes has no largest; use a length of at least 1", length=length)
+            )
         self._dtype = dtype
         self._margin = margin
         self._past: deque[float] = deque(maxlen=length)

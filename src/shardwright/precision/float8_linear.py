@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from shardwright.config.float8_facts import FLOAT8_RECIPES, Float8Facts, serves_both_directions
+from shardwright.config.phrase import say
 from shardwright.precision.amax_history import AmaxHistory
 from shardwright.precision.float8 import DTYPES, E4M3, Granularity, Quantised, amaxes, cast, quantise, scales_for
 from shardwright.precision.float8_product import plain_product, product
@@ -194,7 +195,8 @@ def make_float8_state(
     unknown or the history has no length.
     """
     if recipe not in FLOAT8_RECIPES:
-        raise ValueError(f"there is no fp8 recipe {recipe!r}; use one of {', '.join(FLOAT8_RECIPES)}")
+        names = tuple(FLOAT8_RECIPES)
+        raise ValueError(say("there is no fp8 recipe {recipe}; use one of {names}", recipe=repr(recipe), names=names))
     facts = FLOAT8_RECIPES[recipe]
     return Float8Linear(facts, cut_dim, reduce_max, history, margin=margin, weight_gradients=weight_gradients)
 

@@ -8,13 +8,14 @@ from typing import Any
 
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import ENGLISH, say
 from shardwright.config.units import memory_text, seconds_text
 from shardwright.interchange.exported import exported
 from shardwright.interchange.system import System
 from shardwright.planner.advice.advice import Advice
 from shardwright.planner.advice.priced_plan import PricedPlan
-from shardwright.report.step_cost import PARTS
-from shardwright.report.text_columns import filled
+from shardwright.report.document import Lines, Paragraph, Part, paragraph
+from shardwright.report.step_cost import PARTS, part_words
 
 _SHOWN, _PARTS_SHOWN = 3, 4
 _TOKENS = 1e12
@@ -87,44 +88,74 @@ def faster_plans(
     return faster
 
 
-def changes_text(system: System, own_plan: PricedPlan, names: frozenset[str], better: list[BetterPlan]) -> str:
-    """Text on the job's cost and on better plans. `names` are the settings that the files have."""
-    lines = [filled(_as_it_stands(system, own_plan))]
+def changes_text(
+    system: System, own_plan: PricedPlan, names: frozenset[str], better: list[BetterPlan], language: str = ENGLISH
+) -> str:
+    """Text on the job's cost and on better plans, in a language. `names` are the settings that the files have."""
+    parts: list[Part] = [_as_it_stands(system, own_plan)]
     if not better:
-        verdict = f"No plan that {system.title} has and that was found is faster: nothing has to be changed."
-        if not own_plan.fits:
-            verdict = f"The job does not fit, and no plan that {system.title} has and that fits was found."
-        else:
-            verdict += " What is recommended below may need another system."
-        return "\n".join([lines[0], filled(verdict)])
+        return Lines([*parts, _nothing_better(system, own_plan)]).text(language)
     if own_plan.job.cluster.software in _OLDER:
-        note = (
-            f"Changes are held to what {own_plan.job.cluster.software} has (--as megatron-core for what today's code "
-            "has); flags have the names of today's Megatron-LM, which code of that age has others for."
+        note = say(
+            "Changes are held to what {software} has (--as megatron-core for what today's code has); flags have the "
+            "names of today's Megatron-LM, which code of that age has others for.",
+            software=own_plan.job.cluster.software,
         )
-        lines.append(filled(note))
+        parts.append(paragraph(note))
     for number, plan in enumerate(better, 1):
-        step, memory = seconds_text(float(plan.priced.time.total)), memory_text(int(plan.priced.memory.process))
-        lines += ["", f"{number}. {_times(plan.times, own_plan.fits)}: {step} for a step at {memory}; change"]
+        parts += ["", _heading(number, plan, own_plan.fits)]
         written = [change for change in plan.changes if not (plan.superseded and _is_removed_unwritten(change, names))]
-        lines += [f"     {_line(system.prefix, change)}{_remark(change, names)}" for change in written]
-        lines += [f"     - {spelling}" for spelling in plan.superseded]
-    return "\n".join(lines)
+        parts += [_changed_line(system.prefix, change, names) for change in written]
+        parts += [f"     - {spelling}" for spelling in plan.superseded]
+    return Lines(parts).text(language)
 
 
-def _as_it_stands(system: System, own_plan: PricedPlan) -> str:
+def _nothing_better(system: System, own_plan: PricedPlan) -> Paragraph:
+    """The verdict where no better plan was found."""
+    if not own_plan.fits:
+        return paragraph(
+            say("The job does not fit, and no plan that {system} has and that fits was found.", system=system.title)
+        )
+    return paragraph(
+        say("No plan that {system} has and that was found is faster: nothing has to be changed.", system=system.title),
+        say("What is recommended below may need another system."),
+    )
+
+
+def _heading(number: int, plan: BetterPlan, own_fits: bool) -> str:
+    """The line above the changes of a plan."""
+    return say(
+        "{number}. {times}: {step} for a step at {memory}; change",
+        number=number,
+        times=_times(plan.times, own_fits),
+        step=seconds_text(float(plan.priced.time.total)),
+        memory=memory_text(int(plan.priced.memory.process)),
+    )
+
+
+def _as_it_stands(system: System, own_plan: PricedPlan) -> Paragraph:
     """Text on the job's cost and where its time goes."""
-    step, memory = seconds_text(float(own_plan.time.total)), memory_text(int(own_plan.memory.process))
-    software, mfu = own_plan.job.cluster.software, float(own_plan.time.mfu)
-    text = f"As it stands, {system.title} takes {step} for a step (as {software}), MFU {mfu:.1%}, at {memory} of a "
-    text += f"device's memory{'' if own_plan.fits else ', which does not fit'}"
+    money = ""
     if own_plan.money.usd:
-        text += f", and ${own_plan.money.usd * _TOKENS / own_plan.job.tokens_per_step:,.0f} for 1e12 tokens"
-    parts = sorted(((float(getattr(own_plan.time, part)), words) for part, words in PARTS.items()), reverse=True)
-    largest_parts = [
-        f"{words} {seconds / float(own_plan.time.total):.0%}" for seconds, words in parts[:_PARTS_SHOWN] if seconds
+        usd = own_plan.money.usd * _TOKENS / own_plan.job.tokens_per_step
+        money = say(", and ${usd:,.0f} for 1e12 tokens", usd=usd)
+    total, words = float(own_plan.time.total), part_words()
+    parts = sorted(((float(getattr(own_plan.time, part)), words[part]) for part in PARTS), reverse=True)
+    cost = say(
+        "As it stands, {system} takes {step} for a step (as {software}), MFU {mfu:.1%}, at {memory} of a device's "
+        "memory{misfit}{money}.",
+        system=system.title,
+        step=seconds_text(total),
+        software=own_plan.job.cluster.software,
+        mfu=float(own_plan.time.mfu),
+        memory=memory_text(int(own_plan.memory.process)),
+        misfit="" if own_plan.fits else say(", which does not fit"),
+        money=money,
+    )
+    largest = [
+        say("{part} {share:.0%}", part=part, share=seconds / total) for seconds, part in parts[:_PARTS_SHOWN] if seconds
     ]
-    return f"{text}. Most of that: {', '.join(largest_parts)}."
+    return paragraph(cost, say("Most of that: {parts}.", parts=tuple(largest)))
 
 
 def changes_dict(own_plan: PricedPlan, better: list[BetterPlan]) -> dict[str, Any]:
@@ -147,7 +178,9 @@ def changes_dict(own_plan: PricedPlan, better: list[BetterPlan]) -> dict[str, An
 
 
 def _times(times: float, own_fits: bool) -> str:
-    return f"{times:.2f} times as fast" + ("" if own_fits else ", and it fits")
+    if own_fits:
+        return say("{times:.2f} times as fast", times=times)
+    return say("{times:.2f} times as fast, and it fits", times=times)
 
 
 def _line(prefix: str, change: SettingChange) -> str:
@@ -164,9 +197,12 @@ def _is_removed_unwritten(change: SettingChange, names: frozenset[str]) -> bool:
     return change.new is None and change.name not in names
 
 
-def _remark(change: SettingChange, names: frozenset[str]) -> str:
-    """A remark on a setting that the files have under an older name, or as a default."""
-    return "" if change.old is None or change.name in names else "  (by another name there, or a default)"
+def _changed_line(prefix: str, change: SettingChange, names: frozenset[str]) -> str:
+    """The line of a change, with a remark on a setting that the files have under an older name, or as a default."""
+    line = f"     {_line(prefix, change)}"
+    if change.old is None or change.name in names:
+        return line
+    return say("{line}  (by another name there, or a default)", line=line)
 
 
 def _value_after(name: str, value: Any) -> str:

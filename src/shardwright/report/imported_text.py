@@ -4,39 +4,45 @@ from collections.abc import Iterator
 from typing import Any
 
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import ENGLISH, capitalized, say
 from shardwright.interchange.exported import Exported, Lacking
 from shardwright.interchange.imported import Imported
 from shardwright.interchange.nearest import way_to
 from shardwright.interchange.system import System
+from shardwright.report.document import Paragraph, Part, paragraph, part_text
 from shardwright.report.nearest_text import set_words
-from shardwright.report.text_columns import filled
 from shardwright.schedule.job_program import plan_faults
 
 _SHOWN = 6  # names of settings on a subject
 
 
-def imported_notes(result: Imported, with_data: bool = True) -> str:
-    """Everything in which the job differs from the files, and everything that the files do not state."""
-    of_data = result.of_data if with_data else ()
-    sentences = (remark[:1].upper() + remark[1:] + "." for remark in of_data)
-    return "\n".join([*_lines(result), *(filled(sentence) for sentence in sentences)])
+def imported_notes(result: Imported, with_data: bool = True, language: str = ENGLISH) -> str:
+    """Everything in which the job differs from the files, and everything that the files do not state, in a language."""
+    of_data = [say("{does}.", does=capitalized(remark)) for remark in result.of_data if with_data]
+    return "\n".join(part_text(part, language) for part in (*_parts(result), *map(paragraph, of_data)))
 
 
-def _lines(result: Imported) -> Iterator[str]:
+def _parts(result: Imported) -> Iterator[Part]:
     for heading, lines in (
-        ("Assumed:", result.assumed),
-        ("Said there, and not in the job:", result.lost),
-        ("Not known here, and not in the job:", result.unknown),
+        (say("Assumed:"), result.assumed),
+        (say("Said there, and not in the job:"), result.lost),
+        (say("Not known here, and not in the job:"), result.unknown),
     ):
         if lines:
             yield heading
-            yield from (filled(line, "  ", "    ") for line in lines)
+            yield from map(_item, lines)
     if result.without_effect:
-        yield "Not read, for it does not change the plan:"
-        for subject, names in result.without_effect.items():
-            ending = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-            text = f"{subject}: {', '.join(names[:_SHOWN])}{ending}"
-            yield filled(text, "  ", "    ")
+        yield say("Not read, for it does not change the plan:")
+        for topic, names in result.without_effect.items():
+            listed = say("{listed}", listed=names[:_SHOWN])
+            if len(names) > _SHOWN:
+                listed = say("{listed} and {count} more", listed=listed, count=len(names) - _SHOWN)
+            yield _item(say("{subject}: {fault}", subject=topic, fault=listed))
+
+
+def _item(text: str) -> Paragraph:
+    """A text below a heading."""
+    return Paragraph((text,), "  ", "    ")
 
 
 def imported_dict(result: Imported) -> dict[str, Any]:
@@ -51,26 +57,39 @@ def imported_dict(result: Imported) -> dict[str, Any]:
     }
 
 
-def exported_notes(result: Exported, title: str) -> str:
+def exported_notes(result: Exported, title: str, language: str = ENGLISH) -> str:
     """Notes about the parts of the job that the files lack, and about settings in them that the job does not state; a
-    line for each."""
-    notes = []
+    line for each, in a language."""
+    notes: list[str] = []
     if result.left_out:
-        notes.append(f"Left out, for {title} says it in its own way: {', '.join(result.left_out)}.")
+        notes.append(
+            say("Left out, for {system} says it in its own way: {fields}.", system=title, fields=result.left_out)
+        )
     if result.unsaid_learning_rate is not None:
         notes.append(
-            f"The job says no learning rate, and {result.unsaid_learning_rate:g} is in the files; say yours with "
-            "--set optimizer.learning_rate=RATE."
+            say(
+                "The job says no learning rate, and {rate:g} is in the files; say yours with --set "
+                "optimizer.learning_rate=RATE.",
+                rate=result.unsaid_learning_rate,
+            )
         )
     if result.nodes > 1 and "run.sh" in result.files:
         notes.append(
-            f"Start run.sh on each of the {result.nodes} nodes, with NODE_RANK (0 to {result.nodes - 1}) and "
-            "MASTER_ADDR "
-            "(the first node's address) in its environment."
+            say(
+                "Start run.sh on each of the {nodes} nodes, with NODE_RANK (0 to {last}) and MASTER_ADDR (the first "
+                "node's address) in its environment.",
+                nodes=result.nodes,
+                last=result.nodes - 1,
+            )
         )
     elif result.nodes > 1:
-        notes.append(f"It is for {result.nodes} nodes; how they start and find each other is your launcher's to say.")
-    return "\n".join(filled(note) for note in notes)
+        notes.append(
+            say(
+                "It is for {nodes} nodes; how they start and find each other is your launcher's to say.",
+                nodes=result.nodes,
+            )
+        )
+    return "\n".join(paragraph(note).text(language) for note in notes)
 
 
 def nearest_export(system: System, job: JobSpec, lack: Lacking) -> str:
@@ -78,6 +97,10 @@ def nearest_export(system: System, job: JobSpec, lack: Lacking) -> str:
     own."""
     near = lack.nearest
     if near is None or plan_faults(near):
-        is_named = any("can't be said to" in fault for fault in lack.faults)
-        return f"no job near to it is known that {system.title} has; change these, or take another --to" * is_named
-    return f"the nearest plan that {system.title} has: {set_words(way_to(job, near, plan_faults))}"
+        if not any("can't be said to" in fault for fault in lack.faults):
+            return ""
+        return say(
+            "no job near to it is known that {system} has; change these, or take another --to", system=system.title
+        )
+    options = set_words(way_to(job, near, plan_faults))
+    return say("the nearest plan that {system} has: {options}", system=system.title, options=options)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shardwright.config.compression_facts import COMPRESSIONS, BucketCollective
+from shardwright.config.phrase import say
 from shardwright.config.plan import PlanSpec
 from shardwright.sharding.groups import zero_stage
 from shardwright.sharding.mesh import expert_axis_sizes
@@ -38,8 +39,13 @@ def scattered_bucket(
     ValueError if the bucket does not split into equal shares."""
     if num_elements % num_ranks:
         raise ValueError(
-            f"a bucket of {num_elements} elements has no equal shares for {num_ranks} ranks "
-            f"({num_elements} / {num_ranks} = {num_elements / num_ranks:.2f}); pad it to a multiple of {num_ranks}"
+            say(
+                "a bucket of {elements} elements has no equal shares for {ranks} ranks ({elements} / {ranks} = "
+                "{quotient:.2f}); pad it to a multiple of {ranks}",
+                elements=num_elements,
+                ranks=num_ranks,
+                quotient=num_elements / num_ranks,
+            )
         )
     facts = COMPRESSIONS[plan.compress]
     if not facts.method and num_ranks > 1:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Literal
 
+from shardwright.config.phrase import say
 from shardwright.config.plan import PlanSpec
 from shardwright.config.rank_order import Count, Degrees, by_order
 from shardwright.sharding.mesh import AXES, axis_sizes, expert_axis_sizes
@@ -40,25 +41,25 @@ class GroupKind:
         return self.axes[0] not in AXES
 
 
-TP = GroupKind(("tp",), "sums and gathers of activations, in every layer")
-CP = GroupKind(("cp",), "keys and values, in every layer")
-DP = GroupKind(("dp",), "how many targets count")
-PP = GroupKind(("pp",), "activations to the next stage, their gradients back")
-EP = GroupKind(("ep",), "tokens to their experts and back")
-ETP = GroupKind(("etp",), "sums and gathers of activations, in every expert", unfolded=("tp",))
-WORLD = GroupKind(AXES, "norms of gradients, and what is logged")
+TP = GroupKind(("tp",), say("sums and gathers of activations, in every layer"))
+CP = GroupKind(("cp",), say("keys and values, in every layer"))
+DP = GroupKind(("dp",), say("how many targets count"))
+PP = GroupKind(("pp",), say("activations to the next stage, their gradients back"))
+EP = GroupKind(("ep",), say("tokens to their experts and back"))
+ETP = GroupKind(("etp",), say("sums and gathers of activations, in every expert"), unfolded=("tp",))
+WORLD = GroupKind(AXES, say("norms of gradients, and what is logged"))
 # Ranks that hold the same part of a stage, or of its experts, and see different tokens. Keys: True for experts.
 REPLICAS = {
-    False: GroupKind(("dp", "cp"), "the loss"),
-    True: GroupKind(("edp",), "gradients of experts, by shards and copies", unfolded=("dp", "cp")),
+    False: GroupKind(("dp", "cp"), say("the loss")),
+    True: GroupKind(("edp",), say("gradients of experts, by shards and copies"), unfolded=("dp", "cp")),
 }
 SHARDS = {
-    False: GroupKind(("dp", "cp"), "gradients", "shards"),
-    True: GroupKind(("edp",), "gradients of experts", "shards", ("dp", "cp")),
+    False: GroupKind(("dp", "cp"), say("gradients"), "shards"),
+    True: GroupKind(("edp",), say("gradients of experts"), "shards", ("dp", "cp")),
 }
 COPIES = {
-    False: GroupKind(("dp", "cp"), "sums of shards of gradients", "copies"),
-    True: GroupKind(("edp",), "sums of shards of gradients of experts", "copies", ("dp", "cp")),
+    False: GroupKind(("dp", "cp"), say("sums of shards of gradients"), "copies"),
+    True: GroupKind(("edp",), say("sums of shards of gradients of experts"), "copies", ("dp", "cp")),
 }
 
 
@@ -245,7 +246,7 @@ def ends(plan: PlanSpec, placement: StagePlacement) -> AxisGroups:
     first, last = placement.holders[0][0], placement.holders[0][-1]
     picked = (first, last) if placement.num_copies == 1 and first != last else (first,)
     pipeline = layout(plan, PP)
-    return AxisGroups("ends", pipeline, plan.world, pipeline, picked, "gradients of the tied table")
+    return AxisGroups("ends", pipeline, plan.world, pipeline, picked, say("gradients of the tied table"))
 
 
 def num_replicas(plan: Degrees, is_expert: bool = False) -> Count:

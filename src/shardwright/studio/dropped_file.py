@@ -18,7 +18,7 @@ from shardwright.config.dotted_keys import flat_keys
 from shardwright.config.hugging_face.config_json import CONFIG
 from shardwright.config.job import JobSpec
 from shardwright.config.load import read_job
-from shardwright.config.phrase import say
+from shardwright.config.phrase import ENGLISH, say
 from shardwright.config.toml_file import TOML_ERRORS
 from shardwright.config.toml_text import value_text
 from shardwright.interchange.imported import Asked
@@ -46,8 +46,11 @@ _SIGNS = (
 )
 
 
-def state_of_files(texts: Mapping[str, str], system: str, cluster: AskedCluster) -> dict[str, Any]:
-    """The state that files describe, as {"state", "notes", "system"}; `texts` are theirs by name.
+def state_of_files(
+    texts: Mapping[str, str], system: str, cluster: AskedCluster, language: str = ENGLISH
+) -> dict[str, Any]:
+    """The state that files describe, as {"state", "notes" in a language, "system"}; `texts` are theirs by
+    name.
 
     `system` is empty if it is to be found from the files. Raises PlanError.
     """
@@ -57,7 +60,7 @@ def state_of_files(texts: Mapping[str, str], system: str, cluster: AskedCluster)
     name, text = next(iter(texts.items()))
     system = system or next(filter(None, starmap(_system_of, texts.items())), "")
     if system:
-        return _of_system(texts, system, cluster)
+        return _of_system(texts, system, cluster, language)
     if name.endswith(".json"):
         return _of_model(text, cluster)
     if name.endswith(".toml"):
@@ -104,7 +107,7 @@ def _of_job(name: str, text: str) -> dict[str, Any]:
     }
 
 
-def _of_system(texts: Mapping[str, str], system_name: str, cluster: AskedCluster) -> dict[str, Any]:
+def _of_system(texts: Mapping[str, str], system_name: str, cluster: AskedCluster, language: str) -> dict[str, Any]:
     if system_name not in SYSTEMS:
         fault = say("{name} is no system; there are {names}", name=repr(shortened(system_name)), names=tuple(SYSTEMS))
         raise PlanError(SUBJECT, [fault])
@@ -126,7 +129,8 @@ def _of_system(texts: Mapping[str, str], system_name: str, cluster: AskedCluster
             ],
         )
     result = job_of_texts(system, texts, asked, f"{system.title}, {names}")
-    return {"state": job_texts(result.job), "notes": imported_notes(result, with_data=False), "system": system.title}
+    notes = imported_notes(result, with_data=False, language=language)
+    return {"state": job_texts(result.job), "notes": notes, "system": system.title}
 
 
 def job_texts(job: JobSpec) -> dict[str, str]:

@@ -7,7 +7,7 @@ from shardwright.api.estimated import Estimated
 from shardwright.api.simulated import Simulated
 from shardwright.config.base import PlanError, shortened
 from shardwright.config.job import JobSpec
-from shardwright.config.phrase import say
+from shardwright.config.phrase import ENGLISH, say
 from shardwright.interchange.exported import Lacking, exported
 from shardwright.interchange.system import SYSTEMS
 from shardwright.report.imported_text import exported_notes, nearest_export
@@ -25,14 +25,14 @@ FORMATS = {
 }
 
 
-def files(job: JobSpec, to: str) -> dict[str, Any]:
-    """{"files": texts by name, "notes"} of a job in a format or for a system. Raises PlanError."""
+def files(job: JobSpec, to: str, language: str = ENGLISH) -> dict[str, Any]:
+    """{"files": texts by name, "notes" in a language} of a job in a format or for a system. Raises PlanError."""
     if to in SYSTEMS:
         try:
             result = exported(SYSTEMS[to], job)
         except Lacking as error:
             raise PlanError(error.subject, error.faults, nearest_export(SYSTEMS[to], job, error)) from None
-        return {"files": result.files, "notes": exported_notes(result, SYSTEMS[to].title)}
+        return {"files": result.files, "notes": exported_notes(result, SYSTEMS[to].title, language)}
     name = job.name
     if to == "toml":
         return _file(f"{name}.toml", job_toml(job))

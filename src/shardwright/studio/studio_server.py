@@ -172,14 +172,14 @@ class Studio:
         sent, system = body.get("files"), str(body.get("system") or "")
         texts = {str(name): str(text) for name, text in sent.items()} if isinstance(sent, dict) else {}
         cluster = PageState.read(body.get("state")).asked.cluster
-        return self._json(await run_in_threadpool(state_of_files, texts, system, cluster))
+        return self._json(await run_in_threadpool(state_of_files, texts, system, cluster, self._language))
 
     async def export(self, request: Request) -> Response:
         """The files of a plan in a format."""
         body = await _body(request)
         state, to = PageState.read(body.get("state")), str(body.get("to", ""))
         async with self._turn:
-            return self._json(await run_in_threadpool(lambda: files(state.job(), to)))
+            return self._json(await run_in_threadpool(lambda: files(state.job(), to, self._language)))
 
     async def faults(self, request: Request, error: Exception) -> Response:
         """The faults of a request."""

@@ -14,12 +14,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from shardwright.config.base import PlanError, shortened
+from shardwright.config.base import PlanError, error_text, shortened
 from shardwright.config.catalog import written_alike
 from shardwright.config.hugging_face import like_llama, older, with_experts, with_layer_norm, with_own_code
 from shardwright.config.hugging_face.config_reader import ConfigReader
 from shardwright.config.hugging_face.decoder_fields import Fields
-from shardwright.config.phrase import say
+from shardwright.config.phrase import any_of, say
 from shardwright.config.toml_file import value_faults
 from shardwright.config.units import MIB
 from shardwright.config.user_file import FileFault, read_text
@@ -85,7 +85,8 @@ def read_model(name: str) -> Fields:
     keys = read_keys(path)
     fields, faults = fields_of(keys)
     if faults:
-        raise PlanError(f"{path} ({shortened(family_of(keys)) or 'no family'})", faults)
+        family = shortened(family_of(keys)) or say("no family")
+        raise PlanError(say("{path} ({family})", path=str(path), family=family), faults)
     return {"name": _model_name(path)} | fields
 
 
@@ -146,13 +147,14 @@ def read_keys(path: Path) -> dict[str, Any]:
     try:
         keys = json.loads(read_text(path, _MOST_BYTES, "config.json"))
     except FileFault as error:
-        raise PlanError(str(path), [str(error)]) from None
+        raise PlanError(str(path), [error_text(error)]) from None
     except OSError as error:
-        raise PlanError(str(path), [f"it can't be read: {error.strerror}; check the path"]) from None
+        raise PlanError(str(path), [say("it can't be read: {reason}; check the path", reason=error.strerror)]) from None
     except (ValueError, RecursionError) as error:
-        raise PlanError(str(path), [f"it is not valid JSON: {shortened(str(error), 200)}; mend it"]) from None
+        reason = shortened(str(error), 200)
+        raise PlanError(str(path), [say("it is not valid JSON: {reason}; mend it", reason=reason)]) from None
     if not isinstance(keys, dict):
-        raise PlanError(str(path), ["it is JSON, and no object of keys and values as a config.json is"])
+        raise PlanError(str(path), [say("it is JSON, and no object of keys and values as a config.json is")])
     if faults := value_faults(keys):
         raise PlanError(str(path), faults)
     return keys
@@ -192,10 +194,15 @@ def _model_name(path: Path) -> str:
 
 def _family_fault(family: str) -> str:
     if not family:
-        return 'it has no model_type, which says what the layers compute; add it, such as "llama"'
+        return say('it has no model_type, which says what the layers compute; add it, such as "llama"')
     # A name that differs in a number, or that goes on, is often another family, not a misspelling.
     digits = re.findall(r"\d", family)
     alike = written_alike(family, sorted(FAMILIES), share=_MISSPELT)
     near = [name for name in alike if re.findall(r"\d", name) == digits and not family.startswith(name)]
-    hint = f"did you mean {' or '.join(near)}?" if near else f"use one of {', '.join(sorted(FAMILIES))}"
-    return f"model_type {shortened(family)!r} can't be expressed by the decoder here; {hint}"
+    return say(
+        "model_type {family} can't be expressed by the decoder here; {hint}",
+        family=repr(shortened(family)),
+        hint=say("did you mean {meant}?", meant=any_of(near))
+        if near
+        else say("use one of {names}", names=tuple(sorted(FAMILIES))),
+    )

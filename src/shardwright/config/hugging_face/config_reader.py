@@ -10,6 +10,7 @@ from typing import Any
 
 from shardwright.config.base import shortened
 from shardwright.config.fault_gathering_reader import FaultGatheringReader, is_finite, is_whole
+from shardwright.config.phrase import any_of, say
 
 # Keys about running, saving or reading a model, which do not change what its layers compute.
 _NO_ARITHMETIC = frozenset({
@@ -123,18 +124,18 @@ class ConfigReader(FaultGatheringReader):
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         is_valid = is_whole(value) and 0 <= value < _TOO_MANY
-        return int(self._checked(name, value, is_valid, "a whole number, not negative, below 2^63", default))
+        return int(self._checked(name, value, is_valid, say("a whole number, not negative, below 2^63"), default))
 
     def number(self, name: str, default: float = 0.0) -> float:
         """A finite number."""
         value = self._value(name, default)
-        return float(self._checked(name, value, is_finite(value), "a number", default))
+        return float(self._checked(name, value, is_finite(value), say("a number"), default))
 
     def divisor(self, name: str, default: float) -> float:
         """A number that is used as a divisor."""
         value = self.number(name, default)
         if value < _LEAST_DIVISOR:
-            self.faults.append(f"{name} is {value:g}, and is divided by; it should be more than 0")
+            self.fault(say("{name} is {value:g}, and is divided by; it should be more than 0", name=name, value=value))
             return default
         return value
 
@@ -149,55 +150,68 @@ class ConfigReader(FaultGatheringReader):
     def flag(self, name: str, default: bool = False) -> bool:
         """A boolean."""
         value = self._value(name, default)
-        return bool(self._checked(name, value, isinstance(value, bool), "true or false", default))
+        return bool(self._checked(name, value, isinstance(value, bool), say("true or false"), default))
 
     def truth(self, name: str, default: bool = False) -> bool:
         """A boolean, or an integer, which is true unless it is 0."""
         value = self._value(name, default)
-        return bool(self._checked(name, value, isinstance(value, int), "true, false or a whole number", default))
+        return bool(self._checked(name, value, isinstance(value, int), say("true, false or a whole number"), default))
 
     def text(self, name: str, default: str = "") -> str:
         """A word."""
         value = self._value(name, default)
-        return str(self._checked(name, value, isinstance(value, str), "a word", default))
+        return str(self._checked(name, value, isinstance(value, str), say("a word"), default))
 
     def section(self, name: str) -> dict[str, Any]:
         """The keys within a key; empty if it is missing."""
         value = self._value(name, {})
-        return dict(self.checked(name, value, isinstance(value, dict), "an object of keys and values", {}))
+        return dict(self.checked(name, value, isinstance(value, dict), say("an object of keys and values"), {}))
 
     def words(self, name: str) -> list[str] | None:
         """A list of words, or None if it is missing."""
-        return self._items(name, lambda item: isinstance(item, str), "words")
+        return self._items(name, lambda item: isinstance(item, str), say("a list of words"))
 
     def counts(self, name: str) -> list[int] | None:
         """A list of integers, or None if it is missing."""
-        return self._items(name, is_whole, "whole numbers")
+        return self._items(name, is_whole, say("a list of whole numbers"))
 
     def numbers(self, name: str) -> list[float] | None:
         """A list of finite numbers, or None if it is missing."""
-        items = self._items(name, is_finite, "numbers")
+        items = self._items(name, is_finite, say("a list of numbers"))
         return None if items is None else [float(item) for item in items]
 
-    def _items(self, name: str, is_item: Callable[[Any], bool], kind: str) -> list[Any] | None:
+    def _items(self, name: str, is_item: Callable[[Any], bool], expected: str) -> list[Any] | None:
         value = self._value(name, None)
         is_valid = value is None or (isinstance(value, list) and all(map(is_item, value)))
-        items: list[Any] | None = self.checked(name, value, is_valid, f"a list of {kind}", None)
+        items: list[Any] | None = self.checked(name, value, is_valid, expected, None)
         return items
 
     def must_be(self, name: str, allowed: tuple[Any, ...], reason: str, default: Any = None) -> None:
         """Add a fault if a key has a value that can't be expressed, so is not in `allowed`."""
         value = self._value(name, self.defaults.get(name, default))
         if value not in allowed:
-            choices = " or ".join(map(_shown, allowed))
-            self.faults.append(f"{name} is {_shown(value)}: {reason}; use {choices}, which alone can be expressed")
+            self.fault(
+                say(
+                    "{name} is {value}: {reason}; use {choices}, which alone can be expressed",
+                    name=name,
+                    value=_shown(value),
+                    reason=reason,
+                    choices=any_of(list(map(_shown, allowed))),
+                )
+            )
 
     def word_of(self, name: str, known: dict[str, str], default: str = "") -> str:
         """Our word for the word of a key."""
         value = self.text(name, default)
         if value not in known:
-            choices = ", ".join(sorted(known))
-            self.faults.append(f"{name} is {_shown(value)}, which can't be expressed; use one of {choices}")
+            self.fault(
+                say(
+                    "{name} is {value}, which can't be expressed; use one of {choices}",
+                    name=name,
+                    value=_shown(value),
+                    choices=tuple(sorted(known)),
+                )
+            )
         return known.get(value, next(iter(known.values())))
 
     def fault(self, text: str) -> None:
@@ -206,13 +220,17 @@ class ConfigReader(FaultGatheringReader):
 
     def fault_text(self, name: str, value: Any, expected: str) -> str:
         """The fault of a key, with its value."""
-        return f"{name} is {_shown(value)}, and should be {expected}"
+        return say("{name} is {value}, and should be {expected}", name=name, value=_shown(value), expected=expected)
 
     def all_faults(self) -> list[str]:
         """All faults, including one for each key with a value that nothing has read."""
         return self.faults + [
-            f"{shortened(name)} is {_shown(self.given[name])}, and it is not known what that does; remove it if it "
-            "changes nothing of what the layers compute"
+            say(
+                "{name} is {value}, and it is not known what that does; remove it if it changes nothing of what the "
+                "layers compute",
+                name=shortened(name),
+                value=_shown(self.given[name]),
+            )
             for name in self._unknown()
             if not self._is_inert(name)
         ]
@@ -221,13 +239,17 @@ class ConfigReader(FaultGatheringReader):
         """Notes on keys that are not taken: inert keys, quantised weights, other kinds of input."""
         inert = [name for name in self._unknown() if self._is_inert(name)]
         ignored = [name for name in inert if name not in ("quantization_config", *_OTHER_INPUTS)]
-        notes = [f"config.json has {', '.join(ignored)}, which nothing reads here"] if ignored else []
+        notes: list[str] = []
+        if ignored:
+            notes.append(say("config.json has {names}, which nothing reads here", names=tuple(ignored)))
         if "quantization_config" in inert:
             notes.append(
-                "quantization_config is ignored: weights are counted in the number type of compute, not quantised"
+                say("quantization_config is ignored: weights are counted in the number type of compute, not quantised")
             )
         if others := [name for name in inert if name in _OTHER_INPUTS]:
-            notes.append(f"the decoder of text is taken, and {', '.join(others)} of the model is not counted")
+            notes.append(
+                say("the decoder of text is taken, and {names} of the model is not counted", names=tuple(others))
+            )
         return notes
 
     def _unknown(self) -> list[str]:

@@ -7,6 +7,7 @@ their fields.
 from typing import Any
 
 from shardwright.config.hugging_face.config_reader import ConfigReader
+from shardwright.config.phrase import say
 
 Fields = dict[str, Any]
 
@@ -68,11 +69,20 @@ def only_some_layers(r: ConfigReader, layers: int) -> Fields:
     """The layers with experts in Qwen: every decoder_sparse_step-th layer, except the layers in mlp_only_layers."""
     dense = sorted(set(r.counts("mlp_only_layers") or []))
     if dense != list(range(len(dense))):
-        r.fault(f"mlp_only_layers is {dense}, and only the first layers can be without experts; name 0 to n, or none")
+        r.fault(
+            say(
+                "mlp_only_layers is {dense}, and only the first layers can be without experts; name 0 to n, or none",
+                dense=str(dense),
+            )
+        )
     every = max(1, r.count("decoder_sparse_step", 1))
     if dense and every > 1 and len(dense) % every:
         r.fault(
-            f"mlp_only_layers {dense} and decoder_sparse_step {every} together can't be expressed: layers with experts "
-            f"are counted from the first that may have some; use a multiple of {every} of them"
+            say(
+                "mlp_only_layers {dense} and decoder_sparse_step {every} together can't be expressed: layers with "
+                "experts are counted from the first that may have some; use a multiple of {every} of them",
+                dense=str(dense),
+                every=every,
+            )
         )
     return {"first_dense": min(len(dense), layers), "every": every}

@@ -6,6 +6,7 @@ from shardwright.config import largest
 from shardwright.config.base import shortened
 from shardwright.config.hugging_face.config_reader import ConfigReader
 from shardwright.config.hugging_face.decoder_fields import Fields
+from shardwright.config.phrase import both, say
 
 _FULL, _SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 _IS_CHUNKED = {_SLIDING: False, CHUNKED: True}  # kinds of layers with windows; True if windows are chunks
@@ -22,12 +23,15 @@ def window(
     kinds = r.words("layer_types") or [_FULL if is_full(layer) else kind for layer in range(layers)]
     if unknown := sorted({kind for kind in kinds if kind not in (_FULL, *_IS_CHUNKED)}):
         r.fault(
-            f"layer_types has {shortened(unknown[0])!r}, which can't be expressed; name kinds of layers that "
-            "attend to all, or in windows"
+            say(
+                "layer_types has {kind}, which can't be expressed; name kinds of layers that attend to all, or in "
+                "windows",
+                kind=repr(shortened(unknown[0])),
+            )
         )
         return {}
     if len(kinds) != layers:
-        r.fault(f"layer_types has {len(kinds)} entries, and num_hidden_layers is {layers}; name each layer once")
+        r.fault(_not_each_once("layer_types", len(kinds), layers))
         return {}
     has_window = [kind != _FULL for kind in kinds]
     if not any(has_window) or not size:
@@ -36,17 +40,34 @@ def window(
     if rule is None:
         windowed = [layer for layer, has in enumerate(has_window) if has]
         r.fault(
-            f"layer_types has windows in layers {shortened(str(windowed))}, which no "
-            "rule of first_full and full_every gives: the first so many attend to all, or every so many-th does; set "
-            "layer_types to one of these"
+            say(
+                "layer_types has windows in layers {layers}, which no rule of first_full and full_every gives: the "
+                "first so many attend to all, or every so many-th does; set layer_types to one of these",
+                layers=shortened(str(windowed)),
+            )
         )
         return {}
     windows = sorted({kind for kind in kinds if kind != _FULL})
     if len(windows) > 1:
-        r.fault(f"layer_types has {' and '.join(windows)}, and all windows of a model are of one kind; use one of them")
+        r.fault(
+            say(
+                "layer_types has {kinds}, and all windows of a model are of one kind; use one of them",
+                kinds=both(windows),
+            )
+        )
         return {}
     chunked = _IS_CHUNKED[windows[0]]
     return {"window": {"size": size} | rule | ({"chunked": True} if chunked else {})}
+
+
+def _not_each_once(name: str, count: int, layers: int) -> str:
+    """The fault of a list that should name each layer once."""
+    return say(
+        "{name} has {count} entries, and num_hidden_layers is {layers}; name each layer once",
+        name=name,
+        count=count,
+        layers=layers,
+    )
 
 
 def _rule(has_window: Sequence[bool]) -> Fields | None:
@@ -67,11 +88,11 @@ def without_positions(r: ConfigReader, layers: int) -> Fields:
     if not flags:
         return {"no_rotary_every": every} if every else {}
     if len(flags) != layers:
-        r.fault(f"no_rope_layers has {len(flags)} entries, and num_hidden_layers is {layers}; name each layer once")
+        r.fault(_not_each_once("no_rope_layers", len(flags), layers))
     has_positions = [bool(flag) for flag in flags]
     if all(has_positions):
         return {}
     every = has_positions.index(False) + 1
     if has_positions != [(layer + 1) % every != 0 for layer in range(len(has_positions))]:
-        r.fault("no_rope_layers has no rule; set every so many-th layer to be without positions, or none")
+        r.fault(say("no_rope_layers has no rule; set every so many-th layer to be without positions, or none"))
     return {"no_rotary_every": every}

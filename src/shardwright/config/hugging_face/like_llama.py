@@ -13,6 +13,7 @@ from shardwright.config.hugging_face.config_reader import ConfigReader
 from shardwright.config.hugging_face.decoder_fields import Fields, decoder, linear_biases
 from shardwright.config.hugging_face.layer_kinds import window, without_positions
 from shardwright.config.hugging_face.rotary_fields import local_rotary, rotary
+from shardwright.config.phrase import say
 
 
 def head_width(fields: Fields) -> int:
@@ -35,7 +36,7 @@ def mistral(r: ConfigReader) -> Fields:
 def smollm3(r: ConfigReader) -> Fields:
     """SmolLM3: every fourth layer has no positions."""
     fields = decoder(r) | linear_biases(r)
-    r.must_be("use_sliding_window", (False,), "layers without positions would have windows")
+    r.must_be("use_sliding_window", (False,), say("layers without positions would have windows"))
     r.ignore("sliding_window", "layer_types", "max_window_layers")
     return fields | rotary(r, head_width(fields)) | without_positions(r, fields["layers"])
 
@@ -49,7 +50,7 @@ def qwen2(r: ConfigReader) -> Fields:
 def qwen3(r: ConfigReader) -> Fields:
     """Qwen 3 (Yang et al. 2025, arXiv 2505.09388): a norm of each head's query and key in place of biases."""
     fields = decoder(r) | {"qk_norm": "head", "bias": False}
-    r.must_be("attention_bias", (False,), "the MLP has no biases")
+    r.must_be("attention_bias", (False,), say("the MLP has no biases"))
     return fields | rotary(r, head_width(fields)) | qwen_windows(r, fields["layers"])
 
 
@@ -71,9 +72,9 @@ def gemma(r: ConfigReader) -> Fields:
     fields = decoder(r) | {"activation": "gelu-tanh", "embedding_scale": math.sqrt(r.count("hidden_size"))}
     # The first releases have hidden_act "gelu", which has always been computed in its tanh form.
     for name, further in (("hidden_act", ("gelu", None)), ("hidden_activation", (None,))):
-        r.must_be(name, (*_TANH_FORMS, *further), "Gemma has the tanh form of GELU")
-    r.must_be("use_bidirectional_attention", (None, False), "tokens would see later ones")
-    r.must_be("attention_bias", (False,), "the MLP has no biases")
+        r.must_be(name, (*_TANH_FORMS, *further), say("Gemma has the tanh form of GELU"))
+    r.must_be("use_bidirectional_attention", (None, False), say("tokens would see later ones"))
+    r.must_be("attention_bias", (False,), say("the MLP has no biases"))
     return fields | rotary(r, head_width(fields))
 
 
@@ -100,14 +101,16 @@ def gemma3(r: ConfigReader) -> Fields:
 def phi3(r: ConfigReader) -> Fields:
     """Phi 3 and 4 (Abdin et al. 2024, arXiv 2404.14219)."""
     fields = decoder(r) | {"dropout": r.number("resid_pdrop")}
-    r.must_be("embd_pdrop", (fields["dropout"],), "embeddings are dropped as often as what joins the residual stream")
+    r.must_be(
+        "embd_pdrop", (fields["dropout"],), say("embeddings are dropped as often as what joins the residual stream")
+    )
     fields |= window(r, r.optional_count("sliding_window"), fields["layers"])
     return fields | rotary(r, head_width(fields), in_part=True)
 
 
 def olmo(r: ConfigReader) -> Fields:
     """OLMo (Groeneveld et al. 2024, arXiv 2402.00838): LayerNorm without weights; queries, keys and values clipped."""
-    r.must_be("attention_bias", (False,), "the MLP has no biases")
+    r.must_be("attention_bias", (False,), say("the MLP has no biases"))
     fields = decoder(r) | {"norm": "layernorm", "norm_weight": False, "norm_epsilon": 1e-5}
     fields["clip_qkv"] = r.optional_number("clip_qkv")
     return fields | rotary(r, head_width(fields))
@@ -116,7 +119,7 @@ def olmo(r: ConfigReader) -> Fields:
 def olmo2(r: ConfigReader) -> Fields:
     """OLMo 2 (Walsh et al. 2025, arXiv 2501.00656): norms of the outputs of attention and MLP, and of queries and keys
     over all heads."""
-    r.must_be("attention_bias", (False,), "the MLP has no biases")
+    r.must_be("attention_bias", (False,), say("the MLP has no biases"))
     fields = decoder(r) | {"norm_place": "after", "qk_norm": "full"}
     return fields | rotary(r, head_width(fields))
 
@@ -134,8 +137,11 @@ def with_local_rotary(r: ConfigReader, fields: Fields, usual_base: float) -> Fie
     if "rotary_scaling" in local:
         kind = local["rotary_scaling"]["kind"]
         r.fault(
-            f"rope_parameters: sliding_attention has positions that are stretched (rope_type {kind}), and in layers "
-            'with windows they can only be as in all others or not stretched; its rope_type should be "default"'
+            say(
+                "rope_parameters: sliding_attention has positions that are stretched (rope_type {kind}), and in layers "
+                'with windows they can only be as in all others or not stretched; its rope_type should be "default"',
+                kind=kind,
+            )
         )
     if "window" not in fields:
         return fields
@@ -145,8 +151,8 @@ def with_local_rotary(r: ConfigReader, fields: Fields, usual_base: float) -> Fie
 
 def internlm3(r: ConfigReader) -> Fields:
     """InternLM 3 (2025): Llama; its biases have other names."""
-    r.must_be("qkv_bias", (False, None), "linear layers have no biases")
-    r.must_be("bias", (False, None), "linear layers have no biases")
+    r.must_be("qkv_bias", (False, None), say("linear layers have no biases"))
+    r.must_be("bias", (False, None), say("linear layers have no biases"))
     return llama(r)
 
 
@@ -157,8 +163,8 @@ def arcee(r: ConfigReader) -> Fields:
 
 def helium(r: ConfigReader) -> Fields:
     """Helium 1 (Kyutai 2025): Llama whose attention and MLP have no biases."""
-    r.must_be("attention_bias", (False,), "the MLP has no biases")
-    r.must_be("mlp_bias", (False,), "attention has no biases")
+    r.must_be("attention_bias", (False,), say("the MLP has no biases"))
+    r.must_be("mlp_bias", (False,), say("attention has no biases"))
     fields = decoder(r)
     return fields | rotary(r, head_width(fields))
 
@@ -171,8 +177,8 @@ def ernie(r: ConfigReader) -> Fields:
 
 def seed_oss(r: ConfigReader) -> Fields:
     """Seed-OSS (ByteDance 2025): only query, key and value have biases."""
-    r.must_be("attention_out_bias", (False,), "only query, key and value have biases")
-    r.must_be("mlp_bias", (False,), "only query, key and value have biases")
+    r.must_be("attention_out_bias", (False,), say("only query, key and value have biases"))
+    r.must_be("mlp_bias", (False,), say("only query, key and value have biases"))
     fields = decoder(r) | {"qkv_bias": r.flag("attention_bias"), "dropout": r.number("residual_dropout")}
     return fields | rotary(r, head_width(fields))
 
@@ -187,8 +193,11 @@ def exaone4(r: ConfigReader) -> Fields:
     r.ignore("sliding_window_pattern", "layer_types")
     if isinstance(pattern, str) and pattern != "L" * (every - 1) + "G":
         r.fault(
-            f"sliding_window_pattern is {shortened(pattern)!r}, and only layers with windows before one that sees all "
-            'can be expressed; set it to one like "LLLG"'
+            say(
+                "sliding_window_pattern is {pattern}, and only layers with windows before one that sees all can be "
+                'expressed; set it to one like "LLLG"',
+                pattern=repr(shortened(pattern)),
+            )
         )
     if not size:
         return fields
@@ -201,8 +210,10 @@ def windows_without_positions(r: ConfigReader, layers: int, size: int, every: in
     rule = windows.get("window", {})
     if "first_full" in rule or ("window" not in windows and size):
         r.fault(
-            "layers that see all tokens have no positions, and they can only be the last of every so many layers; set "
-            "layer_types so"
+            say(
+                "layers that see all tokens have no positions, and they can only be the last of every so many layers; "
+                "set layer_types so"
+            )
         )
     return windows | ({"no_rotary_every": rule["full_every"]} if "full_every" in rule else {})
 
@@ -231,11 +242,13 @@ def granite_hybrid(r: ConfigReader) -> Fields:
     """Granite 4 whose layers are all attention: Granite 3, with its MLP under the name of shared experts."""
     kinds = r.words("layer_types") or r.words("layers_block_type") or ["mamba"]
     if others := sorted(set(kinds) - {"attention", "full_attention"}):
-        r.fault(f"layer_types has {others[0]!r}, and only attention can be expressed; use another model")
-    r.must_be("position_embedding_type", ("rope",), "positions are rotary")
-    r.must_be("num_local_experts", (0,), "the MLP has no experts")
-    r.must_be("attention_bias", (False,), "the MLP has no biases")
-    r.must_be("normalization_function", ("rmsnorm", None), "norms are RMSNorms")
+        r.fault(
+            say("layer_types has {kind}, and only attention can be expressed; use another model", kind=repr(others[0]))
+        )
+    r.must_be("position_embedding_type", ("rope",), say("positions are rotary"))
+    r.must_be("num_local_experts", (0,), say("the MLP has no experts"))
+    r.must_be("attention_bias", (False,), say("the MLP has no biases"))
+    r.must_be("normalization_function", ("rmsnorm", None), say("norms are RMSNorms"))
     r.ignore("init_method", "num_experts_per_tok", "time_step_limit", *(f"mamba_{name}" for name in _MAMBA_KEYS))
     fields = decoder(r) | granite_scales(r) | {"ffn": r.count("shared_intermediate_size")}
     return fields | rotary(r, head_width(fields))

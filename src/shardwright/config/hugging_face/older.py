@@ -4,6 +4,7 @@ from shardwright.config.hugging_face.config_reader import ConfigReader
 from shardwright.config.hugging_face.decoder_fields import ACTIVATIONS, Fields, shape
 from shardwright.config.hugging_face.like_llama import head_width
 from shardwright.config.hugging_face.rotary_fields import rotary
+from shardwright.config.phrase import both, say
 
 _LAYER_NORM = {"norm": "layernorm", "gated_mlp": False}
 
@@ -11,8 +12,8 @@ _LAYER_NORM = {"norm": "layernorm", "gated_mlp": False}
 def gpt2(r: ConfigReader) -> Fields:
     """GPT-2 (Radford et al. 2019)."""
     for name in ("scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "add_cross_attention"):
-        r.must_be(name, (False,), "GPT-2 as released has it not", False)
-    r.must_be("scale_attn_weights", (True,), "scores are divided by the root of a head's width", True)
+        r.must_be(name, (False,), say("GPT-2 as released has it not"), False)
+    r.must_be("scale_attn_weights", (True,), say("scores are divided by the root of a head's width"), True)
     hidden = r.count("n_embd")
     r.ignore("n_ctx")
     return _LAYER_NORM | _dropout(r, "resid_pdrop", "embd_pdrop") | {
@@ -49,7 +50,7 @@ def gpt_neox(r: ConfigReader) -> Fields:
         "norm_epsilon": r.number("layer_norm_eps", 1e-5), "bias": True,
     }  # fmt: skip
     fields["kv_heads"] = fields["heads"]
-    r.must_be("attention_bias", (True,), "the MLP has biases", True)
+    r.must_be("attention_bias", (True,), say("the MLP has biases"), True)
     if r.flag("use_parallel_residual", True):
         fields["parallel_block"] = "two-norms"
     return fields | rotary(r, head_width(fields), theta="rotary_emb_base", share="rotary_pct", in_part=True)
@@ -63,10 +64,12 @@ def opt(r: ConfigReader) -> Fields:
         "tied_embeddings": r.flag("tie_word_embeddings", True),
         "norm_weight": r.flag("layer_norm_elementwise_affine", True),
     }  # fmt: skip
-    r.must_be("do_layer_norm_before", (True,), "OPT-350m norms behind attention and MLP, without a last norm", True)
-    r.must_be("_remove_final_layer_norm", (False,), "there is a norm before the head", False)
-    r.must_be("word_embed_proj_dim", (fields["hidden"], None), "embeddings are as wide as the residual stream")
-    r.must_be("layerdrop", (0, 0.0), "layers are not dropped", 0.0)
+    r.must_be(
+        "do_layer_norm_before", (True,), say("OPT-350m norms behind attention and MLP, without a last norm"), True
+    )
+    r.must_be("_remove_final_layer_norm", (False,), say("there is a norm before the head"), False)
+    r.must_be("word_embed_proj_dim", (fields["hidden"], None), say("embeddings are as wide as the residual stream"))
+    r.must_be("layerdrop", (0, 0.0), say("layers are not dropped"), 0.0)
     r.ignore("initializer_range", "activation_dropout")
     return fields
 
@@ -76,7 +79,9 @@ def bloom(r: ConfigReader) -> Fields:
     hidden = r.count(r.named("n_embed", "hidden_size"))
     layers = r.count(r.named("num_hidden_layers", "n_layer"))
     heads = r.count(r.named("num_attention_heads", "n_head"))
-    r.must_be("apply_residual_connection_post_layernorm", (False,), "the residual stream passes by the norms", False)
+    r.must_be(
+        "apply_residual_connection_post_layernorm", (False,), say("the residual stream passes by the norms"), False
+    )
     r.ignore("skip_bias_add", "skip_bias_add_qkv", "seq_length", "n_inner", "attention_softmax_in_fp32",
              "bias_dropout_fusion", "masked_softmax_fusion", "n_embed", "hidden_size", "num_attention_heads", "n_head",
              "n_layer")  # fmt: skip
@@ -132,6 +137,11 @@ def _dropout(r: ConfigReader, *names: str) -> Fields:
     """The single dropout probability of additions to the residual stream and, if they have a key, of embeddings."""
     values = {r.number(name) for name in names}
     if len(values) > 1:
-        rule = "embeddings are dropped as often as what joins the stream"
-        r.fault(f"{' and '.join(names)} are not the same, and {rule}; set both to one probability, such as 0.0")
+        r.fault(
+            say(
+                "{names} are not the same, and embeddings are dropped as often as what joins the stream; set both to "
+                "one probability, such as 0.0",
+                names=both(names),
+            )
+        )
     return {"dropout": max(values)}

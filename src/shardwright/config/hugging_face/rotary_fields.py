@@ -6,6 +6,7 @@ or rope_parameters with all of these within it, and one section per kind of laye
 
 from shardwright.config.hugging_face.config_reader import ConfigReader
 from shardwright.config.hugging_face.decoder_fields import Fields
+from shardwright.config.phrase import say
 
 _ATTENTION_KINDS = ("full_attention", "sliding_attention", "chunked_attention")
 _WORDS = {
@@ -32,8 +33,13 @@ def rotary(
     fields = _fields(r, _parameters(r), head, theta, share)
     if "rotary_dim" in fields and not in_part:
         r.fault(
-            f"{share} makes {fields['rotary_dim']} of the {head} elements of a head turn, and this family turns all; "
-            f"set {share} to 1, or leave it out"
+            say(
+                "{share} makes {turned} of the {head} elements of a head turn, and this family turns all; set {share} "
+                "to 1, or leave it out",
+                share=share,
+                turned=fields["rotary_dim"],
+                head=head,
+            )
         )
     return fields
 
@@ -72,7 +78,12 @@ def _fields(r: ConfigReader, parameters: dict[str, object], head: int, theta: st
     fields: Fields = {"rotary_base": inner.number("rope_theta")}
     turned_share = inner.number("partial_rotary_factor")
     if not 0.0 <= turned_share <= 1.0:
-        inner.fault(f"partial_rotary_factor is {turned_share:g}, and should be the share of a head that turns, 0 to 1")
+        inner.fault(
+            say(
+                "partial_rotary_factor is {share:g}, and should be the share of a head that turns, 0 to 1",
+                share=turned_share,
+            )
+        )
         turned_share = 1.0
     turned = int(head * turned_share)
     if turned != head:
@@ -81,7 +92,7 @@ def _fields(r: ConfigReader, parameters: dict[str, object], head: int, theta: st
     if scaling:
         fields["rotary_scaling"] = {"kind": kind} | scaling
     inner.ignore("rope_type", "type")
-    r.faults += [f"rope_parameters: {fault}" for fault in inner.all_faults()]
+    r.faults += [say("{subject}: {fault}", subject="rope_parameters", fault=fault) for fault in inner.all_faults()]
     return fields
 
 

@@ -6,6 +6,7 @@ from typing import Any
 from shardwright.config.base import shortened
 from shardwright.config.hugging_face.decoder_fields import Fields
 from shardwright.config.model import ModelSpec
+from shardwright.config.phrase import say
 
 # Fields about training, names and initial weights, which do not change what the layers compute.
 _OF_TRAINING = (
@@ -60,9 +61,12 @@ def differing_fields(fields: Fields, model: ModelSpec) -> list[str]:
     weights_fields = arithmetic(ModelSpec.model_validate(fields | {"sequence": model.sequence}))
     model_fields = arithmetic(model)
     return [
-        f"model.{name} is {shortened(str(model_fields.get(name)))}, and "
-        f"{shortened(str(weights_fields.get(name)))} with the weights; "
-        "leave the field out, or name other weights"
+        say(
+            "model.{name} is {value}, and {weights} with the weights; leave the field out, or name other weights",
+            name=name,
+            value=shortened(str(model_fields.get(name))),
+            weights=shortened(str(weights_fields.get(name))),
+        )
         for name in sorted({*weights_fields, *model_fields})
         if not is_close(weights_fields.get(name), model_fields.get(name))
     ]

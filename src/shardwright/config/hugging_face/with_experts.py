@@ -6,6 +6,7 @@ from shardwright.config.hugging_face.decoder_fields import Fields, decoder, expe
 from shardwright.config.hugging_face.layer_kinds import CHUNKED, window, without_positions
 from shardwright.config.hugging_face.like_llama import granite_scales, head_width, qwen_windows
 from shardwright.config.hugging_face.rotary_fields import rotary
+from shardwright.config.phrase import say
 
 _LATENT_EPSILON = 1e-6  # of the norms of latents, whatever rms_norm_eps is
 
@@ -35,8 +36,8 @@ def qwen2_moe(r: ConfigReader) -> Fields:
 
 def qwen3_moe(r: ConfigReader) -> Fields:
     """Qwen 3 with experts. Later releases of transformers have Mixtral's key for their number."""
-    r.must_be("attention_bias", (False,), "the MLP has no biases")
-    r.must_be("use_qk_norm", (True, None), "queries and keys of Qwen 3 have norms")
+    r.must_be("attention_bias", (False,), say("the MLP has no biases"))
+    r.must_be("use_qk_norm", (True, None), say("queries and keys of Qwen 3 have norms"))
     fields = decoder(r) | {"qk_norm": "head"}
     moe = (
         experts(r, r.named("num_experts", "num_local_experts"))
@@ -49,7 +50,7 @@ def qwen3_moe(r: ConfigReader) -> Fields:
 
 def olmoe(r: ConfigReader) -> Fields:
     """OLMoE (Muennighoff et al. 2024, arXiv 2409.02060)."""
-    r.must_be("attention_bias", (False,), "the MLP has no biases")
+    r.must_be("attention_bias", (False,), say("the MLP has no biases"))
     fields = decoder(r) | {"qk_norm": "full"}
     fields["clip_qkv"] = r.optional_number("clip_qkv")
     moe = experts(r, "num_experts", width="intermediate_size") | {"normalise": r.flag("norm_topk_prob")}
@@ -58,7 +59,7 @@ def olmoe(r: ConfigReader) -> Fields:
 
 def granite_moe(r: ConfigReader) -> Fields:
     """Granite with experts, with and without a shared one."""
-    r.must_be("attention_bias", (False,), "the experts have no biases")
+    r.must_be("attention_bias", (False,), say("the experts have no biases"))
     fields = decoder(r) | granite_scales(r)
     moe = experts(r, "num_local_experts", width="intermediate_size") | {"softmax_over": "chosen"}
     if r.has("shared_intermediate_size") and r.count("shared_intermediate_size"):
@@ -80,18 +81,22 @@ _OF_MINIMAX_1 = ("full_attention", "linear_attention", "mlp")
 def minimax_m2(r: ConfigReader) -> Fields:
     """MiniMax-M2 (2025): a norm of all heads' queries and of their keys, half of each head rotary, experts by sigmoid
     scores and biases."""
-    r.must_be("use_qk_norm", (True, None), "queries and keys have norms")
-    r.must_be("qk_norm_type", ("per_layer", None), "a norm is of all heads together")
-    r.must_be("scoring_func", ("sigmoid", None), "experts are chosen by sigmoid scores")
-    r.must_be("use_routing_bias", (True, None), "experts are chosen by scores and biases")
-    r.must_be("shared_intermediate_size", (0, None), "there is no shared expert")
-    r.must_be("attn_window_size", (None,), "all layers see all tokens")
+    r.must_be("use_qk_norm", (True, None), say("queries and keys have norms"))
+    r.must_be("qk_norm_type", ("per_layer", None), say("a norm is of all heads together"))
+    r.must_be("scoring_func", ("sigmoid", None), say("experts are chosen by sigmoid scores"))
+    r.must_be("use_routing_bias", (True, None), say("experts are chosen by scores and biases"))
+    r.must_be("shared_intermediate_size", (0, None), say("there is no shared expert"))
+    r.must_be("attn_window_size", (None,), say("all layers see all tokens"))
     r.ignore("mlp_intermediate_size", "shared_moe_mode")  # of dense layers and shared experts, and there are none
     for part in _OF_MINIMAX_1:
-        r.must_be(f"layernorm_{part}_beta", (1, None), "residual connections are not scaled")
+        r.must_be(f"layernorm_{part}_beta", (1, None), say("residual connections are not scaled"))
     kinds = set(r.counts("attn_type_list") or [1])
     if kinds != {1}:
-        r.fault(f"attn_type_list has {sorted(kinds)}; only 1, attention by a softmax, can be expressed")
+        r.fault(
+            say(
+                "attn_type_list has {kinds}; only 1, attention by a softmax, can be expressed", kinds=str(sorted(kinds))
+            )
+        )
     fields = decoder(r) | {"qk_norm": "full"}
     head = head_width(fields)
     share = {"partial_rotary_factor": r.count("rotary_dim") / head} if r.has("rotary_dim") and head else {}
@@ -102,9 +107,9 @@ def minimax_m2(r: ConfigReader) -> Fields:
 
 def dots1(r: ConfigReader) -> Fields:
     """dots.llm1 (rednote-hilab 2025, arXiv 2506.05767): DeepSeek-V3's gate, a norm of each head's query and key."""
-    r.must_be("attention_bias", (False,), "the MLP has no biases")
+    r.must_be("attention_bias", (False,), say("the MLP has no biases"))
     for name in ("scoring_func", "topk_method"):
-        r.must_be(name, ("noaux_tc", "sigmoid", None), "experts are chosen by sigmoid scores")
+        r.must_be(name, ("noaux_tc", "sigmoid", None), say("experts are chosen by sigmoid scores"))
     fields = decoder(r) | {"qk_norm": "head"}
     first = r.count("max_window_layers")
     windows = window(r, r.optional_count("sliding_window"), fields["layers"], lambda layer: layer < first)
@@ -117,8 +122,8 @@ def glm4_moe_lite(r: ConfigReader) -> Fields:
     layers = min(r.count("num_hidden_layers"), largest.LAYERS)
     dense = 1 if kinds is None else kinds.index("sparse") if "sparse" in kinds else len(kinds)
     if kinds is not None and kinds != ["dense"] * dense + ["sparse"] * (layers - dense):
-        r.fault("mlp_layer_types has other layers than dense ones before those with experts; set it so")
-    r.must_be("first_k_dense_replace", (dense, None), "mlp_layer_types says which layers are dense")
+        r.fault(say("mlp_layer_types has other layers than dense ones before those with experts; set it so"))
+    r.must_be("first_k_dense_replace", (dense, None), say("mlp_layer_types says which layers are dense"))
     r.defaults = r.defaults | {"first_k_dense_replace": dense}
     return deepseek_v3(r)
 
@@ -130,16 +135,16 @@ def deepseek_v2(r: ConfigReader) -> Fields:
     if method == "group_limited_greedy":
         moe |= _groups(r) | {"group_score": "max"}
     else:
-        r.must_be("topk_method", ("greedy", "group_limited_greedy"), "it says how experts are chosen", "greedy")
+        r.must_be("topk_method", ("greedy", "group_limited_greedy"), say("it says how experts are chosen"), "greedy")
         r.ignore("n_group", "topk_group")
-    r.must_be("scoring_func", ("softmax", None), "DeepSeek-V2 chooses by a softmax")
+    r.must_be("scoring_func", ("softmax", None), say("DeepSeek-V2 chooses by a softmax"))
     return _latent_attention(r) | {"moe": moe}
 
 
 def deepseek_v3(r: ConfigReader) -> Fields:
     """DeepSeek-V3 and R1 (arXiv 2412.19437), Kimi K2, Moonlight."""
-    r.must_be("topk_method", ("noaux_tc", None), "DeepSeek-V3 chooses by scores and biases")
-    r.must_be("scoring_func", ("sigmoid", None), "DeepSeek-V3 chooses by sigmoid scores")
+    r.must_be("topk_method", ("noaux_tc", None), say("DeepSeek-V3 chooses by scores and biases"))
+    r.must_be("scoring_func", ("sigmoid", None), say("DeepSeek-V3 chooses by sigmoid scores"))
     return _latent_attention(r) | _further_tokens(r) | {"moe": _sigmoid_experts(r)}
 
 
@@ -154,7 +159,12 @@ def routed_experts(r: ConfigReader) -> Fields:
     shared = r.optional_count("n_shared_experts")
     every = r.count("moe_layer_freq", 1)
     if every > 1:
-        r.fault(f"moe_layer_freq is {every}, and only 1 can be expressed, all after the first dense ones; set it to 1")
+        r.fault(
+            say(
+                "moe_layer_freq is {every}, and only 1 can be expressed, all after the first dense ones; set it to 1",
+                every=every,
+            )
+        )
     r.ignore("ep_size", "aux_loss_alpha", "seq_aux")
     return fields | {
         "shared_experts": shared,
@@ -167,7 +177,13 @@ def _groups(r: ConfigReader) -> Fields:
     """The groups of experts in which a token's experts may lie; empty for a single group."""
     groups, kept = r.count("n_group", 1), r.count("topk_group", 1)
     if not (groups and kept):
-        r.fault(f"n_group is {groups} and topk_group is {kept}, and experts of no group can't be chosen; use 1 or more")
+        r.fault(
+            say(
+                "n_group is {groups} and topk_group is {kept}, and experts of no group can't be chosen; use 1 or more",
+                groups=groups,
+                kept=kept,
+            )
+        )
     return {"num_groups": groups, "groups_kept": kept} if groups > 1 else {}
 
 
@@ -181,10 +197,12 @@ def _further_tokens(r: ConfigReader) -> Fields:
 def _latent_attention(r: ConfigReader) -> Fields:
     """Multi-head latent attention, with rotary positions on a part of each head."""
     fields = decoder(r)
-    r.must_be("attention_bias", (False,), "latents have no biases")
-    r.must_be("rope_interleave", (True, None), "pairs that turn are neighbours")
+    r.must_be("attention_bias", (False,), say("latents have no biases"))
+    r.must_be("rope_interleave", (True, None), say("pairs that turn are neighbours"))
     rope_dim, nope_dim = r.count("qk_rope_head_dim"), r.count("qk_nope_head_dim")
-    r.must_be("head_dim", (rope_dim, rope_dim + nope_dim, None), "positions turn qk_rope_head_dim elements of a head")
+    r.must_be(
+        "head_dim", (rope_dim, rope_dim + nope_dim, None), say("positions turn qk_rope_head_dim elements of a head")
+    )
     r.ignore("qk_head_dim", "mlp_bias")
     fields = {name: value for name, value in fields.items() if name not in ("head_dim", "kv_heads")}
     fields["latent"] = {
@@ -204,7 +222,7 @@ def _latent_attention(r: ConfigReader) -> Fields:
 def llama4(r: ConfigReader) -> Fields:
     """Llama 4's text model: attention in chunks; every fourth layer attends to all tokens, without positions; experts
     whose input is weighed."""
-    r.must_be("attention_bias", (False,), "the experts have no biases")
+    r.must_be("attention_bias", (False,), say("the experts have no biases"))
     fields = decoder(r)
     layers = fields["layers"]
     fields["ffn"] = r.count("intermediate_size_mlp")
@@ -221,15 +239,15 @@ def llama4(r: ConfigReader) -> Fields:
     step = max(1, r.count("interleave_moe_layer_step", 1))
     moe_layers = r.counts("moe_layers")
     if moe_layers is not None and moe_layers != list(range(step - 1, min(layers, largest.LAYERS), step)):
-        r.fault("moe_layers and interleave_moe_layer_step name different layers; leave moe_layers out")
+        r.fault(say("moe_layers and interleave_moe_layer_step name different layers; leave moe_layers out"))
     return fields | {"moe": moe | {"every": step}}
 
 
 def gpt_oss(r: ConfigReader) -> Fields:
     """gpt-oss (OpenAI 2025, arXiv 2508.10925): sinks, windows in every other layer, biases everywhere."""
-    r.must_be("attention_bias", (True,), "attention of gpt-oss has biases")
-    r.must_be("swiglu_alpha", (1.702, None), "the clamped activation has this factor")
-    r.must_be("swiglu_limit", (7.0, None), "the clamped activation has this limit")
+    r.must_be("attention_bias", (True,), say("attention of gpt-oss has biases"))
+    r.must_be("swiglu_alpha", (1.702, None), say("the clamped activation has this factor"))
+    r.must_be("swiglu_limit", (7.0, None), say("the clamped activation has this limit"))
     r.ignore("experts_per_token", "initial_context_length", "max_window_layers")
     fields = decoder(r) | {"bias": True, "sinks": True, "activation": "clamped-silu"}
     moe = experts(r, "num_local_experts", width="intermediate_size")

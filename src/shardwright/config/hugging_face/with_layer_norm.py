@@ -4,13 +4,14 @@ from shardwright.config.hugging_face.config_reader import ConfigReader
 from shardwright.config.hugging_face.decoder_fields import ACTIVATIONS, Fields, shape
 from shardwright.config.hugging_face.like_llama import head_width, windows_without_positions
 from shardwright.config.hugging_face.rotary_fields import rotary
+from shardwright.config.phrase import say
 
 _SIDE_BY_SIDE = {"norm": "layernorm", "gated_mlp": False, "parallel_block": "one-norm", "head_bias": True}
 
 
 def stablelm(r: ConfigReader) -> Fields:
     """StableLM 3B, 2 1.6B and Zephyr (Bellagente et al. 2024, arXiv 2402.17834): a quarter of each head is rotary."""
-    r.must_be("qk_layernorm", (False,), "norms of heads with weights of their own can't be expressed", False)
+    r.must_be("qk_layernorm", (False,), say("norms of heads with weights of their own can't be expressed"), False)
     fields = _gated(r, "layer_norm_eps") | {"qkv_bias": r.flag("use_qkv_bias"), "dropout": r.number("hidden_dropout")}
     if r.flag("use_parallel_residual"):
         fields["parallel_block"] = "one-norm"
@@ -20,10 +21,10 @@ def stablelm(r: ConfigReader) -> Fields:
 def gptj(r: ConfigReader) -> Fields:
     """GPT-J (Wang and Komatsuzaki 2021): attention and MLP side by side behind one norm; the MLP and logits have
     biases."""
-    r.must_be("rotary", (True, None), "positions are rotary")
-    r.must_be("scale_attn_weights", (True, None), "scores are divided by the root of a head's width")
+    r.must_be("rotary", (True, None), say("positions are rotary"))
+    r.must_be("scale_attn_weights", (True, None), say("scores are divided by the root of a head's width"))
     hidden, heads, dropout = r.count("n_embd"), r.count("n_head"), r.number("resid_pdrop")
-    r.must_be("embd_pdrop", (dropout,), "embeddings are dropped as often as what joins the residual stream")
+    r.must_be("embd_pdrop", (dropout,), say("embeddings are dropped as often as what joins the residual stream"))
     turned = r.count("rotary_dim")
     return _SIDE_BY_SIDE | {
         "layers": r.count("n_layer"),
@@ -45,7 +46,7 @@ def gptj(r: ConfigReader) -> Fields:
 def phi(r: ConfigReader) -> Fields:
     """Phi 1, 1.5 and 2 (Li et al. 2023, arXiv 2309.05463): GPT-J with biases everywhere. Of its two probabilities of
     dropout that of embeddings is taken."""
-    r.must_be("qk_layernorm", (False,), "queries and keys have no norms", False)
+    r.must_be("qk_layernorm", (False,), say("queries and keys have no norms"), False)
     fields = _gated(r, "layer_norm_eps") | _SIDE_BY_SIDE | {"bias": True, "dropout": r.number("embd_pdrop")}
     if r.given.get("resid_pdrop") in (None, fields["dropout"]):
         r.ignore("resid_pdrop")
@@ -55,15 +56,15 @@ def phi(r: ConfigReader) -> Fields:
 def nemotron(r: ConfigReader) -> Fields:
     """Nemotron 3 and 4, Minitron (Parmar et al. 2024, arXiv 2402.16819): relu^2, half of each head is rotary."""
     fields = _gated(r, r.named("norm_eps", "layer_norm_eps")) | {"gated_mlp": False}
-    r.must_be("attention_bias", (False,), "linear layers have no biases")
-    r.must_be("mlp_bias", (False,), "linear layers have no biases")
+    r.must_be("attention_bias", (False,), say("linear layers have no biases"))
+    r.must_be("mlp_bias", (False,), say("linear layers have no biases"))
     share = r.named("partial_rotary_factor", "rotary_percent", "rope_percent")
     return fields | rotary(r, head_width(fields), share=share, in_part=True)
 
 
 def cohere(r: ConfigReader) -> Fields:
     """Command R (Cohere 2024): norms without biases, attention and MLP side by side behind one, logits scaled."""
-    r.must_be("use_qk_norm", (False, None), "norms of heads with weights of their own can't be expressed")
+    r.must_be("use_qk_norm", (False, None), say("norms of heads with weights of their own can't be expressed"))
     fields = _command(r)
     return fields | rotary(r, head_width(fields))
 
@@ -72,18 +73,18 @@ def cohere2(r: ConfigReader) -> Fields:
     """Command R7B and A (Cohere 2025, arXiv 2504.00698): windows in three of four layers, the fourth sees all and has
     no positions."""
     fields = _command(r)
-    r.must_be("use_qk_norm", (False, None), "queries and keys have no norms")
-    r.must_be("use_parallel_block", (True, None), "attention and MLP are side by side")
-    r.must_be("use_embedding_sharing", (True, None), "the head is the table of embeddings")
-    r.must_be("use_gated_activation", (True, None), "the MLP is gated")
-    r.must_be("position_embedding_type", ("rope_gptj", None), "pairs that turn are neighbours")
-    r.must_be("order_of_interleaved_layers", ("local_attn_first", None), "layers with windows come first")
-    r.must_be("rotary_pct", (1, 1.0, None), "whole heads are rotary")
+    r.must_be("use_qk_norm", (False, None), say("queries and keys have no norms"))
+    r.must_be("use_parallel_block", (True, None), say("attention and MLP are side by side"))
+    r.must_be("use_embedding_sharing", (True, None), say("the head is the table of embeddings"))
+    r.must_be("use_gated_activation", (True, None), say("the MLP is gated"))
+    r.must_be("position_embedding_type", ("rope_gptj", None), say("pairs that turn are neighbours"))
+    r.must_be("order_of_interleaved_layers", ("local_attn_first", None), say("layers with windows come first"))
+    r.must_be("rotary_pct", (1, 1.0, None), say("whole heads are rotary"))
     fields |= rotary(r, head_width(fields))
     every, size = r.count("sliding_window_pattern", 4), r.optional_count("sliding_window")
     r.ignore("_sliding_window_pattern", "layer_switch", "use_parallel_embedding", "rope_theta")
     if not size:
-        r.fault("sliding_window is null, and layers with positions have windows; set it to their size")
+        r.fault(say("sliding_window is null, and layers with positions have windows; set it to their size"))
     return fields | windows_without_positions(r, fields["layers"], size, every)
 
 
@@ -102,7 +103,7 @@ def _gated(r: ConfigReader, epsilon: str) -> Fields:
 
 def _command(r: ConfigReader) -> Fields:
     """Fields that both of Cohere's families have."""
-    r.must_be("attention_bias", (False,), "the MLP has no biases")
+    r.must_be("attention_bias", (False,), say("the MLP has no biases"))
     return _gated(r, "layer_norm_eps") | {
         "norm_bias": False,
         "parallel_block": "one-norm",

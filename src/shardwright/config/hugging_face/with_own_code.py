@@ -10,6 +10,7 @@ from shardwright.config.hugging_face.decoder_fields import ACTIVATIONS, Fields, 
 from shardwright.config.hugging_face.like_llama import head_width, qwen2
 from shardwright.config.hugging_face.rotary_fields import rotary
 from shardwright.config.hugging_face.with_experts import routed_experts
+from shardwright.config.phrase import say
 
 _BAICHUAN2_VOCAB = 125696
 
@@ -21,7 +22,7 @@ def internlm(r: ConfigReader) -> Fields:
 
 def internlm2(r: ConfigReader) -> Fields:
     """InternLM 2 and 2.5 (Cai et al. 2024, arXiv 2403.17297): Llama with query, key and value in one matrix."""
-    r.must_be("bias", (False,), "the MLP has no biases")
+    r.must_be("bias", (False,), say("the MLP has no biases"))
     return _like_llama(r)
 
 
@@ -29,8 +30,11 @@ def baichuan(r: ConfigReader) -> Fields:
     """Baichuan 7B, and 13B, which has ALiBi (Baichuan 2023). Files of the latter do not say max_position_embeddings."""
     if r.count("vocab_size") == _BAICHUAN2_VOCAB:
         r.fault(
-            f"vocab_size is {_BAICHUAN2_VOCAB}: Baichuan 2 normalises the rows of its head, which can't be expressed; "
-            "use a model of another family"
+            say(
+                "vocab_size is {vocab}: Baichuan 2 normalises the rows of its head, which can't be expressed; use a "
+                "model of another family",
+                vocab=_BAICHUAN2_VOCAB,
+            )
         )
     length = r.count("model_max_length", 4096)
     if r.has("max_position_embeddings"):
@@ -41,15 +45,15 @@ def baichuan(r: ConfigReader) -> Fields:
 def chatglm(r: ConfigReader) -> Fields:
     """ChatGLM 2 and 3, GLM-4 of 2024 (arXiv 2406.12793): grouped queries, half of each head rotary."""
     for name, needed, reason in (
-        ("rmsnorm", True, "norms are RMSNorms"),
-        ("post_layer_norm", True, "there is a norm before the head"),
-        ("original_rope", True, "half of each head is rotary"),
-        ("add_bias_linear", False, "the MLP has no biases"),
-        ("apply_residual_connection_post_layernorm", False, "the residual stream passes by the norms"),
-        ("position_encoding_2d", False, "ChatGLM of 2022 has two positions of a token"),
+        ("rmsnorm", True, say("norms are RMSNorms")),
+        ("post_layer_norm", True, say("there is a norm before the head")),
+        ("original_rope", True, say("half of each head is rotary")),
+        ("add_bias_linear", False, say("the MLP has no biases")),
+        ("apply_residual_connection_post_layernorm", False, say("the residual stream passes by the norms")),
+        ("position_encoding_2d", False, say("ChatGLM of 2022 has two positions of a token")),
     ):
         r.must_be(name, (needed, None), reason, needed)
-    r.must_be("pre_seq_len", (None,), "prefixes of prompts are not trained")
+    r.must_be("pre_seq_len", (None,), say("prefixes of prompts are not trained"))
     r.ignore(
         "apply_query_key_layer_scaling",
         "fp32_residual_connection",
@@ -58,7 +62,7 @@ def chatglm(r: ConfigReader) -> Fields:
         "bias_dropout_fusion",
         "prefix_projection",
     )
-    r.must_be("num_hidden_layers", (r.count("num_layers"), None), "num_layers says how many there are")
+    r.must_be("num_hidden_layers", (r.count("num_layers"), None), say("num_layers says how many there are"))
     heads, width = r.count("num_attention_heads"), r.count("kv_channels")
     groups = r.count("multi_query_group_num") if r.flag("multi_query_attention") else heads
     return {
@@ -81,8 +85,8 @@ def chatglm(r: ConfigReader) -> Fields:
 
 def deepseek(r: ConfigReader) -> Fields:
     """DeepSeek-MoE 16B (Dai et al. 2024, arXiv 2401.06066): experts of DeepSeek-V2 behind Llama's attention."""
-    r.must_be("scoring_func", ("softmax", None), "experts are chosen by a softmax")
-    r.must_be("attention_bias", (False,), "the experts have no biases")
+    r.must_be("scoring_func", ("softmax", None), say("experts are chosen by a softmax"))
+    r.must_be("attention_bias", (False,), say("the experts have no biases"))
     return _like_llama(r) | {"moe": routed_experts(r) | {"normalise": r.flag("norm_topk_prob")}}
 
 
@@ -90,12 +94,12 @@ def qwen(r: ConfigReader) -> Fields:
     """Qwen of 2023 (Bai et al. 2023, arXiv 2309.16609): Qwen 1.5 under other names. What it does with sequences longer
     than those of training is not read."""
     for name, needed, reason in (
-        ("no_bias", True, "only query, key and value have biases"),
-        ("rotary_pct", 1.0, "whole heads are rotary"),
-        ("scale_attn_weights", True, "scores are divided by the root of a head's width"),
+        ("no_bias", True, say("only query, key and value have biases")),
+        ("rotary_pct", 1.0, say("whole heads are rotary")),
+        ("scale_attn_weights", True, say("scores are divided by the root of a head's width")),
     ):
         r.must_be(name, (needed, None), reason)
-    r.must_be("emb_dropout_prob", (0, 0.0, None), "embeddings are not dropped")
+    r.must_be("emb_dropout_prob", (0, 0.0, None), say("embeddings are not dropped"))
     r.ignore("use_dynamic_ntk", "use_logn_attn", "attn_dropout_prob", "max_position_embeddings")
     return {
         "layers": r.count("num_hidden_layers"),
@@ -116,7 +120,7 @@ def qwen(r: ConfigReader) -> Fields:
 def minicpm(r: ConfigReader) -> Fields:
     """MiniCPM 1 and 2 (Hu et al. 2024, arXiv 2404.06395): embeddings, what joins the residual stream and logits are
     scaled."""
-    r.must_be("num_experts", (0, None), "the MLP has no experts")
+    r.must_be("num_experts", (0, None), say("the MLP has no experts"))
     r.ignore("mup_denominator")
     fields = _like_llama(r)
     return fields | {
@@ -133,7 +137,7 @@ def orion(r: ConfigReader) -> Fields:
 
 def exaone(r: ConfigReader) -> Fields:
     """EXAONE 3 and 3.5 (LG AI 2024, arXiv 2408.03541): Llama under other names."""
-    r.must_be("embed_dropout", (0, 0.0), "embeddings are not dropped")
+    r.must_be("embed_dropout", (0, 0.0), say("embeddings are not dropped"))
     heads = r.count("num_attention_heads")
     fields = {
         "layers": r.count("num_layers"),
@@ -155,8 +159,8 @@ def exaone(r: ConfigReader) -> Fields:
 
 def mimo(r: ConfigReader) -> Fields:
     """MiMo 7B (Xiaomi 2025, arXiv 2505.07608): Qwen 2 with modules of multi-token prediction."""
-    r.must_be("attention_bias", (True,), "query, key and value have biases")
-    r.must_be("use_mrope", (False,), "positions are those of text")
+    r.must_be("attention_bias", (True,), say("query, key and value have biases"))
+    r.must_be("use_mrope", (False,), say("positions are those of text"))
     return qwen2(r) | {"mtp_layers": r.count("num_nextn_predict_layers")}
 
 

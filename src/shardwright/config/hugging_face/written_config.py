@@ -15,6 +15,7 @@ from shardwright.config.hugging_face.config_reader import ConfigReader
 from shardwright.config.hugging_face.decoder_fields import ACTIVATIONS, Fields
 from shardwright.config.hugging_face.same_arithmetic import is_same
 from shardwright.config.model import ModelSpec
+from shardwright.config.phrase import say
 
 # The class name in transformers of each family's model.
 _CLASSES = {
@@ -51,10 +52,12 @@ def written_config(model: ModelSpec) -> tuple[str, dict[str, Any]]:
             if not faults and _is_read_as(fields, model):
                 return family, {"architectures": [_CLASSES[family]]} | family_keys
     raise PlanError(
-        f"model {model.name}",
+        say("model {name}", name=model.name),
         [
-            "no family of Hugging Face's has these layers, so there is no config.json for them; export the weights "
-            "under our own names with --names own"
+            say(
+                "no family of Hugging Face's has these layers, so there is no config.json for them; export the weights "
+                "under our own names with --names own"
+            )
         ],
     )
 

@@ -6,10 +6,11 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from shardwright.config.phrase import both, say
 from shardwright.interchange.reading.shell_commands import CommandEffects
 from shardwright.interchange.reading.shell_marks import unknown_names
 from shardwright.interchange.reading.shell_skipped import SkippedPart, assigned, names_of
-from shardwright.interchange.reading.shell_words import ShellFault, Token, WordPiece
+from shardwright.interchange.reading.shell_words import ShellFault, Token, WordPiece, not_closed
 
 if TYPE_CHECKING:
     from shardwright.interchange.reading.shell_script import Script
@@ -20,6 +21,11 @@ _LOOPS = ("for", "while", "until", "select")
 _REMOTE_SHELLS = ("ssh", "pdsh", "rsh")
 _ELEMENT = re.compile(r"\[([^\]]+)\]=(.*)", re.DOTALL)  # of an associative array
 _REDIRECTIONS = (">", ">>", "<", "<<", "<<-", "<<<", ">&", "<&", "&>")
+
+
+def _without_end(line: int, beginning: str, end: str) -> str:
+    """The fault of a block that does not end."""
+    return say("line {line}: {beginning} without {end}; check it", line=line, beginning=beginning, end=end)
 
 
 class FollowedText(CommandEffects):
@@ -52,10 +58,13 @@ class FollowedText(CommandEffects):
         unset = self._unset_names(self.tokens[begin:end])
         if not unset or not self._ends_script(end, ends):
             return False
-        shown = " and ".join("arguments" if name == "#" else name for name in unset)
-        ways = " ".join("-- ARGUMENTS" if name == "#" else f"--set {name}=VALUE" for name in unset)
         self.script.notes.append(
-            f"line {self.tokens[begin].line}: the script ends there without {shown}, which is taken as given ({ways})"
+            say(
+                "line {line}: the script ends there without {names}, which is taken as given ({ways})",
+                line=self.tokens[begin].line,
+                names=both([say("arguments") if name == "#" else name for name in unset]),
+                ways=" ".join("-- ARGUMENTS" if name == "#" else f"--set {name}=VALUE" for name in unset),
+            )
         )
         return True
 
@@ -99,7 +108,7 @@ class FollowedText(CommandEffects):
         """
         succeeds: bool | None = True
         if level > 60:
-            raise ShellFault("blocks more than 60 levels deep; check that it is the launch script")
+            raise ShellFault(say("blocks more than 60 levels deep; check that it is the launch script"))
         connector, begin = "", self.at
         while (token := self._peek()) is not None and not self.ended:
             if token.operator in ("\n", ";", "&", ";;", "|", "|&") or not (token.operator or token.pieces):
@@ -166,7 +175,9 @@ class FollowedText(CommandEffects):
                     is_doubtful = True
                     part.sets.clear()
                     part.calls.clear()
-                self.script.notes.append(f"line {token.line}: a condition that can't be known here is taken as not so")
+                self.script.notes.append(
+                    say("line {line}: a condition that can't be known here is taken as not so", line=token.line)
+                )
             self.at += 1
             self._until(("elif", "else", "fi"), active and not is_done and succeeds is True, level + 1)
             is_done = is_done or succeeds is True
@@ -174,7 +185,7 @@ class FollowedText(CommandEffects):
             self.at += 1
             self._until(("fi",), active and not is_done, level + 1)
         if not self.ended and self._peek() is None:
-            raise ShellFault(f"line {begin}: if without fi; check it")
+            raise ShellFault(_without_end(begin, "if", "fi"))
         self.at += 1
         return is_doubtful
 
@@ -210,7 +221,7 @@ class FollowedText(CommandEffects):
             self._until((";;", "esac"), active and is_match, level + 1)
             is_done = is_done or is_match
         if not self.ended and self._peek() is None:
-            raise ShellFault(f"line {begin}: case without esac; check it")
+            raise ShellFault(_without_end(begin, "case", "esac"))
         self.at += 1
         return is_doubtful
 
@@ -244,7 +255,7 @@ class FollowedText(CommandEffects):
             begin = self.at
             self._until((end,), active=False, level=level + 1)
         if self._peek() is None:
-            raise ShellFault(f"line {token.line}: {token.plain or 'a function'} without {end}; check it")
+            raise ShellFault(_without_end(token.line, token.plain or say("a function"), end))
         self.at += 1
         return header, part, begin
 
@@ -265,7 +276,7 @@ class FollowedText(CommandEffects):
                 if not self._body(body, level):
                     break
         if not is_followed:
-            self.script.notes.append(f"line {line}: a {kind} loop is not followed")
+            self.script.notes.append(say("line {line}: a {kind} loop is not followed", line=line, kind=kind))
             is_on_hosts = any(token.plain in _REMOTE_SHELLS for token in self.tokens[body:end])
             if kind == "for" and is_on_hosts and header[1:] and (name := header[1].plain).isidentifier():
                 self._once(name, body, level)
@@ -361,7 +372,7 @@ class FollowedText(CommandEffects):
                 values += self.script.variables.words_of(token)
             self.at += 1
         if self._peek() is None:
-            raise ShellFault(f"line {name.line}: ( is not closed; check it")
+            raise ShellFault(not_closed(name.line, "("))
         self.at += 1
         variable_name, appends = assigned(name) or ("", False)
         if self.noted is not None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from shardwright.config.base import shortened
 from shardwright.config.dotted_keys import flat_keys
+from shardwright.config.phrase import say
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.shell_words import ShellFault
 
@@ -59,7 +60,11 @@ def composed(texts: Mapping[str, str]) -> dict[str, Any]:
 def _of_file(name: str, texts: Mapping[str, str], used: set[str], level: int) -> dict[str, Any]:
     if level > _MOST_LEVELS:
         raise ShellFault(
-            f"{name}: configurations begin from one another, more than {_MOST_LEVELS} levels deep; check them"
+            say(
+                "{name}: configurations begin from one another, more than {most} levels deep; check them",
+                name=name,
+                most=_MOST_LEVELS,
+            )
         )
     used.add(name)
     data = read_data(name, texts[name])
@@ -77,8 +82,11 @@ def _of_file(name: str, texts: Mapping[str, str], used: set[str], level: int) ->
         file = _file_of(path, texts)
         if file is None:
             raise ShellFault(
-                f"{name} begins from {shortened(path, 80)}.yaml (Hydra's defaults), which is none of the files; name "
-                "it too"
+                say(
+                    "{name} begins from {file} (Hydra's defaults), which is none of the files; name it too",
+                    name=name,
+                    file=f"{shortened(path, 80)}.yaml",
+                )
             )
         inner = _of_file(file, texts, used, level + 1)
         is_global = "@package _global_" in texts[file][:200]

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+from shardwright.config.phrase import say
 from shardwright.interchange.known_settings import known_setting, subject_of
 from shardwright.interchange.reading.settings import Settings
 from shardwright.interchange.reading.shell_marks import UNKNOWN, unknown_names
@@ -44,12 +45,17 @@ def loose_faults(words: Sequence[LooseWord], settings: Settings, *systems: str) 
     places: dict[str, str] = {}
     for word in words:
         if word.option not in needed and not _is_value(word, read, systems):
-            places |= dict.fromkeys(word.names, f"behind --{word.option}" if word.option else "first")
+            position = say("behind {option}", option=f"--{word.option}") if word.option else say("first")
+            places |= dict.fromkeys(word.names, position)
     if not places:
         return []
-    listed = ", ".join(f"${name} {position}" for name, position in places.items())
-    ways = " ".join(f"--set {shlex.quote(name)}=WORDS" for name in places)
-    return [f"words of the training command are not followed here ({listed}); say what they are, or nothing: {ways}"]
+    return [
+        say(
+            "words of the training command are not followed here ({words}); say what they are, or nothing: {ways}",
+            words=tuple(say("${name} {position}", name=name, position=place) for name, place in places.items()),
+            ways=" ".join(f"--set {shlex.quote(name)}=WORDS" for name in places),
+        )
+    ]
 
 
 def _bare(name: str) -> str:

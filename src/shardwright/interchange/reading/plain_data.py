@@ -3,8 +3,9 @@
 import json
 from typing import Any
 
-from shardwright.config.base import shortened
+from shardwright.config.base import error_text, shortened
 from shardwright.config.fault_gathering_reader import signed
+from shardwright.config.phrase import Phrase, say
 from shardwright.config.toml_file import TOML_ERRORS, parse_toml, value_faults
 from shardwright.config.units import KIB
 from shardwright.interchange.reading.shell_marks import mark
@@ -21,32 +22,49 @@ def read_data(name: str, text: str) -> dict[str, Any]:
     except ShellFault:
         raise
     except TOML_ERRORS as error:
-        first = (str(error).splitlines() or [""])[0]
-        raise ShellFault(f"{name} is not valid {kind.upper()}: {shortened(first, 200)}; mend it") from None
+        reason = error_text(error)
+        first = reason if isinstance(reason, Phrase) else shortened((reason.splitlines() or [""])[0], 200)
+        raise ShellFault(
+            say("{name} is not valid {kind}: {reason}; mend it", name=name, kind=kind.upper(), reason=first)
+        ) from None
     if not isinstance(data, dict):
-        raise ShellFault(f"{name} has no keys with values, as a configuration has; check that it is the file")
+        raise ShellFault(
+            say("{name} has no keys with values, as a configuration has; check that it is the file", name=name)
+        )
     if faults := value_faults(data):
-        raise ShellFault(f"{name}: {faults[0]}")
+        raise ShellFault(say("{subject}: {fault}", subject=name, fault=faults[0]))
     return data
 
 
 def _yaml(text: str) -> Any:
     if len(text) > _MOST_YAML:
-        raise ShellFault(f"YAML of {len(text):,} characters, and at most {_MOST_YAML:,} are read here; check the file")
+        raise ShellFault(
+            say(
+                "YAML of {count:,} characters, and at most {most:,} are read here; check the file",
+                count=len(text),
+                most=_MOST_YAML,
+            )
+        )
     try:
         import yaml
 
         from shardwright.interchange.reading.yaml_loader import load_yaml
     except ImportError:
-        raise ShellFault("reading YAML takes PyYAML: pip install 'shardwright[yaml]'") from None
+        raise ShellFault(say("reading YAML takes PyYAML: pip install 'shardwright[yaml]'")) from None
     try:
         return load_yaml(text)
     # A value that does not fit its tag (!!bool x) raises whatever PyYAML runs into.
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:
-        position = getattr(error, "problem_mark", None)
-        line = f"line {position.line + 1}: " if position else ""
-        problem = getattr(error, "problem", None) or f"a value can't be read as its type ({type(error).__name__})"
-        raise ShellFault(f"it is not valid YAML: {line}{shortened(str(problem), 200)}; mend it") from None
+        raise ShellFault(_yaml_fault(error)) from None
+
+
+def _yaml_fault(error: Exception) -> str:
+    """The fault of a text that is not valid YAML, with its line if that is known."""
+    problem = shortened(getattr(error, "problem", None) or "", 200)
+    problem = problem or say("a value can't be read as its type ({kind})", kind=type(error).__name__)
+    if (position := getattr(error, "problem_mark", None)) is not None:
+        problem = say("line {line}: {problem}", line=position.line + 1, problem=problem)
+    return say("it is not valid YAML: {problem}; mend it", problem=problem)
 
 
 def resolved(flat: dict[str, Any]) -> dict[str, Any]:

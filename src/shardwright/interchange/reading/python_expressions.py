@@ -4,6 +4,7 @@ import ast
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from shardwright.config.phrase import say
 from shardwright.interchange.reading.python_values import (
     Named,
     ParsedCall,
@@ -14,6 +15,7 @@ from shardwright.interchange.reading.python_values import (
     is_constant,
     is_number,
     is_plain,
+    not_followed,
     source_of,
 )
 from shardwright.interchange.reading.shell_marks import UNKNOWN, mark
@@ -46,17 +48,22 @@ class Expressions:
         """Count a step. Raises ShellFault if there are too many."""
         self.steps += 1
         if self.steps > _MOST_STEPS:
-            raise ShellFault(f"more than {_MOST_STEPS:,} expressions are followed in it; check that it is the file")
+            raise ShellFault(
+                say("more than {most:,} expressions are followed in it; check that it is the file", most=_MOST_STEPS)
+            )
 
     def unread(self, node: ast.AST, scope: Scope) -> Unread:
         """The mark of an unknown value."""
-        return Unread(source_of(node), f"{scope.source.short}, line {getattr(node, 'lineno', 0)}")
+        line = getattr(node, "lineno", 0)
+        return Unread(source_of(node), say("{file}, line {line}", file=scope.source.short, line=line))
 
     def value(self, node: ast.expr, scope: Scope) -> Any:
         """The value of an expression; an Unread if it is unknown. Raises ShellFault if it is nested too deeply."""
         self.step()
         if self.depth > _MOST_LEVELS * 4:
-            raise ShellFault(f"{scope.source.short}: expressions nested too deep; check that it is the file")
+            raise ShellFault(
+                say("{file}: expressions nested too deep; check that it is the file", file=scope.source.short)
+            )
         self.depth += 1
         try:
             return self._value(node, scope)
@@ -190,7 +197,7 @@ class Expressions:
             elif isinstance(value, dict):
                 keywords |= value
             else:
-                self.reader.note(scope.source, node, f"**{source_of(argument.value)} is not followed")
+                self.reader.note(scope.source, node, not_followed(f"**{source_of(argument.value)}"))
         if not isinstance(called, Named):
             return self.unread(node, scope)
         return self._call_result(called, positional, keywords, node, scope)
@@ -222,7 +229,7 @@ class Expressions:
         """A deep copy. An object that occurs several times is copied, and counts as steps, each time."""
         self.step()
         if depth > _MOST_LEVELS:
-            raise ShellFault("a copy of what is nested too deep; check that it is the file")
+            raise ShellFault(say("a copy of what is nested too deep; check that it is the file"))
         if isinstance(value, ParsedCall):
             return ParsedCall(
                 value.callee, self._copy(value.keywords, depth + 1), self._copy(value.positional, depth + 1)
@@ -245,6 +252,8 @@ class Expressions:
         name = positional[0]
         default = positional[1] if len(positional) > 1 else keywords.get("default")
         if name not in self.reader.environment and default is not None:
-            self.reader.notes.append(f"nobody set {name}, so its default holds: {str(default)[:40]}")
+            self.reader.notes.append(
+                say("nobody set {name}, so its default holds: {default}", name=name, default=str(default)[:40])
+            )
             return default
         return self.reader.environment.get(name, mark(name))

@@ -12,9 +12,10 @@ from pathlib import PurePath
 from typing import Any
 
 from shardwright.config.base import shortened
+from shardwright.config.phrase import say
 from shardwright.config.units import KIB
 from shardwright.interchange.reading.python_expressions import Expressions, Scope
-from shardwright.interchange.reading.python_values import ParsedCall, Unread, computed, source_of
+from shardwright.interchange.reading.python_values import ParsedCall, Unread, computed, not_followed, source_of
 from shardwright.interchange.reading.shell_words import ShellFault
 
 _MOST_TEXT, _MOST_CALLS = 256 * KIB, 30
@@ -39,13 +40,23 @@ def source_of_text(name: str, text: str) -> Source:
     """The parsed file. Raises ShellFault."""
     short = PurePath(name).name
     if len(text) > _MOST_TEXT:
-        raise ShellFault(f"{short} has {len(text):,} characters, and at most {_MOST_TEXT:,} of Python are read here")
+        raise ShellFault(
+            say(
+                "{file} has {count:,} characters, and at most {most:,} of Python are read here",
+                file=short,
+                count=len(text),
+                most=_MOST_TEXT,
+            )
+        )
     try:
         tree = ast.parse(text)
     except SyntaxError as error:
-        raise ShellFault(f"{short} is not valid Python: line {error.lineno}: {shortened(error.msg, 100)}") from None
+        problem = say("line {line}: {problem}", line=error.lineno, problem=shortened(error.msg, 100))
+        raise ShellFault(say("{file} is not valid Python: {problem}", file=short, problem=problem)) from None
     except (ValueError, RecursionError, MemoryError):
-        raise ShellFault(f"{short} can't be read as Python: it is nested too deep, or has odd characters") from None
+        raise ShellFault(
+            say("{file} can't be read as Python: it is nested too deep, or has odd characters", file=short)
+        ) from None
     source = Source(name)
     for node in tree.body:
         _add(node, source)
@@ -121,7 +132,11 @@ class Reader:
         """The value that a function of a file returns. Raises ShellFault if calls are nested too deeply."""
         function = source.functions[name]
         if self.depth >= _MOST_CALLS:
-            raise ShellFault(f"{source.short}: functions that call each other, more than {_MOST_CALLS} deep")
+            raise ShellFault(
+                say(
+                    "{file}: functions that call each other, more than {most} deep", file=source.short, most=_MOST_CALLS
+                )
+            )
         self.depth += 1
         scope = Scope(source, self._arguments(source, function, positional, keywords))
         returned = self._block(function.body, scope)
@@ -130,9 +145,10 @@ class Reader:
 
     def note(self, source: Source, node: ast.AST, text: str) -> None:
         """Report, once, code that is not followed."""
-        line = f"{source.short}, line {getattr(node, 'lineno', 0)}: {text}"
-        if line not in self.notes:
-            self.notes.append(line)
+        line = getattr(node, "lineno", 0)
+        note = say("{file}, line {line}: {problem}", file=source.short, line=line, problem=text)
+        if note not in self.notes:
+            self.notes.append(note)
 
     def _arguments(
         self, source: Source, function: ast.FunctionDef, positional: list[Any], keywords: dict[str, Any]
@@ -170,7 +186,7 @@ class Reader:
         truth = self.expressions.truth(node.test, scope)
         if truth is not None:
             return self._block(node.body if truth else node.orelse, scope)
-        self.note(scope.source, node, f"if {source_of(node.test)} can't be known here")
+        self.note(scope.source, node, say("{code} can't be known here", code=f"if {source_of(node.test)}"))
         self._forget([*node.body, *node.orelse], scope)
         return []
 
@@ -203,10 +219,10 @@ class Reader:
         elif isinstance(node, ast.Expr) and not isinstance(node.value, ast.Constant):
             new_value = value(node.value, scope)
             if isinstance(new_value, (ParsedCall, Unread)):
-                self.note(scope.source, node, f"{source_of(node.value)} is not followed")
+                self.note(scope.source, node, not_followed(source_of(node.value)))
         elif not isinstance(node, (ast.Expr, ast.Pass, ast.Assert, ast.ClassDef, ast.AnnAssign)):
             kind = type(node).__name__.lower()
-            self.note(scope.source, node, f"a statement ({kind}) is not followed")
+            self.note(scope.source, node, say("a statement ({kind}) is not followed", kind=kind))
             self._forget([node], scope)
 
     def _put(self, target: ast.expr, value: Any, scope: Scope) -> None:
@@ -229,7 +245,7 @@ class Reader:
             if is_index or (isinstance(holder, dict) and isinstance(key, str)):
                 holder[key] = value
                 return
-        self.note(scope.source, target, f"{source_of(target)} = {_shown(value)} is not followed")
+        self.note(scope.source, target, not_followed(f"{source_of(target)} = {_shown(value)}"))
 
 
 def _shown(value: Any) -> str:

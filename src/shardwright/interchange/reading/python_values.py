@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shardwright.config.base import shortened
+from shardwright.config.phrase import say
 
 _MOST_ITEMS, _MOST_NUMBER = 10_000, 1 << 63
 
@@ -167,4 +168,9 @@ def source_of(node: ast.AST) -> str:
     try:
         return shortened(" ".join(ast.unparse(node).split()), 60)
     except (RecursionError, ValueError):
-        return "an expression that is nested too deep"
+        return say("an expression that is nested too deep")
+
+
+def not_followed(code: str) -> str:
+    """The note on code that is not followed."""
+    return say("{code} is not followed", code=code)

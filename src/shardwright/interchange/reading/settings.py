@@ -10,6 +10,8 @@ from typing import Any
 
 from shardwright.config.base import shortened
 from shardwright.config.fault_gathering_reader import FaultGatheringReader, is_finite, signed, whole
+from shardwright.config.phrase import say
+from shardwright.interchange.reading.setting_notes import none_of, wrong_value
 from shardwright.interchange.reading.shell_marks import UNKNOWN
 
 Flat = dict[str, Any]  # fields of a job by their full names: {"plan.tp": 8}
@@ -46,9 +48,10 @@ class Settings(FaultGatheringReader):
         if value is None:
             return default
         if not float(value).is_integer() or value < 0:
-            return self._wrong(names, "a whole number, not negative", default)
+            return self._wrong(names, say("a whole number, not negative"), default)
         if not least <= value <= most:
-            return self._wrong(names, f"at most {most:,}" if value > most else f"at least {least}", default)
+            expected = say("at most {most:,}", most=most) if value > most else say("at least {least}", least=least)
+            return self._wrong(names, expected, default)
         return int(value)
 
     def number(self, names: str | Sequence[str], default: float) -> float:
@@ -64,7 +67,7 @@ class Settings(FaultGatheringReader):
         text = str(value).lower()
         if text in ("true", "1", "yes", "false", "0", "no"):
             return text in ("true", "1", "yes")
-        return self._wrong(names, "true or false", default)
+        return self._wrong(names, say("true or false"), default)
 
     def text(self, names: str | Sequence[str], default: str = "") -> str:
         """A word."""
@@ -72,7 +75,7 @@ class Settings(FaultGatheringReader):
         if value is None:
             return default
         if isinstance(value, (list, dict)):
-            return self._wrong(names, "one word", default)
+            return self._wrong(names, say("one word"), default)
         return str(value).lower() if isinstance(value, bool) else str(value)
 
     def words(self, names: str | Sequence[str]) -> list[str]:
@@ -92,8 +95,8 @@ class Settings(FaultGatheringReader):
         if word.lower() in known:
             return known[word.lower()]
         if job_field not in self.overrides:
-            name, way = self.shown(_names(names)[0]), f", or --set {job_field}=NAME" if job_field else ""
-            self.faults.append(f"{name} {shortened(word)} can't be said here; use one of {', '.join(words)}{way}")
+            setting = f"{self.shown(_names(names)[0])} {shortened(word)}"
+            self.faults.append(none_of(setting, words, job_field))
         return known[default.lower()]
 
     def note(self, text: str) -> None:
@@ -112,7 +115,7 @@ class Settings(FaultGatheringReader):
     def lose(self, name: str, why: str) -> None:
         """Report that a setting, if present, is not in the job, and why."""
         if self.has(name):
-            self.lost.append(f"{self.setting_text(name)}: {why}")
+            self.lost.append(say("{subject}: {fault}", subject=self.setting_text(name), fault=why))
 
     def is_named(self, name: str, words: Collection[str]) -> bool:
         """True if one of several words of the user's is the name of a setting, as it is kept or as it is shown."""
@@ -128,7 +131,7 @@ class Settings(FaultGatheringReader):
 
     def fault_text(self, name: str, value: Any, expected: str) -> str:
         """The fault of a setting, with its value."""
-        return f"{self.setting_text(name)}: it should be {expected}"
+        return wrong_value(self.setting_text(name), expected)
 
     def _value_text(self, name: str) -> str:
         value = self.given.get(name)
@@ -147,8 +150,8 @@ class Settings(FaultGatheringReader):
                 exact = signed(str(value))
                 value = float(str(value)) if exact is None else exact
             except ValueError:
-                return self._wrong(names, "a number", None)
-        return value if is_finite(value) else self._wrong(names, "a finite number", None)
+                return self._wrong(names, say("a number"), None)
+        return value if is_finite(value) else self._wrong(names, say("a finite number"), None)
 
     def _present(self, names: str | Sequence[str]) -> str:
         return next(name for name in _names(names) if self.given.get(name) is not None)

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Mapping
 
 from shardwright.config.fault_gathering_reader import signed, whole
+from shardwright.config.phrase import say
 from shardwright.interchange.reading.shell_words import ShellFault
 
 _ARITHMETIC_TOKEN = re.compile(r"\s*(\*\*|<=|>=|==|!=|&&|\|\||[-+*/%()<>!?:]|[0-9]+|[A-Za-z_]\w*)")
@@ -35,6 +36,11 @@ class UnknownOperand(ShellFault):
         self.name = name
 
 
+def _not_computed(text: str) -> str:
+    """The fault of an expression that has no value."""
+    return say("$(( {text} )) can't be computed; give its value with --set", text=text[:60])
+
+
 class Arithmetic:
     """An arithmetic expression of whole numbers and names, whose `values` are those of variables."""
 
@@ -44,7 +50,7 @@ class Arithmetic:
         while at < len(text):
             token_match = _ARITHMETIC_TOKEN.match(text, at)
             if not token_match or len(self.tokens) > 500:
-                raise UnreadExpressionError(f"$(( {text[:60]} )) can't be computed; give its value with --set")
+                raise UnreadExpressionError(_not_computed(text))
             self.tokens.append(token_match[1])
             at = token_match.end()
         self.at, self.text = 0, text
@@ -71,7 +77,7 @@ class Arithmetic:
         return values[0] if condition else values[1]
 
     def _fail(self) -> None:
-        raise UnreadExpressionError(f"$(( {self.text[:60]} )) can't be computed; give its value with --set")
+        raise UnreadExpressionError(_not_computed(self.text))
 
     def _next_token(self) -> str:
         if self.at >= len(self.tokens):
@@ -104,14 +110,16 @@ class Arithmetic:
         text = self.values.get(token, "")
         number = signed(text.strip()) if isinstance(text, str) else None
         if number is None:
-            message = f"$(( {self.text[:60]} )) needs {token}; give it with --set {token}=VALUE"
-            raise UnknownOperand(token, message)
+            raise UnknownOperand(
+                token,
+                say("$(( {text} )) needs {name}; give it with --set {name}=VALUE", text=self.text[:60], name=token),
+            )
         return number
 
     def _apply(self, sign: str, a: int, b: int) -> int:
         if sign in ("/", "%") and b == 0:
-            raise ShellFault(f"$(( {self.text[:60]} )) divides by 0; give its value with --set")
+            raise ShellFault(say("$(( {text} )) divides by 0; give its value with --set", text=self.text[:60]))
         is_too_high = sign == "**" and not 0 <= b <= 63
         if is_too_high or abs(result := int(_OPERATIONS[sign](a, b))) > _LARGEST:
-            raise ShellFault(f"$(( {self.text[:60]} )) can't be computed; give its value with --set")
+            raise ShellFault(_not_computed(self.text))
         return result

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from shardwright.config.base import shortened
 from shardwright.config.fault_gathering_reader import whole
+from shardwright.config.phrase import say
 from shardwright.interchange.reading.shell_conditions import is_true
 from shardwright.interchange.reading.shell_marks import readable, unknown_names
 from shardwright.interchange.reading.shell_skipped import DECLARING, LOCAL, READING, assigned, element_index
@@ -168,7 +169,11 @@ class CommandEffects:
                     script.start(text, self.depth + 1, arguments)
         elif is_sourced:
             script.notes.append(
-                f"line {line}: {shortened(readable(' '.join(words[:2])))} is not read: name that file too"
+                say(
+                    "line {line}: {command} is not read: name that file too",
+                    line=line,
+                    command=shortened(readable(" ".join(words[:2]))),
+                )
             )
         else:
             return self._other_command(line, words, script)

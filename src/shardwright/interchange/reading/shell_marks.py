@@ -2,6 +2,8 @@
 
 import re
 
+from shardwright.config.phrase import with_changed_texts
+
 _OPEN, _CLOSE = "\ue000", "\ue001"  # around the name in a mark: private-use characters, which no script contains
 UNKNOWN = re.compile(f"{_OPEN}([^{_CLOSE}]*){_CLOSE}")
 _ODD = re.compile(r"[^A-Za-z0-9_@*#?$!-]+")
@@ -19,4 +21,4 @@ def unknown_names(text: str) -> list[str]:
 
 def readable(text: str) -> str:
     """A text with its marks written as in a script: $NAME."""
-    return UNKNOWN.sub(lambda match: f"${match[1]}", text)
+    return with_changed_texts(text, lambda part: UNKNOWN.sub(lambda match: f"${match[1]}", part))

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
+from shardwright.config.phrase import say
 from shardwright.interchange.reading.batch_options import options_of_lines, options_of_words, variables_of
 from shardwright.interchange.reading.followed_text import FollowedText
 from shardwright.interchange.reading.shell_commands import Command
@@ -39,7 +40,9 @@ class Script:
     def follow(self, text: str, depth: int = 0) -> None:
         """Follow a script. Raises ShellFault."""
         if depth > _MOST_LEVELS:
-            raise ShellFault(f"scripts within scripts, more than {_MOST_LEVELS} levels deep; name the innermost one")
+            raise ShellFault(
+                say("scripts within scripts, more than {most} levels deep; name the innermost one", most=_MOST_LEVELS)
+            )
         options, variables = options_of_lines(text)
         self._put_batch(options)
         for name, value in variables.items():
@@ -92,7 +95,7 @@ class Script:
         """Count work. Raises ShellFault above a limit."""
         self.steps += number
         if self.steps > _MOST_STEPS:
-            raise ShellFault(f"more than {_MOST_STEPS:,} commands; check that it is the launch script")
+            raise ShellFault(say("more than {most:,} commands; check that it is the launch script", most=_MOST_STEPS))
 
     def count_copies(self) -> None:
         """Count a copy of all variables as work. Raises ShellFault above a limit."""

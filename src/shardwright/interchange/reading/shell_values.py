@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from shardwright.config.fault_gathering_reader import whole
+from shardwright.config.phrase import say
 from shardwright.interchange.reading.shell_arithmetic import Arithmetic, UnknownOperand, UnreadExpressionError
 from shardwright.interchange.reading.shell_expansions import changed_text
 from shardwright.interchange.reading.shell_marks import UNKNOWN, mark, readable, unknown_names
@@ -169,7 +170,9 @@ class Variables:
         if piece.kind == "text":
             return [(piece.text, False)]
         if depth > _MOST_LEVELS:
-            raise ShellFault(f"expansions more than {_MOST_LEVELS} levels deep; set the variable plainly")
+            raise ShellFault(
+                say("expansions more than {most} levels deep; set the variable plainly", most=_MOST_LEVELS)
+            )
         if piece.kind == "arithmetic":
             return [(self.arithmetic(piece.text, depth), False)]
         if piece.kind == "command":
@@ -305,4 +308,6 @@ def _as_list(value: Value | None) -> list[str]:
 
 def _check(length: int) -> None:
     if length > _MOST_TEXT:
-        raise ShellFault(f"a word of more than {_MOST_TEXT:,} characters; check that it is the launch script")
+        raise ShellFault(
+            say("a word of more than {most:,} characters; check that it is the launch script", most=_MOST_TEXT)
+        )

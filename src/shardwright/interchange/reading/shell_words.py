@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 
 from shardwright.config.fault_gathering_reader import whole
+from shardwright.config.phrase import say
 
 # Longer operators come before their beginnings.
 OPERATORS = ("&&", "||", ";;", "<<<", "<<-", "<<", ">>", ">&", "<&", "&>", "|&", "((", "))", ";", "&", "|", "<", ">",
@@ -92,7 +93,9 @@ class ShellReader:
         """Read all words and operators. Raises ShellFault."""
         while self.at < len(self.text):
             if len(self.tokens) > _MOST_WORDS:
-                raise ShellFault(f"line {self.line}: more than {_MOST_WORDS:,} words; check the file")
+                raise ShellFault(
+                    say("line {line}: more than {most:,} words; check the file", line=self.line, most=_MOST_WORDS)
+                )
             self._next()
         self._read_documents()
         return self.tokens
@@ -181,7 +184,7 @@ class ShellReader:
     def _until(self, mark: str) -> str:
         end = self.text.find(mark, self.at + 1)
         if end < 0:
-            raise ShellFault(f"line {self.line}: a quote {mark} is not closed; check it")
+            raise ShellFault(_quote_not_closed(self.line, mark))
         inside = self.text[self.at + 1 : end]
         self.line += inside.count("\n")
         self.at = end + 1
@@ -191,7 +194,7 @@ class ShellReader:
         """Read a text in the quotes $'...', whose escapes are those of C (Bash manual, section 3.1.2.4)."""
         match = _ANSI_QUOTED.match(self.text, self.at)
         if match is None:
-            raise ShellFault(f"line {self.line}: a quote $' is not closed; check it")
+            raise ShellFault(_quote_not_closed(self.line, "$'"))
         self.at = match.end()
         self.line += match[1].count("\n")
         return _ANSI_ESCAPE.sub(_ansi_character, match[1])
@@ -214,7 +217,7 @@ class ShellReader:
                 text += char
                 self.at += 1
         if self.at >= len(self.text):
-            raise ShellFault(f'line {begin}: a quote " is not closed; check it')
+            raise ShellFault(_quote_not_closed(begin, '"'))
         self.at += 1
         return [*pieces, WordPiece("text", text, True)]
 
@@ -254,7 +257,7 @@ class ShellReader:
             self.at += 1
             if depth == 0:
                 return self.text[begin : self.at - len(closing)]
-        raise ShellFault(f"line {line}: {opening} is not closed; check it")
+        raise ShellFault(not_closed(line, opening))
 
     def _pass_quoted(self, mark: str) -> None:
         """Pass over the text in quotes that begins here, with the expansions in it."""
@@ -279,6 +282,15 @@ class ShellReader:
                 token.line, pieces=token.pieces, document="\n".join(lines), expands=not is_quoted
             )
         self._documents = []
+
+
+def not_closed(line: int, opening: str) -> str:
+    """The fault of a bracket that is not closed."""
+    return say("line {line}: {opening} is not closed; check it", line=line, opening=opening)
+
+
+def _quote_not_closed(line: int, mark: str) -> str:
+    return say("line {line}: a quote {mark} is not closed; check it", line=line, mark=mark)
 
 
 def _end(text: str, at: int) -> int:

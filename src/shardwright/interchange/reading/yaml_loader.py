@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from shardwright.config.phrase import say
 from shardwright.config.toml_file import MOST_VALUES
 
 _MERGE = "tag:yaml.org,2002:merge"
@@ -33,13 +34,14 @@ class BoundedLoader(yaml.SafeLoader):  # PyYAML has no types
     def flatten_mapping(self, node: Any) -> None:
         """Copy the pairs of merged mappings into a node. Raises ConstructorError if there are too many."""
         if id(node) in self._merging:
-            raise self._fault("a mapping that merges itself", node)
+            raise self._fault(say("a mapping that merges itself"), node)
         self._merging.add(id(node))
         for merged in _merged_by(node):
             self.flatten_mapping(merged)  # now its pairs can be counted
             self._num_merged += len(merged.value)
             if self._num_merged > MOST_VALUES:
-                raise self._fault(f"merge keys (<<) that make more than {MOST_VALUES:,} values", node)
+                problem = say("merge keys (<<) that make more than {most:,} values", most=MOST_VALUES)
+                raise self._fault(problem, node)
         self._merging.remove(id(node))
         super().flatten_mapping(node)
 

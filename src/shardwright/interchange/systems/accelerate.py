@@ -9,11 +9,13 @@ from shardwright.config.base import shortened
 from shardwright.config.dotted_keys import nested_keys
 from shardwright.config.fault_gathering_reader import whole
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.config.yaml_text import yaml_text
 from shardwright.interchange.imported import Asked, ReadResult
 from shardwright.interchange.reading.file_signs import GENERAL, SHARED, FileSigns
 from shardwright.interchange.reading.loose_words import loose_faults
 from shardwright.interchange.reading.script_text import nodes_of
+from shardwright.interchange.reading.setting_notes import none_of, off_without_tensors, priced_as
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.rows import Rule, Table, number, read_row, write_table
 from shardwright.interchange.systems import deepspeed
@@ -71,9 +73,7 @@ def _read_degrees(settings: Settings, fields: Flat) -> None:
     is_requested = is_megatron and settings.flag(_M + "sequence_parallelism")
     fields["plan.sequence_parallel"] = is_requested and fields["plan.tp"] > 1
     if is_requested and fields["plan.tp"] == 1:
-        settings.note(
-            f"{_M}sequence_parallelism is off, as Megatron-LM turns it off where no tensors are split (tensor 1)"
-        )
+        settings.note(off_without_tensors(f"{_M}sequence_parallelism"))
 
 
 def _write_degrees(job: JobSpec, settings: dict[str, Any]) -> None:
@@ -114,7 +114,7 @@ def _read_zero(settings: Settings, fields: Flat) -> None:
         _read_fsdp(settings, fields)
     elif kind not in ("NO", "MULTI_GPU"):
         settings.faults.append(
-            f"distributed_type = {kind[:40]} can't be said here; use one of NO, MULTI_GPU, FSDP, DEEPSPEED, MEGATRON_LM"
+            none_of(f"distributed_type = {kind[:40]}", ("NO", "MULTI_GPU", "FSDP", "DEEPSPEED", "MEGATRON_LM"))
         )
 
 
@@ -135,10 +135,7 @@ def _strategy(settings: Settings) -> tuple[int, bool, str]:
     if number is not None and 0 < number <= len(_STRATEGIES):
         word = [*_STRATEGIES][number - 1]
     if word not in _STRATEGIES:
-        settings.faults.append(
-            f"fsdp_config.fsdp_sharding_strategy = {shortened(word, 40)} can't be said here; use one of "
-            f"{', '.join(_STRATEGIES)}"
-        )
+        settings.faults.append(none_of(f"fsdp_config.fsdp_sharding_strategy = {shortened(word, 40)}", _STRATEGIES))
     return *_STRATEGIES.get(word, (3, False)), word
 
 
@@ -151,7 +148,13 @@ def _read_fsdp(settings: Settings, fields: Flat) -> None:
     nodes = settings.count(("--num_machines", "num_machines"), 1)
     if is_hybrid and nodes > 1:
         num_copies = nodes
-        settings.note(f"{strategy} copies the model over {nodes} machines and shards it within each")
+        settings.note(
+            say(
+                "{strategy} copies the model over {nodes} machines and shards it within each",
+                strategy=strategy,
+                nodes=nodes,
+            )
+        )
     fields["plan.zero_ranks"] = (
         replicas // num_copies if fields["plan.zero"] and num_copies > 1 and replicas % num_copies == 0 else 0
     )
@@ -228,7 +231,9 @@ def _read_numbers(settings: Settings, fields: Flat) -> None:
         fields["precision.float8"] = recipe
         if settings.has(_HISTORY):
             fields["precision.float8_history"] = settings.count(_HISTORY, 1024, least=1)
-        settings.note(f"mixed_precision fp8 is taken as the {recipe} recipe (--set precision.float8=NAME)")
+        settings.note(
+            say("mixed_precision fp8 is taken as the {recipe} recipe (--set precision.float8=NAME)", recipe=recipe)
+        )
     fields["precision.gradients"] = "float32"
     if _kind(settings) == "DEEPSPEED":
         deepspeed.read_gradients(settings, fields)
@@ -328,7 +333,7 @@ def result_of(parts: FileParts, asked: Asked, *systems: str) -> ReadResult:
         read_row(row, settings, fields)
     settings.faults += loose_faults(command.loose if command else (), settings, "accelerate", "deepspeed", "options")
     settings.ignore(WORLD)
-    settings.note("priced as fsdp-2024 software (--as NAME for another)")
+    settings.note(priced_as("fsdp-2024"))
     uses_launcher = bool(processes) and not asked.cluster.devices and processes % machines == 0
     return ReadResult(
         fields,
@@ -353,16 +358,13 @@ def _fsdp_of_options(settings: Settings) -> None:
         elif word == "offload":
             options["offload_params"] = True
         elif word.lower() not in ("auto_wrap", "true"):
-            settings.faults.append(
-                f"--fsdp {shortened(word)} can't be said here; use one of {', '.join(_STRATEGIES).lower()}"
-            )
+            settings.faults.append(none_of(f"--fsdp {shortened(word)}", map(str.lower, _STRATEGIES)))
     text = settings.text("--fsdp_config")
     try:
         file_options = json.loads(text) if text.lstrip().startswith("{") else {}
     except (ValueError, RecursionError):
-        settings.faults.append(
-            f"{settings.setting_text('--fsdp_config')}: it should be JSON, or the name of a file of it"
-        )
+        expected = say("JSON, or the name of a file of it")
+        settings.faults.append(settings.fault_text("--fsdp_config", text, expected))
         file_options = {}
     file_options |= {name: settings.given.pop(name) for name in _FSDP_FILE_KEYS if name in settings.given}
     options |= {str(name).removeprefix("fsdp_"): value for name, value in file_options.items()}

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from shardwright.config.adapter import TARGETS, Target
 from shardwright.config.base import shortened
+from shardwright.config.phrase import say
 from shardwright.interchange.reading.settings import Flat, Settings
 
 _ALL = ("all-linear", "all", "all_linear")
@@ -85,7 +86,10 @@ def read_adapter(settings: Settings, fields: Flat, spelled: Callable[[str], str]
     ranks = (spelled("lora_r"), spelled("lora_rank"))
     if not program.rank and not settings.has(*ranks) and "model.adapter.rank" not in settings.overrides:
         settings.faults.append(
-            f"{settings.setting_text(spelled(program.switch))}: nothing says the rank; --set model.adapter.rank=N"
+            say(
+                "{setting}: nothing says the rank; --set model.adapter.rank=N",
+                setting=settings.setting_text(spelled(program.switch)),
+            )
         )
     rank = settings.count(ranks, program.rank or 1, least=1)
     alpha = settings.number((spelled("lora_alpha"),), program.alpha or 2.0 * rank)
@@ -93,7 +97,7 @@ def read_adapter(settings: Settings, fields: Flat, spelled: Callable[[str], str]
     fields |= {"model.adapter.rank": rank, "model.adapter.alpha": alpha, "model.adapter.targets": list(targets)}
     fields["precision.master"] = "float32"  # peft trains adapters in float32
     if settings.has(spelled("lora_dropout")):
-        settings.lose(spelled("lora_dropout"), "adapters have no dropout here")
+        settings.lose(spelled("lora_dropout"), say("adapters have no dropout here"))
 
 
 def _read_nf4(settings: Settings, fields: Flat, program: _Program, spelled: Callable[[str], str]) -> None:
@@ -121,17 +125,26 @@ def _targets(settings: Settings, program: _Program, spelled: Callable[[str], str
     if is_all or any(module in _ALL for module in modules):
         return TARGETS
     if not modules and not program.targets and "model.adapter.targets" not in settings.overrides:
-        settings.faults.append("nothing says which maps have adapters; --set model.adapter.targets=[query,value]")
+        settings.faults.append(say("nothing says which maps have adapters; --set model.adapter.targets=[query,value]"))
         return TARGETS
     if not modules:
-        names = ", ".join(program.targets)
-        settings.note(f"nothing says which maps have adapters; {names} are taken (--set model.adapter.targets=[...])")
+        settings.note(
+            say(
+                "nothing says which maps have adapters; {names} are taken (--set model.adapter.targets=[...])",
+                names=tuple(program.targets),
+            )
+        )
         return program.targets
     unknown = [module for module in modules if module not in _MODULES]
     if unknown and "model.adapter.targets" not in settings.overrides:
         settings.faults.append(
-            f"{present[0]} names {', '.join(map(shortened, unknown))}, and adapters are of {', '.join(_MODULES)} here; "
-            "say them with --set model.adapter.targets=[...], such as [query,value]"
+            say(
+                "{setting} names {modules}, and adapters are of {known} here; say them with --set "
+                "model.adapter.targets=[...], such as [query,value]",
+                setting=present[0],
+                modules=tuple(map(shortened, unknown)),
+                known=tuple(_MODULES),
+            )
         )
     chosen = {target for module in modules for target in _MODULES.get(module, ())}
     return tuple(target for target in TARGETS if target in chosen) or TARGETS

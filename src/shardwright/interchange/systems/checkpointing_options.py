@@ -6,6 +6,8 @@ from typing import Any
 from shardwright.config import largest
 from shardwright.config.fault_gathering_reader import is_whole
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
+from shardwright.interchange.reading.setting_notes import wrong_value
 from shardwright.interchange.reading.settings import Flat, Settings
 
 # The new name counts where both are said; the last is of peft's examples.
@@ -21,7 +23,7 @@ def keyword_options(settings: Settings, *names: str) -> dict[str, Any]:
         options = json.loads(str(value)) if value is not None and not isinstance(value, dict) else value
     except (ValueError, RecursionError):
         name = next(name for name in names if settings.given.get(name) is not None)
-        settings.faults.append(f"{settings.setting_text(name)}: it should be JSON")
+        settings.faults.append(settings.fault_text(name, value, say("JSON")))
         options = None
     return options if isinstance(options, dict) else {}
 
@@ -37,9 +39,10 @@ def read_recompute(settings: Settings, fields: Flat) -> None:
     if is_whole(every) and 1 <= every <= largest.LAYERS:
         fields["plan.recompute_every"] = every
     else:
-        settings.faults.append(f"every_n_layers = {every}: it should be a whole number of layers, at least 1")
+        expected = say("a whole number of layers, at least 1")
+        settings.faults.append(wrong_value(f"every_n_layers = {every}", expected))
     if unknown := sorted(map(str, options.keys() - {*_INERT, "offload", "every_n_layers"})):
-        settings.lost.append(f"{', '.join(unknown[:4])} of the options of checkpointing: not known here")
+        settings.lost.append(say("{names} of the options of checkpointing: not known here", names=tuple(unknown[:4])))
 
 
 def write_recompute(job: JobSpec, settings: dict[str, Any]) -> None:

@@ -9,11 +9,13 @@ from shardwright.config.cluster_facts import USUAL_NODE, filled_nodes
 from shardwright.config.dotted_keys import nested_keys
 from shardwright.config.job import JobSpec
 from shardwright.config.number_types import number_called
+from shardwright.config.phrase import both, say
 from shardwright.interchange.imported import Asked, ReadResult
 from shardwright.interchange.known_settings import program
 from shardwright.interchange.reading.file_signs import GENERAL, FileSigns
 from shardwright.interchange.reading.loose_words import loose_faults
 from shardwright.interchange.reading.script_text import RENDEZVOUS, nodes_of, torchrun_line
+from shardwright.interchange.reading.setting_notes import wrong_value
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.rows import Rule, Table, degree, read_row, write_table
 from shardwright.interchange.systems.training_arguments import (
@@ -58,26 +60,42 @@ def read_batch(settings: Settings, fields: Flat) -> None:
     if not microbatch_size and batch_size and accumulation_steps and world:
         microbatch_size = batch_size // max(1, accumulation_steps * (world // ranks_per_replica))
     if not microbatch_size:
-        microbatch_size, source = (8, ", the program's default,") if MICRO[0] in settings.automatic else (1, "")
+        is_default = MICRO[0] in settings.automatic
+        microbatch_size, source = (8, say(", the program's default,")) if is_default else (1, "")
         settings.note(
-            f"nothing says how many sequences a device takes at once; {microbatch_size}{source} is taken (--set "
-            "plan.microbatch_size=N)"
+            say(
+                "nothing says how many sequences a device takes at once; {count}{source} is taken (--set "
+                "plan.microbatch_size=N)",
+                count=microbatch_size,
+                source=source,
+            )
         )
     if world and world % ranks_per_replica == 0:
         dp = world // ranks_per_replica
     elif batch_size and accumulation_steps and batch_size % (microbatch_size * accumulation_steps) == 0:
         dp = batch_size // (microbatch_size * accumulation_steps)
         settings.note(
-            f"{dp * ranks_per_replica} GPUs, for a batch of {batch_size} is "
-            f"{microbatch_size} x {accumulation_steps} x {dp} (--devices N for others)"
+            say(
+                "{devices} GPUs, for a batch of {batch} is {microbatch} x {steps} x {dp} (--devices N for others)",
+                devices=dp * ranks_per_replica,
+                batch=batch_size,
+                microbatch=microbatch_size,
+                steps=accumulation_steps,
+                dp=dp,
+            )
         )
     else:
         dp = 1
-        way_out = f"say how many with --devices, such as {filled_nodes(ranks_per_replica, world or USUAL_NODE)}"
+        problem = say("nothing says how many GPUs there are")
+        if world:
+            problem = say(
+                "{devices} GPUs are not a multiple of {ranks} that share a replica",
+                devices=world,
+                ranks=ranks_per_replica,
+            )
+        near = filled_nodes(ranks_per_replica, world or USUAL_NODE)
         settings.faults.append(
-            f"{world} GPUs are not a multiple of {ranks_per_replica} that share a replica; {way_out}"
-            if world
-            else f"nothing says how many GPUs there are; {way_out}"
+            say("{problem}; say how many with --devices, such as {near}", problem=problem, near=near)
         )
     fields |= {"plan.dp": dp, "plan.microbatch_size": microbatch_size}
     fields["batch.global_batch_size"] = batch_size or microbatch_size * max(1, accumulation_steps) * dp
@@ -93,7 +111,7 @@ def read_zero(settings: Settings, fields: Flat) -> None:
     """Read the ZeRO stage, what is offloaded, and over how many ranks ZeRO shards."""
     stage = settings.count((_ZERO + "stage", "--zero_stage"), 0)
     if stage > 3:
-        settings.faults.append(f"zero_optimization.stage = {stage}: it should be 0 to 3")
+        settings.faults.append(wrong_value(f"zero_optimization.stage = {stage}", say("0 to 3")))
         stage = 0
     fields["plan.zero"] = stage
     if (stage and settings.text(_ZERO + "offload_optimizer.device", "none") != "none") or settings.flag(
@@ -108,16 +126,20 @@ def read_zero(settings: Settings, fields: Flat) -> None:
         settings.given.get(_ZERO + "offload_optimizer.device"),
         settings.given.get(_ZERO + "offload_param.device"),
     ):
-        settings.lost.append("what is offloaded to NVMe there is in host memory here")
+        settings.lost.append(say("what is offloaded to NVMe there is in host memory here"))
     if stage == 3 and settings.has(_ZERO + "mics_shard_size"):  # a setting of releases before 2026
         fields["plan.zero_ranks"] = settings.count(_ZERO + "mics_shard_size", 0)
     for name in SHARD_SIZES:
         if settings.count(name, 0) not in (0, 1, fields["plan.dp"]):
-            settings.lost.append(f"{settings.setting_text(name)}: DeepSpeed shards over all ranks")
-    settings.lose(_ZERO + "zero_hpz_partition_size", "a second copy of the parameters in each node is not made here")
+            settings.lost.append(say("{setting}: DeepSpeed shards over all ranks", setting=settings.setting_text(name)))
+    settings.lose(
+        _ZERO + "zero_hpz_partition_size", say("a second copy of the parameters in each node is not made here")
+    )
     for name in ("zero_quantized_weights", "zero_quantized_gradients"):
         if settings.flag(_ZERO + name):
-            settings.lost.append(f"{settings.setting_text(_ZERO + name)}: what travels is not quantised here")
+            settings.lost.append(
+                say("{setting}: what travels is not quantised here", setting=settings.setting_text(_ZERO + name))
+            )
 
 
 def _write_zero(job: JobSpec, settings: dict[str, Any]) -> None:
@@ -139,8 +161,11 @@ def read_numbers(settings: Settings, fields: Flat) -> None:
     open_names = [name for name in names if name in settings.automatic]
     if open_names and not settings.has("--bf16", "--fp16"):
         settings.note(
-            f"{' and '.join(open_names)} is auto, and no option --bf16 or --fp16 of the program is there, "
-            "so numbers are float32 (--set precision.compute=bf16)"
+            say(
+                "{names} is auto, and no option --bf16 or --fp16 of the program is there, so numbers are float32 "
+                "(--set precision.compute=bf16)",
+                names=both(open_names),
+            )
         )
     bf16 = settings.flag(("bf16.enabled", "bfloat16.enabled", "--bf16"))
     fp16 = settings.flag(("fp16.enabled", "--fp16")) and not bf16
@@ -148,7 +173,10 @@ def read_numbers(settings: Settings, fields: Flat) -> None:
         bf16 = settings.one_of("--dtype", {"fp16": False, "bf16": True}, "fp16", "precision.compute")
         fp16 = not bf16
         settings.note(
-            f"numbers are {'bf16' if bf16 else 'fp16'}, as of DeepSpeed-Chat's programs (--set precision.compute=NAME)"
+            say(
+                "numbers are {number}, as of DeepSpeed-Chat's programs (--set precision.compute=NAME)",
+                number="bf16" if bf16 else "fp16",
+            )
         )
     fields["precision.compute"] = "bf16" if bf16 else "fp16" if fp16 else "float32"
     read_gradients(settings, fields)
@@ -176,8 +204,11 @@ def _read_reduce_type(settings: Settings, fields: Flat) -> None:
         fields["precision.reduce"] = "float32"
     elif word and number != adds_up_in:
         settings.lost.append(
-            f"communication_data_type = {word[:40]}: gradients travel here in the numbers in which they add up, or in "
-            "float32; plan.compress sends them in fewer bits"
+            say(
+                "{setting}: gradients travel here in the numbers in which they add up, or in float32; plan.compress "
+                "sends them in fewer bits",
+                setting=f"communication_data_type = {word[:40]}",
+            )
         )
 
 
@@ -218,8 +249,10 @@ def _write_degrees(job: JobSpec, settings: dict[str, Any]) -> None:
 def _read_clip(settings: Settings, fields: Flat) -> None:
     if settings.is_open("gradient_clipping", "--max_grad_norm"):
         settings.note(
-            "nothing says gradient_clipping; 1.0 is taken, as by releases since 0.19, and earlier ones do not clip "
-            "(--set optimizer.clip_grad_norm=NORM)"
+            say(
+                "nothing says gradient_clipping; 1.0 is taken, as by releases since 0.19, and earlier ones do not clip "
+                "(--set optimizer.clip_grad_norm=NORM)"
+            )
         )
     fields["optimizer.clip_grad_norm"] = settings.number(("gradient_clipping", "--max_grad_norm"), 1.0)
 
@@ -272,7 +305,7 @@ def result_of(parts: FileParts, asked: Asked, *systems: str) -> ReadResult:
     settings.faults += loose_faults(command.loose if command else (), settings, "deepspeed", "options")
     settings.ignore(WORLD)
     settings.note(
-        "priced as fsdp-2024 software: the catalog has none of DeepSpeed of these years (--as NAME for another)"
+        say("priced as fsdp-2024 software: the catalog has none of DeepSpeed of these years (--as NAME for another)")
     )
     return ReadResult(fields, settings, "fsdp-2024", nodes, devices_per_node, ("deepspeed", "options", *systems))
 

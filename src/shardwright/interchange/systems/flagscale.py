@@ -8,6 +8,7 @@ from typing import Any
 
 from shardwright.config.base import shortened
 from shardwright.config.fault_gathering_reader import is_whole
+from shardwright.config.phrase import say
 from shardwright.interchange.hydra_command import overridden, with_command_line
 from shardwright.interchange.imported import Asked, ReadResult
 from shardwright.interchange.reading.file_signs import FileSigns
@@ -42,7 +43,7 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     sections = {name.removeprefix("train."): value for name, value in flat.items()}
     arguments = {name.rpartition(".")[2]: value for name, value in sections.items() if name.startswith(_SECTIONS)}
     if not arguments:
-        raise ShellFault("no section system, model or data has arguments; name the file that `train` names, too")
+        raise ShellFault(say("no section system, model or data has arguments; name the file that `train` names, too"))
     settings = Settings(overrides=asked.fields)
     task = {
         key: str(sections[f"experiment.task.{key}"])
@@ -51,8 +52,11 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     }
     if task.get("type", "train") != "train" or task.get("backend", "megatron") != "megatron":
         settings.faults.append(
-            f"its task is {shortened(task.get('type', 'train'), 40)} with {shortened(task.get('backend', ''), 40)}, "
-            "and tasks that train with megatron are read; name the file of one"
+            say(
+                "its task is {task} with {backend}, and tasks that train with megatron are read; name the file of one",
+                task=shortened(task.get("type", "train"), 40),
+                backend=shortened(task.get("backend", ""), 40),
+            )
         )
     settings.faults += [fault for fault in (program_fault(task.get("entrypoint", "")),) if fault]
     multiple, multiplier = arguments.pop("multiple_of", None), arguments.pop("hidden_dim_multiplier", 1.0)

@@ -10,9 +10,11 @@ from shardwright.config import largest
 from shardwright.config.base import shortened
 from shardwright.config.dotted_keys import flat_keys
 from shardwright.config.fault_gathering_reader import is_whole
+from shardwright.config.phrase import say
 from shardwright.interchange.imported import Asked, ReadResult
 from shardwright.interchange.reading.file_signs import FileSigns
 from shardwright.interchange.reading.plain_data import read_data
+from shardwright.interchange.reading.setting_notes import none_of, priced_as
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.rows import Rule, Table, flag, never, read_row
 from shardwright.interchange.systems import deepspeed
@@ -87,7 +89,9 @@ def _read_recompute(settings: Settings, fields: Flat) -> None:
     if settings.flag("checkpoint_activations"):
         fields |= {"plan.recompute": "full", "plan.offload_activations": settings.flag("checkpoint_in_cpu")}
     if (layers := settings.count("checkpoint_num_layers", 1)) > 1:
-        settings.lost.append(f"checkpoint_num_layers = {layers}: layers are computed again one by one here")
+        settings.lost.append(
+            say("checkpoint_num_layers = {layers}: layers are computed again one by one here", layers=layers)
+        )
 
 
 def _read_block(settings: Settings, fields: Flat) -> None:
@@ -100,7 +104,7 @@ def _read_block(settings: Settings, fields: Flat) -> None:
     fields["model.mlp_bias"] = has_mlp_bias and not has_attention_bias
     if settings.flag("use_qk_layernorm"):
         settings.faults.append(
-            "use_qk_layernorm: each head has a norm of its own there, and heads share it here; leave it out"
+            say("use_qk_layernorm: each head has a norm of its own there, and heads share it here; leave it out")
         )
     if fields["model.norm"] == "layernorm":
         fields["model.norm_bias"] = settings.flag("use_bias_in_norms", True)
@@ -114,21 +118,30 @@ def _read_kinds(settings: Settings, _: Flat) -> None:
     kinds = {str(kind) for kind in _leaves(settings.raw("attention_config")) if isinstance(kind, str)}
     if others := kinds - {"global", "flash"}:
         settings.faults.append(
-            f"attention_config has {', '.join(sorted(others))[:60]}: attention to all is counted here"
+            say("attention_config has {kinds}: attention to all is counted here", kinds=", ".join(sorted(others))[:60])
         )
     if settings.count("moe_num_experts", 1) > 1:
         settings.faults.append(
-            f"{settings.setting_text('moe_num_experts')}: it chooses experts by Sinkhorn's balance, which is not here"
+            say(
+                "{setting}: it chooses experts by Sinkhorn's balance, which is not here",
+                setting=settings.setting_text("moe_num_experts"),
+            )
         )
     if settings.has("mlp_type"):
-        settings.faults.append(f"{settings.setting_text('mlp_type')} is of older releases; say it by activation")
+        settings.faults.append(
+            say("{setting} is of older releases; say it by activation", setting=settings.setting_text("mlp_type"))
+        )
     if not settings.has("train_batch_size", *deepspeed.MICRO):
         settings.faults.append(
-            "neither train_batch_size nor train_micro_batch_size_per_gpu is said, and GPT-NeoX needs one; name "
-            "the file of the configuration that has it, too"
+            say(
+                "neither train_batch_size nor train_micro_batch_size_per_gpu is said, and GPT-NeoX needs one; name "
+                "the file of the configuration that has it, too"
+            )
         )
     if settings.text("train_impl", "normal") != "normal":
-        settings.faults.append(f"{settings.setting_text('train_impl')}: training by next tokens is counted here")
+        settings.faults.append(
+            say("{setting}: training by next tokens is counted here", setting=settings.setting_text("train_impl"))
+        )
 
 
 ENGINE: Table = (
@@ -158,7 +171,7 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
         read_row(row, settings, fields)
     if not (fields["model.layers"] and fields["model.hidden"] and fields["model.heads"]):
         settings.faults.append(
-            "num_layers, hidden_size and num_attention_heads say what the model is; name their file too"
+            say("num_layers, hidden_size and num_attention_heads say what the model is; name their file too")
         )
         settings.ignore(*settings.given)
         return ReadResult(fields, settings, "megatron-deepspeed")
@@ -170,7 +183,7 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     settings.ignore(
         WORLD, "norm", "pos_emb", "activation", "bias_gelu_fusion", "optimizer.type", "optimizer.params.betas"
     )
-    settings.note("priced as megatron-deepspeed software (--as NAME for another)")
+    settings.note(priced_as("megatron-deepspeed"))
     return ReadResult(fields, settings, "megatron-deepspeed", 0, 0, ("gpt-neox", "deepspeed"))
 
 
@@ -203,13 +216,11 @@ def _model_flags(keys: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
     ):
         word = str(keys.get(name, default))
         if word not in words:
-            settings.faults.append(f"{name} = {shortened(word, 40)} can't be said here; use one of {', '.join(words)}")
+            settings.faults.append(none_of(f"{name} = {shortened(word, 40)}", words))
         flags[flag_name] = words.get(word, words[default])
     activation = str(keys.get("activation", "gelu"))
     if activation not in _ACTIVATIONS:
-        settings.faults.append(
-            f"activation = {shortened(activation, 40)} can't be said here; use one of {', '.join(_ACTIVATIONS)}"
-        )
+        settings.faults.append(none_of(f"activation = {shortened(activation, 40)}", _ACTIVATIONS))
     flags |= dict.fromkeys(_ACTIVATIONS.get(activation, ()), True)
     flags |= {} if keys.get("bias_gelu_fusion") is True else {"no-bias-gelu-fusion": True}
     flags["ffn-hidden-size"] = _width(keys, is_gated=activation in _GATED)
@@ -238,10 +249,7 @@ def _width(keys: Mapping[str, Any], is_gated: bool) -> int:
 def _optimizer_flags(keys: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
     word = str(keys.get("optimizer.type", "adam")).lower()
     if word not in _OPTIMIZERS and "optimizer.name" not in settings.overrides:
-        settings.faults.append(
-            f"optimizer.type = {shortened(word, 40)} can't be said here; use one of {', '.join(_OPTIMIZERS)}, or --set "
-            "optimizer.name=NAME"
-        )
+        settings.faults.append(none_of(f"optimizer.type = {shortened(word, 40)}", _OPTIMIZERS, "optimizer.name"))
     flags: dict[str, Any] = {"optimizer": _OPTIMIZERS.get(word, "adam")}
     betas = keys.get("optimizer.params.betas")
     prefix = "lion" if flags["optimizer"] == "lion" else "adam"

@@ -9,6 +9,7 @@ from typing import Any
 
 from shardwright.config import largest
 from shardwright.config.base import shortened
+from shardwright.config.phrase import say
 from shardwright.interchange.imported import Asked, ReadResult
 from shardwright.interchange.named_model import is_model, read_named_model, shape_fields
 from shardwright.interchange.reading.file_signs import FileSigns
@@ -16,6 +17,7 @@ from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.python_expressions import Scope
 from shardwright.interchange.reading.python_source import Reader, Source, source_of_text
 from shardwright.interchange.reading.python_values import Named, ParsedCall, Unread
+from shardwright.interchange.reading.setting_notes import none_of, priced_as
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.rows import Rule, Table, count, number, read_row
@@ -108,16 +110,14 @@ def _read_devices(settings: Settings, fields: Flat) -> None:
     each = len(devices) if isinstance(devices, list) else settings.count("devices", 0) if devices != "auto" else 0
     world = settings.count("world_size", each * nodes)
     if not world:
-        settings.faults.append("Trainer does not say how many devices there are; say it with --devices, such as 8")
+        settings.faults.append(say("Trainer does not say how many devices there are; say it with --devices, such as 8"))
     fields |= {"plan.dp": max(1, world), "plan.tp": 1, "plan.pp": 1, "plan.cp": 1}
 
 
 def _read_strategy(settings: Settings, fields: Flat) -> None:
     word = settings.text("strategy", "auto")
     if word not in _STRATEGIES:
-        settings.faults.append(
-            f"strategy = {shortened(word, 60)} can't be said here; use one of {', '.join(_STRATEGIES)}"
-        )
+        settings.faults.append(none_of(f"strategy = {shortened(word, 60)}", _STRATEGIES))
     zero, offloads_state, offloads_parameters = _STRATEGIES.get(word, (0, False, False))
     zero = settings.count("strategy.stage", zero, 3)
     zero = settings.one_of("strategy.sharding_strategy", _ZERO, "FULL_SHARD", "plan.zero") if word == "fsdp" else zero
@@ -136,7 +136,9 @@ def _read_strategy(settings: Settings, fields: Flat) -> None:
 def _read_batch(settings: Settings, fields: Flat) -> None:
     if "plan.microbatch_size" not in settings.overrides and not settings.has("DataLoader.batch_size"):
         settings.faults.append(
-            "no DataLoader in the file says how many sequences a device takes at once; --set plan.microbatch_size=N"
+            say(
+                "no DataLoader in the file says how many sequences a device takes at once; --set plan.microbatch_size=N"
+            )
         )
     size = settings.count("DataLoader.batch_size", 1, largest.BATCH, 1)
     size = settings.overridden("plan.microbatch_size") or size
@@ -172,13 +174,17 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     reader = Reader(sources, dict(asked.variables))
     given = {key: value for source in sources for key, value in _arguments(texts[source.name], source, reader)}
     if "strategy" not in given and "devices" not in given:
-        raise ShellFault("no call of Trainer in it says devices or strategy; name the file that has it")
+        raise ShellFault(say("no call of Trainer in it says devices or strategy; name the file that has it"))
     settings = Settings(given | ({"world_size": asked.cluster.devices} if asked.cluster.devices else {}))
     settings.overrides = asked.fields
     for name, value in given.items():
         if isinstance(value, Unread):
             settings.faults.append(
-                f"{name} = {value.text} ({value.place}) can't be known without running; write its value"
+                say(
+                    "{setting} ({place}) can't be known without running; write its value",
+                    setting=f"{name} = {value.text}",
+                    place=value.place,
+                )
             )
     settings.given = {name: value for name, value in settings.given.items() if not isinstance(value, Unread)}
     model = next((keys for keys in others if is_model(keys)), None)
@@ -186,8 +192,8 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     for row in TABLE:
         read_row(row, settings, fields)
     settings.ignore("world_size", *_INERT, *(f"strategy.{name}" for name in _OF_STRATEGY))
-    settings.note("priced as fsdp-2024 software (--as NAME for another)")
-    settings.note("the optimizer is the program's own; AdamW is taken (--set optimizer.name=NAME)")
+    settings.note(priced_as("fsdp-2024"))
+    settings.note(say("the optimizer is the program's own; AdamW is taken (--set optimizer.name=NAME)"))
     return ReadResult(fields, settings, "fsdp-2024", known_in=("lightning",))
 
 

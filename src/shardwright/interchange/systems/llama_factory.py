@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from shardwright.config.phrase import say
 from shardwright.interchange.reading.file_signs import FileSigns
 
 SIGNS = (
@@ -33,7 +34,7 @@ def refusals(data: Mapping[str, Any]) -> list[str]:
     """A fault if a file of LLaMA-Factory trains nothing, such as one for inference or for merging an adapter."""
     if _is_true(data.get("do_train")):
         return []
-    return ["do_train is not true, so LLaMA-Factory trains nothing by this file; name one that trains"]
+    return [say("do_train is not true, so LLaMA-Factory trains nothing by this file; name one that trains")]
 
 
 def _is_true(value: Any) -> bool:

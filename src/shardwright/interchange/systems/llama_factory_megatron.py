@@ -7,10 +7,12 @@ from typing import Any
 
 from shardwright.config.base import shortened
 from shardwright.config.fault_gathering_reader import whole
-from shardwright.interchange.imported import Asked, ReadResult
+from shardwright.config.phrase import say
+from shardwright.interchange.imported import Asked, ReadResult, uncounted_note
 from shardwright.interchange.known_settings import is_uncounted, is_usual, subjects
 from shardwright.interchange.launcher import Launched
 from shardwright.interchange.named_model import read_named_model, shape_fields
+from shardwright.interchange.reading.setting_notes import nearest_here
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.systems.adapter_settings import read_adapter
 from shardwright.interchange.systems.megatron_arguments import flags_of, read_arguments, read_result
@@ -89,8 +91,11 @@ def read_options(
     fields = read_arguments(flags, spelled, asked, launched, settings, shape)
     _read_kind(settings, fields)
     settings.note(
-        f"the batch is that of {fields.get('plan.dp', 1)} replicas, gradient_accumulation_steps times each (--set "
-        f"{_BATCH}=N)"
+        say(
+            "the batch is that of {dp} replicas, gradient_accumulation_steps times each (--set {field}=N)",
+            dp=fields.get("plan.dp", 1),
+            field=_BATCH,
+        )
     )
     _tell(settings, options, word)
     return read_result(fields, settings, asked, launched, "llamafactory")
@@ -103,7 +108,13 @@ def _counts(options: Mapping[str, Any]) -> tuple[dict[str, int], list[str]]:
         number = whole(str(options.get(name, 1)))
         if not number:
             text = shortened(str(options[name]))
-            faults.append(f"{name} = {text} is no whole number of at least 1; write one, or --set {_BATCH}=N")
+            faults.append(
+                say(
+                    "{setting} is no whole number of at least 1; write one, or --set {field}=N",
+                    setting=f"{name} = {text}",
+                    field=_BATCH,
+                )
+            )
         counts[name] = number or 1
     return counts, faults
 
@@ -117,7 +128,8 @@ def _batch(counts: Mapping[str, int], world: int) -> int:
 def _read_kind(settings: Settings, fields: Flat) -> None:
     """Read LoRA, which LLaMA-Factory trains if finetuning_type is not another; refuse stages that learn otherwise."""
     if (stage := settings.text("stage", "sft")) not in ("sft", "pt"):
-        settings.faults.append(program_fault(stage) or f"{settings.setting_text('stage')} is not counted here; use sft")
+        fault = say("{setting} is not counted here; use sft", setting=settings.setting_text("stage"))
+        settings.faults.append(program_fault(stage) or fault)
     if settings.given.get("finetuning-type") == "full":
         settings.ignore("finetuning-type")
         return
@@ -128,15 +140,19 @@ def _read_kind(settings: Settings, fields: Flat) -> None:
 def _tell(settings: Settings, options: Mapping[str, Any], schedule: str) -> None:
     """Tell what a job lacks, and mark as read what changes no plan."""
     if schedule not in _SCHEDULES:
-        settings.lost.append(f"lr_scheduler_type = {schedule[:40]}: the nearest here is cosine")
+        settings.lost.append(nearest_here(f"lr_scheduler_type = {schedule[:40]}", "cosine"))
     if options.get("num_train_epochs") is not None and options.get("max_steps", -1) == -1:
         settings.lost.append(
-            f"num_train_epochs = {options['num_train_epochs']}: steps are counted here (--set optimizer.steps=N)"
+            say(
+                "{subject}: {fault}",
+                subject=f"num_train_epochs = {options['num_train_epochs']}",
+                fault=say("steps are counted here (--set optimizer.steps=N)"),
+            )
         )
     settings.ignore(*(name.replace("_", "-") for name in _READ))
     topics = subjects([f"--{name}" for name in options], "options", "llamafactory")
     for option, topic in topics.items():
         name = option.removeprefix("--")
         if is_uncounted(topic) and not is_usual(option, options[name]):
-            settings.lost.append(f"{name} = {options[name]}: this changes {topic}, which is not counted")
+            settings.lost.append(uncounted_note([f"{name} = {options[name]}"], topic))
         settings.ignore(name.replace("_", "-"))

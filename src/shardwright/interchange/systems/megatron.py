@@ -8,6 +8,7 @@ from typing import Any
 from shardwright.config.base import shortened
 from shardwright.config.dotted_keys import flat_keys
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.config.plan import PlanSpec
 from shardwright.config.software import software_of
 from shardwright.config.software_support import plan_lacks
@@ -87,12 +88,17 @@ def _read_engine(settings: Settings, texts: Mapping[str, str]) -> None:
     others = [text for path, text in texts.items() if path.endswith(".json")]
     text = named[0] if named else others[0] if len(others) == 1 else None  # such as the template that it is made of
     if text is None and (settings.has("zero-stage") or "plan.zero" in settings.overrides):
-        settings.lose("deepspeed-config", "it is not read, and what it offloads is not in the job; name that file too")
+        settings.lose(
+            "deepspeed-config", say("it is not read, and what it offloads is not in the job; name that file too")
+        )
         return
     if text is None:
         settings.faults.append(
-            f"--deepspeed-config {shortened(name)} says what is sharded and offloaded, and it is not read: name that "
-            "file, or say --set plan.zero=STAGE"
+            say(
+                "{setting} says what is sharded and offloaded, and it is not read: name that file, or say --set "
+                "plan.zero=STAGE",
+                setting=f"--deepspeed-config {shortened(name)}",
+            )
         )
         return
     keys = flat_keys(read_data("deepspeed.json", _PLACEHOLDER.sub(r"\1 null", text)))
@@ -112,7 +118,7 @@ def fields_of(settings: Settings, asked: Asked, model: Flat | None = None) -> Fl
         return _fields_beside_model(settings, model)
     for name in REQUIRED:
         if not settings.has(name) and not (name == "num-layers" and settings.has("encoder-num-layers")):
-            settings.faults.append(f"--{name} is not said, and a model needs it; add it")
+            settings.faults.append(say("{setting} is not said, and a model needs it; add it", setting=f"--{name}"))
     fields: Flat = {}
     for row in SHAPE:
         read_row(row, settings, fields)
@@ -176,25 +182,31 @@ def software_of_flags(settings: Settings, fields: Flat, device: str = "") -> str
     lacking = {name: plan_lacks(software_of(name), plan) for name in (*_GENERATIONS, _WITH_FLASH)}
     oldest = next((name for name in _GENERATIONS if not lacking[name]), _GENERATIONS[-1])
     why_no_flash = _why_no_flash(settings, device)
-    reasons = ["by its flags"]
+    reasons = [say("by its flags")]
     if "deepspeed" in given or "zero-stage" in given:
         generation = "megatron-deepspeed"
     elif why_no_flash and oldest != _GENERATIONS[-1]:
         generation = oldest if _OF_OLD & given.keys() else "megatron-2022"
-        reasons.append(f"without flash attention, {why_no_flash}")
+        reasons.append(say("without flash attention, {reason}", reason=why_no_flash))
     elif "overlap-grad-reduce" in given:
         generation = "large-2024"
     elif not _OF_OLD & given.keys():
         generation = _GENERATIONS[-1]
     elif settings.flag("use-flash-attn") and not lacking[_WITH_FLASH]:
         generation = _WITH_FLASH
-        reasons.append("with --use-flash-attn")
+        reasons.append(say("with {names}", names="--use-flash-attn"))
     else:
         generation = oldest
-        reasons += [f"with {', '.join(lacking[_GENERATIONS[0]])}"] if lacking[_GENERATIONS[0]] else []
+        reasons += [say("with {names}", names=tuple(lacking[_GENERATIONS[0]]))] if lacking[_GENERATIONS[0]] else []
     if generation != "megatron-deepspeed":
         settings.ignore("use-flash-attn")
-    settings.note(f"priced as {generation} software, {', '.join(reasons)} (--as NAME for another)")
+    settings.note(
+        say(
+            "priced as {software} software, {reasons} (--as NAME for another)",
+            software=generation,
+            reasons=tuple(reasons),
+        )
+    )
     return generation
 
 
@@ -202,11 +214,11 @@ def _why_no_flash(settings: Settings, device: str) -> str:
     """Why attention keeps its scores: by flags, or by the device, since Volta has no flash attention; "" if it does
     not."""
     if device.startswith("v100"):
-        return "which V100 has no kernel for"
+        return say("which V100 has no kernel for")
     if settings.given.get("attention-backend") in ("unfused", "local"):
-        return f"by {settings.setting_text('attention-backend')}"
+        return say("by {setting}", setting=settings.setting_text("attention-backend"))
     if settings.given.get("transformer-impl") == "local" and not settings.flag("use-flash-attn"):
-        return "by --transformer-impl local"
+        return say("by {setting}", setting="--transformer-impl local")
     return ""
 
 

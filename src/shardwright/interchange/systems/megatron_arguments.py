@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from shardwright.config.phrase import with_changed_texts
 from shardwright.interchange.imported import Asked, ReadResult
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.systems import megatron
@@ -115,7 +116,7 @@ def _with_names(text: str, spelled: Mapping[str, str]) -> str:
         known = spelled.get(match[1]) or (match[1].replace("-", "_") if match[1] in _KNOWN_FLAGS else "")
         return known or match[0]
 
-    return re.sub(r"--([a-z0-9]+(?:-[a-z0-9]+)*)", replaced, text)
+    return with_changed_texts(text, lambda part: re.sub(r"--([a-z0-9]+(?:-[a-z0-9]+)*)", replaced, part))
 
 
 _KNOWN_FLAGS = frozenset(("num-layers", "hidden-size", "num-attention-heads", "vocab-size", "recompute-modules"))

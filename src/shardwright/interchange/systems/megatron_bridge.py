@@ -10,12 +10,14 @@ from typing import Any
 
 from shardwright.config.base import shortened
 from shardwright.config.cluster_facts import usual_divisor
+from shardwright.config.phrase import say
 from shardwright.interchange.imported import Asked, ReadResult
 from shardwright.interchange.named_model import is_model, read_named_model, shape_fields
 from shardwright.interchange.reading.file_signs import FileSigns
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.python_source import Reader, Source, source_of_text
 from shardwright.interchange.reading.python_values import Named, ParsedCall, Unread
+from shardwright.interchange.reading.setting_notes import none_of_few
 from shardwright.interchange.reading.settings import Settings
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.systems.megatron_arguments import flags_of, read_arguments, read_result
@@ -102,7 +104,11 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     config = reader.call(source, name, [], {})
     if not isinstance(config, ParsedCall) or not {"model", "train"} <= config.keywords.keys():
         raise ShellFault(
-            f"{source.short}: {name} returns no configuration that is known; name the files of what it calls"
+            say(
+                "{file}: {name} returns no configuration that is known; name the files of what it calls",
+                file=source.short,
+                name=name,
+            )
         )
     settings = Settings(notes=list(reader.notes), overrides=asked.fields)
     arguments = _arguments(config, settings)
@@ -127,8 +133,16 @@ def _function(reader: Reader, asked: Asked) -> tuple[Source, str]:
     name = asked.variables.get(CONFIG) or (names[0] if len(names) == 1 else "")
     source = reader.find(name) if name else None
     if source is None:
-        known = ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
-        raise ShellFault(f"nothing names the recipe (functions in the files: {known}); say it with --set {CONFIG}=NAME")
+        known = say("{listed}", listed=tuple(names[:12]))
+        if len(names) > 12:
+            known = say("{listed} and {count} more", listed=known, count=len(names) - 12)
+        raise ShellFault(
+            say(
+                "nothing names the recipe (functions in the files: {known}); say it with --set {variable}=NAME",
+                known=known,
+                variable=CONFIG,
+            )
+        )
     return source, name
 
 
@@ -142,7 +156,7 @@ def _launched(name: str, asked: Asked, settings: Settings) -> tuple[int, int]:
     if match is None or asked.cluster.devices:
         return 0, 0
     devices = int(match[1])
-    settings.notes.append(f"{devices} GPUs, by the name of the recipe (--devices N for others)")
+    settings.notes.append(say("{devices} GPUs, by the name of the recipe (--devices N for others)", devices=devices))
     each = usual_divisor(devices)
     return devices // each, each
 
@@ -159,7 +173,11 @@ def _arguments(config: ParsedCall, settings: Settings) -> dict[str, Any]:
                 continue
             if isinstance(written, Unread):
                 settings.lost.append(
-                    f"{section}.{name} = {shortened(written.text, 60)} ({written.place}) is not known here"
+                    say(
+                        "{setting} ({place}) is not known here",
+                        setting=f"{section}.{name} = {shortened(written.text, 60)}",
+                        place=written.place,
+                    )
                 )
                 continue
             arguments[name] = written.last if isinstance(written, Named) else written
@@ -181,15 +199,16 @@ def _precision(value: Any, settings: Settings) -> dict[str, Any]:
     name = value.callee.rpartition(".")[2] if isinstance(value, ParsedCall) else str(value)
     arguments: dict[str, Any] = dict(_PRECISIONS.get(name[:4], {}))
     if not arguments:
-        settings.faults.append(
-            f"mixed_precision = {shortened(name, 60)} can't be said here; use bf16_mixed or fp16_mixed"
-        )
+        settings.faults.append(none_of_few(f"mixed_precision = {shortened(name, 60)}", ["bf16_mixed", "fp16_mixed"]))
     if "fp8" in name or "fp4" in name:
         recipe = next((own for word, own in _FLOAT8.items() if word in name), "")
         if not recipe:
             settings.faults.append(
-                f"mixed_precision = {shortened(name, 60)}: this recipe of fp8 is not here; leave it out of the "
-                "file, and say --set precision.float8=NAME"
+                say(
+                    "{setting}: this recipe of fp8 is not here; leave it out of the file, and say --set "
+                    "precision.float8=NAME",
+                    setting=f"mixed_precision = {shortened(name, 60)}",
+                )
             )
         arguments |= {"fp8": "hybrid", "fp8_recipe": recipe or "delayed"}
     return arguments

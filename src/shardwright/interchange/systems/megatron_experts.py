@@ -6,6 +6,8 @@ from typing import Any
 from shardwright.config.fault_gathering_reader import whole
 from shardwright.config.job import JobSpec
 from shardwright.config.moe import is_routed
+from shardwright.config.phrase import say
+from shardwright.interchange.reading.setting_notes import none_of
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.rows import Rule, Table, count, number, word
 
@@ -28,10 +30,19 @@ def _read_layers(settings: Settings, fields: Flat) -> None:
     # The interval of Megatron-DeepSpeed ends with a layer with experts, and NVIDIA's begins with one.
     pattern = _pattern(text, layers, int(name == "expert-interval"))
     if pattern is None:
-        settings.faults.append(f"--{name} {text[:60]} is neither a number nor a list such as ([0]*3+[1]*58)")
+        settings.faults.append(
+            say("{setting} is neither a number nor a list such as ([0]*3+[1]*58)", setting=f"--{name} {text[:60]}")
+        )
         return
     if len(pattern) != layers:
-        settings.faults.append(f"--{name} {text[:60]} is for {len(pattern)} layers, and there are {layers}")
+        settings.faults.append(
+            say(
+                "{setting} is for {count} layers, and there are {layers}",
+                setting=f"--{name} {text[:60]}",
+                count=len(pattern),
+                layers=layers,
+            )
+        )
         return
     dense = pattern.index(True) if True in pattern else 0
     for every in range(1, layers + 1):
@@ -41,7 +52,12 @@ def _read_layers(settings: Settings, fields: Flat) -> None:
                 return
         if every > 64:
             break
-    settings.faults.append(f"--{name} {text[:60]}: layers with experts follow no rule of ours (first_dense, every)")
+    settings.faults.append(
+        say(
+            "{setting}: layers with experts follow no rule of ours (first_dense, every)",
+            setting=f"--{name} {text[:60]}",
+        )
+    )
 
 
 def _pattern(text: str, layers: int, offset: int) -> list[bool] | None:
@@ -74,8 +90,11 @@ def _read_router(settings: Settings, fields: Flat) -> None:
     fields["model.moe.gate"] = score
     if settings.is_open("moe-router-topk", "topk"):
         settings.note(
-            f"nothing says how many experts a token has; {top_k} are taken, as since Megatron-LM of 2024, and "
-            "earlier ones have 1 (--set model.moe.top_k=N)"
+            say(
+                "nothing says how many experts a token has; {top_k} are taken, as since Megatron-LM of 2024, and "
+                "earlier ones have 1 (--set model.moe.top_k=N)",
+                top_k=top_k,
+            )
         )
     if score == "softmax":
         fields |= {
@@ -98,7 +117,10 @@ def _read_router(settings: Settings, fields: Flat) -> None:
         }
         if chosen_per_group not in (1, 2):
             settings.lost.append(
-                f"groups of experts are compared by their {chosen_per_group} best there, and by 2 here"
+                say(
+                    "groups of experts are compared by their {chosen_per_group} best there, and by 2 here",
+                    chosen_per_group=chosen_per_group,
+                )
             )
 
 
@@ -120,17 +142,18 @@ def _read_balance(settings: Settings, fields: Flat) -> None:
     weights = settings.words("moe-aux-loss-coeff") or ["0"]
     if len(words) > 1:
         settings.lost.append(
-            f"{settings.setting_text('moe-router-load-balancing-type')}: one loss can be said here, the first"
+            say(
+                "{setting}: one loss can be said here, the first",
+                setting=settings.setting_text("moe-router-load-balancing-type"),
+            )
         )
     if words[0] not in _AUX:
-        settings.faults.append(
-            f"--moe-router-load-balancing-type {words[0][:60]} can't be said here; use one of {', '.join(_AUX)}"
-        )
+        settings.faults.append(none_of(f"--moe-router-load-balancing-type {words[0][:60]}", _AUX))
         return
     try:
         weight = float(weights[0])
     except ValueError:
-        settings.faults.append(f"{settings.setting_text('moe-aux-loss-coeff')}: it should be a number")
+        settings.faults.append(settings.fault_text("moe-aux-loss-coeff", weights, say("a number")))
         return
     if weight > 0 and _AUX[words[0]][0] != "none":
         fields |= dict(zip(("model.moe.aux_loss", "model.moe.aux_scope"), _AUX[words[0]], strict=True))
@@ -185,10 +208,12 @@ def _write_widths(job: JobSpec, settings: dict[str, Any]) -> None:
 
 
 def _read_unsupported(settings: Settings, fields: Flat) -> None:
-    settings.lose("moe-latent-size", "experts work on the whole width here")
-    settings.lose("moe-input-jitter-eps", "inputs of the router are not jittered here")
+    settings.lose("moe-latent-size", say("experts work on the whole width here"))
+    settings.lose("moe-input-jitter-eps", say("inputs of the router are not jittered here"))
     if settings.text("moe-token-dispatcher-type") == "allgather":
-        settings.lost.append("--moe-token-dispatcher-type allgather: tokens travel all-to-all here")
+        settings.lost.append(
+            say("{setting}: tokens travel all-to-all here", setting="--moe-token-dispatcher-type allgather")
+        )
 
 
 # Settings that the rules read beside those in their names.

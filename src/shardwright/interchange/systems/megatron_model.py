@@ -6,23 +6,25 @@ from typing import Any
 from shardwright.config import largest
 from shardwright.config.fault_gathering_reader import whole
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
+from shardwright.interchange.reading.setting_notes import taken_length
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.reading.shell_marks import UNKNOWN
 from shardwright.interchange.rows import Rule, Table, count, flag, never, number, word
 
 # Number of tokens, and owner, of vocabularies that a launch script names only by their tokenizer.
 _VOCABULARIES = {
-    "gpt2bpetokenizer": (50257, "GPT-2's"),
-    "llama2tokenizer": (32000, "Llama 2's"),
-    "deepseek-ai/deepseek-v3": (128815, "DeepSeek-V3's"),
-    "deepseek-ai/deepseek-v2": (100015, "DeepSeek-V2's"),
-    "meta-llama/llama-3": (128256, "Llama 3's"),
-    "meta-llama/meta-llama-3": (128256, "Llama 3's"),
-    "meta-llama/llama-2": (32000, "Llama 2's"),
-    "mistralai/mixtral-8x7b": (32000, "Mixtral's"),
-    "mistralai/mixtral-8x22b-v0.1": (32000, "Mixtral's"),
-    "qwen/qwen2.5-": (151665, "Qwen 2.5's"),
-    "qwen/qwen3-": (151669, "Qwen 3's"),
+    "gpt2bpetokenizer": (50257, say("GPT-2's")),
+    "llama2tokenizer": (32000, say("Llama 2's")),
+    "deepseek-ai/deepseek-v3": (128815, say("DeepSeek-V3's")),
+    "deepseek-ai/deepseek-v2": (100015, say("DeepSeek-V2's")),
+    "meta-llama/llama-3": (128256, say("Llama 3's")),
+    "meta-llama/meta-llama-3": (128256, say("Llama 3's")),
+    "meta-llama/llama-2": (32000, say("Llama 2's")),
+    "mistralai/mixtral-8x7b": (32000, say("Mixtral's")),
+    "mistralai/mixtral-8x22b-v0.1": (32000, say("Mixtral's")),
+    "qwen/qwen2.5-": (151665, say("Qwen 2.5's")),
+    "qwen/qwen3-": (151669, say("Qwen 3's")),
 }
 
 
@@ -61,33 +63,49 @@ def _read_vocab(settings: Settings, fields: Flat) -> None:
         return
     if tokens and kind == "nulltokenizer":
         tokens += 1
-        settings.note(f"NullTokenizer adds a token to --vocab-size: {tokens:,}")
+        settings.note(say("NullTokenizer adds a token to {option}: {tokens:,}", option="--vocab-size", tokens=tokens))
     elif not tokens and "model.vocab" not in fields:
         vocabulary = next((key for key in _VOCABULARIES if key in (kind, name) or name.startswith(key)), "")
         vocabulary = vocabulary or ("gpt2bpetokenizer" if settings.has("merge-file") and not kind else "")
         if vocabulary and (other := _other_vocabulary(vocabulary, settings)):
             settings.faults.append(
-                f"{other} is not {_VOCABULARIES[vocabulary][1]} by its name, and says how many tokens there are; give "
-                f"them with --set model.vocab=N, padded as Megatron-LM pads it, to a multiple of {unit} x "
-                "tensor-parallel ranks"
+                say(
+                    "{setting} is not {whose} by its name, and says how many tokens there are; give them with --set "
+                    "model.vocab=N, padded as Megatron-LM pads it, to a multiple of {unit} x tensor-parallel ranks",
+                    setting=other,
+                    whose=_VOCABULARIES[vocabulary][1],
+                    unit=unit,
+                )
             )
             return
         if not vocabulary:
             settings.faults.append(
-                "the number of tokens is the tokenizer's, which is not read; give it with --set model.vocab=N, padded "
-                f"as Megatron-LM pads it, to a multiple of {unit} x tensor-parallel ranks"
+                say(
+                    "the number of tokens is the tokenizer's, which is not read; give it with --set model.vocab=N, "
+                    "padded as Megatron-LM pads it, to a multiple of {unit} x tensor-parallel ranks",
+                    unit=unit,
+                )
             )
             return
         tokens, whose = _VOCABULARIES[vocabulary]
         settings.note(
-            f"the vocabulary is {whose}, {tokens:,} tokens, by the name of the tokenizer (--set model.vocab=N for "
-            "another)"
+            say(
+                "the vocabulary is {whose}, {tokens:,} tokens, by the name of the tokenizer (--set model.vocab=N "
+                "for another)",
+                whose=whose,
+                tokens=tokens,
+            )
         )
     multiple = max(1, unit * fields["plan.tp"])
     fields["model.vocab"] = -(-tokens // multiple) * multiple
     if fields["model.vocab"] != tokens:
         settings.note(
-            f"{tokens:,} tokens are padded to {fields['model.vocab']:,}, a multiple of {unit} x {fields['plan.tp']}"
+            say(
+                "{tokens:,} tokens are padded to {padded:,}, a multiple of {unit}",
+                tokens=tokens,
+                padded=fields["model.vocab"],
+                unit=f"{unit} x {fields['plan.tp']}",
+            )
         )
 
 
@@ -161,7 +179,11 @@ def _read_activation(settings: Settings, fields: Flat) -> None:
         kind, gated = ("clamped-silu" if clamp == 7.0 and offset == 1.0 else "quick-gelu"), True
     elif clamp or offset:
         settings.faults.append(
-            f"{settings.setting_text('activation-func-clamp-value')} can't be said here; use --quick-geglu with it"
+            say(
+                "{setting} can't be said here; use {option} with it",
+                option="--quick-geglu",
+                setting=settings.setting_text("activation-func-clamp-value"),
+            )
         )
     fields |= {"model.activation": kind, "model.gated_mlp": gated}
 
@@ -218,7 +240,7 @@ def _read_positions(settings: Settings, fields: Flat) -> None:
         scaling = {"kind": "linear", "factor": float(linear_factor)}
     elif is_latent and rope == "rope" and factor != 1.0:
         # Megatron-LM takes only the attention scale of YaRN here, not its angles.
-        settings.lose("mscale-all-dim", "attention has its scale by the width of heads alone here")
+        settings.lose("mscale-all-dim", say("attention has its scale by the width of heads alone here"))
     elif rope == "yarn" and factor != 1.0:
         scaling = {
             "kind": "yarn",
@@ -264,7 +286,11 @@ def _read_window(settings: Settings, fields: Flat) -> None:
     tokens_before, full_every = whole(text.split(",")[0]), whole(every)
     if tokens_before is None or full_every is None:
         settings.faults.append(
-            f"{settings.setting_text('window-size')}, every {every}: it can't be said here; use LEFT,0"
+            say(
+                "{setting}, every {every}: it can't be said here; use LEFT,0",
+                setting=settings.setting_text("window-size"),
+                every=every,
+            )
         )
         return
     fields |= {"model.window.size": tokens_before + 1, "model.window.full_every": full_every}
@@ -304,7 +330,10 @@ def _read_attention_dropout(settings: Settings, fields: Flat) -> None:
     attention_dropout = settings.number("attention-dropout", 0.1)
     if attention_dropout:
         settings.lost.append(
-            f"--attention-dropout {attention_dropout:g}: probabilities of attention are not dropped here"
+            say(
+                "{setting}: probabilities of attention are not dropped here",
+                setting=f"--attention-dropout {attention_dropout:g}",
+            )
         )
 
 
@@ -327,9 +356,7 @@ def _read_length(settings: Settings, fields: Flat) -> None:
     if tokens:
         fields["model.sequence"] = tokens
     else:
-        settings.note(
-            f"nothing says how long samples are; {fields['model.sequence']:,} tokens are taken (--set model.sequence=N)"
-        )
+        settings.note(taken_length(fields["model.sequence"]))
 
 
 # The row that holds for a model that flags do not describe, too.

@@ -1,20 +1,18 @@
-"""Megatron-LM's flags for the plan: parallel degrees, pipeline, sharding, recompute."""
+"""Megatron-LM's flags for the plan: parallel degrees, pipeline, sharding; recompute is in megatron_recompute.py."""
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from shardwright.config import largest
 from shardwright.config.cluster_facts import USUAL_NODE, filled_nodes
 from shardwright.config.job import JobSpec
-from shardwright.config.model import ModelSpec
-from shardwright.config.plan import even_stages, layer_policies
+from shardwright.config.phrase import both, say
+from shardwright.config.plan import even_stages
 from shardwright.config.rank_order import DEFAULT_ORDER, STAGES_INSIDE
-from shardwright.config.recompute_facts import RECOMPUTES
-from shardwright.config.recompute_policy import OPERATORS
+from shardwright.interchange.reading.setting_notes import off_without_tensors
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.rows import Rule, Table, degree, word_for
+from shardwright.interchange.systems.megatron_recompute import read_recompute, write_recompute
 
 WORLD = "world-size"  # number of ranks that the launcher starts
 
@@ -32,13 +30,22 @@ def _read_dp(settings: Settings, fields: Flat) -> None:
     if world == 0:
         if not any("how many GPUs there are" in fault for fault in settings.faults):
             usual = filled_nodes(shared, USUAL_NODE)
-            settings.faults.append(f"nothing says how many GPUs there are; say it with --devices, such as {usual}")
+            settings.faults.append(
+                say("nothing says how many GPUs there are; say it with --devices, such as {usual}", usual=usual)
+            )
     elif shared and world % shared:
-        cp = f" x context {fields['plan.cp']}" if fields["plan.cp"] > 1 else ""
+        degrees = f"tensor {fields['plan.tp']} x pipeline {fields['plan.pp']}"
+        degrees += f" x context {fields['plan.cp']}" if fields["plan.cp"] > 1 else ""
         settings.faults.append(
-            f"the launcher starts {world} ranks, and tensor {fields['plan.tp']} x pipeline {fields['plan.pp']}{cp} = "
-            f"{shared} of them share one replica ({world} / {shared} = {world / shared:.2f}); say how many GPUs there "
-            f"are with --devices, such as {filled_nodes(shared, world)}"
+            say(
+                "the launcher starts {world} ranks, and {degrees} = {shared} of them share one replica ({world} / "
+                "{shared} = {quotient:.2f}); say how many GPUs there are with --devices, such as {near}",
+                world=world,
+                degrees=degrees,
+                shared=shared,
+                quotient=world / shared,
+                near=filled_nodes(shared, world),
+            )
         )
 
 
@@ -54,16 +61,22 @@ def _read_pipeline(settings: Settings, fields: Flat) -> None:
     stages: list[int] = []
     if layers_per_stage and stages_per_rank:
         settings.faults.append(
-            f"{settings.setting_text(_VIRTUAL[0])} and {settings.setting_text(_VIRTUAL[1])} are both there, and "
-            "Megatron-LM takes one of them; leave one out"
+            say(
+                "{settings} are both there, and Megatron-LM takes one of them; leave one out",
+                settings=both(list(map(settings.setting_text, _VIRTUAL))),
+            )
         )
     if text:
         stages = _stages_of(text, settings)
         virtual = max(1, len(stages) // pp)
     elif layers_per_stage and pp and num_counted % (pp * layers_per_stage):
         settings.faults.append(
-            f"--{_VIRTUAL[0]} {layers_per_stage} x --pipeline-model-parallel-size {pp} = {layers_per_stage * pp} "
-            f"does not divide {num_counted} layers"
+            say(
+                "{product} = {shared} does not divide {layers} layers",
+                product=f"--{_VIRTUAL[0]} {layers_per_stage} x --pipeline-model-parallel-size {pp}",
+                shared=layers_per_stage * pp,
+                layers=num_counted,
+            )
         )
         virtual = 1
     else:
@@ -111,13 +124,15 @@ def _uneven_stages(layers: int, pp: int, virtual: int, first: int, last: int) ->
 def _stages_of(text: str, settings: Settings) -> list[int]:
     """Layers of each stage of a layout, such as Et*3|(tt|)*29,m|L; empty, with a fault, if it is not valid."""
     if len(text) > 4096 or not re.fullmatch(r"[EtmL|(),*0-9\s]*", text):
-        settings.faults.append(f"--{LAYOUT} {text[:60]} has other letters than E, t, m and L")
+        settings.faults.append(say("{setting} has other letters than E, t, m and L", setting=f"--{LAYOUT} {text[:60]}"))
         return []
     text = re.sub(r"[,\s]", "", text)
     for pattern in (r"\(([^()]*)\)\*([0-9]{1,3})", r"([EtmL|])\*([0-9]{1,3})"):
         text = re.sub(pattern, lambda match: match[1] * int(match[2]), text)
         if len(text) > 1 << 16:
-            settings.faults.append(f"--{LAYOUT} names more than {1 << 16:,} layers")
+            settings.faults.append(
+                say("{setting} names more than {most:,} layers", setting=f"--{LAYOUT}", most=1 << 16)
+            )
             return []
     return [stage.count("t") for stage in text.split("|")]
 
@@ -144,7 +159,11 @@ def _read_context(settings: Settings, fields: Flat) -> None:
     words = settings.words("cp-comm-type") or ["p2p"]
     if set(words) - set(_CP) or len(set(words)) > 1:
         settings.faults.append(
-            f"{settings.setting_text('cp-comm-type')} can't be said here; use one of {', '.join(_CP)} for all layers"
+            say(
+                "{setting} can't be said here; use one of {words} for all layers",
+                setting=settings.setting_text("cp-comm-type"),
+                words=tuple(_CP),
+            )
         )
     is_ulysses = settings.has("ds-sequence-parallel-size")  # Megatron-DeepSpeed: Ulysses
     fields["plan.cp_method"] = "ulysses" if is_ulysses else _CP.get(words[0], "ring")
@@ -161,12 +180,21 @@ def _read_zero(settings: Settings, fields: Flat) -> None:
     zero = max(int(shards), settings.count("zero-stage", 0))
     if settings.flag("deepspeed") and settings.flag("bf16") and zero == 0 and settings.has("zero-stage"):
         zero = 1
-        settings.note("DeepSpeed shards the optimizer's state with bf16 also at --zero-stage 0, so plan.zero is 1")
+        settings.note(
+            say(
+                "DeepSpeed shards the optimizer's state with bf16 also at {setting}, so plan.zero is 1",
+                setting="--zero-stage 0",
+            )
+        )
     if settings.has(*_FSDP):
         zero = strategy
         if not settings.has("data-parallel-sharding-strategy"):
             settings.note(
-                "--use-megatron-fsdp shards nothing without --data-parallel-sharding-strategy: no_shard is its default"
+                say(
+                    "{option} shards nothing without {other}: no_shard is its default",
+                    option="--use-megatron-fsdp",
+                    other="--data-parallel-sharding-strategy",
+                )
             )
     if settings.flag("use-torch-fsdp2"):
         zero = 2 if settings.flag("torch-fsdp2-no-reshard-after-forward") else 3
@@ -176,7 +204,11 @@ def _read_zero(settings: Settings, fields: Flat) -> None:
     fields["plan.zero_ranks"] = replicas // num_copies if zero and num_copies > 1 and replicas % num_copies == 0 else 0
     if num_copies > 1 and (not zero or replicas % num_copies):
         settings.faults.append(
-            f"--num-distributed-optimizer-instances {num_copies} does not divide {replicas} replicas"
+            say(
+                "{setting} does not divide {replicas} replicas",
+                setting=f"--num-distributed-optimizer-instances {num_copies}",
+                replicas=replicas,
+            )
         )
 
 
@@ -234,131 +266,11 @@ def _write_expert_tp(job: JobSpec, settings: dict[str, Any]) -> None:
         settings["expert-tensor-parallel-size"] = job.plan.expert_tp_size
 
 
-# ---- recompute -------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Module:
-    """A module that can be recomputed: the operators of a plan that it consists of, and the models that have it.
-    `is_part` is True if the module is only a part of an operator."""
-
-    operators: frozenset[str]
-    is_in: Callable[[ModelSpec], bool] = lambda model: True
-    is_part: bool = False
-
-
-_FFN = frozenset(("up", "activation"))
-_MODULES = {
-    "core_attn": _Module(frozenset(("attention",))),
-    "mla_up_proj": _Module(frozenset(("attention",)), lambda model: model.is_latent, is_part=True),
-    "layernorm": _Module(frozenset(("norm",))),
-    "mlp": _Module(_FFN, lambda model: not all(map(model.moe.has_experts, range(model.layers)))),
-    "moe": _Module(_FFN, lambda model: model.moe.experts > 0),
-    "moe_act": _Module(frozenset(("activation",)), lambda model: model.moe.experts > 0),
-    "shared_experts": _Module(frozenset(), lambda model: False, is_part=True),
-}
-
-
-def _read_recompute(settings: Settings, fields: Flat) -> None:
-    granularity = settings.text("recompute-granularity")
-    method = settings.text(("recompute-method", "activations-checkpoint-method"))
-    number = settings.count(("recompute-num-layers", "activations-checkpoint-num-layers", "checkpoint-num-layers"), 1)
-    modules = settings.words("recompute-modules")
-    selective = settings.flag("recompute-activations")
-    all_layers = settings.flag("checkpoint-activations")
-    settings.ignore("deepspeed-activation-checkpointing")  # how, and not that: DeepSpeed's function does it then
-    if all_layers or (method and not granularity):
-        granularity, method = "full", method or "uniform"
-    granularity = granularity or ("selective" if selective else "")
-    settings.lose("distribute-saved-activations", "inputs of recomputed layers are whole on each rank here")
-    if granularity == "selective":
-        _read_modules(modules or ["core_attn"], settings, fields)
-    elif granularity == "full":
-        _read_full(method, number, settings, fields)
-        fields["plan.offload_activations"] = settings.flag("checkpoint-in-cpu")
-    elif granularity:
-        settings.faults.append(f"--recompute-granularity {granularity} can't be said here; use full or selective")
-
-
-def _read_modules(modules: list[str], settings: Settings, fields: Flat) -> None:
-    unknown = [name for name in modules if name not in _MODULES]
-    if unknown:
-        settings.faults.append(
-            f"--recompute-modules {' '.join(unknown)[:60]} can't be said here; use one of {', '.join(_MODULES)}"
-        )
-    known = {name: _MODULES[name] for name in modules if name in _MODULES}
-    operators = frozenset[str]().union(*(module.operators for module in known.values() if not module.is_part))
-    for name, module in known.items():
-        if module.is_part and not (module.operators and module.operators <= operators):
-            settings.lost.append(f"--recompute-modules {name}: no operator here is that part alone; it is kept")
-    if operators:
-        names = [operator for operator in OPERATORS if operator in operators]
-        fields |= {"plan.recompute": "selective", "plan.recompute_operators": names}
-
-
-def _read_full(method: str, number: int, settings: Settings, fields: Flat) -> None:
-    layers = fields["model.layers"]
-    num_stages = min(max(1, fields["plan.pp"] * fields["plan.virtual_stages"]), layers + 2)
-    stages = fields.get("plan.layout") or even_stages(layers, num_stages)
-    if method == "block" and number == 0:
-        fields["plan.recompute"] = "none"
-    elif method == "block":
-        policies = [["layer"] if place < number else [] for count in stages for place in range(count)]
-        fields |= (
-            {"plan.recompute": "layers", "plan.recompute_layers": policies}
-            if number < max(stages)
-            else {"plan.recompute": "full"}
-        )
-    elif number <= 1:
-        fields["plan.recompute"] = "full"
-    elif set(stages) == {number}:
-        fields["plan.recompute"] = "stage"
-    else:
-        fields["plan.recompute"] = "full"
-        settings.lost.append(
-            f"--recompute-num-layers {number}: layers are computed again one by one here, not {number} at once"
-        )
-
-
-def _write_recompute(job: JobSpec, settings: dict[str, Any]) -> None:
-    plan, stages = job.plan, job.plan.stage_layers(job.model.layers)
-    facts = RECOMPUTES[plan.recompute]
-    if facts.by_stage and len(set(stages)) == 1:
-        settings |= {"recompute-granularity": "full", "recompute-method": "uniform", "recompute-num-layers": stages[0]}
-        return
-    if facts.layers is None or facts.by_stage:
-        return
-    policies = layer_policies(plan, job.model.layers)
-    if all(policy == {"layer"} for policy in policies):
-        settings |= {"recompute-granularity": "full", "recompute-method": "uniform", "recompute-num-layers": 1}
-    elif len(set(policies)) == 1 and policies[0]:
-        modules = _modules_of(policies[0], job)
-        settings |= {"recompute-granularity": "selective", "recompute-modules": modules} if modules else {}
-    elif all(policy in ({"layer"}, frozenset()) for policy in policies):
-        first = next((place for place, policy in enumerate(policies[: stages[0]]) if not policy), stages[0])
-        if first:
-            settings |= {"recompute-granularity": "full", "recompute-method": "block", "recompute-num-layers": first}
-
-
-def _modules_of(policy: frozenset[str], job: JobSpec) -> list[str]:
-    recomputed = {
-        name: module.operators
-        for name, module in _MODULES.items()
-        if module.operators and module.operators <= policy and module.is_in(job.model)
-    }
-    modules = [
-        name for name, operators in recomputed.items() if not any(operators < other for other in recomputed.values())
-    ]
-    # Megatron-LM discards outputs of norms and activations to recompute them, which delayed scaling does not allow.
-    is_refused = job.precision.float8 == "delayed" and {"layernorm", "moe_act"} & {*modules}
-    return [] if is_refused else modules
-
-
 def _read_sequence(settings: Settings, fields: Flat) -> None:
     is_requested = settings.flag("sequence-parallel")
     fields["plan.sequence_parallel"] = is_requested and fields["plan.tp"] > 1
     if is_requested and fields["plan.tp"] == 1:
-        settings.note("--sequence-parallel is off, as Megatron-LM turns it off where no tensors are split (tensor 1)")
+        settings.note(off_without_tensors("--sequence-parallel"))
 
 
 def _write_sequence(job: JobSpec, settings: dict[str, Any]) -> None:
@@ -380,8 +292,8 @@ PLAN: Table = (
     Rule(("optimizer-cpu-offload",), _read_offload, _write_offload),
     Rule(
         ("recompute-granularity", "recompute-method", "recompute-num-layers", "recompute-modules"),
-        _read_recompute,
-        _write_recompute,
+        read_recompute,
+        write_recompute,
     ),
     degree("micro-batch-size batch-size", "plan.microbatch_size", largest.BATCH, always=True),
 )

@@ -6,6 +6,8 @@ from typing import Any
 from shardwright.config.batch import BatchSpec
 from shardwright.config.fault_gathering_reader import whole
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import both, say
+from shardwright.interchange.reading.setting_notes import falls_as_cosine, falls_linearly, taken_rate, wrong_value
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.rows import Rule, Table, number, word_for
 from shardwright.interchange.systems.megatron_plan import shards_state
@@ -42,13 +44,19 @@ def _read_batch(settings: Settings, fields: Flat) -> None:
         return
     numbers = [number for word in ramp if (number := whole(word.replace("_", ""))) is not None]
     if len(numbers) != 3 or len(ramp) != 3:
-        settings.faults.append(f"{settings.setting_text('rampup-batch-size')}: it should be three whole numbers")
+        settings.faults.append(settings.fault_text("rampup-batch-size", ramp, say("three whole numbers")))
         return
     start, increment, samples = numbers
     if share and (start % share or increment % share) and size % share == 0:
         settings.lost.append(
-            f"the batch grows from {start} by {increment}, which {fields['plan.dp']} replicas x "
-            f"{fields['plan.microbatch_size']} can't share; all steps have the full one here"
+            say(
+                "the batch grows from {start} by {increment}, which {dp} replicas x {size} can't share; all steps have "
+                "the full one here",
+                start=start,
+                increment=increment,
+                dp=fields["plan.dp"],
+                size=fields["plan.microbatch_size"],
+            )
         )
         return
     fields |= {"batch.ramp.start": start, "batch.ramp.increment": increment, "batch.ramp.samples": samples}
@@ -70,7 +78,7 @@ def _ramp_of(text: str, sequence: int, settings: Settings, size: int) -> tuple[l
         batch_size = whole(batch)
         if batch_size is None or whole(number.replace(".", "", 1)) is None:
             settings.faults.append(
-                f"--step-batch-size-schedule {text[:60]}: it should be TOKENS:BATCH with blanks between"
+                wrong_value(f"--step-batch-size-schedule {text[:60]}", say("TOKENS:BATCH with blanks between"))
             )
             return [], size
         pairs.append((float(number) * scale, batch_size))
@@ -79,7 +87,10 @@ def _ramp_of(text: str, sequence: int, settings: Settings, size: int) -> tuple[l
     steps = {(round(after[0] - before[0], 3), after[1] - before[1]) for before, after in pairwise(pairs)}
     if len(steps) > 1 or pairs[0][0] or min(step[1] for step in steps) <= 0:
         settings.lost.append(
-            f"--step-batch-size-schedule {text[:60]}: its steps are not equal; all have the last batch here"
+            say(
+                "{setting}: its steps are not equal; all have the last batch here",
+                setting=f"--step-batch-size-schedule {text[:60]}",
+            )
         )
         return [], pairs[-1][1]
     ((_, increment),) = steps
@@ -105,7 +116,12 @@ def _read_numbers(settings: Settings, fields: Flat) -> None:
     moments = {settings.one_of(f"exp-avg{end}-dtype", _NUMBERS, "fp32") for end in ("", "-sq")}
     fields["precision.moments"] = "bf16" if moments == {"bf16"} else "float32"
     if len(moments) > 1:
-        settings.lost.append("--exp-avg-dtype and --exp-avg-sq-dtype differ, and moments are of one type here: float32")
+        settings.lost.append(
+            say(
+                "{options} differ, and moments are of one type here: float32",
+                options=both(["--exp-avg-dtype", "--exp-avg-sq-dtype"]),
+            )
+        )
     if fp16:
         constant = settings.number("loss-scale", 0.0)
         fields["precision.loss_scale"] = constant or settings.number("initial-loss-scale", 2.0**32)
@@ -193,21 +209,28 @@ def _read_length(settings: Settings, fields: Flat) -> None:
             return min(iterations, steps_of(batch, min(samples, 1 << 50)))
         if iterations and samples:
             settings.faults.append(
-                f"{settings.setting_text(f'{name}-iters')} and its samples or tokens are both there; leave one out"
+                say(
+                    "{setting} and its samples or tokens are both there; leave one out",
+                    setting=settings.setting_text(f"{name}-iters"),
+                )
             )
         return iterations or steps_of(batch, min(samples, 1 << 50)) or default
 
     total = steps("train", 0)
     if not total:
         total = 1
-        settings.note("nothing says how long the run is; one step is taken (--set optimizer.steps=N)")
+        settings.note(say("nothing says how long the run is; one step is taken (--set optimizer.steps=N)"))
     decay_end = steps("lr-decay", total)
     warmup_share = settings.number("lr-warmup-fraction", -1.0)
     warmup = round(warmup_share * decay_end) if warmup_share >= 0 else steps("lr-warmup", 0)
     fields |= {"optimizer.steps": total, "optimizer.warmup_steps": min(warmup, total)}
     if decay_end != total and fields["optimizer.schedule"] not in ("constant", "wsd"):
         settings.lost.append(
-            f"the learning rate falls until step {decay_end:,} there, and until the last of {total:,} here"
+            say(
+                "the learning rate falls until step {end:,} there, and until the last of {steps:,} here",
+                end=decay_end,
+                steps=total,
+            )
         )
     decay_steps = settings.count("lr-wsd-decay-iters", 0)
     if samples := min(settings.count("lr-wsd-decay-samples", 0), 1 << 50):
@@ -234,19 +257,19 @@ def _read_rate(settings: Settings, fields: Flat) -> None:
     style = _STYLES.get(settings.text("lr-decay-style", "linear").lower().replace("_", "-"), "")
     if not style:  # neither memory nor time depends on it
         style = "cosine"
-        settings.lost.append(f"{settings.setting_text('lr-decay-style')}: the learning rate falls as a cosine here")
+        settings.lost.append(falls_as_cosine(settings.setting_text("lr-decay-style")))
     fields["optimizer.schedule"] = style
     if not rate:
         rate = 1e-4
-        settings.note("nothing says the learning rate; 1e-4 is taken (--set optimizer.learning_rate=RATE)")
+        settings.note(taken_rate("1e-4"))
     fields |= {"optimizer.learning_rate": rate, "optimizer.min_learning_rate_ratio": min(1.0, least / rate)}
     if style == "wsd":
         shape = settings.text("lr-wsd-decay-style", "exponential").lower()
         fields["optimizer.decay_shape"] = _DECAYS.get(shape, "linear")
         if shape not in _DECAYS:
-            settings.lost.append(f"--lr-wsd-decay-style {shape[:60]}: the rate falls linearly here")
-    settings.lose("lr-warmup-init", "the warm-up begins at 0 here")
-    settings.lose("decoupled-lr", "embedding and head have the learning rate of all here")
+            settings.lost.append(falls_linearly(f"--lr-wsd-decay-style {shape[:60]}"))
+    settings.lose("lr-warmup-init", say("the warm-up begins at 0 here"))
+    settings.lose("decoupled-lr", say("embedding and head have the learning rate of all here"))
     settings.ignore("decoupled-min-lr")
 
 

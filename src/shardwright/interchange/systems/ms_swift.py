@@ -7,6 +7,7 @@ from typing import Any
 
 from shardwright.config.base import shortened
 from shardwright.config.fault_gathering_reader import whole
+from shardwright.config.phrase import say
 from shardwright.interchange.imported import Asked, ReadResult
 from shardwright.interchange.launcher import Launched, find_training_command
 from shardwright.interchange.named_model import is_model, read_named_model, shape_fields
@@ -87,10 +88,12 @@ def _check_task(command: Launched, given: Mapping[str, Any], settings: Settings)
     task, *rest = command.arguments or ("",)
     if task not in ("sft", "pt"):
         settings.faults.append(
-            f"megatron {shortened(task, 40)} is not counted here; name a script of megatron sft or pt"
+            say("megatron {task} is not counted here; name a script of megatron sft or pt", task=shortened(task, 40))
         )
     if rest and rest[0].endswith(_DATA) and not given:
-        settings.faults.append(f"{shortened(rest[0])} has the options of the command, and is not read: name it too")
+        settings.faults.append(
+            say("{file} has the options of the command, and is not read: name it too", file=shortened(rest[0]))
+        )
 
 
 def _with_defaults(flags: Mapping[str, Any], model: Mapping[str, Any] | None) -> dict[str, Any]:

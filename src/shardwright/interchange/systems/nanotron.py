@@ -9,12 +9,14 @@ from shardwright.config.dotted_keys import flat_keys, nested_keys
 from shardwright.config.hugging_face.config_json import fields_of
 from shardwright.config.hugging_face.written_config import written_config
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.config.yaml_text import yaml_text
 from shardwright.interchange.imported import Asked, ReadResult
 from shardwright.interchange.known_settings import program
 from shardwright.interchange.reading.file_signs import FileSigns
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.script_text import RENDEZVOUS, nodes_of, torchrun_line
+from shardwright.interchange.reading.setting_notes import falls_linearly, priced_as
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.rows import Rule, Table, count, degree, number, read_row, write_table
@@ -69,7 +71,7 @@ def _read_model(settings: Settings, fields: Flat) -> None:
     """Read the decoder as a Llama, with what nanotron's Qwen 2 adds: biases of attention, a window, no positions."""
     if not any(settings.flag(_MODEL + kind) for kind in _KINDS):
         settings.faults.append(
-            f"model.model_config is none of {', '.join(_KINDS)}; other models of nanotron are not read"
+            say("model.model_config is none of {kinds}; other models of nanotron are not read", kinds=tuple(_KINDS))
         )
     keys = {name: settings.raw(_MODEL + name) for name in _OF_LLAMA}
     keys |= {name: settings.number(_MODEL + name, keys[name]) for name in _NUMBERS if keys[name] is not None}
@@ -77,7 +79,7 @@ def _read_model(settings: Settings, fields: Flat) -> None:
     model, faults = fields_of(
         {"model_type": "llama"} | {key: value for key, value in keys.items() if value is not None}
     )
-    settings.faults += [f"model.model_config: {fault}" for fault in faults]
+    settings.faults += [say("{subject}: {fault}", subject="model.model_config", fault=fault) for fault in faults]
     fields |= flat_keys(model, "model.")
     settings.ignore(*(_MODEL + name for name in _INERT))
     fields["model.qkv_bias"] = settings.flag(_MODEL + "attention_bias") and settings.flag(_MODEL + "is_qwen2_config")
@@ -85,7 +87,7 @@ def _read_model(settings: Settings, fields: Flat) -> None:
     fields["model.window.size"] = settings.count(_MODEL + "sliding_window_size", 0)
     fields["model.init_std"] = settings.number("model.init_method.std", 0.02)
     if settings.flag(_MODEL + "z_loss_enabled"):
-        settings.lost.append("model.model_config.z_loss_enabled: the loss of all logits has no further term here")
+        settings.lost.append(say("model.model_config.z_loss_enabled: the loss of all logits has no further term here"))
     settings.ignore(_MODEL + "z_loss_coefficient", _MODEL + "moe_config")
     _read_experts(settings, fields)
 
@@ -102,12 +104,17 @@ def _read_experts(settings: Settings, fields: Flat) -> None:
         shared = settings.count(_EXPERTS + "shared_expert_intermediate_size", 5632, least=1)
         fields |= {"model.moe.shared_experts": 1, "model.moe.shared_ffn": shared, "model.moe.shared_gate": True}
     if not settings.flag(_MODEL + "is_qwen2_config"):
-        settings.faults.append(f"{_EXPERTS[:-1]}: only is_qwen2_config has experts there; leave them out")
+        settings.faults.append(
+            say("{section}: only is_qwen2_config has experts there; leave them out", section=_EXPERTS[:-1])
+        )
     layers = settings.raw(_EXPERTS + "layers") or [-1]
     every_layer = list(range(fields.get("model.layers", 0)))
     if layers != [-1] and layers != every_layer[-len(layers) :]:
         settings.faults.append(
-            f"{settings.setting_text(_EXPERTS + 'layers')}: experts in the last layers are read here"
+            say(
+                "{setting}: experts in the last layers are read here",
+                setting=settings.setting_text(_EXPERTS + "layers"),
+            )
         )
     elif layers != [-1]:
         fields["model.moe.first_dense"] = len(every_layer) - len(layers)
@@ -116,7 +123,7 @@ def _read_experts(settings: Settings, fields: Flat) -> None:
     fields["plan.ep"] = settings.count("parallelism.expert_parallel_size", 1, largest.RANKS, 1)
     fields["plan.expert_tp"] = 1 if fields["plan.tp"] > 1 else 0  # experts are whole on each rank of tp
     if settings.flag("parallelism.moe_layer_recompute") and not settings.flag("parallelism.recompute_layer"):
-        settings.lost.append("parallelism.moe_layer_recompute: experts alone are not computed again here")
+        settings.lost.append(say("parallelism.moe_layer_recompute: experts alone are not computed again here"))
 
 
 def _rope_scaling(settings: Settings) -> dict[str, Any] | None:
@@ -134,8 +141,9 @@ def _write_model(job: JobSpec, settings: dict[str, Any]) -> None:
     except PlanError:
         family, keys = "", {}
     if family != "llama":
-        kind = f"one of {family}" if family else "of no family of Hugging Face's"
-        raise PlanError("model", [f"nanotron has decoders like Llama's, and this is {kind}; take another --to"])
+        kind = say("one of {family}", family=family) if family else say("of no family of Hugging Face's")
+        fault = say("nanotron has decoders like Llama's, and this is {kind}; take another --to", kind=kind)
+        raise PlanError("model", [fault])
     is_llama = plain == model
     positions = dict(keys.get("rope_parameters") or {})
     keys["rope_theta"] = positions.pop("rope_theta", keys.get("rope_theta"))
@@ -143,7 +151,7 @@ def _write_model(job: JobSpec, settings: dict[str, Any]) -> None:
         keys["rope_scaling"] = positions
     kept = {name: keys[name] for name in _OF_LLAMA if keys.get(name) is not None}
     if kept.get("head_dim", model.hidden // model.heads) * model.heads != model.hidden:
-        raise PlanError("model", ["nanotron has heads of hidden / heads numbers; take another --to"])
+        raise PlanError("model", [say("nanotron has heads of hidden / heads numbers; take another --to")])
     kept.pop("head_dim", None)
     settings |= {_MODEL + name: value for name, value in kept.items()}
     settings |= {_MODEL + ("is_llama_config" if is_llama else "is_qwen2_config"): True}
@@ -158,7 +166,14 @@ def _read_vocab(settings: Settings, fields: Flat) -> None:
     tokens = fields.get("model.vocab", 0)
     fields["model.vocab"] = -(-tokens // unit) * unit
     if fields["model.vocab"] != tokens:
-        settings.note(f"{tokens:,} tokens are padded to {fields['model.vocab']:,}, a multiple of {unit}")
+        settings.note(
+            say(
+                "{tokens:,} tokens are padded to {padded:,}, a multiple of {unit}",
+                tokens=tokens,
+                padded=fields["model.vocab"],
+                unit=unit,
+            )
+        )
 
 
 def _write_vocab(job: JobSpec, settings: dict[str, Any]) -> None:
@@ -168,7 +183,9 @@ def _write_vocab(job: JobSpec, settings: dict[str, Any]) -> None:
 def _read_batch(settings: Settings, fields: Flat) -> None:
     for name in ("micro_batch_size", "sequence_length", "batch_accumulation_per_replica", "train_steps"):
         if not settings.has(f"tokens.{name}"):
-            settings.faults.append(f"tokens.{name} is not said, and nanotron needs it; add it")
+            settings.faults.append(
+                say("{setting} is not said, and {system} needs it; add it", setting=f"tokens.{name}", system="nanotron")
+            )
     accumulation = settings.count("tokens.batch_accumulation_per_replica", 1, largest.BATCH, 1)
     fields["batch.global_batch_size"] = fields["plan.microbatch_size"] * accumulation * fields["plan.dp"]
     fields["plan.schedule"] = settings.one_of("parallelism.pp_engine", _ENGINES, "afab", "plan.schedule")
@@ -189,7 +206,7 @@ def _read_sharding(settings: Settings, fields: Flat) -> None:
     )
     fields["plan.cp_method"] = "ring"
     if not settings.flag("parallelism.tp_recompute_allgather", True) and fields["plan.tp"] > 1:
-        settings.lost.append("parallelism.tp_recompute_allgather is false: gathered inputs are not kept here")
+        settings.lost.append(say("parallelism.tp_recompute_allgather is false: gathered inputs are not kept here"))
 
 
 def _write_sharding(job: JobSpec, settings: dict[str, Any]) -> None:
@@ -229,13 +246,17 @@ def _read_rate(settings: Settings, fields: Flat) -> None:
     style = settings.text(_RATE + "lr_decay_style", "linear")
     fields["optimizer.schedule"] = _STYLES.get(style, "linear")
     if style not in _STYLES or style == "1-sqrt":
-        settings.lost.append(f"{_RATE}lr_decay_style = {shortened(style, 40)}: the rate falls linearly here")
+        settings.lost.append(falls_linearly(f"{_RATE}lr_decay_style = {shortened(style, 40)}"))
     fields["optimizer.warmup_steps"] = min(settings.count(_RATE + "lr_warmup_steps", 0), fields["optimizer.steps"])
     decay, start = (settings.count(_RATE + name, 0) for name in ("lr_decay_steps", "lr_decay_starting_step"))
     end = (start or fields["optimizer.warmup_steps"]) + decay
     if decay and (end != fields["optimizer.steps"] or start not in (0, fields["optimizer.warmup_steps"])):
         settings.lost.append(
-            f"the learning rate falls from step {start} to {end:,} there, and over all of the run here"
+            say(
+                "the learning rate falls from step {start} to {end:,} there, and over all of the run here",
+                start=start,
+                end=end,
+            )
         )
     settings.ignore(_RATE + "lr_warmup_style")
 
@@ -251,7 +272,13 @@ def _read_optimizer(settings: Settings, fields: Flat) -> None:
     word = settings.text(_ADAM + "name", "adamW").lower()
     names = {"adamw": "adamw", "sgd": "sgd"}
     if word not in names and "optimizer.name" not in settings.overrides:
-        settings.faults.append(f"{_ADAM}name = {shortened(word, 40)} can't be said here; --set optimizer.name=NAME")
+        settings.faults.append(
+            say(
+                "{setting} can't be said here; --set {field}=NAME",
+                setting=f"{_ADAM}name = {shortened(word, 40)}",
+                field="optimizer.name",
+            )
+        )
     fields["optimizer.name"] = names.get(word, "adamw")
     settings.ignore(_ADAM + "torch_adam_is_fused", "optimizer.torch_adam_is_fused")
     settings.ignore("optimizer.weight_decay_exclude_named_params")
@@ -291,7 +318,7 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     """Read a configuration; a script that starts it says nothing more. Raises ShellFault."""
     files = [(name, text) for name, text in texts.items() if not name.endswith(".sh")]
     if len(files) != 1:
-        raise ShellFault(f"{len(files)} files, and a configuration of nanotron is one; name one")
+        raise ShellFault(say("{count} files, and a configuration of nanotron is one; name one", count=len(files)))
     ((name, text),) = files
     data = read_data(name, text)
     settings = Settings(flat_keys(data), overrides=asked.fields)
@@ -301,10 +328,14 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     ranks = fields["plan.dp"] * fields["plan.tp"] * fields["plan.pp"] * fields["plan.cp"]
     if asked.cluster.devices and asked.cluster.devices != ranks and "plan.dp" not in asked.fields:
         settings.faults.append(
-            f"--devices {asked.cluster.devices}: the file has dp {fields['plan.dp']} x tp {fields['plan.tp']} x pp "
-            f"{fields['plan.pp']} x cp {fields['plan.cp']} = {ranks} ranks; name {ranks}, or --set plan.dp=N"
+            say(
+                "--devices {devices}: the file has {degrees} = {ranks} ranks; name {ranks}, or --set plan.dp=N",
+                devices=asked.cluster.devices,
+                degrees=" x ".join(f"{axis} {fields[f'plan.{axis}']}" for axis in ("dp", "tp", "pp", "cp")),
+                ranks=ranks,
+            )
         )
-    settings.note("priced as megatron-core software (--as NAME for another)")
+    settings.note(priced_as("megatron-core"))
     return ReadResult(fields, settings, "megatron-core", known_in=("nanotron",))
 
 

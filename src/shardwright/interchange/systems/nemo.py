@@ -9,6 +9,7 @@ from shardwright.config.base import shortened
 from shardwright.config.dotted_keys import nested_keys
 from shardwright.config.fault_gathering_reader import whole
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say, with_changed_texts
 from shardwright.config.yaml_text import yaml_text
 from shardwright.interchange.hydra_command import overridden, with_command_line
 from shardwright.interchange.imported import Asked, ReadResult
@@ -16,6 +17,7 @@ from shardwright.interchange.reading.file_signs import GENERAL, SHARED, FileSign
 from shardwright.interchange.reading.hydra_defaults import composed
 from shardwright.interchange.reading.plain_data import resolved
 from shardwright.interchange.reading.script_text import nodes_of
+from shardwright.interchange.reading.setting_notes import falls_as_cosine, none_of, priced_as
 from shardwright.interchange.reading.settings import Settings
 from shardwright.interchange.systems import megatron
 from shardwright.interchange.systems.megatron_plan import WORLD
@@ -158,12 +160,17 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     settings.faults += [fault for fault in (program_fault(str(flat.get("name", ""))),) if fault]
     if not asked.cluster.devices:
         settings.faults += [
-            f"{name} = {shortened(str(flat[name]), 40)} does not say how many there are; say it with --devices N"
+            say(
+                "{setting} does not say how many there are; say it with --devices N",
+                setting=f"{name} = {shortened(str(flat[name]), 40)}",
+            )
             for name, size in sizes.items()
             if not size
         ]
     if flat.get("trainer.precision") is None:
-        settings.note("nothing says trainer.precision, so it is Lightning's 32-true (--set precision.compute=bf16)")
+        settings.note(
+            say("nothing says trainer.precision, so it is Lightning's 32-true (--set precision.compute=bf16)")
+        )
     _refuse_unknown_words(flat, settings)
     _tell_nearest(flat, settings)
     fields = megatron.fields_of(settings, asked)
@@ -177,8 +184,14 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
             nemo_settings.lose(name, why)
         nemo_settings.ignore(name)
     for name in differing:
-        nemo_settings.note(f"{nemo_settings.setting_text(name)} counts, and not {_OF_FINE_TUNING[name]}")
-    nemo_settings.note("priced as nemo software (--as NAME for another)")
+        nemo_settings.note(
+            say(
+                "{setting} counts, and not {other}",
+                setting=nemo_settings.setting_text(name),
+                other=_OF_FINE_TUNING[name],
+            )
+        )
+    nemo_settings.note(priced_as("nemo"))
     launched_nodes = 0 if asked.cluster.devices else nodes
     return ReadResult(fields, nemo_settings, "nemo", launched_nodes, devices_per_node, ("nemo",))
 
@@ -188,27 +201,29 @@ def _refuse_unknown_words(flat: dict[str, Any], settings: Settings) -> None:
     for key, words in (("model.activation", tuple(_ACTIVATIONS)), ("trainer.precision", _PRECISIONS)):
         word = flat.get(key)
         if word is not None and str(word) not in words:
-            settings.faults.append(
-                f"{key} = {shortened(str(word), 40)} can't be said here; use one of {', '.join(words)}"
-            )
+            settings.faults.append(none_of(f"{key} = {shortened(str(word), 40)}", words))
 
 
 def _tell_nearest(flat: dict[str, Any], settings: Settings) -> None:
     """Tell the schedule and the warm-up that are taken for what is not here; neither changes memory or time."""
     schedule = flat.get("model.optim.sched.name")
     if schedule is not None and str(schedule) not in _SCHEDULES:
-        settings.lost.append(
-            f"model.optim.sched.name = {shortened(str(schedule), 40)}: the learning rate falls as a cosine here"
-        )
+        settings.lost.append(falls_as_cosine(f"model.optim.sched.name = {shortened(str(schedule), 40)}"))
     warmup = flat.get("model.optim.sched.warmup_steps")
     if isinstance(warmup, float) and not warmup.is_integer():
-        settings.lost.append(f"model.optim.sched.warmup_steps = {warmup:g}: {int(warmup)} steps here")
+        settings.lost.append(
+            say(
+                "{setting}: {steps} steps here",
+                setting=f"model.optim.sched.warmup_steps = {warmup:g}",
+                steps=int(warmup),
+            )
+        )
 
 
 _UNSUPPORTED = {
-    "model.cpu_offloading": "activations of single layers are not offloaded here",
-    "model.activations_checkpoint_layers_per_pipeline": "all stages recompute alike here, later ones less there",
-    "model.num_micro_batches_with_partial_activation_checkpoints": "all microbatches are recomputed alike here",
+    "model.cpu_offloading": say("activations of single layers are not offloaded here"),
+    "model.activations_checkpoint_layers_per_pipeline": say("all stages recompute alike here, later ones less there"),
+    "model.num_micro_batches_with_partial_activation_checkpoints": say("all microbatches are recomputed alike here"),
 }
 _KEYS = {flag: key for key, flag in _SAME.items()}
 # Keys without such a flag that are read below.
@@ -222,11 +237,12 @@ _READ = (
 )  # fmt: skip
 
 
+_FLAG = re.compile(r"(?:--|(?<![\w-]))([a-z][a-z0-9]*(?:-[a-z0-9]+)+)")  # with or without the dashes
+
+
 def _with_keys(text: str) -> str:
     """A text with NeMo's keys in place of Megatron-LM's flags."""
-    return re.sub(
-        r"(?:--|(?<![\w-]))([a-z][a-z0-9]*(?:-[a-z0-9]+)+)", lambda match: _KEYS.get(match[1], match[0]), text
-    )
+    return with_changed_texts(text, lambda part: _FLAG.sub(lambda match: _KEYS.get(match[1], match[0]), part))
 
 
 def _flags_of(flat: dict[str, Any], nodes: int) -> dict[str, Any]:

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 
 from shardwright.config import largest
 from shardwright.config.dotted_keys import flat_keys
+from shardwright.config.phrase import say
 from shardwright.interchange.imported import Asked, ReadResult
 from shardwright.interchange.named_model import is_model, read_named_model, shape_fields
 from shardwright.interchange.reading.file_signs import FileSigns
 from shardwright.interchange.reading.plain_data import read_data
+from shardwright.interchange.reading.setting_notes import priced_as
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.rows import Rule, Table, count, degree, number, read_row
@@ -21,10 +23,10 @@ _ENGINES = {"1f1b": "1f1b", "afab": "gpipe"}
 
 def _read_numbers(settings: Settings, fields: Flat) -> None:
     if settings.flag("distributed.use_cpu"):
-        settings.faults.append("distributed.use_cpu: it trains on processors; leave it out")
+        settings.faults.append(say("distributed.use_cpu: it trains on processors; leave it out"))
     settings.ignore("model.dtype")  # picotron looks at the device alone
     fields |= {"precision.compute": "bf16", "precision.gradients": "float32"}
-    settings.lost.append("the optimizer changes bf16 weights there, and keeps them in float32 too here")
+    settings.lost.append(say("the optimizer changes bf16 weights there, and keeps them in float32 too here"))
     fields |= {"optimizer.name": "adamw", "optimizer.weight_decay": 0.01, "optimizer.beta2": 0.999}
     fields |= {"optimizer.clip_grad_norm": 0.0, "optimizer.schedule": "constant", "optimizer.warmup_steps": 0}
 
@@ -46,9 +48,9 @@ def _read_shape(settings: Settings, fields: Flat) -> None:
         if (value := settings.count(f"model.{name}", 0)) > 0:
             fields[f"model.{job_field}"] = value
     if fields.get("model.tied_embeddings"):
-        settings.note("the output head has weights of its own, as picotron has it")
+        settings.note(say("the output head has weights of its own, as picotron has it"))
     if fields.get("model.qkv_bias") or fields.get("model.bias"):
-        settings.note("linear layers have no biases, as picotron has them")
+        settings.note(say("linear layers have no biases, as picotron has them"))
     fields |= {"model.tied_embeddings": False, "model.qkv_bias": False, "model.bias": False, "model.head_dim": 0}
     for name in ("attention_bias", "mlp_bias", "head_bias"):
         fields.pop(f"model.{name}", None)
@@ -76,7 +78,9 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     model = next((keys for keys in data.values() if is_model(keys)), None)
     own = [keys for keys in data.values() if not is_model(keys)]
     if len(own) != 1:
-        raise ShellFault(f"{len(own)} configurations of picotron; name one, and the config.json of its model")
+        raise ShellFault(
+            say("{count} configurations of picotron; name one, and the config.json of its model", count=len(own))
+        )
     settings = Settings(flat_keys(own[0]), overrides=asked.fields)
     fields = shape_fields(read_named_model(model, ("model.name",), asked, settings), asked)
     if "model.layers" not in fields:
@@ -84,5 +88,5 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
         return ReadResult(fields, settings, "megatron-core")
     for row in TABLE:
         read_row(row, settings, fields)
-    settings.note("priced as megatron-core software (--as NAME for another)")
+    settings.note(priced_as("megatron-core"))
     return ReadResult(fields, settings, "megatron-core", known_in=("picotron",))

@@ -12,10 +12,12 @@ from typing import Any
 from shardwright.config.base import shortened
 from shardwright.config.fault_gathering_reader import whole
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.config.yaml_text import yaml_text
 from shardwright.interchange.imported import Asked, ReadResult
 from shardwright.interchange.reading.file_signs import FileSigns
 from shardwright.interchange.reading.plain_data import read_data
+from shardwright.interchange.reading.setting_notes import wrong_value
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.systems import megatron
@@ -70,9 +72,17 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     arguments |= {name: _value(value) for name, value in own.items()}
     settings.faults += [fault for fault in (program_fault(str(trainer.get("model", ""))),) if fault]
     if (kind := arguments.pop("model_type", "gpt")) != "gpt":
-        settings.faults.append(f"model_type = {shortened(str(kind), 40)}: decoders with attention are counted here")
+        settings.faults.append(
+            say(
+                "{setting}: decoders with attention are counted here",
+                setting=f"model_type = {shortened(str(kind), 40)}",
+            )
+        )
     settings.faults += [
-        f"{name} is on: the schedules of Primus are not read; leave it out and say --set plan.schedule=NAME"
+        say(
+            "{name} is on: the schedules of Primus are not read; leave it out and say --set plan.schedule=NAME",
+            name=name,
+        )
         for name in _SCHEDULES
         if arguments.get(name) is True and "plan.schedule" not in asked.fields
     ]
@@ -92,7 +102,9 @@ def _recomputed(layer_ids: Any, layers: int, settings: Settings) -> Flat:
     words = layer_ids if isinstance(layer_ids, list) else str(layer_ids).split(",")
     numbers = {number for word in words if (number := whole(str(word).strip())) is not None}
     if len(numbers) < len(words):
-        settings.faults.append(f"recompute_layer_ids = {shortened(str(layer_ids), 60)}: it should be numbers of layers")
+        settings.faults.append(
+            wrong_value(f"recompute_layer_ids = {shortened(str(layer_ids), 60)}", say("numbers of layers"))
+        )
     policies = [["layer"] if number in numbers else [] for number in range(layers)]
     return {"plan.recompute": "layers", "plan.recompute_layers": policies}
 
@@ -103,12 +115,22 @@ def _trainer(name: str, text: str) -> dict[str, Any]:
     modules = modules if isinstance(modules, dict) else {}
     trainers = [module for key, module in modules.items() if "trainer" in str(key) and isinstance(module, dict)]
     if len(trainers) != 1:
-        raise ShellFault(f"{name} has {len(trainers)} modules that train, and one is read; name an experiment of one")
+        raise ShellFault(
+            say(
+                "{file} has {count} modules that train, and one is read; name an experiment of one",
+                file=name,
+                count=len(trainers),
+            )
+        )
     framework = str(trainers[0].get("framework", "")).rstrip(".")
     if framework != "megatron":
         raise ShellFault(
-            f"{name} trains with {shortened(framework, 40)}, and experiments of Primus are read for megatron; name one "
-            "of these, or that program's own configuration"
+            say(
+                "{file} trains with {framework}, and experiments of Primus are read for megatron; name one of these, "
+                "or that program's own configuration",
+                file=name,
+                framework=shortened(framework, 40),
+            )
         )
     return trainers[0]
 
@@ -116,7 +138,13 @@ def _trainer(name: str, text: str) -> dict[str, Any]:
 def _chain(name: str, library: Mapping[str, str], level: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """The files that a file begins from, and itself, each with its values. Raises ShellFault if one is missing."""
     if level > _MOST_LEVELS:
-        raise ShellFault(f"{name}: files begin from one another, more than {_MOST_LEVELS} levels deep; check them")
+        raise ShellFault(
+            say(
+                "{file}: files begin from one another, more than {most} levels deep; check them",
+                file=name,
+                most=_MOST_LEVELS,
+            )
+        )
     file = PurePath(name).name
     if file not in library:
         if file == "module_base.yaml":  # where logs go
@@ -125,8 +153,12 @@ def _chain(name: str, library: Mapping[str, str], level: int) -> Iterator[tuple[
             yield file, dict(_BUILT_IN[file])
             return
         raise ShellFault(
-            f"it begins from {shortened(name, 80)}, which is none of the files; name it too: it lies in {LIBRARY[0]} "
-            "or beside that, in the folder of Primus"
+            say(
+                "it begins from {file}, which is none of the files; name it too: it lies in {folder} or beside that, "
+                "in the folder of Primus",
+                file=shortened(name, 80),
+                folder=LIBRARY[0],
+            )
         )
     values = read_data(file, library[file])
     bases = values.pop("extends", [])

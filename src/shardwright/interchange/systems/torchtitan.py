@@ -9,6 +9,7 @@ from pathlib import PurePath
 from typing import Any
 
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.interchange.imported import Asked, ReadResult
 from shardwright.interchange.known_settings import program
 from shardwright.interchange.launcher import Launched, find_training_command, missing_ranks
@@ -43,7 +44,7 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     arguments = [word for word in command.arguments if word not in _SCRIPT_ARGUMENTS]
     words, notes = command_line(arguments), list(command.notes)
     if len(arguments) < len(command.arguments):  # the arguments passed to the script itself are unknown
-        notes.append("flags that the script itself is started with are not here")
+        notes.append(say("flags that the script itself is started with are not here"))
     sources = [source_of_text(name, text) for name, text in texts.items() if name not in scripts]
     reader = Reader(sources, dict(command.exported) | dict(asked.variables), UNEXPANDED_FUNCTIONS, MAKERS)
     source, name = _function(words, reader, asked)
@@ -70,9 +71,9 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
 
 def _report_lost(settings: Settings) -> None:
     """Report the settings that a job cannot express."""
-    settings.lose("model_registry.num_mtp_layers", "layers that predict further tokens are not in the model here")
-    settings.lose("model_registry.non_blocking_capacity_factor", "experts take all of their tokens here")
-    settings.lose("parallelism.pipeline_parallel_schedule_csv", "a schedule of one's own is not read")
+    settings.lose("model_registry.num_mtp_layers", say("layers that predict further tokens are not in the model here"))
+    settings.lose("model_registry.non_blocking_capacity_factor", say("experts take all of their tokens here"))
+    settings.lose("parallelism.pipeline_parallel_schedule_csv", say("a schedule of one's own is not read"))
 
 
 def _function(words: "CommandLine", reader: Reader, asked: Asked) -> tuple[Source, str]:
@@ -80,23 +81,32 @@ def _function(words: "CommandLine", reader: Reader, asked: Asked) -> tuple[Sourc
     for flag, text in (("module", words.module), ("config", words.config)):
         if UNKNOWN.search(text):
             ways = " ".join(f"--set {name}=VALUE" for name in unknown_names(text))
-            raise ShellFault(f"--{flag} depends on what nobody has set; say it: {ways}")
+            raise ShellFault(
+                say("{setting} depends on what nobody has set; say it: {ways}", setting=f"--{flag}", ways=ways)
+            )
     if "job.config_file" in words.given:
-        raise ShellFault("--job.config_file is of torchtitan up to 0.2; name that TOML alone, without the script")
+        raise ShellFault(say("--job.config_file is of torchtitan up to 0.2; name that TOML alone, without the script"))
     name = words.config or asked.variables.get(CONFIG, "")
     if not name:
         names = [name for source in reader.sources for name in source.functions if not name.startswith("_")]
-        known = f" (functions in the files: {', '.join(names[:20])})" if names else ""
+        known = say(" (functions in the files: {names})", names=tuple(names[:20])) if names else ""
         if len(names) != 1:
-            raise ShellFault(f"nothing names the configuration function{known}; say it with --set CONFIG=NAME")
+            raise ShellFault(
+                say("nothing names the configuration function{known}; say it with --set CONFIG=NAME", known=known)
+            )
         name = names[0]
     source = reader.find(name, words.module)
     if source is None:
         module = words.module[:60]
-        path = f"torchtitan/models/{module}/config_registry.py" if module.isidentifier() else f"that of {module}"
+        path = f"torchtitan/models/{module}/config_registry.py"
         raise ShellFault(
-            f"the settings are what the Python function {name[:60]} of {module or 'its module'} returns, and it is in "
-            f"no file here; name its file behind the script (plan: --with FILE), such as {path}"
+            say(
+                "the settings are what the Python function {function} of {module} returns, and it is in no file here; "
+                "name its file behind the script (plan: --with FILE), such as {path}",
+                function=name[:60],
+                module=module or say("its module"),
+                path=path if module.isidentifier() else say("that of {module}", module=module),
+            )
         )
     return source, name
 

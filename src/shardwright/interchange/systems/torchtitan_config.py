@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from shardwright.config.phrase import say
 from shardwright.interchange.reading.python_values import Named, ParsedCall, Unread, is_constant
 from shardwright.interchange.reading.settings import Settings
 from shardwright.interchange.reading.shell_words import ShellFault
@@ -52,13 +53,28 @@ class Config:
     def put(self, name: str, value: Any, depth: int = 0) -> None:
         """Add a setting, or all settings within a nested value. Raises ShellFault."""
         if depth > _MOST_LEVELS or len(self.given) + len(self.unread) > _MOST_SETTINGS:
-            raise ShellFault("the configuration has too many settings, or too deep ones; check that it is the file")
+            raise ShellFault(
+                say("the configuration has too many settings, or too deep ones; check that it is the file")
+            )
         if isinstance(value, ParsedCall) and (value.is_of_class or not value.callee):
             expected = CLASSES.get(name)
             if expected and value.callee and value.short_callee not in (expected, expected.partition(".")[0]):
-                self.notes.append(f"{name}: {value.short_callee[:60]} is taken for {expected}, with its defaults")
+                self.notes.append(
+                    say(
+                        "{name}: {call} is taken for {expected}, with its defaults",
+                        name=name,
+                        call=value.short_callee[:60],
+                        expected=expected,
+                    )
+                )
             if value.positional:
-                self.notes.append(f"{name}: arguments of {value.short_callee[:60]} without names are not read")
+                self.notes.append(
+                    say(
+                        "{name}: arguments of {call} without names are not read",
+                        name=name,
+                        call=value.short_callee[:60],
+                    )
+                )
             for key, item in value.keywords.items():
                 self.put(f"{name}.{key}", item, depth + 1)
         elif isinstance(value, dict):
@@ -96,14 +112,29 @@ def config_of(result: Any, origin: str, family: str) -> Config:
     """
     if isinstance(result, ParsedCall) and result.callee and not result.is_of_class:
         module, _, function = result.callee.rpartition(".")
-        path = f"{module.strip('.').replace('.', '/')}.py" if module.strip(".") else f"the file with {function[:60]}"
-        raise ShellFault(f"{origin} begins with {function[:60]}, which is in no file here; name {path[:100]} too")
+        path = f"{module.strip('.').replace('.', '/')}.py"[:100]
+        if not module.strip("."):
+            path = say("the file with {function}", function=function[:60])
+        raise ShellFault(
+            say(
+                "{origin} begins with {function}, which is in no file here; name {path} too",
+                origin=origin,
+                function=function[:60],
+                path=path,
+            )
+        )
     if not isinstance(result, ParsedCall):
-        shown = result.text if isinstance(result, Unread) else "nothing that is known here"
-        raise ShellFault(f"{origin} returns {shown}, and not a Trainer.Config; check that it is the function")
+        shown = result.text if isinstance(result, Unread) else say("nothing that is known here")
+        raise ShellFault(
+            say(
+                "{origin} returns {value}, and not a Trainer.Config; check that it is the function",
+                origin=origin,
+                value=shown,
+            )
+        )
     config = Config()
     if result.short_callee not in ("Trainer.Config", "Config", ""):
-        config.notes.append(f"{result.short_callee[:60]} is taken for Trainer.Config, with its defaults")
+        config.notes.append(say("{call} is taken for Trainer.Config, with its defaults", call=result.short_callee[:60]))
     for name, value in result.keywords.items():
         if name == "model_spec":
             _put_model(value, config, family)
@@ -114,7 +145,7 @@ def config_of(result: Any, origin: str, family: str) -> Config:
         else:
             config.put(name, value)
     if "optimizer" not in result.keywords:
-        config.faults.append("optimizer is not said, and has no default; add optimizer=default_adamw(lr=RATE)")
+        config.faults.append(say("optimizer is not said, and has no default; add optimizer=default_adamw(lr=RATE)"))
     return config
 
 
@@ -166,12 +197,17 @@ def _put_optimizer(value: Any, config: Config) -> None:
         return
     groups = value.keywords.get("param_groups")
     if not isinstance(groups, list) or not groups or not all(isinstance(group, ParsedCall) for group in groups):
-        config.put("optimizer", groups if isinstance(groups, Unread) else Unread("its groups of parameters", ""))
+        config.put("optimizer", groups if isinstance(groups, Unread) else Unread(say("its groups of parameters"), ""))
         return
     *others, default_group = groups
     for group in others:
         pattern = str(group.keywords.get("pattern", ""))[:60]
-        config.lost.append(f"optimizer.param_groups of {pattern}: all parameters are trained as those of the last are")
+        config.lost.append(
+            say(
+                "optimizer.param_groups of {pattern}: all parameters are trained as those of the last are",
+                pattern=pattern,
+            )
+        )
     name = default_group.keywords.get("optimizer_name", "AdamW")
     given = default_group.keywords.get("optimizer_kwargs", {})
     if not isinstance(given, dict):
@@ -206,10 +242,14 @@ def tell_unread(settings: Settings, unknown: dict[str, Unread]) -> None:
         ]
         shown = settings.shown(name)
         if any(settings.given.get(read_name) is None for read_name in read_names):
-            place = f" ({unread.place})" if unread.place else ""
             settings.faults.append(
-                f"{shown} = {unread.text}{place} can't be known without running it; write its value there, say it as a "
-                "flag of the command, or name the file with the function too"
+                say(
+                    "{name} = {code}{place} can't be known without running it; write its value there, say it as a flag "
+                    "of the command, or name the file with the function too",
+                    name=shown,
+                    code=unread.text,
+                    place=say(" ({place})", place=unread.place) if unread.place else "",
+                )
             )
         elif not read_names:
             settings.given[name] = unread.text

@@ -13,7 +13,9 @@ from shardwright.config.fault_gathering_reader import whole
 from shardwright.config.hugging_face.same_arithmetic import is_same
 from shardwright.config.job import JobSpec
 from shardwright.config.model import ModelSpec
+from shardwright.config.phrase import say
 from shardwright.interchange.imported import Asked, ReadResult
+from shardwright.interchange.reading.setting_notes import priced_as
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.rows import read_row, write_table
 from shardwright.interchange.systems.torchtitan_table import PARTS, TABLE, WORLD
@@ -105,22 +107,33 @@ class Release:
     def faults(self, settings: Mapping[str, Any]) -> list[str]:
         """Faults for settings of other releases that this release refuses."""
         refused = [name for name in settings if name in self.lacks or name in self.spelled]
-        ways = {name: f"say {self.spelled[name]}" if name in self.spelled else "take it out" for name in refused}
-        return [f"{name} is no setting of torchtitan {self.number}; {way}" for name, way in ways.items()]
+        return [
+            say(
+                "{name} is no setting of torchtitan {release}; {way_out}",
+                name=name,
+                release=self.number,
+                way_out=say("say {name}", name=self.spelled[name]) if name in self.spelled else say("take it out"),
+            )
+            for name in refused
+        ]
 
     @property
     def known(self) -> str:
         """The names and flavors of the models that are known for the release."""
-        return ", ".join(f"{name} {flavor}" for name, flavor in FLAVORS if name not in self.missing_models)
+        flavors = (f"{name} {flavor}" for name, flavor in FLAVORS if name not in self.missing_models)
+        return say("{listed}", listed=tuple(flavors))
 
     def written(self, job: JobSpec) -> dict[str, Any]:
         """A job's settings under the names of the table, without those that the release lacks. PlanError if the release
         has no such model."""
         name_and_flavor = flavor_of(job.model, self.missing_models)
         if name_and_flavor is None:
-            known = f"known here (known: {self.known})"
-            fault = f"it names its models, and this one is none of those that are {known}; take another --to"
-            raise PlanError(f"job {job.name}", [fault])
+            fault = say(
+                "it names its models, and this one is none of those that are known here (known: {known}); take another "
+                "--to",
+                known=self.known,
+            )
+            raise PlanError(say("job {name}", name=job.name), [fault])
         settings: dict[str, Any] = {"model.name": name_and_flavor[0], "model.flavor": name_and_flavor[1]}
         settings |= write_table(TABLE, job)
         parts = settings.get(PARTS, [])
@@ -186,18 +199,27 @@ def read_settings(
     name_and_flavor = settings.text("model.name", "llama3"), settings.text("model.flavor", "debugmodel")
     model = None if name_and_flavor[0] in release.missing_models else fields_of_flavor(*name_and_flavor)
     if model is None and not any(field.startswith("model.") for field in asked.fields):
-        problem = f"model {name_and_flavor[0][:40]} {name_and_flavor[1][:40]} is not known here"
+        name, flavor = (word[:40] for word in name_and_flavor)
+        problem = say("model {name} {flavor} is not known here", name=name, flavor=flavor)
         if not settings.has("model.name", "model.flavor"):
-            problem = (
-                f"no {settings.shown('model.name')} and {settings.shown('model.flavor')} say a model that is known here"
+            problem = say(
+                "no {name} and {flavor} say a model that is known here",
+                name=settings.shown("model.name"),
+                flavor=settings.shown("model.flavor"),
             )
-        settings.faults.append(f"{problem} (known: {release.known}); give it with --set model.name=NAME of the catalog")
+        settings.faults.append(
+            say(
+                "{problem} (known: {known}); give it with --set model.name=NAME of the catalog",
+                problem=problem,
+                known=release.known,
+            )
+        )
     fields: Flat = {"layers": _layers_of(model or {}, asked)}
     for row in TABLE:
         read_row(row, settings, fields)
     del fields["layers"]
     fields |= {f"model.{name}": value for name, value in flat_keys(model or {}).items()}
-    settings.note(f"priced as {_SOFTWARE} software (--as NAME for another)")
+    settings.note(priced_as(_SOFTWARE))
     settings.ignore(WORLD, *release.defaults)
     return ReadResult(
         fields, settings, _SOFTWARE, 0 if asked.cluster.devices else nodes, devices_per_node, ("torchtitan",)

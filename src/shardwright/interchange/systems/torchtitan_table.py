@@ -4,13 +4,20 @@ import math
 from typing import Any
 
 from shardwright.config import largest
-from shardwright.config.base import shortened
 from shardwright.config.fault_gathering_reader import whole
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.config.plan import even_stages
 from shardwright.config.schedule_facts import SCHEDULES
+from shardwright.interchange.reading.setting_notes import none_of_few
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.rows import Rule, Table, count, degree, number, word
+from shardwright.interchange.systems.torchtitan_batch import (
+    LENGTHS,
+    number_or_all,
+    read_batch,
+    write_batch,
+)
 
 WORLD = "world"
 _SCHEDULES = {
@@ -30,12 +37,17 @@ def _all_names(name: str) -> str:
     return f"{_P}{name} training.{name} experimental.{name}"
 
 
-def _number_or_all(text: str, name: str, settings: Settings) -> int | None:
-    """The number in a text; None for -1, which means all that is left."""
-    number = whole(text)
-    if number is None and text != "-1":
-        settings.faults.append(f"{name} = {shortened(text)}: it should be a whole number, or -1")
-    return number
+def _unknown_shards(degree: str, world: int, ranks: int, copies: int) -> str:
+    """The fault of a shard degree that takes the devices that are left, whose number does not follow."""
+    reason = say("how many there are is not said")
+    if world:
+        reason = say("{world} GPUs are not a multiple of {ranks} x {copies}", world=world, ranks=ranks, copies=copies)
+    return say(
+        "{setting} takes the GPUs that are left, and {reason}; say it with --devices, such as {near}",
+        setting=f"{_P}data_parallel_shard_degree = {degree}",
+        reason=reason,
+        near=ranks * copies * 8,
+    )
 
 
 def _read_degrees(settings: Settings, fields: Flat) -> None:
@@ -44,21 +56,13 @@ def _read_degrees(settings: Settings, fields: Flat) -> None:
     copies = settings.count(_all_names("data_parallel_replicate_degree").split(), 1)
     text = settings.text([*_all_names("data_parallel_shard_degree").split(), "training.data_parallel_degree"], "-1")
     world = settings.count(WORLD, 0)
-    if (shard_degree := _number_or_all(text, _P + "data_parallel_shard_degree", settings)) is not None:
+    if (shard_degree := number_or_all(text, _P + "data_parallel_shard_degree", settings)) is not None:
         shards = max(1, shard_degree)
     elif world and world % max(1, replica_ranks * copies) == 0:
         shards = world // max(1, replica_ranks * copies)
     else:
         shards = 1
-        reason = (
-            f"{world} GPUs are not a multiple of {replica_ranks} x {copies}"
-            if world
-            else "how many there are is not said"
-        )
-        settings.faults.append(
-            f"parallelism.data_parallel_shard_degree = {text[:20]} takes the GPUs that are left, and {reason}; "
-            f"say it with --devices, such as {replica_ranks * copies * 8}"
-        )
+        settings.faults.append(_unknown_shards(text[:20], world, replica_ranks, copies))
     fields["plan.dp"] = shards * copies
     reshard = settings.text(_P + "fsdp_reshard_after_forward", "default")
     is_zero_2 = reshard == "never" or (reshard == "default" and fields["plan.pp"] > 1)
@@ -71,12 +75,18 @@ def _write_degrees(job: JobSpec, settings: dict[str, Any]) -> None:
     plan = job.plan
     # torchtitan combines DDP with no other axis.
     if plan.zero == 0 and plan.cp == 1 and (plan.dp == 1 or plan.tp == plan.pp == 1):
-        settings |= {_P + "data_parallel_replicate_degree": plan.dp, _P + "data_parallel_shard_degree": 1}
+        settings |= {
+            _P + "data_parallel_replicate_degree": plan.dp,
+            _P + "data_parallel_shard_degree": 1,
+        }
         return
     shards = (plan.zero_ranks or plan.replicas) // plan.cp or 1
     if shards * plan.cp == 1 and plan.tp * plan.pp > 1:
         shards = plan.dp
-    settings |= {_P + "data_parallel_replicate_degree": plan.dp // shards, _P + "data_parallel_shard_degree": shards}
+    settings |= {
+        _P + "data_parallel_replicate_degree": plan.dp // shards,
+        _P + "data_parallel_shard_degree": shards,
+    }
     settings[_P + "fsdp_reshard_after_forward"] = "always" if plan.zero == 3 else "never"
 
 
@@ -93,7 +103,10 @@ def generated_stages(stages: int, layers: int, first: int, last: int) -> list[in
 def _read_pipeline(settings: Settings, fields: Flat) -> None:
     pp = fields["plan.pp"]
     schedule = settings.one_of(_all_names("pipeline_parallel_schedule").split(), _SCHEDULES, "1F1B")
-    layers, layers_per_stage = fields.get("layers", 0), settings.count(_P + "pipeline_parallel_layers_per_stage", 0)
+    layers, layers_per_stage = (
+        fields.get("layers", 0),
+        settings.count(_P + "pipeline_parallel_layers_per_stage", 0),
+    )
     less_layers = [settings.count(f"{_P}pipeline_parallel_{end}_stage_less_layers", 1) for end in ("first", "last")]
     parts = settings.raw(PARTS)
     if pp == 1:
@@ -135,63 +148,6 @@ def _write_pipeline(job: JobSpec, settings: dict[str, Any]) -> None:
     settings[PARTS] = parts
 
 
-def _read_batch(settings: Settings, fields: Flat) -> None:
-    dp, pp = fields["plan.dp"], fields["plan.pp"]
-    if settings.has(_TOKENS, _LENGTHS[1], "training.num_tokens_per_train_step"):
-        _read_tokens(settings, fields)
-        return
-    local = settings.count(("training.local_batch_size", "training.batch_size"), 8)
-    microbatches = settings.count("experimental.pipeline_parallel_microbatches", 0)
-    microbatch_size = settings.count(_P + "pipeline_parallel_microbatch_size", 1)
-    if pp > 1 and microbatches:
-        microbatch_size = max(1, local // microbatches)
-    elif pp > 1 and not settings.has(_P + "pipeline_parallel_microbatch_size"):
-        settings.note(
-            "a microbatch has 1 sample, as since 2025; code of 2024 made as many microbatches as there are stages "
-            "(--set plan.microbatch_size=N)"
-        )
-    if pp == 1:
-        local = settings.overridden("plan.microbatch_size") or local
-    fields["plan.microbatch_size"] = microbatch_size if pp > 1 else local
-    given_size = _number_or_all(
-        settings.text("training.global_batch_size", "-1"), "training.global_batch_size", settings
-    )
-    size = local * dp if given_size is None else given_size
-    fields["batch.global_batch_size"] = size
-    if pp > 1 and size > local * dp:
-        settings.lost.append(f"the pipeline drains {size // max(1, local * dp)} times in a step there, and once here")
-
-
-_LENGTHS = ("training.seq_len", "training.max_context_length")
-_TOKENS = "training.num_tokens_per_microbatch_per_dp_rank"
-
-
-def _read_tokens(settings: Settings, fields: Flat) -> None:
-    """Read the batch of releases since August 2026, which count it in tokens."""
-    length = max(1, settings.count(_LENGTHS, 2048))
-    tokens = settings.count(_TOKENS, 16384, least=1)
-    if tokens % length:
-        settings.lost.append(
-            f"{settings.setting_text(_TOKENS)} is no multiple of {length}, and microbatches are whole samples here"
-        )
-    microbatch_size = max(1, tokens // length)
-    num_microbatches = settings.count(_P + "num_pp_microbatches", 1, least=1) if fields["plan.pp"] > 1 else 1
-    per_rank = microbatch_size * num_microbatches
-    total = _number_or_all(
-        settings.text("training.num_tokens_per_train_step", "-1"), "training.num_tokens_per_train_step", settings
-    )
-    fields["plan.microbatch_size"] = microbatch_size
-    fields["batch.global_batch_size"] = per_rank * fields["plan.dp"] if total is None else max(1, total // length)
-
-
-def _write_batch(job: JobSpec, settings: dict[str, Any]) -> None:
-    plan, size = job.plan, job.batch.global_batch_size
-    settings["training.local_batch_size"] = size // plan.dp if plan.pp > 1 else plan.microbatch_size
-    settings["training.global_batch_size"] = size
-    if plan.pp > 1:
-        settings[_P + "pipeline_parallel_microbatch_size"] = plan.microbatch_size
-
-
 def _read_recompute(settings: Settings, fields: Flat) -> None:
     mode = settings.text(("activation_checkpoint.mode", "training.activation_checkpoint"), "selective")
     option = settings.text("activation_checkpoint.selective_ac_option", "2")
@@ -202,15 +158,17 @@ def _read_recompute(settings: Settings, fields: Flat) -> None:
     elif mode == "selective" and option == "op":
         fields |= {"plan.recompute": "selective", "plan.recompute_operators": ["norm", "activation"]}
         settings.note(
-            "selective recomputation by operator keeps what products and attention give; norms and activations are "
-            "computed again"
+            say(
+                "selective recomputation by operator keeps what products and attention give; norms and activations are "
+                "computed again"
+            )
         )
     elif mode == "selective" and 0 < (every := whole(option) or 0) <= 1000:
         fields |= {"plan.recompute": "full", "plan.recompute_every": every}
     elif mode != "none":
         mode_shown = f"{mode[:30]} {option[:30]}" if mode == "selective" else mode[:30]
         name = settings.shown("activation_checkpoint.mode")
-        settings.faults.append(f"{name} = {mode_shown} can't be said here; use none or full")
+        settings.faults.append(none_of_few(f"{name} = {mode_shown}", ["none", "full"]))
 
 
 def _write_recompute(job: JobSpec, settings: dict[str, Any]) -> None:
@@ -243,12 +201,17 @@ def _read_numbers(settings: Settings, fields: Flat) -> None:
     if settings.text("training.dtype", "float32") == "bfloat16":  # of weights, gradients and moments
         fields |= {"precision.master": "none", "precision.gradients": "compute", "precision.reduce": "float32"}
         if fields["precision.compute"] != "bf16":
-            settings.lose("training.dtype", "weights that are kept in bfloat16 are computed with in bfloat16 here")
+            settings.lose("training.dtype", say("weights that are kept in bfloat16 are computed with in bfloat16 here"))
             fields["precision.compute"] = "bf16"
     converters = settings.words("model.converters")
     others = [converter for converter in converters if not _is_float8(converter)]
     if others:
-        settings.lost.append(f"{settings.shown('model.converters')} {' '.join(others)[:60]}: it can't be said here")
+        settings.lost.append(
+            say(
+                "{setting}: it can't be said here",
+                setting=f"{settings.shown('model.converters')} {' '.join(others)[:60]}",
+            )
+        )
     recipe_names = ("quantize.linear.float8.recipe_name", "float8.recipe_name")
     if len(others) < len(converters) or settings.flag(("float8.enable_float8_linear", "training.enable_float8_linear")):
         recipe, has_weights = settings.one_of(recipe_names, _FLOAT8, "tensorwise")
@@ -281,13 +244,15 @@ def _read_rate(settings: Settings, fields: Flat) -> None:
     shape = settings.text((key + "decay_type", key + "lr_decay_type"), "linear")
     share = settings.text((key + "decay_ratio", key + "lr_decay_ratio"), "")
     if settings.count(key + "total_steps", steps) != steps:
-        settings.lose(key + "total_steps", f"the learning rate is that of a run of {steps:,} steps here")
+        settings.lose(
+            key + "total_steps", say("the learning rate is that of a run of {steps:,} steps here", steps=steps)
+        )
     fields["optimizer.warmup_steps"] = min(steps, settings.count((key + "warmup_steps", "training.warmup_steps"), 200))
     fields["optimizer.min_learning_rate_ratio"] = min(
         1.0, settings.number((key + "min_lr_factor", key + "lr_min"), 0.0)
     )
     if shape not in ("linear", "cosine", "sqrt"):
-        settings.faults.append(f"lr_scheduler.decay_type = {shape[:30]} can't be said here; use linear, cosine or sqrt")
+        settings.faults.append(none_of_few(f"lr_scheduler.decay_type = {shape[:30]}", ["linear", "cosine", "sqrt"]))
     elif not share and shape != "sqrt":
         fields["optimizer.schedule"] = shape
     else:
@@ -381,13 +346,13 @@ TABLE: Table = (
     Rule((_P + "enable_sequence_parallel",), _read_sequence, _write_sequence),
     Rule((_P + "pipeline_parallel_schedule",), _read_pipeline, _write_pipeline),
     Rule((_P + "expert_parallel_degree",), _read_experts, _write_experts),
-    Rule(("training.local_batch_size",), _read_batch, _write_batch),
+    Rule(("training.local_batch_size",), read_batch, write_batch),
     Rule(("activation_checkpoint.mode",), _read_recompute, _write_recompute),
     Rule(("training.mixed_precision_param",), _read_numbers, _write_numbers),
     Rule(("training.enable_cpu_offload",), _read_offload, _write_offload),
     Rule(("training.disable_cuda_graphs",), _read_graphs, _write_graphs),
     Rule(("optimizer.implementation",), _read_moments, _write_moments),
-    count(" ".join(_LENGTHS), "model.sequence", 2048, always=True),
+    count(" ".join(LENGTHS), "model.sequence", 2048, always=True),
     number("training.max_norm", "optimizer.clip_grad_norm", 1.0, always=True),
     word("optimizer.name", "optimizer.name", {"AdamW": "adamw", "Adam": "adam"}, "AdamW", always=True),
     number("optimizer.lr", "optimizer.learning_rate", 8e-4, always=True),

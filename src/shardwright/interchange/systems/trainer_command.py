@@ -7,6 +7,7 @@ from typing import Any
 
 from shardwright.config.base import shortened
 from shardwright.config.fault_gathering_reader import whole
+from shardwright.config.phrase import say
 from shardwright.interchange.hydra_command import overridden
 from shardwright.interchange.imported import Asked
 from shardwright.interchange.launched_ranks import launched_ranks
@@ -31,7 +32,9 @@ def trainer_command(
     names = {PurePath(name).name for name in files}
     for word in command.arguments:
         if word.lower().endswith(_YAML) and PurePath(word).name not in names:
-            raise ShellFault(f"{shortened(word)} has the options of the program, and is not read: name it too")
+            raise ShellFault(
+                say("{file} has the options of the program, and is not read: name it too", file=shortened(word))
+            )
     if command.nodes * command.devices_per_node:
         return command
     nodes, devices = _sizes(command)

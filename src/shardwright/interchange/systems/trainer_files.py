@@ -11,12 +11,14 @@ from typing import Any
 from shardwright.config.base import shortened
 from shardwright.config.dotted_keys import flat_keys, nested_keys
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.config.yaml_text import yaml_text
 from shardwright.interchange.imported import Asked, ReadResult
 from shardwright.interchange.launcher import Launched
 from shardwright.interchange.named_model import is_model
 from shardwright.interchange.reading.file_signs import SHARED, FileSigns
 from shardwright.interchange.reading.plain_data import read_data
+from shardwright.interchange.reading.setting_notes import unread_file
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.systems import accelerate, deepspeed, llama_factory
 from shardwright.interchange.systems.llama_factory_megatron import is_megatron, read_options
@@ -74,7 +76,9 @@ class TrainerFile:
         engine = {name: keys for name, keys in data.items() if not is_model(keys) and _is_engine(keys)}
         own = {name: keys for name, keys in data.items() if not is_model(keys) and name not in engine}
         if not own and command is None:
-            raise ShellFault(f"no file has options of {self.title}; name the one that has them first")
+            raise ShellFault(
+                say("no file has options of {system}; name the one that has them first", system=self.title)
+            )
         merged = {key: value for keys in own.values() for key, value in keys.items()}
         merged = with_options(merged, command) if command else merged
         faults = (*_missing_files(merged, command, [PurePath(name).name for name in data]), *self.refused(merged))
@@ -122,9 +126,19 @@ class TrainerFile:
         """Assumptions: defaults that hold, and that nothing is sharded if no file says it is."""
         present = {self.renamed.get(name, f"--{name}") for name, value in data.items() if value is not None}
         defaults = [f"{name[2:]} {value}" for name, value in self.defaults.items() if name not in present]
-        notes = [f"{self.title}'s own defaults hold where nothing is said: {', '.join(defaults)}"] if defaults else []
+        notes: list[str] = []
+        if defaults:
+            notes.append(
+                say(
+                    "{system}'s own defaults hold where nothing is said: {settings}",
+                    system=self.title,
+                    settings=tuple(defaults),
+                )
+            )
         if not has_engine and not any(name.startswith("--fsdp") for name in given):
-            notes.append("no file of DeepSpeed, FSDP or Accelerate is there, so each device has all of the model (DDP)")
+            notes.append(
+                say("no file of DeepSpeed, FSDP or Accelerate is there, so each device has all of the model (DDP)")
+            )
         return notes
 
     def _options(self, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -165,7 +179,7 @@ def _missing_files(data: Mapping[str, Any], command: Launched | None, names: lis
     launcher = {key.replace("-", "_"): value for key, value in (command.launcher_settings if command else {}).items()}
     named = {key: value for key in _FILES_NAMED if isinstance(value := data.get(key, launcher.get(key)), str)}
     return [
-        f"{key} = {shortened(value)} is a file that is not read, and it says how things are split: name it too"
+        unread_file(f"{key} = {shortened(value)}")
         for key, value in named.items()
         if value.lower() not in _NO_FILES and PurePath(value).name not in names
     ]

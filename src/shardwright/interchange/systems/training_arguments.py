@@ -12,11 +12,13 @@ from shardwright.config.base import PlanError, shortened
 from shardwright.config.dotted_keys import flat_keys
 from shardwright.config.hugging_face.written_config import written_config
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.interchange.imported import Asked
 from shardwright.interchange.launcher import Launched, find_training_command, missing_ranks
 from shardwright.interchange.named_model import changed_keys, is_model, read_named_model
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.script_text import flag_words
+from shardwright.interchange.reading.setting_notes import nearest_here, taken_length, taken_rate, unread_file
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.reading.shell_marks import unknown_names
 from shardwright.interchange.reading.shell_words import ShellFault
@@ -93,7 +95,10 @@ class FileParts:
 
     def settings(self, asked: Asked, world: int) -> Settings:
         """The settings of all files and of the command, for `world` devices; 0 means unknown."""
-        automatic = [f"{name} = auto: a program takes a number" for name in sorted(NUMBERS & self.automatic)]
+        automatic = [
+            say("{setting}: a program takes a number", setting=f"{name} = auto")
+            for name in sorted(NUMBERS & self.automatic)
+        ]
         missing = [] if world or not self.command else missing_ranks(self.command)
         program = self.command.program if self.command else ""
         return Settings(
@@ -139,7 +144,11 @@ def read_parts(texts: Mapping[str, str], asked: Asked, is_own: Callable[[dict[st
             given |= {f"--{key}": value for key, value in data.items()} | own_options(data)
         else:
             raise ShellFault(
-                f"{name} is neither the system's configuration, nor a config.json with model_type, nor options; check"
+                say(
+                    "{file} is neither the system's configuration, nor a config.json with model_type, nor options; "
+                    "check",
+                    file=name,
+                )
             )
     given |= of_command
     names = {PurePath(name).name for name in (*texts, *written)}
@@ -180,7 +189,7 @@ def _missing_files(given: dict[str, Any], names: Set[str], has_own: bool) -> Ite
             continue
         is_given = has_own if unknown_names(value) else PurePath(value).name in names
         if not is_given:
-            yield f"{key} {shortened(value)} is a file that is not read, and it says how things are split: name it too"
+            yield unread_file(f"{key} {shortened(value)}")
 
 
 _MODEL_NAMES = ("--config_name", "--model_name_or_path", "--model", "--base_model")
@@ -200,9 +209,7 @@ def _read_sequence(settings: Settings, fields: Flat) -> None:
     if tokens:
         fields["model.sequence"] = tokens
     elif "model.sequence" in fields:
-        settings.note(
-            f"nothing says how long samples are; {fields['model.sequence']:,} tokens are taken (--set model.sequence=N)"
-        )
+        settings.note(taken_length(fields["model.sequence"]))
 
 
 def _write_sequence(job: JobSpec, settings: dict[str, Any]) -> None:
@@ -215,7 +222,7 @@ def _read_rate(settings: Settings, fields: Flat) -> None:
     steps = settings.count(("--max_steps", "--max_train_steps", "scheduler.params.total_num_steps"), 0)
     if not steps:
         steps = 1000
-        settings.note("nothing says how many steps the run has; 1,000 are taken (--set optimizer.steps=N)")
+        settings.note(say("nothing says how many steps the run has; 1,000 are taken (--set optimizer.steps=N)"))
     kind = _schedule(settings)
     kwargs = keyword_options(settings, "--lr_scheduler_kwargs")
     kind = _own_schedule(settings, kind)
@@ -239,7 +246,7 @@ def _read_rate(settings: Settings, fields: Flat) -> None:
         fields["optimizer.decay_shape"] = {"linear": "linear", "cosine": "cosine", "1-sqrt": "sqrt"}.get(
             shape, "linear"
         )
-    settings.lose("--num_train_epochs", "steps are counted here (--set optimizer.steps=N)")
+    settings.lose("--num_train_epochs", say("steps are counted here (--set optimizer.steps=N)"))
 
 
 def _warmup(settings: Settings, steps: int) -> int:
@@ -261,7 +268,7 @@ def _schedule(settings: Settings) -> str:
     word = settings.text("--lr_scheduler_type", "linear").lower().removeprefix("schedulertype.")
     if word not in _SCHEDULES:
         nearest = _NEAREST.get(word, "linear")
-        settings.lost.append(f"{settings.setting_text('--lr_scheduler_type')}: the nearest here is {nearest}")
+        settings.lost.append(nearest_here(settings.setting_text("--lr_scheduler_type"), nearest))
         return nearest
     return _SCHEDULES[word]
 
@@ -280,9 +287,9 @@ def _own_schedule(settings: Settings, kind: str) -> str:
     if not own_type:
         return kind
     if own_type not in _OWN_SCHEDULES and "optimizer.schedule" not in settings.overrides:
-        settings.lost.append(f"scheduler.type = {shortened(own_type)}: the nearest here is {kind}")
+        settings.lost.append(nearest_here(f"scheduler.type = {shortened(own_type)}", kind))
     if own_type in _OWN_SCHEDULES and settings.text("scheduler.params.warmup_type", "log") == "log":
-        settings.lost.append("scheduler.params.warmup_type is log there, and the warm-up is linear here")
+        settings.lost.append(say("scheduler.params.warmup_type is log there, and the warm-up is linear here"))
     return _OWN_SCHEDULES.get(own_type, kind)
 
 
@@ -293,7 +300,7 @@ def _read_peak(settings: Settings, fields: Flat) -> None:
     has_own_optimizer = settings.has("optimizer.type") and settings.is_open(names[1])
     default = 1e-3 if has_own_schedule or has_own_optimizer else 5e-5
     if settings.is_open(*names):
-        settings.note(f"nothing says the learning rate; {default:g} is taken (--set optimizer.learning_rate=RATE)")
+        settings.note(taken_rate(f"{default:g}"))
     fields["optimizer.learning_rate"] = settings.number(names, default)
 
 
@@ -342,10 +349,8 @@ def _optimizer(settings: Settings, name: str, words: Mapping[str, str]) -> str:
     """The optimizer of a word, or AdamW, which is nearest to most others and holds as much as any of them, or more."""
     word = settings.text(name, "adamw_torch").lower()
     if word not in words and word != "adamw_torch" and "optimizer.name" not in settings.overrides:
-        settings.lost.append(
-            f"{settings.setting_text(name)}: AdamW with two moments in float32 is counted here (--set "
-            "optimizer.name=NAME)"
-        )
+        why = say("AdamW with two moments in float32 is counted here (--set optimizer.name=NAME)")
+        settings.lost.append(say("{subject}: {fault}", subject=settings.setting_text(name), fault=why))
     return words.get(word, "adamw")
 
 
@@ -379,10 +384,11 @@ def model_file(job: JobSpec) -> str:
     try:
         keys = written_config(job.model)[1]
     except PlanError as error:
-        fault = (
+        fault = say(
             "no family of Hugging Face's has these layers, so there is no config.json for them; use a model that one "
+            "has, such as --set model.name=llama3-8b, or --to megatron"
         )
-        raise PlanError(error.subject, [f"{fault}has, such as --set model.name=llama3-8b, or --to megatron"]) from None
+        raise PlanError(error.subject, [fault]) from None
     if job.model.moe.aux_loss == "switch" and job.model.moe.aux_scope == "microbatch":
         keys |= {"output_router_logits": True, "router_aux_loss_coef": job.model.moe.aux_coefficient}
     return json.dumps(keys, indent=2) + "\n"

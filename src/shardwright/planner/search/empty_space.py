@@ -161,4 +161,4 @@ def refuse_no_cluster(job: JobSpec) -> None:
             )
         )
     if faults:
-        raise PlanError(f"job {job.name}", faults)
+        raise PlanError(say("job {name}", name=job.name), faults)

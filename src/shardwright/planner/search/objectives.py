@@ -117,7 +117,7 @@ def check_in_time(job: JobSpec, objective: Objective, token_s: float) -> None:
     """Raise PlanError if the fastest plan, which takes `token_s` seconds a token, misses the deadline."""
     token_s /= objective.training_share(job)
     if not objective.in_time(token_s):
-        raise PlanError(f"job {job.name}", [_too_slow(job, objective, token_s)])
+        raise PlanError(say("job {name}", name=job.name), [_too_slow(job, objective, token_s)])
 
 
 def on_nodes(job: JobSpec, nodes: int) -> JobSpec:
@@ -152,7 +152,7 @@ def _fewest_device_s(job: JobSpec, objective: Objective, token_s_on: Callable[[i
 def _fewest_days(job: JobSpec, objective: Objective, token_s_on: Callable[[int], float]) -> int:
     """The number of nodes on which a run takes the fewest days with failures. PlanError if their rate is unknown."""
     if gaps := reliability_gaps(job.cluster):
-        raise PlanError(f"job {job.name}", gaps)
+        raise PlanError(say("job {name}", name=job.name), gaps)
     days: dict[int, float] = {}
     for nodes in reversed(node_counts(job.cluster.nodes)):
         days[nodes] = token_s_on(nodes) / objective.training_share(on_nodes(job, nodes))

@@ -45,7 +45,7 @@ def _refuse_fused(family: str, model: ModelSpec) -> None:
     """Raise PlanError if maps that are targets lie side by side in one matrix of the family."""
     if fused := [target for target in model.adapter.targets if target in _fused(names_of(family, model), model)]:
         raise PlanError(
-            f"adapters of a {family} model",
+            say("adapters of a {family} model", family=family),
             [
                 say(
                     "{targets} are side by side with others in one matrix of this family, which peft gives one "
@@ -71,7 +71,7 @@ def adapter_keys(family: str, model: ModelSpec) -> dict[str, Any]:
     base."""
     if not model.weights:
         raise PlanError(
-            "adapters for peft",
+            say("adapters for peft"),
             [
                 say(
                     "they were trained beside random weights, and peft opens them beside a released model's; use "

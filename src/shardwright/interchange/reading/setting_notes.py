@@ -1,0 +1,63 @@
+"""Notes and faults about settings that several systems have. A setting stands in them with its value, as its users
+write it."""
+
+from collections.abc import Iterable
+
+from shardwright.config.phrase import either, say
+
+
+def none_of(setting: str, words: Iterable[str], job_field: str = "") -> str:
+    """The fault of a setting, with its value, that stands for nothing here; `job_field` is what --set may give in its
+    place."""
+    way = say(", or --set {field}=NAME", field=job_field) if job_field else ""
+    return say("{setting} can't be said here; use one of {words}{way}", setting=setting, words=tuple(words), way=way)
+
+
+def none_of_few(setting: str, choices: list[str]) -> str:
+    """The fault of a setting, with its value, that stands for nothing here, where there are few choices."""
+    return say("{setting} can't be said here; use {choices}", setting=setting, choices=either(choices))
+
+
+def wrong_value(setting: str, expected: str) -> str:
+    """The fault of a setting whose value is not what is expected."""
+    return say("{setting}: it should be {expected}", setting=setting, expected=expected)
+
+
+def priced_as(software: str) -> str:
+    """The note on the generation of software that prices a job."""
+    return say("priced as {software} software (--as NAME for another)", software=software)
+
+
+def nearest_here(setting: str, nearest: str) -> str:
+    """The note on a setting, with its value, in whose place another is taken."""
+    return say("{setting}: the nearest here is {nearest}", setting=setting, nearest=nearest)
+
+
+def taken_rate(rate: str) -> str:
+    """The note on a learning rate that nothing says."""
+    return say("nothing says the learning rate; {rate} is taken (--set optimizer.learning_rate=RATE)", rate=rate)
+
+
+def taken_length(tokens: int) -> str:
+    """The note on a length of samples that nothing says."""
+    return say("nothing says how long samples are; {tokens:,} tokens are taken (--set model.sequence=N)", tokens=tokens)
+
+
+def unread_file(setting: str) -> str:
+    """The fault of a setting, with its value, whose file decides the plan and is none of the files."""
+    return say("{setting} is a file that is not read, and it says how things are split: name it too", setting=setting)
+
+
+def falls_as_cosine(setting: str) -> str:
+    """The note on a form of the learning rate, with its setting, in whose place a cosine is taken."""
+    return say("{setting}: the learning rate falls as a cosine here", setting=setting)
+
+
+def falls_linearly(setting: str) -> str:
+    """The note on a form of the learning rate, with its setting, in whose place a line is taken."""
+    return say("{setting}: the rate falls linearly here", setting=setting)
+
+
+def off_without_tensors(setting: str) -> str:
+    """The note on sequence parallelism that a job with one tensor-parallel rank switches on."""
+    return say("{setting} is off, as Megatron-LM turns it off where no tensors are split (tensor 1)", setting=setting)
