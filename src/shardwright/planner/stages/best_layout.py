@@ -108,7 +108,9 @@ def adjacent_layouts(
         if giver == taker or taker in placement.stages_of(slowest) or is_last_layer:
             continue
         changed = [count - (stage == giver) + (stage == taker) for stage, count in enumerate(layers)]
-        if rank_seconds(changed, placement.replicas(taker)[0], slots, placement) >= most_s:  # most takers become too slow
+        if (
+            rank_seconds(changed, placement.replicas(taker)[0], slots, placement) >= most_s
+        ):  # most takers become too slow
             continue
         stages = stages_of(changed, slots, placement, job.num_microbatches)
         if max(stages.rank_s) < most_s:
