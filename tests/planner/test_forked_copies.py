@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -12,7 +14,7 @@ import pytest
 
 from shardwright.config.base import PlanError, RunError
 from shardwright.cost.calibration import shipped
-from shardwright.planner.search import forked_copies, local_search
+from shardwright.planner.search import adjacent_search, forked_copies
 from shardwright.planner.search.constraints import constraints_of
 from shardwright.planner.search.forked_copies import ForkedCopy, num_processes, shared
 from shardwright.planner.search.search import search
@@ -98,14 +100,14 @@ def test_the_death_of_a_copy_is_one_error(end: Callable[[Any], None], words: str
 
 
 def test_a_death_in_a_search_is_told(on_cores: Callable[[int], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    first_pid, known = os.getpid(), local_search.StepTimes.known
+    first_pid, known = os.getpid(), adjacent_search.StepTimes.known
 
-    def dying_elsewhere(times: local_search.StepTimes) -> Any:
+    def dying_elsewhere(times: adjacent_search.StepTimes) -> Any:
         if os.getpid() != first_pid:
             os.kill(os.getpid(), signal.SIGKILL)
         return known(times)
 
-    monkeypatch.setattr(local_search.StepTimes, "known", dying_elsewhere)
+    monkeypatch.setattr(adjacent_search.StepTimes, "known", dying_elsewhere)
     on_cores(2)
     with pytest.raises(RunError, match="signal 9"):
         search(small_job("dense"), constraints_of(["plan.cp=1", "plan.recompute=none"], []), shipped(), num_shown=4)
@@ -133,3 +135,18 @@ def test_a_signal_to_all_ends_copies_at_once() -> None:
     with pytest.raises(RunError, match=r"\(signal 2\)"):
         copy.result()
     copy.end()
+
+
+def test_copies_end_with_a_process_that_is_killed() -> None:
+    code = (
+        "import os, signal\n"
+        "from shardwright.planner.search.forked_copies import ForkedCopy\n"
+        "def sleep(_): os.write(1, b'%d\\n' % os.getpid()); signal.pause()\n"
+        "copy = ForkedCopy(sleep, [0])\n"
+        "signal.pause()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert int(process.stdout.readline()) != process.pid
+        process.kill()
+        assert process.stdout.read() == b""  # which ends when the copy, too, has closed it

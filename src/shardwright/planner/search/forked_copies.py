@@ -6,6 +6,7 @@ will release. Elsewhere, and with one core, `num_processes` is 1, and the caller
 such that its results do not depend on who does it. Copies record no progress, and end silently with this process.
 """
 
+import ctypes
 import gc
 import os
 import pickle
@@ -22,6 +23,7 @@ from shardwright.config.progress_records import LOGGER
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
+_PR_SET_PDEATHSIG = 1  # of prctl(2)
 _MOST = 4  # processes: each may need a hundred MiB of its own
 _ENDS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
 
@@ -63,13 +65,13 @@ class ForkedCopy(Generic[Item, Result]):
     """A forked copy of this process that does the work of some items."""
 
     def __init__(self, work: Callable[[Item], Result], items: Sequence[Item]) -> None:
-        self._work, self._items = work, iter(items)
+        self._work, self._items, first_pid = work, iter(items), os.getpid()
         read_end, write_end = os.pipe()
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)  # handlers of this process must not run in the copy
         try:
             self._pid = os.fork()
             if self._pid == 0:
-                _send_results(work, items, write_end, mask)
+                _send_results(work, items, write_end, mask, first_pid)
             os.close(write_end)
             self._pipe = os.fdopen(read_end, "rb")
         finally:
@@ -111,10 +113,15 @@ def _end_message(status: int) -> str:
     )
 
 
-def _send_results(work: Callable[[Item], Result], items: Sequence[Item], write_end: int, mask: set[Any]) -> NoReturn:
+def _send_results(
+    work: Callable[[Item], Result], items: Sequence[Item], write_end: int, mask: set[Any], first_pid: int
+) -> NoReturn:
     """Do the work of a copy, and end its process without any of the cleanup that belongs to the first one."""
     status = 1
     try:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # at the end of the first process
+        if os.getppid() != first_pid:  # that has ended already
+            os._exit(status)
         gc.disable()  # it would touch, and so copy, all memory
         LOGGER.disabled = True
         signal.set_wakeup_fd(-1)

@@ -1,8 +1,8 @@
 """Full simulations of plans. Closed forms offer several plans of each kind; here the fastest fitting one is chosen.
 
-A step is simulated in the plan's own order of work. Then a local search (local_search.py) improves the fastest plan of
-a kind. Plans are simulated and judged ahead by forked copies of this process, which changes no result: each is the same
-whoever makes it.
+A step is simulated in the plan's own order of work. Then a local search (adjacent_search.py) improves the fastest plan
+of a kind. Plans are simulated and judged ahead by forked copies of this process, which changes no result: each is the
+same whoever makes it.
 """
 
 from collections.abc import Sequence
@@ -11,16 +11,16 @@ from contextlib import closing
 from shardwright.config.job import JobSpec
 from shardwright.cost.calibration import Constants
 from shardwright.layers.memo import Memo
-from shardwright.planner.search.constraints import Constraints
-from shardwright.planner.search.forked_copies import shared
-from shardwright.planner.search.local_search import (
+from shardwright.planner.search.adjacent_search import (
     LONG_STEP_KINDS,
     SHORT_STEP,
+    AdjacentSearch,
     KindPlans,
-    LocalSearch,
     is_long,
     num_actions,
 )
+from shardwright.planner.search.constraints import Constraints
+from shardwright.planner.search.forked_copies import shared
 from shardwright.planner.search.plan_block import Columns
 from shardwright.planner.search.promising import QUICK, THOROUGH, UNEVEN
 from shardwright.planner.search.results import PlanPlace, SimulatedPlan
@@ -45,13 +45,13 @@ class SimulatedPlans:
     ) -> None:
         self.job = job
         self.refuted: dict[str, JobSpec] = {}
-        self._local = LocalSearch(job, constraints, constants, rows, room, memo)
+        self._search = AdjacentSearch(job, constraints, constants, rows, room, memo)
         self._kinds: dict[int, tuple[Sequence[PlanPlace], KindPlans]] = {}  # with a plan that may fit, by their codes
 
     @property
     def num_simulated(self) -> int:
         """Plans that were simulated."""
-        return self._local.times.num_simulated
+        return self._search.times.num_simulated
 
     def fastest(self, kinds: Sequence[Sequence[PlanPlace]], num_shown: int) -> list[SimulatedPlan]:
         """Return the fastest fitting plan of each of `num_shown` kinds, fastest first, among `kinds` and those of
@@ -65,17 +65,17 @@ class SimulatedPlans:
         chosen.sort(key=lambda item: item[1].best.token_s)
         kinds_shown = [kind for _, kind in chosen[:num_shown]]
         tell(Phase.SIMULATING, 0.45)
-        self._local.improve(_that_may_win(kinds_shown), QUICK)
+        self._search.improve(_that_may_win(kinds_shown), QUICK)
         tell(Phase.SIMULATING, 0.7)
         thorough_kinds = [
             kind
             for n, kind in enumerate(_that_may_win(kinds_shown))
             if n < _THOROUGH_KINDS or num_actions(kind.best.job) <= SHORT_STEP
         ]
-        self._local.improve(thorough_kinds, THOROUGH)
+        self._search.improve(thorough_kinds, THOROUGH)
         uneven = [kind for kind in thorough_kinds if kind.plans and kind.best.job.plan.layout]
         tell(Phase.SIMULATING, 0.9)
-        self._local.improve([kind for kind in uneven if not is_long(kind.best.job)], UNEVEN)
+        self._search.improve([kind for kind in uneven if not is_long(kind.best.job)], UNEVEN)
         return self._first_fitting(chosen, num_shown)
 
     def _take_first(self, kinds: Sequence[Sequence[PlanPlace]], num_shown: int) -> None:
@@ -86,7 +86,7 @@ class SimulatedPlans:
             for (number, places), steps in numbered:
                 tell(Phase.SIMULATING, 0.45 * number / len(kinds))
                 if steps is not None:
-                    self._local.times.expect(steps)
+                    self._search.times.expect(steps)
                 self._take(places, is_among_first=len(self._kinds) < LONG_STEP_KINDS)
                 if self._is_enough(kinds, number + 1, num_shown):
                     break
@@ -96,14 +96,14 @@ class SimulatedPlans:
         best_s = sorted(kind.best.token_s for _, kind in self._kinds.values())
         if number == len(kinds) or len(best_s) < num_shown:
             return number == len(kinds)
-        return self._local.times.least_ratio * kinds[number][0].token_s >= best_s[num_shown - 1]
+        return self._search.times.least_ratio * kinds[number][0].token_s >= best_s[num_shown - 1]
 
     def _taken_ahead(self, numbered: tuple[int, Sequence[PlanPlace]]) -> KnownSteps:
         """The steps of the plans that are probably simulated of a kind."""
         number, places = numbered
-        known = self._local.times.known()
+        known = self._search.times.known()
         self._take(places, is_among_first=number < LONG_STEP_KINDS)
-        return self._local.times.known().without(known)
+        return self._search.times.known().without(known)
 
     def _first_fitting(
         self, kinds: Sequence[tuple[Sequence[PlanPlace], KindPlans]], num_shown: int
@@ -120,20 +120,20 @@ class SimulatedPlans:
             if not kind.plans:  # all were dropped
                 self._refute(places)
                 open_kinds.remove(item)
-            elif self._local.fits((best := kind.best).job):
+            elif self._search.fits((best := kind.best).job):
                 shown.append(best)
                 open_kinds.remove(item)
             else:
-                self._local.drop(kind, best)
+                self._search.drop(kind, best)
         return shown
 
     def _judge_ahead(self, kinds: Sequence[KindPlans], num_shown: int) -> None:
         """Make the accounts of the fastest plans of the first kinds, which are needed in any case."""
         best = sorted((kind.best for kind in kinds), key=lambda plan: plan.token_s)[:num_shown]
-        jobs = [plan.job for plan in best if not self._local.is_judged(plan.job)]
-        with closing(shared(jobs, self._local.judged)) as all_judged:
+        jobs = [plan.job for plan in best if not self._search.is_judged(plan.job)]
+        with closing(shared(jobs, self._search.judged)) as all_judged:
             for job, judged in all_judged:
-                self._local.remember(judged or self._local.judged(job))
+                self._search.remember(judged or self._search.judged(job))
 
     def _refute(self, places: Sequence[PlanPlace]) -> None:
         job = places[0].plan(self.job)
@@ -144,12 +144,12 @@ class SimulatedPlans:
         """Simulate the plans of a kind that may be the fastest; fewer of them if steps are long."""
         _, kind = self._kinds.get(places[0].kind, (places, KindPlans()))
         for place in places[: 1 + is_among_first if is_long(places[0].plan(self.job)) else None]:
-            if kind.plans and self._local.times.least_ratio * place.token_s >= kind.best.token_s:
+            if kind.plans and self._search.times.least_ratio * place.token_s >= kind.best.token_s:
                 break
-            self._local.add(kind, [place.plan(self.job)])
+            self._search.add(kind, [place.plan(self.job)])
         if kind.plans:
             self._kinds[places[0].kind] = places, kind
-            self._local.tell_best(kind for _, kind in self._kinds.values())
+            self._search.tell_best(kind for _, kind in self._kinds.values())
         else:  # an earlier call has shown that none of them fits
             self._refute(places)
 

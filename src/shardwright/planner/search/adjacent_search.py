@@ -92,7 +92,7 @@ class Judged:
     accounts: AccountsByRank
 
 
-class LocalSearch:
+class AdjacentSearch:
     """Simulated steps of plans, which plans fit in `room` bytes of a device, and the search among adjacent plans.
 
     `rows` are the degrees of the space.
