@@ -95,7 +95,8 @@ class Judged:
 class AdjacentSearch:
     """Simulated steps of plans, which plans fit in `room` bytes of a device, and the search among adjacent plans.
 
-    `rows` are the degrees of the space.
+    `rows` are the degrees of the space. `paying_layouts` has plans with their best layouts, if these pay, by the keys
+    of the plans.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class AdjacentSearch:
         self.host_room = host_room_bytes(job.cluster)
         self.times = StepTimes(constants, memo)
         self._judged: dict[str, Judged] = {}
-        self._paying_layouts: dict[str, JobSpec | None] = {}
+        self.paying_layouts: dict[str, JobSpec | None] = {}
         self._best_job: JobSpec | None = None  # the last one that was recorded
 
     def improve(self, kinds: Sequence[KindPlans], effort: Effort) -> None:
@@ -240,9 +241,9 @@ class AdjacentSearch:
         if spare_s <= max(_LEAST_SPARE, least_gain) * total_s:
             return None
         key = plan_key(job)
-        if key not in self._paying_layouts:
-            self._paying_layouts[key] = paying_layout(job, self.constants, least_gain, self.memo)
-        return self._paying_layouts[key]
+        if key not in self.paying_layouts:
+            self.paying_layouts[key] = paying_layout(job, self.constants, least_gain, self.memo)
+        return self.paying_layouts[key]
 
     def _closed_even_s(self, job: JobSpec) -> float:
         """Seconds a token, by closed forms, of an uneven plan if its stages were even; 0 if they are even."""

@@ -7,6 +7,7 @@ same whoever makes it.
 
 from collections.abc import Sequence
 from contextlib import closing
+from typing import NamedTuple
 
 from shardwright.config.job import JobSpec
 from shardwright.cost.calibration import Constants
@@ -32,6 +33,13 @@ _LISTED_KINDS = 5  # a table has so many lines if the user does not ask for more
 # Times the fastest plan of all: a kind that is not listed and slower does not become the fastest by a local search. In
 # the jobs of the catalog one made a kind up to 3.6 % faster.
 _MAY_WIN = 1.05
+
+
+class _Ahead(NamedTuple):
+    """Steps and paying layouts of plans that a forked copy has found ahead."""
+
+    steps: KnownSteps
+    paying_layouts: dict[str, JobSpec | None]
 
 
 class SimulatedPlans:
@@ -83,10 +91,11 @@ class SimulatedPlans:
         if self._is_enough(kinds, 0, num_shown):
             return
         with closing(shared(list(enumerate(kinds)), self._taken_ahead)) as numbered:
-            for (number, places), steps in numbered:
+            for (number, places), ahead in numbered:
                 tell(Phase.SIMULATING, 0.45 * number / len(kinds))
-                if steps is not None:
-                    self._search.times.expect(steps)
+                if ahead is not None:
+                    self._search.times.expect(ahead.steps)
+                    self._search.paying_layouts |= ahead.paying_layouts
                 self._take(places, is_among_first=len(self._kinds) < LONG_STEP_KINDS)
                 if self._is_enough(kinds, number + 1, num_shown):
                     break
@@ -98,12 +107,14 @@ class SimulatedPlans:
             return number == len(kinds)
         return self._search.times.least_ratio * kinds[number][0].token_s >= best_s[num_shown - 1]
 
-    def _taken_ahead(self, numbered: tuple[int, Sequence[PlanPlace]]) -> KnownSteps:
-        """The steps of the plans that are probably simulated of a kind."""
+    def _taken_ahead(self, numbered: tuple[int, Sequence[PlanPlace]]) -> _Ahead:
+        """The steps and layouts of the plans that are probably simulated of a kind."""
         number, places = numbered
-        known = self._search.times.known()
+        known, layouts = self._search.times.known(), self._search.paying_layouts
+        known_layouts = layouts.copy()
         self._take(places, is_among_first=number < LONG_STEP_KINDS)
-        return self._search.times.known().without(known)
+        new_layouts = {key: layouts[key] for key in layouts.keys() - known_layouts.keys()}
+        return _Ahead(self._search.times.known().without(known), new_layouts)
 
     def _first_fitting(
         self, kinds: Sequence[tuple[Sequence[PlanPlace], KindPlans]], num_shown: int
