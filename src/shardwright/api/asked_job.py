@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from shardwright.config.asked_cluster import NOTHING_ASKED, AskedCluster
@@ -13,6 +14,8 @@ from shardwright.config.job import JobSpec
 from shardwright.config.load import JobFields, job_to_plan, make_job, read_job, subject_of
 from shardwright.config.phrase import say
 from shardwright.config.plan import UNSEARCHED
+from shardwright.config.units import MIB
+from shardwright.config.user_file import FileFault, path_exists, read_text
 from shardwright.memory.budget import meet_budget
 from shardwright.schedule.job_program import plan_faults
 
@@ -35,12 +38,14 @@ class AskedJob:
     """A job as the user asks for it.
 
     `job` is a TOML file, a name of the catalog, a config.json or a folder with one, or the fields themselves;
-    `overrides` are "section.field=value" strings, as in --set, and `cluster` replaces the job's cluster.
+    `overrides` are "section.field=value" strings, as in --set, and `cluster` replaces the job's cluster. `run_tokens`
+    are the tokens of the run of a model, if an option states them, as --tokens does; else 0.
     """
 
     job: str | Mapping[str, Any]
     overrides: tuple[str, ...] = ()
     cluster: AskedCluster = NOTHING_ASKED
+    run_tokens: float = 0.0
 
     @property
     def subject(self) -> str:
@@ -49,8 +54,14 @@ class AskedJob:
 
     @cached_property
     def job_fields(self) -> JobFields:
-        """The fields of file and catalog, with the overrides. Raises PlanError with every fault."""
-        return read_job(self.job, list(self.overrides), self.cluster)
+        """The fields of file and catalog, with the overrides. Raises PlanError with every fault, or for a file of
+        another system with the commands that read it."""
+        try:
+            return read_job(self.job, list(self.overrides), self.cluster, self.run_tokens)
+        except PlanError:
+            if isinstance(self.job, str) and (fault := _foreign_file(self.job)):
+                raise PlanError(self.subject, [fault]) from None
+            raise
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -161,6 +172,28 @@ def planned(subject: str, spec: JobSpec) -> JobSpec:
     if faults := plan_faults(spec):
         raise PlanError(subject, faults)
     return meet_budget(spec)
+
+
+def _foreign_file(path: str) -> str:
+    """A fault for the file of another training system, with the commands that read it; empty for any other file."""
+    from shardwright.interchange.recognised import JOB, system_name_of
+    from shardwright.interchange.system import SOURCES
+
+    if not path_exists(path) or Path(path).is_dir():
+        return ""
+    try:
+        system = system_name_of(path, read_text(Path(path), MIB, "configuration"))
+    except (PlanError, FileFault, OSError):
+        return ""
+    if system == JOB:
+        return ""
+    return say(
+        "{path} is no job, and looks like a file of {title}: `shardwright import {system} {path}` prints it as a job, "
+        "and `shardwright plan --from {system} {path}` with --device finds better plans for it",
+        path=path,
+        title=SOURCES[system].title,
+        system=system,
+    )
 
 
 def _best_job(subject: str, to_plan: JobToPlan) -> JobSpec | None:

@@ -134,6 +134,7 @@ def found_plans(
     if question.as_software:
         constraints = constraints.as_software(software_of(to_plan.job.cluster.software))
     objective = Objective(NAMES[NAMES.index(question.objective)], question.tokens, question.days)
+    objective = objective.with_tokens_of(to_plan.job)
     try:
         num_shown = question.top if objection is None else max(question.top, _LOOKED_AT)
         advice = plans_of(to_plan.job, constraints, shipped(), objective, num_shown=num_shown)

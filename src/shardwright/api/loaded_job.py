@@ -2,7 +2,7 @@
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -120,8 +120,8 @@ class Job(AskedJob):
         >>> plans.recommended.spec.plan.tp
         2
         """
-        question = PlanQuestion(top, keep, between, float8, objective, as_software, tokens, days)
-        plans = found_plans(self.subject, self.to_plan(), question)
+        question = PlanQuestion(top, keep, between, float8, objective, as_software, tokens, days).read(self.subject)
+        plans = found_plans(self.subject, replace(self, run_tokens=question.tokens).to_plan(), question)
         return Plans(plans.subject, plans.to_plan, plans.advice, plans.constraints)
 
     def simulate(self, *, steps: int = 1, communication: float = 0.0, execute: bool = False) -> Simulated:
@@ -169,7 +169,7 @@ class Job(AskedJob):
         tokens = options.whole("tokens", tokens, least=0)
         sizes = devices if isinstance(devices, str) else ",".join(map(str, options.wholes("devices", devices, least=1)))
         options.check(self.subject)
-        job = self.to_plan().job
+        job = replace(self, run_tokens=tokens).to_plan().job
         return scaled(self.subject, job, sizes_of(sizes), constraints_of(keep, between), tokens=tokens)
 
     def compare(

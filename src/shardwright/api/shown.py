@@ -49,10 +49,10 @@ class Shown(ABC):
         return self._shown
 
     def _repr_html_(self) -> str:
-        """The result in a notebook: the page that the command's --html writes, in a frame of its own."""
+        """The result in a notebook: its text on the page that the command's --html writes, in a frame of its own."""
         from shardwright.report.answer_page import answer_page
 
-        return framed(answer_page(type(self).__name__, "", self.to_dict()))
+        return framed(answer_page(type(self).__name__, "", self.to_dict(), text=self._shown))
 
 
 def framed(page: str) -> str:

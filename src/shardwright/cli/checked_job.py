@@ -45,13 +45,18 @@ def load_to_run(job: str, overrides: tuple[str, ...]) -> "JobSpec":
 
 
 def load_to_plan(
-    job: str, overrides: tuple[str, ...], cluster: "AskedCluster | None" = None, as_json: bool = False
+    job: str,
+    overrides: tuple[str, ...],
+    cluster: "AskedCluster | None" = None,
+    as_json: bool = False,
+    run_tokens: float = 0.0,
 ) -> "JobToPlan":
-    """The job, checked, to find a plan for. Its cluster may not allow its own plan.
+    """The job, checked, to find a plan for; of a model with as many steps as take `run_tokens`, if any. Its cluster may
+    not allow its own plan.
 
     Notes about values that nobody stated are those of the answer; if the output is JSON, they go to standard error.
     """
-    to_plan = _asked_job(job, overrides, cluster).to_plan()
+    to_plan = _asked_job(job, overrides, cluster, run_tokens).to_plan()
     if as_json:
         say(to_plan.notes, as_json)
     return to_plan
@@ -64,8 +69,10 @@ def say(notes: tuple[str, ...], as_json: bool, language: str = ENGLISH) -> None:
         click.echo(text + "\n" * (not as_json), err=as_json)
 
 
-def _asked_job(job: str, overrides: tuple[str, ...], cluster: "AskedCluster | None" = None) -> "AskedJob":
+def _asked_job(
+    job: str, overrides: tuple[str, ...], cluster: "AskedCluster | None" = None, run_tokens: float = 0.0
+) -> "AskedJob":
     from shardwright.api.asked_job import AskedJob
     from shardwright.config.asked_cluster import NOTHING_ASKED
 
-    return AskedJob(job, overrides, cluster or NOTHING_ASKED)
+    return AskedJob(job, overrides, cluster or NOTHING_ASKED, run_tokens)

@@ -3,7 +3,7 @@
 import json
 import math
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,9 @@ from shardwright.config import largest
 
 if TYPE_CHECKING:
     from shardwright.config.job import JobSpec
+
+
+_OF_CHATS = ("tokenizer", "begin_token", "chat_template", "today")  # fields of data that write a prompt
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,8 @@ def generate(
         raise click.UsageError('--chat answers what a user says, and nothing is said; add --prompt "..."')
     drawing = question_of(_Drawing, options)
     weights_source = (_of_folder if names_config(source) else _of_run)(source)
+    if chat:
+        weights_source = weights_source.for_chat()
     spec = weights_source.job(list(overrides))
     start_server_early(spec.run.device)
     from shardwright.train.data.progress import say_aside
@@ -112,6 +117,12 @@ class _WeightsSource:
     fields: dict[str, Any]
     weights: str
     weights_from: str = ""
+
+    def for_chat(self) -> "_WeightsSource":
+        """The source for a chat, whose text is no row of the run's data: of these it has the tokenizer and the template
+        alone, and a template may be named that they had no use for."""
+        kept = {name: value for name, value in self.fields.get("data", {}).items() if name in _OF_CHATS}
+        return replace(self, fields=self.fields | {"data": kept | {"chats": True, "separate_documents": True}})
 
     def job(self, overrides: list[str]) -> "JobSpec":
         """The job that writes text; on one rank unless overrides say otherwise."""

@@ -152,6 +152,24 @@ class NamedFile(click.Path):
         return super().convert(value, param, ctx)
 
 
+_COUNTS = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+
+
+class TokenCount(click.ParamType):
+    """A number of tokens, such as 1e12, 300B or 15T; 0 is unset."""
+
+    name = "tokens"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number, of which the command checks the size. UsageError for a text that is none."""
+        text = str(value).strip()
+        unit = _COUNTS.get(text[-1:].upper(), 1.0)
+        try:
+            return float(text if unit == 1.0 else text[:-1]) * unit
+        except ValueError:
+            self.fail(f"{value!r} is no number of tokens; write one such as 1e12, 300B or 15T", param, ctx)
+
+
 def cluster_options(command: Any) -> Any:
     """Add `--devices`, `--device`, `--devices-per-node` and `--memory-gib`: a cluster in place of the job's."""
     devices = click.option(
@@ -167,7 +185,7 @@ def cluster_options(command: Any) -> Any:
 
 memory_option = click.option(
     "--memory-gib",
-    type=click.FloatRange(min=largest.LEAST_RATE, max=largest.MEMORY_GIB),
+    type=click.FloatRange(min=largest.LEAST_MEMORY_GIB, max=largest.MEMORY_GIB),
     default=None,
     metavar="N",
     help="Memory of the device, where it is not that of its entry in the catalog; all else stays.",

@@ -20,7 +20,10 @@ _LAUNCHERS: "tuple[Launcher, ...]" = ("slurm", "kubernetes", "torchrun")
 @click.command(
     cls=JobCommand,
     brief=("--slurm", "--kubernetes", "--torchrun", "--out", "--set"),
-    examples=("launch quickstart --torchrun", "launch job.toml --slurm --out run.sh"),
+    examples=(
+        "launch chosen.toml --slurm --out run.sh",
+        "launch chosen.toml --torchrun --first-node node001",
+    ),
 )
 @job_options
 @click.option("--slurm", is_flag=True, help="A script for sbatch.")

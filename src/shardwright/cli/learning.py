@@ -61,7 +61,9 @@ def collective(kind: str, as_json: bool, runs: bool, svg: Path | None, **options
 
     known = {name: name for name in KINDS} | {name.replace("-", "_"): name for name in KINDS}
     if kind not in known:
-        raise PlanError("collective", [f"{kind} is none; use {', '.join(KINDS)}"])
+        from shardwright.config.catalog import nearest
+
+        raise PlanError("collective", [f"{kind} is none; use {', '.join(nearest(kind.lower(), list(KINDS)) or KINDS)}"])
     from shardwright.api.one_collective import CollectiveQuestion, one_collective
     from shardwright.report.output import write_output
 
@@ -97,7 +99,7 @@ def learn(idea: str | None, language: str, as_json: bool) -> None:
         return
     page = page_of(idea, language)
     fields: dict[str, Any] = {"idea": page.name, "language": language, "title": page.title, "markdown": page.markdown}
-    if idea == QUESTIONS:
+    if page.name == QUESTIONS:
         from shardwright.learn.computed_answers import questions_of
 
         fields["questions"] = [asdict(question) for question in questions_of(language)]

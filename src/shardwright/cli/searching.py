@@ -12,6 +12,7 @@ from shardwright.cli.checked_job import load, load_to_plan, say
 from shardwright.cli.interchange import NAMES, changes, export_fault, held_to, load_from, planned_for
 from shardwright.cli.job_options import (
     PredictCommand,
+    TokenCount,
     asked_cluster,
     cluster_options,
     device_options,
@@ -24,6 +25,7 @@ from shardwright.cli.job_options import (
     question_of,
 )
 from shardwright.cli.progress_bar import progress_shown, search_shown
+from shardwright.config import largest
 from shardwright.config.phrase import in_language
 from shardwright.config.phrase import say as phrase
 from shardwright.report.text_columns import fitting
@@ -128,7 +130,10 @@ def layout(
     help="Leave out what the job's software (cluster.software) does not have. Without it such plans are marked.",
 )
 @click.option(
-    "--tokens", type=float, default=0.0, help="Tokens of the run whose days and money are told.  [default: 1e12]"
+    "--tokens",
+    type=TokenCount(),
+    default=0.0,
+    help="Tokens of the run whose days and money are told, such as 1e12 or 15T.  [default: 1e12]",
 )
 @click.option("--days", type=float, default=0.0, help="Days within which --tokens have to be trained on.")
 @click.option(
@@ -173,7 +178,7 @@ def plan(
     if system_name:
         to_plan, imported, system = load_from(system_name, (job, *further_files), overrides, cluster, language)
     else:
-        to_plan = load_to_plan(job, overrides, cluster, as_json)
+        to_plan = load_to_plan(job, overrides, cluster, as_json, run_tokens=question.tokens)
     target, objection = system, None
     if target_name:
         target, to_plan = planned_for(target_name, to_plan)
@@ -219,9 +224,9 @@ def plan(
 )
 @click.option(
     "--tokens",
-    type=click.IntRange(min=1),
-    default=None,
-    help="Tokens of the whole run, for days and for the critical batch.  [default: those of optimizer.steps]",
+    type=TokenCount(),
+    default=0.0,
+    help="Tokens of the whole run, such as 15T, for days and the critical batch.  [default: those of optimizer.steps]",
 )
 @device_options
 @memory_option
@@ -233,7 +238,7 @@ def scale(
     overrides: tuple[str, ...],
     as_json: bool,
     devices: str,
-    tokens: int | None,
+    tokens: float,
     svg: Path | None,
     **options: Any,
 ) -> None:
@@ -249,15 +254,17 @@ def scale(
 
     expect_many_actions()
     _refuse_plan_overrides(overrides)
+    if not 0 <= tokens <= largest.FACTOR**2:
+        raise click.BadParameter(f"{tokens:g} is not within 0 and {largest.FACTOR**2:g}", param_hint="--tokens")
     language = options.pop("language")
     constraints, sizes = constraints_of(options.pop("keep"), options.pop("between")), sizes_of(devices)
     smallest = sizes[0] if names_model(job) else 0
     cluster = asked_cluster(options | {"devices": smallest})
-    to_plan = load_to_plan(job, overrides, cluster, as_json)
+    to_plan = load_to_plan(job, overrides, cluster, as_json, run_tokens=tokens)
     if not as_json:
         say(to_plan.notes, as_json, language)
     with search_shown(language):
-        curves = scaled(f"job {job}", to_plan.job, sizes, constraints, tokens=tokens or 0)
+        curves = scaled(f"job {job}", to_plan.job, sizes, constraints, tokens=round(tokens))
     if svg:
         write_output(svg, curves.svg(), "--svg")
     click.echo(json.dumps(curves.to_dict()) if as_json else fitting(curves.in_language(language)))
@@ -296,7 +303,12 @@ def _refuse_plan_overrides(overrides: tuple[str, ...]) -> None:
     metavar="DEVICE:N[@USD]",
     help="A cluster: N devices in their usual nodes (or 2x4: 2 nodes of 4), and the price of a device and hour.",
 )
-@click.option("--tokens", type=float, default=0.0, help="Tokens of the run that is compared.  [default: 1e12]")
+@click.option(
+    "--tokens",
+    type=TokenCount(),
+    default=0.0,
+    help="Tokens of the run that is compared, such as 1e12 or 15T.  [default: 1e12]",
+)
 @_search_options
 @language_option
 @click.option("--as-software", is_flag=True, help="Leave out what the job's software (cluster.software) does not have.")

@@ -59,6 +59,11 @@ class Objective:
         if faults:
             raise PlanError("what the best plan is", faults)
 
+    def with_tokens_of(self, job: JobSpec) -> "Objective":
+        """The objective for a job. If it states no tokens, those of adapters are of the job's own steps: nobody trains
+        them on REFERENCE_TOKENS."""
+        return replace(self, tokens=job.tokens_of_run) if job.model.is_adapted and not self.tokens else self
+
     @property
     def run_tokens(self) -> float:
         """Tokens of the run whose days and money are shown."""
