@@ -173,6 +173,8 @@ RUNNING = (
 WITHOUT_A_FILE = {
     ("report/timeline/study.py", "eval"),  # formulas of the registry of schedules
     ("train/launch/launch.py", "pickle.dumps"),
+    ("planner/search/forked_copies.py", "pickle.dump"),
+    ("planner/search/forked_copies.py", "pickle.load"),  # of a pipe that only a copy of this process has
 }
 # Pickles of weights are read by torch's reader of tensors alone, which that file says.
 OF_TENSORS_ALONE = {("train/checkpoint/pickled_weights.py", "torch.load")}

@@ -18,7 +18,7 @@ from shardwright.layers.memo import Memo
 from shardwright.planner.stages.partition_dp import NoFitError, best_stages
 from shardwright.planner.stages.partition_exchange import best_chunks
 from shardwright.planner.stages.piece_prices import pipeline_slots, timed_pieces
-from shardwright.planner.stages.pieces import PipelineSlot, Stages, may_be_empty, stages_of
+from shardwright.planner.stages.pieces import PipelineSlot, Stages, may_be_empty, rank_seconds, stages_of
 from shardwright.schedule.job_program import job_placement
 from shardwright.sharding.stage_placement import StagePlacement, in_line
 from shardwright.simulate.closed_form import step_time
@@ -108,6 +108,10 @@ def adjacent_layouts(
         if giver == taker or taker in placement.stages_of(slowest) or is_last_layer:
             continue
         changed = [count - (stage == giver) + (stage == taker) for stage, count in enumerate(layers)]
+        if (
+            rank_seconds(changed, placement.replicas(taker)[0], slots, placement) >= most_s
+        ):  # most takers become too slow
+            continue
         stages = stages_of(changed, slots, placement, job.num_microbatches)
         if max(stages.rank_s) < most_s:
             candidates.append(stages)

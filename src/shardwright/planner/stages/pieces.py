@@ -111,6 +111,12 @@ def stages_of(
     return Stages(tuple(layout), tuple(rank_s), tuple(rank_bytes), pipeline_s(rank_s, num_microbatches, chunks))
 
 
+def rank_seconds(layout: Sequence[int], rank: int, slots: Sequence[PipelineSlot], placement: StagePlacement) -> float:
+    """Seconds of one microbatch on one pipeline rank under a layout, as `stages_of` has them."""
+    pieces = layout_pieces(layout, len(slots[0].pieces) - 2)
+    return slots[rank].load(tuple(pieces[stage] for stage in placement.stages_of(rank)))[0] / placement.num_copies
+
+
 def layout_pieces(layout: Sequence[int], num_layers: int) -> list[range]:
     """The pieces of each stage, as indices of the list of pieces."""
     if sum(layout) != num_layers:
