@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Generic, NoReturn, TypeVar
 
 from shardwright.config.base import RunError
+from shardwright.config.phrase import Phrase, say
 from shardwright.config.progress_records import LOGGER
 
 Item = TypeVar("Item")
@@ -105,11 +106,12 @@ class ForkedCopy(Generic[Item, Result]):
         return 0
 
 
-def _end_message(status: int) -> str:
-    ending = f"signal {-status}" if status < 0 else f"exit status {status}"
-    return (
-        f"a process that searches plans beside this one has ended ({ending}), perhaps for want of memory: free "
-        "some, or let one core do all (taskset -c 0 before the command)"
+def _end_message(status: int) -> Phrase:
+    ending = say("signal {number}", number=-status) if status < 0 else say("exit status {status}", status=status)
+    return say(
+        "a process that searches plans beside this one has ended ({ending}), perhaps for want of memory: free some, or "
+        "let one core do all (taskset -c 0 before the command)",
+        ending=ending,
     )
 
 
