@@ -99,11 +99,17 @@ lowest:  ## the tests that start no processes, under the lowest versions that py
 
 # The newest torchtitan pins an older `datasets` than the rest here takes; for reading configurations this one does.
 interchange: TITAN = torchtitan==0.3.0 spmd_types==0.2.3 torch_checkpointing==0.1.1
-interchange: $(VENV)/installed-test  ## install DeepSpeed and torchtitan, and have them read what is exported to them
+interchange: TRAINERS = axolotl==0.19.0 llamafactory==0.9.5 peft==0.21.2 bitsandbytes==0.50.2 addict==2.4.0 omegaconf==2.3.0 \
+	antlr4-python3-runtime==4.9.3 datasets==5.2.0 dill==0.4.1 multiprocess==0.70.19 xxhash==4.1.0 pandas==3.1.1
+interchange: $(VENV)/installed-test  ## install DeepSpeed, torchtitan, axolotl, LLaMA-Factory and peft, and have them read what is exported
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[interchange]'
 	$(BIN)/python -m pytest -q tests/interchange/heavier_packages.py
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/titan $(TITAN)
 	PYTHONPATH=$(VENV)/titan $(BIN)/python -m pytest -q tests/interchange/heavier_packages.py -k torchtitan
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/trainers $(TRAINERS)
+	PYTHONPATH=$(VENV)/trainers $(BIN)/python -m pytest -q tests/interchange/heavier_packages.py -k "axolotl or llama"
+	PYTHONPATH=$(VENV)/trainers $(BIN)/python -m pytest -q tests/precision/test_nf4.py tests/train/test_adapters.py \
+		tests/train/test_adapter_files.py tests/train/test_beside_bitsandbytes.py -k "peft or bitsandbytes"
 
 gpu: $(VENV)/installed  ## what one CUDA device shows, in calls of eight minutes that go on: runs/gpu/report.md (ARGS="--dry" needs none)
 	$(BIN)/python benchmarks/gpu.py $(ARGS)

@@ -60,6 +60,7 @@ def test_a_file_that_is_no_page_is_kept(tmp_path: Path) -> None:
 def test_a_notebook_shows_the_page_in_a_frame() -> None:
     shown = sw.load("quickstart", "cluster.device=h100-sxm").estimate()._repr_html_()
     assert shown.startswith('<iframe srcdoc="&lt;!doctype html&gt;') and shown.count("<") == 2
+    assert "Of the tensor-parallel rank that holds most" in shown, "an answer stands there in words, too"
 
 
 @pytest.mark.parametrize("name", ["-", "notes.txt"])

@@ -38,6 +38,7 @@ def test_every_command_that_samples_name_has_a_schema() -> None:
     "words",
     [
         "estimate mt-nlg-530b-2240",
+        "estimate llama3-8b --devices 1 --device h100-sxm --set model.adapter.rank=8",
         "estimate quickstart-moe --set cluster.device=a100-sxm-80g --set plan.zero=1",
         "explain quickstart --set plan.zero=1 --set cluster.device=a100-sxm-80g",
         "simulate quickstart --set plan.schedule=gpipe",

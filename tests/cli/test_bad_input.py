@@ -137,6 +137,7 @@ def test_the_job_itself_is_not_refused(here: Path, no_rank: None, monkeypatch: p
     ("override", "fault"),
     [
         ("modle.layers=4", "modle is not a known section; did you mean model?"),
+        ("tp=4", "tp is not a known section; did you mean plan.tp?"),
         (
             "xyz=1",
             "xyz is not a known section; there are: batch, checkpoint, cluster, data, health, model, name, optimizer, "
@@ -383,6 +384,24 @@ def test_a_job_that_is_no_file(here: Path, refused: Refused, job: str, fault: st
     assert refusal.subject == f"job {job}"
     assert len(refusal.faults) == 1
     assert refusal.faults[0].startswith(fault.replace("{here}", str(here)))
+
+
+@pytest.mark.parametrize("job", ["docs/pretrain.sh", "run.sh"])
+def test_the_file_of_another_system_is_told_with_the_commands_that_read_it(
+    here: Path, refused: Refused, job: str
+) -> None:
+    path = str(Path(__file__).parents[2] / job)
+    if job == "run.sh":
+        path = job
+        (here / job).write_text("torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 2\n")
+    (fault,) = refused(job=path).faults
+    reader = f"`shardwright import megatron {path}` prints it as a job"
+    assert fault.startswith(f"{path} is no job, and looks like a file of Megatron-LM: {reader}")
+
+
+def test_a_name_like_none_is_answered_with_the_commands_that_list_names(refused: Refused) -> None:
+    (fault,) = refused(job="zzz").faults
+    assert "`shardwright models` lists" in fault and "llama3-8b" not in fault
 
 
 def test_weights_that_are_not_there_say_no_model(here: Path, refused: Refused) -> None:

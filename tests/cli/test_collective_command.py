@@ -37,7 +37,8 @@ def test_another_algorithm_is_drawn() -> None:
 @pytest.mark.parametrize(
     ("words", "fault"),
     [
-        (["all-sum"], "all-sum is none; use broadcast"),
+        (["nothing"], "nothing is none; use broadcast"),
+        (["AllReduce"], "AllReduce is none; use all-reduce"),
         (["all-reduce", "--algorithm", "star"], "there are: ring, direct, tree"),
         (["all-reduce", "--device", "h1000"], "h1000"),
         (["all-reduce", "--cluster", "mars"], "mars"),

@@ -1,12 +1,16 @@
 """The examples run, and what the documents name is there."""
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
+from click.testing import CliRunner
 
+from shardwright.cli.main import cli
 from support.ranks import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
@@ -30,6 +34,19 @@ def test_example(name: str) -> None:
     if name == "one_rank":
         losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", done.stdout)]
         assert losses == sorted(losses, reverse=True) and losses[-1] < losses[0] / 2
+
+
+HELPED = [(words, command) for command in cli.commands.values() for words in getattr(command, "examples", ())]
+QUICK = ("export", "fields", "launch", "schedule", "check", "import")  # commands that neither search nor train
+
+
+@pytest.mark.parametrize(("words", "command"), HELPED, ids=[words for words, _ in HELPED])
+def test_what_help_shows_runs(words: str, command: click.Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, *_ = words.split()
+    assert command.name == name
+    monkeypatch.chdir(ROOT)
+    if name in QUICK and "chosen.toml" not in words and "--out" not in words:  # a file that `plan --toml` writes
+        assert CliRunner().invoke(cli, shlex.split(words)).exit_code == 0
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda file: str(file.relative_to(ROOT)))

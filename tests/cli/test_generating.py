@@ -8,8 +8,9 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from shardwright.cli.generating import positions_for
+from shardwright.cli.generating import _WeightsSource, positions_for
 from shardwright.cli.main import cli
+from shardwright.config.base import PlanError
 from shardwright.config.load import make_job
 from shardwright.train.build import job_mesh
 from support import released_models
@@ -79,6 +80,15 @@ def test_a_chat_without_a_word_of_the_user_is_refused() -> None:
     run = CliRunner().invoke(cli, ["generate", "anything", "--chat"])
     assert run.exit_code == 2
     assert '--prompt "..."' in run.output
+
+
+def test_a_chat_takes_a_template_that_the_weights_were_not_trained_with() -> None:
+    data = {"path": "tokens.bin", "format": "tokens", "tokenizer": "bytes"}
+    source = _WeightsSource("runs/x", {"model": {"name": "tiny-llama"}, "data": data}, "")
+    template = ["data.chat_template=chatml.jinja"]
+    with pytest.raises(PlanError, match=r"set data\.chats to true"):
+        source.job(template)
+    assert source.for_chat().job(template).data.chat_template.endswith("chatml.jinja")
 
 
 @pytest.mark.parametrize(

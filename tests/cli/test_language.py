@@ -2,12 +2,16 @@
 
 import json
 import shlex
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from shardwright.cli.main import cli
-from support.languages import assert_same_in_chinese, differing
+from shardwright.config.base import RunError
+from shardwright.config.phrase import say
+from support.languages import assert_same_in_chinese, differing, num_chinese
+from support.recorded_run import write_run
 
 SCREENS = (
     "estimate quickstart",
@@ -22,19 +26,35 @@ SCREENS = (
 )
 
 
+# Tables and drawings, which have fewer words.
+SHORT_SCREENS = (
+    "devices",
+    "clusters",
+    "schedules",
+    "software",
+    "collective all-reduce --bytes 1MB --ranks 16",
+    "collective all-to-all --ranks 4",
+    "check quickstart gemma2-27b-tpu",
+    "check llama2-70b --devices 8 --device h100-sxm --set plan.dp=8",
+    "simulate quickstart",
+    "schedule dualpipe --stages 4 --microbatches 8 --gather 1",
+    "schedule --compare --stages 2 --microbatches 4 --communication 0.1",
+)
+
+
 def run(words: str, *more: str, **environment: str) -> Result:
     return CliRunner(env={"LC_ALL": "C.UTF-8"} | environment).invoke(cli, [*shlex.split(words), *more])
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("words", SCREENS)
+@pytest.mark.parametrize("words", [*SCREENS, *SHORT_SCREENS])
 def test_a_screen_has_the_same_numbers_in_chinese(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def text_in(language: str) -> str:
         result = run(words, "--lang", language)
         assert result.exit_code == 0, result.output
-        return result.output
+        return result.stdout
 
-    assert_same_in_chinese(text_in, monkeypatch)
+    assert_same_in_chinese(text_in, monkeypatch, least=10 if words in SHORT_SCREENS else 100)
 
 
 def test_the_locale_chooses_and_the_option_overrides_it() -> None:
@@ -49,6 +69,31 @@ def test_json_is_english() -> None:
     assert note == other and "billion parameters" in note
 
 
+@pytest.mark.parametrize("words", ["estimate quickstart --set plan.tp=3", "check quickstart --set plan.tp=3"])
+def test_faults_beside_json_are_english(words: str) -> None:
+    english, chinese = run(f"{words} --json"), run(f"{words} --json", "--lang", "zh")
+    assert str(english.exception) == str(chinese.exception) and english.stdout == chinese.stdout
+    assert not num_chinese(f"{chinese.exception}{chinese.stdout}{chinese.stderr}")
+
+
+def test_a_failure_is_told_in_the_language(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RunError(say("{path} is empty", path="a"))
+
+    monkeypatch.setattr("shardwright.report.catalog_tables.catalog_text", fail)
+    assert str(run("models").exception) == "failed: a is empty"
+    assert str(run("models", "--lang", "zh").exception) == "失败：a 是空的"
+
+
+def test_a_run_is_watched_in_the_language(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, overrides=["optimizer.steps=10"])
+    screen = run(f"top {folder} --once --lang zh").stdout
+    for words in ("第 5 步，共 10 步，还剩 2.5 s", "损失", "留出集损失", "一步的组成", "计算 70%", "1 步没有更新权重"):
+        assert words in screen, screen
+    table = run(f"runs {folder} --lang zh").stdout
+    assert "每秒" in table and "rank" in table and "效率" in table
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [
@@ -57,9 +102,11 @@ def test_json_is_english() -> None:
             "estimate quickstart --set plan.zero_ranks=4",
             "plan.zero_ranks 4 不能整除 plan.dp 2（2 / 4 = 0.50）；可用 1 或 2",
         ),
-        ("plan quickstart", "cluster.device 未知，无法估算方案；请把它设为目录里的一种卡"),
+        ("plan quickstart", "cluster.device 未知，无法估算方案；请用 --device 指定，比如 h100-sxm"),
         ("explain quickstart --set plan.dp=3", "批次请用 24 或 36，或者换一个 plan.dp"),
         ("estimate quickstart --set cluster.nodes=2 --set cluster.devices_per_node=8", "请用 dp 4"),
+        ("launch quickstart --slurm", "启动 quickstart：1 处错误"),
+        ("schedule gpipe --stages 0", "--stages 是 0；请用 1 或更大的数"),
     ],
 )
 def test_faults_are_told_in_the_language(words: str, text: str) -> None:

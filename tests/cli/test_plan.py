@@ -160,7 +160,7 @@ def test_a_name_that_is_nothing_lists_near_ones() -> None:
     assert "no plan of llama3-405b fits on 8 h100-sxm" in str(
         refusal("estimate", "llama3-405b", "--devices", "8", "--device", "h100-sxm")
     )
-    assert "say --devices N" in str(refusal("plan", "llama3-8b", "--device", "h100-sxm"))
+    assert "say --devices, such as --devices 8, or" in str(refusal("plan", "llama3-8b", "--device", "h100-sxm"))
 
 
 # --- a run's days and money ---

@@ -108,3 +108,16 @@ def test_a_job_of_the_same_name_is_meant_before_a_model() -> None:
 def test_a_model_without_a_cluster_is_no_job() -> None:
     with pytest.raises(PlanError, match=r"'llama3-8b' is a model.*--devices 64 --device h100-sxm"):
         load_job("llama3-8b")
+
+
+def test_adapters_have_a_run_of_their_own_and_a_user_may_state_another() -> None:
+    asked, adapted = AskedCluster(1, "rtx-4090"), ["model.adapter.rank=16", "model.adapter.base=nf4"]
+    usual = read_job("llama3-8b", adapted, asked)
+    assert "a run has 1e8 tokens" in usual.filled_in and "usual for adapters" in usual.filled_in
+    assert usual.fields["batch"]["global_batch_size"] == 16
+    tokens = usual.fields["batch"]["global_batch_size"] * 8192
+    assert usual.fields["optimizer"]["steps"] == max(1, round(1e8 / tokens))
+    stated = read_job("llama3-8b", [], AskedCluster(64, "h100-sxm"), 3e11)
+    assert "a run has" not in stated.filled_in
+    sizes = stated.fields["batch"]["global_batch_size"], stated.fields["optimizer"]["steps"]
+    assert sizes[0] * sizes[1] * 8192 == pytest.approx(3e11, rel=1e-4)

@@ -2,6 +2,7 @@
 
 import ast
 import copy
+import json
 import pickle
 import re
 from functools import cache
@@ -9,23 +10,28 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.config.base import PlanError
+from shardwright.config.base import PlanError, RunError, error_text
 from shardwright.config.field_texts import field_faults
 from shardwright.config.phrase import (
     LANGUAGES,
     Phrase,
+    as_data,
+    below,
     capitalized,
     catalog_of,
     either,
     field_names,
     in_language,
+    of_data,
     read_catalog,
     say,
+    sentences_of,
     with_changed_texts,
     without_way_out,
 )
 from shardwright.config.pydantic_messages import PYDANTIC_MESSAGES, message_phrase
 from shardwright.report.page_document import templates_said
+from shardwright.schedule.action import Action, Kind
 
 SOURCE = Path(__file__).parents[2] / "src" / "shardwright"
 OTHERS = [language for language in LANGUAGES if language != "en"]
@@ -36,17 +42,18 @@ def templates_of(file: Path) -> set[str]:
     """The templates that a file says, if its `say` is that of phrases."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     imported = {
-        name.name
+        name.asname or name.name
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom) and node.module == "shardwright.config.phrase"
         for name in node.names
+        if name.name in ("say", "fixed")
     }
     return {
         node.args[0].value
         for node in ast.walk(tree)
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)
-        and node.func.id in imported & {"say", "fixed"}
+        and node.func.id in imported
         and isinstance(node.args[0], ast.Constant)
     }
 
@@ -71,32 +78,31 @@ def test_no_template_is_missing(language: str) -> None:
     ]
 
 
-# Folders each of whose faults is a phrase.
-TRANSLATED = (
-    *("config", "config/catalog", "config/checks", "config/hugging_face", "config/recompute_policies"),
-    *("schedule/generators", "schedule/solver"),
-    *("interchange", "interchange/reading", "interchange/systems"),
-    *("precision", "sharding", "sharding/compressions", "sharding/hugging_face"),
+# Folders with sentences that are no phrases yet, or that never will be: names of tensors, sources of numbers, helps of
+# commands, and screens that are in English alone. In all others each sentence is a phrase.
+NOT_YET = (
+    *("api", "cli", "config/networks", "explain", "layers", "learn", "measure", "measure/calibrate", "measure/checks"),
+    *("memory", "parallel/comm", "planner/advice", "precision/float8", "report", "report/explain", "report/launch"),
+    *("report/run", "report/timeline", "studio"),
 )
+TRANSLATED = sorted({str(file.parent.relative_to(SOURCE)) for file in SOURCE.rglob("*.py")} - {".", *NOT_YET})
 # Keywords of texts that are no faults: the meanings of fields and of names, for the help.
 MEANINGS = {"description", "does", "text", "not_searched"}
 SAYING = {
     "say",
+    "phrase",  # where another function has that name
     "fixed",
     "Field",
     "Registry",
     "PydanticCustomError",
+    "NotImplementedError",  # an error of the program
+    "info",  # a record for those who listen
 }  # functions of templates, of defaults and of names
-# Files whose other texts are errors of the program, templates that are tested by themselves, sources, words that names
-# of settings have, and a notation.
+# Files whose other texts are errors of the program, templates that are tested by themselves, sources, lines of a run's
+# log, messages of libraries, words that names of settings have, names in files, and a notation.
 NO_FAULTS = {
-    "array_math.py",
-    "phrase.py",
-    "pydantic_messages.py",
-    "model_job.py",
-    "python_values.py",
-    "known_settings.py",
-    "placements.py",
+    *("array_math.py", "phrase.py", "pydantic_messages.py", "model_job.py", "python_values.py", "known_settings.py"),
+    *("metrics.py", "steps_measured.py", "out_of_memory.py", "base_weights.py", "calibration.py", "placements.py"),
 }
 COMMENT = re.compile("^ *# |written by shardwright")  # of files that are written for other systems
 
@@ -114,8 +120,8 @@ def plain_texts(file: Path) -> list[str]:
     bodies = [node.body for node in ast.walk(tree) if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))]
     documents = {id(body[0].value) for body in bodies if isinstance(body[0], ast.Expr)}
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    saying = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id in SAYING]
-    others = {id(text) for call in saying for text in call.args}
+    saying = [call for call in calls if getattr(call.func, "id", getattr(call.func, "attr", "")) in SAYING]
+    others = {id(part) for call in saying for text in call.args for part in ast.walk(text)}
     others |= {id(keyword.value) for call in calls for keyword in call.keywords if keyword.arg in MEANINGS}
     never = [node for node in ast.walk(tree) if isinstance(node, ast.Assert) or is_call(node, "AssertionError")]
     others |= {id(text) for node in never for text in ast.walk(node)}
@@ -126,6 +132,7 @@ def plain_texts(file: Path) -> list[str]:
         and isinstance(node.value, str)
         and id(node) not in others | documents
         and re.search("[a-z]{2,} [a-z]{2,} [a-z]", node.value)
+        and not re.search(r"\bimport \w", node.value)  # a program
         and not COMMENT.search(node.value)
     ]
 
@@ -230,6 +237,46 @@ def test_a_catalog_goes_on_in_further_lines() -> None:
 def test_an_unknown_language_is_refused() -> None:
     with pytest.raises(KeyError, match="use en, zh"):
         catalog_of("de")
+
+
+def test_a_phrase_passes_as_data_and_a_strange_template_does_not() -> None:
+    phrase = say("{first} and {second}", first=say("{number:,} ranks", number=4096), second="b")
+    received = of_data(json.loads(json.dumps(as_data(phrase))))
+    assert received == phrase and in_language(received, "zh") == "4,096 个 rank 和 b"
+    assert of_data(as_data("plain")) == "plain" and not isinstance(of_data("plain"), Phrase)
+    listed = of_data(json.loads(json.dumps(as_data(say("{listed}", listed=("a", say("{number:,} ranks", number=2)))))))
+    assert in_language(listed, "zh") == "a、2 个 rank"
+    for strange in (
+        {"template": "{value.__class__}", "values": {"value": 1}},
+        {"template": "{first} and {second}", "values": {"first": "a"}},
+        {"template": "{first} and {second}", "values": {"first": {}, "second": "b"}},
+        ["a"],
+        None,
+    ):
+        with pytest.raises(ValueError, match="no text"):
+            of_data(strange)
+
+
+def test_a_failure_of_a_rank_keeps_its_phrase_on_its_way() -> None:
+    error = RunError(say("{rank} failed: {reason}", rank="rank 1", reason=say("ran out of memory")))
+    sent = pickle.loads(pickle.dumps((error, error_text(error))))
+    for text in (error_text(sent[0]), sent[1]):
+        assert text == "rank 1 failed: ran out of memory" and in_language(text, "zh") == "rank 1 失败：显存不足"
+    assert sent[0].in_language("zh") == "失败：rank 1 失败：显存不足"
+    assert str(error) == "rank 1 failed: ran out of memory" and error.in_language("en") == f"failed: {error}"
+    assert error_text(KeyError("no such name")) == "no such name"
+
+
+def test_texts_in_a_row_or_below_each_other() -> None:
+    sentences = sentences_of([say("Runs of another model have none."), "Plain."])
+    assert sentences == "Runs of another model have none. Plain."
+    assert in_language(sentences, "zh") == "模型不同的运行没有这一项。Plain."
+    assert below([say("a layer"), "b"]) == "a layer\nb" and in_language(below([say("a layer"), "b"]), "zh") == "一层\nb"
+    assert sentences_of([]) == below([]) == ""
+
+
+def test_a_tuple_with_words_of_its_own_is_no_list() -> None:
+    assert say("{action}", action=Action(Kind.FORWARD, 2, 5)) == "2F5"
 
 
 def test_an_error_is_english_until_it_is_asked_for_another_language() -> None:

@@ -59,3 +59,14 @@ def test_an_entry_has_a_predicted_step(name: str) -> None:
     job = make_job(read.fields)
     assert read.is_model and job.model.name == name
     assert step_time(run_of(job), shipped()).total > 0
+
+
+def test_names_of_the_hub_stand_without_their_owners_too() -> None:
+    for name, expected in (
+        ("Qwen3-30B-A3B", "qwen3-30b-a3b"),
+        ("Meta-Llama-3-70B-Instruct", "llama3-70b"),
+        ("Llama3-8B", "llama3-8b"),
+        ("Nowhere-8B", "Nowhere-8B"),
+    ):
+        assert catalog.model_name(name) == expected
+    assert all(catalog.model_name(name) == name for name in catalog.names("models"))

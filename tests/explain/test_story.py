@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardwright.api.explained import Explained
 from shardwright.cli.checked_job import load
 from shardwright.cli.main import cli
 from shardwright.config.base import PlanError
@@ -412,3 +413,17 @@ def test_links_are_used_by_a_share_of_what_they_carry() -> None:
     text = " ".join(story_text(story).split())
     assert f"Of 300 GB/s inside a node that is {100 * (inside.share or 0):.1f} % over the step." in text
     assert [use.share for use in link_uses(job, story.links, story.crossings, None)] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("job", "note"),
+    [
+        ("deepseek-v3", "by how much the predicted step is longer"),  # ZeRO 1: no gathers for each microbatch
+        ("quickstart", ""),
+    ],
+)
+def test_more_exposed_seconds_than_a_collective_takes_are_explained(job: str, note: str) -> None:
+    overrides = () if note else ("cluster.device=h100-sxm", "plan.dp=1", "plan.pp=1")
+    text = " ".join(str(Explained(load_job(job, overrides))).split())
+    assert ("by how much the predicted step is longer" in text) == bool(note)
+    assert "gathers each layer for every microbatch" not in text

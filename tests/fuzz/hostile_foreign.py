@@ -74,6 +74,18 @@ _LORA: dict[str, dict[str, Any]] = {
     "ms-swift": {"tuner_type": "lora", "lora_rank": 8, "lora_alpha": 32, "target_modules": "all-linear"},
     "trl": {"use_peft": True, "lora_r": 8, "lora_alpha": 16, "lora_target_modules": ["q_proj", "o_proj"]},
 }
+# Megatron-LM's arguments as a YAML, and the script that names it.
+_YAML_OF_MEGATRON = (
+    ("run.sh", "torchrun --nproc_per_node 8 pretrain_gpt.py --yaml-cfg gpt.yaml\n"),
+    (
+        "gpt.yaml",
+        "language_model: {num_layers: 4, hidden_size: 512, num_attention_heads: 8, num_query_groups: 2,\n"
+        "  activation_func: swiglu, add_bias_linear: false, normalization: RMSNorm}\n"
+        "model_parallel: {tensor_model_parallel_size: 2, sequence_parallel: true, bf16: true}\n"
+        "micro_batch_size: 2\nglobal_batch_size: 32\nseq_length: 1024\nmax_position_embeddings: 1024\n"
+        "position_embedding_type: rope\nuse_distributed_optimizer: true\nlr: 1.0e-4\ntrain_iters: 10\n",
+    ),
+)
 _WORDS = ("--tensor-model-parallel-size", "--unknown-flag", "$TP", "${N:-8}", "$((2*4))", "'", "\\")
 # Digits that are no number, or one that no machine word holds.
 _DIGITS = ("²", "1²", "٣", "٣²", "--5", "-²", "1" * 5000, "9" * 19, "0" * 30, "1_000", "+7", "²:8", "1.²")
@@ -95,6 +107,7 @@ def _bases() -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
         *found,
         *written,
         *_adapted(),
+        ("megatron", _YAML_OF_MEGATRON),
         *(("torchtitan", (script, ("job_config.py", text))) for text in PYTHON_FORMS),
     )
 

@@ -1,8 +1,10 @@
-"""DeepSpeed's and torchtitan's releases read what is written for them: `make interchange`, for they bring much along.
+"""DeepSpeed's, torchtitan's, axolotl's and LLaMA-Factory's releases read what is written for them: `make interchange`,
+for they bring much along.
 
-Two releases of torchtitan have one name: `make interchange` runs this file twice, once with each in reach, and the
-tests of the other are skipped. torchtitan compiles kernels of Triton's when it is imported. Where that is not
-installed, as with torch for CPUs, a stand-in takes its place: configurations are read, and nothing runs.
+Two releases of torchtitan have one name, and of axolotl and LLaMA-Factory only what their configurations need is
+installed: `make interchange` runs this file with each in reach, and the tests of the others are skipped. torchtitan
+compiles kernels of Triton's when it is imported. Where that is not installed, as with torch for CPUs, a stand-in takes
+its place: configurations are read, and nothing runs.
 """
 
 import importlib
@@ -12,16 +14,18 @@ import sys
 import tomllib
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
 from unittest.mock import MagicMock
 
 import pytest
+import yaml
 
 from interchange.drawn_jobs import jobs_of
 from interchange.exports import NUM_EXPORTS, arguments_of
+from interchange.trainer_classes import axolotl_names, axolotl_values, compared, job_values, llama_factory_values
 from shardwright.interchange.exported import exported
 from shardwright.interchange.reading.python_source import Reader, source_of_text
 from shardwright.interchange.system import SYSTEMS
@@ -29,7 +33,7 @@ from shardwright.interchange.systems.torchtitan_config import MAKERS, POLICIES, 
 
 
 def test_deepspeed_takes_every_export(monkeypatch: pytest.MonkeyPatch) -> None:
-    from deepspeed.runtime import config as released
+    released = pytest.importorskip("deepspeed.runtime.config")
 
     stages = set()
     for job in jobs_of(SYSTEMS["deepspeed"], seed=5, count=NUM_EXPORTS):
@@ -85,9 +89,18 @@ def with_triton(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, _Finder()])
 
 
-IS_NEW = not version("torchtitan").startswith(("0.1", "0.2"))
-in_toml = pytest.mark.skipif(IS_NEW, reason="for torchtitan up to 0.2")
-in_python = pytest.mark.skipif(not IS_NEW, reason="for torchtitan 0.3")
+def _release(package: str) -> str:
+    """The number of a package's release; empty if it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+TITAN = _release("torchtitan")
+IS_NEW = not TITAN.startswith(("0.1", "0.2"))
+in_toml = pytest.mark.skipif(not TITAN or IS_NEW, reason="for torchtitan up to 0.2")
+in_python = pytest.mark.skipif(not TITAN or not IS_NEW, reason="for torchtitan 0.3")
 
 
 @in_toml
@@ -214,3 +227,49 @@ def test_torchtitans_own_functions_are_read_as_they_run(family: str) -> None:
         for setting, value in ours.given.items():
             if not setting.startswith(_OF_REGISTRY):
                 assert _own(theirs, setting) == value, (name, setting)
+
+
+def test_axolotl_takes_every_export() -> None:
+    pytest.importorskip("axolotl")
+    numbers = set()
+    for job in jobs_of(SYSTEMS["axolotl"], seed=5, count=NUM_EXPORTS):
+        options = yaml.safe_load(exported(SYSTEMS["axolotl"], job).files["axolotl.yaml"])
+        assert options.keys() <= axolotl_names()
+        assert axolotl_values(options) == job_values(job) | {"accumulation": 1}  # which the file of DeepSpeed says
+        assert "adam_epsilon" in options or job.optimizer.name in ("sgd", "adafactor")
+        numbers.add(job.precision.compute)
+    assert len(numbers) > 1
+
+
+def test_llama_factory_takes_every_export() -> None:
+    pytest.importorskip("llamafactory")
+    for job in jobs_of(SYSTEMS["llamafactory"], seed=5, count=NUM_EXPORTS):
+        options = yaml.safe_load(exported(SYSTEMS["llamafactory"], job).files["llamafactory.yaml"])
+        assert llama_factory_values(options) == job_values(job) | {"accumulation": 1}
+
+
+AXOLOTL = "base_model: x/y\ndatasets: [{path: letters, type: completion}]\nlearning_rate: 1.0e-4\nmax_steps: 30\n"
+FACTORY = "model_name_or_path: x/y\nstage: sft\ndo_train: true\ndataset: letters\ntemplate: default\nmax_steps: 30\n"
+READ_BY_BOTH = {
+    "axolotl": (
+        "", "fp16: true\n", "bf16: false\n", "bf16: true\nweight_decay: 0.1\nmax_grad_norm: 0.5\n",
+        "sequence_len: 4096\nmicro_batch_size: 2\ngradient_accumulation_steps: 3\ngradient_checkpointing: true\n",
+        "micro_batch_size: 2\nbatch_size: 8\n", "gradient_checkpointing: offload\nfloat16: true\n",
+        "adapter: lora\nlora_r: 8\nlora_alpha: 16\nlora_target_linear: true\n",
+        "adapter: qlora\nload_in_4bit: true\nlora_r: 32\nlora_alpha: 16\nlora_target_modules: [q_proj, v_proj]\n",
+    ),
+    "llamafactory": (
+        "", "finetuning_type: full\ncutoff_len: 512\n", "finetuning_type: lora\nlora_rank: 4\nbf16: true\n",
+        "quantization_bit: 4\nlora_alpha: 64\n", "disable_gradient_checkpointing: true\nlearning_rate: 1.0e-3\n",
+        "per_device_train_batch_size: 2\ngradient_accumulation_steps: 3\nweight_decay: 0.1\nmax_grad_norm: 0.5\n",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("system", "options"), [(name, options) for name, many in READ_BY_BOTH.items() for options in many]
+)
+def test_files_mean_there_what_they_mean_here(system: str, options: str) -> None:
+    """Beside their defaults, which are those of the classes."""
+    pytest.importorskip(system)
+    assert compared(system, {"axolotl": AXOLOTL, "llamafactory": FACTORY}[system] + options) == {}

@@ -54,7 +54,6 @@ IN_NF4 = {
         AXOLOTL + "adapter: qlora\nload_in_4bit: true\nlora_r: 32\nlora_target_linear: true\n",
         True,
     ),
-    "axolotl lora": ("axolotl", AXOLOTL + "adapter: lora\nload_in_4bit: true\nload_in_8bit: false\nlora_r: 4\n", True),
     "trl": ("trl", TRL + "use_peft: true\nload_in_4bit: true\nbnb_4bit_quant_type: nf4\n", False),
     "trl nested": ("trl", TRL + "use_peft: true\nload_in_4bit: true\nuse_bnb_nested_quant: true\n", True),
 }
@@ -81,6 +80,7 @@ def test_adapters_are_read_and_priced_as_this_runtimes(name: str) -> None:
     [
         ("axolotl", AXOLOTL + "adapter: qlora\nlora_r: 4\n", "adapter = qlora"),
         ("axolotl", AXOLOTL + "adapter: lora\nlora_r: 4\nload_in_8bit: true\n", "load_in_8bit = True"),
+        ("axolotl", AXOLOTL + "adapter: lora\nload_in_4bit: true\nlora_r: 4\n", "load_in_4bit = True"),
         ("axolotl", AXOLOTL + "adapter: lora\nlora_r: 4\nlora_target_modules: [W_pack]\n", "names W_pack"),
         ("llamafactory", FACTORY + "finetuning_type: lora\nquantization_bit: 8\n", "quantization_bit = 8"),
         ("llamafactory", FACTORY + "quantization_bit: 4\nquantization_type: fp4\n", "quantization_type = fp4"),

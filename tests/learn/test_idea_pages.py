@@ -12,6 +12,7 @@ from shardwright.config.base import PlanError
 from shardwright.learn.computed_answers import questions_of
 from shardwright.learn.idea_figures import FIGURES
 from shardwright.learn.idea_pages import IDEAS, LANGUAGES, OTHERS, PAGES, QUESTIONS, TERMS, IdeaPage, page_of
+from shardwright.report.text_columns import num_columns
 from support.learn_pages import BLOCK, commands, filled, output_of, pictures, renewed
 
 ROOT = Path(__file__).parents[2]
@@ -48,6 +49,7 @@ def test_what_a_page_shows_is_what_is_printed(name: str) -> None:
 @pytest.mark.parametrize("name", ALIKE)
 def test_both_languages_have_the_same_commands_and_figures(name: str) -> None:
     english, chinese = page(name, "en"), page(name, "zh")
+    chinese = chinese.replace(" --lang zh\n", "\n")  # faults are shown in the language of the page
     assert commands(english) == commands(chinese) != []
     assert re.findall(r"^```sh\n.*?^```", english, re.M | re.S) == re.findall(r"^```sh\n.*?^```", chinese, re.M | re.S)
     assert pictures(english) == pictures(chinese)
@@ -120,6 +122,19 @@ def test_links_lead_to_pages(name: str) -> None:
         for target in re.findall(r"\]\(([^)]+)\)", page(name, language)):
             folder = PAGES / ("en" if target.startswith("figures/") else language)
             assert (folder / target).exists(), target
+
+
+def test_a_reader_in_another_language_is_told_how_filters_find_english_words() -> None:
+    filtered = [name for name in IDEAS if "| grep" in page(name, "zh") or "| sed" in page(name, "zh")]
+    assert filtered and all("export LC_ALL" in IdeaPage(name, "zh").text for name in filtered)
+    assert not any("export LC_ALL" in IdeaPage(name, "en").text for name in IDEAS)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_tables_fit_the_terminal(language: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    table = next(part for part in page_of("TroubleShooting", language).text.split("\n\n") if "JOB" in part)
+    assert table.count("\n") > 10 and max(map(num_columns, table.split("\n"))) <= 80
 
 
 def test_the_list_is_all_pages_and_the_index_links_them() -> None:

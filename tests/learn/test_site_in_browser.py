@@ -1,5 +1,6 @@
 """Pages of the site in Chromium, and what a reader does with their figures. `make site-check` opens all of them."""
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ pytest.importorskip("playwright", reason="browsers are driven by playwright")
 from playwright.sync_api import Browser, Page
 
 from support.browser import NEEDS_CHROMIUM, started_chromium, watched_page
-from support.site_in_browser import opened, options, served
+from support.site_in_browser import QuietFiles, opened, options, served
 
 pytestmark = NEEDS_CHROMIUM
 
@@ -33,6 +34,15 @@ def page(browser: Browser, address: str, request: pytest.FixtureRequest) -> Iter
     width, scheme = getattr(request, "param", (1400, "light"))
     with watched_page(browser, (address, "data:", "blob:"), **options(width, scheme)) as shown:
         yield shown
+
+
+def test_a_browser_that_stops_listening_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "large").write_bytes(bytes(2**23))
+    browser_end, server_end = socket.socketpair()
+    with server_end:
+        with browser_end:
+            browser_end.sendall(b"GET /large HTTP/1.0\r\n\r\n")
+        QuietFiles(server_end, ("127.0.0.1", 0), None, directory=str(tmp_path))  # type: ignore[arg-type]
 
 
 def numbers(page: Page) -> list[str]:

@@ -77,6 +77,20 @@ def test_the_run_that_a_job_states_is_priced_beside_1e12_tokens() -> None:
     assert "The job's own" not in str(whole.plan(keep=keep))
 
 
+def test_tokens_that_an_option_states_are_the_run_of_a_model() -> None:
+    model = sw.load("llama3-8b", devices=8, device="h100-sxm")
+    plans = model.plan(keep=["plan.tp=2", "plan.pp=1", "plan.microbatch_size=1"], tokens=1e11)
+    text = str(plans)
+    assert "1e11 tokens take" in text and "The job's own" not in text and "1e12" not in text
+    assert plans.recommended.spec.tokens_of_run == pytest.approx(1e11, rel=1e-4)
+
+
+def test_a_run_of_minutes_is_not_told_in_days() -> None:
+    model = sw.load("tiny-llama", devices=8, device="h100-sxm")
+    text = str(model.plan(keep=["plan.tp=2", "plan.pp=1", "plan.microbatch_size=8"], tokens=1e10))
+    assert re.search(r"1e10 tokens take [0-9.]+ min and", text)
+
+
 def test_software_that_lacks_a_plan_has_no_seconds_for_it_and_other_software_no_rows(plans: FoundPlans) -> None:
     (first, *_) = plans.advice.plans
     twofold = first.job.plan.model_copy(update={"schedule": "dualpipe"})

@@ -86,6 +86,24 @@ def test_the_page_of_an_answer_is_whole_without_a_network(page: Page, tmp_path: 
     assert page.locator("#rest > .body > div > .wide th[scope=col]").all_inner_texts() == ["plan.tp", "step"]
 
 
+@pytest.mark.parametrize("page", [(390, "dark")], indirect=True)
+def test_clusters_are_named_and_the_words_of_an_answer_stand_on_its_page(page: Page, tmp_path: Path) -> None:
+    devices = (("h100-sxm", 64, 0.004), ("b200-sxm", 32, 12.5))
+    clusters = [
+        {"price": "list", "device": name, "num_devices": count, "plan": {"plan": {"tp": 2}, "run": {"usd": usd}}}
+        for name, count, usd in devices
+    ]
+    answer = {"clusters": clusters, "cheapest": 0, "fastest": 1}
+    file = tmp_path / "compare.html"
+    file.write_text(answer_page("compare", "", answer, text="Cheapest: 64 h100-sxm <&>"), encoding="utf-8")
+    page.goto(file.as_uri())
+    assert page.locator("#headline dd").all_inner_texts() == ["64 h100-sxm", "32 b200-sxm"]
+    assert page.inner_text("pre.printed") == "Cheapest: 64 h100-sxm <&>"
+    assert page.locator("#rest th[scope=col]").all_inner_texts()[:3] == ["device", "num devices", "plan.run.usd"]
+    assert "$0.004" in page.inner_text("#rest") and page.evaluate("() => document.documentElement.scrollWidth") <= 390
+    assert_readable(page)
+
+
 def assert_readable(page: Page) -> None:
     """Nothing that is wrong for those who read by ear or by keyboard."""
     checked = pytest.importorskip("axe_playwright_python.sync_playwright").Axe().run(page)

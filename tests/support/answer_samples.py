@@ -34,6 +34,7 @@ SAMPLES: dict[str, list[str]] = {
         "estimate llama3-8b --devices 64 --device h100-sxm --beside",
         "estimate llama3-8b --devices 8 --device h100-sxm --set plan.tp=8 --set batch.global_batch_size=8",
         "estimate quickstart",
+        "estimate tiny-llama --devices 1 --device h100-sxm --set model.adapter.rank=4",
         "estimate gpt3-175b-1024",
         "estimate gpt3-175b-1024 --set plan.tp=1 --set plan.dp=64",
     ],

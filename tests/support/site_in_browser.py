@@ -10,7 +10,7 @@ there, something wider than the window, or a playable figure that did not come a
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -26,8 +26,12 @@ SCHEMES = ("light", "dark")
 OPTIONAL = "sitemap.xml"
 
 
-class _Quiet(SimpleHTTPRequestHandler):
+class QuietFiles(SimpleHTTPRequestHandler):
     """Serves files and says nothing; of an optional file that is missing it sends an empty one."""
+
+    def handle(self) -> None:
+        with suppress(BrokenPipeError, ConnectionResetError):  # a browser that opens the next page stops listening
+            super().handle()
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (as http.server calls it)
         pass
@@ -45,7 +49,7 @@ class _Quiet(SimpleHTTPRequestHandler):
 @contextmanager
 def served(site: Path) -> Iterator[str]:
     """The address of a site on this machine."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(site))) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(QuietFiles, directory=str(site))) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_address[1]}/"
         server.shutdown()

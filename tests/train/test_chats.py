@@ -25,7 +25,7 @@ from shardwright.train.data.encoding import HereEncoder
 from shardwright.train.data.place import PlaceInData
 from shardwright.train.data.prepare import prepare_tokens
 from shardwright.train.data.prepared_tokens import TokenFiles
-from shardwright.train.data.row_files import FaultError
+from shardwright.train.data.row_faults import FaultError
 from shardwright.train.data.template_files import TemplateFiles, find_template
 from shardwright.train.data.tokenizer import load_tokenizer
 

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from shardwright.config.units import GIB, MIB
 from shardwright.train.data import row_files
 from shardwright.train.data.memory_limit import memory_limit
-from shardwright.train.data.row_files import FaultError, read_rows
+from shardwright.train.data.row_faults import FaultError
+from shardwright.train.data.row_files import read_rows
 from shardwright.train.data.source_files import SourceFile
 from shardwright.train.data.table_sizes import written_bytes
 from support.ranks import PATIENCE_S
@@ -75,7 +76,8 @@ from contextlib import suppress
 from pathlib import Path
 import pyarrow.parquet
 from shardwright.train.data import row_files
-from shardwright.train.data.row_files import FaultError, read_rows
+from shardwright.train.data.row_faults import FaultError
+from shardwright.train.data.row_files import read_rows
 from shardwright.train.data.source_files import SourceFile
 row_files._READING_BYTES = 64 << 20
 def largest(): return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) // 1024

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from shardwright.config.base import PlanError
+from shardwright.config.data import DataSpec
 from shardwright.train.checkpoint.pickled_weights import PickledFiles
-from shardwright.train.checkpoint.released_companions import companions
+from shardwright.train.checkpoint.released_companions import companions, text_companions
 from shardwright.train.checkpoint.released_files import ReleasedFiles
 from shardwright.train.checkpoint.safetensors_folder import _in_files
 from shardwright.train.checkpoint.safetensors_format import WrittenTensor
@@ -152,6 +153,20 @@ def test_companions_are_not_read_through_links_out_of_the_folder(tmp_path: Path)
     (model / "config.json").symlink_to(key)  # its keys are written to the new one
     with pytest.raises(PlanError, match=r"config\.json is a link out of the folder, to "):
         companions(model)
+
+
+def test_the_tokenizer_and_the_template_of_a_runs_data_go_along(tmp_path: Path) -> None:
+    folder, template = tmp_path / "words", tmp_path / "chatml.jinja"
+    folder.mkdir()
+    for name in ("tokenizer.json", "generation_config.json", "tokenizer_config.json"):
+        (folder / name).write_text(name)
+    template.write_text("a template")
+    files = {name: name.encode() for name in ("tokenizer.json", "tokenizer_config.json")}
+    chats = {"chat_template.jinja": b"a template"}
+    assert text_companions(DataSpec(tokenizer=str(folder), chat_template=str(template))) == files | chats
+    assert text_companions(DataSpec(tokenizer=str(template))) == {"tokenizer.json": b"a template"}
+    assert text_companions(DataSpec(chat_template=str(template))) == chats
+    assert text_companions(DataSpec(tokenizer=str(tmp_path / "gone"), chat_template="gone.jinja")) == {}
 
 
 @pytest.mark.parametrize("is_cache_elsewhere", [False, True])

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from shardwright.config.base import PlanError
 from shardwright.config.data import DataSpec
 from shardwright.config.model import ModelSpec
+from shardwright.config.phrase import in_language
 from shardwright.config.units import seconds_text
 from shardwright.train.data import cache_lock, encoding_pool, progress
 from shardwright.train.data.cache_lock import alone
@@ -78,7 +79,7 @@ def test_faults_are_the_same_from_processes(tmp_path: Path, monkeypatch: pytest.
         said.append(caught.value.faults)
         assert list((tmp_path / str(workers)).iterdir()) == []
     assert said[0] == said[1]
-    assert "has no token for" in said[0][0]
+    assert "has no token for" in said[0][0] and "没有与文本中" in in_language(said[1][0], "zh")
 
 
 @pytest.mark.processes

@@ -3,16 +3,19 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from shardwright.config.asked_cluster import NOTHING_ASKED, AskedCluster
-from shardwright.config.base import PlanError
+from shardwright.config.base import PlanError, error_text
 from shardwright.config.checks.check import job_faults
 from shardwright.config.hugging_face.config_json import notes_on
 from shardwright.config.job import JobSpec
 from shardwright.config.load import JobFields, job_to_plan, make_job, read_job, subject_of
 from shardwright.config.phrase import say
 from shardwright.config.plan import UNSEARCHED
+from shardwright.config.units import MIB
+from shardwright.config.user_file import FileFault, path_exists, read_text
 from shardwright.memory.budget import meet_budget
 from shardwright.schedule.job_program import plan_faults
 
@@ -35,12 +38,14 @@ class AskedJob:
     """A job as the user asks for it.
 
     `job` is a TOML file, a name of the catalog, a config.json or a folder with one, or the fields themselves;
-    `overrides` are "section.field=value" strings, as in --set, and `cluster` replaces the job's cluster.
+    `overrides` are "section.field=value" strings, as in --set, and `cluster` replaces the job's cluster. `run_tokens`
+    are the tokens of the run of a model, if an option states them, as --tokens does; else 0.
     """
 
     job: str | Mapping[str, Any]
     overrides: tuple[str, ...] = ()
     cluster: AskedCluster = NOTHING_ASKED
+    run_tokens: float = 0.0
 
     @property
     def subject(self) -> str:
@@ -49,8 +54,14 @@ class AskedJob:
 
     @cached_property
     def job_fields(self) -> JobFields:
-        """The fields of file and catalog, with the overrides. Raises PlanError with every fault."""
-        return read_job(self.job, list(self.overrides), self.cluster)
+        """The fields of file and catalog, with the overrides. Raises PlanError with every fault, or for a file of
+        another system with the commands that read it."""
+        try:
+            return read_job(self.job, list(self.overrides), self.cluster, self.run_tokens)
+        except PlanError:
+            if isinstance(self.job, str) and (fault := _foreign_file(self.job)):
+                raise PlanError(self.subject, [fault]) from None
+            raise
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -70,7 +81,9 @@ class AskedJob:
             try:
                 planned(self.subject, spec.model_copy(update={"plan": spec.plan.fallback_plan(number)}))
             except PlanError as error:
-                faults += [f"plan.fallback[{number}]: {fault}" for fault in error.faults]
+                faults += [
+                    say("{place}: {fault}", place=f"plan.fallback[{number}]", fault=fault) for fault in error.faults
+                ]
         if faults:
             raise PlanError(self.subject, faults)
         return spec
@@ -113,7 +126,9 @@ class AskedJob:
             note = say("no plan{kept} fits on {cluster}; the rest has its defaults", kept=kept, cluster=cluster)
             return self.as_planned(), (*self.notes, note)
         name = self.subject.removeprefix("job ")
-        raise PlanError(self.subject, [f"no plan of {name} fits on {cluster}; use more --devices"])
+        raise PlanError(
+            self.subject, [say("no plan of {name} fits on {cluster}; use more --devices", name=name, cluster=cluster)]
+        )
 
     def _is_half(self) -> bool:
         """True if the user asks for a part of a plan, and the rest can be chosen."""
@@ -163,6 +178,28 @@ def planned(subject: str, spec: JobSpec) -> JobSpec:
     return meet_budget(spec)
 
 
+def _foreign_file(path: str) -> str:
+    """A fault for the file of another training system, with the commands that read it; empty for any other file."""
+    from shardwright.interchange.recognised import JOB, system_name_of
+    from shardwright.interchange.system import SOURCES
+
+    if not path_exists(path) or Path(path).is_dir():
+        return ""
+    try:
+        system = system_name_of(path, read_text(Path(path), MIB, "configuration"))
+    except (PlanError, FileFault, OSError):
+        return ""
+    if system == JOB:
+        return ""
+    return say(
+        "{path} is no job, and looks like a file of {title}: `shardwright import {system} {path}` prints it as a job, "
+        "and `shardwright plan --from {system} {path}` with --device finds better plans for it",
+        path=path,
+        title=SOURCES[system].title,
+        system=system,
+    )
+
+
 def _best_job(subject: str, to_plan: JobToPlan) -> JobSpec | None:
     """The job under the recommended plan; None if no plan fits. Raises PlanError."""
     from shardwright.cost.calibration import shipped
@@ -172,7 +209,7 @@ def _best_job(subject: str, to_plan: JobToPlan) -> JobSpec | None:
     try:
         recommendation = plans_of(to_plan.job, Constraints().with_kept(to_plan.kept), shipped()).recommendation
     except KeyError as error:
-        raise PlanError(subject, [str(error.args[0])]) from None
+        raise PlanError(subject, [error_text(error)]) from None
     return recommendation.plan.job if recommendation else None
 
 

@@ -63,11 +63,11 @@ def compared(
 ) -> Compared:
     """Search for a job's best plan on each of some clusters, such as "h100-sxm:64". Raises PlanError with every fault
     of the clusters, or if no cluster has a legal plan."""
-    jobs = _jobs(job, overrides, offered_clusters(names))
-    subject = AskedJob(job).subject
+    offers, subject = offered_clusters(names), AskedJob(job).subject
     question = question.read(subject)
+    jobs = _jobs(job, overrides, offers, question.tokens)
     question.constraints()  # faults of these options are no cluster's
-    tokens = Objective(tokens=question.tokens).run_tokens
+    tokens = Objective(tokens=question.tokens).with_tokens_of(jobs[0].job).run_tokens
     clusters = []
     for number, to_plan in enumerate(jobs):
         tell_part(f"{to_plan.job.cluster.num_devices:,} {to_plan.job.cluster.device}", number, len(jobs))
@@ -113,8 +113,11 @@ def _offered(match: re.Match[str]) -> OfferedCluster:
     return OfferedCluster(AskedCluster(int(match["nodes"]) * size, match["device"], size), match["usd"] or "")
 
 
-def _jobs(job: str | Mapping[str, Any], overrides: Sequence[str], offers: Sequence[OfferedCluster]) -> list[JobToPlan]:
-    """The job on each cluster. Raises PlanError with the faults on all of them."""
+def _jobs(
+    job: str | Mapping[str, Any], overrides: Sequence[str], offers: Sequence[OfferedCluster], run_tokens: float
+) -> list[JobToPlan]:
+    """The job on each cluster, of a model with as many steps as take `run_tokens`, if any. Raises PlanError with the
+    faults on all of them."""
     own_fields = [override for override in overrides if override.partition("=")[0].strip() in _OWN_FIELDS]
     if own_fields:
         fault = say(
@@ -127,7 +130,7 @@ def _jobs(job: str | Mapping[str, Any], overrides: Sequence[str], offers: Sequen
     for offer in offers:
         price = (f"cluster.usd_per_device_hour={offer.usd}",) if offer.usd else ()
         try:
-            jobs.append(AskedJob(job, (*overrides, *price), offer.cluster).to_plan())
+            jobs.append(AskedJob(job, (*overrides, *price), offer.cluster, run_tokens).to_plan())
         except PlanError as error:
             faults += error.faults
             subject = error.subject

@@ -5,9 +5,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from shardwright.api.shown import Shown
-from shardwright.config.base import PlanError
+from shardwright.config.base import PlanError, error_text
 from shardwright.config.job import JobSpec
-from shardwright.config.phrase import ENGLISH
+from shardwright.config.phrase import ENGLISH, say
 from shardwright.report.document import document_text
 from shardwright.report.estimate_text import estimate_dict, estimate_parts
 
@@ -86,11 +86,11 @@ def estimated(subject: str, job: JobSpec, with_others: bool = False) -> Estimate
     if not with_others:
         return Estimated(job)
     if job.cluster.device == "unknown":
-        fault = "cluster.device is unknown, so no software has a price; set it to a device of the catalog"
+        fault = say("cluster.device is unknown, so no software has a price; set it to a device of the catalog")
         raise PlanError(subject, [fault])
     from shardwright.report.estimate_text import software_rows
 
     try:
         return Estimated(job, tuple(software_rows(job)))
     except KeyError as error:
-        raise PlanError(subject, [str(error.args[0])]) from None
+        raise PlanError(subject, [error_text(error)]) from None

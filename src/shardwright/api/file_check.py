@@ -7,9 +7,10 @@ from shardwright.api.asked_job import AskedJob, planned
 from shardwright.api.estimated import estimated
 from shardwright.config import catalog
 from shardwright.config.asked_cluster import NOTHING_ASKED, AskedCluster
-from shardwright.config.base import PlanError
+from shardwright.config.base import PlanError, error_text
 from shardwright.config.cluster_facts import node_devices
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.config.units import MIB
 from shardwright.config.user_file import FileFault, read_text
 from shardwright.explain.rank_groups import groups_of_rank_0
@@ -17,7 +18,7 @@ from shardwright.interchange.imported import Asked, split_sets
 from shardwright.interchange.recognised import JOB, system_name_of
 from shardwright.interchange.system import SOURCES, read_job_of
 from shardwright.memory.job_memory import job_memory
-from shardwright.report.file_check_text import EXPERTS, NO_FIT, FileCheck
+from shardwright.report.file_check_text import FileCheck, no_fit
 from shardwright.report.fit_verdict import fit_of
 from shardwright.schedule.job_program import job_program
 
@@ -48,7 +49,7 @@ def file_checks(
 def _text(path: str) -> str:
     """The text of a file; empty if it can't be read."""
     try:
-        return read_text(Path(path), MIB, "job or configuration")
+        return read_text(Path(path), MIB, say("job or configuration"))
     except (FileFault, OSError):
         return ""
 
@@ -65,7 +66,9 @@ def file_check(
     try:
         system = system or _recognised(path)
     except (PlanError, FileFault, OSError) as error:
-        text = f"can't be read: {error.strerror}; check the path" if isinstance(error, OSError) else str(error)
+        text = error_text(error)
+        if isinstance(error, OSError):
+            text = say("can't be read: {reason}; check the path", reason=str(error.strerror))
         faults = error.faults if isinstance(error, PlanError) else [text]
         return FileCheck(path, "unknown", readable=False, findings=tuple(faults))
     try:
@@ -78,7 +81,7 @@ def file_check(
 def _recognised(path: str) -> str:
     if not Path(path).exists() and path in (*catalog.names("jobs"), *catalog.names("models")):
         return JOB
-    return JOB if Path(path).is_dir() else system_name_of(path, read_text(Path(path), MIB, "job or configuration"))
+    return JOB if Path(path).is_dir() else system_name_of(path, read_text(Path(path), MIB, say("job or configuration")))
 
 
 def _job(path: str, overrides: tuple[str, ...], cluster: AskedCluster, system: str, model: str) -> JobSpec:
@@ -93,17 +96,24 @@ def _job(path: str, overrides: tuple[str, ...], cluster: AskedCluster, system: s
 def _job_check(path: str, system: str, job: JobSpec) -> FileCheck:
     """The findings on a legal job."""
     estimate = estimated(path, job)
-    findings, missing_bytes = [], 0
+    findings, missing_bytes = list[str](), 0
     if estimate.fits is False:
         missing_bytes = _missing_bytes(job)
         nearest = estimate.to_dict()["nearest"]
-        way_out = f"the nearest plan that does: {nearest[0]['set']}" if nearest else "use more devices, or larger ones"
-        findings.append(f"{NO_FIT}; {way_out}")
+        way_out = say("use more devices, or larger ones")
+        if nearest:
+            way_out = say("the nearest plan that does: {options}", options=nearest[0]["set"])
+        findings.append(no_fit(way_out))
     expert_nodes = _expert_nodes(job)
     if expert_nodes is not None and expert_nodes > 1:
         findings.append(
-            f"{EXPERTS} {job.plan.ep} ranks with experts spreads over {expert_nodes} domains of "
-            f"{node_devices(job.cluster)} devices, so tokens cross the network; lower plan.ep, or use larger domains"
+            say(
+                "a group of {ep} ranks with experts spreads over {count} domains of {size} devices, so tokens cross "
+                "the network; lower plan.ep, or use larger domains",
+                ep=job.plan.ep,
+                count=expert_nodes,
+                size=node_devices(job.cluster),
+            )
         )
     return FileCheck(
         path,
@@ -127,7 +137,7 @@ def _missing_bytes(job: JobSpec) -> int:
     try:
         fit = fit_of(job, job_memory(job), estimate(job))
     except (KeyError, ValueError) as error:  # a plan without a price is judged by the account
-        fit = fit_of(job, job_memory(job), str(error))
+        fit = fit_of(job, job_memory(job), error_text(error))
     return max(0, max(need.device_bytes for need in fit.needs) - fit.offered_bytes) if fit else 0
 
 

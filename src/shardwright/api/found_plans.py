@@ -7,7 +7,7 @@ from typing import Any
 
 from shardwright.api.asked_job import JobToPlan
 from shardwright.api.shown import Shown
-from shardwright.config.base import PlanError
+from shardwright.config.base import PlanError, error_text
 from shardwright.config.dotted_keys import flat_keys
 from shardwright.config.float8_facts import FLOAT8_RECIPES, NO_FLOAT8
 from shardwright.config.job import JobSpec
@@ -44,7 +44,7 @@ class PlanQuestion:
         """The options in plain values. Raises PlanError with a fault for each option that has none."""
         options = GivenOptions()
         wanted = PlanQuestion(
-            options.whole("top, how many plans are shown,", self.top, least=1),
+            options.whole(say("top, how many plans are shown,"), self.top, least=1),
             options.texts("keep", self.keep, "plan.tp=2"),
             options.texts("between", self.between, "plan.tp=1,4"),
             options.one_of("float8", self.float8, (NO_FLOAT8, *FLOAT8_RECIPES)),
@@ -88,7 +88,7 @@ class FoundPlans(Shown):
                 own_faults=self.to_plan.own_faults,
             )
         except KeyError as error:
-            raise PlanError(self.subject, [str(error.args[0])]) from None
+            raise PlanError(self.subject, [error_text(error)]) from None
 
     @property
     def text(self) -> str:
@@ -134,11 +134,12 @@ def found_plans(
     if question.as_software:
         constraints = constraints.as_software(software_of(to_plan.job.cluster.software))
     objective = Objective(NAMES[NAMES.index(question.objective)], question.tokens, question.days)
+    objective = objective.with_tokens_of(to_plan.job)
     try:
         num_shown = question.top if objection is None else max(question.top, _LOOKED_AT)
         advice = plans_of(to_plan.job, constraints, shipped(), objective, num_shown=num_shown)
     except KeyError as error:
-        raise PlanError(subject, [str(error.args[0])]) from None
+        raise PlanError(subject, [error_text(error)]) from None
     if objection is not None and advice.plans:
         best, num_plans, advice = advice.plans[0].job, len(advice.plans), accepted(advice, objection)
         if not advice.plans:

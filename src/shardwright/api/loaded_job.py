@@ -2,7 +2,7 @@
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from shardwright.api.simulated import Simulated
 from shardwright.config.asked_cluster import AskedCluster
 from shardwright.config.base import PlanError, shortened
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.config.plain_values import GivenOptions, plain, strange
 from shardwright.config.toml_text import value_text
 from shardwright.planner.scaling import sizes_of
@@ -120,8 +121,8 @@ class Job(AskedJob):
         >>> plans.recommended.spec.plan.tp
         2
         """
-        question = PlanQuestion(top, keep, between, float8, objective, as_software, tokens, days)
-        plans = found_plans(self.subject, self.to_plan(), question)
+        question = PlanQuestion(top, keep, between, float8, objective, as_software, tokens, days).read(self.subject)
+        plans = found_plans(self.subject, replace(self, run_tokens=question.tokens).to_plan(), question)
         return Plans(plans.subject, plans.to_plan, plans.advice, plans.constraints)
 
     def simulate(self, *, steps: int = 1, communication: float = 0.0, execute: bool = False) -> Simulated:
@@ -169,7 +170,7 @@ class Job(AskedJob):
         tokens = options.whole("tokens", tokens, least=0)
         sizes = devices if isinstance(devices, str) else ",".join(map(str, options.wholes("devices", devices, least=1)))
         options.check(self.subject)
-        job = self.to_plan().job
+        job = replace(self, run_tokens=tokens).to_plan().job
         return scaled(self.subject, job, sizes_of(sizes), constraints_of(keep, between), tokens=tokens)
 
     def compare(
@@ -227,22 +228,27 @@ class Plans(FoundPlans):
         """The job under the recommended plan. PlanError if no plan fits."""
         if self.best is None:
             devices = f"{self.to_plan.job.cluster.num_devices:,} {self.to_plan.job.cluster.device}"
-            raise PlanError(self.subject, [f"no plan fits on {devices}; use more devices"])
+            raise PlanError(self.subject, [say("no plan fits on {devices}; use more devices", devices=devices)])
         return Job(tomllib.loads(job_toml(self.best)))
 
 
 def _wrong_kinds(job: Any, overrides: Sequence[Any]) -> list[str]:
     """Faults of arguments whose types `load` does not take."""
-    faults = []
+    faults = list[str]()
     if not isinstance(job, (str, Path, Mapping)):
         faults.append(
-            f"{shortened(repr(job), 80)} is no job; give a path, a name of the catalog or a dictionary of fields, such "
-            'as "quickstart"'
+            say(
+                '{job} is no job; give a path, a name of the catalog or a dictionary of fields, such as "quickstart"',
+                job=shortened(repr(job), 80),
+            )
         )
     elif isinstance(job, Mapping):
         faults += strange(job, "")
     faults += [
-        f"{shortened(repr(override), 80)} is no field with a value; give a text, such as 'plan.tp=4'"
+        say(
+            "{override} is no field with a value; give a text, such as 'plan.tp=4'",
+            override=shortened(repr(override), 80),
+        )
         for override in overrides
         if not isinstance(override, str)
     ]
@@ -251,8 +257,12 @@ def _wrong_kinds(job: Any, overrides: Sequence[Any]) -> list[str]:
 
 def _as_overrides(sections: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
     """Sections of fields as overrides of --set. Raises PlanError for a value that is no section."""
-    faults = [
-        f"{name} is {section!r}, and a section is a dictionary of its fields, such as plan={{'tp': 2}}"
+    faults: list[str] = [
+        say(
+            "{name} is {section}, and a section is a dictionary of its fields, such as plan={{'tp': 2}}",
+            name=name,
+            section=repr(section),
+        )
         for name, section in sections.items()
         if not isinstance(section, Mapping)
     ]

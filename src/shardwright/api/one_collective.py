@@ -5,10 +5,11 @@ from typing import Any
 
 from shardwright.api.shown import Shown
 from shardwright.config.asked_cluster import AskedCluster
-from shardwright.config.base import PlanError
+from shardwright.config.base import PlanError, error_text
 from shardwright.config.load import job_of_fields
 from shardwright.config.named_entries import resolve_names
 from shardwright.config.number_types import half_numbers
+from shardwright.config.phrase import say
 from shardwright.cost.calibration import device_of
 from shardwright.cost.collective_algorithms import PricedCollective, priced_collective
 from shardwright.cost.from_job import run_of
@@ -36,11 +37,13 @@ class CollectiveQuestion:
 
     def faults(self) -> list[str]:
         """The options that do not go together."""
-        faults = []
+        faults: list[str] = []
         if self.cluster and (self.device or self.devices_per_node):
-            faults.append("--cluster has devices of its own; leave --device and --devices-per-node out")
+            faults.append(say("--cluster has devices of its own; leave --device and --devices-per-node out"))
         others = [override for override in self.overrides if not override.strip().startswith("cluster.")]
-        return faults + [f"--set {other} is no field of the cluster; use cluster.FIELD=VALUE" for other in others]
+        return faults + [
+            say("--set {other} is no field of the cluster; use cluster.FIELD=VALUE", other=other) for other in others
+        ]
 
 
 @dataclass(frozen=True, repr=False)
@@ -52,6 +55,10 @@ class OneCollective(Shown):
     @property
     def text(self) -> str:
         return collective_text(self.priced)
+
+    def in_language(self, language: str) -> str:
+        """The text in a language."""
+        return collective_text(self.priced, language)
 
     def to_dict(self) -> dict[str, Any]:
         priced = self.priced
@@ -101,7 +108,7 @@ def one_collective(question: CollectiveQuestion) -> OneCollective:
         )
         priced = priced_collective(run_of(job), job.cluster, question.kind, question.num_bytes, question.algorithm)
     except (KeyError, ValueError) as error:
-        raise error if isinstance(error, PlanError) else PlanError("collective", [str(error.args[0])]) from None
+        raise error if isinstance(error, PlanError) else PlanError("collective", [error_text(error)]) from None
     return OneCollective(priced)
 
 
@@ -116,9 +123,11 @@ def _cluster_of(question: CollectiveQuestion) -> tuple[dict[str, Any], int]:
         raise PlanError("collective", faults)
     fields = named["cluster"]
     if fields.get("device", "unknown") == "unknown":
-        raise PlanError("collective", [f"the device of {question.cluster} is unknown; use --device, such as h100-sxm"])
+        fault = say("the device of {cluster} is unknown; use --device, such as h100-sxm", cluster=question.cluster)
+        raise PlanError("collective", [fault])
     node = int(fields.get("devices_per_node", 1))
     num_ranks = question.ranks or node * int(fields.get("nodes", 1))
     if num_ranks > node and num_ranks % node:
-        raise PlanError("collective", [f"{num_ranks} ranks are not whole nodes of {node}; ask for a multiple of it"])
+        fault = say("{ranks} ranks are not whole nodes of {node}; ask for a multiple of it", ranks=num_ranks, node=node)
+        raise PlanError("collective", [fault])
     return fields | {"nodes": -(-num_ranks // node), "devices_per_node": min(node, num_ranks)}, num_ranks

@@ -19,27 +19,45 @@ def for_world(spec: "JobSpec", world: int) -> "tuple[JobSpec, str]":
     devices of the job's cluster. If there is neither, PlanError with the arithmetic, and a fallback to write.
     """
     from shardwright.config.base import PlanError
-    from shardwright.config.units import counted
+    from shardwright.config.phrase import say
     from shardwright.report.plans_text import plan_words
+    from shardwright.train.launch.rank_life import were_started
 
     if spec.plan.world == world:
         return spec, ""
-    ranks = f"{counted(world, 'rank')} {'was' if world == 1 else 'were'} started"
-    mismatch = f"{ranks}, and the plan is for {spec.plan.world}"
+    started = were_started(world)
+    mismatch = say("{started}, and the plan is for {world}", started=started, world=spec.plan.world)
     for number, fallback in enumerate(spec.plan.fallback):
         if fallback.world == world:
             fallback_job = planned(
                 f"job {spec.name}", spec.model_copy(update={"plan": spec.plan.fallback_plan(number)})
             )
-            return fallback_job, f"{mismatch}: this is plan.fallback[{number}], {plan_words(fallback_job.plan)}"
+            told = say(
+                "{mismatch}: this is plan.fallback[{number}], {plan}",
+                mismatch=mismatch,
+                number=number,
+                plan=plan_words(fallback_job.plan),
+            )
+            return fallback_job, told
     recommended = _recommended(spec, world)
     if recommended is not None:
-        return recommended, f"{mismatch}: this is what `plan` recommends, {plan_words(recommended.plan)}"
-    fault = f"{ranks}, and the plan needs {spec.plan.degrees} = {spec.plan.world}"
+        told = say(
+            "{mismatch}: this is what `plan` recommends, {plan}", mismatch=mismatch, plan=plan_words(recommended.plan)
+        )
+        return recommended, told
+    needed = f"{spec.plan.degrees} = {spec.plan.world}"
     if spec.plan.fallback:
-        fault += f", plan.fallback {', '.join(str(plan.world) for plan in spec.plan.fallback)}"
-    fault += f"; start {spec.plan.world}, or change the plan"
-    raise PlanError("launch", [fault + _to_paste(spec, world)])
+        fallbacks = tuple(str(plan.world) for plan in spec.plan.fallback)
+        needed = say("{needed}, plan.fallback {fallbacks}", needed=needed, fallbacks=fallbacks)
+    fault = say(
+        "{started}, and the plan needs {needed}; start {world}, or change the plan",
+        started=started,
+        needed=needed,
+        world=spec.plan.world,
+    )
+    if lines := _to_paste(spec, world):
+        fault = say("{fault}, or write in [plan]: {lines}", fault=fault, lines=lines)
+    raise PlanError("launch", [fault])
 
 
 def _recommended(spec: "JobSpec", world: int) -> "JobSpec | None":
@@ -73,7 +91,7 @@ def _to_paste(spec: "JobSpec", world: int) -> str:
         try:
             if not faults_on_any_cluster(job):
                 planned(f"job {spec.name}", job)
-                return f", or write in [plan]: {_as_toml(spec.plan.fallback, plan)}"
+                return _as_toml(spec.plan.fallback, plan)
         except PlanError:
             continue
     return ""

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardwright import __version__
-from shardwright.config.base import RunError
+from shardwright.config.base import RunError, error_text
 from shardwright.config.job import JobSpec
-from shardwright.config.phrase import ENGLISH, language_of_locale
+from shardwright.config.phrase import ENGLISH, language_of_locale, say
 from shardwright.report.run.run_card import RunCard, Status
 from shardwright.train.run_files import METRICS, REPORT, open_to_append
 
@@ -40,7 +40,7 @@ class ReportedRun:
             self._card = RunCard.begun(self._job, __version__)
             self._card.write(folder)
         except Exception as error:  # a report never ends a run
-            self._note(f"{folder} has no card of this run: {error}")
+            self._note(say("{folder} has no card of this run: {reason}", folder=str(folder), reason=error_text(error)))
 
     @contextmanager
     def telling_of_failure(self) -> Iterator[None]:
@@ -65,7 +65,9 @@ class ReportedRun:
                 return None
             write_report(self._folder, card, language_of_locale())
         except Exception as error:  # a report never ends a run
-            self._note(f"{self._folder} has no report of this run: {error}")
+            self._note(
+                say("{folder} has no report of this run: {reason}", folder=str(self._folder), reason=error_text(error))
+            )
             return None
         return self._folder / REPORT
 
@@ -79,7 +81,7 @@ class ReportedRun:
             with open_to_append(self._folder / METRICS) as file:
                 file.write(json.dumps({"performed": {"rows": spans}}) + "\n")
         except Exception as error:  # a report never ends a run
-            self._note(f"the report has no timeline of a performed step: {error}")
+            self._note(say("the report has no timeline of a performed step: {reason}", reason=error_text(error)))
 
     def _note(self, text: str) -> None:
         with suppress(OSError):  # nobody reads it

@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING
 
 from shardwright.config.base import PlanError
 from shardwright.config.job import STATED, JobSpec
-from shardwright.config.units import counted, seconds_text
+from shardwright.config.phrase import say
+from shardwright.config.units import counted, counted_phrase, seconds_text
 
 if TYPE_CHECKING:
     from shardwright.planner.own_plan import Estimate
@@ -21,40 +22,58 @@ def refuse_unstated(job: JobSpec, num_nodes: int) -> None:
     if num_nodes == 1:
         return
     is_stated = {section: _states(job, section) for section in STATED}
-    faults = []
+    faults = list[str]()
     if not is_stated["data"]:
         faults.append(
-            f"data.path is not stated, and the default trains on {job.data.path}; --set data.path=PATH names your text "
-            f"or tokens, and --set data.path={job.data.path} takes the default"
+            say(
+                "data.path is not stated, and the default trains on {path}; --set data.path=PATH names your text or "
+                "tokens, and --set data.path={path} takes the default",
+                path=job.data.path,
+            )
         )
     if not is_stated["optimizer"]:
         faults.append(
-            f"optimizer.learning_rate is not stated, and the default is {job.optimizer.learning_rate:g}; large models "
-            "usually take 3e-4 to 6e-5, less the larger they are: --set optimizer.learning_rate=1e-4"
+            say(
+                "optimizer.learning_rate is not stated, and the default is {learning_rate:g}; large models usually "
+                "take 3e-4 to 6e-5, less the larger they are: --set optimizer.learning_rate=1e-4",
+                learning_rate=job.optimizer.learning_rate,
+            )
         )
     if not is_stated["checkpoint"]:
         faults.append(
-            f"checkpoint.every_s is not stated, so a failure of one of {num_nodes:,} nodes would lose all; usual is "
-            f"--set checkpoint.every_s={_EVERY_S:g}, and --set checkpoint.every_steps=0 writes none"
+            say(
+                "checkpoint.every_s is not stated, so a failure of one of {num_nodes:,} nodes would lose all; usual "
+                "is --set checkpoint.every_s={every_s:g}, and --set checkpoint.every_steps=0 writes none",
+                num_nodes=num_nodes,
+                every_s=_EVERY_S,
+            )
         )
     if faults:
-        raise PlanError(f"job {job.name} on {counted(num_nodes, 'node')}", faults)
+        raise PlanError(say("job {name} on {nodes}", name=job.name, nodes=counted_phrase(num_nodes, "node")), faults)
 
 
 def regretted_defaults(job: JobSpec) -> list[str]:
     """Sentences on defaults of a first try that a long run or a large model would regret, and that may be meant: text
     read as bytes, and a warm-up of a few steps."""
-    notes = []
+    notes = list[str]()
     if "tokenizer" not in job.data.model_fields_set and not job.model.weights and job.model.vocab > 2 * _NUM_BYTES:
         notes.append(
-            f"data.tokenizer is not stated, so text would be read as bytes, {_NUM_BYTES} of the model's "
-            f"{job.model.vocab:,} tokens; set data.tokenizer to a tokenizer's folder, unless data.path has tokens"
+            say(
+                "data.tokenizer is not stated, so text would be read as bytes, {num_bytes} of the model's {vocab:,} "
+                "tokens; set data.tokenizer to a tokenizer's folder, unless data.path has tokens",
+                num_bytes=_NUM_BYTES,
+                vocab=job.model.vocab,
+            )
         )
     optimizer = job.optimizer
     if "warmup_steps" not in optimizer.model_fields_set and optimizer.steps >= _LONG_STEPS:
         notes.append(
-            f"optimizer.warmup_steps is not stated, so the learning rate rises within {optimizer.warmup_steps} of "
-            f"{optimizer.steps:,} steps; large models usually take 2,000: set optimizer.warmup_steps"
+            say(
+                "optimizer.warmup_steps is not stated, so the learning rate rises within {warmup_steps} of {steps:,} "
+                "steps; large models usually take 2,000: set optimizer.warmup_steps",
+                warmup_steps=optimizer.warmup_steps,
+                steps=optimizer.steps,
+            )
         )
     return notes
 

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from shardwright.api.shown import Shown
-from shardwright.config.base import PlanError
+from shardwright.config.base import PlanError, error_text
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import ENGLISH
 from shardwright.cost.calibration import shipped
@@ -52,5 +52,5 @@ def scaled(subject: str, job: JobSpec, sizes: Sequence[int], constraints: Constr
     try:
         scalings = scaling(job, sizes, limits, partial(best_plan, constraints=constraints), constants=shipped())
     except KeyError as error:
-        raise PlanError(subject, [str(error.args[0])]) from None
+        raise PlanError(subject, [error_text(error)]) from None
     return Scaled(job, scalings, limits)

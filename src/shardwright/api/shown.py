@@ -6,6 +6,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from shardwright.config.base import RunError
+from shardwright.config.phrase import say
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -49,10 +50,10 @@ class Shown(ABC):
         return self._shown
 
     def _repr_html_(self) -> str:
-        """The result in a notebook: the page that the command's --html writes, in a frame of its own."""
+        """The result in a notebook: its text on the page that the command's --html writes, in a frame of its own."""
         from shardwright.report.answer_page import answer_page
 
-        return framed(answer_page(type(self).__name__, "", self.to_dict()))
+        return framed(answer_page(type(self).__name__, "", self.to_dict(), text=self._shown))
 
 
 def framed(page: str) -> str:
@@ -66,7 +67,9 @@ def frame_of(rows: list[dict[str, Any]]) -> "DataFrame":
         import pandas
     except ImportError:
         raise RunError(
-            "frame() needs pandas, which is not installed: `pip install pandas`; rows() gives the same as a list of "
-            "dictionaries"
+            say(
+                "frame() needs pandas, which is not installed: `pip install pandas`; rows() gives the same as a list "
+                "of dictionaries"
+            )
         ) from None
     return pandas.DataFrame(rows)

@@ -6,6 +6,7 @@ from typing import Any
 
 from shardwright.api.shown import Shown
 from shardwright.config.base import PlanError
+from shardwright.config.phrase import say
 from shardwright.config.plain_values import GivenOptions
 from shardwright.report.output import write_output
 from shardwright.report.timeline.job_study import JobStudy
@@ -76,8 +77,11 @@ class Simulated(Shown):
         )
         if make_text is None:
             options.faults.append(
-                f"{name} is no page, picture or trace by its ending; use .html for the page, .svg for the picture or "
-                ".json for the trace"
+                say(
+                    "{name} is no page, picture or trace by its ending; use .html for the page, .svg for the picture "
+                    "or .json for the trace",
+                    name=name,
+                )
             )
         if options.faults or make_text is None:
             raise PlanError("save", options.faults[:1])

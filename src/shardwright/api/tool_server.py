@@ -16,6 +16,7 @@ from shardwright import __version__
 from shardwright.api.loaded_job import Job, load
 from shardwright.config import catalog
 from shardwright.config.base import PlanError, RunError
+from shardwright.config.phrase import say
 
 if TYPE_CHECKING:
     from mcp.server.mcpserver import MCPServer
@@ -104,7 +105,9 @@ def tool_server() -> "MCPServer[Any]":
         from mcp.server.mcpserver import MCPServer
         from mcp.types import ToolAnnotations
     except ImportError:
-        raise RunError("mcp needs the package mcp, which is not installed: `pip install 'shardwright[mcp]'`") from None
+        raise RunError(
+            say("mcp needs the package mcp, which is not installed: `pip install 'shardwright[mcp]'`")
+        ) from None
     from mcp.server.mcpserver.exceptions import ToolError
 
     class StrictServer(MCPServer[Any]):

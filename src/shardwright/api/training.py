@@ -14,9 +14,10 @@ from shardwright.api.plan_for_world import for_world
 from shardwright.api.reported_run import ReportedRun
 from shardwright.api.run_start import cost_text, refuse_unstated, with_checkpoints
 from shardwright.api.shown import Shown, framed
-from shardwright.config.base import PlanError
+from shardwright.config.base import PlanError, error_text
 from shardwright.config.dotted_keys import flat_keys
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import ENGLISH, in_language, say
 from shardwright.config.units import counted
 from shardwright.train.launch import preemption
 from shardwright.train.launch.ending import die_of_signals
@@ -36,12 +37,14 @@ Say = Callable[[str], None]
 @dataclass(frozen=True)
 class StartOptions:
     """The options with which a run starts: `fresh` puts the checkpoints of its folder aside, and `weights_from` is the
-    run whose weights it takes. `tell` prints further information, and `warn` prints problems on the way."""
+    run whose weights it takes. `tell` prints further information, and `warn` prints problems on the way. `language` is
+    that of the comparison of predicted with measured steps."""
 
     fresh: bool = False
     weights_from: str | None = None
     tell: Say = print
     warn: Say = field(default=partial(print, file=sys.stderr))
+    language: str = ENGLISH
 
 
 @dataclass(frozen=True, repr=False)
@@ -120,10 +123,11 @@ def train_job(spec: JobSpec, start: StartOptions = StartOptions()) -> TrainingRe
         if spec.model.moe.experts and is_main_process:
             from shardwright.report.expert_use import draw_use
 
-            start.tell(f"how experts were used: {draw_use(folder)}")
-        compared, text = _compared(spec, result, folder) if is_main_process else (None, "")
+            start.tell(say("how experts were used: {file}", file=str(draw_use(folder))))
+        compared, text = _compared(spec, result, folder, start.language) if is_main_process else (None, "")
         if report := reported.end("preempted" if result.preempted else "done"):
-            text = "\n".join(filter(None, (text, f"report in {report}")))
+            told = in_language(say("report in {file}", file=str(report)), start.language)
+            text = "\n".join(filter(None, (text, told)))
     values = asdict(replace(result, performed={}))
     del values["performed"]  # it is drawn in the report
     names = ("steps", "first_loss", "last_loss", "validation_loss", "unigram_loss", "validation_losses")
@@ -144,8 +148,9 @@ def train_job(spec: JobSpec, start: StartOptions = StartOptions()) -> TrainingRe
     )
 
 
-def _compared(spec: JobSpec, result: Any, folder: Path) -> tuple[dict[str, Any] | None, str]:
-    """The comparison of predicted with measured steps, which is added to the metrics; and the comparison as text."""
+def _compared(spec: JobSpec, result: Any, folder: Path, language: str) -> tuple[dict[str, Any] | None, str]:
+    """The comparison of predicted with measured steps, which is added to the metrics; and the comparison as text, in a
+    language."""
     if result.measured is None or result.preempted:  # a user who asks a run to leave does not wait long
         return None, ""
     from shardwright.report.run_comparison import compared_dict, compared_text
@@ -156,7 +161,7 @@ def _compared(spec: JobSpec, result: Any, folder: Path) -> tuple[dict[str, Any] 
     metrics = folder / METRICS
     with telling_of_full_disk(metrics), open_to_append(metrics) as file:
         file.write(json.dumps({"predicted_and_measured": comparison}) + "\n")
-    return comparison, compared_text(comparison)
+    return comparison, compared_text(comparison, language)
 
 
 def _run_here(
@@ -195,7 +200,7 @@ def _run_here(
         refuse_missing(spec.data, spec.model)
         prepare_tokens(spec.data, spec.model, spec.run.seed, folder / "data", say=say_aside)
         for line in put_aside(spec, folder) if start.fresh else ():
-            start.tell(f"--fresh: {line}")
+            start.tell(say("--fresh: {line}", line=line))
         reported.begin(folder)
         results = _launch_ranks(spec, request, start, folder)
         reported.keep_times({rank: row for result in results for rank, row in result.performed.items()})
@@ -208,7 +213,8 @@ def _launch_ranks(spec: JobSpec, request: preemption.Preemption | None, start: S
     from shardwright.train.launch.restarts import launch_with_restarts
 
     def tell(error: RankFailedError, restart: str) -> None:
-        start.warn(f"failed: {error}{_advice(spec, error.failure)}\n{restart}")
+        told = say("failed: {reason}", reason=_advised(error_text(error), spec, error.failure))
+        start.warn(say("{fault}\n{restart}", fault=told, restart=restart))
 
     work = _work(spec, start.weights_from or "")
     try:
@@ -216,7 +222,7 @@ def _launch_ranks(spec: JobSpec, request: preemption.Preemption | None, start: S
             return launch(work, spec, folder)
         return launch_with_restarts(work, spec, folder, request, tell)
     except RankFailedError as error:
-        raise RankFailedError(f"{error}{_advice(spec, error.failure)}", error.failure) from None
+        raise RankFailedError(_advised(error_text(error), spec, error.failure), error.failure) from None
 
 
 def _run_rank(
@@ -228,7 +234,7 @@ def _run_rank(
     from shardwright.train.launch.this_machine import on_this_machine
 
     if start.fresh:  # a restarted rank can't know whether the run has begun
-        raise PlanError("train --fresh", ["under torchrun a run begins anew in another run.folder; name one"])
+        raise PlanError("train --fresh", [say("under torchrun a run begins anew in another run.folder; name one")])
     if start.weights_from is not None:
         refuse_weights_from(spec, start.weights_from)
     spec = on_this_machine(spec, 1, start.warn)  # each rank was given its device, if there are any
@@ -321,18 +327,18 @@ def _teller(spec: JobSpec, environment: RankEnvironment, start: StartOptions) ->
         if environment.rank > 0 and failure.kind in OF_ALL_RANKS and failure.subject != this_node():
             time.sleep(SPEAKING_S)
         else:
-            start.warn(failure.sentence(MeshShape.of(spec.plan)) + _advice(spec, failure))
+            start.warn(_advised(failure.sentence(MeshShape.of(spec.plan)), spec, failure))
 
     return tell
 
 
-def _advice(spec: JobSpec, failure: "Failure | None") -> str:
-    """A way out of a failure, if there is one that its message does not have."""
+def _advised(fault: str, spec: JobSpec, failure: "Failure | None") -> str:
+    """The message of a failure, with a way out if there is one that it does not have."""
     if failure is None or failure.kind != "memory":
-        return ""
+        return fault
     from shardwright.memory.first_fit import way_out
 
-    return "\n" + way_out(spec, failure.room_bytes)
+    return say("{fault}\n{way_out}", fault=fault, way_out=way_out(spec, failure.room_bytes))
 
 
 def run_and_study(job: JobSpec) -> "JobStudy":

@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
-from shardwright.cli.job_options import LANGUAGE, NamedFile
-from shardwright.config.phrase import language_of_locale
+from shardwright.cli.job_options import LANGUAGE, NamedFile, tell
+from shardwright.config.phrase import language_of_locale, say
 
 _KEY = f"{__name__}.file"
 _HELP = "Write the answer as a page, one file that loads nothing."
@@ -50,7 +50,10 @@ def _paged(answer: Callable[..., Any]) -> Callable[..., Any]:
         except SystemExit as end:  # an answer may be a bad one, and is printed all the same
             status = int(end.code or 0)
         _write(file, context, printed.getvalue())
-        click.echo(printed.getvalue().rstrip("\n") if as_json else f"the answer is in {file}")
+        if as_json:
+            click.echo(printed.getvalue().rstrip("\n"))
+        else:
+            tell(say("the answer is in {file}", file=str(file)))
         sys.exit(status)
 
     return paged

@@ -4,6 +4,8 @@ from importlib import resources
 
 import click
 
+from shardwright.config.phrase import say
+
 
 def schema_files() -> dict[str, str]:
     """The schemas as JSON, by the names of their commands; a space in a name is a dash in its file's."""
@@ -25,7 +27,14 @@ def schema(command: tuple[str, ...]) -> None:
         from shardwright.config.base import PlanError
 
         raise PlanError(
-            "schema", [f"{name!r} is no command with --json; {catalog.did_you_mean(name, sorted(schemas))}"]
+            "schema",
+            [
+                say(
+                    "{name} is no command with --json; {hint}",
+                    name=repr(name),
+                    hint=catalog.did_you_mean(name, sorted(schemas)),
+                )
+            ],
         )
     click.echo(schemas[name].rstrip("\n"))
 

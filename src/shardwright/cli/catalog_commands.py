@@ -4,7 +4,7 @@ import json
 
 import click
 
-from shardwright.cli.job_options import has_colours, json_option
+from shardwright.cli.job_options import has_colours, json_option, language_option
 
 _HELP = {
     "models": "The models of the catalog, by size, and their names on the Hugging Face Hub.",
@@ -18,10 +18,11 @@ _HELP = {
 def _command(kind: str) -> click.Command:
     @click.command(name=kind, help=_HELP[kind])
     @json_option
-    def listing(as_json: bool) -> None:
+    @language_option
+    def listing(as_json: bool, language: str) -> None:
         from shardwright.report.catalog_tables import catalog_rows, catalog_text
 
-        click.echo(json.dumps(catalog_rows(kind)) if as_json else catalog_text(kind, has_colours()))
+        click.echo(json.dumps(catalog_rows(kind)) if as_json else catalog_text(kind, has_colours(), language))
 
     return listing
 

@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from shardwright.cli.job_options import told_language
 from shardwright.cli.progress_bar import search_shown
-from shardwright.config.phrase import ENGLISH, note_phrase
+from shardwright.config.phrase import note_phrase
 from shardwright.report.document import paragraph, part_text
 
 if TYPE_CHECKING:
@@ -19,20 +20,18 @@ def load(job: str, overrides: tuple[str, ...]) -> "JobSpec":
     standard error."""
     asked_job = _asked_job(job, overrides)
     spec = asked_job.as_planned()
-    say(asked_job.notes, as_json=True)
+    say(asked_job.notes, aside=True)
     return spec
 
 
-def load_predicted(
-    job: str, overrides: tuple[str, ...], cluster: "AskedCluster", as_json: bool, language: str = ENGLISH
-) -> "JobSpec":
+def load_predicted(job: str, overrides: tuple[str, ...], cluster: "AskedCluster", as_json: bool) -> "JobSpec":
     """The job on the cluster that is asked for, checked; a model of the catalog under its best plan there.
 
     Notes about values that nobody stated are printed; on standard error if the output is JSON.
     """
-    with search_shown(language):
+    with search_shown(told_language()):
         spec, notes = _asked_job(job, overrides, cluster).to_predict()
-    say(notes, as_json, language)
+    say(notes, aside=as_json)
     return spec
 
 
@@ -40,32 +39,39 @@ def load_to_run(job: str, overrides: tuple[str, ...]) -> "JobSpec":
     """The job, checked together with its fallback plans, for a command that executes it."""
     asked_job = _asked_job(job, overrides)
     spec = asked_job.to_run()
-    say(asked_job.notes, as_json=True)
+    say(asked_job.notes, aside=True)
     return spec
 
 
 def load_to_plan(
-    job: str, overrides: tuple[str, ...], cluster: "AskedCluster | None" = None, as_json: bool = False
+    job: str,
+    overrides: tuple[str, ...],
+    cluster: "AskedCluster | None" = None,
+    as_json: bool = False,
+    run_tokens: float = 0.0,
 ) -> "JobToPlan":
-    """The job, checked, to find a plan for. Its cluster may not allow its own plan.
+    """The job, checked, to find a plan for; of a model with as many steps as take `run_tokens`, if any. Its cluster may
+    not allow its own plan.
 
     Notes about values that nobody stated are those of the answer; if the output is JSON, they go to standard error.
     """
-    to_plan = _asked_job(job, overrides, cluster).to_plan()
+    to_plan = _asked_job(job, overrides, cluster, run_tokens).to_plan()
     if as_json:
-        say(to_plan.notes, as_json)
+        say(to_plan.notes, aside=True)
     return to_plan
 
 
-def say(notes: tuple[str, ...], as_json: bool, language: str = ENGLISH) -> None:
-    """Print notes before the output of a command; on standard error if the output is JSON."""
+def say(notes: tuple[str, ...], aside: bool) -> None:
+    """Print notes in the language of the command: before its output, or `aside`, on standard error."""
     for note in notes:
-        text = part_text(paragraph(note_phrase(note)), ENGLISH if as_json else language)
-        click.echo(text + "\n" * (not as_json), err=as_json)
+        text = part_text(paragraph(note_phrase(note)), told_language())
+        click.echo(text + "\n" * (not aside), err=aside)
 
 
-def _asked_job(job: str, overrides: tuple[str, ...], cluster: "AskedCluster | None" = None) -> "AskedJob":
+def _asked_job(
+    job: str, overrides: tuple[str, ...], cluster: "AskedCluster | None" = None, run_tokens: float = 0.0
+) -> "AskedJob":
     from shardwright.api.asked_job import AskedJob
     from shardwright.config.asked_cluster import NOTHING_ASKED
 
-    return AskedJob(job, overrides, cluster or NOTHING_ASKED)
+    return AskedJob(job, overrides, cluster or NOTHING_ASKED, run_tokens)

@@ -4,8 +4,7 @@ from typing import Any
 
 import click
 
-from shardwright.cli.job_options import LANGUAGE
-from shardwright.config.phrase import ENGLISH, language_of_locale
+from shardwright.cli.job_options import told_language
 
 # Command and what it does, in a few words, by what one wants to do. A command that is not here is listed at the end.
 _SECTIONS: dict[str, dict[str, str]] = {
@@ -61,16 +60,17 @@ class CommandGroup(click.Group):
     """A group whose help lists its commands in sections, and whose commands tell faults in the user's language."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; faults of the input are told in its language, or in the locale's."""
+        """Run the command. Faults of the input and failures are told in its language, or in the locale's; beside JSON
+        in English."""
         try:
             return super().invoke(ctx)
-        except ValueError as error:
-            language = ctx.meta.get(LANGUAGE) or language_of_locale()
-            if language != ENGLISH:
-                from shardwright.config.base import PlanError  # needs pydantic, which --help does not
+        except (click.exceptions.Exit, click.exceptions.Abort):  # RuntimeErrors, too
+            raise
+        except (ValueError, RuntimeError) as error:
+            from shardwright.config.base import PlanError, RunError  # need pydantic, which --help does not
 
-                if isinstance(error, PlanError):
-                    error.args = (error.in_language(language),)
+            if isinstance(error, PlanError | RunError):
+                error.args = (error.in_language(told_language(ctx)),)
             raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

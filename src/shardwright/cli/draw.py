@@ -14,9 +14,11 @@ from shardwright.cli.job_options import (
     expect_many_actions,
     file_option,
     json_option,
+    language_option,
     question_of,
     set_option,
 )
+from shardwright.config.phrase import say
 
 
 def _drawing_options(command: Any) -> Any:
@@ -24,6 +26,7 @@ def _drawing_options(command: Any) -> Any:
     for option in (
         click.option("--no-colour", is_flag=True, help="Letters instead of colours, as where there is no terminal."),
         json_option,
+        language_option,
         file_option("--trace", help="Write a trace for Perfetto (ui.perfetto.dev)."),
         file_option("--svg", help="Write a picture."),
         file_option("--html", help="Write a page to zoom and pan; it needs no network."),
@@ -136,7 +139,7 @@ def simulate(
     cluster = asked_cluster({name: options.pop(name) for name in CLUSTER_OPTIONS})
     if execute and cluster != asked_cluster({}):
         raise click.UsageError(
-            "--execute runs on this machine; leave --devices, --device, --devices-per-node and --memory-gib out"
+            say("--execute runs on this machine; leave --devices, --device, --devices-per-node and --memory-gib out")
         )
     spec = load_to_run(job, overrides) if execute else load_predicted(job, overrides, cluster, options["as_json"])
     from shardwright.report.timeline.job_study import study_job

@@ -9,6 +9,7 @@ import click
 
 from shardwright.cli.job_options import json_option, question_of
 from shardwright.cli.kept_checkpoints import as_fault, chosen_step, found_checkpoints
+from shardwright.config.phrase import say
 
 if TYPE_CHECKING:
     from shardwright.train.checkpoint.safetensors_folder import Files
@@ -29,7 +30,9 @@ class _WeightFiles:
         from shardwright.config.base import PlanError
 
         if "://" in str(self.target) or ":/" in str(self.target):
-            raise PlanError("--to", [f"{self.target} is an address; name a file or folder of this machine"])
+            raise PlanError(
+                "--to", [say("{target} is an address; name a file or folder of this machine", target=self.target)]
+            )
         return self.target.expanduser().absolute()
 
     @property
@@ -94,7 +97,9 @@ def _export(run: str, output: _WeightFiles, as_json: bool, step: int | None = No
 
         is_file = place.suffix == ".safetensors"
         if names == "hugging-face" and is_file:
-            raise PlanError("--to", [f"{output.target} is a file; transformers opens folders, so name one"])
+            raise PlanError(
+                "--to", [say("{target} is a file; transformers opens folders, so name one", target=output.target)]
+            )
         released = names == "hugging-face" or (names is None and not is_file and has_family(manifest))
         write = export_released if released else export_weights
         files = write(storage, manifest, place, **output.options)

@@ -7,7 +7,14 @@ from typing import Any
 import click
 
 from shardwright.cli.interchange import SOURCE_NAMES
-from shardwright.cli.job_options import BriefCommand, asked_cluster, cluster_options, json_option, set_option
+from shardwright.cli.job_options import (
+    BriefCommand,
+    asked_cluster,
+    cluster_options,
+    json_option,
+    language_option,
+    set_option,
+)
 
 
 @click.command(
@@ -26,8 +33,14 @@ from shardwright.cli.job_options import BriefCommand, asked_cluster, cluster_opt
 @set_option
 @cluster_options
 @json_option
+@language_option
 def check_files(
-    files: tuple[str, ...], system: str | None, overrides: tuple[str, ...], as_json: bool, **cluster_fields: Any
+    files: tuple[str, ...],
+    system: str | None,
+    overrides: tuple[str, ...],
+    as_json: bool,
+    language: str,
+    **cluster_fields: Any,
 ) -> None:
     """Check FILES, jobs or files of other systems, each alone: legal, fits, divides, experts on fast links, seconds.
 
@@ -44,5 +57,5 @@ def check_files(
     if as_json:
         click.echo(json.dumps([asdict(check) for check in checks]))
     else:
-        click.echo(fitting("\n".join(map(file_check_text, checks))))
+        click.echo(fitting("\n".join(file_check_text(check, language) for check in checks)))
     sys.exit(max(check.exit_status for check in checks))

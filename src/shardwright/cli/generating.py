@@ -3,7 +3,7 @@
 import json
 import math
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,9 +12,13 @@ import click
 
 from shardwright.cli.job_options import json_option, question_of
 from shardwright.config import largest
+from shardwright.config.phrase import say
 
 if TYPE_CHECKING:
     from shardwright.config.job import JobSpec
+
+
+_OF_CHATS = ("tokenizer", "begin_token", "chat_template", "today")  # fields of data that write a prompt
 
 
 @dataclass(frozen=True)
@@ -70,9 +74,11 @@ def generate(
     from shardwright.train.launch.fork_server import start_server_early
 
     if chat and prompt is None:
-        raise click.UsageError('--chat answers what a user says, and nothing is said; add --prompt "..."')
+        raise click.UsageError(say('--chat answers what a user says, and nothing is said; add --prompt "..."'))
     drawing = question_of(_Drawing, options)
     weights_source = (_of_folder if names_config(source) else _of_run)(source)
+    if chat:
+        weights_source = weights_source.for_chat()
     spec = weights_source.job(list(overrides))
     start_server_early(spec.run.device)
     from shardwright.train.data.progress import say_aside
@@ -112,6 +118,12 @@ class _WeightsSource:
     fields: dict[str, Any]
     weights: str
     weights_from: str = ""
+
+    def for_chat(self) -> "_WeightsSource":
+        """The source for a chat, whose text is no row of the run's data: of these it has the tokenizer and the template
+        alone, and a template may be named that they had no use for."""
+        kept = {name: value for name, value in self.fields.get("data", {}).items() if name in _OF_CHATS}
+        return replace(self, fields=self.fields | {"data": kept | {"chats": True, "separate_documents": True}})
 
     def job(self, overrides: list[str]) -> "JobSpec":
         """The job that writes text; on one rank unless overrides say otherwise."""

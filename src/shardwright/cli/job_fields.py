@@ -5,6 +5,7 @@ import json
 import click
 
 from shardwright.cli.job_options import BriefCommand, json_option
+from shardwright.config.phrase import say
 
 
 @click.command(name="fields", cls=BriefCommand, examples=("fields plan", "fields model.moe"))
@@ -24,7 +25,16 @@ def list_fields(section: str | None, as_json: bool) -> None:
         shown = {name: rows for name, rows in sections.items() if name == section or name.startswith(f"{section}.")}
         if not shown:
             known = [name for name in sections if name]
-            raise PlanError("fields", [f"{section!r} is no section of a job; {did_you_mean(section, known)}"])
+            raise PlanError(
+                "fields",
+                [
+                    say(
+                        "{section} is no section of a job; {hint}",
+                        section=repr(section),
+                        hint=did_you_mean(section, known),
+                    )
+                ],
+            )
         sections = shown
     if as_json:
         click.echo(json.dumps({name: dict(rows) for name, rows in sections.items()}))

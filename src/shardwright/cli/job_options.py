@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from shardwright.config import largest
-from shardwright.config.phrase import LANGUAGES, language_of_locale
+from shardwright.config.phrase import ENGLISH, LANGUAGES, in_language, language_of_locale
 
 if TYPE_CHECKING:
     from shardwright.config.asked_cluster import AskedCluster
@@ -117,7 +117,26 @@ def _remember_language(ctx: click.Context, option: click.Parameter, language: st
     return chosen
 
 
-LANGUAGE = "shardwright.language"
+def _remember_json(ctx: click.Context, option: click.Parameter, as_json: bool) -> bool:
+    """True if the output is JSON, beside which faults are told in English, too."""
+    ctx.find_root().meta[_AS_JSON] = as_json
+    return as_json
+
+
+def told_language(ctx: click.Context | None = None) -> str:
+    """The language in which a command tells faults, notes and progress: the one that is asked for, or the locale's.
+    English beside JSON, which programs read. Without a context, that of the command that runs."""
+    ctx = ctx or click.get_current_context(silent=True)
+    meta = ctx.find_root().meta if ctx is not None else {}
+    return ENGLISH if meta.get(_AS_JSON) else meta.get(LANGUAGE) or language_of_locale()
+
+
+def tell(text: str, err: bool = False) -> None:
+    """Print a line in the language of the command."""
+    click.echo(in_language(text, told_language()), err=err)
+
+
+LANGUAGE, _AS_JSON = "shardwright.language", "shardwright.json"
 language_option = click.option(
     "--lang",
     "language",
@@ -127,7 +146,9 @@ language_option = click.option(
     is_eager=True,
     help="English or Chinese.  [default: the locale's]",
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON and nothing else.")
+json_option = click.option(
+    "--json", "as_json", is_flag=True, callback=_remember_json, help="Print JSON and nothing else."
+)
 set_option = click.option(
     "--set", "overrides", multiple=True, metavar="SECTION.FIELD=VALUE", help="Override a field; may be repeated."
 )
@@ -152,6 +173,24 @@ class NamedFile(click.Path):
         return super().convert(value, param, ctx)
 
 
+_COUNTS = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+
+
+class TokenCount(click.ParamType):
+    """A number of tokens, such as 1e12, 300B or 15T; 0 is unset."""
+
+    name = "tokens"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number, of which the command checks the size. UsageError for a text that is none."""
+        text = str(value).strip()
+        unit = _COUNTS.get(text[-1:].upper(), 1.0)
+        try:
+            return float(text if unit == 1.0 else text[:-1]) * unit
+        except ValueError:
+            self.fail(f"{value!r} is no number of tokens; write one such as 1e12, 300B or 15T", param, ctx)
+
+
 def cluster_options(command: Any) -> Any:
     """Add `--devices`, `--device`, `--devices-per-node` and `--memory-gib`: a cluster in place of the job's."""
     devices = click.option(
@@ -167,7 +206,7 @@ def cluster_options(command: Any) -> Any:
 
 memory_option = click.option(
     "--memory-gib",
-    type=click.FloatRange(min=largest.LEAST_RATE, max=largest.MEMORY_GIB),
+    type=click.FloatRange(min=largest.LEAST_MEMORY_GIB, max=largest.MEMORY_GIB),
     default=None,
     metavar="N",
     help="Memory of the device, where it is not that of its entry in the catalog; all else stays.",

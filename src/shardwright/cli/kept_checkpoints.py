@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardwright.cli.job_options import json_option
+from shardwright.cli.job_options import json_option, tell
+from shardwright.config.phrase import say
 
 if TYPE_CHECKING:
     from shardwright.train.checkpoint.manifest import Manifest
@@ -91,12 +92,13 @@ def verify(run: str, step: int | None, as_json: bool) -> None:
 
 def _row(step: int, look: "Callable[[int], Manifest]") -> dict[str, Any]:
     """The row of a checkpoint: its description, or the reason why there is none."""
+    from shardwright.config.base import error_text
     from shardwright.train.checkpoint.manifest import BrokenCheckpointError, describe_job, in_words
 
     try:
         manifest = look(step)
     except BrokenCheckpointError as error:
-        return {"step": step, "fault": str(error)}
+        return {"step": step, "fault": error_text(error)}
     plan = describe_job(manifest.job)
     healthy = {} if manifest.health.is_healthy else {"unhealthy": in_words(manifest.health)}
     return {"step": step, "bytes": manifest.num_bytes, "files": len(manifest.files), "plan": plan} | healthy
@@ -134,11 +136,20 @@ def chosen_step(run: str, storage: "Storage", steps: list[int], step: int | None
 
     if step is not None and step not in steps:
         steps_text = ", ".join(map(str, sorted(steps)[-12:]))
-        raise PlanError(f"checkpoint {run}", [f"there is none of step {step}; there are those of steps {steps_text}"])
+        raise PlanError(
+            f"checkpoint {run}",
+            [
+                say(
+                    "there is none of step {step}; there are those of steps {steps_text}",
+                    step=step,
+                    steps_text=steps_text,
+                )
+            ],
+        )
     chosen = in_order_to_load(storage, steps)[0] if step is None else step
     with suppress(BrokenCheckpointError, OSError):  # the error is reported when the checkpoint is read
         for line in told_health(storage, manifest_of(storage, chosen), max(steps), is_asked=step is not None):
-            click.echo(line, err=True)
+            tell(line, err=True)
     return chosen
 
 
@@ -146,14 +157,26 @@ def chosen_step(run: str, storage: "Storage", steps: list[int], step: int | None
 def as_fault(run: str, target: Path | None = None) -> Iterator[None]:
     """A context in which a checkpoint is read, and written to `target`. RunError if it is damaged, or can't be read or
     written now."""
-    from shardwright.config.base import RunError
+    from shardwright.config.base import RunError, error_text
     from shardwright.train.checkpoint.manifest import BrokenCheckpointError
 
     try:
         yield
     except BrokenCheckpointError as error:
-        raise RunError(f"checkpoint of {run}: {error}") from None
+        raise RunError(say("checkpoint of {run}: {reason}", run=run, reason=error_text(error))) from None
     except OSError as error:
         if target is not None and str(error.filename or "").startswith(os.path.join(target.parent, "")):
-            raise RunError(f"{target} can't be written: {error.strerror}; name another place, or mend that") from None
-        raise RunError(f"checkpoint of {run} can't be read now: {error}; try again, or mend that") from None
+            raise RunError(
+                say(
+                    "{target} can't be written: {reason}; name another place, or mend that",
+                    target=target,
+                    reason=str(error.strerror),
+                )
+            ) from None
+        raise RunError(
+            say(
+                "checkpoint of {run} can't be read now: {reason}; try again, or mend that",
+                run=run,
+                reason=error_text(error),
+            )
+        ) from None

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardwright.cli.checked_job import load_to_run
-from shardwright.cli.job_options import JobCommand, file_option, job_options
-from shardwright.report.text_columns import filled
+from shardwright.cli.job_options import JobCommand, file_option, job_options, language_option, tell
+from shardwright.config.phrase import ENGLISH, note_phrase, say
+from shardwright.report.document import paragraph, part_text
 
 if TYPE_CHECKING:
     from shardwright.report.launch.launch_description import Launch
@@ -20,9 +21,13 @@ _LAUNCHERS: "tuple[Launcher, ...]" = ("slurm", "kubernetes", "torchrun")
 @click.command(
     cls=JobCommand,
     brief=("--slurm", "--kubernetes", "--torchrun", "--out", "--set"),
-    examples=("launch quickstart --torchrun", "launch job.toml --slurm --out run.sh"),
+    examples=(
+        "launch chosen.toml --slurm --out run.sh",
+        "launch chosen.toml --torchrun --first-node node001",
+    ),
 )
 @job_options
+@language_option
 @click.option("--slurm", is_flag=True, help="A script for sbatch.")
 @click.option("--kubernetes", is_flag=True, help="A manifest for kubectl: a Job with an index for each server.")
 @click.option("--torchrun", is_flag=True, help="The command line of each node.")
@@ -41,7 +46,9 @@ _LAUNCHERS: "tuple[Launcher, ...]" = ("slurm", "kubernetes", "torchrun")
 @click.option("--image", default="", metavar="IMAGE", help="Run in containers of this image; Slurm takes pyxis for it.")
 @click.option("--claim", default="", metavar="NAME", help="Kubernetes: the PersistentVolumeClaim that runs write to.")
 @click.option("--first-node", default="", metavar="HOST", help="torchrun: name or address of the first node.")
-def launch(job: str, overrides: tuple[str, ...], as_json: bool, out: Path | None, **launch_fields: Any) -> None:
+def launch(
+    job: str, overrides: tuple[str, ...], as_json: bool, language: str, out: Path | None, **launch_fields: Any
+) -> None:
     """Write what starts JOB on its cluster: a script for Slurm, a manifest for Kubernetes, or torchrun's command lines.
 
     Nodes and ranks follow from the cluster and the plan, restarts and saving from [run] and [checkpoint], what NCCL is
@@ -58,13 +65,20 @@ def launch(job: str, overrides: tuple[str, ...], as_json: bool, out: Path | None
 
         write_output(out, text, "--out")
     for note in notes:
-        click.echo(filled(f"Note: {note}."), err=True)
+        click.echo(part_text(paragraph(note_phrase(note)), ENGLISH if as_json else language), err=True)
     if as_json:
         click.echo(json.dumps(_as_dict(description, text, notes)))
     elif out is None:
         click.echo(text, nl=False)
     else:
-        click.echo(f"{description.heading}: written to {out}; start it with `{_start(description, out)}`")
+        tell(
+            say(
+                "{heading}: written to {file}; start it with `{command}`",
+                heading=description.heading,
+                file=str(out),
+                command=_start(description, out),
+            )
+        )
 
 
 def _description(job: str, overrides: tuple[str, ...], options: "LaunchOptions") -> "Launch":

@@ -7,9 +7,17 @@ from typing import Any
 
 import click
 
-from shardwright.cli.job_options import device_options, file_option, json_option, language_option, set_option
+from shardwright.cli.job_options import (
+    device_options,
+    file_option,
+    json_option,
+    language_option,
+    set_option,
+    told_language,
+)
 from shardwright.cli.progress_bar import progress_shown
 from shardwright.config import largest
+from shardwright.config.phrase import in_language, say
 from shardwright.report.text_columns import fitting
 
 
@@ -49,8 +57,9 @@ class Size(click.ParamType):
 @device_options
 @set_option
 @json_option
+@language_option
 @file_option("--svg", help="Write a picture of all steps.")
-def collective(kind: str, as_json: bool, runs: bool, svg: Path | None, **options: Any) -> None:
+def collective(kind: str, as_json: bool, language: str, runs: bool, svg: Path | None, **options: Any) -> None:
     """Draw the collective NAME, and say its steps, bytes and seconds by algorithm.
 
     NAME is broadcast, scatter, gather, reduce, all-gather, reduce-scatter, all-reduce or all-to-all. Bytes are of the
@@ -61,7 +70,10 @@ def collective(kind: str, as_json: bool, runs: bool, svg: Path | None, **options
 
     known = {name: name for name in KINDS} | {name.replace("-", "_"): name for name in KINDS}
     if kind not in known:
-        raise PlanError("collective", [f"{kind} is none; use {', '.join(KINDS)}"])
+        from shardwright.config.catalog import nearest
+
+        names = tuple(nearest(kind.lower(), list(KINDS)) or KINDS)
+        raise PlanError("collective", [say("{name} is none; use {names}", name=kind, names=names)])
     from shardwright.api.one_collective import CollectiveQuestion, one_collective
     from shardwright.report.output import write_output
 
@@ -69,14 +81,14 @@ def collective(kind: str, as_json: bool, runs: bool, svg: Path | None, **options
     result = one_collective(question)
     if svg:
         write_output(svg, result.svg(), "--svg")
-    fields, texts = result.to_dict(), [str(result)]
+    fields, texts = result.to_dict(), [result.in_language(language)]
     if runs:
         from shardwright.measure.collective_run import run_collective
 
-        with progress_shown():
+        with progress_shown(told_language()):
             measured = run_collective(question.kind, result.priced.num_ranks, question.num_bytes)
         fields["run"] = asdict(measured)
-        texts.append(measured.text)
+        texts.append(in_language(measured.text, language))
     click.echo(json.dumps(fields) if as_json else fitting("\n\n".join(texts)))
 
 
@@ -97,7 +109,7 @@ def learn(idea: str | None, language: str, as_json: bool) -> None:
         return
     page = page_of(idea, language)
     fields: dict[str, Any] = {"idea": page.name, "language": language, "title": page.title, "markdown": page.markdown}
-    if idea == QUESTIONS:
+    if page.name == QUESTIONS:
         from shardwright.learn.computed_answers import questions_of
 
         fields["questions"] = [asdict(question) for question in questions_of(language)]

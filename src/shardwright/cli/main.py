@@ -35,12 +35,13 @@ from shardwright.cli.file_checking import check_files
 from shardwright.cli.generating import generate
 from shardwright.cli.interchange import export_job, import_job
 from shardwright.cli.job_fields import list_fields
-from shardwright.cli.job_options import JobCommand, file_option, job_options, json_option
+from shardwright.cli.job_options import JobCommand, file_option, job_options, json_option, tell, told_language
 from shardwright.cli.kept_checkpoints import checkpoint
 from shardwright.cli.launching import launch
 from shardwright.cli.progress_bar import progress_shown
 from shardwright.cli.train import train
 from shardwright.config import largest
+from shardwright.config.phrase import in_language, language_of_locale, say
 from shardwright.config.standard_streams import let_readers_leave
 from shardwright.train.launch.ending import telling_of_signals
 
@@ -67,15 +68,11 @@ def experts(run: Path, as_json: bool, svg: Path | None) -> None:
 
     file = draw_use(run, svg)
     use = read_use(run)
-    click.echo(json.dumps(use_dict(use) | {"svg": str(file)}) if as_json else f"{use_text(use)}\ndrawn in {file}")
-
-
-_LOSSY = (
-    'plan.compress = "{}" leaves out a part of each gradient, so that steps after the first one differ; '
-    'set plan.compress = "none" to prove the rest of the plan'
-)
-
-_MOVED = "one rank from weights that are moved by one rounding each differs from one that is not by up to {:.2e}"
+    if as_json:
+        click.echo(json.dumps(use_dict(use) | {"svg": str(file)}))
+    else:
+        click.echo(use_text(use))
+        tell(say("drawn in {file}", file=str(file)))
 
 
 @cli.command(cls=JobCommand, examples=("verify quickstart --steps 5",))
@@ -100,30 +97,20 @@ def verify(job: str, overrides: tuple[str, ...], as_json: bool, steps: int, tole
     from shardwright.train.launch.fork_server import start_server_early
 
     start_server_early(spec.run.device)
-    from shardwright.config.units import counted
     from shardwright.measure.rounding import is_rounding
     from shardwright.measure.verify import verify as compare_with_one_rank
-    from shardwright.sharding.groups import loses_gradients
+    from shardwright.report.document import Lines, document_text
+    from shardwright.report.verdict_text import verdict_parts
 
-    with progress_shown():
+    with progress_shown(told_language()):
         verdict, moved_runs = compare_with_one_rank(spec, steps, tolerance)
     is_rounded = bool(moved_runs) and is_rounding(verdict, moved_runs, tolerance)
     passed = verdict.within(tolerance) or is_rounded
     if as_json:
         click.echo(json.dumps(asdict(verdict) | {"equal": passed, "moved": list(map(asdict, moved_runs))}))
     else:
-        click.echo(
-            f"{counted(verdict.world, 'rank')} against one, {counted(verdict.steps, 'step')} of "
-            f"{spec.tokens_per_step:,} tokens:\n"
-            f"  loss           differs by at most {verdict.max_loss_difference:.2e} nats a token\n"
-            f"  gradient norm  differs by at most {verdict.max_grad_norm_relative_difference:.2e} of itself\n"
-            f"  parameters     differ by at most {verdict.max_parameter_relative_difference:.2e} of their norm\n"
-            f"  {'equal, bit for bit' if verdict.bitwise else 'equal' if passed else 'NOT equal'}"
-            + ("" if verdict.bitwise or is_rounded else f" to a tolerance of {tolerance:g}")
-            + " to rounding" * is_rounded
-            + (f"\n  {_MOVED.format(max(max(run.differences) for run in moved_runs))}" if moved_runs else "")
-            + (f"\n  {_LOSSY.format(spec.plan.compress)}" if loses_gradients(spec.plan) and not passed else "")
-        )
+        parts = verdict_parts(spec, verdict, moved_runs, tolerance, is_rounded)
+        click.echo(document_text([Lines(parts)], told_language()))
     if not passed:
         sys.exit(1)
 
@@ -169,15 +156,28 @@ def _command() -> None:
     except OSError as error:
         if error.filename is None and error.errno not in _NOT_WRITTEN:  # a write to standard output names no file
             raise
-        problem = "standard output can't be written" if error.filename is None else f"{error.filename} can't be used"
-        _leave(f"failed: {problem}: {error.strerror or error}; make room there, or name another place", 1)
+        _leave(in_language(_not_written(error), language_of_locale()), 1)
     except (ValueError, RuntimeError) as error:
         # Imported late: it needs pydantic, which --help does not.
-        from shardwright.config.base import PlanError, RunError, printable
+        from shardwright.config.base import PlanError, RunError
 
         if not isinstance(error, PlanError | RunError):
             raise
-        _leave(str(error), 2) if isinstance(error, PlanError) else _leave(f"failed: {printable(str(error))}", 1)
+        _leave(str(error), 2 if isinstance(error, PlanError) else 1)
+
+
+def _not_written(error: OSError) -> str:
+    """The message about a file, or standard output, that can't be written."""
+    reason = error.strerror or str(error)
+    if error.filename is None:
+        return say(
+            "failed: standard output can't be written: {reason}; make room there, or name another place", reason=reason
+        )
+    return say(
+        "failed: {file} can't be used: {reason}; make room there, or name another place",
+        file=str(error.filename),
+        reason=reason,
+    )
 
 
 def _leave(message: str, status: int) -> NoReturn:

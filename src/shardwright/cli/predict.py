@@ -16,8 +16,10 @@ from shardwright.cli.job_options import (
     job_options,
     json_option,
     language_option,
+    told_language,
 )
 from shardwright.cli.progress_bar import progress_shown
+from shardwright.config.phrase import say
 from shardwright.report.text_columns import fitting
 
 
@@ -43,10 +45,10 @@ def estimate(
 
     And, where that device is known, how long a step takes and why, MFU, money, energy and time lost to failures.
     """
-    spec = load_predicted(job, overrides, asked_cluster(cluster_fields), as_json, language)
+    spec = load_predicted(job, overrides, asked_cluster(cluster_fields), as_json)
     from shardwright.api.estimated import estimated
 
-    with progress_shown():
+    with progress_shown(told_language()):
         prediction = estimated(f"job {job}", spec, with_others=with_others)
     click.echo(json.dumps(prediction.to_dict()) if as_json else fitting(prediction.in_language(language)))
 
@@ -64,10 +66,10 @@ def estimate(
 @language_option
 def explain(job: str, overrides: tuple[str, ...], as_json: bool, language: str, **cluster_fields: Any) -> None:
     """Tell one step of JOB: where the batch goes, what each device holds, what crosses which link, and how long."""
-    spec = load_predicted(job, overrides, asked_cluster(cluster_fields), as_json, language)
+    spec = load_predicted(job, overrides, asked_cluster(cluster_fields), as_json)
     from shardwright.api.explained import Explained
 
-    with progress_shown():
+    with progress_shown(told_language()):
         explained = Explained(spec)
         text = json.dumps(explained.to_dict()) if as_json else fitting(explained.in_language(language))
     click.echo(text)
@@ -97,9 +99,13 @@ def validate(runs: Path, as_json: bool, language: str, out: Path | None, oom: Pa
     for table in filter(None, (runs, oom)):
         for option, file in (("--out", out), ("--fit", fit)):
             if file and file.exists() and file.samefile(table):
-                fault = f"{option} {file} is a table that is read, and would be lost; name another file"
+                fault = say(
+                    "{option} {file} is a table that is read, and would be lost; name another file",
+                    option=option,
+                    file=file,
+                )
                 raise PlanError("output", [fault])
-    with progress_shown(language):
+    with progress_shown(told_language()):
         scores = compare(runs, oom)
     predictions = scores.pop("predictions")
     if out:
@@ -122,7 +128,7 @@ def _fit_cluster(runs: Path, file: Path, language: str) -> tuple[dict[str, Any],
     from shardwright.report.output import write_output
     from shardwright.report.validation_text import cluster_fit_text
 
-    with progress_shown(language):
+    with progress_shown(told_language()):
         fitted = fit_cluster(read_runs(runs))
     if fitted.helps:
         write_output(file, toml_text(fitted.entry()), "--fit")
@@ -158,9 +164,9 @@ def dryrun(job: str, overrides: tuple[str, ...], as_json: bool, rank: int, devic
         from shardwright.config.base import PlanError
 
         if device == "cpu" or rank:
-            fault = "--check runs all ranks as on CUDA; leave out --rank, and --device cpu"
+            fault = say("--check runs all ranks as on CUDA; leave out --rank, and --device cpu")
             raise PlanError("dryrun --check", [fault])
-        with progress_shown():
+        with progress_shown(told_language()):
             from shardwright.measure.checks.plan_checks import check_plan, checks_text  # load torch
 
             checks = check_plan(spec)
@@ -171,7 +177,7 @@ def dryrun(job: str, overrides: tuple[str, ...], as_json: bool, rank: int, devic
         return
     from shardwright.report.dryrun_text import dryrun_text
 
-    with progress_shown():
+    with progress_shown(told_language()):
         from shardwright.measure.dryrun import dry_run  # loads torch, which takes seconds
         from shardwright.train.launch.loading import collect_as_usual
 

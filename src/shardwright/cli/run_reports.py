@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from shardwright.cli.job_options import file_option, has_colours, json_option, language_option
+from shardwright.config.phrase import in_language
+from shardwright.config.phrase import say as phrase
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -32,12 +34,15 @@ def report(run: Path, as_json: bool, language: str, html: Path | None) -> None:
     card, page = report_page(run, language)
     file = html or run / REPORT
     replace_output(file, page, "--html")
-    click.echo(json.dumps(card.to_dict()) if as_json else f"report in {file}")
+    click.echo(
+        json.dumps(card.to_dict()) if as_json else in_language(phrase("report in {file}", file=str(file)), language)
+    )
 
 
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @json_option
+@language_option
 @click.option(
     "--once",
     is_flag=True,
@@ -52,7 +57,7 @@ def report(run: Path, as_json: bool, language: str, html: Path | None) -> None:
     metavar="SECONDS",
     help="Between screens.",
 )
-def top(run: Path, as_json: bool, once: bool, every_s: float) -> None:
+def top(run: Path, as_json: bool, language: str, once: bool, every_s: float) -> None:
     """Watch a run from its folder RUN: loss, tokens/s, MFU, parts of a step, memory, the last checkpoint.
 
     It reads what the run records, from any machine that sees the folder, and does not disturb it. Ctrl-C ends it.
@@ -67,18 +72,19 @@ def top(run: Path, as_json: bool, once: bool, every_s: float) -> None:
     if as_json:
         click.echo(json.dumps(newest_values(read_record(run))))
     elif once or not console.is_terminal or console.is_dumb_terminal:
-        click.echo(rendered(_screen(run), has_colours()))
+        click.echo(rendered(_screen(run, language), has_colours()))
     else:
-        with Live(Group(*_screen(run)), console=console, screen=True, auto_refresh=False) as live:
+        with Live(Group(*_screen(run, language)), console=console, screen=True, auto_refresh=False) as live:
             while True:
                 time.sleep(every_s)
-                live.update(Group(*_screen(run)), refresh=True)
+                live.update(Group(*_screen(run, language)), refresh=True)
 
 
 @click.command()
 @click.argument("folders", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @json_option
-def runs(folders: tuple[Path, ...], as_json: bool) -> None:
+@language_option
+def runs(folders: tuple[Path, ...], as_json: bool, language: str) -> None:
     """Set measured runs side by side, from their folders: seconds, tokens/s, MFU, loss, and scaling efficiency.
 
     Efficiency is the throughput of a rank, beside that of the run on the fewest ranks.
@@ -87,11 +93,11 @@ def runs(folders: tuple[Path, ...], as_json: bool) -> None:
     from shardwright.report.run.runs_table import rows_dicts, runs_rows, runs_screen
 
     rows = runs_rows(folders)
-    click.echo(json.dumps(rows_dicts(rows)) if as_json else rendered(runs_screen(rows), has_colours()))
+    click.echo(json.dumps(rows_dicts(rows)) if as_json else rendered(runs_screen(rows), has_colours(), language))
 
 
-def _screen(run: Path) -> "list[RenderableType]":
-    """The screen of a run, as it is now. Raises PlanError if there is no run."""
+def _screen(run: Path, language: str) -> "list[RenderableType]":
+    """The screen of a run in a language, as it is now. Raises PlanError if there is no run."""
     from shardwright.config.base import PlanError
     from shardwright.report.run.run_card import RunCard
     from shardwright.report.run.run_record import read_record
@@ -102,11 +108,12 @@ def _screen(run: Path) -> "list[RenderableType]":
     try:
         card = RunCard.read(run)
     except PlanError:  # of an earlier version, which wrote none
-        return run_screen(str(run), record, None, seconds_silent(run / METRICS))
+        return run_screen(str(run), record, None, seconds_silent(run / METRICS), language=language)
     silent_s = seconds_silent(run / METRICS) if card.status == "running" else 0.0
-    has_ended = card.status in ("preempted", "failed")
-    end = ": ".join(filter(None, (card.status, card.failure))) if has_ended else ""
-    return run_screen(str(run), record, card.job["optimizer"]["steps"], silent_s, end)
+    end = {"preempted": phrase("preempted"), "failed": phrase("failed")}.get(card.status, "")
+    if end and card.failure:
+        end = phrase("{status}: {reason}", status=end, reason=card.failure)
+    return run_screen(str(run), record, card.job["optimizer"]["steps"], silent_s, end, language)
 
 
 COMMANDS = (report, runs, top)

@@ -12,6 +12,7 @@ from shardwright.cli.checked_job import load, load_to_plan, say
 from shardwright.cli.interchange import NAMES, changes, export_fault, held_to, load_from, planned_for
 from shardwright.cli.job_options import (
     PredictCommand,
+    TokenCount,
     asked_cluster,
     cluster_options,
     device_options,
@@ -22,8 +23,10 @@ from shardwright.cli.job_options import (
     language_option,
     memory_option,
     question_of,
+    told_language,
 )
 from shardwright.cli.progress_bar import progress_shown, search_shown
+from shardwright.config import largest
 from shardwright.config.phrase import in_language
 from shardwright.config.phrase import say as phrase
 from shardwright.report.text_columns import fitting
@@ -67,7 +70,7 @@ def layout(
 
     The result is plan.layout, which `train` runs. Stages on slower devices get fewer layers.
     """
-    from shardwright.config.base import PlanError
+    from shardwright.config.base import PlanError, error_text
     from shardwright.cost.calibration import shipped
     from shardwright.planner.search.constraints import constraints_of
     from shardwright.planner.stages.best_layout import best_layout
@@ -78,12 +81,12 @@ def layout(
     try:
         if search:
             to_lay_out, constraints = load_to_plan(job, overrides).job, constraints_of(**search_options)
-            with progress_shown(language):
+            with progress_shown(told_language()):
                 laid_out = best_mixed(to_lay_out, constraints, shipped())
         else:
             laid_out = best_layout(load(job, overrides), shipped())
     except KeyError as error:
-        raise PlanError(f"job {job}", [str(error.args[0])]) from None
+        raise PlanError(f"job {job}", [error_text(error)]) from None
     if toml:
         write_toml(toml, laid_out.job)
     click.echo(json.dumps(layout_dict(laid_out)) if as_json else fitting(layout_text(laid_out, language)))
@@ -128,7 +131,10 @@ def layout(
     help="Leave out what the job's software (cluster.software) does not have. Without it such plans are marked.",
 )
 @click.option(
-    "--tokens", type=float, default=0.0, help="Tokens of the run whose days and money are told.  [default: 1e12]"
+    "--tokens",
+    type=TokenCount(),
+    default=0.0,
+    help="Tokens of the run whose days and money are told, such as 1e12 or 15T.  [default: 1e12]",
 )
 @click.option("--days", type=float, default=0.0, help="Days within which --tokens have to be trained on.")
 @click.option(
@@ -173,13 +179,13 @@ def plan(
     if system_name:
         to_plan, imported, system = load_from(system_name, (job, *further_files), overrides, cluster, language)
     else:
-        to_plan = load_to_plan(job, overrides, cluster, as_json)
+        to_plan = load_to_plan(job, overrides, cluster, as_json, run_tokens=question.tokens)
     target, objection = system, None
     if target_name:
         target, to_plan = planned_for(target_name, to_plan)
         objection = partial(export_fault, target)
     restrict = partial(held_to, target, to_plan.job.cluster.software) if target else None
-    with search_shown(language):
+    with search_shown(told_language()):
         plans = found_plans(f"job {job}", to_plan, question, restrict, objection)
         advice = plans.advice if as_json else plans.explained
     own_changes: str | dict[str, Any] = ""
@@ -219,9 +225,9 @@ def plan(
 )
 @click.option(
     "--tokens",
-    type=click.IntRange(min=1),
-    default=None,
-    help="Tokens of the whole run, for days and for the critical batch.  [default: those of optimizer.steps]",
+    type=TokenCount(),
+    default=0.0,
+    help="Tokens of the whole run, such as 15T, for days and the critical batch.  [default: those of optimizer.steps]",
 )
 @device_options
 @memory_option
@@ -233,7 +239,7 @@ def scale(
     overrides: tuple[str, ...],
     as_json: bool,
     devices: str,
-    tokens: int | None,
+    tokens: float,
     svg: Path | None,
     **options: Any,
 ) -> None:
@@ -249,15 +255,17 @@ def scale(
 
     expect_many_actions()
     _refuse_plan_overrides(overrides)
+    if not 0 <= tokens <= largest.FACTOR**2:
+        raise click.BadParameter(f"{tokens:g} is not within 0 and {largest.FACTOR**2:g}", param_hint="--tokens")
     language = options.pop("language")
     constraints, sizes = constraints_of(options.pop("keep"), options.pop("between")), sizes_of(devices)
     smallest = sizes[0] if names_model(job) else 0
     cluster = asked_cluster(options | {"devices": smallest})
-    to_plan = load_to_plan(job, overrides, cluster, as_json)
+    to_plan = load_to_plan(job, overrides, cluster, as_json, run_tokens=tokens)
     if not as_json:
-        say(to_plan.notes, as_json, language)
-    with search_shown(language):
-        curves = scaled(f"job {job}", to_plan.job, sizes, constraints, tokens=tokens or 0)
+        say(to_plan.notes, aside=as_json)
+    with search_shown(told_language()):
+        curves = scaled(f"job {job}", to_plan.job, sizes, constraints, tokens=round(tokens))
     if svg:
         write_output(svg, curves.svg(), "--svg")
     click.echo(json.dumps(curves.to_dict()) if as_json else fitting(curves.in_language(language)))
@@ -296,7 +304,12 @@ def _refuse_plan_overrides(overrides: tuple[str, ...]) -> None:
     metavar="DEVICE:N[@USD]",
     help="A cluster: N devices in their usual nodes (or 2x4: 2 nodes of 4), and the price of a device and hour.",
 )
-@click.option("--tokens", type=float, default=0.0, help="Tokens of the run that is compared.  [default: 1e12]")
+@click.option(
+    "--tokens",
+    type=TokenCount(),
+    default=0.0,
+    help="Tokens of the run that is compared, such as 1e12 or 15T.  [default: 1e12]",
+)
 @_search_options
 @language_option
 @click.option("--as-software", is_flag=True, help="Leave out what the job's software (cluster.software) does not have.")
@@ -316,10 +329,10 @@ def compare(
     from shardwright.api.found_plans import PlanQuestion
 
     expect_many_actions()
-    with search_shown(language):
+    with search_shown(told_language()):
         comparison = compared(job, overrides, names, PlanQuestion(**search_options))
     if as_json:
-        say(comparison.notes, as_json)
+        say(comparison.notes, aside=True)
         click.echo(json.dumps(comparison.to_dict()))
     else:
         click.echo(comparison.screen(has_colours(), language))

@@ -10,7 +10,7 @@ from functools import partial
 import click
 
 from shardwright.cli.checked_job import load_to_run
-from shardwright.cli.job_options import JobCommand, job_options
+from shardwright.cli.job_options import JobCommand, job_options, tell, told_language
 
 
 @click.command(
@@ -34,7 +34,13 @@ def train(job: str, overrides: tuple[str, ...], as_json: bool, fresh: bool, weig
     from shardwright.api.training import StartOptions, train_job
     from shardwright.train.launch import preemption
 
-    start = StartOptions(fresh, weights_from, tell=click.echo, warn=partial(click.echo, err=True))
+    start = StartOptions(
+        fresh,
+        weights_from,
+        tell=tell,
+        warn=partial(tell, err=True),
+        language=told_language(),
+    )
     with _standard_output_for_json_alone(as_json):
         result = train_job(spec, start)
         if result.comparison_text:
@@ -43,7 +49,7 @@ def train(job: str, overrides: tuple[str, ...], as_json: bool, fresh: bool, weig
         click.echo(json.dumps(result.to_dict()))
     if result.preempted:
         if result.is_main_process:
-            click.echo(preemption.saved_sentence(result.preempted_by, result.steps), err=True)
+            tell(preemption.saved_sentence(result.preempted_by, result.steps), err=True)
         sys.exit(preemption.EXIT_STATUS)
 
 

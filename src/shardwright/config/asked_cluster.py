@@ -6,7 +6,7 @@ It replaces the cluster of a job, or makes one for a model of the catalog.
 from dataclasses import dataclass
 from typing import Any
 
-from shardwright.config import catalog
+from shardwright.config import catalog, largest
 from shardwright.config.cluster_facts import usual_node
 from shardwright.config.device_name import device_name
 from shardwright.config.phrase import any_of, say
@@ -107,6 +107,16 @@ def _with_memory(device: str, memory_gib: float) -> str:
                 "--memory-gib replaces the memory of a device of the catalog, and {device} is none; {way_out}",
                 device=device,
                 way_out=way_out,
+            )
+        )
+    least, most = largest.LEAST_MEMORY_GIB, largest.MEMORY_GIB
+    if not least <= memory_gib <= most:
+        raise ValueError(
+            say(
+                "memory_gib is {text}; use a number of GiB, {least:g} to {most:,.0f}",
+                text=f"{memory_gib:g}",
+                least=least,
+                most=most,
             )
         )
     return f"{catalog.split_memory(device)[0]}@{f'{memory_gib:.3f}'.rstrip('0').rstrip('.')}gib"

@@ -53,9 +53,12 @@ def faults_in(error: ValueError) -> list[str]:
     return error.faults if isinstance(error, PlanError) else [error_text(error)]
 
 
-def error_text(error: Exception) -> str:
-    """The message of an error, which stays a phrase if it was raised with one."""
-    return error.args[0] if error.args and isinstance(error.args[0], Phrase) else str(error)
+def error_text(error: BaseException) -> str:
+    """The message of an error, which stays a phrase if it was raised with one. A KeyError has no quotation marks."""
+    message = error.args[0] if len(error.args) == 1 else None
+    if isinstance(message, Phrase) or (isinstance(message, str) and isinstance(error, KeyError)):
+        return message
+    return str(error)
 
 
 # Limits of a message. A longer text is shown by its beginning and its end, because the way out is at the end.
@@ -98,6 +101,10 @@ def shortened(text: str, most: int = 60) -> str:
 
 class RunError(RuntimeError):
     """A failure of a run with a reason that one sentence tells the user. Wrong input is a PlanError instead."""
+
+    def in_language(self, language: str) -> str:
+        """The message of a command that failed, in a language as far as the reason is a phrase."""
+        return printable(in_language(say("failed: {reason}", reason=error_text(self)), language))
 
 
 class PassingError(RunError):

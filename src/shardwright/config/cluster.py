@@ -113,7 +113,7 @@ class DeviceSpec(Spec):
     """One accelerator. Rates are dense peaks; a dtype that is not listed has no known rate."""
 
     name: str
-    memory_gib: Annotated[float, Field(ge=largest.LEAST_RATE, le=largest.MEMORY_GIB)]
+    memory_gib: Annotated[float, Field(ge=largest.LEAST_MEMORY_GIB, le=largest.MEMORY_GIB)]
     reserved_gib: Annotated[float, Field(ge=0, le=largest.MEMORY_GIB)] = Field(
         0.0,
         description="What of its memory no process can have, since the driver and error correction keep it: the "

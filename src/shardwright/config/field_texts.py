@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 from shardwright.config import catalog
 from shardwright.config.base import Spec, error_text, shortened
 from shardwright.config.job import JobSpec
-from shardwright.config.phrase import Phrase, fixed, say
+from shardwright.config.phrase import Phrase, any_of, fixed, say
 from shardwright.config.pydantic_messages import message_phrase
 from shardwright.config.registry import NameOf
 
@@ -99,6 +99,9 @@ def _describe(details: ErrorDetails, root: type[BaseModel]) -> str:
         names = sorted(section.model_fields) if section else []
         hint = catalog.did_you_mean(str(details["loc"][-1]), names)
         if section is JobSpec:
+            if homes := [name for name in names if path in getattr(_section((name,), root), "model_fields", ())]:
+                meant = any_of([f"{name}.{path}" for name in homes])
+                return say("{path} is not a known section; did you mean {meant}?", path=path, meant=meant)
             return say("{path} is not a known section; {hint}", path=path, hint=hint)
         return say("{path} is not a known field; {hint}", path=path, hint=hint)
     if details["type"] == "model_type":

@@ -119,4 +119,8 @@ def _name_hint(name: str) -> str:
             for candidate in near
         ]
         return say("did you mean {meant}?", meant=any_of(kinds))
-    return say("there are the jobs {jobs}, and the models {models}", jobs=tuple(jobs), models=tuple(models))
+    return say(
+        "there are the jobs {jobs}, and {count} models, which `shardwright models` lists",
+        jobs=tuple(jobs),
+        count=len(models),
+    )

@@ -50,9 +50,15 @@ def load_job(job: str, overrides: Sequence[str] = ()) -> JobSpec:
     return make_job(read_job(job, overrides).fields, subject_of(job))
 
 
-def read_job(job: str | Mapping[str, Any], overrides: Sequence[str], asked: AskedCluster = NOTHING_ASKED) -> JobFields:
+def read_job(
+    job: str | Mapping[str, Any],
+    overrides: Sequence[str],
+    asked: AskedCluster = NOTHING_ASKED,
+    run_tokens: float = 0.0,
+) -> JobFields:
     """The fields of a job: read, on the cluster of `asked`, with overrides, with names resolved and usual values filled
-    in. They are not checked together yet (`make_job`, `job_to_plan`). Raises PlanError."""
+    in, of which the steps of a model are those of `run_tokens`, if any. They are not checked together yet (`make_job`,
+    `job_to_plan`). Raises PlanError."""
     subject = subject_of(job)
     fields = read_fields(job, subject)
     own = {section: dict(values) for section, values in fields.items() if isinstance(values, dict)}
@@ -68,7 +74,7 @@ def read_job(job: str | Mapping[str, Any], overrides: Sequence[str], asked: Aske
     asked_plan = dict(plan) if isinstance(plan, dict) and not own.get("plan") else {}
     if not names_model(job):
         return JobFields(fields, filled_in=warmup_note, asked_plan=asked_plan)
-    fields, note = _with_usual_values(fields, subject)
+    fields, note = _with_usual_values(fields, subject, run_tokens)
     filled_in = say("{note}; {other}", note=note, other=warmup_note) if note and warmup_note else note or warmup_note
     return JobFields(fields, is_model=True, filled_in=filled_in, asked_plan=asked_plan)
 
@@ -223,7 +229,7 @@ def _fit_warmup(fields: dict[str, Any], overrides: Sequence[str]) -> str:
     return note
 
 
-def _with_usual_values(fields: dict[str, Any], subject: str) -> tuple[dict[str, Any], str]:
+def _with_usual_values(fields: dict[str, Any], subject: str, run_tokens: float) -> tuple[dict[str, Any], str]:
     """The fields of a job for a model with usual values, and a note on those that nobody stated."""
     spec = job_to_plan(fields, subject)
     cluster = spec.cluster
@@ -247,4 +253,4 @@ def _with_usual_values(fields: dict[str, Any], subject: str) -> tuple[dict[str, 
         fields = fields | {"plan": plan | {"dp": max(1, cluster.num_devices // shared)}}
     if cluster.parts:
         return fields, ""
-    return with_usual(fields, spec.model, cluster, spec.plan.world)
+    return with_usual(fields, spec.model, cluster, spec.plan.world, run_tokens)

@@ -7,6 +7,7 @@ values in it; `in_language` fills the template of another language with the same
 import os
 from collections.abc import Callable, Sequence
 from functools import cache, reduce
+from numbers import Number
 from pathlib import Path
 from string import Formatter
 from typing import Any
@@ -31,7 +32,12 @@ class Phrase(str):
         return phrase
 
     def __reduce__(self) -> tuple[type["Phrase"], tuple[str, dict[str, Any]]]:
-        return type(self), (self.template, self.values)
+        """The parts of the phrase for a pickle, in which values other than numbers are texts, so that none can fail."""
+        values = {
+            name: value if isinstance(value, str | tuple | Number) else str(value)
+            for name, value in self.values.items()
+        }
+        return type(self), (self.template, values)
 
     @classmethod
     def text(cls, template: str, values: dict[str, Any], language: str) -> str:
@@ -74,6 +80,16 @@ def either(texts: list[str]) -> str:
 def each(texts: Sequence[str]) -> str:
     """Texts with semicolons between them: "a; b; c"."""
     return reduce(lambda first, second: say("{note}; {other}", note=first, other=second), texts) if texts else ""
+
+
+def sentences_of(texts: Sequence[str]) -> str:
+    """Sentences one behind the other, with a space between them in English: "A. B."."""
+    return reduce(lambda first, second: say("{first} {second}", first=first, second=second), texts) if texts else ""
+
+
+def below(texts: Sequence[str]) -> str:
+    """Texts one below the other."""
+    return reduce(lambda first, second: say("{first}\n{second}", first=first, second=second), texts) if texts else ""
 
 
 def summed(terms: Sequence[str]) -> str:
@@ -136,6 +152,45 @@ def spoken(data: Any, language: str) -> Any:
     return in_language(data, language) if isinstance(data, Phrase) else data
 
 
+def as_data(text: str) -> Any:
+    """A text as JSON can hold it, of which `of_data` makes it again: a phrase as its template and its values."""
+    if not isinstance(text, Phrase):
+        return text
+    values = {
+        name: [as_data(item) for item in value]
+        if isinstance(value, tuple)
+        else as_data(value)
+        if isinstance(value, str)
+        else value
+        if isinstance(value, int | float)
+        else str(value)
+        for name, value in text.values.items()
+    }
+    return {"template": text.template, "values": values}
+
+
+def of_data(data: Any) -> str:
+    """The text of which `as_data` made data. ValueError for other data, or a template that no catalog has: they may be
+    a stranger's."""
+    if isinstance(data, str):
+        return data
+    is_phrase = isinstance(data, dict) and data.keys() == {"template", "values"} and isinstance(data["values"], dict)
+    if not is_phrase or not any(data["template"] in catalog_of(language) for language in LANGUAGES):
+        raise ValueError("the data are no text")
+    values = {
+        name: value
+        if isinstance(value, int | float)
+        else tuple(of_data(item) for item in value)
+        if isinstance(value, list)
+        else of_data(value)
+        for name, value in data["values"].items()
+    }
+    try:
+        return Phrase(data["template"], values)
+    except (LookupError, TypeError) as error:
+        raise ValueError("the data are no text") from error
+
+
 def language_of_locale() -> str:
     """The language of the user's locale if there is text in it, else English."""
     locale = next(filter(None, (os.environ.get(name) for name in ("LC_ALL", "LC_MESSAGES", "LANG"))), "")
@@ -154,7 +209,7 @@ def _filled(template: str, values: dict[str, Any], language: str) -> str:
 
 
 def _value(value: Any, language: str) -> Any:
-    if isinstance(value, tuple):
+    if type(value) is tuple:  # an action of a schedule is one, too, and has words of its own
         return _SEPARATORS[language].join(in_language(item, language) for item in value)
     return in_language(value, language) if isinstance(value, str) else value
 

@@ -28,7 +28,7 @@ def seconds_text(seconds: float) -> str:
     unit, name = next((unit, name) for least, unit, name in _SECONDS if seconds >= least)
     value = seconds / unit
     if name == "days":
-        return f"{value:,.1f} days"
+        return say("{days} days", days=f"{value:,.1f}")
     return f"{value:.3g} {name}" if value < 999.5 else f"{value:,.0f} {name}"
 
 

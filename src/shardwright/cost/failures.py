@@ -22,7 +22,7 @@ import numpy as np
 from shardwright.config.cluster import ClusterSpec
 from shardwright.config.cluster_facts import device_hours_between_failures
 from shardwright.config.job import JobSpec
-from shardwright.config.phrase import say
+from shardwright.config.phrase import both, say
 from shardwright.layers.arrays import Numbers
 
 _MASTER_BYTES = 4  # a master weight, in float32
@@ -74,15 +74,21 @@ def reliability_of(cluster: ClusterSpec, num_devices: Numbers, written_bytes: Nu
 
 
 def reliability_gaps(cluster: ClusterSpec) -> list[str]:
-    """The unknown numbers, each with the field to set."""
-    unknown = {
-        "cluster.hours_between_failures": not device_hours_between_failures(cluster),
-        "cluster.checkpoint_gb_per_s": not cluster.checkpoint_gb_per_s,
+    """A sentence on the unknown numbers, the fields to set; an empty list if all are known."""
+    numbers = {
+        "cluster.hours_between_failures": device_hours_between_failures(cluster),
+        "cluster.checkpoint_gb_per_s": cluster.checkpoint_gb_per_s,
     }
+    unknown = [name for name, number in numbers.items() if not number]
+    if len(unknown) > 1:
+        return [
+            say(
+                "time lost to failures is not said: {names} are 0, which is unknown; set both",
+                names=both(unknown),
+            )
+        ]
     return [
-        say("time lost to failures is not said: {name} is 0, which is unknown; set it", name=name)
-        for name in unknown
-        if unknown[name]
+        say("time lost to failures is not said: {name} is 0, which is unknown; set it", name=name) for name in unknown
     ]
 
 

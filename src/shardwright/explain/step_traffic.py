@@ -4,9 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwright.config import catalog
+from shardwright.config.base import error_text
 from shardwright.config.cluster_facts import node_devices
 from shardwright.config.job import JobSpec
 from shardwright.config.link_words import link_words
+from shardwright.config.phrase import say
 from shardwright.cost.calibration import shipped, software_under
 from shardwright.cost.from_job import run_of
 from shardwright.cost.piece_time import PieceTime
@@ -128,7 +130,7 @@ def _run(job: JobSpec) -> tuple[Run, str]:
         return run_of(job), ""
     except KeyError as error:
         nowhere = job.cluster.model_copy(update={"device": "unknown"})
-        return run_of(job.model_copy(update={"cluster": nowhere})), str(error.args[0])
+        return run_of(job.model_copy(update={"cluster": nowhere})), error_text(error)
 
 
 def _priced(job: JobSpec, run: Run, gap: str, step: StepTime | None) -> tuple[PricedGroups | None, str]:
@@ -136,9 +138,9 @@ def _priced(job: JobSpec, run: Run, gap: str, step: StepTime | None) -> tuple[Pr
     if gap:
         return None, gap
     if run.device == "unknown":
-        names = ", ".join(catalog.names("devices"))
-        return None, f"cluster.device is unknown; set it to one of {names}"
+        names = tuple(catalog.names("devices"))
+        return None, say("cluster.device is unknown; set it to one of {names}", names=names)
     try:
         return PricedGroups(Costing.of(run, shipped()), step or simulated_step(job, shipped())), ""
     except (KeyError, ValueError) as error:
-        return None, str(error.args[0])
+        return None, error_text(error)

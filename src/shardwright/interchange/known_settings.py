@@ -45,7 +45,7 @@ _MATTERS = re.compile(
 _TRAINS_A_PART = re.compile(
     r"\b(q?lora\w*|dora|peft\w*|adapters?|finetuning|freeze\w*|frozen|unfreeze\w*|unfrozen\w*|trainable"
     r"|modules to save|spectrum|lisa\w*|qat|onebit\w*|llmcompressor|quant\w*|gptq|awq|nf4"
-    r"|[48]bit|bnb|tuner\w*|train type)\b"
+    r"|[48]bit|bits|bnb|tuner\w*|train type)\b"
 )
 _PARTS = (
     "lora",

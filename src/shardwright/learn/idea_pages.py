@@ -7,7 +7,9 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from shardwright.config.base import PlanError
-from shardwright.report.text_columns import num_columns, terminal_width, wrapped
+from shardwright.config.phrase import ENGLISH, say
+from shardwright.report.document import paragraph, part_text
+from shardwright.report.text_columns import aligned, num_columns, terminal_width, wrapped
 
 PAGES = Path(__file__).parent / "pages"
 LANGUAGES = ("en", "zh")
@@ -40,6 +42,11 @@ QUESTIONS = "questions"  # their answers are computed; each language asks its ow
 SYSTEMS = ("megatron-lm", "deepspeed", "fsdp", "alpa", "torchtitan", "nanotron", "colossal-ai")
 OTHERS = (*SYSTEMS, "cases", "playbook", QUESTIONS, TERMS)  # pages that are not on one idea
 _WIDTH = 100  # columns of a paragraph, at most
+_FILTER = re.compile(r"\| (grep|sed|tail|head)\b")
+_ENGLISH_OUTPUT = say(
+    "Outputs on this page are in English. Where LANG is another language, run `export LC_ALL=C.UTF-8` first, so that "
+    "grep finds its words."
+)
 
 
 @dataclass(frozen=True)
@@ -66,16 +73,24 @@ class IdeaPage:
 
     @property
     def text(self) -> str:
-        """The page for a terminal: headings are underlined, blocks of code are indented, pictures are left out."""
-        return re.sub(r"\n{3,}", "\n\n", "\n".join(_lines(self.markdown))).strip()
+        """The page for a terminal: headings are underlined, blocks of code are indented, pictures are left out. In
+        another language than English it says how its commands, whose filters look for English words, print these."""
+        text = re.sub(r"\n{3,}", "\n\n", "\n".join(_lines(self.markdown))).strip()
+        if self.language == ENGLISH or not _FILTER.search(self.markdown):
+            return text
+        heading, gap, rest = text.partition("\n\n")
+        return heading + gap + part_text(paragraph(_ENGLISH_OUTPUT), self.language) + gap + rest
 
 
 def page_of(idea: str, language: str) -> IdeaPage:
     """The page of an idea. PlanError with the nearest names if there is none."""
+    idea = idea.lower()
     if idea in (*IDEAS, *OTHERS):
         return IdeaPage(idea, language)
     nearest = get_close_matches(idea, (*IDEAS, *OTHERS), 3) or (*IDEAS, *OTHERS)
-    raise PlanError("learn", [f"there is no page on {idea!r}; use {', '.join(nearest)}"])
+    raise PlanError(
+        "learn", [say("there is no page on {idea}; use {nearest}", idea=repr(idea), nearest=tuple(nearest))]
+    )
 
 
 def contents(language: str) -> str:
@@ -117,8 +132,5 @@ def joined(paragraph: str) -> str:
 
 
 def _table(rows: list[list[str]]) -> Iterator[str]:
-    """The rows of a table in columns, without the line below its heading."""
-    widths = [max(map(num_columns, column)) for column in zip(*rows[:1], *rows[2:], strict=True)]
-    for row in (*rows[:1], *rows[2:]):
-        cells = (cell + " " * (width - num_columns(cell)) for cell, width in zip(row, widths, strict=True))
-        yield ("  " + "  ".join(cells)).rstrip()
+    """The rows of a table in columns that fit the terminal, without the line below its heading."""
+    yield from aligned([*rows[:1], *rows[2:]], left=range(len(rows[0]))).split("\n")

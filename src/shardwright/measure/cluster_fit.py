@@ -15,6 +15,7 @@ import numpy as np
 
 from shardwright.config.base import PlanError
 from shardwright.config.cluster import DeviceSpec
+from shardwright.config.phrase import say
 from shardwright.config.progress_records import tell_part
 from shardwright.cost.calibration import Constants, device_constant, device_of, shipped
 from shardwright.layers.arrays import Array
@@ -95,16 +96,27 @@ def fit_cluster(rows: Sequence[Measured]) -> ClusterFit:
     devices = sorted({row.run.device for row in rows if row.run})
     faults = []
     if len(devices) > 1:
-        faults.append(f"the table has runs on {', '.join(devices)}, and --fit fits one device; leave one in the table")
+        faults.append(
+            say(
+                "the table has runs on {devices}, and --fit fits one device; leave one in the table",
+                devices=tuple(devices),
+            )
+        )
     if len(groups) < FEWEST_ROWS:
-        faults.append(f"{len(groups)} plans have a measured step that can be predicted; --fit needs {FEWEST_ROWS}")
+        faults.append(
+            say(
+                "{count} plans have a measured step that can be predicted; --fit needs {fewest_rows}",
+                count=len(groups),
+                fewest_rows=FEWEST_ROWS,
+            )
+        )
     if faults:
         raise PlanError("table", faults)
     problem = _Problem(device_of(devices[0]), tuple(rows))
     fitted, still = problem.fit(), np.zeros(len(KNOBS))
     held_back = np.empty(len(rows))
     for fold in range(min(_FOLDS, len(groups))):
-        tell_part("fitting constants with some runs held back", fold, min(_FOLDS, len(groups)))
+        tell_part(say("fitting constants with some runs held back"), fold, min(_FOLDS, len(groups)))
         out = np.array([groups.index(row.group) % min(_FOLDS, len(groups)) == fold for row in rows])
         others = replace(problem, rows=tuple(row for row, is_out in zip(rows, out, strict=True) if not is_out))
         held_back[out] = problem.errors(others.fit())[out]

@@ -12,8 +12,9 @@ import torch
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
+from shardwright.config.phrase import Phrase, say
 from shardwright.config.progress_records import tell_share
-from shardwright.config.units import bytes_text, counted, seconds_text
+from shardwright.config.units import bytes_text, counted_phrase, seconds_text
 from shardwright.parallel.comm.collectives import (
     Axis,
     all_gather,
@@ -50,11 +51,15 @@ class CollectiveRun:
     sent_bytes: list[int]
 
     @property
-    def text(self) -> str:
+    def text(self) -> Phrase:
         """One sentence."""
-        return (
-            f"Here, over {self.backend}: {seconds_text(self.seconds)}, the median of {self.num_runs}; the busiest rank "
-            f"sends {bytes_text(max(self.sent_bytes))}, as the ledger counts."
+        return say(
+            "Here, over {backend}: {seconds}, the median of {count}; the busiest rank sends {bytes}, as the ledger "
+            "counts.",
+            backend=self.backend,
+            seconds=seconds_text(self.seconds),
+            count=self.num_runs,
+            bytes=bytes_text(max(self.sent_bytes)),
         )
 
 
@@ -62,9 +67,14 @@ def run_collective(kind: CollectiveKind, num_ranks: int, num_bytes: int, device:
     """Time a collective on this machine. PlanError if it can't start the ranks or has too little memory for them."""
     needed_bytes, free_bytes = _COPIES * num_ranks * num_bytes, available_bytes()
     if 0 < free_bytes < needed_bytes:
-        fault = (
-            f"{num_ranks} ranks with {_COPIES} tensors of {bytes_text(num_bytes)} take {bytes_text(needed_bytes)}, and "
-            f"this machine has {bytes_text(free_bytes)} free; ask for fewer --bytes or --ranks"
+        fault = say(
+            "{ranks} ranks with {copies} tensors of {size} take {needed}, and this machine has {free} free; ask for "
+            "fewer --bytes or --ranks",
+            ranks=num_ranks,
+            copies=_COPIES,
+            size=bytes_text(num_bytes),
+            needed=bytes_text(needed_bytes),
+            free=bytes_text(free_bytes),
         )
         raise PlanError("collective --run", [fault])
     job = make_job(
@@ -78,7 +88,7 @@ def run_collective(kind: CollectiveKind, num_ranks: int, num_bytes: int, device:
         },
         "collective --run",
     )
-    tell_share(f"timing it on {counted(num_ranks, 'rank')}", 0.0)
+    tell_share(say("timing it on {ranks}", ranks=counted_phrase(num_ranks, "rank")), 0.0)
     with scratch_folder() as scratch:
         runs: list[CollectiveRun] = launch(partial(_timed, kind, num_bytes), job, scratch)
     first, sent_bytes = runs[0], [run.sent_bytes[0] for run in runs]

@@ -16,6 +16,7 @@ from typing import Any
 
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.config.progress_records import tell_share
 from shardwright.measure.memory_trace import MemoryTrace, Origin
 from shardwright.measure.saved_tensors import LiveBytes
@@ -76,18 +77,21 @@ def dry_run(job: JobSpec, rank: int, device: str) -> DryRun:
     """Run a rank of a job as on a `device`, cpu or cuda. PlanError for a rank that does not exist."""
     if not 0 <= rank < job.plan.world:
         ranks = f"{job.plan.degrees} = {job.plan.world}, 0 to {job.plan.world - 1}"
-        raise PlanError(f"dry run of {job.name}", [f"rank {rank} is asked for, and the plan has {ranks}"])
+        raise PlanError(
+            say("dry run of {name}", name=job.name),
+            [say("rank {rank} is asked for, and the plan has {ranks}", rank=rank, ranks=ranks)],
+        )
     began_s = time.perf_counter()
     host = _HostMemory()
     trace, saved = MemoryTrace(host), LiveBytes()
     with trace:
-        tell_share("building the rank", 0.0)
+        tell_share(say("building the rank"), 0.0)
         steps = DrySteps(job, rank, device)
         replica, mesh = steps.replica, steps.mesh
         host.look_at(replica)
         with saved:  # in both runs, because it adds operators
             trace.begin()
-            tell_share("a step to know its peak", _BUILT)
+            tell_share(say("a step to know its peak"), _BUILT)
             steps.run()
             least_bytes, previous_bytes = trace.peak_bytes, -1
             observer = _Observer(replica, trace, saved, host, least_bytes=least_bytes)
@@ -95,7 +99,7 @@ def dry_run(job: JobSpec, rank: int, device: str) -> DryRun:
                 previous_bytes = replica.pool.peak_bytes + host()  # a step begins with the previous step's buffers
                 observer = _Observer(replica, trace, saved, host, least_bytes=least_bytes)
                 trace.begin(observer)
-                tell_share("a step, looked at after each operator", (1 + _BUILT) / 2)
+                tell_share(say("a step, looked at after each operator"), (1 + _BUILT) / 2)
                 steps.run()
                 least_bytes = observer.most_bytes
     place = mesh.shape.coordinates(rank)

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from shardwright.config.base import error_text
+from shardwright.config.phrase import say
 from shardwright.config.progress_records import tell_part, tell_share
 from shardwright.cost.calibration import (
     Constants,
@@ -90,10 +92,10 @@ def _predict_faulty(row: Measured, constants: Constants) -> Predicted:
         with np.errstate(all="ignore"):
             (predicted,) = _predict([row], constants)
     except _OF_CONTRADICTIONS as error:
-        return Predicted(row, None, 0.0, None, reason=f"its plan has no price: {error}")
+        return Predicted(row, None, 0.0, None, reason=say("its plan has no price: {reason}", reason=error_text(error)))
     seconds = predicted.time.total if predicted.time else 1.0
     if not (0 < seconds < math.inf and 0 <= predicted.memory_gb < math.inf):
-        return Predicted(row, None, 0.0, None, reason="its plan has no price")
+        return Predicted(row, None, 0.0, None, reason=say("its plan has no price"))
     return predicted
 
 
@@ -169,11 +171,11 @@ def validate(runs: Path, out_of_memory: Path | None) -> dict[str, Any]:
     scores["fit"] = _fit([p for p in rows if not p.row.ran_out], failing)
     scores["order_with_tier_b"] = _order(rows, "AB")
     scores["order"] = scores["order_with_tier_b"] | _order(rows, "A")
-    tell_part("predicting each family by the others", 1, _PARTS)
+    tell_part(say("predicting each family by the others"), 1, _PARTS)
     scores |= _unseen(runs, headline)
     scores["generations_left_out"] = _generations_left_out(headline)
     scores["numbers"] = number_counts(measurements)
-    tell_part("columns that would tell most", 2, _PARTS)
+    tell_part(say("columns that would tell most"), 2, _PARTS)
     scores["unnamed_software"] = sum(not p.row.knows_software for p in every_row)
     scores["missing_columns"] = [name for name in FACT_COLUMNS if not any(name in row.columns for row in measurements)]
     scores["unstated_columns"] = [asdict(column) for column in unstated_columns(runs, constants)]

@@ -7,8 +7,9 @@ from pathlib import Path
 from torch import Tensor
 
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.config.progress_records import tell_part
-from shardwright.config.units import counted
+from shardwright.config.units import counted_phrase
 from shardwright.measure.record_files import read_record, write_record
 from shardwright.measure.rounding import MOVES, moved_weights
 from shardwright.measure.verdict import Record, Verdict, compare
@@ -51,7 +52,7 @@ def record_steps(num_steps: int, data_folder: Path, moved_by: int, job: JobSpec,
         boxes = [(p.place, p.box_values()) for p in parameters]
     following = my_share(samples, job.batch.samples_before(num_steps), job, mesh)
     record = Record(steps, boxes, evaluate(replica, following))
-    with telling_of_full_disk(folder / "record", way_out="name another folder in TMPDIR"):
+    with telling_of_full_disk(folder / "record", way_out=say("name another folder in TMPDIR")):
         write_record(record, folder, mesh.rank)
 
 
@@ -72,12 +73,12 @@ def verify(job: JobSpec, num_steps: int, tolerance: float) -> tuple[Verdict, lis
             launch(partial(record_steps, num_steps, data_folder, moved_by), run_job, scratch / name, num_threads=1)
             return [read_record(scratch / name, rank) for rank in range(run_job.plan.world)]
 
-        tell_part(f"running on {counted(job.plan.world, 'rank')}", 0, 2)
+        tell_part(say("running on {ranks}", ranks=counted_phrase(job.plan.world, "rank")), 0, 2)
         ranks = run(job, "plan")
-        tell_part("running on one", 1, 2)
+        tell_part(say("running on one"), 1, 2)
         (reference,) = run(job.as_one_rank(), "one")
         verdict = compare(ranks, reference)
         if verdict.within(tolerance) or math.inf in verdict.differences or loses_gradients(job.plan):
             return verdict, []
-        tell_part("running on one from weights moved by a rounding", 1, 2)
+        tell_part(say("running on one from weights moved by a rounding"), 1, 2)
         return verdict, [compare(run(job.as_one_rank(), f"moved{number}", number), reference) for number in MOVES]

@@ -30,6 +30,9 @@ _ENDS = 4  # further microbatches, for short pipelines: the first and the last a
 _FULLEST = 3  # with more ranks, so many that need most by closed forms, and three others
 
 
+AccountsByRank = dict[int, RankMemory]  # by pipeline rank
+
+
 def job_memories(job: JobSpec, constants: Constants) -> list[Memory]:
     """Memory of every pipeline rank. KeyError names what is unknown."""
     if not software_of(job.cluster.software).is_own:
@@ -162,7 +165,18 @@ class _Alike:
         return hash(self._fields)
 
 
+def known_accounts(job: JobSpec) -> AccountsByRank:
+    """The accounts of a job's pipeline ranks that were made so far; those that are added to them are not made again."""
+    return _accounts(_Alike(as_full(job)))
+
+
 @lru_cache(maxsize=512)
+def _accounts(alike: _Alike) -> AccountsByRank:
+    return {}
+
+
 def _account(alike: _Alike, rank: int) -> RankMemory:
-    job = alike.job
-    return account_of_rank(job, job_order(job, steps_to_fill(job)).program(), rank)
+    accounts, job = _accounts(alike), alike.job
+    if rank not in accounts:
+        accounts[rank] = account_of_rank(job, job_order(job, steps_to_fill(job)).program(), rank)
+    return accounts[rank]

@@ -179,7 +179,7 @@ def choices(job: JobSpec) -> list[RecomputeChoice]:
         flops = sum(choices_of_layer[index].again.flops(policy) for index, policy in policies.items())
         rank_choices.append(RecomputeChoice(policies, peak(peak_moments, chosen)[0], flops))
     if faults:
-        raise PlanError(f"memory budget of {job.name}", faults)
+        raise PlanError(say("memory budget of {name}", name=job.name), faults)
     return rank_choices
 
 

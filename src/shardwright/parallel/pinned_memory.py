@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shardwright.config.phrase import say
+
 _PORTABLE = 1  # cudaHostRegisterPortable
 _free: defaultdict[int, list[mmap.mmap]] = defaultdict(list)
 _lock = threading.RLock()  # reentrant: the garbage collector may call `_give_back` while a list is changed
@@ -50,7 +52,13 @@ def _registered(num_bytes: int) -> mmap.mmap:
     address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
     status = int(torch.cuda.cudart().cudaHostRegister(address, num_bytes, _PORTABLE))
     if status != 0:
-        raise MemoryError(f"{num_bytes} bytes of host memory could not be pinned (CUDA status {status})")
+        raise MemoryError(
+            say(
+                "{num_bytes} bytes of host memory could not be pinned (CUDA status {status})",
+                num_bytes=num_bytes,
+                status=status,
+            )
+        )
     return memory
 
 

@@ -114,7 +114,7 @@ def scaling(
     sizes = sorted(set(sizes))
     faults = [fault for size in sizes for fault in size_faults(job, size)]
     if faults:
-        raise PlanError(f"sizes of the cluster of job {job.name}", faults)
+        raise PlanError(say("sizes of the cluster of job {name}", name=job.name), faults)
     own_devices = job.cluster.num_devices
     best: dict[tuple[int, int], JobSpec | None] = {}  # both kinds meet at the job's own size
     scalings, illegal = [], list[str]()
@@ -173,7 +173,7 @@ def sizes_of(text: str) -> list[int]:
             )
         )
     if faults:
-        raise PlanError("sizes of the cluster", faults)
+        raise PlanError(say("sizes of the cluster"), faults)
     return sorted(set(sizes))
 
 

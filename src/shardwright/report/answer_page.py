@@ -1,4 +1,4 @@
-"""The answer of a command as a page: made of what its `--json` prints, and of nothing else."""
+"""The answer of a command as a page: made of what its `--json` prints, and in a notebook of its text too."""
 
 from typing import Any
 
@@ -10,6 +10,7 @@ _SECTIONS = (
     ("step", say("Where a step's time goes")),
     ("by-rank", say("Memory by rank")),
     ("money", say("Money, energy, failures")),
+    ("printed", say("In words")),
     ("rest", say("The answer")),
 )
 _FOOTER = say("All of this page stands in this one file. Times, memory and money are predictions.")
@@ -20,9 +21,9 @@ _MEANINGS = {
 }
 
 
-def answer_page(title: str, command: str, answer: Any, language: str = ENGLISH) -> str:
-    """One HTML file with the answer, a dictionary or a list of dictionaries, to a command. Its own words are in a
-    language; texts within the answer are those of its JSON."""
+def answer_page(title: str, command: str, answer: Any, language: str = ENGLISH, text: str = "") -> str:
+    """One HTML file with the answer, a dictionary or a list of dictionaries, to a command, and with its `text` as it is
+    printed, if there is one. Its own words are in a language; texts within the answer are those of its JSON."""
     body = main_of(title, command, _SECTIONS, _FOOTER, language)
-    data = {"answer": answer, "words": part_words(), "fields": _MEANINGS}
+    data = {"answer": answer, "text": text, "words": part_words(), "fields": _MEANINGS}
     return page_document(f"{title} – Shardwright", body, data, "answer.js", language)

@@ -9,11 +9,12 @@ from shardwright.config import catalog
 from shardwright.config.catalog_entry import read_entry
 from shardwright.config.cluster import ClusterSpec, DeviceSpec
 from shardwright.config.model import ModelSpec
+from shardwright.config.phrase import ENGLISH, say
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.software import software_of
 from shardwright.config.units import number_text
-from shardwright.report.rendered import rendered, wide_table
-from shardwright.report.text_columns import filled
+from shardwright.report.document import paragraph
+from shardwright.report.rendered import WideRows, rendered
 from shardwright.sharding.stage_parameters import num_active_parameters, num_parameters
 
 Row = dict[str, Any]
@@ -22,7 +23,7 @@ _BILLION = 1e9
 
 @dataclass(frozen=True)
 class CatalogTable:
-    """One kind of entries: its rows as data, the columns of its table in words, by field, and a last line."""
+    """One kind of entries: its rows as data, the columns of its table in words, by field, and a last sentence."""
 
     rows: Callable[[], list[Row]]
     columns: dict[str, str]
@@ -35,12 +36,12 @@ def catalog_rows(kind: str) -> list[Row]:
     return CATALOG_TABLES[kind].rows()
 
 
-def catalog_text(kind: str, coloured: bool = False) -> str:
-    """The entries of a kind as a table as wide as the terminal."""
+def catalog_text(kind: str, coloured: bool = False, language: str = ENGLISH) -> str:
+    """The entries of a kind as a table as wide as the terminal, in a language."""
     table = CATALOG_TABLES[kind]
     rows = [[_cell(row[name]) for name in table.columns] for row in table.rows()]
     left = tuple(place for place, name in enumerate(table.columns) if name in table.left)
-    return rendered([wide_table(tuple(table.columns.values()), rows, left=left), filled(table.use)], coloured)
+    return rendered([WideRows(tuple(table.columns.values()), rows, left), paragraph(table.use)], coloured, language)
 
 
 def _cell(value: Any) -> str:
@@ -151,69 +152,83 @@ CATALOG_TABLES: dict[str, CatalogTable] = {
     "models": CatalogTable(
         _models,
         {
-            "name": "name",
-            "parameters_b": "billion",
-            "active_parameters_b": "a token",
-            "layers": "layers",
-            "hidden": "hidden",
-            "heads": "heads",
+            "name": say("name"),
+            "parameters_b": say("billion"),
+            "active_parameters_b": say("a token"),
+            "layers": say("layers"),
+            "hidden": say("hidden"),
+            "heads": say("heads"),
             "kv_heads": "kv",
             "vocab": "vocab",
-            "sequence": "tokens",
-            "hub_names": "on the Hub",
+            "sequence": say("tokens"),
+            "hub_names": say("on the Hub"),
         },
         ("name",),
-        "shardwright plan NAME --devices 64 --device h100-sxm plans one; so it does with a name of the Hub, or "
-        "a folder with a config.json.",
+        say(
+            "shardwright plan NAME --devices 64 --device h100-sxm plans one; so it does with a name of the Hub, or a "
+            "folder with a config.json."
+        ),
     ),
     "devices": CatalogTable(
         _devices,
         {
-            "name": "name",
+            "name": say("name"),
             "memory_gib": "GiB",
             "bf16_tflops": "bf16",
             "fp8_tflops": "fp8",
             "memory_gb_per_s": "GB/s",
-            "link_gb_per_s": "link",
+            "link_gb_per_s": say("link"),
             "link_domain": "of",
-            "network_gb_per_s": "network",
+            "network_gb_per_s": say("network"),
             "usd_per_hour": "$/h",
-            "price_source": "price",
+            "price_source": say("price"),
         },
         ("name",),
-        "TFLOP/s without sparsity; memory, link and network in GB/s a device and direction; a link joins `of` devices.",
+        say(
+            "TFLOP/s without sparsity; memory, link and network in GB/s a device and direction; a link joins `of` "
+            "devices."
+        ),
     ),
     "clusters": CatalogTable(
         _clusters,
         {
-            "name": "name",
-            "device": "device",
-            "devices": "devices",
-            "devices_per_node": "a node",
-            "intra_node_gb_per_s": "inside",
-            "inter_node_gb_per_s": "between",
+            "name": say("name"),
+            "device": say("device"),
+            "devices": say("devices"),
+            "devices_per_node": say("a node"),
+            "intra_node_gb_per_s": say("inside"),
+            "inter_node_gb_per_s": say("between"),
             "usd_per_device_hour": "$/h",
-            "software": "software",
+            "software": say("software"),
         },
         ("name", "device"),
-        "Links inside a node and between nodes in GB/s a device; empty: what is usual for the device holds.",
+        say("Links inside a node and between nodes in GB/s a device; empty: what is usual for the device holds."),
     ),
     "schedules": CatalogTable(
         _schedules,
-        {"name": "name", "stages_per_rank": "stages a rank", "copies": "copies", "bubble": "bubble", "when": "if"},
+        {
+            "name": say("name"),
+            "stages_per_rank": say("stages a rank"),
+            "copies": say("copies"),
+            "bubble": say("bubble"),
+            "when": say("if"),
+        },
         ("name", "bubble"),
-        "A bubble is of m microbatches on p ranks, simulated where it is empty. `shardwright schedule NAME` draws one.",
+        say(
+            "A bubble is of m microbatches on p ranks, simulated where it is empty. `shardwright schedule NAME` "
+            "draws one."
+        ),
     ),
     "software": CatalogTable(
         _software,
         {
-            "name": "name",
-            "since": "since",
-            "attention": "attention",
+            "name": say("name"),
+            "since": say("since"),
+            "attention": say("attention"),
             "zero_stages": "ZeRO",
-            "schedules": "schedules",
+            "schedules": say("schedules"),
         },
         ("name", "since", "attention", "zero_stages"),
-        "--as NAME predicts with one; empty: its entry does not say.",
+        say("--as NAME predicts with one; empty: its entry does not say."),
     ),
 }

@@ -1,6 +1,7 @@
 """A picture of a collective: the pieces that each rank holds after each step, darker the more ranks they sum."""
 
 from shardwright.config.base import PlanError
+from shardwright.config.phrase import say
 from shardwright.cost.collective_algorithms import PricedCollective
 from shardwright.report import svg
 from shardwright.report.collective_text import MOST_DRAWN, piece_name
@@ -20,7 +21,11 @@ def collective_picture(collective: PricedCollective) -> str:
     """The picture. PlanError if there are too many ranks or steps to draw."""
     n, num_states = collective.num_ranks, len(collective.steps) + 1
     if not 1 < n <= MOST_DRAWN or num_states == 1 or num_states > _MOST_STATES:
-        fault = f"a picture shows 2 to {MOST_DRAWN} ranks and {_MOST_STATES - 1} steps; ask for fewer --ranks"
+        fault = say(
+            "a picture shows 2 to {most_drawn} ranks and {steps} steps; ask for fewer --ranks",
+            most_drawn=MOST_DRAWN,
+            steps=_MOST_STATES - 1,
+        )
         raise PlanError("collective --svg", [fault])
     side = n * _CELL
     across = max(1, int((_MOST_ACROSS - _LEFT) // (side + _GAP)))

@@ -4,24 +4,24 @@ from collections.abc import Sequence
 
 from shardwright.config.cluster_facts import network_gb_per_s, node_gb_per_s
 from shardwright.config.link_words import link_words
-from shardwright.config.units import bytes_text, counted, seconds_text
+from shardwright.config.phrase import ENGLISH, Phrase, fixed, say
+from shardwright.config.units import bytes_text, counted_phrase, seconds_text
 from shardwright.cost.collective_algorithms import MOST_PLAYED, ON_RINGS, PricedCollective
-from shardwright.report.text_columns import aligned
+from shardwright.report.document import AlignedRows, Lines, Part, document_text
 from shardwright.sharding.collective_steps import SUMS, Holding, Step, Transfer, held_after
 
 MOST_DRAWN = 8  # ranks of a group whose pieces are drawn
 _MOST_STEPS = 16
 
 
-def collective_text(collective: PricedCollective) -> str:
-    """The whole text of the command."""
-    parts = [_heading(collective)]
+def collective_text(collective: PricedCollective, language: str = ENGLISH) -> str:
+    """The whole text of the command, in a language."""
+    parts: list[Part] = [_heading(collective)]
     if 1 < collective.num_ranks <= MOST_DRAWN:
-        parts.append(_before_and_after(collective))
+        parts += _before_and_after(collective)
         if 0 < len(collective.steps) <= _MOST_STEPS:
-            parts.append(_steps(collective))
-    parts.append(_table(collective))
-    return "\n\n".join(parts)
+            parts += _steps(collective)
+    return document_text([*parts, *_table(collective)], language)
 
 
 def piece_name(piece: int, contributions: frozenset[int], num_ranks: int) -> str:
@@ -31,25 +31,39 @@ def piece_name(piece: int, contributions: frozenset[int], num_ranks: int) -> str
     return "".join(chr(ord("a") + rank) for rank in sorted(contributions)) + str(piece)
 
 
-def _heading(collective: PricedCollective) -> str:
+def _heading(collective: PricedCollective) -> Lines:
     group, cluster, rates = collective.group, collective.cluster, collective.rates
     words, nodes = link_words(cluster), int(group.domains)
-    where = f"on {counted(nodes, words.domain) if nodes == 1 else f'{nodes:,} {words.domains}'} of {cluster.device}"
-    links = []
+    lines: list[Part] = [
+        say(
+            "{collective} of {size} over {ranks}, on {count:,} {domains} of {device}.",
+            collective=collective.kind,
+            size=_size(collective.num_bytes),
+            ranks=counted_phrase(collective.num_ranks, "rank"),
+            count=nodes,
+            domains=fixed(words.domain if nodes == 1 else words.domains),
+            device=cluster.device,
+        )
+    ]
     if group.inside > 1:
-        link = f" {words.link}" * bool(words.link)
-        links.append(
-            f"inside a {words.domain}{link} {node_gb_per_s(cluster):g} GB/s a device stated, {rates.link / 1e9:.0f} "
-            f"reached, {rates.link_latency_s * 1e6:.3g} us a step"
-        )
+        place = fixed(words.inside)
+        if words.link:
+            place = say("{place} {link}", place=place, link=words.link)
+        lines.append(_rates(place, node_gb_per_s(cluster), rates.link, rates.link_latency_s))
     if nodes > 1:
-        links.append(
-            f"{words.between} {network_gb_per_s(cluster):g} GB/s a device stated, {rates.network / 1e9:.0f} reached, "
-            f"{rates.network_latency_s * 1e6:.3g} us a step"
-        )
-    size = _size(collective.num_bytes)
-    heading = f"{collective.kind} of {size} over {counted(collective.num_ranks, 'rank')}, {where}."
-    return "\n".join([heading, *(f"  {link}" for link in links)])
+        lines.append(_rates(fixed(words.between), network_gb_per_s(cluster), rates.network, rates.network_latency_s))
+    return Lines(lines)
+
+
+def _rates(place: str, stated_gb_per_s: float, rate: float, latency_s: float) -> Phrase:
+    """The line of links: their stated bandwidth, and the one that is reached, in bytes a second."""
+    return say(
+        "  {place} {stated:g} GB/s a device stated, {reached:.0f} reached, {latency:.3g} us a step",
+        place=place,
+        stated=stated_gb_per_s,
+        reached=rate / 1e9,
+        latency=latency_s * 1e6,
+    )
 
 
 def _size(num_bytes: int) -> str:
@@ -72,16 +86,18 @@ def _grid(held: Holding) -> list[list[str]]:
     ]
 
 
-def _before_and_after(collective: PricedCollective) -> str:
+def _before_and_after(collective: PricedCollective) -> list[Part]:
     kind, n = collective.kind, collective.num_ranks
     before, after = _grid(collective.held(0)), _grid(held_after(kind, n))
     if kind == "all-to-all":  # rank r ends with piece r of every rank
         after = [[f"{chr(ord('a') + source)}{rank}" for source in range(n)] for rank in range(n)]
     sides = [[" ".join(row) for row in side] for side in (before, after)]
     names = [f"rank {rank}" for rank in range(n)]
-    table = aligned([["", "before", "after"], *map(list, zip(names, *sides, strict=True))], gap=3, left=range(3))
-    legend = "a3 is piece 3 of rank 0's tensor, b3 that of rank 1"
-    return table + f"\n\n{legend}" + ("; S3 is the sum of all ranks' piece 3." if kind in SUMS else ".")
+    rows = [["", say("before"), say("after")], *map(list, zip(names, *sides, strict=True))]
+    legend = say("a3 is piece 3 of rank 0's tensor, b3 that of rank 1.")
+    if kind in SUMS:
+        legend = say("a3 is piece 3 of rank 0's tensor, b3 that of rank 1; S3 is the sum of all ranks' piece 3.")
+    return [AlignedRows(rows, left=range(3), gap=3), legend]
 
 
 def _pieces(pieces: Sequence[int]) -> str:
@@ -104,27 +120,43 @@ def _sign(move: Transfer) -> str:
     return "+" if move.adds else ""
 
 
-def _steps(collective: PricedCollective) -> str:
+def _steps(collective: PricedCollective) -> list[Part]:
     n, steps = collective.num_ranks, collective.steps
-    rows = [["step", *(str(number) for number in range(1, len(steps) + 1))]]
+    rows = [[say("step"), *(str(number) for number in range(1, len(steps) + 1))]]
     rows += [[f"rank {rank}", *(_received(step, rank) for step in steps)] for rank in range(n)]
     adds = any(move.adds for step in steps for move in step) and collective.kind in SUMS
-    sign = ", 2:+5 adds it to its own" if adds else ""
-    piece = bytes_text(collective.num_bytes // n)
-    heading = f"{collective.drawn}, what each rank receives (2:5 is piece 5 from rank 2{sign}; a piece has {piece}):"
+    algorithm, piece = collective.drawn, bytes_text(collective.num_bytes // n)
+    heading = say(
+        "{algorithm}, what each rank receives (2:5 is piece 5 from rank 2; a piece has {piece}):",
+        algorithm=algorithm,
+        piece=piece,
+    )
+    if adds:
+        heading = say(
+            "{algorithm}, what each rank receives (2:5 is piece 5 from rank 2, 2:+5 adds it to its own; a piece has "
+            "{piece}):",
+            algorithm=algorithm,
+            piece=piece,
+        )
     if collective.kind == "all-to-all":
-        rows = [[cell.replace("+", "") for cell in row] for row in rows]
-    return f"{heading}\n\n{aligned(rows, left=range(len(steps) + 1))}"
+        rows = [rows[0], *([cell.replace("+", "") for cell in row] for row in rows[1:])]
+    return [heading, AlignedRows(rows, left=range(len(steps) + 1))]
 
 
-def _table(collective: PricedCollective) -> str:
-    words, spans = link_words(collective.cluster), collective.group.domains > 1
+def _table(collective: PricedCollective) -> list[Part]:
+    domain, spans = fixed(link_words(collective.cluster).domain), collective.group.domains > 1
     if collective.num_ranks == 1:
-        return "A rank alone sends nothing."
+        return [say("A rank alone sends nothing.")]
     if not collective.rows:
-        return f"Only {', '.join(ON_RINGS)} and all-to-all are priced for more than {MOST_PLAYED} ranks."
-    heading = ["algorithm", "steps", "busiest rank sends"]
-    heading += [f"busiest {words.domain} sends out"] * spans + ["time", "GB/s a rank"]
+        return [
+            say(
+                "Only {kinds} and all-to-all are priced for more than {most} ranks.",
+                kinds=tuple(ON_RINGS),
+                most=MOST_PLAYED,
+            )
+        ]
+    heading: list[str] = [say("algorithm"), say("steps"), say("busiest rank sends")]
+    heading += [say("busiest {domain} sends out", domain=domain)] * spans + [say("time"), say("GB/s a rank")]
     rows = [heading]
     for row in sorted(collective.rows, key=lambda row: row.seconds):
         rate = collective.num_bytes / row.seconds / 1e9
@@ -132,7 +164,11 @@ def _table(collective: PricedCollective) -> str:
         cells = [name, f"{row.num_steps:,}" if row.num_steps else "-", bytes_text(round(row.inside_bytes))]
         cells += [bytes_text(round(row.out_bytes))] * spans + [seconds_text(row.seconds), f"{rate:,.3g}"]
         rows.append(cells)
-    notes = f"\n\nBusiest rank: inside its {words.domain}. GB/s: bytes of the tensor by the time."
+    note = say("Busiest rank: inside its {domain}. GB/s: bytes of the tensor by the time.", domain=domain)
     if any(row.is_predicted for row in collective.rows):
-        notes += " *: predictions of a step take this."
-    return aligned(rows) + notes
+        note = say(
+            "Busiest rank: inside its {domain}. GB/s: bytes of the tensor by the time. *: predictions of a step take "
+            "this.",
+            domain=domain,
+        )
+    return [AlignedRows(rows), note]

@@ -23,14 +23,15 @@ class Paragraph:
 
 @dataclass(frozen=True)
 class AlignedRows:
-    """A table. Columns in `left` are aligned left, others right."""
+    """A table. Columns in `left` are aligned left, others right; `gap` columns lie between two."""
 
     rows: Sequence[Sequence[str]]
     left: Collection[int] = (0,)
+    gap: int = 2
 
     def text(self, language: str) -> str:
         """The table in a language."""
-        return aligned([[in_language(cell, language) for cell in row] for row in self.rows], left=self.left)
+        return aligned([[in_language(cell, language) for cell in row] for row in self.rows], self.gap, self.left)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from shardwright.config.base import PlanError
+from shardwright.config.base import PlanError, error_text
+from shardwright.config.phrase import say
 from shardwright.config.units import MIB, bytes_text
 from shardwright.config.user_file import FileFault, read_text
 from shardwright.report.output import replace_output, write_output
@@ -77,7 +78,7 @@ def read_use(folder: Path) -> ExpertUse:
 
     Raises PlanError if there are no metrics, or none of experts.
     """
-    path = folder / METRICS
+    path, fault = folder / METRICS, ""
     try:
         lines = read_text(path, _MOST_BYTES).splitlines()
         steps = [entry for entry in map(_entry, lines) if entry.get("experts")]
@@ -85,16 +86,20 @@ def read_use(folder: Path) -> ExpertUse:
             numbers = [entry["step"] for entry in steps]
             layers = [_layer_use(steps, index) for index in range(len(steps[0]["experts"]))]
             return ExpertUse(numbers, layers, _sent(steps))
-        way_out = "train a model that has some, such as shardwright train quickstart-moe"
-        fault = f"{path} has no step with experts; {way_out}"
+        way_out = say("train a model that has some, such as shardwright train quickstart-moe")
+        fault = say("{path} has no step with experts; {way_out}", path=path, way_out=way_out)
     except FileNotFoundError:
-        fault = f"there is no {path}; name the folder of a run, such as runs/quickstart-moe"
+        fault = say("there is no {path}; name the folder of a run, such as runs/quickstart-moe", path=path)
     except FileFault as error:
-        fault = str(error)
+        fault = error_text(error)
     except OSError as error:
-        fault = f"{path} can't be read: {error.strerror}; name the folder of a run"
+        fault = say("{path} can't be read: {reason}; name the folder of a run", path=path, reason=str(error.strerror))
     except (KeyError, TypeError, IndexError) as error:
-        fault = f"{path} is not what this version writes of experts ({error!r} in a step); train the run again"
+        fault = say(
+            "{path} is not what this version writes of experts ({reason} in a step); train the run again",
+            path=path,
+            reason=repr(error),
+        )
     raise PlanError(f"run {folder}", [fault])
 
 

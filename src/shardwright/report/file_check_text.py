@@ -4,9 +4,12 @@ import re
 from dataclasses import dataclass
 
 from shardwright.config.base import printable
-from shardwright.config.units import GIB, counted, memory_text, seconds_text
+from shardwright.config.phrase import ENGLISH, Phrase, in_language, say
+from shardwright.config.units import GIB, counted_phrase, memory_text, seconds_text
+from shardwright.report.text_columns import num_columns
 
-NO_FIT, EXPERTS = "it does not fit", "a group of"  # with which findings on memory and on experts begin
+EXPERTS = "a group of"  # with which a finding on experts begins
+_LABELS = 8  # columns of the names of lines
 _DIVIDES = re.compile(r"does not (split|divide)|not a multiple of")
 
 
@@ -38,43 +41,63 @@ class FileCheck:
         return 2 if not self.readable else int(bool(self.findings))
 
 
-def file_check_text(check: FileCheck) -> str:
-    """The lines of a file: its name and system, then legality, memory, batch, experts, slack and seconds. What is
-    wrong has a way out."""
-    lines = [("", f"{check.name} ({check.system})"), *_lines(check)]
-    return "\n".join(f"  {name:<8}{text}" if name else text for name, text in _printable(lines))
+def no_fit(way_out: str) -> Phrase:
+    """The finding that a plan does not fit."""
+    return say("it does not fit; {way_out}", way_out=way_out)
 
 
-def _printable(lines: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    return [(name, " ".join(printable(text).split())) for name, text in lines]
+def file_check_text(check: FileCheck, language: str = ENGLISH) -> str:
+    """The lines of a file in a language: its name and system, then legality, memory, batch, experts, slack and seconds.
+    What is wrong has a way out."""
+    lines = [_printable(f"{check.name} ({check.system})")]
+    for name, text in _lines(check):
+        label = in_language(name, language)
+        lines.append(f"  {label}{' ' * (_LABELS - num_columns(label))}{_printable(in_language(text, language))}")
+    return "\n".join(lines)
+
+
+def _printable(text: str) -> str:
+    return " ".join(printable(text).split())
 
 
 def _lines(check: FileCheck) -> list[tuple[str, str]]:
     """(name, text) of the lines below the name of a file."""
     if not check.readable:
-        return [("read", f"no: {check.findings[0]}")]
+        return [(say("read"), say("no: {reason}", reason=check.findings[0]))]
     if not check.legal:
         more = len(check.findings) - 1
         divides = [fault for fault in check.findings if _DIVIDES.search(fault)]
-        text = check.findings[0] + (f" (and {counted(more, 'further finding')})" if more else "")
-        return [("legal", f"no: {text}"), *([("divides", f"no: {divides[0]}")] if divides else [])]
-    lines = [("legal", "yes"), ("fits", _fit(check))]
-    lines.append(("divides", f"batch {check.batch} in {check.microbatches} microbatches a replica"))
+        lines: list[tuple[str, str]] = [(say("legal"), say("no: {reason}", reason=check.findings[0]))]
+        if more:
+            further = counted_phrase(more, "further finding")
+            lines = [(say("legal"), say("no: {reason} (and {more})", reason=check.findings[0], more=further))]
+        return lines + [(say("divides"), say("no: {reason}", reason=fault)) for fault in divides[:1]]
+    lines = [(say("legal"), say("yes")), (say("fits"), _fit(check))]
+    batch = say(
+        "batch {batch} in {microbatches} microbatches a replica", batch=check.batch, microbatches=check.microbatches
+    )
+    lines.append((say("divides"), batch))
     if check.expert_nodes:
         outside = next((finding for finding in check.findings if finding.startswith(EXPERTS)), "")
-        lines.append(("experts", outside or "inside one domain of fast links"))
+        lines.append((say("experts"), outside or say("inside one domain of fast links")))
     if check.slack_bytes is not None:
-        lines.append(("slack", f"{memory_text(check.slack_bytes)} that the allocator holds beside what it gives out"))
+        slack = memory_text(check.slack_bytes)
+        lines.append((say("slack"), say("{slack} that the allocator holds beside what it gives out", slack=slack)))
     if check.step_s is not None:
-        lines.append(("seconds", f"{seconds_text(check.step_s)} a step"))
+        lines.append((say("seconds"), say("{seconds} a step", seconds=seconds_text(check.step_s))))
     return lines
 
 
 def _fit(check: FileCheck) -> str:
     if check.fits is None:
-        return "not judged, for the device is unknown (--device NAME)"
+        return say("not judged, for the device is unknown (--device NAME)")
     if check.fits:
-        return "yes"
-    lacking = f"{check.missing_bytes / GIB:.1f} GiB too much" if check.missing_bytes else "its host lacks memory"
-    way_out = next((finding for finding in check.findings if finding.startswith(NO_FIT)), NO_FIT)
-    return f"no: {lacking}{way_out.removeprefix(NO_FIT)}"
+        return say("yes")
+    lacking = say("its host lacks memory")
+    if check.missing_bytes:
+        lacking = say("{excess:.1f} GiB too much", excess=check.missing_bytes / GIB)
+    template = no_fit("").template
+    ways_out = [
+        text.values["way_out"] for text in check.findings if isinstance(text, Phrase) and text.template == template
+    ]
+    return say("no: {lacking}; {way_out}", lacking=lacking, way_out=ways_out[0])

@@ -5,7 +5,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from shardwright.config.base import PlanError
+from shardwright.config.base import PlanError, error_text
+from shardwright.config.phrase import say
 from shardwright.config.user_file import reason_of, write_text
 
 _HEADER_CHARS = 24  # characters at the beginning that all files of a kind share
@@ -25,10 +26,31 @@ def write_output(path: Path, text: str, option: str) -> None:
     except OSError as error:
         if error.errno in _DISK_ERRNOS:
             raise OSError(error.errno, error.strerror, str(path)) from None
-        way_out = f"name another with {option}, or check the folder and its permissions"
-        raise PlanError("output", [f"{option} {path} can't be written: {reason_of(error)}; {way_out}"]) from None
+        way_out = say("name another with {option}, or check the folder and its permissions", option=option)
+        raise PlanError(
+            "output",
+            [
+                say(
+                    "{option} {path} can't be written: {reason}; {way_out}",
+                    option=option,
+                    path=path,
+                    reason=reason_of(error),
+                    way_out=way_out,
+                )
+            ],
+        ) from None
     except ValueError as error:  # a NUL in the name
-        raise PlanError("output", [f"{option} {str(path)!r} is no name of a file: {error}; use another"]) from None
+        raise PlanError(
+            "output",
+            [
+                say(
+                    "{option} {path} is no name of a file: {reason}; use another",
+                    option=option,
+                    path=repr(str(path)),
+                    reason=error_text(error),
+                )
+            ],
+        ) from None
 
 
 def replace_output(path: Path, text: str, option: str, dry_run: bool = False) -> None:
@@ -41,7 +63,7 @@ def replace_output(path: Path, text: str, option: str, dry_run: bool = False) ->
         if not dry_run:
             write_output(path, text, option)
         elif path.is_dir():
-            raise PlanError("output", [f"{option} {path} is a folder; name a file in it"])
+            raise PlanError("output", [say("{option} {path} is a folder; name a file in it", option=option, path=path)])
         return
     _refuse_other_file(path, text, option)
     new_path = path.with_name(f".{path.name}.{os.getpid()}.new")
@@ -59,7 +81,11 @@ def replace_output(path: Path, text: str, option: str, dry_run: bool = False) ->
 def _refuse_other_file(path: Path, text: str, option: str) -> None:
     """Raise PlanError if the file exists and was not written by this option."""
     if _has_other_header(path, text):
-        refusal = f"{option} {path} is there, and is no file that {option} wrote: it would be lost; name another file"
+        refusal = say(
+            "{option} {path} is there, and is no file that {option} wrote: it would be lost; name another file",
+            option=option,
+            path=path,
+        )
         raise PlanError("output", [refusal])
 
 

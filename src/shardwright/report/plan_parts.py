@@ -3,13 +3,13 @@ reports of runs. What is quick to compute comes first in PARTS."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property, reduce
+from functools import cached_property
 from typing import Any
 
 from shardwright.config.base import PlanError, error_text
 from shardwright.config.job import JobSpec
 from shardwright.config.link_words import link_words
-from shardwright.config.phrase import ENGLISH, each, fixed, say
+from shardwright.config.phrase import ENGLISH, each, fixed, say, sentences_of
 from shardwright.cost.calibration import shipped
 from shardwright.explain.step_traffic import link_uses, step_traffic
 from shardwright.memory.job_memories import job_accounts
@@ -99,12 +99,7 @@ def _memory_part(plan: PredictedPlan) -> Part:
 def _verdict(job: JobSpec, fit: Fit | None) -> str:
     if fit is None:
         return say("Whether it fits is not said: choose a device.")
-    return _joined(verdict_sentences(job, fit))
-
-
-def _joined(sentences: Sequence[str]) -> str:
-    """Sentences behind each other, with a space between them in English."""
-    return reduce(lambda first, second: say("{first} {second}", first=first, second=second), sentences)
+    return sentences_of(verdict_sentences(job, fit))
 
 
 def _memory_rows(accounts: Sequence[RankMemory], fit: Fit | None) -> list[Part]:

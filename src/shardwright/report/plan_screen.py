@@ -154,21 +154,22 @@ def _plan_lines(advice: Advice, plan: PricedPlan) -> ScreenPart:
 def _cost_words(advice: Advice, plan: PricedPlan) -> str:
     objective = advice.objective
     tokens = tokens_text(objective.run_tokens)
-    days, money = number_text(run_days(plan, objective)), plan_cost(plan, objective).usd
+    days, money = run_days(plan, objective), plan_cost(plan, objective).usd
+    time = say("{days} days", days=number_text(days)) if days >= 1 else seconds_text(86400.0 * days)
     goodput = objective.goodput(plan.job)
     failures = say("without time lost to failures") if goodput is None else _failure_words(goodput)
     if money is None:
         return say(
-            "{tokens} tokens take {days} days, {failures}; no price of {device} is known (--usd-per-hour).",
+            "{tokens} tokens take {time}, {failures}; no price of {device} is known (--usd-per-hour).",
             tokens=tokens,
-            days=days,
+            time=time,
             failures=failures,
             device=plan.job.cluster.device,
         )
     return say(
-        "{tokens} tokens take {days} days and {money}, {price}, {failures}.",
+        "{tokens} tokens take {time} and {money}, {price}, {failures}.",
         tokens=tokens,
-        days=days,
+        time=time,
         money=usd_text(money),
         price=price_words(plan.job.cluster),
         failures=failures,

@@ -7,15 +7,17 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any, Protocol
 
+from shardwright.config.base import error_text
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import ENGLISH, say
 from shardwright.config.schedule_facts import SCHEDULES
-from shardwright.config.units import bytes_text, counted, seconds_text
+from shardwright.config.units import bytes_text, counted_phrase, seconds_text
 from shardwright.memory.job_memory import rank_memory
 from shardwright.memory.persistent_buffers import kept_bytes
 from shardwright.memory.rank_state import rank_state
 from shardwright.memory.step_collectives import step_ledger
 from shardwright.memory.zero_replay import replay
-from shardwright.report.text_columns import aligned
+from shardwright.report.document import AlignedRows, Lines, Part
 from shardwright.schedule.job_program import job_program, steps_to_fill
 from shardwright.sharding.memory_account import RankMemory
 
@@ -30,6 +32,20 @@ _CAUSES = {
     "replicas": ((), ("data",)),  # all other axes
 }
 _KINDS = ("parameters", "gradients", "optimizer", "buffers", "host")
+_CAUSE_WORDS = {
+    _COMPUTING: say("computing"),
+    "tensor parallel": say("tensor parallel"),
+    "context parallel": say("context parallel"),
+    "experts": say("experts"),
+    "pipeline": say("pipeline"),
+}
+_KIND_WORDS = {
+    "parameters": say("parameters"),
+    "gradients": say("gradients"),
+    "optimizer": say("optimizer"),
+    "buffers": say("buffers"),
+    "host": say("host"),
+}
 
 
 class MeasuredBytes(Protocol):
@@ -87,14 +103,14 @@ def compared_dict(job: JobSpec, measured: MeasuredSteps) -> dict[str, Any]:
 def _predicted_s(job: JobSpec) -> tuple[dict[str, float], str]:
     """Seconds of a step by cause; or the reason why there are none."""
     if job.cluster.device == "unknown":
-        way_out = "set cluster.device to a file of `shardwright calibrate`, or to a device of the catalog"
-        return {}, f"the cluster's device is not known; {way_out}"
+        way_out = say("set cluster.device to a file of `shardwright calibrate`, or to a device of the catalog")
+        return {}, say("the cluster's device is not known; {way_out}", way_out=way_out)
     from shardwright.planner.own_plan import estimate  # needs numpy, which the other accounts do not
 
     try:
         step = estimate(job).step
     except (KeyError, ValueError) as error:
-        return {}, str(error.args[0])
+        return {}, error_text(error)
     seconds = {cause: float(sum(getattr(step, part) for part in parts)) for cause, (_, parts) in _CAUSES.items()}
     return {_COMPUTING: float(step.total) - sum(seconds.values())} | seconds, ""
 
@@ -140,25 +156,32 @@ def _per_step(size: int, num_steps: int) -> float:
     return size / num_steps if size % num_steps else size // num_steps
 
 
-def compared_text(compared: dict[str, Any]) -> str:
-    """A comparison as text."""
-    rows = [["of rank 0", "predicted", "measured", ""]]
-    rows.append(
-        ["a step", *_pair_texts(compared["whole_step_s"], seconds_text), _difference_text(compared["whole_step_s"])]
-    )
+def compared_text(compared: dict[str, Any], language: str = ENGLISH) -> str:
+    """A comparison as text, in a language."""
+    step = compared["whole_step_s"]
+    rows: list[list[str]] = [[say("  of rank 0"), say("predicted"), say("measured"), ""]]
+    rows.append([say("  a step"), *_pair_texts(step, seconds_text), _difference_text(step)])
     for cause, pair in compared["time"].items():
-        rows.append(
-            [f"  {cause}" if cause == _COMPUTING else f"  waiting: {cause}", *_pair_texts(pair, seconds_text), ""]
-        )
+        name = say("    {cause}", cause=_CAUSE_WORDS.get(cause, cause))
+        if cause == "replicas":
+            name = say("    waiting: replicas")
+        elif cause != _COMPUTING:
+            name = say("    waiting: {cause}", cause=_CAUSE_WORDS.get(cause, cause))
+        rows.append([name, *_pair_texts(pair, seconds_text), ""])
     for kind, pair in compared["memory_bytes"].items():
-        rows.append([f"{kind} in memory", *_pair_texts(pair, bytes_text), _equal_text(pair)])
+        name = say("  {kind} in memory", kind=_KIND_WORDS.get(kind, kind))
+        rows.append([name, *_pair_texts(pair, bytes_text), _equal_text(pair)])
     for axis, pair in compared["axis_bytes"].items():
-        rows.append([f"bytes of a step on {axis}", *_pair_texts(pair, _whole_bytes_text), _equal_text(pair)])
-    note = f"\n  time is not predicted: {compared['time_not_predicted']}" if compared["time_not_predicted"] else ""
-    if compared["predicted_for"]:
-        note += f"\n  time is predicted for {compared['predicted_for']} of the catalog, on which this ran"
-    heading = f"predicted beside measured, the median of {counted(compared['num_steps'], 'step')}:"
-    return heading + "\n" + aligned([[f"  {row[0]}", *row[1:]] for row in rows]) + note
+        rows.append(
+            [say("  bytes of a step on {axis}", axis=axis), *_pair_texts(pair, _whole_bytes_text), _equal_text(pair)]
+        )
+    steps = counted_phrase(compared["num_steps"], "step")
+    lines: list[Part] = [say("predicted beside measured, the median of {steps}:", steps=steps), AlignedRows(rows)]
+    if reason := compared["time_not_predicted"]:
+        lines.append(say("  time is not predicted: {reason}", reason=reason))
+    if device := compared["predicted_for"]:
+        lines.append(say("  time is predicted for {device} of the catalog, on which this ran", device=device))
+    return Lines(lines).text(language)
 
 
 def _pair_texts(pair: list[Any], text: Any) -> list[str]:
@@ -175,4 +198,4 @@ def _difference_text(pair: list[float | None]) -> str:
 
 
 def _equal_text(pair: list[Any]) -> str:
-    return "equal" if pair[0] == pair[1] else ""
+    return say("equal") if pair[0] == pair[1] else ""

@@ -10,6 +10,8 @@ from shardwright.cost.money import price_words
 from shardwright.planner.own_plan import Estimate, PricedStep
 from shardwright.report.document import AlignedRows, Part, paragraph
 
+_SAME_RUN = 0.01  # runs whose lengths differ by less are shown as one
+
 # Parts of StepTime (simulate/closed_form.py) in words. They add up to the step.
 PARTS = {
     "compute": "computing",
@@ -51,7 +53,9 @@ def step_dict(job: JobSpec, estimate: PricedStep) -> dict[str, Any]:
         "cost_per_step": estimate.step_money.usd,
         "money": {
             "step": asdict(estimate.step_money),
-            "1e12_tokens": asdict(estimate.cost_of_steps(steps_1e12_tokens))
+            "1e12_tokens": None  # nobody trains adapters on so many
+            if job.model.is_adapted
+            else asdict(estimate.cost_of_steps(steps_1e12_tokens))
             | {"seconds": steps_1e12_tokens * estimate.effective_step_s},
             "run": asdict(estimate.cost_of_steps(steps_of_run))
             | {"seconds": steps_of_run * estimate.effective_step_s, "steps": job.optimizer.steps},
@@ -64,7 +68,7 @@ def step_dict(job: JobSpec, estimate: PricedStep) -> dict[str, Any]:
 def price_parts(job: JobSpec, estimate: Estimate) -> list[Part]:
     """The price of a step and of a run, for reading."""
     gaps = [paragraph(say("{gap}.", gap=capitalized(gap))) for gap in estimate.gaps]
-    return [_speed(job, estimate), _parts(estimate), *_money(job, estimate), *_failures(estimate), *gaps]
+    return [_speed(job, estimate), _parts(estimate), *_money(job, estimate), *_failures(job, estimate), *gaps]
 
 
 def _speed(job: JobSpec, estimate: Estimate) -> Part:
@@ -99,18 +103,19 @@ def _parts(estimate: Estimate) -> Part:
     return AlignedRows(rows)
 
 
+def _has_two_runs(job: JobSpec, estimate: Estimate) -> bool:
+    """True if 1e12 tokens are priced beside the run: not of adapters, nor where the run is as long."""
+    ratio = estimate.num_steps_of_run / estimate.num_steps_1e12_tokens
+    return not job.model.is_adapted and abs(ratio - 1.0) > _SAME_RUN
+
+
 def _money(job: JobSpec, estimate: Estimate) -> list[Part]:
     tokens = tokens_text(job.tokens_of_run)
-    columns = {
-        say("a step"): (estimate.step_money, estimate.step.total),
-        say("1e12 tokens"): (
-            estimate.cost_of_steps(estimate.num_steps_1e12_tokens),
-            estimate.num_steps_1e12_tokens * estimate.effective_step_s,
-        ),
-        say("the run, {tokens} tokens", tokens=tokens): (
-            estimate.cost_of_steps(estimate.num_steps_of_run),
-            estimate.num_steps_of_run * estimate.effective_step_s,
-        ),
+    run = say("the run, {tokens} tokens", tokens=tokens)
+    counts = {say("1e12 tokens"): estimate.num_steps_1e12_tokens} if _has_two_runs(job, estimate) else {}
+    counts[run] = estimate.num_steps_of_run
+    columns = {say("a step"): (estimate.step_money, estimate.step.total)} | {
+        name: (estimate.cost_of_steps(count), count * estimate.effective_step_s) for name, count in counts.items()
     }
     rows: list[list[str]] = [["", *columns], [say("time"), *(seconds_text(seconds) for _, seconds in columns.values())]]
     rows.append([say("device-hours"), *(_rounded(float(money.device_hours)) for money, _ in columns.values())])
@@ -122,7 +127,7 @@ def _money(job: JobSpec, estimate: Estimate) -> list[Part]:
     return [AlignedRows(rows), *([paragraph(say("Money is counted {price}.", price=price))] if price else [])]
 
 
-def _failures(estimate: Estimate) -> list[Part]:
+def _failures(job: JobSpec, estimate: Estimate) -> list[Part]:
     reliability, goodput = estimate.reliability, estimate.goodput
     if reliability is None or goodput is None:
         return []
@@ -143,7 +148,9 @@ def _failures(estimate: Estimate) -> list[Part]:
                 lost=100 * goodput.lost_work,
                 restarts=100 * goodput.restarts,
             ),
-            say("1e12 tokens and the run have that in them."),
+            say("1e12 tokens and the run have that in them.")
+            if _has_two_runs(job, estimate)
+            else say("The run has that in it."),
         )
     ]
 

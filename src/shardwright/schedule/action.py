@@ -17,6 +17,8 @@ import re
 from enum import StrEnum
 from typing import NamedTuple
 
+from shardwright.config.phrase import say
+
 
 class Kind(StrEnum):
     """The kind of an action; the value is its letter in the text form."""
@@ -85,7 +87,7 @@ def parse(text: str) -> Action:
         return Action(Kind.OVERLAP, parts=tuple(parse(part) for part in text[1:-1].split("+")))
     match = _TOKEN.fullmatch(text)
     if match is None:
-        raise ValueError(f"{text!r} is not an action; write one as 2F5, 2SF5>1, (3F5+3B2), 2R or S")
+        raise ValueError(say("{text} is not an action; write one as 2F5, 2SF5>1, (3F5+3B2), 2R or S", text=repr(text)))
     stage, microbatch, peer = (int(match[key] or -1) for key in ("stage", "microbatch", "peer"))
     return Action(Kind(match["kind"]), stage, microbatch, peer)
 

@@ -12,6 +12,7 @@ Rules:
 
 from collections import Counter, deque
 
+from shardwright.config.phrase import say
 from shardwright.schedule.action import RECV, SEND, Action, Kind
 from shardwright.schedule.buffer_lifetimes import Buffer, lives, most
 from shardwright.schedule.dependencies import MESSAGES, NEEDS, RECEIVED, TRAVELS, Need, Product
@@ -33,20 +34,36 @@ def program_faults(program: Program, most_alive: int | None = None, most_receive
     if not faults:  # the replay needs correct pairs and local order
         faults += _deadlock_faults(program)
     for buffer, limit, what, remedy in (
-        (Buffer.ACTIVATIONS, most_alive, "microbatches alive", "run backwards earlier"),
-        (Buffer.MESSAGE, most_received, "received messages that nothing has used", "receive later, or compute earlier"),
+        (Buffer.ACTIVATIONS, most_alive, say("microbatches alive"), say("run backwards earlier")),
+        (
+            Buffer.MESSAGE,
+            most_received,
+            say("received messages that nothing has used"),
+            say("receive later, or compute earlier"),
+        ),
     ):
         faults += _limit_faults(program, buffer, limit, what, remedy=remedy) if limit is not None else []
     return faults
 
 
 def _limit_faults(program: Program, buffer: Buffer, limit: int, what: str, remedy: str) -> list[str]:
-    faults = []
+    faults = list[str]()
     for rank, row in enumerate(program.ranks):
         peak, index = most(life for life in lives(program, rank) if life.buffer is buffer)
         if peak > limit:
-            place = f"at action {index} ({row[index]})"
-            faults.append(f"rank {rank} keeps {peak} {what}, and {limit} are allowed; the most is {place}; {remedy}")
+            faults.append(
+                say(
+                    "rank {rank} keeps {peak} {buffers}, and {limit} are allowed; the most is at action {index} "
+                    "({action}); {remedy}",
+                    rank=rank,
+                    peak=peak,
+                    buffers=what,
+                    limit=limit,
+                    index=index,
+                    action=str(row[index]),
+                    remedy=remedy,
+                )
+            )
     return faults
 
 
@@ -56,7 +73,7 @@ def _computes(row: tuple[Action, ...]) -> list[tuple[int, Action]]:
 
 def coverage_faults(program: Program) -> list[str]:
     """Computations that are missing, that are done twice, or that another rank should do."""
-    faults = []
+    faults = list[str]()
     counts: Counter[tuple[Kind, int, int]] = Counter()
     for rank, row in enumerate(program.ranks):
         for index, action in _computes(row):
@@ -64,33 +81,64 @@ def coverage_faults(program: Program) -> list[str]:
             place = f"rank {rank}, action {index} ({action})"
             if not (0 <= action.stage < program.num_stages and 0 <= action.microbatch < program.num_microbatches):
                 faults.append(
-                    f"{place}: there are {program.num_stages} stages and {program.num_microbatches} microbatches"
+                    say(
+                        "{place}: there are {num_stages} stages and {num_microbatches} microbatches",
+                        place=place,
+                        num_stages=program.num_stages,
+                        num_microbatches=program.num_microbatches,
+                    )
                 )
             elif (holder := program.placement.rank(action.stage, action.microbatch)) != rank:
-                faults.append(f"{place}: stage {action.stage} is held by rank {holder}")
+                faults.append(
+                    say(
+                        "{place}: stage {stage} is held by rank {holder}",
+                        place=place,
+                        stage=action.stage,
+                        holder=holder,
+                    )
+                )
     for stage in range(program.num_stages):
         for i in range(program.num_microbatches):
             f, b, ig, w, recomputes = (counts[kind, stage, i] for kind in _COMPUTE_ORDER)
             if f != 1:
-                faults.append(f"{stage}F{i} runs {f} times; once is right")
+                faults.append(say("{stage}F{i} runs {f} times; once is right", stage=stage, i=i, f=f))
             if recomputes > 1:
-                faults.append(f"{stage}C{i} runs {recomputes} times; once is right")
+                faults.append(
+                    say("{stage}C{i} runs {recomputes} times; once is right", stage=stage, i=i, recomputes=recomputes)
+                )
             if program.trains and not ((b, ig, w) == (1, 0, 0) or (b, ig, w) == (0, 1, 1)):
-                faults.append(f"stage {stage}, microbatch {i}: B {b}, I {ig}, W {w} times; one B, or one I and one W")
+                faults.append(
+                    say(
+                        "stage {stage}, microbatch {i}: B {b}, I {ig}, W {w} times; one B, or one I and one W",
+                        stage=stage,
+                        i=i,
+                        b=b,
+                        ig=ig,
+                        w=w,
+                    )
+                )
     return faults
 
 
 def _local_faults(program: Program, rank: int) -> list[str]:
     """Faults in the order of one rank: inputs come before use, complete gradients before their reduction, the step
     last."""
-    faults = []
+    faults = list[str]()
     row = program.ranks[rank]
     seen: set[tuple[Kind, int, int]] = set()
     for index, entry in enumerate(row):
         for action in entry.computes() or (entry,):
             for needed in _needs(action, program):
                 if (needed.kind, needed.stage, needed.microbatch) not in seen:
-                    faults.append(f"rank {rank}, action {index} ({action}): {needed} has not run on this rank before")
+                    faults.append(
+                        say(
+                            "rank {rank}, action {index} ({action}): {needed} has not run on this rank before",
+                            rank=rank,
+                            index=index,
+                            action=action,
+                            needed=needed,
+                        )
+                    )
         for action in entry.computes() or (entry,):
             seen.add((action.kind, action.stage, action.microbatch))
     for stage in program.placement.stages_of(rank):
@@ -99,9 +147,16 @@ def _local_faults(program: Program, rank: int) -> list[str]:
         steps = [i for i, a in enumerate(row) if a.kind is Kind.STEP and a.stage in (stage, -1)]
         if adds and not (reduces and adds[-1] < reduces[-1] < max(steps, default=-1)):
             faults.append(
-                f"rank {rank}: the gradients of stage {stage} are complete after action {adds[-1]}, they are reduced "
-                f"({stage}R) at {reduces or 'no place'} and the optimizer steps (S) at {steps or 'no place'}; reduce "
-                f"after the last of them, and end with the step"
+                say(
+                    "rank {rank}: the gradients of stage {stage} are complete after action {last}, they are reduced "
+                    "({stage}R) at {reduced} and the optimizer steps (S) at {stepped}; reduce after the last of "
+                    "them, and end with the step",
+                    rank=rank,
+                    stage=stage,
+                    last=adds[-1],
+                    reduced=reduces or say("no place"),
+                    stepped=steps or say("no place"),
+                )
             )
     return faults
 
@@ -109,31 +164,61 @@ def _local_faults(program: Program, rank: int) -> list[str]:
 def _gather_faults(program: Program, rank: int) -> list[str]:
     """Faults in the gathers of one rank: parameters are gathered once before use, and released before the optimizer
     changes them."""
-    faults = []
+    faults = list[str]()
     gathered: dict[int, int] = {}  # by stage: the index of its gather
     for index, action in enumerate(program.ranks[rank]):
         place = f"rank {rank}, action {index} ({action})"
         stage = action.stage
         faults += [
-            f"{place}: the parameters of stage {needed} are not gathered; put {needed}G before it"
+            say(
+                "{place}: the parameters of stage {needed} are not gathered; put {needed}G before it",
+                place=place,
+                needed=needed,
+            )
             for needed in sorted(stages_needed(action) - gathered.keys())
         ]
         if action.kind is Kind.GATHER:
             if stage in gathered:
                 gather = gathered[stage]
-                faults.append(f"{place}: action {gather} has gathered stage {stage}; release it (L) in between")
+                faults.append(
+                    say(
+                        "{place}: action {gather} has gathered stage {stage}; release it (L) in between",
+                        place=place,
+                        gather=gather,
+                        stage=stage,
+                    )
+                )
             if stage not in program.placement.stages_of(rank):
-                faults.append(f"{place}: the rank does not hold stage {stage}, it holds {_stages(program, rank)}")
+                faults.append(
+                    say(
+                        "{place}: the rank does not hold stage {stage}, it holds {held}",
+                        place=place,
+                        stage=stage,
+                        held=_stages(program, rank),
+                    )
+                )
             gathered[stage] = index
         elif action.kind is Kind.RELEASE and gathered.pop(stage, None) is None:
-            faults.append(f"{place}: stage {stage} is not gathered, so there is nothing to let go")
+            faults.append(
+                say("{place}: stage {stage} is not gathered, so there is nothing to let go", place=place, stage=stage)
+            )
         elif action.kind is Kind.STEP and gathered:
             stale = [candidate for candidate in sorted(gathered) if stage in (candidate, -1)]
             faults += [
-                f"{place}: stage {unreleased} is still gathered; put {unreleased}L before it" for unreleased in stale
+                say(
+                    "{place}: stage {unreleased} is still gathered; put {unreleased}L before it",
+                    place=place,
+                    unreleased=unreleased,
+                )
+                for unreleased in stale
             ]
     return faults + [
-        f"rank {rank}, action {index} ({stage}G): stage {stage} is never released; put {stage}L after its last use"
+        say(
+            "rank {rank}, action {index} ({stage}G): stage {stage} is never released; put {stage}L after its last use",
+            rank=rank,
+            index=index,
+            stage=stage,
+        )
         for stage, index in gathered.items()
     ]
 
@@ -177,7 +262,7 @@ def _pairing_faults(program: Program) -> list[str]:
                 product = RECEIVED[action.kind]
                 key = (action.peer, rank, MESSAGES[product][0])
                 received.setdefault(key, []).append((action.stage - TRAVELS[product], action.microbatch))
-    faults = []
+    faults = list[str]()
     for key in sorted(sent.keys() | received.keys()):
         source, target, kind = key
         sent_order, received_order = sent.get(key, []), received.get(key, [])
@@ -188,14 +273,26 @@ def _pairing_faults(program: Program) -> list[str]:
                 min(len(sent_order), len(received_order)),
             )
             faults.append(
-                f"rank {source} to rank {target}, message {number} of {kind}: sent is {_message(sent_order, number)}, "
-                f"received is {_message(received_order, number)}"
+                say(
+                    "rank {source} to rank {target}, message {number} of {kind}: sent is {sent}, received is "
+                    "{received}",
+                    source=source,
+                    target=target,
+                    number=number,
+                    kind=kind,
+                    sent=_message(sent_order, number),
+                    received=_message(received_order, number),
+                )
             )
     return faults
 
 
 def _message(row: list[tuple[int, int]], number: int) -> str:
-    return f"stage {row[number][0]}, microbatch {row[number][1]}" if number < len(row) else "nothing"
+    return (
+        say("stage {stage}, microbatch {microbatch}", stage=row[number][0], microbatch=row[number][1])
+        if number < len(row)
+        else "nothing"
+    )
 
 
 def _deadlock_faults(program: Program) -> list[str]:
@@ -212,7 +309,13 @@ def _deadlock_faults(program: Program) -> list[str]:
                 queue.popleft()
                 peer.popleft()
                 has_progress = True
-    stuck = [f"rank {rank} waits at {queue[0]}" for rank, queue in enumerate(queues) if queue]
+    stuck = [
+        say("rank {rank} waits at {action}", rank=rank, action=str(queue[0]))
+        for rank, queue in enumerate(queues)
+        if queue
+    ]
     if not stuck:
         return []
-    return ["deadlock: " + ", ".join(stuck) + "; issue these sends and receives in one common order"]
+    return [
+        say("deadlock: {waits}; issue these sends and receives in one common order", waits=tuple(stuck)),
+    ]

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from math import inf
 
+from shardwright.config.phrase import say
 from shardwright.schedule.action import ADDS, Action, Kind
 from shardwright.schedule.dependencies import MAKES, MESSAGES, NEEDS, RECEIVED, TRAVELS, Product
 from shardwright.schedule.lowering.zero3_gathers import stages_needed
@@ -207,12 +208,12 @@ class _Clock:
 
     def _check_all_ran(self, num_run: list[int]) -> None:
         waits = [
-            f"rank {rank} waits at {row[index]} (its action {index})"
+            say("rank {rank} waits at {action} (its action {index})", rank=rank, action=str(row[index]), index=index)
             for rank, (row, index) in enumerate(zip(self.schedule.ranks, num_run, strict=True))
             if index < len(row)
         ]
         if waits:
-            raise ValueError(f"program {self.schedule.name} stops for ever: {', '.join(waits)}")
+            raise ValueError(say("program {name} stops for ever: {waits}", name=self.schedule.name, waits=tuple(waits)))
 
 
 class _Step:

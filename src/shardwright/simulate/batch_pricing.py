@@ -3,6 +3,7 @@
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from shardwright.config.base import error_text
 from shardwright.cost.calibration import Constants
 from shardwright.layers.arrays import only, picked
 from shardwright.layers.memo import Memo
@@ -37,7 +38,7 @@ def prices(runs: Sequence[Run], constants: Constants, memo: Memo | None = None) 
         try:
             time, memory = step_time(run, constants, run_memo), peak_memory(run, constants, run_memo)
         except (KeyError, ValueError) as error:
-            answers |= dict.fromkeys(places, str(error.args[0]))
+            answers |= dict.fromkeys(places, error_text(error))
             continue
         for entry, place in enumerate(places):
             answers[place] = Price(only(picked(time, [entry])), only(picked(memory, [entry])))

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from shardwright.config.phrase import say
 from shardwright.schedule.action import Kind
 from shardwright.schedule.dependencies import MAKES, NEEDS, TRAVELS, Need, Product
 from shardwright.schedule.schedule import Schedule
@@ -223,7 +224,14 @@ class _Layout:
         is_missing[self.messages :] = is_missing[_NEVER] = True
         order, ranges = _in_rounds(self.rank[heads], messages[heads], made_messages[heads], is_missing)
         if len(order) < len(heads):
-            raise ValueError(f"schedule {self.schedule.name} stops for ever, {len(order)} of {len(heads)} pieces done")
+            raise ValueError(
+                say(
+                    "schedule {name} stops for ever, {count} of {total} pieces done",
+                    name=self.schedule.name,
+                    count=len(order),
+                    total=len(heads),
+                )
+            )
         number = np.empty_like(order)
         number[order] = np.arange(len(order))
         predecessors = number[_before(self.rank[heads])]

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from shardwright.config.layer_kind import has_experts
+from shardwright.config.phrase import say
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.software import SoftwareSpec
 from shardwright.cost.calibration import Constants, Rates, peak_flops, rates_of, software_under
@@ -93,7 +94,9 @@ def step_time_and_spare(run: Run, constants: Constants, memo: Memo | None = None
     """(the result of `step_time`, seconds by which no layout of the layers over the stages makes the step shorter)."""
     for name, _ in run.grid.schedules:
         if name not in SCHEDULES:
-            raise ValueError(f"schedule {name!r} is not known; there are {', '.join(SCHEDULES)}")
+            raise ValueError(
+                say("schedule {name} is not known; there are {schedules}", name=repr(name), schedules=tuple(SCHEDULES))
+            )
     memo = memo or Memo()
     steps = _steps(replace(run, grid=run.grid.as_arrays()), constants, memo)
     grid, rates, pace, m = steps.grid, steps.rates, steps.pace, steps.grid.num_microbatches

@@ -105,10 +105,10 @@ class PageState:
             gib = float(text) if text.isascii() and "_" not in text else math.nan
         except ValueError:
             gib = math.nan
-        if gib != 0 and not largest.LEAST_RATE <= gib <= largest.MEMORY_GIB:
-            least, most = largest.LEAST_RATE, largest.MEMORY_GIB
+        least, most = largest.LEAST_MEMORY_GIB, largest.MEMORY_GIB
+        if gib != 0 and not least <= gib <= most:
             fault = say(
-                "memory_gib is {text}; use a number of GiB, {least:g} to {most:g}",
+                "memory_gib is {text}; use a number of GiB, {least:g} to {most:,.0f}",
                 text=repr(shortened(text)),
                 least=least,
                 most=most,

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from shardwright.config.data import HELD_OUT
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.parallel.comm.collectives import all_reduce
 from shardwright.parallel.context.document_mask import counts
 from shardwright.train.build import Replica
@@ -104,10 +105,16 @@ def part_note(job: JobSpec, samples: SampleReader, name: str = HELD_OUT) -> str:
     if num_samples <= most:
         return ""
     num_batches = -(-num_samples // job.batch.global_batch_size)
-    set_text = "held-out sequences" if name == HELD_OUT else f"sequences of {name}"
-    return (
-        f"note: evaluations take the first {most:,} of {num_samples:,} {set_text} (run.eval_batches "
-        f"{job.run.eval_batches} x {job.batch.global_batch_size}); run.eval_batches = {num_batches} takes all"
+    set_text = say("held-out sequences") if name == HELD_OUT else say("sequences of {name}", name=name)
+    return say(
+        "note: evaluations take the first {most:,} of {num_samples:,} {set_text} (run.eval_batches {eval_batches} x "
+        "{global_batch_size}); run.eval_batches = {num_batches} takes all",
+        most=most,
+        num_samples=num_samples,
+        set_text=set_text,
+        eval_batches=job.run.eval_batches,
+        global_batch_size=job.batch.global_batch_size,
+        num_batches=num_batches,
     )
 
 

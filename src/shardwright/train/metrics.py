@@ -15,6 +15,8 @@ from typing import Any, TextIO
 from shardwright.config.base import RunError, printable
 from shardwright.config.data import HELD_OUT
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import in_language, language_of_locale
+from shardwright.config.phrase import say as phrase
 from shardwright.config.units import MIB
 from shardwright.config.user_file import open_file
 from shardwright.parallel.comm.process_groups import Mesh
@@ -50,14 +52,21 @@ class MetricsLog:
         if self._peak_flops is None:
             number = job.precision.product_number
             title = device_title(mesh.device)
-            self.say(f"MFU is not shown: the catalog of devices has no peak rate for {title} in {number}")
+            self.say(
+                phrase(
+                    "MFU is not shown: the catalog of devices has no peak rate for {device} in {number}",
+                    device=title,
+                    number=number,
+                )
+            )
 
     def say(self, text: str) -> None:
-        """Print a line for the user. Raises RunError if that fails."""
+        """Print a line for the user, in the language of the locale. Raises RunError if that fails."""
         try:
-            print(printable(text), file=self._out, flush=True)
+            print(printable(in_language(text, language_of_locale())), file=self._out, flush=True)
         except OSError as error:
-            raise RunError(f"standard output can't be written: {error.strerror}") from None
+            fault = phrase("standard output can't be written: {reason}", reason=str(error.strerror))
+            raise RunError(fault) from None
 
     def begin(self, first_step: int, device: str, data: Mapping[str, str]) -> None:
         """Record that this part of the run begins after `first_step` steps, on a device, with data by their paths and
@@ -93,13 +102,22 @@ class MetricsLog:
         points = {f"validation_loss/{name}": _finite_or_none(loss) for name, loss in set_losses.items()}
         self._draw(step, {name: loss for name, loss in points.items() if loss is not None})
         for name, loss in losses.items():
-            no_loss = f"there is no {held_out_of(name)}: none of its tokens has one"
-            self.say(f"step {step}: {no_loss if loss is None else f'{held_out_of(name)} {loss:.4f}'}")
+            told = phrase("there is no {loss}: none of its tokens has one", loss=held_out_of(name))
+            if loss is not None:
+                told = phrase("{name} {loss:.4f}", name=held_out_of(name), loss=loss)
+            self.say(phrase("step {step}: {told}", step=step, told=told))
 
     def checkpoint(self, step: int, blocking_s: float, durable_s: float) -> None:
         """Record a checkpoint that is durable."""
         self._note({"checkpoint": {"step": step, "blocking_s": blocking_s, "durable_s": durable_s}})
-        self.say(f"step {step} is saved: the run waited {blocking_s:.3f} s, all was durable after {durable_s:.2f} s")
+        self.say(
+            phrase(
+                "step {step} is saved: the run waited {blocking:.3f} s, all was durable after {durable:.2f} s",
+                step=step,
+                blocking=blocking_s,
+                durable=durable_s,
+            )
+        )
 
     def go_back(self, step: int) -> None:
         """Let the run go on after this step: drop what was recorded of later steps."""
@@ -152,7 +170,7 @@ class MetricsLog:
 
 def held_out_of(name: str) -> str:
     """The name of a set's loss in a printed line."""
-    return "held-out loss" if name == HELD_OUT else f"held-out loss of {name}"
+    return phrase("held-out loss") if name == HELD_OUT else phrase("held-out loss of {name}", name=name)
 
 
 def _finite_or_none(loss: float | None) -> float | None:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from shardwright.config.base import PlanError
+from shardwright.config.base import PlanError, error_text
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.config.user_file import FileFault
 from shardwright.train.data.chat_rows import ASSISTANT, Chat, question
 from shardwright.train.data.encoding_pool import EncodingPool, encoders
@@ -49,15 +50,26 @@ def prompt_of(job: JobSpec, weights: str, text: str, is_chat: bool) -> Prompt:
     except PlanError:
         raise
     except OSError as error:
-        raise PlanError("generate", [f"{error.filename} can't be read: {error.strerror}; check it"]) from None
+        raise PlanError(
+            "generate",
+            [say("{file} can't be read: {reason}; check it", file=error.filename, reason=str(error.strerror))],
+        ) from None
     except ValueError as error:
-        raise PlanError("--prompt", [f"it can't be made tokens: {error}; write it otherwise"]) from None
+        raise PlanError(
+            "--prompt", [say("it can't be made tokens: {reason}; write it otherwise", reason=error_text(error))]
+        ) from None
     if (largest := max(prompt.ids)) >= job.model.vocab:
         raise PlanError(
             "data.tokenizer",
             [
-                f"{job.data.tokenizer} writes the text with token {largest}, and model.vocab is {job.model.vocab} "
-                f"(tokens 0 to {job.model.vocab - 1}); name the tokenizer that the model was trained with"
+                say(
+                    "{tokenizer} writes the text with token {largest}, and model.vocab is {vocab} (tokens 0 to "
+                    "{last}); name the tokenizer that the model was trained with",
+                    tokenizer=job.data.tokenizer,
+                    largest=largest,
+                    vocab=job.model.vocab,
+                    last=job.model.vocab - 1,
+                )
             ],
         )
     return prompt
@@ -68,8 +80,11 @@ def _tokenizer_of(job: JobSpec) -> Tokenizer:
         raise PlanError(
             "data.tokenizer",
             [
-                f"{job.model.weights} has no tokenizer.json beside its weights; name their tokenizer by --set "
-                "data.tokenizer=PATH, or bytes if it is that"
+                say(
+                    "{weights} has no tokenizer.json beside its weights; name their tokenizer by --set "
+                    "data.tokenizer=PATH, or bytes if it is that",
+                    weights=job.model.weights,
+                )
             ],
         )
     return load_tokenizer(job.data)

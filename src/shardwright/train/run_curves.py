@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.train.launch.full_disk import telling_of_full_disk
 from shardwright.train.run_files import BOARD, write_anew
 
@@ -40,12 +41,18 @@ def run_curves(job: JobSpec, folder: Path, first_step: int) -> list[RunCurves]:
 
 def curve_faults(job: JobSpec) -> list[str]:
     """Faults of curves that this machine can't write."""
-    faults = []
+    faults = list[str]()
     if job.run.wandb != "off" and not _is_installed("wandb"):
-        fault = f'run.wandb is "{job.run.wandb}", and the package wandb is not installed'
-        faults.append(f"{fault}: pip install 'shardwright[wandb]'")
+        faults.append(
+            say(
+                "run.wandb is \"{wandb}\", and the package wandb is not installed: pip install 'shardwright[wandb]'",
+                wandb=job.run.wandb,
+            )
+        )
     if job.run.prometheus and not (place := Path(job.run.prometheus).expanduser().parent).is_dir():
-        faults.append(f"run.prometheus: there is no folder {place}; make it, or name a file in another")
+        faults.append(
+            say("run.prometheus: there is no folder {place}; make it, or name a file in another", place=place)
+        )
     return faults
 
 
@@ -107,7 +114,7 @@ class PrometheusFile:
 
     def _write(self) -> None:
         self._next_s = time.monotonic() + _EVERY_S
-        with telling_of_full_disk(self._path, "name another file in run.prometheus"):
+        with telling_of_full_disk(self._path, say("name another file in run.prometheus")):
             write_anew(self._path, exposition(self._values, self._job))
 
 
@@ -117,7 +124,7 @@ def exposition(values: Mapping[str, float], job: str) -> str:
     prometheus.io/docs/instrumenting/exposition_formats
     """
     label = job.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    lines = []
+    lines = list[str]()
     for name, value in values.items():
         metric = _PREFIX + re.sub(r"[^a-zA-Z0-9_]", "_", name)
         lines += [f"# TYPE {metric} gauge", f'{metric}{{run="{label}"}} {value + 0!r}']

@@ -14,12 +14,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
+from shardwright.config.phrase import say
 from shardwright.config.user_file import kind_of
 
 METRICS, BOARD, PROFILE, PICTURE = "metrics.jsonl", "tensorboard", "profile", "experts.svg"
 CARD, REPORT = "report.json", "report.html"
 TOKENS, CHECKPOINTS_BELOW = "data", "checkpoints"
-_WAYS_OUT = {TOKENS: "or name its target in data.cache", CHECKPOINTS_BELOW: "or name its target in checkpoint.path"}
+_WAYS_OUT = {
+    TOKENS: say("or name its target in data.cache"),
+    CHECKPOINTS_BELOW: say("or name its target in checkpoint.path"),
+}
 _FILES, _FOLDERS = (
     (METRICS, "metrics.new", PICTURE, CARD, REPORT, "report.new"),
     (BOARD, PROFILE, TOKENS, CHECKPOINTS_BELOW),
@@ -30,20 +34,32 @@ NAMES = (*_FILES, *_FOLDERS)
 def name_faults(folder: Path) -> list[str]:
     """A sentence for each name in a run's folder that is a link, through which a run would write, or that has another
     kind than the run's file or folder of this name."""
-    faults = []
+    faults = list[str]()
     for name in NAMES:
         try:
             mode = os.lstat(folder / name).st_mode
         except OSError:  # the name does not exist, or making the folder will report the error
             continue
-        way_out = "or name another folder in run.folder"
+        way_out = say("or name another folder in run.folder")
         if stat.S_ISLNK(mode):
             way_out = _WAYS_OUT.get(name, way_out)
-            faults.append(f"{folder / name} is a link, and a run would write through it; remove it, {way_out}")
-        elif not (stat.S_ISREG(mode) if name in _FILES else stat.S_ISDIR(mode)):
-            kind = "a file" if name in _FILES else "a folder"
             faults.append(
-                f"{folder / name} is {kind_of(mode) or 'a file'}, and a run has {kind} there; remove it, {way_out}"
+                say(
+                    "{path} is a link, and a run would write through it; remove it, {way_out}",
+                    path=folder / name,
+                    way_out=way_out,
+                )
+            )
+        elif not (stat.S_ISREG(mode) if name in _FILES else stat.S_ISDIR(mode)):
+            kind = say("a file") if name in _FILES else say("a folder")
+            faults.append(
+                say(
+                    "{path} is {actual}, and a run has {kind} there; remove it, {way_out}",
+                    path=folder / name,
+                    actual=kind_of(mode) or say("a file"),
+                    kind=kind,
+                    way_out=way_out,
+                )
             )
     return faults
 
@@ -55,7 +71,7 @@ def open_own(file: Path, flags: int) -> int:
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
         os.close(descriptor)
-        raise OSError(errno.ELOOP, "it is no file of its own, but a link or something else", str(file))
+        raise OSError(errno.ELOOP, say("it is no file of its own, but a link or something else"), str(file))
     return descriptor
 
 
@@ -79,7 +95,7 @@ def make_room(file: Path) -> None:
     """Remove a file that a library will open by name, and make its folder. Raises OSError, also if the folder is a
     link."""
     if os.path.islink(file.parent):
-        raise OSError(errno.ELOOP, "its folder is a link, which is not followed", str(file))
+        raise OSError(errno.ELOOP, say("its folder is a link, which is not followed"), str(file))
     file.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileNotFoundError):
         file.unlink()

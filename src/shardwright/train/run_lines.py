@@ -9,7 +9,8 @@ from shardwright.config.batch import BatchSpec
 from shardwright.config.data import HELD_OUT
 from shardwright.config.job import JobSpec
 from shardwright.config.model_job import sequence_notes
-from shardwright.config.units import counted
+from shardwright.config.phrase import say
+from shardwright.config.units import counted_phrase
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.pipeline.action_times import Performed
 from shardwright.train.checkpoint.manifest import BrokenCheckpointError, Manifest, optimizer_of
@@ -55,9 +56,9 @@ class RunResult:
         return self.unigram_losses.get(HELD_OUT)
 
 
-NOTHING_IS_KEPT = (
-    "note: no checkpoints are kept, and of the weights nothing is left after the run; "
-    "--set checkpoint.every_steps=100 keeps them every 100 steps and at the end"
+NOTHING_IS_KEPT = say(
+    "note: no checkpoints are kept, and of the weights nothing is left after the run; --set "
+    "checkpoint.every_steps=100 keeps them every 100 steps and at the end"
 )
 
 
@@ -77,43 +78,81 @@ def rate_note(manifest: Manifest, job: JobSpec, left_out: int) -> str:
     rate = learning_rate(job.optimizer, step, job.batch_share(step), left_out)
     if math.isclose(old_rate, rate, rel_tol=1e-9):
         return ""
-    return (
-        f"note: the learning rate of step {step + 1} is {rate:.3g}, and would be {old_rate:.3g} under the job of the "
-        f"checkpoint: it jumps from one to the other there"
+    return say(
+        "note: the learning rate of step {step} is {rate:.3g}, and would be {old_rate:.3g} under the job of the "
+        "checkpoint: it jumps from one to the other there",
+        step=step + 1,
+        rate=rate,
+        old_rate=old_rate,
     )
+
+
+def _data_line(job: JobSpec, tokens: TokenFiles | MixedTokens) -> str:
+    """The line of a run's data and its steps."""
+    line = say(
+        "{paths}: {documents}, {num_train_tokens:,} tokens to train on, {num_validation_tokens:,} held out; {steps} of "
+        "{tokens_per_step:,} tokens",
+        paths=tuple(data.path for data in job.data.each),
+        documents=counted_phrase(tokens.num_documents, "document"),
+        num_train_tokens=tokens.num_train_tokens,
+        num_validation_tokens=tokens.num_validation_tokens,
+        steps=counted_phrase(job.optimizer.steps, "step"),
+        tokens_per_step=job.tokens_per_step,
+    )
+    if not job.batch.grows:
+        return line
+    return say("{line}, the first of {tokens:,}", line=line, tokens=job.at_step(0).tokens_per_step)
 
 
 def introduce(job: JobSpec, mesh: Mesh, tokens: TokenFiles | MixedTokens, place: PlaceInData, log: MetricsLog) -> None:
     """Print the first lines of a run: its model, plan, data and place in the data."""
     model, plan = job.model, job.plan
     log.say(
-        f"{job.name}: {model.name}, {counted(model.layers, 'layer')} x {model.hidden} hidden, "
-        f"{counted(model.heads, 'head')}, {model.vocab:,} tokens of vocabulary, sequences of {model.sequence}"
+        say(
+            "{name}: {model}, {layers} x {hidden} hidden, {heads}, {vocab:,} tokens of vocabulary, sequences of "
+            "{sequence}",
+            name=job.name,
+            model=model.name,
+            layers=counted_phrase(model.layers, "layer"),
+            hidden=model.hidden,
+            heads=counted_phrase(model.heads, "head"),
+            vocab=model.vocab,
+            sequence=model.sequence,
+        )
     )
     log.say(
-        f"{counted(plan.world, 'rank')} on {mesh.device.type}: {plan.schedule}, "
-        f"{counted(job.num_microbatches, 'microbatch')} of "
-        f"{plan.microbatch_size}, sequence parallel {'on' if plan.sequence_parallel else 'off'}"
+        say(
+            "{ranks} on {type}: {schedule}, {microbatches} of {microbatch_size}, sequence parallel {sequence_parallel}",
+            ranks=counted_phrase(plan.world, "rank"),
+            type=mesh.device.type,
+            schedule=plan.schedule,
+            microbatches=counted_phrase(job.num_microbatches, "microbatch"),
+            microbatch_size=plan.microbatch_size,
+            sequence_parallel=say("on") if plan.sequence_parallel else say("off"),
+        )
     )
     log.say(str(mesh.shape) if plan.world <= 64 else str(mesh.shape).splitlines()[0])
-    log.say(
-        f"{', '.join(data.path for data in job.data.each)}: {counted(tokens.num_documents, 'document')}, "
-        f"{tokens.num_train_tokens:,} tokens to train on, "
-        f"{tokens.num_validation_tokens:,} held out; "
-        f"{counted(job.optimizer.steps, 'step')} of {job.tokens_per_step:,} tokens"
-        + (f", the first of {job.at_step(0).tokens_per_step:,}" if job.batch.grows else "")
-    )
+    log.say(_data_line(job, tokens))
     for note in sequence_notes(model) if model.sequence > model.longest_sequence else ():
-        log.say(f"note: {note}")
+        log.say(say("note: {note}", note=note))
     if job.data.tokenizer == "bytes" and tokens.largest_id < ByteTokenizer.num_ids <= model.vocab // 4:
         log.say(
-            f"note: text is read as bytes, {ByteTokenizer.num_ids} of the {model.vocab:,} tokens of the vocabulary "
-            "(data.tokenizer names a tokenizer)"
+            say(
+                "note: text is read as bytes, {num_ids} of the {vocab:,} tokens of the vocabulary (data.tokenizer "
+                "names a tokenizer)",
+                num_ids=ByteTokenizer.num_ids,
+                vocab=model.vocab,
+            )
         )
     for line in place.described(job.batch.samples_before(job.optimizer.steps)):
         log.say(line)
     if tokens.dropped_share:
-        log.say(f"the tokenizer has no token for {tokens.dropped_share:.2%} of the text's characters, and drops them")
+        log.say(
+            say(
+                "the tokenizer has no token for {dropped_share:.2%} of the text's characters, and drops them",
+                dropped_share=tokens.dropped_share,
+            )
+        )
 
 
 def conclude(run: RunResult, log: MetricsLog, keeps: bool) -> None:
@@ -122,11 +161,24 @@ def conclude(run: RunResult, log: MetricsLog, keeps: bool) -> None:
         unigram = run.unigram_losses.get(name)
         if loss is not None and unigram is not None:
             log.say(
-                f"{held_out_of(name)} {loss:.4f} nats a token after {counted(run.steps, 'step')}; "
-                f"a unigram model of the same text has {unigram:.4f}"
+                say(
+                    "{held_out} {loss:.4f} nats a token after {steps}; a unigram model of the same text has "
+                    "{unigram:.4f}",
+                    held_out=held_out_of(name),
+                    loss=loss,
+                    steps=counted_phrase(run.steps, "step"),
+                    unigram=unigram,
+                )
             )
     if run.sample:
-        log.say("a sample of what it writes:\n" + "\n".join("  | " + line for line in run.sample.splitlines()))
+        sample = "\n".join("  | " + line for line in run.sample.splitlines())
+        log.say(say("a sample of what it writes:\n{sample}", sample=sample))
     if not keeps:
-        log.say("no checkpoints were kept: of the weights nothing is left (checkpoint.every_steps keeps them)")
-    log.say(f"{run.seconds:.0f} s; metrics in {run.folder}/metrics.jsonl and {run.folder}/tensorboard")
+        log.say(say("no checkpoints were kept: of the weights nothing is left (checkpoint.every_steps keeps them)"))
+    log.say(
+        say(
+            "{seconds:.0f} s; metrics in {folder}/metrics.jsonl and {folder}/tensorboard",
+            seconds=run.seconds,
+            folder=run.folder,
+        )
+    )

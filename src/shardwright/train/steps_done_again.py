@@ -7,7 +7,8 @@ equal bit for bit.
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from shardwright.config.units import counted
+from shardwright.config.phrase import say
+from shardwright.config.units import counted_phrase
 
 
 @dataclass(frozen=True)
@@ -26,12 +27,22 @@ class DoneAgain:
 
     def __str__(self) -> str:
         num_steps = self.last - self.first + 1
-        steps = f"step {self.first}" if num_steps == 1 else f"steps {self.first} to {self.last}"
+        steps = (
+            f"step {self.first}" if num_steps == 1 else say("steps {first} to {last}", first=self.first, last=self.last)
+        )
         if self.bit_exact:
-            return f"{steps} done again: the loss of {counted(num_steps, 'step')} is equal, bit for bit"
+            return say(
+                "{steps} done again: the loss of {count} is equal, bit for bit",
+                steps=steps,
+                count=counted_phrase(num_steps, "step"),
+            )
         difference = self.largest_loss_difference
-        size = "one of two has no loss" if difference is None else f"losses differ by up to {difference:.2e}"
-        return f"{steps} done again, and not bit for bit: {size}"
+        size = (
+            say("one of two has no loss")
+            if difference is None
+            else say("losses differ by up to {difference:.2e}", difference=difference)
+        )
+        return say("{steps} done again, and not bit for bit: {size}", steps=steps, size=size)
 
 
 class StepsDoneAgain:

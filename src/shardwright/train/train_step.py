@@ -10,6 +10,7 @@ from torch import Tensor
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.optimizer import OptimizerSpec
+from shardwright.config.phrase import say
 from shardwright.config.rate_schedules import RAMP_UP_RULES, RATE_SCHEDULES
 from shardwright.parallel.comm.collectives import all_reduce
 from shardwright.parallel.comm.process_groups import Mesh
@@ -72,8 +73,11 @@ def refuse_asynchronous(job: JobSpec, what: str) -> None:
         raise PlanError(
             f"{what} {job.name}",
             [
-                f"schedule {job.plan.schedule!r} updates weights while the pipeline is full: by design it has no step "
-                'that one rank could do too; use a schedule that drains, such as plan.schedule = "1f1b"'
+                say(
+                    "schedule {schedule} updates weights while the pipeline is full: by design it has no step that "
+                    'one rank could do too; use a schedule that drains, such as plan.schedule = "1f1b"',
+                    schedule=repr(job.plan.schedule),
+                )
             ],
         )
 

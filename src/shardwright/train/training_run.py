@@ -6,10 +6,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from shardwright.config.base import PassingError, RunError
+from shardwright.config.base import PassingError, RunError, error_text
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.config.schedule_facts import SCHEDULES
-from shardwright.config.units import counted
+from shardwright.config.units import counted_phrase
 from shardwright.parallel.comm.hang_watch import in_turn_of_rank_0
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.pipeline.action_times import Performed
@@ -89,7 +90,15 @@ class TrainingRun:
             self.tell([rate_note(begun.manifest, job, self.left_out)] if begun.manifest is not None else [])
             self.tell([] if job.checkpoint.is_on else [NOTHING_IS_KEPT])
             if self.done >= job.optimizer.steps:
-                self.tell([f"nothing is left to do: {self.done} of {counted(job.optimizer.steps, 'step')} are done"])
+                self.tell(
+                    [
+                        say(
+                            "nothing is left to do: {done} of {steps} are done",
+                            done=self.done,
+                            steps=counted_phrase(job.optimizer.steps, "step"),
+                        )
+                    ]
+                )
 
     def train_span(self) -> SpanRun:
         """The steps up to the next moment at which the pipeline drains: forward, backward and update. RunError if the
@@ -101,7 +110,7 @@ class TrainingRun:
             span = watched_span(self.replica, start, self.batches, self.health, votes)
         except FloatingPointError as error:
             self._wait_for_save()
-            raise RunError(f"{error}; {self.trust.way_on()}") from None
+            raise RunError(say("{fault}; {way_on}", fault=error_text(error), way_on=self.trust.way_on())) from None
         if self.trust.see(span.results, self.done):
             self._wait_for_save()
             self.trust.doubt()
@@ -130,8 +139,11 @@ class TrainingRun:
         self.tell(lines)
         if healthy is None:
             raise RunError(
-                f"{decision.sentence}; there is no healthy checkpoint to go back to: save more often "
-                "(checkpoint.every_steps), lower optimizer.learning_rate or raise optimizer.warmup_steps"
+                say(
+                    "{sentence}; there is no healthy checkpoint to go back to: save more often "
+                    "(checkpoint.every_steps), lower optimizer.learning_rate or raise optimizer.warmup_steps",
+                    sentence=decision.sentence,
+                )
             )
         self.samples += self._num_samples(span)
         self.passed_over = healthy.passed_over + self.samples - healthy.samples
@@ -141,7 +153,15 @@ class TrainingRun:
         self.health.judge.rewound(decision.step)
         if self.log is not None:
             self.log.go_back(healthy.step)
-        self.tell([f"{decision.sentence}; going on after step {healthy.step}, with the data behind these steps"])
+        self.tell(
+            [
+                say(
+                    "{sentence}; going on after step {step}, with the data behind these steps",
+                    sentence=decision.sentence,
+                    step=healthy.step,
+                )
+            ]
+        )
 
     def count(self, span: SpanRun) -> None:
         """Count the steps and samples of a span."""
@@ -207,7 +227,14 @@ class TrainingRun:
         if best and (agreed.is_due or is_last) and not agreed.is_asked_to_leave and not self._has_measured(best):
             self._measure_losses([best])
             if self.held_out.losses[best] is None:
-                self.tell([f"note: checkpoint.keep_best = {best!r} keeps nothing: no token of that set has a loss"])
+                self.tell(
+                    [
+                        say(
+                            "note: checkpoint.keep_best = {best} keeps nothing: no token of that set has a loss",
+                            best=repr(best),
+                        )
+                    ]
+                )
         if agreed.is_due or agreed.is_asked_to_leave or is_last:
             self.read_measurements()  # of steps that a run which goes on from here does not do again
             self._begin_checkpoint(self.writer)
@@ -221,17 +248,27 @@ class TrainingRun:
             return
         self._wait_for_save()
         if self.saved_step != self.done:
-            newest = f"the newest is of step {self.saved_step}" if self.saved_step else "there is none"
+            newest = (
+                say("the newest is of step {saved_step}", saved_step=self.saved_step)
+                if self.saved_step
+                else say("there is none")
+            )
             raise SaveFailedError(
-                f"the last checkpoint, of step {self.done}, could not be written, and {newest}; mend what was said of "
-                "it, such as a full disk, and give the same command again, without --fresh"
+                say(
+                    "the last checkpoint, of step {done}, could not be written, and {newest}; mend what was said of "
+                    "it, such as a full disk, and give the same command again, without --fresh",
+                    done=self.done,
+                    newest=newest,
+                )
             )
 
     def refuse_no_numbers(self) -> None:
         """RunError, on all ranks, if a run that is done ended with a loss or with weights that are not finite."""
         health = self._state_health()
         if health.cause == "not finite":
-            raise RunError(f"the run is done, and {health.sentence}; {self.trust.way_on()}")
+            raise RunError(
+                say("the run is done, and {sentence}; {way_on}", sentence=health.sentence, way_on=self.trust.way_on())
+            )
 
     def tell(self, lines: Sequence[str]) -> None:
         """Tell the user lines, on rank 0; empty ones are left out."""
@@ -299,7 +336,7 @@ def _place_in_data(job: JobSpec, folder: Path, begun: Resumed, beginning: PlaceI
 def _prepare_data(job: JobSpec, mesh: Mesh, folder: Path) -> tuple[TokenFiles | MixedTokens, dict[str, TokenFiles]]:
     """The tokens that a run trains on, and the sets of data.validation by their names. Rank 0 turns text into tokens;
     the other ranks find them done, or on another machine do it there."""
-    with in_turn_of_rank_0(mesh.watch, mesh.rank, mesh.world.size, "the tokens"):
+    with in_turn_of_rank_0(mesh.watch, mesh.rank, mesh.world.size, say("the tokens")):
         refuse_missing(job.data, job.model)
         tokens = prepare_tokens(job.data, job.model, job.run.seed, folder / "data", say=say_aside)
         return tokens, prepare_validation(job.data, job.model, folder / "data", say=say_aside)

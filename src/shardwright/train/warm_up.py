@@ -20,7 +20,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwright.config.job import JobSpec
-from shardwright.config.units import counted
+from shardwright.config.phrase import say as phrase
+from shardwright.config.units import counted, counted_phrase
 from shardwright.parallel.comm.first_contact import make_contact
 from shardwright.parallel.comm.hang_watch import meet
 from shardwright.parallel.comm.process_groups import Mesh
@@ -108,14 +109,18 @@ def warm_up(job: JobSpec, mesh: Mesh, program: Program, say: Callable[[str], Non
         return
     say("warm-up: every rank compiles its kernels, which takes a minute where none is kept from before")
     if mesh.watch is not None:
-        mesh.watch.doing("the warm-up")
+        mesh.watch.doing(phrase("the warm-up"))
     began_s = time.monotonic()
     calls = kernel_calls(job, mesh.rank)
     for call in calls:
         call.make(mesh.device)
-    meet(mesh.watch, mesh.rank, mesh.world.size, "the warm-up", _MOST_S)
+    meet(mesh.watch, mesh.rank, mesh.world.size, phrase("the warm-up"), _MOST_S)
     compiled_s = time.monotonic() - began_s
     num_met = make_contact(mesh, program)
     met_s = time.monotonic() - began_s - compiled_s
-    kernels = f"{counted(len({call.operator for call in calls}), 'kernel')} compiled in {compiled_s:.1f} s"
+    kernels = phrase(
+        "{kernels} compiled in {compiled_s:.1f} s",
+        kernels=counted_phrase(len({call.operator for call in calls}), "kernel"),
+        compiled_s=compiled_s,
+    )
     say(f"warm-up: {kernels}, {counted(num_met, 'first contact')} made in {met_s:.1f} s")

@@ -38,7 +38,7 @@ def is_file(name: str) -> bool:
     return name.endswith(".toml")
 
 
-_OTHER_MEMORY = re.compile(r"(?P<device>[^@]+)@(?P<gib>[0-9]{1,9}(\.[0-9]{1,3})?)gib")
+_OTHER_MEMORY = re.compile(r"(?P<device>[^@]+)@(?P<gib>[0-9]{1,10}(\.[0-9]{1,3})?)gib")
 
 
 def split_memory(device: str) -> tuple[str, str]:
@@ -74,10 +74,11 @@ _SAME_SHAPE = re.compile(r"(-(instruct|base|chat|it|hf))+$")  # at the end of a 
 
 
 def model_name(name: str) -> str:
-    """The catalog's name of a model that is called as on the Hugging Face Hub; other names as they are.
+    """The catalog's name of a model that is called as on the Hugging Face Hub, with or without its owner; another name
+    as it is.
 
     Capitals do not matter, and endings that say how the same shape was trained further are passed over:
-    Qwen/Qwen3-8B and qwen/qwen3-8b-base are qwen3-8b.
+    Qwen/Qwen3-8B, qwen/qwen3-8b-base and Qwen3-8B are qwen3-8b.
     """
     return _models_by_hub_name().get(_hub_key(name), name)
 
@@ -92,7 +93,12 @@ def hub_names() -> dict[str, list[str]]:
 
 @lru_cache(maxsize=1)
 def _models_by_hub_name() -> dict[str, str]:
-    return {_hub_key(hub_name): model for model, hub in hub_names().items() for hub_name in hub}
+    models = {_hub_key(hub_name): model for model, hub in hub_names().items() for hub_name in hub}
+    without_owner: dict[str, set[str]] = {}
+    for key, model in models.items():
+        without_owner.setdefault(key.rpartition("/")[2], set()).add(model)
+    alone = {key: next(iter(named)) for key, named in without_owner.items() if len(named) == 1}
+    return alone | models | {name: name for name in names("models")}
 
 
 def _hub_key(name: str) -> str:

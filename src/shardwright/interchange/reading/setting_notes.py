@@ -33,6 +33,13 @@ def nearest_here(setting: str, nearest: str) -> str:
     return say("{setting}: the nearest here is {nearest}", setting=setting, nearest=nearest)
 
 
+def counted_as_adamw(setting: str) -> str:
+    """The note on a setting, with its value, that names an optimizer that is not here."""
+    return say(
+        "{setting}: AdamW with two moments in float32 is counted here (--set optimizer.name=NAME)", setting=setting
+    )
+
+
 def taken_rate(rate: str) -> str:
     """The note on a learning rate that nothing says."""
     return say("nothing says the learning rate; {rate} is taken (--set optimizer.learning_rate=RATE)", rate=rate)

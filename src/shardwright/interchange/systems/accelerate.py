@@ -19,6 +19,7 @@ from shardwright.interchange.reading.setting_notes import none_of, off_without_t
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.rows import Rule, Table, number, read_row, write_table
 from shardwright.interchange.systems import deepspeed
+from shardwright.interchange.systems.accelerate_launcher import PREFIXES, put_options_of_launcher
 from shardwright.interchange.systems.training_arguments import (
     OPTIONS,
     WORLD,
@@ -31,18 +32,12 @@ from shardwright.interchange.systems.training_arguments import (
 SIGNS = (
     FileSigns(
         (("distributed_type",), ("compute_environment",), ("fsdp_config",), ("deepspeed_config",)),
-        commands=(r"--per_device_train_batch_size\b",),
+        commands=(r"--per_device_train_batch_size\b", r"\bqlora\.py\b"),
         weight=GENERAL,
     ),
     FileSigns(commands=(r"\baccelerate\s+launch\b",), weight=SHARED),
 )
-# Prefixes of the keys of the sections.
-_P, _F, _M, _D = (
-    "parallelism_config.parallelism_config_",
-    "fsdp_config.fsdp_",
-    "megatron_lm_config.megatron_lm_",
-    "deepspeed_config.",
-)
+_P, _F, _M, _D = PREFIXES
 # FSDP strategies in the order of their numbers, which begin at 1 -> (ZeRO stage, each machine has a full copy).
 _STRATEGIES = {
     "FULL_SHARD": (3, False),
@@ -315,6 +310,7 @@ def result_of(parts: FileParts, asked: Asked, *systems: str) -> ReadResult:
     """The result of reading the contents of files; `systems` are further ones of known.toml whose names they have."""
     command = parts.command
     settings = parts.settings(asked, asked.cluster.devices)
+    put_options_of_launcher(settings, command)
     _fsdp_of_options(settings)
     if isinstance(settings.given.get("--deepspeed"), str) or settings.given.get("--use_deepspeed") is True:
         settings.given.setdefault("distributed_type", "DEEPSPEED")

@@ -1,11 +1,14 @@
 """Settings of adapters (LoRA), and of bases in NF4 (QLoRA), of programs over transformers and peft: TRL, LLaMA-Factory,
-axolotl, ms-swift and Firefly.
+axolotl, ms-swift, Firefly, and the QLoRA paper's.
 
 Bases in 8 bits or FP4 and other kinds of adapters stay unread, and are refused by their names (unread_settings.py).
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
 
 from shardwright.config.adapter import TARGETS, Target
 from shardwright.config.base import shortened
@@ -32,7 +35,8 @@ _MODULES: dict[str, tuple[Target, ...]] = {
 class _Program:
     """The way in which one program says that it trains adapters, by a setting with one of some values; its defaults of
     rank, of alpha (0: twice the rank) and of targets; and if scales of NF4 are quantised by default. `nf4_words` say
-    that the base is in NF4, too: alone if `loads_by_word`, else beside a setting that loads it in 4 bits."""
+    that the base is in NF4, too: alone if `loads_by_word`, else beside a setting that loads it in 4 bits, which alone
+    says so where there are none."""
 
     switch: str
     words: tuple[str, ...]
@@ -54,33 +58,79 @@ _PROGRAMS = (
     _Program("tuner_type", ("lora",), 8, 32.0, TARGETS),
     _Program("train_type", ("lora",), 8, 32.0, TARGETS),
     # Firefly, and programs made of it, load in NF4 with quantised scales (load_model in its train.py).
+    _Program("trains_qlora", ("true",), 64, 16.0, TARGETS, is_double=True),  # of _QLORA_DEFAULTS alone
     _Program(
         "train_mode", ("lora", "qlora"), 64, 16.0, TARGETS, is_double=True, nf4_words=("qlora",), loads_by_word=True
     ),
 )
+_SWITCHES = frozenset(f"--{program.switch}" for program in _PROGRAMS)
 # Settings of a base in 4 bits, with the words that mean NF4 by bitsandbytes; other words stay unread.
 _TRUE = ("true", "1", "yes")
-_FOUR_BITS = (("load_in_4bit", _TRUE), ("use_4bit_quantization", _TRUE), ("quantization_bit", ("4",)))
+_FOUR_BITS = (
+    ("load_in_4bit", _TRUE),
+    ("use_4bit_quantization", _TRUE),
+    ("quantization_bit", ("4",)),
+    ("bits", ("4",)),
+)
+_NO_BITS = ("16", "32")
 _NF4_SETTINGS = (
     ("bnb_4bit_quant_type", ("nf4",)),
     ("quantization_type", ("nf4",)),
+    ("quant_type", ("nf4",)),
+    ("full_finetune", ("false", "0", "no")),
     ("quantization_method", ("bnb", "bitsandbytes")),
     ("bnb_4bit_compute_dtype", ("bfloat16", "bf16", "torch.bfloat16", "auto")),
 )
-_DOUBLE = ("use_bnb_nested_quant", "use_nested_quant", "bnb_4bit_use_double_quant", "double_quantization")
-_TARGETS = ("lora_target_modules", "lora_target", "target_modules", "trainable")
+_DOUBLE = (
+    "use_bnb_nested_quant",
+    "use_nested_quant",
+    "bnb_4bit_use_double_quant",
+    "double_quantization",
+    "double_quant",
+)
+_STORAGE = ("bnb_4bit_quant_storage", "bnb_4bit_quant_storage_dtype")  # the same bytes, seen as another type
+_TARGETS = ("lora_target_modules", "lora_target", "target_modules", "trainable", "lora_modules")
+# Options that the QLoRA paper's program has where nothing is said.
+_QLORA_DEFAULTS: dict[str, str | bool] = {
+    "--trains_qlora": "true",
+    "--bits": "4",
+    "--source_max_len": "1024",
+    "--target_max_len": "256",
+    "--per_device_train_batch_size": "1",
+    "--gradient_accumulation_steps": "16",
+    "--gradient_checkpointing": True,
+    "--optim": "paged_adamw_32bit",
+    "--learning_rate": "2e-4",
+    "--lr_scheduler_type": "constant",
+    "--max_steps": "10000",
+    "--max_grad_norm": "0.3",
+}
+
+
+_NAMES = re.compile(r"(?i)(?<![a-z])(q?lora|peft)(?![a-z])")  # in the name of a program that trains them always
+
+
+def with_adapters_by_name(program: str, options: dict[str, Any]) -> dict[str, Any]:
+    """The options of a command, with those that the name of its program means."""
+    if PurePath(program).stem == "qlora":
+        return options if str(options.get("--full_finetune")).lower() == "true" else _QLORA_DEFAULTS | options
+    is_said = bool(_SWITCHES & options.keys())
+    return {"--use_lora": True} | options if _NAMES.search(program) and not is_said else options
 
 
 def read_adapter(settings: Settings, fields: Flat, spelled: Callable[[str], str] = "--{}".format) -> None:
     """Set the fields of [model.adapter], if the settings ask for adapters. `spelled` gives the name of a setting."""
     program = next((p for p in _PROGRAMS if _switch(settings, spelled(p.switch)) in p.words), None)
+    if _switch(settings, spelled("bits")) in _NO_BITS:
+        settings.ignore(spelled("bits"))
     if program is None:
         return
     is_in_4_bits = any(_switch(settings, spelled(name)) in words for name, words in _FOUR_BITS)
     is_in_nf4 = _switch(settings, spelled(program.switch)) in program.nf4_words
     if is_in_nf4 and not (is_in_4_bits or program.loads_by_word):
         return
-    if is_in_4_bits or is_in_nf4:
+    # axolotl's releases differ in the type of 4 bits beside adapter: lora, so they stay unread there.
+    if is_in_nf4 or (is_in_4_bits and (program.loads_by_word or not program.nf4_words)):
         _read_nf4(settings, fields, program, spelled)
     settings.text(spelled(program.switch))  # now it is read
     ranks = (spelled("lora_r"), spelled("lora_rank"))
@@ -105,7 +155,7 @@ def _read_nf4(settings: Settings, fields: Flat, program: _Program, spelled: Call
     for name, words in (*_FOUR_BITS, *_NF4_SETTINGS):
         if _switch(settings, spelled(name)) in words:
             settings.ignore(spelled(name))  # now it is read
-    settings.ignore(spelled("bnb_4bit_quant_storage"))  # the same bytes, seen as another type
+    settings.ignore(*map(spelled, _STORAGE))
     is_double = settings.flag(tuple(map(spelled, _DOUBLE)), program.is_double)
     fields |= {"model.adapter.base": "nf4", "model.adapter.double_quantization": is_double}
 

@@ -16,7 +16,8 @@ from shardwright.interchange.reading.hydra_defaults import composed
 from shardwright.interchange.reading.plain_data import resolved
 from shardwright.interchange.reading.settings import Settings
 from shardwright.interchange.reading.shell_words import ShellFault
-from shardwright.interchange.systems.megatron_arguments import flags_of, read_arguments, read_result
+from shardwright.interchange.systems.megatron_arguments import read_arguments, read_result
+from shardwright.interchange.systems.megatron_names import flags_of
 from shardwright.interchange.training_programs import program_fault
 
 SIGNS = (

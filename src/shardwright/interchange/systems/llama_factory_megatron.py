@@ -15,7 +15,8 @@ from shardwright.interchange.named_model import read_named_model, shape_fields
 from shardwright.interchange.reading.setting_notes import nearest_here
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.systems.adapter_settings import read_adapter
-from shardwright.interchange.systems.megatron_arguments import flags_of, read_arguments, read_result
+from shardwright.interchange.systems.megatron_arguments import read_arguments, read_result
+from shardwright.interchange.systems.megatron_names import flags_of
 from shardwright.interchange.training_programs import program_fault
 
 _DEGREES = (

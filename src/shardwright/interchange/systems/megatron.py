@@ -14,7 +14,7 @@ from shardwright.config.software import software_of
 from shardwright.config.software_support import plan_lacks
 from shardwright.interchange.imported import Asked, ReadResult
 from shardwright.interchange.known_settings import program, trains_a_part
-from shardwright.interchange.launcher import find_training_command, missing_ranks
+from shardwright.interchange.launcher import Launched, find_training_command, missing_ranks
 from shardwright.interchange.reading.file_signs import SHARED, FileSigns
 from shardwright.interchange.reading.loose_words import loose_faults
 from shardwright.interchange.reading.plain_data import read_data
@@ -26,11 +26,17 @@ from shardwright.interchange.systems.megatron_forks import with_defaults_of_fork
 from shardwright.interchange.systems.megatron_model import LATENT, LENGTH, MODEL, REQUIRED, SHAPE
 from shardwright.interchange.systems.megatron_plan import PLAN, WORLD
 from shardwright.interchange.systems.megatron_training import TRAINING
+from shardwright.interchange.systems.megatron_yaml import OPTION as YAML
+from shardwright.interchange.systems.megatron_yaml import SIGNS as YAML_SIGNS
+from shardwright.interchange.systems.megatron_yaml import flags_of_yaml, is_yaml
 from shardwright.interchange.training_programs import program_fault
 
 _FLAGS = r"--(num[-_]layers|hidden[-_]size|tensor[-_]model[-_]parallel[-_]size)\b"
 # Without options of transformers' Trainer, beside which other programs have such flags.
-SIGNS = (FileSigns(commands=(rf"(?s)\A(?!.*--per_device_train_batch_size).*{_FLAGS}",), weight=SHARED),)
+SIGNS = (
+    YAML_SIGNS,
+    FileSigns(commands=(rf"(?s)\A(?!.*--per_device_train_batch_size).*{_FLAGS}",), weight=SHARED),
+)
 # A command with two of these flags trains.
 _TRAINING_FLAGS = {
     "--num-layers",
@@ -44,17 +50,25 @@ _TRAINING_FLAGS = {
 
 def is_training(words: list[str]) -> bool:
     """True if a command trains with Megatron-LM."""
-    return len(_TRAINING_FLAGS & {word.partition("=")[0].replace("_", "-") for word in words}) >= 2
+    options = {word.partition("=")[0].replace("_", "-") for word in words}
+    return len(_TRAINING_FLAGS & options) >= 2 or f"--{YAML}" in options
 
 
 def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
-    """Read a launch script; `texts` has it first, then scripts that it sources or starts. Raises ShellFault."""
-    command = find_training_command(texts, asked, is_training)
-    given, spelled = with_defaults_of_fork(command.settings, command.launcher)
+    """Read a launch script; `texts` has it first, then scripts that it sources or starts. A YAML of all arguments may
+    stand alone. Raises ShellFault."""
+    if is_yaml(texts):
+        command = Launched({}, {YAML: next(iter(texts))}, 0, 0)
+    else:
+        command = find_training_command(texts, asked, is_training)
+    if YAML in command.settings:
+        given, spelled = flags_of_yaml(texts, str(command.settings[YAML]))
+    else:
+        given, spelled = with_defaults_of_fork(command.settings, command.launcher)
     world = asked.cluster.devices or command.nodes * command.devices_per_node
     settings = Settings(
         given | ({WORLD: str(world)} if world else {}),
-        prefix="--",
+        prefix="" if YAML in command.settings else "--",
         spelled=spelled,
         notes=list(command.notes),
         overrides=asked.fields,

@@ -20,7 +20,8 @@ from shardwright.interchange.reading.python_values import Named, ParsedCall, Unr
 from shardwright.interchange.reading.setting_notes import none_of_few
 from shardwright.interchange.reading.settings import Settings
 from shardwright.interchange.reading.shell_words import ShellFault
-from shardwright.interchange.systems.megatron_arguments import flags_of, read_arguments, read_result
+from shardwright.interchange.systems.megatron_arguments import read_arguments, read_result
+from shardwright.interchange.systems.megatron_names import flags_of
 
 SIGNS = (FileSigns(imports=(r"\bmegatron\.bridge\b",)),)
 CONFIG = "CONFIG"  # the variable that names the function

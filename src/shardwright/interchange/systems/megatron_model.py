@@ -122,6 +122,17 @@ def _read_widths(settings: Settings, fields: Flat) -> None:
     if settings.one_of("attention-head-type", {"multihead": False, "multiquery": True}, "multihead"):
         groups, is_grouped = 1, True
     is_latent = settings.flag("multi-latent-attention")
+    if groups not in (0, heads) and not is_grouped and not is_latent:
+        settings.lost.append(
+            say(
+                "{setting}: Megatron-LM reads it beside {option} alone, so each of {heads} heads has its own keys "
+                "(--set model.kv_heads={groups} for fewer)",
+                setting=settings.setting_text("num-query-groups"),
+                option=settings.shown("group-query-attention"),
+                heads=heads,
+                groups=groups,
+            )
+        )
     fields["model.kv_heads"] = groups if is_grouped and not is_latent and groups != heads else 0
     is_gated = settings.flag("swiglu") or settings.has("quick-geglu")
     fields["model.ffn"] = settings.count(

@@ -7,7 +7,13 @@ from shardwright.config.batch import BatchSpec
 from shardwright.config.fault_gathering_reader import whole
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import both, say
-from shardwright.interchange.reading.setting_notes import falls_as_cosine, falls_linearly, taken_rate, wrong_value
+from shardwright.interchange.reading.setting_notes import (
+    counted_as_adamw,
+    falls_as_cosine,
+    falls_linearly,
+    taken_rate,
+    wrong_value,
+)
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.rows import Rule, Table, number, word_for
 from shardwright.interchange.systems.megatron_plan import shards_state
@@ -284,7 +290,11 @@ def _write_rate(job: JobSpec, settings: dict[str, Any]) -> None:
 
 
 def _read_optimizer(settings: Settings, fields: Flat) -> None:
-    name = settings.one_of("optimizer", _OPTIMIZERS | _OPTIMIZERS_OF_FORKS, "adam", "optimizer.name")
+    words = _OPTIMIZERS | _OPTIMIZERS_OF_FORKS
+    word = settings.text("optimizer", "adam").lower()
+    if word not in words and "optimizer.name" not in settings.overrides:
+        settings.lost.append(counted_as_adamw(settings.setting_text("optimizer")))
+    name = settings.one_of("optimizer", {word: "adamw"} | words, "adam", "optimizer.name")
     fields["optimizer.name"] = name
     first, second = settings.number("adam-beta1", 0.9), settings.number("adam-beta2", 0.999)
     if name == "lion":

@@ -16,7 +16,8 @@ from shardwright.interchange.reading.loose_words import loose_faults
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.settings import Settings
 from shardwright.interchange.systems.adapter_settings import read_adapter
-from shardwright.interchange.systems.megatron_arguments import flags_of, read_arguments, read_result
+from shardwright.interchange.systems.megatron_arguments import read_arguments, read_result
+from shardwright.interchange.systems.megatron_names import flags_of
 
 SIGNS = (
     FileSigns(

@@ -23,6 +23,7 @@ from shardwright.interchange.systems import megatron
 from shardwright.interchange.systems.megatron_plan import WORLD
 from shardwright.interchange.training_programs import program_fault
 
+_PEFT = "model.peft."
 # NeMo's keys -> flags of Megatron-LM with the same values.
 _SAME = {
     "model.tensor_model_parallel_size": "tensor-model-parallel-size",
@@ -147,6 +148,7 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     flat = composed(texts)
     flat = resolved(overridden({name.removeprefix("training."): value for name, value in flat.items()}, command_line))
     flat |= {name: value for name, value in asked.variables.items() if name in flat}
+    flat = _without_unused_adapters(flat)
     differing = [name for name, own in _OF_FINE_TUNING.items() if flat.get(name) not in (None, flat.get(own))]
     flat |= {_OF_FINE_TUNING[name]: flat[name] for name in differing}
     sizes = {
@@ -194,6 +196,13 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     nemo_settings.note(priced_as("nemo"))
     launched_nodes = 0 if asked.cluster.devices else nodes
     return ReadResult(fields, nemo_settings, "nemo", launched_nodes, devices_per_node, ("nemo",))
+
+
+def _without_unused_adapters(flat: dict[str, Any]) -> dict[str, Any]:
+    """Settings without those of adapters, if the scheme of adapters is said and is none."""
+    if str(flat.get(f"{_PEFT}peft_scheme", "lora")).lower() not in ("none", "null"):
+        return flat
+    return {name: value for name, value in flat.items() if not name.startswith(_PEFT)}
 
 
 def _refuse_unknown_words(flat: dict[str, Any], settings: Settings) -> None:

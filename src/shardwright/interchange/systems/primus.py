@@ -21,7 +21,8 @@ from shardwright.interchange.reading.setting_notes import wrong_value
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.systems import megatron
-from shardwright.interchange.systems.megatron_arguments import arguments_of, flags_of, read_arguments, read_result
+from shardwright.interchange.systems.megatron_arguments import read_arguments, read_result
+from shardwright.interchange.systems.megatron_names import arguments_of, flags_of
 from shardwright.interchange.training_programs import program_fault
 
 LIBRARY = ("primus/configs/models/megatron", "primus/configs/modules/megatron")

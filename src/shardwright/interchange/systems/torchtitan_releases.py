@@ -25,6 +25,25 @@ _DEEPSEEK_V3_IN_TORCHTITAN = {
     "mtp_layers": 0,
     "moe": {"aux_loss": "none", "aux_scope": "microbatch", "aux_coefficient": 0.01},
 }
+_LLAMA4 = {
+    "layers": 48,
+    "hidden": 5120,
+    "heads": 40,
+    "kv_heads": 8,
+    "ffn": 16384,
+    "vocab": 202048,
+    "rotary_base": 5e5,
+}
+_LLAMA4_EXPERTS = {
+    "top_k": 1,
+    "ffn": 8192,
+    "shared_experts": 1,
+    "gate": "sigmoid",
+    "normalise": False,
+    "weigh": "input",
+    "bias_update": 0.001,
+}
+_LLAMA4_SCALING = {"kind": "llama3", "factor": 16.0, "trained_sequence": 8192, "fast": 1.0}
 
 
 def _qwen3(layers: int, hidden: int, heads: int, ffn: int, tied: bool = False) -> tuple[str, dict[str, Any]]:
@@ -32,14 +51,27 @@ def _qwen3(layers: int, hidden: int, heads: int, ffn: int, tied: bool = False) -
     return "", _QWEN3 | shape
 
 
+def _llama4(experts: int, every: int) -> tuple[str, dict[str, Any]]:
+    scaling = {"rotary_scaling": _LLAMA4_SCALING} if every == 1 else {}
+    return "", _LLAMA4 | {"moe": _LLAMA4_EXPERTS | {"experts": experts, "every": every}} | scaling
+
+
 FLAVORS: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {
+    ("llama3", "1B"): ("llama3.2-1b", {}),
+    ("llama3", "3B"): ("llama3.2-3b", {}),
     ("llama3", "8B"): ("llama3-8b", {}),
     ("llama3", "70B"): ("llama3-70b", {}),
     ("llama3", "405B"): ("llama3-405b", {}),
     ("llama2", "7B"): ("llama2-7b", {}),
     ("llama2", "13B"): ("llama2-13b", {}),
     ("llama2", "70B"): ("llama2-70b", {}),
+    ("deepseek_v3", "16B"): ("deepseek-v2-lite", {}),
+    ("deepseek_v3", "236B"): ("deepseek-v2.5", {}),
     ("deepseek_v3", "671B"): ("deepseek-v3", _DEEPSEEK_V3_IN_TORCHTITAN),
+    ("gpt_oss", "20b"): ("gpt-oss-20b", {}),
+    ("gpt_oss", "120b"): ("gpt-oss-120b", {}),
+    ("llama4", "17bx16e"): _llama4(16, 1),
+    ("llama4", "17bx128e"): _llama4(128, 2),
     ("qwen3", "0.6B"): _qwen3(28, 1024, 16, 3072, tied=True),
     ("qwen3", "1.7B"): _qwen3(28, 2048, 16, 6144, tied=True),
     ("qwen3", "4B"): _qwen3(36, 2560, 32, 9728, tied=True),
@@ -64,9 +96,14 @@ def fields_of_flavor(name: str, flavor: str) -> dict[str, Any] | None:
     return ({"name": catalog_name} if catalog_name else {"name": f"{name}-{base_flavor}".lower()}) | fields
 
 
-def flavor_of(model: ModelSpec, excluded_names: Container[str] = ()) -> tuple[str, str] | None:
-    """The name and flavor of a model; None if torchtitan has no such model, or only under `excluded_names`."""
-    return next((key for key in FLAVORS if key[0] not in excluded_names and is_same(_spec(*key), model)), None)
+def flavor_of(model: ModelSpec, missing: Container[str] = ()) -> tuple[str, str] | None:
+    """The name and flavor of a model; None if torchtitan has no such model, or only under names that are `missing`."""
+    return next((key for key in FLAVORS if not _is_missing(*key, missing) and is_same(_spec(*key), model)), None)
+
+
+def _is_missing(name: str, flavor: str, missing: Container[str]) -> bool:
+    """True if a list has the name of a model, or its name with the flavor."""
+    return name in missing or f"{name} {flavor}" in missing
 
 
 @cache
@@ -88,8 +125,8 @@ class Release:
     """A release of torchtitan, with its form of the configuration.
 
     `spelled` maps names of the table to the release's names. `lacks` are names, or "name=value" pairs, that the release
-    does not have. `defaults` has the defaults that differ from the table's. `missing_models` are names of models that
-    the release lacks. `modules` maps the table's names for parts of a model to the release's names.
+    does not have. `defaults` has the defaults that differ from the table's. `missing_models` are names of models, or
+    names with a flavor, that the release lacks. `modules` maps the table's names for parts of a model to the release's.
     """
 
     number: str
@@ -120,8 +157,12 @@ class Release:
     @property
     def known(self) -> str:
         """The names and flavors of the models that are known for the release."""
-        flavors = (f"{name} {flavor}" for name, flavor in FLAVORS if name not in self.missing_models)
+        flavors = (f"{name} {flavor}" for name, flavor in FLAVORS if not self.lacks_model(name, flavor))
         return say("{listed}", listed=tuple(flavors))
+
+    def lacks_model(self, name: str, flavor: str) -> bool:
+        """True if the release has no such model."""
+        return _is_missing(name, flavor, self.missing_models)
 
     def written(self, job: JobSpec) -> dict[str, Any]:
         """A job's settings under the names of the table, without those that the release lacks. PlanError if the release
@@ -151,6 +192,7 @@ class Release:
 
 IN_TOML = Release(
     "0.2",
+    missing_models=frozenset({"llama3 1B", "llama3 3B"}),
     lacks=frozenset(
         {"parallelism.enable_sequence_parallel", "training.disable_cuda_graphs", "optimizer.implementation"}
     ),
@@ -180,7 +222,7 @@ IN_PYTHON = Release(
         }
     ),
     defaults={"activation_checkpoint.selective_ac_option": "op", "quantize.linear.float8.recipe_name": "rowwise"},
-    missing_models=frozenset({"llama2"}),
+    missing_models=frozenset({"llama2", "llama4"}),
     modules={"output": "lm_head"},
 )
 
@@ -197,7 +239,7 @@ def read_settings(
     given |= {name: value for name, value in release.defaults.items() if given.get(name) is None}
     given |= {WORLD: world} if world else {}
     name_and_flavor = settings.text("model.name", "llama3"), settings.text("model.flavor", "debugmodel")
-    model = None if name_and_flavor[0] in release.missing_models else fields_of_flavor(*name_and_flavor)
+    model = None if release.lacks_model(*name_and_flavor) else fields_of_flavor(*name_and_flavor)
     if model is None and not any(field.startswith("model.") for field in asked.fields):
         name, flavor = (word[:40] for word in name_and_flavor)
         problem = say("model {name} {flavor} is not known here", name=name, flavor=flavor)

@@ -60,6 +60,7 @@ class TrainerFile:
     written: Mapping[str, str] = field(default_factory=dict)  # option -> the name by which it is written
     fixed: Mapping[str, Any] = field(default_factory=dict)  # options that are written for each job
     without_recompute: Mapping[str, Any] = field(default_factory=dict)  # those of a plan that computes nothing again
+    without_bf16: Mapping[str, Any] = field(default_factory=dict)  # those of a job in other numbers
     signs: tuple[FileSigns, ...] = field(kw_only=True)  # by which its files and commands are known
     has_megatron: bool = field(default=False, kw_only=True)  # its options may be Megatron-LM's, too
 
@@ -115,6 +116,8 @@ class TrainerFile:
         options["deepspeed"] = "ds_config.json"
         if job.plan.recompute == "none":
             options |= self.without_recompute
+        if job.precision.compute != "bf16":
+            options |= self.without_bf16
         heading = f"# {' '.join(job.name.split())}, for {self.title}, written by shardwright.\n"
         return {
             f"{self.system}.yaml": heading + yaml_text(options),
@@ -193,9 +196,11 @@ def _axolotl(data: Mapping[str, Any]) -> dict[str, Any]:
         options["--fsdp_config"] = config | {"version": data["fsdp_version"]}
     if data.get("fsdp_version") is not None:
         options["--fsdp_version"] = None
-    if any(data.get(name) in (True, "auto", "full") for name in ("bf16", "bfloat16")):
+    is_fp16 = any(data.get(name) is True for name in ("fp16", "float16"))
+    bf16 = data.get("bf16", None if is_fp16 else "auto")
+    if any(value in (True, "auto", "full") for value in (bf16, data.get("bfloat16"))):
         options["--bf16"] = True
-    if any(data.get(name) is True for name in ("fp16", "float16")):
+    if is_fp16:
         options["--fp16"] = True
     if isinstance(data.get("gradient_checkpointing"), str):
         options["--gradient_checkpointing"] = True
@@ -210,6 +215,11 @@ def _axolotl(data: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(ratio, (int, float)) and not isinstance(ratio, bool):
         options |= {"--lr_scheduler_type": "cosine_with_min_lr", "--lr_scheduler_kwargs": {"min_lr_rate": ratio}}
     return options
+
+
+def _trl(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Options that follow from TRL's: numbers are bf16 unless they are said to be fp16."""
+    return {"--bf16": False} if data.get("fp16") is True and data.get("bf16") is None else {}
 
 
 LLAMA_FACTORY = TrainerFile(
@@ -241,7 +251,9 @@ TRL = TrainerFile(
         "--per_device_train_batch_size": 8,
         "--learning_rate": 2e-5,
         "--gradient_checkpointing": True,
+        "--bf16": True,
     },
+    derived=_trl,
     signs=(
         FileSigns(commands=(r"\btrl\s+(sft|dpo|kto|grpo|rloo|reward)\b",)),
         FileSigns(
@@ -270,10 +282,9 @@ AXOLOTL = TrainerFile(
         "sequence_parallel_degree": RING_SIZE,
         "dp_shard_size": SHARD_SIZES[0],
         "dp_replicate_size": SHARD_SIZES[1],
-        "adam_eps": "--adam_epsilon",
         "rl": "--rl",
     },
-    {"--per_device_train_batch_size": 1, "--max_length": 512, "--lr_scheduler_type": "cosine"},
+    {"--per_device_train_batch_size": 1, "--max_length": 512, "--lr_scheduler_type": "cosine", "--bf16": "auto"},
     _axolotl,
     written={"--block_size": "sequence_len"},
     fixed={
@@ -283,6 +294,7 @@ AXOLOTL = TrainerFile(
         "sample_packing": True,
         "datasets": [{"path": "allenai/c4", "type": "completion"}],
     },
+    without_bf16={"bf16": False},
     signs=(
         FileSigns(
             (("base_model", "sequence_len"), ("base_model", "micro_batch_size"), ("base_model", "datasets")),

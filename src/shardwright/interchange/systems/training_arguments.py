@@ -2,7 +2,6 @@
 model in config.json. Keys have the form of the command line: "--learning_rate"."""
 
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -18,12 +17,18 @@ from shardwright.interchange.launcher import Launched, find_training_command, mi
 from shardwright.interchange.named_model import changed_keys, is_model, read_named_model
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.script_text import flag_words
-from shardwright.interchange.reading.setting_notes import nearest_here, taken_length, taken_rate, unread_file
+from shardwright.interchange.reading.setting_notes import (
+    counted_as_adamw,
+    nearest_here,
+    taken_length,
+    taken_rate,
+    unread_file,
+)
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.reading.shell_marks import unknown_names
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.rows import Rule, Table, never, number
-from shardwright.interchange.systems.adapter_settings import read_adapter
+from shardwright.interchange.systems.adapter_settings import read_adapter, with_adapters_by_name
 from shardwright.interchange.systems.checkpointing_options import (
     keyword_options,
     read_recompute,
@@ -66,10 +71,12 @@ _OWN_OPTIMIZERS = {
     "sgd": "sgd",
     "muon": "muon",
 }
-_ADAPTERS = re.compile(r"(?i)(?<![a-z])(q?lora|peft)(?![a-z])")  # in the name of a program that trains them always
 # Lengths of a text that is asked and of its answer, which programs set apart.
 _PARTS_OF_SEQUENCE = (("--source_max_len", "--target_max_len"), ("--max_source_length", "--max_target_length"))
-_SEQUENCE = ("--block_size", "--max_seq_length", "--max_length", "--model_max_length", "--cutoff_len", "--max_seq_len")
+_SEQUENCE = (
+    *("--block_size", "--max_seq_length", "--max_length", "--model_max_length", "--cutoff_len", "--max_seq_len"),
+    "--seq_length",
+)
 
 
 def is_training(words: list[str]) -> bool:
@@ -126,8 +133,7 @@ def read_parts(texts: Mapping[str, str], asked: Asked, is_own: Callable[[dict[st
                 f"--{name.replace('-', '_')}": value for name, value in flags.items() if not name.startswith("slurm")
             }
         given |= own_options({name.removeprefix("--"): value for name, value in given.items()})
-        if _ADAPTERS.search(command.program) and {"--lora_r", "--lora_rank"} & given.keys():
-            given = {"--use_lora": True} | given
+        given = with_adapters_by_name(command.program, given)
     of_command = dict(given)  # a command line is said over the files that it names
     written = command.written if command else {}
     for name, text in {
@@ -171,13 +177,8 @@ def _has_options(data: Mapping[str, Any]) -> bool:
 
 
 _FILES = (
-    "--deepspeed",
-    "--deepspeed_config",
-    "--deepspeed_config_file",
-    "deepspeed_config.deepspeed_config_file",
-    "--config_file",
-    "--config",
-    "--fsdp_config",
+    *("--deepspeed", "--deepspeed_config", "--deepspeed_config_file", "deepspeed_config.deepspeed_config_file"),
+    *("--ds_config_path", "--config_file", "--config", "--train_config", "--fsdp_config"),
 )
 
 
@@ -349,8 +350,7 @@ def _optimizer(settings: Settings, name: str, words: Mapping[str, str]) -> str:
     """The optimizer of a word, or AdamW, which is nearest to most others and holds as much as any of them, or more."""
     word = settings.text(name, "adamw_torch").lower()
     if word not in words and word != "adamw_torch" and "optimizer.name" not in settings.overrides:
-        why = say("AdamW with two moments in float32 is counted here (--set optimizer.name=NAME)")
-        settings.lost.append(say("{subject}: {fault}", subject=settings.setting_text(name), fault=why))
+        settings.lost.append(counted_as_adamw(settings.setting_text(name)))
     return words.get(word, "adamw")
 
 

@@ -11,8 +11,9 @@ import torch
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
+from shardwright.config.phrase import say
 from shardwright.config.progress_records import tell_part
-from shardwright.config.units import counted
+from shardwright.config.units import counted, counted_phrase
 from shardwright.measure.calibrate.device_file import RanksMeasured, device_entry_of
 from shardwright.measure.calibrate.sweep import Sweep, measure_machine
 from shardwright.train.launch.launch import launch
@@ -39,7 +40,9 @@ def calibrate_here(sweep: Sweep, ranks: int, device: str) -> tuple[dict[str, Any
     Raises PlanError if this machine can't start the ranks, and RunError if one fails.
     """
     if faults := machine_faults(_job(ranks, device)):
-        raise PlanError("calibrate", [*faults, f"ask for fewer than {counted(ranks, 'rank')} with --ranks"])
+        raise PlanError(
+            "calibrate", [*faults, say("ask for fewer than {ranks} with --ranks", ranks=counted_phrase(ranks, "rank"))]
+        )
     start_s, launches = time.perf_counter(), []
     with scratch_folder() as scratch:
         numbers = numbers_of_ranks(ranks)

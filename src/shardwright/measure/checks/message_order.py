@@ -18,6 +18,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from shardwright.config.phrase import say
 from shardwright.measure.checks.message_record import Communicator, MessageRecord, Operation
 
 _NAMED = 8  # ranks whose standstill is reported
@@ -45,7 +46,7 @@ def message_faults(records: Sequence[MessageRecord]) -> list[str]:
         return faults
     for rules in ALL_RULES:
         if stuck := _NcclPlay(records, partners, rules).stuck():
-            return [f"under the rules '{rules.name}' ranks wait for each other for ever", *stuck]
+            return [say("under the rules '{name}' ranks wait for each other for ever", name=rules.name), *stuck]
     return []
 
 
@@ -67,16 +68,23 @@ def _partners(records: Sequence[MessageRecord]) -> tuple[dict[_Place, tuple[_Pla
         (record.rank, number): operation for record in records for number, operation in enumerate(record.operations)
     }
     partners: dict[_Place, dict[_Place, None]] = defaultdict(dict)
-    faults = []
+    faults = list[str]()
     for name, places in by_name.items():
         operations = [operation_at[place] for place in places]
         expected = 2 if name[1] != "collective" else len(operations[0].communicator.ranks)
         if len(places) != expected:
             requests = "; ".join(f"rank {rank}: {operation_at[rank, number]}" for rank, number in places[:_NAMED])
-            faults.append(f"{expected} ranks take part, and {len(places)} ask for it: {requests}")
+            faults.append(
+                say(
+                    "{expected} ranks take part, and {count} ask for it: {requests}",
+                    expected=expected,
+                    count=len(places),
+                    requests=requests,
+                )
+            )
         elif not _fit(operations):
             requests = "; ".join(f"rank {rank}: {operation_at[rank, number]}" for rank, number in places[:_NAMED])
-            faults.append(f"ranks ask for different things at once: {requests}")
+            faults.append(say("ranks ask for different things at once: {requests}", requests=requests))
         for place in places:
             partners[place] |= dict.fromkeys(places)
     return {place: tuple(partner_places) for place, partner_places in partners.items()}, faults

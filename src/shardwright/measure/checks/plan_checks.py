@@ -8,6 +8,7 @@ from typing import Any
 
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.config.progress_records import tell_part, tell_share
 from shardwright.config.units import counted
 from shardwright.measure.checks.host_waits import reading_faults, wait_faults
@@ -40,10 +41,15 @@ def check_plan(job: JobSpec) -> list[PlanCheck]:
     world = job.plan.world
     if world > MOST_RANKS:
         raise PlanError(
-            f"checks of {job.name}",
+            say("checks of {name}", name=job.name),
             [
-                f"every rank is run dry, and the plan has {job.plan.degrees} = {world:,} of them, more than "
-                f"{MOST_RANKS}; use less dp, with as much smaller a batch: replicas do the same"
+                say(
+                    "every rank is run dry, and the plan has {degrees} = {world:,} of them, more than {most_ranks}; "
+                    "use less dp, with as much smaller a batch: replicas do the same",
+                    degrees=job.plan.degrees,
+                    world=world,
+                    most_ranks=MOST_RANKS,
+                )
             ],
         )
     tell_part("messages", 0, _PARTS)

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from shardwright.config.phrase import say
 from shardwright.measure.checks.access_order import Access, Clock, FreedMemory, MemoryBlock, Worker
 from shardwright.measure.memory_trace import line_of_ours
 from shardwright.parallel.comm.process_groups import Connect
@@ -62,7 +63,7 @@ class RecordedTimedEvent:
 
     def elapsed_time(self, end: "RecordedTimedEvent") -> float:
         if not end.query():  # torch raises an error then
-            fault = f"nothing lets the host wait for events whose times it reads, {line_of_ours()}"
+            fault = say("nothing lets the host wait for events whose times it reads, {place}", place=line_of_ours())
             self.streams.faults[fault] = None
         return 0.0
 

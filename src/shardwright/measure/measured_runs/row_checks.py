@@ -17,6 +17,7 @@ from typing import Any
 
 from shardwright.config.checks.check import job_faults
 from shardwright.config.load import validate_fields
+from shardwright.config.phrase import say
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.software import software_of
 from shardwright.layers.query import Run
@@ -84,17 +85,25 @@ def stage_faults(run: Run) -> tuple[str, ...]:
         return ()
     software, _, _ = run.software.partition("+")
     return (
-        f"layers {layers} do not divide into pp {run.grid.pp} x vp {run.grid.virtual} = {stages} stages ({layers} / "
-        f"{stages} = {layers / stages:.2f}), and {software} has only stages of equal layers; use layers that divide",
+        say(
+            "layers {layers} do not divide into pp {pp} x vp {virtual} = {stages} stages ({layers} / {stages} = "
+            "{quotient:.2f}), and {software} has only stages of equal layers; use layers that divide",
+            layers=layers,
+            pp=run.grid.pp,
+            virtual=run.grid.virtual,
+            stages=stages,
+            quotient=layers / stages,
+            software=software,
+        ),
     )
 
 
 def _missing(row: Row) -> list[str]:
     """Fields of a plan that a row leaves out, each with the value that its prediction assumes."""
     assumed = {"tp": "tp 1", "pp": "pp 1", "mbs": "mbs 1"}
-    assumed["gbs"] = f"one microbatch a replica, gbs {dp_of(row) * whole(row, 'mbs', 1)}"
+    assumed["gbs"] = say("one microbatch a replica, gbs {gbs}", gbs=dp_of(row) * whole(row, "mbs", 1))
     return [
-        f"it does not say {name}, and {value} is assumed; fill the column in"
+        say("it does not say {name}, and {value} is assumed; fill the column in", name=name, value=value)
         for name, value in assumed.items()
         if not row.get(name)
     ]
@@ -118,8 +127,18 @@ def _rank_faults(row: Row) -> list[str]:
     if not gpus or (product == gpus if "dp" in axes else gpus % product == 0):
         return []
     degrees = " x ".join(f"{axis} {whole(row, axis)}" for axis in axes)
-    way_out = "use degrees whose product is gpus" if "dp" in axes else "use degrees whose product divides gpus"
-    return [f"{degrees} = {product:,} ranks, and gpus is {gpus:,}; {way_out}"]
+    way_out = (
+        say("use degrees whose product is gpus") if "dp" in axes else say("use degrees whose product divides gpus")
+    )
+    return [
+        say(
+            "{degrees} = {product:,} ranks, and gpus is {gpus:,}; {way_out}",
+            degrees=degrees,
+            product=product,
+            gpus=gpus,
+            way_out=way_out,
+        )
+    ]
 
 
 def _expert_rank_faults(row: Row) -> list[str]:
@@ -129,8 +148,14 @@ def _expert_rank_faults(row: Row) -> list[str]:
     if etp in (1, whole(row, "tp", 1)) or ranks % (ep * etp) == 0:
         return []
     return [
-        f"ep {ep} x expert_tp {etp} = {ep * etp} does not divide dp x cp x tp = {ranks}, the ranks of a stage; use "
-        "degrees whose product does"
+        say(
+            "ep {ep} x expert_tp {etp} = {product} does not divide dp x cp x tp = {ranks}, the ranks of a stage; use "
+            "degrees whose product does",
+            ep=ep,
+            etp=etp,
+            product=ep * etp,
+            ranks=ranks,
+        )
     ]
 
 

@@ -12,6 +12,7 @@ from shardwright.config.catalog import did_you_mean
 from shardwright.config.moe import ROUTINGS
 from shardwright.config.network_facts import NETWORKS
 from shardwright.config.number_types import NUMBER_TYPES, number_called, wide_numbers
+from shardwright.config.phrase import say
 from shardwright.config.recompute_policy import OPERATORS
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.software import OVERLAPS
@@ -96,18 +97,32 @@ def _whole_fault(name: str, text: str) -> str:
     number = _number(text)
     if number is not None and number == int(number) and smallest <= number <= largest:
         return ""
-    way_out = f"give a whole number from {smallest} to {largest:,}, or leave it empty where it is not known"
-    return f"{name} is {_shown(text)}; {way_out}"
+    way_out = say(
+        "give a whole number from {smallest} to {largest:,}, or leave it empty where it is not known",
+        smallest=smallest,
+        largest=largest,
+    )
+    return say("{name} is {text}; {way_out}", name=name, text=_shown(text), way_out=way_out)
 
 
 def _amount_fault(name: str, text: str) -> str:
     number = _number(text)
     if name == "mfu" and number is not None and number > 1:
-        return f"mfu is {_shown(text)}, and it is a share of the peak: write {number / 100:g} for {number:g} %"
+        return say(
+            "mfu is {text}, and it is a share of the peak: write {quotient:g} for {number:g} %",
+            text=_shown(text),
+            quotient=number / 100,
+            number=number,
+        )
     if number is not None and _LEAST_AMOUNT <= number <= _LARGEST_AMOUNT:
         return ""
     span = f"from {_LEAST_AMOUNT:g} to {_LARGEST_AMOUNT:g}"
-    return f"{name} is {_shown(text)}; give a number {span}, or leave it empty where it is not known"
+    return say(
+        "{name} is {text}; give a number {span}, or leave it empty where it is not known",
+        name=name,
+        text=_shown(text),
+        span=span,
+    )
 
 
 _WORDS: dict[str, tuple[str, ...]] = {
@@ -143,7 +158,16 @@ def _word_fault(name: str, text: str) -> str:
     if name == "overlap":
         words = text.split()
     wrong = [word for word in words if word not in known_words]
-    return f"{name} is {_shown(text)}; {did_you_mean(wrong[0], list(dict.fromkeys(known_words)))}" if wrong else ""
+    return (
+        say(
+            "{name} is {text}; {hint}",
+            name=name,
+            text=_shown(text),
+            hint=did_you_mean(wrong[0], list(dict.fromkeys(known_words))),
+        )
+        if wrong
+        else ""
+    )
 
 
 def _number(text: str) -> float | None:

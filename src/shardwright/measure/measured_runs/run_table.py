@@ -8,13 +8,14 @@ from pathlib import Path
 
 from shardwright.config.base import PlanError
 from shardwright.config.catalog import did_you_mean
+from shardwright.config.phrase import say
 from shardwright.config.units import MIB
 from shardwright.config.user_file import FileFault, read_text
 
 Row = dict[str, str]
 NEEDED = ("id", "layers", "hidden", "gpu")  # without these columns no row can be used
 _MOST_BYTES, _MOST_ROWS = 16 * MIB, 20_000
-_WAY_OUT = "columns are those of benchmarks/truth/README.md"
+_WAY_OUT = say("columns are those of benchmarks/truth/README.md")
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,9 @@ def read_lines(path: Path) -> list[TableLine]:
     except FileFault as fault:
         raise PlanError(f"file {path}", [str(fault)]) from None
     except OSError as error:
-        raise PlanError(f"file {path}", [f"it can't be read: {error.strerror}; check the path"]) from None
+        raise PlanError(
+            f"file {path}", [say("it can't be read: {reason}; check the path", reason=str(error.strerror))]
+        ) from None
     return _with_id_faults(list(_lines(text, path)))
 
 
@@ -52,11 +55,11 @@ def _with_id_faults(lines: Sequence[TableLine]) -> list[TableLine]:
 def _id_faults(line: TableLine, first_line: Mapping[str, int]) -> list[str]:
     name = line.row["id"]
     if not name.strip():
-        return ["the row has no id; give it one that no other row has"]
+        return [say("the row has no id; give it one that no other row has")]
     if not name.isprintable():
-        return [f"id {name[:60]!r} has characters that can't be printed; leave them out"]
+        return [say("id {name} has characters that can't be printed; leave them out", name=repr(name[:60]))]
     if first_line[name] != line.number:
-        return [f"line {first_line[name]} has the same id; give one of them another"]
+        return [say("line {first_line} has the same id; give one of them another", first_line=first_line[name])]
     return []
 
 
@@ -69,7 +72,9 @@ def _lines(text: str, path: Path) -> Iterator[TableLine]:
             if header is None:
                 header = _header(fields, path)
             elif number > _MOST_ROWS:
-                yield TableLine(begin, {}, (f"there are more than {_MOST_ROWS:,} rows; divide the table",))
+                yield TableLine(
+                    begin, {}, (say("there are more than {most:,} rows; divide the table", most=_MOST_ROWS),)
+                )
                 return
             elif fields and len(fields) != len(header):
                 yield _line_of_other_length(begin, fields, header)
@@ -84,7 +89,10 @@ def _lines(text: str, path: Path) -> Iterator[TableLine]:
     if header is None:
         _header([], path)
     if begin == 2:
-        raise PlanError(f"file {path}", [f"{path} is a header without rows; add a line for each run, {_WAY_OUT}"])
+        raise PlanError(
+            f"file {path}",
+            [say("{path} is a header without rows; add a line for each run, {way_out}", path=path, way_out=_WAY_OUT)],
+        )
 
 
 def _header(fields: Sequence[str], path: Path) -> list[str]:
@@ -98,35 +106,53 @@ def _header(fields: Sequence[str], path: Path) -> list[str]:
 def _header_faults(header: list[str], path: Path) -> list[str]:
     if not {"id", "layers"} & set(header):
         return [
-            f"{path} is not a table of measured runs: it needs a header with id, layers, hidden, gpu, ...; {_WAY_OUT}"
+            say(
+                "{path} is not a table of measured runs: it needs a header with id, layers, hidden, gpu, ...; "
+                "{way_out}",
+                path=path,
+                way_out=_WAY_OUT,
+            )
         ]
-    faults = [
-        f"line 1: the header has no column {name!r}; {did_you_mean(name, header)[:300]}"
+    faults: list[str] = [
+        say("line 1: the header has no column {name}; {hint}", name=repr(name), hint=did_you_mean(name, header)[:300])
         for name in NEEDED
         if name not in header
     ]
     twice = sorted({name for name in header if name and header.count(name) > 1})
-    return faults + [f"line 1: the column {name!r} stands there twice; leave one out" for name in twice[:20]]
+    return faults + [
+        say("line 1: the column {name} stands there twice; leave one out", name=repr(name)) for name in twice[:20]
+    ]
 
 
 def _line_of_other_length(number: int, fields: list[str], header: list[str]) -> TableLine:
     """A line whose fields belong to no columns, except that the id may."""
     name = dict(zip(header, fields, strict=False)).get("id", "")
     if len(fields) < len(header):
-        problem = f"{header[len(fields)]!r} and what follows are missing; write commas for what is not known"
+        problem = say(
+            "{column} and what follows are missing; write commas for what is not known",
+            column=repr(header[len(fields)]),
+        )
     else:
-        problem = "there are more than columns; put a field with commas in quotes"
-    fault = f"it has {len(fields)} fields, and the header {len(header)}: {problem}"
+        problem = say("there are more than columns; put a field with commas in quotes")
+    fault = say(
+        "it has {count} fields, and the header {total}: {problem}",
+        count=len(fields),
+        total=len(header),
+        problem=problem,
+    )
     return TableLine(number, {"id": name} if name else {}, (fault,))
 
 
 def _explained(error: str) -> str:
     """A message of the csv module, with a way out."""
     if "field larger" in error:
-        return (
-            f"a field has more than {csv.field_size_limit():,} characters; shorten it, or close a quote that was left "
-            "open"
+        return say(
+            "a field has more than {most:,} characters; shorten it, or close a quote that was left open",
+            most=csv.field_size_limit(),
         )
     if "unexpected end" in error:
-        return "a quote that opens here is never closed; close it, or write two for one that is meant"
-    return f"{error}; put fields with commas or quotes in quotes, and write two for a quote within"
+        return say("a quote that opens here is never closed; close it, or write two for one that is meant")
+    return say(
+        "{reason}; put fields with commas or quotes in quotes, and write two for a quote within",
+        reason=error,
+    )

@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shardwright.config.attention_sections import WindowSpec
+from shardwright.config.base import error_text
 from shardwright.config.cluster import DeviceSpec
 from shardwright.config.model_shape import ModelShape
 from shardwright.config.moe import ROUTINGS
 from shardwright.config.number_types import number_called
+from shardwright.config.phrase import say
 from shardwright.config.section_shapes import ExpertShape, LatentShape
 from shardwright.config.software import software_of
 from shardwright.config.units import MIB
@@ -76,7 +78,7 @@ def measured(line: TableLine, without: frozenset[str] = frozenset()) -> Measured
             run = run_of_row(row, without)
             faults += stage_faults(run)
         except (ValueError, KeyError, ArithmeticError) as error:
-            reason = str(error.args[0])
+            reason = error_text(error)
     step_s = _step_s(row, run)
     name = row.get("id", "").strip() or "without id"
     name = name if name.isprintable() else ascii(name)[1:-1]
@@ -117,7 +119,7 @@ def _float(row: Row, name: str) -> float:
 
 def _needed(row: Row, name: str) -> int:
     if not row.get(name):
-        raise ValueError(f"the row does not say {name}")
+        raise ValueError(say("the row does not say {name}", name=name))
     return whole(row, name)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch.distributed as dist
 
 from shardwright.config.base import RunError
+from shardwright.config.phrase import Phrase, below, both, each, say
 from shardwright.parallel.comm.transport import Underway
 
 NAMED_PEERS = 8  # a sentence that names thousands of ranks is unreadable
@@ -146,10 +147,10 @@ class Watch:
                 if lost_ranks or time.monotonic() > until_s:
                     break
                 time.sleep(self._interval_s / 4)
-            descriptions = [f"{self._describe(rank)} {self._last_words(rank)}" for rank in lost_ranks[:NAMED_PEERS]]
+            descriptions = [self._described(rank) for rank in lost_ranks[:NAMED_PEERS]]
         except RuntimeError:
-            return "the rank that hosts the rendezvous store, rank 0 or a launcher, has left too"
-        return "; ".join(descriptions) or "all of them were heard of a moment ago"
+            return say("the rank that hosts the rendezvous store, rank 0 or a launcher, has left too")
+        return each(descriptions) or say("all of them were heard of a moment ago")
 
     def announce(self, what: str) -> None:
         """Publish that something is done, for the ranks that wait for it."""
@@ -170,16 +171,25 @@ class Watch:
             silent_s = 0.0 if state != last_state else silent_s + look_s  # a stop of this process adds 0
             last_state = state
             if silent_s > self._timeout_s:
-                sentence = (
-                    f"{self._describe(self._rank)} waited for {self._describe(rank)} to announce {what}, and has not "
-                    f"heard of it for {silent_s:.0f} s: it is dead, stopped, or its machine is"
+                sentence = say(
+                    "{rank} waited for {other} to announce {what}, and has not heard of it for {silent_s:.0f} s: it is "
+                    "dead, stopped, or its machine is",
+                    rank=self._describe(self._rank),
+                    other=self._describe(rank),
+                    what=what,
+                    silent_s=silent_s,
                 )
                 self._on_timeout(sentence)
                 raise RuntimeError(sentence)
             if time.monotonic() - began_s > most_s:
-                sentence = (
-                    f"{self._describe(self._rank)} waited for {self._describe(rank)} to announce {what}, which may "
-                    f"take {most_s:.0f} s and no longer; it {self._last_words(rank)}"
+                sentence = say(
+                    "{rank} waited for {other} to announce {what}, which may take {most_s:.0f} s and no longer; it "
+                    "{last_words}",
+                    rank=self._describe(self._rank),
+                    other=self._describe(rank),
+                    what=what,
+                    most_s=most_s,
+                    last_words=self._last_words(rank),
                 )
                 self._on_timeout(sentence)
                 raise RuntimeError(sentence)
@@ -192,10 +202,14 @@ class Watch:
         for rank in range(world):
             try:
                 if self._is_silent(rank):
-                    silent.append(f"{self._describe(rank)} {self._last_words(rank)}")
+                    silent.append(self._described(rank))
             except RuntimeError:
-                return "the rendezvous store is gone too"
-        return "; ".join(silent) or "every rank was heard of a moment ago"
+                return say("the rendezvous store is gone too")
+        return each(silent) or say("every rank was heard of a moment ago")
+
+    def _described(self, rank: int) -> Phrase:
+        """A rank and what is known of it last."""
+        return say("{rank} {last_words}", rank=self._describe(rank), last_words=self._last_words(rank))
 
     def _run(self) -> None:
         looked_s = resumed_s = time.monotonic()
@@ -224,16 +238,27 @@ class Watch:
     def _sentence(self, what: str, peers: tuple[int, ...], since: float) -> str:
         """A description of who waited for whom, down the chain to ranks that wait for no one: there the fault is."""
         waited_s = time.monotonic() - since
-        named = " and ".join(self._describe(peer) for peer in peers[:NAMED_PEERS])
-        named += f" and {len(peers) - NAMED_PEERS} more" if len(peers) > NAMED_PEERS else ""
-        lines = [f"{self._describe(self._rank)} waited {waited_s:.0f} s in {what} (at {self._doing}) for {named}"]
-        chain, seen, waiting, at_fault = list(peers), {self._rank}, [], []
+        named = both([self._describe(peer) for peer in peers[:NAMED_PEERS]])
+        if len(peers) > NAMED_PEERS:
+            named = say("{ranks} and {more} more", ranks=named, more=len(peers) - NAMED_PEERS)
+        lines: list[str] = [
+            say(
+                "{rank} waited {waited_s:.0f} s in {what} (at {doing}) for {named}",
+                rank=self._describe(self._rank),
+                waited_s=waited_s,
+                what=what,
+                doing=self._doing,
+                named=named,
+            )
+        ]
+        chain, seen = list(peers), {self._rank}
+        waiting, at_fault = list[str](), list[str]()
         while chain:
             peer = chain.pop(0)
             if peer in seen:
                 continue
             seen.add(peer)
-            words = f"  {self._describe(peer)} {self._last_words(peer)}"
+            words = say("  {rank} {last_words}", rank=self._describe(peer), last_words=self._last_words(peer))
             waits = self._state(peer).get("waits")
             if waits and not self._is_silent(peer):
                 waiting.append(words)
@@ -241,8 +266,8 @@ class Watch:
             else:
                 at_fault.append(words)
         lines += waiting[:NAMED_PEERS] + at_fault[:NAMED_PEERS]
-        lines.append("  if the work is slow and not stuck, raise run.timeout_s")
-        return "\n".join(lines)
+        lines.append(say("  if the work is slow and not stuck, raise run.timeout_s"))
+        return below(lines)
 
     def _state(self, rank: int) -> dict[str, Any]:
         """The last state that a rank published; empty if there is none."""
@@ -259,18 +284,25 @@ class Watch:
     def _last_words(self, rank: int) -> str:
         state = self._state(rank)
         if not state:
-            return "never reported: it did not start"
+            return say("never reported: it did not start")
         if "left" in state:
-            return f"has left, at {state['doing']}: {state['left']}"
+            return say("has left, at {doing}: {reason}", doing=state["doing"], reason=state["left"])
         if self._is_silent(rank):
             age_s = time.time() - state["at"]
-            return (
-                f"has been silent for {age_s:.0f} s: it is dead, stopped, or its machine is; it was at {state['doing']}"
+            return say(
+                "has been silent for {age_s:.0f} s: it is dead, stopped, or its machine is; it was at {doing}",
+                age_s=age_s,
+                doing=state["doing"],
             )
         if state["waits"]:
             what, peers = state["waits"]
-            return f"waits itself, in {what} (at {state['doing']}) for rank {', '.join(map(str, peers))}"
-        return f"is alive and busy at {state['doing']}: it waits for no one"
+            return say(
+                "waits itself, in {what} (at {doing}) for rank {ranks}",
+                what=what,
+                doing=state["doing"],
+                ranks=tuple(map(str, peers)),
+            )
+        return say("is alive and busy at {doing}: it waits for no one", doing=state["doing"])
 
 
 def is_lost_connection(error: Exception) -> bool:
@@ -287,9 +319,25 @@ def explained(error: RuntimeError, watch: Watch | None, what: str, peers: Sequen
         return error
     reason = str(error).partition("\n")[0][:200]
     peer_names = ", ".join(map(str, peers[:NAMED_PEERS])) + (", ..." if len(peers) > NAMED_PEERS else "")
-    where = f" (at {watch.current_action()})" if watch is not None else ""
-    who = f": {watch.who_left(peers)}" if watch is not None else ", of which one has left"
-    return RunError(f"lost the connection in {what}{where} with rank {peer_names}{who}\n  {reason}")
+    if watch is None:
+        return RunError(
+            say(
+                "lost the connection in {what} with rank {ranks}, of which one has left\n  {reason}",
+                what=what,
+                ranks=peer_names,
+                reason=reason,
+            )
+        )
+    return RunError(
+        say(
+            "lost the connection in {what} (at {doing}) with rank {ranks}: {left}\n  {reason}",
+            what=what,
+            doing=watch.current_action(),
+            ranks=peer_names,
+            left=watch.who_left(peers),
+            reason=reason,
+        )
+    )
 
 
 @contextmanager

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 
 from shardwright.config.base import RunError
-from shardwright.config.units import counted
+from shardwright.config.phrase import say
+from shardwright.config.units import counted_phrase
 from shardwright.parallel.tensor.parameter import PlacedParameter
 from shardwright.parallel.zero.flat_unit import FlatUnit
 from shardwright.parallel.zero.sharded_stage import BackwardHook, ShardedStage
@@ -142,9 +143,12 @@ class ModuleStage(ShardedStage):
         assert isinstance(unit, ModuleUnit)
         if not unit.are_values_here:
             raise RunError(
-                f"the gradient of {parameter.place.name} was computed when its values had been released: it is used "
-                "outside of the forward of the module that it belongs to; name a module around both in units=, or use "
-                "plan.zero = 2"
+                say(
+                    "the gradient of {name} was computed when its values had been released: it is used outside of "
+                    "the forward of the module that it belongs to; name a module around both in units=, or use "
+                    "plan.zero = 2",
+                    name=parameter.place.name,
+                )
             )
         super().open(parameter)
 
@@ -163,9 +167,13 @@ class ModuleStage(ShardedStage):
         self._num_passes += 1
         if self._num_passes > self.passes_of_step:
             raise RunError(
-                f"this is backward {self._num_passes} since the last step, and a step is to have "
-                f"{self.passes_of_step}: call step() before it, or give shard(..., accumulate=) as many as there are; "
-                "checkpoints of torch.utils with use_reentrant=True count as backwards, so use use_reentrant=False"
+                say(
+                    "this is backward {num_passes} since the last step, and a step is to have {passes_of_step}: call "
+                    "step() before it, or give shard(..., accumulate=) as many as there are; checkpoints of "
+                    "torch.utils with use_reentrant=True count as backwards, so use use_reentrant=False",
+                    num_passes=self._num_passes,
+                    passes_of_step=self.passes_of_step,
+                )
             )
         self._is_in_pass = True
         Variable._execution_engine.queue_callback(self._end_pass)
@@ -183,8 +191,12 @@ class ModuleStage(ShardedStage):
         than a step has."""
         if self._num_passes != self.passes_of_step:
             raise RunError(
-                f"step() after {counted(self._num_passes, 'backward')}, and a step is to have {self.passes_of_step}; "
-                "give shard(..., accumulate=) as many as there are"
+                say(
+                    "step() after {backwards}, and a step is to have {passes_of_step}; give shard(..., accumulate=) "
+                    "as many as there are",
+                    backwards=counted_phrase(self._num_passes, "backward"),
+                    passes_of_step=self.passes_of_step,
+                )
             )
         self._release_all()
         self.wait()

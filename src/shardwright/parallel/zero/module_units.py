@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from shardwright.config.base import shortened
 from shardwright.config.catalog import nearest
+from shardwright.config.phrase import any_of, both, say
 from shardwright.parallel.tensor.initial_values import Initial
 from shardwright.parallel.tensor.parameter import PlacedParameter, no_memory
 from shardwright.parallel.zero.module_stage import ROOT
@@ -91,55 +92,72 @@ def unit_faults(module: nn.Module, named: Sequence[str] | None) -> list[str]:
     """Faults in the names of units."""
     are_names = isinstance(named, Sequence) and all(isinstance(name, str) for name in named)
     if named is not None and (isinstance(named, str) or not are_names):
-        return [f"units is {shortened(repr(named))}; give a list of names of submodules, such as ['layers.0']"]
+        return [
+            say(
+                "units is {named}; give a list of names of submodules, such as ['layers.0']",
+                named=shortened(repr(named)),
+            )
+        ]
     known_names = {name for name, _ in module.named_modules() if name}
     examples = ", ".join(sorted(known_names)[:8]) + (", ..." if len(known_names) > 8 else "")
-    return [
-        f"units has {name!r}, and the module has no such submodule; "
-        + (
-            f"did you mean {' or '.join(near)}?"
-            if (near := nearest(name, sorted(known_names), most=3))
-            else f"it has {examples}"
-        )
-        for name in named or ()
-        if name not in known_names or not name
-    ]
+    faults = list[str]()
+    for name in named or ():
+        if name in known_names and name:
+            continue
+        hint = say("it has {examples}", examples=examples)
+        if near := nearest(name, sorted(known_names), most=3):
+            hint = say("did you mean {names}?", names=any_of(near))
+        faults.append(say("units has {name}, and the module has no such submodule; {hint}", name=repr(name), hint=hint))
+    return faults
 
 
 def kind_faults(module: object) -> list[str]:
     """The fault of an argument that is not a module."""
     if isinstance(module, nn.Module):
         return []
-    return [f"a {type(module).__name__} is given, and an nn.Module is wanted; give the module itself"]
+    return [say("a {kind} is given, and an nn.Module is wanted; give the module itself", kind=type(module).__name__)]
 
 
 def parameter_faults(module: nn.Module, may_be_meta: bool = False) -> list[str]:
     """Faults of a module's parameters. If it `may_be_meta`, its parameters need no values: it is counted, not
     sharded."""
-    faults, devices = [], set()
+    faults, devices = list[str](), set[str]()
     for name, parameter in module.named_parameters():
         devices.add(str(parameter.device))
         if isinstance(parameter, PlacedParameter):
-            faults.append(f"{name} is sharded already; give shard() the module itself, once")
+            faults.append(say("{name} is sharded already; give shard() the module itself, once", name=name))
         elif parameter.is_meta and not may_be_meta:
-            faults.append(f"{name} has no values (device meta); build the module with values on a device")
+            faults.append(
+                say("{name} has no values (device meta); build the module with values on a device", name=name)
+            )
         elif parameter.requires_grad and parameter.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-            faults.append(f"{name} is of {parameter.dtype}, and what is trained is float32, bfloat16 or float16")
+            faults.append(
+                say(
+                    "{name} is of {dtype}, and what is trained is float32, bfloat16 or float16",
+                    name=name,
+                    dtype=parameter.dtype,
+                )
+            )
     if not may_be_meta:
         faults += [
-            f"buffer {name} has no values (device meta); build the module with values on a device"
+            say("buffer {name} has no values (device meta); build the module with values on a device", name=name)
             for name, buffer in module.named_buffers()
             if buffer.is_meta
         ]
     faults += [
-        f"{name} is an Embedding with sparse gradients, and these are summed dense; make it with sparse=False"
+        say(
+            "{name} is an Embedding with sparse gradients, and these are summed dense; make it with sparse=False",
+            name=name,
+        )
         for name, part in module.named_modules()
         if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse
     ]
     if len(devices) > 1:
-        faults.append(f"its parameters lie on {' and '.join(sorted(devices))}; move the module to one device")
+        faults.append(
+            say("its parameters lie on {devices}; move the module to one device", devices=both(sorted(devices)))
+        )
     if not any(parameter.requires_grad and parameter.numel() for parameter in module.parameters()):
-        faults.append("it has no parameter that requires a gradient")
+        faults.append(say("it has no parameter that requires a gradient"))
     return faults
 
 
@@ -147,8 +165,12 @@ def compiled_faults(units: ModuleUnits, module: nn.Module) -> list[str]:
     """Faults of units that cannot be gathered: they are compiled, or lie in compiled modules, and a compiled program
     runs no hooks."""
     return [
-        f"{name or 'the module'} is compiled, and the values of {', '.join(inner[:3])} are gathered around calls that "
-        "Python makes; compile what lies inside of units, or use plan.zero = 2"
+        say(
+            "{name} is compiled, and the values of {inner} are gathered around calls that Python makes; compile what "
+            "lies inside of units, or use plan.zero = 2",
+            name=name or say("the module"),
+            inner=tuple(inner[:3]),
+        )
         for name, part in module.named_modules()
         if (getattr(part, "_compiled_call_impl", None) is not None or type(part).__name__ == "OptimizedModule")
         and (inner := [unit for unit in units.units if f"{unit}.".startswith(f"{name}." if name else "")])

@@ -54,7 +54,7 @@ class Constraints:
             if name not in _RANGES
         ]
         if faults:
-            raise PlanError("what the search may choose", faults)
+            raise PlanError(say("what the search may choose"), faults)
 
     def allows(self, name: str, value: object) -> bool:
         """True if a field may have a value."""
@@ -78,7 +78,7 @@ class Constraints:
             if self.keep.get(name, value) != value
         ]
         if faults:
-            raise PlanError("what the search may choose", faults)
+            raise PlanError(say("what the search may choose"), faults)
         return replace(self, keep={**self.keep, **fields})
 
     def as_software(self, software: SoftwareSpec) -> "Constraints":
@@ -161,5 +161,5 @@ def constraints_of(keep: Iterable[str], between: Iterable[str], float8: str = "n
             )
         )
     if faults:
-        raise PlanError("what the search may choose", faults)
+        raise PlanError(say("what the search may choose"), faults)
     return Constraints(kept, ranges, ranges.pop("batch.global_batch_size", None), float8)

@@ -152,12 +152,18 @@ def refuse_no_cluster(job: JobSpec) -> None:
             )
         )
     elif job.cluster.device == "unknown":
-        faults.append(say("cluster.device is unknown, so no plan has a price; set it to a device of the catalog"))
+        faults.append(
+            say(
+                "cluster.device is unknown, so no plan has a price; name it with --device, such as h100-sxm "
+                "(`shardwright devices` lists them)"
+            )
+        )
     if job.cluster.num_devices == 0:
         faults.append(
             say(
-                "cluster.devices_per_node is 0, so nobody knows how many devices there are; set it, and "
-                "cluster.nodes, or say --devices N"
+                "cluster.devices_per_node is 0, so nobody knows how many devices there are; say --devices, such as "
+                "--devices {example}, or set it and cluster.nodes",
+                example=job.plan.world if job.plan.world > 1 else 8,
             )
         )
     if faults:

@@ -57,7 +57,12 @@ class Objective:
         elif self.days > 0 and not self.tokens > 0:
             faults.append(say("days are a deadline for a number of tokens; give --tokens too"))
         if faults:
-            raise PlanError("what the best plan is", faults)
+            raise PlanError(say("what the best plan is"), faults)
+
+    def with_tokens_of(self, job: JobSpec) -> "Objective":
+        """The objective for a job. If it states no tokens, those of adapters are of the job's own steps: nobody trains
+        them on REFERENCE_TOKENS."""
+        return replace(self, tokens=job.tokens_of_run) if job.model.is_adapted and not self.tokens else self
 
     @property
     def run_tokens(self) -> float:

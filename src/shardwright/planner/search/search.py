@@ -15,6 +15,7 @@ import numpy as np
 
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.cost.calibration import Constants
 from shardwright.layers.memo import Memo
 from shardwright.planner.search import space
@@ -51,7 +52,12 @@ def search(
     constraints, _ = within_known(job, constraints)
     rows = space.degrees(job, constraints)
     if faults := empty_space_faults(job, constraints, rows):
-        raise PlanError(f"plans for {job.model.name} on {job.cluster.num_devices:,} devices", faults)
+        raise PlanError(
+            say(
+                "plans for {name} on {num_devices:,} devices", name=job.model.name, num_devices=job.cluster.num_devices
+            ),
+            faults,
+        )
     room = room_bytes(job) if room is None else room
     scope = SearchScope(job, constraints, constants, rows, num_shown, room, memo or Memo(), most_token_s=most_token_s)
     simulated = SimulatedPlans(job, constraints, constants, rows, room=room, memo=scope.memo)

@@ -1,6 +1,7 @@
 """Steps of plans for a search: by closed forms, for many plans at once, and simulated, each plan once."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -22,6 +23,22 @@ def plan_key(job: JobSpec) -> str:
     return job.model_dump_json(include={"plan", "batch", "precision"})
 
 
+@dataclass(frozen=True)
+class KnownSteps:
+    """Steps of plans by `plan_key`: by closed forms, with the most seconds that another layout could save, and
+    simulated; with the least ratio of the latter to the former."""
+
+    closed: Mapping[str, tuple[StepTime, float]]
+    simulated: Mapping[str, StepTime]
+    least_ratio: float
+
+    def without(self, earlier: "KnownSteps") -> "KnownSteps":
+        """The steps that were not known earlier."""
+        closed = {key: self.closed[key] for key in self.closed.keys() - earlier.closed.keys()}
+        simulated = {key: self.simulated[key] for key in self.simulated.keys() - earlier.simulated.keys()}
+        return KnownSteps(closed, simulated, self.least_ratio)
+
+
 class StepTimes:
     """Steps of plans of one model and cluster. `least_ratio` is the least ratio so far of a simulated step to its
     closed form; `num_simulated` counts the simulated plans."""
@@ -31,6 +48,7 @@ class StepTimes:
         self._constants, self._memo = constants, memo
         self._closed: dict[str, tuple[StepTime, float]] = {}
         self._simulated: dict[str, StepTime] = {}
+        self._expected: dict[str, StepTime] = {}  # simulated elsewhere; not used yet
 
     @property
     def num_simulated(self) -> int:
@@ -40,6 +58,21 @@ class StepTimes:
     def has_simulated(self, job: JobSpec) -> bool:
         """True if the plan was simulated before."""
         return plan_key(job) in self._simulated
+
+    def known(self) -> KnownSteps:
+        """All steps that are known now."""
+        return KnownSteps(dict(self._closed), dict(self._simulated), self.least_ratio)
+
+    def take_over(self, steps: KnownSteps) -> None:
+        """Take over steps that a forked copy of this process has computed, as if they were computed here."""
+        self._closed |= steps.closed
+        self._simulated |= steps.simulated
+        self.least_ratio = min(self.least_ratio, steps.least_ratio)
+
+    def expect(self, steps: KnownSteps) -> None:
+        """Keep steps that a forked copy of this process has computed ahead: they count once they are asked for."""
+        self._closed |= steps.closed
+        self._expected |= steps.simulated
 
     def price(self, jobs: Iterable[JobSpec]) -> None:
         """Price jobs by closed forms: those that differ only in numbers at once."""
@@ -59,12 +92,20 @@ class StepTimes:
         """Seconds a token by closed forms."""
         return float(self.closed(job)[0].total) / job.tokens_per_step
 
+    def simulate(self, jobs: Iterable[JobSpec]) -> None:
+        """Simulate jobs: those with one order of work at once."""
+        new_jobs = {key: job for job in jobs if (key := plan_key(job)) not in self._simulated}
+        self.price(new_jobs.values())
+        missing = {key: job for key, job in new_jobs.items() if key not in self._expected}
+        closed = [self._closed[key][0] for key in missing]
+        steps = simulated_steps(list(missing.values()), closed, self._constants, self._memo)
+        self._expected |= zip(missing, steps, strict=True)
+        for key in new_jobs:
+            self._simulated[key] = self._expected.pop(key)
+            ratio = float(self._simulated[key].total / self._closed[key][0].total)
+            self.least_ratio = min(self.least_ratio, max(_LEAST_RATIO, ratio))
+
     def simulated(self, job: JobSpec) -> StepTime:
         """The simulated step."""
-        key = plan_key(job)
-        if key not in self._simulated:
-            closed, _ = self.closed(job)
-            (self._simulated[key],) = simulated_steps([job], [closed], self._constants, self._memo)
-            ratio = float(self._simulated[key].total / closed.total)
-            self.least_ratio = min(self.least_ratio, max(_LEAST_RATIO, ratio))
-        return self._simulated[key]
+        self.simulate([job])
+        return self._simulated[plan_key(job)]

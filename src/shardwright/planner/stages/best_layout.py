@@ -18,7 +18,7 @@ from shardwright.layers.memo import Memo
 from shardwright.planner.stages.partition_dp import NoFitError, best_stages
 from shardwright.planner.stages.partition_exchange import best_chunks
 from shardwright.planner.stages.piece_prices import pipeline_slots, timed_pieces
-from shardwright.planner.stages.pieces import PipelineSlot, Stages, may_be_empty, stages_of
+from shardwright.planner.stages.pieces import PipelineSlot, Stages, may_be_empty, rank_seconds, stages_of
 from shardwright.schedule.job_program import job_placement
 from shardwright.sharding.stage_placement import StagePlacement, in_line
 from shardwright.simulate.closed_form import step_time
@@ -54,7 +54,7 @@ def best_layout(job: JobSpec, constants: Constants) -> LaidOut:
     """
     if job.cluster.device == "unknown" and not job.cluster.parts:
         fault = say("cluster.device is unknown, so no layer has a price; set it to a device of the catalog")
-        raise PlanError(f"a layout of job {job.name}", [fault])
+        raise PlanError(say("a layout of job {name}", name=job.name), [fault])
     best: LaidOut | None = None
     faults: dict[str, None] = {}
     for parts in _orders(job):
@@ -66,7 +66,7 @@ def best_layout(job: JobSpec, constants: Constants) -> LaidOut:
         if best is None or laid.step_s < best.step_s:
             best = laid
     if best is None:
-        raise PlanError(f"a layout of job {job.name}", list(faults))
+        raise PlanError(say("a layout of job {name}", name=job.name), list(faults))
     return best
 
 
@@ -108,6 +108,10 @@ def adjacent_layouts(
         if giver == taker or taker in placement.stages_of(slowest) or is_last_layer:
             continue
         changed = [count - (stage == giver) + (stage == taker) for stage, count in enumerate(layers)]
+        if (
+            rank_seconds(changed, placement.replicas(taker)[0], slots, placement) >= most_s
+        ):  # most takers become too slow
+            continue
         stages = stages_of(changed, slots, placement, job.num_microbatches)
         if max(stages.rank_s) < most_s:
             candidates.append(stages)

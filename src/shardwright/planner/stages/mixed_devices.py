@@ -37,7 +37,7 @@ def best_mixed(job: JobSpec, constraints: Constraints, constants: Constants) -> 
     """The fastest of the plans that were laid out. PlanError if none fits; KeyError names what is unknown."""
     if not job.cluster.parts:
         fault = say("cluster.parts is empty, so devices are of one kind; leave --search out, or use `shardwright plan`")
-        raise PlanError(f"plans for {job.model.name} on parts of a cluster", [fault])
+        raise PlanError(say("plans for {name} on parts of a cluster", name=job.model.name), [fault])
     constraints, _ = within_known(job, constraints)  # the sentences on strategies that were left out are not shown
     best: LaidOut | None = None
     num_fit = 0
@@ -58,7 +58,14 @@ def best_mixed(job: JobSpec, constraints: Constraints, constants: Constants) -> 
             "another batch.global_batch_size, more devices, or fewer --keep",
             sizes=both([str(part.num_devices) for part in job.cluster.parts]),
         )
-        raise PlanError(f"plans for {job.model.name} on the parts of cluster {job.cluster.name!r}", [fault])
+        raise PlanError(
+            say(
+                "plans for {name} on the parts of cluster {cluster}",
+                name=job.model.name,
+                cluster=repr(job.cluster.name),
+            ),
+            [fault],
+        )
     return best
 
 

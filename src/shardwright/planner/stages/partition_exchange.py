@@ -61,6 +61,7 @@ class _Loads:
     extra_s: Floats  # embedding and head
     extra_bytes: Floats
     memory_bytes: Floats  # by rank
+    are_alike: bool  # all layers of a slot take as long, and as many bytes
 
     @classmethod
     def of(cls, slots: Sequence[PipelineSlot], placement: StagePlacement) -> "_Loads":
@@ -87,6 +88,7 @@ class _Loads:
             extra_s=ends(piece_s),
             extra_bytes=ends(piece_bytes),
             memory_bytes=memory,
+            are_alike=all(np.ptp(values[:, 1:-1], axis=1).max() == 0 for values in (piece_s, piece_bytes)),
         )
 
     def seconds_and_excess(self, counts: Integers) -> tuple[Floats, Floats]:
@@ -101,6 +103,10 @@ class _Loads:
 
     def _of_stages(self, counts: Integers) -> tuple[Floats, Floats]:
         """Seconds of a microbatch, and bytes; both by [layout][a rank's stage]."""
+        if self.are_alike:  # several times as fast
+            numbers = counts.take(self.stages, axis=1)
+            stage_s, stage_bytes = numbers * self.seconds[:, 1], numbers * self.bytes[:, 1]
+            return stage_s + self.extra_s, stage_bytes + self.extra_bytes
         first_sums = np.arange(len(self.ranks)) * self.seconds.shape[1]
         ends = np.cumsum(counts, axis=1)[:, self.stages] + first_sums
         starts = ends - counts[:, self.stages]

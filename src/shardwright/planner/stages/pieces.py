@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain
 
+from shardwright.config.phrase import say
 from shardwright.sharding.stage_placement import StagePlacement
 
 
@@ -110,10 +111,23 @@ def stages_of(
     return Stages(tuple(layout), tuple(rank_s), tuple(rank_bytes), pipeline_s(rank_s, num_microbatches, chunks))
 
 
+def rank_seconds(layout: Sequence[int], rank: int, slots: Sequence[PipelineSlot], placement: StagePlacement) -> float:
+    """Seconds of one microbatch on one pipeline rank under a layout, as `stages_of` has them."""
+    pieces = layout_pieces(layout, len(slots[0].pieces) - 2)
+    return slots[rank].load(tuple(pieces[stage] for stage in placement.stages_of(rank)))[0] / placement.num_copies
+
+
 def layout_pieces(layout: Sequence[int], num_layers: int) -> list[range]:
     """The pieces of each stage, as indices of the list of pieces."""
     if sum(layout) != num_layers:
-        raise ValueError(f"a layout of {' + '.join(map(str, layout))} = {sum(layout)} layers for {num_layers}")
+        raise ValueError(
+            say(
+                "a layout of {layout} = {placed} layers for {num_layers}",
+                layout=" + ".join(map(str, layout)),
+                placed=sum(layout),
+                num_layers=num_layers,
+            )
+        )
     ends = [1 + end for end in accumulate(layout)]
     starts = [0, *ends[:-1]]
     ends[-1] += 1

@@ -12,6 +12,7 @@ from typing import Any
 from shardwright.config.base import PlanError
 from shardwright.config.link_words import link_words
 from shardwright.config.network_facts import NETWORKS
+from shardwright.config.phrase import both, say
 from shardwright.config.yaml_text import yaml_text
 from shardwright.report.launch.launch_description import Launch, read_paths
 from shardwright.report.launch.torchrun_command import torchrun_variables, torchrun_words
@@ -30,7 +31,7 @@ _JOB_LABEL = "batch.kubernetes.io/job-name"
 def kubernetes_manifest(launch: Launch) -> str:
     """The manifest of a launch, for kubectl. PlanError if pods would not keep the job's folders."""
     if faults := _folder_faults(launch):
-        raise PlanError(f"launch of {launch.job.name}", faults)
+        raise PlanError(say("launch of {name}", name=launch.job.name), faults)
     name = kubernetes_name(launch.job.name)
     metadata = {"name": name}
     text = job_toml(launch.job)
@@ -132,36 +133,54 @@ def _resource(launch: Launch) -> str:
 def _folder_faults(launch: Launch) -> list[str]:
     """Faults of the job's folders that pods would not keep."""
     job, claim = launch.job, launch.options.claim
-    faults = []
+    faults = list[str]()
     for field, folder in (("run.folder", job.run.folder), ("checkpoint.path", job.checkpoint.path)):
         if folder.startswith(("/", "~")) and not folder.startswith(f"{FOLDER}/"):
             faults.append(
-                f"{field} {folder} is not in {FOLDER}, which is what pods keep; name a folder without / in front"
+                say(
+                    "{field} {folder} is not in {folder}, which is what pods keep; name a folder without / in front",
+                    field=field,
+                    folder=FOLDER,
+                )
             )
     if job.checkpoint.is_on and not claim and "://" not in job.checkpoint.path:
         faults.append(
-            "checkpoints would go with the pods that write them; name a PersistentVolumeClaim with --claim, or set "
-            "checkpoint.path to an address such as s3://bucket/run"
+            say(
+                "checkpoints would go with the pods that write them; name a PersistentVolumeClaim with --claim, or "
+                "set checkpoint.path to an address such as s3://bucket/run"
+            )
         )
     return faults
 
 
 def kubernetes_notes(launch: Launch) -> list[str]:
     """Notes about requirements that a manifest can't state and the cluster or the image must meet."""
-    job, network, notes = launch.job, launch.job.cluster.network, []
+    job, network, notes = launch.job, launch.job.cluster.network, list[str]()
     if launch.layout.servers > 1 and NETWORKS[network.kind].adapter:
         notes.append(
-            "pods reach InfiniBand and RoCE adapters by a resource or a network that each cluster names by itself; add "
-            "it to the container's resources, or to the pods' annotations"
+            say(
+                "pods reach InfiniBand and RoCE adapters by a resource or a network that each cluster names by "
+                "itself; add it to the container's resources, or to the pods' annotations"
+            )
         )
     if launch.layout.servers_per_node > 1:
         links, pods = link_words(job.cluster).link or "fast links", launch.layout.servers_per_node
         notes.append(
-            f"{pods} pods at a time need servers of one domain of {links}; add the affinity or the resource claim by "
-            "which the cluster says so"
+            say(
+                "{pods} pods at a time need servers of one domain of {links}; add the affinity or the resource claim "
+                "by which the cluster says so",
+                pods=pods,
+                links=links,
+            )
         )
     path_texts = [f"{field} {', '.join(values)}" for field, values in read_paths(job).items()]
     path_texts += [f"data.cache {job.data.cache}"] if job.data.cache else []
     if path_texts:
-        notes.append(f"{' and '.join(path_texts)} must be there in the containers, relative paths in {FOLDER}")
+        notes.append(
+            say(
+                "{paths} must be there in the containers, relative paths in {folder}",
+                paths=both(path_texts),
+                folder=FOLDER,
+            )
+        )
     return notes

@@ -9,6 +9,7 @@ from shardwright.config.base import PlanError, faults_in
 from shardwright.config.cluster import DeviceSpec
 from shardwright.config.cluster_facts import device_entry
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.config.units import seconds_text
 from shardwright.planner.own_plan import Estimate, estimate
 from shardwright.report.launch.launch_options import LaunchOptions
@@ -71,19 +72,23 @@ def launch_of(
         layout = server_layout(job)
         links = link_environment(job, layout, on_cpu)
     except PlanError as error:
-        raise PlanError(f"launch of {job.name}", faults + faults_in(error)) from None
+        raise PlanError(say("launch of {name}", name=job.name), faults + faults_in(error)) from None
     if faults:
-        raise PlanError(f"launch of {job.name}", faults)
+        raise PlanError(say("launch of {name}", name=job.name), faults)
     needs_prediction = job.checkpoint.is_on or options.launcher != "torchrun"  # torchrun has no time limit
     predicted = _predicted(job) if needs_prediction else None
     saving = _saving(job, run_folder, options, predicted)
     limit_s, save_s = options.limit_s, saving.seconds if saving is not None else 0
     if limit_s and save_s and limit_s <= 2 * save_s:
-        fault = (
-            f"--time {options.time} is {limit_s:,} s, of which a run needs {save_s:,} s to save and leave, so that it "
-            f"would hardly train (2 x {save_s:,} = {2 * save_s:,}); raise --time, or lower --save-before"
+        fault = say(
+            "--time {time} is {limit_s:,} s, of which a run needs {save_s:,} s to save and leave, so that it would "
+            "hardly train (2 x {save_s:,} = {double:,}); raise --time, or lower --save-before",
+            time=options.time,
+            limit_s=limit_s,
+            save_s=save_s,
+            double=2 * save_s,
         )
-        raise PlanError(f"launch of {job.name}", [fault])
+        raise PlanError(say("launch of {name}", name=job.name), [fault])
     notes = [*_part_notes(job), *links.notes, *_saving_notes(saving), *_length_notes(job, options, predicted)]
     return Launch(job, words, folder, options, layout, on_cpu, links, saving, tuple(notes))
 
@@ -106,9 +111,12 @@ def _device_faults(job: JobSpec, on_cpu: bool) -> list[str]:
     if on_cpu or job.run.device == "cuda":
         return []
     return [
-        f"the entry of {device.name} has no name of CUDA for it (cuda_names), and this runtime runs on CUDA devices "
-        "and on processors; use another cluster.device, or set run.device to cuda where torch drives it as that, or to "
-        "cpu"
+        say(
+            "the entry of {device} has no name of CUDA for it (cuda_names), and this runtime runs on CUDA devices "
+            "and on processors; use another cluster.device, or set run.device to cuda where torch drives it as that, "
+            "or to cpu",
+            device=device.name,
+        )
         for device in _devices(job)
         if not device.cuda_names
     ]
@@ -129,8 +137,11 @@ def _part_notes(job: JobSpec) -> list[str]:
     if len(_devices(job)) < 2:
         return []
     return [
-        f"ranks lie on nodes in the order of cluster.parts ({', then '.join(parts)}), and what is written takes nodes "
-        "as they come; give it nodes in that order"
+        say(
+            "ranks lie on nodes in the order of cluster.parts ({parts}), and what is written takes nodes as they "
+            "come; give it nodes in that order",
+            parts=", then ".join(parts),
+        )
     ]
 
 
@@ -143,8 +154,10 @@ def _saving(job: JobSpec, run_folder: Path, options: LaunchOptions, predicted: E
 def _saving_notes(saving: SaveTime | None) -> list[str]:
     if saving is None:
         return [
-            "the job writes no checkpoints, so a failure and the time limit end it for good; set "
-            "checkpoint.every_steps, every_s or auto"
+            say(
+                "the job writes no checkpoints, so a failure and the time limit end it for good; set "
+                "checkpoint.every_steps, every_s or auto"
+            )
         ]
     return [saving.sentence] if saving.sentence else []
 
@@ -154,10 +167,23 @@ def _length_notes(job: JobSpec, options: LaunchOptions, predicted: Estimate | No
     if predicted is None or options.launcher == "torchrun":
         return []
     run_s = job.optimizer.steps * predicted.effective_step_s
-    sentence = f"{job.optimizer.steps:,} steps are predicted to take {seconds_text(run_s)}"
+    steps, seconds = job.optimizer.steps, seconds_text(run_s)
     if not options.limit_s:
-        return [f"{sentence}; --time sets a limit, else the cluster's own holds"]
-    return [f"{sentence}, and --time allows {seconds_text(options.limit_s)} at once"]
+        return [
+            say(
+                "{steps:,} steps are predicted to take {seconds}; --time sets a limit, else the cluster's own holds",
+                steps=steps,
+                seconds=seconds,
+            )
+        ]
+    return [
+        say(
+            "{steps:,} steps are predicted to take {seconds}, and --time allows {limit} at once",
+            steps=steps,
+            seconds=seconds,
+            limit=seconds_text(options.limit_s),
+        )
+    ]
 
 
 def read_paths(job: JobSpec) -> dict[str, list[str]]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shardwright.config import largest
+from shardwright.config.phrase import both, say
 
 Launcher = Literal["slurm", "kubernetes", "torchrun"]
 
@@ -57,38 +58,68 @@ class LaunchOptions:
     def faults(self) -> list[str]:
         """All faults of the options, each with a way out."""
         if len(self.launchers) != 1:
-            flags = " and ".join(f"--{launcher}" for launcher in self.launchers)
-            fault = f"{flags} are given" if flags else "nothing says what starts the job"
-            return [f"{fault}; give one of --slurm, --kubernetes and --torchrun", *self._faults_of_values()]
-        faults = []
+            fault = say("nothing says what starts the job; give one of --slurm, --kubernetes and --torchrun")
+            if self.launchers:
+                fault = say(
+                    "{flags} are given; give one of --slurm, --kubernetes and --torchrun",
+                    flags=both([f"--{launcher}" for launcher in self.launchers]),
+                )
+            return [fault, *self._faults_of_values()]
+        faults = list[str]()
         for option, launchers in _LAUNCHERS_OF_OPTION.items():
             if getattr(self, option) and self.launcher not in launchers:
                 flag = f"--{option.replace('_', '-')}"
-                options = " and ".join(f"--{launcher}" for launcher in launchers)
-                faults.append(f"{flag} says nothing to --{self.launcher}; leave it out, or use {options}")
+                options = both([f"--{launcher}" for launcher in launchers])
+                faults.append(
+                    say(
+                        "{flag} says nothing to --{launcher}; leave it out, or use {options}",
+                        flag=flag,
+                        launcher=self.launcher,
+                        options=options,
+                    )
+                )
         if self.launcher == "kubernetes" and not self.image:
-            faults.append("--kubernetes runs the job in containers and no image is named; name one with --image")
+            faults.append(say("--kubernetes runs the job in containers and no image is named; name one with --image"))
         return faults + self._faults_of_values()
 
     def _faults_of_values(self) -> list[str]:
-        faults = []
+        faults = list[str]()
         if self.time and not (_TIME.fullmatch(self.time) and 0 < self.limit_s <= largest.SECONDS):
             forms = "minutes, HH:MM:SS or D-HH:MM:SS, such as 04:00:00"
-            faults.append(f"--time {self.time!r} is no time limit; use {forms}")
+            faults.append(say("--time {time} is no time limit; use {forms}", time=repr(self.time), forms=forms))
         if self.save_before > _MOST_SAVE_S:
-            faults.append(f"--save-before {self.save_before} is more than Slurm's {_MOST_SAVE_S:,} s; use less")
+            faults.append(
+                say(
+                    "--save-before {save_before} is more than Slurm's {most_save_s:,} s; use less",
+                    save_before=self.save_before,
+                    most_save_s=_MOST_SAVE_S,
+                )
+            )
         for option, pattern, example in (
-            ("account", _ACCOUNT, "letters, digits and _ . - such as research"),
-            ("partition", _ACCOUNT, "letters, digits and _ . - such as gpu"),
-            ("claim", _CLAIM, "small letters, digits and - such as training-runs"),
-            ("first_node", _HOST, "the name or address of a machine, such as node001"),
+            ("account", _ACCOUNT, say("letters, digits and _ . - such as research")),
+            ("partition", _ACCOUNT, say("letters, digits and _ . - such as gpu")),
+            ("claim", _CLAIM, say("small letters, digits and - such as training-runs")),
+            ("first_node", _HOST, say("the name or address of a machine, such as node001")),
         ):
             value = getattr(self, option)
             if value and not pattern.fullmatch(value):
-                faults.append(f"--{option.replace('_', '-')} {value!r} is no such name; use {example}")
+                faults.append(
+                    say(
+                        "--{option} {value} is no such name; use {example}",
+                        option=option.replace("_", "-"),
+                        value=repr(value),
+                        example=example,
+                    )
+                )
         if self.image and not _IMAGE.fullmatch(self.image):
-            example = "registry.here/shardwright:1, or for pyxis registry.here#shardwright:1"
-            faults.append(f"--image {self.image!r} is no name of an image; use one such as {example}")
+            example = say("registry.here/shardwright:1, or for pyxis registry.here#shardwright:1")
+            faults.append(
+                say(
+                    "--image {image} is no name of an image; use one such as {example}",
+                    image=repr(self.image),
+                    example=example,
+                )
+            )
         return faults
 
 

@@ -11,7 +11,8 @@ from shardwright.config.base import PlanError
 from shardwright.config.cluster_facts import device_entry
 from shardwright.config.job import JobSpec
 from shardwright.config.network_facts import NETWORKS
-from shardwright.config.units import counted
+from shardwright.config.phrase import say
+from shardwright.config.units import counted, counted_phrase
 from shardwright.report.launch.server_layout import ServerLayout
 
 
@@ -48,19 +49,25 @@ def link_environment(job: JobSpec, layout: ServerLayout, on_cpu: bool) -> LinkEn
         variables = {"NCCL_MNNVL_ENABLE": "1"} if has_nvlink else {}
         if uses_network and NETWORKS[network.kind].nccl_net:
             variables["NCCL_NET"] = NETWORKS[network.kind].nccl_net
-    notes, placeholders = [], []
+    notes, placeholders = list[str](), []
     if network.interface:
         variables[name] = network.interface if on_cpu else f"={network.interface}"
     else:
         placeholders.append(Placeholder(name, "INTERFACE", "the interface by which the nodes meet, such as eth0"))
         notes.append(
-            f"the interface by which the nodes meet is not said, so {library} looks for one; where it takes the wrong "
-            f"one, set {name} in what is written, or cluster.network.interface"
+            say(
+                "the interface by which the nodes meet is not said, so {library} looks for one; where it takes the "
+                "wrong one, set {name} in what is written, or cluster.network.interface",
+                library=library,
+                name=name,
+            )
         )
     if not on_cpu and uses_network and network.kind == "unknown":
         notes.append(
-            "whether InfiniBand, RoCE or TCP joins the nodes is not said, so NCCL takes what it finds, which may be "
-            "TCP; set cluster.network.kind"
+            say(
+                "whether InfiniBand, RoCE or TCP joins the nodes is not said, so NCCL takes what it finds, which may "
+                "be TCP; set cluster.network.kind"
+            )
         )
     if not on_cpu and uses_network and NETWORKS[network.kind].adapter:
         _set_adapters(job, layout, variables, placeholders, notes)
@@ -75,11 +82,15 @@ def _set_adapters(
     adapters = counted(rails, NETWORKS[network.kind].adapter)
     if network.adapters and len(network.adapters) != rails:
         stated_rails = job.cluster.topology.rails
-        origin = f"is {stated_rails}" if stated_rails else "0 means one for each device"
-        fault = (
-            f"cluster.network.adapters names {len(network.adapters)}, and a server of {layout.ranks_per_server} ranks "
-            f"has {counted(rails, 'rail')}: cluster.topology.rails {origin}; name {rails}, or set "
-            "cluster.topology.rails"
+        origin = say("is {rails}", rails=stated_rails) if stated_rails else say("0 means one for each device")
+        fault = say(
+            "cluster.network.adapters names {named}, and a server of {ranks_per_server} ranks has {rails}: "
+            "cluster.topology.rails {origin}; name {count_needed}, or set cluster.topology.rails",
+            named=len(network.adapters),
+            ranks_per_server=layout.ranks_per_server,
+            rails=counted_phrase(rails, "rail"),
+            origin=origin,
+            count_needed=rails,
         )
         raise PlanError(f"job {job.name}", [fault])
     if network.adapters:
@@ -93,8 +104,11 @@ def _set_adapters(
         )
     )
     notes.append(
-        f"the names of a server's {adapters} are not said, so NCCL takes all that it finds; where some are for "
-        "storage, set NCCL_IB_HCA in what is written, or cluster.network.adapters"
+        say(
+            "the names of a server's {adapters} are not said, so NCCL takes all that it finds; where some are for "
+            "storage, set NCCL_IB_HCA in what is written, or cluster.network.adapters",
+            adapters=adapters,
+        )
     )
 
 

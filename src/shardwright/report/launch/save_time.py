@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.config.units import seconds_text
 from shardwright.config.user_file import FileFault, open_file
 from shardwright.planner.own_plan import Estimate
@@ -37,24 +38,30 @@ def save_time(job: JobSpec, folder: Path, predicted: Estimate | None) -> SaveTim
     """The time of a job whose run writes to `folder`. `predicted` is None if nothing is known of its device."""
     measured = _measured(folder / METRICS)
     if measured is not None:
-        return _summed(*measured, f"measured by the run in {folder}")
+        return _summed(*measured, say("measured by the run in {folder}", folder=str(folder)))
     if predicted is not None and job.cluster.checkpoint_gb_per_s:
         checkpoint_s = predicted.checkpoint_bytes / (1e9 * job.cluster.checkpoint_gb_per_s)
         return _summed(predicted.step.total, checkpoint_s, "predicted")
     seconds = math.ceil(job.run.timeout_s)
-    way_out = "--save-before SECONDS says it, and cluster.device with cluster.checkpoint_gb_per_s predict it"
-    sentence = (
-        f"how long a checkpoint takes is not known, so a run has run.timeout_s, {seconds_text(seconds)}, to save and "
-        f"leave; {way_out}"
+    way_out = say("--save-before SECONDS says it, and cluster.device with cluster.checkpoint_gb_per_s predict it")
+    sentence = say(
+        "how long a checkpoint takes is not known, so a run has run.timeout_s, {seconds}, to save and leave; {way_out}",
+        seconds=seconds_text(seconds),
+        way_out=way_out,
     )
     return SaveTime(seconds, sentence, is_known=False)
 
 
 def _summed(step_s: float, checkpoint_s: float, source: str) -> SaveTime:
     seconds = math.ceil(step_s + 2 * checkpoint_s + LEAVING_S)
-    sentence = (
-        f"to save and leave takes at most a step of {seconds_text(step_s)}, a checkpoint under way and one more of "
-        f"{seconds_text(checkpoint_s)} ({source}) and {seconds_text(LEAVING_S)} to leave: {seconds_text(seconds)}"
+    sentence = say(
+        "to save and leave takes at most a step of {step_s}, a checkpoint under way and one more of {checkpoint_s} "
+        "({source}) and {leaving_s} to leave: {seconds}",
+        step_s=seconds_text(step_s),
+        checkpoint_s=seconds_text(checkpoint_s),
+        source=source,
+        leaving_s=seconds_text(LEAVING_S),
+        seconds=seconds_text(seconds),
     )
     return SaveTime(seconds, sentence)
 

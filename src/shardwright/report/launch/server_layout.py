@@ -10,6 +10,7 @@ from shardwright.config.base import PlanError
 from shardwright.config.cluster import ClusterSpec
 from shardwright.config.cluster_facts import device_entry, node_devices, usual_divisor
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import both, say
 from shardwright.config.units import counted
 
 
@@ -41,10 +42,16 @@ def server_layout(job: JobSpec) -> ServerLayout:
     per_server, world = _server_devices(job), job.plan.world
     if world > per_server and world % per_server:
         smaller, larger = world // per_server * per_server, (world // per_server + 1) * per_server
-        fault = (
-            f"{job.plan.degrees} = {world} ranks do not fill whole servers of {per_server} ({world} / {per_server} = "
-            f"{world / per_server:.2f}), and each server starts as many; use degrees whose product is {smaller} or "
-            f"{larger}, or set cluster.devices_per_node to a divisor of {world}"
+        fault = say(
+            "{degrees} = {world} ranks do not fill whole servers of {per_server} ({world} / {per_server} = "
+            "{quotient:.2f}), and each server starts as many; use degrees whose product is {smaller} or {larger}, or "
+            "set cluster.devices_per_node to a divisor of {world}",
+            degrees=job.plan.degrees,
+            world=world,
+            per_server=per_server,
+            quotient=world / per_server,
+            smaller=smaller,
+            larger=larger,
         )
         raise PlanError(f"job {job.name}", [fault])
     servers, ranks = max(1, world // per_server), min(world, per_server)
@@ -64,9 +71,11 @@ def _server_devices(job: JobSpec) -> int:
     if cluster.parts:
         counts = sorted({part.devices_per_node for part in cluster.parts})
         if len(counts) > 1:
-            fault = (
-                f"cluster.parts has nodes of {' and '.join(map(str, counts))} devices, and what is written starts as "
-                f"many ranks on each; describe all parts by nodes of {counts[0]}, or start the ranks by other means"
+            fault = say(
+                "cluster.parts has nodes of {counts} devices, and what is written starts as many ranks on each; "
+                "describe all parts by nodes of {count}, or start the ranks by other means",
+                counts=both(list(map(str, counts))),
+                count=counts[0],
             )
             raise PlanError(f"job {job.name}", [fault])
         return counts[0]
@@ -76,9 +85,11 @@ def _server_devices(job: JobSpec) -> int:
     if not num_node_devices:
         size = usual_divisor(job.plan.world)
         example = f"--set cluster.devices_per_node={size} --set cluster.nodes={job.plan.world // size}"
-        fault = (
-            f"nothing is known of the nodes of cluster {cluster.name!r}, so there is no saying how many ranks a node "
-            f"starts; set cluster.devices_per_node and cluster.nodes, such as {example}, or cluster.name"
+        fault = say(
+            "nothing is known of the nodes of cluster {cluster}, so there is no saying how many ranks a node starts; "
+            "set cluster.devices_per_node and cluster.nodes, such as {example}, or cluster.name",
+            cluster=repr(cluster.name),
+            example=example,
         )
         raise PlanError(f"job {job.name}", [fault])
     return _within_node(cluster, num_node_devices)

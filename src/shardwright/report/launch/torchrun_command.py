@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Sequence
 
+from shardwright.config.phrase import say
 from shardwright.report.launch.launch_description import QUOTED, Launch
 
 FIRST_NODE = "FIRST_NODE"
@@ -59,4 +60,8 @@ def torchrun_notes(launch: Launch) -> list[str]:
     """A note about the placeholder for the first node's name, if nobody stated the name."""
     if launch.layout.servers == 1 or launch.options.first_node:
         return []
-    return [f"{FIRST_NODE} stands for the name or address of the first node; --first-node says it"]
+    return [
+        say(
+            "{first_node} stands for the name or address of the first node; --first-node says it", first_node=FIRST_NODE
+        )
+    ]

@@ -7,10 +7,11 @@ import { say } from "./say.js";
 import { showStep } from "./step_view.js";
 import { bytesText, countText, dollarsText, memoryText, rounded, secondsText, shareText } from "./units.js";
 
-const { answer, words, fields } = JSON.parse(byId("data").textContent);
+const { answer, text: printed, words, fields } = JSON.parse(byId("data").textContent);
 const MOST_COLUMNS = 14;
 const MOST_CHARS = 24;  // of a figure at the top
 const PLAN = /(^|\.)plan\.(dp|tp|pp|cp|ep|microbatch_size|schedule|zero|recompute)$/;
+const TOLD = /(^|\.)(step_s|mfu|run\.(days|usd|kwh))$/;  // what plans are compared by
 const SHARES = ["mfu", "hfu", "efficiency", "imbalance"];
 const isList = Array.isArray(answer);
 const shown = isList ? {} : { ...answer };
@@ -21,6 +22,10 @@ if (Array.isArray(shown.memory) && shown.memory[0]?.total_bytes) {
     room_bytes: value.device_room_bytes, fits: value.fits, verdict: verdictOf(value.fits) }, null));
 }
 if (shown.money?.run && shown.gaps) take("money", ["money", "goodput", "gaps"], (value) => showMoney(value, null));
+if (printed) {
+  byId("printed").hidden = false;
+  fill("printed", "", element("pre", { tabindex: "0", class: "printed" }, printed));
+}
 showFigures();
 byId("rest").hidden = !isList && !Object.keys(shown).length;
 fill("rest", "", isList ? content("", answer, 3) : null, ...Object.entries(shown).map(([key, value]) => block(key, value, 3)));
@@ -36,9 +41,10 @@ function showFigures() {
   const small = Object.entries(shown).filter(([, value]) => !isLarge(value) && value !== null && value !== "" && String(value).length < MOST_CHARS);
   byId("headline").hidden = !small.length;
   byId("headline").replaceChildren(...small.map(([key, value]) => {
-    const text = Number.isInteger(value) && value >= 1e6 && !/_bytes$/.test(key) ? countText(value) : textOf(key, value);
+    const cluster = /^(cheapest|fastest|least_energy)$/.test(key) && answer.clusters?.[value];  // an index
+    const text = cluster ? `${cluster.num_devices} ${cluster.device}` : Number.isInteger(value) && value >= 1e6 && !/_bytes$/.test(key) ? countText(value) : textOf(key, value);
     delete shown[key];
-    return element("div", {}, element("dt", { title: fields[key] || "" }, nameOf(key)), element("dd", { title: textOf(key, value) }, text));
+    return element("div", {}, element("dt", { title: fields[key] || "" }, nameOf(key)), element("dd", { title: cluster ? text : textOf(key, value) }, text));
   }));
 }
 
@@ -102,7 +108,9 @@ function stated(keys, row) {
 
 // Where a column stands: what a plan is told by, plain values, then nested ones, then lists.
 function weight(key, rows) {
-  if (PLAN.test(key)) return -1;
+  if (/^(name|device|num_devices)$/.test(key)) return -3;
+  if (PLAN.test(key)) return -2;
+  if (TOLD.test(key)) return -1;
   return (key.includes(".") ? 1 : 0) + (rows.some((row) => Array.isArray(row[key])) ? 2 : 0);
 }
 

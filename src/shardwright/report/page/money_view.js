@@ -9,7 +9,9 @@ export function showMoney(step, job) {
     return;
   }
   const { money, goodput } = step, texts = TEXTS.money;
-  const columns = [[texts.step, money.step, step.step_s], [texts.tokens, money["1e12_tokens"], money["1e12_tokens"].seconds],
+  const reference = money["1e12_tokens"]; // null of adapters, which nobody trains on so many
+  const many = reference && Math.abs(reference.seconds / money.run.seconds - 1) > 0.01 ? reference : null;
+  const columns = [[texts.step, money.step, step.step_s], ...(many ? [[texts.tokens, many, many.seconds]] : []),
     [job ? texts.runOf(countText(job.tokens_of_run)) : texts.run, money.run, money.run.seconds]];
   const cells = [
     columns.map(([name]) => name),
@@ -23,7 +25,7 @@ export function showMoney(step, job) {
     notes.unshift(texts.goodput({
       training: shareText(goodput.training), interval: secondsText(goodput.interval_s), checkpoints: shareText(goodput.checkpoints),
       lost: shareText(goodput.lost_work), restarts: shareText(goodput.restarts),
-    }));
+    }), many ? texts.both : texts.runAlone);
   }
   const rows = cells.map((row, number) => [texts.rows[number], ...row]);
   fill("money", "", table(rows, { "aria-label": texts.table }), notes.map((note) => element("p", { class: "quiet" }, note)));

@@ -143,7 +143,9 @@ export const TEXTS = {
     unknown: say("unknown"),
     table: say("Money"),
     goodput: (values) => say("{training} of the time trains, with a checkpoint every {interval}, which is best; checkpoints take "
-      + "{checkpoints}, lost work {lost} and restarts {restarts}. 1e12 tokens and the run have that in them.", values),
+      + "{checkpoints}, lost work {lost} and restarts {restarts}.", values),
+    both: say("1e12 tokens and the run have that in them."),
+    runAlone: say("The run has that in it."),
   },
   search: {
     title: say("Best plans "),

@@ -44,6 +44,7 @@ export function countText(number) {
 export function dollarsText(dollars) {
   if (dollars === null || dollars === undefined) return TEXTS.units.noPrice;
   if (dollars >= 1e6) return `$${rounded(dollars / 1e6)} M`;
+  if (dollars > 0 && dollars < 0.01) return `$${rounded(dollars, 2)}`;
   return dollars < 100 ? `$${dollars.toFixed(2)}` : `$${rounded(dollars)}`;
 }
 

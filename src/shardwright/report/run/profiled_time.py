@@ -105,7 +105,7 @@ def profiled_step(rank: int, step: int, events: Sequence[Event]) -> ProfiledStep
     assert match is not None
     num_steps = int(match[2] or match[1]) - int(match[1]) + 1
     if num_steps < 1:
-        raise ValueError(f"its steps {match[1]} to {match[2]} end before they begin")
+        raise ValueError(say("its steps {first} to {last} end before they begin", first=match[1], last=match[2]))
     on_device = [event for event in events if event.get("cat") in _ON_DEVICE]
     microseconds = _of_kernels(whole, on_device) if on_device else _of_operators(whole, events)
     seconds = {cause: time / 1e6 / num_steps for cause, time in microseconds.items()}

@@ -8,7 +8,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from shardwright.config.base import PlanError
+from shardwright.config.base import PlanError, error_text
+from shardwright.config.phrase import say
 from shardwright.config.user_file import FileFault, open_file
 from shardwright.train.run_files import METRICS
 
@@ -84,16 +85,16 @@ class RunRecord:
 
 def read_record(folder: Path) -> RunRecord:
     """The record of a run, which may still go on. Raises PlanError if there is none."""
-    path = folder / METRICS
+    path, fault = folder / METRICS, ""
     try:
         with open_file(path) as file:
             return record_of(filter(None, map(_row, file)))
     except FileNotFoundError:
-        fault = f"there is no {path}; name the folder of a run, such as runs/quickstart"
+        fault = say("there is no {path}; name the folder of a run, such as runs/quickstart", path=path)
     except FileFault as error:
-        fault = str(error)
+        fault = error_text(error)
     except OSError as error:
-        fault = f"{path} can't be read: {error.strerror}; name the folder of a run"
+        fault = say("{path} can't be read: {reason}; name the folder of a run", path=path, reason=str(error.strerror))
     raise PlanError(f"run {folder}", [fault])
 
 

@@ -8,7 +8,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from shardwright.config.units import counted, memory_text, seconds_text
+from shardwright.config.phrase import ENGLISH, in_language, say
+from shardwright.config.units import counted_phrase, memory_text, seconds_text
 from shardwright.report.run.run_record import RunRecord
 from shardwright.report.text_columns import fitting, terminal_width
 
@@ -17,27 +18,38 @@ _LEAST_WIDTH, _LABEL = 10, 22
 _LATE = 4.0  # times a median step, after which a run without a new step is said to be silent
 _LEAST_LATE_S = 30.0
 _PARTS = (
-    ("computing", "compute_share", "blue"),
-    ("communication", "exposed_communication_share", "yellow"),
-    ("idle", "pipeline_idle_share", "bright_black"),
+    (say("computing"), "compute_share", "blue"),
+    (say("communication"), "exposed_communication_share", "yellow"),
+    (say("idle"), "pipeline_idle_share", "bright_black"),
 )
 
 
 def run_screen(
-    name: str, record: RunRecord, num_steps: int | None, silent_s: float = 0.0, end: str = ""
+    name: str,
+    record: RunRecord,
+    num_steps: int | None,
+    silent_s: float = 0.0,
+    end: str = "",
+    language: str = ENGLISH,
 ) -> list[RenderableType]:
-    """The parts of the screen. `num_steps` are the steps of the job, None if unknown; `silent_s` are seconds since the
-    run wrote its metrics; `end` says how a run ended before its last step, empty for another."""
+    """The parts of the screen, in a language. `num_steps` are the steps of the job, None if unknown; `silent_s` are
+    seconds since the run wrote its metrics; `end` says how a run ended before its last step, empty for another."""
     if record.last_step is None:
-        return [Text(fitting(f"{name}: no step is recorded{f', {end}' if end else ' yet'}"))]
+        unrecorded = say("{name}: no step is recorded yet", name=name)
+        if end:
+            unrecorded = say("{name}: no step is recorded, {end}", name=name, end=end)
+        return [Text(fitting(in_language(unrecorded, language)))]
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(no_wrap=True, justify="right")
     table.add_column(no_wrap=True, overflow="ellipsis")
     width = max(_LEAST_WIDTH, min(60, terminal_width() - 2 * _LABEL))
-    for row in _rows(record, width):
-        table.add_row(*row)
-    return [Text(fitting(_heading(name, record, num_steps, end))), table, *_notes(record, silent_s)]
+    for label, value, picture in _rows(record, width):
+        shown = Text(in_language(picture, language)) if isinstance(picture, str) else picture
+        table.add_row(in_language(label, language), in_language(value, language), shown)
+    heading = in_language(_heading(name, record, num_steps, end), language)
+    notes = [Text(in_language(line, language), style="yellow") for line in _notes(record, silent_s)]
+    return [Text(fitting(heading)), table, *notes]
 
 
 def seconds_silent(metrics: Path) -> float:
@@ -48,57 +60,68 @@ def seconds_silent(metrics: Path) -> float:
 def _heading(name: str, record: RunRecord, num_steps: int | None, end: str) -> str:
     step, step_s = record.last_step or 0, record.median("step_s") or 0.0
     if num_steps is None:
-        return f"{name}: step {step:,}"
-    left = "done" if step >= num_steps else end or f"{seconds_text((num_steps - step) * step_s)} left"
-    return f"{name}: step {step:,} of {num_steps:,}, {left}"
+        return say("{name}: step {step:,}", name=name, step=step)
+    left: str = say("done")
+    if step < num_steps:
+        left = end or say("{seconds} left", seconds=seconds_text((num_steps - step) * step_s))
+    return say("{name}: step {step:,} of {num_steps:,}, {left}", name=name, step=step, num_steps=num_steps, left=left)
 
 
 def _rows(record: RunRecord, width: int) -> list[tuple[str, str, RenderableType]]:
-    """Name, value and picture of each number that the run has."""
+    """Name, value and picture of each number that the run has. A picture may be a phrase."""
     rows: list[tuple[str, str, RenderableType]] = []
     figures = (
-        ("loss", "loss", "{:.4f}".format),
-        ("held-out loss", "held_out", "{:.4f}".format),
-        ("gradient norm", "grad_norm", "{:.3g}".format),
-        ("learning rate", "learning_rate", "{:.2e}".format),
-        ("tokens/s", "tokens_per_s", "{:,.0f}".format),
+        (say("loss"), "loss", "{:.4f}".format),
+        (say("held-out loss"), "held_out", "{:.4f}".format),
+        (say("gradient norm"), "grad_norm", "{:.3g}".format),
+        (say("learning rate"), "learning_rate", "{:.2e}".format),
+        (say("tokens/s"), "tokens_per_s", "{:,.0f}".format),
         ("MFU", "mfu", "{:.1%}".format),
-        ("a step", "step_s", seconds_text),
+        (say("a step"), "step_s", seconds_text),
     )
     for name, curve, text in figures:
         if (value := record.last(curve)) is not None:
             rows.append((name, text(value), sparkline([point for _, point in record.curves[curve]], width)))
     if record.last("compute_share") is not None:
         shares = [(label, record.last(share) or 0.0, colour) for label, share, colour in _PARTS]
-        rows.append(("parts of a step", "", _bar(shares, width)))
-        rows.append(("", "", Text(", ".join(f"{label} {share:.0%}" for label, share, _ in shares))))
+        texts = tuple(say("{part} {share:.0%}", part=label, share=share) for label, share, _ in shares)
+        rows.append((say("parts of a step"), "", _bar(shares, width)))
+        rows.append(("", "", say("{listed}", listed=texts)))
     if record.peak_memory_bytes is not None:
-        rows.append(("peak memory", memory_text(record.peak_memory_bytes), Text("of the fullest rank")))
-    for name, curve in (("links in nodes", "inside_link_use"), ("network", "between_link_use")):
+        rows.append((say("peak memory"), memory_text(record.peak_memory_bytes), say("of the fullest rank")))
+    for name, curve in ((say("links in nodes"), "inside_link_use"), (say("network"), "between_link_use")):
         if (use := record.last(curve)) is not None:
-            rows.append((name, f"{use:.1%}", Text("of the bandwidth")))
-    rows.append(("last checkpoint", *_checkpoint(record)))
+            rows.append((name, f"{use:.1%}", say("of the bandwidth")))
+    rows.append((say("last checkpoint"), *_checkpoint(record)))
     return rows
 
 
-def _checkpoint(record: RunRecord) -> tuple[str, RenderableType]:
+def _checkpoint(record: RunRecord) -> tuple[str, str]:
     if not record.checkpoints:
-        return "none", Text("")
+        return say("none"), ""
     newest = record.checkpoints[-1]
-    return f"step {newest.get('step', 0):,}", Text(f"the run waited {seconds_text(newest.get('blocking_s', 0.0))}")
+    waited = say("the run waited {seconds}", seconds=seconds_text(newest.get("blocking_s", 0.0)))
+    return say("step {step:,}", step=newest.get("step", 0)), waited
 
 
-def _notes(record: RunRecord, silent_s: float) -> list[RenderableType]:
+def _notes(record: RunRecord, silent_s: float) -> list[str]:
     """Lines on what is not as it should be."""
-    lines = []
+    lines: list[str] = []
     if record.skipped:
         step, cause = record.skipped[-1]
-        lines.append(f"{counted(len(record.skipped), 'step')} changed no weight, the last one {step}: {cause}")
+        lines.append(
+            say(
+                "{steps} changed no weight, the last one {step}: {cause}",
+                steps=counted_phrase(len(record.skipped), "step"),
+                step=step,
+                cause=cause,
+            )
+        )
     if record.num_spikes:
-        lines.append(f"the loss left its band {counted(record.num_spikes, 'time')}")
+        lines.append(say("the loss left its band {times}", times=counted_phrase(record.num_spikes, "time")))
     if silent_s > max(_LEAST_LATE_S, _LATE * (record.median("step_s") or 0.0)):
-        lines.append(f"nothing was recorded for {seconds_text(silent_s)}")
-    return [Text(line, style="yellow") for line in lines]
+        lines.append(say("nothing was recorded for {seconds}", seconds=seconds_text(silent_s)))
+    return lines
 
 
 def sparkline(values: Sequence[float], width: int) -> Text:

@@ -5,17 +5,27 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import RenderableType
-from rich.text import Text
-
+from shardwright.config.phrase import say
 from shardwright.config.units import seconds_text
+from shardwright.report.document import paragraph
 from shardwright.report.plans_text import plan_words
-from shardwright.report.rendered import wide_table
+from shardwright.report.rendered import ScreenPart, WideRows
 from shardwright.report.run.run_card import RunCard
 from shardwright.report.run.run_record import read_record
-from shardwright.report.text_columns import fitting
 
-_HEADING = ("run", "ranks", "tokens/s", "a rank", "efficiency", "a step", "predicted", "MFU", "loss", "batch", "plan")
+_HEADING = (
+    say("run"),
+    say("ranks"),
+    say("tokens/s"),
+    say("a rank"),
+    say("efficiency"),
+    say("a step"),
+    say("predicted"),
+    "MFU",
+    say("loss"),
+    say("batch"),
+    say("plan"),
+)
 
 
 @dataclass(frozen=True)
@@ -83,7 +93,7 @@ def rows_dicts(rows: Sequence[RunRow]) -> list[dict[str, Any]]:
     return [asdict(row) for row in rows]
 
 
-def runs_screen(rows: Sequence[RunRow]) -> list[RenderableType]:
+def runs_screen(rows: Sequence[RunRow]) -> list[ScreenPart]:
     """The table, and a line on what its efficiency is relative to."""
     names = [Path(row.run).name for row in rows]
     has_names = len(set(names)) == len(names)
@@ -103,10 +113,9 @@ def runs_screen(rows: Sequence[RunRow]) -> list[RenderableType]:
         )
         for name, row in zip(names, rows, strict=True)
     ]
-    note = f"Efficiency: tokens a second of a rank, beside {cells[0][0]}, which has the fewest ranks."
-    if len({row.model for row in rows}) > 1:
-        note += " Runs of another model have none."
-    return [wide_table(_HEADING, cells, left=(0,)), Text(fitting(note))]
+    note = say("Efficiency: tokens a second of a rank, beside {run}, which has the fewest ranks.", run=cells[0][0])
+    others = say("Runs of another model have none.") if len({row.model for row in rows}) > 1 else ""
+    return [WideRows(_HEADING, cells, left=(0,)), paragraph(note, others)]
 
 
 def _text(value: float | None, form: Any) -> str:

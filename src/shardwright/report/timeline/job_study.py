@@ -7,7 +7,7 @@ from typing import Any
 from shardwright.config import largest
 from shardwright.config.base import PlanError, error_text
 from shardwright.config.job import JobSpec
-from shardwright.config.phrase import say
+from shardwright.config.phrase import say, sentences_of
 from shardwright.config.units import seconds_text
 from shardwright.cost.calibration import shipped
 from shardwright.report.timeline.page import Section, section_of
@@ -129,14 +129,14 @@ class JobStudy:
     def title(self) -> str:
         """The title of the study."""
         if self.executed is not None:
-            return f"{self.job.name}: simulated and executed"
-        return f"{self.job.name}, {self.simulated.heading}"
+            return say("{job}: simulated and executed", job=self.job.name)
+        return say("{job}, {study}", job=self.job.name, study=self.simulated.heading)
 
     def sections(self) -> list[Section]:
         """The timelines of a page."""
         if self.executed is None:
             return [section_of(self.simulated)]
-        executed_section = section_of(self.executed, "The last of the steps that were run.")
+        executed_section = section_of(self.executed, say("The last of the steps that were run."))
         return [section_of(self.simulated, self.verdict), replace(executed_section, figures=())]
 
 
@@ -148,14 +148,19 @@ def study_job(job: JobSpec, latency: float, num_steps: int) -> JobStudy:
     if faults := faults or size_faults(job.plan.schedule, shape, drawn_steps(job.plan.schedule, num_steps)):
         raise PlanError(f"job {job.name}", faults)
     plan, drawing = job.plan, drawn_costs(job, latency)
-    devices = f"tp {plan.tp}" if plan.cp == 1 else f"cp {plan.cp} x tp {plan.tp}"
-    note = f"One pipeline of dp {plan.dp} is drawn, and a rank of it is {devices} devices. " * (plan.stage_ranks > 1)
+    note = drawing.note
+    if plan.stage_ranks > 1:
+        devices = f"tp {plan.tp}" if plan.cp == 1 else f"cp {plan.cp} x tp {plan.tp}"
+        drawn = say(
+            "One pipeline of dp {dp} is drawn, and a rank of it is {devices} devices.", dp=plan.dp, devices=devices
+        )
+        note = sentences_of([drawn, note])
     streams = Streams(partial(job_program, job), lambda steps: job_order(job, steps).without_messages())
     result = study(plan.schedule, job_program(job), drawing.costs, num_steps, streams)
     step_length = drawing.step_s if drawing.is_seconds and drawing.step_s else result.bubbles.makespan
     result = replace(result, bubble=_step_bubble(drawing.bubble, step_length))
     facts = {"unit": drawing.unit, "step_s": drawing.step_s}
-    return JobStudy(job, result, note + drawing.note, facts, drawing.is_seconds)
+    return JobStudy(job, result, note, facts, drawing.is_seconds)
 
 
 def study_executed(job: JobSpec, costs: Costs, times: Times, executed_s: float) -> JobStudy:
@@ -167,15 +172,20 @@ def study_executed(job: JobSpec, costs: Costs, times: Times, executed_s: float) 
     simulated_s = simulated.timeline.makespan
     simulated = replace(simulated, bubble=_step_bubble(simulated_bubble(job, costs), simulated_s))
     error = simulated_s / executed_s - 1.0
-    note = "Times are seconds. Costs of the stages, a message and the update were measured on this machine."
+    note = say("Times are seconds. Costs of the stages, a message and the update were measured on this machine.")
     return JobStudy(
         job,
         simulated,
         note,
         facts={"simulated_s": simulated_s, "executed_s": executed_s, "error": error},
         is_seconds=True,
-        executed=replace(simulated, name=f"{simulated.name}, as it ran", times=times),
-        verdict=f"simulated {simulated_s:.4f} s, executed {executed_s:.4f} s (median), error {error:+.1%}",
+        executed=replace(simulated, name=say("{name}, as it ran", name=simulated.name), times=times),
+        verdict=say(
+            "simulated {simulated:.4f} s, executed {executed:.4f} s (median), error {error:+.1%}",
+            simulated=simulated_s,
+            executed=executed_s,
+            error=error,
+        ),
     )
 
 

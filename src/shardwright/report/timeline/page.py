@@ -12,7 +12,7 @@ from importlib import resources
 from itertools import accumulate
 from typing import Any
 
-from shardwright.config.phrase import ENGLISH, fixed, in_language, say
+from shardwright.config.phrase import ENGLISH, fixed, in_language, say, spoken
 from shardwright.report.timeline.colours import NAMES, SHADES, letters_of, shade
 from shardwright.report.timeline.packed_timeline import Colours, packed_timeline
 from shardwright.report.timeline.schedule_figures import comparison, figures, idle_table, memory_table
@@ -78,21 +78,25 @@ def section_of(study: Study, note: str = "") -> Section:
     )
 
 
-def timeline_page(title: str, sections: Sequence[Section], note: str = "", studies: Sequence[Study] = ()) -> str:
-    """The HTML page. With `studies`, a table that compares them comes first."""
+def timeline_page(
+    title: str, sections: Sequence[Section], note: str = "", studies: Sequence[Study] = (), language: str = ENGLISH
+) -> str:
+    """The HTML page in a language. With `studies`, a table that compares them comes first."""
+    title, note = in_language(title, language), in_language(note, language)
+    without_script = say("The timelines are drawn by a script in this page; the figures need none.")
     lines = [
         "<!doctype html>",
-        '<html lang="en"><head><meta charset="utf-8">',
+        f'<html lang="{language}"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>{escape(title)}</title>",
         f"<style>{_asset('page.css')}</style></head><body>",
         f"<header><h1>{escape(title)}</h1>" + (f"<p>{escape(note)}</p>" if note else "") + "</header><main>",
-        _table(comparison(studies), "comparison", link=True) if studies else "",
-        controls_html(sections),
-        *(_section_html(number, section) for number, section in enumerate(sections)),
-        "</main><noscript>The timelines are drawn by a script in this page; the figures need none.</noscript>",
+        _table(_spoken(comparison(studies), language), "comparison", link=True) if studies else "",
+        controls_html(sections, language),
+        *(_section_html(number, section, language) for number, section in enumerate(sections)),
+        f"</main><noscript>{in_language(without_script, language)}</noscript>",
         '<div id="tip" role="tooltip" hidden></div>',
-        f'<script type="application/json" id="data">{embedded(drawn_data(sections))}</script>',
+        f'<script type="application/json" id="data">{embedded(spoken(drawn_data(sections), language))}</script>',
         f"<script>{''.join(map(_asset, SCRIPTS))}{_SHOW}</script></body></html>\n",
     ]
     return "\n".join(part for part in lines if part)
@@ -125,21 +129,30 @@ def embedded(data: dict[str, Any]) -> str:
     return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
 
 
-def _section_html(number: int, section: Section) -> str:
+def _section_html(number: int, section: Section, language: str) -> str:
     cards = "".join(
         f'<div title="{escape(meaning)}"><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>'
-        for name, value, meaning in section.figures
+        for name, value, meaning in _spoken(section.figures, language)
     )
-    ranks = len(section.timeline.ranks)
-    tables = (("Idle time by rank and cause", section.table), ("Memory by rank and kind", section.memory))
-    details = "".join(f"<details><summary>{name}</summary>{_table(rows)}</details>" for name, rows in tables if rows)
+    label = say("Timeline of {name}: {count} ranks", name=section.name, count=len(section.timeline.ranks))
+    name, note, spoken_label = (in_language(text, language) for text in (section.name, section.note, label))
+    tables = ((say("Idle time by rank and cause"), section.table), (say("Memory by rank and kind"), section.memory))
+    details = "".join(
+        f"<details><summary>{in_language(title, language)}</summary>{_table(_spoken(rows, language))}</details>"
+        for title, rows in tables
+        if rows
+    )
     return (
-        f'<section id="s{number}"><h2>{escape(section.name)} <small>{escape(section.note)}</small></h2>'
+        f'<section id="s{number}"><h2>{escape(name)} <small>{escape(note)}</small></h2>'
         f'<dl class="figures">{cards}</dl>'
-        f'<canvas data-section="{number}" tabindex="0" role="img" '
-        f'aria-label="Timeline of {escape(section.name)}: {ranks} ranks"></canvas>'
+        f'<canvas data-section="{number}" tabindex="0" role="img" aria-label="{escape(spoken_label)}"></canvas>'
         f"{details}</section>"
     )
+
+
+def _spoken(rows: Sequence[Sequence[str]], language: str) -> list[list[str]]:
+    """The cells of rows in a language."""
+    return [[in_language(cell, language) for cell in row] for row in rows]
 
 
 def _table(rows: Sequence[Sequence[str]], name: str = "by-rank", link: bool = False) -> str:

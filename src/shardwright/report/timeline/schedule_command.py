@@ -11,10 +11,12 @@ import click
 
 from shardwright.config import catalog, largest
 from shardwright.config.base import PlanError, faults_in
+from shardwright.config.phrase import ENGLISH, each, in_language, say, sentences_of
 from shardwright.config.schedule_facts import SCHEDULES
-from shardwright.config.units import counted
+from shardwright.config.units import counted_phrase
+from shardwright.report.document import AlignedRows, Lines, Part, document_text
 from shardwright.report.output import write_output
-from shardwright.report.text_columns import aligned, filled, fitting, is_sized, terminal_width
+from shardwright.report.text_columns import filled, fitting, is_sized, terminal_width
 from shardwright.report.timeline.job_study import JobStudy, cost_faults
 from shardwright.report.timeline.page import section_of, timeline_page
 from shardwright.report.timeline.picture import picture
@@ -31,13 +33,14 @@ _PIPE_WIDTH = 120  # columns of a drawing where nobody says how wide the output 
 
 @dataclass(frozen=True)
 class Output:
-    """The files for a result, and its form in the terminal: text, or JSON if `as_json`."""
+    """The files for a result, its form in the terminal: text, or JSON if `as_json`; and its language."""
 
     html: Path | None = None
     svg: Path | None = None
     trace: Path | None = None
     as_json: bool = False
     no_colour: bool = False
+    language: str = ENGLISH
 
 
 @dataclass(frozen=True)
@@ -84,11 +87,18 @@ class Request:
         p, m, steps = self.num_ranks, self.num_microbatches, self.num_steps
         if p * m * steps <= largest.COMPARED or p > largest.PIPELINE_RANKS:
             return []
-        times = f" x {steps:,} steps" if steps > 1 else ""
+        product = say("{stages:,} stages x {microbatches:,} microbatches", stages=p, microbatches=m)
+        if steps > 1:
+            product = say("{product} x {steps:,} steps", product=product, steps=steps)
         return [
-            f"--compare plays every schedule, and {p:,} stages x {m:,} microbatches{times} = {p * m * steps:,} are "
-            f"more than {largest.COMPARED:,}; use at most {max(1, largest.COMPARED // (p * steps)):,} microbatches, or "
-            "name one schedule without --compare"
+            say(
+                "--compare plays every schedule, and {product} = {actions:,} are more than {most:,}; use at most "
+                "{fewer:,} microbatches, or name one schedule without --compare",
+                product=product,
+                actions=p * m * steps,
+                most=largest.COMPARED,
+                fewer=max(1, largest.COMPARED // (p * steps)),
+            )
         ]
 
     def faults(self) -> list[str]:
@@ -107,23 +117,32 @@ class Request:
             "--alive": self.most_alive,
             "--gather": self.gather or 0.0,
         }
-        faults = [f"{option} is {count}; use 1 or more" for option, count in counts.items() if count < 1]
+        faults: list[str] = [
+            say("{option} is {count}; use 1 or more", option=option, count=count)
+            for option, count in counts.items()
+            if count < 1
+        ]
         faults += [fault for option, cost in costs.items() for fault in cost_faults(option, cost)]
         if not faults and self.forward + self.input_grad + self.weight_grad == 0:
-            faults = ["--forward, --input-grad and --weight-grad are all 0, so there is nothing to draw; use 1 each"]
+            return [say("--forward, --input-grad and --weight-grad are all 0, so there is nothing to draw; use 1 each")]
         return faults
 
     @property
     def note(self) -> str:
         """A note with the costs."""
         costs = f"F {number(self.forward)}, I {number(self.input_grad)}, W {number(self.weight_grad)}"
-        message_note = f"a message takes {number(self.latency)}" if self.latency else "messages take no time"
-        recompute_note = " Stages keep their inputs, and run their forwards again." * self.recompute
-        gather_note = (
-            f" Gathering all parameters of a rank takes {number(self.gather or 0)}, reducing its gradients too."
-        )
-        notes = recompute_note + gather_note * (self.gather is not None)
-        return f"{costs} for one microbatch through all layers of a rank; {message_note}.{notes}"
+        wire = say("messages take no time")
+        if self.latency:
+            wire = say("a message takes {latency}", latency=number(self.latency))
+        sentences = [say("{costs} for one microbatch through all layers of a rank; {wire}.", costs=costs, wire=wire)]
+        if self.recompute:
+            sentences.append(say("Stages keep their inputs, and run their forwards again."))
+        if self.gather is not None:
+            gather = number(self.gather)
+            sentences.append(
+                say("Gathering all parameters of a rank takes {gather}, reducing its gradients too.", gather=gather)
+            )
+        return sentences_of(sentences)
 
 
 def show_schedule(name: str | None, request: Request, compare: bool, output: Output) -> None:
@@ -131,11 +150,12 @@ def show_schedule(name: str | None, request: Request, compare: bool, output: Out
     subject = f"schedule {name}" if name else "schedule"
     faults = request.faults()
     if name is None and not compare:
-        faults.append(f"name a schedule, or use --compare; there are: {', '.join(SCHEDULES)}")
+        faults.append(say("name a schedule, or use --compare; there are: {names}", names=tuple(SCHEDULES)))
     if name is not None and name not in SCHEDULES:
-        faults.append(f"{name!r} is not a schedule; {catalog.did_you_mean(name, list(SCHEDULES))}")
+        hint = catalog.did_you_mean(name, list(SCHEDULES))
+        faults.append(say("{name} is not a schedule; {hint}", name=repr(name), hint=hint))
     if compare and name is None and (output.trace or output.svg):
-        faults.append("--trace and --svg are of one schedule; name it, or use --html for all")
+        faults.append(say("--trace and --svg are of one schedule; name it, or use --html for all"))
     if compare and not faults:
         faults += request.comparison_faults()
     if faults:
@@ -156,7 +176,7 @@ def show_job(study: JobStudy, output: Output) -> None:
     """Show the result of the command `simulate`. PlanError if a file would be too large."""
     if faults := _drawing_faults(output, [study.drawn]):
         raise PlanError("output", faults)
-    _write(output.html, "--html", lambda: job_page(study))
+    _write(output.html, "--html", lambda: job_page(study, output.language))
     _write(output.svg, "--svg", lambda: job_picture(study))
     _write(output.trace, "--trace", lambda: job_trace(study))
     click.echo(json.dumps(study.values) if output.as_json else job_text(study, output))
@@ -166,17 +186,19 @@ def job_text(study: JobStudy, output: Output = Output()) -> str:
     """A job's timeline as text for the terminal."""
     simulated = study.simulated
     if study.executed is None:
-        return f"{study.title}\n{filled(study.note)}\n\n{_text(simulated, output)}"
-    drawings = _drawing(simulated, output), _drawing(study.executed, output)
-    return (
-        f"{study.job.name}, {simulated.heading}\n{study.note}\n\nsimulated\n{drawings[0]}\n\n"
-        f"executed\n{drawings[1]}\n\n{study.verdict}"
+        heading, note = in_language(study.title, output.language), in_language(study.note, output.language)
+        return f"{heading}\n{filled(note)}\n\n{_text(simulated, output)}"
+    texts = (say("{job}, {study}", job=study.job.name, study=simulated.heading), study.note, say("simulated"))
+    heading, note, above, below, verdict = (
+        in_language(text, output.language) for text in (*texts, say("executed"), study.verdict)
     )
+    drawings = _drawing(simulated, output), _drawing(study.executed, output)
+    return f"{heading}\n{note}\n\n{above}\n{drawings[0]}\n\n{below}\n{drawings[1]}\n\n{verdict}"
 
 
-def job_page(study: JobStudy) -> str:
-    """A job's timeline as a page of HTML."""
-    return timeline_page(study.title, study.sections(), study.note)
+def job_page(study: JobStudy, language: str = ENGLISH) -> str:
+    """A job's timeline as a page of HTML in a language."""
+    return timeline_page(study.title, study.sections(), study.note, language=language)
 
 
 def job_picture(study: JobStudy) -> str:
@@ -194,46 +216,54 @@ def _show(study: Study, note: str, output: Output, as_json: dict[str, Any]) -> N
     if output.as_json:
         click.echo(json.dumps(as_json))
     else:
-        click.echo(f"{fitting(study.heading)}\n{filled(note)}\n\n{_text(study, output)}")
+        heading, costs = in_language(study.heading, output.language), in_language(note, output.language)
+        click.echo(f"{fitting(heading)}\n{filled(costs)}\n\n{_text(study, output)}")
 
 
 def _text(study: Study, output: Output) -> str:
     """A study as text for the terminal."""
     section = section_of(study)
-    tables = aligned(section.figures, left=range(3)), aligned(section.table), aligned(section.memory)
-    return "\n\n".join([_drawing(study, output), *tables])
+    tables = AlignedRows(section.figures, range(3)), AlignedRows(section.table), AlignedRows(section.memory)
+    return document_text([_drawing(study, output), *tables], output.language)
 
 
 def _drawing(study: Study, output: Output) -> str:
     width = terminal_width() if is_sized() else _PIPE_WIDTH
-    return draw(study.timeline, width, palette_of(sys.stdout, output.no_colour))
+    return draw(study.timeline, width, palette_of(sys.stdout, output.no_colour), output.language)
 
 
 def _show_comparison(request: Request, named_study: Study | None, output: Output) -> None:
-    studies, left_out = [], []
+    studies, left_out = [], list[str]()
     for name in SCHEDULES:
         try:
             studies.append((request if _chooses(name) else replace(request, virtual_stages=None)).study(name))
         except ValueError as error:
-            left_out.append(f"{name} is left out: {'; '.join(faults_in(error))}")
+            left_out.append(say("{name} is left out: {reason}", name=name, reason=each(faults_in(error))))
     if not studies:
         raise PlanError("schedule --compare", left_out)
-    shape = f"{counted(request.num_ranks, 'rank')}, {counted(request.num_microbatches, 'microbatch')}"
+    ranks, microbatches = (
+        counted_phrase(request.num_ranks, "rank"),
+        counted_phrase(request.num_microbatches, "microbatch"),
+    )
+    shape = say("{listed}", listed=(ranks, microbatches))
     if named_study is not None:
         _write_files(named_study, request.note, Output(None, output.svg, output.trace), named_study.heading)
     if output.html:
         if faults := _drawing_faults(Output(output.html), studies):
             raise PlanError("output", faults)
-        title = f"Pipeline schedules: {shape}"
-        page = timeline_page(title, [section_of(study) for study in studies], request.note, studies)
+        title = say("Pipeline schedules: {shape}", shape=shape)
+        page = timeline_page(title, [section_of(study) for study in studies], request.note, studies, output.language)
         _write(output.html, "--html", lambda: page)
     if output.as_json:
         click.echo(json.dumps({"schedules": [as_dict(study) for study in studies]}))
     else:
-        drawing = f"{named_study.heading}\n\n{_text(named_study, output)}\n\n" if named_study is not None else ""
-        click.echo(f"{drawing}{shape}\n{fitting(request.note)}\n\n{aligned(comparison(studies))}")
+        parts: list[Part] = [] if named_study is None else [named_study.heading, _text(named_study, output)]
+        note = fitting(in_language(request.note, output.language))
+        parts += [Lines([shape, note]), AlignedRows(comparison(studies))]
+        click.echo(document_text(parts, output.language))
     if left_out:
-        click.echo("\n".join(["", *left_out] if not output.as_json else left_out), err=output.as_json)
+        lines = left_out if output.as_json else ["", *(in_language(line, output.language) for line in left_out)]
+        click.echo("\n".join(lines), err=output.as_json)
 
 
 def _chooses(name: str) -> bool:
@@ -250,8 +280,13 @@ def _drawing_faults(output: Output, studies: Sequence[Study]) -> list[str]:
     num_all = num_steps * len(actions)
     num_computed = num_steps * sum(bool(action.computes()) for action in actions)
     return [
-        f"{option} would draw {num_drawn:,} actions, and a file of more than {most:,} hardly opens; use fewer "
-        "microbatches, stages or steps, or leave it out: the terminal and --json have no such limit"
+        say(
+            "{option} would draw {count:,} actions, and a file of more than {most:,} hardly opens; use fewer "
+            "microbatches, stages or steps, or leave it out: the terminal and --json have no such limit",
+            option=option,
+            count=num_drawn,
+            most=most,
+        )
         for option, path, num_drawn, most in (
             ("--svg", output.svg, num_computed, largest.PICTURE),
             ("--html", output.html, num_all, largest.PAGE),
@@ -264,7 +299,7 @@ def _drawing_faults(output: Output, studies: Sequence[Study]) -> list[str]:
 def _write_files(study: Study, note: str, output: Output, title: str) -> None:
     if faults := _drawing_faults(output, [study]):
         raise PlanError("output", faults)
-    _write(output.html, "--html", lambda: timeline_page(title, [section_of(study)], note))
+    _write(output.html, "--html", lambda: timeline_page(title, [section_of(study)], note, language=output.language))
     _write(output.svg, "--svg", lambda: picture(study.timeline, study.name))
     _write(output.trace, "--trace", lambda: _trace_text(study, title))
 

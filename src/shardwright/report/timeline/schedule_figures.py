@@ -4,10 +4,24 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from shardwright.config.phrase import say
 from shardwright.config.units import bytes_text
 from shardwright.report.timeline.study import Study, number
 from shardwright.schedule.buffer_lifetimes import Buffer
 from shardwright.simulate.timeline import Cause
+
+CAUSES = {
+    Cause.WARM_UP: say("warm-up"),
+    Cause.COMMUNICATION: say("communication"),
+    Cause.DEPENDENCY: say("dependency"),
+    Cause.DRAIN: say("drain"),
+}
+_BUFFERS = {
+    Buffer.ACTIVATIONS: say("activations"),
+    Buffer.INPUT: say("stage inputs"),
+    Buffer.MESSAGE: say("messages"),
+    Buffer.PARAMETERS: say("gathered parameters"),
+}
 
 
 def figures(study: Study) -> list[tuple[str, str, str]]:
@@ -16,12 +30,16 @@ def figures(study: Study) -> list[tuple[str, str, str]]:
     peak = by_rank(bubbles.peak_activations)
     return [
         *_idle_times(study),
-        ("peak", peak, "microbatches whose activations a rank keeps at once, of all its layers"),
-        ("parameters", by_rank(bubbles.parameter_copies) + " x", "weights that a rank holds, in p-ths of the model"),
+        (say("peak"), peak, say("microbatches whose activations a rank keeps at once, of all its layers")),
         (
-            "messages",
+            say("parameters"),
+            by_rank(bubbles.parameter_copies) + " x",
+            say("weights that a rank holds, in p-ths of the model"),
+        ),
+        (
+            say("messages"),
             _count_text(bubbles.messages, None if bytes_moved is None else bytes_moved.messages),
-            "sent in one step",
+            say("sent in one step"),
         ),
         *_collectives(study),
     ]
@@ -30,20 +48,22 @@ def figures(study: Study) -> list[tuple[str, str, str]]:
 def _idle_times(study: Study) -> list[tuple[str, str, str]]:
     """Figures of idle time: bubbles of a schedule; or a job's bubble and its idle time, which has more causes."""
     bubbles, formula, job_bubble = study.bubbles, study.formula, study.bubble
-    name, idle_meaning = "bubble", "idle time of a rank in one step alone, and its share of the step"
-    rows = []
+    idle_meaning = say("idle time of a rank in one step alone, and its share of the step")
+    names = say("bubble"), say("span bubble"), say("period bubble")
+    rows: list[tuple[str, str, str]] = []
     if job_bubble is not None:
-        meaning = "the rank that computes longest waits for others, where messages and collectives take no time"
-        rows.append(
-            ("bubble", _with_share(job_bubble.value, job_bubble.share), f"{meaning}; its share of the whole step")
+        meaning = say(
+            "the rank that computes longest waits for others, where messages and collectives take no time; its share "
+            "of the whole step"
         )
-        name = "idle"
-        idle_meaning = "mean over ranks: bubble, messages, collectives, shorter stages; its share of what is drawn"
-    rows.append((name, _with_share(bubbles.bubble, bubbles.bubble_fraction), idle_meaning))
-    rows += [("formula", str(formula), "the bubble in closed form")] if formula else []
+        rows.append((say("bubble"), _with_share(job_bubble.value, job_bubble.share), meaning))
+        names = say("idle"), say("span idle"), say("period idle")
+        idle_meaning = say("mean over ranks: bubble, messages, collectives, shorter stages; its share of what is drawn")
+    rows.append((names[0], _with_share(bubbles.bubble, bubbles.bubble_fraction), idle_meaning))
+    rows += [(say("formula"), formula.words, say("the bubble in closed form"))] if formula else []
     span, period = number(bubbles.span_bubble), number(bubbles.period_bubble)
-    rows.append((f"span {name}", span, "idle between a rank's own first and last computation"))
-    rows.append((f"period {name}", period, "idle in a step among others, with no barrier between"))
+    rows.append((names[1], span, say("idle between a rank's own first and last computation")))
+    rows.append((names[2], period, say("idle in a step among others, with no barrier between")))
     return rows
 
 
@@ -54,13 +74,13 @@ def _with_share(value: float, share: float) -> str:
 def _collectives(study: Study) -> list[tuple[str, str, str]]:
     """Figures of a step's gathers and reductions, if parameters are gathered or if bytes are known."""
     bubbles, bytes_moved = study.bubbles, study.bubbles.moved
-    rows = []
+    rows: list[tuple[str, str, str]] = []
     if bubbles.gathers:
         gathers = _count_text(bubbles.gathers, None if bytes_moved is None else bytes_moved.gathers)
-        rows.append(("gathers", gathers, "of the parameters of a stage, in one step"))
+        rows.append((say("gathers"), gathers, say("of the parameters of a stage, in one step")))
     if bubbles.gathers or (bytes_moved is not None and bytes_moved.reductions):
         reductions = _count_text(bubbles.reductions, None if bytes_moved is None else bytes_moved.reductions)
-        rows.append(("reductions", reductions, "of the gradients of a stage, in one step"))
+        rows.append((say("reductions"), reductions, say("of the gradients of a stage, in one step")))
     return rows
 
 
@@ -70,7 +90,7 @@ def _count_text(count: int, num_bytes: int | None) -> str:
 
 def idle_table(study: Study) -> list[list[str]]:
     """A header, then for each rank its busy time, and its idle time by cause."""
-    rows = [["", "busy", *(str(cause) for cause in Cause)]]
+    rows = [["", say("busy"), *(CAUSES[cause] for cause in Cause)]]
     for rank, row in enumerate(study.timeline.ranks):
         idle = row.idle_by_cause()
         rows.append([f"rank {rank}", number(row.busy), *(number(idle[cause]) for cause in Cause)])
@@ -81,7 +101,7 @@ def memory_table(study: Study) -> list[list[str]]:
     """A header, then for each rank the most buffers of each kind at once, and their bytes if known."""
     ranks = study.timeline.ranks
     kinds = [buffer for buffer in Buffer if any(row.kept[buffer].most for row in ranks)]
-    rows = [["most at once", *(str(buffer) for buffer in kinds)]]
+    rows: list[list[str]] = [[say("most at once"), *(_BUFFERS[buffer] for buffer in kinds)]]
     for rank, row in enumerate(ranks):
         cells = []
         for buffer in kinds:
@@ -94,19 +114,26 @@ def memory_table(study: Study) -> list[list[str]]:
 
 def comparison(studies: Sequence[Study]) -> list[list[str]]:
     """A header, then a row for each schedule. Peaks and parameters are ranges over ranks."""
-    rows = [["schedule", "step", "bubble", "", "span bubble", "period bubble", "peak", "parameters", "messages"]]
+    names = say("schedule"), say("step"), say("bubble"), "", say("span bubble"), say("period bubble")
+    rows: list[list[str]] = [[*names, say("peak"), say("parameters"), say("messages")]]
     for study in studies:
         bubbles = study.bubbles
-        share, copies = f"{100 * bubbles.bubble_fraction:.1f} %", _range(bubbles.parameter_copies) + " x"
+        share, copies = f"{100 * bubbles.bubble_fraction:.1f} %", _range(bubbles.parameter_copies)
         times = [number(bubbles.makespan), number(bubbles.bubble), share, number(bubbles.span_bubble)]
-        row = [study.name, *times, number(bubbles.period_bubble), _range(bubbles.peak_activations), copies]
+        row = [
+            study.name,
+            *times,
+            number(bubbles.period_bubble),
+            _range(bubbles.peak_activations),
+            say("{copies} x", copies=copies),
+        ]
         rows.append([*row, str(bubbles.messages)])
     return rows
 
 
 def _range(values: tuple[float, ...]) -> str:
     low, high = number(min(values)), number(max(values))
-    return low if low == high else f"{low} to {high}"
+    return low if low == high else say("{low} to {high}", low=low, high=high)
 
 
 def by_rank(values: tuple[float, ...]) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from shardwright.config.base import PlanError
-from shardwright.config.phrase import say
+from shardwright.config.phrase import both, say
 from shardwright.config.recompute_facts import RECOMPUTES
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.units import counted_phrase
@@ -27,9 +27,11 @@ class Formula:
     value: float | None
     when: str
 
-    def __str__(self) -> str:
-        value = "" if self.value is None else f" = {number(self.value)}"
-        return self.text + value + (f", where {self.when}" if self.when else "")
+    @property
+    def words(self) -> str:
+        """The formula, its value and its conditions in words."""
+        text = self.text if self.value is None else f"{self.text} = {number(self.value)}"
+        return say("{formula}, where {condition}", formula=text, condition=self.when) if self.when else text
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class Study:
     @property
     def heading(self) -> str:
         """The name and the shape."""
-        return f"{self.name}: {self.shape}"
+        return say("{name}: {shape}", name=self.name, shape=self.shape)
 
     @property
     def shape(self) -> str:
@@ -155,11 +157,10 @@ def _formula(name: str, program: Program, num_microbatches: int, work: Work) -> 
         return float(eval(expression, {"__builtins__": {}}, names))  # the registry's own text
 
     holds = work.latency == 0 and (not facts.when or bool(value(facts.when)))
-    conditions = [facts.when] if facts.when and not holds else []
-    conditions += ["messages take no time"] if work.latency else []
-    return Formula(
-        readable(facts.bubble), value(facts.bubble) if holds else None, " and ".join(conditions).replace("==", "=")
-    )
+    conditions = [facts.when.replace("==", "=")] if facts.when and not holds else []
+    conditions += [say("messages take no time")] if work.latency else []
+    when = both(conditions) if conditions else ""
+    return Formula(readable(facts.bubble), value(facts.bubble) if holds else None, when)
 
 
 def readable(expression: str) -> str:

@@ -12,7 +12,9 @@ from typing import Literal, TextIO
 
 import numpy as np
 
+from shardwright.config.phrase import ENGLISH, fixed, in_language, say
 from shardwright.report.svg import nice_step
+from shardwright.report.text_columns import num_columns
 from shardwright.report.timeline.colours import NAMES, PAIR, chunk_of, colour_of, ink_on, letters_of, rgb, shade
 from shardwright.schedule.action import Action
 from shardwright.schedule.schedule import Program
@@ -41,9 +43,10 @@ class _Cell:
     ground: str = ""
 
 
-def draw(timeline: Timeline, width: int = 120, palette: Palette = "none") -> str:
-    """A timeline as text: the rows, a time axis and a legend."""
+def draw(timeline: Timeline, width: int = 120, palette: Palette = "none", language: str = ENGLISH) -> str:
+    """A timeline as text: the rows, a time axis and a legend, in a language."""
     label_width = len(f"rank {len(timeline.ranks) - 1} ")
+    time = in_language(say("time"), language)
     scale = _columns_per_time(timeline, width - label_width)
     is_fine = palette != "none" and _shortest(timeline) * scale < 1
     lines = []
@@ -52,8 +55,10 @@ def draw(timeline: Timeline, width: int = 120, palette: Palette = "none") -> str
         lines.append(f"{f'rank {rank}':<{label_width}}" + _paint(cells, palette))
         if timeline.program.gathers:
             lines.append(" " * label_width + _paint(_collectives(timeline, row, scale, palette != "none"), palette))
-    lines.append(f"{'time':<{label_width}}" + _paint(_axis(timeline.makespan, scale), palette))
-    lines += ["", *_legend(timeline, palette, glyphs=not is_fine)]
+    axis = _paint(_axis(timeline.makespan, scale), palette)
+    lines.append(time + " " * (label_width - num_columns(time)) + axis)
+    legend = _legend(timeline, palette, glyphs=not is_fine)
+    lines += ["", *("   ".join(in_language(item, language) for item in items) for items in legend if items)]
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -164,29 +169,32 @@ def _axis(makespan: float, scale: float) -> list[_Cell]:
     return cells
 
 
-def _legend(timeline: Timeline, palette: Palette, glyphs: bool) -> list[str]:
-    """The meaning of the colours or letters that occur."""
+def _legend(timeline: Timeline, palette: Palette, glyphs: bool) -> list[list[str]]:
+    """The meaning of the colours or letters that occur, and of the marks of waits."""
     letters = letters_of(timeline)
     chunks = max(letters.values(), default=1)
     causes = {gap.cause for row in timeline.ranks for gap in row.idle} if glyphs else set()
-    items = []
+    items: list[str] = []
     for letter in [letter for letter in NAMES if letter in letters]:
         if palette == "none":
-            items.append(f"{letter} {NAMES[letter]}")
+            items.append(say("{mark} {meaning}", mark=letter, meaning=fixed(NAMES[letter])))
         else:
             num_chunks = letters[letter]
             swatch = [_Cell(" ", "", shade(letter, chunk, num_chunks)) for chunk in range(num_chunks) for _ in range(2)]
-            items.append(f"{_paint(swatch, palette)} {NAMES[letter]}")
+            items.append(say("{mark} {meaning}", mark=_paint(swatch, palette), meaning=fixed(NAMES[letter])))
     if "O" in letters:
         swatch = [_Cell(" ", "", PAIR)] * 2
-        items.append("F1B0 both as one" if palette == "none" else f"{_paint(swatch, palette)} both as one")
+        mark = "F1B0" if palette == "none" else _paint(swatch, palette)
+        items.append(say("{mark} {meaning}", mark=mark, meaning=say("both as one")))
     if chunks > 1:
-        noun = "direction" if timeline.program.placement.num_copies > 1 else "chunk"
-        later = f"second {noun}" if chunks == 2 else f"later {noun}s"
-        items.append(f"{'small letters' if palette == 'none' else 'lighter'}: {later}")
-    waits = [". another rank has yet to compute"] if Cause.DEPENDENCY in causes else []
-    waits += ["~ a message is on its way"] if Cause.COMMUNICATION in causes else []
-    return ["   ".join(items), *(["   ".join(waits)] if waits else [])]
+        later = say("second chunk") if chunks == 2 else say("later chunks")
+        if timeline.program.placement.num_copies > 1:
+            later = say("second direction") if chunks == 2 else say("later directions")
+        mark = say("small letters") if palette == "none" else say("lighter")
+        items.append(say("{mark}: {meaning}", mark=mark, meaning=later))
+    waits: list[str] = [say(". another rank has yet to compute")] if Cause.DEPENDENCY in causes else []
+    waits += [say("~ a message is on its way")] if Cause.COMMUNICATION in causes else []
+    return [items, waits]
 
 
 def _paint(cells: list[_Cell], palette: Palette) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from shardwright.config.phrase import say
 from shardwright.report.timeline.colours import NAMES
 from shardwright.schedule.action import RECV, SEND, Action, Kind
 from shardwright.schedule.dependencies import RECEIVED, TRAVELS, Product
@@ -63,7 +64,9 @@ _KINDS = NAMES | {
 
 def trace(timeline: Timeline, name: str, microseconds: float = 1000.0, unit: str = "") -> dict[str, Any]:
     """The JSON object of a timeline. `microseconds` is the length of one unit of the timeline's times."""
-    note = unit or f"the costs have no unit; one of theirs is drawn as {microseconds:g} us"
+    note = unit or say(
+        "the costs have no unit; one of theirs is drawn as {microseconds:g} us", microseconds=microseconds
+    )
     events: list[dict[str, Any]] = []
     threads: dict[int, tuple[int, int]] = {}  # (pid, tid) by the identity of the span
     for rank, row in enumerate(timeline.ranks):

@@ -6,6 +6,7 @@ weight gradient takes the one that has waited longest. An action without a micro
 many microbatches is also right for few, because no microbatch needs a later one.
 """
 
+from collections import deque
 from collections.abc import Sequence
 
 from shardwright.schedule.action import Action, Kind
@@ -21,7 +22,7 @@ class Row:
         self._stages = tuple(stages)
         self._forwards = [iter(numbers) for numbers in microbatches]  # by chunk: the remaining microbatches
         self._backwards = [iter(numbers) for numbers in microbatches]
-        self._deferred: list[Action] = []  # weight gradients whose input gradient has run, oldest first
+        self._deferred = deque[Action]()  # weight gradients whose input gradient has run, oldest first
         self._actions: list[Action] = []
 
     def actions(self) -> tuple[Action, ...]:
@@ -40,6 +41,10 @@ class Row:
         for _ in range(times):
             num_before = len(self._actions)
             for token in parsed:
+                if len(token) == 1:
+                    if action := self._next(*token[0]):
+                        self._actions.append(action)
+                    continue
                 parts = [part for kind, chunk in token if (part := self._next(kind, chunk))]
                 self._actions += parts if len(parts) < 2 else [Action(Kind.OVERLAP, parts=tuple(parts))]
             if len(self._actions) == num_before:
@@ -48,14 +53,18 @@ class Row:
     def _next(self, kind: Kind, chunk: int) -> Action | None:
         """The next action of a kind on a chunk; None if no microbatch is left."""
         if kind is _WEIGHT_GRAD:
-            for index, waiting in enumerate(self._deferred):
-                if chunk == _ANY or waiting.stage == self._stages[chunk]:
-                    return self._deferred.pop(index)
+            deferred = self._deferred
+            if deferred and (chunk == _ANY or deferred[0].stage == self._stages[chunk]):
+                return deferred.popleft()
+            for waiting in deferred:
+                if waiting.stage == self._stages[chunk]:
+                    deferred.remove(waiting)
+                    return waiting
             return None
-        remaining, stage = (self._forwards if kind is _FORWARD else self._backwards)[chunk], self._stages[chunk]
-        microbatch = next(remaining, None)
-        if microbatch is None:
+        remaining = (self._forwards if kind is _FORWARD else self._backwards)[chunk]
+        if (microbatch := next(remaining, None)) is None:
             return None
+        stage = self._stages[chunk]
         if kind is _INPUT_GRAD:
-            self._deferred.append(Action(Kind.WEIGHT_GRAD, stage, microbatch))
+            self._deferred.append(Action(_WEIGHT_GRAD, stage, microbatch))
         return Action(kind, stage, microbatch)

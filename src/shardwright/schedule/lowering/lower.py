@@ -12,6 +12,7 @@ from dataclasses import replace
 from operator import itemgetter
 
 from shardwright.config.base import PlanError
+from shardwright.config.phrase import each, say
 from shardwright.schedule.action import ADDS, Action, Kind
 from shardwright.schedule.dependencies import MAKES, MESSAGES, NEEDS, RECEIVED, TRAVELS, Product
 from shardwright.schedule.schedule import Order, Program, Schedule
@@ -151,8 +152,15 @@ def _with_reductions(row: Sequence[Action]) -> list[Action]:
 
 def _deadlock_message(schedule: Schedule, position: list[int]) -> str:
     waits = [
-        f"rank {rank} can't run {row[position[rank]]} (its action {position[rank]})"
+        say(
+            "rank {rank} can't run {action} (its action {index})",
+            rank=rank,
+            action=str(row[position[rank]]),
+            index=position[rank],
+        )
         for rank, row in enumerate(schedule.ranks)
         if position[rank] < len(row)
     ]
-    return f"schedule {schedule.name} stops for ever: " + "; ".join(waits) + "; an input of each never comes"
+    return say(
+        "schedule {name} stops for ever: {waits}; an input of each never comes", name=schedule.name, waits=each(waits)
+    )

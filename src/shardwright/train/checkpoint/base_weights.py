@@ -6,6 +6,7 @@ from pathlib import Path
 from shardwright.config.base import PlanError
 from shardwright.config.hugging_face.config_json import path_of
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.train.checkpoint.manifest import Manifest, digest_of
 
 _PLACES, _PART_BYTES = 256, 4096  # parts of a file that are compared, evenly spread over it, and bytes of each
@@ -22,7 +23,9 @@ def base_digest(job: JobSpec) -> str:
     try:
         return digest_of("".join(_digest_of_file(file) for file in sorted(folder.glob("*.safetensors"))).encode())
     except OSError as error:
-        raise PlanError("model.weights", [f"{error.filename}: {error.strerror}; check the path"]) from None
+        raise PlanError(
+            "model.weights", [say("{file}: {reason}; check the path", file=error.filename, reason=str(error.strerror))]
+        ) from None
 
 
 def _digest_of_file(file: Path) -> str:
@@ -42,11 +45,13 @@ def base_fault(manifest: Manifest, job: JobSpec) -> str:
         return ""
     model, seed = manifest.job["model"], manifest.job.get("run", {}).get("seed", 0)
     if weights := model.get("weights"):
-        return (
-            f"its adapters were trained beside the weights of {weights}, and those of the job differ; set "
-            "model.weights to a folder with the same weights"
+        return say(
+            "its adapters were trained beside the weights of {weights}, and those of the job differ; set "
+            "model.weights to a folder with the same weights",
+            weights=weights,
         )
-    return (
-        f"its adapters were trained beside random weights of run.seed {seed}, and those of the job differ; leave "
-        f"model.weights out, and set run.seed to {seed}"
+    return say(
+        "its adapters were trained beside random weights of run.seed {seed}, and those of the job differ; leave "
+        "model.weights out, and set run.seed to {seed}",
+        seed=seed,
     )

@@ -17,6 +17,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
+from shardwright.config.phrase import say
 from shardwright.config.units import MIB
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.sharding.parameter_shard import Box
@@ -184,11 +185,16 @@ class _PartReader:
         """The parts of stored boxes that fill a wanted box. Raises BrokenCheckpointError if they do not fill it."""
         stored_boxes = self._tensors.get(wanted.name)
         if stored_boxes is None:
-            raise BrokenCheckpointError(f"it has no {wanted.name}")
+            raise BrokenCheckpointError(say("it has no {name}", name=wanted.name))
         full_shape = stored_boxes[0][0].full_shape
         if full_shape != wanted.full_shape:
             raise BrokenCheckpointError(
-                f"{wanted.name} has shape {list(full_shape)} in it, and {list(wanted.full_shape)} here"
+                say(
+                    "{name} has shape {shape} in it, and {wanted} here",
+                    name=wanted.name,
+                    shape=list(full_shape),
+                    wanted=list(wanted.full_shape),
+                )
             )
         parts = [
             _StoredPart(stored, file, common)
@@ -196,7 +202,7 @@ class _PartReader:
             if (common := overlap(wanted.box, stored.box)) is not None
         ]
         if sum(num_elements_of(part.box) for part in parts) != num_elements_of(wanted.box):
-            raise BrokenCheckpointError(f"{wanted.name} is not all there")
+            raise BrokenCheckpointError(say("{name} is not all there", name=wanted.name))
         return parts
 
     def prefetch(self, part: _StoredPart) -> None:

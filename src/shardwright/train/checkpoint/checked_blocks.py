@@ -8,6 +8,8 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+from shardwright.config.base import error_text
+from shardwright.config.phrase import say
 from shardwright.train.checkpoint.manifest import BLOCK_BYTES, BrokenCheckpointError, FileIndex
 from shardwright.train.checkpoint.storage import Storage
 
@@ -56,8 +58,8 @@ def telling_of_damage(name: str) -> Iterator[None]:
         is_damage = isinstance(error, EOFError | FileNotFoundError | NotADirectoryError | IsADirectoryError)
         if not is_damage and getattr(error, "errno", None) not in _NO_SUCH_FILE:
             raise
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise BrokenCheckpointError(f"{name} can't be read: {reason}") from None
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error_text(error)
+        raise BrokenCheckpointError(say("{name} can't be read: {reason}", name=name, reason=reason)) from None
 
 
 class CheckedFile:
@@ -71,7 +73,14 @@ class CheckedFile:
         with telling_of_damage(name):
             size = storage.size(name)
         if size != index.num_bytes:
-            raise BrokenCheckpointError(f"{name} has {size:,} bytes, and was written with {index.num_bytes:,}")
+            raise BrokenCheckpointError(
+                say(
+                    "{name} has {size:,} bytes, and was written with {num_bytes:,}",
+                    name=name,
+                    size=size,
+                    num_bytes=index.num_bytes,
+                )
+            )
 
     def read(self, start: int, stop: int) -> memoryview:
         """Bytes [start, stop), valid until the next call. Raises BrokenCheckpointError, OSError."""
@@ -101,8 +110,13 @@ class CheckedFile:
             high = min(low + BLOCK_BYTES, end - begin)
             if zlib.crc32(view[low:high]) != self._index.sums[block]:
                 raise BrokenCheckpointError(
-                    f"{self._name} is not as it was written: byte {begin + low:,} or one of the {high - low:,} from "
-                    "there on is another"
+                    say(
+                        "{name} is not as it was written: byte {first:,} or one of the {count:,} from there on is "
+                        "another",
+                        name=self._name,
+                        first=begin + low,
+                        count=high - low,
+                    )
                 )
 
     def check_all(self) -> None:

@@ -15,6 +15,7 @@ from functools import partial
 from torch import Tensor
 
 from shardwright.config import largest
+from shardwright.config.phrase import say
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.compress.bucket import ErrorKind, ErrorSpan
 from shardwright.parallel.compress.compressor import Compressor
@@ -140,7 +141,14 @@ def _num_stored(name: str, shape: tuple[int, ...], parameter: PlacedParameter) -
     """The number of errors of each element in a checkpoint. Raises BrokenCheckpointError."""
     full_shape = parameter.place.full_shape
     if shape[1:] != full_shape or not 0 < shape[0] <= largest.RANKS:
-        raise BrokenCheckpointError(f"{name} has shape {list(shape)} in it, and should have [n, *{list(full_shape)}]")
+        raise BrokenCheckpointError(
+            say(
+                "{name} has shape {shape} in it, and should have [n, *{rest}]",
+                name=name,
+                shape=list(shape),
+                rest=list(full_shape),
+            )
+        )
     return shape[0]
 
 

@@ -15,6 +15,7 @@ from typing import IO
 import torch
 from torch import Tensor
 
+from shardwright.config.phrase import say
 from shardwright.config.units import MIB
 from shardwright.sharding.parameter_shard import Box
 from shardwright.sharding.row_boxes import cut_rows, num_elements_of
@@ -73,15 +74,22 @@ def exported_tensors(indices: list[FileIndex], dtype: str) -> list[ExportedTenso
         if weight is None and bias is None:
             continue
         if first.dtype not in TORCH or not first.full_shape:
-            raise BrokenCheckpointError(f"{stored_name} {list(first.full_shape)} of {first.dtype} is no weight")
+            raise BrokenCheckpointError(
+                say(
+                    "{stored_name} {shape} of {dtype} is no weight",
+                    stored_name=stored_name,
+                    shape=list(first.full_shape),
+                    dtype=first.dtype,
+                )
+            )
         name = (weight or bias or stored_name)[1]
         exported_dtype = EXPORTED.get(dtype, first.dtype) if weight else first.dtype
         tensors.append(ExportedTensor(name, first.full_shape, exported_dtype, stored_name))
     if not tensors:
-        raise BrokenCheckpointError("it has no weights")
+        raise BrokenCheckpointError(say("it has no weights"))
     names = [METADATA, *(tensor.name for tensor in tensors)]
     if len(set(names)) < len(names):
-        raise BrokenCheckpointError("two of its weights have the same name, or one that means something else")
+        raise BrokenCheckpointError(say("two of its weights have the same name, or one that means something else"))
     return sorted(tensors, key=lambda tensor: _sort_key(tensor.name))
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from shardwright.config.base import PlanError
 from shardwright.config.checkpoint import CheckpointSpec
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.train.checkpoint.checked_blocks import CheckedFile, telling_of_damage
 from shardwright.train.checkpoint.manifest import (
     DATA_FILE,
@@ -57,7 +58,9 @@ def manifest_of(storage: Storage, step: int) -> Manifest:
     """The manifest of a checkpoint. Raises BrokenCheckpointError."""
     manifest = read_manifest(_read(storage, f"{folder_name(step)}/{MANIFEST}"), MANIFEST)
     if manifest.step != step:
-        raise BrokenCheckpointError(f"{folder_name(step)} says that it is of step {manifest.step}")
+        raise BrokenCheckpointError(
+            say("{name} says that it is of step {step}", name=folder_name(step), step=manifest.step)
+        )
     return manifest
 
 
@@ -67,12 +70,19 @@ def indices_of(storage: Storage, manifest: Manifest) -> list[FileIndex]:
     for note in manifest.files:
         data = _read(storage, f"{folder_name(manifest.step)}/{note.index}")
         if digest_of(data) != note.digest:
-            raise BrokenCheckpointError(f"{note.index} is not as it was written: its digest is another")
+            raise BrokenCheckpointError(
+                say("{index} is not as it was written: its digest is another", index=note.index)
+            )
         index = read_index(data, note.index)
         if (index.file, index.num_bytes) != (note.index.replace(".json", ".safetensors"), note.num_bytes):
             raise BrokenCheckpointError(
-                f"{note.index} is of {index.num_bytes:,} bytes of {index.file}, and the manifest says "
-                f"{note.num_bytes:,}"
+                say(
+                    "{index} is of {num_bytes:,} bytes of {file}, and the manifest says {noted:,}",
+                    index=note.index,
+                    num_bytes=index.num_bytes,
+                    file=index.file,
+                    noted=note.num_bytes,
+                )
             )
         indices.append(index)
     check_kinds(indices, manifest.optimizer_steps, optimizer_of(manifest))
@@ -111,7 +121,10 @@ def put_aside(job: JobSpec, folder: Path) -> list[str]:
         return []
     place = storage.root
     if not isinstance(storage, LocalStorage):
-        fault = f"{place} has checkpoints, and is not emptied; remove them there, or name another checkpoint.path"
+        fault = say(
+            "{place} has checkpoints, and is not emptied; remove them there, or name another checkpoint.path",
+            place=place,
+        )
         raise PlanError("train --fresh", [fault])
     number = next(number for number in count(1) if not os.path.lexists(f"{place}.before-{number}"))
     backup = f"{place}.before-{number}"
@@ -121,7 +134,7 @@ def put_aside(job: JobSpec, folder: Path) -> list[str]:
             os.rename(os.path.join(place, name), os.path.join(backup, name))
     if (folder / METRICS).is_file():
         os.rename(folder / METRICS, os.path.join(backup, METRICS))
-    return [f"the checkpoints and metrics that were there are in {backup}"]
+    return [say("the checkpoints and metrics that were there are in {backup}", backup=backup)]
 
 
 def kept_by(run: str, subject: str) -> tuple[Storage, list[int]]:
@@ -131,13 +144,13 @@ def kept_by(run: str, subject: str) -> tuple[Storage, list[int]]:
         storage = open_storage(place)
         if run and (steps := steps_kept(storage)):
             return storage, steps
-    way_out = "name a run's folder, as runs/NAME, or for weights a folder with a config.json"
+    way_out = say("name a run's folder, as runs/NAME, or for weights a folder with a config.json")
     if STEP_FOLDER.fullmatch(os.path.basename(os.path.normpath(run))):
-        fault = f"{run} is one checkpoint; name the folder that it is in"
+        fault = say("{run} is one checkpoint; name the folder that it is in", run=run)
     elif "://" not in run and not os.path.isdir(os.path.expanduser(run)):
-        fault = f"there is no folder {run!r}; {way_out}"
+        fault = say("there is no folder {run}; {way_out}", run=repr(run), way_out=way_out)
     else:
-        fault = f"{run} has no checkpoint; {way_out}"
+        fault = say("{run} has no checkpoint; {way_out}", run=run, way_out=way_out)
     raise PlanError(subject, [fault])
 
 
@@ -244,8 +257,9 @@ def told_health(storage: Storage, manifest: Manifest, newest: int, is_asked: boo
     if unknown on this rank) is not, and was not loaded for that. `is_asked`: the user named the checkpoint."""
     health, name = manifest.health, folder_name(manifest.step)
     if not health.is_healthy:
-        message = f"{name} is not healthy" if is_asked else f"no checkpoint is healthy; {name} is taken"
-        return [f"note: {message}: {in_words(health)}"]
+        if is_asked:
+            return [say("note: {name} is not healthy: {cause}", name=name, cause=in_words(health))]
+        return [say("note: no checkpoint is healthy; {name} is taken: {cause}", name=name, cause=in_words(health))]
     if is_asked or newest in (0, manifest.step):
         return []
     try:
@@ -254,10 +268,15 @@ def told_health(storage: Storage, manifest: Manifest, newest: int, is_asked: boo
         return []  # the attempt to load it has reported the fault
     if skipped.is_healthy:
         return []
-    way_out = ' (health.spike = "ignore" takes such ones)' if skipped.cause == "spike" else ""
-    return [
-        f"{folder_name(newest)} is not healthy: {in_words(skipped)}; {name}, the last healthy one, is taken{way_out}"
-    ]
+    taken = say(
+        "{newest} is not healthy: {cause}; {name}, the last healthy one, is taken",
+        newest=folder_name(newest),
+        cause=in_words(skipped),
+        name=name,
+    )
+    if skipped.cause == "spike":
+        return [say('{taken} (health.spike = "ignore" takes such ones)', taken=taken)]
+    return [taken]
 
 
 # Retention, and the order of resuming. Both depend on the health of a checkpoint (manifest.py, `StateHealth`): a

@@ -22,6 +22,7 @@ from pydantic import Field, ValidationError
 from shardwright.config import largest
 from shardwright.config.base import Spec, printable, shortened
 from shardwright.config.optimizer import OptimizerSpec
+from shardwright.config.phrase import both, say
 from shardwright.config.units import MIB
 from shardwright.sharding.row_boxes import num_elements_of
 from shardwright.train.checkpoint.run_state import is_finite, state_fault
@@ -74,25 +75,49 @@ class FileIndex(Spec):
 
     def faults(self) -> list[str]:
         """Impossible values in the index, as messages."""
-        faults = [] if DATA_FILE.fullmatch(self.file) else [f"a file is called {self.file!r}"]
+        faults = list[str]()
+        if not DATA_FILE.fullmatch(self.file):
+            faults.append(say("a file is called {file}", file=repr(self.file)))
         if len(self.sums) != -(-self.num_bytes // BLOCK_BYTES):
-            faults.append(f"{self.file} has {len(self.sums)} sums for {self.num_bytes:,} bytes")
+            faults.append(
+                say(
+                    "{file} has {count} sums for {num_bytes:,} bytes",
+                    file=self.file,
+                    count=len(self.sums),
+                    num_bytes=self.num_bytes,
+                )
+            )
         for stored in self.boxes:
             if stored.dtype not in DTYPE_BYTES:
-                faults.append(f"{self.file}: {stored.name} is of number type {stored.dtype!r}")
+                faults.append(
+                    say(
+                        "{file}: {name} is of number type {dtype}",
+                        file=self.file,
+                        name=stored.name,
+                        dtype=repr(stored.dtype),
+                    )
+                )
             elif len(stored.box) != len(stored.full_shape) or not all(
                 0 <= start < stop <= size for (start, stop), size in zip(stored.box, stored.full_shape, strict=True)
             ):
-                faults.append(f"{self.file}: {stored.name} {stored.full_shape} has no box {stored.box}")
+                faults.append(
+                    say(
+                        "{file}: {name} {full_shape} has no box {box}",
+                        file=self.file,
+                        name=stored.name,
+                        full_shape=str(stored.full_shape),
+                        box=str(stored.box),
+                    )
+                )
             elif stored.start_byte + stored.num_bytes > self.num_bytes:
-                faults.append(f"{self.file}: {stored.name} ends behind the file")
+                faults.append(say("{file}: {name} ends behind the file", file=self.file, name=stored.name))
         return faults or self._shared_bytes()
 
     def _shared_bytes(self) -> list[str]:
         """Boxes that overlap in the file, as messages: else a small file could claim any number of boxes."""
         in_order = sorted(self.boxes, key=lambda stored: stored.start_byte)
         return [
-            f"{self.file}: {previous.name} and {stored.name} share bytes"
+            say("{file}: {first} and {name} share bytes", file=self.file, first=previous.name, name=stored.name)
             for previous, stored in pairwise(in_order)
             if previous.start_byte + previous.num_bytes > stored.start_byte
         ]
@@ -210,7 +235,7 @@ def read_index(data: bytes, name: str) -> FileIndex:
     """The checked index in the bytes of the file `name`. Raises BrokenCheckpointError."""
     index = _read(FileIndex, data, name)
     if faults := index.faults():
-        raise BrokenCheckpointError(f"{name}: {faults[0]}")
+        raise BrokenCheckpointError(say("{name}: {fault}", name=name, fault=faults[0]))
     return index
 
 
@@ -218,41 +243,62 @@ def read_manifest(data: bytes, name: str) -> Manifest:
     """The checked manifest in the bytes of the file `name`. Raises BrokenCheckpointError."""
     manifest = _read(Manifest, data, name)
     if manifest.format != FORMAT:
-        raise BrokenCheckpointError(f"{name} is of format {manifest.format}, and this version reads format {FORMAT}")
+        raise BrokenCheckpointError(
+            say(
+                "{name} is of format {format}, and this version reads format {wanted}",
+                name=name,
+                format=manifest.format,
+                wanted=FORMAT,
+            )
+        )
     if bad_names := [note.index for note in manifest.files if not INDEX_FILE.fullmatch(note.index)]:
-        raise BrokenCheckpointError(f"{name} names a file {shortened(bad_names[0])!r}")
+        raise BrokenCheckpointError(say("{name} names a file {file}", name=name, file=repr(shortened(bad_names[0]))))
     if len({note.index for note in manifest.files}) < len(manifest.files):
-        raise BrokenCheckpointError(f"{name} names a file twice")
+        raise BrokenCheckpointError(say("{name} names a file twice", name=name))
     if fault := _count_fault(manifest):
-        raise BrokenCheckpointError(f"{name} says {fault}")
+        raise BrokenCheckpointError(say("{name} says {fault}", name=name, fault=fault))
     if not (is_finite(manifest.job) and is_finite(manifest.state)):
-        raise BrokenCheckpointError(f"{name} has numbers that are none")
+        raise BrokenCheckpointError(say("{name} has numbers that are none", name=name))
     if fault := _job_fault(manifest.job) or state_fault(manifest.state):
-        raise BrokenCheckpointError(f"{name}: {fault}")
+        raise BrokenCheckpointError(say("{name}: {fault}", name=name, fault=fault))
     return manifest
 
 
 def _count_fault(manifest: Manifest) -> str:
     """Why the manifest's counters are impossible; "" if they are possible."""
-    counts = {
+    counts: dict[str, int] = {
         "samples": manifest.samples,
         "passed_over": manifest.passed_over,
         "optimizer_steps": manifest.optimizer_steps,
     }
     data = manifest.data
-    counts |= {f"first sample of source {n}": source.first for n, source in enumerate(data.sources if data else ())}
-    if too_large := [f"{name} {count:,}" for name, count in counts.items() if count > _MOST_COUNTED]:
-        return f"{' and '.join(too_large)}, which no run reaches"
+    counts |= {
+        say("first sample of source {number}", number=n): source.first
+        for n, source in enumerate(data.sources if data else ())
+    }
+    too_large = [
+        say("{name} {count:,}", name=name, count=count) for name, count in counts.items() if count > _MOST_COUNTED
+    ]
+    if too_large:
+        return say("{counts}, which no run reaches", counts=both(too_large))
     if data is None:
         return ""
     samples_of_mix = manifest.samples - data.begun
     if samples_of_mix < 0:
-        return f"that its data begin with sample {data.begun:,}, behind those that were had, {manifest.samples:,}"
+        return say(
+            "that its data begin with sample {begun:,}, behind those that were had, {samples:,}",
+            begun=data.begun,
+            samples=manifest.samples,
+        )
     for n, source in enumerate(data.sources):
         if not 0 <= source.had - source.first <= samples_of_mix:
-            return (
-                f"that {source.had:,} samples of source {n} were had, {source.first:,} of them before the last "
-                f"{samples_of_mix:,} of all sources"
+            return say(
+                "that {had:,} samples of source {number} were had, {first:,} of them before the last {last:,} of all "
+                "sources",
+                had=source.had,
+                number=n,
+                first=source.first,
+                last=samples_of_mix,
             )
     return ""
 
@@ -261,22 +307,24 @@ def _job_fault(job: dict[str, Any]) -> str:
     """Why a stored value is not a job; "" if it looks like one. The job of another version may have other fields."""
     for section in ("model", "plan"):
         if section not in job:
-            return f"its job has no {section}"
+            return say("its job has no {section}", section=section)
     not_sections = [name for name, fields in job.items() if name != "name" and not isinstance(fields, dict)]
-    return f"its job's {shortened(not_sections[0])!r} is no section" if not_sections else ""
+    return say("its job's {section} is no section", section=repr(shortened(not_sections[0]))) if not_sections else ""
 
 
 def _read(kind: type, data: bytes, name: str) -> Any:
     body, newline, digest = data[:-1].rpartition(b"\n")
     if not newline or digest != digest_of(body + newline).encode() or data[-1:] != b"\n":
-        raise BrokenCheckpointError(f"{name} is not as it was written: its digest is another")
+        raise BrokenCheckpointError(say("{name} is not as it was written: its digest is another", name=name))
     try:
         # Pydantic's strict mode accepts a list for a tuple in JSON only, not in Python objects.
         return kind.model_validate_json(body, strict=True)  # type: ignore[attr-defined]
     except (ValidationError, RecursionError) as error:
-        first = error.errors()[0] if isinstance(error, ValidationError) else {"msg": "too deep", "loc": ()}
+        first = error.errors()[0] if isinstance(error, ValidationError) else {"msg": say("too deep"), "loc": ()}
         field = shortened(printable(".".join(map(str, first["loc"]))))
-        raise BrokenCheckpointError(f"{name} can't be read: {field} {first['msg']}") from None
+        raise BrokenCheckpointError(
+            say("{name} can't be read: {field} {reason}", name=name, field=field, reason=first["msg"])
+        ) from None
 
 
 def optimizer_of(manifest: Manifest) -> OptimizerSpec:
@@ -286,13 +334,15 @@ def optimizer_of(manifest: Manifest) -> OptimizerSpec:
     try:
         return OptimizerSpec.model_validate(known_fields)
     except ValidationError as error:
-        raise BrokenCheckpointError(f"its job's optimizer can't be: {error.errors()[0]['msg']}") from None
+        raise BrokenCheckpointError(
+            say("its job's optimizer can't be: {reason}", reason=error.errors()[0]["msg"])
+        ) from None
 
 
 def in_words(health: StateHealth) -> str:
     """Why a state is not healthy, safe to print on a terminal; "healthy" if it is."""
     if health.is_healthy:
-        return "healthy"
+        return say("healthy")
     return shortened(" ".join(printable(health.sentence or health.cause).split()), _MOST_SENTENCE)
 
 

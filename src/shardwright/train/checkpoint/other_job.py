@@ -7,6 +7,7 @@ from typing import Any
 from shardwright.config.base import PlanError, shortened
 from shardwright.config.job import JobSpec
 from shardwright.config.model import ModelSpec
+from shardwright.config.phrase import say
 from shardwright.train.checkpoint.base_weights import base_fault
 from shardwright.train.checkpoint.kept import in_order_to_load, kept_by, manifest_of
 from shardwright.train.checkpoint.manifest import BrokenCheckpointError, Manifest, folder_name
@@ -15,8 +16,8 @@ from shardwright.train.checkpoint.storage import Storage
 # Sections of a job that may differ without a note. A difference in another section is reported.
 _OF_THE_RUN = ("name", "plan", "cluster", "run", "checkpoint", "health")
 _NO_ARITHMETIC = ("name", "weights", "longest_sequence")  # fields of a model that do not change its arithmetic
-_WITH_WEIGHTS = ", with its weights by --from this run"
-_GO_ON, _FROM = "begin anew with --fresh, or name another run.folder", "name a run of this model in --from"
+_GO_ON, _FROM = say("begin anew with --fresh, or name another run.folder"), say("name a run of this model in --from")
+_WITH_WEIGHTS = say("begin anew with --fresh, or name another run.folder, with its weights by --from this run")
 
 
 def refuse_other_model(manifest: Manifest, job: JobSpec, storage: Storage, weights_alone: bool) -> None:
@@ -37,8 +38,13 @@ def refuse_other_model(manifest: Manifest, job: JobSpec, storage: Storage, weigh
         raise PlanError(
             subject,
             [
-                f"its model.{field} is {_text(value)}, and the job's {_text(model[field])}; {way_out}"
-                f"{_WITH_WEIGHTS if field in ignored_for_weights and not weights_alone else ''}"
+                say(
+                    "its model.{field} is {value}, and the job's {wanted}; {way_out}",
+                    field=field,
+                    value=_text(value),
+                    wanted=_text(model[field]),
+                    way_out=_WITH_WEIGHTS if field in ignored_for_weights and not weights_alone else way_out,
+                )
                 for field, value in differing.items()
             ],
         )
@@ -79,8 +85,14 @@ def differences(stored: dict[str, Any], job: JobSpec) -> list[str]:
     checkpoints stay."""
     now, defaults = job.model_dump(mode="json"), JobSpec().model_dump(mode="json")
     stored = _with_defaults(stored, now, defaults)
-    lines = [
-        f"note: {section}.{field} is {_text(value)} from here on; it was {_text(stored.get(section, {}).get(field))}"
+    lines: list[str] = [
+        say(
+            "note: {section}.{field} is {new} from here on; it was {old}",
+            section=section,
+            field=field,
+            new=_text(value),
+            old=_text(stored.get(section, {}).get(field)),
+        )
         for section, fields in now.items()
         if section not in _OF_THE_RUN and isinstance(fields, dict)
         for field, value in fields.items()
@@ -90,15 +102,23 @@ def differences(stored: dict[str, Any], job: JobSpec) -> list[str]:
     seed = stored.get("run", {}).get("seed")
     if seed != job.run.seed:
         lines.append(
-            f"note: run.seed is {job.run.seed} from here on; it was {_text(seed)}: samples come in another order, and "
-            "some of those that were seen come again"
+            say(
+                "note: run.seed is {seed} from here on; it was {old}: samples come in another order, and some of "
+                "those that were seen come again",
+                seed=job.run.seed,
+                old=_text(seed),
+            )
         )
     keep_best, old_keep_best = job.checkpoint.keep_best, stored.get("checkpoint", {}).get("keep_best", "")
     if keep_best != old_keep_best:
-        note = "; what was best by that stays until you remove it" if old_keep_best else ""
-        lines.append(
-            f"note: checkpoint.keep_best is {_text(keep_best)} from here on; it was {_text(old_keep_best)}{note}"
+        line = say(
+            "note: checkpoint.keep_best is {new} from here on; it was {old}",
+            new=_text(keep_best),
+            old=_text(old_keep_best),
         )
+        if old_keep_best:
+            line = say("{line}; what was best by that stays until you remove it", line=line)
+        lines.append(line)
     return lines
 
 

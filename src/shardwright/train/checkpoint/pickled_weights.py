@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from shardwright.config.base import shortened
+from shardwright.config.phrase import say
 from shardwright.config.units import MIB
 from shardwright.config.user_file import FileFault, open_file
 from shardwright.train.checkpoint.released_files import READ_DTYPES, as_fault_of, named_files
@@ -55,7 +56,7 @@ class PickledFiles:
         """Do nothing: torch maps the file, and the system reclaims pages when it needs memory."""
 
     def _add(self, path: Path) -> None:
-        with open_file(path, what="file of weights") as file:
+        with open_file(path, what=say("file of weights")) as file:
             size = os.fstat(file.fileno()).st_size
             _refuse_packed(path, file, size)
         try:
@@ -63,21 +64,28 @@ class PickledFiles:
                 contents = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         except _BROKEN as error:
             line = shortened((str(error) or type(error).__name__).splitlines()[0], 200)
-            way_out = "save it with torch 1.6 or later, or as safetensors"
-            raise FileFault(f"{path.name} can't be read as weights alone: {line}; {way_out}") from None
+            way_out = say("save it with torch 1.6 or later, or as safetensors")
+            raise FileFault(
+                say(
+                    "{name} can't be read as weights alone: {line}; {way_out}",
+                    name=path.name,
+                    line=line,
+                    way_out=way_out,
+                )
+            ) from None
         if not isinstance(contents, dict) or not all(
             isinstance(name, str) and isinstance(value, Tensor) for name, value in contents.items()
         ):
-            raise FileFault(f"{path.name} is no dict from names to tensors; save model.state_dict()")
+            raise FileFault(say("{name} is no dict from names to tensors; save model.state_dict()", name=path.name))
         for name, value in contents.items():
             if name in self._values:
-                raise FileFault(f"{shortened(name)} is in two files; keep one")
+                raise FileFault(say("{tensor} is in two files; keep one", tensor=shortened(name)))
             if fault := _tensor_fault(value):
-                raise FileFault(f"{path.name}: {shortened(name)} {fault}")
+                raise FileFault(say("{name}: {tensor} {fault}", name=path.name, tensor=shortened(name), fault=fault))
             self._values[name] = value.detach()
             self.tensors[name] = StoredTensor(path, _NAMES[value.dtype], tuple(value.shape), 0, value.nbytes)
         if fault := _shared_fault(contents.values()):
-            raise FileFault(f"{path.name}: {fault}")
+            raise FileFault(say("{name}: {fault}", name=path.name, fault=fault))
 
 
 def _refuse_packed(path: Path, file: BinaryIO, size: int) -> None:
@@ -88,23 +96,31 @@ def _refuse_packed(path: Path, file: BinaryIO, size: int) -> None:
     except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError, struct.error):
         return  # an older format, which torch reads, or no format at all, which torch reports
     if any(part.compress_type != zipfile.ZIP_STORED for part in parts) or sum(part.file_size for part in parts) > size:
-        raise FileFault(f"{path.name} is an archive with packed parts, as torch writes none; save model.state_dict()")
+        raise FileFault(
+            say("{name} is an archive with packed parts, as torch writes none; save model.state_dict()", name=path.name)
+        )
 
 
 def _tensor_fault(value: Tensor) -> str:
     """Why a tensor is not a plain view of the file's bytes; "" if it is."""
     kind = "sparse" if value.layout is not torch.strided else "nested" if value.is_nested else value.device.type
     if kind != "cpu":
-        return f"is a {kind} tensor, and only plain ones on the CPU are read here; save model.state_dict() of such"
+        return say(
+            "is a {kind} tensor, and only plain ones on the CPU are read here; save model.state_dict() of such",
+            kind=kind,
+        )
     if value.dtype not in _NAMES:
-        return f"is of {value.dtype}, which is not read here; save it in another number type"
+        return say("is of {dtype}, which is not read here; save it in another number type", dtype=value.dtype)
     if value.is_neg() or value.is_conj():
-        return "is told to be negated when it is read, which is not done here; save model.state_dict() anew"
+        return say("is told to be negated when it is read, which is not done here; save model.state_dict() anew")
     stored_bytes = value.untyped_storage().nbytes()
     if value.nbytes > stored_bytes:
-        return (
-            f"of {list(value.shape)} has {value.nbytes:,} bytes, and {stored_bytes:,} are in the file, which would be "
-            "written out again and again; save it with .contiguous()"
+        return say(
+            "of {shape} has {nbytes:,} bytes, and {stored_bytes:,} are in the file, which would be written out again "
+            "and again; save it with .contiguous()",
+            shape=list(value.shape),
+            nbytes=value.nbytes,
+            stored_bytes=stored_bytes,
         )
     return ""
 
@@ -115,7 +131,10 @@ def _shared_fault(values: Iterable[Tensor]) -> str:
     num_bytes, stored_bytes = sum(value.nbytes for value in values), sum(storages.values())
     if num_bytes <= _MOST_SHARED * stored_bytes:
         return ""
-    return (
-        f"its tensors have {num_bytes:,} bytes, and share {stored_bytes:,} of them, more than {_MOST_SHARED} times "
-        "each; save a model's own tensors"
+    return say(
+        "its tensors have {num_bytes:,} bytes, and share {stored_bytes:,} of them, more than {most_shared} times "
+        "each; save a model's own tensors",
+        num_bytes=num_bytes,
+        stored_bytes=stored_bytes,
+        most_shared=_MOST_SHARED,
     )

@@ -6,6 +6,7 @@ from typing import Any
 from shardwright.config.base import PlanError, shortened
 from shardwright.config.hugging_face.config_json import ADAPTER, read_keys
 from shardwright.config.model import ModelSpec
+from shardwright.config.phrase import say
 from shardwright.sharding.hugging_face.adapter_layout import adapter_keys, adapter_layout
 from shardwright.train.checkpoint.released_files import ReleasedFiles, is_floating, listed
 from shardwright.train.checkpoint.released_weights import ReleasedTensors
@@ -40,15 +41,28 @@ def released_adapter(family: str, model: ModelSpec) -> ReleasedTensors:
     files = ReleasedFiles(folder, ADAPTER_FILE)
     pieces = {piece.name: piece for of_tensor in layout.values() for piece in of_tensor}
     if missing := [name for name in pieces if name not in files.tensors]:
-        faults.append(f"it has no {listed(missing)}; set model.adapter.targets to its target_modules")
+        faults.append(
+            say("it has no {missing}; set model.adapter.targets to its target_modules", missing=listed(missing))
+        )
     if unknown := [name for name in files.tensors if name not in pieces]:
-        faults.append(f"it has {listed(unknown)}, of maps that are no targets; add them to model.adapter.targets")
+        faults.append(
+            say(
+                "it has {unknown}, of maps that are no targets; add them to model.adapter.targets",
+                unknown=listed(unknown),
+            )
+        )
     for name, piece in pieces.items():
         stored = files.tensors.get(name)
         if stored is not None and (stored.shape != piece.shape or not is_floating(stored)):
             faults.append(
-                f"{name} is {list(stored.shape)} of {stored.dtype} and should be {list(piece.shape)} of floating "
-                "numbers; name an adapter of this model"
+                say(
+                    "{name} is {shape} of {dtype} and should be {wanted} of floating numbers; name an adapter of "
+                    "this model",
+                    name=name,
+                    shape=list(stored.shape),
+                    dtype=stored.dtype,
+                    wanted=list(piece.shape),
+                )
             )
     if faults:
         raise PlanError(f"model.adapter.weights {folder}", faults)
@@ -58,15 +72,27 @@ def released_adapter(family: str, model: ModelSpec) -> ReleasedTensors:
 def _faults_of_keys(keys: dict[str, Any], expected: dict[str, Any]) -> list[str]:
     """Faults of an adapter's configuration beside a job's."""
     fields = (("r", "rank"), ("lora_alpha", "alpha"))
-    faults = [
-        f"its {key} is {shortened(repr(keys.get(key)))}, and model.adapter.{field} {expected[key]}; set it to that"
+    faults: list[str] = [
+        say(
+            "its {key} is {value}, and model.adapter.{field} {expected}; set it to that",
+            key=key,
+            value=shortened(repr(keys.get(key))),
+            field=field,
+            expected=expected[key],
+        )
         for key, field in fields
         if keys.get(key) != expected[key]
     ]
     if keys.get("peft_type") != "LORA":
-        faults.append(f"its peft_type is {shortened(repr(keys.get('peft_type')))}, and LORA alone is read")
+        faults.append(
+            say("its peft_type is {kind}, and LORA alone is read", kind=shortened(repr(keys.get("peft_type"))))
+        )
     return faults + [
-        f"its {key} is {shortened(repr(keys[key]))}, which is not read here; name a plain adapter"
+        say(
+            "its {key} is {value}, which is not read here; name a plain adapter",
+            key=key,
+            value=shortened(repr(keys[key])),
+        )
         for key, allowed in _WITHOUT_EFFECT.items()
         if key in keys and keys[key] not in allowed
     ]

@@ -1,5 +1,5 @@
 """Export of a checkpoint's weights in the format of Hugging Face's libraries: names and layouts of a model family, its
-config.json, and the tokenizer of the model that the run started from; or of its adapters, as peft has them.
+config.json, and the tokenizer of the run and of the model that it started from; or of its adapters, as peft has them.
 
 Each tensor is assembled from the boxes of the checkpoint, slab by slab, and written before the next one begins: so the
 export needs memory for one tensor. A released tensor is one that the export writes.
@@ -15,6 +15,7 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
+from shardwright.config.data import DataSpec
 from shardwright.config.hugging_face.config_json import (
     ADAPTER,
     CONFIG,
@@ -35,7 +36,7 @@ from shardwright.train.checkpoint.boxes import WantedBox, load_boxes
 from shardwright.train.checkpoint.export import EXPORTED, TORCH, slabs_of, write_values
 from shardwright.train.checkpoint.kept import indices_of
 from shardwright.train.checkpoint.manifest import FileIndex, Manifest, folder_name
-from shardwright.train.checkpoint.released_companions import companions
+from shardwright.train.checkpoint.released_companions import companions, text_companions
 from shardwright.train.checkpoint.released_weights import paste_part
 from shardwright.train.checkpoint.safetensors_folder import Files, write_safetensors
 from shardwright.train.checkpoint.safetensors_format import WrittenTensor
@@ -81,7 +82,9 @@ def export_released(
         other_files = {ADAPTER: config_bytes(adapter_keys(family, model))}
     else:
         config = config_bytes(keys | {"dtype": {"F32": "float32", "BF16": "bfloat16"}[weight_dtype]})
-        other_files = {CONFIG: config} | (companions(Path(model.weights)) if model.weights else {})
+        data = DataSpec.model_validate_json(json.dumps(manifest.job.get("data", {})))
+        own_files = companions(Path(model.weights)) if model.weights else {}
+        other_files = {CONFIG: config} | own_files | text_companions(data)
     return write_safetensors(
         target, tensors, write, file_bytes=file_bytes, overwrite=overwrite, other_files=other_files
     )

@@ -14,9 +14,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from shardwright.config.base import PlanError, shortened
+from shardwright.config.base import PlanError, error_text, shortened
 from shardwright.config.hugging_face.config_json import MERGE, is_adapter
-from shardwright.config.units import MIB, counted
+from shardwright.config.phrase import say
+from shardwright.config.units import MIB, counted_phrase
 from shardwright.config.user_file import FileFault, read_text
 from shardwright.train.checkpoint.boxes import DTYPES
 from shardwright.train.checkpoint.safetensors_folder import INDEX, ONE_FILE
@@ -66,7 +67,14 @@ class ReleasedFiles:
     def _add(self, file: Path) -> None:
         for name, stored in read_header(file).items():
             if name in self.tensors:
-                raise FileFault(f"{shortened(name)} is in {self.tensors[name].file.name} and in {file.name}; keep one")
+                raise FileFault(
+                    say(
+                        "{tensor} is in {first} and in {second}; keep one",
+                        tensor=shortened(name),
+                        first=self.tensors[name].file.name,
+                        second=file.name,
+                    )
+                )
             self.tensors[name] = stored
 
 
@@ -76,46 +84,91 @@ def as_fault_of(folder: Path) -> Iterator[None]:
     try:
         yield
     except FileFault as error:
-        raise PlanError(f"weights {folder}", [str(error)]) from None
+        raise PlanError(f"weights {folder}", [error_text(error)]) from None
     except OSError as error:
-        raise PlanError(f"weights {folder}", [f"{error.filename}: {error.strerror}; check the path"]) from None
+        raise PlanError(
+            f"weights {folder}",
+            [say("{file}: {reason}; check the path", file=error.filename, reason=str(error.strerror))],
+        ) from None
 
 
 def named_files(folder: Path, one_file: str, index_name: str) -> list[Path]:
     """The files that a folder's index names, or its only file. Raises FileFault, OSError."""
     if not folder.is_dir():
-        raise FileFault(f"{folder} is no folder; name the folder of a model with its .safetensors files")
+        raise FileFault(
+            say("{folder} is no folder; name the folder of a model with its .safetensors files", folder=folder)
+        )
     index = folder / index_name
     if not index.exists():
         if (folder / one_file).exists():
             return [folder / one_file]
         if is_adapter(folder):
-            raise FileFault(f"{folder} is {MERGE}")
+            raise FileFault(say("{folder} is {merge}", folder=folder, merge=MERGE))
         pickle_name = next((f.name for f in sorted(folder.iterdir()) if f.suffix in (".bin", ".pt", ".pth")), "")
-        convert_hint = f"{pickle_name} is pickled; run shardwright convert {folder} --to OUT, and name that"
-        hint = convert_hint if pickle_name else "check it"
-        raise FileFault(f"{folder} has neither {one_file} nor {index_name}; {hint}")
+        hint = say("check it")
+        if pickle_name:
+            hint = say(
+                "{file} is pickled; run shardwright convert {folder} --to OUT, and name that",
+                file=pickle_name,
+                folder=folder,
+            )
+        raise FileFault(
+            say(
+                "{folder} has neither {one_file} nor {index_name}; {hint}",
+                folder=folder,
+                one_file=one_file,
+                index_name=index_name,
+                hint=hint,
+            )
+        )
     try:
         weight_map = json.loads(read_text(index, _MOST_INDEX, "index")).get("weight_map")
     except (ValueError, RecursionError, AttributeError):
         weight_map = None
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        raise FileFault(f"{index} has no weight_map from names of tensors to files; fetch it again")
+        raise FileFault(say("{index} has no weight_map from names of tensors to files; fetch it again", index=index))
     names = sorted(set(weight_map.values()))
     if outside := [name for name in names if Path(name).name != name]:
-        raise FileFault(f"{index} names {shortened(outside[0])!r}, which is not a file beside it")
-    if missing := [name for name in names if not (folder / name).exists()]:
         raise FileFault(
-            f"{counted(len(missing), 'file')} of the {len(names)} that {index.name} names "
-            f"{'is' if len(missing) == 1 else 'are'} missing in {folder}: {listed(missing)}; fetch what is missing"
+            say(
+                "{index} names {outside}, which is not a file beside it",
+                index=index,
+                outside=repr(shortened(outside[0])),
+            )
         )
+    if missing := [name for name in names if not (folder / name).exists()]:
+        raise FileFault(_missing_fault(missing, len(names), index))
     return [folder / name for name in names]
+
+
+def _missing_fault(missing: list[str], num_files: int, index: Path) -> str:
+    """The fault of files that an index names and its folder lacks."""
+    files, shown = counted_phrase(len(missing), "file"), listed(missing)
+    if len(missing) == 1:
+        return say(
+            "{files} of the {count} that {index} names is missing in {folder}: {missing}; fetch what is missing",
+            files=files,
+            count=num_files,
+            index=index.name,
+            folder=index.parent,
+            missing=shown,
+        )
+    return say(
+        "{files} of the {count} that {index} names are missing in {folder}: {missing}; fetch what is missing",
+        files=files,
+        count=num_files,
+        index=index.name,
+        folder=index.parent,
+        missing=shown,
+    )
 
 
 def listed(names: Sequence[str], most: int = 5) -> str:
     """The first `most` names, and the number of the others, as text."""
-    remainder = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return ", ".join(map(shortened, names[:most])) + remainder
+    shown = say("{listed}", listed=tuple(map(shortened, names[:most])))
+    if len(names) <= most:
+        return shown
+    return say("{shown} and {more:,} more", shown=shown, more=len(names) - most)
 
 
 def is_floating(stored: StoredTensor) -> bool:

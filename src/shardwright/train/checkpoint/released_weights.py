@@ -5,7 +5,7 @@ MiB. A released tensor is one of the files; a model tensor is a parameter of Sha
 other (sharding/hugging_face/released_piece.py).
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 from shardwright.config.base import PlanError
 from shardwright.config.hugging_face.config_json import MERGE
 from shardwright.config.model import ModelSpec
+from shardwright.config.phrase import say
 from shardwright.config.units import MIB
 from shardwright.sharding.hugging_face.layout import Layout, copies, correction_biases, layout_of, tied_head
 from shardwright.sharding.hugging_face.released_piece import ReleasedPiece
@@ -157,17 +158,22 @@ def _check_files_fit_model(
     expected_pieces = {weights.stored_name(piece): piece for piece in released_pieces}
     packed_names = [name for name in tensors if name.startswith(prefix) and name.endswith("_blocks")]
     if packed_names and (quantised_names := [name for name in expected_pieces if name + "_blocks" in tensors]):
-        faults.append(f"{listed(quantised_names)} are quantised (MXFP4); {_convert_hint(weights)}")
+        faults.append(
+            say(
+                "{names} are quantised (MXFP4); {way_out}",
+                names=listed(quantised_names),
+                way_out=_convert_hint(weights),
+            )
+        )
     elif missing_names := [name for name in expected_pieces if name not in tensors]:
         way_out = _way_out(missing_names, tensors)
-        share = f"{len(missing_names):,} of {len(expected_pieces):,} tensors"
-        faults.append(f"{share} are missing: {listed(missing_names)}; {way_out}")
-    for name, piece in expected_pieces.items():
-        stored = tensors.get(name)
-        if stored is not None and not piece.fits(stored.shape):
-            faults.append(f"{name} is {list(stored.shape)} and should be {list(piece.shape)} for this model")
-        elif stored is not None and not is_floating(stored):
-            faults.append(f"{name} is of {stored.dtype}, a quantised number type; {_convert_hint(weights)}")
+        share = say("{count:,} of {total:,} tensors", count=len(missing_names), total=len(expected_pieces))
+        faults.append(
+            say(
+                "{share} are missing: {missing}; {way_out}", share=share, missing=listed(missing_names), way_out=way_out
+            )
+        )
+    faults += _piece_faults(weights, expected_pieces)
     known_names = {*expected_pieces, *(prefix + name for name in duplicate_names)}
     # If the decoder's tensors have a prefix, the head may have none, because it may lie outside the decoder.
     heads = {} if tied is None else {head_prefix + tied[0]: prefix + tied[1] for head_prefix in ("", prefix)}
@@ -186,10 +192,40 @@ def _check_files_fit_model(
     ]
     if unknown_names and not prefix:
         faults.append(
-            f"{len(unknown_names):,} tensors have no place in this model: {listed(unknown_names)}; check the folder"
+            say(
+                "{count:,} tensors have no place in this model: {names}; check the folder",
+                count=len(unknown_names),
+                names=listed(unknown_names),
+            )
         )
     if faults:
         raise PlanError(f"weights {weights.files.folder}", faults)
+
+
+def _piece_faults(weights: ReleasedWeights, expected_pieces: Mapping[str, ReleasedPiece]) -> list[str]:
+    """The faults of tensors with another shape, or with a number type of a quantisation."""
+    faults = list[str]()
+    for name, piece in expected_pieces.items():
+        stored = weights.files.tensors.get(name)
+        if stored is not None and not piece.fits(stored.shape):
+            faults.append(
+                say(
+                    "{name} is {shape} and should be {wanted} for this model",
+                    name=name,
+                    shape=list(stored.shape),
+                    wanted=list(piece.shape),
+                )
+            )
+        elif stored is not None and not is_floating(stored):
+            faults.append(
+                say(
+                    "{name} is of {dtype}, a quantised number type; {way_out}",
+                    name=name,
+                    dtype=stored.dtype,
+                    way_out=_convert_hint(weights),
+                )
+            )
+    return faults
 
 
 def _untied_head(files: ReleasedFiles, head: str, table: str) -> list[str]:
@@ -200,8 +236,12 @@ def _untied_head(files: ReleasedFiles, head: str, table: str) -> list[str]:
         files.forget()
         return []
     return [
-        f"{head} is not {table}, and config.json says that it is (tie_word_embeddings is true, or not there); set "
-        "tie_word_embeddings to false there if the head is a matrix of its own, or take that tensor out"
+        say(
+            "{head} is not {table}, and config.json says that it is (tie_word_embeddings is true, or not there); set "
+            "tie_word_embeddings to false there if the head is a matrix of its own, or take that tensor out",
+            head=head,
+            table=table,
+        )
     ]
 
 
@@ -211,15 +251,15 @@ def _is_weight(name: str) -> bool:
 
 
 def _convert_hint(weights: ReleasedWeights) -> str:
-    return f"run shardwright convert {weights.files.folder} --to OUT, and begin with that"
+    return say("run shardwright convert {folder} --to OUT, and begin with that", folder=weights.files.folder)
 
 
 def _way_out(missing: list[str], tensors: Collection[str]) -> str:
     """The advice for a folder with missing tensors, by its probable cause."""
     if any(name.endswith((".qweight", ".weight_packed")) for name in tensors):
-        return "the folder has weights quantised as by GPTQ or AWQ, which are not read: name the plain ones"
+        return say("the folder has weights quantised as by GPTQ or AWQ, which are not read: name the plain ones")
     if any(".lora_" in name for name in tensors):
-        return f"the folder has {MERGE}"
+        return say("the folder has {merge}", merge=MERGE)
     if any("lm_head" in name or "embed_out" in name for name in missing) and len(missing) == 1:
-        return "the model may be one whose head is its table: set model.tied_embeddings = true"
-    return "check that the folder is of this model"
+        return say("the model may be one whose head is its table: set model.tied_embeddings = true")
+    return say("check that the folder is of this model")

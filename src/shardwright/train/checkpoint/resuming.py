@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from shardwright.config.base import PassingError, PlanError
+from shardwright.config.base import PassingError, PlanError, error_text
 from shardwright.config.job import JobSpec
-from shardwright.config.units import counted
+from shardwright.config.phrase import say
+from shardwright.config.units import counted_phrase
 from shardwright.parallel.comm.collectives import all_reduce, all_reduce_max, barrier
 from shardwright.parallel.comm.hang_watch import meet
 from shardwright.parallel.comm.process_groups import Mesh
@@ -74,33 +75,45 @@ def begin(job: JobSpec, mesh: Mesh, folder: Path, weights_from: str = "") -> Res
     manifest, lines = _load_first(job, mesh, replica, storage, steps)
     if manifest is not None:
         lines += told_health(storage, manifest, max(steps, default=0))
-        plan = describe_job(manifest.job)
-        old_plan = "" if manifest.job.get("plan") == job.plan.model_dump(mode="json") else f", written under {plan}"
-        lines.append(f"going on after step {manifest.step} from {storage.root}/{folder_name(manifest.step)}{old_plan}")
+        place = f"{storage.root}/{folder_name(manifest.step)}"
+        going_on = say("going on after step {step} from {place}", step=manifest.step, place=place)
+        if manifest.job.get("plan") != job.plan.model_dump(mode="json"):
+            going_on = say("{going_on}, written under {plan}", going_on=going_on, plan=describe_job(manifest.job))
+        lines.append(going_on)
         lines += differences(manifest.job, job)
         if weights_from:
-            lines.append(f"note: the weights of --from {weights_from} are not taken: this run has begun already")
+            lines.append(
+                say(
+                    "note: the weights of --from {weights_from} are not taken: this run has begun already",
+                    weights_from=weights_from,
+                )
+            )
         return Resumed(
             replica, manifest.step, manifest.samples, manifest.passed_over, manifest.state, manifest, tuple(lines)
         )
     if lines:  # checkpoints exist, but none is whole
         if mesh.rank == 0 and isinstance(storage, LocalStorage):
             lines += put_aside(job, folder)
-        lines.append("beginning anew, at step 1")
+        lines.append(say("beginning anew, at step 1"))
         barrier(mesh.world)
         # A checkpoint that is not whole may have been loaded in part.
         replica = _new(job, mesh, released_weights_of(job))
     if job.model.weights:
-        lines.append(f"beginning with the weights of {job.model.weights}")
+        lines.append(say("beginning with the weights of {weights}", weights=job.model.weights))
     if weights_from:
         other_storage, _ = kept_by(weights_from, "train --from")
         steps = _in_order(job, mesh, other_storage)
         manifest, lines_of_other = _load_first(job, mesh, replica, other_storage, steps, weights_alone=True)
         lines += lines_of_other
         if manifest is None:
-            raise PlanError("train --from", [f"{weights_from} has no checkpoint that is whole; name a run's folder"])
+            raise PlanError(
+                "train --from",
+                [say("{weights_from} has no checkpoint that is whole; name a run's folder", weights_from=weights_from)],
+            )
         lines += told_health(other_storage, manifest, max(steps, default=0))
-        lines.append(f"beginning with the weights of {other_storage.root}/{folder_name(manifest.step)}")
+        lines.append(
+            say("beginning with the weights of {root}/{name}", root=other_storage.root, name=folder_name(manifest.step))
+        )
     return Resumed(replica, lines=tuple(lines))
 
 
@@ -170,19 +183,25 @@ def _load_first(
         failures = torch.tensor([float(bool(reading.fault)), float(reading.is_unread)], device=mesh.device)
         num_bad, num_unread = map(int, mesh.numbers(all_reduce(failures, mesh.world)))
         if num_unread:  # the checkpoint may be whole, so an older one must not replace it
+            unread = say(
+                "{place} can't be read now by {ranks}",
+                place=f"{storage.root}/{folder_name(step)}",
+                ranks=counted_phrase(num_unread, "rank"),
+            )
+            if reading.is_unread:
+                unread = say("{fault}: {reason}", fault=unread, reason=reading.fault)
             raise UnreadCheckpointError(
-                f"{storage.root}/{folder_name(step)} can't be read now by {counted(num_unread, 'rank')}"
-                + (f": {reading.fault}" if reading.is_unread else "")
-                + "; mend that, and give the same command again, without --fresh"
+                say("{fault}; mend that, and give the same command again, without --fresh", fault=unread)
             )
         if not num_bad and reading.manifest is not None and reading.stored is not None:
             saved_state.take_up(reading.stored)
             return reading.manifest, lines + _optimizer_note(job, reading.manifest, reading.stored)
-        lines.append(
-            f"{folder_name(step)} is not whole"
-            + (f": {reading.fault}" if reading.fault else f", as {counted(num_bad, 'rank')} found")
-            + "; an older one is taken, if there is one"
+        broken = say(
+            "{name} is not whole, as {ranks} found", name=folder_name(step), ranks=counted_phrase(num_bad, "rank")
         )
+        if reading.fault:
+            broken = say("{name} is not whole: {reason}", name=folder_name(step), reason=reading.fault)
+        lines.append(say("{fault}; an older one is taken, if there is one", fault=broken))
 
 
 @dataclass(frozen=True)
@@ -212,9 +231,9 @@ def _read(job: JobSpec, saved_state: SavedState, storage: Storage, step: int, we
         )
         saved_state.load(stored, storage, folder_name(step), indices)
     except BrokenCheckpointError as error:
-        return _Reading(fault=str(error))
+        return _Reading(fault=error_text(error))
     except OSError as error:
-        return _Reading(fault=str(error), is_unread=True)
+        return _Reading(fault=error_text(error), is_unread=True)
     return _Reading(manifest, stored)
 
 
@@ -223,6 +242,11 @@ def _optimizer_note(job: JobSpec, manifest: Manifest, stored: StoredState) -> li
     if stored.weights_alone or not stored.optimizer_anew or not manifest.optimizer_steps:
         return []
     return [
-        f"note: optimizer.name {job.optimizer.name!r} begins anew, with the weights of {folder_name(manifest.step)}: "
-        f"what {optimizer_of(manifest).name!r} remembered is not what it needs"
+        say(
+            "note: optimizer.name {name} begins anew, with the weights of {place}: what {old} remembered is not what "
+            "it needs",
+            name=repr(job.optimizer.name),
+            place=folder_name(manifest.step),
+            old=repr(optimizer_of(manifest).name),
+        )
     ]

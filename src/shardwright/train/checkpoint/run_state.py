@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from shardwright.config import largest
 from shardwright.config.base import printable, shortened
+from shardwright.config.phrase import say
 
 _Number = Annotated[int, Field(ge=0, le=2**53)]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -58,13 +59,15 @@ class _RunState(_Remembered):
 def state_fault(state: dict[str, Any]) -> str:
     """Why a run can't resume from this state; "" if it can."""
     if not all(isinstance(part, dict) for part in state.values()):
-        return "what the run remembers is no fields"
+        return say("what the run remembers is no fields")
     try:
         _RunState.model_validate(state)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"]))
-        return f"what the run remembers can't be: {shortened(printable(field))} {first['msg']}"
+        return say(
+            "what the run remembers can't be: {field} {reason}", field=shortened(printable(field)), reason=first["msg"]
+        )
     return ""
 
 

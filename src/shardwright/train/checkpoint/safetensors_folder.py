@@ -18,6 +18,7 @@ from typing import IO
 
 from shardwright.config.base import PlanError
 from shardwright.config.hugging_face.config_json import ADAPTER, CONFIG
+from shardwright.config.phrase import say
 from shardwright.train.checkpoint.released_companions import COMPANIONS
 from shardwright.train.checkpoint.safetensors_format import WrittenTensor, header_of
 from shardwright.train.launch.full_disk import telling_of_full_disk
@@ -53,7 +54,7 @@ def write_safetensors(
     _refuse(target, is_file, overwrite)
     one_file = target.name if is_file else ADAPTER_FILE if is_adapter else ""
     files = {one_file: list(tensors)} if one_file else _in_files(tensors, file_bytes)
-    with telling_of_full_disk(target, "name another place"):
+    with telling_of_full_disk(target, say("name another place")):
         target.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent, ignore_cleanup_errors=True) as scratch:
             new = Path(scratch, "new")
@@ -105,11 +106,24 @@ def _refuse(target: Path, is_file: bool, overwrite: bool) -> None:
         return
     subject = "--to"
     if target.is_symlink() or target.is_dir() == is_file:
-        raise PlanError(subject, [f"{target} is no {'file' if is_file else 'folder'}; name another place"])
+        if is_file:
+            raise PlanError(subject, [say("{target} is no file; name another place", target=target)])
+        raise PlanError(subject, [say("{target} is no folder; name another place", target=target)])
     if not is_file and (foreign := sorted(name for name in os.listdir(target) if not _is_exported(name))):
-        raise PlanError(subject, [f"{target} has {foreign[0]} in it, which no export wrote; name a folder of its own"])
+        raise PlanError(
+            subject,
+            [
+                say(
+                    "{target} has {foreign} in it, which no export wrote; name a folder of its own",
+                    target=target,
+                    foreign=foreign[0],
+                )
+            ],
+        )
     if not overwrite and (is_file or os.listdir(target)):
-        raise PlanError(subject, [f"{target} is there already; name another place, or say --overwrite"])
+        raise PlanError(
+            subject, [say("{target} is there already; name another place, or say --overwrite", target=target)]
+        )
 
 
 def _is_exported(name: str) -> bool:

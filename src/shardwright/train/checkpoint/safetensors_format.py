@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.config.base import shortened
+from shardwright.config.phrase import say
 from shardwright.config.units import MIB
 from shardwright.config.user_file import FileFault, open_file
 
@@ -71,8 +72,8 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         file.seek(0)
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(_MOST_HEADER, size - 8):
-            reason = f"its header would have {length:,} of {size:,} bytes"
-            raise FileFault(f"{path} is no safetensors file: {reason}; fetch it again")
+            reason = say("its header would have {length:,} of {size:,} bytes", length=length, size=size)
+            raise FileFault(say("{path} is no safetensors file: {reason}; fetch it again", path=path, reason=reason))
         text = file.read(length)
     try:
         header = json.loads(text)
@@ -81,12 +82,20 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     except FileFault:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise FileFault(f"{path} is no safetensors file: its header can't be read; fetch it again") from None
+        raise FileFault(
+            say("{path} is no safetensors file: its header can't be read; fetch it again", path=path)
+        ) from None
     in_order = sorted(tensors.items(), key=lambda item: (item[1].start, item[1].stop))
     for (name, stored), (next_name, next_stored) in pairwise(in_order):
         if stored.stop > next_stored.start:  # else a small file could claim any number of tensors
-            reason = f"{shortened(name)} and {shortened(next_name)} share bytes"
-            raise FileFault(f"{path} is no safetensors file: {reason}; fetch it again, or save it with safetensors")
+            reason = say("{tensor} and {next_name} share bytes", tensor=shortened(name), next_name=shortened(next_name))
+            raise FileFault(
+                say(
+                    "{path} is no safetensors file: {reason}; fetch it again, or save it with safetensors",
+                    path=path,
+                    reason=reason,
+                )
+            )
     return tensors
 
 
@@ -99,12 +108,27 @@ def _stored(path: Path, name: str, entry: Mapping[str, Any], begin: int, size: i
         raise ValueError(name)
     if dtype not in READ_BYTES:
         raise FileFault(
-            f"{path.name}: {shortened(name)} is of number type {shortened(str(dtype))}, which is not read here"
+            say(
+                "{name}: {tensor} is of number type {dtype}, which is not read here",
+                name=path.name,
+                tensor=shortened(name),
+                dtype=shortened(str(dtype)),
+            )
         )
     num_bytes = math.prod(shape) * READ_BYTES[dtype]
     if stop - start != num_bytes or begin + stop > size:
         raise FileFault(
-            f"{path.name}: {shortened(name)} {list(shape)} of {dtype} takes {num_bytes:,} bytes, and has "
-            f"[{start:,}, {stop:,}) of {size - begin:,}; the file is damaged or cut, fetch it again"
+            say(
+                "{name}: {tensor} {shape} of {dtype} takes {num_bytes:,} bytes, and has [{start:,}, {stop:,}) of "
+                "{room:,}; the file is damaged or cut, fetch it again",
+                name=path.name,
+                tensor=shortened(name),
+                shape=list(shape),
+                dtype=dtype,
+                num_bytes=num_bytes,
+                start=start,
+                stop=stop,
+                room=size - begin,
+            )
         )
     return StoredTensor(path, dtype, shape, begin + start, begin + stop)

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from shardwright.config.phrase import say
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.device_streams import wait_on_host
 from shardwright.train.checkpoint.boxes import HeldBox, WantedBox, load_boxes
@@ -74,7 +75,11 @@ class SavedState:
             part_boxes = list(part.wanted(stored))
             if missing := [box.name for box in part_boxes if box.name not in stored.shapes]:
                 raise BrokenCheckpointError(
-                    f"it has no {missing[0]}, nor {len(missing) - 1} more tensors of this model"
+                    say(
+                        "it has no {name}, nor {more} more tensors of this model",
+                        name=missing[0],
+                        more=len(missing) - 1,
+                    )
                 )
             boxes += part_boxes
         return boxes

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from shardwright.config.base import PlanError, hidden
+from shardwright.config.phrase import say
 from shardwright.config.secret_addresses import WAY_OUT, has_password
 from shardwright.config.units import MIB
 
@@ -85,7 +86,7 @@ class LocalStorage:
     def size(self, name: str) -> int:
         status = os.lstat(self._path(name))
         if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", name)
+            raise OSError(errno.EINVAL, say("not a regular file"), name)
         return status.st_size
 
     def read(self, name: str, start: int, buffer: memoryview) -> None:
@@ -96,7 +97,7 @@ class LocalStorage:
             while filled < len(buffer):
                 num_read = os.preadv(descriptor, [buffer[filled:]], start + filled)
                 if not num_read:
-                    raise EOFError(f"{name} ends at byte {start + filled}")
+                    raise EOFError(say("{name} ends at byte {end}", name=name, end=start + filled))
                 filled += num_read
         finally:
             os.close(descriptor)
@@ -133,7 +134,7 @@ class LocalStorage:
         assert not name.startswith("/") and ".." not in name.split("/"), f"{name} leads out of {self.root}"
         folder = os.path.dirname(name)
         if folder and os.path.islink(os.path.join(self.root, folder)):
-            raise OSError(errno.ELOOP, "its folder is a link, which is not followed", name)
+            raise OSError(errno.ELOOP, say("its folder is a link, which is not followed"), name)
         return os.path.join(self.root, name)
 
 
@@ -164,7 +165,7 @@ class RemoteStorage:
     def read(self, name: str, start: int, buffer: memoryview) -> None:
         data = self._system.cat_file(self._path(name), start=start, end=start + len(buffer))
         if len(data) != len(buffer):
-            raise EOFError(f"{name} ends at byte {start + len(data)}")
+            raise EOFError(say("{name} ends at byte {end}", name=name, end=start + len(data)))
         buffer[:] = data
 
     def prefetch(self, name: str, start: int, num_bytes: int) -> None:
@@ -194,12 +195,23 @@ def open_storage(place: str) -> Storage:
     """The storage of a folder or an address. PlanError if the address is refused or can't be reached."""
     protocol, is_address, _ = place.partition("://")
     if has_password(place):
-        raise PlanError("checkpoint.path", [f"{hidden(place)} has a password; {WAY_OUT}"])
+        raise PlanError(
+            "checkpoint.path", [say("{place} has a password; {way_out}", place=hidden(place), way_out=WAY_OUT)]
+        )
     if not is_address:
         return LocalStorage(Path(os.path.expanduser(place)).absolute())
     if protocol not in PROTOCOLS:
         allowed = ", ".join(name for name in PROTOCOLS if name != "memory")  # memory is lost with the process
-        raise PlanError("checkpoint.path", [f"{protocol}:// is no place for checkpoints; use a folder, or {allowed}"])
+        raise PlanError(
+            "checkpoint.path",
+            [
+                say(
+                    "{protocol}:// is no place for checkpoints; use a folder, or {allowed}",
+                    protocol=protocol,
+                    allowed=allowed,
+                )
+            ],
+        )
     if protocol == "file":
         return LocalStorage(Path("/" + place.removeprefix("file://").lstrip("/")))
     try:
@@ -207,7 +219,8 @@ def open_storage(place: str) -> Storage:
     except (ImportError, ValueError, OSError) as error:
         reason = str(error).splitlines()[0]
         raise PlanError(
-            "checkpoint.path", [f"{place} can't be reached: {reason}; use a folder, or mend that"]
+            "checkpoint.path",
+            [say("{place} can't be reached: {reason}; use a folder, or mend that", place=place, reason=reason)],
         ) from None
 
 
@@ -215,7 +228,11 @@ def read_whole(storage: Storage, name: str, most_bytes: int) -> bytes:
     """All bytes of a file. Raises OSError, also if it has more than `most_bytes`, and EOFError."""
     size = storage.size(name)
     if size > most_bytes:
-        raise OSError(errno.EFBIG, f"it has {size:,} bytes, and at most {most_bytes:,} are read", name)
+        raise OSError(
+            errno.EFBIG,
+            say("it has {size:,} bytes, and at most {most_bytes:,} are read", size=size, most_bytes=most_bytes),
+            name,
+        )
     data = bytearray(size)
     storage.read(name, 0, memoryview(data))
     return bytes(data)

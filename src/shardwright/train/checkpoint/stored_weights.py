@@ -20,8 +20,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from shardwright.config.base import PlanError, shortened
-from shardwright.config.units import MIB, counted
+from shardwright.config.base import PlanError, error_text, shortened
+from shardwright.config.phrase import say
+from shardwright.config.units import MIB, counted_phrase
 from shardwright.train.checkpoint.pickled_weights import PICKLED, PICKLED_INDEX, PickledFiles
 from shardwright.train.checkpoint.released_files import ReleasedFiles, listed
 from shardwright.train.checkpoint.safetensors_folder import INDEX, ONE_FILE
@@ -86,8 +87,12 @@ def plain_tensors(files: StoredFiles) -> list[PlainTensor]:
     }
     if packed:
         faults.append(
-            f"{counted(len(packed), 'tensor')} of integers stand for weights, of a quantisation that is not read here "
-            f"(GPTQ and AWQ have such): {listed(list(packed))}; name a folder of plain weights"
+            say(
+                "{tensors} of integers stand for weights, of a quantisation that is not read here (GPTQ and AWQ have "
+                "such): {names}; name a folder of plain weights",
+                tensors=counted_phrase(len(packed), "tensor"),
+                names=listed(list(packed)),
+            )
         )
     for name, stored in files.tensors.items():
         if name in packed:
@@ -95,7 +100,7 @@ def plain_tensors(files: StoredFiles) -> list[PlainTensor]:
         try:
             tensor = _plain(files, name, stored)
         except ValueError as error:
-            faults.append(f"{error}; fetch it again, or name a folder of plain weights")
+            faults.append(say("{reason}; fetch it again, or name a folder of plain weights", reason=error_text(error)))
         else:
             plain += [tensor] if tensor is not None else []
     if faults:
@@ -146,15 +151,35 @@ def _from_fp8(files: StoredFiles, name: str) -> PlainTensor:
     shape = tensors[name].shape
     scales = next((name + suffix for suffix in ("_scale_inv", "_scale") if name + suffix in tensors), "")
     if not scales:
-        raise ValueError(f"{shortened(name)} is of {tensors[name].dtype}, and no tensor beside it says its scales")
+        raise ValueError(
+            say(
+                "{tensor} is of {dtype}, and no tensor beside it says its scales",
+                tensor=shortened(name),
+                dtype=tensors[name].dtype,
+            )
+        )
     grid = tensors[scales].shape
     if tensors[scales].dtype not in _PLAIN:
-        raise ValueError(f"{shortened(scales)} is of {tensors[scales].dtype}, which are no scales that are read here")
+        raise ValueError(
+            say(
+                "{scales} is of {dtype}, which are no scales that are read here",
+                scales=shortened(scales),
+                dtype=tensors[scales].dtype,
+            )
+        )
     has_one_scale, block_sizes = grid in ((), (1,)), list[int]()
     if not has_one_scale:
         block_sizes = [_block_size(size, num_blocks) for size, num_blocks in zip(shape, grid, strict=False)]
         if len(grid) != len(shape) or not all(block_sizes):
-            raise ValueError(f"{shortened(scales)} is {list(grid)}, which are no blocks of {name} {list(shape)}")
+            raise ValueError(
+                say(
+                    "{scales} is {grid}, which are no blocks of {name} {shape}",
+                    scales=shortened(scales),
+                    grid=list(grid),
+                    name=name,
+                    shape=list(shape),
+                )
+            )
 
     def rows(start: int, stop: int) -> Tensor:
         values, factors = files.view(name)[start:stop].float(), files.view(scales).float()
@@ -182,9 +207,23 @@ def _from_mxfp4(files: StoredFiles, name: str) -> PlainTensor:
     ValueError."""
     blocks, scales = files.tensors[name + "_blocks"], files.tensors[name + "_scales"]
     if blocks.dtype != "U8" or scales.dtype != "U8" or len(blocks.shape) != 4 or blocks.shape[3] != _BLOCK // 2:
-        raise ValueError(f"{shortened(name)}_blocks {list(blocks.shape)} of {blocks.dtype} is no tensor of MXFP4")
+        raise ValueError(
+            say(
+                "{tensor}_blocks {blocks} of {dtype} is no tensor of MXFP4",
+                tensor=shortened(name),
+                blocks=list(blocks.shape),
+                dtype=blocks.dtype,
+            )
+        )
     if scales.shape != blocks.shape[:3]:
-        raise ValueError(f"{shortened(name)}_scales is {list(scales.shape)} beside blocks {list(blocks.shape)}")
+        raise ValueError(
+            say(
+                "{tensor}_scales is {shape} beside blocks {blocks}",
+                tensor=shortened(name),
+                shape=list(scales.shape),
+                blocks=list(blocks.shape),
+            )
+        )
     num_experts, num_rows, num_blocks, _ = blocks.shape
     # The two numbers of a byte, by the value of the byte.
     numbers = torch.tensor([_FP4[code & 7] * (-1) ** (code >> 3) for code in range(16)])

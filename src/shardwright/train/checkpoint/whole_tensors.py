@@ -14,6 +14,7 @@ from secrets import randbelow
 
 from shardwright.config import largest
 from shardwright.config.optimizer import ADAMW, OptimizerSpec
+from shardwright.config.phrase import any_of, say
 from shardwright.sharding.optimizer_state import FACTORS, STATES, states_of
 from shardwright.sharding.parameter_shard import Box
 from shardwright.sharding.row_boxes import num_elements_of
@@ -33,9 +34,11 @@ def whole_tensors(indices: list[FileIndex]) -> dict[str, list[tuple[StoredBox, s
     for name, boxes in tensors.items():
         first = boxes[0][0]
         if any((stored.full_shape, stored.dtype) != (first.full_shape, first.dtype) for stored, _ in boxes):
-            raise BrokenCheckpointError(f"{name} has another shape or number type in another file")
+            raise BrokenCheckpointError(say("{name} has another shape or number type in another file", name=name))
         if not tile([stored.box for stored, _ in boxes], first.full_shape):
-            raise BrokenCheckpointError(f"{name} {list(first.full_shape)} is not all there, each element once")
+            raise BrokenCheckpointError(
+                say("{name} {shape} is not all there, each element once", name=name, shape=list(first.full_shape))
+            )
     return tensors
 
 
@@ -65,19 +68,40 @@ def check_kinds(indices: list[FileIndex], optimizer_steps: int, optimizer: Optim
     for name, stored in tensors.items():
         kind, _, parameter = name.partition(".")
         if kind in STATES and parameter not in weights:
-            raise BrokenCheckpointError(f"it has {name}, and no {_WEIGHTS}.{parameter}")
+            raise BrokenCheckpointError(
+                say("it has {name}, and no {weights}.{parameter}", name=name, weights=_WEIGHTS, parameter=parameter)
+            )
         if kind in (_WEIGHTS, *STATES, "float8", "compression"):
             dtypes = (_FLOAT32, _BF16) if kind in (_WEIGHTS, *STATES) and kind not in FACTORS else (_FLOAT32,)
             if stored.dtype not in dtypes:
                 raise BrokenCheckpointError(
-                    f"{name} is of number type {stored.dtype}, and is written as {' or '.join(dtypes)}"
+                    say(
+                        "{name} is of number type {dtype}, and is written as {dtypes}",
+                        name=name,
+                        dtype=stored.dtype,
+                        dtypes=any_of(dtypes),
+                    )
                 )
         if kind == "float8" and not (len(stored.full_shape) == 1 and 0 < stored.full_shape[0] <= largest.HISTORY + 1):
-            raise BrokenCheckpointError(f"{name} is {list(stored.full_shape)}, and no history of amaxes")
-    steps_done = f"its optimizer, {optimizer.name}, has done {optimizer_steps:,} steps"
+            raise BrokenCheckpointError(
+                say("{name} is {shape}, and no history of amaxes", name=name, shape=list(stored.full_shape))
+            )
     for parameter, stored in sorted(weights.items()):
         expected = states_of(optimizer, parameter, stored.full_shape) if optimizer_steps else ()
         for state in STATES:
             if (f"{state}.{parameter}" in tensors) != (state in expected):
-                verb = "has no" if state in expected else "has"
-                raise BrokenCheckpointError(f"{steps_done}, and it {verb} {state}.{parameter}")
+                name = f"{state}.{parameter}"
+                fault = say(
+                    "its optimizer, {optimizer}, has done {steps:,} steps, and it has {name}",
+                    optimizer=optimizer.name,
+                    steps=optimizer_steps,
+                    name=name,
+                )
+                if state in expected:
+                    fault = say(
+                        "its optimizer, {optimizer}, has done {steps:,} steps, and it has no {name}",
+                        optimizer=optimizer.name,
+                        steps=optimizer_steps,
+                        name=name,
+                    )
+                raise BrokenCheckpointError(fault)

@@ -21,7 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shardwright.config.base import error_text
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import in_language, language_of_locale, say
 from shardwright.parallel.comm.collectives import all_reduce, barrier
 from shardwright.parallel.comm.ledger import Ledger
 from shardwright.parallel.comm.process_groups import Mesh
@@ -209,7 +211,7 @@ class CheckpointWriter:
             save_boxes(boxes, self._storage, folder_name(step), self._mesh.rank)
             boxes.clear()
 
-        work = BackgroundWrite(write, f"checkpoint of step {step}")
+        work = BackgroundWrite(write, say("checkpoint of step {step}", step=step))
         self._current = _Save(manifest, start_s, self._blocking_s, work)
         return previous
 
@@ -233,7 +235,8 @@ class CheckpointWriter:
             step = self._current.manifest.step
             saved = self._go_on(*self._mesh.numbers(self._sum_votes()))
             if self._mesh.rank == 0 and time.monotonic() - last_message_s > self._job.run.timeout_s:
-                print(f"waiting for the checkpoint of step {step}, which is still being written", flush=True)
+                waiting = say("waiting for the checkpoint of step {step}, which is still being written", step=step)
+                print(in_language(waiting, language_of_locale()), flush=True)
                 last_message_s = time.monotonic()
         return saved
 
@@ -285,7 +288,7 @@ class CheckpointWriter:
             with suppress(Exception):  # a file that can't be removed takes space, but does no harm
                 remove_old(storage, self._job.checkpoint, manifest.step, self._best(manifest))
 
-        save.work = BackgroundWrite(finish, f"manifest of step {manifest.step}")
+        save.work = BackgroundWrite(finish, say("manifest of step {step}", step=manifest.step))
 
     def _best(self, newest: Manifest) -> list[int]:
         """The steps of the best checkpoints up to the newest one (`best_of_sets`); on rank 0 only."""
@@ -296,12 +299,14 @@ class CheckpointWriter:
         return best_of_sets({step: self._manifests[step] for step in steps if step in self._manifests})
 
     def _tell_failed(self, step: int, error: Exception) -> None:
-        print(
-            f"rank {self._mesh.rank}: the checkpoint of step {step} could not be written: {error}; the run goes on, "
-            "and what was saved before stays",
-            file=sys.stderr,
-            flush=True,
+        told = say(
+            "rank {rank}: the checkpoint of step {step} could not be written: {reason}; the run goes on, and what was "
+            "saved before stays",
+            rank=self._mesh.rank,
+            step=step,
+            reason=error_text(error),
         )
+        print(in_language(told, language_of_locale()), file=sys.stderr, flush=True)
 
     def _clock_says_due(self) -> bool:
         spec, elapsed_s = self._job.checkpoint, time.monotonic() - self._last_s

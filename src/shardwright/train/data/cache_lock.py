@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from shardwright.config.phrase import say as phrase
 from shardwright.train.run_files import open_own
 
 # How long others wait while the holder's text does not change.
@@ -63,11 +64,13 @@ def _wait(path: Path, is_made: Callable[[], bool], say: Say) -> int | None:
         if text != holder:
             holder, changed_s = text, now_s
         if now_s - changed_s > _SILENT_S:
-            say(f"{holder or 'who makes these tokens'} has said nothing for {_SILENT_S:.0f} s: made here, too")
+            maker = holder or phrase("who makes these tokens")
+            say(phrase("{maker} has said nothing for {seconds:.0f} s: made here, too", maker=maker, seconds=_SILENT_S))
             return None
         if now_s - told_s >= _TELL_EVERY_S and (holder or now_s > _FIRST_WORD_S):
             told_s = now_s
-            say(f"waiting for {holder or 'another process'}, which makes the same tokens")
+            maker = holder or phrase("another process")
+            say(phrase("waiting for {maker}, which makes the same tokens", maker=maker))
         time.sleep(min(1.0, 0.05 + now_s / 10))
 
 

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shardwright.train.data.row_files import FaultError, refuse_halves
+from shardwright.config.phrase import say
+from shardwright.train.data.row_faults import FaultError, refuse_halves
 
 # The columns of a file that are read. Columns without messages are for the template.
 CHAT_COLUMNS = ("messages", "conversations", "prompt", "completion", "tools", "system", "documents")
@@ -22,6 +23,7 @@ _SHAREGPT_ROLES = {
     "function": "tool", "function_call": "assistant", "observation": "tool",
 }  # fmt: skip
 ASSISTANT = "assistant"
+_EXAMPLE = say('a message is such as {{"role": "user", "content": "..."}}, or {{"from": "human", "value": "..."}}')
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,13 @@ class Chat:
 def chat_of(record: object, where: str) -> Chat:
     """The chat of one row. Raises FaultError."""
     if not isinstance(record, dict):
-        kind = f"of type {type(record).__name__}"
-        raise FaultError(f'{where} is {kind}; each line must be an object such as {{"messages": [...]}}')
+        raise FaultError(
+            say(
+                '{where} is of type {kind}; each line must be an object such as {{"messages": [...]}}',
+                where=where,
+                kind=type(record).__name__,
+            )
+        )
     fields = {name: value for name, value in record.items() if value is not None}
     template_fields = {name: fields[name] for name in ("tools", "documents") if name in fields}
     if name := next((name for name in ("messages", "conversations") if name in fields), ""):
@@ -68,16 +75,32 @@ def chat_of(record: object, where: str) -> Chat:
             for field, text in (("prompt", prompt), ("completion", completion)):
                 refuse_halves(text, f"{where}: field {field!r}")
             if not completion:
-                raise FaultError(f"{where}: field 'completion' is empty, so nothing is to be learned; drop that record")
+                raise FaultError(
+                    say(
+                        "{where}: field 'completion' is empty, so nothing is to be learned; drop that record",
+                        where=where,
+                    )
+                )
             return Chat(where, prompt=prompt, completion=completion)
         prompt_messages = _messages(prompt, f"{where}: field 'prompt'")
         messages = prompt_messages + _messages(completion, f"{where}: field 'completion'")
         num_prompt = len(prompt_messages)
         return Chat(where, _with_answer(messages, num_prompt, where), num_prompt, template_fields=template_fields)
-    present = ", ".join(map(repr, list(fields)[:12])) or "nothing"
+    if not fields:
+        raise FaultError(
+            say(
+                "{where} has neither 'messages' nor 'conversations' nor 'prompt' and 'completion', but nothing; name "
+                "files of chats, or set data.chats to false",
+                where=where,
+            )
+        )
     raise FaultError(
-        f"{where} has neither 'messages' nor 'conversations' nor 'prompt' and 'completion', but {present}; name files "
-        "of chats, or set data.chats to false"
+        say(
+            "{where} has neither 'messages' nor 'conversations' nor 'prompt' and 'completion', but {present}; name "
+            "files of chats, or set data.chats to false",
+            where=where,
+            present=tuple(map(repr, list(fields)[:12])),
+        )
     )
 
 
@@ -88,17 +111,23 @@ def question(text: str, where: str) -> Chat:
 
 def _messages(value: object, where: str) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not value:
-        problem = "is an empty list" if value == [] else "is no list"
-        raise FaultError(
-            f'{where} {problem} of messages such as {{"role": "user", "content": "..."}}; mend that record'
+        fault = say(
+            '{where} is no list of messages such as {{"role": "user", "content": "..."}}; mend that record', where=where
         )
+        if value == []:
+            fault = say(
+                '{where} is an empty list of messages such as {{"role": "user", "content": "..."}}; mend that record',
+                where=where,
+            )
+        raise FaultError(fault)
     return [_message(message, f"{where}, message {number}") for number, message in enumerate(value, 1)]
 
 
 def _message(value: object, where: str) -> dict[str, Any]:
-    example = 'a message is such as {"role": "user", "content": "..."}, or {"from": "human", "value": "..."}'
     if not isinstance(value, dict):
-        raise FaultError(f"{where} is of type {type(value).__name__}; {example}")
+        raise FaultError(
+            say("{where} is of type {kind}; {example}", where=where, kind=type(value).__name__, example=_EXAMPLE)
+        )
     # A column of structs has every field in every row; missing ones are null.
     fields = {name: content for name, content in value.items() if content is not None}
     if "role" not in fields and "from" in fields:
@@ -106,11 +135,17 @@ def _message(value: object, where: str) -> dict[str, Any]:
         fields["content"] = fields.pop("value", "")
         if not isinstance(role, str) or role not in _SHAREGPT_ROLES:
             raise FaultError(
-                f"{where} is from {str(role)[:40]!r}, and known are {', '.join(_SHAREGPT_ROLES)}; {example}"
+                say(
+                    "{where} is from {role}, and known are {roles}; {example}",
+                    where=where,
+                    role=repr(str(role)[:40]),
+                    roles=tuple(_SHAREGPT_ROLES),
+                    example=_EXAMPLE,
+                )
             )
         fields["role"] = _SHAREGPT_ROLES[role]
     if not isinstance(fields.get("role"), str):
-        raise FaultError(f"{where} has no role; {example}")
+        raise FaultError(say("{where} has no role; {example}", where=where, example=_EXAMPLE))
     _check_texts(fields, where)
     return fields
 
@@ -131,6 +166,13 @@ def _check_texts(value: object, where: str) -> None:
 def _with_answer(messages: list[dict[str, Any]], first: int, where: str) -> tuple[dict[str, Any], ...]:
     """The messages as a tuple. Raises FaultError if none from number `first` on is the assistant's."""
     if not any(message["role"] == ASSISTANT for message in messages[first:]):
-        roles = ", ".join(dict.fromkeys(message["role"][:20] for message in messages))
-        raise FaultError(f'{where} has no message of the role "{ASSISTANT}" to learn, but of {roles}; drop that record')
+        roles = tuple(dict.fromkeys(message["role"][:20] for message in messages))
+        raise FaultError(
+            say(
+                '{where} has no message of the role "{role}" to learn, but of {roles}; drop that record',
+                where=where,
+                role=ASSISTANT,
+                roles=roles,
+            )
+        )
     return tuple(messages)

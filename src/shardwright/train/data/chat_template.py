@@ -21,6 +21,8 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
+from shardwright.config.base import error_text
+from shardwright.config.phrase import say
 from shardwright.train.data.chat_rows import ASSISTANT, Chat
 from shardwright.train.data.template_files import TemplateFiles
 from shardwright.train.data.template_sandbox import UnsafeJinjaError, template_sandbox
@@ -68,7 +70,7 @@ class ChatTemplate:
         try:
             environment = template_sandbox([_generation_tag(), "jinja2.ext.loopcontrols"], {"tojson": _to_json})
         except UnsafeJinjaError as error:
-            raise TemplateError(str(error)) from None
+            raise TemplateError(error_text(error)) from None
         environment.globals["raise_exception"] = _refuse
         if today:  # else the function stays undefined: some templates check for it and have a default date
             environment.globals["strftime_now"] = datetime.fromisoformat(today).strftime
@@ -82,17 +84,25 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(files.text)
         except JinjaError as error:
-            line = getattr(error, "lineno", None)
-            in_line = f" in line {line}" if line else ""
+            reason, line = error_text(error), getattr(error, "lineno", None)
+            if line:
+                reason = say("{reason} in line {line}", reason=reason, line=line)
             raise TemplateError(
-                f"the chat template of {files.path} is broken: {error}{in_line}; mend it, or name another in "
-                "data.chat_template"
+                say(
+                    "the chat template of {path} is broken: {reason}; mend it, or name another in data.chat_template",
+                    path=files.path,
+                    reason=reason,
+                )
             ) from None
         except LateError:
             raise
         except (ValueError, RecursionError, MemoryError, SyntaxError, OverflowError) as error:
             raise TemplateError(
-                f"the chat template of {files.path} is broken: {_reason(error)}; name another in data.chat_template"
+                say(
+                    "the chat template of {path} is broken: {reason}; name another in data.chat_template",
+                    path=files.path,
+                    reason=_reason(error),
+                )
             ) from None
 
     def write(self, chat: Chat) -> WrittenChat:
@@ -126,12 +136,19 @@ class ChatTemplate:
         except Exception as error:
             if _wants_date(error):
                 raise NoDateError(
-                    f"the chat template of {self._path} writes the date of the day (strftime_now), and tokens may not "
-                    'change from day to day; say a date, such as data.today = "2026-07-26"'
+                    say(
+                        "the chat template of {path} writes the date of the day (strftime_now), and tokens may not "
+                        'change from day to day; say a date, such as data.today = "2026-07-26"',
+                        path=self._path,
+                    )
                 ) from None
             raise TemplateError(
-                f"{chat.where}: the chat template refuses it: {_reason(error)}; mend that chat, drop it, or name "
-                "another template in data.chat_template"
+                say(
+                    "{where}: the chat template refuses it: {reason}; mend that chat, drop it, or name another "
+                    "template in data.chat_template",
+                    where=chat.where,
+                    reason=_reason(error),
+                )
             ) from None
         return text
 
@@ -149,8 +166,11 @@ class ChatTemplate:
                 begin = -1
             else:
                 raise TemplateError(
-                    f"{chat.where}: the chat template has a generation mark within another; mend it, or name another "
-                    "in data.chat_template"
+                    say(
+                        "{where}: the chat template has a generation mark within another; mend it, or name another "
+                        "in data.chat_template",
+                        where=chat.where,
+                    )
                 )
         return "".join([*parts, raw[position:]]), answers
 
@@ -251,7 +271,7 @@ def _wants_date(error: Exception) -> bool:
 
 def _reason(error: BaseException) -> str:
     if isinstance(error, MemoryError):
-        return "it takes more memory than there is for a chat"
+        return say("it takes more memory than there is for a chat")
     return (str(error).splitlines() or [""])[0][:300] or type(error).__name__
 
 

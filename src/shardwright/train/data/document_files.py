@@ -7,22 +7,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from shardwright.config.base import error_text
 from shardwright.config.data import DataSpec
+from shardwright.config.phrase import say
 from shardwright.config.user_file import FileFault, open_file
 from shardwright.train.data.chat_rows import CHAT_COLUMNS, Chat, chat_of
 from shardwright.train.data.file_search import unreadable
 from shardwright.train.data.progress import ReadPlace
-from shardwright.train.data.row_files import (
-    Blank,
-    Broken,
-    FaultError,
-    FileRow,
-    decoded,
-    end_of_character,
-    one_of,
-    read_rows,
-    refuse_halves,
-)
+from shardwright.train.data.row_faults import FaultError, one_of, refuse_halves
+from shardwright.train.data.row_files import Blank, Broken, FileRow, decoded, end_of_character, read_rows
 from shardwright.train.data.source_files import MOST_FAULTS, SourceFile
 
 # Text is read and tokenized in pieces of about this size, so that memory doesn't grow with a document.
@@ -54,7 +47,7 @@ def read_documents(
         else:
             yield from _row_documents(file, data, faults, place)
         if len(faults) >= MOST_FAULTS:
-            faults.append(f"reading stopped after {len(faults)} faults; there may be more behind them")
+            faults.append(say("reading stopped after {count} faults; there may be more behind them", count=len(faults)))
             return
 
 
@@ -64,7 +57,7 @@ def _collect(file: SourceFile, faults: list[str]) -> Iterator[None]:
     try:
         yield
     except (FaultError, FileFault) as fault:
-        faults.append(str(fault))
+        faults.append(error_text(fault))
     except OSError as error:
         faults.append(unreadable(file.path, error))
 
@@ -105,7 +98,7 @@ def _row_documents(file: SourceFile, data: DataSpec, faults: list[str], place: R
                 else:
                     yield Document(row.name, _pieces(_text_of(row, data.text_field)))
             except FaultError as fault:
-                wrong.add(str(fault), row.where)
+                wrong.add(error_text(fault), row.where)
             if wrong.number >= MOST_FAULTS or len(faults) >= MOST_FAULTS:
                 break
     wrong.conclude()
@@ -133,25 +126,50 @@ class _WrongRows:
         """After the last row: add to each fault in how many more rows it occurs."""
         for index, times in self._kinds.values():
             if times > 1:
-                at_least = "at least " if self.number >= MOST_FAULTS else ""
-                self._faults[index] += f" (and so in {at_least}{times - 1} more)"
+                fault, more = self._faults[index], times - 1
+                self._faults[index] = (
+                    say("{fault} (and so in at least {more} more)", fault=fault, more=more)
+                    if self.number >= MOST_FAULTS
+                    else say("{fault} (and so in {more} more)", fault=fault, more=more)
+                )
 
 
 def _text_of(row: FileRow, text_field: str) -> str:
     """The text of one row. Raises FaultError."""
     record, where = row.record, row.where
     if not isinstance(record, dict):
-        kind = f"of type {type(record).__name__}"
-        raise FaultError(f'{where} is {kind}; each line must be an object such as {{"{text_field}": "..."}}')
+        raise FaultError(
+            say(
+                '{where} is of type {kind}; each line must be an object such as {{"{text_field}": "..."}}',
+                where=where,
+                kind=type(record).__name__,
+                text_field=text_field,
+            )
+        )
     if text_field not in record:
-        raise FaultError(f"{where} has no field {text_field!r}; {one_of(list(record))}")
+        raise FaultError(
+            say(
+                "{where} has no field {text_field}; {way_out}",
+                where=where,
+                text_field=repr(text_field),
+                way_out=one_of(list(record)),
+            )
+        )
     value = record[text_field]
     if not isinstance(value, str):
-        kind = "null" if value is None else f"of type {type(value).__name__}"
-        way_out = "set data.text_field to a field of text, or drop that record"
+        kind = "null" if value is None else say("of type {kind}", kind=type(value).__name__)
+        way_out = say("set data.text_field to a field of text, or drop that record")
         if isinstance(value, list) and value and all(type(item) is int for item in value):
-            way_out = "token ids are read from .npy or .bin files, or Megatron's: write them there"
-        raise FaultError(f"{where}: field {text_field!r} is {kind}, not a string; {way_out}")
+            way_out = say("token ids are read from .npy or .bin files, or Megatron's: write them there")
+        raise FaultError(
+            say(
+                "{where}: field {text_field} is {kind}, not a string; {way_out}",
+                where=where,
+                text_field=repr(text_field),
+                kind=kind,
+                way_out=way_out,
+            )
+        )
     refuse_halves(value, f"{where}: field {text_field!r}")
     return value
 

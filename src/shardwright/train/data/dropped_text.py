@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from shardwright.config.phrase import say
+
 # The largest share of non-blank characters that may be dropped. Text from the web has some that no vocabulary holds.
 MOST_SHARE = 0.01
 # For each character: True if the tokenizer has a token for it.
@@ -56,11 +58,17 @@ class Dropped:
         """The fault if too much text was dropped, else ""."""
         if self.share <= MOST_SHARE:
             return ""
-        return (
-            f"tokenizer {tokenizer} has no token for {self.num_dropped:,} of {self.num_characters:,} characters of the "
-            f"text, such as {self.example!r}, and no unknown token, so it drops them ({self.num_dropped:,} / "
-            f"{self.num_characters:,} = {self.share:.1%}, and at most {MOST_SHARE:.0%} may be lost); use a tokenizer "
-            'made from such text, one with an "unknown" token, or data.tokenizer = "bytes"'
+        return say(
+            "tokenizer {tokenizer} has no token for {num_dropped:,} of {num_characters:,} characters of the text, "
+            "such as {example}, and no unknown token, so it drops them ({num_dropped:,} / {num_characters:,} = "
+            "{share:.1%}, and at most {most_share:.0%} may be lost); use a tokenizer made from such text, one with "
+            'an "unknown" token, or data.tokenizer = "bytes"',
+            tokenizer=tokenizer,
+            num_dropped=self.num_dropped,
+            num_characters=self.num_characters,
+            example=repr(self.example),
+            share=self.share,
+            most_share=MOST_SHARE,
         )
 
 

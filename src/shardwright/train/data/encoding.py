@@ -7,6 +7,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.config.base import error_text
+from shardwright.config.phrase import say
 from shardwright.train.data.chat_rows import Chat
 from shardwright.train.data.chat_template import ChatTemplate, LateError
 from shardwright.train.data.tokenizer import Tokenizer, missing_begin
@@ -85,8 +87,11 @@ class HereEncoder:
             raise
         except ValueError as error:
             raise EncodingError(
-                f'the tokenizer of data.tokenizer can\'t encode the text: {error}; use one with an "unknown" token, '
-                'or data.tokenizer = "bytes"'
+                say(
+                    'the tokenizer of data.tokenizer can\'t encode the text: {reason}; use one with an "unknown" '
+                    'token, or data.tokenizer = "bytes"',
+                    reason=error_text(error),
+                )
             ) from None
         return Encoded(
             np.concatenate(ids).astype(self._dtype) if ids else np.empty(0, self._dtype),
@@ -105,14 +110,17 @@ class HereEncoder:
         if chat.messages:
             if self._template is None:
                 raise EncodingError(
-                    f"{chat.where} has messages, and there is no chat template beside the tokenizer to write them "
-                    "with; name one in data.chat_template, such as docs/chatml.jinja (docs/data.md), or in "
-                    "data.tokenizer the folder of a tokenizer that has one"
+                    say(
+                        "{where} has messages, and there is no chat template beside the tokenizer to write them "
+                        "with; name one in data.chat_template, such as docs/chatml.jinja (docs/data.md), or in "
+                        "data.tokenizer the folder of a tokenizer that has one",
+                        where=chat.where,
+                    )
                 )
             try:
                 rendered = self._template.write(chat)
             except ValueError as error:
-                raise EncodingError(str(error)) from None
+                raise EncodingError(error_text(error)) from None
             text, ranges, counted = rendered.text, rendered.answers, (rendered.num_answers, rendered.num_lost)
             end: tuple[int, ...] = ()
         else:

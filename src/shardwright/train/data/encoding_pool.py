@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Self
 
-from shardwright.config.base import PlanError, RunError, shortened
+from shardwright.config.base import PlanError, RunError, error_text, shortened
+from shardwright.config.phrase import Phrase, both, of_data, say
 from shardwright.train.data.encoding import ARRAYS, Encoded, Encoder, EncodingError, HereEncoder, Item
 from shardwright.train.data.encoding_process import (
     BATCH_MEMORY_MIB,
@@ -69,7 +70,7 @@ class HereAndNow:
         try:
             future.set_result(self._encoder.encode(items))
         except EncodingError as error:
-            future.set_exception(PlanError("data", [str(error)]))
+            future.set_exception(PlanError("data", [error_text(error)]))
         return future
 
 
@@ -110,15 +111,14 @@ class EncodingPool:
 
 @dataclass(frozen=True)
 class _Purpose:
-    """A process's task in words, for the message if it ends early: what it does, at which item it was, and a hint."""
+    """A process's task in words, for the message if it ends early: the process at its task, and a hint."""
 
-    task: str
-    position: str
+    process: str
     hint: str
 
-    def end_message(self, status: str) -> str:
+    def end_message(self, status: str) -> Phrase:
         """The message about a process that has ended with `status`."""
-        return f"a process that {self.task} has ended ({status}){self.position}: {self.hint}"
+        return say("{process} has ended ({status}): {hint}", process=self.process, status=status, hint=self.hint)
 
 
 class _Process:
@@ -153,15 +153,18 @@ class _Process:
         try:
             send(requests, request)
             answer = receive(answers)
-        except (OSError, BrokenMessageError):
-            answer = None
+            faults = [of_data(fault) for fault in answer[0].get("faults", ())] if answer else []
+        except (OSError, ValueError, BrokenMessageError):
+            answer, faults = None, []
         if answer is None:
             self._process.kill()  # if it still runs, and only its answer was broken
             status = self._process.wait()
-            ending = f"signal {-status}" if status < 0 else f"exit status {status}{self._last_words()}"
+            ending = say("signal {number}", number=-status)
+            if status >= 0:
+                ending = say("exit status {status}{last_words}", status=status, last_words=self._last_words())
             raise RunError(purpose.end_message(ending))
-        if "faults" in answer[0]:
-            raise PlanError("data", answer[0]["faults"])
+        if faults:
+            raise PlanError("data", faults)
         return answer
 
     def _last_words(self) -> str:
@@ -184,24 +187,34 @@ class _Process:
                 stream.close()
 
 
-_LIMITS = f"{BATCH_MEMORY_MIB} MiB and {CHAT_S} s of the processor, and more in proportion to its length"
-
-
 def _setup_purpose(setup: EncodingSetup) -> _Purpose:
     """The purpose of a process that reads its tokenizer and template."""
-    template = f" and the chat template {setup.template.path}" if setup.template is not None else ""
-    hint = f"to read them it may take {BATCH_MEMORY_MIB} MiB and {CHAT_S} s; name others"
-    return _Purpose("turns text into tokens", f" while it read {setup.data.tokenizer}{template}", hint)
+    files: tuple[str, ...] = (setup.data.tokenizer,)
+    if setup.template is not None:
+        files = (setup.data.tokenizer, say("the chat template {path}", path=str(setup.template.path)))
+    process = say("a process that turns text into tokens, while it read {files},", files=both(files))
+    hint = say("to read them it may take {mib} MiB and {seconds} s; name others", mib=BATCH_MEMORY_MIB, seconds=CHAT_S)
+    return _Purpose(process, hint)
 
 
 def _batch_purpose(items: Sequence[Item]) -> _Purpose:
     """The purpose of a process that encodes a batch."""
     first_item = items[0] if items else ""
     if isinstance(first_item, str):
-        hint = f"a text may take {_LIMITS}; name another tokenizer, or where memory is short use fewer by data.workers"
-        return _Purpose("turns text into tokens", "", hint)
-    hint = f"a chat may take {_LIMITS}; drop it, or name another template in data.chat_template"
-    return _Purpose("writes chats", f" in those from {first_item.where} on", hint)
+        hint = say(
+            "a text may take {mib} MiB and {seconds} s of the processor, and more in proportion to its length; name "
+            "another tokenizer, or where memory is short use fewer by data.workers",
+            mib=BATCH_MEMORY_MIB,
+            seconds=CHAT_S,
+        )
+        return _Purpose(say("a process that turns text into tokens"), hint)
+    hint = say(
+        "a chat may take {mib} MiB and {seconds} s of the processor, and more in proportion to its length; drop it, or "
+        "name another template in data.chat_template",
+        mib=BATCH_MEMORY_MIB,
+        seconds=CHAT_S,
+    )
+    return _Purpose(say("a process that writes chats, in those from {where} on,", where=first_item.where), hint)
 
 
 # Variables that Python and its libraries need. Others may be secrets, and the process runs a stranger's template.

@@ -20,8 +20,9 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.config.base import PlanError, faults_in
+from shardwright.config.base import PlanError, error_text, faults_in
 from shardwright.config.data import DataSpec
+from shardwright.config.phrase import as_data, say
 from shardwright.config.units import MIB
 from shardwright.train.data.chat_rows import Chat
 from shardwright.train.data.chat_template import ChatTemplate, LateError, WrittenChat, work_of
@@ -68,11 +69,13 @@ class BoundedTemplate(ChatTemplate):
     """A chat template with a limit on CPU time for each chat."""
 
     def write(self, chat: Chat) -> WrittenChat:
-        with bounded(CHAT_S + _WORK_S * work_of(chat), f"{chat.where}: the chat template", _OTHER_TEMPLATE):
+        with bounded(
+            CHAT_S + _WORK_S * work_of(chat), say("{where}: the chat template", where=chat.where), _OTHER_TEMPLATE
+        ):
             return super().write(chat)
 
 
-_OTHER_TEMPLATE = "drop that chat, or name another template in data.chat_template"
+_OTHER_TEMPLATE = say("drop that chat, or name another template in data.chat_template")
 
 
 class BoundedEncoder(HereEncoder):
@@ -88,8 +91,11 @@ class BoundedEncoder(HereEncoder):
 
     def _bounded(self, texts: Sequence[str]) -> AbstractContextManager[None]:
         num_characters = sum(map(len, texts))
-        subject = f"the tokenizer of data.tokenizer, for {num_characters:,} characters,"
-        return bounded(CHAT_S + _CHARACTER_S * num_characters, subject, "name another tokenizer")
+        subject = say("the tokenizer of data.tokenizer, for {count:,} characters,", count=num_characters)
+        return bounded(CHAT_S + _CHARACTER_S * num_characters, subject, _OTHER_TOKENIZER)
+
+
+_OTHER_TOKENIZER = say("name another tokenizer")
 
 
 def serve() -> None:
@@ -105,11 +111,12 @@ def serve() -> None:
         begun_bytes = virtual_bytes()
         if setup.template is not None:
             _bound_memory(begun_bytes, 0)
-            with bounded(CHAT_S, f"the chat template {setup.template.path}", "name another in data.chat_template"):
+            subject = say("the chat template {path}", path=str(setup.template.path))
+            with bounded(CHAT_S, subject, say("name another in data.chat_template")):
                 template = BoundedTemplate(setup.template, setup.data.today)
         encoder = BoundedEncoder(tokenizer, template, setup.data.begin_token == "always")
     except (PlanError, ValueError) as error:
-        send(answers, {"faults": faults_in(error)})
+        send(answers, {"faults": list(map(as_data, faults_in(error)))})
         return
     send(answers, {})
     while (request := receive(requests)) is not None:
@@ -119,11 +126,16 @@ def serve() -> None:
         try:
             encoded = encoder.encode(items)
         except (EncodingError, LateError) as error:
-            send(answers, {"faults": [str(error)]})
+            send(answers, {"faults": [as_data(error_text(error))]})
         except MemoryError:
             most_mib = BATCH_MEMORY_MIB + num_characters * _CHARACTER_BYTES // MIB
-            fault = f"{num_characters:,} characters of text take more than {most_mib:,} MiB to be made tokens"
-            send(answers, {"faults": [f"{fault}; name another tokenizer in data.tokenizer, or cut longer documents"]})
+            fault = say(
+                "{count:,} characters of text take more than {most:,} MiB to be made tokens; name another tokenizer in "
+                "data.tokenizer, or cut longer documents",
+                count=num_characters,
+                most=most_mib,
+            )
+            send(answers, {"faults": [as_data(fault)]})
         else:
             fields = {name: value for name, value in vars(encoded).items() if name not in ARRAYS}
             send(answers, fields, [getattr(encoded, name) for name in ARRAYS])
@@ -142,7 +154,8 @@ def bounded(most_s: float, subject: str, way_out: str) -> Iterator[None]:
     with `way_out`. Code that can't be interrupted is killed by the system."""
 
     def late(*_: object) -> None:
-        raise LateError(f"{subject} takes more than {most_s:.3g} s; {way_out}")
+        fault = say("{subject} takes more than {most:.3g} s; {way_out}", subject=subject, most=most_s, way_out=way_out)
+        raise LateError(fault)
 
     used = resource.getrusage(resource.RUSAGE_SELF)
     hard_s = resource.getrlimit(resource.RLIMIT_CPU)[1]
@@ -195,5 +208,5 @@ def receive(stream: IO[bytes]) -> tuple[dict[str, Any], list[NDArray[Any]]] | No
 def _read_exactly(stream: IO[bytes], size: int) -> bytes:
     raw = stream.read(size)
     if len(raw) != size:
-        raise BrokenMessageError(f"{len(raw)} bytes came of {size}")
+        raise BrokenMessageError(say("{count} bytes came of {size}", count=len(raw), size=size))
     return raw

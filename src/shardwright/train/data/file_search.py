@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 
 from shardwright.config.data import STDLIB
+from shardwright.config.phrase import say
 from shardwright.config.user_file import is_of_the_kernel
 
 _STDLIB_LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__"}
@@ -29,7 +30,7 @@ def list_paths(text: str, faults: list[str]) -> tuple[Path, list[Path]]:
     if text == STDLIB:
         return _list_stdlib(faults)
     if not text:
-        raise ValueError("it is empty")
+        raise ValueError(say("it is empty"))
     path = Path(os.path.expanduser(text))
     try:
         mode = path.stat().st_mode
@@ -40,14 +41,18 @@ def list_paths(text: str, faults: list[str]) -> tuple[Path, list[Path]]:
     num_faults = len(faults)
     paths = _bounded(_search(path, ("**",), faults), text, faults)
     if not paths and len(faults) == num_faults:
-        faults.append(f"folder {path} holds no files (hidden ones are skipped); name one with text in it")
+        faults.append(
+            say("folder {path} holds no files (hidden ones are skipped); name one with text in it", path=path)
+        )
     return path, paths
 
 
 def unreadable(path: Path | str, error: OSError) -> str:
     """The fault of a file or folder that can't be read."""
-    way_out = "check its permissions, or leave it out of data.path"
-    return f"{path} can't be read: {error.strerror or error}; {way_out}"
+    way_out = say("check its permissions, or leave it out of data.path")
+    return say(
+        "{path} can't be read: {reason}; {way_out}", path=path, reason=str(error.strerror or error), way_out=way_out
+    )
 
 
 def _list_stdlib(faults: list[str]) -> tuple[Path, list[Path]]:
@@ -59,7 +64,7 @@ def _list_stdlib(faults: list[str]) -> tuple[Path, list[Path]]:
         if path.suffix == ".py" and not path.name.startswith("_sysconfigdata")
     ]
     if not paths:
-        faults.append(f"this Python keeps no .py files in {root}; set data.path to files of your own")
+        faults.append(say("this Python keeps no .py files in {root}; set data.path to files of your own", root=root))
     return root, paths
 
 
@@ -67,22 +72,38 @@ def _list_glob(pattern: Path, text: str, faults: list[str]) -> tuple[Path, list[
     parts = pattern.parts
     fixed = next((i for i, part in enumerate(parts) if any(c in part for c in "*?[")), len(parts))
     if fixed == len(parts):
-        way_out = f"check the path, or use data.path = {STDLIB!r}"
+        way_out = say("check the path, or use data.path = {stdlib}", stdlib=repr(STDLIB))
         if _HUB_NAME.fullmatch(text):
-            way_out = (
+            way_out = say(
                 "nothing is downloaded while a job is run: if this is a data set of the Hugging Face hub, fetch it "
-                f"first, with `hf download --repo-type dataset {text} --local-dir FOLDER`, and name that folder"
+                "first, with `hf download --repo-type dataset {text} --local-dir FOLDER`, and name that folder",
+                text=text,
             )
-        faults.append(f"there is no file or folder {text} (looked from {Path.cwd()}); {way_out}")
+        faults.append(
+            say(
+                "there is no file or folder {text} (looked from {current}); {way_out}",
+                text=text,
+                current=Path.cwd(),
+                way_out=way_out,
+            )
+        )
         return pattern, []
     root, num_faults = Path(*parts[:fixed]), len(faults)
     folders: list[Path] = []
     matches = _search(root, parts[fixed:], faults, matching_folders=folders) if root.is_dir() else iter(())
     paths = sorted(_bounded(matches, text, faults))
     if not paths and len(faults) == num_faults:
-        way_out = "check it, or name a folder, which is searched recursively"
-        also = "matches folders and no file" if folders else "matches nothing"
-        faults.append(f"glob {text} {also} (looked from {Path.cwd()}); {way_out}")
+        way_out = say("check it, or name a folder, which is searched recursively")
+        also = say("matches folders and no file") if folders else say("matches nothing")
+        faults.append(
+            say(
+                "glob {text} {also} (looked from {current}); {way_out}",
+                text=text,
+                also=also,
+                current=Path.cwd(),
+                way_out=way_out,
+            )
+        )
     return root, paths
 
 
@@ -92,8 +113,12 @@ def _bounded(paths: Iterator[Path], text: str, faults: list[str]) -> list[Path]:
     for path in paths:
         if len(listed) == MOST_FILES:
             faults.append(
-                f"data.path {text} has more than {MOST_FILES:,} files; join them into fewer, such as one .jsonl with a "
-                "document a line, or name a part of them by a glob"
+                say(
+                    "data.path {text} has more than {most_files:,} files; join them into fewer, such as one .jsonl "
+                    "with a document a line, or name a part of them by a glob",
+                    text=text,
+                    most_files=MOST_FILES,
+                )
             )
             return []
         listed.append(path)
@@ -125,7 +150,11 @@ def _search(
         num_names += len(entries)
         if num_names >= MOST_NAMES:
             faults.append(
-                f"the search was ended in {folder}, after {MOST_NAMES:,} names; name a smaller folder in data.path"
+                say(
+                    "the search was ended in {folder}, after {most_names:,} names; name a smaller folder in data.path",
+                    folder=folder,
+                    most_names=MOST_NAMES,
+                )
             )
             return
         folders = []
@@ -146,8 +175,11 @@ def _entries(folder: Path, real: str, most: int, faults: list[str]) -> list[os.D
     its path lead to `real`."""
     if is_of_the_kernel(real):
         faults.append(
-            f"{folder} is what the kernel shows of itself, not a folder of text; name a folder on a disk, or leave "
-            "this one out of data.path"
+            say(
+                "{folder} is what the kernel shows of itself, not a folder of text; name a folder on a disk, or "
+                "leave this one out of data.path",
+                folder=folder,
+            )
         )
         return []
     try:

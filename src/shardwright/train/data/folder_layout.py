@@ -10,7 +10,9 @@ import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from shardwright.config.base import error_text
 from shardwright.config.data import DataSpec
+from shardwright.config.phrase import say
 from shardwright.config.units import MIB
 from shardwright.config.user_file import FileFault, read_text
 from shardwright.train.data.packed_files import begins_with_rows
@@ -44,8 +46,13 @@ def json_rows(paths: Sequence[Path], data: DataSpec, notes: list[str]) -> frozen
         return frozenset(path for path in json_paths if begins_with_rows(path))
     if example := next((path for path in json_paths[:_MOST_LOOKED_AT] if begins_with_rows(path)), None):
         notes.append(
-            f"{data.path}: {example.name} and other .json files are read as text, as {texts[0].name} is; name the "
-            "files of rows by a glob to read them as rows"
+            say(
+                "{path}: {name} and other .json files are read as text, as {other} is; name the files of rows by a "
+                "glob to read them as rows",
+                path=data.path,
+                name=example.name,
+                other=texts[0].name,
+            )
         )
     return frozenset()
 
@@ -83,18 +90,39 @@ def _saved_files(folder: Path, paths: Sequence[Path], faults: list[str]) -> list
     if not any(path.suffix == ".arrow" for path in in_folder):
         return in_folder
     state = folder / _STATE
-    way_out = "save the data set again, or name its files by a glob"
+    way_out = say("save the data set again, or name its files by a glob")
     try:
         fields = json.loads(read_text(state, _MOST_BYTES, "state.json"))
         names = [file["filename"] for file in fields["_data_files"]]
         if fields.get("_indices_data_files"):
-            faults.append(f"{state} names indices, which say which rows count; call flatten_indices() before saving")
+            faults.append(
+                say(
+                    "{state} names indices, which say which rows count; call flatten_indices() before saving",
+                    state=state,
+                )
+            )
     except (FileFault, ValueError, TypeError, KeyError, RecursionError) as error:
-        faults.append(f"{state} does not say which files the data are: {type(error).__name__} {error}; {way_out}")
+        faults.append(
+            say(
+                "{state} does not say which files the data are: {kind} {reason}; {way_out}",
+                state=state,
+                kind=type(error).__name__,
+                reason=error_text(error),
+                way_out=way_out,
+            )
+        )
         return []
     by_name = {path.name: path for path in in_folder}
     if missing := [str(name) for name in names if not isinstance(name, str) or name not in by_name]:
-        faults.append(f"{state} names {missing[0][:100]!r}, which is not in {folder}; {way_out}")
+        faults.append(
+            say(
+                "{state} names {missing}, which is not in {folder}; {way_out}",
+                state=state,
+                missing=repr(missing[0][:100]),
+                folder=folder,
+                way_out=way_out,
+            )
+        )
         return []
     return [by_name[name] for name in names]
 
@@ -112,13 +140,27 @@ def _in_split(root: Path, paths: Sequence[Path], data: DataSpec, faults: list[st
     ]
     if not chosen:
         faults.append(
-            f"data.path {data.path} has files of the splits {', '.join(split_names)} and none of data.split "
-            f'"{data.split}"; set data.split to one of these, or to "{ALL}"'
+            say(
+                'data.path {path} has files of the splits {split_names} and none of data.split "{split}"; set '
+                'data.split to one of these, or to "{all}"',
+                path=data.path,
+                split_names=tuple(split_names),
+                split=data.split,
+                all=ALL,
+            )
         )
     elif other_splits := [split for split in split_names if split != wanted_split]:
         notes.append(
-            f"{data.path}: split {wanted_split} alone is read ({len(chosen)} of {len(paths)} files), and not "
-            f'{", ".join(other_splits)}; data.split = "{ALL}" reads every file'
+            say(
+                "{path}: split {wanted_split} alone is read ({count} of {total} files), and not {other_splits}; "
+                'data.split = "{all}" reads every file',
+                path=data.path,
+                wanted_split=wanted_split,
+                count=len(chosen),
+                total=len(paths),
+                other_splits=tuple(other_splits),
+                all=ALL,
+            )
         )
     return chosen
 

@@ -4,6 +4,9 @@ import json
 import re
 from collections.abc import Iterator
 
+from shardwright.config.base import error_text
+from shardwright.config.phrase import say
+
 _ENDS = set(", \t\n\r]")
 _NOT_BLANK = re.compile(r"[^ \t\n\r]")
 
@@ -16,7 +19,7 @@ def array_items(pieces: Iterator[str], longest: int) -> Iterator[object]:
     """The items of a JSON array, each of at most `longest` characters. Raises BrokenArrayError at the first invalid
     item, since the begin of the next one is unknown then."""
     text = _Text(pieces, longest)
-    text.expect("[", "an array begins with [")
+    text.expect("[", _BEGINS)
     if text.next_character() == "]":
         text.expect("]", "")
     else:
@@ -25,9 +28,12 @@ def array_items(pieces: Iterator[str], longest: int) -> Iterator[object]:
             if text.next_character() == "]":
                 text.expect("]", "")
                 break
-            text.expect(",", "a comma or ] is wanted behind it")
+            text.expect(",", _GOES_ON)
     if text.next_character():
-        raise BrokenArrayError("more text is behind the array")
+        raise BrokenArrayError(say("more text is behind the array"))
+
+
+_BEGINS, _GOES_ON = say("an array begins with ["), say("a comma or ] is wanted behind it")
 
 
 class _Text:
@@ -45,7 +51,9 @@ class _Text:
             num_blank += len(self._text) - self._position
             self._position = len(self._text)
             if num_blank > self._longest:
-                raise BrokenArrayError(f"more than {self._longest:,} characters in a row are blank")
+                raise BrokenArrayError(
+                    say("more than {longest:,} characters in a row are blank", longest=self._longest)
+                )
             if not self._more(1):
                 return ""
         self._position = match.start()
@@ -55,7 +63,9 @@ class _Text:
         """Consume `character`. Raises BrokenArrayError with the broken rule if the next character is another."""
         actual = self.next_character()
         if actual != character:
-            raise BrokenArrayError(f"{rule}, and {repr(actual) if actual else 'the end'} is there")
+            raise BrokenArrayError(
+                say("{rule}, and {actual} is there", rule=rule, actual=repr(actual) if actual else say("the end"))
+            )
         self._position += 1
 
     def item(self) -> object:
@@ -66,9 +76,11 @@ class _Text:
             try:
                 value, end = self._decoder.raw_decode(self._text, self._position)
             except json.JSONDecodeError as error:
-                reason = f"{error.msg} at character {error.pos - self._position} of it"
+                reason = say(
+                    "{reason} at character {position} of it", reason=error.msg, position=error.pos - self._position
+                )
             except (ValueError, RecursionError) as error:
-                raise BrokenArrayError(str(error)) from None
+                raise BrokenArrayError(error_text(error)) from None
             # A number may continue, unless a character of _ENDS follows.
             is_whole = not reason and (isinstance(value, dict | list | str) or self._text[end : end + 1] in _ENDS)
             if is_whole:
@@ -76,7 +88,9 @@ class _Text:
                 return value
             size, begin = len(self._text) - self._position, self._position
             if size > self._longest:
-                raise BrokenArrayError(f"it is longer than {self._longest:,} characters, or {reason}")
+                raise BrokenArrayError(
+                    say("it is longer than {longest:,} characters, or {reason}", longest=self._longest, reason=reason)
+                )
             if not self._more(size):
                 if reason:
                     raise BrokenArrayError(reason)

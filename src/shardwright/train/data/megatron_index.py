@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.config.phrase import say
 from shardwright.config.user_file import open_file
 
 _MAGIC = b"MMIDIDX\x00\x00"
@@ -36,20 +37,32 @@ class MegatronIndex:
 def read_index(path: Path, bin_bytes: int) -> MegatronIndex:
     """Read and check the index of a .bin file of `bin_bytes` bytes. Raises FileFault, OSError, or ValueError with the
     fault."""
-    with open_file(path, what="index of a Megatron data set") as file:
+    with open_file(path, what=say("index of a Megatron data set")) as file:
         raw = file.read(_HEADER.size)
         size = file.seek(0, 2)
     dtype, num_sequences, num_bounds = _header(path, raw)
     needed = _HEADER.size + 12 * num_sequences + 8 * num_bounds
     if size == needed + num_sequences:
-        raise ValueError(f"{path} says of sequences what they show beside text, and a decoder reads text; leave it out")
+        raise ValueError(
+            say(
+                "{path} says of sequences what they show beside text, and a decoder reads text; leave it out", path=path
+            )
+        )
     if size != needed:
         raise ValueError(
-            f"{path} has {size:,} bytes, and {num_sequences:,} sequences and {num_bounds:,} bounds of documents take "
-            f"{_HEADER.size} + 12 x {num_sequences:,} + 8 x {num_bounds:,} = {needed:,}; copy it again, whole"
+            say(
+                "{path} has {size:,} bytes, and {num_sequences:,} sequences and {num_bounds:,} bounds of documents "
+                "take {header} + 12 x {num_sequences:,} + 8 x {num_bounds:,} = {needed:,}; copy it again, whole",
+                path=path,
+                size=size,
+                num_sequences=num_sequences,
+                num_bounds=num_bounds,
+                header=_HEADER.size,
+                needed=needed,
+            )
         )
     if not num_sequences or not bin_bytes:
-        raise ValueError(f"{path} says that there are no sequences; leave it out of data.path")
+        raise ValueError(say("{path} says that there are no sequences; leave it out of data.path", path=path))
     sizes = np.asarray(np.memmap(path, "<i4", "r", _HEADER.size, (num_sequences,)))
     pointers_offset = _HEADER.size + 4 * num_sequences
     pointers = np.asarray(np.memmap(path, "<i8", "r", pointers_offset, (num_sequences,)))
@@ -65,16 +78,38 @@ def _header(path: Path, raw: bytes) -> tuple[str, int, int]:
     """The ids' type, and the numbers of sequences and of document bounds. Raises ValueError."""
     if len(raw) < _HEADER.size or not raw.startswith(_MAGIC):
         raise ValueError(
-            f"{path} does not begin as the index of a Megatron data set does ({_MAGIC!r}); name one that "
-            'Megatron wrote, or set data.format to "tokens" if the .bin is ids and nothing else'
+            say(
+                "{path} does not begin as the index of a Megatron data set does ({magic}); name one that Megatron "
+                'wrote, or set data.format to "tokens" if the .bin is ids and nothing else',
+                path=path,
+                magic=repr(_MAGIC),
+            )
         )
     _, version, code, num_sequences, num_bounds = _HEADER.unpack(raw)
     if version != 1:
-        raise ValueError(f"{path} is of version {version}, and version 1 is read; write it again with Megatron")
+        raise ValueError(
+            say(
+                "{path} is of version {version}, and version 1 is read; write it again with Megatron",
+                path=path,
+                version=version,
+            )
+        )
     if code not in _DTYPES:
-        meaning = f"{_FLOATS[code]}, and token ids are integers" if code in _FLOATS else "none that Megatron writes"
+        meaning = (
+            say("{floats}, and token ids are integers", floats=_FLOATS[code])
+            if code in _FLOATS
+            else say("none that Megatron writes")
+        )
         codes = ", ".join(f"{number} ({np.dtype(name).name})" for number, name in _DTYPES.items())
-        raise ValueError(f"{path}: the code of the ids' type is {code}, {meaning}; known are {codes}: write it again")
+        raise ValueError(
+            say(
+                "{path}: the code of the ids' type is {code}, {meaning}; known are {codes}: write it again",
+                path=path,
+                code=code,
+                meaning=meaning,
+                codes=codes,
+            )
+        )
     return _DTYPES[code], num_sequences, num_bounds
 
 
@@ -87,22 +122,39 @@ def _check_sequences(
         tokens = sizes[first : first + _CHUNK].astype(np.int64)
         if (negative := np.flatnonzero(tokens < 0)).size:
             i = int(negative[0])
-            raise ValueError(f"{path}: sequence {first + i} has {tokens[i]} tokens; write the data set again")
+            raise ValueError(
+                say(
+                    "{path}: sequence {sequence} has {tokens} tokens; write the data set again",
+                    path=path,
+                    sequence=first + i,
+                    tokens=tokens[i],
+                )
+            )
         ends = expected + np.cumsum(tokens * item_bytes)
         begins = ends - tokens * item_bytes
         if (wrong := np.flatnonzero(pointers[first : first + _CHUNK] != begins)).size:
             i = int(wrong[0])
             raise ValueError(
-                f"{path}: sequence {first + i} begins at byte {pointers[first + i]:,}, and those before it end at "
-                f"{begins[i]:,}; sequences must follow each other: write the data set again"
+                say(
+                    "{path}: sequence {sequence} begins at byte {begin:,}, and those before it end at {end:,}; "
+                    "sequences must follow each other: write the data set again",
+                    path=path,
+                    sequence=first + i,
+                    begin=pointers[first + i],
+                    end=begins[i],
+                )
             )
         expected = int(ends[-1])
         if expected > bin_bytes:
             break
     if expected != bin_bytes:
         raise ValueError(
-            f"{path.with_suffix('.bin')} has {bin_bytes:,} bytes, and its index speaks of {expected:,}; copy both "
-            "files again, whole"
+            say(
+                "{path} has {bin_bytes:,} bytes, and its index speaks of {expected:,}; copy both files again, whole",
+                path=path.with_suffix(".bin"),
+                bin_bytes=bin_bytes,
+                expected=expected,
+            )
         )
 
 
@@ -111,8 +163,14 @@ def _starts(path: Path, bounds: NDArray[np.int64], pointers: NDArray[np.int64], 
     if len(bounds) < 2 or bounds[0] != 0 or bounds[-1] != len(pointers) or (np.diff(bounds) < 0).any():
         head = ", ".join(map(str, bounds[:4].tolist()))
         raise ValueError(
-            f"{path}: documents lie between sequences {head}{' ...' if len(bounds) > 4 else ''}, and these must rise "
-            f"from 0 to the number of sequences, {len(pointers):,}; write the data set again"
+            say(
+                "{path}: documents lie between sequences {head}{more}, and these must rise from 0 to the number of "
+                "sequences, {count:,}; write the data set again",
+                path=path,
+                head=head,
+                more=" ..." if len(bounds) > 4 else "",
+                count=len(pointers),
+            )
         )
     first_sequences = bounds[:-1][np.diff(bounds) > 0]
     return np.unique(pointers[first_sequences] // item_bytes)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.config.phrase import say
 from shardwright.sharding.token_marks import FILLING, UNCOUNTED
 from shardwright.train.data.samples import in_order, refuse_negative
 from shardwright.train.data.token_stream import TokenSpan, TokenStream
@@ -83,7 +84,7 @@ class PackedSamples:
         self.packing = pack(np.diff(self._bounds), sequence + 1)
         self.num_unlearned = int(is_unlearned(self._stream, sequence + 1).sum())
         if not len(self.packing):
-            raise ValueError("there are no chats to pack")
+            raise ValueError(say("there are no chats to pack"))
 
     def __len__(self) -> int:
         """The number of samples in an epoch."""

@@ -16,6 +16,7 @@ import numpy as np
 from shardwright.config import largest
 from shardwright.config.base import PlanError, printable, shortened
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import each, say
 from shardwright.train.checkpoint.manifest import MOST_PATH, DataPlace, SourcePlace
 from shardwright.train.data.mixed_samples import MixedSamples, Mixture, whole_weights
 from shardwright.train.data.prepared_tokens import MixedTokens, TokenFiles
@@ -112,13 +113,20 @@ class PlaceInData:
         the epochs of each."""
         if len(self.sources) == 1:
             return self.sources[0].described(num_samples)
-        lines, parts = [], whole_weights(self.weights)
+        lines, parts = list[str](), whole_weights(self.weights)
         had = self.had(max(num_samples, self.begun))
         for name, part, number, source in zip(self.names, parts, had, self.sources, strict=True):
             epoch = len(source.train_samples())
             lines.append(
-                f"{part / sum(parts):.2%} of the samples from {name}: {number:,} in this run, of {epoch:,} "
-                f"({number / epoch:.2f} epochs)"
+                say(
+                    "{share:.2%} of the samples from {name}: {number:,} in this run, of {epoch:,} ({epochs:.2f} "
+                    "epochs)",
+                    share=part / sum(parts),
+                    name=name,
+                    number=number,
+                    epoch=epoch,
+                    epochs=number / epoch,
+                )
             )
             lines += source.described(number)
         return lines
@@ -172,23 +180,34 @@ def _change_lines(
     place: PlaceInData, matches: Sequence[SourcePlace | None], dropped: Sequence[SourcePlace]
 ) -> list[str]:
     """Lines that tell how a run continues with each source if sources or weights have changed."""
-    lines = []
+    lines: list[str] = []
     for name, match in zip(place.names, matches, strict=True):
         if match is None:
             lines.append(
-                f"note: {name} begins at its first sample from here on (data.begin_new); what was held out of other "
-                "data may be in it"
+                say(
+                    "note: {name} begins at its first sample from here on (data.begin_new); what was held out of "
+                    "other data may be in it",
+                    name=name,
+                )
             )
         else:
-            lines.append(f"note: {name} goes on behind the {match.had:,} of its samples that the run has had")
+            lines.append(
+                say(
+                    "note: {name} goes on behind the {had:,} of its samples that the run has had",
+                    name=name,
+                    had=match.had,
+                )
+            )
     if None not in matches:
         lines.append(
-            "note: data.sources are mixed otherwise from here on: no sample of theirs is skipped or comes again"
+            say("note: data.sources are mixed otherwise from here on: no sample of theirs is skipped or comes again")
         )
     for source in dropped:
         is_same_name = _name(source) in place.names
-        name = f"what {_name(source)} was before" if is_same_name else _name(source)
-        lines.append(f"note: {name} is left out from here on, behind {source.had:,} of its samples")
+        name = say("what {name} was before", name=_name(source)) if is_same_name else _name(source)
+        lines.append(
+            say("note: {name} is left out from here on, behind {had:,} of its samples", name=name, had=source.had)
+        )
     return lines
 
 
@@ -200,7 +219,7 @@ def _other_data(
     unmatched: Sequence[SourcePlace],
 ) -> str:
     """The fault of data that differ from the checkpoint's: the differences, and the ways out."""
-    differences = []
+    differences: list[str] = []
     for name, source, match in zip(current.names, current.sources, matches, strict=True):
         if match is not None:
             continue
@@ -208,26 +227,40 @@ def _other_data(
         only = unmatched[0] if len(unmatched) == len(matches) == 1 else None
         previous = next((old_source for old_source in unmatched if old_source.path == name), only)
         if previous is None:
-            differences.append(f"{name} is new, with {number:,} tokens to train on")
+            differences.append(say("{name} is new, with {number:,} tokens to train on", name=name, number=number))
         elif previous.num_tokens != number:
             differences.append(
-                f"{_name(previous)} had {previous.num_tokens:,} tokens to train on, and {name} has {number:,}"
+                say(
+                    "{previous} had {num_tokens:,} tokens to train on, and {name} has {number:,}",
+                    previous=_name(previous),
+                    num_tokens=previous.num_tokens,
+                    name=name,
+                    number=number,
+                )
             )
         else:
-            differences.append(f"{name} has {number:,} tokens to train on, as many as before, and they are others")
+            differences.append(
+                say(
+                    "{name} has {number:,} tokens to train on, as many as before, and they are others",
+                    name=name,
+                    number=number,
+                )
+            )
     fields = stored.job.get("data", {})
     current_fields = job.data.model_dump(mode="json")
     changed_fields = [
-        f"data.{name} was {_text(fields[name])} and is {_text(value)}"
+        say("data.{name} was {old} and is {new}", name=name, old=_text(fields[name]), new=_text(value))
         for name, value in current_fields.items()
         if name in _TOKEN_FIELDS and name in fields and fields[name] != value
     ]
-    what_differs = "; ".join([*differences, *changed_fields])
-    return (
-        f"it stands behind {stored.samples:,} samples of other data than these: {what_differs}. So its "
-        "samples would come in another order, some again, and what was held out could be trained on. Give the data of "
-        "before; or --set data.begin_new=true, which goes on with its weights and its optimizer and begins what is new "
-        "at its first sample; or begin anew with --fresh, or in another run.folder"
+    what_differs = each([*differences, *changed_fields])
+    return say(
+        "it stands behind {samples:,} samples of other data than these: {what_differs}. So its samples would come in "
+        "another order, some again, and what was held out could be trained on. Give the data of before; or --set "
+        "data.begin_new=true, which goes on with its weights and its optimizer and begins what is new at its first "
+        "sample; or begin anew with --fresh, or in another run.folder",
+        samples=stored.samples,
+        what_differs=what_differs,
     )
 
 
@@ -252,9 +285,11 @@ def _from_old_version(stored: StoredPlace, current: PlaceInData, job: JobSpec) -
     """The place of a run that resumes from a checkpoint of an earlier version, which has a number of samples alone."""
     if job.data.begin_new:
         return replace(current, begun=stored.samples), [
-            "note: the data begin at their first sample from here on (data.begin_new)"
+            say("note: the data begin at their first sample from here on (data.begin_new)")
         ]
-    note = "note: the checkpoint, of an earlier version, does not say of which data it is: these are taken for the same"
+    note = say(
+        "note: the checkpoint, of an earlier version, does not say of which data it is: these are taken for the same"
+    )
     sources = stored.job.get("data", {}).get("sources") or ()
     weights = [source.get("weight", 1.0) for source in sources if isinstance(source, dict)]
     is_known = len(weights) == len(current.weights) and all(isinstance(w, int | float) and w > 0 for w in weights)
@@ -263,7 +298,12 @@ def _from_old_version(stored: StoredPlace, current: PlaceInData, job: JobSpec) -
     firsts = tuple(replace(current, weights=tuple(weights)).had(stored.samples))
     place = replace(current, firsts=firsts, begun=stored.samples)
     source_notes = [
-        f"note: {name} goes on behind the {first:,} of its samples that the run has had; none is skipped or comes again"
+        say(
+            "note: {name} goes on behind the {first:,} of its samples that the run has had; none is skipped or comes "
+            "again",
+            name=name,
+            first=first,
+        )
         for name, first in zip(current.names, firsts, strict=True)
     ]
     return place, [note, *source_notes]

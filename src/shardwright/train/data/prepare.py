@@ -15,6 +15,8 @@ from typing import Literal
 from shardwright.config.base import PlanError
 from shardwright.config.data import DataSpec
 from shardwright.config.model import ModelSpec
+from shardwright.config.phrase import Phrase, any_of
+from shardwright.config.phrase import say as phrase
 from shardwright.config.units import counted
 from shardwright.train.data.encoding_process import EncodingSetup
 from shardwright.train.data.packed_samples import is_unlearned
@@ -58,7 +60,9 @@ def prepare_tokens(
         try:
             prepared.append(_prepare_source(source, model, own_seed, folder, say=say))
         except PlanError as error:
-            faults += [f"data.sources[{number}]: {fault}" for fault in error.faults]
+            faults += [
+                phrase("{place}: {fault}", place=f"data.sources[{number}]", fault=fault) for fault in error.faults
+            ]
     if faults:
         raise PlanError("data", faults)
     return MixedTokens(
@@ -69,20 +73,22 @@ def prepare_tokens(
 def refuse_missing(data: DataSpec, model: ModelSpec) -> None:
     """Raises PlanError if files of a source, or of a set of data.validation, are missing or unreadable, with every
     fault that shows before any text is read. Called early, since tokenizing the other sources can take an hour."""
-    specs = [(f"data.sources[{number}]: " if data.sources else "", spec) for number, spec in enumerate(data.each)]
+    specs = [(f"data.sources[{number}]" if data.sources else "", spec) for number, spec in enumerate(data.each)]
     sets = zip(data.validation, data.each_validation, strict=True)
-    specs += [(f"data.validation {validation_set.name!r}: ", spec) for validation_set, spec in sets]
+    specs += [(f"data.validation {validation_set.name!r}", spec) for validation_set, spec in sets]
     missing: list[str] = []
     for _, spec in specs:
         find_files(spec, missing)
     if not missing:
         return
     faults: list[str] = []
-    for prefix, spec in specs:
+    for place, spec in specs:
         try:
             _open_source(spec, model)
         except PlanError as error:
-            faults += [prefix + fault for fault in error.faults]
+            faults += [
+                phrase("{place}: {fault}", place=place, fault=fault) if place else fault for fault in error.faults
+            ]
     raise PlanError("data", faults)
 
 
@@ -101,7 +107,10 @@ def prepare_validation(
         try:
             sets[validation_set.name] = _prepare_source(spec, model, 0, folder, say=say)
         except PlanError as error:
-            faults += [f"data.validation {validation_set.name!r}: {fault}" for fault in error.faults]
+            faults += [
+                phrase("{place}: {fault}", place=f"data.validation {validation_set.name!r}", fault=fault)
+                for fault in error.faults
+            ]
     if faults:
         raise PlanError("data", faults)
     return sets
@@ -127,8 +136,14 @@ def _open_source(data: DataSpec, model: ModelSpec) -> _Source:
     if in_place and len(in_place) < len(files):
         tokens, text = in_place[0], next(file for file in files if file.format not in IN_PLACE)
         faults.append(
-            f"data.path {data.path} has token files ({tokens.name}) beside text ({text.name}), and a run reads "
-            f"one or the other; name one kind by a glob such as FOLDER/*{tokens.path.suffix}, or set data.format"
+            phrase(
+                "data.path {path} has token files ({name}) beside text ({text}), and a run reads one or the other; "
+                "name one kind by a glob such as FOLDER/*{suffix}, or set data.format",
+                path=data.path,
+                name=tokens.name,
+                text=text.name,
+                suffix=tokens.path.suffix,
+            )
         )
     faults += _faults_of_chats(files, data)
     tokenizer = _load_checked(data, model, bool(in_place), faults)
@@ -153,17 +168,23 @@ def _prepare_source(data: DataSpec, model: ModelSpec, seed: int, folder: Path, s
         raise PlanError("data", [_all_lost(summary.num_lost)])
     if summary.num_lost and data.answers_only:
         notes.append(
-            f"{summary.num_lost:,} of {summary.num_answers:,} answers of {data.path} have no loss: the chat template "
-            "shows these turns otherwise once later ones are there, or their chat is too long to look for all of them"
+            phrase(
+                "{num_lost:,} of {num_answers:,} answers of {path} have no loss: the chat template shows these turns "
+                "otherwise once later ones are there, or their chat is too long to look for all of them",
+                num_lost=summary.num_lost,
+                num_answers=summary.num_answers,
+                path=data.path,
+            )
         )
     return replace(_split(summary, sides, data, model, seed), notes=tuple(notes))
 
 
 def _all_lost(number: int) -> str:
-    return (
-        f"none of {number:,} answers can be told from what stands before it: the chat template shows a chat otherwise "
-        "once an answer is added; name one in data.chat_template that marks answers by {% generation %}, or set "
-        "data.answers_only to false"
+    return phrase(
+        "none of {number:,} answers can be told from what stands before it: the chat template shows a chat otherwise "
+        "once an answer is added; name one in data.chat_template that marks answers by {{% generation %}}, or set "
+        "data.answers_only to false",
+        number=number,
     )
 
 
@@ -172,8 +193,12 @@ def _faults_of_chats(files: Sequence[SourceFile], data: DataSpec) -> list[str]:
         return []
     file = next(file for file in files if file.format not in ("jsonl", "parquet", "arrow"))
     return [
-        f"data.chats is true, and {file.path} is no file of rows of messages but of {file.format}; name JSONL, parquet "
-        "or Arrow files by a glob, or set data.format"
+        phrase(
+            "data.chats is true, and {path} is no file of rows of messages but of {format}; name JSONL, parquet or "
+            "Arrow files by a glob, or set data.format",
+            path=file.path,
+            format=file.format,
+        )
     ]
 
 
@@ -185,16 +210,25 @@ def _load_checked(data: DataSpec, model: ModelSpec, in_place: bool, faults: list
         return None
     if model.weights and "tokenizer" not in data.model_fields_set and not in_place:
         faults.append(
-            f"model.weights {model.weights} has no tokenizer.json beside it, and text as bytes is not what these "
-            "weights were trained on; name their tokenizer in data.tokenizer, put token files in data.path, or write "
-            'data.tokenizer = "bytes" if bytes it is'
+            phrase(
+                "model.weights {weights} has no tokenizer.json beside it, and text as bytes is not what these "
+                "weights were trained on; name their tokenizer in data.tokenizer, put token files in data.path, or "
+                'write data.tokenizer = "bytes" if bytes it is',
+                weights=model.weights,
+            )
         )
     # The tokenizer of token files is unknown; their ids are checked one by one.
     if tokenizer.num_ids > model.vocab and not in_place:
         num_ids, vocab = tokenizer.num_ids, model.vocab
         faults.append(
-            f"tokenizer {data.tokenizer} gives ids 0 to {num_ids - 1}, and model.vocab is {vocab} "
-            f"({num_ids} > {vocab}); use model.vocab = {num_ids} or another tokenizer"
+            phrase(
+                "tokenizer {tokenizer} gives ids 0 to {last}, and model.vocab is {vocab} ({num_ids} > {vocab}); use "
+                "model.vocab = {num_ids} or another tokenizer",
+                tokenizer=data.tokenizer,
+                last=num_ids - 1,
+                vocab=vocab,
+                num_ids=num_ids,
+            )
         )
     return tokenizer
 
@@ -248,17 +282,29 @@ def _split_chats(
     bounds = TokenStream(stream := train + validation, marks=True).documents()
     num_chats, needed = len(bounds) - 1, 2 if data.validation_share else 1
     if num_chats < needed:
-        raise PlanError(
-            "data",
-            [
-                f"data.path {data.path} holds {num_chats} chats, and {needed} are needed"
-                f"{' to train on one and hold one out' if needed == 2 else ''}; use more chats"
-                f"{' or data.validation_share = 0' if num_chats else ''}"
-            ],
-        )
+        raise PlanError("data", [_too_few_chats(num_chats, needed, data.path)])
     num_tail = min(max(round(num_chats * data.validation_share), 1), num_chats - 1) if data.validation_share else 0
     boundary = int(bounds[num_chats - num_tail])
     return cut(stream, 0, boundary), cut(stream, boundary, int(bounds[-1])), "tail"
+
+
+def _too_few_chats(num_chats: int, needed: int, path: str) -> Phrase:
+    """The fault of data with too few chats, where 1 or 2 are needed."""
+    if needed == 1:
+        return phrase(
+            "data.path {path} holds {count} chats, and 1 are needed; use more chats", path=path, count=num_chats
+        )
+    if num_chats == 0:
+        return phrase(
+            "data.path {path} holds 0 chats, and 2 are needed to train on one and hold one out; use more chats",
+            path=path,
+        )
+    return phrase(
+        "data.path {path} holds {count} chats, and 2 are needed to train on one and hold one out; use more chats or "
+        "data.validation_share = 0",
+        path=path,
+        count=num_chats,
+    )
 
 
 def _refuse_unlearned(train: tuple[TokenSpan, ...], data: DataSpec, model: ModelSpec) -> None:
@@ -267,24 +313,36 @@ def _refuse_unlearned(train: tuple[TokenSpan, ...], data: DataSpec, model: Model
     unlearned = is_unlearned(stream, model.sequence + 1)
     if unlearned.all():
         begin = int(stream.first_learned().min())
-        fault = (
-            f"of none of {counted(len(unlearned), 'chat')} of data.path {data.path} an answer is left: they are cut to "
-            f"model.sequence {model.sequence} + 1 tokens, and the first answer begins behind {begin:,}; use a longer "
-            "model.sequence, or shorter chats"
+        fault = phrase(
+            "of none of {chats} of data.path {path} an answer is left: they are cut to model.sequence {sequence} + 1 "
+            "tokens, and the first answer begins behind {begin:,}; use a longer model.sequence, or shorter chats",
+            chats=counted(len(unlearned), "chat"),
+            path=data.path,
+            sequence=model.sequence,
+            begin=begin,
         )
         raise PlanError("data", [fault])
 
 
 def _too_little(total: int, data: DataSpec, model: ModelSpec) -> str:
     window, num_sides = model.sequence + 1, 2 if data.validation_share else 1
-    needed = f"model.sequence {model.sequence} + 1 = {window} tokens"
+    arithmetic = f"model.sequence {model.sequence} + 1 = {window}"
+    needed = phrase("training needs {arithmetic} tokens", arithmetic=arithmetic)
     if num_sides == 2:
-        needed = f"train and validation each need {needed}, together {2 * window}"
-    else:
-        needed = f"training needs {needed}"
-    ways_out = ["more text"]
+        needed = phrase(
+            "train and validation each need {arithmetic} tokens, together {together}",
+            arithmetic=arithmetic,
+            together=2 * window,
+        )
+    ways_out: list[str] = [phrase("more text")]
     if total // num_sides > 1:
-        ways_out.append(f"model.sequence = {total // num_sides - 1} or less")
+        ways_out.append(phrase("model.sequence = {most} or less", most=total // num_sides - 1))
     if num_sides == 2 and total >= window:
         ways_out.append("data.validation_share = 0")
-    return f"data.path {data.path} holds {total} tokens, and {needed}; use {' or '.join(ways_out)}"
+    return phrase(
+        "data.path {path} holds {total} tokens, and {needed}; use {ways_out}",
+        path=data.path,
+        total=total,
+        needed=needed,
+        ways_out=any_of(ways_out),
+    )

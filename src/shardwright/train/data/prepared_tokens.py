@@ -6,6 +6,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.config.phrase import say
 from shardwright.train.data.mixed_samples import MixedSamples
 from shardwright.train.data.once_each import InTurn
 from shardwright.train.data.packed_samples import PackedSamples
@@ -71,17 +72,32 @@ class TokenFiles:
         samples = PackedSamples(self.train, self.sequence, self.seed)
         packing = samples.packing
         room, num_packed = len(packing) * (self.sequence + 1), self.num_train_tokens - packing.cut_tokens
-        lines = [
-            f"{len(packing.order):,} chats to train on are packed into {len(packing):,} sequences, which they fill to "
-            f"{num_packed / room:.1%}"
+        lines: list[str] = [
+            say(
+                "{chats:,} chats to train on are packed into {sequences:,} sequences, which they fill to {share:.1%}",
+                chats=len(packing.order),
+                sequences=len(packing),
+                share=num_packed / room,
+            )
         ]
         if packing.num_cut:
             lines.append(
-                f"{packing.num_cut:,} of these are longer than model.sequence {self.sequence} + 1 and cut at their "
-                f"ends, by {packing.cut_tokens:,} of {self.num_train_tokens:,} tokens in all"
+                say(
+                    "{num_cut:,} of these are longer than model.sequence {sequence} + 1 and cut at their ends, by "
+                    "{cut_tokens:,} of {num_train_tokens:,} tokens in all",
+                    num_cut=packing.num_cut,
+                    sequence=self.sequence,
+                    cut_tokens=packing.cut_tokens,
+                    num_train_tokens=self.num_train_tokens,
+                )
             )
         if samples.num_unlearned:
-            lines.append(f"nothing is learned of {samples.num_unlearned:,} of these: no answer is left of them")
+            lines.append(
+                say(
+                    "nothing is learned of {num_unlearned:,} of these: no answer is left of them",
+                    num_unlearned=samples.num_unlearned,
+                )
+            )
         return lines
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from shardwright.config.base import printable
+from shardwright.config.phrase import Phrase, in_language, language_of_locale
+from shardwright.config.phrase import say as phrase
 from shardwright.config.units import memory_text, seconds_text
 from shardwright.train.data.source_files import SourceFile
 
@@ -59,18 +61,23 @@ class Progress:
             self._tell(self._in_words(num_tokens, now_s))
         if now_s - self._last_say_s >= _EVERY_S:
             self._last_say_s = now_s
-            self._say(f"tokens of {self._data_path}: {self._in_words(num_tokens, now_s)}")
+            progress = self._in_words(num_tokens, now_s)
+            self._say(phrase("tokens of {path}: {progress}", path=self._data_path, progress=progress))
 
-    def _in_words(self, num_tokens: int, now_s: float) -> str:
+    def _in_words(self, num_tokens: int, now_s: float) -> Phrase:
         spent_s = max(now_s - self._begun_s, 1e-9)
         share = min(1.0, self.place.read_bytes / self._total_bytes)
-        remaining = seconds_text(spent_s * (1 - share) / share) if share else "an unknown time"
-        return (
-            f"{share:.1%} of {memory_text(self._total_bytes)}, {num_tokens:,} tokens, {num_tokens / spent_s:,.0f} a "
-            f"second, about {remaining} left"
+        remaining = seconds_text(spent_s * (1 - share) / share) if share else phrase("an unknown time")
+        return phrase(
+            "{share:.1%} of {size}, {tokens:,} tokens, {rate:,.0f} a second, about {remaining} left",
+            share=share,
+            size=memory_text(self._total_bytes),
+            tokens=num_tokens,
+            rate=num_tokens / spent_s,
+            remaining=remaining,
         )
 
 
 def say_aside(line: str) -> None:
-    """Print a line on standard error."""
-    print(printable(line), file=sys.stderr, flush=True)
+    """Print a line on standard error, in the language of the locale."""
+    print(printable(in_language(line, language_of_locale())), file=sys.stderr, flush=True)

@@ -8,11 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
+from shardwright.config.base import error_text
+from shardwright.config.phrase import say
 from shardwright.config.units import GIB, MIB
 from shardwright.config.user_file import open_file
 from shardwright.train.data.json_array import BrokenArrayError, array_items
 from shardwright.train.data.memory_limit import memory_limit
 from shardwright.train.data.packed_files import UNPACKING_ERRORS, begins_with_list, unpacked
+from shardwright.train.data.row_faults import FaultError, present_columns, way_to_text
 from shardwright.train.data.source_files import SourceFile
 from shardwright.train.data.table_sizes import written_bytes
 
@@ -29,10 +32,6 @@ _BLANK_LINES_PER_REPORT = 10_000
 # Empty rows take almost no byte of a packed file, but some time each. In a file with text each row takes at least a
 # byte, so a file with more rows than bytes is refused, if it has more than this number.
 _MOST_SHORT_ROWS = 1 << 15
-
-
-class FaultError(Exception):
-    """A fault that ends the reading of one file; the message is the fault."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +68,13 @@ def read_rows(file: SourceFile, columns: Sequence[str]) -> Iterator[FileRow]:
     for number, row in enumerate(rows):
         if number >= most_rows:
             raise FaultError(
-                f"{file.path} has {file.size_bytes:,} bytes, and more rows ({number + 1:,} so far), as no rows with "
-                "text in them have; leave it out of data.path"
+                say(
+                    "{path} has {size_bytes:,} bytes, and more rows ({rows:,} so far), as no rows with text in them "
+                    "have; leave it out of data.path",
+                    path=file.path,
+                    size_bytes=file.size_bytes,
+                    rows=number + 1,
+                )
             )
         yield row
 
@@ -78,18 +82,27 @@ def read_rows(file: SourceFile, columns: Sequence[str]) -> Iterator[FileRow]:
 def decoded(raw: bytes, file: SourceFile, position: int) -> str:
     """The text of `raw`, which begins at byte `position` of the file. Raises FaultError if it is binary."""
     if (nul := raw.find(b"\0")) >= 0:
-        raise FaultError(f"{file.path} is not text: byte {position + nul} is NUL; {_way_to_text(file)}")
+        raise FaultError(
+            say(
+                "{path} is not text: byte {position} is NUL; {way_out}",
+                path=file.path,
+                position=position + nul,
+                way_out=way_to_text(file),
+            )
+        )
     try:
         return raw.decode()
     except UnicodeDecodeError as error:
-        byte = f"byte {position + error.start} (0x{raw[error.start]:02x})"
-        raise FaultError(f"{file.path} is not UTF-8 text: {error.reason} at {byte}; {_way_to_text(file)}") from None
-
-
-def _way_to_text(file: SourceFile) -> str:
-    packed = {".gz", ".bz2", ".xz", ".zst", ".zip", ".tar"}
-    way_out = "unpack it first" if file.path.suffix.lower() in packed else "save it as UTF-8"
-    return way_out + ", set data.format to what it is, or leave it out of data.path"
+        raise FaultError(
+            say(
+                "{path} is not UTF-8 text: {reason} at byte {place} (0x{byte:02x}); {way_out}",
+                path=str(file.path),
+                reason=error.reason,
+                place=position + error.start,
+                byte=raw[error.start],
+                way_out=way_to_text(file),
+            )
+        ) from None
 
 
 def _read_lines(file: SourceFile) -> Iterator[FileRow]:
@@ -99,8 +112,13 @@ def _read_lines(file: SourceFile) -> Iterator[FileRow]:
         for number, raw in enumerate(iter(lambda: _line(file, stream), b""), 1):
             if len(raw) > _LONGEST_LINE_BYTES:
                 raise FaultError(
-                    f"{file.path}, line {number} is longer than {_LONGEST_LINE_BYTES:,} bytes; write one record a "
-                    "line, and cut longer documents"
+                    say(
+                        "{path}, line {number} is longer than {longest_line_bytes:,} bytes; write one record a line, "
+                        "and cut longer documents",
+                        path=file.path,
+                        number=number,
+                        longest_line_bytes=_LONGEST_LINE_BYTES,
+                    )
                 )
             text = decoded(raw, file, position).removeprefix("\ufeff" if number == 1 else "")
             position += len(raw)
@@ -115,8 +133,13 @@ def _read_lines(file: SourceFile) -> Iterator[FileRow]:
             num_blank, blank_bytes = num_blank + 1, blank_bytes + len(raw)
             if num_blank > _MOST_BLANK_LINES or blank_bytes > _MOST_BLANK_BYTES:
                 raise FaultError(
-                    f"{where} and the {num_blank - 1:,} before it are blank ({blank_bytes:,} bytes); write the file "
-                    "without them, or leave it out of data.path"
+                    say(
+                        "{where} and the {more:,} before it are blank ({blank_bytes:,} bytes); write the file "
+                        "without them, or leave it out of data.path",
+                        where=where,
+                        more=num_blank - 1,
+                        blank_bytes=blank_bytes,
+                    )
                 )
             if num_blank % _BLANK_LINES_PER_REPORT == 0:
                 yield FileRow("", where, Blank(), share=packed.tell() / max(1, file.size_bytes))
@@ -134,7 +157,11 @@ def _read_array(file: SourceFile) -> Iterator[FileRow]:
                 record = next(items, _ENDED)
             except BrokenArrayError as error:
                 raise FaultError(
-                    f"{where} is not JSON: {error}; mend it, or write one record a line to a .jsonl file"
+                    say(
+                        "{where} is not JSON: {reason}; mend it, or write one record a line to a .jsonl file",
+                        where=where,
+                        reason=error_text(error),
+                    )
                 ) from None
             if record is _ENDED:
                 return
@@ -169,9 +196,18 @@ def _parsed(text: str, where: str) -> object:
     try:
         return cast(object, json.loads(text.rstrip("\r\n")))
     except json.JSONDecodeError as error:  # its own message names a line, too, which is always 1
-        return Broken(f"{where} is not JSON: {error.msg} at character {error.pos}; mend that line, or drop it")
+        return Broken(
+            say(
+                "{where} is not JSON: {reason} at character {pos}; mend that line, or drop it",
+                where=where,
+                reason=error.msg,
+                pos=error.pos,
+            )
+        )
     except (ValueError, RecursionError) as error:
-        return Broken(f"{where} is not JSON: {error}; mend that line, or drop it")
+        return Broken(
+            say("{where} is not JSON: {reason}; mend that line, or drop it", where=where, reason=error_text(error))
+        )
 
 
 def _line(file: SourceFile, stream: BinaryIO) -> bytes:
@@ -188,8 +224,16 @@ def _read(file: SourceFile, read_bytes: Callable[[], bytes]) -> bytes:
         if isinstance(error, OSError) and error.errno:
             raise
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        way_out = "pack it again, or leave it out of data.path"
-        raise FaultError(f"{file.path} is a broken {file.path.suffix} file: {reason}; {way_out}") from None
+        way_out = say("pack it again, or leave it out of data.path")
+        raise FaultError(
+            say(
+                "{path} is a broken {suffix} file: {reason}; {way_out}",
+                path=file.path,
+                suffix=file.path.suffix,
+                reason=reason,
+                way_out=way_out,
+            )
+        ) from None
 
 
 def _read_columns(file: SourceFile, columns: Sequence[str]) -> Iterator[FileRow]:
@@ -213,18 +257,27 @@ def _read_columns(file: SourceFile, columns: Sequence[str]) -> Iterator[FileRow]
             if isinstance(error, OSError) and error.errno:  # from the system; the library's errors have no number
                 raise
             reason = (str(error).splitlines() or [type(error).__name__])[0]
-            way_out = "write it again, or leave it out of data.path"
+            way_out = say("write it again, or leave it out of data.path")
             if isinstance(error, MemoryError):
-                reason += f" (to read it may take {_reading_bytes(file) / MIB:,.0f} MiB)"
+                mib = _reading_bytes(file) / MIB
+                reason = say("{reason} (to read it may take {mib:,.0f} MiB)", reason=reason, mib=mib)
             kind = "parquet" if file.format == "parquet" else "Arrow"
-            raise FaultError(f"{file.path} is a broken {kind} file: {reason}; {way_out}") from None
+            raise FaultError(
+                say(
+                    "{path} is a broken {kind} file: {reason}; {way_out}",
+                    path=file.path,
+                    kind=kind,
+                    reason=reason,
+                    way_out=way_out,
+                )
+            ) from None
 
 
 def _parquet_batches(file: SourceFile, stream: BinaryIO, columns: Sequence[str]) -> Iterator[tuple[Any, float]]:
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(stream) as table:
-        present = _present(table.schema_arrow.names, columns, file)
+        present = present_columns(table.schema_arrow.names, columns, file)
         metadata = table.metadata
         _check_groups(metadata, file)
         plain = {metadata.schema.column(i).path for i in range(metadata.num_columns)}.intersection(present)
@@ -248,7 +301,7 @@ def _arrow_batches(file: SourceFile, stream: BinaryIO, columns: Sequence[str]) -
     with pa.memory_map(str(file.path)) as mapped:
         options = pa.ipc.IpcReadOptions(use_threads=False)  # as with parquet
         reader = (pa.ipc.open_file if is_file else pa.ipc.open_stream)(mapped, options=options)
-        present = list(_present(reader.schema.names, columns, file))
+        present = list(present_columns(reader.schema.names, columns, file))
         batches = (reader.get_batch(i) for i in range(reader.num_record_batches)) if is_file else iter(reader)
         for batch in batches:
             chosen = batch.select(present)
@@ -280,8 +333,14 @@ def _batch_bytes(batch: Any, file: SourceFile, number: int) -> int:
         for row in range(batch.num_rows):
             if (size := sum(written_bytes(column.slice(row, 1)) for column in columns)) > _LONGEST_LINE_BYTES:
                 raise FaultError(
-                    f"{file.path}, row {number + row + 1} has about {size:,} bytes, and at most "
-                    f"{_LONGEST_LINE_BYTES:,} are read; cut longer documents, or leave it out of data.path"
+                    say(
+                        "{path}, row {row} has about {size:,} bytes, and at most {longest_line_bytes:,} are read; "
+                        "cut longer documents, or leave it out of data.path",
+                        path=file.path,
+                        row=number + row + 1,
+                        size=size,
+                        longest_line_bytes=_LONGEST_LINE_BYTES,
+                    )
                 )
     return num_bytes
 
@@ -290,50 +349,16 @@ def _refuse_growth(file: SourceFile, num_unpacked: int, num_packed: int) -> None
     """Raises FaultError if the first `num_packed` bytes of a file unpack to more than any text would."""
     if num_unpacked > max(_GROWN_BYTES, _MOST_GROWTH * num_packed):
         raise FaultError(
-            f"{file.path} has {file.size_bytes:,} bytes, of which {num_packed:,} have made {num_unpacked:,} of text so "
-            f"far: more than {_MOST_GROWTH:,} times as many, as no text packs; leave it out of data.path"
+            say(
+                "{path} has {size_bytes:,} bytes, of which {num_packed:,} have made {num_unpacked:,} of text so far: "
+                "more than {most_growth:,} times as many, as no text packs; leave it out of data.path",
+                path=file.path,
+                size_bytes=file.size_bytes,
+                num_packed=num_packed,
+                num_unpacked=num_unpacked,
+                most_growth=_MOST_GROWTH,
+            )
         )
-
-
-def _present(names: Sequence[str], columns: Sequence[str], file: SourceFile) -> Sequence[str]:
-    """The columns that are among `names`. Raises FaultError if none is."""
-    if present := [name for name in columns if name in names]:
-        return present
-    if len(columns) == 1:
-        raise FaultError(f"{file.path} has no column {columns[0]!r}; {one_of(list(names))}")
-    raise FaultError(
-        f"{file.path} has none of the columns {', '.join(map(repr, columns))}, but "
-        f"{', '.join(map(repr, names[:12])) or 'none at all'}; name files of chats, or set data.chats to false"
-    )
-
-
-def refuse_halves(text: str, where: str) -> None:
-    """Raises FaultError for a text with a lone surrogate, which UTF-8 can't encode."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        half = f"half a surrogate pair ({text[error.start]!r}) at character {error.start}"
-        raise FaultError(f"{where} has {half}; mend that record, or drop it") from None
-
-
-_CHAT_COLUMN_SETS = (("messages",), ("conversations",), ("prompt", "completion"))
-
-
-def one_of(names: Sequence[str], most_shown: int = 12) -> str:
-    """The end of an error message about a missing field: the fields that exist, and which setting reads them."""
-    others = f" and {len(names) - most_shown} more" if len(names) > most_shown else ""
-    present = ", ".join(map(repr, names[:most_shown])) + others
-    if chats := next((columns for columns in _CHAT_COLUMN_SETS if {*columns} <= {*names}), None):
-        fields = " and ".join(map(repr, chats))
-        return (
-            f"it has {present}: {fields} {'is' if len(chats) == 1 else 'are'} of chats, which data.chats = true reads"
-        )
-    if {"instruction", "output"} <= {*names}:
-        return (
-            f"it has {present}, as Alpaca's rows: write them as 'prompt' (instruction and input) and 'completion' "
-            "(output) for data.chats = true, or set data.text_field to a field of text"
-        )
-    return f"it has {present}: set data.text_field to one of them" if names else "it has none at all"
 
 
 def _check_groups(metadata: Any, file: SourceFile) -> None:
@@ -341,6 +366,12 @@ def _check_groups(metadata: Any, file: SourceFile) -> None:
     for number in range(metadata.num_row_groups):
         if (size := metadata.row_group(number).total_byte_size) > _LARGEST_GROUP_BYTES:
             raise FaultError(
-                f"{file.path}: row group {number} has {size:,} bytes, and at most {_LARGEST_GROUP_BYTES:,} are read at "
-                "once; write it again with smaller row groups (row_group_size of pyarrow's write_table)"
+                say(
+                    "{path}: row group {number} has {size:,} bytes, and at most {largest_group_bytes:,} are read at "
+                    "once; write it again with smaller row groups (row_group_size of pyarrow's write_table)",
+                    path=file.path,
+                    number=number,
+                    size=size,
+                    largest_group_bytes=_LARGEST_GROUP_BYTES,
+                )
             )

@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.config.phrase import say
 from shardwright.train.data.token_stream import TokenSpan, TokenStream, num_tokens
 
 
@@ -45,7 +46,13 @@ class Samples:
         self.num_tokens = num_tokens(tokens)
         self._num_windows = max(self.num_tokens - 1, 0) // sequence
         if not self._num_windows:
-            raise ValueError(f"{self.num_tokens} tokens hold no window of {sequence} + 1 tokens")
+            raise ValueError(
+                say(
+                    "{num_tokens} tokens hold no window of {sequence} + 1 tokens",
+                    num_tokens=self.num_tokens,
+                    sequence=sequence,
+                )
+            )
         self._stream = TokenStream(tokens, marks)
 
     def __len__(self) -> int:
@@ -66,7 +73,9 @@ class Samples:
 def refuse_negative(first: int, count: int) -> None:
     """Raises ValueError if the number of the first sample, or their count, is negative."""
     if first < 0 or count < 0:
-        raise ValueError(f"samples are counted from 0, and {count} from {first} on were asked for")
+        raise ValueError(
+            say("samples are counted from 0, and {count} from {first} on were asked for", count=count, first=first)
+        )
 
 
 def in_order(first: int, count: int, size: int, seed: int | None) -> NDArray[np.int64]:
@@ -137,7 +146,15 @@ def token_counts(spans: Sequence[TokenSpan], vocab: int) -> NDArray[np.int64]:
         start = 0
         for ids in span.chunks():
             if ids.min() < 0 or ids.max() >= vocab:
-                raise ValueError(f"{span.path} has token ids {ids.min()} to {ids.max()}; vocabulary {vocab}")
+                raise ValueError(
+                    say(
+                        "{path} has token ids {least} to {most}; vocabulary {vocab}",
+                        path=span.path,
+                        least=ids.min(),
+                        most=ids.max(),
+                        vocab=vocab,
+                    )
+                )
             counts += np.bincount(ids[span.counted(start, start + len(ids))], minlength=vocab)
             start += len(ids)
     return counts

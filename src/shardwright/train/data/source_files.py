@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
+from shardwright.config.base import error_text
 from shardwright.config.data import STDLIB, DataSpec
+from shardwright.config.phrase import say
 from shardwright.config.user_file import kind_of
 from shardwright.train.data.file_search import list_paths, unreadable
 from shardwright.train.data.folder_layout import chosen_paths, json_rows
@@ -62,19 +64,40 @@ def find_files(data: DataSpec, faults: list[str], notes: list[str] | None = None
         ids = {path for path in paths if path.suffix == ".bin"}
         paths = [path for path in paths if not (path.suffix == ".idx" and path.with_suffix(".bin") in ids)]
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        faults.append(f"data.path {data.path!r} can't be read: {reason}; check the path and its permissions")
+        reason = str(error.strerror) if isinstance(error, OSError) else error_text(error)
+        faults.append(
+            say(
+                "data.path {path} can't be read: {reason}; check the path and its permissions",
+                path=repr(data.path),
+                reason=reason,
+            )
+        )
         return []
     files = _described(root, paths, data, faults, in_json)
     if data.format == "auto" and (tables := [file for file in files if file.path.suffix.lower() in _TABLES]):
         _report_tables(tables, is_all=len(tables) == len(files), data=data, faults=faults, notes=notes)
     if not files and not faults:
-        faults.append(f"data.path {data.path} has no files of data, only what describes them; name a folder with some")
+        faults.append(
+            say(
+                "data.path {path} has no files of data, only what describes them; name a folder with some",
+                path=data.path,
+            )
+        )
     if data.path == STDLIB:
         files = _pick(files, _STDLIB_MOST_BYTES)
     if files and not any(file.size_bytes for file in files):
-        problem = f"{data.path} is empty" if len(files) == 1 else f"all {len(files)} files of {data.path} are empty"
-        faults.append(f"{problem} (0 bytes); name files with text in them, or data.path = {STDLIB!r}")
+        problem = (
+            say("{path} is empty", path=data.path)
+            if len(files) == 1
+            else say("all {count} files of {path} are empty", count=len(files), path=data.path)
+        )
+        faults.append(
+            say(
+                "{problem} (0 bytes); name files with text in them, or data.path = {stdlib}",
+                problem=problem,
+                stdlib=repr(STDLIB),
+            )
+        )
         return []
     return files
 
@@ -83,14 +106,19 @@ def trained_on_notes(data: DataSpec) -> list[str]:
     """A line for each set of data.validation with files that are also trained on: its loss is not of unseen text."""
     sources = data.each if data.validation else ()
     trained = {file.path.resolve() for source in sources for file in find_files(source, [])}
-    lines = []
+    lines: list[str] = []
     for validation_set, spec in zip(data.validation, data.each_validation, strict=True):
         shared = [str(file.path) for file in find_files(spec, []) if file.path.resolve() in trained]
         if shared:
-            others = f" and {len(shared) - 1} more" if len(shared) > 1 else ""
+            files = shared[0]
+            if len(shared) > 1:
+                files = say("{file} and {more} more", file=shared[0], more=len(shared) - 1)
             lines.append(
-                f"note: {shared[0]}{others} of the set {validation_set.name} is trained on, too: its loss is not of "
-                "unseen text"
+                say(
+                    "note: {files} of the set {name} is trained on, too: its loss is not of unseen text",
+                    files=files,
+                    name=validation_set.name,
+                )
             )
     return lines
 
@@ -101,12 +129,22 @@ def _report_tables(
     """Add a fault if all files are tables, which would be read as raw text, or a note if they lie beside other text."""
     if is_all:
         faults.append(
-            f"data.path {data.path}: {tables[0].name} is a table whose rows are not read here; write it as JSONL or "
-            "parquet with a column of text (pandas: to_json(orient='records', lines=True)), or read all of it as raw "
-            'text with data.format = "text"'
+            say(
+                "data.path {path}: {name} is a table whose rows are not read here; write it as JSONL or parquet with "
+                "a column of text (pandas: to_json(orient='records', lines=True)), or read all of it as raw text "
+                'with data.format = "text"',
+                path=data.path,
+                name=tables[0].name,
+            )
         )
     else:
-        notes.append(f"{data.path}: tables such as {tables[0].name} are read as raw text, as the files beside them are")
+        notes.append(
+            say(
+                "{path}: tables such as {name} are read as raw text, as the files beside them are",
+                path=data.path,
+                name=tables[0].name,
+            )
+        )
 
 
 def index_of(path: Path) -> Path:
@@ -130,7 +168,7 @@ def _described(
     files: list[SourceFile] = []
     for path in paths:
         if len(faults) >= MOST_FAULTS:
-            faults.append("no more files were looked at; there may be more faults behind them")
+            faults.append(say("no more files were looked at; there may be more faults behind them"))
             return []
         try:
             status = path.stat()
@@ -144,7 +182,13 @@ def _described(
             faults.append(unreadable(Path(error.filename or path), error))
             continue
         if kind := kind_of(status.st_mode):
-            faults.append(f"{path} is not a regular file but {kind}; copy its contents to one, or leave it out")
+            faults.append(
+                say(
+                    "{path} is not a regular file but {kind}; copy its contents to one, or leave it out",
+                    path=path,
+                    kind=kind,
+                )
+            )
             continue
         name = path.relative_to(root).as_posix()
         files.append(

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+from shardwright.config.phrase import say
+
 # The size of a Python object beside its contents: of a number, and of a text or a container.
 _VALUE_BYTES, _HOLDER_BYTES = 32, 64
 
@@ -29,7 +31,7 @@ def written_bytes(column: Any) -> int:
         return len(column) * _HOLDER_BYTES + sum(map(written_bytes, column.flatten()))
     plain = kind.value_type if is_a.is_dictionary(kind) else kind
     if not _is_one_of(plain, _PLAIN):
-        raise ValueError(f"values of the type {str(kind)[:100]} are not read here")
+        raise ValueError(say("values of the type {kind} are not read here", kind=str(kind)[:100]))
     return len(column) * (_VALUE_BYTES + plain.bit_width // 8 if not is_a.is_null(plain) else _VALUE_BYTES)
 
 

@@ -8,8 +8,9 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from shardwright.config.base import PlanError
+from shardwright.config.base import PlanError, error_text
 from shardwright.config.data import DataSpec
+from shardwright.config.phrase import say
 from shardwright.config.units import MIB
 from shardwright.config.user_file import FileFault, read_text
 
@@ -47,10 +48,14 @@ def find_template(data: DataSpec, weights: str = "") -> TemplateFiles | None:
             if text := _template_of(config):
                 return TemplateFiles(text, folder / _CONFIG, special)
     except FileFault as fault:
-        raise PlanError("data", [f"data.chat_template: {fault}"]) from None
+        raise PlanError("data", [say("data.chat_template: {fault}", fault=error_text(fault))]) from None
     except OSError as error:
-        problem = f"chat template {error.filename or data.chat_template} can't be read: {error.strerror or error}"
-        raise PlanError("data", [f"{problem}; check the path and its permissions"]) from None
+        unreadable = say(
+            "chat template {path} can't be read: {reason}; check the path and its permissions",
+            path=error.filename or data.chat_template,
+            reason=str(error.strerror or error),
+        )
+        raise PlanError("data", [unreadable]) from None
     return None
 
 
@@ -72,8 +77,12 @@ def read_config(folder: Path, name: str = _CONFIG) -> dict[str, Any]:
     try:
         fields = json.loads(read_text(path, _MOST_BYTES, name))
     except (json.JSONDecodeError, RecursionError) as error:
-        way_out = "copy it again" + (", or name a template in data.chat_template" if name == _CONFIG else "")
-        raise FileFault(f"{path} is not JSON: {error}; {way_out}") from None
+        way_out = say("copy it again")
+        if name == _CONFIG:
+            way_out = say("copy it again, or name a template in data.chat_template")
+        raise FileFault(
+            say("{path} is not JSON: {reason}; {way_out}", path=path, reason=error_text(error), way_out=way_out)
+        ) from None
     return fields if isinstance(fields, dict) else {}
 
 

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from shardwright.config.phrase import say
+
 if TYPE_CHECKING:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -38,7 +40,11 @@ def template_sandbox(extensions: list[Any], filters: Mapping[str, Any]) -> "Immu
             """Compute a product or a power. Raises ValueError if it is too large."""
             num_bits = _num_bits(operator, left, right)
             if num_bits > _MOST_BITS:
-                raise ValueError(f"a number of more than {_MOST_BITS:,} bits ({operator})")
+                raise ValueError(
+                    say(
+                        "a number of more than {most_bits:,} bits ({operator})", most_bits=_MOST_BITS, operator=operator
+                    )
+                )
             return super().call_binop(context, operator, left, right)
 
     sandbox = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
@@ -51,8 +57,12 @@ def refuse_unsafe(installed: str) -> None:
     checked only when it is installed, and the environment may have changed since."""
     if _numbers(installed) < _numbers(LOWEST_JINJA):
         raise UnsafeJinjaError(
-            f"Jinja2 {installed} is installed, and a chat template can leave its sandbox and run any program "
-            f"(CVE-2025-27516); install a later one: pip install 'jinja2>={LOWEST_JINJA}'"
+            say(
+                "Jinja2 {installed} is installed, and a chat template can leave its sandbox and run any program "
+                "(CVE-2025-27516); install a later one: pip install 'jinja2>={lowest_jinja}'",
+                installed=installed,
+                lowest_jinja=LOWEST_JINJA,
+            )
         )
 
 

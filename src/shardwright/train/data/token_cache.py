@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from shardwright.config.base import PlanError
 from shardwright.config.data import DataSpec
+from shardwright.config.phrase import say as phrase
 from shardwright.config.units import KIB
 from shardwright.config.user_file import read_file
 from shardwright.train.data.cache_lock import alone
@@ -280,8 +281,12 @@ def _writing(folder: Path) -> Iterator[_Create]:
         with telling_of_full_disk(folder):
             if is_full(error):
                 raise
-        fault = f"token files can't be written to {folder}: {error.strerror or error}"
-        raise PlanError("data", [f"{fault}; make room there or name another run.folder"]) from None
+        fault = phrase(
+            "token files can't be written to {folder}: {reason}; make room there or name another run.folder",
+            folder=folder,
+            reason=str(error.strerror or error),
+        )
+        raise PlanError("data", [fault]) from None
     finally:
         for _, temporary, _ in pending:
             with suppress(OSError):  # the file was renamed, or can't be removed either

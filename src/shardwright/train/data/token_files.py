@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.config.base import PlanError
+from shardwright.config.base import PlanError, error_text
 from shardwright.config.data import DataSpec
+from shardwright.config.phrase import say
 from shardwright.config.units import GIB
 from shardwright.config.user_file import hole_bytes, open_file
 from shardwright.train.data.megatron_index import read_index
@@ -45,9 +46,15 @@ def open_token_files(
             if (wider := wider_type(spans[-1], vocab)) is not None:
                 raise ValueError(mistaken_type(spans[-1], wider))
         except OSError as error:
-            faults.append(f"{file.path} can't be read: {error.strerror or error}; check its permissions")
+            faults.append(
+                say(
+                    "{path} can't be read: {reason}; check its permissions",
+                    path=file.path,
+                    reason=str(error.strerror or error),
+                )
+            )
         except ValueError as error:
-            faults.append(str(error))
+            faults.append(error_text(error))
     return spans, starts
 
 
@@ -61,8 +68,14 @@ def _open_bin(file: SourceFile, dtype: str, vocab: int, notes: list[str]) -> Tok
         raise ValueError(mistaken_type(span, wider))
     if (num_ids := int(np.iinfo(dtype).max) + 1) < vocab:
         notes.append(
-            f'data.token_dtype = "{dtype}" counts {num_ids:,} ids, and model.vocab is {vocab:,}: tokens from '
-            f"{num_ids:,} on are never in {file.name}"
+            say(
+                'data.token_dtype = "{dtype}" counts {num_ids:,} ids, and model.vocab is {vocab:,}: tokens from '
+                "{num_ids:,} on are never in {name}",
+                dtype=dtype,
+                num_ids=num_ids,
+                vocab=vocab,
+                name=file.name,
+            )
         )
     return span
 
@@ -75,13 +88,24 @@ def _open_as_it_looks(file: SourceFile, vocab: int, notes: list[str]) -> TokenSp
     wider = wider_type(span, vocab)
     if wider is None:
         if usual != "uint16":
-            notes.append(f'{file.name} is read as {usual} (data.token_dtype = "auto"): model.vocab is {vocab:,}')
+            notes.append(
+                say(
+                    '{name} is read as {usual} (data.token_dtype = "auto"): model.vocab is {vocab:,}',
+                    name=file.name,
+                    usual=usual,
+                    vocab=vocab,
+                )
+            )
         return span
     if wider != wider.newbyteorder("<"):
         raise ValueError(mistaken_type(span, wider))
     notes.append(
-        f'{file.name} is read as {wider.name} (data.token_dtype = "auto"), for so its ids look: '
-        f"{span.num_tokens // (wider.itemsize // np.dtype(usual).itemsize):,} of them"
+        say(
+            '{name} is read as {type} (data.token_dtype = "auto"), for so its ids look: {num_ids:,} of them',
+            name=file.name,
+            type=wider.name,
+            num_ids=span.num_tokens // (wider.itemsize // np.dtype(usual).itemsize),
+        )
     )
     return _as_type(file, wider.name)
 
@@ -91,9 +115,16 @@ def _as_type(file: SourceFile, dtype: str) -> TokenSpan:
     item_bytes = np.dtype(dtype).itemsize
     if file.size_bytes % item_bytes:
         raise ValueError(
-            f"{file.path} has {file.size_bytes} bytes, which is no whole number of {dtype} ids "
-            f"({file.size_bytes} = {file.size_bytes // item_bytes} x {item_bytes} + "
-            f"{file.size_bytes % item_bytes}); set data.token_dtype to what it was written with"
+            say(
+                "{path} has {size_bytes} bytes, which is no whole number of {dtype} ids ({size_bytes} = {whole} x "
+                "{item_bytes} + {rest}); set data.token_dtype to what it was written with",
+                path=file.path,
+                size_bytes=file.size_bytes,
+                dtype=dtype,
+                whole=file.size_bytes // item_bytes,
+                item_bytes=item_bytes,
+                rest=file.size_bytes % item_bytes,
+            )
         )
     return TokenSpan(file.path, np.dtype(dtype).newbyteorder("<").str, 0, file.size_bytes // item_bytes)
 
@@ -106,11 +137,22 @@ def _open_npy(file: SourceFile) -> TokenSpan:
     except OSError:
         raise
     except Exception as error:  # NumPy parses the header as Python, which may raise other errors
-        raise ValueError(f"{file.path} is a broken .npy file: {error}; save it again with numpy.save") from None
+        raise ValueError(
+            say(
+                "{path} is a broken .npy file: {reason}; save it again with numpy.save",
+                path=file.path,
+                reason=error_text(error),
+            )
+        ) from None
     if array.dtype.kind not in "iu" or array.ndim != 1:
         raise ValueError(
-            f"{file.path} is an array of {array.dtype} and shape {array.shape}, and token ids are integers "
-            f"in one dimension; save array.reshape(-1).astype('uint32')"
+            say(
+                "{path} is an array of {dtype} and shape {shape}, and token ids are integers in one dimension; save "
+                "array.reshape(-1).astype('uint32')",
+                path=file.path,
+                dtype=array.dtype,
+                shape=str(array.shape),
+            )
         )
     return TokenSpan(file.path, array.dtype.str, array.offset, len(array))
 
@@ -121,8 +163,13 @@ def _check_written(file: SourceFile) -> None:
         holes = hole_bytes(stream)
     if holes > _MOST_HOLES_BYTES and holes > file.size_bytes // 2:
         raise ValueError(
-            f"{file.path} is a sparse file: of its {file.size_bytes:,} bytes {holes:,} were never written, and would "
-            "be read as tokens 0; write it again, to its end"
+            say(
+                "{path} is a sparse file: of its {size_bytes:,} bytes {holes:,} were never written, and would be "
+                "read as tokens 0; write it again, to its end",
+                path=file.path,
+                size_bytes=file.size_bytes,
+                holes=holes,
+            )
         )
 
 
@@ -183,22 +230,39 @@ def _count_ids(span: TokenSpan, vocab: int) -> tuple[str, NDArray[np.int64]]:
         for ids in span.chunks():
             outside = np.flatnonzero((ids < 0) | (ids >= vocab))
             if outside.size and not first_outside:
-                first_outside = f"token {start + int(outside[0])} is id {ids[outside[0]]}"
+                first_outside = say("token {place} is id {id}", place=start + int(outside[0]), id=ids[outside[0]])
             smallest, largest = min(smallest, int(ids.min())), max(largest, int(ids.max()))
             start += len(ids)
             if not first_outside:
                 counts += np.bincount(ids, minlength=vocab)
     except OSError as error:
-        return f"{span.path} can't be read: {error.strerror or error}; check its permissions", counts
+        return say(
+            "{path} can't be read: {reason}; check its permissions", path=span.path, reason=str(error.strerror or error)
+        ), counts
     if not first_outside:
         return "", counts
     fitting = fitting_type(span, vocab)
     if fitting is not None:
-        way_out = f"as {fitting.name} its ids are within: {way_out_of_type(span, fitting)}"
+        way_out = say(
+            "as {type} its ids are within: {way_out}", type=fitting.name, way_out=way_out_of_type(span, fitting)
+        )
     elif smallest < 0:
         is_plain = span.path.suffix == ".bin" and not index_of(span.path).exists()
-        remedy = "set data.token_dtype to what the file was written with" if is_plain else "write it again as uint32"
-        way_out = f"ids are never negative: {remedy}"
+        remedy = (
+            say("set data.token_dtype to what the file was written with")
+            if is_plain
+            else say("write it again as uint32")
+        )
+        way_out = say("ids are never negative: {remedy}", remedy=remedy)
     else:
-        way_out = f"use model.vocab = {largest + 1} or another tokenizer (or data.token_dtype is not the file's)"
-    return f"{span.path}: {first_outside}, and model.vocab = {vocab} means ids 0 to {vocab - 1}; {way_out}", counts
+        way_out = say(
+            "use model.vocab = {least} or another tokenizer (or data.token_dtype is not the file's)", least=largest + 1
+        )
+    return say(
+        "{path}: {first_outside}, and model.vocab = {vocab} means ids 0 to {last}; {way_out}",
+        path=span.path,
+        first_outside=first_outside,
+        vocab=vocab,
+        last=vocab - 1,
+        way_out=way_out,
+    ), counts

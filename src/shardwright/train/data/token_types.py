@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.config.phrase import say
 from shardwright.train.data.token_stream import TokenSpan
 
 # Fewer ids do not prove a file's type.
@@ -17,7 +18,7 @@ _LEAST_IDS = 32
 # The size of each of three blocks of a file that are checked: at its beginning, in its middle, and at its end.
 _BLOCK_IDS = 1 << 18
 _NAMES = {1: "uint8", 2: "uint16", 4: "uint32", 8: "int64"}
-_ORDINALS = {2: "second", 4: "fourth", 8: "eighth"}
+_ORDINALS = {2: say("second"), 4: say("fourth"), 8: say("eighth")}
 _ORDERS: tuple[Literal["<"], Literal[">"]] = ("<", ">")
 
 
@@ -77,10 +78,16 @@ def _blocks(span: TokenSpan, parts: int) -> Iterator[NDArray[np.integer]]:
 def mistaken_type(span: TokenSpan, dtype: np.dtype) -> str:
     """The fault of a file that is read in the span's type and looks like type `dtype`, with a way out."""
     narrow, times = np.dtype(span.dtype), dtype.itemsize // np.dtype(span.dtype).itemsize
-    return (
-        f"{span.path}: read as {narrow.name} it has {span.num_tokens:,} ids, of which only every {_ORDINALS[times]} is "
-        f"a number of any size; so do {span.num_tokens // times:,} ids of {dtype.name} look: "
-        f"{way_out_of_type(span, dtype)}"
+    return say(
+        "{path}: read as {type} it has {num_tokens:,} ids, of which only every {ordinal} is a number of any size; so "
+        "do {fewer:,} ids of {other} look: {way_out}",
+        path=span.path,
+        type=narrow.name,
+        num_tokens=span.num_tokens,
+        ordinal=_ORDINALS[times],
+        fewer=span.num_tokens // times,
+        other=dtype.name,
+        way_out=way_out_of_type(span, dtype),
     )
 
 
@@ -88,7 +95,10 @@ def way_out_of_type(span: TokenSpan, dtype: np.dtype) -> str:
     """The way out if a file has type `dtype`, and is read in the span's type."""
     if dtype.itemsize > 1 and dtype == dtype.newbyteorder(">"):
         code = f"{dtype.kind}{dtype.itemsize}"
-        return f"write it with the lowest byte first: numpy.fromfile(path, '>{code}').astype('<{code}').tofile(...)"
+        return say(
+            "write it with the lowest byte first: numpy.fromfile(path, '>{code}').astype('<{code}').tofile(...)",
+            code=code,
+        )
     if span.path.suffix == ".bin" and not span.path.with_suffix(".idx").exists():
-        return f'set data.token_dtype = "{dtype.name}"'
-    return f"write it again as {dtype.name}"
+        return say('set data.token_dtype = "{other}"', other=dtype.name)
+    return say("write it again as {other}", other=dtype.name)

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.config.base import PlanError, RunError, shortened
+from shardwright.config.base import PlanError, RunError, error_text, shortened
 from shardwright.config.data import BeginToken, DataSpec
+from shardwright.config.phrase import say
 from shardwright.config.units import MIB, counted
 from shardwright.config.user_file import FileFault, read_text
 from shardwright.train.data.dropped_text import Dropped, may_drop
@@ -164,8 +165,12 @@ class FileTokenizer:
                 return self._library.decode([int(i) for i in ids], skip_special_tokens=False)
         except ValueError as error:
             raise RunError(
-                f"the tokenizer can't turn {counted(len(ids), 'token')} into text: {error}; mend its decoder, or name "
-                "another with data.tokenizer"
+                say(
+                    "the tokenizer can't turn {tokens} into text: {reason}; mend its decoder, or name another with "
+                    "data.tokenizer",
+                    tokens=counted(len(ids), "token"),
+                    reason=error_text(error),
+                )
             ) from None
 
     def _begin(
@@ -184,8 +189,10 @@ class FileTokenizer:
         if prefix or begin_id is None:
             if not prefix:
                 raise ValueError(
-                    'data.begin_token is "always", and it has no token that begins a text: none is put before texts, '
-                    "none is called bos_token beside it, and none has a usual name"
+                    say(
+                        'data.begin_token is "always", and it has no token that begins a text: none is put before '
+                        "texts, none is called bos_token beside it, and none has a usual name"
+                    )
                 )
             return prefix
         return (begin_id,)
@@ -217,9 +224,9 @@ def _fields_of(text: str) -> dict[str, Any]:
     try:
         fields = json.loads(text)
     except RecursionError:
-        raise ValueError("it is nested too deep") from None
+        raise ValueError(say("it is nested too deep")) from None
     if not isinstance(fields, dict):
-        raise ValueError("it is JSON, but no object")
+        raise ValueError(say("it is JSON, but no object"))
     return fields
 
 
@@ -248,20 +255,37 @@ def load_tokenizer(data: DataSpec) -> Tokenizer:
     path = Path(os.path.expanduser(data.tokenizer))
     with suppress(OSError, ValueError):
         path = path / "tokenizer.json" if path.is_dir() and (path / "tokenizer.json").exists() else path
-    way_out = 'name a tokenizer.json of Hugging Face tokenizers, or use data.tokenizer = "bytes"'
+    way_out = say('name a tokenizer.json of Hugging Face tokenizers, or use data.tokenizer = "bytes"')
     try:
         text = read_text(path, _MOST_BYTES, "tokenizer.json", way_out)
     except FileNotFoundError:
-        fault = f"there is no tokenizer file {data.tokenizer} (looked from {Path.cwd()}); {way_out}"
+        fault = say(
+            "there is no tokenizer file {tokenizer} (looked from {current}); {way_out}",
+            tokenizer=data.tokenizer,
+            current=Path.cwd(),
+            way_out=way_out,
+        )
         raise PlanError("data", [fault]) from None
     except FileFault as fault_of_file:
         raise PlanError("data", [f"data.tokenizer {fault_of_file}"]) from None
     except OSError as error:
-        raise PlanError("data", [f"tokenizer file {path} can't be read: {error.strerror}; {way_out}"]) from None
+        raise PlanError(
+            "data",
+            [
+                say(
+                    "tokenizer file {path} can't be read: {reason}; {way_out}",
+                    path=path,
+                    reason=str(error.strerror),
+                    way_out=way_out,
+                )
+            ],
+        ) from None
     try:
         return FileTokenizer(text, read_config(path.parent), data.begin_token)
     except FileFault as fault_of_file:
         raise PlanError("data", [f"data.tokenizer: {fault_of_file}"]) from None
     except (ValueError, TypeError, KeyError, AttributeError) as error:  # also a field of a wrong type
         reason = shortened((str(error).splitlines() or [type(error).__name__])[0], 300)
-        raise PlanError("data", [f"{path} is not a tokenizer: {reason}; {way_out}"]) from None
+        raise PlanError(
+            "data", [say("{path} is not a tokenizer: {reason}; {way_out}", path=path, reason=reason, way_out=way_out)]
+        ) from None

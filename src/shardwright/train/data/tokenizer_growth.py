@@ -11,6 +11,8 @@ import binascii
 from collections.abc import Iterator
 from typing import Any
 
+from shardwright.config.phrase import say
+
 # The most characters that one may become. ALBERT's steps, by their bounds, make 1,296: 18 by NFKD (for U+FDFA), 18 by
 # sentencepiece's table, 2 by lower case, and 2 by a pattern.
 MOST_GROWTH = 8192
@@ -24,38 +26,61 @@ _UNICODE = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 2, "ByteLev
 
 def growth_faults(fields: dict[str, Any]) -> list[str]:
     """Faults of a tokenizer.json, given as its fields, that would make texts grow too much."""
-    faults = []
+    faults = list[str]()
     normalized = _growth(fields.get("normalizer"), "normalizers")
     decoded = _growth(fields.get("decoder"), "decoders")
     repeated, with_affixes = _repeated(fields.get("post_processor")), 1 + _affixes(fields.get("model"))
     parts = (
         ("normalizers", normalized),
         ("post-processors", repeated),
-        ("prefixes and suffixes", with_affixes),
+        (say("prefixes and suffixes"), with_affixes),
         ("decoders", decoded),
     )
     for kind, growth in parts:
         if growth > MOST_GROWTH:
-            faults.append(f"its {kind} can make {growth:.3g} characters of one, and at most {MOST_GROWTH:,} are taken")
+            faults.append(
+                say(
+                    "its {kind} can make {growth:.3g} characters of one, and at most {most_growth:,} are taken",
+                    kind=kind,
+                    growth=growth,
+                    most_growth=MOST_GROWTH,
+                )
+            )
     if not faults and (growth := normalized * repeated * with_affixes) > MOST_GROWTH:
-        together = ", ".join(f"{kind} {growth:,}" for kind, growth in parts[:3])
-        faults.append(f"it can make {growth:,} characters of one ({together}), and at most {MOST_GROWTH:,} are taken")
+        together = ", ".join(say("{kind} {growth:,}", kind=kind, growth=growth) for kind, growth in parts[:3])
+        faults.append(
+            say(
+                "it can make {growth:,} characters of one ({together}), and at most {most_growth:,} are taken",
+                growth=growth,
+                together=together,
+                most_growth=MOST_GROWTH,
+            )
+        )
     num_templates = _num_templates(fields.get("post_processor"))
     if not faults and num_templates > 1:  # the library panics at three parts
-        faults.append("its post-processors have more than one template, and at most one is taken")
+        faults.append(say("its post-processors have more than one template, and at most one is taken"))
     if faults:
         return faults
     lengths = [len(token) for token in _tokens(fields)]
     longest, added = max(lengths, default=0), sum(len(token) * normalized for token in _added(fields))
     if longest * decoded > _LONGEST_TOKEN:
         faults.append(
-            f"it has a token of {longest:,} characters, of which its decoders make up to {longest * decoded:,}, and at "
-            f"most {_LONGEST_TOKEN:,} are taken"
+            say(
+                "it has a token of {longest:,} characters, of which its decoders make up to {decoded:,}, and at most "
+                "{longest_token:,} are taken",
+                longest=longest,
+                decoded=longest * decoded,
+                longest_token=_LONGEST_TOKEN,
+            )
         )
     if added > _MOST_ADDED:
         faults.append(
-            f"its normalizers can make {added:,} characters of the tokens that it adds, and at most {_MOST_ADDED:,} "
-            "are taken"
+            say(
+                "its normalizers can make {added:,} characters of the tokens that it adds, and at most "
+                "{most_added:,} are taken",
+                added=added,
+                most_added=_MOST_ADDED,
+            )
         )
     return faults
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from shardwright.config.model import ModelSpec
+from shardwright.config.phrase import say
 from shardwright.parallel.comm.collectives import all_gather
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.zero.flat_unit import FlatUnit
@@ -56,7 +57,9 @@ def where_not_finite(replica: Replica, step: int, tokens_BS: Tensor) -> str:
     job, mesh = replica.job, replica.mesh
     bad_ranks = [rank for rank, is_bad in enumerate(_gathered(_has_bad_loss(replica), mesh)) if is_bad]
     if job.plan.compress != "none":
-        return _by_losses(bad_ranks, mesh) + "; compressed gradients can't be computed again to find more"
+        return say(
+            "{origin}; compressed gradients can't be computed again to find more", origin=_by_losses(bad_ranks, mesh)
+        )
     bad_gradient = LastBadGradient(job.model, mesh)
     with observed_gradients(replica, bad_gradient):
         compute_without_update(replica, step, tokens_BS)
@@ -64,17 +67,19 @@ def where_not_finite(replica: Replica, step: int, tokens_BS: Tensor) -> str:
     positions = _gathered(bad_gradient.position, mesh)
     names = gather_texts(bad_gradient.name, mesh)
     if bad_again:
-        return f"{_by_losses(bad_again, mesh)}; so it was when the step was computed again"
+        return say("{origin}; so it was when the step was computed again", origin=_by_losses(bad_again, mesh))
     last = max(positions)
     if last >= 0:
         ranks = [mesh.shape.describe(rank) for rank, position in enumerate(positions) if position == last]
-        return (
-            f"computed again, the first gradient that is not finite is that of {names[positions.index(last)]} on "
-            f"{', '.join(ranks[:4])}"
+        return say(
+            "computed again, the first gradient that is not finite is that of {name} on {ranks}",
+            name=names[positions.index(last)],
+            ranks=tuple(ranks[:4]),
         )
-    return (
-        f"{_by_losses(bad_ranks, mesh)}; computed again, the step was finite on every rank: a fault of the machine, "
-        f"not of the numbers, and which rank had it can't be told from what is left"
+    return say(
+        "{origin}; computed again, the step was finite on every rank: a fault of the machine, not of the numbers, "
+        "and which rank had it can't be told from what is left",
+        origin=_by_losses(bad_ranks, mesh),
     )
 
 
@@ -95,17 +100,17 @@ def weights_not_finite(replica: Replica) -> str:
     bad_ranks = [rank for rank, is_finite in enumerate(mesh.numbers_or_ones(are_finite)) if not is_finite]
     if not bad_ranks:
         return ""
-    return f"weights of {', '.join(mesh.shape.describe(rank) for rank in bad_ranks[:4])} are not finite"
+    return say("weights of {ranks} are not finite", ranks=tuple(mesh.shape.describe(rank) for rank in bad_ranks[:4]))
 
 
 def _by_losses(ranks: list[int], mesh: Mesh) -> str:
     """The origin of the fault, as far as the losses that are not finite show it; they are on these ranks."""
     if not ranks:
-        return "the losses of all ranks are finite, so it began in a backward or in a sum of gradients"
+        return say("the losses of all ranks are finite, so it began in a backward or in a sum of gradients")
     names = ", ".join(mesh.shape.describe(rank) for rank in ranks[:4])
     if len(ranks) > 1:
-        return f"the losses of {names} are not finite, so it began in the forward of each of them"
-    return f"the loss of {names} is not finite, so it began in a forward of that replica"
+        return say("the losses of {names} are not finite, so it began in the forward of each of them", names=names)
+    return say("the loss of {names} is not finite, so it began in a forward of that replica", names=names)
 
 
 def _has_bad_loss(replica: Replica) -> int:

@@ -13,11 +13,18 @@ from typing import Any
 
 import torch
 
+from shardwright.config.base import error_text
+from shardwright.config.phrase import each, say
+
 # The bits of nvmlDeviceGetCurrentClocksThrottleReasons for a throttled device. Idle devices, and clocks that a user has
 # set, have other bits.
 _HELD_BACK = {
-    0x4: "power cap", 0x8: "hardware slowdown", 0x20: "software thermal", 0x40: "hardware thermal", 0x80: "power brake",
-}  # fmt: skip
+    0x4: say("power cap"),
+    0x8: say("hardware slowdown"),
+    0x20: say("software thermal"),
+    0x40: say("hardware thermal"),
+    0x80: say("power brake"),
+}
 
 
 @dataclass(frozen=True)
@@ -113,23 +120,28 @@ def open_readings(device: torch.device, load: Callable[[str], Any] = import_modu
     try:
         nvml = load("pynvml")
     except ImportError:
-        return None, "GPUs are not read: nvidia-ml-py is not installed; pip install 'shardwright[gpu]'"
+        return None, say("GPUs are not read: nvidia-ml-py is not installed; pip install 'shardwright[gpu]'")
     try:
         nvml.nvmlInit()
         return GpuReadings(nvml), ""
     except nvml.NVMLError as error:
-        return None, f"GPUs are not read: the driver's NVML says {error}"
+        return None, say("GPUs are not read: the driver's NVML says {reason}", reason=error_text(error))
 
 
 def gpu_sentences(readings: list[GpuReading]) -> list[str]:
     """A sentence for each GPU that has a fault or uncorrected errors, or is throttled."""
-    sentences = []
+    sentences: list[str] = []
     for gpu in readings:
-        parts = [f"fault Xid {xid}" for xid in gpu.xids]
+        parts: list[str] = [say("fault Xid {number}", number=xid) for xid in gpu.xids]
         if gpu.uncorrected_errors:
-            parts.append(f"{gpu.uncorrected_errors} memory errors that were not corrected")
+            parts.append(
+                say(
+                    "{uncorrected_errors} memory errors that were not corrected",
+                    uncorrected_errors=gpu.uncorrected_errors,
+                )
+            )
         if gpu.held_back_by:
-            parts.append(f"held back by {', '.join(gpu.held_back_by)}")
+            parts.append(say("held back by {held_back_by}", held_back_by=tuple(gpu.held_back_by)))
         if parts:
-            sentences.append(f"GPU {gpu.index} of this node: {'; '.join(parts)}")
+            sentences.append(say("GPU {index} of this node: {parts}", index=gpu.index, parts=each(parts)))
     return sentences

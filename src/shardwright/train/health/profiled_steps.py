@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.train.launch.full_disk import telling_of_full_disk
 from shardwright.train.run_files import PROFILE, make_room
 
@@ -38,7 +39,11 @@ class ProfiledSteps:
         activities = [torch.profiler.ProfilerActivity.CPU]
         if self._device.type == "cuda":
             activities.append(torch.profiler.ProfilerActivity.CUDA)
-        name = f"step {first}" if num_steps == 1 else f"steps {first} to {first + num_steps - 1}"
+        name = (
+            f"step {first}"
+            if num_steps == 1
+            else say("steps {first} to {last}", first=first, last=first + num_steps - 1)
+        )
         with torch.profiler.profile(activities=activities) as profile, torch.profiler.record_function(name):
             yield
         path = self.file(selected[0])

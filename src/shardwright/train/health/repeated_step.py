@@ -18,7 +18,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from shardwright.config.units import counted
+from shardwright.config.phrase import each, say
+from shardwright.config.units import counted_phrase
 from shardwright.parallel.comm.collectives import all_gather
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.zero.flat_unit import FlatUnit
@@ -116,18 +117,23 @@ class RepeatedStep:
             return ""
         self.num_different += 1
         names = gather_texts(unit_name or "", mesh)
-        ranks = "; ".join(f"{mesh.shape.describe(rank)}: first in {names[rank]}" for rank in differing[:8])
-        return (
-            f"step {step + 1} was computed twice from the same weights and samples, and gradients differ on "
-            f"{counted(len(differing), 'rank')} ({ranks}); a rank that computes wrongly now and then"
-            f"{_OTHER_CAUSE[mesh.device.type]}"
+        ranks = each(
+            [say("{rank}: first in {name}", rank=mesh.shape.describe(rank), name=names[rank]) for rank in differing[:8]]
+        )
+        return say(
+            "step {step} was computed twice from the same weights and samples, and gradients differ on {count} "
+            "({ranks}); {cause}",
+            step=step + 1,
+            count=counted_phrase(len(differing), "rank"),
+            ranks=ranks,
+            cause=_CAUSES[mesh.device.type],
         )
 
 
 # The end of that sentence: on a CPU a kernel may be the cause; on CUDA all kernels of both passes add in a fixed order.
-_OTHER_CAUSE = {
-    "cpu": ", or a kernel that adds in no fixed order",
-    "cuda": ": both passes took kernels that add in a fixed order",
+_CAUSES = {
+    "cpu": say("a rank that computes wrongly now and then, or a kernel that adds in no fixed order"),
+    "cuda": say("a rank that computes wrongly now and then: both passes took kernels that add in a fixed order"),
 }
 _MOST_TEXT_BYTES = 120  # bytes of a text that are gathered
 

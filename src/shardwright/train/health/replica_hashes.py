@@ -29,8 +29,9 @@ from torch import Tensor
 
 from shardwright.config.base import PassingError
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import each, fixed, say
 from shardwright.config.plan import PlanSpec
-from shardwright.config.units import counted
+from shardwright.config.units import counted_phrase
 from shardwright.parallel.comm.collectives import all_gather, all_reduce_max
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.zero.flat_unit import FlatUnit
@@ -38,7 +39,7 @@ from shardwright.sharding.groups import COPIES, SHARDS, TP, axis_groups, num_rep
 from shardwright.train.build import Replica
 from shardwright.train.health.repeated_step import content_hash, gather_texts, wrapped
 
-KINDS = ("values", "state", "values of experts", "state of experts", "norms")
+KINDS: tuple[str, ...] = (say("values"), say("state"), say("values of experts"), say("state of experts"), say("norms"))
 _MOST_NAMED = 8
 
 
@@ -190,21 +191,26 @@ class ReplicaComparison:
 
 
 def _sentence(odd_groups: list[OddRanks], parts: list[HeldPart], mesh: Mesh, steps_done: int) -> str:
-    clauses = []
+    clauses: list[str] = []
     for odd in odd_groups[:_MOST_NAMED]:
         part_name = _first_odd_part(odd, parts, mesh) if odd.by_rank else ""
-        ranks = ", ".join(mesh.shape.describe(rank) for rank in odd.ranks[:_MOST_NAMED])
-        location = f", first in {part_name}" if part_name else ""
-        others = [rank for rank in odd.compared if rank not in odd.ranks]
-        verb = "holds" if len(odd.ranks) == 1 else "hold"
+        ranks = say("{listed}", listed=tuple(map(mesh.shape.describe, odd.ranks[:_MOST_NAMED])))
+        num_others = sum(rank not in odd.ranks for rank in odd.compared)
+        others, kind = counted_phrase(num_others, "other rank"), fixed(odd.kind)
+        clause = say("{ranks} hold different {kind}, and no majority says which is right", ranks=ranks, kind=kind)
         if odd.are_sure:
-            clauses.append(f"{ranks} {verb} other {odd.kind} than {counted(len(others), 'other rank')}{location}")
-        else:
-            clauses.append(f"{ranks} hold different {odd.kind}, and no majority says which is right{location}")
-    remainder = f", and {len(odd_groups) - _MOST_NAMED} more" if len(odd_groups) > _MOST_NAMED else ""
-    return (
-        f"ranks that should hold the same do not after step {steps_done}: {'; '.join(clauses)}{remainder}. A bit has "
-        f"flipped, or a device computes wrongly: go on from a checkpoint before it, and without that device"
+            clause = say("{ranks} hold other {kind} than {others}", ranks=ranks, kind=kind, others=others)
+            if len(odd.ranks) == 1:
+                clause = say("{rank} holds other {kind} than {others}", rank=ranks, kind=kind, others=others)
+        clauses.append(say("{clause}, first in {name}", clause=clause, name=part_name) if part_name else clause)
+    told = each(clauses)
+    if len(odd_groups) > _MOST_NAMED:
+        told = say("{clauses}, and {more} more", clauses=told, more=len(odd_groups) - _MOST_NAMED)
+    return say(
+        "ranks that should hold the same do not after step {step}: {clauses}. A bit has flipped, or a device computes "
+        "wrongly: go on from a checkpoint before it, and without that device",
+        step=steps_done,
+        clauses=told,
     )
 
 

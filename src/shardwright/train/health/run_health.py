@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.config.schedule_facts import SCHEDULES
-from shardwright.config.units import counted
+from shardwright.config.units import counted_phrase
 from shardwright.parallel.comm.collectives import all_gather
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.precision.fixed_order import in_fixed_order
@@ -172,16 +173,27 @@ class RunHealth:
         """The events of the run in one sentence; "" if there were none."""
         parts = self.judge.counts.sentences()
         if self._replicas.num_compared:
-            parts.append(f"replicas compared {counted(self._replicas.num_compared, 'time')}, all alike")
+            parts.append(
+                say("replicas compared {times}, all alike", times=counted_phrase(self._replicas.num_compared, "time"))
+            )
         if self._repeated.num_repeated:
             parts.append(
-                f"{counted(self._repeated.num_repeated, 'step')} computed twice, "
-                f"{self._repeated.num_different or 'none'} differed"
+                say(
+                    "{steps} computed twice, {count} differed",
+                    steps=counted_phrase(self._repeated.num_repeated, "step"),
+                    count=self._repeated.num_different or say("none"),
+                )
             )
         if self._stragglers.told:
             ranks = ", ".join(str(rank) for rank in sorted(self._stragglers.told)[:8])
-            parts.append(f"{counted(len(self._stragglers.told), 'rank')} slow at times ({ranks})")
-        return f"health: {', '.join(parts)}" if parts else ""
+            parts.append(
+                say(
+                    "{count} slow at times ({ranks})",
+                    count=counted_phrase(len(self._stragglers.told), "rank"),
+                    ranks=ranks,
+                )
+            )
+        return say("health: {parts}", parts=tuple(parts)) if parts else ""
 
     def state_dict(self) -> dict[str, Any]:
         """The state for a checkpoint, the same on every rank."""
@@ -197,7 +209,8 @@ class RunHealth:
 
     def _describe(self, rank: int) -> str:
         ranks_per_node = self._mesh.ledger.ranks_per_node
-        return self._mesh.shape.describe(rank) + (f" on node {rank // ranks_per_node}" if ranks_per_node else "")
+        name = self._mesh.shape.describe(rank)
+        return say("{rank} on node {node}", rank=name, node=rank // ranks_per_node) if ranks_per_node else name
 
 
 def ran_compute(results: list[StepResult], drains: bool) -> bool:
@@ -220,13 +233,16 @@ def step_health(step: int, result: StepResult, decision: Decision, scale_can_fal
     if result.loss is None:
         return None
     if not math.isfinite(result.loss):
-        return _not_finite(f"the loss is {result.loss} in step {step}")
+        return _not_finite(say("the loss is {loss} in step {step}", loss=result.loss, step=step))
     if decision.cause == "not finite":
-        return _not_finite(f"the gradient of step {step} is not finite")
+        return _not_finite(say("the gradient of step {step} is not finite", step=step))
     if decision.cause == "overflow" and not scale_can_fall:
-        return _not_finite(f"gradients of step {step} overflow at the least loss scale")
+        return _not_finite(say("gradients of step {step} overflow at the least loss scale", step=step))
     if decision.cause == "spike":
-        return StateHealth(cause="spike", sentence=f"the loss of step {step}, {result.loss:.4f}, is above its band")
+        return StateHealth(
+            cause="spike",
+            sentence=say("the loss of step {step}, {loss:.4f}, is above its band", step=step, loss=result.loss),
+        )
     return HEALTHY
 
 
@@ -237,9 +253,11 @@ def state_health(step: int, of_step: StateHealth, weights: str, held_out_loss: f
     if of_step.cause == "not finite":
         return of_step
     if weights:
-        return _not_finite(f"{weights} after step {step}")
+        return _not_finite(say("{weights} after step {step}", weights=weights, step=step))
     if held_out_loss is not None and not math.isfinite(held_out_loss):
-        return _not_finite(f"the held-out loss is {held_out_loss} after step {step}")
+        return _not_finite(
+            say("the held-out loss is {held_out_loss} after step {step}", held_out_loss=held_out_loss, step=step)
+        )
     return of_step
 
 

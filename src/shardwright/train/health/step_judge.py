@@ -18,7 +18,8 @@ from statistics import median
 from typing import Any
 
 from shardwright.config.health import HealthSpec
-from shardwright.config.units import counted
+from shardwright.config.phrase import say
+from shardwright.config.units import counted, counted_phrase
 
 
 class Course(Enum):
@@ -129,13 +130,25 @@ class StepCounts:
     def sentences(self) -> list[str]:
         """Phrases about the events, for the end of a run."""
         parts = [
-            f"{counted(self.overflows, 'step')} left out for gradients that overflowed" if self.overflows else "",
-            f"{counted(self.not_finite, 'step')} not finite ({self.skipped_not_finite} left out)"
+            say("{steps} left out for gradients that overflowed", steps=counted_phrase(self.overflows, "step"))
+            if self.overflows
+            else "",
+            say(
+                "{steps} not finite ({skipped_not_finite} left out)",
+                steps=counted_phrase(self.not_finite, "step"),
+                skipped_not_finite=self.skipped_not_finite,
+            )
             if self.not_finite
             else "",
-            f"{counted(self.spikes, 'spike')} of the loss ({self.skipped_spikes} left out)" if self.spikes else "",
+            say(
+                "{spikes} of the loss ({skipped_spikes} left out)",
+                spikes=counted_phrase(self.spikes, "spike"),
+                skipped_spikes=self.skipped_spikes,
+            )
+            if self.spikes
+            else "",
             f"{counted(self.rewinds, 'rewind')}" if self.rewinds else "",
-            f"{counted(self.without_target, 'step')} left out for no token of them has a loss"
+            say("{steps} left out for no token of them has a loss", steps=counted_phrase(self.without_target, "step"))
             if self.without_target
             else "",
         ]
@@ -180,7 +193,7 @@ class StepJudge:
         """The decision on a step, counted from 0, whose loss was finite, but whose update left weights that are not
         finite."""
         self.counts.not_finite += 1
-        event = f"weights are not finite after step {step + 1}, whose loss was"
+        event = say("weights are not finite after step {step}, whose loss was", step=step + 1)
         return replace(self._apply(self._health.not_finite, step, "not finite", event), step=step)
 
     def rewound(self, bad_step: int) -> None:
@@ -215,13 +228,21 @@ class StepJudge:
 
     def _decide(self, step: int, loss: float, norm: float | None) -> Decision:
         if not math.isfinite(loss) or (norm is not None and not math.isfinite(norm)):
-            event = f"the loss is {loss} in step {step + 1}" + (f" (gradient norm {norm})" if norm is not None else "")
+            event = say("the loss is {loss} in step {step}", loss=loss, step=step + 1)
+            if norm is not None:
+                event = say(
+                    "the loss is {loss} in step {step} (gradient norm {norm})", loss=loss, step=step + 1, norm=norm
+                )
             return self._apply(self._health.not_finite, step, "not finite", event)
         if self._health.spike == "ignore" or not self._band.is_above(loss):
             return ALL_IS_WELL
-        event = (
-            f"the loss is {loss:.4f} in step {step + 1}, a spike: the last ones have a median of "
-            f"{self._band.middle:.4f} and their band ends at {self._band.top:.4f}"
+        event = say(
+            "the loss is {loss:.4f} in step {step}, a spike: the last ones have a median of {middle:.4f} and their "
+            "band ends at {top:.4f}",
+            loss=loss,
+            step=step + 1,
+            middle=self._band.middle,
+            top=self._band.top,
         )
         return self._apply(self._health.spike, step, "spike", event)
 
@@ -235,14 +256,20 @@ class StepJudge:
         if policy == "tell":
             return Decision(Course.GO_ON, cause, event)
         if policy == "skip":
-            return Decision(Course.SKIP, cause, f"{event}; its update is left out")
+            return Decision(Course.SKIP, cause, say("{event}; its update is left out", event=event))
         if policy == "rewind" and step in self._undone:
             if not self._can_skip:
                 course = Course.GO_ON if cause == "spike" else Course.STOP
-                return Decision(course, cause, f"{event}, as before the rewind; its update was made already")
-            return Decision(Course.SKIP, cause, f"{event}, as before the rewind; its update is left out")
+                return Decision(
+                    course, cause, say("{event}, as before the rewind; its update was made already", event=event)
+                )
+            return Decision(
+                Course.SKIP, cause, say("{event}, as before the rewind; its update is left out", event=event)
+            )
         if policy == "rewind":
-            return Decision(Course.REWIND, cause, f"{event}; going back to the last healthy checkpoint")
+            return Decision(
+                Course.REWIND, cause, say("{event}; going back to the last healthy checkpoint", event=event)
+            )
         return Decision(Course.STOP, cause, f"{event}; {self._way_out()}")
 
     def _bounded(self, decision: Decision, step: int, event: str) -> Decision:
@@ -252,9 +279,13 @@ class StepJudge:
         self._last_bad = max(self._last_bad, step)
         most_skips = self._health.most_skips
         if self._num_bad_in_a_row > most_skips:
-            sentence = (
-                f"{event}; {counted(most_skips, 'time')} in a row before it a step was left out or undone, and "
-                f"health.most_skips is {most_skips}: {self._way_out()}"
+            sentence = say(
+                "{event}; {times} in a row before it a step was left out or undone, and health.most_skips is "
+                "{most_skips}: {way_out}",
+                event=event,
+                times=counted_phrase(most_skips, "time"),
+                most_skips=most_skips,
+                way_out=self._way_out(),
             )
             return Decision(Course.STOP, decision.cause, sentence)
         if decision.course is Course.REWIND:
@@ -266,4 +297,7 @@ class StepJudge:
         return decision
 
     def _way_out(self) -> str:
-        return f"lower optimizer.learning_rate ({self._learning_rate:g}) or raise optimizer.warmup_steps"
+        return say(
+            "lower optimizer.learning_rate ({learning_rate:g}) or raise optimizer.warmup_steps",
+            learning_rate=self._learning_rate,
+        )

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from shardwright.config.phrase import both, say
+
 _MOST_PAST = 20  # checks of a rank that are remembered
 _LEAST_PAST = 3  # remembered checks that a comparison with a rank's own past needs
 _IN_A_ROW = 2  # slow checks in a row before a rank is reported
@@ -31,14 +33,27 @@ class Straggler:
 
     def sentence(self, rank_name: str) -> str:
         """The sentence about a straggler. `rank_name` describes the rank."""
-        reasons = []
+        reasons: list[str] = []
         if self.longer_than_others > 0:
-            reasons.append(f"{self.longer_than_others:.0%} longer than others that do the same")
+            reasons.append(
+                say(
+                    "{longer_than_others:.0%} longer than others that do the same",
+                    longer_than_others=self.longer_than_others,
+                )
+            )
         if self.longer_than_before > 0:
-            reasons.append(f"{self.longer_than_before:.0%} longer than before, beside all others")
-        return (
-            f"slow: {rank_name} computes {self.compute_s:.3f} s a step, {' and '.join(reasons)}, since step "
-            f"{self.since_step}"
+            reasons.append(
+                say(
+                    "{longer_than_before:.0%} longer than before, beside all others",
+                    longer_than_before=self.longer_than_before,
+                )
+            )
+        return say(
+            "slow: {rank_name} computes {compute_s:.3f} s a step, {reasons}, since step {since_step}",
+            rank_name=rank_name,
+            compute_s=self.compute_s,
+            reasons=both(reasons),
+            since_step=self.since_step,
         )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from shardwright.config.phrase import say
 from shardwright.train.build import Replica
 from shardwright.train.checkpoint.kept import place_of
 from shardwright.train.checkpoint.manifest import folder_name
@@ -56,20 +57,24 @@ class WeightsTrust:
     def doubt(self) -> None:
         """Mark the checkpoint of ruined weights as not healthy. Call it when no save is in progress."""
         if self._job.checkpoint.is_on and self._mesh.rank == 0:
-            doubt(self._job, self._folder, self._bad_at, "its weights gave no number for two batches")
+            doubt(self._job, self._folder, self._bad_at, say("its weights gave no number for two batches"))
 
     def way_on(self) -> str:
         """The way to resume a run that has ended, as a part of a sentence. Moves a small all-reduce."""
         if not self._job.checkpoint.is_on:
-            return "no checkpoints were kept (checkpoint.every_steps keeps some)"
+            return say("no checkpoints were kept (checkpoint.every_steps keeps some)")
         step = newest_healthy(self._job, self._mesh, self._folder)
         if not step:
-            return "no checkpoint is healthy: begin anew with --fresh"
+            return say("no checkpoint is healthy: begin anew with --fresh")
         place = f"{open_storage(place_of(self._job, self._folder)).root}/{folder_name(step)}"
         doubts = self._bad_at == step and self._num_bad > 1
-        return f"the last healthy checkpoint is {place}, and the same command goes on from it" + (
-            ", but its weights gave no number for two batches: --fresh begins anew" if doubts else ""
-        )
+        if doubts:
+            return say(
+                "the last healthy checkpoint is {place}, and the same command goes on from it, but its weights gave no "
+                "number for two batches: --fresh begins anew",
+                place=place,
+            )
+        return say("the last healthy checkpoint is {place}, and the same command goes on from it", place=place)
 
     def _is_second_bad(self, is_bad: bool) -> bool:
         """Note a batch of the current weights, `is_bad` if its loss or gradient is not finite. Returns True if it is

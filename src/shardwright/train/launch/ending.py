@@ -18,6 +18,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from shardwright.config.phrase import in_language, language_of_locale, say
+
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 # How long the main thread may take to clean up.
 LATEST_S = 5.0
@@ -38,7 +40,7 @@ class Ended(BaseException):
 
     def sentence(self) -> str:
         """The message for the user."""
-        return f"failed: {self.number.name} ended this command and all that it had started"
+        return say("failed: {signal} ended this command and all that it had started", signal=self.number.name)
 
 
 def signal_name(number: int) -> str:
@@ -254,7 +256,7 @@ def _leave(ended: Ended) -> None:
     with suppress(OSError, ValueError):
         sys.stdout.flush()
     with suppress(OSError, ValueError):
-        print(ended.sentence(), file=sys.stderr, flush=True)
+        print(in_language(ended.sentence(), language_of_locale()), file=sys.stderr, flush=True)
     _wake_children()
     os._exit(ended.status)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from shardwright.config.phrase import say
 from shardwright.train.launch.ending import held_back, signal_name
 from shardwright.train.launch.forking import REPORT, REQUEST, RUNS, ask_for
 
@@ -99,9 +100,9 @@ class Server:
         with suppress(subprocess.TimeoutExpired):
             status = self._process.wait(ENDING_S)
             if status < 0:
-                return f"the server that ranks are forked from was killed by {signal_name(-status)}"
-            return f"the server that ranks are forked from ended with status {status}"
-        return "the server that ranks are forked from does not listen any more"
+                return say("the server that ranks are forked from was killed by {signal}", signal=signal_name(-status))
+            return say("the server that ranks are forked from ended with status {status}", status=status)
+        return say("the server that ranks are forked from does not listen any more")
 
     def end(self) -> None:
         """End the server and all ranks."""

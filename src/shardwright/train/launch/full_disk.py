@@ -9,8 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from shardwright.config.base import RunError
+from shardwright.config.phrase import say
 from shardwright.config.units import MIB
 
+_OTHER_FOLDER = say("name another run.folder")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -19,7 +21,7 @@ class DiskFullError(RunError):
 
 
 @contextmanager
-def telling_of_full_disk(path: Path, way_out: str = "name another run.folder") -> Iterator[None]:
+def telling_of_full_disk(path: Path, way_out: str = _OTHER_FOLDER) -> Iterator[None]:
     """For a block that writes `path`, or files in it: raises DiskFullError if there is no room. Other errors pass."""
     try:
         yield
@@ -27,7 +29,12 @@ def telling_of_full_disk(path: Path, way_out: str = "name another run.folder") -
         if not is_full(error):
             raise
         raise DiskFullError(
-            f"{path} can't be written: {os.strerror(error.errno or 0)}{_free(path)}; make room there or {way_out}"
+            say(
+                "{path} can't be written: {reason}; make room there or {way_out}",
+                path=path,
+                reason=_with_free_room(os.strerror(error.errno or 0), path),
+                way_out=way_out,
+            )
         ) from None
 
 
@@ -47,11 +54,17 @@ def quiet_writers() -> None:
     threading.excepthook = report
 
 
-def _free(path: Path) -> str:
-    """The free room in the folder of a file, or of a link's target, in words; "" if unknown."""
+def _with_free_room(reason: str, path: Path) -> str:
+    """The reason, and the free room in the folder of a file, or of a link's target, if it is known."""
     try:
         folder = next(parent for parent in path.resolve().parents if parent.is_dir())
         usage = shutil.disk_usage(folder)
     except (OSError, StopIteration):
-        return ""
-    return f" ({usage.free / MIB:,.1f} MiB of {usage.total / MIB:,.0f} MiB are free in {folder})"
+        return reason
+    return say(
+        "{reason} ({free:,.1f} MiB of {total:,.0f} MiB are free in {folder})",
+        reason=reason,
+        free=usage.free / MIB,
+        total=usage.total / MIB,
+        folder=folder,
+    )

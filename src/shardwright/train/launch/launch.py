@@ -19,8 +19,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from shardwright.config.base import PlanError, RunError
+from shardwright.config.base import PlanError, RunError, error_text
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.sharding.mesh import MeshShape
 from shardwright.train.launch.ending import signal_name
 from shardwright.train.launch.fork_server import ServerEndedError
@@ -67,7 +68,7 @@ def run_once(work: Work, job: JobSpec, folder: Path, num_threads: int, preemptio
         try:
             end = run_ranks(runs, device_kind(job.run.device) == "cpu", preemption, job.run.timeout_s)
         except ServerEndedError as error:
-            raise RankFailedError(f"{error}{_others_ended(world)}") from None
+            raise RankFailedError(_others_ended(error_text(error), world)) from None
     if len(end.results) < world:
         raise _explain(end, job) from None
     return [end.results[rank] for rank in range(world)]
@@ -207,24 +208,34 @@ def _explain(end: _End, job: JobSpec) -> Exception:
     if killed:
         rank, number = killed[0]
         name = signal_name(number)
-        return RankFailedError(
-            f"{shape.describe(rank)} was killed by {name}{_others_ended(job.plan.world - 1)}"
-            + (". The system ends processes so when memory runs out" if name == "SIGKILL" else "")
-        )
+        fault = say("{rank} was killed by {signal}", rank=shape.describe(rank), signal=name)
+        told = _others_ended(fault, job.plan.world - 1)
+        if name == "SIGKILL":
+            told = say("{fault}. The system ends processes so when memory runs out", fault=told)
+        return RankFailedError(told)
     if notes:
         return RankFailedError(notes[0].sentence(shape), notes[0])
     if end.late:
         return RankFailedError(
-            f"{shape.describe(end.late[0])} had not saved and left {job.run.timeout_s:g} s after {end.request}; what "
-            "was saved before stays; if a step and its checkpoint take longer, raise run.timeout_s"
+            say(
+                "{rank} had not saved and left {timeout_s:g} s after {request}; what was saved before stays; if a "
+                "step and its checkpoint take longer, raise run.timeout_s",
+                rank=shape.describe(end.late[0]),
+                timeout_s=job.run.timeout_s,
+                request=end.request,
+            )
         )
     rank, status = next(iter(end.statuses.items()))
-    manner = "in a way that nobody could tell" if status is None else f"with status {status}"
-    others = _others_ended(job.plan.world - 1)
-    return RankFailedError(f"{shape.describe(rank)} ended {manner} and left no note{others}")
+    fault = say("{rank} ended in a way that nobody could tell and left no note", rank=shape.describe(rank))
+    if status is not None:
+        fault = say("{rank} ended with status {status} and left no note", rank=shape.describe(rank), status=status)
+    return RankFailedError(_others_ended(fault, job.plan.world - 1))
 
 
-def _others_ended(number: int) -> str:
+def _others_ended(fault: str, number: int) -> str:
+    """The fault of a rank, and that other ranks were ended for it."""
     if number == 0:
-        return ""
-    return "; the other rank was ended" if number == 1 else f"; the other {number} ranks were ended"
+        return fault
+    if number == 1:
+        return say("{fault}; the other rank was ended", fault=fault)
+    return say("{fault}; the other {number} ranks were ended", fault=fault, number=number)

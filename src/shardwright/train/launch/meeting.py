@@ -14,6 +14,8 @@ from collections.abc import Callable
 
 import torch.distributed as dist
 
+from shardwright.config.phrase import both, say
+
 _LONGEST_POLL_S = 0.25
 
 
@@ -35,11 +37,17 @@ def attempt_name(store: dist.Store, rank: int, world: int, timeout_s: float, des
         waited_s = time.monotonic() - began_s
         if waited_s > timeout_s:
             silent = sorted(host.silent) if host else [0]
-            missing = " and ".join(describe(silent_rank) for silent_rank in silent[:8])
-            missing += f" and {len(silent) - 8} more" if len(silent) > 8 else ""
+            missing = both([describe(silent_rank) for silent_rank in silent[:8]])
+            if len(silent) > 8:
+                missing = say("{ranks} and {more} more", ranks=missing, more=len(silent) - 8)
             raise NotMetError(
-                f"{describe(rank)} waited {waited_s:.0f} s for all ranks to meet, and {missing} did not come: dead, "
-                "not started, or waiting itself; if machines start slowly, raise run.timeout_s"
+                say(
+                    "{rank} waited {waited_s:.0f} s for all ranks to meet, and {missing} did not come: dead, not "
+                    "started, or waiting itself; if machines start slowly, raise run.timeout_s",
+                    rank=describe(rank),
+                    waited_s=waited_s,
+                    missing=missing,
+                )
             )
         time.sleep(poll_s)
         poll_s = min(2 * poll_s, _LONGEST_POLL_S)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from shardwright.config.phrase import say
 from shardwright.config.units import memory_text
 from shardwright.sharding.memory_account import RankMemory
 
@@ -23,12 +24,13 @@ class OutOfMemoryError(RuntimeError):
     def __init__(self, error: BaseException, account: RankMemory | None) -> None:
         self.account = account
         request = asked_bytes(error)
-        text = "ran out of memory" + (f" when it asked for {memory_text(request)}" if request is not None else "")
-        if account is not None:
-            text += f"; besides activations it held {account}"
+        text = say("ran out of memory")
+        if request is not None:
+            text = say("ran out of memory when it asked for {request}", request=memory_text(request))
+        if account is None:
+            super().__init__(say("{fault}, before its parameters and optimizer state were made", fault=text))
         else:
-            text += ", before its parameters and optimizer state were made"
-        super().__init__(text)
+            super().__init__(say("{fault}; besides activations it held {account}", fault=text, account=str(account)))
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -16,6 +16,7 @@ from contextvars import ContextVar
 from types import FrameType
 from typing import Any, NoReturn
 
+from shardwright.config.phrase import say
 from shardwright.train.launch.ending import Ended, offering, signal_name
 
 # The exit status of a preempted command, whose run can be resumed.
@@ -25,7 +26,7 @@ REQUESTS = (*PREEMPTIONS, signal.SIGINT)
 _INSISTENT = (signal.SIGTERM, signal.SIGINT)  # a second one of these ends the command
 # For one press of Ctrl-C, a terminal and a launcher may both send a signal.
 ONE_PRESS_S = 1.0
-_SAVES = "interrupted: the run saves at the end of this step and leaves; Ctrl-C again ends it at once, unsaved\n"
+_SAVES = say("interrupted: the run saves at the end of this step and leaves; Ctrl-C again ends it at once, unsaved\n")
 
 
 class PreemptedEarly(Ended):
@@ -41,9 +42,9 @@ class EndedUnkept(Ended):
     """A signal ended a command whose run writes no checkpoints."""
 
     def sentence(self) -> str:
-        return (
-            f"{super().sentence()}; nothing of the run is kept, for it writes no checkpoints (checkpoint.every_steps "
-            "keeps some)"
+        return say(
+            "{ended}; nothing of the run is kept, for it writes no checkpoints (checkpoint.every_steps keeps some)",
+            ended=super().sentence(),
         )
 
 
@@ -239,13 +240,19 @@ def leave_early(rank: int) -> Callable[[int], None]:
 
 def early_sentence(number: int) -> str:
     """The message of a command that was preempted before its ranks had done a step."""
-    return (
-        f"preempted by {signal_name(number)} before its ranks had done a step: there was nothing to save; run the same "
-        "command again to go on"
+    return say(
+        "preempted by {signal} before its ranks had done a step: there was nothing to save; run the same command "
+        "again to go on",
+        signal=signal_name(number),
     )
 
 
 def saved_sentence(number: int | None, step: int) -> str:
     """The message of a preempted command whose ranks have saved `step`."""
-    by_signal = f" by {signal_name(number)}" if number is not None else ""
-    return f"preempted{by_signal}: saved step {step}; run the same command again, without --fresh, to go on"
+    if number is None:
+        return say("preempted: saved step {step}; run the same command again, without --fresh, to go on", step=step)
+    return say(
+        "preempted by {signal}: saved step {step}; run the same command again, without --fresh, to go on",
+        signal=signal_name(number),
+        step=step,
+    )

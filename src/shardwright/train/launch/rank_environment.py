@@ -5,6 +5,7 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
 from shardwright.config.base import PlanError
+from shardwright.config.phrase import say
 
 LOCALHOST = "127.0.0.1"
 
@@ -44,7 +45,7 @@ class RankEnvironment:
         if not variables.get("RANK", "").strip():
             return None
         if faults := _faults(variables):
-            raise PlanError("the variables of a launcher", faults)
+            raise PlanError(say("the variables of a launcher"), faults)
         has_agent_store = variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun keeps it over attempts
         rank, world = int(variables["RANK"]), int(variables["WORLD_SIZE"])
         return cls(
@@ -73,22 +74,52 @@ def allowed_threads() -> int:
 
 def _faults(variables: Mapping[str, str]) -> list[str]:
     """Faults of the variables that torchrun, or another launcher, should have set."""
-    way_out = "start the ranks with torchrun, or unset RANK to have them started here"
-    faults = [f"RANK is set and {name} is not; {way_out}" for name in _NEEDED if not variables.get(name, "").strip()]
+    way_out = say("start the ranks with torchrun, or unset RANK to have them started here")
+    faults: list[str] = [
+        say("RANK is set and {name} is not; {way_out}", name=name, way_out=way_out)
+        for name in _NEEDED
+        if not variables.get(name, "").strip()
+    ]
     numbers = {}
     for name, (smallest, largest) in _NUMBERS.items():
         text = variables.get(name, "").strip()
         if not text:
             continue
         if not (text.isascii() and text.isdigit() and len(text) <= len(str(_MOST_RANKS))):
-            faults.append(f"{name} is {text[:40]!r}, and not a whole number of at least {smallest}; {way_out}")
+            faults.append(
+                say(
+                    "{name} is {text}, and not a whole number of at least {smallest}; {way_out}",
+                    name=name,
+                    text=repr(text[:40]),
+                    smallest=smallest,
+                    way_out=way_out,
+                )
+            )
         elif not smallest <= int(text) <= largest:
-            faults.append(f"{name} is {text}, and not from {smallest} to {largest}; {way_out}")
+            faults.append(
+                say(
+                    "{name} is {text}, and not from {smallest} to {largest}; {way_out}",
+                    name=name,
+                    text=text,
+                    smallest=smallest,
+                    largest=largest,
+                    way_out=way_out,
+                )
+            )
         else:
             numbers[name] = int(text)
     for name, size in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")):
         if name in numbers and size in numbers and numbers[name] >= numbers[size]:
-            faults.append(f"{name} {numbers[name]} is not below {size} {numbers[size]}: ranks count from 0; {way_out}")
+            faults.append(
+                say(
+                    "{name} {number} is not below {size} {most}: ranks count from 0; {way_out}",
+                    name=name,
+                    number=numbers[name],
+                    size=size,
+                    most=numbers[size],
+                    way_out=way_out,
+                )
+            )
     return faults
 
 

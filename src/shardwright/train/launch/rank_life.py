@@ -16,10 +16,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from shardwright.config.base import PassingError, PlanError, RunError
+from shardwright.config.base import PassingError, PlanError, RunError, error_text
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import Phrase, say
 from shardwright.config.standard_streams import let_readers_leave
-from shardwright.config.units import counted
+from shardwright.config.units import counted_phrase
 from shardwright.parallel.comm.hang_watch import Watch, WatchRules, is_lost_connection
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.sharding.mesh import MeshShape
@@ -60,7 +61,8 @@ class Failure:
         """The failure in words for the user."""
         if self.kind == "timeout" or self.kind in OF_ALL_RANKS:
             return self.message
-        return f"{shape.describe(self.rank)} failed: {self.message}" + (f"\n{self.traceback}" if self.traceback else "")
+        fault = say("{rank} failed: {reason}", rank=shape.describe(self.rank), reason=self.message)
+        return say("{fault}\n{traceback}", fault=fault, traceback=self.traceback) if self.traceback else fault
 
 
 def by_cause(notes: Iterable[Failure]) -> list[Failure]:
@@ -108,22 +110,26 @@ def run_rank(
 def _failure_note(error: Exception, env: RankEnvironment, watch: Watch | None, room: int) -> Failure:
     """The note about an error that ends this rank, which had `room` bytes of memory when it began."""
     if isinstance(error, NotMetError):
-        return Failure(env.rank, "timeout", str(error))
+        return Failure(env.rank, "timeout", error_text(error))
     if isinstance(error, DiskFullError):
-        return Failure(env.rank, "disk", str(error))
+        return Failure(env.rank, "disk", error_text(error))
     if isinstance(error, PassingError):
-        return Failure(env.rank, "error", str(error))
+        return Failure(env.rank, "error", error_text(error))
     if isinstance(error, RunError | FloatingPointError):  # the same data would give it again
-        return Failure(env.rank, "run", str(error))
+        return Failure(env.rank, "run", error_text(error))
     if is_out_of_memory(error):
         memory_error = error if isinstance(error, OutOfMemoryError) else OutOfMemoryError(error, None)
-        return Failure(env.rank, "memory", str(memory_error), room_bytes=room)
+        return Failure(env.rank, "memory", error_text(memory_error), room_bytes=room)
     if watch is not None and is_lost_connection(error):
         # Another rank has ended. The launcher ends this one in a moment, unless that rank was on another machine.
         if not is_asked():  # else the launcher that requested this rank to leave ends it, too
             time.sleep(4.0)
         reason = str(error).partition("\n")[0]
-        return Failure(env.rank, "lost", f"lost its connection ({reason}); {watch.silent_ranks(env.world)}")
+        return Failure(
+            env.rank,
+            "lost",
+            say("lost its connection ({reason}); {silent}", reason=reason, silent=watch.silent_ranks(env.world)),
+        )
     return Failure(env.rank, "error", f"{type(error).__name__}: {error}", traceback.format_exc())
 
 
@@ -140,7 +146,7 @@ def join_others(
         attempt = attempt_name(used_store, env.rank, env.world, rules.timeout_s, rules.describe)
     watch = Watch(_store(env, STORE_S, attempt), env.rank, rules)
     watch.start()
-    with watch.waiting("joining the others", tuple(rank for rank in range(env.world) if rank != env.rank)):
+    with watch.waiting(say("joining the others"), tuple(rank for rank in range(env.world) if rank != env.rank)):
         if env.store_is_up:
             _join(env, rules.timeout_s, device, attempt)
         return make(watch), watch
@@ -157,9 +163,20 @@ def _check_world(env: RankEnvironment, job: JobSpec) -> None:
     """Raises PlanError if the number of ranks is not the plan's."""
     plan = job.plan
     if env.world != plan.world:
-        were_started = f"{counted(env.world, 'rank')} {'was' if env.world == 1 else 'were'} started"
-        needed = f"the plan needs {plan.degrees} = {plan.world}; start {plan.world}, or change the plan"
-        raise PlanError("launch", [f"{were_started}, and {needed}"])
+        fault = say(
+            "{started}, and the plan needs {degrees} = {world}; start {world}, or change the plan",
+            started=were_started(env.world),
+            degrees=plan.degrees,
+            world=plan.world,
+        )
+        raise PlanError("launch", [fault])
+
+
+def were_started(num_ranks: int) -> Phrase:
+    """ "1 rank was started", "8 ranks were started"."""
+    if num_ranks == 1:
+        return say("1 rank was started")
+    return say("{ranks} were started", ranks=counted_phrase(num_ranks, "rank"))
 
 
 def _join(env: RankEnvironment, timeout_s: float, device: torch.device, attempt: str) -> None:

@@ -11,6 +11,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
 
+from shardwright.config.phrase import say
 from shardwright.train.launch.ending import die_of_signals, held_back
 from shardwright.train.launch.fork_server import ForkedRank, ServerEndedError, end_server, start_server
 from shardwright.train.launch.forking import Run, follow, serve_rank
@@ -57,8 +58,11 @@ class ForkedRanks:
                 self._ranks.append(self._server.fork(rank_end.fileno(), self._is_preemptible))
         if not self._listen_until(lambda: all(rank.pid for rank in self._ranks), START_S):
             raise ServerEndedError(
-                f"the server that ranks are forked from has not answered for {START_S:.0f} s: it is stopped, or this "
-                f"machine is too busy"
+                say(
+                    "the server that ranks are forked from has not answered for {seconds:.0f} s: it is stopped, or "
+                    "this machine is too busy",
+                    seconds=START_S,
+                )
             )
         for connection, run in zip(self.connections, runs, strict=True):
             with suppress(BrokenPipeError, ConnectionResetError):  # the rank has ended, which `status` will tell

@@ -9,8 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from shardwright.config.base import error_text
 from shardwright.config.job import JobSpec
-from shardwright.config.units import counted
+from shardwright.config.phrase import say
+from shardwright.config.units import counted_phrase
 from shardwright.train.launch.launch import RankFailedError, check_machine, run_once
 from shardwright.train.launch.preemption import Preemption
 from shardwright.train.launch.rank_life import OF_ALL_RANKS, Work
@@ -68,17 +70,32 @@ def launch_with_restarts(
                 raise
             delay_s = restarts.delay_s(time.monotonic())
             if delay_s is None:
-                raise RankFailedError(f"{error}\n{_limit_message(restarts)}", failure) from None
-            tell(
-                error,
-                f"restart {restarts.of_window()} of {restarts.limit} within {restarts.window_s:g} s, in {delay_s:g} s",
+                told = say("{fault}\n{limit}", fault=error_text(error), limit=_limit_message(restarts))
+                raise RankFailedError(told, failure) from None
+            words = say(
+                "restart {number} of {limit} within {window:g} s, in {delay:g} s",
+                number=restarts.of_window(),
+                limit=restarts.limit,
+                window=restarts.window_s,
+                delay=delay_s,
             )
+            tell(error, words)
         time.sleep(delay_s)
 
 
 def _limit_message(restarts: Restarts) -> str:
-    in_all = f" ({restarts.total} in all)" if restarts.total > restarts.limit else ""
-    return (
-        f"ranks were started anew {counted(restarts.limit, 'time')} within {restarts.window_s:g} s{in_all}, which is "
-        "what run.max_restarts and run.restart_window_s allow"
+    times = counted_phrase(restarts.limit, "time")
+    if restarts.total > restarts.limit:
+        return say(
+            "ranks were started anew {times} within {window:g} s ({total} in all), which is what run.max_restarts and "
+            "run.restart_window_s allow",
+            times=times,
+            window=restarts.window_s,
+            total=restarts.total,
+        )
+    return say(
+        "ranks were started anew {times} within {window:g} s, which is what run.max_restarts and run.restart_window_s "
+        "allow",
+        times=times,
+        window=restarts.window_s,
     )

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.train.checkpoint.kept import place_of
 from shardwright.train.checkpoint.storage import LocalStorage, open_storage
 from shardwright.train.run_files import name_faults, open_own
@@ -40,10 +41,26 @@ def make_folder(folder: Path, field: str = RUN_FOLDER) -> list[str]:
             pass
     except (FileExistsError, NotADirectoryError):
         file = next((path for path in (folder, *folder.parents) if path.is_file()), folder)
-        return [f"{field} {folder} can't be made: {file} is a file; {_way_out(field)}"]
+        return [
+            say(
+                "{field} {folder} can't be made: {file} is a file; {way_out}",
+                field=field,
+                folder=folder,
+                file=file,
+                way_out=_way_out(field),
+            )
+        ]
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        reason = error.strerror if isinstance(error, OSError) else error
-        return [f"{field} {folder} can't be written to: {reason}; {_way_out(field)}"]
+        reason = str(error.strerror) if isinstance(error, OSError) else str(error)
+        return [
+            say(
+                "{field} {folder} can't be written to: {reason}; {way_out}",
+                field=field,
+                folder=folder,
+                reason=reason,
+                way_out=_way_out(field),
+            )
+        ]
     return name_faults(folder) if field == RUN_FOLDER else []
 
 
@@ -66,7 +83,7 @@ def removing_new_folders_on_error(folder: Path) -> Iterator[None]:
 
 
 def _way_out(field: str) -> str:
-    return f"name another folder in {field}"
+    return say("name another folder in {field}", field=field)
 
 
 def this_node() -> str:
@@ -81,8 +98,12 @@ def unshared_faults(folder: Path, patience_s: float, field: str = RUN_FOLDER) ->
     while not _is_held_elsewhere(folder):
         if time.monotonic() > late_s:
             return [
-                f"{field} {folder.absolute()} is not the one that rank 0 writes to, and a run goes on from "
-                "checkpoints of all machines; name a folder in run.folder or checkpoint.path that all of them share"
+                say(
+                    "{field} {folder} is not the one that rank 0 writes to, and a run goes on from checkpoints of "
+                    "all machines; name a folder in run.folder or checkpoint.path that all of them share",
+                    field=field,
+                    folder=folder.absolute(),
+                )
             ]
         time.sleep(0.2)
     return []
@@ -154,16 +175,33 @@ def _lock(file: Path, field: str) -> tuple[int, list[str]]:
         descriptor = open_own(file, os.O_RDWR | os.O_CREAT)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            kind = "a link" if os.path.islink(file) else "no file of its own, but has another name or is a FIFO"
-            return -1, [f"{file} is {kind}, and would be written to; remove it, or {_way_out(field)}"]
+            kind = say("no file of its own, but has another name or is a FIFO")
+            if os.path.islink(file):
+                kind = say("a link")
+            return -1, [
+                say(
+                    "{file} is {kind}, and would be written to; remove it, or {way_out}",
+                    file=file,
+                    kind=kind,
+                    way_out=_way_out(field),
+                )
+            ]
         return -1, []  # not writable: make_folder tells it
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         holder = _holder(descriptor)
         os.close(descriptor)
-        way_out = f"wait for its end, or {_way_out(field)}"
-        return -1, [f"{field} {file.parent} is in use by another run, {holder}; {way_out}"]
+        way_out = say("wait for its end, or {way_out}", way_out=_way_out(field))
+        return -1, [
+            say(
+                "{field} {parent} is in use by another run, {holder}; {way_out}",
+                field=field,
+                parent=file.parent,
+                holder=holder,
+                way_out=way_out,
+            )
+        ]
     except OSError:
         os.close(descriptor)
         return -1, []
@@ -189,5 +227,7 @@ def _holder(descriptor: int) -> str:
     """The process that has the lock, in words."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         fields = json.loads(os.pread(descriptor, 4096, 0))
-        return f"process {fields['pid']} on {fields['host']} since {fields['since']}"
-    return "which has not said which"
+        return say(
+            "process {pid} on {host} since {since}", **{name: str(fields[name]) for name in ("pid", "host", "since")}
+        )
+    return say("which has not said which")

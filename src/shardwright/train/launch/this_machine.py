@@ -9,7 +9,8 @@ import torch
 from shardwright.config.base import PlanError
 from shardwright.config.cluster_facts import device_entry
 from shardwright.config.job import JobSpec
-from shardwright.config.units import MIB, counted
+from shardwright.config.phrase import both, say
+from shardwright.config.units import MIB, counted_phrase
 from shardwright.train.launch.out_of_memory import available_bytes
 from shardwright.train.launch.rank_environment import LOCALHOST
 from shardwright.train.run_curves import curve_faults
@@ -27,7 +28,7 @@ def device_kind(run_device: str) -> str:
     Makes no context on a device, which would take half a gigabyte of its memory until the process ends.
     """
     if run_device == "cuda" and not torch.cuda.is_available():
-        raise PlanError("run.device", ["cuda is asked for and torch sees no CUDA device here; use auto or cpu"])
+        raise PlanError("run.device", [say("cuda is asked for and torch sees no CUDA device here; use auto or cpu")])
     return "cuda" if run_device != "cpu" and torch.cuda.is_available() else "cpu"
 
 
@@ -57,8 +58,12 @@ def on_this_machine(job: JobSpec, num_ranks: int, tell: Callable[[str], None]) -
     kind = "cuda" if num_devices >= num_ranks else "cpu"
     if kind == "cpu":
         tell(
-            f"note: {counted(num_ranks, 'rank')} on this machine's CPU, for it has "
-            f"{counted(num_devices, 'CUDA device')}; a plan of fewer ranks (plan.dp, tp, pp and cp) runs there"
+            say(
+                "note: {ranks} on this machine's CPU, for it has {devices}; a plan of fewer ranks (plan.dp, tp, pp "
+                "and cp) runs there",
+                ranks=counted_phrase(num_ranks, "rank"),
+                devices=counted_phrase(num_devices, "CUDA device"),
+            )
         )
     return job.model_copy(update={"run": job.run.model_copy(update={"device": kind})})
 
@@ -76,13 +81,20 @@ def cluster_faults(job: JobSpec) -> list[str]:
         return []
     most_on_cpu = _most_on_cpu()[0]
     to_cpu = "--set run.device=cpu --set cluster.device=unknown"
-    fewer = f" with fewer ranks (plan.dp, tp, pp and cp, and {to_cpu}) it runs on this CPU"
+    here = say("with fewer ranks (plan.dp, tp, pp and cp, and {options}) it runs on this CPU", options=to_cpu)
+    if world <= most_on_cpu and not cluster.parts:
+        here = say("{options} all of them on this CPU", options=to_cpu)
     return [
-        f"the job is for {counted(world, 'rank')} on {' and '.join(accelerators)}, and this machine has "
-        f"{counted(num_here, 'CUDA device') if num_here else 'no CUDA device'}, and hosts at most {most_on_cpu} on "
-        "its CPU; "
-        f"`shardwright dryrun` runs any one of its ranks here, torchrun or Slurm all of them on its cluster, and"
-        + (f" {to_cpu} all of them on this CPU" if world <= most_on_cpu and not cluster.parts else fewer)
+        say(
+            "the job is for {ranks} on {devices}, and this machine has {present}, and hosts at most {most} on its CPU; "
+            "`shardwright dryrun` runs any one of its ranks here, torchrun or Slurm all of them on its cluster, and "
+            "{here}",
+            ranks=counted_phrase(world, "rank"),
+            devices=both(accelerators),
+            present=counted_phrase(num_here, "CUDA device") if num_here else say("no CUDA device"),
+            most=most_on_cpu,
+            here=here,
+        )
     ]
 
 
@@ -92,19 +104,29 @@ def machine_faults(job: JobSpec) -> list[str]:
     if device_kind(job.run.device) == "cuda":
         if world > torch.cuda.device_count():
             faults.append(
-                f"the plan needs {counted(world, 'rank')} and this machine has "
-                f"{counted(torch.cuda.device_count(), 'CUDA device')}; "
-                f'use less dp, tp or pp, torchrun over several machines, or run.device = "cpu"'
+                say(
+                    "the plan needs {ranks} and this machine has {devices}; use less dp, tp or pp, torchrun over "
+                    'several machines, or run.device = "cpu"',
+                    ranks=counted_phrase(world, "rank"),
+                    devices=counted_phrase(torch.cuda.device_count(), "CUDA device"),
+                )
             )
     else:
         limit, arithmetic = _most_on_cpu()
         if world > limit:
             faults.append(
-                f"the plan needs {world} ranks, and this machine hosts at most {limit}: {arithmetic}; use less dp, tp "
-                f"or pp, or torchrun over several machines; `shardwright dryrun` runs any one of them here"
+                say(
+                    "the plan needs {world} ranks, and this machine hosts at most {limit}: {arithmetic}; use less "
+                    "dp, tp or pp, or torchrun over several machines; `shardwright dryrun` runs any one of them here",
+                    world=world,
+                    limit=limit,
+                    arithmetic=arithmetic,
+                )
             )
     if job.run.port and (refusal := _port_refusal(job.run.port)):
-        faults.append(f"run.port {job.run.port} {refusal}; use another, or 0 for any free one")
+        faults.append(
+            say("run.port {port} {refusal}; use another, or 0 for any free one", port=job.run.port, refusal=refusal)
+        )
     return faults
 
 
@@ -113,9 +135,14 @@ def _most_on_cpu() -> tuple[int, str]:
     cores = os.cpu_count() or 1
     free_mib = available_bytes() // MIB or 2**30  # no limit if the system does not tell the free memory
     by_memory = free_mib // RANK_MEMORY_MIB
-    arithmetic = (
-        f"{cores} cores x {RANKS_PER_CORE} = {cores * RANKS_PER_CORE}, {free_mib} MiB free / {RANK_MEMORY_MIB} = "
-        f"{by_memory}"
+    arithmetic = say(
+        "{cores} cores x {per_core} = {by_cores}, {free_mib} MiB free / {rank_mib} = {by_memory}",
+        cores=cores,
+        per_core=RANKS_PER_CORE,
+        by_cores=cores * RANKS_PER_CORE,
+        free_mib=free_mib,
+        rank_mib=RANK_MEMORY_MIB,
+        by_memory=by_memory,
     )
     return min(cores * RANKS_PER_CORE, by_memory), arithmetic
 
@@ -127,7 +154,7 @@ def _port_refusal(port: int) -> str:
         try:
             probe.bind((LOCALHOST, port))
         except PermissionError:
-            return "is not for ordinary users, as all below 1024 are"
+            return say("is not for ordinary users, as all below 1024 are")
         except OSError:
-            return "is taken by another program"
+            return say("is taken by another program")
     return ""

@@ -8,8 +8,9 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from shardwright.config.base import RunError
+from shardwright.config.base import RunError, error_text
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import in_language, language_of_locale, say
 from shardwright.parallel.comm.hang_watch import Watch, WatchRules
 from shardwright.parallel.comm.process_groups import Mesh, MeshNeeds, make_mesh
 from shardwright.sharding.mesh import MeshShape
@@ -41,7 +42,7 @@ def joined_mesh(job: JobSpec, device: torch.device, timeout_s: float) -> Mesh:
     try:
         mesh, watch = join_others(env, device, rules, make)
     except NotMetError as error:
-        raise RunError(str(error)) from None
+        raise RunError(error_text(error)) from None
     atexit.register(_leave, watch)
     return mesh
 
@@ -53,7 +54,7 @@ def _has_group() -> bool:
 def _leave(watch: Watch) -> None:
     """Tell ranks that wait for this one why it ends."""
     error = getattr(sys, "last_value", None)  # set if an exception ended the script
-    reason = "its script is over"
+    reason: str = say("its script is over")
     if error is not None:
         reason = f"{type(error).__name__}: {error}".partition("\n")[0][:_MOST_CHARACTERS]
     with suppress(RuntimeError):  # the store is gone, and with it the ranks that wait
@@ -65,4 +66,4 @@ def _end(rank: int, sentence: str) -> None:
 
 
 def _tell(failure: Failure) -> None:
-    print(failure.message, file=sys.stderr, flush=True)
+    print(in_language(failure.message, language_of_locale()), file=sys.stderr, flush=True)

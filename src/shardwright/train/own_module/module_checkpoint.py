@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from shardwright.config.base import PlanError, RunError
+from shardwright.config.base import PlanError, RunError, error_text
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import each, say
 from shardwright.parallel.comm.collectives import all_gather, broadcast
 from shardwright.parallel.comm.hang_watch import meet
 from shardwright.parallel.comm.process_groups import Mesh
@@ -32,14 +33,14 @@ def save_module(job: JobSpec, replica: "ModuleReplica", mesh: Mesh, folder: str,
     can't write; also if trained weights are not finite, because `load` takes the newest checkpoint."""
     storage = _open_folder(folder, mesh)
     is_ruined = not mesh.to_host(all_finite([unit.value_shard for unit in units_of(replica)], mesh))
-    ruin_fault = "its weights are not finite; what was saved before stays, and load() goes on from that"
-    agree(ruin_fault if is_ruined else "", mesh, f"the checkpoint of step {step} is not written")
+    ruin_fault = say("its weights are not finite; what was saved before stays, and load() goes on from that")
+    agree(ruin_fault if is_ruined else "", mesh, say("the checkpoint of step {step} is not written", step=step))
     error = ""
     try:
         save_boxes(_saved_state(replica, mesh).held(), storage, folder_name(step), mesh.rank)
     except OSError as fault:
         error = str(fault)
-    agree(error, mesh, f"the checkpoint of step {step} could not be written")
+    agree(error, mesh, say("the checkpoint of step {step} could not be written", step=step))
     if mesh.rank == 0:
         manifest = Manifest(
             step=step,
@@ -53,7 +54,7 @@ def save_module(job: JobSpec, replica: "ModuleReplica", mesh: Mesh, folder: str,
             make_whole(storage, manifest, mesh.world.size)
         except (OSError, BrokenCheckpointError) as fault:
             error = str(fault)
-    agree(error, mesh, f"the checkpoint of step {step} could not be made whole")
+    agree(error, mesh, say("the checkpoint of step {step} could not be made whole", step=step))
 
 
 def load_module(job: JobSpec, replica: "ModuleReplica", mesh: Mesh, folder: str) -> int:
@@ -63,7 +64,15 @@ def load_module(job: JobSpec, replica: "ModuleReplica", mesh: Mesh, folder: str)
     step = _chosen_step(storage, mesh)
     if step < 0:
         folder_of_rank_0 = told_by_all(folder, mesh)[0]  # its name may differ from this rank's
-        raise PlanError("load", [f"{folder_of_rank_0} has no checkpoint; name the folder that save() was given"])
+        raise PlanError(
+            "load",
+            [
+                say(
+                    "{folder_of_rank_0} has no checkpoint; name the folder that save() was given",
+                    folder_of_rank_0=folder_of_rank_0,
+                )
+            ],
+        )
     manifest = _same_manifest(storage, step, mesh)
     state, stored, error = _saved_state(replica, mesh), None, ""
     try:
@@ -72,9 +81,9 @@ def load_module(job: JobSpec, replica: "ModuleReplica", mesh: Mesh, folder: str)
         stored = StoredState(shapes, num_steps, optimizer_anew=not num_steps, thawed=thawed_parameters(shapes))
         state.load(stored, storage, folder_name(step), indices)
     except (OSError, BrokenCheckpointError) as fault:
-        error = f"{storage.root}/{folder_name(step)}: {fault}"
+        error = say("{place}: {fault}", place=f"{storage.root}/{folder_name(step)}", fault=error_text(fault))
     meet(mesh.watch, mesh.rank, mesh.world.size, f"reading {folder_name(step)}")  # some ranks read more than others
-    agree(error, mesh, f"the checkpoint of step {step} can't be taken up")
+    agree(error, mesh, say("the checkpoint of step {step} can't be taken up", step=step))
     assert stored is not None
     state.take_up(stored)
     return step
@@ -90,8 +99,8 @@ def _open_folder(folder: str, mesh: Mesh) -> Storage:
     try:
         storage = open_storage(folder)
     except PlanError as fault:
-        error = "; ".join(fault.faults)
-    agree(error, mesh, "checkpoints can't be reached")
+        error = each(fault.faults)
+    agree(error, mesh, say("checkpoints can't be reached"))
     assert storage is not None
     return storage
 
@@ -104,8 +113,8 @@ def _chosen_step(storage: Storage, mesh: Mesh) -> int:
         try:
             newest = next(iter(in_order_to_load(storage, steps_kept(storage))), -1)
         except OSError as fault:
-            error = f"{storage.root}: {fault}"
-    agree(error, mesh, "checkpoints can't be looked for")
+            error = say("{place}: {fault}", place=storage.root, fault=error_text(fault))
+    agree(error, mesh, say("checkpoints can't be looked for"))
     newest_1 = broadcast(torch.tensor([newest], dtype=torch.int64, device=mesh.device), mesh.world, 0)
     return int(mesh.numbers(newest_1)[0])
 
@@ -120,14 +129,15 @@ def _same_manifest(storage: Storage, step: int, mesh: Mesh) -> Manifest:
             manifest = manifest_of(storage, step)
             digest = digest_of(to_bytes(manifest))
         else:
-            error = f"there is no {place}"
+            error = say("there is no {place}", place=place)
     except (OSError, BrokenCheckpointError) as fault:
-        error = f"{place}: {fault}"
+        error = say("{place}: {fault}", place=place, fault=error_text(fault))
     digest_of_rank_0 = told_by_all(digest, mesh)[0]
     if digest_of_rank_0 and digest and digest != digest_of_rank_0:
-        error = f"{place} is another checkpoint than that of rank 0"
-    way_out = "" if mesh.world.size == 1 else "; all ranks must see the one folder that save() was given"
-    agree(error and error + way_out, mesh, f"the checkpoint of step {step} can't be taken up")
+        error = say("{place} is another checkpoint than that of rank 0", place=place)
+    if error and mesh.world.size > 1:
+        error = say("{fault}; all ranks must see the one folder that save() was given", fault=error)
+    agree(error, mesh, say("the checkpoint of step {step} can't be taken up", step=step))
     assert manifest is not None
     return manifest
 
@@ -157,7 +167,7 @@ def agree(error: str, mesh: Mesh, consequence: str) -> None:
     Every rank calls this."""
     faults = {rank: error for rank, error in enumerate(told_by_all(error, mesh)) if error}
     if faults:
-        raise RunError(f"{consequence}: {by_rank(faults, mesh.world.size)}")
+        raise RunError(say("{consequence}: {faults}", consequence=consequence, faults=by_rank(faults, mesh.world.size)))
 
 
 def by_rank(faults: Mapping[int, str], num_ranks: int) -> str:
@@ -167,14 +177,20 @@ def by_rank(faults: Mapping[int, str], num_ranks: int) -> str:
     ranks: dict[str, list[int]] = {}
     for rank, fault in faults.items():
         ranks.setdefault(fault, []).append(rank)
-    parts = [f"{_rank_list(at_fault)}: {fault}" for fault, at_fault in list(ranks.items())[:_MOST_FAULTS]]
+    parts = [
+        say("{ranks}: {fault}", ranks=_rank_list(at_fault), fault=fault)
+        for fault, at_fault in list(ranks.items())[:_MOST_FAULTS]
+    ]
     num_omitted = len(ranks) - _MOST_FAULTS
-    return "; ".join(parts) + (f"; and {num_omitted} more" if num_omitted > 0 else "")
+    told = each(parts)
+    return say("{faults}; and {more} more", faults=told, more=num_omitted) if num_omitted > 0 else told
 
 
 def _rank_list(ranks: list[int]) -> str:
-    numbers = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
-    return f"rank {numbers}" if len(ranks) == 1 else f"ranks {numbers}"
+    numbers = say("{listed}", listed=tuple(map(str, ranks[:8])))
+    if len(ranks) > 8:
+        numbers = say("{ranks} and {more} more", ranks=numbers, more=len(ranks) - 8)
+    return say("rank {number}", number=numbers) if len(ranks) == 1 else say("ranks {numbers}", numbers=numbers)
 
 
 if TYPE_CHECKING:

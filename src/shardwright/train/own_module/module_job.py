@@ -7,9 +7,10 @@ from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.config.optimizer_facts import OPTIMIZERS
+from shardwright.config.phrase import say
 from shardwright.config.plain_values import GivenOptions
 from shardwright.config.plan import PlanSpec
-from shardwright.config.units import counted
+from shardwright.train.launch.rank_life import were_started
 
 SUBJECT = "shard"
 # Fields of a plan that apply to any module: how replicas share its state and reduce its gradients.
@@ -53,9 +54,12 @@ def module_job(
     except PlanError as error:
         raise PlanError(SUBJECT, faults + error.faults) from None
     if job.plan.world != world:
-        were_started = f"{counted(world, 'rank')} {'was' if world == 1 else 'were'} started"
         faults.append(
-            f"plan.dp is {job.plan.dp}, and {were_started}; leave plan.dp out, or start {job.plan.dp} with torchrun"
+            say(
+                "plan.dp is {dp}, and {started}; leave plan.dp out, or start {dp} with torchrun",
+                dp=job.plan.dp,
+                started=were_started(world),
+            )
         )
     if faults:
         raise PlanError(SUBJECT, faults)
@@ -64,16 +68,25 @@ def module_job(
 
 def _used_fields(plan: Fields) -> tuple[dict[str, Any], list[str]]:
     """The fields of a plan that apply to any module, and the faults of the others, which must have their defaults."""
-    faults = [
-        f"plan.{axis} {plan[axis]} cuts the {parts} of a model, and those of a module of your own are not known; use "
-        f"data parallel and ZeRO: plan.{axis} = 1"
+    faults: list[str] = [
+        say(
+            "plan.{axis} {value} cuts the {parts} of a model, and those of a module of your own are not known; use "
+            "data parallel and ZeRO: plan.{axis} = 1",
+            axis=axis,
+            value=plan[axis],
+            parts=parts,
+        )
         for axis, parts in _CUTS.items()
         if plan.get(axis, 1) != 1
     ]
     default = PlanSpec().model_dump()
     unused = [name for name in plan if name in default and name not in (*FIELDS, *_CUTS)]
     faults += [
-        f"plan.{name} is {plan[name]!r}, and says nothing of a module of your own; leave it out"
+        say(
+            "plan.{name} is {value}, and says nothing of a module of your own; leave it out",
+            name=name,
+            value=repr(plan[name]),
+        )
         for name in unused
         if plan[name] != default[name]
     ]
@@ -82,16 +95,20 @@ def _used_fields(plan: Fields) -> tuple[dict[str, Any], list[str]]:
 
 def _unfit(optimizer: Any, precision: Fields) -> list[str]:
     """Faults of an optimizer's name and of precision fields that work for Shardwright's own models alone."""
-    faults = []
+    faults = list[str]()
     # Optimizers that update matrices must know which parameters are matrices.
     fitting = [facts.name for facts in OPTIMIZERS.values() if facts.matrix_update == "none"]
     if optimizer in OPTIMIZERS and optimizer not in fitting:
         faults.append(
-            f"optimizer.name {optimizer!r} updates whole matrices, and which those of a module of your own are is not "
-            f"known; use {', '.join(fitting)}"
+            say(
+                "optimizer.name {optimizer} updates whole matrices, and which those of a module of your own are is "
+                "not known; use {fitting}",
+                optimizer=repr(optimizer),
+                fitting=tuple(fitting),
+            )
         )
     if precision.get("compute") == "fp16":
-        faults.append("precision.compute 'fp16' needs a scaled loss; use 'bf16', which needs none, or 'float32'")
+        faults.append(say("precision.compute 'fp16' needs a scaled loss; use 'bf16', which needs none, or 'float32'"))
     if (float8 := precision.get("float8", "none")) != "none":
-        faults.append(f"precision.float8 {float8!r} is of our linear layers; leave it out")
+        faults.append(say("precision.float8 {float8} is of our linear layers; leave it out", float8=repr(float8)))
     return faults

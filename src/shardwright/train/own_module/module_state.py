@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from shardwright.config.phrase import say
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.train.checkpoint.boxes import HeldBox, WantedBox
 from shardwright.train.checkpoint.manifest import BrokenCheckpointError
@@ -56,7 +57,7 @@ class ModuleState(StatePart):
         for name, values in self._replica.buffers.items():
             yield _wanted("buffer", name, values, (_BUFFER,), stored.shapes)
         for name, values in self._replica.frozen.items():
-            yield _wanted("frozen parameter", name, values, (FROZEN, WEIGHTS), stored.shapes)
+            yield _wanted(say("frozen parameter"), name, values, (FROZEN, WEIGHTS), stored.shapes)
         parameters = [parameter for unit in units_of(self.owner) for parameter in unit.parameters]
         for name in [parameter.place.name for parameter in parameters] if stored.optimizer_steps else ():
             if name in stored.thawed:
@@ -69,7 +70,13 @@ class ModuleState(StatePart):
             number = int(values.long())
             if not 0 < number <= optimizer_steps:
                 raise BrokenCheckpointError(
-                    f"{_AFTER}.{name} is {number}, and its optimizer has done {optimizer_steps} steps"
+                    say(
+                        "{after}.{name} is {number}, and its optimizer has done {optimizer_steps} steps",
+                        after=_AFTER,
+                        name=name,
+                        number=number,
+                        optimizer_steps=optimizer_steps,
+                    )
                 )
             self._trained_after[name] = number
 
@@ -100,5 +107,5 @@ def _wanted(subject: str, name: str, target: Tensor, kinds: tuple[str, ...], sha
     none."""
     stored_name = next((f"{kind}.{name}" for kind in kinds if f"{kind}.{name}" in shapes), None)
     if stored_name is None:
-        raise BrokenCheckpointError(f"it has no {subject} {name}")
+        raise BrokenCheckpointError(say("it has no {subject} {name}", subject=subject, name=name))
     return whole_wanted_box(stored_name, target)

@@ -8,6 +8,7 @@ from torch import nn
 
 from shardwright.config import largest
 from shardwright.config.base import PlanError
+from shardwright.config.phrase import say
 from shardwright.config.plain_values import GivenOptions
 from shardwright.config.plan import PlanSpec
 from shardwright.parallel.zero.module_units import (
@@ -41,10 +42,16 @@ def shard(
     if faults := kind_faults(module):
         raise PlanError(SUBJECT, faults)
     options = GivenOptions()
-    accumulate = options.whole("accumulate, the backwards of a step,", accumulate, least=1)
+    accumulate = options.whole(say("accumulate, the backwards of a step,"), accumulate, least=1)
     timeout_s = options.number("timeout_s", timeout_s, 120.0)
     if not 0 < timeout_s <= largest.SECONDS:
-        options.faults.append(f"timeout_s is {timeout_s:g}; use seconds, from above 0 to {largest.SECONDS:g}")
+        options.faults.append(
+            say(
+                "timeout_s is {timeout_s:g}; use seconds, from above 0 to {seconds:g}",
+                timeout_s=timeout_s,
+                seconds=largest.SECONDS,
+            )
+        )
     faults = [*parameter_faults(module), *unit_faults(module, units), *options.faults]
     try:
         job = module_job(plan, optimizer, precision, num_ranks())

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from shardwright.config.base import PlanError, RunError, shortened
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.config.plain_values import GivenOptions
 from shardwright.model.router_state import RouterState
 from shardwright.parallel.comm.collectives import Axis, all_reduce, broadcast
@@ -84,16 +85,36 @@ class ModuleReplica:
 
 def _state_faults(state: Mapping[str, Any], module_state: Mapping[str, Any], strict: bool) -> list[str]:
     """Faults of a state that a module with `module_state` can't load."""
-    faults = [f"it has no {name}" for name in module_state if name not in state] if strict else []
-    faults += [f"it has {name}, and the module has none" for name in state if strict and name not in module_state]
+    faults = list[str]()
+    if strict:
+        faults += [say("it has no {name}", name=name) for name in module_state if name not in state]
+    faults += [
+        say("it has {name}, and the module has none", name=name)
+        for name in state
+        if strict and name not in module_state
+    ]
     for name, expected in module_state.items():
         value = state.get(name)
         if name not in state or not isinstance(expected, Tensor):
             continue
         if not isinstance(value, Tensor):
-            faults.append(f"{name} is of type {type(value).__name__} in it, and a tensor {list(expected.shape)} here")
+            faults.append(
+                say(
+                    "{name} is of type {kind} in it, and a tensor {wanted} here",
+                    name=name,
+                    kind=type(value).__name__,
+                    wanted=list(expected.shape),
+                )
+            )
         elif value.shape != expected.shape:
-            faults.append(f"{name} is {list(value.shape)} in it, and {list(expected.shape)} here")
+            faults.append(
+                say(
+                    "{name} is {shape} in it, and {wanted} here",
+                    name=name,
+                    shape=list(value.shape),
+                    wanted=list(expected.shape),
+                )
+            )
     return faults
 
 
@@ -198,7 +219,7 @@ class ShardedModule(nn.Module):
         targets at all has no mean, and is skipped. Raises RunError if only some backwards gave `num_targets`, or if the
         gradient is not finite: then nothing was updated, and the step may be repeated."""
         stage, optimizer = self._stage, self.job.optimizer
-        self._note("the end of a step")
+        self._note(say("the end of a step"))
         stage.finish()
         local_targets, self._num_targets = self._num_targets, []
         sums = (float(len(local_targets)), float(sum(local_targets)))
@@ -208,9 +229,14 @@ class ShardedModule(nn.Module):
         if num_with_targets not in (0.0, num_passes):
             stage.begin()
             raise RunError(
-                f"{num_with_targets:.0f} of the {num_passes} backwards of step {self.num_steps + 1} on all ranks said "
-                "num_targets; call backward(loss, num_targets=...) for each of them, with a loss that is a sum, or for "
-                "none"
+                say(
+                    "{num_with_targets:.0f} of the {num_passes} backwards of step {step} on all ranks said "
+                    "num_targets; call backward(loss, num_targets=...) for each of them, with a loss that is a sum, "
+                    "or for none",
+                    num_with_targets=num_with_targets,
+                    num_passes=num_passes,
+                    step=self.num_steps + 1,
+                )
             )
         if num_with_targets and not num_targets:
             stage.begin()
@@ -220,8 +246,12 @@ class ShardedModule(nn.Module):
         if norm != norm or norm == float("inf"):
             stage.begin()
             raise RunError(
-                f"the norm of the gradient of step {self.num_steps + 1} is {norm}: some loss or input is not finite, "
-                "the learning rate is too high, or a parameter was read outside of its module while it was sharded"
+                say(
+                    "the norm of the gradient of step {step} is {norm}: some loss or input is not finite, the "
+                    "learning rate is too high, or a parameter was read outside of its module while it was sharded",
+                    step=self.num_steps + 1,
+                    norm=norm,
+                )
             )
         clip = optimizer.clip_grad_norm
         clipped = min(1.0, clip / (norm + 1e-6)) if clip > 0 else 1.0
@@ -253,8 +283,9 @@ class ShardedModule(nn.Module):
         PyTorch's prefix and keep_vars are not supported."""
         if args or kwargs:
             arguments = ", ".join([*map(repr, args), *(f"{name}={value!r}" for name, value in kwargs.items())])
-            fault = (
-                f"{shortened(arguments)} is given, and the whole module's state has its own names; call it with nothing"
+            fault = say(
+                "{arguments} is given, and the whole module's state has its own names; call it with nothing",
+                arguments=shortened(arguments),
             )
             raise PlanError("state_dict", [fault])
         state: dict[str, Any] = self.module.state_dict()
@@ -282,7 +313,10 @@ class ShardedModule(nn.Module):
         """Load the values of the full module, which are the same on every rank. The optimizer keeps its state. Raises
         PlanError with every fault."""
         if not isinstance(state, Mapping):
-            fault = f"a {type(state).__name__} is given; give a dictionary of tensors, such as state_dict() returns"
+            fault = say(
+                "a {kind} is given; give a dictionary of tensors, such as state_dict() returns",
+                kind=type(state).__name__,
+            )
             raise PlanError("load_state_dict", [fault])
         module_state = self.module.state_dict()
         trained = {
@@ -323,4 +357,6 @@ class ShardedModule(nn.Module):
         return measured_memory(self.replica.shards, {}, self.replica.tied, self._pool)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        raise RunError("a sharded module stays where it is, in the numbers that it has; move or cast it before shard()")
+        raise RunError(
+            say("a sharded module stays where it is, in the numbers that it has; move or cast it before shard()")
+        )

@@ -1,0 +1,159 @@
+"""Options of launchers and of programs that say what a configuration would, and defaults of programs that name none."""
+
+from typing import Any
+
+import pytest
+
+from interchange.test_habits_of_files import OPTIONS, faults, megatron, script
+from interchange.test_trainer_commands import AXOLOTL, MODEL, TRL, job_read
+from shardwright.interchange.recognised import system_name_of
+
+LAUNCH = "accelerate launch --num_processes 8 --mixed_precision bf16"
+
+
+@pytest.mark.parametrize(
+    ("flags", "zero", "offloaded"),
+    [
+        ("--use_deepspeed --zero_stage 3 --offload_optimizer_device cpu --offload_param_device cpu", 3, 1.0),
+        ("--use_deepspeed --zero_stage=1", 1, 0.0),
+        ("--use_deepspeed --offload_optimizer_device none", 2, 0.0),
+        ("--use_fsdp --fsdp_sharding_strategy=2", 2, 0.0),
+        ("--use_fsdp --fsdp_sharding_strategy FULL_SHARD --fsdp_offload_params true", 3, 1.0),
+    ],
+)
+def test_accelerates_launcher_says_what_its_configuration_would(flags: str, zero: int, offloaded: float) -> None:
+    plan = job_read(script(f"{LAUNCH} {flags} train.py {OPTIONS}") | MODEL)[1].job.plan
+    assert (plan.zero, plan.offload_optimizer) == (zero, offloaded)
+
+
+def test_degrees_of_accelerates_launcher_are_read() -> None:
+    flags = "--use_fsdp --fsdp_version 2 --use_parallelism_config true --parallelism_config_tp_size 2"
+    plan = job_read(script(f"{LAUNCH} {flags} train.py {OPTIONS}") | MODEL)[1].job.plan
+    assert (plan.tp, plan.dp, plan.zero) == (2, 4, 3)
+
+
+def test_a_file_that_has_the_options_of_a_program_is_asked_for_and_read() -> None:
+    lines = f"{LAUNCH} --use_fsdp train.py --train_config conf/own.json"
+    assert any("own.json is a file that is not read" in fault for fault in faults(script(lines) | MODEL))
+    own = {"own.json": '{"per_device_train_batch_size": 3, "learning_rate": 1e-4, "seq_length": 512}'}
+    job = job_read(script(lines) | own | MODEL)[1].job
+    assert (job.plan.microbatch_size, job.model.sequence) == (3, 512)
+
+
+@pytest.mark.parametrize(
+    ("flags", "base", "rank"),
+    [
+        ("", "nf4", 64),
+        ("--lora_r 16 --bits 4 --quant_type nf4 --double_quant --lora_modules all", "nf4", 16),
+        ("--bits 16", "compute", 64),
+        ("--full_finetune True --bits 16", "compute", 0),
+    ],
+)
+def test_the_program_of_the_qlora_paper_has_defaults_of_its_own(flags: str, base: str, rank: int) -> None:
+    line = f"torchrun --nproc_per_node 2 qlora.py --model_name_or_path me/mine --learning_rate 1e-4 {flags}"
+    adapter = job_read(script(line) | MODEL)[1].job.model.adapter
+    assert (adapter.base, adapter.rank) == (base, rank)
+
+
+def test_other_numbers_of_bits_and_adapters_without_a_rank_are_faults() -> None:
+    line = f"torchrun --nproc_per_node 2 qlora.py {OPTIONS} --bits 8"
+    assert any("bits = 8" in fault for fault in faults(script(line) | MODEL))
+    line = f"torchrun --nproc_per_node 2 finetune_lora.py {OPTIONS}"
+    assert any("nothing says the rank" in fault for fault in faults(script(line) | MODEL))
+
+
+@pytest.mark.parametrize(
+    ("files", "options", "numbers"),
+    [
+        (AXOLOTL, "", "bf16"),
+        (AXOLOTL, "fp16: true\n", "fp16"),
+        (AXOLOTL, "bf16: false\n", "float32"),
+        (TRL, "", "bf16"),
+        (TRL, "fp16: true\n", "fp16"),
+        (TRL, "bf16: false\n", "float32"),
+    ],
+)
+def test_numbers_are_bf16_where_axolotl_and_trl_say_nothing(files: dict[str, str], options: str, numbers: str) -> None:
+    ((name, text),) = files.items()
+    plain = text.replace("bf16: auto\n", "").replace("bf16: true\n", "")
+    assert job_read({name: plain + options} | MODEL, devices=8)[1].job.precision.compute == numbers
+
+
+def test_epsilon_has_its_own_name_in_axolotls_file() -> None:
+    ((name, text),) = AXOLOTL.items()
+    assert job_read({name: text + "adam_epsilon: 1.0e-5\n"} | MODEL, devices=8)[1].job.optimizer.epsilon == 1e-5
+
+
+def test_an_optimizer_that_is_not_here_blocks_no_script() -> None:
+    read = megatron(flags="--optimizer ademamix --global-batch-size 16 --decrease-batch-size-if-needed")
+    assert read.job.optimizer.name == "adamw"
+    assert any("--optimizer ademamix: AdamW with two moments" in line for line in read.lost)
+
+
+def test_groups_of_keys_that_megatron_does_not_read_are_told() -> None:
+    read = megatron(flags="--num-query-groups 2")
+    assert read.job.model.num_kv_heads == read.job.model.heads
+    assert any("--group-query-attention alone" in line for line in read.lost)
+
+
+YAML = """
+language_model: {num_layers: 4, hidden_size: 512, num_attention_heads: 8, num_query_groups: 2, kv_channels: null,
+  activation_func: ACTIVATION, add_bias_linear: false, normalization: RMSNorm, num_moe_experts: null}
+model_parallel: {tensor_model_parallel_size: 2, sequence_parallel: true, bf16: true, cpu_offloading: false,
+  cpu_offloading_activations: true, perform_initialization: true}
+micro_batch_size: 2
+global_batch_size: 32
+seq_length: 1024
+max_position_embeddings: 1024
+swiglu: true
+position_embedding_type: rope
+untie_embeddings_and_output_weights: true
+use_distributed_optimizer: true
+lr: 1.0e-4
+train_iters: 10
+bert_binary_head: true
+"""
+YAML_SETS = ("model.vocab=512",)
+
+
+@pytest.mark.parametrize(("activation", "shape"), [("swiglu", ("silu", True)), ("squaredrelu", ("relu2", False))])
+def test_the_yaml_of_megatrons_arguments_stands_in_place_of_flags(activation: str, shape: tuple[str, bool]) -> None:
+    text = YAML.replace("ACTIVATION", activation)
+    command = "torchrun --nproc_per_node 8 pretrain_gpt.py --yaml-cfg conf/gpt.yaml --num-layers 99"
+    for texts, devices in ((script(command) | {"gpt.yaml": text}, 0), ({"gpt.yaml": text}, 8)):
+        name, first = next(iter(texts.items()))
+        assert system_name_of(name, first) == "megatron"
+        job = job_read(texts, *YAML_SETS, devices=devices)[1].job
+        assert (job.plan.tp, job.plan.dp, job.plan.sequence_parallel, job.plan.zero) == (2, 4, True, 1)
+        assert (job.model.layers, job.model.num_kv_heads, job.precision.compute) == (4, 2, "bf16")
+        assert (job.model.activation, job.model.gated_mlp) == shape
+    assert any("--yaml-cfg conf/gpt.yaml" in fault for fault in faults(script(command)))
+    assert any("activation_func = x" in fault for fault in faults({"gpt.yaml": YAML.replace("ACTIVATION", "x")}))
+
+
+def test_settings_of_adapters_that_nemo_does_not_use_change_nothing() -> None:
+    text = (
+        "trainer: {devices: 8, precision: bf16}\nmodel:\n  micro_batch_size: 2\n  global_batch_size: 256\n"
+        "  encoder_seq_length: 4096\n  num_layers: 4\n  hidden_size: 512\n  num_attention_heads: 8\n"
+        "  peft: {peft_scheme: SCHEME, lora_tuning: {adapter_dim: 32}}\n"
+    )
+    assert job_read({"sft.yaml": text.replace("SCHEME", "none")}, *YAML_SETS)[1].job.plan.dp == 8
+    assert any("adapter_dim" in fault for fault in faults({"sft.yaml": text.replace("SCHEME", "lora")}, *YAML_SETS))
+
+
+FLAVORS: dict[tuple[str, str], dict[str, Any]] = {
+    ("deepseek_v3", "16B"): {"layers": 27, "hidden": 2048, "vocab": 102400},
+    ("deepseek_v3", "236B"): {"layers": 60, "hidden": 5120, "vocab": 102400},
+    ("gpt_oss", "20b"): {"layers": 24, "hidden": 2880, "sinks": True},
+    ("llama4", "17bx16e"): {"layers": 48, "kv_heads": 8, "ffn": 16384},
+    ("llama4", "17bx128e"): {"layers": 48, "kv_heads": 8, "ffn": 16384},
+}
+
+
+@pytest.mark.parametrize("flavor", FLAVORS)
+def test_further_flavors_of_torchtitan_are_read(flavor: tuple[str, str]) -> None:
+    text = f'[model]\nname = "{flavor[0]}"\nflavor = "{flavor[1]}"\n[training]\nseq_len = 64\n'
+    model = job_read({"t.toml": text}, devices=8)[1].job.model
+    assert {name: getattr(model, name) for name in FLAVORS[flavor]} == FLAVORS[flavor]
+    if flavor[0] == "llama4":
+        assert model.has_experts(1) and model.has_experts(0) == (flavor[1] == "17bx16e")
