@@ -147,12 +147,12 @@ def train_all(num_steps: int, gates: list[str]) -> Iterator[Run]:
 
 def panels(runs: list[Run]) -> list[Panel]:
     """One of each gate, with a curve for each rule."""
-    found: dict[str, Panel] = {}
+    result: dict[str, Panel] = {}
     for run in runs:
         starts = range(0, len(run.loads) - SMOOTHED + 1, SMOOTHED)
         points = [(float(n + SMOOTHED), statistics.mean(run.loads[n : n + SMOOTHED])) for n in starts]
-        found.setdefault(run.gate, Panel(run.gate, [])).curves.append((run.rule, points))
-    return list(found.values())
+        result.setdefault(run.gate, Panel(run.gate, [])).curves.append((run.rule, points))
+    return list(result.values())
 
 
 def main() -> None:
@@ -167,12 +167,12 @@ def main() -> None:
     torch.set_num_threads(1)
     print(HEADER)
     runs: list[Run] = []
-    found = (
+    results = (
         (Run(**values) for values in json.loads(asked.earlier.read_text()))
         if asked.earlier
         else train_all(asked.steps, asked.gates.split(";"))
     )
-    for run in found:
+    for run in results:
         print(run.row(), flush=True)
         runs.append(run)
         if asked.runs:

@@ -55,8 +55,8 @@ def _print_best() -> None:
         named = re.search(r"`--as ([\w-]+)` predicts", file.read_text())
         if named is not None:
             job = load_job(file.stem)
-            (ours, our_plan), (its, its_plan) = (_best(job, name) for name in (job.cluster.software, named[1]))
-            cells = [job.name, our_plan, named[1], f"{seconds_text(ours)} / {seconds_text(its)}", f"{ours / its:.3f}"]
+            (own, our_plan), (its, its_plan) = (_best(job, name) for name in (job.cluster.software, named[1]))
+            cells = [job.name, our_plan, named[1], f"{seconds_text(own)} / {seconds_text(its)}", f"{own / its:.3f}"]
             print("| " + " | ".join([*cells, its_plan]) + " |", flush=True)
 
 
@@ -76,16 +76,18 @@ def _best(job: JobSpec, software: str) -> tuple[float, str]:
 
 def _row(job: JobSpec, name: str) -> list[str]:
     own, other = (_under(job, software) for software in (job.cluster.software, name))
-    (ours, our_step), (its, its_step) = ((fullest(of, shipped()), simulated_step(of, shipped())) for of in (own, other))
-    more = {kind: (float(getattr(ours, kind)) - float(getattr(its, kind))) / GIB for kind in KINDS}
+    (result, our_step), (its, its_step) = (
+        (fullest(of, shipped()), simulated_step(of, shipped())) for of in (own, other)
+    )
+    more = {kind: (float(getattr(result, kind)) - float(getattr(its, kind))) / GIB for kind in KINDS}
     least = LEAST_SHARE * float(its.total) / GIB
     named = ", ".join(f"{kind} {size:+.1f}" for kind, size in more.items() if abs(size) >= least)
     lacking = missing_features(software_of(name), job)
     return [
         job.name,
         name + (f" (lacks {', '.join(lacking)})" if lacking else ""),
-        f"{ours.total / GIB:.1f} / {its.total / GIB:.1f}",
-        f"{ours.total / its.total:.2f}",
+        f"{result.total / GIB:.1f} / {its.total / GIB:.1f}",
+        f"{result.total / its.total:.2f}",
         named,
         f"{seconds_text(our_step.total)} / {seconds_text(its_step.total)}",
         f"{our_step.total / its_step.total:.3f}",

@@ -110,29 +110,29 @@ def time_steps(most_s: float, job: JobSpec, mesh: Mesh, folder: Path) -> list[St
     replica = build(job, mesh)
     shape = (job.batch.global_batch_size // job.plan.dp, job.model.sequence + 1)
     tokens_BS = torch.randint(job.model.vocab, shape)
-    found: list[Step] = []
+    results: list[Step] = []
     begin_s = time.perf_counter()
     goes_on = True
-    while len(found) < LEAST_STEPS or goes_on:
+    while len(results) < LEAST_STEPS or goes_on:
         barrier(mesh.world)
         start_s, own_s, all_s = time.perf_counter(), time.process_time(), busy_s()
-        train_step(replica, len(found), tokens_BS=tokens_BS)
-        found.append(Step(time.perf_counter() - start_s, time.process_time() - own_s, busy_s() - all_s))
+        train_step(replica, len(results), tokens_BS=tokens_BS)
+        results.append(Step(time.perf_counter() - start_s, time.process_time() - own_s, busy_s() - all_s))
         measure_shares(mesh, 1.0)
         mesh.ledger.clear()
         spent = torch.tensor([time.perf_counter() - begin_s])
-        goes_on = float(all_reduce_max(spent, mesh.world)) < most_s and len(found) < MOST_STEPS
-    return found[2:]
+        goes_on = float(all_reduce_max(spent, mesh.world)) < most_s and len(results) < MOST_STEPS
+    return results[2:]
 
 
 def quietest(ranks: list[list[Step]]) -> tuple[list[float], float]:
     """(seconds of the steps in which other programs took least of the processors, the share that they took there)."""
-    found = []
+    results = []
     for of_ranks in zip(*ranks, strict=True):
         wall_s = max(step.wall_s for step in of_ranks)
         others_s = max(0.0, of_ranks[0].all_s - sum(step.own_s for step in of_ranks))
-        found.append((others_s / wall_s / (os.cpu_count() or 1), wall_s))
-    chosen = sorted(found)[: max(3, len(found) // QUIETEST)]
+        results.append((others_s / wall_s / (os.cpu_count() or 1), wall_s))
+    chosen = sorted(results)[: max(3, len(results) // QUIETEST)]
     return [wall_s for _, wall_s in chosen], statistics.median(share for share, _ in chosen)
 
 
@@ -156,17 +156,17 @@ def main() -> None:
             device = str(Path(folder, "calibrated.toml"))
             write_device(Path(device), calibrate_here(Sweep(), min(2, ranks_here()), "cpu")[0])
         print("| plan | parameters | predicted (s) | measured (s) | others took | error |\n|---|---|---|---|---|---|")
-        said, took = [], []
+        printed, took = [], []
         for number, plan in enumerate(PLANS):
             if options.only not in plan[0]:
                 continue
             job = job_of(plan, device)
-            found = estimate(job).step
-            predicted_s = float(found.total)
+            result = estimate(job).step
+            predicted_s = float(result.total)
             ranks = launch(partial(time_steps, options.most), job, Path(folder, str(number)))
             steps_s, others = quietest(ranks)
             measured_s = statistics.median(steps_s)
-            said.append(predicted_s)
+            printed.append(predicted_s)
             took.append(measured_s)
             millions = num_parameters(job.model) / 1e6
             print(
@@ -174,11 +174,11 @@ def main() -> None:
                 f"{predicted_s / measured_s - 1:+.1%} |", flush=True,
             )  # fmt: skip
             if options.parts:
-                parts = {part: f"{1e3 * value:.1f}" for part, value in vars(found).items() if value > 1e-4}
+                parts = {part: f"{1e3 * value:.1f}" for part, value in vars(result).items() if value > 1e-4}
                 print(f"    {parts}", file=sys.stderr)
             time.sleep(options.pause)
-    errors = [abs(p / t - 1) for p, t in zip(said, took, strict=True)]
-    spearman = np.corrcoef(ranks_of(said), ranks_of(took))[0, 1] if len(said) > 1 else 1.0
+    errors = [abs(p / t - 1) for p, t in zip(printed, took, strict=True)]
+    spearman = np.corrcoef(ranks_of(printed), ranks_of(took))[0, 1] if len(printed) > 1 else 1.0
     print(f"\nMedian of the absolute error: {statistics.median(errors):.1%}; largest: {max(errors):.1%}.")
     print(f"Spearman's correlation of predicted and measured: {spearman:.3f}.")
 

@@ -101,14 +101,14 @@ def _save_on_a_rank(mesh: Mesh, job: JobSpec, rounds: int, folder: Path) -> None
     group = dist.new_group(backend="gloo")
     train_step(replica, 0, _tokens(job, mesh, 0))
     # Live tensors of the sizes that ours copies, for theirs to copy.
-    theirs = {f"rank {mesh.rank}, {i}": box.values.clone() for i, box in enumerate(SavedState(replica, mesh).held())}
-    num_bytes = sum(values.nbytes for values in theirs.values())
+    reference = {f"rank {mesh.rank}, {i}": box.values.clone() for i, box in enumerate(SavedState(replica, mesh).held())}
+    num_bytes = sum(values.nbytes for values in reference.values())
     blocks: dict[str, Callable[[], list[float]]] = {
         "without": partial(_block, job, replica, mesh),
         "ours": partial(_block_of_ours, job, replica, mesh, writer),
-        "async_save": partial(_block_of_theirs, job, replica, mesh, theirs, group, folder),
+        "async_save": partial(_block_of_theirs, job, replica, mesh, reference, group, folder),
     }
-    found: dict[str, list[list[float]]] = {name: [] for name in blocks}
+    result: dict[str, list[list[float]]] = {name: [] for name in blocks}
     for number in range(rounds + 1):
         for place in range(len(blocks)):
             name = list(blocks)[(number + place) % len(blocks)]
@@ -117,9 +117,9 @@ def _save_on_a_rank(mesh: Mesh, job: JobSpec, rounds: int, folder: Path) -> None
             measured = torch.tensor([*blocks[name](), float(num_bytes)], dtype=torch.float64)
             dist.all_reduce(measured, dist.ReduceOp.MAX)
             if number:  # the first round loads what each of them imports
-                found[name].append(measured.tolist())
+                result[name].append(measured.tolist())
     if mesh.rank == 0:
-        (folder / "found.json").write_text(json.dumps(found))
+        (folder / "found.json").write_text(json.dumps(result))
 
 
 def _block(
@@ -223,7 +223,7 @@ def read_in_turn(
 ) -> None:
     """Time `reads`, of which one is "files" and the other "boxes", from a cold cache of the files, and leave seconds
     and the memory that was taken in found.json; both of the rank that has more."""
-    found: dict[str, Any] = {"bytes": sum(file.stat().st_size for file in files), "files": [], "boxes": []}
+    result: dict[str, Any] = {"bytes": sum(file.stat().st_size for file in files), "files": [], "boxes": []}
     for number in range(rounds + 1):
         for name in list(reads) if number % 2 else list(reads)[::-1]:
             _forget_files(files)
@@ -235,9 +235,9 @@ def read_in_turn(
             measured = torch.tensor([time.perf_counter() - start_s, peak_bytes() - before_bytes], dtype=torch.float64)
             dist.all_reduce(measured, dist.ReduceOp.MAX)
             if number:  # a disk may give the first bytes after a rest faster
-                found[name].append(measured.tolist())
+                result[name].append(measured.tolist())
     if mesh.rank == 0:
-        (folder / "found.json").write_text(json.dumps(found))
+        (folder / "found.json").write_text(json.dumps(result))
 
 
 def _forget_files(files: list[Path]) -> None:

@@ -63,12 +63,12 @@ def pairs() -> list[Pair]:
     """All of them."""
     rows = usable(read_runs(HERE / "truth" / "runs.csv"))
     without = left_out()
-    found: list[Pair] = []
+    results: list[Pair] = []
     for family in sorted({row.family for row in rows}):
-        mine = [row for row in rows if row.family == family]
-        predicted_s = step_seconds(mine, shipped() | without.get(family, {}))
-        found += _pairs_of(mine, predicted_s.tolist())
-    return found
+        own = [row for row in rows if row.family == family]
+        predicted_s = step_seconds(own, shipped() | without.get(family, {}))
+        results += _pairs_of(own, predicted_s.tolist())
+    return results
 
 
 def _pairs_of(rows: Sequence[Measured], predicted_s: Sequence[float]) -> Iterator[Pair]:
@@ -132,8 +132,8 @@ def _spreads(
         step, gained = np.linalg.solve(curvature, gradient), 0.0
         for halved in range(20):
             moved = x - step / 2**halved
-            if (found := loss(moved)) < now:
-                x, gained, now = moved, now - found, found
+            if (result := loss(moved)) < now:
+                x, gained, now = moved, now - result, result
                 break
     return now, np.exp(x[:num]).tolist()
 
@@ -172,10 +172,10 @@ def text(found: RatioSpread) -> str:
 def main() -> None:
     """Write the file and print the calibration."""
     some = pairs()
-    found = fit(some)
-    TARGET.write_text(text(found))
-    print(f"{len(some):,} pairs of {len({pair.sweep for pair in some})} sweeps; {TARGET.name}:\n{text(found)}")
-    for kind in found.by_kind:
+    result = fit(some)
+    TARGET.write_text(text(result))
+    print(f"{len(some):,} pairs of {len({pair.sweep for pair in some})} sweeps; {TARGET.name}:\n{text(result)}")
+    for kind in result.by_kind:
         with_it = [pair for pair in some if kind in pair.kinds]
         print(f"  {kind}: {len(with_it):,} pairs of {len({pair.sweep for pair in with_it})} sweeps")
     confidences = left_out_confidences(some)

@@ -78,14 +78,14 @@ def fit(rows: list[Measured], start: Fit | None, at: np.ndarray, fixed: dict[str
         return float((weights * cost).sum() + STRENGTH * (((x - prior) / spread) ** 2).sum() / 2)
 
     def derivative(x: np.ndarray, errors: np.ndarray) -> np.ndarray:
-        found = np.zeros((len(rows), len(names)))
+        result = np.zeros((len(rows), len(names)))
         for column, name in enumerate(names):
             moved = x.copy()
             moved[column] += 0.01
             concerned = np.array([name.split(".")[0] in of for of in generations])
             if concerned.any():
-                found[concerned, column] = (residuals(moved, concerned) - errors[concerned]) / 0.01
-        return found
+                result[concerned, column] = (residuals(moved, concerned) - errors[concerned]) / 0.01
+        return result
 
     everything = np.ones(len(rows), bool)
     x, errors = at, residuals(at, everything)
@@ -99,9 +99,9 @@ def fit(rows: list[Measured], start: Fit | None, at: np.ndarray, fixed: dict[str
         for _ in range(5):
             step = np.linalg.solve(a + damping * np.diag(np.diag(a)), b)
             moved = x - np.clip(step, -0.7, 0.7)
-            found = residuals(moved, everything)
-            if (now := loss(found, moved)) < best:
-                gained, x, errors, best, damping = best - now, moved, found, now, damping / 8
+            result = residuals(moved, everything)
+            if (now := loss(result, moved)) < best:
+                gained, x, errors, best, damping = best - now, moved, result, now, damping / 8
                 break
             damping = max(damping, 1e-3) * 8
         age += 1
@@ -115,10 +115,10 @@ def fit(rows: list[Measured], start: Fit | None, at: np.ndarray, fixed: dict[str
 
 def step_seconds(rows: list[Measured], constants: dict[str, float]) -> np.ndarray:
     """Predicted seconds of each row's step."""
-    found = np.empty(len(rows))
+    result = np.empty(len(rows))
     for run, places in batches([row.run for row in rows]):
-        found[places] = step_time(run, constants).total
-    return found
+        result[places] = step_time(run, constants).total
+    return result
 
 
 def weights_of(rows: list[Measured]) -> np.ndarray:
@@ -196,8 +196,8 @@ def main() -> None:
     if options.generations:
         write_left_out("left_out_generations", rows, generations_of(rows), best, values, options.rounds)
         return
-    found = best.constants
-    write(values | found)
+    result = best.constants
+    write(values | result)
     write_families(rows, best.jacobian)
     if options.no_folds:
         return

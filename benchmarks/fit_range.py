@@ -55,9 +55,9 @@ def misses(*, is_named: bool = True) -> Iterator[Miss]:
     for table, without in TABLES.items():
         rows = [row for row in usable(_rows(table, is_named)) if row.tier == "A"]
         for family in sorted({row.family for row in rows}):
-            mine = [row for row in rows if row.family == family]
-            predicted_s = step_seconds(mine, shipped() | without.get(family, {})).tolist()
-            for row, seconds, weight in zip(mine, predicted_s, weights_of(mine).tolist(), strict=True):
+            own = [row for row in rows if row.family == family]
+            predicted_s = step_seconds(own, shipped() | without.get(family, {})).tolist()
+            for row, seconds, weight in zip(own, predicted_s, weights_of(own).tolist(), strict=True):
                 facts = unsure_facts(row.run, is_named=row.knows_software, fitted=fitted)
                 yield Miss(table, log(row.step_s / seconds), weight, frozenset(facts))
 
@@ -84,7 +84,7 @@ def least_spread(fact: str, some: Iterable[Miss], low: float, high: float, sprea
             tables["all" if is_blind else miss.table].append(miss)
 
     def held(spread: float) -> float:
-        shares = (share_held(mine, low, high, {**spreads, fact: spread}) for mine in tables.values())
+        shares = (share_held(own, low, high, {**spreads, fact: spread}) for own in tables.values())
         return round(sum(min(enough, share) for share in shares), 6)
 
     return max(SPREADS, key=lambda spread: (held(spread), -spread))

@@ -37,8 +37,8 @@ def errors(recipe: str, outliers: bool) -> list[float]:
     gradient = torch.cat([block for _, block in gradient_blocks(dy_cast, x_cast)])
     a, b, c = x.double(), weight.double(), dy.double()
     return [
-        float((found - exact).norm() / exact.norm())
-        for found, exact in ((y, a @ b.t()), (dx, c @ b), (gradient, c.t() @ a))
+        float((result - exact).norm() / exact.norm())
+        for result, exact in ((y, a @ b.t()), (dx, c @ b), (gradient, c.t() @ a))
     ]
 
 
@@ -46,8 +46,8 @@ def main() -> None:
     """Print the table."""
     print("| recipe | y | dx | dW | with outliers: y | dx | dW |\n| --- | --- | --- | --- | --- | --- | --- |")
     for recipe in FLOAT8_RECIPES:
-        found = [*errors(recipe, outliers=False), *errors(recipe, outliers=True)]
-        print(f"| `{recipe}` | " + " | ".join(f"{100 * error:.1f} %" for error in found) + " |")
+        results = [*errors(recipe, outliers=False), *errors(recipe, outliers=True)]
+        print(f"| `{recipe}` | " + " | ".join(f"{100 * error:.1f} %" for error in results) + " |")
 
 
 if __name__ == "__main__":

@@ -66,10 +66,10 @@ class Seen:
         self.text.append(line)
         if line.startswith("quickstart: "):
             self.attempts.append(Attempt())
-        elif found := _SAVED.match(line):
-            self.attempts[-1].saves.append((now_s, int(found[1]), float(found[2])))
-        elif found := _STEP.match(line):
-            self.attempts[-1].steps.append((now_s, int(found[1])))
+        elif result := _SAVED.match(line):
+            self.attempts[-1].saves.append((now_s, int(result[1]), float(result[2])))
+        elif result := _STEP.match(line):
+            self.attempts[-1].steps.append((now_s, int(result[1])))
 
 
 @dataclass
@@ -185,7 +185,7 @@ def run(interval: float | str, failures: Sequence[tuple[float, int]], window_s: 
 
 def read(seen: Seen, began_s: float, ended_s: float, struck_s: list[float], idle_s: float) -> Window:
     """What a window shows."""
-    found = Window(seconds=ended_s - began_s, idle_s=idle_s, num_failures=len(struck_s))
+    result = Window(seconds=ended_s - began_s, idle_s=idle_s, num_failures=len(struck_s))
     last = first = 0
     for attempt in seen.attempts:
         steps = [(at_s, step) for at_s, step in attempt.steps if at_s <= ended_s]
@@ -193,30 +193,30 @@ def read(seen: Seen, began_s: float, ended_s: float, struck_s: list[float], idle
             continue
         done = {step: at_s for at_s, step in steps}
         saves = [(done[step], writing_s) for _, step, writing_s in attempt.saves if step in done]
-        found.writing_s += [writing_s for _, writing_s in saves]
-        found.gaps_s += [after_s - before_s for (before_s, _), (after_s, _) in itertools.pairwise(saves)]
-        found.plain_s += [
+        result.writing_s += [writing_s for _, writing_s in saves]
+        result.gaps_s += [after_s - before_s for (before_s, _), (after_s, _) in itertools.pairwise(saves)]
+        result.plain_s += [
             after_s - before_s
             for (before_s, _), (after_s, _) in itertools.pairwise(steps)
             if not any(at_s <= before_s < at_s + 1.5 * writing_s for at_s, writing_s in saves)
         ]
-        found.going_s += steps[-1][0] - steps[0][0]
-        found.going_steps += len(steps) - 1
-        found.going_saves += len(saves)
+        result.going_s += steps[-1][0] - steps[0][0]
+        result.going_steps += len(steps) - 1
+        result.going_saves += len(saves)
         if last:
-            found.recomputed += last - steps[0][1] + 1
-            found.restarts_s.append(steps[0][0] - max(at_s for at_s in struck_s if at_s < steps[0][0]))
+            result.recomputed += last - steps[0][1] + 1
+            result.restarts_s.append(steps[0][0] - max(at_s for at_s in struck_s if at_s < steps[0][0]))
         first, last = first or steps[0][1], steps[-1][1]
-    found.ahead = last - first
-    return found
+    result.ahead = last - first
+    return result
 
 
 def drawn(seed: int, mean_s: float, window_s: float) -> list[tuple[float, int]]:
     """Failures at a constant rate: seconds in the window, and a rank."""
-    rng, found, at_s = random.Random(seed), list[tuple[float, int]](), 0.0
+    rng, results, at_s = random.Random(seed), list[tuple[float, int]](), 0.0
     while (at_s := at_s + rng.expovariate(1.0 / mean_s)) < window_s:
-        found.append((at_s, rng.randrange(WORLD)))
-    return found
+        results.append((at_s, rng.randrange(WORLD)))
+    return results
 
 
 def main() -> None:

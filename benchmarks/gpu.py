@@ -65,19 +65,19 @@ def main() -> None:
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path("runs", "gpu-compiled").resolve()))
     if not asked.report:
         _run(asked, names, folder)
-    found = {name: part for name in PARTS if (part := read_part(folder / f"{name}.json"))}
-    text = report(found)
+    result = {name: part for name in PARTS if (part := read_part(folder / f"{name}.json"))}
+    text = report(result)
     print(text)
-    if found:
+    if result:
         folder.joinpath("report.md").write_text(text + "\n", encoding="utf-8")
     left = (
         []
         if asked.report
-        else [name for name in names if found.get(name, {}).get("status") in (None, "begun", _OUT_OF_TIME)]
+        else [name for name in names if result.get(name, {}).get("status") in (None, "begun", _OUT_OF_TIME)]
     )
     if left:
         print(f"not over: {', '.join(left)}; the same command goes on there", file=sys.stderr)
-    sys.exit(1 if left or any(is_wrong(part) for part in found.values()) else 0)
+    sys.exit(1 if left or any(is_wrong(part) for part in result.values()) else 0)
 
 
 def is_wrong(part: dict[str, Any]) -> bool:
@@ -183,8 +183,8 @@ def _device_of(asked: argparse.Namespace) -> Row:
         if process.exitcode:
             print(f"the device can't be used: its process ended with status {process.exitcode}", file=sys.stderr)
             sys.exit(2)
-        found: Row = json.loads(file.read_text("utf-8"))
-        return found
+        result: Row = json.loads(file.read_text("utf-8"))
+        return result
 
 
 def _look_at_device(kind: str, file: Path) -> None:
@@ -193,10 +193,10 @@ def _look_at_device(kind: str, file: Path) -> None:
     from shardwright.config.load import load_job
     from shardwright.train.step_metrics import known_device
 
-    found: Row = {"torch": torch.__version__, "cuda": torch.version.cuda, "cores": os.cpu_count()}
+    result: Row = {"torch": torch.__version__, "cuda": torch.version.cuda, "cores": os.cpu_count()}
     if kind != "cuda":
         catalog_name = "h200-sxm" if kind == "dry" else ""
-        write_json(file, found | {"name": f"{kind}, no device", "catalog_name": catalog_name})
+        write_json(file, result | {"name": f"{kind}, no device", "catalog_name": catalog_name})
         return
     if not torch.cuda.is_available():
         sys.exit(_NO_DEVICE)
@@ -204,12 +204,12 @@ def _look_at_device(kind: str, file: Path) -> None:
     known = known_device(load_job("quickstart", []), device)
     properties = torch.cuda.get_device_properties(device)
     nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.distributed.is_nccl_available() else None
-    found |= {
+    result |= {
         "name": properties.name, "catalog_name": known.name if known else "", "nccl": nccl,
         "memory_bytes": properties.total_memory, "capability": f"{properties.major}.{properties.minor}",
         "multiprocessors": properties.multi_processor_count,
     }  # fmt: skip
-    write_json(file, found)
+    write_json(file, result)
 
 
 if __name__ == "__main__":

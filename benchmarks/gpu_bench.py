@@ -95,8 +95,8 @@ class TimeIsOverError(Exception):
 
 def read_part(path: Path) -> Row:
     """What is known of a part; nothing if it was not begun."""
-    found: Row = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return found
+    result: Row = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return result
 
 
 def read_rows(path: Path) -> list[Row]:

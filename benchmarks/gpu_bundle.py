@@ -47,10 +47,10 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.folder.exists() and not (asked.folder / _MADE).exists() and any(asked.folder.iterdir()):
         parser.error(f"{asked.folder} is no bundle, and would be lost")
-    said = pack(asked.folder, asked.wheels)
-    print(json.dumps(said, indent=1))
-    if said["bytes"] > MOST_BYTES:
-        sys.exit(f"{asked.folder} has {said['bytes']:,} bytes, more than {MOST_BYTES:,}")
+    printed = pack(asked.folder, asked.wheels)
+    print(json.dumps(printed, indent=1))
+    if printed["bytes"] > MOST_BYTES:
+        sys.exit(f"{asked.folder} has {printed['bytes']:,} bytes, more than {MOST_BYTES:,}")
 
 
 def pack(folder: Path, wheels: Path | None = None) -> dict[str, int | str]:

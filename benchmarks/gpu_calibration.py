@@ -26,7 +26,7 @@ def _calibrate(bench: Bench) -> Row:
     done = subprocess.run(
         [*command, "--out", str(file)], capture_output=True, text=True, timeout=left_s, check=False, errors="replace"
     )
-    said = done.stdout[-3000:] + done.stderr[-1000:]
+    printed = done.stdout[-3000:] + done.stderr[-1000:]
     if done.returncode or not file.exists():
-        raise RuntimeError(f"calibrate ended with status {done.returncode}: {said[-400:]}")
-    return {"ok": True, "file": file.name, "said": said}
+        raise RuntimeError(f"calibrate ended with status {done.returncode}: {printed[-400:]}")
+    return {"ok": True, "file": file.name, "said": printed}

@@ -104,11 +104,11 @@ _NUMBERS: dict[str, tuple[str, ...]] = {
 def cases(bench: Bench) -> list[Case]:
     """All that one device admits. Operators come first: a second each, and whole jobs are made of them."""
     torch.backends.cuda.matmul.allow_tf32 = False
-    found: list[Case] = operator_cases(bench)
-    found += [(name, partial(_model_case, bench, fields)) for name, fields in (_NUMBERS | _KINDS).items()]
-    found += [(name, partial(_plan_case, bench, plan)) for name, plan in _PLANS.items()]
-    found.append(("dropout, with recomputation", partial(_dropout_case, bench)))
-    return bench.fewer(found)
+    results: list[Case] = operator_cases(bench)
+    results += [(name, partial(_model_case, bench, fields)) for name, fields in (_NUMBERS | _KINDS).items()]
+    results += [(name, partial(_plan_case, bench, plan)) for name, plan in _PLANS.items()]
+    results.append(("dropout, with recomputation", partial(_dropout_case, bench)))
+    return bench.fewer(results)
 
 
 def small_job(fields: tuple[str, ...] = _LLAMA, plan: str = "") -> JobSpec:
@@ -192,9 +192,9 @@ def against_cpu(bench: Bench, job: JobSpec) -> Row:
     if bench.is_dry:
         _dry(job)
         return judged(bench, {}, Limits(job).by_name())
-    found = compare([record_on(bench.device, job)], reference(job))
-    return judged(bench, dict(zip(_NAMES, found.differences, strict=True)), Limits(job).by_name()) | {
-        "bitwise": found.bitwise
+    result = compare([record_on(bench.device, job)], reference(job))
+    return judged(bench, dict(zip(_NAMES, result.differences, strict=True)), Limits(job).by_name()) | {
+        "bitwise": result.bitwise
     }
 
 

@@ -56,22 +56,22 @@ class _Done:
 
 def cases(bench: Bench) -> list[Case]:
     """Products, attention, elementwise kernels, loss, update and casts."""
-    found: list[Case] = []
+    results: list[Case] = []
     for model in ("dense 1B", "8B, 4 layers"):
         job = job_of(bench, model, 8192)
         for name, (inner, columns) in _products(job).items():
-            found.append((f"product, {name} of {model}", partial(_product, bench, job, name, inner, columns)))
+            results.append((f"product, {name} of {model}", partial(_product, bench, job, name, inner, columns)))
         for name in ("norm", "rotary", "activation", "join"):
-            found.append((f"{name}, {model}", partial(_ELEMENTWISE[name], bench, job)))
-        found.append((f"loss, {model}", partial(_loss, bench, job)))
+            results.append((f"{name}, {model}", partial(_ELEMENTWISE[name], bench, job)))
+        results.append((f"loss, {model}", partial(_loss, bench, job)))
     wide = job_of(bench, "8B, 4 layers", 8192)
     for recipe in FLOAT8_RECIPES:
         for name, (inner, columns) in _products(wide).items():
-            found.append((f"fp8 {recipe}, {name} of 8B", partial(_float8, bench, recipe, name, inner, columns)))
-    found += [(f"attention, {length} tokens", partial(_attention, bench, length)) for length in _LENGTHS]
-    found.append(("update, AdamW", partial(_update, bench)))
-    found += [(f"cast, {to}", partial(_cast, bench, to)) for to in ("bf16", "fp8 by rows", "fp8 by tiles")]
-    return bench.fewer(found)
+            results.append((f"fp8 {recipe}, {name} of 8B", partial(_float8, bench, recipe, name, inner, columns)))
+    results += [(f"attention, {length} tokens", partial(_attention, bench, length)) for length in _LENGTHS]
+    results.append(("update, AdamW", partial(_update, bench)))
+    results += [(f"cast, {to}", partial(_cast, bench, to)) for to in ("bf16", "fp8 by rows", "fp8 by tiles")]
+    return bench.fewer(results)
 
 
 def _products(job: JobSpec) -> dict[str, tuple[int, int]]:
@@ -90,8 +90,8 @@ def _tokens(job: JobSpec) -> int:
 
 def _measured(bench: Bench, passes: dict[str, tuple[Callable[[], object], _Done]]) -> Row:
     """A row with a part for each pass: seconds, rates, and shares of the peak."""
-    found = {name: _one(bench, work, done) for name, (work, done) in passes.items()}
-    return {"ok": None, "passes": found}
+    result = {name: _one(bench, work, done) for name, (work, done) in passes.items()}
+    return {"ok": None, "passes": result}
 
 
 def _one(bench: Bench, work: Callable[[], object], done: _Done) -> Row:
@@ -121,7 +121,7 @@ def _told(bench: Bench, job: JobSpec, operator: str) -> dict[str, float]:
 
 def _product(bench: Bench, job: JobSpec, name: str, inner: int, columns: int) -> Row:
     """A linear layer's three products; the last one adds to a sum in float32."""
-    tokens, told = _tokens(job), _told(bench, job, name)
+    tokens, answer = _tokens(job), _told(bench, job, name)
     x, dy = bench.normal(tokens, inner), bench.normal(tokens, columns)
     weight, into = bench.normal(columns, inner, std=0.02), torch.zeros(columns, inner, device=bench.device)
     work: dict[str, Callable[[], object]] = {
@@ -130,17 +130,17 @@ def _product(bench: Bench, job: JobSpec, name: str, inner: int, columns: int) ->
         "weight gradient": lambda: add_product(into, dy, x, True, bench.kind),
     }
     flops = 2.0 * tokens * inner * columns
-    return _measured(bench, {key: (one, _Done(flops, predicted_s=told.get(key))) for key, one in work.items()})
+    return _measured(bench, {key: (one, _Done(flops, predicted_s=answer.get(key))) for key, one in work.items()})
 
 
 def _float8(bench: Bench, recipe: str, name: str, inner: int, columns: int) -> Row:
     """Products in fp8 with their casts, the weight's left out for it is cast once a step; and the bare product."""
     job = job_of(bench, "8B, 4 layers", 8192, float8=recipe)
-    tokens, told = _tokens(job), _told(bench, job, name)
+    tokens, answer = _tokens(job), _told(bench, job, name)
     x, dy, weight = bench.normal(tokens, inner), bench.normal(tokens, columns), bench.normal(columns, inner, std=0.02)
     state = make_float8_state(recipe)
     flops = 2.0 * tokens * inner * columns
-    of_pass = {name: _Done(flops, 0, "fp8", told.get(name)) for name in ("forward", "input gradient")}
+    of_pass = {name: _Done(flops, 0, "fp8", answer.get(name)) for name in ("forward", "input gradient")}
     passes: dict[str, tuple[Callable[[], object], _Done]] = {
         "forward": (lambda: forward_product(state, x, weight), of_pass["forward"]),
         "input gradient": (lambda: input_gradient(state, dy, weight), of_pass["input gradient"]),
@@ -160,7 +160,7 @@ def _bare_s(bench: Bench, job: JobSpec, rows: int, inner: int, columns: int) -> 
 def _attention(bench: Bench, length: int) -> Row:
     """Causal, 32 query heads of width 128 on 8 of keys, as model/attention_core.py calls it."""
     job = job_of(bench, "8B, 4 layers", length)
-    m, told = job.model, _told(bench, job, "attention")
+    m, answer = job.model, _told(bench, job, "attention")
     B, S, D = job.plan.microbatch_size, m.sequence, m.head_size
     # As the model has them in memory: the sequence before the batch.
     q, k, v, dout = (
@@ -175,8 +175,8 @@ def _attention(bench: Bench, length: int) -> Row:
 
     out, flops = forward(), 2.0 * B * m.heads * S * S * D
     work = {
-        "forward": (forward, _Done(flops, predicted_s=told.get("forward"))),
-        "backward": (_backward(out, (q, k, v), dout), _Done(2.5 * flops, predicted_s=told.get("input gradient"))),
+        "forward": (forward, _Done(flops, predicted_s=answer.get("forward"))),
+        "backward": (_backward(out, (q, k, v), dout), _Done(2.5 * flops, predicted_s=answer.get("input gradient"))),
     }
     return _measured(bench, work)
 
@@ -186,21 +186,21 @@ def _backward(out: Tensor, inputs: tuple[Tensor, ...], dout: Tensor) -> Callable
 
 
 def _norm(bench: Bench, job: JobSpec) -> Row:
-    tokens, hidden, told = _tokens(job), job.model.hidden, _told(bench, job, "attention norm")
+    tokens, hidden, answer = _tokens(job), job.model.hidden, _told(bench, job, "attention norm")
     if bench.kind != "cuda":
         return {"ok": None, "skipped": "these kernels are of CUDA"}
     x, dy, weight = bench.normal(tokens, hidden), bench.normal(tokens, hidden), bench.normal(hidden)
     _, inverse = rms_norm(x, weight, 1e-5)
     size = tokens * hidden
     return _measured(bench, {
-        "forward": (lambda: rms_norm(x, weight, 1e-5), _Done(0, 4 * size, predicted_s=told.get("forward"))),
+        "forward": (lambda: rms_norm(x, weight, 1e-5), _Done(0, 4 * size, predicted_s=answer.get("forward"))),
         "backward": (lambda: rms_norm_backward(dy, x, inverse, weight),
-                     _Done(0, 6 * size, predicted_s=told.get("input gradient"))),
+                     _Done(0, 6 * size, predicted_s=answer.get("input gradient"))),
     })  # fmt: skip
 
 
 def _rotary(bench: Bench, job: JobSpec) -> Row:
-    m, told = job.model, _told(bench, job, "rotary")
+    m, answer = job.model, _told(bench, job, "rotary")
     S, B, queries = m.sequence, job.plan.microbatch_size, m.heads // m.num_kv_heads
     qkv = bench.normal(S, B, m.num_kv_heads, queries + 2, m.head_size).requires_grad_()
     angles = rotary_angles(torch.arange(S, device=bench.device), m.head_size, m.rotary_base)
@@ -208,26 +208,26 @@ def _rotary(bench: Bench, job: JobSpec) -> Row:
     gradients = tuple(torch.ones_like(x) for x in out)
     num_bytes = 4 * qkv.numel()
     return _measured(bench, {
-        "forward": (lambda: split_and_rotate(qkv, *angles), _Done(0, num_bytes, predicted_s=told.get("forward"))),
+        "forward": (lambda: split_and_rotate(qkv, *angles), _Done(0, num_bytes, predicted_s=answer.get("forward"))),
         "backward": (lambda: torch.autograd.grad(out, qkv, gradients, retain_graph=True),
-                     _Done(0, num_bytes, predicted_s=told.get("input gradient"))),
+                     _Done(0, num_bytes, predicted_s=answer.get("input gradient"))),
     })  # fmt: skip
 
 
 def _activation(bench: Bench, job: JobSpec) -> Row:
-    tokens, inner, told = _tokens(job), job.model.ffn_size, _told(bench, job, "activation")
+    tokens, inner, answer = _tokens(job), job.model.ffn_size, _told(bench, job, "activation")
     fused, dy = bench.normal(tokens, 2 * inner).requires_grad_(), bench.normal(tokens, inner)
     out, size = activate_gated(fused, "silu"), tokens * inner
     return _measured(bench, {
-        "forward": (lambda: activate_gated(fused, "silu"), _Done(0, 6 * size, predicted_s=told.get("forward"))),
-        "backward": (_backward(out, (fused,), dy), _Done(0, 10 * size, predicted_s=told.get("input gradient"))),
+        "forward": (lambda: activate_gated(fused, "silu"), _Done(0, 6 * size, predicted_s=answer.get("forward"))),
+        "backward": (_backward(out, (fused,), dy), _Done(0, 10 * size, predicted_s=answer.get("input gradient"))),
     })  # fmt: skip
 
 
 def _join(bench: Bench, job: JobSpec) -> Row:
-    tokens, hidden, told = _tokens(job), job.model.hidden, _told(bench, job, "attention join")
+    tokens, hidden, answer = _tokens(job), job.model.hidden, _told(bench, job, "attention join")
     x, y = bench.normal(tokens, hidden), bench.normal(tokens, hidden)
-    return _measured(bench, {"forward": (lambda: x + y, _Done(0, 6 * x.numel(), predicted_s=told.get("forward")))})
+    return _measured(bench, {"forward": (lambda: x + y, _Done(0, 6 * x.numel(), predicted_s=answer.get("forward")))})
 
 
 _ELEMENTWISE = {"norm": _norm, "rotary": _rotary, "activation": _activation, "join": _join}
@@ -249,12 +249,12 @@ def _loss(bench: Bench, job: JobSpec) -> Row:
     def both() -> None:
         torch.autograd.grad(microbatch_loss(x, HeadWeights(weight), targets, cut), x)
 
-    known, told = rates(bench, job), None
+    known, answer = rates(bench, job), None
     if known:
         shapes = ((tokens, m.hidden, m.vocab), (tokens, m.vocab, m.hidden), (m.vocab, tokens, m.hidden))
         moved = sum(software_of("shardwright").loss) * tokens * m.vocab / known.memory
-        told = float(moved + sum(product_s(known, *shape, 1, rate=known.flops) for shape in shapes))
-    done = _Done(6.0 * tokens * m.hidden * m.vocab, predicted_s=told)
+        answer = float(moved + sum(product_s(known, *shape, 1, rate=known.flops) for shape in shapes))
+    done = _Done(6.0 * tokens * m.hidden * m.vocab, predicted_s=answer)
     return _measured(bench, {"forward and backward": (both, done)})
 
 
@@ -273,8 +273,8 @@ def _update(bench: Bench) -> Row:
         masters.write_values(values)
 
     known = rates(bench, job)
-    told = software_of("shardwright").update * size / known.memory if known else None
-    return _measured(bench, {"update": (update, _Done(0, 30 * size, predicted_s=told))})
+    answer = software_of("shardwright").update * size / known.memory if known else None
+    return _measured(bench, {"update": (update, _Done(0, 30 * size, predicted_s=answer))})
 
 
 def _cast(bench: Bench, to: str) -> Row:

@@ -35,14 +35,14 @@ _KINDS = {
 
 def cases(bench: Bench) -> list[Case]:
     """Each model by sequence, in bf16 and with products in fp8."""
-    found: list[Case] = []
+    results: list[Case] = []
     for model in MODELS:
         for sequence in (4096, 8192):
             for float8 in ("none", "rowwise"):
                 if float8 == "none" or not model.startswith("experts"):  # fp8 has no experts yet
                     name = f"{model}; {sequence} tokens, {'bf16' if float8 == 'none' else f'fp8 {float8}'}"
-                    found.append((name, partial(_trained, bench, model, sequence, float8)))
-    return bench.fewer(found)
+                    results.append((name, partial(_trained, bench, model, sequence, float8)))
+    return bench.fewer(results)
 
 
 def _trained(bench: Bench, model: str, sequence: int, float8: str) -> Row:
@@ -110,13 +110,13 @@ def _causes(job: JobSpec, mesh: Mesh, replica: Replica, tokens: Tensor) -> Row:
         train_step(replica, _WARM_UP + _STEPS, tokens)
         end.record()
         torch.cuda.synchronize()
-    found = dict.fromkeys((*_KINDS, "elementwise"), 0.0)
+    result = dict.fromkeys((*_KINDS, "elementwise"), 0.0)
     for event in profiled.events() or ():
         if event.device_type == DeviceType.CUDA:
-            found[kind_of_kernel(event.name)] += event.time_range.elapsed_us() / 1e6
+            result[kind_of_kernel(event.name)] += event.time_range.elapsed_us() / 1e6
     span_s = begin.elapsed_time(end) / 1e3
     # Copies run beside kernels on streams of their own: what overlaps is counted twice.
-    return found | {"idle": max(0.0, span_s - sum(found.values())), "step under the profiler": span_s}
+    return result | {"idle": max(0.0, span_s - sum(result.values())), "step under the profiler": span_s}
 
 
 def kind_of_kernel(name: str) -> str:

@@ -42,20 +42,20 @@ _BOXES = (  # a part of a tensor of more elements than 32 bits count, columns of
 
 def operator_cases(bench: Bench) -> list[Case]:
     """Cases of operators; on a CPU only those that a CPU has."""
-    found: list[Case] = [
+    results: list[Case] = [
         (f"block attention, {_NAMES[dtype]}{name}", partial(_block_attention, bench, dtype, what))
         for dtype in (torch.float32, torch.bfloat16) for name, what in _ATTENDED.items()
     ]  # fmt: skip
-    found += [(f"grouped product, {_NAMES[d]}", partial(_grouped, bench, d)) for d in (torch.bfloat16, torch.float32)]
-    found += [("added products, bf16 to float32", partial(_added, bench))]
-    found += [("initial weights, bit for bit", partial(_initial, bench))]
-    found += [("dropout masks, bit for bit", partial(_masks, bench))]
+    results += [(f"grouped product, {_NAMES[d]}", partial(_grouped, bench, d)) for d in (torch.bfloat16, torch.float32)]
+    results += [("added products, bf16 to float32", partial(_added, bench))]
+    results += [("initial weights, bit for bit", partial(_initial, bench))]
+    results += [("dropout masks, bit for bit", partial(_masks, bench))]
     if bench.kind == "cuda":
-        found += [(f"fused norm, {_NAMES[d]}", partial(_norm, bench, d)) for d in (torch.bfloat16, torch.float32)]
+        results += [(f"fused norm, {_NAMES[d]}", partial(_norm, bench, d)) for d in (torch.bfloat16, torch.float32)]
         fused = {"gated activation": _gated, "rotary turn": _turn, "softmax": _softmax}
-        found += [(f"{name}, {_NAMES[d]}", partial(work, bench, d)) for name, work in fused.items() for d in _NAMES]
-        found += [(f"fp8 product, {a} x {b}", partial(_float8, bench, a, b)) for a, b in _GRANULARITIES]
-    return found
+        results += [(f"{name}, {_NAMES[d]}", partial(work, bench, d)) for name, work in fused.items() for d in _NAMES]
+        results += [(f"fp8 product, {a} x {b}", partial(_float8, bench, a, b)) for a, b in _GRANULARITIES]
+    return results
 
 
 def _limit(dtype: torch.dtype, inner: int, roundings: int = 2) -> float:
@@ -169,11 +169,11 @@ def _grouped(bench: Bench, dtype: torch.dtype) -> Row:
     """One expert has no rows."""
     counts = torch.tensor([40, 0, 24, 136])
     x, weights = bench.normal(200, 256, dtype=dtype), bench.normal(4, 256, 128, dtype=dtype)
-    found = grouped_product(x, weights, counts, bench.kind)
+    result = grouped_product(x, weights, counts, bench.kind)
     if bench.is_dry:
-        return judged(bench, {"output": relative(found, x[:, :128])}, {"output": _limit(dtype, 256)})
+        return judged(bench, {"output": relative(result, x[:, :128])}, {"output": _limit(dtype, 256)})
     parts = zip(x.double().cpu().split(counts.tolist()), weights.double().cpu(), strict=True)
-    return judged(bench, {"output": relative(found, torch.cat([a @ b for a, b in parts]))},
+    return judged(bench, {"output": relative(result, torch.cat([a @ b for a, b in parts]))},
                   {"output": _limit(dtype, 256)})  # fmt: skip
 
 
@@ -209,11 +209,14 @@ def _gated(bench: Bench, dtype: torch.dtype) -> Row:
     for rows in (512, 37):
         x, dy = bench.normal(rows, 768, dtype=dtype), bench.normal(rows, 384, dtype=dtype)
         leaf, exact = x.clone().requires_grad_(), x.double().requires_grad_()
-        found, (gate, up) = activate_gated(leaf, "silu"), exact.chunk(2, dim=-1)
-        told = torch.nn.functional.silu(gate) * up
-        found.backward(dy)
-        told.backward(dy.double())
-        errors |= {f"output of {rows}": relative(found, told), f"gradient of {rows}": relative(leaf.grad, exact.grad)}
+        result, (gate, up) = activate_gated(leaf, "silu"), exact.chunk(2, dim=-1)
+        answer = torch.nn.functional.silu(gate) * up
+        result.backward(dy)
+        answer.backward(dy.double())
+        errors |= {
+            f"output of {rows}": relative(result, answer),
+            f"gradient of {rows}": relative(leaf.grad, exact.grad),
+        }
     return judged(bench, errors, dict.fromkeys(errors, _limit(dtype, 1)))
 
 
@@ -228,8 +231,8 @@ def _turn(bench: Bench, dtype: torch.dtype) -> Row:
         exact = x.double()
         first, second = (exact[..., 0::2], exact[..., 1::2]) if interleaved else exact.chunk(2, dim=-1)
         turned = first * cosine - second * sine, second * cosine + first * sine
-        told = torch.stack(turned, dim=-1).flatten(-2) if interleaved else torch.cat(turned, dim=-1)
-        errors["side by side" if interleaved else "halves"] = relative(whole[..., 16:], told)
+        answer = torch.stack(turned, dim=-1).flatten(-2) if interleaved else torch.cat(turned, dim=-1)
+        errors["side by side" if interleaved else "halves"] = relative(whole[..., 16:], answer)
     return judged(bench, errors, dict.fromkeys(errors, _limit(dtype, 1)))
 
 
@@ -241,10 +244,10 @@ def _softmax(bench: Bench, dtype: torch.dtype) -> Row:
     exponential_sums(logits, largest, False, sums)
     gradient = torch.empty_like(logits, dtype=dtype)
     softmax_gradient(logits, largest, factors / sums, rows, factors, 0.0, gradient)
-    told = torch.softmax(exact, dim=-1)
-    told[rows, rows] -= 1.0
+    answer = torch.softmax(exact, dim=-1)
+    answer[rows, rows] -= 1.0
     errors = {
-        "sums": relative(sums, (exact - largest[:, None]).exp().sum(-1)), "gradient": relative(gradient, told * 0.25)
+        "sums": relative(sums, (exact - largest[:, None]).exp().sum(-1)), "gradient": relative(gradient, answer * 0.25)
     }  # fmt: skip
     return judged(bench, errors, {"sums": _limit(torch.float32, 5000), "gradient": _limit(dtype, 5000)})
 
@@ -259,8 +262,8 @@ def _float8(bench: Bench, of_first: Granularity, of_second: Granularity) -> Row:
         a, b = quantise(x, of_first, kind), quantise(w, of_second, E4M3)
         if not bench.is_dry and not has_scaled_product(a, b):
             return {"skipped": "this device or this CUDA has no such product"}
-        found = scaled_product(a, b, torch.bfloat16)
-        differences[name] = relative(found, emulated_product(a, b, torch.float32))
+        result = scaled_product(a, b, torch.bfloat16)
+        differences[name] = relative(result, emulated_product(a, b, torch.float32))
     # Tensor cores keep about 14 bits of a sum (arXiv 2412.19437, section 3.3.2).
     return judged(bench, differences, dict.fromkeys(differences, 2 * HALF_UNIT["bf16"] + 2.0**-13 * math.sqrt(512)))
 
@@ -270,15 +273,15 @@ def _initial(bench: Bench) -> Row:
     same = []
     for shape, box in _BOXES:
         place = ParameterShard(shape, box, "normal", 0.006, "layers.3.weight")
-        found = initial_box(place, 12, CPU if bench.is_dry else bench.device)
-        same.append(torch.equal(found.cpu(), initial_box(place, 12, CPU)))
+        result = initial_box(place, 12, CPU if bench.is_dry else bench.device)
+        same.append(torch.equal(result.cpu(), initial_box(place, 12, CPU)))
     return {"ok": None if bench.is_dry else all(same), "same": same}
 
 
 def _masks(bench: Bench) -> Row:
     rows = torch.arange(8192).view(4096, 2) * 3
-    found = kept_elements(rows.to(bench.device), 1026, key=2**61 + 7, num_dropped_levels=6554)
+    result = kept_elements(rows.to(bench.device), 1026, key=2**61 + 7, num_dropped_levels=6554)
     if bench.is_dry:
         return {"ok": None}
-    same = torch.equal(found.cpu(), kept_elements(rows, 1026, key=2**61 + 7, num_dropped_levels=6554))
-    return {"ok": same, "kept": found.float().mean().item()}
+    same = torch.equal(result.cpu(), kept_elements(rows, 1026, key=2**61 + 7, num_dropped_levels=6554))
+    return {"ok": same, "kept": result.float().mean().item()}

@@ -38,8 +38,8 @@ class Prepared:
         file = self._file(key)
         if not file.exists():
             return make()
-        found: Record = torch.load(file, weights_only=False)  # of whoever made these scripts
-        return found
+        result: Record = torch.load(file, weights_only=False)  # of whoever made these scripts
+        return result
 
     def keep_record(self, key: str, make: Callable[[], Record], most_bytes: int) -> int:
         """Write a reference if it has room. Returns the bytes that it takes."""
@@ -52,8 +52,8 @@ class Prepared:
 
     def dry_run(self, key: str, make: Callable[[], Row]) -> Row:
         """What a dry run showed, made if it is not there."""
-        found = self._dry_runs.get(key)
-        return make() if found is None else found
+        result = self._dry_runs.get(key)
+        return make() if result is None else result
 
     def keep_dry_runs(self, rows: dict[str, Row]) -> None:
         """Write dry runs by their keys."""
@@ -66,8 +66,8 @@ class Prepared:
     @cached_property
     def _dry_runs(self) -> dict[str, Row]:
         file = self.folder / _DRY_RUNS
-        found: dict[str, Row] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-        return found
+        result: dict[str, Row] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        return result
 
 
 HERE = Prepared(Path(__file__).parent / "prepared")

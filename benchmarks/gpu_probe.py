@@ -57,14 +57,14 @@ def attention_backward(bench: Bench) -> str:
     exact = [x.float().requires_grad_() for x in (q, k, v)]
     scores = exact[0] @ exact[1].transpose(2, 3) * D**-0.5
     hidden = torch.ones(S, S, dtype=torch.bool, device=bench.device).triu(1)
-    told = torch.autograd.grad(scores.masked_fill(hidden, -torch.inf).softmax(-1) @ exact[2], exact, dout.float())
-    seed, said = torch.zeros((), dtype=torch.int64, device=bench.device), []
+    answer = torch.autograd.grad(scores.masked_fill(hidden, -torch.inf).softmax(-1) @ exact[2], exact, dout.float())
+    seed, printed = torch.zeros((), dtype=torch.int64, device=bench.device), []
     for name, order in (("BSND", (0, 2, 1, 3)), ("SBND", (2, 0, 1, 3)), ("BNSD", (0, 1, 2, 3))):
         back = [order.index(dim) for dim in range(4)]
         laid = out.permute(order).contiguous().permute(back)
-        found = differentiate(dout, q, k, v, None, laid, lse, seed, seed, 0.0, [True, True, True, False], True)
-        said.append(f"out as {name} {relative(found[0], told[0]):.1e} {relative(found[1], told[1]):.1e}")
-    return "; ".join(said)
+        result = differentiate(dout, q, k, v, None, laid, lse, seed, seed, 0.0, [True, True, True, False], True)
+        printed.append(f"out as {name} {relative(result[0], answer[0]):.1e} {relative(result[1], answer[1]):.1e}")
+    return "; ".join(printed)
 
 
 def added_products(bench: Bench) -> str:
@@ -77,7 +77,7 @@ def added_products(bench: Bench) -> str:
 
 def grouped_products(bench: Bench) -> str:
     """torch's own kernel, with an empty expert and with no rows at all; and what the runtime calls."""
-    weights, said = bench.normal(4, 256, 128), []
+    weights, printed = bench.normal(4, 256, 128), []
     for counts in ([40, 0, 24, 136], [0, 0, 0, 0]):
         ends = torch.tensor(counts).cumsum(0).to(bench.device, torch.int32)
         x = bench.normal(sum(counts), 256)
@@ -85,13 +85,13 @@ def grouped_products(bench: Bench) -> str:
             ("torch", lambda x=x, ends=ends: functional.grouped_mm(x, weights, offs=ends)),
             ("ours", lambda x=x, counts=counts: grouped_product(x, weights, torch.tensor(counts), bench.kind)),
         ):
-            said.append(f"{name} of {counts}: {_answer(bench, lambda call=multiply: f'{tuple(call().shape)}')}")
-    return "; ".join(said)
+            printed.append(f"{name} of {counts}: {_answer(bench, lambda call=multiply: f'{tuple(call().shape)}')}")
+    return "; ".join(printed)
 
 
 def scaled_products(bench: Bench) -> str:
     """Errors by the granularities of scales, numbers of the first operand, and numbers of the result."""
-    x, w, said = bench.normal(256, 512), bench.normal(384, 512), []
+    x, w, printed = bench.normal(256, 512), bench.normal(384, 512), []
     pairs: list[tuple[Granularity, Granularity]] = [("tensor", "tensor"), ("row", "row"), ("tile", "block")]
     for first, second in [*pairs, ("tile", "tile")]:
         for kind in (E4M3, E5M2):
@@ -99,13 +99,13 @@ def scaled_products(bench: Bench) -> str:
                 a, b = quantise(x, first, kind), quantise(w, second, E4M3)
 
                 def ask(a=a, b=b, out_dtype=out_dtype) -> str:
-                    found = scaled_product(a, b, out_dtype)
-                    told = found if bench.is_dry else emulated_product(a, b, torch.float32)
-                    return f"{relative(found, told):.1e}"
+                    result = scaled_product(a, b, out_dtype)
+                    answer = result if bench.is_dry else emulated_product(a, b, torch.float32)
+                    return f"{relative(result, answer):.1e}"
 
                 numbers = f"{str(kind)[13:17]} {str(out_dtype)[6:]}"
-                said.append(f"{first} x {second} {numbers} {_answer(bench, ask)}")
-    return "; ".join(said)
+                printed.append(f"{first} x {second} {numbers} {_answer(bench, ask)}")
+    return "; ".join(printed)
 
 
 def attention_kernels(bench: Bench) -> str:
@@ -131,11 +131,11 @@ def fused_norm(bench: Bench) -> str:
     """Errors of the backward of the fused RMS norm, and whether another run has the same bits."""
     x, dy, weight = bench.normal(8192, 2048), bench.normal(8192, 2048), bench.normal(2048)
     _, inverse = rms_norm(x, weight, 1e-5)
-    found = rms_norm_backward(dy, x, inverse, weight)
+    results = rms_norm_backward(dy, x, inverse, weight)
     wide, w = (t.float().requires_grad_() for t in (x, weight))
     out = wide * (wide.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * w
-    told = torch.autograd.grad(out, (wide, w), dy.float())
-    errors = [relative(a, b) for a, b in zip(found, told, strict=True)]
+    answer = torch.autograd.grad(out, (wide, w), dy.float())
+    errors = [relative(a, b) for a, b in zip(results, answer, strict=True)]
     same = _repeats(bench, lambda: rms_norm_backward(dy, x, inverse, weight)[1])
     return f"dx {errors[0]:.1e}, dweight {errors[1]:.1e}; the same bits in {same}"
 
@@ -143,19 +143,19 @@ def fused_norm(bench: Bench) -> str:
 def sums_by_index(bench: Bench) -> str:
     """How many of ten runs have the bits of the first: rows of an embedding's gradient, some of them often."""
     tokens = torch.randint(1, 1000, (16384,), device=bench.device).float().log2().long()
-    said = []
+    printed = []
     for dtype in (torch.float32, torch.bfloat16):
         rows, into = bench.normal(16384, 512, dtype=dtype), torch.zeros(1000, 512, dtype=dtype, device=bench.device)
         added = _repeats(bench, lambda rows=rows, into=into: into.index_add(0, tokens, rows))
         put = _repeats(bench, lambda rows=rows, into=into: into.index_put((tokens,), rows, accumulate=True))
-        said.append(f"{str(dtype)[6:]}: index_add {added}, index_put {put}")
-    return "; ".join(said)
+        printed.append(f"{str(dtype)[6:]}: index_add {added}, index_put {put}")
+    return "; ".join(printed)
 
 
 def launches(bench: Bench) -> str:
     """What a launch takes of the host: of a kernel in place, and of a small product through autograd."""
     x, w = bench.normal(16, 16), bench.normal(16, 16).requires_grad_()
-    said = []
+    printed = []
     for name, work in (("in place", lambda: x.add_(1.0)), ("a product", lambda: x @ w)):
         for number in (50, 500):  # the first warms up; a device's queue has room for about a thousand
             bench.settle()
@@ -163,8 +163,8 @@ def launches(bench: Bench) -> str:
             for _ in range(number):
                 work()
             taken_s = time.perf_counter() - start_s
-        said.append(f"{name} {1e3 * taken_s / number:.4f} ms")
-    return ", ".join(said)
+        printed.append(f"{name} {1e3 * taken_s / number:.4f} ms")
+    return ", ".join(printed)
 
 
 def pinned_copies(bench: Bench) -> str:
@@ -205,11 +205,11 @@ def _repeats(bench: Bench, work: Callable[[], Tensor]) -> str:
 def _answer(bench: Bench, ask: Callable[[], str]) -> str:
     """What was answered, or raised, in one line."""
     try:
-        said = ask()
+        printed = ask()
         bench.settle()
     except Exception as error:
-        said = f"{type(error).__name__}: {error}"[:_MOST_OF_ERROR]
-    return " ".join(said.split())[:_MOST_SAID]
+        printed = f"{type(error).__name__}: {error}"[:_MOST_OF_ERROR]
+    return " ".join(printed.split())[:_MOST_SAID]
 
 
 def main() -> None:

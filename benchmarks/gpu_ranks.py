@@ -74,9 +74,9 @@ def cases(bench: Bench) -> list[Case]:
     pairs = {"Gloo on the CPU, the control": "cpu", "Gloo through copies of tensors": "host"}
     if bench.kind == "cuda":
         pairs = {"CUDA, two ranks that meet in host memory": "host", "Gloo on the CPU, the control": "cpu"}
-    found: list[Case] = [(case, partial(_strategies, bench, case, via, names)) for case, via in pairs.items()]
+    result: list[Case] = [(case, partial(_strategies, bench, case, via, names)) for case, via in pairs.items()]
     of_nccl: Case = (_NCCL, partial(_ask_nccl, bench, names))
-    return [of_nccl, *found] if bench.kind == "cuda" else found
+    return [of_nccl, *result] if bench.kind == "cuda" else result
 
 
 def _ask_nccl(bench: Bench, names: list[str]) -> Row:
@@ -100,14 +100,14 @@ def _strategies(bench: Bench, case: str, via: str, names: list[str]) -> Row:
     while left := [name for name in names if name not in plans]:
         if time.monotonic() > bench.ends_s:
             raise TimeIsOverError(plans)
-        found = _run_pair(bench, via, left)
-        plans |= found["plans"]
+        result = _run_pair(bench, via, left)
+        plans |= result["plans"]
         if (
             time.monotonic() < bench.ends_s
-            and "error" in found
+            and "error" in result
             and (first := next((name for name in left if name not in plans), None))
         ):
-            plans[first] = {"error": found["error"], "trace": found.get("trace", ""), "ok": False}
+            plans[first] = {"error": result["error"], "trace": result.get("trace", ""), "ok": False}
     return {"ok": all(plan.get("ok") for plan in plans.values()), "plans": plans}
 
 
@@ -124,20 +124,20 @@ def _run_pair(bench: Bench, via: str, names: list[str]) -> dict[str, Any]:
             )
             for rank in range(2)
         ]  # fmt: skip
-        found = _await(bench, pair, outs)
-        said = [json.loads(out.read_text(encoding="utf-8")) if out.exists() else {"plans": {}} for out in outs]
+        result = _await(bench, pair, outs)
+        printed = [json.loads(out.read_text(encoding="utf-8")) if out.exists() else {"plans": {}} for out in outs]
     plans = {
-        name: _larger(said[0]["plans"][name], said[1]["plans"][name])
-        for name in said[0]["plans"] if name in said[1]["plans"]
+        name: _larger(printed[0]["plans"][name], printed[1]["plans"][name])
+        for name in printed[0]["plans"] if name in printed[1]["plans"]
     }  # fmt: skip
-    errors = {key: one[key] for one in said for key in ("error", "trace") if key in one}
-    return {"said": [one.get("said") for one in said]} | found | errors | {"plans": plans}
+    errors = {key: one[key] for one in printed for key in ("error", "trace") if key in one}
+    return {"said": [one.get("said") for one in printed]} | result | errors | {"plans": plans}
 
 
 def _await(bench: Bench, pair: Sequence["subprocess.Popen[str]"], outs: Sequence[Path]) -> dict[str, Any]:
     """Wait until both have ended; end them where one failed, or nothing new came for long."""
     heard_s, known = time.monotonic(), 0.0
-    said = ""
+    printed = ""
     while any(process.poll() is None for process in pair):
         time.sleep(0.1)
         newest = max((out.stat().st_mtime for out in outs if out.exists()), default=0.0)
@@ -145,14 +145,14 @@ def _await(bench: Bench, pair: Sequence["subprocess.Popen[str]"], outs: Sequence
             heard_s, known = time.monotonic(), newest
         failed = any(process.poll() not in (None, 0) for process in pair)
         if failed or time.monotonic() > min(heard_s + _TIMEOUT_S, bench.ends_s):
-            said = "a rank ended" if failed else f"nothing new for {_TIMEOUT_S:.0f} s, or the time was over"
+            printed = "a rank ended" if failed else f"nothing new for {_TIMEOUT_S:.0f} s, or the time was over"
             time.sleep(2.0)  # the other may have something to say, too
             for process in pair:
                 process.kill()
             break
     errors = [process.communicate()[1] for process in pair]
     failed = any(process.returncode != 0 for process in pair)
-    return {"error": said or "a rank ended", "trace": "\n".join(e[-1500:] for e in errors)} if failed else {}
+    return {"error": printed or "a rank ended", "trace": "\n".join(e[-1500:] for e in errors)} if failed else {}
 
 
 def _larger(a: Row, b: Row) -> Row:
@@ -257,12 +257,12 @@ class _Copied:
 
 def _through_host(rank: int, lines: list[list[int]]) -> Transport | None:
     """The communicator of this rank's line; every rank takes part in making each."""
-    mine: Transport | None = None
+    own: Transport | None = None
     for ranks in lines:
         if len(ranks) > 1:
             made = dist.new_group(ranks, timeout=timedelta(seconds=_TIMEOUT_S), backend="gloo")
-            mine = HostTransport(made) if rank in ranks else mine
-    return mine
+            own = HostTransport(made) if rank in ranks else own
+    return own
 
 
 def _record(job: JobSpec, mesh: Mesh) -> Record:
@@ -284,7 +284,7 @@ def _work(rank: int, via: str, kind: str, store: str, out: Path, names: list[str
     device = torch.device("cuda", 0) if kind == "cuda" else CPU
     torch.set_num_threads(1 if kind == "cpu" else 4)
     torch.backends.cuda.matmul.allow_tf32 = False
-    found: dict[str, Any] = {"plans": {}}
+    result: dict[str, Any] = {"plans": {}}
     try:
         if kind == "cuda":
             torch.cuda.set_device(device)
@@ -294,7 +294,7 @@ def _work(rank: int, via: str, kind: str, store: str, out: Path, names: list[str
         )  # fmt: skip
         ones = torch.ones(1024, device=device if via == "nccl" else CPU)
         dist.all_reduce(ones)
-        found["said"] = f"a sum of two ones is {ones[0].item():g}"
+        result["said"] = f"a sum of two ones is {ones[0].item():g}"
         bench = Bench(kind, False, False, out.parent, 0.0)
         stand_ins = StandIns(partial(_through_host, rank)) if via == "host" else None
         for name in names:
@@ -302,13 +302,13 @@ def _work(rank: int, via: str, kind: str, store: str, out: Path, names: list[str
             record = _record(job, job_mesh(job, rank, device, stand_ins=stand_ins))
             verdict = compare([record], reference(job))
             differences = dict(zip(("loss", "gradient norm", "parameters"), verdict.differences, strict=True))
-            found["plans"][name] = judged(bench, differences, Limits(job).by_name())
-            write_json(out, found)
-        write_json(out, found)
+            result["plans"][name] = judged(bench, differences, Limits(job).by_name())
+            write_json(out, result)
+        write_json(out, result)
         dist.barrier()
         dist.destroy_process_group()
     except Exception as error:
-        write_json(out, found | {"error": f"{type(error).__name__}: {error}"[:800]})
+        write_json(out, result | {"error": f"{type(error).__name__}: {error}"[:800]})
         raise
 
 

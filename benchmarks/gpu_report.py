@@ -51,8 +51,8 @@ def _spread(seconds: Sequence[float] | None, factor: float) -> str:
 
 def _differences(row: Row) -> list[str]:
     limits = row.get("limits", {})
-    said = [f"{name} {value:.1e} of {limits[name]:.1e}" for name, value in row.get("differences", {}).items()]
-    return [", ".join(said) or _NONE, _verdict(row.get("ok"))]
+    printed = [f"{name} {value:.1e} of {limits[name]:.1e}" for name, value in row.get("differences", {}).items()]
+    return [", ".join(printed) or _NONE, _verdict(row.get("ok"))]
 
 
 def _equal(rows: Sequence[Row]) -> str:
@@ -70,22 +70,22 @@ def _ranks(rows: Sequence[Row]) -> str:
     for row in rows:
         if row.get("accepted") is False:
             lines.append([row["case"], _NONE, f"refused: {row['said']}".replace("\n", " ")[:300], _NONE])
-        for plan, found in row.get("plans", {}).items():
-            error = (found or {}).get("error")
-            said = [error.replace("\n", " ")[:300], _verdict(False)] if error else _differences(found or {})
-            lines.append([row["case"], plan, *said])
+        for plan, result in row.get("plans", {}).items():
+            error = (result or {}).get("error")
+            printed = [error.replace("\n", " ")[:300], _verdict(False)] if error else _differences(result or {})
+            lines.append([row["case"], plan, *printed])
     return _table(["over", "plan", "difference, of its limit", "equal"], lines)
 
 
 def _kernels(rows: Sequence[Row]) -> str:
     lines = [
         [
-            row["case"], name, _spread(found["seconds"], 1e6), _number(found.get("flops_per_s"), ".0f", 1e-12),
-            _number(found.get("bytes_per_s"), ".0f", 1e-9), _number(found["roofline_s"], ".4g", 1e6),
-            _number(found.get("of_roofline"), ".0%"), _number(found["predicted_s"], ".4g", 1e6),
-            _number(found.get("over_predicted")),
+            row["case"], name, _spread(result["seconds"], 1e6), _number(result.get("flops_per_s"), ".0f", 1e-12),
+            _number(result.get("bytes_per_s"), ".0f", 1e-9), _number(result["roofline_s"], ".4g", 1e6),
+            _number(result.get("of_roofline"), ".0%"), _number(result["predicted_s"], ".4g", 1e6),
+            _number(result.get("over_predicted")),
         ]
-        for row in rows for name, found in row["passes"].items()
+        for row in rows for name, result in row["passes"].items()
     ]  # fmt: skip
     header = ["kernel", "pass", "us [quartiles]", "TFLOP/s", "GB/s", "roofline, us", "of the roofline"]
     return _table([*header, "predicted, us", "measured / predicted"], lines)
@@ -94,11 +94,11 @@ def _kernels(rows: Sequence[Row]) -> str:
 def _mfu(rows: Sequence[Row]) -> str:
     lines = []
     for row in rows:
-        told, causes = row["predicted"] or {}, row.get("causes", {})
-        parts = {name: seconds for name, seconds in told.items() if name in ("compute", "optimizer", "other")}
+        answer, causes = row["predicted"] or {}, row.get("causes", {})
+        parts = {name: seconds for name, seconds in answer.items() if name in ("compute", "optimizer", "other")}
         lines.append([
             row["case"], _spread(row.get("step_s"), 1e3), _number(row.get("tokens_per_s"), ",.0f"),
-            _number(row.get("mfu"), ".1%"), _number(told.get("mfu"), ".1%"), _number(told.get("total"), ".4g", 1e3),
+            _number(row.get("mfu"), ".1%"), _number(answer.get("mfu"), ".1%"), _number(answer.get("total"), ".4g", 1e3),
             _number(row.get("over_predicted")), _causes(causes), _causes(parts),
         ])  # fmt: skip
     header = ["job", "step, ms [quartiles]", "tokens/s", "MFU", "predicted MFU", "predicted step, ms"]

@@ -37,7 +37,7 @@ def compare(num_experts: int, num_rows: int, skewed: bool, dtype: torch.dtype) -
     shape = (num_experts, OUTPUT, HIDDEN)
     values = torch.randn(shape, generator=generator, dtype=dtype)
     weight = PlacedParameter(values, ParameterShard(shape, tuple((0, size) for size in shape), "normal"))
-    theirs = values.clone().requires_grad_()
+    reference = values.clone().requires_grad_()
     counts_e = row_counts(num_experts, num_rows, skewed)
     x_NH = torch.randn(num_rows, HIDDEN, generator=generator, dtype=dtype).requires_grad_()
     dy_NO = torch.randn(num_rows, OUTPUT, generator=generator, dtype=dtype)
@@ -51,12 +51,12 @@ def compare(num_experts: int, num_rows: int, skewed: bool, dtype: torch.dtype) -
     def baseline() -> Tensor:
         x_NH.grad = None
         ends_e = counts_e.cumsum(0).to(torch.int32)
-        functional.grouped_mm(x_NH, theirs.transpose(1, 2), offs=ends_e).backward(dy_NO)
+        functional.grouped_mm(x_NH, reference.transpose(1, 2), offs=ends_e).backward(dy_NO)
         return x_NH.grad
 
     for _ in range(2):  # twice: gradients add up
         check_close("input gradient", ours().float(), baseline().float(), 1e-2 if dtype == torch.bfloat16 else 1e-5)
-    check_close("weight gradient", weight.gradient.float(), theirs.grad.float(), 1e-2)
+    check_close("weight gradient", weight.gradient.float(), reference.grad.float(), 1e-2)
     name = f"{num_experts} experts, {num_rows} rows {'skewed' if skewed else 'even'}, {str(dtype).split('.')[1]}"
     return [name, *alternate(ours, baseline, MOST_ROUNDS, MOST_S).cells()]
 

@@ -64,8 +64,8 @@ def steps() -> list[Step]:
     constants = left_out()
     return [
         Step(row, seconds)
-        for family, mine in by_family.items()
-        for row, seconds in zip(mine, step_seconds(mine, shipped() | constants.get(family, {})).tolist(), strict=True)
+        for family, own in by_family.items()
+        for row, seconds in zip(own, step_seconds(own, shipped() | constants.get(family, {})).tolist(), strict=True)
     ]
 
 

@@ -32,8 +32,8 @@ def benchmark(mesh: Mesh, job: JobSpec, name: str) -> None:
         mesh = make_mesh(MeshNeeds(job.plan, side_by_side=True), mesh.rank, mesh.device, 60.0, mesh.watch)
     contest = Contest(mesh, job, chain(MICROBATCHES) if name == "chain" else job_program(job), "ep")
     contest.tokens = contest.tokens[:MICROBATCHES]  # a replica's share
-    for mine, theirs in zip(contest.outcome(contest.pairs), contest.outcome(contest.split), strict=True):
-        assert torch.equal(mine, theirs), "side by side gives other bits than in turn"
+    for own, reference in zip(contest.outcome(contest.pairs), contest.outcome(contest.split), strict=True):
+        assert torch.equal(own, reference), "side by side gives other bits than in turn"
     for rate in RATES:
         print_row([f"{name}, {rate:.0f}", *compare(contest, rate)])
 

@@ -221,8 +221,8 @@ def benchmark(mesh: Mesh, job: JobSpec, name: str) -> None:
     if name == "chain":  # a plan has no such program: its own mesh, with a communicator for each pass
         mesh = make_mesh(MeshNeeds(job.plan, side_by_side=True), mesh.rank, mesh.device, 60.0, mesh.watch)
     contest = Contest(mesh, job, chain(MICROBATCHES) if name == "chain" else job_program(job))
-    for mine, theirs in zip(contest.outcome(contest.pairs), contest.outcome(contest.split), strict=True):
-        assert torch.equal(mine, theirs), "side by side gives other bits than in turn"
+    for own, reference in zip(contest.outcome(contest.pairs), contest.outcome(contest.split), strict=True):
+        assert torch.equal(own, reference), "side by side gives other bits than in turn"
     for rate in RATES[name]:
         print_row([f"{name}, {rate:.0f}", *compare(contest, rate)])
 

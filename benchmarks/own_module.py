@@ -102,9 +102,9 @@ def ours(net: nn.Module, loss: Loss, zero: int) -> Step:
     model = sw.shard(net, {"zero": zero}, optimizer=optimizer)
 
     def step() -> tuple[float, float]:
-        found = loss(model)
-        model.backward(found)
-        return found.item(), model.step().grad_norm
+        result = loss(model)
+        model.backward(result)
+        return result.item(), model.step().grad_norm
 
     return step
 
@@ -129,11 +129,11 @@ def _stepped(model: nn.Module, loss: Loss) -> Step:
 
     def step() -> tuple[float, float]:
         optimizer.zero_grad()
-        found = loss(model)
-        found.backward()
+        result = loss(model)
+        result.backward()
         norm: Any = nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
-        return found.item(), (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
+        return result.item(), (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
 
     return step
 
@@ -142,9 +142,9 @@ def example(name: str) -> Any:
     """A program of examples/ as a module."""
     spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[1] / "examples" / f"{name}.py")
     assert spec is not None and spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
+    result = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(result)
+    return result
 
 
 def num_elements(net: nn.Module) -> int:

@@ -21,18 +21,18 @@ MORE_IS_WORSE = {
 
 def unfavourable(fitted: dict[str, float], folds: dict[str, dict[str, float]]) -> dict[str, float]:
     """The worst of all fits, the one to all families among them."""
-    found = {}
+    result = {}
     for name in sorted({name for fold in folds.values() for name in fold}):
         values = [fold[name] for fold in folds.values() if name in fold]
         worst = max if name.rpartition(".")[2] in MORE_IS_WORSE else min
-        found[name] = worst([*values, fitted[name]] if name in fitted else values)
-    return found
+        result[name] = worst([*values, fitted[name]] if name in fitted else values)
+    return result
 
 
 def main() -> None:
     """Write the file."""
-    found = unfavourable(shipped(), left_out())
-    lines = [f'"{name}" = {value:.4g}' for name, value in found.items()]
+    result = unfavourable(shipped(), left_out())
+    lines = [f'"{name}" = {value:.4g}' for name, value in result.items()]
     TARGET.write_text("\n".join(["# Written by benchmarks/pessimistic.py.", *lines]) + "\n")
 
 

@@ -62,7 +62,7 @@ def compare(mesh: Mesh, job: JobSpec) -> list[str]:
     tokens_BS = torch.randint(job.model.vocab, shape, generator=generator)
     inputs_BS, targets_BS = tokens_BS[:, :-1].contiguous(), tokens_BS[:, 1:].contiguous()
 
-    theirs = placed_parameters(module.stage)
+    reference = placed_parameters(module.stage)
 
     def our_step() -> list[Tensor]:
         for shards in replica.shards.values():
@@ -73,7 +73,7 @@ def compare(mesh: Mesh, job: JobSpec) -> list[str]:
 
     def their_step() -> list[Tensor]:
         losses: list[Tensor] = []
-        for parameter in theirs.values():
+        for parameter in reference.values():
             parameter.has_gradient = False
         if is_last:
             schedule.step(target=targets_BS, losses=losses, return_outputs=False)
@@ -82,10 +82,10 @@ def compare(mesh: Mesh, job: JobSpec) -> list[str]:
         return losses
 
     their_step()  # its first step also runs the stages to learn their shapes, which leaves gradients behind
-    for ours, baseline in zip(our_step(), their_step(), strict=True):
-        check_close("a loss", ours.detach(), baseline.detach())
+    for own, baseline in zip(our_step(), their_step(), strict=True):
+        check_close("a loss", own.detach(), baseline.detach())
     for name, parameter in placed_parameters(replica.stages[index]).items():
-        check_close(f"the gradient of {name}", parameter.gradient, theirs[name].gradient)
+        check_close(f"the gradient of {name}", parameter.gradient, reference[name].gradient)
     return alternate(our_step, their_step, MOST_ROUNDS, MOST_S).cells()
 
 
@@ -93,9 +93,9 @@ def benchmark(mesh: Mesh, job: JobSpec) -> None:
     """All variants on this rank."""
     print_row(["forward and backward", *RATIO_HEADER], is_header=True)
     for size, model in MODELS.items():
-        for schedule, theirs in SCHEDULES.items():
+        for schedule, reference in SCHEDULES.items():
             variant = resized(job, model=model, plan={"schedule": schedule})
-            print_row([f"{size}, pp 2, {schedule} / {theirs.__name__}", *compare(mesh, variant)])
+            print_row([f"{size}, pp 2, {schedule} / {reference.__name__}", *compare(mesh, variant)])
 
 
 if __name__ == "__main__":

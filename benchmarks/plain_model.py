@@ -122,7 +122,7 @@ def plain_decoder(spec: ModelSpec, weights: dict[str, Tensor] | None) -> PlainDe
 
 def by_plain_names(spec: ModelSpec, ours: dict[str, Tensor]) -> dict[str, Tensor]:
     """Our weights of a whole model under the names, shapes and order of rows of the plain one."""
-    found = {}
+    result = {}
     for name, tensor in ours.items():
         if name.endswith("qkv.weight"):  # ours: [heads, (query, key, value), D, H]
             turned, value = tensor.split((2, 1), dim=1)
@@ -131,5 +131,5 @@ def by_plain_names(spec: ModelSpec, ours: dict[str, Tensor]) -> dict[str, Tensor
             tensor = torch.cat((turned, value), dim=1).transpose(0, 1).flatten(0, 2)
         elif name.endswith("mlp.up.weight"):  # ours: [(gate, up), F, H]
             name, tensor = name.replace("up.weight", "gate_up.weight"), tensor.flatten(0, 1)
-        found[name] = tensor
-    return found
+        result[name] = tensor
+    return result

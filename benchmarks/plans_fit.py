@@ -67,9 +67,9 @@ def checked(plan: PricedPlan) -> tuple[str, bool]:
     fullest = max(range(len(memory)), key=lambda rank: memory[rank].total_bytes)
     run = dry_run(plan.job, first_rank(plan.job, fullest), "cuda")
     room = device_of(plan.job.cluster.device).room_bytes
-    told, account, peak = float(plan.memory.total), memory[fullest].total_bytes, run.peak.total_bytes
-    is_right = abs(account / peak - 1) <= MOST_APART and abs(told / account - 1) <= MOST_APART and account <= room
-    sizes = f"plan {told / GIB:.1f}, account {account / GIB:.1f}, dry run {peak / GIB:.1f} of {room / GIB:.1f} GiB"
+    answer, account, peak = float(plan.memory.total), memory[fullest].total_bytes, run.peak.total_bytes
+    is_right = abs(account / peak - 1) <= MOST_APART and abs(answer / account - 1) <= MOST_APART and account <= room
+    sizes = f"plan {answer / GIB:.1f}, account {account / GIB:.1f}, dry run {peak / GIB:.1f} of {room / GIB:.1f} GiB"
     return f"{plan_words(plan.job.plan)}: {sizes}, {float(plan.time.total):.3f} s, MFU {plan.time.mfu:.1%}", is_right
 
 
@@ -82,14 +82,14 @@ def main(chosen: list[str]) -> int:
         began_s = time.perf_counter()
         where: Any = f"{case.asked.devices} x {case.asked.device}" if case.asked.devices else "its cluster"
         try:
-            found = plans_of(load_to_plan(case.name, case.fields, case.asked).job, Constraints(), shipped())
+            result = plans_of(load_to_plan(case.name, case.fields, case.asked).job, Constraints(), shipped())
         except (PlanError, KeyError) as error:
             print(f"{number} {case.name} on {where}: {error}", flush=True)
             continue
-        if found.recommendation is None:
+        if result.recommendation is None:
             print(f"{number} {case.name} on {where}: no plan fits", flush=True)
             continue
-        text, is_right = checked(found.recommendation.plan)
+        text, is_right = checked(result.recommendation.plan)
         all_right &= is_right
         took_s = time.perf_counter() - began_s
         print(f"{number} {case.name} on {where}: {text}{'' if is_right else ' WRONG'}, in {took_s:.0f} s", flush=True)

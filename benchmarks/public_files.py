@@ -91,7 +91,7 @@ _REASONS = re.compile(
 def outcome(system: str, paths: list[str], asked: Asked, sizes: Sequence[int]) -> tuple[str, list[str]]:
     """(one of KINDS, the faults), on the first number of devices on which the job is legal, else on the first."""
     outcomes = [_outcome(system, paths, replace(asked, cluster=replace(asked.cluster, devices=size))) for size in sizes]
-    return next((found for found in outcomes if found[0] in KINDS[:2]), outcomes[0])
+    return next((result for result in outcomes if result[0] in KINDS[:2]), outcomes[0])
 
 
 def _outcome(system: str, paths: list[str], asked: Asked) -> tuple[str, list[str]]:

@@ -203,10 +203,12 @@ def operator_table() -> Iterator[str]:
     }
     yield "| forward and backward | kept by torch | kept by ours | time, ours / torch's |"
     yield "| --- | --- | --- | --- |"
-    for name, (theirs, ours, of, gradient) in pairs.items():
-        times = ratios({"theirs": backward(theirs, of, gradient), "ours": backward(ours, of, gradient)}, 60)
+    for name, (reference, own, of, gradient) in pairs.items():
+        times = ratios({"theirs": backward(reference, of, gradient), "ours": backward(own, of, gradient)}, 60)
         leaf = of.clone().requires_grad_()
-        kept = [saved_bytes(lambda f=f, leaf=leaf: f(leaf), [norm.weight.detach(), w.detach()]) for f in (theirs, ours)]
+        kept = [
+            saved_bytes(lambda f=f, leaf=leaf: f(leaf), [norm.weight.detach(), w.detach()]) for f in (reference, own)
+        ]
         yield f"| {name} | {kept[0]:,} | {kept[1]:,} | {times['ours']:.2f} |"
     both = ratios({"theirs": lambda: functional.dropout(x, 0.1), "ours": lambda: mask.apply(x)}, 60)
     kept_mask = saved_bytes(lambda: functional.dropout(x.clone().requires_grad_(), 0.1))

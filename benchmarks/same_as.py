@@ -118,11 +118,11 @@ def trained(checkout: Path, folder: Path) -> Iterator[tuple[str, Any]]:
     for name, overrides in PLANS.items():
         run = folder / name
         sets = [part for override in (*SMALL, *overrides, f'run.folder="{run}"') for part in ("--set", override)]
-        said = shardwright(checkout, "train", "quickstart", *sets, folder=folder)
+        printed = shardwright(checkout, "train", "quickstart", *sets, folder=folder)
         metrics = run / "metrics.jsonl"
         lines = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
         kept = [{key: line[key] for key in line if "loss" in key or key in ("step", "grad_norm")} for line in lines]
-        yield f"train {name}", kept if len(kept) >= 20 else said
+        yield f"train {name}", kept if len(kept) >= 20 else printed
 
 
 def parsed(text: str) -> Any:
@@ -171,11 +171,11 @@ def main() -> None:
                 continue
             both = zip(collect(arguments.before.resolve(), folders[0]), collect(HERE, folders[1]), strict=True)
             for (what, before), (other, after) in both:
-                found = list(differences(before, after)) if what == other else [f"{other} in its place"]
-                num_compared, num_different = num_compared + 1, num_different + bool(found)
-                if not found:
+                result = list(differences(before, after)) if what == other else [f"{other} in its place"]
+                num_compared, num_different = num_compared + 1, num_different + bool(result)
+                if not result:
                     print(f"{what}: the same", flush=True)
-                for line in found[:5]:
+                for line in result[:5]:
                     print(f"{what}{line}", flush=True)
         print(f"{num_compared} compared, {num_different} differ")
     sys.exit(bool(num_different))

@@ -84,12 +84,12 @@ def time_weights(rounds: int) -> None:
     sizes = {name: out.get(name, out["whole"]).numel() for name in works}
     for work in works.values():
         work()
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in works}
+    result: dict[str, list[tuple[float, float]]] = {name: [] for name in works}
     for _ in range(rounds):
         for name, work in works.items():
-            found[name].append(per_second(work, sizes[name]))
+            result[name].append(per_second(work, sizes[name]))
     print(f"initial weights, threads: {torch.get_num_threads()}; millions of elements over {rounds} rounds:")
-    for name, speeds in found.items():
+    for name, speeds in result.items():
         for kind, of_rounds in zip(("a second", "a second of a core"), zip(*speeds, strict=True), strict=True):
             low, middle, high = (speed / 1e6 for speed in statistics.quantiles(of_rounds, n=4))
             print(f"  {name}, {kind}: best {max(of_rounds) / 1e6:.0f}, median {middle:.0f} [{low:.0f}, {high:.0f}]")
@@ -144,14 +144,14 @@ def time_batches(delay_s: float, rounds: int, steps: int = 6) -> None:
         samples.delay_s = delay_s
         mesh = job_mesh(job, 0, CPU)
         replica = build(job, mesh)
-        found: dict[str, list[tuple[float, float]]] = {"read at its beginning": [], "read ahead": []}
+        results: dict[str, list[tuple[float, float]]] = {"read at its beginning": [], "read ahead": []}
         for done in range(0, (rounds + 1) * steps, steps):
-            for name, times in found.items():
+            for name, times in results.items():
                 times.append(_time_steps(job, mesh, replica, samples, range(done, done + steps), name == "read ahead"))
     print(f"quickstart on one rank, {rounds} rounds of {steps} steps, {1000 * delay_s:.0f} ms more to read a batch:")
     for i, kind in enumerate(("wall", "processor")):
-        plain, ahead = ([times[i] for times in both[1:]] for both in found.values())
-        for name, of_rounds in zip(found, (plain, ahead), strict=True):
+        plain, ahead = ([times[i] for times in both[1:]] for both in results.values())
+        for name, of_rounds in zip(results, (plain, ahead), strict=True):
             low, middle, high = statistics.quantiles(of_rounds, n=4)
             print(f"  {name}: {1000 * middle:.1f} ms of the {kind} a step [{1000 * low:.1f}, {1000 * high:.1f}]")
         low, middle, high = statistics.quantiles([a / b for a, b in zip(ahead, plain, strict=True)], n=4)

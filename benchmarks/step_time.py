@@ -30,9 +30,9 @@ def main() -> None:
         fields = FIELDS | {"plan.schedule": schedule, "plan.virtual_stages": virtual_stages}
         job = load_job("quickstart", [f"{name}={value}" for name, value in fields.items()])
         with tempfile.TemporaryDirectory() as folder:
-            found = compare_step_time(job, Path(folder))
-        errors.append(abs(found.error))
-        print(f"| {schedule} | {found.simulated_s:.3f} | {found.executed_s:.3f} | {found.error:+.1%} |", flush=True)
+            result = compare_step_time(job, Path(folder))
+        errors.append(abs(result.error))
+        print(f"| {schedule} | {result.simulated_s:.3f} | {result.executed_s:.3f} | {result.error:+.1%} |", flush=True)
     print(f"\nMedian of the absolute error: {statistics.median(errors):.1%}; largest: {max(errors):.1%}.")
 
 

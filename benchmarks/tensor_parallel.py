@@ -141,26 +141,26 @@ def compare(mesh: Mesh, job: JobSpec) -> list[str]:
     """Check, measure and time one variant; the row of the table after its name."""
     spec, sequence_parallel = job.model, job.plan.sequence_parallel
     replica = build(job, mesh)
-    ours, shards = replica.stages[0].layers["0"], replica.shards[0]
+    own, shards = replica.stages[0].layers["0"], replica.shards[0]
     whole = placed_parameters(plain_stage(job).layers["0"])
     weights = by_torch_names(spec, {name: p.detach() for name, p in whole.items()})
-    theirs = torch_block(spec, weights, DeviceMesh("cpu", list(mesh.tp.ranks)), sequence_parallel)
+    reference = torch_block(spec, weights, DeviceMesh("cpu", list(mesh.tp.ranks)), sequence_parallel)
 
     generator = torch.Generator().manual_seed(job.run.seed)
     x_SBH, dy_SBH = torch.randn(2, spec.sequence, BATCH, spec.hidden, generator=generator)
     if sequence_parallel:
         x_SBH, dy_SBH = (t.chunk(mesh.tp.size)[mesh.tp.index].clone() for t in (x_SBH, dy_SBH))
-    inputs = {block: x_SBH.clone().requires_grad_() for block in (ours, theirs)}
+    inputs = {block: x_SBH.clone().requires_grad_() for block in (own, reference)}
 
     def our_forward() -> Tensor:
-        return ours(inputs[ours], replica.stages[0].forward_pass())
+        return own(inputs[own], replica.stages[0].forward_pass())
 
     def their_forward() -> Tensor:
-        return theirs(inputs[theirs])
+        return reference(inputs[reference])
 
     def our_pass() -> Tensor:
         shards.zero()
-        inputs[ours].grad = None
+        inputs[own].grad = None
         y = our_forward()
         y.backward(dy_SBH)
         shards.arm(is_last=True, is_split=False)
@@ -169,23 +169,23 @@ def compare(mesh: Mesh, job: JobSpec) -> list[str]:
         return y
 
     def their_pass() -> Tensor:
-        theirs.zero_grad()
-        inputs[theirs].grad = None
+        reference.zero_grad()
+        inputs[reference].grad = None
         y = their_forward()
         y.backward(dy_SBH)
-        for norm in (theirs.attention_norm, theirs.mlp_norm):
+        for norm in (reference.attention_norm, reference.mlp_norm):
             if isinstance(norm.weight.grad, DTensor) and norm.weight.grad.placements[0].is_partial():
                 norm.weight.grad = norm.weight.grad.redistribute(placements=[Replicate()])
         return y
 
     check_close("the output", our_pass().detach(), their_pass().detach())
-    check_close("the input gradient", inputs[ours].grad, inputs[theirs].grad)
-    gradients = by_torch_names(spec, {name: p.gradient for name, p in placed_parameters(ours).items()})
-    for name, parameter in theirs.named_parameters():
+    check_close("the input gradient", inputs[own].grad, inputs[reference].grad)
+    gradients = by_torch_names(spec, {name: p.gradient for name, p in placed_parameters(own).items()})
+    for name, parameter in reference.named_parameters():
         gradient = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
         check_close(f"the gradient of {name}", gradients[name], gradient)
     saved = [
-        saved_bytes(forward, block.parameters()) for forward, block in ((our_forward, ours), (their_forward, theirs))
+        saved_bytes(forward, block.parameters()) for forward, block in ((our_forward, own), (their_forward, reference))
     ]
     ratio = alternate(our_pass, their_pass, MOST_ROUNDS, MOST_S)
     return [*ratio.cells(), f"{saved[0] / 2**20:.2f}", f"{saved[1] / 2**20:.2f}"]

@@ -116,9 +116,9 @@ def measure_peak(mesh: Mesh, job: JobSpec, name: str) -> dict[str, float]:
     reset_peak()
     for _ in range(STEPS_AT_PEAK):
         step(tokens_BS)
-    found = torch.tensor([peak_bytes(), peak_bytes() - imported], dtype=torch.float64)
-    dist.all_reduce(found, dist.ReduceOp.MAX)
-    return {"whole": found[0].item() / MIB, "above": found[1].item() / MIB}
+    result = torch.tensor([peak_bytes(), peak_bytes() - imported], dtype=torch.float64)
+    dist.all_reduce(result, dist.ReduceOp.MAX)
+    return {"whole": result[0].item() / MIB, "above": result[1].item() / MIB}
 
 
 def _collect(work: Callable[[Mesh, JobSpec], Any], job: JobSpec) -> Any:
@@ -127,9 +127,9 @@ def _collect(work: Callable[[Mesh, JobSpec], Any], job: JobSpec) -> Any:
         file = Path(folder, "found.json")
 
         def work_and_write(mesh: Mesh, job: JobSpec) -> None:
-            found = work(mesh, job)
+            result = work(mesh, job)
             if mesh.rank == 0:
-                file.write_text(json.dumps(found))
+                file.write_text(json.dumps(result))
 
         run_two_ranks(work_and_write, job.model_dump())
         return json.loads(file.read_text())
@@ -141,9 +141,9 @@ def our_weights(job: JobSpec) -> dict[str, Tensor]:
 
 
 def _check_logits(job: JobSpec, weights: dict[str, Tensor], tokens_BS: Tensor) -> None:
-    ours, plain = plain_stage(job), plain_decoder(job.model, weights)
+    own, plain = plain_stage(job), plain_decoder(job.model, weights)
     with torch.no_grad():
-        logits_BSV = ours.logits(ours(tokens_BS[:, :-1])).transpose(0, 1)
+        logits_BSV = own.logits(own(tokens_BS[:, :-1])).transpose(0, 1)
         check_close("logits", logits_BSV, plain.logits(tokens_BS[:, :-1]))
 
 

@@ -47,17 +47,17 @@ def profile_all(mesh: Mesh, job: JobSpec, names: Sequence[str], top: int) -> Non
     weights = by_plain_names(job.model, our_weights(job))
     steps = {name: make_system(name, Setting(job, mesh, weights)) for name in names}
     tokens_BS = random_tokens(job)
-    found: dict[str, dict[Group, list[float]]] = {name: {} for name in names}
+    result: dict[str, dict[Group, list[float]]] = {name: {} for name in names}
     for number in range(WARMUP + PROFILED_STEPS):
         for name, step in steps.items():
             dist.barrier()
             calls = calls_of(step, tokens_BS) if number >= WARMUP and mesh.rank == 0 else step(tokens_BS) and {}
             for group, times_us in calls.items():
-                before = found[name].get(group, times_us)
-                found[name][group] = [min(pair) for pair in zip(before, times_us, strict=False)]
+                before = result[name].get(group, times_us)
+                result[name][group] = [min(pair) for pair in zip(before, times_us, strict=False)]
     if mesh.rank == 0:
         for name in names:
-            print_groups(name, found[name], top)
+            print_groups(name, result[name], top)
 
 
 def calls_of(step: Step, tokens_BS: torch.Tensor) -> dict[Group, list[float]]:

@@ -12,15 +12,15 @@ FILES = sorted(FOLDER.rglob("*.py"))
 
 def names_at(file: Path) -> set[str]:
     """What a file defines, imports or sets at its top."""
-    found = set()
+    result = set()
     for node in ast.walk(ast.parse(file.read_text("utf-8"))):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            found.add(node.name)
+            result.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.id)
+            result.add(node.id)
         elif isinstance(node, ast.ImportFrom | ast.Import):
-            found |= {alias.asname or alias.name for alias in node.names}
-    return found
+            result |= {alias.asname or alias.name for alias in node.names}
+    return result
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(FOLDER)))

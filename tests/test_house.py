@@ -163,6 +163,16 @@ def test_files_that_the_source_names_exist() -> None:
     assert missing == []
 
 
+def test_no_mark_of_a_merge_is_left() -> None:
+    """Pages and catalogs of phrases are no code: nothing else would see such a line in them."""
+    mark, kinds = re.compile(r"^(<{7}|>{7}) ", re.MULTILINE), {".md", ".po", ".py", ".toml", ".js", ".csv", ".css"}
+    root = SOURCE.parent.parent
+    files = [file for folder in ("src", "docs", "tests", "benchmarks") for file in (root / folder).rglob("*.*")]
+    texts = [file for file in (*files, *root.glob("*.md")) if file.suffix in kinds]
+    assert len(texts) > 500
+    assert [str(file) for file in texts if mark.search(file.read_text(encoding="utf-8", errors="replace"))] == []
+
+
 # What runs code that a file brings along, by its name or the end of it; and where what is read is no file.
 RUNNING = (
     "pickle.load", "pickle.loads", "pickle.Unpickler", "pickle.*", "marshal.*", "shelve.*", "dill.*", "joblib.*",
@@ -190,26 +200,26 @@ def runs_code(name: str) -> bool:
 
 def calls_that_run_code(source: str) -> set[str]:
     """The calls, imports and options of a module that run code which a file brings along."""
-    found = set()
+    result = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call):
             name = ast.unparse(node.func)
-            found |= {name} if runs_code(name) else set()
-            found |= {
+            result |= {name} if runs_code(name) else set()
+            result |= {
                 f"{name}({option.arg})"
                 for option in node.keywords
                 if option.arg in UNSAFE_OPTIONS
                 and not (isinstance(option.value, ast.Constant) and option.value.value != UNSAFE_OPTIONS[option.arg])
             }
         if isinstance(node, ast.ImportFrom):
-            found |= {full for alias in node.names if runs_code(full := f"{node.module}.{alias.name}")}
-    return found
+            result |= {full for alias in node.names if runs_code(full := f"{node.module}.{alias.name}")}
+    return result
 
 
 def test_no_file_is_read_by_what_runs_code() -> None:
     """No pickle but of tensors alone, no code of a model or data set: files of strangers are data."""
-    found = {(str(f.relative_to(SOURCE)), call) for f in FILES for call in calls_that_run_code(f.read_text("utf-8"))}
-    assert found == WITHOUT_A_FILE | OF_TENSORS_ALONE
+    result = {(str(f.relative_to(SOURCE)), call) for f in FILES for call in calls_that_run_code(f.read_text("utf-8"))}
+    assert result == WITHOUT_A_FILE | OF_TENSORS_ALONE
     for file, call in OF_TENSORS_ALONE:
         calls = [node for node in ast.walk(ast.parse((SOURCE / file).read_text("utf-8"))) if isinstance(node, ast.Call)]
         options = [ast.unparse(option) for node in calls if ast.unparse(node.func) == call for option in node.keywords]

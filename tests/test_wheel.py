@@ -91,8 +91,8 @@ def run(site: Path, *words: str) -> str:
 
 
 def files_of(folder: Path) -> set[Path]:
-    found = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-    return {path for path in found if "__pycache__" not in path.parts}
+    results = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return {path for path in results if "__pycache__" not in path.parts}
 
 
 def test_every_file_of_the_package_is_in_it(installed: Path) -> None:
@@ -103,16 +103,16 @@ def test_every_file_of_the_package_is_in_it(installed: Path) -> None:
 
 def test_it_says_what_it_is(installed: Path) -> None:
     (info,) = installed.glob("shardwright-*.dist-info")
-    found = message_from_string((info / "METADATA").read_text(encoding="utf-8"))
-    assert (found["Name"], found["License-Expression"], found["License-File"]) == (
+    result = message_from_string((info / "METADATA").read_text(encoding="utf-8"))
+    assert (result["Name"], result["License-Expression"], result["License-File"]) == (
         "shardwright", "Apache-2.0", "LICENSE",
     )  # fmt: skip
     assert (info / "licenses" / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
-    assert found["Description-Content-Type"] == "text/markdown"
-    assert found.get_payload().strip() == (ROOT / "README.md").read_text(encoding="utf-8").strip()
-    assert found["Requires-Python"] and found["Summary"] and found["Keywords"]
-    assert "Typing :: Typed" in found.get_all("Classifier", []) and (installed / "shardwright" / "py.typed").exists()
-    assert found.get_all("Project-URL") is None
+    assert result["Description-Content-Type"] == "text/markdown"
+    assert result.get_payload().strip() == (ROOT / "README.md").read_text(encoding="utf-8").strip()
+    assert result["Requires-Python"] and result["Summary"] and result["Keywords"]
+    assert "Typing :: Typed" in result.get_all("Classifier", []) and (installed / "shardwright" / "py.typed").exists()
+    assert result.get_all("Project-URL") is None
 
 
 def test_it_reads_its_catalog_plans_draws_and_trains(installed: Path, tmp_path: Path) -> None:

@@ -100,8 +100,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Plans priced a second of processor time.")
     parser.add_argument("--calculon", type=Path, required=True, help="the folder with Calculon's package and systems/")
     parser.add_argument("--llm-analysis", type=Path, required=True, help="the folder with the llm_analysis package")
-    said = parser.parse_args()
-    calculon, llm_analysis = Calculon(said.calculon), LLMAnalysis(said.llm_analysis)
+    printed = parser.parse_args()
+    calculon, llm_analysis = Calculon(printed.calculon), LLMAnalysis(printed.llm_analysis)
     print("| GPT-3 175B on | plans | planner | first round | median round | least | most |\n|" + "---|" * 7)
     for num_devices, batch in CLUSTERS:
         grids = list(plans(num_devices, batch))
@@ -131,13 +131,13 @@ def main() -> None:
             for block in blocks:
                 price(block)
 
-        found = contest([
+        result = contest([
             Contestant("ours, in blocks", ours, len(grids)),
             Contestant("ours, one at a time", each(price), SAMPLE),
             Contestant("Calculon", each(lambda one, machine=machine: calculon.evaluate(one, machine)), SAMPLE),
             Contestant("llm-analysis (no search)", each(llm_analysis.answer), SAMPLE),
         ])  # fmt: skip
-        for name, rates in found.items():
+        for name, rates in result.items():
             rest = rates[1:]
             print(
                 f"| {num_devices:,} A100 | {len(grids):,} | {name} | {rates[0]:,.0f} "

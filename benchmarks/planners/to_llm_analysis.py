@@ -97,10 +97,10 @@ class LLMAnalysis:
         recompute = self._analysis.ActivationRecomputation[run.grid.recompute.upper()]
         zero = self._analysis.DSZeRO(run.grid.zero)
         try:
-            found = analysis.training(activation_recomputation=recompute, ds_zero=zero, **training_of(run))
+            result = analysis.training(activation_recomputation=recompute, ds_zero=zero, **training_of(run))
         except AssertionError as error:
             raise ValueError(f"llm-analysis refuses it: {error}") from error
-        return Answer(found["latency_per_iter"], found["(weight+op_state+grad+act)_memory_per_gpu"] / 1e9)
+        return Answer(result["latency_per_iter"], result["(weight+op_state+grad+act)_memory_per_gpu"] / 1e9)
 
 
 if __name__ == "__main__":

@@ -42,8 +42,8 @@ def test_doctests() -> None:
     assert len(files) >= 2
     for file in files:
         name = ".".join(file.relative_to(ROOT / "src").with_suffix("").parts)
-        found = doctest.testmod(importlib.import_module(name))
-        assert found.attempted and not found.failed, name
+        result = doctest.testmod(importlib.import_module(name))
+        assert result.attempted and not result.failed, name
 
 
 def test_results_print_and_dump_as_the_commands_do() -> None:
@@ -67,9 +67,9 @@ def test_results_print_and_dump_as_the_commands_do() -> None:
     sizes = ["tiny-llama", "--device", "h100-sxm", *search[:-2], "--devices"]
     assert json.loads(printed("scale", *sizes, "8,16", "--json")) == json.loads(json.dumps(curves.to_dict()))
     assert str(curves) == str(sw.load("tiny-llama", **ON_8).scale("8-16", keep=KEPT))
-    found = job.plan(keep=KEPT, top=3)
-    assert json.loads(printed("plan", *words, *search, "--json")) == found.dicts()
-    _, heading, best, *_ = str(found).split("\n\n")
+    result = job.plan(keep=KEPT, top=3)
+    assert json.loads(printed("plan", *words, *search, "--json")) == result.dicts()
+    _, heading, best, *_ = str(result).split("\n\n")
     assert "plans searched" in heading  # for how long, which differs
     assert best.startswith("Recommended: tp 2, pp 1") and best in printed("plan", *words, *search)
 
@@ -120,12 +120,12 @@ def test_numbers_of_numpy_and_paths_are_plain_values(tmp_path: Path) -> None:
     eight = np.int64(8)
     job = sw.load("tiny-llama", devices=eight, device="h100-sxm")
     assert job.spec.cluster.num_devices == 8
-    told = sw.load(
+    answer = sw.load(
         "quickstart", optimizer={"steps": np.int64(3), "learning_rate": np.float32(0.5)},
         run={"folder": tmp_path / "x"}, plan={"layout": (np.int32(2), 2), "pp": 2},
     ).spec  # fmt: skip
-    assert (told.optimizer.steps, told.optimizer.learning_rate, told.run.folder) == (3, 0.5, str(tmp_path / "x"))
-    assert told.plan.layout == [2, 2]
+    assert (answer.optimizer.steps, answer.optimizer.learning_rate, answer.run.folder) == (3, 0.5, str(tmp_path / "x"))
+    assert answer.plan.layout == [2, 2]
     fields = {
         "model": {"name": "tiny-llama", "layers": np.int64(2)},
         "plan": {"dp": np.array(2)},
@@ -165,16 +165,16 @@ def few(**options: Any) -> Any:
 @pytest.mark.parametrize("name", NONSENSE)
 def test_nonsense_has_a_way_out(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    call, said = NONSENSE[name]
-    with pytest.raises(sw.PlanError, match=said):
+    call, text = NONSENSE[name]
+    with pytest.raises(sw.PlanError, match=text):
         call()
     assert not list(tmp_path.iterdir())
 
 
 def test_what_a_timeline_is_saved_as_is_said_by_its_ending(tmp_path: Path) -> None:
-    found = sw.load("quickstart").simulate()
+    result = sw.load("quickstart").simulate()
     for ending, begins in ((".HTML", "<!doctype html>"), (".svg", "<svg"), (".json", "{")):
-        found.save(tmp_path / f"a{ending}")
+        result.save(tmp_path / f"a{ending}")
         assert (tmp_path / f"a{ending}").read_text("utf-8").startswith(begins)
 
 
@@ -185,17 +185,17 @@ def test_predicting_needs_no_torch() -> None:
 
 def test_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are what pandas is given; without it the error says what to install."""
-    found = sw.load("quickstart").simulate()
+    result = sw.load("quickstart").simulate()
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(sw.RunError, match="pip install pandas"):
-        found.frame()
+        result.frame()
     stand_in: Any = ModuleType("pandas")
     stand_in.DataFrame = list
     monkeypatch.setitem(sys.modules, "pandas", stand_in)
-    assert list(found.frame()) == found.rows()
-    computed = [row for row in found.rows() if row["on"] == "compute" and row["rank"] == 0]
+    assert list(result.frame()) == result.rows()
+    computed = [row for row in result.rows() if row["on"] == "compute" and row["rank"] == 0]
     assert [row["action"] for row in computed].count("F") == 4
-    assert "<svg" in found._repr_html_() and "<html" in found.html()
+    assert "<svg" in result._repr_html_() and "<html" in result.html()
 
 
 def run_cells(cells: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
@@ -210,8 +210,10 @@ def run_cells(cells: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its cells of code are run in order, in this process: the libraries that run notebooks are no dependency."""
     cells = json.loads((ROOT / "examples" / "tour.ipynb").read_text("utf-8"))["cells"]
-    found = run_cells(["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"], tmp_path, monkeypatch)
-    assert found["run"].steps == 3 and found["run"].last_loss < found["run"].first_loss
+    result = run_cells(
+        ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"], tmp_path, monkeypatch
+    )
+    assert result["run"].steps == 3 and result["run"].last_loss < result["run"].first_loss
     assert (tmp_path / "timeline.html").exists()
 
 

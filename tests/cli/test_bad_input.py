@@ -411,8 +411,8 @@ def test_weights_that_are_not_there_say_no_model(here: Path, refused: Refused) -
         ("empty", str(here / "empty"), "has no config.json"),
     ):
         Path("job.toml").write_text(f'[model]\nweights = "{folder}"\nsequence = 64\n')
-        found = f"model.weights '{shown}' {lacks}, and no other field says what the model is; name a folder of"
-        assert refused().faults[0].startswith(found)
+        result = f"model.weights '{shown}' {lacks}, and no other field says what the model is; name a folder of"
+        assert refused().faults[0].startswith(result)
 
 
 @pytest.mark.parametrize(

@@ -27,20 +27,20 @@ def as_json(*overrides: str) -> dict:
 
 @pytest.mark.parametrize(("model", "published"), [("gpt2", 124_439_808), ("llama3-8b", 8_030_261_248)])
 def test_the_account_of_a_known_model(model: str, published: int) -> None:
-    found = as_json(f"model.name={model}", "plan.pp=1", "plan.tp=1", *BF16)
-    assert found["parameters"] == published
-    (rank,) = found["memory"]
+    result = as_json(f"model.name={model}", "plan.pp=1", "plan.tp=1", *BF16)
+    assert result["parameters"] == published
+    (rank,) = result["memory"]
     # A tied table on one rank is one memory with two gradients.
     tied = 50257 * 768 if model == "gpt2" else 0
     assert [rank[kind] for kind in KINDS[:3]] == [2 * published, 2 * (published + tied), 12 * published]
     assert rank["total_bytes"] == sum(rank[kind] for kind in KINDS)
-    assert found["fits"] is None
+    assert result["fits"] is None
 
 
 def test_one_entry_a_pipeline_rank() -> None:
-    found = as_json("plan.pp=4", "plan.zero=1")
-    assert len(found["memory"]) == 4
-    kept = [rank["activations_bytes"] for rank in found["memory"]]
+    result = as_json("plan.pp=4", "plan.zero=1")
+    assert len(result["memory"]) == 4
+    kept = [rank["activations_bytes"] for rank in result["memory"]]
     assert kept[1] > kept[2]  # earlier ranks hold more microbatches
 
 
@@ -50,21 +50,21 @@ def test_whether_it_fits() -> None:
         ("cluster.device=h100-sxm", "model.name=llama3-8b"),
     )
     assert as_json(*small)["fits"] is True
-    found = as_json(*large)
-    assert found["fits"] is False
-    most = max(rank["total_bytes"] for rank in found["memory"])
-    over = (most - found["device_room_bytes"]) / 2**30
-    assert found["device_memory_bytes"] - found["device_room_bytes"] > 3.7 * 2**30  # for it has many communicators
+    result = as_json(*large)
+    assert result["fits"] is False
+    most = max(rank["total_bytes"] for rank in result["memory"])
+    over = (most - result["device_room_bytes"]) / 2**30
+    assert result["device_memory_bytes"] - result["device_room_bytes"] > 3.7 * 2**30  # for it has many communicators
     assert f"which is {over:,.1f} GiB too much" in " ".join(estimate(*large).stdout.split())
     fits = " ".join(estimate(*small).stdout.split())
     assert "It fits one h100-sxm, which shows 79.1 GiB of its 80.0 GiB: the process of pp rank" in fits
 
 
 def test_the_table_shows_the_same() -> None:
-    found, shown = as_json("plan.pp=2"), estimate("plan.pp=2").stdout
+    result, shown = as_json("plan.pp=2"), estimate("plan.pp=2").stdout
     rows = [line for line in shown.splitlines() if line[:1].isdigit()]
     assert len(rows) == 2
-    for row, rank in zip(rows, found["memory"], strict=True):
+    for row, rank in zip(rows, result["memory"], strict=True):
         for kind in [*KINDS, "total_bytes"]:
             assert f" {rank[kind] / 2**20:,.1f} MiB" in row
     assert "803,968 parameters" in shown

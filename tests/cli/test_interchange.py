@@ -82,12 +82,12 @@ def test_a_job_goes_out_and_comes_back(tmp_path: Path, script: str) -> None:
 def test_a_learning_rate_that_the_job_leaves_to_us_is_said(tmp_path: Path) -> None:
     job = tmp_path / "job.toml"
     job.write_text(LLAMA)
-    told = "The job says no learning rate, and 0.001 is in the files; say yours with --set"
-    assert told in run("export", str(job), "--to", "torchtitan", "--out", str(tmp_path / "out")).stderr
-    mine = ("--set", "optimizer.learning_rate=0.001")
+    answer = "The job says no learning rate, and 0.001 is in the files; say yours with --set"
+    assert answer in run("export", str(job), "--to", "torchtitan", "--out", str(tmp_path / "out")).stderr
+    own = ("--set", "optimizer.learning_rate=0.001")
     assert (
         "learning rate"
-        not in run("export", str(job), "--to", "torchtitan", "--out", str(tmp_path / "out"), *mine).stderr
+        not in run("export", str(job), "--to", "torchtitan", "--out", str(tmp_path / "out"), *own).stderr
     )
     assert json.loads(run("export", str(job), "--to", "torchtitan", "--json").stdout)["unsaid_learning_rate"] == 0.001
 
@@ -111,18 +111,18 @@ def test_flags_with_other_names_that_mean_what_is_changed_are_named_to_go(tmp_pa
     path, changed = tmp_path / "run.sh", tmp_path / "changed.sh"
     path.write_text(own)
     options = ("--device", "h100-sxm", "--json", "--top", "1", "--keep", "plan.pp=2", "--keep", "plan.virtual_stages=4")
-    found = json.loads(run("plan", "--from", "megatron", str(path), *options).stdout)["as_given"]["faster"][0]
+    result = json.loads(run("plan", "--from", "megatron", str(path), *options).stdout)["as_given"]["faster"][0]
     old = {"--num-layers-per-virtual-pipeline-stage 8", "--recompute-activations"}
-    assert set(found["instead_of"]) == old
+    assert set(result["instead_of"]) == old
     for words in old:
         own = own.replace(words, "")
-    for name, (before, after) in found["changes"].items():
+    for name, (before, after) in result["changes"].items():
         own = re.sub(rf"--{name}\b( {before})?", "", own)
         value = "" if after is True else f" {shlex.quote(str(after))}"
         own = own.rstrip("\n") + ("" if after is None else f" --{name}{value}") + "\n"
     changed.write_text(own)
     again = json.loads(run("plan", "--from", "megatron", str(changed), *options).stdout)["as_given"]
-    assert again["step_s"] == pytest.approx(found["step_s"])
+    assert again["step_s"] == pytest.approx(result["step_s"])
 
 
 def test_two_flags_of_virtual_stages_are_a_fault(tmp_path: Path) -> None:
@@ -165,10 +165,10 @@ def test_the_commands_of_the_page_run(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_plan_from_as_json(script: str) -> None:
-    found = json.loads(run("plan", "--from", "megatron", script, "--device", "h100-sxm", "--json").stdout)
-    faster = found["as_given"]["faster"]
+    result = json.loads(run("plan", "--from", "megatron", script, "--device", "h100-sxm", "--json").stdout)
+    faster = result["as_given"]["faster"]
     assert faster and faster[0]["times_faster"] > 1 and faster[0]["changes"]
-    assert found["plans"]
+    assert result["plans"]
 
 
 def test_changes_of_an_old_script_are_those_of_its_generation(tmp_path: Path) -> None:

@@ -121,9 +121,9 @@ def test_ranks_that_slurm_starts_train_save_and_go_back_to_the_queue(tmp_path: P
         wait_for(run / "metrics.jsonl", '"step": 2,', job, tmp_path / "out")
         job.send_signal(signal.SIGUSR1)
         assert job.wait(PATIENCE_S) == 3, (tmp_path / "out").read_text()
-    said = (tmp_path / "out").read_text()
-    assert re.search(r"preempted: saved step \d+; run the same command again", said), said
-    assert said.endswith("to be continued: job 17 goes back to the queue\n")
+    printed = (tmp_path / "out").read_text()
+    assert re.search(r"preempted: saved step \d+; run the same command again", printed), printed
+    assert printed.endswith("to be continued: job 17 goes back to the queue\n")
     assert (tmp_path / "scontrol").read_text() == "requeue 17\n"
     assert list(run.glob("checkpoints/*/manifest.json"))
 
@@ -187,12 +187,12 @@ def test_the_command_line_of_torchrun_trains(tmp_path: Path) -> None:
     piped = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
     nodes = [subprocess.Popen(["bash", str(script)], env=environment, **piped) for _ in range(2)]
     try:
-        said = [node.communicate(timeout=PATIENCE_S)[0] for node in nodes]
+        printed = [node.communicate(timeout=PATIENCE_S)[0] for node in nodes]
     finally:
         for node in nodes:
             if node.poll() is None:
                 os.killpg(node.pid, signal.SIGKILL)
                 node.wait()
-    assert [node.returncode for node in nodes] == [0, 0], "\n".join(said)
-    assert sum("step 2/2" in text for text in said) == 1  # rank 0 says it, on one of them
+    assert [node.returncode for node in nodes] == [0, 0], "\n".join(printed)
+    assert sum("step 2/2" in text for text in printed) == 1  # rank 0 says it, on one of them
     assert (tmp_path / "run" / "metrics.jsonl").read_text().count('"step_s"') == 2

@@ -114,13 +114,13 @@ def _few_layers(rng: random.Random, plan: Fields) -> Fields:
 
 def accepted(count: int) -> Iterator[JobSpec]:
     """The first jobs of those drawn that are legal."""
-    number = found = 0
-    while found < count:
+    number = results = 0
+    while results < count:
         try:
             job = make_job(drawn(number), f"job {number}")
             if not plan_faults(job) and has_price(job := meet_budget(job)):
                 yield job
-                found += 1
+                results += 1
         except PlanError:
             pass
         number += 1
@@ -139,23 +139,23 @@ def has_price(job: JobSpec) -> bool:
 
 def answers(job: JobSpec, own: Estimate, plan: PricedPlan) -> tuple[dict[str, float], dict[str, float]]:
     """What each command says of a job's own plan: (seconds of a step, bytes of the fullest process)."""
-    told, story = estimate_dict(job), tell(job)
+    answer, story = estimate_dict(job), tell(job)
     (strong, weak) = scaling(job, [job.plan.world], batch_limits(job, 0), lambda of: of, shipped())
     rows = scaling_dict(job, (strong, weak), batch_limits(job, 0))
     of_plan = plan_dict(plan, Objective())
     predicted = [float(of.process) for of in story.predicted]
     seconds = {
-        "estimate": told["step_s"],
+        "estimate": answer["step_s"],
         "explain": story_dict(story)["step"]["total"],
         "plan": of_plan["step_s"],
         "scale, strong": rows["strong"][0]["step_s"],
         "scale, weak": rows["weak"][0]["step_s"],
         "simulate": drawn_costs(job, 0.0).step_s,
         "simulate, in units": drawn_costs(job, 1.0).step_s,
-        "parts of estimate": sum(told["time"].values()),
+        "parts of estimate": sum(answer["time"].values()),
     }
     process = {
-        "estimate": told["process_bytes"],
+        "estimate": answer["process_bytes"],
         "explain": max(predicted),
         "plan": of_plan["memory"]["process"],
         "scale": rows["strong"][0]["peak_bytes"],
@@ -175,15 +175,15 @@ def differences(of: str, told: dict[str, float], wanted: float) -> list[str]:
 def layouts(job: JobSpec) -> list[str]:
     """What `layout` says of the plan that it makes, and of layers spread evenly, beside `estimate`."""
     try:
-        found = best_layout(job, shipped())
+        result = best_layout(job, shipped())
     except PlanError:  # no layout fits
         return []
-    told = layout_dict(found)
-    wrong = differences("layout", {"layout": told["step_s"]}, float(estimate(found.job).step.total))
-    if told["even_step_s"] is not None:
+    answer = layout_dict(result)
+    wrong = differences("layout", {"layout": answer["step_s"]}, float(estimate(result.job).step.total))
+    if answer["even_step_s"] is not None:
         even = job.model_copy(update={"plan": job.plan.model_copy(update={"layout": []})})
-        wrong += differences("even layout", {"layout": told["even_step_s"]}, float(estimate(even).step.total))
-        assert told["step_s"] <= told["even_step_s"]
+        wrong += differences("even layout", {"layout": answer["even_step_s"]}, float(estimate(even).step.total))
+        assert answer["step_s"] <= answer["even_step_s"]
     return wrong
 
 
@@ -196,10 +196,12 @@ def held_together(count: int) -> tuple[list[str], Counter[str]]:
     seen = Counter[str]()
     for number, (job, own, plan) in enumerate(zip(jobs, owns, plans, strict=True)):
         seconds, process = answers(job, own, plan)
-        found = differences("seconds", seconds, own.step.total) + differences("bytes", process, own.memory.process)
+        results = differences("seconds", seconds, own.step.total) + differences("bytes", process, own.memory.process)
         if not job.plan.layout and number % 2 == 0:
-            found += layouts(job)
-        wrong += [f"job {number} ({job.plan.schedule}, {job.cluster.software}, {job.plan.degrees}): {f}" for f in found]
+            results += layouts(job)
+        wrong += [
+            f"job {number} ({job.plan.schedule}, {job.cluster.software}, {job.plan.degrees}): {f}" for f in results
+        ]
         schedule = job.plan.schedule if job.plan.pp > 1 else "no pipeline"
         seen.update([schedule, job.cluster.software, job.cluster.device, f"zero {job.plan.zero}", job.plan.recompute])
         seen.update(["experts"] * bool(job.model.moe.experts) + ["layout"] * bool(job.plan.layout))
@@ -234,16 +236,16 @@ def test_commands_that_choose_a_plan_choose_the_same(words: tuple[str, ...], tmp
     kept = ("--keep", "plan.cp=1", "--keep", "plan.microbatch_size=1")
     model, _, devices, _, device = words[:5]
     toml = tmp_path / "job.toml"
-    found = typed("plan", *words, *kept, "--toml", str(toml))
+    results = typed("plan", *words, *kept, "--toml", str(toml))
     (point,) = typed("scale", model, "--devices", devices, "--device", device, *words[5:], *kept)["strong"]
-    assert (point["plan"], point["step_s"]) == (found[0]["plan"], pytest.approx(found[0]["step_s"], rel=CLOSE))
-    assert point["peak_bytes"] == pytest.approx(found[0]["memory"]["process"], rel=CLOSE)
-    (recommended,) = (plan for plan in found if plan["recommended"])
-    told = typed("estimate", str(toml))
-    assert told["step_s"] == pytest.approx(recommended["step_s"], rel=CLOSE)
-    assert told["process_bytes"] == pytest.approx(recommended["memory"]["process"], rel=CLOSE)
-    assert typed("explain", str(toml))["step"]["total"] == pytest.approx(told["step_s"], rel=CLOSE)
-    assert typed("simulate", str(toml))["step_s"] == pytest.approx(told["step_s"], rel=CLOSE)
+    assert (point["plan"], point["step_s"]) == (results[0]["plan"], pytest.approx(results[0]["step_s"], rel=CLOSE))
+    assert point["peak_bytes"] == pytest.approx(results[0]["memory"]["process"], rel=CLOSE)
+    (recommended,) = (plan for plan in results if plan["recommended"])
+    answer = typed("estimate", str(toml))
+    assert answer["step_s"] == pytest.approx(recommended["step_s"], rel=CLOSE)
+    assert answer["process_bytes"] == pytest.approx(recommended["memory"]["process"], rel=CLOSE)
+    assert typed("explain", str(toml))["step"]["total"] == pytest.approx(answer["step_s"], rel=CLOSE)
+    assert typed("simulate", str(toml))["step_s"] == pytest.approx(answer["step_s"], rel=CLOSE)
     free, of_model = typed("plan", *words), typed("estimate", *words)
     assert any(plan["step_s"] == pytest.approx(of_model["step_s"], rel=CLOSE) for plan in free)
 

@@ -48,13 +48,13 @@ def refusal(*words: str) -> PlanError:
 
 def test_degrees_of_another_cluster_do_not_matter() -> None:
     asked = ("plan", "yi-34b", *OTHER_SIZE, *QUICK, "--keep", "plan.tp=8")
-    found = plans(*asked)
-    assert found and all(plan["num_devices"] == 128 for plan in found)
+    results = plans(*asked)
+    assert results and all(plan["num_devices"] == 128 for plan in results)
     text = said(*asked)
     assert "The job's own plan (tp 8, pp 2, dp 32, 1f1b, mb 1, zero 1, sequence_parallel) is not legal here" in text
     assert "512 ranks, and cluster 'a800-512' has 16 nodes x 8 devices = 128; use dp 8" in text
     legal = plans(*asked, "--set", "plan.dp=8")
-    assert [plan["plan"] for plan in legal] == [plan["plan"] for plan in found]
+    assert [plan["plan"] for plan in legal] == [plan["plan"] for plan in results]
 
 
 @pytest.mark.sampled(2)
@@ -87,8 +87,8 @@ UNPIPED = (*QUICK, "--keep", "plan.pp=1")
 
 
 def test_a_model_is_planned_on_so_many_devices() -> None:
-    found = plans("plan", *ON_64, *UNPIPED)
-    assert found and found[0]["num_devices"] == 64 and found[0]["global_batch_size"] == 256
+    result = plans("plan", *ON_64, *UNPIPED)
+    assert result and result[0]["num_devices"] == 64 and result[0]["global_batch_size"] == 256
     text = said("plan", *ON_64, *UNPIPED)
     assert "Note: a step has 256 sequences, 2,097,152 tokens" in text and "it is computed in bf16" in text
     assert "450 GB/s within a node of 8 and 50 GB/s between nodes of 8" in text
@@ -98,9 +98,9 @@ def test_a_model_is_planned_on_so_many_devices() -> None:
 def test_other_commands_tell_its_best_plan_or_the_users() -> None:
     best = plans("plan", *ON_16, "--top", "1")[0]
     done = typed("estimate", *ON_16, "--json")
-    told = json.loads(done.stdout)
-    assert told["step_s"] == pytest.approx(best["step_s"], rel=0.1)
-    assert told["fits"] is True and "Note: the plan is what `plan` recommends" in " ".join(done.stderr.split())
+    answer = json.loads(done.stdout)
+    assert answer["step_s"] == pytest.approx(best["step_s"], rel=0.1)
+    assert answer["fits"] is True and "Note: the plan is what `plan` recommends" in " ".join(done.stderr.split())
     few = ("gpt2", "--devices", "2", "--device", "h100-sxm")  # which are soon searched
     assert "the plan is what `plan` recommends" in said("explain", *few)
     assert "the plan is what `plan` recommends" in said("simulate", *few, "--no-colour")
@@ -150,8 +150,8 @@ def test_half_a_plan_that_nothing_completes_is_told_with_defaults() -> None:
 
 
 def test_the_cluster_of_a_job_is_replaced() -> None:
-    found = plans("plan", "yi-34b", "--devices", "64", "--device", "h200-sxm", *QUICK)
-    assert found[0]["num_devices"] == 64 and found[0]["global_batch_size"] == 1024
+    result = plans("plan", "yi-34b", "--devices", "64", "--device", "h200-sxm", *QUICK)
+    assert result[0]["num_devices"] == 64 and result[0]["global_batch_size"] == 1024
 
 
 def test_a_name_that_is_nothing_lists_near_ones() -> None:
@@ -182,10 +182,10 @@ def test_sizes_that_an_objective_compared_are_shown() -> None:
     small = ("gpt2", *ON_64[1:], *UNPIPED)
     deadline = ("--objective", "devices", "--tokens", "1e11", "--days", "1")
     text = said("plan", *small, *deadline)
-    (found, *_) = plans("plan", *small, *deadline)
-    assert 8 < found["num_devices"] < 64 and found["run"]["days"] <= 1
+    (result, *_) = plans("plan", *small, *deadline)
+    assert 8 < result["num_devices"] < 64 and result["run"]["days"] <= 1
     table = text[text.index("at each size that was compared") :]
-    assert "too slow" in table and table.count("chosen") == 1 and f"{found['num_devices']} " in table
+    assert "too slow" in table and table.count("chosen") == 1 and f"{result['num_devices']} " in table
     cheap = said("plan", *small, "--objective", "cost")
     assert "at each size that was compared" in cheap and "too slow" not in cheap
     assert "at each size" not in said("plan", *small)

@@ -27,19 +27,19 @@ def test_its_own_plan() -> None:
 
 def test_the_first_fallback_that_has_so_many_ranks() -> None:
     spec = job("plan.fallback=[{tp=2}, {dp=2, pp=2, zero=1, schedule='gpipe'}, {}]")
-    found, said = for_world(spec, 4)
-    assert (found.plan.dp, found.plan.pp, found.plan.zero, found.plan.schedule) == (2, 2, 1, "gpipe")
-    assert found.model_copy(update={"plan": spec.plan}) == spec
-    assert said.startswith("4 ranks were started, and the plan is for 8: this is plan.fallback[1], ")
+    result, printed = for_world(spec, 4)
+    assert (result.plan.dp, result.plan.pp, result.plan.zero, result.plan.schedule) == (2, 2, 1, "gpipe")
+    assert result.model_copy(update={"plan": spec.plan}) == spec
+    assert printed.startswith("4 ranks were started, and the plan is for 8: this is plan.fallback[1], ")
     assert for_world(spec, 1)[1].startswith("1 rank was started, and the plan is for 8: this is plan.fallback[2], ")
 
 
 @pytest.mark.long
 def test_what_the_planner_recommends() -> None:
     spec = job('cluster.device="h100-sxm"', "cluster.devices_per_node=4", "cluster.nodes=2", "plan.fallback=[{tp=2}]")
-    found, said = for_world(spec, 4)
-    assert (found.plan.world, found.cluster.num_devices, found.batch) == (4, 4, spec.batch)
-    assert said.startswith("4 ranks were started, and the plan is for 8: this is what `plan` recommends, ")
+    result, printed = for_world(spec, 4)
+    assert (result.plan.world, result.cluster.num_devices, result.batch) == (4, 4, spec.batch)
+    assert printed.startswith("4 ranks were started, and the plan is for 8: this is what `plan` recommends, ")
 
 
 @settings(max_examples=20, deadline=None)
@@ -53,12 +53,12 @@ def test_a_fallback_to_paste_is_one_that_runs(world: int) -> None:
         f"{world} rank{'s were' if world > 1 else ' was'} started, and the plan needs dp 2 x tp 2 x pp 2 = 8, "
         f"plan.fallback 2; start 8, or change the plan"
     )
-    _, found, line = fault.partition(", or write in [plan]: fallback = ")
-    assert found or world not in (1, 4, 16)
-    if found:
-        plan, said = for_world(job(f"plan.fallback={line}"), world)
+    _, result, line = fault.partition(", or write in [plan]: fallback = ")
+    assert result or world not in (1, 4, 16)
+    if result:
+        plan, printed = for_world(job(f"plan.fallback={line}"), world)
         assert plan.plan.world == world
-        assert "this is plan.fallback[1]" in said
+        assert "this is plan.fallback[1]" in printed
 
 
 def test_every_fault_names_its_fallback() -> None:

@@ -20,19 +20,19 @@ class Terminal(io.StringIO):
 def test_a_search_tells_how_far_it_is(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", LOGGER.name):
         _ = sw.load("tiny-llama", devices=2, device="h100-sxm").plan(keep=["plan.tp=2", "plan.recompute=none"]).text
-    told = [record for record in caplog.records if hasattr(record, "share")]
-    shares = [record.share for record in told]
+    answer = [record for record in caplog.records if hasattr(record, "share")]
+    shares = [record.share for record in answer]
     assert shares == sorted(shares) and 0 < shares[0] < 0.2 and 0.9 < shares[-1] < 1
-    assert {record.message for record in told} == {phase.value[0] for phase in Phase}
+    assert {record.message for record in answer} == {phase.value[0] for phase in Phase}
 
 
 def test_a_search_tells_its_best_plan_before_it_simulates_any(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", LOGGER.name):
-        found = sw.load("tiny-llama", devices=8, device="h100-sxm").plan(keep=["plan.recompute=none"])
+        result = sw.load("tiny-llama", devices=8, device="h100-sxm").plan(keep=["plan.recompute=none"])
     kinds = ["best" if hasattr(record, "best") else record.message for record in caplog.records]
     assert kinds.index("best") < kinds.index(Phase.SIMULATING.value[0])
     seconds = [record.step_s for record in caplog.records if hasattr(record, "best")]
-    assert seconds[-1] == pytest.approx(found.dicts()[0]["step_s"])
+    assert seconds[-1] == pytest.approx(result.dicts()[0]["step_s"])
 
 
 def test_a_terminal_sees_a_bar_with_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:

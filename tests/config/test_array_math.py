@@ -24,9 +24,9 @@ def test_it_is_numpys(first: Any, second: Any, third: Any) -> None:
 @given(rows=st.lists(numbers, min_size=2, max_size=2), columns=st.lists(numbers, min_size=3, max_size=3))
 def test_arrays_of_other_shapes_meet(rows: list[float], columns: list[float]) -> None:
     first, second = np.array(rows)[:, None], np.array(columns)
-    for ours, numpys in ((least, np.minimum), (most, np.maximum)):
-        np.testing.assert_array_equal(ours(first, second), numpys(first, second))
-        np.testing.assert_array_equal(ours(second, first), numpys(first, second))
+    for own, numpys in ((least, np.minimum), (most, np.maximum)):
+        np.testing.assert_array_equal(own(first, second), numpys(first, second))
+        np.testing.assert_array_equal(own(second, first), numpys(first, second))
 
 
 @given(of=st.lists(numbers, min_size=1, max_size=4), than=numbers)

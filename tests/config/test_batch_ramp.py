@@ -123,8 +123,8 @@ def spans(mesh: Mesh, job: JobSpec) -> list[int]:
 
 
 def run(mesh: Mesh, job: JobSpec, folder: Path) -> tuple[int, float | None, int]:
-    found = train(job, mesh, folder, RunStart())
-    return found.steps, found.last_loss, mesh.rank
+    result = train(job, mesh, folder, RunStart())
+    return result.steps, result.last_loss, mesh.rank
 
 
 def test_a_run_goes_on_at_the_right_place(tmp_path: Path) -> None:
@@ -140,24 +140,24 @@ def test_a_run_goes_on_at_the_right_place(tmp_path: Path) -> None:
     (expected,) = run_on_mesh(whole, run, whole, tmp_path / "whole")
     first, second = of(2), of(5, dp=2, zero=2)
     run_on_mesh(first, run, first, tmp_path / "parts")
-    (found, _) = run_on_mesh(second, run, second, tmp_path / "parts")
-    assert found[0] == expected[0] == 5
-    assert found[1] == pytest.approx(expected[1], rel=1e-5)
+    (result, _) = run_on_mesh(second, run, second, tmp_path / "parts")
+    assert result[0] == expected[0] == 5
+    assert result[1] == pytest.approx(expected[1], rel=1e-5)
     assert samples_of(whole, 0, 5) == 22
 
 
 def test_what_the_run_takes_is_told_with_it() -> None:
     sets = ["batch.ramp.start=256", "batch.ramp.increment=256", "batch.ramp.samples=100000"]
     plain, job = load_job("llama3-405b-16k", []), load_job("llama3-405b-16k", sets)
-    before, found = estimate(plain), estimate(job)
-    assert found.step.total == before.step.total  # of the full batch
-    extra_s = ramp_extra_s(job, found.step.total)
+    before, result = estimate(plain), estimate(job)
+    assert result.step.total == before.step.total  # of the full batch
+    extra_s = ramp_extra_s(job, result.step.total)
     assert extra_s > 0
     saved = plain.optimizer.steps - job.tokens_of_run / job.tokens_per_step
-    assert found.num_steps_of_run == pytest.approx(plain.optimizer.steps - saved + extra_s / found.step.total)
-    told = list(update_sentences(with_rule(job, "sqrt"), 1.0))
-    assert told[-1].startswith("The batch grows from 256 to 2,048 sequences over the first ")
-    assert "follows the root of the batch" in told[-1] and "35.4 % of its own at first" in told[-1]
+    assert result.num_steps_of_run == pytest.approx(plain.optimizer.steps - saved + extra_s / result.step.total)
+    answer = list(update_sentences(with_rule(job, "sqrt"), 1.0))
+    assert answer[-1].startswith("The batch grows from 256 to 2,048 sequences over the first ")
+    assert "follows the root of the batch" in answer[-1] and "35.4 % of its own at first" in answer[-1]
     assert "does not follow the batch." in list(update_sentences(job, 1.0))[-1]
 
 

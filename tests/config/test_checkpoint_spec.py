@@ -51,7 +51,7 @@ def test_a_device_that_is_none_is_one_fault() -> None:
 
 def test_devices_of_several_kinds_fail_as_often_as_their_mean() -> None:
     parts = [PART | {"device": "h100-sxm", "nodes": 3}, PART | {"device": "a100-sxm-80g"}]
-    found = device_hours_between_failures(ClusterSpec.model_validate({"parts": parts}))
-    assert 32 / found == pytest.approx(24 / hours_of("h100-sxm") + 8 / hours_of("a100-sxm-80g"))
+    result = device_hours_between_failures(ClusterSpec.model_validate({"parts": parts}))
+    assert 32 / result == pytest.approx(24 / hours_of("h100-sxm") + 8 / hours_of("a100-sxm-80g"))
     own = ClusterSpec.model_validate({"parts": parts, "hours_between_failures": 7.0})
     assert device_hours_between_failures(own) == 7.0

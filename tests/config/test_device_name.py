@@ -37,8 +37,8 @@ def test_a_device_by_many_names(said: str, meant: str) -> None:
 @pytest.mark.parametrize("name", catalog.names("devices"))
 def test_a_device_answers_to_its_own_names(name: str) -> None:
     fields = catalog.read("devices", name)
-    for said in [name, name.upper(), *fields["aliases"], *fields["cuda_names"]]:
-        assert device_name(said) == name
+    for printed in [name, name.upper(), *fields["aliases"], *fields["cuda_names"]]:
+        assert device_name(printed) == name
 
 
 @pytest.mark.parametrize("said", ["abacus", "A1000", "H100 480GB", "RTX 4080", "NVIDIA", "", "B20"])

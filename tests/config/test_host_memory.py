@@ -53,9 +53,9 @@ def test_more_host_memory_never_makes_it_slower_or_a_fitting_plan_unfit(gib: flo
     less, more = job(gib), job(gib * times)
     few, many = (search(of, OFFLOADING, shipped(), num_shown=4).candidates for of in (less, more))
     for candidate in few:
-        (found,) = priced([candidate.job], shipped())
-        assert float(found.memory.host) <= gib / 4 * 2**30
-        assert found.fits and fits(more, found.memory, room_bytes(more))
+        (result,) = priced([candidate.job], shipped())
+        assert float(result.memory.host) <= gib / 4 * 2**30
+        assert result.fits and fits(more, result.memory, room_bytes(more))
     if few:
         assert many and many[0].token_s <= few[0].token_s
 
@@ -70,13 +70,13 @@ def test_what_does_not_fit_says_so_with_a_way_out() -> None:
     assert "It fits one a100-sxm-40g, which shows 39.4 GiB of its 40.0 GiB" in " ".join(enough.split())
     assert "which leaves" in enough
     assert [estimate_dict(of)["fits"] for of in (small, large)] == [False, True]
-    found = misfit(small, ("1f1b",), shipped())
-    assert found is not None and misfit(large, ("1f1b",), shipped()) is None
-    (mine,) = priced([small], shipped())
-    assert not mine.fits
-    assert found.host_excess_bytes == pytest.approx(float(mine.memory.host) - 2**30)
-    assert found.excess_bytes < 0
-    assert found.nearest and all(float(near.price.memory.host) <= 2**30 for near in found.nearest)
+    result = misfit(small, ("1f1b",), shipped())
+    assert result is not None and misfit(large, ("1f1b",), shipped()) is None
+    (own,) = priced([small], shipped())
+    assert not own.fits
+    assert result.host_excess_bytes == pytest.approx(float(own.memory.host) - 2**30)
+    assert result.excess_bytes < 0
+    assert result.nearest and all(float(near.price.memory.host) <= 2**30 for near in result.nearest)
 
 
 def test_a_neighbour_that_offloads_too_much_is_told_as_not_fitting() -> None:
@@ -99,6 +99,6 @@ def test_the_rank_that_offloads_most_need_not_be_the_fullest(software: str) -> N
     uneven = make_job(fields)
     first, second = job_memories(uneven, shipped())
     assert first.process > second.process and first.host < second.host
-    found, in_arrays = fullest(uneven, shipped()), peak_memory(run_of(uneven), shipped())
-    assert (found.process, found.host) == (first.process, second.host)
+    result, in_arrays = fullest(uneven, shipped()), peak_memory(run_of(uneven), shipped())
+    assert (result.process, result.host) == (first.process, second.host)
     assert float(in_arrays.host) == pytest.approx(float(second.host), rel=1e-3)

@@ -55,11 +55,11 @@ def leaves(annotation: Any, metadata: tuple[Any, ...] = ()) -> Iterator[tuple[ty
 
 def limits_in(metadata: Any) -> dict[str, Any]:
     """Names and values of limits; a Field within Annotated has its own list of them."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for item in metadata:
-        found |= limits_in(item.metadata) if hasattr(item, "metadata") else {}
-        found |= {key: getattr(item, key) for key in ("ge", "gt", "le", "lt") if getattr(item, key, None) is not None}
-    return found
+        result |= limits_in(item.metadata) if hasattr(item, "metadata") else {}
+        result |= {key: getattr(item, key) for key in ("ge", "gt", "le", "lt") if getattr(item, key, None) is not None}
+    return result
 
 
 NUMBERS = list(numbers(JobSpec))
@@ -130,8 +130,8 @@ def faults_of(*overrides: str, job: str = "quickstart") -> list[str]:
 )  # fmt: skip
 def test_what_several_fields_make_has_limits(overrides: list[str], says: str) -> None:
     start_s = time.process_time()
-    found = faults_of(*overrides)
-    assert any(says in fault for fault in found), found
+    results = faults_of(*overrides)
+    assert any(says in fault for fault in results), results
     assert time.process_time() - start_s < SOON_S
 
 

@@ -69,13 +69,13 @@ FAULTS = {
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_damaged_table_is_told(tmp_path: Path, name: str) -> None:
-    change, said = FAULTS[name]
+    change, printed = FAULTS[name]
     file = tmp_path / "damaged.toml"
     file.write_text(toml_text({"memory_gib": 1.0, "measured": [good(), good() | change]}), encoding="utf-8")
     with pytest.raises(PlanError) as error:
         read_entry("devices", str(file), DeviceSpec)
     (fault,) = error.value.faults
-    assert fault.startswith("measured.1") and said in fault
+    assert fault.startswith("measured.1") and printed in fault
 
 
 def test_all_faults_are_told_at_once(tmp_path: Path) -> None:

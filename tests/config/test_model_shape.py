@@ -92,11 +92,11 @@ def test_there_is_no_second_table() -> None:
         r"\b[23] if [\w.]*gated\w* else|[12] if [\w.]*tied\w* else|vocab\s*\*\s*[\w.]*hidden|hidden\s*\*\s*[\w.]*vocab"
         r"|hidden\s*\*\s*[\w.]*(ffn|head|rank)|\brank\s*\*\s*[\w.]*heads"
     )
-    found = {
+    result = {
         f"{file.relative_to(SOURCE)}: {line.strip()}"
         for file in SOURCE.rglob("*.py")
         if file.relative_to(SOURCE).parts[0] != "model" and file.name != "model_shape.py"
         for line in file.read_text(encoding="utf-8").splitlines()
         if counts.search(line)
     }
-    assert found == set()
+    assert result == set()

@@ -179,10 +179,10 @@ def test_nothing_is_faster_than_its_peak(job: Path, constants: str, fault: str) 
     (job.parent / "own" / "calibrations" / "mine.toml").write_text(constants)
     software = job.parent / "own" / "software" / "mine.toml"
     software.write_text(f'calibration = "../calibrations/mine.toml"\n{software.read_text()}')
-    told = CliRunner().invoke(cli, ["estimate", str(job)])
-    refused = "\n".join(told.exception.faults) if isinstance(told.exception, PlanError) else ""
-    assert fault in " ".join((told.output + refused).split())
-    assert "MFU" not in told.output
+    answer = CliRunner().invoke(cli, ["estimate", str(job)])
+    refused = "\n".join(answer.exception.faults) if isinstance(answer.exception, PlanError) else ""
+    assert fault in " ".join((answer.output + refused).split())
+    assert "MFU" not in answer.output
 
 
 def test_the_catalog_has_no_other_constants() -> None:
@@ -214,8 +214,8 @@ def test_all_that_a_device_lacks_is_told_at_once(job: Path) -> None:
     kept = [line for line in lines if not line.startswith(("memory_gb_per_s", "multiprocessors"))]
     device.write_text("\n".join(kept))
     run = CliRunner().invoke(cli, ["estimate", str(job)])
-    told = " ".join(f"{run.output} {run.exception}".split())
-    assert "has no known memory_gb_per_s and no multiprocessors; add them to its file" in told
+    answer = " ".join(f"{run.output} {run.exception}".split())
+    assert "has no known memory_gb_per_s and no multiprocessors; add them to its file" in answer
 
 
 def test_a_name_that_would_change_nothing_is_refused(job: Path, tmp_path: Path) -> None:
@@ -284,10 +284,10 @@ def test_software_is_like_other_software_where_it_says_nothing_else(job: Path) -
     folder = job.parent / "own" / "software"
     (folder / "mine.toml").write_text('source = "a fork"\nlike = "base.toml"\nkernels = [10.0, 20.0]\n')
     (folder / "base.toml").write_text('source = "another"\nframeworks = ["other"]\nlike = "nemo"\nmasters = false\n')
-    mine, nemo = software_of(str(folder / "mine.toml")), software_of("nemo")
-    assert (mine.source, mine.frameworks, mine.kernels, mine.masters) == ("a fork", (), (10.0, 20.0), False)
+    result, nemo = software_of(str(folder / "mine.toml")), software_of("nemo")
+    assert (result.source, result.frameworks, result.kernels, result.masters) == ("a fork", (), (10.0, 20.0), False)
     own = {"name", "source", "like", "frameworks", "since", "kernels", "masters"}
-    assert mine.model_dump(exclude=own) == nemo.model_dump(exclude=own)
+    assert result.model_dump(exclude=own) == nemo.model_dump(exclude=own)
     assert found(job)["step_s"] > 0
     (folder / "base.toml").write_text('source = "another"\nlike = "shardwright"\n')
     assert not software_of(str(folder / "mine.toml")).is_own

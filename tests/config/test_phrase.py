@@ -111,7 +111,7 @@ COMMENT = re.compile("^ *# |written by shardwright")  # of files that are writte
 def test_each_fault_of_a_translated_folder_is_a_phrase(folder: str) -> None:
     files = [file for file in (SOURCE / folder).glob("*.py") if file.name not in NO_FAULTS]
     texts = {file.name: plain_texts(file) for file in files}
-    assert texts and not {name: found for name, found in texts.items() if found}
+    assert texts and not {name: result for name, result in texts.items() if result}
 
 
 def plain_texts(file: Path) -> list[str]:

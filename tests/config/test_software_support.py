@@ -27,8 +27,8 @@ def job(**plan: object) -> JobSpec:
 
 @pytest.mark.parametrize("name", catalog.names("jobs"))
 def test_no_plan_of_the_catalog_needs_what_its_software_lacks(name: str) -> None:
-    found = load_job(name)
-    assert missing_features(software_of(found.cluster.software), found) == ()
+    result = load_job(name)
+    assert missing_features(software_of(result.cluster.software), result) == ()
 
 
 def test_what_is_missing_is_named() -> None:

@@ -94,9 +94,9 @@ def test_holes_are_counted(tmp_path: Path) -> None:
         file.write(b"x" * 4096)
         file.truncate(1 << 30)
     with open_file(tmp_path / "a") as file:
-        found = hole_bytes(file)
+        result = hole_bytes(file)
         assert file.read(1) == b"x"
-    assert found in (0, (1 << 30) - 4096) or found > (1 << 30) - (1 << 20)  # 0: a file system that does not know
+    assert result in (0, (1 << 30) - 4096) or result > (1 << 30) - (1 << 20)  # 0: a file system that does not know
 
 
 def test_a_fifo_that_nobody_reads_is_not_waited_for(odd: Path) -> None:
@@ -144,8 +144,8 @@ def test_toml_that_python_can_not_hold(tmp_path: Path, text: str, fault: str) ->
 
 def test_overrides_that_are_too_deep_or_too_long() -> None:
     assert "names 3001 sections within each other" in refusal("estimate", "quickstart", "--set", "a." * 3000 + "b=1")
-    found = refusal("estimate", "quickstart", "--set", "model.layers=0x" + "f" * 6000)
-    assert "model.layers is a number of 24000 bits" in found
+    result = refusal("estimate", "quickstart", "--set", "model.layers=0x" + "f" * 6000)
+    assert "model.layers is a number of 24000 bits" in result
     assert len(refusal("estimate", "quickstart", "--set", "x" * 60_000 + "=1")) < 3000
 
 
@@ -167,10 +167,10 @@ def test_a_glob_finds_what_glob_does(tmp_path: Path) -> None:
     for pattern in ("*", "*.txt", "**", "**/*.txt", "b/*", "b/**", "*/d/*", "**/d/**", "b/[d-e]/*", "?/*.txt", "*/.j*",
                     ".*/*", "**/**/*.txt", "k/**/n.txt", "*/*/*/*.txt", "nope/*"):  # fmt: skip
         faults: list[str] = []
-        found = find_files(DataSpec(path=str(tmp_path / pattern)), faults)
+        results = find_files(DataSpec(path=str(tmp_path / pattern)), faults)
         matches = set(glob.glob(str(tmp_path / pattern), recursive=True))  # which has some twice
         wanted = sorted(filter(os.path.isfile, matches))
-        assert [str(file.path) for file in found] == wanted, pattern
+        assert [str(file.path) for file in results] == wanted, pattern
         assert bool(faults) == (not wanted)
 
 

@@ -135,7 +135,7 @@ def test_ranks_that_differ_stand_for_all(shape: ModelShape, degrees: list[dict],
     """Each kind is there once for every plan, with the first of its ranks; shorter pipelines repeat one."""
     virtual = {"1f1b": 1, "zb-v": 2, "dualpipe": 1}.get(schedule, 3)
     grids = [PlanGrid(schedule=schedule, **numbers | {"virtual": virtual}) for numbers in degrees]
-    found = different_ranks(shape, stacked(grids))
+    result = different_ranks(shape, stacked(grids))
     for n, grid in enumerate(grids):
         every = all_ranks(shape, grid.as_arrays())
         first: dict[tuple, int] = {}
@@ -143,7 +143,9 @@ def test_ranks_that_differ_stand_for_all(shape: ModelShape, degrees: list[dict],
             *(a[:, 0].tolist() for a in (every.rank, every.embedding, every.head, *every.layers)), strict=True
         ):
             first.setdefault(tuple(held), rank)
-        kinds = zip(*(a[:, n].tolist() for a in (found.rank, found.embedding, found.head, *found.layers)), strict=True)
+        kinds = zip(
+            *(a[:, n].tolist() for a in (result.rank, result.embedding, result.head, *result.layers)), strict=True
+        )
         assert {tuple(held): rank for rank, *held in kinds} == first
 
 
@@ -167,9 +169,9 @@ def test_tables_lie_where_the_first_and_the_last_stage_do() -> None:
 @given(st.lists(st.tuples(*3 * [st.integers(0, 2**40) | st.integers(0, 3)]), min_size=1, max_size=40))
 def test_distinct_rows_stand_for_all(rows: list[tuple[int, ...]]) -> None:
     columns = [np.array(column) for column in zip(*rows, strict=True)]
-    found, which = distinct(columns)
-    assert [tuple(column[found][n].item() for column in columns) for n in which] == rows
-    assert len(found) == len(set(rows))
+    results, which = distinct(columns)
+    assert [tuple(column[results][n].item() for column in columns) for n in which] == rows
+    assert len(results) == len(set(rows))
 
 
 def test_prices_keep_their_order() -> None:
@@ -184,9 +186,9 @@ def test_prices_keep_their_order() -> None:
     )
     grids = [PlanGrid(dp=dp, recompute=policy, global_batch=8) for dp, policy in product((1, 2), ("none", "full"))]
     runs = [replace(run, grid=grid) for grid in grids]
-    found = prices([*runs, replace(run, device="h1000")], CONSTANTS)
-    for run, price in zip(runs, found[:4], strict=True):
+    result = prices([*runs, replace(run, device="h1000")], CONSTANTS)
+    for run, price in zip(runs, result[:4], strict=True):
         assert isinstance(price, Price)
         assert price.time == step_time(run, CONSTANTS)
         assert price.memory == peak_memory(run, CONSTANTS)
-    assert "not in the catalog" in str(found[4])
+    assert "not in the catalog" in str(result[4])

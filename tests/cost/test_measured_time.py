@@ -53,10 +53,10 @@ def test_more_work_never_takes_less(
 def test_it_stays_between_what_was_measured_around(table: MeasuredTable, sizes: tuple[float, float, float]) -> None:
     surface = Surface.of(table, "seconds")
     inside = [min(max(size, side[0]), side[-1]) for size, side in zip(sizes, table.sizes, strict=True)]
-    found = float(surface.at(*inside))
-    assert min(table.seconds) * (1 - 1e-9) <= found <= max(table.seconds) * (1 + 1e-9)
+    result = float(surface.at(*inside))
+    assert min(table.seconds) * (1 - 1e-9) <= result <= max(table.seconds) * (1 + 1e-9)
     more = math.prod(max(1.0, size / side[-1]) for size, side in zip(sizes, table.sizes, strict=True))
-    assert float(surface.at(*sizes)) == pytest.approx(found * more)
+    assert float(surface.at(*sizes)) == pytest.approx(result * more)
 
 
 @given(monotone_tables(), st.lists(st.tuples(SIZE, SIZE, SIZE), min_size=1, max_size=4))
@@ -85,9 +85,9 @@ def test_what_was_measured_is_what_is_said() -> None:
 
 
 def device(*tables: MeasuredTable) -> MeasuredDevice:
-    found = measured_device(DeviceSpec(name="mine", memory_gib=1.0, measured=list(tables)))
-    assert found is not None
-    return found
+    result = measured_device(DeviceSpec(name="mine", memory_gib=1.0, measured=list(tables)))
+    assert result is not None
+    return result
 
 
 def test_as_many_ranks_are_busy_as_the_job_has() -> None:
@@ -95,14 +95,14 @@ def test_as_many_ranks_are_busy_as_the_job_has() -> None:
         MeasuredTable(work="update", busy=busy, sizes=[[1.0]], seconds=[1e-6 * busy]) for busy in (1, 2, 4)
     )
     measured = device(four, one, two)
-    (found,) = measured.seconds("update", "float32", np.array([1, 2, 3, 4, 64]), 1.0)
-    assert found.tolist() == pytest.approx([1e-6, 2e-6, 2e-6, 4e-6, 4e-6])
+    (result,) = measured.seconds("update", "float32", np.array([1, 2, 3, 4, 64]), 1.0)
+    assert result.tolist() == pytest.approx([1e-6, 2e-6, 2e-6, 4e-6, 4e-6])
     assert not measured.knows("update", "bf16")
     on_cpu = DeviceSpec(name="mine", memory_gib=1.0, generation="cpu", measured=[one, two])
     shared = measured_device(on_cpu)
     assert shared is not None
-    (found,) = shared.seconds("update", "float32", np.array([1, 2, 8]), 1.0)
-    assert found.tolist() == pytest.approx([1e-6, 2e-6, 8e-6])  # eight in turn on the cores of two
+    (result,) = shared.seconds("update", "float32", np.array([1, 2, 8]), 1.0)
+    assert result.tolist() == pytest.approx([1e-6, 2e-6, 8e-6])  # eight in turn on the cores of two
 
 
 def test_a_collective_among_more_ranks_sends_as_much_of_a_larger_tensor() -> None:
@@ -121,21 +121,21 @@ WIDE = [16.0, 4096.0]
 
 def tables() -> list[MeasuredTable]:
     """A machine on which everything takes a nanosecond by element or byte, and products one by 100 FLOPs."""
-    found = []
+    results = []
     for busy in (1, 2):
         grid = [2e-11 * busy * r * i * c for r in WIDE for i in WIDE for c in WIDE]
-        found.append(
+        results.append(
             MeasuredTable(work="product", busy=busy, sizes=[WIDE] * 3, seconds=grid, backward=grid, weight_grad=grid)
         )
         scores = [1e-9 * busy * length**2 * heads for length in WIDE for heads in WIDE]
-        found.append(MeasuredTable(work="attention", busy=busy, sizes=[WIDE] * 2, seconds=scores, backward=scores))
+        results.append(MeasuredTable(work="attention", busy=busy, sizes=[WIDE] * 2, seconds=scores, backward=scores))
         for work in ("rms norm", "rotary", "gated activation", "join", "embedding", "loss", "merge"):
             each = [1e-9 * busy, 1e-3 * busy]
-            found.append(MeasuredTable(work=work, busy=busy, sizes=[[1.0, 1e6]], seconds=each, backward=each))
-        found.append(MeasuredTable(work="update", busy=busy, sizes=[[1.0, 1e6]], seconds=[1e-9, 1e-3]))
+            results.append(MeasuredTable(work=work, busy=busy, sizes=[[1.0, 1e6]], seconds=each, backward=each))
+        results.append(MeasuredTable(work="update", busy=busy, sizes=[[1.0, 1e6]], seconds=[1e-9, 1e-3]))
     for kind in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "exchange", "message"):
-        found.append(MeasuredTable(work=kind, sizes=[[2.0], [1.0, 1e6]], seconds=[1e-9, 1e-3]))
-    return found
+        results.append(MeasuredTable(work=kind, sizes=[[2.0], [1.0, 1e6]], seconds=[1e-9, 1e-3]))
+    return results
 
 
 def fields() -> dict[str, Any]:

@@ -127,8 +127,8 @@ def test_goodput_is_what_a_simulation_finds(interval_s: float, writing_s: float,
 
 @given(job=jobs, interval_s=st.floats(1.0, 1e4))
 def test_shares_add_up_and_none_is_negative(job: Reliability, interval_s: float) -> None:
-    found = goodput(job, interval_s)
-    shares = [found.training, found.checkpoints, found.restarts, found.lost_work]
+    result = goodput(job, interval_s)
+    shares = [result.training, result.checkpoints, result.restarts, result.lost_work]
     assert sum(shares) == pytest.approx(1.0)
     assert min(shares) >= -1e-9
 
@@ -151,8 +151,8 @@ def test_many_jobs_at_once() -> None:
     spec = cluster(checkpoint_gb_per_s=100.0)
     both = reliability_of(spec, sizes, 1e12)
     assert both is not None
-    found = goodput(both, best_interval_s(both)).training
-    for size, share in zip(sizes, found, strict=True):
+    result = goodput(both, best_interval_s(both)).training
+    for size, share in zip(sizes, result, strict=True):
         one = reliability_of(spec, float(size), 1e12)
         assert one is not None and goodput(one, best_interval_s(one)).training == pytest.approx(share)
 
@@ -166,10 +166,10 @@ def test_a_checkpoint_of_a_trillion_parameters() -> None:
 def test_llama3_trained_more_than_90_percent_of_the_time() -> None:
     """Grattafiori et al. 2024 (arXiv 2407.21783, section 3.3.4): 419 unexpected interruptions in 54 days."""
     job = load_job("llama3-405b-16k")
-    found = reliability_of(job.cluster, job.plan.world, checkpoint_bytes(num_parameters(job.model), 2, 8))
-    assert found is not None
-    assert 54 * 86400 / found.between_failures_s == pytest.approx(419, rel=0.01)
-    training = goodput(found, best_interval_s(found)).training
+    result = reliability_of(job.cluster, job.plan.world, checkpoint_bytes(num_parameters(job.model), 2, 8))
+    assert result is not None
+    assert 54 * 86400 / result.between_failures_s == pytest.approx(419, rel=0.01)
+    training = goodput(result, best_interval_s(result)).training
     assert 0.90 < training < 0.97
     # The model card of Llama 3.1 405B: 30.84 million GPU hours for 15.6 trillion tokens.
     step = step_money(job.cluster, step_time(run_of(job), shipped()).total / training, job.plan.world)

@@ -48,8 +48,8 @@ def test_bubbles_are_those_that_are_played(name: str, p: int, times: int, v: int
         step = play(program, costs, 3).makespan - play(program, costs, 2).makespan
     else:
         step = play(program, costs).makespan
-    found = m * (1 + i + w) + bubble(name, p, m, v, 1.0, i, w)
-    assert found == pytest.approx(step, rel=WITHIN[name])
+    result = m * (1 + i + w) + bubble(name, p, m, v, 1.0, i, w)
+    assert result == pytest.approx(step, rel=WITHIN[name])
 
 
 @pytest.mark.parametrize("name", WITHIN)
@@ -61,19 +61,19 @@ def test_ranks_keep_what_their_program_keeps(name: str, p: int) -> None:
     program = training_program(name, p, m, v)
     of_layers = 2 if name == "dualpipe" else v  # pieces that a rank holds
     expected = [peak / of_layers for peak in peak_activations(program)]
-    found = [float(in_flight(name, p, rank, m, v)) for rank in range(p)]
+    result = [float(in_flight(name, p, rank, m, v)) for rank in range(p)]
     if name in ("v-half", "v-min"):  # said for all ranks what the fullest keeps
-        assert found == [max(found)] * p
-        assert max(expected) <= max(found) <= max(expected) + 0.5
+        assert result == [max(result)] * p
+        assert max(expected) <= max(result) <= max(expected) + 0.5
     else:
-        assert found == expected
+        assert result == expected
 
 
 @pytest.mark.parametrize("extra", [0, 1, 3])
 def test_extra_forwards_are_kept(extra: int) -> None:
     program = training_program("1f1b", 4, 16, extra_warmup=extra)
-    found = [float(in_flight("1f1b", 4, rank, 16, 1, extra)) for rank in range(4)]
-    assert found == peak_activations(program)
+    result = [float(in_flight("1f1b", 4, rank, 16, 1, extra)) for rank in range(4)]
+    assert result == peak_activations(program)
 
 
 @pytest.mark.parametrize("name", WITHIN)

@@ -54,7 +54,7 @@ def test_each_fact_widens_the_range_as_squares_add() -> None:
 
 def test_a_generation_whose_runs_are_left_out_has_a_wider_range() -> None:
     run = run_on("h100-sxm")
-    others = {name: told for name, told in families_by_constant().items() if not name.startswith("hopper.")}
+    others = {name: answer for name, answer in families_by_constant().items() if not name.startswith("hopper.")}
     assert range_ends(run, shipped())[0] > range_ends(run, shipped(), fitted=others)[0]
     elsewhere = replace(run, device="a100-sxm-80g")
     assert range_ends(elsewhere, shipped(), fitted=others) == range_ends(elsewhere, shipped())

@@ -112,18 +112,18 @@ def test_bytes_of_context_parallel() -> None:
     """By rank in one layer, numbers of 2 bytes: ring and all-gather move keys and values of all, ulysses its own."""
     keys = 2 * 4096 * (8 * 2 * 128)  # all tokens, 8 heads of keys and of values
     own = 2 * 4096 // 4
-    found = {}
+    results = {}
     for method in ("ring", "all-gather", "ulysses"):
         layer = chains(LLAMA, PlanGrid(cp=4, cp_method=method), software_of("megatron-core"))["dense"]
-        found[method] = [
+        results[method] = [
             [(e.kind, e.size) for o in layer for e in way(o) if e.size]
             for way in (lambda o: o.forward, lambda o: o.backward)
         ]
-    assert found["ring"] == [[("ring", keys)], [("ring", 2 * keys)]]
-    assert found["all-gather"] == [[("all_gather", keys)], [("all_gather", keys), ("reduce_scatter", keys)]]
+    assert results["ring"] == [[("ring", keys)], [("ring", 2 * keys)]]
+    assert results["all-gather"] == [[("all_gather", keys)], [("all_gather", keys), ("reduce_scatter", keys)]]
     traded, back = own * (32 + 16) * 128, own * 32 * 128
-    assert found["ulysses"][0] == [("all_to_all", traded), ("all_to_all", back)]
-    assert sorted(found["ulysses"][1]) == sorted(found["ulysses"][0])
+    assert results["ulysses"][0] == [("all_to_all", traded), ("all_to_all", back)]
+    assert sorted(results["ulysses"][1]) == sorted(results["ulysses"][0])
 
 
 # --- what is not kept ---
@@ -150,10 +150,10 @@ def test_the_more_runs_again_the_less_is_kept(one: set[str], two: set[str]) -> N
 def test_a_policy_keeps_what_the_runtime_keeps(names: tuple[str, ...]) -> None:
     """The account of our own runtime and the description of a fused framework agree but for what kernels fuse."""
     of = job(plan={"tp": 2}, precision={"compute": "bf16"})
-    ours = layer_of(of, 0, 0).kept_bytes(frozenset(names))
+    own = layer_of(of, 0, 0).kept_bytes(frozenset(names))
     run = run_of(of)
     layer = chains(run.shape, run.grid, software_of("megatron-core"))["dense"]
-    assert kept_bytes(layer, "+".join(sorted(names)) or "none") == pytest.approx(ours, rel=0.35)
+    assert kept_bytes(layer, "+".join(sorted(names)) or "none") == pytest.approx(own, rel=0.35)
 
 
 def test_a_stage_that_runs_again_keeps_its_input_alone() -> None:
@@ -262,8 +262,8 @@ def test_published_runs_have_the_moments_of_their_software() -> None:
         name: peak_memory(replace(RUN, grid=grid, software=name), CONSTANTS).optimizer for name in ("hai-llm", "nemo")
     }
     assert of["hai-llm"] == pytest.approx(of["nemo"] * 8 / 12)
-    told = replace(RUN, grid=replace(grid, moment_bytes=4), software="hai-llm")
-    assert peak_memory(told, CONSTANTS).optimizer == of["nemo"]
+    answer = replace(RUN, grid=replace(grid, moment_bytes=4), software="hai-llm")
+    assert peak_memory(answer, CONSTANTS).optimizer == of["nemo"]
 
 
 def test_float32_moves_and_keeps_twice_as_much() -> None:

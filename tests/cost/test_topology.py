@@ -112,8 +112,8 @@ def job(**cluster: Any) -> JobSpec:
 
 
 def test_a_job_says_what_joins_its_nodes() -> None:
-    found = run_of(job(topology={"levels": [{"devices": 32, "share": 0.5}]}))
-    assert found.topology == Topology(((32, 0.5),))
+    result = run_of(job(topology={"levels": [{"devices": 32, "share": 0.5}]}))
+    assert result.topology == Topology(((32, 0.5),))
     links = {"inter_node": {"bandwidth_gb_per_s": 50.0, "latency_us": 7.0}}
     whole, half = (run_of(job(**links, topology={"rails": rails})) for rails in (0, 4))
     assert half.network_bytes_per_s == whole.network_bytes_per_s / 2

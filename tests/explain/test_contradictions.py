@@ -63,8 +63,8 @@ def test_a_small_job_on_one_rank_has_none() -> None:
 
 def test_explain_tells_those_of_the_job() -> None:
     story = tell(job_of("gpt-100b-told"))
-    text, told = story_text(story), story_dict(story)["contradictions"]
+    text, answer = story_text(story), story_dict(story)["contradictions"]
     assert "11. What is often told otherwise" in text
-    assert [one["name"] for one in told] == [one.name for one in contradictions(story.job)] != []
-    assert all(f'"{one["told"]}"' in " ".join(text.split()) for one in told)
+    assert [one["name"] for one in answer] == [one.name for one in contradictions(story.job)] != []
+    assert all(f'"{one["told"]}"' in " ".join(text.split()) for one in answer)
     assert "181.9 billion" in " ".join(text.split())

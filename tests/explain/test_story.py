@@ -141,11 +141,11 @@ def test_seconds_add_up_to_the_prediction(name: str) -> None:
 
 def sums_of(story: Story) -> dict[str, Traffic]:
     """What a story tells, added up by collective and axis."""
-    found: dict[str, Traffic] = {}
+    results: dict[str, Traffic] = {}
     for c in story.crossings:
-        before = found.get(f"{c.kind} {c.axis}", Traffic(0, 0))
-        found[f"{c.kind} {c.axis}"] = Traffic(before.calls + c.calls, before.payload_bytes + round(c.full_bytes))
-    return dict(sorted(found.items()))
+        before = results.get(f"{c.kind} {c.axis}", Traffic(0, 0))
+        results[f"{c.kind} {c.axis}"] = Traffic(before.calls + c.calls, before.payload_bytes + round(c.full_bytes))
+    return dict(sorted(results.items()))
 
 
 def test_pieces_are_told_in_the_order_of_the_layers() -> None:
@@ -207,10 +207,10 @@ def test_tokens_travel_as_expected() -> None:
     (there,) = (c for c in tell(job).crossings if c.kind == "all_to_all_v" and c.phase == "forward")
     ranks = ExpertRanks(16, 16, 8)
     counts = [[job.model.sequence * 2 / 16] * 16] * 16  # even
-    (mine, *_) = sent_direct(counts, ranks, row_bytes=2 * job.model.hidden, is_backward=True)
+    (own, *_) = sent_direct(counts, ranks, row_bytes=2 * job.model.hidden, is_backward=True)
     times = there.calls / 3  # tokens, their weights, and what comes back
-    assert there.sent.inside == pytest.approx(times * mine.inside_bytes)
-    assert there.sent.between == pytest.approx(times * mine.between_bytes)
+    assert there.sent.inside == pytest.approx(times * own.inside_bytes)
+    assert there.sent.between == pytest.approx(times * own.between_bytes)
 
 
 def test_experts_have_homes() -> None:
@@ -249,13 +249,13 @@ def test_groups_are_those_of_the_mesh(dp: int, tp: int, pp: int, cp: int, ep: in
 
 def test_stages_or_replicas_are_inside_a_server() -> None:
     """The plan that is often told, 4 stages and 8 replicas on 8 servers of 4: who is in one, and what that costs."""
-    found = {}
+    result = {}
     for order in (DEFAULT_ORDER, "pp-dp"):
         job = load("gpt-100b-32xa100", (f"plan.order={order}",))
         story = tell(job)
         nodes = {group.axis: list(group.nodes) for group in story.groups}
-        found[order] = nodes, step_time(run_of(job), shipped()), story_text(story)
-    (replicas, near, text), (stages, far, other) = found.values()
+        result[order] = nodes, step_time(run_of(job), shipped()), story_text(story)
+    (replicas, near, text), (stages, far, other) = result.values()
     assert replicas["pp"] == [0, 2, 4, 6] and replicas["dp"] == [0, 0, 0, 0, 1, 1, 1, 1]
     assert stages["pp"] == [0, 0, 0, 0] and stages["dp"] == list(range(8))
     assert "Node 0 has pp 0, dp 0 to 3." in text and "Node 0 has dp 0, pp 0 to 3." in other
@@ -282,11 +282,11 @@ def test_groups_of_a_pipeline_that_holds_stages_twice() -> None:
 @given(degrees, degrees, st.sampled_from([1, 2]), degrees, st.booleans())
 def test_portions_multiply_to_the_batch(dp: int, tp: int, cp: int, micro: int, sp: bool) -> None:
     job = small_job(dp=dp, tp=tp, cp=cp, microbatch_size=micro, sequence_parallel=sp, batch=32)
-    found = portions(job)
-    for whole, part in pairwise(found):
+    result = portions(job)
+    for whole, part in pairwise(result):
         if part.kind != "tp rank, in products":
             assert part.num_parts * part.num_tokens == whole.num_tokens
-    assert found[0].num_tokens == job.tokens_per_step
+    assert result[0].num_tokens == job.tokens_per_step
 
 
 SCHEDULES: dict[str, dict[str, Any]] = {
@@ -311,8 +311,8 @@ ANY_KIND = st.sampled_from([*KINDS, "qwen", "latent", "latent-plain-queries", "m
 
 def tell_whole(job: JobSpec) -> None:
     story = tell(job)
-    text, found = story_text(story), story_dict(story)
-    assert "Where every tensor lies" in text and json.loads(json.dumps(found))["job"] == job.name
+    text, result = story_text(story), story_dict(story)
+    assert "Where every tensor lies" in text and json.loads(json.dumps(result))["job"] == job.name
 
 
 @settings(max_examples=40, deadline=None)
@@ -351,33 +351,33 @@ def test_command_tells_bytes_where_the_device_is_not_known(job: str) -> None:
     assert done.exit_code == 0, done.output
     assert "cluster.device is unknown; set it to one of" in " ".join(done.output.split())
     assert "KiB" in done.output and "GSPMD" in done.output
-    found = json.loads(CliRunner().invoke(cli, ["explain", job, "--json"]).stdout)
-    assert found["step"] is None and "cluster.device" in found["untimed"]
-    assert all(c["full_bytes"] > 0 and c["seconds"] is None for c in found["crossings"])
+    result = json.loads(CliRunner().invoke(cli, ["explain", job, "--json"]).stdout)
+    assert result["step"] is None and "cluster.device" in result["untimed"]
+    assert all(c["full_bytes"] > 0 and c["seconds"] is None for c in result["crossings"])
 
 
 def test_command_on_a_big_job(tmp_path: Any) -> None:
     file = tmp_path / "big.toml"
     file.write_text(BIG)
-    found = json.loads(CliRunner().invoke(cli, ["explain", str(file), "--json"]).stdout)
-    assert found["step"]["total"] > 0 and found["step"]["mfu"] < 1
-    by_axis = {group["axis"]: group for group in found["groups"]}
+    result = json.loads(CliRunner().invoke(cli, ["explain", str(file), "--json"]).stdout)
+    assert result["step"]["total"] > 0 and result["step"]["mfu"] < 1
+    by_axis = {group["axis"]: group for group in result["groups"]}
     assert by_axis["tp"]["ranks"] == list(range(8)) and set(by_axis["tp"]["nodes"]) == {0}
     assert by_axis["dp"]["ranks"][:3] == [0, 8, 16] and by_axis["dp"]["nodes"] == list(range(32))
-    sent = {c["axis"]: c["sent"] for c in found["crossings"]}
+    sent = {c["axis"]: c["sent"] for c in result["crossings"]}
     assert sent["tp"]["between"] == 0 and sent["dp"]["inside"] == 0
     text = CliRunner().invoke(cli, ["explain", str(file)]).output
-    for said in ("ZeRO 1: ", "all_gather over tp of 64 MiB", "MFU", "rank = (pp x 32 + dp) x 8 + tp", "bubble"):
-        assert said in text, said
+    for printed in ("ZeRO 1: ", "all_gather over tp of 64 MiB", "MFU", "rank = (pp x 32 + dp) x 8 + tp", "bubble"):
+        assert printed in text, printed
 
 
 @pytest.mark.parametrize("job", ["llama3-405b-16k", "deepseek-v3"])
 def test_command_on_jobs_of_the_catalog(job: str) -> None:
     done = CliRunner().invoke(cli, ["explain", job, "--json"])
-    found = json.loads(done.stdout)
-    assert found["step"]["total"] > 0
-    assert sum(c["exposed_s"] for c in found["crossings"]) < found["step"]["total"]
-    assert all(group["ranks"][0] == 0 for group in found["groups"])
+    result = json.loads(done.stdout)
+    assert result["step"]["total"] > 0
+    assert sum(c["exposed_s"] for c in result["crossings"]) < result["step"]["total"]
+    assert all(group["ranks"][0] == 0 for group in result["groups"])
 
 
 @pytest.mark.parametrize(
@@ -394,10 +394,10 @@ def test_kinds_of_layers_stand_in_the_order_of_the_model() -> None:
     """However strings are hashed: windows and policies make four kinds of layers here."""
     policies = [["attention"], ["attention"], [], []]
     job = small_job("gemma", recompute="layers", recompute_layers=policies)
-    told = [(piece.kind, piece.policy) for piece in tell(job).passes if piece.kind not in ("embedding", "head")]
+    answer = [(piece.kind, piece.policy) for piece in tell(job).passes if piece.kind not in ("embedding", "head")]
     in_model = layer_kinds(shape_of(job.model), grid_of(job))
-    assert told == list(dict.fromkeys(in_model))
-    assert len(told) == 4
+    assert answer == list(dict.fromkeys(in_model))
+    assert len(answer) == 4
 
 
 def test_links_are_used_by_a_share_of_what_they_carry() -> None:

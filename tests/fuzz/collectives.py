@@ -61,10 +61,10 @@ def main() -> int:
     start_s = time.monotonic()
     for number, job in jobs(options.seed, range(options.first, options.first + options.count)):
         for device in DEVICES:
-            found = wrong(job, rank := drawn_rank(number, job), device)
-            counts["differ" if found else "equal"] += 1
-            if found:
-                print(f"draw {options.seed}:{number}, rank {rank} as on {device}", *found, sep="\n  ")
+            result = wrong(job, rank := drawn_rank(number, job), device)
+            counts["differ" if result else "equal"] += 1
+            if result:
+                print(f"draw {options.seed}:{number}, rank {rank} as on {device}", *result, sep="\n  ")
                 print(as_command(draw(options.seed, number)), flush=True)
     print(f"{dict(counts)} of {options.count} draws on {len(DEVICES)} devices; {time.monotonic() - start_s:.0f} s")
     return 1 if counts["differ"] else 0

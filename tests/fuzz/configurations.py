@@ -46,9 +46,9 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="cases of released_models.py  [default: all]")
     names = parser.parse_args().names or list(RELEASED)
     silence()
-    found = [told for name in names for told in overlooked(name)]
-    print("\n".join(found) or f"{len(names)} cases: no key was overlooked")
-    return 1 if found else 0
+    result = [answer for name in names for answer in overlooked(name)]
+    print("\n".join(result) or f"{len(names)} cases: no key was overlooked")
+    return 1 if result else 0
 
 
 def silence() -> None:
@@ -63,19 +63,19 @@ def overlooked(name: str) -> Iterator[str]:
     family, keys = RELEASED[name]
     model, whole = made(family, keys)
     weights, wanted = model.state_dict(), logits(model)
-    ours = ModelSpec.model_validate(fields_of(whole)[0])
+    own = ModelSpec.model_validate(fields_of(whole)[0])
     for changed, what in changes(whole):
         try:
             other, _ = made(family, changed)
             other.load_state_dict(weights)
-            found = logits(other)
+            result = logits(other)
         except Exception:  # it refuses the change, or has other tensors, which a folder's weights would not fit
             continue
-        if float((found - wanted).abs().max() / wanted.abs().max()) < _OTHER:
+        if float((result - wanted).abs().max() / wanted.abs().max()) < _OTHER:
             continue
         fields, faults = fields_of(changed | {"model_type": family})
         try:
-            is_overlooked = not faults and is_same(ModelSpec.model_validate(fields), ours)
+            is_overlooked = not faults and is_same(ModelSpec.model_validate(fields), own)
         except ValidationError:  # refused by our fields
             continue
         if is_overlooked:

@@ -203,8 +203,8 @@ def _fallback(rng: random.Random, plan: Fields) -> list[Fields]:
     """Plans for fewer ranks; now and then one for as many, which is refused."""
     world = plan["dp"] * plan["cp"] * plan["tp"] * plan["pp"]
     fewer = [{}, {"dp": plan["dp"]}, {"tp": plan["tp"], "zero": 0}, {"pp": plan["pp"], "schedule": "gpipe"}]
-    found = {math.prod(one.get(axis, 1) for axis in ("dp", "tp", "pp")): one for one in rng.sample(fewer, 2)}
-    return [one for ranks, one in found.items() if ranks < world or rng.random() < 0.1]
+    result = {math.prod(one.get(axis, 1) for axis in ("dp", "tp", "pp")): one for one in rng.sample(fewer, 2)}
+    return [one for ranks, one in result.items() if ranks < world or rng.random() < 0.1]
 
 
 def _health(rng: random.Random, plan: Fields) -> Fields:
@@ -241,10 +241,10 @@ def _sources(rng: random.Random) -> Fields:
     """What data say of themselves: tokens are made up here, and bear the marks of chats."""
     chats = {"path": "chats.parquet", "chats": True, "weight": rng.choice([1.0, 0.3, 1e-9])}
     text = {"path": "text", "split": rng.choice(["train", "all"]), "end_of_document": 0, "weight": 0.7}
-    told: Fields = {"answers_only": False, "chat_template": "t.jinja", "cache": "cache", "workers": 3}
-    told["today"] = rng.choice(["", "2026-07-26"])
+    answer: Fields = {"answers_only": False, "chat_template": "t.jinja", "cache": "cache", "workers": 3}
+    answer["today"] = rng.choice(["", "2026-07-26"])
     drawn: Fields = rng.choice(
-        [{}, {"chats": True}, {"sources": [chats, text], "cache": "cache"}, told | {"sources": [chats]}]
+        [{}, {"chats": True}, {"sources": [chats, text], "cache": "cache"}, answer | {"sources": [chats]}]
     )
     sets = [{"name": name, "path": name, "format": "jsonl"} for name in ("code", "web")[: rng.randint(0, 2)]]
     drawn |= {"validation": sets} if sets else {}

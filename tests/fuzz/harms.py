@@ -332,9 +332,9 @@ def go_wrong(fields: list[str]) -> Callable[[Run, random.Random], None]:
         run.process = run.again([part for one in given for part in ("--set", one)])
         status = run.process.wait(LONGEST_S)
         wait_until_gone(run)
-        said = run.said()
+        printed = run.said()
         assert newest_whole(run.place) == floor, f"step {floor} was healthy, and {newest_whole(run.place)} is now"
-        assert status == 0 or folder_name(floor) in said.splitlines()[-1], "it does not say what to go on from"
+        assert status == 0 or folder_name(floor) in printed.splitlines()[-1], "it does not say what to go on from"
         run.note(f"{policy}, status {status}")
         run.floor, run.is_felt, run.process = floor, True, run.again([])
 

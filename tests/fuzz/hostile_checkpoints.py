@@ -59,14 +59,14 @@ def job_fields(variant: int) -> dict[str, Any]:
 def whole_folders() -> tuple[dict[str, bytes], ...]:
     """The files of a folder of checkpoints for each variant, with what each holds; written in a process of its own, for
     what has computed with torch can't be forked everywhere."""
-    found = []
+    results = []
     with tempfile.TemporaryDirectory(prefix="whole-") as scratch:
         subprocess.run([sys.executable, __file__, scratch], check=True, stdout=subprocess.DEVNULL)
         for variant in range(len(_VARIANTS)):
             folder = Path(scratch, str(variant))
             files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-            found.append({str(path.relative_to(folder)): path.read_bytes() for path in files})
-    return tuple(found)
+            results.append({str(path.relative_to(folder)): path.read_bytes() for path in files})
+    return tuple(results)
 
 
 def checkpoint_case(random: Random) -> Case:

@@ -72,10 +72,10 @@ def _mixed(random: Random, case: Case, options: dict[str, Any]) -> str:
     own = {key: one for key, one in options.items() if key in ("path", "format", "split", "chats")}
     common = {key: one for key, one in options.items() if key not in own}
     weights = [random.choice([1.0, 0.3, 7.0, 1e-9, 1e9, 0.0, -1.0, 0.123456789]) for _ in range(3)]
-    found = [own | {"weight": weights[0]}, {"path": "text.txt", "weight": weights[1]}, {"path": "text.txt"}]
+    result = [own | {"weight": weights[0]}, {"path": "text.txt", "weight": weights[1]}, {"path": "text.txt"}]
     if random.random() < 0.3:
-        found = mutate.fields(random, found, ["path", "weight", "format", "text_field", "chats", "split"])
-    return _job(common | {"sources": found})
+        result = mutate.fields(random, result, ["path", "weight", "format", "text_field", "chats", "split"])
+    return _job(common | {"sources": result})
 
 
 def _table(rows: list[dict[str, Any]]) -> Any:

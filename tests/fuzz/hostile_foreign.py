@@ -99,12 +99,12 @@ _ARGUMENTS = (
 @lru_cache(maxsize=1)
 def _bases() -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
     """Files of every system that are right."""
-    found = [(job["system"], tuple(files_of(job).items())) for job in public_jobs().values()]
+    result = [(job["system"], tuple(files_of(job).items())) for job in public_jobs().values()]
     job = load_job("quickstart", list(_LLAMA))
     written = [(name, tuple(_written(system, job).items())) for name, system in SYSTEMS.items()]
     script = dict(written)["torchtitan"][0]
     return (
-        *found,
+        *result,
         *written,
         *_adapted(),
         ("megatron", _YAML_OF_MEGATRON),

@@ -138,8 +138,8 @@ def _put_adapter(random: Random, case: Case, name: str) -> None:
     tensors = {piece.name: ("F32", piece.shape) for pieces in layout.values() for piece in pieces}
     if random.random() < 0.5:
         _change(random, tensors)
-    said = mutate.fields(random, written, ["r", "lora_alpha", "rank_pattern"]) if random.random() < 0.5 else written
-    case.put("adapter/adapter_config.json", _harmed(random, json.dumps(said).encode()))
+    printed = mutate.fields(random, written, ["r", "lora_alpha", "rank_pattern"]) if random.random() < 0.5 else written
+    case.put("adapter/adapter_config.json", _harmed(random, json.dumps(printed).encode()))
     case.put("adapter/adapter_model.safetensors", _harmed(random, _safetensors(random, tensors)))
 
 

@@ -245,18 +245,18 @@ def _contradictions(case: Case, output: str) -> str:
         raise ValueError(f"{name} in JSON")
 
     try:
-        found = json.loads(output, parse_constant=refuse)
+        result = json.loads(output, parse_constant=refuse)
     except ValueError as error:
         return f"no JSON: {error}"
-    if largest := _not_finite(found):
+    if largest := _not_finite(result):
         return f"a number that is none: {largest}"
     command = case.arguments[0]
     if command == "estimate":
-        return _estimate_contradictions(found)
-    if command == "validate" and found["predicted"] > found["rows"]:
+        return _estimate_contradictions(result)
+    if command == "validate" and result["predicted"] > result["rows"]:
         return "more rows predicted than there are"
-    if command == "schedule" and "bubble_fraction" in found and not -1e-9 <= found["bubble_fraction"] < 1:
-        return f"a bubble of {found['bubble_fraction']}"
+    if command == "schedule" and "bubble_fraction" in result and not -1e-9 <= result["bubble_fraction"] < 1:
+        return f"a bubble of {result['bubble_fraction']}"
     return ""
 
 

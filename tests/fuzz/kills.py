@@ -105,12 +105,12 @@ def losses(folder: Path) -> list[tuple[int, float]]:
 
 def began_at(said: str) -> list[int | None]:
     """The step that each start of the ranks went on from; None for those that ended before they came to say so."""
-    found: list[int | None] = []
+    results: list[int | None] = []
     for start in re.split(r"^quickstart[\w-]*: ", said, flags=re.MULTILINE)[1:]:
         goes_on = re.search(r"^going on after step (\d+) from", start, re.MULTILINE)
         has_begun = re.search(r"^pp rank 0 (holds|will hold)|^step", start, re.MULTILINE)
-        found.append(int(goes_on[1]) if goes_on else 0 if has_begun else None)
-    return found
+        results.append(int(goes_on[1]) if goes_on else 0 if has_begun else None)
+    return results
 
 
 def told_as_saved(said: str) -> int:
@@ -157,10 +157,10 @@ class Kills:
 
     def _run_unharmed(self, plan: str) -> Unharmed:
         folder = Path(tempfile.mkdtemp(dir=self.scratch)) / plan
-        said = folder.with_suffix(".said")
+        printed = folder.with_suffix(".said")
         start_s = time.monotonic()
-        status = preloaded.start(arguments(plan, folder, folder / "checkpoints", self.text), said).wait(LONGEST_S)
-        assert status == 0, said.read_text()
+        status = preloaded.start(arguments(plan, folder, folder / "checkpoints", self.text), printed).wait(LONGEST_S)
+        assert status == 0, printed.read_text()
         return Unharmed(losses(folder), time.monotonic() - start_s)
 
     def outcome(self, number: int) -> Outcome:
@@ -233,10 +233,10 @@ class Harmed:
         for attempt in range(MOST_ATTEMPTS):
             status = run.process.wait(LONGEST_S)
             wait_until_gone(run)
-            said = run.said()
-            if attempt == 0 and status == 0 and not run.is_felt and "\nrestart " not in said:
+            printed = run.said()
+            if attempt == 0 and status == 0 and not run.is_felt and "\nrestart " not in printed:
                 raise MissedError
-            starts = [step for step in began_at(said[begun:]) if step is not None]
+            starts = [step for step in began_at(printed[begun:]) if step is not None]
             if any(step < floor for step in starts):
                 yield f"went on after {starts} where step {floor} was saved"
             if status == 0:
@@ -244,9 +244,9 @@ class Harmed:
             whole = newest_whole(run.place)
             if attempt > 0 and starts and starts[0] != floor and not self.is_damaged:
                 yield f"went on after {starts} where step {floor} was the newest"
-            if not self.is_damaged and whole < told_as_saved(said):
-                yield f"step {told_as_saved(said)} was told as saved, and {whole} is the newest that is whole"
-            begun, floor = len(said), whole
+            if not self.is_damaged and whole < told_as_saved(printed):
+                yield f"step {told_as_saved(printed)} was told as saved, and {whole} is the newest that is whole"
+            begun, floor = len(printed), whole
             run.process = self._start()
         else:
             yield f"it is not done after {MOST_ATTEMPTS} commands, the last with status {status}"
@@ -254,13 +254,13 @@ class Harmed:
 
     def faults_at_the_end(self) -> Iterator[str]:
         """What a run that is done should not have."""
-        run, said = self.run, self.run.said()
-        if "Traceback" in said:
-            yield f"a traceback: {said[said.index('Traceback') :][:2000]}"
-        if "is not whole" in said and not self.is_damaged:
+        run, printed = self.run, self.run.said()
+        if "Traceback" in printed:
+            yield f"a traceback: {printed[printed.index('Traceback') :][:2000]}"
+        if "is not whole" in printed and not self.is_damaged:
             yield "a checkpoint is not whole that nobody damaged"
-        if (found := losses(run.folder)) != self.unharmed.losses:
-            yield f"other losses: {found}"
+        if (result := losses(run.folder)) != self.unharmed.losses:
+            yield f"other losses: {result}"
         if newest_whole(run.place) != STEPS:
             yield f"the newest whole checkpoint is {newest_whole(run.place)}"
         known = {"latest", *map(folder_name, kept(run.place))}
@@ -281,7 +281,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="kills-") as scratch:
         numbers = range(chosen.first, chosen.first + chosen.count)
         kills = Kills(chosen.seed, Path(scratch), numbers)
-        heard, said = os.pipe()
+        heard, printed = os.pipe()
         to_do, given = os.pipe()
 
         def work() -> None:
@@ -289,10 +289,10 @@ def main() -> int:
             while number := os.read(to_do, _NUMBER.size):
                 outcome = kills.outcome(*_NUMBER.unpack(number))
                 # One line is one write, which nothing comes between.
-                os.write(said, json.dumps([*_NUMBER.unpack(number), asdict(outcome)]).encode() + b"\n")
+                os.write(printed, json.dumps([*_NUMBER.unpack(number), asdict(outcome)]).encode() + b"\n")
 
-        workers = [preloaded.Child(work, (said, to_do)) for _ in range(chosen.jobs)]
-        os.close(said)
+        workers = [preloaded.Child(work, (printed, to_do)) for _ in range(chosen.jobs)]
+        os.close(printed)
         for number in numbers:
             os.write(given, _NUMBER.pack(number))
         os.close(given)
@@ -313,13 +313,13 @@ def main() -> int:
 
 def tell(seed: int, number: int, outcome: Outcome, counts: dict[str, Counter[str]]) -> None:
     """Print a run, and count it."""
-    found = counts[outcome.harm]
-    found["moments missed"] += outcome.num_missed
-    found["harmed" if outcome.where else "never hit"] += 1
+    result = counts[outcome.harm]
+    result["moments missed"] += outcome.num_missed
+    result["harmed" if outcome.where else "never hit"] += 1
     where = outcome.where or "never hit"
     print(f"{number:4} {outcome.harm}, {outcome.plan}: {where} ({outcome.seconds:.0f} s)", flush=True)
     if outcome.wrong:
-        found["wrong"] += 1
+        result["wrong"] += 1
         print(f"WRONG, again by --seed {seed} --first {number} --count 1: {outcome.wrong}", flush=True)
 
 

@@ -27,14 +27,14 @@ def dry_ledger(job: JobSpec, rank: int, device: str) -> tuple[Table, Program]:
 
 def differences(one: Table, other: Table, not_bytes: frozenset[str] = frozenset()) -> list[str]:
     """What two ledgers have otherwise; of some entries only calls are compared."""
-    found = []
+    results = []
     for name in sorted({*one, *other}):
-        mine, theirs = (dict(table.get(name, {"count": 0, "bytes": 0})) for table in (one, other))
+        own, reference = (dict(table.get(name, {"count": 0, "bytes": 0})) for table in (one, other))
         if name in not_bytes:
-            del mine["bytes"], theirs["bytes"]
-        if mine != theirs:
-            found.append(f"{name}: {mine} and {theirs}")
-    return found
+            del own["bytes"], reference["bytes"]
+        if own != reference:
+            results.append(f"{name}: {own} and {reference}")
+    return results
 
 
 def told_by_values(job: JobSpec) -> frozenset[str]:
@@ -58,15 +58,15 @@ def _has_gradients_of_nothing(job: JobSpec) -> bool:
 
 def foretold_otherwise(job: JobSpec, program: Program, ledgers: list[Table]) -> list[str]:
     """What ranks moved otherwise than their accounts and, where a step stands by itself, their dry runs say."""
-    found = []
+    results = []
     for rank, table in enumerate(ledgers):
         foretold = {"account": account_of(job, program, rank)}
         if program.weights == "current":
             foretold["dry run"] = dry_ledger(job, rank, "cpu")[0]
         for who, other in foretold.items():
-            found += [
+            results += [
                 f"rank {rank}, {who}: {what}"
                 for what in differences(other, table, told_by_values(job))
                 if not (what.startswith("all_reduce tp: ") and _has_gradients_of_nothing(job))
             ]
-    return found
+    return results

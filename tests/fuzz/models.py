@@ -79,8 +79,8 @@ def run(fields: Fields, timeout_s: float = HANGS_S) -> Outcome:
         return Outcome("refused", error.faults)
     try:
         plain = [plain_trace(job)]
-        ours = run_on_mesh(job, trace, job)
-        return judged(job, plain, job, ours, timeout_s)
+        own = run_on_mesh(job, trace, job)
+        return judged(job, plain, job, own, timeout_s)
     except Exception:
         return Outcome("failed", [traceback.format_exc()])
 
@@ -97,15 +97,17 @@ def main() -> int:
     largest, start_s = 0.0, time.monotonic()
     for number in range(options.first, options.first + options.count):
         fields = draw(options.seed, number)
-        found = run_twice(fields, run)
-        kinds[found.kind] += 1
-        if found.kind == "equal":
-            largest = max(largest, found.share)
-        if found.kind in ("differs", "failed", "tie"):
-            print(f"model of draw {options.seed}:{number} {found.kind}, {found.share:.3g}: {found.where}", flush=True)
-        if found.kind in ("differs", "failed"):
-            print("\n".join(reason[-3000:] for reason in found.reasons), flush=True)
-            print(as_command(shrink(fields, found.kind, run)), flush=True)
+        result = run_twice(fields, run)
+        kinds[result.kind] += 1
+        if result.kind == "equal":
+            largest = max(largest, result.share)
+        if result.kind in ("differs", "failed", "tie"):
+            print(
+                f"model of draw {options.seed}:{number} {result.kind}, {result.share:.3g}: {result.where}", flush=True
+            )
+        if result.kind in ("differs", "failed"):
+            print("\n".join(reason[-3000:] for reason in result.reasons), flush=True)
+            print(as_command(shrink(fields, result.kind, run)), flush=True)
     assert math.isfinite(largest)
     print(f"{dict(kinds)}; the largest took {largest:.2f} of its bound; {time.monotonic() - start_s:.0f} s")
     return 1 if kinds["differs"] or kinds["failed"] else 0

@@ -43,10 +43,10 @@ def _near(random: Random, old: float) -> Json:
 
 def nested(random: Random, old: Json) -> Json:
     """The old value, deep within lists or tables."""
-    found = old
+    result = old
     for _ in range(random.choice([1, 2, 5, 11, 14, 60])):
-        found = [found] if random.random() < 0.6 else {random.choice(["a", "layers", "name"]): found}
-    return found
+        result = [result] if random.random() < 0.6 else {random.choice(["a", "layers", "name"]): result}
+    return result
 
 
 def fields(random: Random, given: Json, names: Sequence[str]) -> Json:
@@ -71,15 +71,15 @@ def fields(random: Random, given: Json, names: Sequence[str]) -> Json:
 
 
 def _paths(given: Json) -> list[tuple[Any, Any]]:
-    found: list[tuple[Any, Any]] = []
+    results: list[tuple[Any, Any]] = []
     left = [given]
     while left:
         holder = left.pop()
         keys = list(holder) if isinstance(holder, dict) else range(len(holder)) if isinstance(holder, list) else ()
         for key in keys:
-            found.append((holder, key))
+            results.append((holder, key))
             left.append(holder[key])
-    return found
+    return results
 
 
 def toml(given: dict[str, Json]) -> str:

@@ -299,8 +299,8 @@ def own_module(rank: int, world: int, drawn: Draw, folder: Path) -> Trained:
             model = sw_model(drawn, folder, PHASE_STARTS.index(number))
             model.load(folder / "own")
         share = BATCH // world
-        mine = batch[rank * share :][:share]
-        total, num_targets = sum_of_losses(model, mine, SEQUENCE)
+        own = batch[rank * share :][:share]
+        total, num_targets = sum_of_losses(model, own, SEQUENCE)
         model.backward(total, num_targets=num_targets)
         step = model.step()
         everywhere = sum(sum(document.learned[1:]) for sample in batch for document in sample)

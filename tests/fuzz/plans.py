@@ -161,14 +161,14 @@ def reference_job(job: JobSpec) -> JobSpec:
 
 def compare(job: JobSpec, ranks: list[Trace], alone: list[Trace], moved: list[list[Trace]]) -> Outcome:
     """Hold every number of every rank against the reference; the largest share of its bound is told."""
-    found = Outcome("equal")
+    result = Outcome("equal")
     is_lossy = loses_gradients(job.plan)
 
     def hold(where: str, difference: float, sensitivity: float, size: float) -> None:
         bound = LEEWAY * sensitivity + 8 * SINGLE * size
         share = difference / bound if math.isfinite(difference) and bound > 0 else math.inf if difference else 0.0
-        if not share <= found.share:
-            found.share, found.where = share, f"{where}: {difference:.3g} with a bound of {bound:.3g}"
+        if not share <= result.share:
+            result.share, result.where = share, f"{where}: {difference:.3g} with a bound of {bound:.3g}"
 
     def scalar(where: str, of: Callable[[Trace], float | None], least_size: float = 0.0) -> None:
         wanted = of(alone[0])
@@ -214,16 +214,16 @@ def compare(job: JobSpec, ranks: list[Trace], alone: list[Trace], moved: list[li
             # What begins at 0 and has no gradient (a bias that softmax cancels) is as large as a step would make it.
             size = float(whole.norm()) * part + job.optimizer.learning_rate * box.numel() ** 0.5
             hold(place.name, difference, away * part, size)
-    found.kind = "equal" if found.share <= 1 else "differs"
-    return found
+    result.kind = "equal" if result.share <= 1 else "differs"
+    return result
 
 
 def judged(job: JobSpec, ranks: list[Trace], alone: JobSpec, wanted: list[Trace], timeout_s: float) -> Outcome:
     """What `compare` says, with as many moved runs of the reference as that takes."""
     moved: list[list[Trace]] = []
-    while (found := compare(job, ranks, wanted, moved)).kind == "differs" and len(moved) < MOVES:
+    while (result := compare(job, ranks, wanted, moved)).kind == "differs" and len(moved) < MOVES:
         moved.append(run_on_mesh(alone, trace, alone, len(moved) + 1, timeout_s=timeout_s))
-    return found
+    return result
 
 
 def moved_otherwise(job: JobSpec, ranks: list[Trace]) -> list[str]:
@@ -269,15 +269,15 @@ def run_twice(fields: Fields, run: Callable[[Fields, float], Outcome] = run) -> 
     3 bits, what an element is in fp8, and the sign of what Lion steps by. Such a tie is a matter of luck, and a fault
     is not.
     """
-    found = run(fields, HANGS_S)
+    result = run(fields, HANGS_S)
     has_ties = "moe" in fields["model"] or fields.get("precision", {}).get("float8", "none") != "none"
     has_ties = has_ties or fields.get("optimizer", {}).get("name") == "lion"
-    if found.kind == "differs" and has_ties:
+    if result.kind == "differs" and has_ties:
         seed = fields["run"]["seed"]
         again = [run(with_field(fields, ("run", "seed"), seed + n), HANGS_S) for n in (1, 2)]
         if any(outcome.kind == "equal" for outcome in again):
-            return Outcome("tie", share=found.share, where=found.where)
-    return found
+            return Outcome("tie", share=result.share, where=result.where)
+    return result
 
 
 # Making a failure smaller.
@@ -327,9 +327,9 @@ def shrink(fields: Fields, kind: str, run: Callable[[Fields, float], Outcome] = 
             if (text := json.dumps(candidate, sort_keys=True)) in tried:
                 continue
             tried.add(text)
-            found = run(candidate, 30.0)
-            left -= found.kind != "refused"
-            if found.kind == kind:
+            result = run(candidate, 30.0)
+            left -= result.kind != "refused"
+            if result.kind == kind:
                 fields = candidate
                 break
             if left <= 0:
@@ -365,33 +365,34 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.fields is not None:
-        found = run_twice(options.fields)
-        print(f"{found.kind}, {found.share:.3g} of its bound: {found.where}", *found.reasons, sep="\n")
-        return 1 if found.kind in ("differs", "failed") else 0
+        result = run_twice(options.fields)
+        print(f"{result.kind}, {result.share:.3g} of its bound: {result.where}", *result.reasons, sep="\n")
+        return 1 if result.kind in ("differs", "failed") else 0
     numbers = range(options.first, options.first + options.count) if options.number is None else [options.number]
     kinds: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
     largest, start_s = 0.0, time.monotonic()
     for number in numbers:
         fields = draw(options.seed, number)
-        found = run_twice(fields)
-        kinds[found.kind] += 1
+        result = run_twice(fields)
+        kinds[result.kind] += 1
         if kinds.total() % 50 == 0:
             print(f"{kinds.total()} draws, {dict(kinds)}, {time.monotonic() - start_s:.0f} s", flush=True)
-        if found.kind == "refused":
-            reasons.update(re.sub(r"\d+(\.\d+)?(e-?\d+)?", "N", reason) for reason in found.reasons)
-        if found.kind == "equal":
-            largest = max(largest, found.share)
+        if result.kind == "refused":
+            reasons.update(re.sub(r"\d+(\.\d+)?(e-?\d+)?", "N", reason) for reason in result.reasons)
+        if result.kind == "equal":
+            largest = max(largest, result.share)
         if options.number is not None:
             print(json.dumps(fields, indent=1))
-        if found.kind in ("differs", "failed", "tie") or options.number is not None:
+        if result.kind in ("differs", "failed", "tie") or options.number is not None:
             print(
-                f"draw {options.seed}:{number} {found.kind}, {found.share:.3g} of its bound: {found.where}", flush=True
+                f"draw {options.seed}:{number} {result.kind}, {result.share:.3g} of its bound: {result.where}",
+                flush=True,
             )
-        if found.kind in ("differs", "failed"):
-            for reason in found.reasons:
+        if result.kind in ("differs", "failed"):
+            for reason in result.reasons:
                 print(reason[-3000:])
-            smaller = fields if options.no_shrink else shrink(fields, found.kind)
+            smaller = fields if options.no_shrink else shrink(fields, result.kind)
             print(f"python tests/fuzz/plans.py --fields '{json.dumps(smaller)}'")
             print(f"or, where model.vocab is 256 or more: {as_command(smaller)}", flush=True)
     for reason, count in reasons.most_common():

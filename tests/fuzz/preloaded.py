@@ -77,11 +77,11 @@ def start(arguments: Sequence[str], said: Path) -> Child:
             os.dup2(out, stream)
         run(arguments)
 
-    ours = os.getpid()
+    own = os.getpid()
 
     def follow() -> None:
         ask_for(signal.SIGKILL)()  # nothing of it outlives whoever tests it
-        if os.getppid() == ours:
+        if os.getppid() == own:
             life()
 
     return Child(follow)

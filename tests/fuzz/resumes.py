@@ -64,7 +64,7 @@ def steps_of(replica: Replica, mesh: Mesh, job: JobSpec, first: int, num_steps: 
     if replica.program.weights == "current":
         return [train_step(replica, step, mine(step)).loss for step in range(first, first + num_steps)]
     program = job_program(job, num_steps)
-    return [found.loss for found in train_stream(replica, program, first, lambda i: mine(first + i))]
+    return [result.loss for result in train_stream(replica, program, first, lambda i: mine(first + i))]
 
 
 @leaves_nothing
@@ -100,10 +100,10 @@ def held_at_first(mesh: Mesh, job: JobSpec, folder: Path) -> list[HeldBox]:
 
 def put_together(by_rank: list[list[HeldBox]]) -> dict[str, Tensor]:
     """The full tensors. AssertionError where an element is there twice or not at all."""
-    found: dict[str, Tensor] = {}
+    result: dict[str, Tensor] = {}
     times: dict[str, Tensor] = {}
     for held in [held for boxes in by_rank for held in boxes]:
-        full = found.setdefault(held.name, torch.zeros(held.full_shape, dtype=held.values.dtype))
+        full = result.setdefault(held.name, torch.zeros(held.full_shape, dtype=held.values.dtype))
         count = times.setdefault(held.name, torch.zeros(held.full_shape, dtype=torch.int8))
         part = tuple(slice(*ends) for ends in held.box)
         full[part] = held.values
@@ -111,7 +111,7 @@ def put_together(by_rank: list[list[HeldBox]]) -> dict[str, Tensor]:
     for name, count in times.items():
         is_partial = name.startswith("compression.")  # of parameters that are compressed on some ranks alone
         assert int(count.max()) == 1 and (is_partial or int(count.min()) == 1), f"{name}: elements twice, or missing"
-    return found
+    return result
 
 
 def compression_sums(full: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -174,7 +174,7 @@ def kept_faults(given: Drawn, plans: list[SimulatedPlan], folder: Path, field: s
 
 def beside_faults(given: Drawn, plans: list[SimulatedPlan]) -> list[str]:
     """Plans beside those of the list that are faster and fit."""
-    found = []
+    results = []
     for plan in plans:
         job, plan_s = plan.job, float(plan.time.total)
         constraints, _ = within_known(job, Constraints(given.keep))
@@ -187,8 +187,8 @@ def beside_faults(given: Drawn, plans: list[SimulatedPlan]) -> list[str]:
                 continue
             near_s = float(simulated_step(near.job, shipped()).total)
             if near_s < plan_s * (1 - _ROUNDING) and fits(job, fullest(near.job, shipped()), room_bytes(job)):
-                found.append(f"{near.field} {near.value} takes {near_s:.6f} s, not {plan_s:.6f}: {job.plan}")
-    return found
+                results.append(f"{near.field} {near.value} takes {near_s:.6f} s, not {plan_s:.6f}: {job.plan}")
+    return results
 
 
 def main() -> int:
@@ -208,8 +208,8 @@ def main() -> int:
             for fault in faults:
                 wrong += 1
                 print(f"--seed {options.seed} --first {number} --count 1: {fault}", flush=True)
-    told = ", ".join(f"{count} of {name}" for name, count in sorted(counts.items()))
-    print(f"{options.count} searches, {wrong} that do not agree ({told})")
+    message = ", ".join(f"{count} of {name}" for name, count in sorted(counts.items()))
+    print(f"{options.count} searches, {wrong} that do not agree ({message})")
     return 1 if wrong else 0
 
 

@@ -131,25 +131,25 @@ class Run:
         servers = children(self.command.pid)
         ranks = [rank for server in servers for rank in children(server)]  # in the order of their start
         self.pids |= {self.command.pid, *servers, *ranks}
-        found = {"launcher": [self.command.pid], "server": servers}.get(target, [])
+        result = {"launcher": [self.command.pid], "server": servers}.get(target, [])
         if target.startswith("rank") and len(ranks) == WORLD:
-            found = [ranks[int(target.split()[1])]]
-        return found[0] if found else None
+            result = [ranks[int(target.split()[1])]]
+        return result[0] if result else None
 
     def left(self) -> list[str]:
         """Processes of the run that are there and more than an entry, its temporary folders, and shared memory."""
-        found = []
+        results = []
         for path in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
                 if self.marker.encode() in (path / "environ").read_bytes().split(b"\0"):
                     state = re.search(r"State:\t(.*)", (path / "status").read_text())
-                    found.append(f"process {path.name}, {state[1] if state else ''}")
-        found += [f"folder {path.name}" for path in self.scratch.iterdir()]
+                    results.append(f"process {path.name}, {state[1] if state else ''}")
+        results += [f"folder {path.name}" for path in self.scratch.iterdir()]
         # torch and Python name shared memory after the process that makes it.
         made = {
             name: re.match(r"(?:torch_|psm_|sem\.mp-|cuda\.shm\.)\D*(\d+)", name) for name in os.listdir("/dev/shm")
         }
-        return found + [f"shared memory {name}" for name, by in made.items() if by and int(by[1]) in self.pids]
+        return results + [f"shared memory {name}" for name, by in made.items() if by and int(by[1]) in self.pids]
 
     def error(self) -> str:
         """What it has written to standard error."""
@@ -247,7 +247,7 @@ def _steps_go_on(run: Run) -> list[str]:
 
 def _words(drawn: Draw, run: Run, is_handled: bool) -> list[str]:
     """What is wrong with the status and the message of a command that has ended."""
-    status, said = run.command.returncode, run.error().strip()
+    status, printed = run.command.returncode, run.error().strip()
     number = signal.Signals[drawn.signal]
     if drawn.target == "launcher" and drawn.signal in ("SIGKILL", "SIGSEGV"):
         wanted, message = -number, ""
@@ -273,8 +273,8 @@ def _words(drawn: Draw, run: Run, is_handled: bool) -> list[str]:
         wanted = 1
     faults = [] if status == wanted else [f"status {status} for {wanted}"]
     is_part = drawn.signal == "SIGSTOP" and drawn.target.startswith("rank")
-    if not (re.match if is_part else re.fullmatch)(message, said):
-        faults.append(f"said {said[-600:]!r}")
+    if not (re.match if is_part else re.fullmatch)(message, printed):
+        faults.append(f"said {printed[-600:]!r}")
     return faults
 
 

@@ -97,11 +97,11 @@ def soak(job: str, steps: int, plan: tuple[str, ...]) -> list[str]:
 
 def processes(launcher: int) -> dict[str, int]:
     """The launcher, its server, and the ranks in their order."""
-    found = {"launcher": launcher}
+    result = {"launcher": launcher}
     for server in children(launcher):
-        found["server"] = server
-        found |= {f"rank {number}": rank for number, rank in enumerate(children(server))}
-    return found
+        result["server"] = server
+        result |= {f"rank {number}": rank for number, rank in enumerate(children(server))}
+    return result
 
 
 def look(samples: list[Sample], pid: int, metrics: Path) -> None:

@@ -31,22 +31,22 @@ def drawn() -> dict[int, JobSpec]:
 @pytest.mark.parametrize("part", range(NUM_PARTS))
 def test_the_account_is_what_a_rank_does(part: int) -> None:
     """On one kind of device each; the fuzzer takes all."""
-    found = {
+    result = {
         f"{SEED}:{number} on {device}": more
         for number, job in drawn().items()
         if number % NUM_PARTS == part
         for device in [DEVICES[number // NUM_PARTS % len(DEVICES)]]
         if (more := wrong(job, drawn_rank(number, job), device))
     }
-    assert not found
+    assert not result
 
 
 def test_every_strategy_is_compared() -> None:
     """With every value of every field of a plan that decides what a rank sends."""
-    found = list(drawn().values())
-    assert len(found) >= LEAST_COMPARED
-    plans = [job.plan for job in found]
-    moes = [job.model.moe for job in found if job.model.moe.experts]
+    results = list(drawn().values())
+    assert len(results) >= LEAST_COMPARED
+    plans = [job.plan for job in results]
+    moes = [job.model.moe for job in results if job.model.moe.experts]
     wanted: list[tuple[set[Any], tuple[Any, ...]]] = [
         ({p.schedule for p in plans} | {"sequential"}, SCHEDULES.names),
         ({p.recompute for p in plans} | {"budget"}, RECOMPUTES.names),  # a budget is met by layers' own policies
@@ -65,13 +65,13 @@ def test_every_strategy_is_compared() -> None:
         ({m.aux_loss for m in moes}, get_args(AuxLoss)),
         ({m.aux_scope for m in moes}, get_args(Scope)),
         ({m.shared_gate for m in moes}, (False, True)),
-        ({job.precision.float8 for job in found if job.plan.tp > 1}, ("none", *FLOAT8_RECIPES)),
-        ({job.precision.compute for job in found}, ("float32", "bf16", "fp16")),
-        ({job.model.tied_embeddings for job in found if job.plan.pp > 1}, (False, True)),
-        ({job.model.mtp_layers > 0 for job in found if job.plan.pp > 1}, (False, True)),
-        ({job.model.mtp_layers > 0 for job in found if job.plan.zero == 3}, (False, True)),
-        ({job.data.separate_documents for job in found if job.plan.dp > 1}, (False, True)),
-        ({job.model.is_latent for job in found if job.plan.tp > 1}, (False, True)),
+        ({job.precision.float8 for job in results if job.plan.tp > 1}, ("none", *FLOAT8_RECIPES)),
+        ({job.precision.compute for job in results}, ("float32", "bf16", "fp16")),
+        ({job.model.tied_embeddings for job in results if job.plan.pp > 1}, (False, True)),
+        ({job.model.mtp_layers > 0 for job in results if job.plan.pp > 1}, (False, True)),
+        ({job.model.mtp_layers > 0 for job in results if job.plan.zero == 3}, (False, True)),
+        ({job.data.separate_documents for job in results if job.plan.dp > 1}, (False, True)),
+        ({job.model.is_latent for job in results if job.plan.tp > 1}, (False, True)),
     ]
     missing = [set(every) - values for values, every in wanted if set(every) - values]
     assert not missing

@@ -13,17 +13,17 @@ NUM_PLANS, NUM_MODELS = 24, 12
 @pytest.mark.parametrize("number", range(NUM_PLANS))
 def test_a_plan_computes_what_one_rank_does(number: int) -> None:
     fields = draw(SEED, number)
-    found = plans.run_twice(fields)
-    assert found.kind in ("equal", "refused", "tie"), f"{found}\n{plans.as_command(fields)}"
-    assert all(len(reason) > 20 for reason in found.reasons)
+    result = plans.run_twice(fields)
+    assert result.kind in ("equal", "refused", "tie"), f"{result}\n{plans.as_command(fields)}"
+    assert all(len(reason) > 20 for reason in result.reasons)
 
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", range(NUM_MODELS))
 def test_one_rank_computes_what_a_plain_implementation_does(number: int) -> None:
     fields = draw(SEED + 1, number)
-    found = plans.run_twice(fields, models.run)
-    assert found.kind in ("equal", "refused", "tie"), f"{found}\n{plans.as_command(fields)}"
+    result = plans.run_twice(fields, models.run)
+    assert result.kind in ("equal", "refused", "tie"), f"{result}\n{plans.as_command(fields)}"
 
 
 def test_most_draws_are_jobs() -> None:

@@ -89,5 +89,5 @@ def test_what_the_software_lacks_is_no_part_of_its_space(tmp_path: Path) -> None
     assert best_s < searches.step_s(slowest)
     assert searches.step_s(searches.answer(given, tmp_path, {"recompute": "selective"})) < best_s
     assert searches.kept_faults(given, plans, tmp_path, "recompute", "selective") == []
-    told = searches.kept_faults(given, slowest, tmp_path, "recompute", plans[0].job.plan.recompute)
-    assert any("makes it faster" in fault for fault in told)
+    answer = searches.kept_faults(given, slowest, tmp_path, "recompute", plans[0].job.plan.recompute)
+    assert any("makes it faster" in fault for fault in answer)

@@ -116,16 +116,16 @@ def _plain(text: str) -> Any:
 
 def with_field(fields: Fields, field: str, value: Any) -> Fields:
     """The job with another value of a field."""
-    found = copy.deepcopy(fields)
+    result = copy.deepcopy(fields)
     *sections, name = field.split(".")
-    place = found
+    place = result
     for section in sections:
         place = place.setdefault(section, {})
     if value is DEFAULT:
         place.pop(name, None)
     else:
         place[name] = value
-    return found
+    return result
 
 
 def kind_of(fault: str) -> str:

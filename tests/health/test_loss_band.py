@@ -15,12 +15,12 @@ WINDOW, DEVIATIONS = 40, 8.0
 def alarms(losses: list[float], band: LossBand | None = None) -> list[int]:
     """Which of the losses, one after the other, are above the band of those before."""
     band = band or LossBand(WINDOW, DEVIATIONS)
-    found = []
+    results = []
     for i, loss in enumerate(losses):
         if band.is_above(loss):
-            found.append(i)
+            results.append(i)
         band.add(loss)
-    return found
+    return results
 
 
 def falling(num: int, seed: int, noise: float) -> list[float]:
@@ -75,5 +75,5 @@ def test_a_checkpoint_changes_nothing(losses: list[float], cut: int) -> None:
 
 
 def test_a_new_height_is_learned() -> None:
-    found = alarms([1.0] * WINDOW + [3.0] * WINDOW)
-    assert found == list(range(WINDOW, WINDOW + WINDOW // 2))
+    result = alarms([1.0] * WINDOW + [3.0] * WINDOW)
+    assert result == list(range(WINDOW, WINDOW + WINDOW // 2))

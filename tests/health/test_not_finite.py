@@ -55,10 +55,10 @@ def test_each_policy_on_each_axis(axis: str, policy: str) -> None:
         assert run.courses[:BAD_STEP] == ["go on"] * BAD_STEP
         bad = run.steps[BAD_STEP]
         assert (bad.skipped, bad.grad_norm, math.isfinite(bad.loss)) == (True, None, True)
-        told = run.end or " ".join(run.lines)
-        assert f"in step {BAD_STEP + 1} (gradient norm nan)" in told
-        assert "computed again, the first gradient that is not finite is that of " in told
-        assert f" on rank {BAD_RANK} (" in told
+        answer = run.end or " ".join(run.lines)
+        assert f"in step {BAD_STEP + 1} (gradient norm nan)" in answer
+        assert "computed again, the first gradient that is not finite is that of " in answer
+        assert f" on rank {BAD_RANK} (" in answer
         if policy == "skip":
             assert len(run.steps) == STEPS
             assert run.steps[-1].grad_norm is not None

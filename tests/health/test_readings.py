@@ -73,8 +73,8 @@ class FakeNvml:
 
 
 def test_what_the_driver_says_is_read() -> None:
-    readings, said = open_readings(CUDA, load=lambda name: FakeNvml())
-    assert readings is not None and said == ""
+    readings, printed = open_readings(CUDA, load=lambda name: FakeNvml())
+    assert readings is not None and printed == ""
     hot, quiet = readings.read()
     assert (hot.index, hot.use_share, hot.memory_share, hot.power_w) == (0, 0.98, 0.75, 651.0)
     assert (hot.temperature_c, hot.sm_clock_mhz, hot.memory_clock_mhz) == (90, 1410, 2619)
@@ -93,8 +93,8 @@ def test_without_the_library_a_sentence_says_so() -> None:
     def missing(name: str) -> Any:
         raise ImportError(name)
 
-    readings, said = open_readings(CUDA, load=missing)
-    assert readings is None and "pip install 'shardwright[gpu]'" in said
+    readings, printed = open_readings(CUDA, load=missing)
+    assert readings is None and "pip install 'shardwright[gpu]'" in printed
     assert open_readings(torch.device("cpu"), load=missing) == (None, "")
 
 
@@ -105,8 +105,8 @@ def test_a_driver_that_refuses_is_told() -> None:
         raise NVMLError("Driver Not Loaded")
 
     nvml.nvmlInit = refuse  # type: ignore[method-assign]
-    readings, said = open_readings(CUDA, load=lambda name: nvml)
-    assert readings is None and "Driver Not Loaded" in said
+    readings, printed = open_readings(CUDA, load=lambda name: nvml)
+    assert readings is None and "Driver Not Loaded" in printed
 
 
 def test_no_events_are_no_reason_to_read_nothing() -> None:

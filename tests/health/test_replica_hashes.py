@@ -123,8 +123,8 @@ def compared(mesh: Mesh, job: JobSpec, rank: int) -> tuple[str, str]:
 @pytest.mark.parametrize("name", PLANS)
 def test_a_flipped_bit_is_found(name: str) -> None:
     job = with_health(small_job(**PLANS[name]), compare_replicas_every=EVERY, slow_share=0)
-    told = set(run_on_mesh(job, compared, job, 1))
-    ((good, bad),) = told  # all ranks say the same
+    answer = set(run_on_mesh(job, compared, job, 1))
+    ((good, bad),) = answer  # all ranks say the same
     assert good == f"health: replicas compared {STEPS // EVERY} times, all alike"
     assert "ranks that should hold the same do not after step 4" in bad
     assert "rank 1 (" in bad
@@ -197,5 +197,5 @@ def compared_moments(mesh: Mesh, job: JobSpec) -> str:
 @pytest.mark.processes
 def test_the_state_of_the_optimizer_is_compared() -> None:
     job = with_health(small_job(dp=3, batch=6), compare_replicas_every=3, slow_share=0)
-    (said,) = set(run_on_mesh(job, compared_moments, job))
-    assert "rank 2 (pp 0, dp 2, tp 0) holds other state than 2 other ranks, first in the optimizer's state" in said
+    (printed,) = set(run_on_mesh(job, compared_moments, job))
+    assert "rank 2 (pp 0, dp 2, tp 0) holds other state than 2 other ranks, first in the optimizer's state" in printed

@@ -42,18 +42,18 @@ def test_a_rank_slower_than_its_peers_is_told_at_the_second_look(slow: int, fact
     row = [factor if rank == slow else 1.0 for rank in range(8)]
     first, second, third = looks([row] * 3, [[0, 1, 2, 3], [4, 5, 6, 7]])
     assert first == []
-    for (found,) in (second, third):
-        assert (found.rank, found.since_step) == (slow, 1)
-        assert found.longer_than_others == pytest.approx(factor - 1)
+    for (result,) in (second, third):
+        assert (result.rank, result.since_step) == (slow, 1)
+        assert result.longer_than_others == pytest.approx(factor - 1)
 
 
 def test_a_rank_alone_at_its_work_is_held_against_its_past() -> None:
     even, slow = [1.0, 2.0, 1.0, 1.0], [1.0, 4.0, 1.0, 1.0]
-    found = looks([even] * 5 + [slow] * 3 + [even] * 3, [[0], [1], [2], [3]])
-    assert [[s.rank for s in told] for told in found] == [[]] * 6 + [[1], [1]] + [[]] * 3
-    assert found[6][0].since_step == 51
-    assert found[6][0].longer_than_before == pytest.approx(1.0)
-    assert "100% longer than before, beside all others, since step 51" in found[6][0].sentence("rank 1")
+    results = looks([even] * 5 + [slow] * 3 + [even] * 3, [[0], [1], [2], [3]])
+    assert [[s.rank for s in answer] for answer in results] == [[]] * 6 + [[1], [1]] + [[]] * 3
+    assert results[6][0].since_step == 51
+    assert results[6][0].longer_than_before == pytest.approx(1.0)
+    assert "100% longer than before, beside all others, since step 51" in results[6][0].sentence("rank 1")
 
 
 def test_all_slower_is_nobodys_fault_and_a_recovery_neither() -> None:
@@ -82,8 +82,8 @@ def lines_of(mesh: Mesh, job: JobSpec, sleepy: int, num_steps: int) -> list[str]
         start_s = time.perf_counter()
         result = train_step(replica, step, tokens, health.judge)
         compute_s = time.perf_counter() - start_s - sum(mesh.ledger.blocked_s().values())
-        _, told = health.after_span(step, [result], tokens)
-        lines += told + health.check_stragglers(step + 1, [compute_s])
+        _, answer = health.after_span(step, [result], tokens)
+        lines += answer + health.check_stragglers(step + 1, [compute_s])
     return lines
 
 

@@ -220,13 +220,13 @@ def test_torchtitans_own_functions_are_read_as_they_run(family: str) -> None:
     ]
     assert len(names) >= 3
     for name in names:
-        ours, theirs = config_of(reader.call(source, name, [], {}), name, family), getattr(registry, name)()
-        assert not ours.faults and set(ours.unread) <= {"loss.loss_fn.global_vocab_size"} | {
-            one for one in ours.unread if one.startswith(_OF_REGISTRY)
+        own, reference = config_of(reader.call(source, name, [], {}), name, family), getattr(registry, name)()
+        assert not own.faults and set(own.unread) <= {"loss.loss_fn.global_vocab_size"} | {
+            one for one in own.unread if one.startswith(_OF_REGISTRY)
         }
-        for setting, value in ours.given.items():
+        for setting, value in own.given.items():
             if not setting.startswith(_OF_REGISTRY):
-                assert _own(theirs, setting) == value, (name, setting)
+                assert _own(reference, setting) == value, (name, setting)
 
 
 def test_axolotl_takes_every_export() -> None:

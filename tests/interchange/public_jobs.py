@@ -98,9 +98,9 @@ def main(clones: Path) -> int:
             path: subprocess.run([*show, f"{job['commit']}:{path}"], capture_output=True, text=True, check=True).stdout
             for path in job["paths"]
         }
-        found = degrees_of(import_job(job, texts, is_published=True))
-        wrong += found != DEGREES[name]
-        print(name, found, "" if found == DEGREES[name] else f"and not {DEGREES[name]}")
+        result = degrees_of(import_job(job, texts, is_published=True))
+        wrong += result != DEGREES[name]
+        print(name, result, "" if result == DEGREES[name] else f"and not {DEGREES[name]}")
     return int(wrong > 0)
 
 

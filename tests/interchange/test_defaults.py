@@ -23,8 +23,8 @@ def deepspeed(own: dict[str, Any], *sets: str, **files: str) -> Imported:
 
 
 def test_megatron_fsdp_shards_nothing_unless_it_is_told_to() -> None:
-    found = read("megatron", run_sh=MEGATRON + "--use-megatron-fsdp --use-distributed-optimizer")
-    assert found.job.plan.zero == 0 and any("no_shard is its default" in line for line in found.assumed)
+    result = read("megatron", run_sh=MEGATRON + "--use-megatron-fsdp --use-distributed-optimizer")
+    assert result.job.plan.zero == 0 and any("no_shard is its default" in line for line in result.assumed)
     strategy = "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads"
     assert read("megatron", run_sh=MEGATRON + strategy).job.plan.zero == 2
 
@@ -45,8 +45,8 @@ def test_deepspeed_by_accelerate_has_stage_2_unless_another_is_said() -> None:
                            ("accelerate", "--fsdp --fsdp_config f.json")]
 )  # fmt: skip
 def test_a_configuration_that_a_script_names_and_that_is_not_there_is_a_fault(system: str, option: str) -> None:
-    found = faults(system, devices=4, run_sh=f"{system} {TRAIN} {option}", config_json=MODEL)
-    assert any(option.split()[-1] in fault and "name it too" in fault for fault in found)
+    results = faults(system, devices=4, run_sh=f"{system} {TRAIN} {option}", config_json=MODEL)
+    assert any(option.split()[-1] in fault and "name it too" in fault for fault in results)
 
 
 @pytest.mark.parametrize(
@@ -70,15 +70,15 @@ def test_strategies_of_fsdp_are_read_by_name_and_by_number(key: str, strategy: o
     ],
 )
 def test_the_option_fsdp_of_the_program_is_read(words: str, zero: int, offload: bool) -> None:
-    found = read("accelerate", run_sh=f"torchrun --nproc_per_node 8 {TRAIN} --fsdp {words}", config_json=MODEL)
-    assert (found.job.plan.dp, found.job.plan.zero, found.job.plan.offload_parameters) == (8, zero, offload)
-    assert not any("--fsdp" in name for names in found.without_effect.values() for name in names)
+    result = read("accelerate", run_sh=f"torchrun --nproc_per_node 8 {TRAIN} --fsdp {words}", config_json=MODEL)
+    assert (result.job.plan.dp, result.job.plan.zero, result.job.plan.offload_parameters) == (8, zero, offload)
+    assert not any("--fsdp" in name for names in result.without_effect.values() for name in names)
 
 
 def test_the_file_of_fsdp_and_hybrid_shards_of_the_program_are_read() -> None:
     script = f"torchrun --nproc_per_node 4 --nnodes 2 {TRAIN} --fsdp hybrid_shard --fsdp_config f.json"
-    found = read("accelerate", run_sh=script, f_json='{"activation_checkpointing": true}', config_json=MODEL)
-    assert (found.job.plan.zero, found.job.plan.zero_ranks, found.job.plan.recompute) == (3, 4, "full")
+    result = read("accelerate", run_sh=script, f_json='{"activation_checkpointing": true}', config_json=MODEL)
+    assert (result.job.plan.zero, result.job.plan.zero_ranks, result.job.plan.recompute) == (3, 4, "full")
     assert faults(
         "accelerate", run_sh=script.replace("hybrid_shard", "shards"), f_json='{"version": 1}', config_json=MODEL
     )
@@ -86,15 +86,15 @@ def test_the_file_of_fsdp_and_hybrid_shards_of_the_program_are_read() -> None:
 
 @pytest.mark.parametrize("number", ["fp16", "bf16"])
 def test_number_types_of_the_program_are_read(number: str) -> None:
-    found = read("accelerate", devices=4, run_sh=f"torchrun {TRAIN} --{number}", config_json=MODEL)
-    assert found.job.precision.compute == number
+    result = read("accelerate", devices=4, run_sh=f"torchrun {TRAIN} --{number}", config_json=MODEL)
+    assert result.job.precision.compute == number
 
 
 def test_numbers_that_are_left_to_a_program_that_is_not_there_are_told() -> None:
     own = {"bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 1}, "gradient_clipping": 0.5}
-    found = deepspeed(own)
-    assert found.job.precision.compute == "float32"
-    assert any(line.startswith("bf16.enabled is auto") and "precision.compute=bf16" in line for line in found.assumed)
+    result = deepspeed(own)
+    assert result.job.precision.compute == "float32"
+    assert any(line.startswith("bf16.enabled is auto") and "precision.compute=bf16" in line for line in result.assumed)
     assert not any("is auto" in line for line in deepspeed(own, "precision.compute=bf16").assumed)
     script = deepspeed(own, run_sh=f"deepspeed {TRAIN} --bf16")
     assert script.job.precision.compute == "bf16" and not any("is auto" in line for line in script.assumed)
@@ -102,10 +102,10 @@ def test_numbers_that_are_left_to_a_program_that_is_not_there_are_told() -> None
 
 def test_rates_of_deepspeed_have_its_defaults() -> None:
     own: dict[str, Any] = {"optimizer": {"type": "Adam"}, "scheduler": {"type": "WarmupLR"}, "train_batch_size": 4}
-    found = deepspeed(own, "optimizer.steps=2000")
-    assert found.job.optimizer.learning_rate == 1e-3
-    assert any("warmup_type is log" in line for line in found.lost)
-    assert any("gradient_clipping" in line for line in found.assumed)
+    result = deepspeed(own, "optimizer.steps=2000")
+    assert result.job.optimizer.learning_rate == 1e-3
+    assert any("warmup_type is log" in line for line in result.lost)
+    assert any("gradient_clipping" in line for line in result.assumed)
     steps = {"optimizer": {}, "scheduler": {"type": "WarmupCosineLR", "params": {"total_num_steps": 5000}}}
     optimizer = deepspeed(own | steps).job.optimizer
     assert (optimizer.warmup_steps, optimizer.min_learning_rate_ratio, optimizer.steps) == (1000, 0.0001, 5000)
@@ -117,15 +117,15 @@ def test_rates_of_deepspeed_have_its_defaults() -> None:
 
 
 def test_a_microbatch_that_is_left_to_the_program_has_its_default() -> None:
-    found = deepspeed({"train_micro_batch_size_per_gpu": "auto", "train_batch_size": "auto"})
-    assert (found.job.plan.microbatch_size, found.job.batch.global_batch_size) == (8, 32)
-    assert any("8, the program's default, is taken" in line for line in found.assumed)
+    result = deepspeed({"train_micro_batch_size_per_gpu": "auto", "train_batch_size": "auto"})
+    assert (result.job.plan.microbatch_size, result.job.batch.global_batch_size) == (8, 32)
+    assert any("8, the program's default, is taken" in line for line in result.assumed)
 
 
 def test_a_schedule_or_an_optimizer_that_is_not_known_is_told_and_does_not_block_a_plan() -> None:
     own = {"scheduler": {"type": "OneCycle"}, "optimizer": {"type": "Prodigy"}, "train_batch_size": 4}
-    found = deepspeed(own)
-    assert any("OneCycle" in line for line in found.lost) and any("Prodigy" in line for line in found.lost)
+    result = deepspeed(own)
+    assert any("OneCycle" in line for line in result.lost) and any("Prodigy" in line for line in result.lost)
     settled = deepspeed(own, "optimizer.schedule=cosine", "optimizer.name=adafactor")
     assert (settled.job.optimizer.schedule, settled.job.optimizer.name) == ("cosine", "adafactor")
     assert not any("OneCycle" in line or "Prodigy" in line for line in settled.lost)
@@ -139,8 +139,8 @@ NEMO = (
 
 
 def test_nemo_has_the_precision_of_lightning_unless_another_is_said() -> None:
-    found = read("nemo", conf_yaml=NEMO)
-    assert found.job.precision.compute == "float32" and any("32-true" in line for line in found.assumed)
+    result = read("nemo", conf_yaml=NEMO)
+    assert result.job.precision.compute == "float32" and any("32-true" in line for line in result.assumed)
 
 
 def test_devices_of_nemo_that_are_no_number_are_asked_for() -> None:
@@ -151,8 +151,8 @@ def test_devices_of_nemo_that_are_no_number_are_asked_for() -> None:
 
 
 def test_hybrid_shards_of_nemo_are_those_of_a_node() -> None:
-    found = read("nemo", conf_yaml=NEMO + "  fsdp: true\n  fsdp_sharding_strategy: hybrid\n")
-    assert (found.job.plan.zero, found.job.plan.zero_ranks) == (3, 4)
+    result = read("nemo", conf_yaml=NEMO + "  fsdp: true\n  fsdp_sharding_strategy: hybrid\n")
+    assert (result.job.plan.zero, result.job.plan.zero_ranks) == (3, 4)
 
 
 @pytest.mark.parametrize(
@@ -182,11 +182,11 @@ def test_nodes_that_a_file_says_are_asked_for(option: str) -> None:
 
 def test_what_changes_memory_time_or_learning_and_is_not_counted_is_told() -> None:
     flags = "--fp8-param-gather --main-grads-dtype bf16 --tp-comm-overlap --reset-attention-mask --log-interval 1"
-    found = read("megatron", run_sh=MEGATRON + flags)
-    assert "--fp8-param-gather, --main-grads-dtype bf16: this changes memory, which is not counted" in found.lost
-    assert any("the time of a step" in line and "--tp-comm-overlap" in line for line in found.lost)
-    assert any("what is learned" in line and "--reset-attention-mask" in line for line in found.lost)
-    assert set(found.without_effect) == {"logs"}
+    result = read("megatron", run_sh=MEGATRON + flags)
+    assert "--fp8-param-gather, --main-grads-dtype bf16: this changes memory, which is not counted" in result.lost
+    assert any("the time of a step" in line and "--tp-comm-overlap" in line for line in result.lost)
+    assert any("what is learned" in line and "--reset-attention-mask" in line for line in result.lost)
+    assert set(result.without_effect) == {"logs"}
     usual = read("megatron", run_sh=MEGATRON + "--attention-backend flash")
     assert usual.without_effect == {"what is taken anyway": ("--attention-backend",)}
     assert any(

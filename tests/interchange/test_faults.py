@@ -41,22 +41,22 @@ def test_what_the_environment_knows_is_asked_for_in_one_fault() -> None:
 
 
 def test_flags_that_are_not_known_are_told_and_others_sorted_by_what_they_are_about() -> None:
-    found = read("megatron", run_sh=MEGATRON + "--log-interval 5 --save here --frobnicate 3")
-    assert found.unknown == ("--frobnicate 3",)
-    assert found.without_effect["logs"] == ("--log-interval",) and found.without_effect["checkpoints"] == ("--save",)
+    result = read("megatron", run_sh=MEGATRON + "--log-interval 5 --save here --frobnicate 3")
+    assert result.unknown == ("--frobnicate 3",)
+    assert result.without_effect["logs"] == ("--log-interval",) and result.without_effect["checkpoints"] == ("--save",)
 
 
 def test_what_a_job_can_not_say_is_told() -> None:
-    found = read("megatron", run_sh=MEGATRON + "--lr-decay-iters 5 --lr-decay-style cosine --decoupled-lr 1.0")
-    assert any("until step 5 there, and until the last of 10 here" in line for line in found.lost)
-    assert any(line.startswith("--decoupled-lr 1.0") for line in found.lost)
+    result = read("megatron", run_sh=MEGATRON + "--lr-decay-iters 5 --lr-decay-style cosine --decoupled-lr 1.0")
+    assert any("until step 5 there, and until the last of 10 here" in line for line in result.lost)
+    assert any(line.startswith("--decoupled-lr 1.0") for line in result.lost)
 
 
 def test_assumptions_are_told() -> None:
-    found = read("megatron", run_sh="N=${GPUS:-8}\n" + MEGATRON.replace("node 8", "node $N"))
-    assert "nobody set these, so their defaults hold: GPUS=8" in found.assumed
-    assert any("1,024" in line or "padded" in line for line in found.assumed) or found.job.model.vocab == 1024
-    assert any("own default" in line for line in found.assumed)
+    result = read("megatron", run_sh="N=${GPUS:-8}\n" + MEGATRON.replace("node 8", "node $N"))
+    assert "nobody set these, so their defaults hold: GPUS=8" in result.assumed
+    assert any("1,024" in line or "padded" in line for line in result.assumed) or result.job.model.vocab == 1024
+    assert any("own default" in line for line in result.assumed)
 
 
 def test_degrees_that_leave_no_replica_show_their_arithmetic() -> None:
@@ -130,8 +130,8 @@ def test_references_of_hydra_are_followed() -> None:
         "  tokenizer: {library: megatron, type: GPT2BPETokenizer}\n  tensor_model_parallel_size: ${oc.env:TP}\n"
     )
     assert any("model.tensor_model_parallel_size" in fault for fault in faults("nemo", conf_yaml=text))
-    found = read("nemo", conf_yaml=text.replace("${oc.env:TP}", "2"))
-    assert found.job.model.ffn == 256 and found.job.plan.tp == 2
+    result = read("nemo", conf_yaml=text.replace("${oc.env:TP}", "2"))
+    assert result.job.model.ffn == 256 and result.job.plan.tp == 2
     many = [f"  a{n}: '${{multiply:{','.join([f'${{.a{n + 1}}}'] * 30)}}}'\n" for n in range(6)]  # 30^6 references
     assert faults("nemo", conf_yaml=text.replace("micro_batch_size: 1", "micro_batch_size: ${.a0}") + "".join(many))
 
@@ -178,9 +178,9 @@ def test_digits_that_are_no_number_are_no_number_of_devices_or_elements(digits: 
 
 def test_a_length_by_samples_counts_beside_one_by_steps() -> None:
     flags = "--lr-decay-style cosine --lr-decay-samples 40 --lr-warmup-samples 16"
-    found = read("megatron", run_sh=MEGATRON + flags)
-    assert any("until step 5 there, and until the last of 10 here" in line for line in found.lost)
-    assert found.job.optimizer.warmup_steps == 2
+    result = read("megatron", run_sh=MEGATRON + flags)
+    assert any("until step 5 there, and until the last of 10 here" in line for line in result.lost)
+    assert result.job.optimizer.warmup_steps == 2
     script = MEGATRON.replace("--train-iters 10", "--train-samples 80")
     assert read("megatron", run_sh=script + "--lr-warmup-iters 3").job.optimizer.steps == 10
 
@@ -230,12 +230,12 @@ def test_the_microbatch_that_is_asked_for_makes_the_batch() -> None:
     files = {"acc_yaml": "distributed_type: MULTI_GPU\nnum_processes: 8\n", "config_json": json.dumps(LLAMA)}
     asks = "(--set plan.microbatch_size=N)"
     assert any(asks in line for line in read("accelerate", **files).assumed)
-    found = read("accelerate", "plan.microbatch_size=2", "model.sequence=32", **files)
-    assert found.job.batch.global_batch_size == 16
-    assert not any(asks in line or "how long samples are" in line for line in found.assumed)
+    result = read("accelerate", "plan.microbatch_size=2", "model.sequence=32", **files)
+    assert result.job.batch.global_batch_size == 16
+    assert not any(asks in line or "how long samples are" in line for line in result.assumed)
     ds = json.dumps({"zero_optimization": {"stage": 2}})
-    found = read("deepspeed", "plan.microbatch_size=2", devices=8, ds_json=ds, config_json=files["config_json"])
-    assert (found.job.batch.global_batch_size, found.job.plan.microbatch_size) == (16, 2)
+    result = read("deepspeed", "plan.microbatch_size=2", devices=8, ds_json=ds, config_json=files["config_json"])
+    assert (result.job.batch.global_batch_size, result.job.plan.microbatch_size) == (16, 2)
 
 
 def test_what_is_set_is_what_the_rest_is_derived_from() -> None:
@@ -258,8 +258,8 @@ def test_the_number_of_devices_that_is_offered_is_taken(tp: int, pp: int, device
         (fault,) = faults("megatron", run_sh=script)
         assert fault.endswith(f"--devices, such as {devices}")
     asked = Asked({}, (), AskedCluster(devices, "h100-sxm"))
-    found = job_of_texts(SYSTEMS["megatron"], {"run.sh": script}, asked, "the files")
-    assert found.job.plan.world == devices and found.job.cluster.nodes == devices // 8
+    result = job_of_texts(SYSTEMS["megatron"], {"run.sh": script}, asked, "the files")
+    assert result.job.plan.world == devices and result.job.cluster.nodes == devices // 8
 
 
 @pytest.mark.parametrize(
@@ -281,6 +281,6 @@ def test_a_word_that_is_not_known_is_asked_for_with_its_fault(flags: str) -> Non
 )  # fmt: skip
 def test_modules_that_are_computed_again_are_operators(modules: str, operators: list[str], lost: str) -> None:
     flags = f"--recompute-granularity selective --recompute-modules {modules}"
-    found = read("megatron", run_sh=MEGATRON + flags)
-    assert found.job.plan.recompute_operators == operators
-    assert any(f"--recompute-modules {lost}:" in line for line in found.lost) == bool(lost)
+    result = read("megatron", run_sh=MEGATRON + flags)
+    assert result.job.plan.recompute_operators == operators
+    assert any(f"--recompute-modules {lost}:" in line for line in result.lost) == bool(lost)

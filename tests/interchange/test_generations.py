@@ -19,9 +19,9 @@ OLD = " --DDP-impl local --tensor-model-parallel-size 2"
     ],
 )  # fmt: skip
 def test_the_generation_has_all_that_the_script_uses(flags: str, software: str) -> None:
-    found = read("megatron", run_sh=MEGATRON + OLD + f" {flags}")
-    assert found.job.cluster.software == software
-    assert any(f"priced as {software} software" in line for line in found.assumed)
+    result = read("megatron", run_sh=MEGATRON + OLD + f" {flags}")
+    assert result.job.cluster.software == software
+    assert any(f"priced as {software} software" in line for line in result.assumed)
 
 
 def test_flags_of_today_are_priced_as_today() -> None:
@@ -29,9 +29,9 @@ def test_flags_of_today_are_priced_as_today() -> None:
 
 
 def test_sequence_parallel_that_does_nothing_is_told() -> None:
-    found = read("megatron", run_sh=MEGATRON + "--sequence-parallel")
-    assert any("--sequence-parallel is off" in line for line in found.assumed)
-    assert not found.job.plan.sequence_parallel
+    result = read("megatron", run_sh=MEGATRON + "--sequence-parallel")
+    assert any("--sequence-parallel is off" in line for line in result.assumed)
+    assert not result.job.plan.sequence_parallel
 
 
 @pytest.mark.parametrize(

@@ -59,8 +59,8 @@ def test_options_behind_a_comment_are_no_options_of_the_command() -> None:
     lines = ("deepspeed --num_gpus 2 finetune.py \\", "    # which model", f"    {OPTIONS} --deepspeed z.json")
     (fault,) = faults(script(*lines, z_json="{}") | MODEL)
     assert "line 4: --model_name_or_path begins a command of its own" in fault
-    told = megatron(flags="--bf16\n--save here --load here")
-    assert any("--save begins a command of its own" in note for note in told.assumed)
+    answer = megatron(flags="--bf16\n--save here --load here")
+    assert any("--save begins a command of its own" in note for note in answer.assumed)
 
 
 @pytest.mark.parametrize(
@@ -216,8 +216,8 @@ def test_accelerates_recipe_of_fp8_is_read(backend: str, recipe: str) -> None:
 
 
 def test_how_many_experts_a_token_has_is_told_where_nothing_says_it() -> None:
-    told = megatron(flags="--num-experts 4")
-    assert told.job.model.moe.top_k == 2 and any("earlier ones have 1" in line for line in told.assumed)
+    answer = megatron(flags="--num-experts 4")
+    assert answer.job.model.moe.top_k == 2 and any("earlier ones have 1" in line for line in answer.assumed)
     assert not any("earlier" in line for line in megatron(flags="--num-experts 4 --moe-router-topk 2").assumed)
 
 
@@ -249,9 +249,9 @@ MINDSPEED = (
 )  # fmt: skip
 def test_flags_of_mindspeed_are_read_by_megatrons_names(flags: str, expected: dict[str, object]) -> None:
     job = megatron(flags=f"{MINDSPEED}--stage sft --handler-name A {flags}").job
-    found = {name: getattr(part, name) for part in (job.model, job.plan, job.model.moe) for name in expected
+    result = {name: getattr(part, name) for part in (job.model, job.plan, job.model.moe) for name in expected
              if hasattr(part, name)}  # fmt: skip
-    assert {name: tuple(value) if name == "layout" else value for name, value in found.items()} == expected
+    assert {name: tuple(value) if name == "layout" else value for name, value in result.items()} == expected
 
 
 def test_what_mindspeed_moves_to_the_host_is_refused_with_a_way_out() -> None:
@@ -336,11 +336,11 @@ def test_numbers_of_a_batch_may_be_quoted_and_words_are_asked_for() -> None:
 
 
 def test_megatrons_arguments_in_llama_factorys_file_split_the_model() -> None:
-    system, found = job_read({"l.yaml": MIXED} | MODEL, devices=8)
-    plan = found.job.plan
+    system, result = job_read({"l.yaml": MIXED} | MODEL, devices=8)
+    plan = result.job.plan
     assert (system, plan.dp, plan.tp, plan.pp, plan.zero, plan.recompute) == ("llamafactory", 2, 2, 2, 1, "full")
-    assert (found.job.batch.global_batch_size, found.job.model.sequence) == (16, 64)
-    assert not found.unknown and any("num_train_epochs" in line for line in found.lost)
+    assert (result.job.batch.global_batch_size, result.job.model.sequence) == (16, 64)
+    assert not result.unknown and any("num_train_epochs" in line for line in result.lost)
     adapted = MIXED.replace("finetuning_type: full", "finetuning_type: lora\nlora_rank: 4")
     assert job_read({"l.yaml": adapted} | MODEL, devices=8)[1].job.model.adapter.rank == 4
     for old, new, word in (("stage: sft", "stage: dpo", "DPO"), ("_type: full", "_type: freeze", "finetuning_type")):
@@ -366,8 +366,8 @@ def test_experts_of_nanotron_are_read() -> None:
 def test_a_program_may_ask_for_deepspeed_under_accelerates_launcher() -> None:
     line = f"accelerate launch --num_processes 8 train.py {OPTIONS} --bf16 True --deepspeed z.json"
     zero = '{"zero_optimization": {"stage": 2}}'
-    system, found = job_read(script(line, z_json=zero) | MODEL)
-    assert (system, found.job.plan.zero, found.job.plan.dp) == ("accelerate", 2, 8)
+    system, result = job_read(script(line, z_json=zero) | MODEL)
+    assert (system, result.job.plan.zero, result.job.plan.dp) == ("accelerate", 2, 8)
 
 
 @pytest.mark.parametrize(

@@ -31,10 +31,10 @@ def told(path: str) -> list[str]:
     """What is assumed, lost, left out or refused of a file on 64 devices."""
     try:
         system = SOURCES[system_name_of(path, Path(path).read_text(encoding="utf-8"))]
-        found = read_job_of(system, (path,), Asked(cluster=AskedCluster(64, "", 8)))
+        result = read_job_of(system, (path,), Asked(cluster=AskedCluster(64, "", 8)))
     except PlanError as error:
         return error.faults
-    return [*found.assumed, *found.lost, *found.of_data, *found.without_effect]
+    return [*result.assumed, *result.lost, *result.of_data, *result.without_effect]
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: Path(path).name)
@@ -54,9 +54,9 @@ def test_topics_of_known_settings_have_a_translation() -> None:
 
 
 def test_notes_of_an_import_are_in_the_language_that_is_asked_for() -> None:
-    found = read("megatron", run_sh="N=${GPUS:-8}\n" + MEGATRON.replace("node 8", "node $N") + "--decoupled-lr 1.0")
-    assert imported_notes(found).splitlines()[0] == "Assumed:"
-    notes = imported_notes(found, language="zh")
+    result = read("megatron", run_sh="N=${GPUS:-8}\n" + MEGATRON.replace("node 8", "node $N") + "--decoupled-lr 1.0")
+    assert imported_notes(result).splitlines()[0] == "Assumed:"
+    notes = imported_notes(result, language="zh")
     assert "假定：\n  没有设置下列变量，所以用它们的默认值：GPUS=8" in notes
     lost = notes.split("那里写了，而作业里没有：\n")[1].splitlines()
     assert "  --decoupled-lr 1.0：这里嵌入层和输出层与其他部分用同一个学习率" in lost

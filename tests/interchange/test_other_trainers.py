@@ -89,9 +89,9 @@ READ: dict[str, tuple[tuple[str, ...], int, tuple[Any, ...], dict[str, Any]]] = 
 def test_a_configuration_is_read_with_its_meaning(command: str) -> None:
     sets, devices, expected, fields = READ[command]
     system, _, files = command.partition(" ")
-    found = imported(system, files, *sets, devices=devices)
-    assert degrees(found) == expected
-    assert {name: field_of(found.job, name) for name in fields} == fields
+    result = imported(system, files, *sets, devices=devices)
+    assert degrees(result) == expected
+    assert {name: field_of(result.job, name) for name in fields} == fields
 
 
 @pytest.mark.parametrize("command", READ)
@@ -185,9 +185,9 @@ def test_a_model_that_the_catalog_has_is_taken_by_its_name_on_the_hub(tmp_path: 
         (FOLDER / "axolotl.yaml").read_text(encoding="utf-8").replace("harbour/Harbour-8B", "meta-llama/Llama-3.1-8B")
     )
     (tmp_path / "axolotl.yaml").write_text(text, encoding="utf-8")
-    found = read_job_of(SOURCES["axolotl"], (str(tmp_path / "axolotl.yaml"),), Asked(cluster=AskedCluster(16, H100)))
-    assert sum(place.num_elements for place in model_parameters(found.job.model)) == 8_030_261_248
-    assert any("by base_model = meta-llama/Llama-3.1-8B" in line for line in found.assumed)
+    result = read_job_of(SOURCES["axolotl"], (str(tmp_path / "axolotl.yaml"),), Asked(cluster=AskedCluster(16, H100)))
+    assert sum(place.num_elements for place in model_parameters(result.job.model)) == 8_030_261_248
+    assert any("by base_model = meta-llama/Llama-3.1-8B" in line for line in result.assumed)
 
 
 def test_gpt_neox_20b_has_the_published_number_of_parameters(tmp_path: Path) -> None:

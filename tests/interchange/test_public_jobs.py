@@ -19,10 +19,10 @@ def test_there_are_some_of_each_system_and_of_several_years() -> None:
 @pytest.mark.parametrize("name", list(DEGREES))
 def test_a_public_job_is_read_with_its_degrees_and_priced(name: str) -> None:
     job = public_jobs()[name]
-    found = import_job(job, files_of(job))
-    assert degrees_of(found) == DEGREES[name]
-    assert found.unknown == ()
-    assert not plan_faults(found.job)
-    priced = estimate(meet_budget(found.job))
+    result = import_job(job, files_of(job))
+    assert degrees_of(result) == DEGREES[name]
+    assert result.unknown == ()
+    assert not plan_faults(result.job)
+    priced = estimate(meet_budget(result.job))
     assert 0.02 < float(priced.step.mfu) < 0.85
     assert float(priced.step.total) > 0.01

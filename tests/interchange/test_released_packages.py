@@ -122,12 +122,12 @@ def typed(value: Any, kind: str) -> Any:
 def fields_for(kind: Any, flags: dict[str, Any]) -> dict[str, Any]:
     """Arguments that are fields of a class."""
     fields = {field.name: str(field.type) for field in dataclasses.fields(kind)}
-    found = {}
+    result = {}
     for name, value in flags.items():
         key = RENAMED.get(name, name.replace("-", "_"))
         if key in fields and name not in ("moe-layer-freq", "window-size"):
-            found[key] = False if name.startswith(OPPOSITE) else typed(value, fields[key])
-    return found
+            result[key] = False if name.startswith(OPPOSITE) else typed(value, fields[key])
+    return result
 
 
 @pytest.fixture

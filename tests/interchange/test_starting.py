@@ -62,8 +62,8 @@ def test_accelerate_is_told_the_number_of_a_node_and_the_first_one(
 
 def test_how_several_nodes_start_is_told() -> None:
     for name in ("megatron", "nemo", "accelerate", "deepspeed"):
-        found = exported(SYSTEMS[name], load_job("quickstart", TWO_NODES))
-        told = exported_notes(found, SYSTEMS[name].title)
-        assert ("NODE_RANK" in told) == ("run.sh" in found.files) and "2 nodes" in told
+        result = exported(SYSTEMS[name], load_job("quickstart", TWO_NODES))
+        answer = exported_notes(result, SYSTEMS[name].title)
+        assert ("NODE_RANK" in answer) == ("run.sh" in result.files) and "2 nodes" in answer
     one = exported(SYSTEMS["deepspeed"], load_job("quickstart", [*TWO_NODES[:5], "plan.zero=2"]))
     assert "NODE_RANK" not in exported_notes(one, "DeepSpeed") + one.files["run.sh"]

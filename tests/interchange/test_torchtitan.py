@@ -85,21 +85,21 @@ def test_settings_of_older_releases_are_faults() -> None:
 def test_values_of_flags() -> None:
     parts = "parallelism.module_fqns_per_model_part"
     words = ["--module=m", "--config", "c", "--a.no_b", "--a.d", "True", "--a.e", "None", f"--{parts}", "x,y", "z"]
-    found = command_line(words)
-    assert (found.module, found.config) == ("m", "c")
-    assert found.given == {"a.b": False, "a.d": True, "a.e": None, parts: [["x", "y"], ["z"]]}
+    result = command_line(words)
+    assert (result.module, result.config) == ("m", "c")
+    assert result.given == {"a.b": False, "a.d": True, "a.e": None, parts: [["x", "y"], ["z"]]}
 
 
 def test_groups_of_parameters_have_the_defaults_of_torch() -> None:
-    found = taken(
+    result = taken(
         "    c = base()\n    c.optimizer = OptimizersContainer.Config("
         "param_groups=[\n        ParamGroupConfig(pattern='bias', optimizer_name='AdamW', "
         "optimizer_kwargs={'lr': 1.0}),\n"
         "        ParamGroupConfig(pattern='.*', optimizer_name='Adam', optimizer_kwargs={'lr': 0.5})])\n    return c\n"
     )
-    own = found.job.optimizer
+    own = result.job.optimizer
     assert (own.name, own.learning_rate, own.beta2, own.weight_decay) == ("adam", 0.5, 0.999, 0.0)
-    assert any("optimizer.param_groups of bias" in line for line in found.lost)
+    assert any("optimizer.param_groups of bias" in line for line in result.lost)
 
 
 def test_moments_in_bf16() -> None:
@@ -122,16 +122,16 @@ def test_what_can_not_be_known_and_counts_is_a_fault_with_its_line() -> None:
 
 
 def test_what_is_not_followed_is_told() -> None:
-    found = taken(
+    result = taken(
         "    c = base()\n    for n in range(3):\n        c.debug.seed = n\n    tweak(c)\n"
         "    c.metrics.log_freq = often()\n    c.something.new = 4\n    if unknown_here():\n        return None\n"
         "    return c\n"
     )
-    told = " ".join(found.assumed)
-    assert "line 21: a statement (for) is not followed" in told and "line 23: tweak(c) is not followed" in told
-    assert "line 26: if unknown_here() can't be known here" in told
-    assert found.unknown == ("something.new = 4",)
-    assert "metrics.log_freq" in found.without_effect["what torchtitan does beside"]
+    answer = " ".join(result.assumed)
+    assert "line 21: a statement (for) is not followed" in answer and "line 23: tweak(c) is not followed" in answer
+    assert "line 26: if unknown_here() can't be known here" in answer
+    assert result.unknown == ("something.new = 4",)
+    assert "metrics.log_freq" in result.without_effect["what torchtitan does beside"]
 
 
 def test_the_environment_is_asked_for() -> None:
@@ -157,8 +157,8 @@ def test_the_file_of_a_function_that_is_torchtitans_own_is_asked_for() -> None:
         "mine_py": own,
         "llama3/registry_py": released.replace("def base", "def llama3_8b"),
     }
-    found = read("torchtitan", **texts)
-    assert (found.job.model.name, found.job.optimizer.steps) == ("llama3-8b", 5)
+    result = read("torchtitan", **texts)
+    assert (result.job.model.name, result.job.optimizer.steps) == ("llama3-8b", 5)
 
 
 def test_a_script_of_an_older_release_is_told_from_this_one() -> None:

@@ -62,8 +62,8 @@ STARTED: tuple[tuple[str, dict[str, str], tuple[Any, ...]], ...] = (
 def test_a_script_starts_a_program_with_its_configuration(
     script: str, files: dict[str, str], expected: tuple[Any, ...]
 ) -> None:
-    system, found = job_read({"run.sh": f"#!/bin/bash\n{script}\n"} | files | MODEL)
-    job = found.job
+    system, result = job_read({"run.sh": f"#!/bin/bash\n{script}\n"} | files | MODEL)
+    job = result.job
     batch = job.batch.global_batch_size
     assert (system, job.plan.world, job.plan.microbatch_size, batch, job.model.sequence) == expected
 
@@ -105,9 +105,9 @@ def test_the_model_is_read_from_a_folder_that_the_file_names(tmp_path: Path) -> 
     (tmp_path / "models" / "config.json").write_text(MODEL["config.json"])
     (tmp_path / "a.yaml").write_text(AXOLOTL["a.yaml"].replace("me/mine", "./models"))
     asked = Asked(cluster=AskedCluster(8))
-    found = read_job_of(SOURCES["axolotl"], (str(tmp_path / "a.yaml"),), asked)
-    assert found.job.model.hidden == 4096
-    assert "models/config.json" in found.assumed[0]
+    result = read_job_of(SOURCES["axolotl"], (str(tmp_path / "a.yaml"),), asked)
+    assert result.job.model.hidden == 4096
+    assert "models/config.json" in result.assumed[0]
 
 
 LIGHTNING = """import lightning as L

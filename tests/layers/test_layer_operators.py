@@ -130,7 +130,7 @@ def test_there_is_no_second_list() -> None:
 def test_the_size_of_a_tensor_is_written_once() -> None:
     """Tokens times a width of the model: in one file, but for what passes between stages."""
     formula = re.compile(r"\b(tokens\w*|arrived|sent)\s*\*.*\b(hidden|inner|ffn|ffn_size|\w+_width|shared_size)\b")
-    found = {
+    result = {
         f"{file.relative_to(SOURCE)}: {line.strip()}"
         for folder in ("memory", "layers", "cost", "explain", "planner", "simulate")
         for file in (SOURCE / folder).rglob("*.py")
@@ -138,4 +138,4 @@ def test_the_size_of_a_tensor_is_written_once() -> None:
         for line in file.read_text(encoding="utf-8").splitlines()
         if formula.search(line)
     }
-    assert found == set()
+    assert result == set()

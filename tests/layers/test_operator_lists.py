@@ -79,10 +79,10 @@ class Flops(TorchDispatchMode):
     total = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         if func._overloadpacket in flop_registry:
-            self.total += flop_registry[func._overloadpacket](*args, **(kwargs or {}), out_val=found)
-        return found
+            self.total += flop_registry[func._overloadpacket](*args, **(kwargs or {}), out_val=result)
+        return result
 
 
 def run_layer(mesh: Mesh, job: JobSpec, number: int) -> tuple[Sent, int]:

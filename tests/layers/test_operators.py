@@ -39,18 +39,18 @@ def flops_of(chain: Chain) -> Any:
 def test_products_add_up_to_six_a_parameter_and_token(shape: ModelShape, grid: PlanGrid) -> None:
     pieces = chains(shape, grid, FULL_ATTENTION)
     dense = sum(shape.is_dense(layer) for layer in range(shape.layers))
-    found = dense * flops_of(pieces["dense"]) + flops_of(pieces["head"])
+    results = dense * flops_of(pieces["dense"]) + flops_of(pieces["head"])
     if shape.experts:
-        found += (shape.layers - dense) * flops_of(pieces["experts"])
+        results += (shape.layers - dense) * flops_of(pieces["experts"])
     tokens = grid.microbatch * shape.sequence / grid.cp
     expected = shape.flops_per_token() * tokens / grid.tp
     # A latent's down projections are on every tp rank, for its own tokens under sequence parallel. A router is no model
     # parameter of the formula.
     exact = 2e-3 if shape.experts else 1e-9
     if not shape.latent or grid.tp == 1 or grid.sequence_parallel:
-        assert 3 * found == pytest.approx(expected, rel=exact)
+        assert 3 * results == pytest.approx(expected, rel=exact)
     else:
-        assert 3 * found > expected
+        assert 3 * results > expected
 
 
 def test_flash_attention_computes_half_of_the_scores() -> None:
@@ -97,9 +97,9 @@ def test_a_shape_of_weights_has_one_placeholder() -> None:
     dense = qkv + out + h * (2 * MOE.ffn + MOE.ffn) // 2
     assert placeholder_elements([pieces["dense"]]) == dense
     experts = replace(LLAMA, experts=ExpertShape(num=8, topk=2, ffn=256, shared_ffn=512, dense_layers=1))
-    found = chains(experts, PlanGrid(tp=2), FULL_ATTENTION)  # tp leaves half of the shared expert
+    result = chains(experts, PlanGrid(tp=2), FULL_ATTENTION)  # tp leaves half of the shared expert
     routed = 3 * h * 256 + 8 * h
-    assert placeholder_elements((found["dense"], found["experts"])) == dense + routed
+    assert placeholder_elements((result["dense"], result["experts"])) == dense + routed
     assert placeholder_elements([pieces["dense"], pieces["dense"]]) == dense
 
 

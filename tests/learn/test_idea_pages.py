@@ -80,8 +80,8 @@ def test_amounts_of_memory_in_answers_are_printed_with_their_unit(name: str, lan
     text = page(name, language)
     outputs = " ".join(" ".join(block["output"].split()) for block in BLOCK.finditer(text))
     printed = set(AMOUNT.findall(OF_THE_PROCESS.sub("", outputs)))
-    said = set(AMOUNT.findall(" ".join(match[1] for match in ANSWER.finditer(text))))
-    assert said <= printed, said - printed
+    output = set(AMOUNT.findall(" ".join(match[1] for match in ANSWER.finditer(text))))
+    assert output <= printed, output - printed
 
 
 def test_a_number_of_an_answer_follows_its_place_only_if_the_words_around_it_stay() -> None:
@@ -101,8 +101,8 @@ def test_thirty_questions_have_answers_that_their_commands_print(language: str) 
     for question in questions:
         assert question.idea in IDEAS and question.output == output_of(question.command), question
         known = " ".join((question.question, question.command, question.output)).replace(",", "")
-        said = re.sub(r"`[^`]*`", "", question.answer).replace(",", "")
-        unknown = set(NUMBER.findall(said)) - set(NUMBER.findall(known))
+        printed = re.sub(r"`[^`]*`", "", question.answer).replace(",", "")
+        unknown = set(NUMBER.findall(printed)) - set(NUMBER.findall(known))
         assert not unknown, (question.number, unknown, question.answer)
     asked = json.loads(learned(QUESTIONS, "--lang", language, "--json"))["questions"]
     assert [row["command"] for row in asked] == [question.command for question in questions]

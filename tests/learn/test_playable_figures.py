@@ -39,27 +39,27 @@ def test_the_player_has_the_words_that_it_uses() -> None:
 def test_bars_are_those_of_estimate() -> None:
     for name, values in (("zero", ("8",)), ("recomputation", ("8,192",))):
         shown = frame(name, *values)
-        said = answer(shown.command.splitlines()[-1])
-        total = max(rank["total_bytes"] for rank in said["memory"])
+        printed = answer(shown.command.splitlines()[-1])
+        total = max(rank["total_bytes"] for rank in printed["memory"])
         last = shown.picture["rows"][-1]
-        assert last["total"] == f"{memory_text(total)}, {seconds_text(said['step_s'])}"
+        assert last["total"] == f"{memory_text(total)}, {seconds_text(printed['step_s'])}"
         assert sum(part[1] for part in last["parts"]) == total
 
 
 def test_a_timeline_is_that_of_simulate() -> None:
     shown = frame("pipeline-1f1b", "1f1b", "4", "8")
-    said = answer(shown.command)
-    assert dict(shown.numbers)["step"] == seconds_text(said["step_s"])
+    printed = answer(shown.command)
+    assert dict(shown.numbers)["step"] == seconds_text(printed["step_s"])
     assert [len(blocks) for blocks in shown.picture["ranks"]] == [16] * 4
-    assert shown.picture["end"] / shown.picture["ticks"] == pytest.approx(said["makespan"], abs=1e-4)
+    assert shown.picture["end"] / shown.picture["ticks"] == pytest.approx(printed["makespan"], abs=1e-4)
     for blocks in shown.picture["ranks"]:
         assert all(before[1] <= after[0] for before, after in pairwise(blocks))
 
 
 def test_a_collective_ends_with_the_sum_on_all_ranks() -> None:
     shown = frame("ring-all-reduce", "all-reduce", "4")
-    said = answer(shown.command)
-    (ring,) = (row for row in said["algorithms"] if row["name"] == said["drawn"])
+    printed = answer(shown.command)
+    (ring,) = (row for row in printed["algorithms"] if row["name"] == printed["drawn"])
     assert dict(shown.numbers)["sent by the busiest rank, of 1 GB"] == bytes_text(round(ring["inside_bytes"]))
     assert len(shown.picture["moves"]) == 6 and len(shown.picture["states"]) == 7
     assert all(row == [[f"S{piece}", 1.0] for piece in range(4)] for row in shown.picture["states"][-1])

@@ -101,9 +101,9 @@ def without(monkeypatch: pytest.MonkeyPatch, name: str, place: str) -> set[str]:
 def test_a_plan_has_no_fault(name: str) -> None:
     job = JOBS[name]
     for rank in range(0, job.plan.world, job.plan.world // job.plan.pp):
-        found = recorded_accesses(job, rank)
-        assert found.num_accesses > 500 and found.faults == ()
-        assert wait_faults(job, found.waits, found.num_steps, found.passes) == []
+        result = recorded_accesses(job, rank)
+        assert result.num_accesses > 500 and result.faults == ()
+        assert wait_faults(job, result.waits, result.num_steps, result.passes) == []
 
 
 def own_module(name: str) -> RankAccesses:
@@ -116,9 +116,9 @@ def own_module(name: str) -> RankAccesses:
 
 @pytest.mark.parametrize("name", MODULES)
 def test_a_module_of_ones_own_has_no_fault(name: str) -> None:
-    found = own_module(name)
-    assert found.num_accesses > 300 and found.faults == ()
-    assert len([line for line in found.waits if not line.startswith("parallel/zero/")]) == 1
+    result = own_module(name)
+    assert result.num_accesses > 300 and result.faults == ()
+    assert len([line for line in result.waits if not line.startswith("parallel/zero/")]) == 1
 
 
 @pytest.mark.sampled(2)
@@ -134,9 +134,9 @@ def test_waits_of_experts_are_those_that_their_gate_needs(moe: dict[str, Any], h
     model = job.model.model_copy(update={"moe": job.model.moe.model_copy(update=moe)})
     data = job.data.model_copy(update={"separate_documents": has_documents})
     job = job.model_copy(update={"model": model, "data": data})
-    found = recorded_accesses(job, 0)
-    assert found.faults == () and wait_faults(job, found.waits, found.num_steps, found.passes) == []
-    of_experts = [line for line in found.waits if line.startswith(EXPERT_LINES)]
+    result = recorded_accesses(job, 0)
+    assert result.faults == () and wait_faults(job, result.waits, result.num_steps, result.passes) == []
+    of_experts = [line for line in result.waits if line.startswith(EXPERT_LINES)]
     passes = job.num_microbatches * job.model.layers * 2
     needed = passes * (2 if moe.get("gate") == "expert-choice" else 1)
     assert len(of_experts) == needed + (job.num_microbatches if has_documents and moe else 0)
@@ -184,23 +184,24 @@ def untold(found: dict[tuple[str, str], tuple[str, ...]]) -> list[tuple[str, str
 @pytest.mark.parametrize("of", JOBS)
 def test_an_order_that_is_left_out_is_told(of: str) -> None:
     job = JOBS[of]
-    found = {
+    results = {
         (name, place): faults for name, place, faults in planted(lambda: recorded_accesses(job, job.plan.world - 1))
     }
     assert (
-        len(found) > 6 and {("wait_event", "batch in watched_span"), ("lend", "batch in watched_span")} < found.keys()
+        len(results) > 6
+        and {("wait_event", "batch in watched_span"), ("lend", "batch in watched_span")} < results.keys()
     )
     # The host has read the numbers of the step before when a batch is asked for: its tokens are no longer looked at.
     double = [*DOUBLE.get(of, []), ("lend", "batch in watched_span")]
-    assert sorted(untold(found)) == sorted(double)
+    assert sorted(untold(results)) == sorted(double)
 
 
 @pytest.mark.parametrize("of", ["zero 3", "values on the host"])
 def test_an_order_that_a_module_of_ones_own_is_left_without_is_told(of: str) -> None:
-    found = {(name, place): faults for name, place, faults in planted(lambda: own_module(of))}
-    assert len(found) > 2
+    results = {(name, place): faults for name, place, faults in planted(lambda: own_module(of))}
+    assert len(results) > 2
     double = [("synchronize", "wait in held")] if of == "values on the host" else []
-    assert untold(found) == double
+    assert untold(results) == double
 
 
 @pytest.mark.parametrize("of", ["zero 1", "experts"])
@@ -223,8 +224,8 @@ def test_a_wait_that_is_put_in_is_told(of: str, monkeypatch: pytest.MonkeyPatch)
             self._mesh.to_host(run.losses[key[1]])
 
         monkeypatch.setattr(PipelineExecutor, "_forward", waiting)
-    found = recorded_accesses(job, 0)
-    faults = wait_faults(job, found.waits, found.num_steps, found.passes)
+    result = recorded_accesses(job, 0)
+    faults = wait_faults(job, result.waits, result.num_steps, result.passes)
     where = {"experts": "parallel/expert/", "zero 1": "parallel/pipeline/executor.py"}[of]
     assert len(faults) == 1 and where in faults[0] and "would do" in faults[0]
 

@@ -29,8 +29,8 @@ def shardwright(*arguments: str, folder: Path) -> subprocess.CompletedProcess[st
 def test_a_quick_calibration_prices_a_job(tmp_path: Path) -> None:
     done = shardwright("calibrate", "--quick", "--ranks", "2", "--out", "mine.toml", "--json", folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
-    assert said["file"] == "mine.toml" and "2 ranks busy" in done.stderr
+    printed = json.loads(done.stdout)
+    assert printed["file"] == "mine.toml" and "2 ranks busy" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["mine.toml"]
     device = read_entry("devices", str(tmp_path / "mine.toml"), DeviceSpec)
     works = {(table.work, table.busy) for table in device.measured if table.number == "float32"}
@@ -41,8 +41,8 @@ def test_a_quick_calibration_prices_a_job(tmp_path: Path) -> None:
         arguments = [command, "quickstart", *SMALL, "--set", f"cluster.device={tmp_path / 'mine.toml'}", "--json"]
         if command == "plan":
             arguments += ["--set", "cluster.devices_per_node=2"]
-        found = CliRunner().invoke(cli, arguments)
-        assert found.exit_code == 0, found.output
+        result = CliRunner().invoke(cli, arguments)
+        assert result.exit_code == 0, result.output
     asked = ["--device", str(tmp_path / "mine.toml"), "--devices", "2", "--devices-per-node", "2", "--json"]
     priced = CliRunner().invoke(cli, ["estimate", "quickstart", *SMALL, *asked])
     assert 1e-3 < json.loads(priced.stdout)["step_s"] < 1e3
@@ -80,6 +80,6 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
     assert process.stderr is not None
     process.stderr.readline()  # it measures
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode != 0 and "Traceback" not in said
+    _, printed = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode != 0 and "Traceback" not in printed
     assert [path.name for path in tmp_path.iterdir()] == ["scratch"] and list(scratch.iterdir()) == []

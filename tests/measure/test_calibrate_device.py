@@ -130,8 +130,10 @@ def test_a_device_s_file_has_no_peak_and_no_context_below_the_catalog(tmp_path: 
     assert device.constants is not None and device.constants.context_bytes == 1.2e9
     assert 0.09 < device.constants.product < 0.11 and device.generation == "hopper"
     assert not {"gap_s", "link", "jitter"} & device.constants.model_fields_set  # as for its generation
-    said = device.source
-    assert "lower than the catalog says, which holds: bfloat16 products" in said and "context 0.5 of 1.2 GB" in said
+    printed = device.source
+    assert (
+        "lower than the catalog says, which holds: bfloat16 products" in printed and "context 0.5 of 1.2 GB" in printed
+    )
     wide = Machine("cuda", H100.name, 85e9, 2e9, 132)
     assert device_entry_of([made_up(wide, _job(1, "cpu"))], 10.0, tmp_path)["constants"]["context_bytes"] == 2e9
 

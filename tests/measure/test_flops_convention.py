@@ -49,7 +49,7 @@ def test_parameters_that_a_source_states_count_where_attention_does_not() -> Non
 def test_megatrons_formula_is_ours() -> None:
     """Equation 3 of Narayanan et al. 2021 per token, 1 sequence."""
     layers, h, s, v = 24, 2304, 2048, 51200
-    theirs = 96 * layers * h**2 * (1 + s / (6 * h) + v / (16 * layers * h))
-    mine = counted_flops("hardware", RUN)
+    reference = 96 * layers * h**2 * (1 + s / (6 * h) + v / (16 * layers * h))
+    own = counted_flops("hardware", RUN)
     # Their formula counts the head's forward once; 4/3 counts it again: 2 v h of 96 l h^2.
-    assert mine == pytest.approx(theirs + 2 * v * h)
+    assert own == pytest.approx(reference + 2 * v * h)

@@ -60,17 +60,17 @@ def test_a_part_runs_dry_to_its_end_and_not_again(tmp_path: Path) -> None:
     asked = ("--dry", "--quick", "--parts", "kernels", "--out", str(out))
     done = run_gpu(*asked, path=lean)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    (found,) = parts_in(out, "kernels")
+    (result,) = parts_in(out, "kernels")
     assert {file.name for file in out.iterdir()} == {"kernels.json", "report.md"}
-    assert found["status"] == "complete" and found["rows"]
-    assert not [row for row in found["rows"] if "error" in row]
+    assert result["status"] == "complete" and result["rows"]
+    assert not [row for row in result["rows"] if "error" in row]
     assert "## kernels (dry quick)" in done.stdout
     assert (out / "report.md").read_text("utf-8") == done.stdout
-    priced = [passes for row in found["rows"] for passes in row["passes"].values()]
+    priced = [passes for row in result["rows"] for passes in row["passes"].values()]
     assert all(one["roofline_s"] > 0 and one["seconds"] is None for one in priced)
     assert sum(one["predicted_s"] is not None for one in priced) > len(priced) / 2
     again = run_gpu(*asked)
-    assert again.stdout == done.stdout and parts_in(out, "kernels") == [found]
+    assert again.stdout == done.stdout and parts_in(out, "kernels") == [result]
     assert again.stderr.count("not again") == 1
 
 

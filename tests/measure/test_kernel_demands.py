@@ -197,15 +197,15 @@ PLANTS: list[tuple[str, str, Callable[[random.Random, Any], Any]]] = [
 @pytest.mark.parametrize("which", range(len(PLANTS)))
 def test_what_is_put_in_is_told(which: int) -> None:
     name, argument, plant = PLANTS[which]
-    rng, told = random.Random(which), 0
+    rng, answer = random.Random(which), 0
     calls = [call for call in real_calls()[name] if call[argument] is not None]
     if argument == "out" and name.startswith(ATTENTION):  # a single row is nowhere apart from another
         calls = [call for call in calls if call["out"].shape[2] > 1]
     for _ in range(NUM_PLANTED):
         call = rng.choice(calls)
         assert call_faults(name, call) == []
-        told += bool(call_faults(name, call | {argument: plant(rng, call[argument])}))
-    assert told == NUM_PLANTED
+        answer += bool(call_faults(name, call | {argument: plant(rng, call[argument])}))
+    assert answer == NUM_PLANTED
 
 
 @pytest.mark.parametrize(

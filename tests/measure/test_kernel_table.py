@@ -72,6 +72,6 @@ def test_the_table_is_what_is_counted(model: str) -> None:
     column = list(MODELS).index(model)
     for part, kernels in zip(PARTS, parts_of_step(MODELS[model]), strict=True):
         number, gigabytes = shown(kernels)
-        told, told_gigabytes = in_page(part)[column]
-        assert told == number, part
+        answer, told_gigabytes = in_page(part)[column]
+        assert answer == number, part
         assert told_gigabytes == pytest.approx(gigabytes, rel=0.01, abs=0.006), part

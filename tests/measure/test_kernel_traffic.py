@@ -194,13 +194,13 @@ def test_keys_that_come_rank_by_rank(cp: int) -> None:
     kernels = layer((*LLAMA, *wide, f"plan={{dp=1, cp={cp}, microbatch_size=1}}"))
     files = "parallel/context/block_attention.py", "parallel/context/ring_attention.py"
     alone = layer((*LLAMA, *wide))
-    for passes, told, launched in zip((False, True), OWN.ring, OWN.ring_kernels, strict=True):
+    for passes, answer, launched in zip((False, True), OWN.ring, OWN.ring_kernels, strict=True):
         merged = (
             k_count * k.num_bytes
             for k, k_count in kernels.items()
             if k.backward is passes and k.file in files and "attention" not in k.operator
         )
-        assert sum(merged) / (2048 * 1024) == pytest.approx(told, rel=0.15)
+        assert sum(merged) / (2048 * 1024) == pytest.approx(answer, rel=0.15)
         more = sum(
             sign * count for sign, of in ((1, kernels), (-1, alone)) for k, count in of.items() if k.backward is passes
         )
@@ -211,9 +211,9 @@ def test_capped_scores() -> None:
     """By score that a query sees, of 8 heads of 4096 tokens in pieces of 512: an eighth more is computed."""
     kernels = layer((*LLAMA, "model.sequence=4096", "model.attention_softcap=50.0"))
     files = "parallel/context/capped_attention.py", "parallel/context/sight.py"
-    for passes, told in zip((False, True), OWN.capped, strict=True):
+    for passes, answer in zip((False, True), OWN.capped, strict=True):
         counted = moved(kernels, passes, *files, but=("bmm",)) / (8 * 4096**2 / 2)
-        assert counted == pytest.approx(told, rel=0.03)
+        assert counted == pytest.approx(answer, rel=0.03)
 
 
 def test_added_weight_gradients() -> None:
@@ -285,15 +285,15 @@ def test_kernels_of_a_layer(name: str) -> None:
         sum(count * LAUNCHED.get(k.operator, 1) for k, count in kernels.items() if k.backward is passes)
         for passes in (False, True)
     ]
-    for passes, found in enumerate(counted):
-        told = (OWN.layer_norm_kernels if of.layer_norm else None) or OWN.kernels
-        number = told[passes] + (of.latent is not None) * OWN.latent_kernels[passes]
+    for passes, result in enumerate(counted):
+        answer = (OWN.layer_norm_kernels if of.layer_norm else None) or OWN.kernels
+        number = answer[passes] + (of.latent is not None) * OWN.latent_kernels[passes]
         if of.experts:
             number += OWN.routing_kernels[passes] + of.experts.topk * OWN.choice_kernels[passes]
             number += of.experts.num * OWN.expert_kernels[passes]
         number += of.head_norms * OWN.head_norm_kernels[passes]
         number += (len(of.block_norms) - 2) * OWN.norm_kernels[passes]
-        assert found == pytest.approx(number, rel=0.1)
+        assert result == pytest.approx(number, rel=0.1)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -371,10 +371,10 @@ def test_update(moments: torch.dtype, master: torch.dtype) -> None:
         torch.linalg.vector_norm(gradients.view(64, 64), dim=-1, dtype=torch.float32)
     assert sum(k.operator == "_fused_adamw_" for k in traffic.kernels) == 1
     counted = sum(count * k.num_bytes for k, count in traffic.kernels.items()) / size
-    told = OWN.update if moments == torch.float32 else OWN.bf16_moments_update
-    told = OWN.narrow_update if master == torch.bfloat16 else told
-    assert counted - gradients.itemsize == pytest.approx(told, rel=0.02)
-    assert master == torch.bfloat16 or told == OWN.model_copy(update={"moment_bytes": moments.itemsize}).updated_bytes
+    answer = OWN.update if moments == torch.float32 else OWN.bf16_moments_update
+    answer = OWN.narrow_update if master == torch.bfloat16 else answer
+    assert counted - gradients.itemsize == pytest.approx(answer, rel=0.02)
+    assert master == torch.bfloat16 or answer == OWN.model_copy(update={"moment_bytes": moments.itemsize}).updated_bytes
 
 
 def test_it_has_all_that_a_plan_can_ask_for() -> None:

@@ -82,14 +82,14 @@ def test_results_are_those_of_the_operator(compute: Callable[[], Tensor]) -> Non
 
 def test_numbers_of_other_types_are_other_arguments() -> None:
     results, whole = MetaResults(), torch.empty(3, dtype=torch.long, device="meta")
-    found = [results.call(ATEN.mul.Tensor, (whole, number), {}).dtype for number in (2, 2.0, 1, True, 1.0)]
-    assert found == [torch.long, torch.float32, torch.long, torch.long, torch.float32]
+    result = [results.call(ATEN.mul.Tensor, (whole, number), {}).dtype for number in (2, 2.0, 1, True, 1.0)]
+    assert result == [torch.long, torch.float32, torch.long, torch.long, torch.float32]
 
 
 def test_each_result_has_a_storage_of_its_own() -> None:
     results, given = Counted(), torch.empty(4, device="meta")
-    found = [results.call(ATEN.add.Tensor, (given, given), {}) for _ in range(5)]
-    assert len({id(tensor.untyped_storage()) for tensor in (given, *found)}) == 6 and results.num_asked == 1
+    result = [results.call(ATEN.add.Tensor, (given, given), {}) for _ in range(5)]
+    assert len({id(tensor.untyped_storage()) for tensor in (given, *result)}) == 6 and results.num_asked == 1
     view = [results.call(ATEN.view.default, (given, [2, 2]), {}) for _ in range(2)]
     assert all(tensor.untyped_storage() is given.untyped_storage() for tensor in view)
 
@@ -135,9 +135,9 @@ def test_dry_run_is_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     def told() -> dict[str, Any]:
         return {key: value for key, value in dry_run(asked, 1, "cuda").as_dict().items() if key not in _OF_THE_HOST}
 
-    found = told()
+    result = told()
     monkeypatch.setattr("shardwright.measure.memory_trace.MetaResults", Plain)
-    assert found == told()
+    assert result == told()
 
 
 _OF_THE_HOST = ("took_s", "host_peak_bytes")

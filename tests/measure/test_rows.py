@@ -98,8 +98,8 @@ def test_published_runs_have_predictions(name: str, faulty: list[str]) -> None:
     ],
 )
 def test_a_row_that_could_not_have_run(said: dict[str, str], fault: str) -> None:
-    found = row_faults(ROW | said)
-    assert any(one.startswith(fault) for one in found), found
+    results = row_faults(ROW | said)
+    assert any(one.startswith(fault) for one in results), results
 
 
 @pytest.mark.parametrize(
@@ -135,10 +135,10 @@ def test_every_fault_has_its_line(tmp_path: Path) -> None:
         ROW | {"id": "mine-3", "notes": "two\nlines"},
         ROW | {"id": "mine-4", "mbs": "x"},
     ]
-    found = faults_of(tmp_path / "t.csv", table(rows) + "mine-5,short\n")
-    assert found[0].startswith("line 3, mine-2: layers is '-4'")
-    assert found[1].startswith("line 6, mine-4: mbs is 'x'")
-    assert found[2].startswith("line 7, mine-5: it has 2 fields, and the header")
+    result = faults_of(tmp_path / "t.csv", table(rows) + "mine-5,short\n")
+    assert result[0].startswith("line 3, mine-2: layers is '-4'")
+    assert result[1].startswith("line 6, mine-4: mbs is 'x'")
+    assert result[2].startswith("line 7, mine-5: it has 2 fields, and the header")
     many = table([ROW, *(ROW | {"id": f"mine-{n}", "layers": "0"} for n in range(2, 302))])
     assert len(faults_of(tmp_path / "t.csv", many)) == 300
     done = CliRunner().invoke(cli, ["validate", str(tmp_path / "t.csv")])
@@ -359,7 +359,7 @@ def test_a_generation_that_the_catalog_lacks_is_as_the_nearest_one(column: str, 
 
 def test_texts_change_no_prediction() -> None:
     texts = {"notes": "JAX; no FlashAttention; head_dim 64; etp 2; nvidia-smi", "source": "DeepSpeed, 2019"}
-    rows = [measured(TableLine(2, ROW | said)) for said in (texts, {})]
+    rows = [measured(TableLine(2, ROW | printed)) for printed in (texts, {})]
     assert rows[0].run == rows[1].run and rows[0].sees_device == rows[1].sees_device
 
 
@@ -413,8 +413,8 @@ def test_a_table_of_which_no_row_is_predicted_is_a_failure(tmp_path: Path) -> No
 
 
 def test_a_message_changes_nothing_of_the_terminal() -> None:
-    said = str(PlanError("job a\x1b[31m\u202e", ["name 'b\x07' and\ntwo lines \ud800"]))
-    assert said == "job a\\x1b[31m\\u202e: 1 fault\n  1. name 'b\\x07' and\ntwo lines \\ud800"
+    printed = str(PlanError("job a\x1b[31m\u202e", ["name 'b\x07' and\ntwo lines \ud800"]))
+    assert printed == "job a\\x1b[31m\\u202e: 1 fault\n  1. name 'b\\x07' and\ntwo lines \\ud800"
 
 
 def test_routing_that_a_column_says() -> None:

@@ -120,13 +120,13 @@ def test_scores_are_the_same_in_chinese(found: dict, monkeypatch: pytest.MonkeyP
 def test_docs_have_the_counts(found: dict) -> None:
     text = " ".join((TRUTH.parents[1] / "docs" / "cost.md").read_text().split())
     counts = found["numbers"]
-    for said in (
+    for printed in (
         f"Fitted constants: {counts['fitted']},",
         f"{counts['fitted_to_one_family']} of them change the steps of one family alone",
         f"{counts['by_hand']} numbers are set by hand, {counts['by_hand_in_software']} of these in descriptions",
         f"{counts['software_of_one_family']} in such that one family alone has",
     ):
-        assert said in text, said
+        assert printed in text, printed
 
 
 @pytest.mark.parametrize(("table", "num_rows"), [("playbook.csv", 284), ("runs-2026.csv", 40)])
@@ -230,7 +230,7 @@ def test_what_columns_say_is_read() -> None:
 
 
 def test_a_row_may_leave_out_what_has_a_sensible_reading() -> None:
-    said = {
+    printed = {
         "gpu": "V100 32GB",
         "precision": "",
         "schedule": "Interleaved 1F1B",
@@ -238,7 +238,7 @@ def test_a_row_may_leave_out_what_has_a_sensible_reading() -> None:
         "tp": "1",
         "gpus_per_node": "",
     }
-    run = run_of(TODAY | said)
+    run = run_of(TODAY | printed)
     assert (run.grid.precision, run.grid.schedule, run.grid.virtual) == ("fp16", "interleaved-1f1b", 2)
     assert run.devices_per_node == 8
     assert run_of(TODAY | {"gpu": "TPU v4", "gpus_per_node": "4"}).devices_per_node == 4096

@@ -76,16 +76,16 @@ def test_fewer_steps_are_refused() -> None:
 def test_what_rounding_explains_passes_and_nothing_else() -> None:
     """A difference that moved weights make too, more than a 32nd of it, is rounding; unless everything would be."""
     one = record()
-    found = compare([record(weight=1 + 1e-4)], one)
-    assert not found.within(1e-5)
+    result = compare([record(weight=1 + 1e-4)], one)
+    assert not result.within(1e-5)
 
     def moved(*weights: float) -> list[Verdict]:
         return [compare([record(weight=weight)], one) for weight in weights]
 
-    assert is_rounding(found, moved(1 + 1e-5, 1 + 1e-5, 1), 1e-5)
-    assert not is_rounding(found, moved(1 + 1e-5, 1, 1), 1e-5)  # two of three runs did not move
-    assert not is_rounding(found, moved(1 + 1e-6, 1 + 1e-6, 1 + 1e-6), 1e-5)
-    assert not is_rounding(found, moved(2, 2, 2), 1e-5)  # such a job proves nothing
+    assert is_rounding(result, moved(1 + 1e-5, 1 + 1e-5, 1), 1e-5)
+    assert not is_rounding(result, moved(1 + 1e-5, 1, 1), 1e-5)  # two of three runs did not move
+    assert not is_rounding(result, moved(1 + 1e-6, 1 + 1e-6, 1 + 1e-6), 1e-5)
+    assert not is_rounding(result, moved(2, 2, 2), 1e-5)  # such a job proves nothing
     assert not is_rounding(compare([record(losses=(4.0, 3.5))], one), moved(2, 2, 2), 1e-5)
     assert not is_rounding(compare([record(weight=NAN)], one), moved(1 + 1e-5, 1 + 1e-5, 1 + 1e-5), 1e-5)
 
@@ -113,8 +113,8 @@ def test_a_record_comes_back_bit_for_bit(tmp_path: Path) -> None:
     whole = torch.tensor([[0.1, NAN], [-0.0, INF]], dtype=torch.bfloat16)
     left = Record(record(norms=(1.0, None)).steps, [(places[0], whole[1:]), (places[1], whole[:0])], NAN)
     write_record(left, tmp_path, 3)
-    found = read_record(tmp_path, 3)
-    assert found.steps == left.steps and math.isnan(found.evaluated)
-    ((place, values),) = found.boxes  # nothing is left of a box of nothing
+    result = read_record(tmp_path, 3)
+    assert result.steps == left.steps and math.isnan(result.evaluated)
+    ((place, values),) = result.boxes  # nothing is left of a box of nothing
     assert place == places[0] and values.dtype == torch.bfloat16
     assert values.view(torch.int16).tolist() == whole[1:].view(torch.int16).tolist()

@@ -266,14 +266,14 @@ def test_published_formula_by_its_terms(tp: int) -> None:
     job = shaped("gpt", "bf16", [], tp=tp, sequence_parallel=tp > 1)
     sbh = job.model.sequence * job.plan.microbatch_size * job.model.hidden
     sizes = layer_of(job).sizes
-    ours = layer_of(job).kept(KEEP_ALL)
+    own = layer_of(job).kept(KEEP_ALL)
     tokens = job.model.sequence * job.plan.microbatch_size
-    small = ours[ATTENTION.log_sum_exp] + ours[IN_ATTENTION.norm_statistics] + ours[IN_MLP.norm_statistics]
+    small = own[ATTENTION.log_sum_exp] + own[IN_ATTENTION.norm_statistics] + own[IN_MLP.norm_statistics]
     assert small == (4 * tokens * job.model.heads + 8 * tokens) // tp
     assert sizes[MLP.inner] == 8 * sbh // tp  # F = 4 H
     masks = 2 * sbh // tp  # one byte an element after each branch; ours are computed again
     # Theirs: norms 4; qkv input 2, Q and K 4, V 2, output input 2, mask 1; up input 2, GELU 8, down input 8, mask 1.
-    theirs = 34 * sbh // tp
-    assert sum(ours.values()) - small == theirs - masks
+    reference = 34 * sbh // tp
+    assert sum(own.values()) - small == reference - masks
     full = layer_of(job).kept(WHOLE_LAYER)
     assert sum(full.values()) == 2 * sbh // tp

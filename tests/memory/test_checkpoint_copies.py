@@ -77,6 +77,6 @@ def _copied(job: JobSpec, rank: int) -> int:
 
 def test_an_estimate_says_what_a_checkpoint_takes_of_the_host() -> None:
     fields = ["checkpoint.every_steps=100", "cluster.host_memory_gib=4"]
-    told = estimate_dict(load_job("yi-34b", fields))
-    (note,) = [note for note in told["notes"] if note.startswith("a checkpoint copies at most")]
+    answer = estimate_dict(load_job("yi-34b", fields))
+    (note,) = [note for note in answer["notes"] if note.startswith("a checkpoint copies at most")]
     assert "is 512.0 MiB" in note and "shard over more replicas" in note

@@ -41,14 +41,14 @@ def drawn(job: JobSpec, number: int, seed: int) -> list[JobSpec]:
     )
     degrees = space.degrees(job, constraints)
     variant = space.variants_of(job, constraints, degrees)
-    found: list[JobSpec] = []
-    while len(found) < number:
+    results: list[JobSpec] = []
+    while len(results) < number:
         block = space.with_variant(job, constraints, degrees, rng.choice(variant))
         block = space.with_sharing(job, constraints, block)
         plan = block.plan(rng.randrange(len(block)), job) if len(block) else job
         if plan is not job and plan.num_microbatches * plan.plan.num_stages <= _MOST_PLAYED:
-            found.append(plan)
-    return found
+            results.append(plan)
+    return results
 
 
 @pytest.mark.sampled(3)
@@ -81,11 +81,11 @@ def test_plain_plans_are_the_account(model: str, further: int) -> None:
             changes |= {"master": "none", "gradients": "compute"}
         precision = job.precision.model_copy(update=changes)
         plan = job.model_copy(update={"plan": job.plan.model_copy(update=update), "precision": precision})
-        for exact, found in zip(job_memory(plan), rank_memory(run_of(plan), shipped()), strict=True):
-            assert float(found.total) == pytest.approx(exact.total_bytes, rel=0.05 if further else 0.03), (
+        for exact, result in zip(job_memory(plan), rank_memory(run_of(plan), shipped()), strict=True):
+            assert float(result.total) == pytest.approx(exact.total_bytes, rel=0.05 if further else 0.03), (
                 update,
                 exact,
-                found,
+                result,
             )
 
 
@@ -94,8 +94,8 @@ def test_one_rank_keeps_what_its_schedule_lets_wait(schedule: str) -> None:
     """GPipe runs all forwards first on one rank, too."""
     job = job_of("llama3-8b", 1, 64)
     job = job.model_copy(update={"plan": job.plan.model_copy(update={"dp": 8, "pp": 1, "schedule": schedule})})
-    for exact, found in zip(job_memory(job), rank_memory(run_of(job), shipped()), strict=True):
-        assert float(found.activations) == pytest.approx(exact.activations_bytes, rel=0.03)
+    for exact, result in zip(job_memory(job), rank_memory(run_of(job), shipped()), strict=True):
+        assert float(result.activations) == pytest.approx(exact.activations_bytes, rel=0.03)
 
 
 @pytest.mark.parametrize("zero", [2, 3])
@@ -104,8 +104,8 @@ def test_two_directions_share_state_without_replicas(zero: int) -> None:
     job = job_of("llama3-8b", 1, 64)
     plan = job.plan.model_copy(update={"dp": 1, "pp": 8, "schedule": "dualpipe", "zero": zero})
     job = job.model_copy(update={"plan": plan})
-    for exact, found in zip(job_memory(job), rank_memory(run_of(job), shipped()), strict=True):
-        assert float(found.buffers) == pytest.approx(exact.buffers_bytes, rel=0.05)
+    for exact, result in zip(job_memory(job), rank_memory(run_of(job), shipped()), strict=True):
+        assert float(result.buffers) == pytest.approx(exact.buffers_bytes, rel=0.05)
 
 
 @pytest.mark.parametrize("gradients", ["float32", "compute"])
@@ -117,5 +117,5 @@ def test_updates_of_matrices_are_near_the_account(gradients: str) -> None:
     for zero, tp, pp in ((1, 8, 1), (1, 1, 4), (2, 2, 2), (3, 8, 1), (3, 1, 1), (0, 8, 4)):
         update = {"dp": 64 // (tp * pp), "tp": tp, "pp": pp, "zero": zero, "sequence_parallel": tp > 1}
         plan = job.model_copy(update={"plan": job.plan.model_copy(update=update)})
-        for exact, found in zip(job_memory(plan), rank_memory(run_of(plan), shipped()), strict=True):
-            assert float(found.total) == pytest.approx(exact.total_bytes, rel=0.05), (update, exact, found)
+        for exact, result in zip(job_memory(plan), rank_memory(run_of(plan), shipped()), strict=True):
+            assert float(result.total) == pytest.approx(exact.total_bytes, rel=0.05), (update, exact, result)

@@ -70,17 +70,17 @@ def live_peak(mesh: Mesh, job: JobSpec) -> int:
 def test_limit_holds_as_measured_and_costs_less_than_full(share: float) -> None:
     limit = between(budget_job(), share)
     job = budget_job(limit)
-    found = choices(job)
+    results = choices(job)
     full = Again.of(job).flops(WHOLE_LAYER)
-    for rank, (choice, measured) in enumerate(zip(found, run_on_mesh(job, live_peak, meet_budget(job)), strict=True)):
+    for rank, (choice, measured) in enumerate(zip(results, run_on_mesh(job, live_peak, meet_budget(job)), strict=True)):
         assert choice.peak_bytes <= int(limit)
         assert measured <= choice.peak_bytes
         assert measured >= 0.9 * choice.peak_bytes
         if share > 0:
             assert choice.flops < len(choice.policies) * full
-        assert rank == 0 or choice.flops <= found[rank - 1].flops  # early stages hold more microbatches
+        assert rank == 0 or choice.flops <= results[rank - 1].flops  # early stages hold more microbatches
     if share < 0.9:
-        assert found[0].flops > found[-1].flops
+        assert results[0].flops > results[-1].flops
     assert max(peaks_with(job, KEEP_ALL)) > limit
 
 
@@ -107,9 +107,9 @@ def test_any_schedule(schedule: str) -> None:
         fields["virtual_stages"] = 2
     limit = between(budget_job(**fields), 0.4)
     job = budget_job(limit, **fields)
-    found = choices(job)
-    assert all(choice.peak_bytes <= int(limit) for choice in found)
-    assert len({policy for choice in found for policy in choice.policies.values()}) > 1
+    results = choices(job)
+    assert all(choice.peak_bytes <= int(limit) for choice in results)
+    assert len({policy for choice in results for policy in choice.policies.values()}) > 1
     one = by_one_rank(job, record, 2)
     assert compare(run_on_mesh(job, record, meet_budget(job), 2), one).bitwise
 
@@ -122,10 +122,10 @@ def test_layers_with_experts_and_without_climb_ladders_of_their_own(share: float
 
     job = with_experts(limit := between(with_experts(GIB), share))
     assert job_faults(job) == []
-    found = choices(job)
-    assert all(choice.peak_bytes <= int(limit) for choice in found)
+    results = choices(job)
+    assert all(choice.peak_bytes <= int(limit) for choice in results)
     policies = layer_policies(meet_budget(job).plan, 6)
-    for rank, choice in enumerate(found):
+    for rank, choice in enumerate(results):
         assert (
             choice.peak_bytes
             == peak(moments(job_program(job), rank), job_stages(job, job_program(job), rank, policies))[0]
@@ -154,7 +154,7 @@ def test_no_choice_is_cheaper_by_more_than_a_step(pp: int, share: float) -> None
     when = moments(program, 0)
     chosen = choose({0: layer_choices(job)[: len(stages[0].layers)]}, stages, when, limit)
     assert chosen is not None
-    ours = cost_of(job, tuple(held.policy for held in chosen[0].layers))
+    own = cost_of(job, tuple(held.policy for held in chosen[0].layers))
     best = float("inf")
     # Only how many layers have which policy matters, if those that keep less come first.
     for combination in itertools.combinations_with_replacement(sorted(every, key=lambda o: o.kept_bytes), 4):
@@ -162,7 +162,7 @@ def test_no_choice_is_cheaper_by_more_than_a_step(pp: int, share: float) -> None
         tried = job_stages(job, program, 0, policies)
         if peak(when, tried)[0] <= limit:
             best = min(best, sum(option.cost for option in combination))
-    assert best <= ours <= best + dearest_step
+    assert best <= own <= best + dearest_step
 
 
 def test_ladder_gets_steeper() -> None:

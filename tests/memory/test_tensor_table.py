@@ -31,13 +31,13 @@ def seen(mesh: Mesh, job: JobSpec) -> tuple[Arrays, dict[str, tuple[int, ...]], 
     """What layer 0, the embedding and the head give in the first microbatch of a step, with its gradient where autograd
     has it; shapes of parameters; and where this rank stands."""
     replica = build(job, mesh)
-    found: Arrays = {}
+    results: Arrays = {}
 
     def keep(name: str, value: torch.Tensor) -> torch.Tensor:
-        if name not in found:
-            found[name] = value.detach().numpy().copy()
+        if name not in results:
+            results[name] = value.detach().numpy().copy()
             if value.requires_grad:
-                value.register_hook(lambda grad: found.__setitem__(f"{name}'", grad.numpy().copy()))
+                value.register_hook(lambda grad: results.__setitem__(f"{name}'", grad.numpy().copy()))
         return value
 
     def watch(owner: Any, method: str, name: str) -> None:
@@ -82,7 +82,7 @@ def seen(mesh: Mesh, job: JobSpec) -> tuple[Arrays, dict[str, tuple[int, ...]], 
         train_step(replica, 0, made_up_tokens(job, 0)[mesh.dp.index * share :][:share])
     held = [p for stage in replica.stages.values() for p in placed_parameters(stage).values()]
     axes = {"dp": mesh.dp, "cp": mesh.cp, "tp": mesh.tp, "ep": mesh.ep, "etp": mesh.expert_tp}
-    return found, {p.place.name: tuple(p.shape) for p in held}, {name: axis.index for name, axis in axes.items()}
+    return results, {p.place.name: tuple(p.shape) for p in held}, {name: axis.index for name, axis in axes.items()}
 
 
 def regions_of(job: JobSpec) -> dict[str, RegionLayout]:
@@ -126,7 +126,7 @@ def test_parts_put_together_are_those_of_one_rank(kind: str, plan: str) -> None:
     compared = 0
     for name, expected in whole.items():
         line = next(line for line in first_replica if name in line[0][0])
-        parts = [found[name] for found, _, _ in line]
+        parts = [result[name] for result, _, _ in line]
         if name.startswith("layer/qkv") and kind == "latent":
             name = name.replace("qkv", "latents")
         layout = tensor(regions, name.removesuffix("'"))
@@ -160,8 +160,8 @@ def test_shapes_are_those_of_ranks(kind: str, plan: dict[str, Any]) -> None:
     regions = regions_of(job)
     tables = {t.name: t for region in regions.values() for t in region.parameters}
     num_rows = 0
-    for found, parameters, index in run_on_mesh(job, seen, job):
-        for name, value in found.items():
+    for result, parameters, index in run_on_mesh(job, seen, job):
+        for name, value in result.items():
             layout, state = tensor(regions, name.removesuffix("'")), "gradient" if name.endswith("'") else "value"
             local = local_shape(layout, state, index)
             if layout.rows_vary:
@@ -185,7 +185,7 @@ def test_zero_shards_what_it_says() -> None:
     for zero, expected in cut.items():
         job = small_job("llama", dp=4, tp=2, sequence_parallel=True, zero=zero)
         for layout in (t for region in regions_of(job).values() for t in region.parameters):
-            of_dp = {state: next(p for p in found if p.axis == "dp") for state, found in layout.states.items()}
+            of_dp = {state: next(p for p in results if p.axis == "dp") for state, results in layout.states.items()}
             assert tuple(s for s, p in of_dp.items() if p.kind == "shard" and p.dim == BUFFER) == expected
             assert of_dp["in use"].kind == "replicate"
             assert of_dp["gradient"].kind == "partial"

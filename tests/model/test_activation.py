@@ -19,8 +19,8 @@ def test_same_bits_as_autograd(name: str, dtype: torch.dtype) -> None:
         y = gated(x, name)
         y.backward(dy)
         results.append((y.detach(), x.grad))
-    for ours, theirs in zip(*results, strict=True):
-        assert torch.equal(ours, theirs)
+    for own, reference in zip(*results, strict=True):
+        assert torch.equal(own, reference)
 
 
 def test_keeps_its_input_alone() -> None:

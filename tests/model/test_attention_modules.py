@@ -189,25 +189,25 @@ CASES: dict[str, tuple[Callable[[ModelSpec, int], Theirs], dict[str, Any], int]]
 def our_weights(theirs: dict[str, Tensor], spec: ModelSpec) -> dict[str, Tensor]:
     """Their tensors by our names and in our shapes."""
     groups, width = spec.num_kv_heads, spec.head_size
-    ours = {}
+    own = {}
     for part, fused in (("weight", ".weight"), ("bias", "_bias")):
         if f"query_key_value.{part}" in theirs:  # by head: query, key, value
-            ours[f"qkv{fused}"] = theirs[f"query_key_value.{part}"].unflatten(0, (spec.heads, 3, width))
-            ours[f"out.{part}"] = theirs[f"dense.{part}"]
+            own[f"qkv{fused}"] = theirs[f"query_key_value.{part}"].unflatten(0, (spec.heads, 3, width))
+            own[f"out.{part}"] = theirs[f"dense.{part}"]
         elif f"q_proj.{part}" in theirs:
             heads = [theirs[f"{which}_proj.{part}"].unflatten(0, (groups, -1, width)) for which in "qkv"]
-            ours[f"qkv{fused}"] = torch.cat(heads, dim=1)
-            ours[f"out.{part}"] = theirs[f"o_proj.{part}"]
+            own[f"qkv{fused}"] = torch.cat(heads, dim=1)
+            own[f"out.{part}"] = theirs[f"o_proj.{part}"]
     if spec.qk_norm == "l2":  # pairs lie side by side with them
         order = torch.cat((torch.arange(0, width, 2), torch.arange(1, width, 2)))
-        qk, v = ours["qkv.weight"].split((spec.heads // groups + 1, 1), dim=1)
-        ours["qkv.weight"] = torch.cat((qk[:, :, order], v), dim=1)
+        qk, v = own["qkv.weight"].split((spec.heads // groups + 1, 1), dim=1)
+        own["qkv.weight"] = torch.cat((qk[:, :, order], v), dim=1)
     if "sinks" in theirs:
-        ours["sinks"] = theirs["sinks"].view(groups, -1)
+        own["sinks"] = theirs["sinks"].view(groups, -1)
     for which in "qk" if spec.qk_norm in ("head", "full") else "":
         weight = theirs[f"{which}_norm.weight"]
-        ours[f"{which}_norm.weight"] = weight if spec.qk_norm == "head" else weight.view(groups, -1, width)
-    return ours
+        own[f"{which}_norm.weight"] = weight if spec.qk_norm == "head" else weight.view(groups, -1, width)
+    return own
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -216,35 +216,35 @@ def test_attention_is_theirs(name: str) -> None:
     maker, fields, layer = CASES[name]
     spec = ModelSpec(**SHAPE | fields)
     assert model_faults(spec) == []
-    theirs = maker(spec, layer)
+    reference = maker(spec, layer)
     with torch.no_grad():
-        for key, parameter in theirs.module.named_parameters():
+        for key, parameter in reference.module.named_parameters():
             parameter.normal_(0.0, 0.3)
             is_norm = key.endswith("norm.weight")
             parameter.add_(1.0 if is_norm and "gemma" not in name else 0.0)
     cpu = torch.device("cpu")
-    ours = Attention(spec, LayerSharding.of_tp(make_mesh(MeshNeeds(PlanSpec()), 0, cpu, 30).tp), layer)
-    name_parameters(ours, cpu, torch.float32)
-    materialise(ours, 0, cpu)
+    own = Attention(spec, LayerSharding.of_tp(make_mesh(MeshNeeds(PlanSpec()), 0, cpu, 30).tp), layer)
+    name_parameters(own, cpu, torch.float32)
+    materialise(own, 0, cpu)
     # Gemma's norms multiply with one more than their weight.
     more = dict.fromkeys(("q_norm.weight", "k_norm.weight"), 1.0) if "gemma3" in name else {}
-    weights = our_weights(dict(theirs.module.named_parameters()), spec)
+    weights = our_weights(dict(reference.module.named_parameters()), spec)
     with torch.no_grad():
-        for key, parameter in placed_parameters(ours).items():
+        for key, parameter in placed_parameters(own).items():
             parameter.copy_(weights[key] + more.get(key, 0.0))
     x_BSH = torch.randn(3, spec.sequence, spec.hidden)
     dy_BSH = torch.randn(3, spec.sequence, spec.hidden)
     x_theirs, x_ours = x_BSH.clone().requires_grad_(), x_BSH.transpose(0, 1).clone().requires_grad_()
-    y_theirs = theirs.call(x_theirs)
+    y_theirs = reference.call(x_theirs)
     run = ForwardPass(PositionTables.of(spec, torch.arange(spec.sequence)), None)
-    y_ours = ours.out(ours.attend(ours.project(x_ours), run))
+    y_ours = own.out(own.attend(own.project(x_ours), run))
     torch.testing.assert_close(y_ours.transpose(0, 1), y_theirs, rtol=1e-5, atol=1e-5)
     y_theirs.backward(dy_BSH)
     y_ours.backward(dy_BSH.transpose(0, 1))
     assert x_theirs.grad is not None and x_ours.grad is not None
-    expected = our_weights({key: p.grad for key, p in theirs.module.named_parameters()}, spec)
-    found = {key: parameter.gradient for key, parameter in placed_parameters(ours).items()}
-    assert found.keys() == expected.keys()
-    pairs = [(found[key], expected[key]) for key in found] + [(x_ours.grad.transpose(0, 1), x_theirs.grad)]
-    for (ours_is, theirs_is), key in zip(pairs, (*found, "x"), strict=True):
+    expected = our_weights({key: p.grad for key, p in reference.module.named_parameters()}, spec)
+    results = {key: parameter.gradient for key, parameter in placed_parameters(own).items()}
+    assert results.keys() == expected.keys()
+    pairs = [(results[key], expected[key]) for key in results] + [(x_ours.grad.transpose(0, 1), x_theirs.grad)]
+    for (ours_is, theirs_is), key in zip(pairs, (*results, "x"), strict=True):
         assert (ours_is - theirs_is).abs().max() < ROUNDINGS * theirs_is.abs().max(), key

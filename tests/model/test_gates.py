@@ -106,17 +106,17 @@ def test_gate_and_room(gate: str, room: str, seed: int, filling: set[int] | None
     choice = rule.choose(scores_TE, about)
     weights_TK = rule.weigh(logits_TE, scores_TE, choice.experts_TK)
     routed, expected = reference(spec, logits_TE, about)
-    found = as_dicts(choice, weights_TK)
-    assert [list(found[t]) for t in real] == routed.experts
+    result = as_dicts(choice, weights_TK)
+    assert [list(result[t]) for t in real] == routed.experts
     capacity = None if rule.sees_all else spec.capacity(len(real))
     if capacity is not None:
         choice = fit(choice, weights_TK, capacity, spec.overflow)
         weights_TK = rule.weigh(logits_TE, scores_TE, choice.experts_TK)
         assert torch.bincount(choice.experts_TK[choice.holds_TK], minlength=EXPERTS).max() <= capacity
-    found = as_dicts(choice, weights_TK)
-    assert not any(found[t] for t in filling or ())
-    assert [set(found[t]) for t in real] == [set(token) for token in expected]
-    for token, wanted in zip((found[t] for t in real), expected, strict=True):
+    result = as_dicts(choice, weights_TK)
+    assert not any(result[t] for t in filling or ())
+    assert [set(result[t]) for t in real] == [set(token) for token in expected]
+    for token, wanted in zip((result[t] for t in real), expected, strict=True):
         assert token == pytest.approx(wanted, rel=1e-5)
 
 
@@ -145,7 +145,7 @@ def test_among_tokens_that_differ_by_rounding_the_earlier(gate: str, room: str) 
     rule, logits_TE = make_gate(spec), chosen_logits(1)
     alike = [2, 7, 11, 13]
     logits_TE[alike] = logits_TE[0] + 1.0
-    found = []
+    results = []
     for seed in range(8):
         noise_AE = torch.rand(len(alike), EXPERTS, generator=torch.Generator().manual_seed(seed)) - 0.5
         rounded_TE = logits_TE.index_add(0, torch.tensor(alike), noise_AE * 2.0**-21)
@@ -154,9 +154,9 @@ def test_among_tokens_that_differ_by_rounding_the_earlier(gate: str, room: str) 
         if not rule.sees_all:
             weights_TK = rule.weigh(rounded_TE, scores_TE, choice.experts_TK)
             choice = fit(choice, weights_TK, 3, spec.overflow)
-        found.append([set(token) for token in as_dicts(choice, choice.experts_TK.float())])
-    assert all(other == found[0] for other in found)
-    assert any(found[0][a] != found[0][b] for a, b in pairwise(alike))  # there is not room for all of them
+        results.append([set(token) for token in as_dicts(choice, choice.experts_TK.float())])
+    assert all(other == results[0] for other in results)
+    assert any(results[0][a] != results[0][b] for a, b in pairwise(alike))  # there is not room for all of them
 
 
 def test_the_second_expert_is_drawn_as_often_as_it_weighs() -> None:
@@ -220,13 +220,13 @@ def test_balance_losses(gate: str, loss: str, scope: str, filling: set[int]) -> 
 
     exact_TE = logits_TE.double()
     assert mine(exact_TE).item() == pytest.approx(expected(exact_TE), rel=1e-6)
-    found, step = gradient(mine, logits_TE), 1e-5
-    assert not found[sorted(filling)].any()
+    result, step = gradient(mine, logits_TE), 1e-5
+    assert not result[sorted(filling)].any()
     for t, e in ((0, 0), (4, 3), (17, 7)):
         up, down = exact_TE.clone(), exact_TE.clone()
         up[t, e] += step
         down[t, e] -= step
-        assert found[t, e].item() == pytest.approx((expected(up) - expected(down)) / (2 * step), rel=1e-4, abs=1e-9)
+        assert result[t, e].item() == pytest.approx((expected(up) - expected(down)) / (2 * step), rel=1e-4, abs=1e-9)
 
 
 def test_the_losses_hang_on_the_weights() -> None:

@@ -127,12 +127,12 @@ def whole_model(spec: ModelSpec) -> DecoderStage:
 
 def both_models(spec: ModelSpec):
     """Ours and theirs, with the same weights."""
-    theirs = reference_model(spec, seed=1)
-    ours = whole_model(spec).initialise(0, torch.device("cpu"))
+    reference = reference_model(spec, seed=1)
+    own = whole_model(spec).initialise(0, torch.device("cpu"))
     if spec.tied_embeddings:
-        ours.head.weight.data = ours.embedding.weight.data
-    copy_weights(ours, theirs)
-    return ours, theirs
+        own.head.weight.data = own.embedding.weight.data
+    copy_weights(own, reference)
+    return own, reference
 
 
 def sample(spec: ModelSpec, batch: int = 3) -> tuple[Tensor, Tensor]:
@@ -151,19 +151,19 @@ def assert_equal(spec: ModelSpec) -> tuple[dict[str, Tensor], dict[str, Tensor]]
 
     A tensor's largest deviation must be small against its own largest element.
     """
-    ours, theirs = both_models(spec)
+    own, reference = both_models(spec)
     tokens, targets = sample(spec)
-    their_logits = theirs(tokens).logits
+    their_logits = reference(tokens).logits
     with torch.no_grad():
-        assert_close(logits_of(ours, tokens), their_logits.detach(), **TOLERANCE)
+        assert_close(logits_of(own, tokens), their_logits.detach(), **TOLERANCE)
     assert their_logits.std() > 0.5, "logits are too small for the tolerance to say something"
 
     their_loss = functional.cross_entropy(their_logits.flatten(0, 1), targets.flatten())
-    our_loss = ours(tokens, targets)
+    our_loss = own(tokens, targets)
     their_loss.backward()
     our_loss.backward()  # it computes the loss, too
     assert_close(our_loss, their_loss, **TOLERANCE)
-    expected, actual = reference_gradients(theirs, spec), our_gradients(ours)
+    expected, actual = reference_gradients(reference, spec), our_gradients(own)
     assert actual.keys() == expected.keys()
     for name, gradient in expected.items():
         worst, largest = (actual[name] - gradient).abs().max(), gradient.abs().max()
@@ -235,24 +235,24 @@ def test_rotary_gives_the_key_bias_a_gradient():
 def test_tied_table_is_one_memory_with_two_gradients(kind):
     """The comparison above sums the gradients of its two uses: that is right only for one tensor, used twice."""
     spec = kind.model_copy(update={"tied_embeddings": True})
-    ours, _ = both_models(spec)
-    table, head = ours.embedding.weight, ours.head.weight
+    own, _ = both_models(spec)
+    table, head = own.embedding.weight, own.head.weight
     assert table.data_ptr() == head.data_ptr()
-    ours(*sample(spec)).mean().backward()
+    own(*sample(spec)).mean().backward()
     assert table.gradient.data_ptr() != head.gradient.data_ptr()
     assert not torch.equal(table.gradient, head.gradient)
 
 
 def test_gate_and_up_are_not_interchangeable():
     """What the tests above compare does depend on the order of a fused weight."""
-    ours, theirs = both_models(LLAMA)
+    own, reference = both_models(LLAMA)
     tokens, _ = sample(LLAMA)
     with torch.no_grad():
-        expected = theirs(tokens).logits
-        assert_close(logits_of(ours, tokens), expected, **TOLERANCE)
-        for block in ours.layers.values():
+        expected = reference(tokens).logits
+        assert_close(logits_of(own, tokens), expected, **TOLERANCE)
+        for block in own.layers.values():
             block.mlp.up.weight.copy_(block.mlp.up.weight.flip(0))
-        assert (logits_of(ours, tokens) - expected).abs().max() > 0.1
+        assert (logits_of(own, tokens) - expected).abs().max() > 0.1
 
 
 @pytest.mark.parametrize(("name", "count"), [("gpt2", 124_439_808), ("llama3-8b", 8_030_261_248)])

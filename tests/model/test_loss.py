@@ -61,10 +61,10 @@ def of_cut(
     x_SBH, weight_VH, ids_T, counts_T = drawn(positions, batch, masked)
     weight = sharded((VOCAB, HIDDEN), 0, tp, "zeros")
     first, end = split_evenly(VOCAB, tp.size, tp.index)
-    mine = PlacedParameter(weight_VH[first:end].clone(), weight.place)
+    own = PlacedParameter(weight_VH[first:end].clone(), weight.place)
     bias_V = weight_VH[:, 0] if masked else torch.zeros(VOCAB)
     bias = PlacedParameter(bias_V[first:end].clone(), sharded((VOCAB,), 0, tp, "zeros").place) if masked else None
-    head = HeadWeights(mine, bias)
+    head = HeadWeights(own, bias)
     share = slice(None)
     if sp:
         share = slice(tp.index * positions // tp.size, (tp.index + 1) * positions // tp.size)
@@ -75,13 +75,13 @@ def of_cut(
     loss.backward(torch.tensor(3.0))
     with torch.no_grad():
         evaluated = microbatch_loss(x_sBH, head, targets, cut, logit_change=change)
-    told, dx_SBH, dweight_VH, dbias_V = expected(x_SBH, weight_VH, bias_V, ids_T, counts_T, change)
-    assert x_sBH.grad is not None and mine.gradient is not None
+    answer, dx_SBH, dweight_VH, dbias_V = expected(x_SBH, weight_VH, bias_V, ids_T, counts_T, change)
+    assert x_sBH.grad is not None and own.gradient is not None
     return {
-        "loss": abs(loss.item() - float(told)) / max(1.0, abs(float(told))),
+        "loss": abs(loss.item() - float(answer)) / max(1.0, abs(float(answer))),
         "evaluated": abs(evaluated.item() - loss.item()),
         "input": float((x_sBH.grad - dx_SBH[share]).abs().max()),
-        "weight": float((mine.gradient - dweight_VH[first:end]).abs().max()),
+        "weight": float((own.gradient - dweight_VH[first:end]).abs().max()),
         "bias": 0.0 if bias is None else float((bias.gradient - dbias_V[first:end]).abs().max()),
     }
 
@@ -96,16 +96,16 @@ def test_chunks_give_what_whole_logits_do(
 ) -> None:
     """Sums of 61 products of numbers of about 6, and means of at most 27: 1e-5 is some hundred roundings."""
     job = small_job()
-    (found,) = run_on_mesh(job, of_cut, positions, batch, masked, chunk, False, change)
-    assert max(found.values()) < 1e-5
+    (result,) = run_on_mesh(job, of_cut, positions, batch, masked, chunk, False, change)
+    assert max(result.values()) < 1e-5
 
 
 @pytest.mark.parametrize("sp", [False, True])
 @pytest.mark.parametrize("chunk", [1, 3, 8])
 def test_chunks_over_tp(chunk: int, sp: bool) -> None:
     change = CHANGES[chunk % len(CHANGES)]
-    for found in run_on_mesh(small_job(tp=2, sequence_parallel=sp), of_cut, 8, 2, True, chunk, sp, change):
-        assert max(found.values()) < 1e-5
+    for result in run_on_mesh(small_job(tp=2, sequence_parallel=sp), of_cut, 8, 2, True, chunk, sp, change):
+        assert max(result.values()) < 1e-5
 
 
 def test_its_forward_keeps_no_logits() -> None:

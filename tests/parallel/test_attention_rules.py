@@ -123,8 +123,8 @@ def plainly(tensors: list[Tensor], rule: AttentionRule, documents_BS: Tensor | N
     shares = scores.softmax(-1)[..., :SEQUENCE]
     out = torch.einsum("bnst,tbnd->sbnd", shares, v.repeat_interleave(groups, 2))
     out.backward(dout)
-    found = [out.detach(), *(x.grad for x in (q, k, v))]
-    return found + ([sinks.grad] if sinks is not None else [])
+    result = [out.detach(), *(x.grad for x in (q, k, v))]
+    return result + ([sinks.grad] if sinks is not None else [])
 
 
 def by_rule(cp: Axis, name: str, method: str, packed: bool, dtype: torch.dtype) -> list[Tensor]:
@@ -138,10 +138,10 @@ def by_rule(cp: Axis, name: str, method: str, packed: bool, dtype: torch.dtype) 
     rule, attend = rule_of(name, heads, kv_heads), ring_attention if method == "ring" else gathered_attention
     out = attend(*qkv, cp, documents_PBs, rule)
     out.backward(dout)
-    found = [out.detach(), *(x.grad for x in qkv)]
+    results = [out.detach(), *(x.grad for x in qkv)]
     if rule.sinks is not None:
-        found.append(rule.sinks.weight.gradient.flatten())
-    return found
+        results.append(rule.sinks.weight.gradient.flatten())
+    return results
 
 
 def check_part(found: list[Tensor], expected: list[Tensor], positions: Tensor, dtype: torch.dtype) -> None:
@@ -158,12 +158,12 @@ def test_a_rule_on_one_rank(name: str, packed: bool, dtype: torch.dtype, monkeyp
     monkeypatch.setattr(score_blocks, "SCORE_BYTES", 1)
     monkeypatch.setattr(score_blocks, "LEAST_QUERIES", 4)
     alone = Axis("cp", (0,), 0, None, Ledger(torch.device("cpu")), None)
-    found = by_rule(alone, name, "ring", packed, dtype)
+    result = by_rule(alone, name, "ring", packed, dtype)
     expected = plainly(inputs(6, 2, dtype), rule_of(name, 6, 2), documents() if packed else None)
-    check_part(found, expected, torch.arange(SEQUENCE), dtype)
+    check_part(result, expected, torch.arange(SEQUENCE), dtype)
     if len(expected) > 4:
         bound = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 5e-2, "atol": 0.5}
-        torch.testing.assert_close(found[4].double(), expected[4], **bound)
+        torch.testing.assert_close(result[4].double(), expected[4], **bound)
 
 
 @pytest.mark.usefixtures("cuda_attention")
@@ -177,9 +177,9 @@ def test_a_rule_by_kernels_of_cuda(
     monkeypatch.setattr(score_blocks, "SCORE_BYTES", 1)
     monkeypatch.setattr(score_blocks, "LEAST_QUERIES", 4)
     alone = Axis("cp", (0,), 0, None, Ledger(torch.device("cpu"), kind="cuda"), None)
-    found = by_rule(alone, name, "ring", packed, dtype)
+    result = by_rule(alone, name, "ring", packed, dtype)
     expected = plainly(inputs(6, 2, dtype), rule_of(name, 6, 2), documents() if packed else None)
-    check_part(found, expected, torch.arange(SEQUENCE), dtype)
+    check_part(result, expected, torch.arange(SEQUENCE), dtype)
 
 
 def on_ranks(rank: int, store: str, size: int) -> list[tuple[Any, ...]]:
@@ -187,14 +187,14 @@ def on_ranks(rank: int, store: str, size: int) -> list[tuple[Any, ...]]:
     cp = bare_axis(rank, store, size)
     score_blocks.LEAST_QUERIES, score_blocks.SCORE_BYTES = 4, 1
     positions = torch.tensor(positions_of(held_ranges(SEQUENCE, size, rank, "ring")))
-    found = [
+    result = [
         (name, packed, method, positions, by_rule(cp, name, method, packed, torch.float32))
         for name in RULES
         for packed in (False, True)
         for method in ("ring", "all-gather")
     ]
     dist.destroy_process_group()
-    return found
+    return result
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -202,13 +202,13 @@ def test_a_rule_over_ranks(size: int) -> None:
     sums: dict[Any, Tensor] = {}
     wanted: dict[Any, list[Tensor]] = {}
     for of_rank in run_ranks(size, on_ranks, size):
-        for name, packed, method, positions, found in of_rank:
+        for name, packed, method, positions, results in of_rank:
             if (name, packed) not in wanted:
                 tensors = inputs(6, 2, torch.float32)
                 wanted[name, packed] = plainly(tensors, rule_of(name, 6, 2), documents() if packed else None)
-            check_part(found, wanted[name, packed], positions, torch.float32)
-            if len(found) > 4:
-                sums[name, packed, method] = sums.get((name, packed, method), torch.zeros(6)) + found[4]
+            check_part(results, wanted[name, packed], positions, torch.float32)
+            if len(results) > 4:
+                sums[name, packed, method] = sums.get((name, packed, method), torch.zeros(6)) + results[4]
     for (name, packed, _), total in sums.items():
         torch.testing.assert_close(total.double(), wanted[name, packed][4], rtol=1e-5, atol=1e-5)
     assert sums

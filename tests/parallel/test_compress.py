@@ -46,8 +46,8 @@ def int8_reference(world: int) -> Iterator[np.ndarray]:
     lost_in_sums = np.zeros(world * share, np.float32)
     for step in range(NUM_STEPS):
         total = np.zeros(world * share, np.float32)
-        for rank, mine in enumerate(large_gradients(world, step)):
-            lost[rank, :count] += mine
+        for rank, own in enumerate(large_gradients(world, step)):
+            lost[rank, :count] += own
             sent = quantised(lost[rank])
             lost[rank] -= sent
             total += sent
@@ -79,9 +79,9 @@ def topk_reference(world: int, share: float) -> Iterator[np.ndarray]:
     lost: list[np.ndarray] = [np.zeros_like(g) for g in large_gradients(world, 0)]
     for step in range(NUM_STEPS):
         total = np.zeros_like(lost[0])
-        for rank, mine in enumerate(large_gradients(world, step)):
-            lost[rank] = lost[rank] + mine
-            sent = np.argsort(-np.abs(lost[rank]))[: math.ceil(share * len(mine))]
+        for rank, own in enumerate(large_gradients(world, step)):
+            lost[rank] = lost[rank] + own
+            sent = np.argsort(-np.abs(lost[rank]))[: math.ceil(share * len(own))]
             total[sent] += lost[rank][sent]
             lost[rank][sent] = 0
         yield total
@@ -138,8 +138,8 @@ def test_topk_does_what_a_serial_simulation_does(world: int) -> None:
 def test_powersgd_does_what_a_serial_simulation_does(which: int, seed: int, world: int) -> None:
     reference = powersgd_reference(world, which, seed, PLANS["powersgd"].compress_rank)
     for result, expected in zip(outcomes(world)[0]["powersgd", False].results, reference, strict=True):
-        found = views_of(result)[which].reshape(expected.shape).double().numpy()
-        assert np.linalg.norm(found - expected) < 1e-4 * np.linalg.norm(expected)
+        results = views_of(result)[which].reshape(expected.shape).double().numpy()
+        assert np.linalg.norm(results - expected) < 1e-4 * np.linalg.norm(expected)
 
 
 @pytest.mark.parametrize("world", WORLDS)

@@ -53,8 +53,8 @@ def at_full_rank(mesh: Mesh) -> tuple[torch.Tensor, torch.Tensor]:
 def test_powersgd_at_full_rank_is_exact(world: int) -> None:
     exact = sum(torch.randn(64, 48, generator=torch.Generator().manual_seed(rank)) for rank in range(world))
     by_rank = run_on_mesh(job_over(world), at_full_rank)
-    for found, _ in by_rank:
-        torch.testing.assert_close(found, exact, rtol=1e-5, atol=1e-5)
+    for result, _ in by_rank:
+        torch.testing.assert_close(result, exact, rtol=1e-5, atol=1e-5)
     # What one rank could not say because its matrix has other columns than the sum, the others make up for.
     together = sum(lost for _, lost in by_rank)
     torch.testing.assert_close(together, torch.zeros_like(together), rtol=0, atol=1e-4)
@@ -195,8 +195,8 @@ def test_bytes_are_those_predicted(name: str, scatter: bool, world: int) -> None
 )
 def test_bytes_by_hand(plan: PlanSpec, expected: list[tuple[str, int]]) -> None:
     """A matrix of 1000 x 1000 and a vector of 100 over four replicas."""
-    found = reduced_bucket(plan, places_of([(1000, 1000), (100,)]), 4)
-    assert [(collective.kind, collective.num_bytes) for collective in found] == expected
+    results = reduced_bucket(plan, places_of([(1000, 1000), (100,)]), 4)
+    assert [(collective.kind, collective.num_bytes) for collective in results] == expected
 
 
 def test_bytes_on_the_wire() -> None:

@@ -50,17 +50,17 @@ def made_up(num_tokens: int, num_choices: int, num_experts: int, skew: float, se
 def outcome(case: dict[str, torch.Tensor], ep: Axis, in_float8: bool = False) -> dict[str, torch.Tensor]:
     """Output and gradients of this rank's tokens and experts."""
     num_experts = case["matrices"].shape[0]
-    mine = case["matrices"].chunk(ep.size)[ep.index].clone().requires_grad_()
+    own = case["matrices"].chunk(ep.size)[ep.index].clone().requires_grad_()
     x, weights = (case[name].chunk(ep.size)[ep.index].clone().requires_grad_() for name in ("x", "weights"))
     routing = Routing(case["experts"].chunk(ep.size)[ep.index], weights)
 
     def compute(x_NH: torch.Tensor, weight_N1: torch.Tensor, counts_e: torch.Tensor) -> torch.Tensor:
         rows = x_NH.split(counts_e.tolist())
-        return weight_N1 * torch.cat([torch.relu(part @ matrix) for part, matrix in zip(rows, mine, strict=True)])
+        return weight_N1 * torch.cat([torch.relu(part @ matrix) for part, matrix in zip(rows, own, strict=True)])
 
     out = through_experts(x, start_trip(routing, num_experts, ep), compute, in_float8=in_float8)
     out.backward(case["dout"].chunk(ep.size)[ep.index])
-    parts = {"out": out.detach(), "dx": x.grad, "dweights": weights.grad, "dmatrices": mine.grad}
+    parts = {"out": out.detach(), "dx": x.grad, "dweights": weights.grad, "dmatrices": own.grad}
     return {name: part.clone() for name, part in parts.items()}
 
 
@@ -83,9 +83,9 @@ def by_loops(case: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 @given(st.integers(1, 12), st.integers(1, 3), st.integers(3, 6), st.sampled_from([0.0, 0.1, 2.0]), st.integers(0, 99))
 def test_one_rank_equals_loops(num_tokens: int, num_choices: int, num_experts: int, skew: float, seed: int) -> None:
     case = made_up(num_tokens, num_choices, num_experts, skew, seed)
-    mine = outcome(case, alone())
+    own = outcome(case, alone())
     for name, expected in by_loops(case).items():
-        torch.testing.assert_close(mine[name], expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(own[name], expected, rtol=1e-5, atol=1e-6)
 
 
 @settings(max_examples=30)
@@ -97,9 +97,9 @@ def test_fp8_rounds_what_goes_to_experts(num_tokens: int, num_choices: int, num_
         name: dequantise(quantise(case[name], "tile", E4M3), torch.float32) if name in ("x", "dout") else of
         for name, of in case.items()
     }
-    mine, expected = outcome(case, alone(), in_float8=True), outcome(rounded, alone())
+    own, expected = outcome(case, alone(), in_float8=True), outcome(rounded, alone())
     for name, of in expected.items():
-        assert torch.equal(mine[name], of), name
+        assert torch.equal(own[name], of), name
 
 
 def _on_ranks(mesh: Mesh, cases: list[Any], in_float8: bool) -> list[Any]:
@@ -133,10 +133,10 @@ def test_ranks_equal_one_rank_and_send_what_is_predicted(in_float8: bool) -> Non
         backward = sent_direct(counts, ranks, 4 * HIDDEN, is_backward=True, there_bytes=there)
         for rank, (_, table, links) in enumerate(direct):
             assert sent(links) == sent_direct(counts, ranks, 4 * HIDDEN, there_bytes=there)[rank] + backward[rank]
-            told = 3 * 8 * num_experts // 4  # to three others
+            answer = 3 * 8 * num_experts // 4  # to three others
             assert table == {
                 "all_to_all ep": {"count": 1, "bytes": 8 * num_experts},
-                "all_to_all_v ep": {"count": 8 if in_float8 else 6, "bytes": sum(links.values()) - told},
+                "all_to_all_v ep": {"count": 8 if in_float8 else 6, "bytes": sum(links.values()) - answer},
             }
         for rank, (_, _, links) in enumerate(node_aware):
             passes = [

@@ -119,6 +119,6 @@ def test_recompute_changes_no_bit(schedule: str, fields: dict[str, Any]) -> None
     """The same ranks with and without it."""
     once, again = (job_for(schedule, 2, recompute=which, **fields) for which in ("none", "stage"))
     left, right = (run_on_mesh(job, record, job, 2) for job in (once, again))
-    for mine, theirs in zip(left, right, strict=True):
-        assert mine.steps == theirs.steps
-        assert all(torch.equal(a, b) for (_, a), (_, b) in zip(mine.boxes, theirs.boxes, strict=True))
+    for own, reference in zip(left, right, strict=True):
+        assert own.steps == reference.steps
+        assert all(torch.equal(a, b) for (_, a), (_, b) in zip(own.boxes, reference.boxes, strict=True))

@@ -39,11 +39,11 @@ def test_equal_to_a_matrix_for_each_row(is_deferred: bool, gradient_dtype: torch
         y = grouped_linear(x, weight, torch.tensor(counts), deferred)
         with deferred.keeping(i) if is_deferred else nullcontext():
             y.backward(dy)
-        mine, x.grad = x.grad, None
+        own, x.grad = x.grad, None
         reference = plain(x, expected, counts)
         reference.backward(dy)
         torch.testing.assert_close(y, reference)
-        torch.testing.assert_close(mine, x.grad)
+        torch.testing.assert_close(own, x.grad)
     assert weight.has_gradient != is_deferred
     for i in range(deferred.num_kept()):
         deferred.compute(i)

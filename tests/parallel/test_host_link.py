@@ -188,9 +188,9 @@ class OnDevice:
 @pytest.mark.parametrize("ahead", [False, True])
 def test_steps_are_those_of_a_host_alone(device: Stream, monkeypatch: pytest.MonkeyPatch, ahead: bool) -> None:
     monkeypatch.setattr(host_link, "_BLOCK_BYTES", 64)
-    (expected, of_host), (found, of_device) = on_two_units(False, ahead=False), on_two_units(True, ahead)
+    (expected, of_host), (result, of_device) = on_two_units(False, ahead=False), on_two_units(True, ahead)
     assert all(torch.equal(a, b) for a, b in zip(of_host, of_device, strict=True))
-    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(expected, result, strict=True))
 
 
 def updates_in_turn(mesh: Mesh, job: JobSpec) -> list[tuple[str, int]]:

@@ -82,16 +82,16 @@ def test_elements_beyond_four_thousand_million() -> None:
     """The last rows of 256 experts' matrices: numbers of elements take more than 32 bits."""
     shape, std = (256, 4096, 7168), 0.006
     part = place(shape, ((255, 256), (4090, 4096), (7000, 7168)), "layers.3.experts.up", std)
-    found = initial_box(part, 11, CPU).double()
+    result = initial_box(part, 11, CPU).double()
     for i, j in ((0, 0), (5, 167), (3, 99)):
         expected = by_hand(11, part.name, 255 * 4096 + 4090 + i, 7000 + j) * std
-        assert abs(found[0, i, j].item() - expected) < 3e-6 * std
+        assert abs(result[0, i, j].item() - expected) < 3e-6 * std
 
 
 def test_values_are_what_the_hash_and_the_quantiles_say() -> None:
-    found = initial_box(place((40, 50)), 5, CPU)
+    result = initial_box(place((40, 50)), 5, CPU)
     expected = torch.tensor([[by_hand(5, "w", i, j) for j in range(50)] for i in range(40)])
-    torch.testing.assert_close(found, expected, rtol=0, atol=3e-6)
+    torch.testing.assert_close(result, expected, rtol=0, atol=3e-6)
 
 
 def blocks_of(num_elements: int, seed: int) -> list[Tensor]:
@@ -189,14 +189,14 @@ print(torch.backends.cpu.get_cpu_capability(), digest.hexdigest())
 @pytest.mark.processes
 def test_the_same_bits_with_any_vectors_and_threads() -> None:
     """One digest for all, that of the day they were pinned."""
-    found = {}
+    result = {}
     for capability, threads in (("default", 1), ("avx2", 1), ("", 1), ("", 2), ("default", 3)):
         environment = dict(os.environ) | ({"ATEN_CPU_CAPABILITY": capability} if capability else {})
         command = [sys.executable, "-c", DIGEST, str(threads)]
         output = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
-        used, found[capability, threads] = output.split()
+        used, result[capability, threads] = output.split()
         assert used.lower() == (capability or used.lower())
-    assert set(found.values()) == {"2e4efbc67335b61b70b1d6eefbd353359e8a20137fbc643129739113ea1e6e44"}
+    assert set(result.values()) == {"2e4efbc67335b61b70b1d6eefbd353359e8a20137fbc643129739113ea1e6e44"}
 
 
 def test_values_are_pinned() -> None:

@@ -39,9 +39,9 @@ def offloaded(**fields: Any) -> JobSpec:
 @pytest.mark.parametrize("plan", PLANS)
 def test_same_bits_as_without(plan: str) -> None:
     kept, away = (small_job(recompute="full", offload_activations=flag, **PLANS[plan]) for flag in (False, True))
-    for mine, other in zip(run_on_mesh(away, record, away, 3), run_on_mesh(kept, record, kept, 3), strict=True):
-        assert mine.steps == other.steps
-        assert all(torch.equal(a, b) for (_, a), (_, b) in zip(mine.boxes, other.boxes, strict=True))
+    for own, other in zip(run_on_mesh(away, record, away, 3), run_on_mesh(kept, record, kept, 3), strict=True):
+        assert own.steps == other.steps
+        assert all(torch.equal(a, b) for (_, a), (_, b) in zip(own.boxes, other.boxes, strict=True))
 
 
 def account(mesh: Mesh, job: JobSpec) -> tuple[int, int, int, int]:

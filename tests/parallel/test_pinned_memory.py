@@ -31,10 +31,10 @@ class Driver:
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
-    found = Driver()
-    monkeypatch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace(cudaHostRegister=found.register))
+    result = Driver()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace(cudaHostRegister=result.register))
     pinned_memory._free.clear()
-    yield found
+    yield result
     gc.collect()
     pinned_memory._free.clear()
 

@@ -58,15 +58,15 @@ def test_an_order_trains_as_one_rank_and_moves_what_the_default_moves(name: str)
     job = small_job(kind, batch=8, **fields)
     plain = job.model_copy(update={"plan": job.plan.model_copy(update={"order": DEFAULT_ORDER})})
     assert job.plan.order != DEFAULT_ORDER
-    mine, others = run_on_mesh(job, trained, job), run_on_mesh(plain, trained, plain)
-    check_rounding(compare([record for record, _, _ in mine], by_one_rank(job, record, STEPS)), job)
+    own, others = run_on_mesh(job, trained, job), run_on_mesh(plain, trained, plain)
+    check_rounding(compare([record for record, _, _ in own], by_one_rank(job, record, STEPS)), job)
     here, there, places = MeshShape.of(job.plan), MeshShape.of(plain.plan), mesh_array(job.plan)
     by_place = {tuple(sorted(there.coordinates(rank).items())): of for rank, of in enumerate(others)}
     assert any(
         axis_groups(job.plan, kind).lines() != axis_groups(plain.plan, kind).lines() for kind in (PP, CP, DP, EP)
     )
     routes = "moe" in job.model.model_dump(exclude_defaults=True)  # what experts are sent may hang on a last bit
-    for rank, (_, table, lines) in enumerate(mine):
+    for rank, (_, table, lines) in enumerate(own):
         place = here.coordinates(rank)
         default = by_place[tuple(sorted(place.items()))][1]
         if not routes:
@@ -98,9 +98,9 @@ def test_tokens_go_once_to_each_node_whatever_lies_between() -> None:
     """On nodes of four with two stages each, as on nodes of two with one: two ranks of four share a node."""
     apart, plain = on_nodes("pp-ep-dp", 4), on_nodes(DEFAULT_ORDER, 2)
     assert job_faults(apart) == []
-    found, expected = run_on_mesh(apart, losses_and_bytes, apart), run_on_mesh(plain, losses_and_bytes, plain)
+    results, expected = run_on_mesh(apart, losses_and_bytes, apart), run_on_mesh(plain, losses_and_bytes, plain)
     here, there = MeshShape.of(apart.plan), MeshShape.of(plain.plan)
-    for rank, (losses, links) in enumerate(found):
+    for rank, (losses, links) in enumerate(results):
         same = next(
             r for r in range(plain.plan.world) if there.coordinates(r).items() == here.coordinates(rank).items()
         )

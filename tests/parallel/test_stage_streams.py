@@ -33,13 +33,13 @@ JOBS = {
 
 def pairs_of(lines: list[Launched]) -> list[list[Launched]]:
     """What is launched in each pair: between the fork of two streams and their join."""
-    found, begin = [], 0
+    results, begin = [], 0
     for at, line in enumerate(lines):
         if line.what == "fork" and " " in line.about:
             begin = at
         if line.what == "join" and " " in line.about:
-            found.append(lines[begin + 1 : at])
-    return found
+            results.append(lines[begin + 1 : at])
+    return results
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -124,14 +124,14 @@ def bits_of_pairs(mesh: Mesh, job: JobSpec) -> list[list[torch.Tensor]]:
         )
     replica = build(job, mesh)
     tokens = microbatches(made_up_tokens(job, 0), job.plan.microbatch_size)
-    found = []
+    results = []
     for program in (replica.program, split_pairs(replica.program)):
         for shards in replica.shards.values():
             shards.zero()
         losses = replica.executor.run(program, tokens, lambda _: replica.finish_gradients())
         parameters = [p for stage in replica.stages.values() for p in placed_parameters(stage).values()]
-        found.append([losses[i] for i in sorted(losses)] + [p.gradient.clone() for p in parameters])
-    return found
+        results.append([losses[i] for i in sorted(losses)] + [p.gradient.clone() for p in parameters])
+    return results
 
 
 def test_handing_over_at_each_wait_changes_no_bit() -> None:

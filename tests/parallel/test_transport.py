@@ -13,15 +13,15 @@ UPWARDS, DOWNWARDS = object(), object()
 
 def carried(monkeypatch: pytest.MonkeyPatch, rank: int, transport: GroupTransport) -> dict[tuple[int, int], Any]:
     """The group of each message that a rank sends to ranks 0 to 3 or receives of them, by (source, destination)."""
-    found = dict[tuple[int, int], Any]()
+    result = dict[tuple[int, int], Any]()
     x = torch.zeros(1)
     monkeypatch.setattr(dist, "get_rank", lambda: rank)
-    monkeypatch.setattr(dist, "isend", lambda x, to, group, tag: found.update({(rank, to): group}))
-    monkeypatch.setattr(dist, "irecv", lambda x, source, group, tag: found.update({(source, rank): group}))
+    monkeypatch.setattr(dist, "isend", lambda x, to, group, tag: result.update({(rank, to): group}))
+    monkeypatch.setattr(dist, "irecv", lambda x, source, group, tag: result.update({(source, rank): group}))
     for other in {0, 1, 2, 3} - {rank}:
         transport.send(x, other)
         transport.recv(x, other)
-    return found
+    return result
 
 
 def test_both_ends_of_a_message_take_the_same_group(monkeypatch: pytest.MonkeyPatch) -> None:

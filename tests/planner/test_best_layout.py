@@ -80,52 +80,52 @@ def test_pieces_add_up_to_what_the_cost_model_says_of_the_whole(given: JobSpec) 
     if plan.zero < 3 and plan.schedule in ("1f1b", "interleaved-1f1b"):
         # The others wait less. Gathers of stage 3 are in the stages, and told with all else between replicas.
         assert grid.pipeline_s == pytest.approx(pipeline_s, rel=1e-6)
-    found = best_layout(given, CONSTANTS)
-    assert found.step_s == pytest.approx(simulated_step(found.job, CONSTANTS).total, rel=1e-9)
-    assert found.even_step_s == pytest.approx(simulated_step(given, CONSTANTS).total, rel=1e-9)
-    assert found.step_s <= found.even_step_s
-    assert found.even is not None
-    gain = max(found.even.rank_s) / max(found.stages.rank_s) - 1
-    bound = most_gain(found.even, places, placement_of(plan.schedule, plan.pp, plan.stages_per_rank))
+    result = best_layout(given, CONSTANTS)
+    assert result.step_s == pytest.approx(simulated_step(result.job, CONSTANTS).total, rel=1e-9)
+    assert result.even_step_s == pytest.approx(simulated_step(given, CONSTANTS).total, rel=1e-9)
+    assert result.step_s <= result.even_step_s
+    assert result.even is not None
+    gain = max(result.even.rank_s) / max(result.stages.rank_s) - 1
+    bound = most_gain(result.even, places, placement_of(plan.schedule, plan.pp, plan.stages_per_rank))
     assert gain <= bound * (1 + 1e-9) + 1e-9
-    assert not job_faults(found.job) and not plan_faults(found.job)
+    assert not job_faults(result.job) and not plan_faults(result.job)
 
 
 def test_a_heavy_head_takes_layers_from_the_last_stage() -> None:
     given = job(model=MODEL | {"hidden": 2048, "heads": 16, "ffn": 5504, "vocab": 256000})
-    found = best_layout(given, CONSTANTS)
-    assert found.job.plan.layout[-1] < min(found.job.plan.layout[:-1])
-    assert found.even is not None
-    assert found.stages.pipeline_s < 0.95 * found.even.pipeline_s
+    result = best_layout(given, CONSTANTS)
+    assert result.job.plan.layout[-1] < min(result.job.plan.layout[:-1])
+    assert result.even is not None
+    assert result.stages.pipeline_s < 0.95 * result.even.pipeline_s
 
 
 def test_older_devices_get_fewer_layers_wherever_they_are_named() -> None:
     steps_s = set()
     for parts in ([("a100-sxm-80g", 2), ("v100-sxm-32g", 2)], [("v100-sxm-32g", 2), ("a100-sxm-80g", 2)]):
         given = mixed(*parts)
-        found = best_layout(given, CONSTANTS)
+        results = best_layout(given, CONSTANTS)
         by_device = {"a100-sxm-80g": 0, "v100-sxm-32g": 0}
-        for device, layers in zip(found.devices, found.job.plan.layout, strict=True):
+        for device, layers in zip(results.devices, results.job.plan.layout, strict=True):
             by_device[device] += layers
         assert 0 < by_device["v100-sxm-32g"] < by_device["a100-sxm-80g"] * 0.7
-        assert found.even is not None and found.stages.pipeline_s < 0.8 * found.even.pipeline_s
-        assert [part.device for part in found.job.cluster.parts] == [found.devices[0], found.devices[-1]]
-        steps_s.add(found.step_s)
-        assert not job_faults(found.job)
+        assert results.even is not None and results.stages.pipeline_s < 0.8 * results.even.pipeline_s
+        assert [part.device for part in results.job.cluster.parts] == [results.devices[0], results.devices[-1]]
+        steps_s.add(results.step_s)
+        assert not job_faults(results.job)
     assert len(steps_s) == 1
 
 
 def test_a_layout_is_told_with_what_it_gains(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = best_layout(mixed(("a100-sxm-80g", 1), ("v100-sxm-32g", 1)), CONSTANTS)
-    text, told = layout_text(found), layout_dict(found)
-    assert f"plan.layout = {told['layout']}" in text
-    assert_same_in_chinese(lambda language: layout_text(found, language), monkeypatch, 50)
+    results = best_layout(mixed(("a100-sxm-80g", 1), ("v100-sxm-32g", 1)), CONSTANTS)
+    text, answer = layout_text(results), layout_dict(results)
+    assert f"plan.layout = {answer['layout']}" in text
+    assert_same_in_chinese(lambda language: layout_text(results, language), monkeypatch, 50)
     assert "cluster.parts, and so of the nodes' ranks: v100-sxm-32g, then a100-sxm-80g." in text
     assert [line.split()[1:3] for line in text.splitlines() if line[:1].isdigit()] == [
-        [device, str(layers)] for device, layers in zip(found.devices, told["layout"], strict=True)
+        [device, str(layers)] for device, layers in zip(results.devices, answer["layout"], strict=True)
     ]
-    assert f"would take {told['even_step_s']:.3g} s" in " ".join(text.split())
-    assert told["even_step_s"] > told["step_s"]
+    assert f"would take {answer['even_step_s']:.3g} s" in " ".join(text.split())
+    assert answer["even_step_s"] > answer["step_s"]
     with pytest.raises(PlanError, match=r"cluster\.device is unknown"):
         best_layout(make_job({}), CONSTANTS)
 
@@ -156,7 +156,7 @@ def test_the_best_plan_on_parts_is_among_the_best_of_all(tmp_path: Path) -> None
         "plan.microbatch_size=1",
     ]
     constraints = constraints_of(kept, ["plan.pp=2,4"])
-    found, steps = best_mixed(given, constraints, CONSTANTS), []
+    result, steps = best_mixed(given, constraints, CONSTANTS), []
     for tp, pp, is_sequence in product((1, 2, 4, 8), (2, 4), (False, True)):
         if tp * pp > 16 or (is_sequence and tp == 1):
             continue
@@ -166,9 +166,9 @@ def test_the_best_plan_on_parts_is_among_the_best_of_all(tmp_path: Path) -> None
             with suppress(PlanError):
                 steps.append(best_layout(planned, CONSTANTS).step_s)
     assert len(steps) > 6
-    assert found.step_s <= min(steps) * (1 + 1e-9)  # the space recomputes other operators too
-    write_toml(tmp_path / "job.toml", found.job)
+    assert result.step_s <= min(steps) * (1 + 1e-9)  # the space recomputes other operators too
+    write_toml(tmp_path / "job.toml", result.job)
     again = load_job(str(tmp_path / "job.toml"))
-    assert (again.plan, again.cluster) == (found.job.plan, found.job.cluster)
+    assert (again.plan, again.cluster) == (result.job.plan, result.job.cluster)
     with pytest.raises(PlanError, match="layout JOB --search"):
         search(given, constraints, CONSTANTS)

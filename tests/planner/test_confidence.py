@@ -75,10 +75,10 @@ def test_the_fit_finds_the_spreads_that_pairs_were_drawn_with(fitting: ModuleTyp
         for kind, spread in spreads.items()
         for n, at in enumerate(quantiles)
     ]
-    found = fitting.fit(drawn)
-    assert found.freedom in (3, 4, 5)
-    assert found.by_kind == pytest.approx(spreads, rel=0.1)
-    assert found.unseen == max(found.by_kind.values())
+    result = fitting.fit(drawn)
+    assert result.freedom in (3, 4, 5)
+    assert result.by_kind == pytest.approx(spreads, rel=0.1)
+    assert result.unseen == max(result.by_kind.values())
 
 
 def _inverse(at: float, freedom: int) -> float:

@@ -51,24 +51,24 @@ OF_EXPERTS = ("ep", "expert_tp", "dispatch")
 def outcome(model: str, constraints: Constraints) -> JobSpec | list[str] | None:
     """The fastest plan that is found, if one fits; or the faults."""
     try:
-        found = search(small_job(model), constraints, shipped(), num_shown=1).candidates
+        result = search(small_job(model), constraints, shipped(), num_shown=1).candidates
     except PlanError as error:
         return list(error.faults)
-    return found[0].job if found else None
+    return result[0].job if result else None
 
 
 @pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", VALUES)
 def test_each_value_is_kept_or_refused(name: str) -> None:
     for value in VALUES[name]:
-        found = outcome("experts" if name in OF_EXPERTS else "dense", Constraints({name: value}))
-        if isinstance(found, list):
-            assert found and all(any(way in fault for way in WAYS_OUT) for fault in found), found
-        if not isinstance(found, JobSpec):
+        results = outcome("experts" if name in OF_EXPERTS else "dense", Constraints({name: value}))
+        if isinstance(results, list):
+            assert results and all(any(way in fault for way in WAYS_OUT) for fault in results), results
+        if not isinstance(results, JobSpec):
             continue
-        kept = getattr(found.plan, name)
-        is_whole = name == "expert_tp" and {value, kept} <= {0, found.plan.tp}
-        is_made_of_two = name == "virtual_stages" and found.plan.stages_per_rank == value
+        kept = getattr(results.plan, name)
+        is_whole = name == "expert_tp" and {value, kept} <= {0, results.plan.tp}
+        is_made_of_two = name == "virtual_stages" and results.plan.stages_per_rank == value
         is_same_order = name == "order" and kept == full_order(value)
         assert kept == value or is_whole or is_same_order or is_made_of_two, (name, value, kept)
 

@@ -77,8 +77,8 @@ def test_groups_cross_the_network_where_they_leave_the_node(
     """tp, dp and pp on networks 0 (in a node of 8) or 1; ranks are counted along tp, then dp, then pp."""
     run = run_of(rows()["sc21-004"])
     grid = replace(run.grid, tp=tp, dp=dp, pp=pp)
-    found = adapters("to_calculon").execution_of(replace(run, grid=grid))
-    assert "".join(str(found[f"{axis}_par_net"]) for axis in ("tensor", "data", "pipeline")) == nets
+    result = adapters("to_calculon").execution_of(replace(run, grid=grid))
+    assert "".join(str(result[f"{axis}_par_net"]) for axis in ("tensor", "data", "pipeline")) == nets
 
 
 def test_what_cannot_be_said_is_listed_in_full(adapters: Any) -> None:
@@ -114,9 +114,13 @@ def test_rows_reach_the_planners_with_the_whole_world_and_batch(adapters: Any) -
             continue
         run, grid = row.run, row.run.grid
         if not calculon.faults_of(run):
-            said = calculon.execution_of(run)
-            assert said["num_procs"] == said["tensor_par"] * said["pipeline_par"] * said["data_par"] == grid.world
-            assert said["batch_size"] % (said["data_par"] * said["microbatch_size"]) == 0
+            printed = calculon.execution_of(run)
+            assert (
+                printed["num_procs"]
+                == printed["tensor_par"] * printed["pipeline_par"] * printed["data_par"]
+                == grid.world
+            )
+            assert printed["batch_size"] % (printed["data_par"] * printed["microbatch_size"]) == 0
             taken += 1
         if not llm_analysis.faults_of(run):
             degrees = llm_analysis.parallelism_of(run)
@@ -127,10 +131,10 @@ def test_rows_reach_the_planners_with_the_whole_world_and_batch(adapters: Any) -
             assert mlp == pytest.approx(sum(m.num_elements for m in run.shape.mlp_matrices), rel=1e-3)
             taken += 1
         if not simumax.faults_of(run):
-            said = simumax.strategy_of(run)
-            dp = said["world_size"] // (said["tp_size"] * said["pp_size"])
-            assert said["world_size"] == grid.world and dp == grid.dp
-            assert said["micro_batch_size"] * said["micro_batch_num"] * dp == grid.global_batch
+            printed = simumax.strategy_of(run)
+            dp = printed["world_size"] // (printed["tp_size"] * printed["pp_size"])
+            assert printed["world_size"] == grid.world and dp == grid.dp
+            assert printed["micro_batch_size"] * printed["micro_batch_num"] * dp == grid.global_batch
             taken += 1
     assert taken > 900
 
@@ -145,12 +149,12 @@ def test_a_system_keeps_its_efficiencies_and_takes_the_links_of_the_row(adapters
         ],
     }
     run = replace(run_of(rows()["sc21-004"]), devices_per_node=4, node_bytes_per_s=0.0, network_bytes_per_s=12.5e9)
-    found = adapters("to_calculon").system_of(run, shipped)
-    assert found["networks"] == [
+    result = adapters("to_calculon").system_of(run, shipped)
+    assert result["networks"] == [
         {"bandwidth": 300, "size": 4, "efficiency": 0.65},
         {"bandwidth": 12.5, "size": 65536, "efficiency": 0.9},
     ]
-    assert found["mem1"]["GBps"] == 2048
+    assert result["mem1"]["GBps"] == 2048
     assert shipped["networks"][1]["bandwidth"] == 25 and shipped["mem1"]["GiB"] == 80
 
 
@@ -198,11 +202,11 @@ def test_simumax_gets_links_measured_on_nvlink_and_a_bandwidth_by_node(adapters:
     link = {"bandwidth": {"gbps": 900.0, "efficient_factor": 1.0}}
     nvlink = {"networks": {"low_intra_node": link, "high_intra_node": link}}
     run = replace(run_of(rows()["sc21-004"]), devices_per_node=4, node_bytes_per_s=300e9, network_bytes_per_s=12.5e9)
-    found = adapters("to_simumax").system_of(run, shipped, nvlink)
-    assert found["accelerator"]["bandwidth"] == {"default": {"gbps": 2039, "latency_us": 40}}
-    assert found["networks"]["high_intra_node"] == {"bandwidth": {"gbps": 300.0, "efficient_factor": 1.0}}
-    assert found["networks"]["inter_node"] == {"bandwidth": {"gbps": 50.0, "efficient_factor": 0.6}}
-    assert found["num_per_node"] == 4
+    result = adapters("to_simumax").system_of(run, shipped, nvlink)
+    assert result["accelerator"]["bandwidth"] == {"default": {"gbps": 2039, "latency_us": 40}}
+    assert result["networks"]["high_intra_node"] == {"bandwidth": {"gbps": 300.0, "efficient_factor": 1.0}}
+    assert result["networks"]["inter_node"] == {"bandwidth": {"gbps": 50.0, "efficient_factor": 0.6}}
+    assert result["num_per_node"] == 4
     assert own["bandwidth"]["gbps"] == 25 and link["bandwidth"]["gbps"] == 900.0
     assert "gbps" in shipped["accelerator"]["bandwidth"]
 

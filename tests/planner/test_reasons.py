@@ -55,14 +55,14 @@ def job_with(width: int = 1, **plan: object) -> JobSpec:
 def test_reasons_add_up() -> None:
     """Each neighbour is legal and priced, and the difference is what the text's terms come to."""
     job = job_with(dp=2, tp=2, pp=2, sequence_parallel=True, zero=1)
-    found = reasons(job, ("1f1b", "zb-h1"), shipped())
+    results = reasons(job, ("1f1b", "zb-h1"), shipped())
     assert {"tp", "pp", "zero", "schedule", "recompute", "microbatch_size", "sequence_parallel"} <= {
-        r.field for r in found
+        r.field for r in results
     }
-    mine = float(simulated_step(job, shipped()).total)
-    zero = next(r for r in found if r.field == "zero" and r.other == 3)
+    own = float(simulated_step(job, shipped()).total)
+    zero = next(r for r in results if r.field == "zero" and r.other == 3)
     other = job.model_copy(update={"plan": job.plan.model_copy(update={"zero": 3})})
-    assert zero.slower_s == pytest.approx(float(simulated_step(other, shipped()).total) - mine)
+    assert zero.slower_s == pytest.approx(float(simulated_step(other, shipped()).total) - own)
     assert "data-parallel" in zero.text
     wide = misfit(job_with(2, dp=8), ("1f1b",), shipped())
     assert wide is not None
@@ -83,19 +83,19 @@ def test_neighbours_keep_the_layers_of_stages_that_stay() -> None:
         stays = plan.pp == 2 and plan.schedule in ("1f1b", "zb-h1")
         assert plan.layout == (layout if stays else [])
         assert plan.model_copy(update={"layout": layout}) != job.plan
-    told = {(reason.field, reason.other) for reason in reasons(job, ("1f1b",), shipped())}
-    assert ("zero", 1) not in told and ("zero", 3) in told
+    answer = {(reason.field, reason.other) for reason in reasons(job, ("1f1b",), shipped())}
+    assert ("zero", 1) not in answer and ("zero", 3) in answer
 
 
 def test_reasons_of_a_simulated_plan_compare_simulated_steps() -> None:
     job = job_with(dp=2, tp=2, pp=2, sequence_parallel=True, zero=1)
-    found = next(r for r in reasons(job, ("1f1b", "zb-h1"), shipped()) if r.other == "zb-h1")
+    result = next(r for r in reasons(job, ("1f1b", "zb-h1"), shipped()) if r.other == "zb-h1")
     other = job.model_copy(update={"plan": job.plan.model_copy(update={"schedule": "zb-h1"})})
     played, closed = (
         float(price(other).total - price(job).total)
         for price in (lambda of: simulated_step(of, shipped()), lambda of: step_time(run_of(of), shipped()))
     )
-    assert found.slower_s == pytest.approx(played) != pytest.approx(closed)
+    assert result.slower_s == pytest.approx(played) != pytest.approx(closed)
 
 
 @pytest.mark.parametrize(
@@ -110,14 +110,14 @@ def test_reasons_are_told_only_where_something_differs(plan: dict[str, object]) 
     """No value is held against itself, and no difference is smaller than what is shown of a step; a pipeline of one
     rank has no schedule, and one rank of tp no sequence parallel."""
     job = job_with(2, **plan)
-    found = reasons(job, searched(), shipped())
+    results = reasons(job, searched(), shipped())
     step_s = float(simulated_step(job, shipped()).total)
-    assert found
-    for reason in found:
+    assert results
+    for reason in results:
         assert str(reason.value) != str(reason.other)
         assert reason.excess_bytes > 0 or abs(reason.slower_s) >= 4e-4 * step_s
         assert "the same time" not in reason.text and " 0 s " not in reason.text
-    fields = {reason.field for reason in found}
+    fields = {reason.field for reason in results}
     assert job.plan.pp > 1 or not fields & {"schedule", "virtual_stages"}
     assert job.plan.tp > 1 or "sequence_parallel" not in fields
 
@@ -164,11 +164,11 @@ def test_a_flip_is_where_two_plans_are_equally_fast() -> None:
 def test_a_plan_that_does_not_fit_is_told_by_rank_and_kind_and_has_neighbours_that_fit() -> None:
     """The nearest plans do fit, and one of them is one change away."""
     job = job_with(2, dp=8)
-    found = misfit(job, ("1f1b",), shipped())
-    assert found is not None and found.excess_bytes > 0 and found.num_ranks == 1
-    assert found.memory.process == pytest.approx(room_bytes(job) + found.excess_bytes)
-    assert found.nearest and all(near.price.memory.process <= room_bytes(job) for near in found.nearest)
-    assert misfit(found.nearest[0].job, ("1f1b",), shipped()) is None
+    result = misfit(job, ("1f1b",), shipped())
+    assert result is not None and result.excess_bytes > 0 and result.num_ranks == 1
+    assert result.memory.process == pytest.approx(room_bytes(job) + result.excess_bytes)
+    assert result.nearest and all(near.price.memory.process <= room_bytes(job) for near in result.nearest)
+    assert misfit(result.nearest[0].job, ("1f1b",), shipped()) is None
 
 
 def test_pessimistic_prices_are_no_lower() -> None:
@@ -193,9 +193,9 @@ def test_rules_tell_a_good_plan_from_a_bad_one() -> None:
 def test_objectives() -> None:
     """Fewer nodes are cheaper; a deadline takes as many as it needs; room costs at most a twentieth."""
     job = job_with(dp=8)
-    cheap, found = best(job, QUICK, shipped(), Objective("cost"), 1)
+    cheap, result = best(job, QUICK, shipped(), Objective("cost"), 1)
     fast = best(job, QUICK, shipped(), Objective(), 1)[1].candidates[0]
-    assert cheap.cluster.nodes * found.candidates[0].token_s <= job.cluster.nodes * fast.token_s
+    assert cheap.cluster.nodes * result.candidates[0].token_s <= job.cluster.nodes * fast.token_s
     assert best(job, QUICK, shipped(), Objective("energy"), 1)[0] == cheap  # of one kind, with one price and one power
     one = best(on_nodes(job, 1), QUICK, shipped(), Objective(), 1)[1].candidates[0].token_s
     days = 1e9 * one / 86400
@@ -204,7 +204,7 @@ def test_objectives() -> None:
     with pytest.raises(PlanError, match="days for 1e"):
         plans_of(job, QUICK, shipped(), Objective("devices", 1e9, days / 100))
     roomy = best(job, QUICK, shipped(), Objective("memory"), 1)[1].candidates[0]
-    needed = [peak_memory(run_of(found.job), shipped()).process for found in (roomy, fast)]
+    needed = [peak_memory(run_of(result.job), shipped()).process for result in (roomy, fast)]
     assert needed[0] <= needed[1] and roomy.token_s <= 1.05 * fast.token_s
     assert node_counts(10) == [1, 2, 3, 4, 6, 8, 10]
 
@@ -225,10 +225,10 @@ def test_goodput_takes_fewer_nodes_where_failures_eat_the_gain() -> None:
     }
     assert fewest["steady"] == steady.cluster.nodes > fewest["shaky"]
     advice = plans_of(steady, QUICK, shipped(), Objective("goodput", 1e9), num_shown=1)
-    (found,), goodput = plan_dicts(advice)[:1], job_goodput(advice.job)
-    assert goodput is not None and found["run"]["training_share"] == goodput.training < 1
+    (result,), goodput = plan_dicts(advice)[:1], job_goodput(advice.job)
+    assert goodput is not None and result["run"]["training_share"] == goodput.training < 1
     seconds = 1e9 * advice.plans[0].token_s / float(goodput.training)
-    assert found["run"]["days"] == pytest.approx(seconds / 86400)
+    assert result["run"]["days"] == pytest.approx(seconds / 86400)
     with pytest.raises(PlanError, match=r"cluster\.checkpoint_gb_per_s is 0"):
         plans_of(job_with(dp=8), QUICK, shipped(), Objective("goodput"))
 

@@ -70,8 +70,8 @@ def llama_on_a_node() -> JobSpec:
 
 
 def advised(job: JobSpec, constraints: Constraints = FREE, objective: str = "time", shown: int = 10) -> Advice:
-    found = best_plans(job, constraints, shipped(), Objective(objective), CONSIDERED)  # type: ignore[arg-type]
-    return recommended(found, constraints, shipped(), is_roomy=objective == "memory", num_shown=shown)
+    result = best_plans(job, constraints, shipped(), Objective(objective), CONSIDERED)  # type: ignore[arg-type]
+    return recommended(result, constraints, shipped(), is_roomy=objective == "memory", num_shown=shown)
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +88,8 @@ def test_the_first_plan_gives_way_to_faster_ones_beside_it(llama: Advice) -> Non
     )  # fmt: skip
     for constraints in (FREE, constraints_of(["plan.recompute=full", "plan.tp=2"], [])):
         missed = replace(llama, plans=priced([slow], shipped()))
-        found = settled(missed, constraints, shipped(), num_shown=1)
-        (first,) = found.plans
+        result = settled(missed, constraints, shipped(), num_shown=1)
+        (first,) = result.plans
         assert first.fits and first.time.total < 0.97 * missed.plans[0].time.total
         values = first.job.plan.model_dump()
         assert all(constraints.allows(name, values[name]) for name in values)
@@ -106,8 +106,8 @@ def is_faster(reason: Reason, constraints: Constraints) -> bool:
 def test_a_faster_plan_beside_one_is_the_fastest_that_its_reasons_show(llama: Advice) -> None:
     """Neighbours that a bound leaves out are no faster ones."""
     slow = with_plan(llama.job, dp=2, tp=2, pp=2, microbatch_size=1, zero=1, recompute="full", schedule="gpipe")
-    told = [reason for reason in reasons(slow, searched(), shipped()) if is_faster(reason, FREE)]
-    fastest = min(told, key=lambda reason: reason.slower_s)
+    answer = [reason for reason in reasons(slow, searched(), shipped()) if is_faster(reason, FREE)]
+    fastest = min(answer, key=lambda reason: reason.slower_s)
     (plan,) = priced([slow], shipped())
     assert faster_adjacent(slow, plan.time, searched(), FREE, shipped()) == fastest.job
 
@@ -161,8 +161,8 @@ def test_what_counts_first() -> None:
         {"dp": 2, "pp": 2, "tp": 2},
         {"dp": 4, "pp": 2, "schedule": "dualpipe"},
     )
-    found = [simplicity(with_plan(BASE, **plan)) for plan in ordered]
-    assert found == sorted(found) and len(set(found)) == len(found)
+    results = [simplicity(with_plan(BASE, **plan)) for plan in ordered]
+    assert results == sorted(results) and len(set(results)) == len(results)
     cluster = BASE.cluster.model_copy(update={"software": "megatron-2021"})
     lacking = with_plan(BASE.model_copy(update={"cluster": cluster}), dp=8, zero=1)
     assert simplicity(lacking) > simplicity(with_plan(lacking, dp=2, tp=2, pp=2))  # somebody would have to write it
@@ -212,27 +212,27 @@ def test_each_plan_has_how_sure_it_is_that_the_first_is_faster(llama: Advice) ->
         ratio = plan.time.total / first.time.total  # all of them were simulated
         assert plan.first_is_faster is not None
         assert fitted_spread().ratio(plan.first_is_faster, kinds) == pytest.approx(ratio, rel=1e-6)
-    told = plan_dicts(llama)
-    assert [plan["first_is_faster"] for plan in told[:2]] == [None, others[0].first_is_faster]
-    assert [plan["fastest"] for plan in told] == [True] + [False] * (len(told) - 1)
-    assert sum(plan["recommended"] for plan in told) == 1
-    assert all(plan["told_apart"] == ((plan["first_is_faster"] or 0) >= TOLD_APART) for plan in told)
+    answer = plan_dicts(llama)
+    assert [plan["first_is_faster"] for plan in answer[:2]] == [None, others[0].first_is_faster]
+    assert [plan["fastest"] for plan in answer] == [True] + [False] * (len(answer) - 1)
+    assert sum(plan["recommended"] for plan in answer) == 1
+    assert all(plan["told_apart"] == ((plan["first_is_faster"] or 0) >= TOLD_APART) for plan in answer)
 
 
 def test_all_that_is_as_good_is_no_simpler(llama: Advice) -> None:
     """Of the plans shown and those beside them none that can't be told apart is simpler than the one to take."""
     first = llama.plans[0]
-    found = llama.recommendation.simpler  # type: ignore[union-attr]
-    assert found is not None
+    result = llama.recommendation.simpler  # type: ignore[union-attr]
+    assert result is not None
     beside = simpler_plans(
         llama.job, FREE, [plan.job for plan in llama.plans], shipped(), room=room_bytes(llama.job), most_token_s=1.0
     )
     alike = [plan for plan in llama.plans[1:] if (plan.first_is_faster or 0) < TOLD_APART]
-    assert all(simplicity(plan.job) >= found.simplicity for plan in alike)
+    assert all(simplicity(plan.job) >= result.simplicity for plan in alike)
     for one in beside:
         ratio = one.token_s * one.job.tokens_per_step / float(first.closed.total)
         if ratio < fitted_spread().ratio(TOLD_APART, kinds_between(first.job, one.job)) / 1.02:  # closed forms
-            assert simplicity(one.job) >= found.simplicity
+            assert simplicity(one.job) >= result.simplicity
 
 
 def beside(jobs: list[JobSpec], constraints: Constraints = FREE, most_s: float = 1.0) -> list[Candidate]:
@@ -247,19 +247,19 @@ def test_plans_beside_are_legal_and_fit_and_cost_what_they_say(model: str) -> No
         with_plan(job, dp=4, pp=2, schedule="dualpipe", recompute="full", recompute_every=2),
         with_plan(job, dp=4, cp=2, cp_method="ulysses", zero=3, zero_ranks=4, offload_optimizer=1.0),
     ]
-    found = beside(shown)
-    assert {one.job.plan.schedule for one in found} == set(PLAIN)
-    assert {one.job.plan.zero for one in found} == {0, 1, 2, 3}
-    assert {one.job.plan.recompute for one in found} == {"none", "selective", "full"}
+    results = beside(shown)
+    assert {one.job.plan.schedule for one in results} == set(PLAIN)
+    assert {one.job.plan.zero for one in results} == {0, 1, 2, 3}
+    assert {one.job.plan.recompute for one in results} == {"none", "selective", "full"}
     degrees_shown = {tuple(getattr(of.plan, axis) for axis in DEGREES) for of in shown}
-    assert {tuple(getattr(one.job.plan, axis) for axis in DEGREES) for one in found} == degrees_shown
-    for one, plan in zip(found, priced([one.job for one in found], shipped()), strict=True):
+    assert {tuple(getattr(one.job.plan, axis) for axis in DEGREES) for one in results} == degrees_shown
+    for one, plan in zip(results, priced([one.job for one in results], shipped()), strict=True):
         assert job_faults(one.job) + plan_faults(one.job) == []
         assert plan.fits
         seconds = float(step_time(run_of(one.job), shipped()).total)
         assert one.token_s * one.job.tokens_per_step == pytest.approx(seconds)
         assert one.job.plan.cp == 2 or (not one.job.plan.zero_ranks and not one.job.plan.offload_optimizer)
-    slowest = max(one.token_s for one in found)
+    slowest = max(one.token_s for one in results)
     assert max(one.token_s for one in beside(shown, most_s=0.9 * slowest)) <= 0.9 * slowest
     assert beside(shown, most_s=0.0) == []
 
@@ -267,8 +267,8 @@ def test_plans_beside_are_legal_and_fit_and_cost_what_they_say(model: str) -> No
 def test_plans_beside_keep_what_is_kept() -> None:
     job = with_plan(small_job("dense"), dp=4, pp=2, schedule="zb-h1", zero=2, microbatch_size=2)
     kept = constraints_of(["plan.schedule=interleaved-1f1b", "plan.zero=2", "plan.virtual_stages=3"], [])
-    found = [one.job.plan for one in beside([job], kept)]
-    assert found and {(of.schedule, of.zero, of.virtual_stages) for of in found} == {("interleaved-1f1b", 2, 3)}
+    results = [one.job.plan for one in beside([job], kept)]
+    assert results and {(of.schedule, of.zero, of.virtual_stages) for of in results} == {("interleaved-1f1b", 2, 3)}
     assert beside([job], constraints_of(["plan.schedule=zb-v"], [])) == []
     sizes = constraints_of([], ["plan.microbatch_size=1,1"])
     assert {one.job.plan.microbatch_size for one in beside([job], sizes)} == {1}
@@ -281,14 +281,14 @@ def test_a_plain_schedule_of_the_same_degrees_is_found() -> None:
     cluster = small.cluster.model_copy(update={"software": "large-2024"})
     wide = model.model_copy(update={"vocab": 4000, "layers": 8})
     job = small.model_copy(update={"batch": batch, "model": wide, "cluster": cluster})
-    found = advised(job, constraints_of(["plan.pp=2", "plan.tp=1", "plan.cp=1", "plan.recompute=none"], []), shown=1)
-    of = found.recommendation
-    assert len(found.plans) == 1 and of is not None and of.simpler is not None
-    assert found.plans[0].job.plan.schedule not in ("gpipe", *PLAIN)
+    result = advised(job, constraints_of(["plan.pp=2", "plan.tp=1", "plan.cp=1", "plan.recompute=none"], []), shown=1)
+    of = result.recommendation
+    assert len(result.plans) == 1 and of is not None and of.simpler is not None
+    assert result.plans[0].job.plan.schedule not in ("gpipe", *PLAIN)
     assert of.simpler.plan.job.plan.schedule in PLAIN
-    told = plan_dicts(found)
-    assert [(plan["recommended"], plan["simpler"]) for plan in told] == [(True, False), (False, True)]
-    assert [plan["step_s"] for plan in told] == sorted(plan["step_s"] for plan in told)
+    answer = plan_dicts(result)
+    assert [(plan["recommended"], plan["simpler"]) for plan in answer] == [(True, False), (False, True)]
+    assert [plan["step_s"] for plan in answer] == sorted(plan["step_s"] for plan in answer)
 
 
 def slower(plan: PricedPlan, times: float) -> PricedPlan:
@@ -309,16 +309,16 @@ def test_a_plan_that_can_be_told_apart_is_not_told_as_simpler(llama: Advice) -> 
 
 
 def test_with_the_most_room_no_more_memory_is_recommended() -> None:
-    found = advised(small_job("dense"), constraints_of(["plan.cp=1"], []), "memory", shown=4)
-    assert found.recommendation is not None
-    assert found.recommendation.plan.memory.process <= max(plan.memory.process for plan in found.plans)
+    result = advised(small_job("dense"), constraints_of(["plan.cp=1"], []), "memory", shown=4)
+    assert result.recommendation is not None
+    assert result.recommendation.plan.memory.process <= max(plan.memory.process for plan in result.plans)
 
 
 def test_nothing_is_recommended_where_nothing_fits() -> None:
     huge = small_job("dense", 16)
-    found = advised(huge, constraints_of(["plan.offload_optimizer=0", "plan.zero=0"], []))
-    assert found.plans == [] and found.recommendation is None
-    assert "Recommended" not in rendered(plan_screen(found)) and plan_dicts(found) == []
+    result = advised(huge, constraints_of(["plan.offload_optimizer=0", "plan.zero=0"], []))
+    assert result.plans == [] and result.recommendation is None
+    assert "Recommended" not in rendered(plan_screen(result)) and plan_dicts(result) == []
 
 
 def test_the_command_writes_the_recommended_plan(tmp_path: Path) -> None:
@@ -326,9 +326,9 @@ def test_the_command_writes_the_recommended_plan(tmp_path: Path) -> None:
     write_toml(source, llama_on_a_node())
     options = ["plan", str(source), "--top", "3", "--toml", str(target)]
     done = CliRunner().invoke(cli, [*options, "--json"], catch_exceptions=False)
-    told = json.loads(done.stdout)
-    (chosen,) = [plan for plan in told if plan["recommended"]]
-    assert load_job(str(target)).plan.model_dump() == chosen["plan"] == told[0]["plan"]
+    answer = json.loads(done.stdout)
+    (chosen,) = [plan for plan in answer if plan["recommended"]]
+    assert load_job(str(target)).plan.model_dump() == chosen["plan"] == answer[0]["plan"]
     assert "the job with the recommended plan is in" in done.stderr
     text = CliRunner().invoke(cli, options, catch_exceptions=False).stdout
     assert text.startswith("Predicted, not measured: steps of large-2024") and "\n1  " in text and "\n4  " not in text

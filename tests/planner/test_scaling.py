@@ -46,16 +46,16 @@ def test_strong_scaling_keeps_the_batch_and_weak_scaling_the_batch_of_a_device(b
     assert {point.job.batch.global_batch_size for point in strong.points} == {128}
     assert [point.job.batch.global_batch_size for point in weak.points] == [64, 128, 256]
     assert strong.points[1].job == weak.points[1].job  # both have the job's batch on the job's cluster
-    for found in both:
-        assert all(point.job.plan.world == point.num_devices for point in found.points)
-        assert found.efficiency(found.points[0]) == found.memory_efficiency(found.points[0]) == 1
-        assert all(0.5 < found.efficiency(point) < 1.05 for point in found.points)
+    for result in both:
+        assert all(point.job.plan.world == point.num_devices for point in result.points)
+        assert result.efficiency(result.points[0]) == result.memory_efficiency(result.points[0]) == 1
+        assert all(0.5 < result.efficiency(point) < 1.05 for point in result.points)
     assert strong.efficiency(strong.points[-1]) < weak.efficiency(weak.points[-1])
 
 
 def test_figures_are_those_of_the_plan(both: tuple[Scaling, Scaling]) -> None:
-    for found in both:
-        for point, row in zip(found.points, found.rows(), strict=True):
+    for results in both:
+        for point, row in zip(results.points, results.rows(), strict=True):
             time, memory = simulated_step(point.job, shipped()), fullest(point.job, shipped())
             assert (row["step_s"], row["mfu"], row["peak_bytes"]) == (time.total, time.mfu, memory.process)
             tokens = point.job.batch.global_batch_size * 4096
@@ -77,15 +77,15 @@ def test_a_larger_batch_takes_more_tokens_by_the_critical_one(both: tuple[Scalin
 
 def test_text_and_json_say_the_same(both: tuple[Scaling, Scaling]) -> None:
     given = job()
-    text, found = scaling_text(given, both, batch_limits(given)), scaling_dict(given, both, batch_limits(given))
-    assert json.loads(json.dumps(found)) == found
+    text, result = scaling_text(given, both, batch_limits(given)), scaling_dict(given, both, batch_limits(given))
+    assert json.loads(json.dumps(result)) == result
     assert text.count("No plan fits on 1 device.") == 2
     assert "\nMoney is counted at $2.70 a device and hour (CoreWeave, on-demand list price of February 2026)." in text
-    for row in (*found["strong"], *found["weak"]):
+    for row in (*result["strong"], *result["weak"]):
         assert re.search(rf"^{row['devices']} .* {row['step_s']:.3g} s  +{row['tokens_per_s']:,.0f} ", text, re.M)
         assert re.search(rf"^{row['devices']}:  tp {row['plan']['tp']}, .*dp {row['plan']['dp']}, ", text, re.M)
     assert "A batch 2 times as large asks for another learning rate: with AdamW 0.0014 instead of 0.001" in text
-    low, high = found["batch"]["more_tokens"]
+    low, high = result["batch"]["more_tokens"]
     assert f"{100 * low:.0f} % to {100 * high:.0f} % more tokens" in text
 
 
@@ -110,8 +110,8 @@ def test_the_picture_has_a_line_for_each_kind_in_each_chart(both: tuple[Scaling,
 def test_without_a_price_there_are_device_hours(both: tuple[Scaling, Scaling]) -> None:
     given = job()
     free = [
-        replace(found, points=tuple(replace(p, money=replace(p.money, usd=None)) for p in found.points))
-        for found in both
+        replace(result, points=tuple(replace(p, money=replace(p.money, usd=None)) for p in result.points))
+        for result in both
     ]
     assert "device-hours of 1e9 tokens" in scaling_picture(given, free)
     assert scaling_text(given, (free[0], free[1]), batch_limits(given)).count(" unknown ") == 6

@@ -134,9 +134,9 @@ def test_no_bound_is_above_a_price(model: str, order: str, data: st.DataObject) 
 def test_a_memo_changes_no_price(model: str, order: str) -> None:
     """Plans of many words priced with one memo, as each block alone."""
     job, memo, random = small_job(model), Memo(), np.random.default_rng(0)
-    found = blocks(model, order)
-    for index in random.choice(len(found), 50, replace=False).tolist():
-        block = found[index].where(random.integers(0, len(found[index]), 20))
+    results = blocks(model, order)
+    for index in random.choice(len(results), 50, replace=False).tolist():
+        block = results[index].where(random.integers(0, len(results[index]), 20))
         alone, remembered = prices(job, block, shipped()), prices(job, block, shipped(), memo)
         for fresh, old in ((alone.time, remembered.time), (alone.memory, remembered.memory)):
             for name, value in asdict(fresh).items():
@@ -171,8 +171,8 @@ def test_what_has_no_price_or_no_plan_is_said() -> None:
 def test_a_model_that_no_devices_hold_is_not_searched_for() -> None:
     job = small_job("dense")
     few = job.model_copy(update={"model": job.model.model_copy(update={"layers": 4000})})
-    found = search(few, Constraints(), shipped())
-    assert (found.candidates, found.tally.num_priced) == ([], 0) and found.tally.num_plans > 0
+    result = search(few, Constraints(), shipped())
+    assert (result.candidates, result.tally.num_priced) == ([], 0) and result.tally.num_plans > 0
 
 
 def test_the_plans_beside_one_pair_microbatches_together_or_not_at_all() -> None:

@@ -45,6 +45,6 @@ def test_the_plan_found_is_the_fastest_of_all_that_are_simulated() -> None:
     plans = [plan for plan in plans if fits(plan, fullest(plan, shipped()), room_bytes(plan))]
     assert len(plans) > 30
     fastest = min(float(simulated_step(plan, shipped()).total) for plan in plans)
-    found = search(job(), REDUCED, shipped(), num_shown=6)
-    simulated = [float(simulated_step(candidate.job, shipped()).total) for candidate in found.candidates]
+    result = search(job(), REDUCED, shipped(), num_shown=6)
+    simulated = [float(simulated_step(candidate.job, shipped()).total) for candidate in result.candidates]
     assert min(simulated) <= fastest * (1 + 1e-9)

@@ -63,7 +63,7 @@ def keys(block: PlanBlock) -> list[Key]:
 @cache
 def space(model: str) -> frozenset[Key]:
     """All plans of a small job."""
-    return frozenset(found for block in all_plans(small_job(model), Constraints()) for found in keys(block))
+    return frozenset(result for block in all_plans(small_job(model), Constraints()) for result in keys(block))
 
 
 def on_nodes(plan: PlanSpec) -> list[list[list[int]]]:
@@ -121,9 +121,9 @@ def test_every_plan_of_the_space_is_legal_and_none_is_there_twice(model: str) ->
     job, seen = small_job(model), []
     for block in all_plans(job, Constraints()):
         for index in range(0, len(block), 61):
-            found = block.plan(index, job)
-            assert job_faults(found) + plan_faults(found) == []
-            assert key(found.plan) == keys(block)[index]
+            result = block.plan(index, job)
+            assert job_faults(result) + plan_faults(result) == []
+            assert key(result.plan) == keys(block)[index]
         seen += keys(block)
     assert (
         len(seen) == len(set(seen)) == sum(count_by_variant(job, Constraints(), degrees(job, Constraints())).values())
@@ -147,11 +147,11 @@ def test_limits_of_the_user_hold() -> None:
     job = small_job("dense")
     constraints = Constraints(keep={"tp": 2, "zero": 1}, between={"microbatch_size": (2, 4)}, global_batch=(4, 12))
     blocks = all_plans(job, constraints)
-    found = [block.plan(index, job) for block in blocks for index in range(len(block))]
-    assert len(found) == sum(count_by_variant(job, constraints, degrees(job, constraints)).values())
-    assert {p.plan.tp for p in found} == {2} and {p.plan.zero for p in found} == {1}
-    assert {p.plan.microbatch_size for p in found} == {2, 3, 4}
-    assert {p.batch.global_batch_size for p in found} == {4, 8, 12}
+    results = [block.plan(index, job) for block in blocks for index in range(len(block))]
+    assert len(results) == sum(count_by_variant(job, constraints, degrees(job, constraints)).values())
+    assert {p.plan.tp for p in results} == {2} and {p.plan.zero for p in results} == {1}
+    assert {p.plan.microbatch_size for p in results} == {2, 3, 4}
+    assert {p.batch.global_batch_size for p in results} == {4, 8, 12}
 
 
 @pytest.mark.parametrize(("field", "way_out"), [("layout", "not searched"), ("nonsense", "virtual_stages")])
@@ -166,12 +166,12 @@ def test_limits_on_what_is_not_searched_are_refused(field: str, way_out: str) ->
 def test_every_virtual_stage_is_there() -> None:
     """All numbers of them that leave a layer to each stage."""
     job = small_job("dense")
-    found = {
+    result = {
         (plan.pp, plan.virtual_stages)
         for block in all_plans(job, Constraints(keep={"schedule": "interleaved-1f1b", "zero": 0}))
         for plan in (block.plan(index, job).plan for index in range(len(block)))
     }
-    assert found == {(pp, v) for pp, v in product((2, 4), (2, 3)) if pp * v <= 4}
+    assert result == {(pp, v) for pp, v in product((2, 4), (2, 3)) if pp * v <= 4}
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -195,9 +195,9 @@ def test_an_order_that_is_kept_is_the_only_one(order: str) -> None:
     rows = degrees(job, constraints)
     full = PlanSpec(order=order).order
     assert {str(ORDERS[number]) for number in rows["order"].tolist()} == {full}
-    found = search(job, constraints, shipped(), num_shown=4).candidates
-    assert found and {candidate.job.plan.order for candidate in found} == {full}
-    for candidate in found:
+    results = search(job, constraints, shipped(), num_shown=4).candidates
+    assert results and {candidate.job.plan.order for candidate in results} == {full}
+    for candidate in results:
         assert job_faults(candidate.job) == []
         (alone,) = priced([candidate.job], shipped())
         assert float(alone.time.total) / candidate.job.tokens_per_step == pytest.approx(candidate.token_s, rel=1e-9)

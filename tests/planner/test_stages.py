@@ -64,9 +64,9 @@ def test_a_line_is_cut_as_the_best_of_all_cuts(line: tuple[list[PipelineSlot], i
         with pytest.raises(NoFitError):
             best_stages(seats, m)
     else:
-        found = best_stages(seats, m)
-        assert found.pipeline_s == pytest.approx(best, rel=1e-6)
-        assert all(b <= s.memory_bytes * (1 + 1e-9) for b, s in zip(found.rank_bytes, seats, strict=True))
+        results = best_stages(seats, m)
+        assert results.pipeline_s == pytest.approx(best, rel=1e-6)
+        assert all(b <= s.memory_bytes * (1 + 1e-9) for b, s in zip(results.rank_bytes, seats, strict=True))
 
 
 PLACEMENTS = st.sampled_from([looped(2, 2), looped(3, 2), looped(2, 3), vee(2), vee(3), bidirectional(4, 8)])
@@ -106,9 +106,9 @@ def test_where_layers_differ_nearly_all_cuts_of_several_stages_a_rank_are_the_be
 def test_126_layers_get_an_even_cut_with_fewer_beside_embedding_and_head() -> None:
     """Llama 3 405B on 16 stages: the paper took one layer from the first and the last (arXiv 2407.21783, 3.3.2)."""
     pieces = (piece(0.8), *[piece(1.0)] * 126, piece(1.2))
-    found = best_stages([PipelineSlot(pieces, in_flight=16.0 - rank) for rank in range(16)], 64)
-    assert found.layout == (7, *[8] * 14, 7)
-    assert best_chunks([PipelineSlot(pieces)] * 16, looped(16, 4), 64).rank_s == pytest.approx(found.rank_s)
+    result = best_stages([PipelineSlot(pieces, in_flight=16.0 - rank) for rank in range(16)], 64)
+    assert result.layout == (7, *[8] * 14, 7)
+    assert best_chunks([PipelineSlot(pieces)] * 16, looped(16, 4), 64).rank_s == pytest.approx(result.rank_s)
 
 
 def test_slow_devices_get_fewer_layers_and_short_memory_moves_them() -> None:
@@ -143,13 +143,13 @@ def test_every_fault_of_a_cluster_of_parts_is_told() -> None:
     fields = {"cluster": {"device": "h100-sxm", "devices_per_node": 8, "parts": parts}, "plan": {"dp": 8, "pp": 2}}
     with pytest.raises(PlanError) as raised:
         make_job(fields)
-    told = "\n".join(raised.value.faults)
-    assert "dp 8 x tp 1 x pp 2 = 16 ranks" in told
-    assert "2 nodes x 8 devices + 1 node x 4 devices = 20" in told
-    assert "cluster.device 'h100-sxm' is of all nodes" in told
-    assert "cluster.parts has 2 x 8 + 1 x 4 = 20" in told
-    assert "cluster.parts[1].device 'v101' is not in the catalog" in told
-    assert "cluster.parts[1] has 1 x 4 = 4 devices, and a stage takes dp 8 x tp 1 = 8" in told
+    answer = "\n".join(raised.value.faults)
+    assert "dp 8 x tp 1 x pp 2 = 16 ranks" in answer
+    assert "2 nodes x 8 devices + 1 node x 4 devices = 20" in answer
+    assert "cluster.device 'h100-sxm' is of all nodes" in answer
+    assert "cluster.parts has 2 x 8 + 1 x 4 = 20" in answer
+    assert "cluster.parts[1].device 'v101' is not in the catalog" in answer
+    assert "cluster.parts[1] has 1 x 4 = 4 devices, and a stage takes dp 8 x tp 1 = 8" in answer
     assert len(raised.value.faults) == 5
     with pytest.raises(PlanError, match=r"cluster\.parts\.0\.devices_per_node is missing"):
         make_job({"cluster": {"parts": [{"device": "h100-sxm"}]}})

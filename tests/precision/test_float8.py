@@ -63,12 +63,12 @@ def test_rounding(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("wide", [torch.float32, torch.bfloat16, torch.float16])
 def test_quantise(granularity: Granularity, dtype: torch.dtype, shape: tuple[int, int], wide: torch.dtype) -> None:
     x = random(*shape).to(wide)
-    found = quantise(x, granularity, dtype)
+    result = quantise(x, granularity, dtype)
     exact = x.double().numpy()
     scales = scales_by_element(exact, granularity, dtype)
-    assert found.values.dtype == dtype
-    assert (scale_of_each(found) == scales).all()
-    assert (codes(found) == rounded_codes(exact / scales, dtype)).all()
+    assert result.values.dtype == dtype
+    assert (scale_of_each(result) == scales).all()
+    assert (codes(result) == rounded_codes(exact / scales, dtype)).all()
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
@@ -96,8 +96,8 @@ def test_scales_where_they_change(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("num_columns", [128, 258])
 def test_no_rows(granularity: Granularity, num_columns: int) -> None:
     """An expert, or a rank of experts, to which no token comes."""
-    found = quantise(torch.zeros(0, num_columns, dtype=torch.bfloat16), granularity, E4M3)
-    assert dequantise(found, torch.bfloat16).shape == (0, num_columns)
+    result = quantise(torch.zeros(0, num_columns, dtype=torch.bfloat16), granularity, E4M3)
+    assert dequantise(result, torch.bfloat16).shape == (0, num_columns)
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
@@ -115,7 +115,7 @@ def test_zeros(granularity: Granularity) -> None:
 def test_what_is_not_finite_is_seen(granularity: Granularity, wide: torch.dtype, bad: float) -> None:
     x = random(200, 300).to(wide)
     x[150, 200] = bad
-    found = dequantise(quantise(x, granularity, E4M3), torch.float32).isnan()
+    result = dequantise(quantise(x, granularity, E4M3), torch.float32).isnan()
     spoilt = torch.zeros(200, 300, dtype=torch.bool)
     spoilt[
         {
@@ -125,7 +125,7 @@ def test_what_is_not_finite_is_seen(granularity: Granularity, wide: torch.dtype,
             "block": np.s_[128:, 128:256],
         }[granularity]
     ] = True
-    assert torch.equal(found, spoilt)
+    assert torch.equal(result, spoilt)
 
 
 @pytest.mark.parametrize("granularity", ["tensor", "block"])
@@ -188,11 +188,11 @@ def test_emulation_is_exact_but_for_float32_sums(
     exact, sizes = by_parts_of_128(a, b)
     # Each of n additions is off by at most 2^-24 of what was summed so far (Higham 2002, section 3.1).
     bound = num_columns * 2.0**-24 * sizes
-    found = emulated_product(a, b, torch.float32).double().numpy()
-    assert (np.abs(found - exact) <= bound).all()
-    found = emulated_product(a, b, torch.bfloat16).double().numpy()
+    result = emulated_product(a, b, torch.float32).double().numpy()
+    assert (np.abs(result - exact) <= bound).all()
+    result = emulated_product(a, b, torch.bfloat16).double().numpy()
     # The sums of bf16 instructions may round down: twice as much. Then once to bf16.
-    assert (np.abs(found - exact) <= 2 * bound + np.abs(exact) * 2.0**-8).all()
+    assert (np.abs(result - exact) <= 2 * bound + np.abs(exact) * 2.0**-8).all()
     assert torch.equal(emulated_product(a, b, torch.float16), emulated_product(a, b, torch.float32).half())
 
 
@@ -226,9 +226,9 @@ def test_emulation_is_what_the_device_gives(
     exact, sizes = by_parts_of_128(*host)
     # A tensor core adds 32 products at a time with at least 14 bits, and those sums in float32.
     bound = 2.0**-13 * sizes + np.abs(exact) * (2.0**-8 if out_dtype == torch.bfloat16 else 0.0)
-    for found in (product(a, b, out_dtype), emulated_product(a, b, out_dtype)):
-        assert found.dtype == out_dtype
-        assert (np.abs(found.cpu().double().numpy() - exact) <= bound).all()
+    for result in (product(a, b, out_dtype), emulated_product(a, b, out_dtype)):
+        assert result.dtype == out_dtype
+        assert (np.abs(result.cpu().double().numpy() - exact) <= bound).all()
 
 
 def test_products_that_devices_do_not_have(monkeypatch: pytest.MonkeyPatch) -> None:

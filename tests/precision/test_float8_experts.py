@@ -36,7 +36,7 @@ def experts(name: str, cut: CutDim = "none", reduce_max: ReduceMax = on_one_rank
 
 def steps(name: str, cut: CutDim = "none", reduce_max: ReduceMax = on_one_rank, index: int = 0) -> list[Tensor]:
     """What two steps of four microbatches give, on one of two ranks if there is a cut."""
-    states, found = experts(name, cut, reduce_max), []
+    states, results = experts(name, cut, reduce_max), []
     for step in range(2):
         weight = random(E, N, K, seed=step)
         weight = weight if cut == "none" else weight.chunk(2, 1 if cut == "outputs" else 2)[index]
@@ -44,21 +44,21 @@ def steps(name: str, cut: CutDim = "none", reduce_max: ReduceMax = on_one_rank, 
             x, dy = (random(sum(counts), width, seed=10 * step + number) for width in (K, N))
             x = x.chunk(2, 1)[index] if cut == "inputs" else x
             dy = dy.chunk(2, 1)[index] if cut == "outputs" else dy
-            found.append(states.forward_product(x, weight, ranges_of(counts))[0])
-            found.append(states.input_gradient(dy, weight, ranges_of(counts))[0])
+            results.append(states.forward_product(x, weight, ranges_of(counts))[0])
+            results.append(states.input_gradient(dy, weight, ranges_of(counts))[0])
         end_step(states.experts, reduce_max)
-    return found
+    return results
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_expert_is_a_layer_of_its_own(name: str) -> None:
     """An expert that first has rows in a later step begins its past there."""
-    alone, found = experts(name).experts, steps(name)
+    alone, result = experts(name).experts, steps(name)
     for step in range(2):
         weight = random(E, N, K, seed=step)
         for number, counts in enumerate(COUNTS):
             x, dy = (random(sum(counts), width, seed=10 * step + number) for width in (K, N))
-            y, dx = found[8 * step + 2 * number :][:2]
+            y, dx = result[8 * step + 2 * number :][:2]
             for expert, rows in ranges_of(counts):
                 assert torch.equal(y[rows], forward_product(alone[expert], x[rows], weight[expert]))
                 assert torch.equal(dx[rows], input_gradient(alone[expert], dy[rows], weight[expert]))
@@ -76,9 +76,9 @@ def test_a_cut_casts_as_the_whole_does(name: str, cut: CutDim) -> None:
     for number, expected in enumerate(whole):
         of_both = [part[number] for part in parts]
         is_beside = (number % 2 == 0) == (cut == "outputs")
-        found = torch.cat(of_both, 1) if is_beside else of_both[0] + of_both[1]
+        result = torch.cat(of_both, 1) if is_beside else of_both[0] + of_both[1]
         size = float(expected.abs().max()) if len(expected) else 0.0
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 * size)
+        torch.testing.assert_close(result, expected, rtol=0, atol=1e-5 * size)
 
 
 def test_weights_lie_side_by_side() -> None:
@@ -112,8 +112,8 @@ def test_one_kernel_gets_what_the_loop_gets(monkeypatch: pytest.MonkeyPatch) -> 
     expected, _ = experts("rowwise").forward_product(x, weight, ranges)
     monkeypatch.setattr(scaled_mm.functional, "scaled_grouped_mm", grouped)
     monkeypatch.setattr(float8_experts, "has_scaled_grouped_product", lambda *_: True)
-    found, _ = experts("rowwise").forward_product(x, weight, ranges)
-    torch.testing.assert_close(found, expected)
+    result, _ = experts("rowwise").forward_product(x, weight, ranges)
+    torch.testing.assert_close(result, expected)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -121,6 +121,6 @@ def test_one_kernel_gets_what_the_loop_gets(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_device_gives_what_the_emulation_gives(name: str) -> None:
     x, weight, ranges = random(sum(COUNTS[0]), K).bfloat16(), random(E, N, K, seed=1).bfloat16(), ranges_of(COUNTS[0])
     expected, _ = experts(name).forward_product(x, weight, ranges)
-    found, _ = experts(name).forward_product(x.cuda(), weight.cuda(), ranges)
+    result, _ = experts(name).forward_product(x.cuda(), weight.cuda(), ranges)
     scale = expected.float().abs().amax()
-    assert (found.cpu().float() - expected.float()).abs().amax() <= 2.0**-7 * scale
+    assert (result.cpu().float() - expected.float()).abs().amax() <= 2.0**-7 * scale

@@ -28,11 +28,11 @@ def gradient(name: str, dy: Tensor, x: Tensor, is_kept: bool) -> Tensor:
     _, x_cast = forward_and_cast(state, x, weight)
     _, dy_cast = input_gradient_and_cast(state, dy, weight)
     again = x_cast if is_kept else cast_as_before(x, x_cast.granularity, tensor_scale(x_cast))
-    found = torch.full((N, K), torch.nan)
+    result = torch.full((N, K), torch.nan)
     for rows, block in gradient_blocks(dy_cast, again):
         assert block.dtype == torch.float32
-        found[rows] = block
-    return found
+        result[rows] = block
+    return result
 
 
 @pytest.mark.parametrize("wide", [torch.float32, torch.bfloat16])
@@ -50,11 +50,11 @@ def test_errors_are_those_of_the_casts(name: str, wide: torch.dtype) -> None:
 
     (a, error_a), (b, error_b) = error_of(dy, DTYPES[recipe.gradient]), error_of(x, E4M3)
     bound = error_a @ np.abs(b).T + np.abs(a) @ error_b.T + error_a @ error_b.T
-    found = gradient(name, dy, x, is_kept=True)
-    error = np.abs(found.double().numpy() - a @ b.T)
+    result = gradient(name, dy, x, is_kept=True)
+    error = np.abs(result.double().numpy() - a @ b.T)
     assert (error <= 1.001 * bound).all()
     assert 1e-3 < np.linalg.norm(error) / np.linalg.norm(a @ b.T) < 0.1
-    assert torch.equal(found, gradient(name, dy, x, is_kept=False))
+    assert torch.equal(result, gradient(name, dy, x, is_kept=False))
 
 
 @pytest.mark.parametrize("granularity", ["row", "tile"])

@@ -39,13 +39,13 @@ def test_errors_of_products_are_those_of_the_casts(name: str, wide: torch.dtype)
     x, w, dy = random(40, 260).to(wide), random(140, 260, seed=1), random(40, 140, seed=2).to(wide)
     y, dx = forward_product(state, x, w), input_gradient(state, dy, w)
     assert (y.dtype, dx.dtype) == (wide, wide)
-    for left, right, dtype, found in ((x, w, E4M3, y), (dy, w.t(), DTYPES[recipe.gradient], dx)):
+    for left, right, dtype, result in ((x, w, E4M3, y), (dy, w.t(), DTYPES[recipe.gradient], dx)):
         a, b = left.double().numpy(), right.double().numpy()
         error_a = rounding_bound(a, scales_by_element(a, recipe.activation, dtype), dtype)
         error_b = rounding_bound(b, scales_by_element(b, recipe.weight, E4M3), E4M3)
         bound = error_a @ np.abs(b).T + np.abs(a) @ error_b.T + error_a @ error_b.T
         exact = a @ b.T
-        error = np.abs(found.double().numpy() - exact)
+        error = np.abs(result.double().numpy() - exact)
         assert (error <= bound * 1.001 + np.abs(exact) * 2.0**-8 * (wide == torch.bfloat16)).all()
         assert np.linalg.norm(error) < 0.1 * np.linalg.norm(exact)
         assert np.linalg.norm(error) > 1e-3 * np.linalg.norm(exact)  # it is fp8
@@ -56,14 +56,14 @@ def columns_of(weight: CastWeight) -> Quantised:
 
 
 def test_gradients_have_the_wider_range_unless_tiles_do_without() -> None:
-    found = {}
+    result = {}
     for name in NAMES:
         state = make_float8_state(name)
         weight = state.weight(random(16, 32))
         operands = state.activation(random(4, 32)), weight.rows, columns_of(weight), state.gradient(random(4, 16))
-        found[name] = [operand.values.dtype for operand in operands]
+        result[name] = [operand.values.dtype for operand in operands]
     hybrid = [E4M3, E4M3, E4M3, E5M2]
-    assert found == {"tensorwise": hybrid, "delayed": hybrid, "rowwise": hybrid, "blockwise": [E4M3] * 4}
+    assert result == {"tensorwise": hybrid, "delayed": hybrid, "rowwise": hybrid, "blockwise": [E4M3] * 4}
 
 
 def test_finer_scales_are_better_with_outliers() -> None:
@@ -137,12 +137,12 @@ def test_shards_are_cast_as_the_whole(name: str, cut: CutDim) -> None:
         return steps
 
     expected = cast_all(whole, 0, None)
-    found = on_two_ranks(lambda i, reduce_max: cast_all(make_float8_state(name, cut, reduce_max), i, reduce_max))
+    result = on_two_ranks(lambda i, reduce_max: cast_all(make_float8_state(name, cut, reduce_max), i, reduce_max))
     columns_dim = None if dims["w"] is None else 1 - dims["w"]
     for index in range(2):
         for i in range(num_steps):
             for dim, part, all_of_it in zip(
-                (dims["x"], dims["w"], columns_dim, dims["dy"]), found[index][i], expected[i], strict=True
+                (dims["x"], dims["w"], columns_dim, dims["dy"]), result[index][i], expected[i], strict=True
             ):
                 assert torch.equal(part, shard(all_of_it, dim, index))
 
@@ -252,8 +252,8 @@ def test_what_exceeds_a_delayed_scale_saturates() -> None:
     state.activation(amax_matrix(1.0))
     end_step([state])
     scale = scale_for(1.0, E4M3)
-    found = dequantise(state.activation(torch.tensor([[1000.0, -1000.0, 0.5]])), torch.float32)
-    assert found.tolist() == [[448 * scale, -448 * scale, 0.5]]
+    result = dequantise(state.activation(torch.tensor([[1000.0, -1000.0, 0.5]])), torch.float32)
+    assert result.tolist() == [[448 * scale, -448 * scale, 0.5]]
 
 
 def test_evaluation_leaves_no_trace() -> None:

@@ -31,14 +31,14 @@ def cells(group: ElementTree.Element, rows: int, columns: int) -> list[list[int 
     left, top, width, height = (float(frame.get(name, "")) for name in ("x", "y", "width", "height"))
 
     def colour_at(x: float, y: float) -> int | None:
-        found = [
+        results = [
             int(rectangle.get("class", "")[1:])
             for rectangle in rectangles
             if 0 <= x - float(rectangle.get("x", "")) < float(rectangle.get("width", ""))
             and 0 <= y - float(rectangle.get("y", "")) < float(rectangle.get("height", ""))
         ]
-        assert len(found) <= 1, "rectangles overlap"
-        return found[0] if found else None
+        assert len(results) <= 1, "rectangles overlap"
+        return results[0] if results else None
 
     return [
         [colour_at(left + (c + 0.5) * width / columns, top + (r + 0.5) * height / rows) for c in range(columns)]
@@ -147,11 +147,11 @@ def test_a_run_that_goes_on_is_drawn_up_to_its_last_whole_line(tmp_path: Path) -
 
 def test_the_command_draws_and_tells(tmp_path: Path) -> None:
     write_run(tmp_path)
-    told = CliRunner().invoke(cli, ["experts", str(tmp_path)], catch_exceptions=False)
-    assert "layer 1: busiest" in told.output and str(tmp_path / "experts.svg") in told.output
+    answer = CliRunner().invoke(cli, ["experts", str(tmp_path)], catch_exceptions=False)
+    assert "layer 1: busiest" in answer.output and str(tmp_path / "experts.svg") in answer.output
     other = tmp_path / "other.svg"
-    found = json.loads(CliRunner().invoke(cli, ["experts", str(tmp_path), "--json", "--svg", str(other)]).stdout)
-    assert found["last_step"] == 6 and found["svg"] == str(other)
+    result = json.loads(CliRunner().invoke(cli, ["experts", str(tmp_path), "--json", "--svg", str(other)]).stdout)
+    assert result["last_step"] == 6 and result["svg"] == str(other)
     title = f"{tmp_path.name}: how experts were used in steps 1 to 6"
     assert title in other.read_text() and other.read_text() == (tmp_path / "experts.svg").read_text()
 

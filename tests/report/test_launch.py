@@ -62,8 +62,8 @@ def written(*words: str) -> str:
 
 
 def described(*words: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(written(*words, "--json"))
-    return found
+    result: dict[str, Any] = json.loads(written(*words, "--json"))
+    return result
 
 
 def faults(*words: str) -> list[str]:
@@ -73,9 +73,9 @@ def faults(*words: str) -> list[str]:
 
 
 def directives(script: str) -> dict[str, str]:
-    found = re.findall(r"^#SBATCH --([a-z-]+)(?:=(.*))?$", script, flags=re.MULTILINE)
-    assert len(found) == script.count("#SBATCH") == len(dict(found))
-    return dict(found)
+    results = re.findall(r"^#SBATCH --([a-z-]+)(?:=(.*))?$", script, flags=re.MULTILINE)
+    assert len(results) == script.count("#SBATCH") == len(dict(results))
+    return dict(results)
 
 
 # --- seats ---
@@ -123,12 +123,12 @@ def test_nodes_of_several_kinds_have_an_order() -> None:
 
 def test_all_faults_come_in_one_message() -> None:
     """Those of the options and of the job, each with a way out."""
-    found = faults("quickstart", "--set", "plan.tp=3", "--slurm", "--torchrun", "--time", "soon", "--account", "a b")
-    assert len(found) == 7
-    assert [fault for fault in found if "plan.tp 3" in fault]
-    assert "--slurm and --torchrun are given; give one of --slurm, --kubernetes and --torchrun" in found
-    assert any("--time 'soon' is no time limit" in fault for fault in found)
-    assert any("--account 'a b' is no such name" in fault for fault in found)
+    results = faults("quickstart", "--set", "plan.tp=3", "--slurm", "--torchrun", "--time", "soon", "--account", "a b")
+    assert len(results) == 7
+    assert [fault for fault in results if "plan.tp 3" in fault]
+    assert "--slurm and --torchrun are given; give one of --slurm, --kubernetes and --torchrun" in results
+    assert any("--time 'soon' is no time limit" in fault for fault in results)
+    assert any("--account 'a b' is no such name" in fault for fault in results)
 
 
 @pytest.mark.parametrize(
@@ -159,8 +159,8 @@ def test_all_faults_come_in_one_message() -> None:
     ],
 )  # fmt: skip
 def test_a_fault_and_its_way_out(words: tuple[str, ...], fault: str) -> None:
-    found = faults(*words)
-    assert len(found) == 1 and fault in found[0], found
+    results = faults(*words)
+    assert len(results) == 1 and fault in results[0], results
 
 
 def test_a_fault_is_a_message_and_status_2(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -191,9 +191,9 @@ def test_the_time_to_save_is_measured_else_predicted_else_said(tmp_path: Path) -
     lines = [{"step": n, "step_s": 2.0} for n in range(9)] + [{"step": 9, "step_s": 50.0}]
     lines += [{"checkpoint": {"step": 5, "durable_s": seconds}} for seconds in (90.0, 4.0, 11.5, 3, 3, 3)]
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n{"step": 10, "step_')
-    found = save_time(job, tmp_path, None)
-    assert found.seconds == 2 + 2 * 11.5 + 30
-    assert f"measured by the run in {tmp_path}" in found.sentence
+    result = save_time(job, tmp_path, None)
+    assert result.seconds == 2 + 2 * 11.5 + 30
+    assert f"measured by the run in {tmp_path}" in result.sentence
 
     predicted = described(*LLAMA, "--slurm")
     # 405.9e9 parameters x (4 + 2 x 4 + 2) bytes at 2 TB/s: 2.84 s, and a step of some 10 s
@@ -241,14 +241,14 @@ def test_what_metrics_say_may_be_anything(tmp_path: Path) -> None:
 def test_what_nccl_is_told_follows_from_fields(
     words: tuple[str, ...], variables: dict[str, str], left: set[str]
 ) -> None:
-    found = described(*words, "--slurm")
-    assert found["environment"] == variables
-    assert set(found["left_to_you"]) == left
+    result = described(*words, "--slurm")
+    assert result["environment"] == variables
+    assert set(result["left_to_you"]) == left
     for name in left:
-        assert f"# export {name}=" in found["text"]
-        assert any("is not said" in note or "are not said" in note for note in found["notes"])
+        assert f"# export {name}=" in result["text"]
+        assert any("is not said" in note or "are not said" in note for note in result["notes"])
     for name, value in variables.items():
-        assert f"export {name}={shlex.quote(value)}\n" in found["text"]
+        assert f"export {name}={shlex.quote(value)}\n" in result["text"]
 
 
 # --- the three texts ---
@@ -256,9 +256,9 @@ def test_what_nccl_is_told_follows_from_fields(
 
 def test_a_script_for_slurm() -> None:
     script = written(*LLAMA, "--slurm", "--time", "2-00:00:00", "--account", "research", "--partition", "h100")
-    found = directives(script)
-    assert re.fullmatch(r"B:USR1@\d+", found.pop("signal"))
-    assert found == {
+    result = directives(script)
+    assert re.fullmatch(r"B:USR1@\d+", result.pop("signal"))
+    assert result == {
         "job-name": "llama3-405b-16k", "nodes": "2048", "ntasks-per-node": "8", "gpus-per-node": "8", "exclusive": "",
         "mem": "0", "time": "2-00:00:00", "account": "research", "partition": "h100", "output": "%x-%j.out",
         "open-mode": "append", "requeue": "",
@@ -304,12 +304,12 @@ def test_containers_see_every_source(tmp_path: Path, monkeypatch: pytest.MonkeyP
     sets = 'data.validation=[{name = "own", path = "/own/set.jsonl"}]'
     data = (f"data.sources={sources}", "data.separate_documents=true", "data.cache=/shared/tokens", sets)
     more = ('data.chat_template="/templates/t.jinja"', "model.weights=/models/Llama-3.1-8B")
-    told = [word for one in (*data, *more) for word in ("--set", one)]
-    script = written(*TINY, *told, "--slurm", "--image", "us/it:1")
+    answer = [word for one in (*data, *more) for word in ("--set", one)]
+    script = written(*TINY, *answer, "--slurm", "--image", "us/it:1")
     (mounts,) = re.findall(r"--container-mounts=(\S+)", script)
     named = {mount.partition(":")[0] for mount in mounts.split(",")}
     assert named >= {"/data/web", "/chats", "/own", "/shared/tokens", "/templates", "/models"}
-    notes = described(*TINY, *told, "--kubernetes", "--image", "us/it:1")["notes"]
+    notes = described(*TINY, *answer, "--kubernetes", "--image", "us/it:1")["notes"]
     assert any(
         "model.weights /models/Llama-3.1-8B and data.path /data/web/*.parquet, /chats/a.jsonl, /own/set.jsonl "
         "and data.chat_template "
@@ -374,8 +374,8 @@ def manifest(*words: str) -> Manifest:
 
 
 def test_a_manifest_for_kubernetes() -> None:
-    found = manifest(*LLAMA, "--claim", "runs", "--time", "2-00:00:00")
-    spec = found.job.spec
+    result = manifest(*LLAMA, "--claim", "runs", "--time", "2-00:00:00")
+    spec = result.job.spec
     assert (spec.completions, spec.parallelism, spec.backoffLimitPerIndex, spec.activeDeadlineSeconds) == (
         2048, 2048, 3, 172_800,
     )  # fmt: skip
@@ -393,12 +393,12 @@ def test_a_manifest_for_kubernetes() -> None:
 
 def test_one_pod_starts_its_ranks_itself() -> None:
     """So its status is that of `train`: what would come again ends the job, and what can go on costs no restart."""
-    found = manifest("quickstart", *SAVING, "--set", "cluster.device=mi300x", "--claim", "runs")
-    assert found.service is None
-    (container,) = found.job.spec.template.spec.containers
+    result = manifest("quickstart", *SAVING, "--set", "cluster.device=mi300x", "--claim", "runs")
+    assert result.service is None
+    (container,) = result.job.spec.template.spec.containers
     assert container.command == ["python", "-m", "shardwright", "train", "/etc/shardwright/job.toml"]
     assert container.resources is not None and container.resources.limits == {"amd.com/gpu": 8}
-    rules = found.job.spec.podFailurePolicy.rules
+    rules = result.job.spec.podFailurePolicy.rules
     assert [(rule.action, rule.onExitCodes.values) for rule in rules if rule.onExitCodes] == [
         ("FailJob", [2]), ("Ignore", [3]),
     ]  # fmt: skip
@@ -409,15 +409,15 @@ def test_the_job_in_a_manifest_is_the_job(name: str, tmp_path: Path) -> None:
     job = load(name, ())
     here = () if job.cluster.num_devices else ("--set", f"cluster.devices_per_node={job.plan.world}")
     here += (*STATED, *UNSAVED, "--set", "optimizer.learning_rate=1e-4")
-    found = manifest(name, *here)
-    (tmp_path / "job.toml").write_text(found.config.data["job.toml"])
+    result = manifest(name, *here)
+    (tmp_path / "job.toml").write_text(result.config.data["job.toml"])
     assert load(str(tmp_path / "job.toml"), ()) == load(name, here[1::2])
 
 
 def test_a_field_with_quotes_reaches_the_job(tmp_path: Path) -> None:
     path = 'it\'s "quoted"\t$HOME\n: # \u2028 \x7f 😀'
-    found = manifest(*TINY, "--set", f"data.path={value_text(path)}")
-    assert tomllib.loads(found.config.data["job.toml"])["data"]["path"] == path
+    result = manifest(*TINY, "--set", f"data.path={value_text(path)}")
+    assert tomllib.loads(result.config.data["job.toml"])["data"]["path"] == path
     assert "job.toml: |" not in job_toml(load("quickstart", ()))
 
 

@@ -46,12 +46,12 @@ def test_bubble_in_units_leaves_messages_out(job: JobSpec) -> None:
 
 @pytest.mark.parametrize("name", ["llama3-405b-16k", "bloom-176b-384", "yi-34b"])
 def test_commands_say_one_bubble(name: str) -> None:
-    estimated, drawn, told = (
+    estimated, drawn, answer = (
         json.loads(CliRunner().invoke(cli, [command, name, "--json"]).stdout)
         for command in ("estimate", "simulate", "explain")
     )
     bubble, whole = estimated["time"]["bubble"], estimated["step_s"]
-    assert drawn["bubble"] == pytest.approx(bubble, abs=_ROUNDED) and told["step"]["bubble"] == bubble
+    assert drawn["bubble"] == pytest.approx(bubble, abs=_ROUNDED) and answer["step"]["bubble"] == bubble
     assert drawn["bubble_fraction"] == pytest.approx(bubble / whole, abs=_ROUNDED)
     text = CliRunner().invoke(cli, ["simulate", name]).stdout
     share = f"{100 * bubble / whole:.1f} %"
@@ -63,7 +63,7 @@ def test_commands_say_one_bubble(name: str) -> None:
 def test_page_has_the_same_figures(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     assert CliRunner().invoke(cli, ["simulate", "quickstart", "--html", str(page)]).exit_code == 0
-    found = json.loads(CliRunner().invoke(cli, ["simulate", "quickstart", "--json"]).stdout)
+    result = json.loads(CliRunner().invoke(cli, ["simulate", "quickstart", "--json"]).stdout)
     written = page.read_text()
-    assert f"{number(found['bubble'])} ({100 * found['bubble_fraction']:.1f} %)" in written
-    assert f"{number(found['mean_idle'])} ({100 * found['idle_fraction']:.1f} %)" in written
+    assert f"{number(result['bubble'])} ({100 * result['bubble_fraction']:.1f} %)" in written
+    assert f"{number(result['mean_idle'])} ({100 * result['idle_fraction']:.1f} %)" in written

@@ -32,8 +32,8 @@ def job_in(folder: Path) -> JobSpec:
 
 @pytest.mark.processes
 def test_a_run_reports_its_performed_step_and_its_resume(tmp_path: Path) -> None:
-    job, folder, said = job_in(tmp_path), tmp_path / "run", list[str]()
-    start = StartOptions(tell=said.append, warn=said.append)
+    job, folder, printed = job_in(tmp_path), tmp_path / "run", list[str]()
+    start = StartOptions(tell=printed.append, warn=printed.append)
     result = train_job(job, start)
     assert f"report in {folder / REPORT}" in result.comparison_text and "performed" not in result.to_dict()
     shutil.rmtree(folder / "checkpoints" / "step-00000004")
@@ -48,7 +48,7 @@ def test_a_run_reports_its_performed_step_and_its_resume(tmp_path: Path) -> None
     )
     assert num_performed == [1 + num for num in num_planned]
     assert performed["makespan"] == pytest.approx(planned["makespan"])
-    assert not [line for line in said if "note" in line]
+    assert not [line for line in printed if "note" in line]
 
 
 def test_a_failure_is_in_the_report(tmp_path: Path) -> None:
@@ -70,9 +70,9 @@ def test_a_run_that_failed_before_its_first_line_has_a_card_alone(tmp_path: Path
 
 
 def test_what_goes_wrong_with_a_report_is_a_note(tmp_path: Path) -> None:
-    said = list[str]()
-    reported = ReportedRun(job_in(tmp_path), said.append)
-    assert reported.end("done") is None and said == []  # the run never began
+    printed = list[str]()
+    reported = ReportedRun(job_in(tmp_path), printed.append)
+    assert reported.end("done") is None and printed == []  # the run never began
     reported.begin(tmp_path / "missing")
     folder = tmp_path / "run"
     folder.mkdir()
@@ -80,5 +80,5 @@ def test_what_goes_wrong_with_a_report_is_a_note(tmp_path: Path) -> None:
     (folder / REPORT).mkdir()
     (folder / METRICS).write_text("[]\n", encoding="utf-8")
     assert reported.end("done") is None
-    assert len(said) == 2 and "no card" in said[0] and "no report" in said[1]
+    assert len(printed) == 2 and "no card" in printed[0] and "no report" in printed[1]
     assert json.loads((folder / CARD).read_text(encoding="utf-8"))["status"] == "done"

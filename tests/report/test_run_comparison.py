@@ -28,17 +28,17 @@ def seen(of: JobSpec, **blocked_s: float) -> StepsMeasured:
     recorder = StepsRecorder(memory=job_memory(of)[0])
     for step_s in (9.0, 9.0, 1.0, 2.0, 3.0):  # the first two warm up
         recorder.add(SpanUse(step_s, dict(blocked_s), SpanBytes(3, 1, {"tp": 100, "world": 8})), 2**20)
-    found = recorder.measured()
-    assert found is not None
-    return found
+    result = recorder.measured()
+    assert result is not None
+    return result
 
 
 def test_time_is_by_cause_and_adds_up() -> None:
     of = job("h100-sxm", tp=2, pp=2)
-    found = compared_dict(of, seen(of, tp=0.25, pp=0.5, world=0.125))
-    predicted_s, measured_s = found["whole_step_s"]
-    assert measured_s == 2.0 and found["num_steps"] == 3 and found["time_not_predicted"] == ""
-    causes = found["time"]
+    result = compared_dict(of, seen(of, tp=0.25, pp=0.5, world=0.125))
+    predicted_s, measured_s = result["whole_step_s"]
+    assert measured_s == 2.0 and result["num_steps"] == 3 and result["time_not_predicted"] == ""
+    causes = result["time"]
     assert causes["tensor parallel"][1] == 0.25 and causes["pipeline"][1] == 0.5 and causes["replicas"][1] == 0.125
     assert sum(both[1] for both in causes.values()) == pytest.approx(measured_s)
     assert sum(both[0] for both in causes.values()) == pytest.approx(predicted_s)
@@ -48,21 +48,21 @@ def test_time_is_by_cause_and_adds_up() -> None:
 def test_times_are_predicted_for_the_device_that_was_recognised() -> None:
     of, named = job(tp=2), job("h200-sxm", tp=2)
     measured = replace(seen(of, tp=0.25), device="h200-sxm")
-    found = compared_dict(of, measured)
-    assert found["time"] == compared_dict(named, measured)["time"] and found["predicted_for"] == "h200-sxm"
-    assert "predicted for h200-sxm" in compared_text(found)
+    result = compared_dict(of, measured)
+    assert result["time"] == compared_dict(named, measured)["time"] and result["predicted_for"] == "h200-sxm"
+    assert "predicted for h200-sxm" in compared_text(result)
     elsewhere = compared_dict(job("h100-sxm", tp=2), measured)  # the job says where it is meant to run
-    assert elsewhere["predicted_for"] is None and elsewhere["time"] != found["time"]
+    assert elsewhere["predicted_for"] is None and elsewhere["time"] != result["time"]
 
 
 def test_memory_and_bytes_are_there_where_time_is_not() -> None:
     of = job(tp=2)
-    found = compared_dict(of, seen(of, tp=0.25))
-    assert found["whole_step_s"] == [None, 2.0] and "shardwright calibrate" in found["time_not_predicted"]
-    assert found["memory_bytes"]["parameters"] == [job_memory(of)[0].parameters_bytes] * 2
-    predicted, measured = found["axis_bytes"]["tp"]
+    result = compared_dict(of, seen(of, tp=0.25))
+    assert result["whole_step_s"] == [None, 2.0] and "shardwright calibrate" in result["time_not_predicted"]
+    assert result["memory_bytes"]["parameters"] == [job_memory(of)[0].parameters_bytes] * 2
+    predicted, measured = result["axis_bytes"]["tp"]
     assert predicted > measured == 100
-    text = compared_text(found)
+    text = compared_text(result)
     assert "time is not predicted" in text and "equal" in text and "waiting: tensor parallel" in text
     lines = text.splitlines()[1:-1]
     assert len({len(line.rstrip()) for line in lines if line.endswith("equal")}) == 1
@@ -82,5 +82,5 @@ def test_no_steps_are_nothing() -> None:
 def test_a_short_run_says_what_it_saw() -> None:
     recorder = StepsRecorder()
     recorder.add(SpanUse(4.0, {}, None), 0)
-    found = recorder.measured()
-    assert found is not None and (found.num_steps, found.step_s) == (1, 4.0)
+    result = recorder.measured()
+    assert result is not None and (result.num_steps, result.step_s) == (1, 4.0)

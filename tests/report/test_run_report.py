@@ -50,8 +50,8 @@ def test_a_report_has_the_same_numbers_in_chinese(tmp_path: Path, monkeypatch: p
         return "\n".join([*headings, *texts_of(data_of(page)["parts"])])
 
     assert_same_in_chinese(texts_in, monkeypatch, 300)
-    said = json.loads(re.search(r'id="phrases">(.*?)</script>', report_html(card, record, folder, "zh"))[1])
-    assert said["steps done"] == "已完成步数" and len(said) > 100
+    printed = json.loads(re.search(r'id="phrases">(.*?)</script>', report_html(card, record, folder, "zh"))[1])
+    assert printed["steps done"] == "已完成步数" and len(printed) > 100
     assert 'id="phrases">{}<' in report_html(card, record, folder)
 
 
@@ -135,8 +135,8 @@ def test_the_command_writes_the_page_and_prints_the_card(tmp_path: Path) -> None
     done = CliRunner().invoke(cli, ["report", str(folder), "--json"])
     assert done.exit_code == 0 and json.loads(done.stdout)["steps"] == 5
     assert data_of((folder / REPORT).read_text(encoding="utf-8"))["figures"]["steps"] == 5
-    mine = tmp_path / "mine.html"
-    assert CliRunner().invoke(cli, ["report", str(folder), "--html", str(mine)]).output == f"report in {mine}\n"
+    own = tmp_path / "mine.html"
+    assert CliRunner().invoke(cli, ["report", str(folder), "--html", str(own)]).output == f"report in {own}\n"
     (folder / METRICS).unlink()
     refused = CliRunner().invoke(cli, ["report", str(folder)])
     assert isinstance(refused.exception, PlanError) and METRICS in str(refused.exception)

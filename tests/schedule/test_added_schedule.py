@@ -94,8 +94,8 @@ def test_commands_know_it(tmp_path: Path) -> None:
     shown = output("schedule", NAME, "--stages", "3", "--microbatches", "4")
     assert "(p - 1)(F + B)" in shown.replace(" * ", "")
     assert NAME in output("schedule", "--compare", "--stages", "2", "--microbatches", "4")
-    told = json.loads(output("estimate", "quickstart", *sets, "--set", "cluster.device=h100-sxm", "--json"))
-    assert told["fits"] and told["step_s"] > 0
+    answer = json.loads(output("estimate", "quickstart", *sets, "--set", "cluster.device=h100-sxm", "--json"))
+    assert answer["fits"] and answer["step_s"] > 0
     page = tmp_path / "timeline.html"
     output("simulate", "quickstart", *sets, "--html", str(page))
     assert NAME in page.read_text(encoding="utf-8")

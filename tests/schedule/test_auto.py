@@ -136,11 +136,11 @@ def test_zero_bubble_where_it_is_known_to_exist(num_ranks: int, num_microbatches
 
     def idle(most_alive: float | None, stages_per_rank: int, objective: Objective = "makespan") -> float:
         model = Model(p, m, costs, most_alive, stages_per_rank=stages_per_rank)
-        found = auto(model, objective)
-        time = step_time(found, by_stage(costs, found.num_stages), objective)
+        result = auto(model, objective)
+        time = step_time(result, by_stage(costs, result.num_stages), objective)
         bound = lower_bound(model, objective)
         assert time == pytest.approx(bound)
-        assert program_faults(lower(found)) == []
+        assert program_faults(lower(result)) == []
         return time - 3 * m
 
     assert idle(None, 1) == pytest.approx(p - 1)  # ZB-H2
@@ -155,8 +155,8 @@ def test_v_half_is_the_best_there_is_in_its_memory(num_ranks: int) -> None:
     p, m = num_ranks, 2 * num_ranks
     costs = Costs.uniform(2 * p)
     bound = placement_bound(Model(p, m, costs, (p + 2) // 2, (), 2).problem(vee(p)))
-    found = auto(Model(p, m, costs, (p + 2) // 2))
-    assert step_time(found, costs) == pytest.approx(bound)
+    result = auto(Model(p, m, costs, (p + 2) // 2))
+    assert step_time(result, costs) == pytest.approx(bound)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -169,18 +169,18 @@ def test_near_the_bound_where_memory_is_no_limit(seed: int) -> None:
 
 def every_order(num_stages: int, stage: int, m: int) -> list[list[int]]:
     """All ways to order the operations of a stage, with microbatches in order."""
-    found = []
+    results = []
 
     def extend(row: list[int], counts: tuple[int, ...]) -> None:
         if len(row) == 3 * m:
-            found.append(row)
+            results.append(row)
         for kind in range(3):
             if counts[kind] < (m, counts[0], counts[1])[kind]:
                 op = (kind * num_stages + stage) * m + counts[kind]
                 extend([*row, op], tuple(count + (n == kind) for n, count in enumerate(counts)))
 
     extend([], (0, 0, 0))
-    return found
+    return results
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -238,16 +238,16 @@ def test_a_named_one_wins_if_pairs_are_cheap() -> None:
     """Pairs are not built; but never worse holds."""
     costs = Costs((1.0,) * 8, (1.0,) * 8, (1.0,) * 8, pair=0.8)
     case = Case(4, 12, costs, None, (), "makespan")
-    found = case.solve(effort=0.1)
-    assert check(case, found) == pytest.approx(1)
-    assert any(action.kind is Kind.OVERLAP for row in found.ranks for action in row)
+    result = case.solve(effort=0.1)
+    assert check(case, result) == pytest.approx(1)
+    assert any(action.kind is Kind.OVERLAP for row in result.ranks for action in row)
 
 
 def test_without_costs_it_is_for_equal_pieces() -> None:
-    found = auto(Model(4, 8))
-    assert found.name == "auto"
-    assert found.placement == vee(4)
-    assert step_time(found, Costs.uniform(8)) <= step_time(zb_v(4, 8), Costs.uniform(8))
+    result = auto(Model(4, 8))
+    assert result.name == "auto"
+    assert result.placement == vee(4)
+    assert step_time(result, Costs.uniform(8)) <= step_time(zb_v(4, 8), Costs.uniform(8))
 
 
 def test_the_same_question_has_the_same_answer() -> None:

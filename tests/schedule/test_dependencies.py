@@ -37,10 +37,10 @@ def test_there_is_no_second_table() -> None:
     """Which stage a product comes from or goes to is said here; the executor alone moves it, with tensors."""
     pattern = re.compile(r"\bstage\s*[-+]\s*1\b(?!\])")  # not the end of a slice of stages
     allowed = {"parallel/pipeline/executor.py", "schedule/dependencies.py"}
-    found = {
+    result = {
         str(file.relative_to(SOURCE))
         for folder in ("schedule", "simulate", "account", "report", "parallel")
         for file in (SOURCE / folder).rglob("*.py")
         if pattern.search(file.read_text(encoding="utf-8")) and "Kind." in file.read_text(encoding="utf-8")
     }
-    assert found <= allowed
+    assert result <= allowed

@@ -98,14 +98,14 @@ def test_table_of_the_papers(name: str) -> None:
     for p, m, v in admitted(name):
         if name == "zb-h2" and m < 2 * p - 1:
             continue
-        found = measure(name, p, m, virtual_stages=v)
+        result = measure(name, p, m, virtual_stages=v)
         bubble, span, period, peaks = expected_row(name, p, m, v)
-        assert found.bubble == pytest.approx(bubble, abs=1e-9), (p, m, v)
-        assert found.span_bubble == pytest.approx(span, abs=1e-9), (p, m, v)
-        assert found.period_bubble == pytest.approx(period, abs=1e-9), (p, m, v)
-        assert list(found.peak_activations) == peaks, (p, m, v)
-        assert found.makespan == pytest.approx(3 * m + bubble)
-        assert found.bubble_fraction == pytest.approx(bubble / (3 * m + bubble))
+        assert result.bubble == pytest.approx(bubble, abs=1e-9), (p, m, v)
+        assert result.span_bubble == pytest.approx(span, abs=1e-9), (p, m, v)
+        assert result.period_bubble == pytest.approx(period, abs=1e-9), (p, m, v)
+        assert list(result.peak_activations) == peaks, (p, m, v)
+        assert result.makespan == pytest.approx(3 * m + bubble)
+        assert result.bubble_fraction == pytest.approx(bubble / (3 * m + bubble))
 
 
 @pytest.mark.parametrize("v", [2, 3, 4])
@@ -114,10 +114,10 @@ def test_interleaved(p: int, m: int, v: int) -> None:
     for group in (p, p + 1, 2 * p):
         if m % group:
             continue
-        found = measure("interleaved-1f1b", p, m, virtual_stages=v, group=group)
-        assert found.bubble == pytest.approx(3 * (p - 1) / v)
+        result = measure("interleaved-1f1b", p, m, virtual_stages=v, group=group)
+        assert result.bubble == pytest.approx(3 * (p - 1) / v)
         expected = [min(m, (2 * (p - 1 - r) + (v - 1) * group + 1) / v) for r in range(p)]
-        assert list(found.peak_activations) == pytest.approx(expected)
+        assert list(result.peak_activations) == pytest.approx(expected)
     first = measure("interleaved-1f1b", p, m, virtual_stages=v).peak_activations[0]
     assert first == pytest.approx(p * (1 + (p - 1) / (p * v)))
 
@@ -147,10 +147,10 @@ def test_formulas_where_costs_differ(name: str) -> None:
         for work in COSTS:
             if schedule_faults(name, p, m, v) or (entry.when and not formula(entry.when, p, m, v, work)):
                 continue
-            found = measure(name, p, m, work, v)
-            assert found.bubble == pytest.approx(formula(entry.bubble, p, m, v, work), abs=1e-9), (p, m, v, work)
+            result = measure(name, p, m, work, v)
+            assert result.bubble == pytest.approx(formula(entry.bubble, p, m, v, work), abs=1e-9), (p, m, v, work)
             period = formula(entry.repeated or entry.bubble, p, m, v, work)
-            assert found.period_bubble == pytest.approx(period, abs=1e-9), (p, m, v, work)
+            assert result.period_bubble == pytest.approx(period, abs=1e-9), (p, m, v, work)
             checked += 1
     assert checked >= 5
 
@@ -158,11 +158,11 @@ def test_formulas_where_costs_differ(name: str) -> None:
 @pytest.mark.parametrize("work", COSTS)
 @pytest.mark.parametrize(("p", "m"), [(2, 3), (3, 9), (8, 15), (8, 32)])
 def test_span_of_zb_h2(p: int, m: int, work: Work) -> None:
-    found = measure("zb-h2", p, m, work)
+    result = measure("zb-h2", p, m, work)
     idle = work.forward + work.input_grad - 2 * work.weight_grad
-    assert found.span_bubble == pytest.approx((p - 1) * max(0, idle), abs=1e-9)
-    assert found.period_bubble == pytest.approx(found.span_bubble, abs=1e-9)
-    assert found.bubble == pytest.approx((p - 1) * max(work.forward, idle))
+    assert result.span_bubble == pytest.approx((p - 1) * max(0, idle), abs=1e-9)
+    assert result.period_bubble == pytest.approx(result.span_bubble, abs=1e-9)
+    assert result.bubble == pytest.approx((p - 1) * max(work.forward, idle))
 
 
 # --- DualPipe ---
@@ -173,9 +173,9 @@ def test_dualpipe_table_of_its_readme() -> None:
     m = 20
     F, I, W = 1, 1, 1  # noqa: E741
     B, FB = I + W, F + I + W
-    ours = {name: measure(name, 8, m) for name in ("1f1b", "zb-h1", "dualpipe")}
+    own = {name: measure(name, 8, m) for name in ("1f1b", "zb-h1", "dualpipe")}
     # The same eight stages on four ranks; a chunk is F, so a rank's whole work is twice that.
-    ours["dualpipev"] = measure("dualpipev", 4, m, Work(2, 2, 2))
+    own["dualpipev"] = measure("dualpipev", 4, m, Work(2, 2, 2))
     table: dict[str, tuple[float, float, float]] = {
         "1f1b": (7 * (F + B), 1, 8),
         "zb-h1": (7 * (F + B - 2 * W), 1, 8),
@@ -183,16 +183,16 @@ def test_dualpipe_table_of_its_readme() -> None:
         "dualpipev": (3 * (FB + B - 3 * W), 2, 9),
     }
     for name, (bubble, parameters, activations) in table.items():
-        stages_of_a_rank = 8 // len(ours[name].peak_activations)
-        assert ours[name].bubble == pytest.approx(bubble), name
-        assert max(ours[name].parameter_copies) * stages_of_a_rank == parameters, name
-        assert max(ours[name].peak_activations) * stages_of_a_rank == activations, name
+        stages_of_a_rank = 8 // len(own[name].peak_activations)
+        assert own[name].bubble == pytest.approx(bubble), name
+        assert max(own[name].parameter_copies) * stages_of_a_rank == parameters, name
+        assert max(own[name].peak_activations) * stages_of_a_rank == activations, name
 
 
 def test_dualpipe_where_forward_and_input_gradient_differ() -> None:
     """Between (p / 2 - 1)(F&B + F - 2W) and the README's (p / 2 - 1)(F&B + I - 2W)."""
-    found = measure("dualpipe", 8, 20, Work(1, 1.3, 0.9)).bubble
-    assert found == pytest.approx(3 * (3.2 + 1 - 1.8))
+    result = measure("dualpipe", 8, 20, Work(1, 1.3, 0.9)).bubble
+    assert result == pytest.approx(3 * (3.2 + 1 - 1.8))
     longer = measure("dualpipe", 8, 20, Work(1, 2, 0.5)).bubble
     assert 3 * (3.5 + 1 - 1) < longer < 3 * (3.5 + 2 - 1)
 
@@ -282,18 +282,18 @@ def test_what_a_latency_costs(p: int, m: int, c: float) -> None:
 
 
 def test_latency_hurts_dualpipev_in_every_microbatch() -> None:
-    found = [measure("dualpipev", 8, m, Work(latency=0.1)).bubble for m in (16, 64)]
-    assert found == pytest.approx([11.9, 20.3])
+    result = [measure("dualpipev", 8, m, Work(latency=0.1)).bubble for m in (16, 64)]
+    assert result == pytest.approx([11.9, 20.3])
 
 
 @pytest.mark.parametrize(("p", "m"), [(4, 16), (8, 32)])
 def test_extra_warmup(p: int, m: int) -> None:
     """Each extra forward of the warm-up is a microbatch more to keep; with all of them latency is paid for once."""
-    found = [measure("1f1b", p, m, Work(latency=0.5), extra_warmup=extra) for extra in range(p + 1)]
-    bubbles = [each.bubble for each in found]
+    results = [measure("1f1b", p, m, Work(latency=0.5), extra_warmup=extra) for extra in range(p + 1)]
+    bubbles = [each.bubble for each in results]
     assert bubbles == sorted(bubbles, reverse=True)
     assert bubbles[0] > bubbles[1] > bubbles[p - 1] == bubbles[p]  # more than twice is the same as twice
-    for extra, each in enumerate(found):
+    for extra, each in enumerate(results):
         assert list(each.peak_activations) == [1 + (p - 1 - r) + min(p - 1 - r, extra) for r in range(p)]
 
 
@@ -303,12 +303,12 @@ def test_extra_warmup(p: int, m: int) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_messages_and_parameters(name: str) -> None:
     p, m, v = 4, 16, 2 if name in LOOPED else 1
-    found = measure(name, p, m, virtual_stages=v)
+    result = measure(name, p, m, virtual_stages=v)
     borders = {"in line": p - 1, "looped": v * p - 1, "vee": 2 * (p - 1)}  # the turn of a vee is on one rank
     placement = "looped" if name in LOOPED else "vee" if name in ("zb-v", "v-half", "v-min", "dualpipev") else "in line"
-    assert found.messages == 2 * m * borders[placement]
+    assert result.messages == 2 * m * borders[placement]
     copies = {"dualpipe": (2, 2, 2, 2), "pipedream": (4, 3, 2, 1), "pipedream-2bw": (2, 2, 2, 2)}
-    assert found.parameter_copies == copies.get(name, (1, 1, 1, 1))
+    assert result.parameter_copies == copies.get(name, (1, 1, 1, 1))
 
 
 # --- versions of the weights ---
@@ -522,6 +522,6 @@ def test_interleaved_reads_like_the_figure() -> None:
 
 
 def test_measures_of_a_program_written_by_hand() -> None:
-    found, _ = measure_and_play(training_program("gpipe", 2, 2), Costs.uniform(2, 1, 1, 1), 1)
-    assert found == Bubbles(9.0, 3.0, 3.0, 3.0, (2.0, 2.0), (1.0, 1.0), 4, reductions=2)
-    assert play(training_program("gpipe", 2, 2), Costs.uniform(2)).makespan == found.makespan
+    result, _ = measure_and_play(training_program("gpipe", 2, 2), Costs.uniform(2, 1, 1, 1), 1)
+    assert result == Bubbles(9.0, 3.0, 3.0, 3.0, (2.0, 2.0), (1.0, 1.0), 4, reductions=2)
+    assert play(training_program("gpipe", 2, 2), Costs.uniform(2)).makespan == result.makespan

@@ -23,7 +23,7 @@ eighths = st.integers(0, 16).map(lambda n: n / 8)
 
 def replayed_peaks(program: Program) -> list[tuple[int, int]]:
     """Activations and inputs at once, by rank, counted by hand: a pair begins before any of it ends."""
-    found = []
+    results = []
     for row in program.ranks:
         again = {(a.stage, a.microbatch) for a in row if a.kind is Kind.RECOMPUTE}
         alive, inputs, most_alive, most_inputs = set(), set(), 0, 0
@@ -41,8 +41,8 @@ def replayed_peaks(program: Program) -> list[tuple[int, int]]:
                 if part.kind is Kind.WEIGHT_GRAD or part.kind is Kind.BACKWARD:
                     alive.remove(key)
         assert not alive and not inputs
-        found.append((most_alive, most_inputs))
-    return found
+        results.append((most_alive, most_inputs))
+    return results
 
 
 @settings(max_examples=60, deadline=None)

@@ -72,8 +72,8 @@ def test_any_program_with_gathers_is_right(shape: Any, recompute: Any, latency: 
 def test_it_adds_to_a_program_and_moves_reductions_alone(shape: Any) -> None:
     added = {Kind.GATHER, Kind.RELEASE, Kind.REDUCE}
     with_it, without = training_program(*shape, gathers=True), training_program(*shape)
-    for mine, theirs in zip(with_it.ranks, without.ranks, strict=True):
-        assert [a for a in mine if a.kind not in added] == [a for a in theirs if a.kind is not Kind.REDUCE]
+    for own, reference in zip(with_it.ranks, without.ranks, strict=True):
+        assert [a for a in own if a.kind not in added] == [a for a in reference if a.kind is not Kind.REDUCE]
     if with_it.placement.num_copies > 1:
         assert count(with_it, Kind.REDUCE) == count(without, Kind.REDUCE)
 
@@ -237,12 +237,12 @@ def train(mesh: Mesh, job: JobSpec, gathers: bool) -> tuple[list[float], list[to
         losses.append(train_step(replica, step, made_up_tokens(job, step)).loss)
         for holder in holders.values():
             holder.keep_as_shards()
-    told = {stage: list(holder.told) for stage, holder in holders.items()}
+    answer = {stage: list(holder.told) for stage, holder in holders.items()}
     performed = [str(entry.action) for entry in replica.executor.performed]
     losses.append(evaluate(replica, made_up_tokens(job, 2)))
     for holder in holders.values():
         holder.restore()
-    return losses, [p.detach().clone() for held in parameters.values() for p in held], performed, told
+    return losses, [p.detach().clone() for held in parameters.values() for p in held], performed, answer
 
 
 @pytest.mark.sampled(3)
@@ -258,7 +258,7 @@ def test_computes_the_same_where_parameters_are_lost_between(schedule: str, reco
         assert with_it[0] == without[0]
         assert all(torch.equal(left, right) for left, right in zip(with_it[1], without[1], strict=True))
         assert with_it[2] == [str(action) for action in program.ranks[rank]]
-        for stage, told in with_it[3].items():
+        for stage, answer in with_it[3].items():
             planned = [str(a.kind) for a in program.ranks[rank] if a.stage == stage and a.kind in "GLR"]
-            assert [word for word in told if word != "arm"] == planned
-            assert told.count("arm") == told.count("R")
+            assert [word for word in answer if word != "arm"] == planned
+            assert answer.count("arm") == answer.count("R")

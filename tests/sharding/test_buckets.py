@@ -44,7 +44,7 @@ def test_ranks_of_tp_group_alike(kind: str, tp: int, vocab: int, ffn: int, bucke
         for index in range(tp)
         for state in rank_state(job, program, 0, index).values()
     ]
-    assert all(mine == groups[0] for mine in groups)
+    assert all(own == groups[0] for own in groups)
 
 
 # A vocabulary of 33 or 37 is cut into unequal parts. In small buckets one part fills a bucket where another does not.
@@ -90,6 +90,6 @@ def test_a_shard_that_ends_between_what_is_summed() -> None:
     gaps = {second - first - 5 for (first, _), (second, _) in ranks}
     assert len(gaps) == 2, "one rank of tp has padding between them, and the other has not"
     for tp in (0, 1):
-        of_shards = [found for rank, found in enumerate(ranks) if rank % 2 == tp]
+        of_shards = [results for rank, results in enumerate(ranks) if rank % 2 == tp]
         # 2 replicas, each the sum 1 + 2 over tp; 5 elements of the first and 10 of the second.
-        assert [sum(sums) for sums in zip(*([s for _, s in found] for found in of_shards), strict=True)] == [30, 60]
+        assert [sum(sums) for sums in zip(*([s for _, s in results] for results in of_shards), strict=True)] == [30, 60]

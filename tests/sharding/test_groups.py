@@ -96,17 +96,17 @@ def expected(plan: PlanSpec, kind: str) -> list[list[int]]:
 @given(plans())
 def test_lines_are_those_that_are_cut_from_the_mesh(plan: PlanSpec) -> None:
     for name, kind in KINDS.items():
-        found = axis_groups(plan, kind)
-        rows = found.lines()
+        result = axis_groups(plan, kind)
+        rows = result.lines()
         assert rows == expected(plan, name)
         assert sorted(rank for line in rows for rank in line) == list(range(plan.world))
-        assert {len(line) for line in rows} == {found.size} and len(rows) == found.num_groups
+        assert {len(line) for line in rows} == {result.size} and len(rows) == result.num_groups
         for line in rows:
-            assert found.line(line[0]) == line
-            assert found.nodes(line[0], 3) == [rank // 3 for rank in line]
-        assert set(found.nodes(0, 0)) == {0}
-        if found.size > 1 and not found.is_mirrored and plan.block == plan.stage_ranks:
-            assert {line[1] - line[0] for line in rows} == {found.layout.stride}
+            assert result.line(line[0]) == line
+            assert result.nodes(line[0], 3) == [rank // 3 for rank in line]
+        assert set(result.nodes(0, 0)) == {0}
+        if result.size > 1 and not result.is_mirrored and plan.block == plan.stage_ranks:
+            assert {line[1] - line[0] for line in rows} == {result.layout.stride}
 
 
 @settings(deadline=None)
@@ -165,13 +165,13 @@ def test_ranks_of_a_stage_among_neighbours_are_counted(plan: PlanSpec, num_ranks
     if plan.block == plan.stage_ranks:
         assert of_stage(plan, num_ranks) == num_ranks
         return
-    found = of_stage(plan, num_ranks)
+    result = of_stage(plan, num_ranks)
     stages = (
         stage_array(plan)[0] + plan.world * np.arange(num_ranks // plan.world + 1)[:, None]
     )  # were there more ranks
-    assert found == (stages < num_ranks).sum()
+    assert result == (stages < num_ranks).sum()
     mirrored = of_stage(plan, num_ranks, 2)
-    assert mirrored == (2 * found if num_ranks >= plan.block * plan.pp else found)
+    assert mirrored == (2 * result if num_ranks >= plan.block * plan.pp else result)
 
 
 @settings(deadline=None)
@@ -241,9 +241,9 @@ def test_groups_of_one_name_are_one(plan: PlanSpec) -> None:
     """A rank makes one communicator for all; a mirrored line has the name of a line, and communicators of its own."""
     by_name: dict[tuple[str, bool], AxisGroups] = {}
     for kind in KINDS.values():
-        found = axis_groups(plan, kind)
-        alike = by_name.setdefault((found.axis, found.is_mirrored), found)
-        assert found == alike and hash(found) == hash(alike)
+        result = axis_groups(plan, kind)
+        alike = by_name.setdefault((result.axis, result.is_mirrored), result)
+        assert result == alike and hash(result) == hash(alike)
 
 
 def test_hybrid_sharding_cuts_replicas_evenly_or_not_at_all() -> None:
@@ -260,10 +260,10 @@ def test_ends_are_where_the_first_and_the_last_stage_are(schedule: str) -> None:
     plan = PlanSpec.model_validate({"pp": 4, "dp": 3, "schedule": schedule, "virtual_stages": 2})
     placement = placement_of(schedule, plan.pp, plan.stages_per_rank)
     assert plan.num_copies == placement.num_copies
-    found = ends(plan, placement)
+    result = ends(plan, placement)
     is_shared = schedule == "dualpipe" or placement.stages_of(0) == (0, plan.num_stages - 1)
-    assert found.lines() == [[rank] if is_shared else [rank, rank + 9] for rank in range(3)]
-    assert (found.size, found.num_groups, found.axis) == (1 if is_shared else 2, 3, "ends")
+    assert result.lines() == [[rank] if is_shared else [rank, rank + 9] for rank in range(3)]
+    assert (result.size, result.num_groups, result.axis) == (1 if is_shared else 2, 3, "ends")
 
 
 def test_what_zero_shards_among_nobody_is_whole() -> None:
@@ -290,14 +290,14 @@ ALLOWED = {
 
 def test_there_is_no_second_table() -> None:
     """Strides, folding, hybrid sharding and the names that follow are said here alone; others ask."""
-    found = set()
+    results = set()
     for file in sorted(SOURCE.rglob("*.py")):
         where, text = str(file.relative_to(SOURCE)), file.read_text(encoding="utf-8")
-        found |= {(where, what) for what, pattern in TELLTALES.items() if re.search(pattern, text)}
+        results |= {(where, what) for what, pattern in TELLTALES.items() if re.search(pattern, text)}
         if re.search(r"""["'](edp|dp cp| shards| copies)["']""", text):
-            found.add((where, "the name of an axis"))
-    assert {(where, what) for where, what in found if where not in ALLOWED} == set()
-    assert {what for where, what in found if where.startswith("sharding/")} >= {"how far apart ranks lie"}
+            results.add((where, "the name of an axis"))
+    assert {(where, what) for where, what in results if where not in ALLOWED} == set()
+    assert {what for where, what in results if where.startswith("sharding/")} >= {"how far apart ranks lie"}
 
 
 SECOND = [

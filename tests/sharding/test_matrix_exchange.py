@@ -55,10 +55,10 @@ def test_work_is_shared_out(kind: str, bucket_mib: float, plan: dict[str, int]) 
     """To within the largest matrix of each exchange; each matrix of the model is in one."""
     whole = stage(kind, **({"ep": plan["ep"], "dp": plan["ep"]} if "ep" in plan else {}))
     state = stage(kind, bucket_mib=bucket_mib, **plan)
-    found = exchanges(state)
-    assert sum(len(each.matrices) for each in found) == sum(len(each.matrices) for each in exchanges(whole))
-    assert any(len(group.units) > 1 for group in state.updates) and len(found) > 1
-    for each in found:
+    results = exchanges(state)
+    assert sum(len(each.matrices) for each in results) == sum(len(each.matrices) for each in exchanges(whole))
+    assert any(len(group.units) > 1 for group in state.updates) and len(results) > 1
+    for each in results:
         work: Counter[tuple[int, int]] = Counter()
         costs = [orthogonal_flops(of.matrix.full_rows, of.matrix.full_columns, 1) for of in each.matrices]
         for of, cost in zip(each.matrices, costs, strict=True):

@@ -23,13 +23,13 @@ def test_the_boxes_of_some_rows_are_those_rows(part, data) -> None:
     end = data.draw(st.integers(first, num_rows))
     most = data.draw(st.integers(1, 40))
     rows = held.reshape(num_rows, row_size)
-    for found in (list(row_boxes(part, first, end)), list(cut_rows(part, first, end, most))):
-        assert [box.first for box in found] == sorted(box.first for box in found)
-        for box in found:
+    for results in (list(row_boxes(part, first, end)), list(cut_rows(part, first, end, most))):
+        assert [box.first for box in results] == sorted(box.first for box in results)
+        for box in results:
             inside = full[tuple(slice(*ends) for ends in box.box)]
             assert inside.shape == box.shape
             assert np.array_equal(inside.reshape(-1), rows[box.first : box.end].reshape(-1))
-        joined = [row for box in found for row in range(box.first, box.end)]
+        joined = [row for box in results for row in range(box.first, box.end)]
         assert joined == list(range(first, end))
     assert len(list(row_boxes(part, first, end))) <= max(1, 2 * len(part) - 3)
     assert all(math.prod(box.shape) <= max(most, row_size) for box in cut_rows(part, first, end, most))

@@ -49,9 +49,9 @@ def test_places_are_those_of_the_runtime(kind: str, plan: str) -> None:
             built = DecoderStage(job.model, stage_span(job.plan, job.model.layers, stage), cut)
             regions = built.prepare(CPU, torch.float32).regions()
             expected = {name: [parameter.place for parameter in held] for name, held in regions.items()}
-            found = stage_parameters(job.model, job.plan, stage, index)
-            assert found == expected
-            assert list(found) == list(expected)
+            result = stage_parameters(job.model, job.plan, stage, index)
+            assert result == expected
+            assert list(result) == list(expected)
 
 
 @pytest.mark.parametrize(

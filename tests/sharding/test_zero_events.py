@@ -72,13 +72,13 @@ Stage = tuple[ToldStage, list[str], BufferPool[None]]
 
 def stage_of(zero: int, num_units: int = 3, gradient_bytes: int = 4, reduce_bytes: int = 4) -> Stage:
     """A stage of regions "0", "1", ..., each with a unit of two parameters."""
-    told: list[str] = []
+    answer: list[str] = []
     pool = BufferPool[None](lambda num_bytes: None)
     sizes = UnitSizes(zero, SIZE, SHARD, 2, gradient_bytes, reduce_bytes, 4, num_parameters=2, num_put_off=1)
-    units = [Told(str(n), sizes, pool, told) for n in range(num_units)]
+    units = [Told(str(n), sizes, pool, answer) for n in range(num_units)]
     regions = {unit.name: [unit] for unit in units}
     groups = [((number,), 0) for number in range(num_units)]
-    return ToldStage(units, (), regions, is_shared=True, reductions=Reductions(), groups=groups), told, pool
+    return ToldStage(units, (), regions, is_shared=True, reductions=Reductions(), groups=groups), answer, pool
 
 
 def backward(stage: ToldStage, gathers: bool = False) -> None:
@@ -95,51 +95,51 @@ def backward(stage: ToldStage, gathers: bool = False) -> None:
 
 def test_stage_3_by_layer() -> None:
     """The next layer's values come while one computes, and the last one's stay between forward and backward."""
-    stage, told, _ = stage_of(zero=3)
+    stage, answer, _ = stage_of(zero=3)
     stage.zero()
     for unit in stage.units:
         stage.begin_forward(unit.name)
-        told.append(f"F {unit.name}")
+        answer.append(f"F {unit.name}")
         stage.end_forward(unit.name, has_backward=True)
-    assert told == [
+    assert answer == [
         "gather 0", "gathered 0", "gather 1", "F 0", "drop 0",
         "gathered 1", "gather 2", "F 1", "drop 1", "gathered 2", "F 2",
     ]  # fmt: skip
-    told.clear()
+    answer.clear()
     stage.arm(is_last=True, is_split=False)
     backward(stage, gathers=True)
     stage.reduce()
     stage.wait()
-    assert told == [
+    assert answer == [
         "gather 1", "open 2", "reduce 2", "drop 2",
         "gathered 1", "gather 0", "open 1", "reduce 1", "drop 1",
         "gathered 0", "open 0", "sum 2", "close 2", "reduce 0", "drop 0",
         "sum 1", "close 1", "sum 0", "close 0",
     ]  # fmt: skip
-    told.clear()
+    answer.clear()
     stage.update(1.0, 0.1)
-    assert told == ["update 0", "updated 0", "update 1", "updated 1", "update 2", "updated 2"]
+    assert answer == ["update 0", "updated 0", "update 1", "updated 1", "update 2", "updated 2"]
 
 
 @pytest.mark.parametrize("zero", [1, 2])
 def test_updated_values_are_gathered(zero: int) -> None:
     """The update of one unit hides the gather of the one before."""
-    stage, told, _ = stage_of(zero, num_units=2, gradient_bytes=2)
+    stage, answer, _ = stage_of(zero, num_units=2, gradient_bytes=2)
     stage.update(1.0, 0.1)
-    assert told == [
+    assert answer == [
         "update cast 0", "updated 0", "gather 0", "update cast 1", "updated 1", "gather 1", "gathered 0", "gathered 1",
     ]  # fmt: skip
 
 
 def test_units_that_are_updated_together() -> None:
     """Their gradients in float32 and the memory of their steps are there at once, and given back before others'."""
-    told, pool = list[str](), BufferPool[None](lambda num_bytes: None)
-    units = [Told(str(n), UnitSizes(1, SIZE, SHARD, 2, 2, 2, 4, 1, 1), pool, told) for n in range(3)]
+    answer, pool = list[str](), BufferPool[None](lambda num_bytes: None)
+    units = [Told(str(n), UnitSizes(1, SIZE, SHARD, 2, 2, 2, 4, 1, 1), pool, answer) for n in range(3)]
     stage = ToldStage(units, (), {}, is_shared=True, reductions=Reductions(), groups=[((0, 2), 100), ((1,), 0)])
     for _ in range(2):
-        told.clear()
+        answer.clear()
         stage.update(1.0, 0.1)
-        assert told == [
+        assert answer == [
             "update cast 0", "update cast 2", f"steps 0 with {2 * 4 * SHARD + 100}",
             "updated 0", "gather 0", "updated 2", "gather 2",
             "update cast 1", "updated 1", "gather 1", "gathered 0", "gathered 1", "gathered 2",
@@ -148,29 +148,29 @@ def test_units_that_are_updated_together() -> None:
 
 def test_sums_are_added_aside() -> None:
     """The second reduction of a step adds to the shard, so its sum arrives beside it; and whole gradients wait."""
-    stage, told, _ = stage_of(zero=2, num_units=1)
+    stage, answer, _ = stage_of(zero=2, num_units=1)
     for is_last in (False, True):
         stage.arm(is_last, is_split=False)
         backward(stage)
         stage.reduce()
     stage.wait()
-    assert told == ["open 0", "reduce 0", "sum 0", "close 0", "open 0", "reduce aside 0", "add 0", "close 0"]
-    stage, told, _ = stage_of(zero=1, num_units=1)
+    assert answer == ["open 0", "reduce 0", "sum 0", "close 0", "open 0", "reduce aside 0", "add 0", "close 0"]
+    stage, answer, _ = stage_of(zero=1, num_units=1)
     for is_last in (False, True):
         stage.arm(is_last, is_split=False)
         backward(stage)
         stage.reduce()
-    assert told == ["reduce 0"]
+    assert answer == ["reduce 0"]
 
 
 def test_stages_of_a_rank_reduce_in_turn() -> None:
     """Two reductions are under way on a rank, however many stages it has: more would hold memory."""
-    reductions, told = Reductions(), list[str]()
+    reductions, answer = Reductions(), list[str]()
     pool, sizes = (
         BufferPool[None](lambda num_bytes: None),
         UnitSizes(2, SIZE, SHARD, 2, 4, 4, 4, num_parameters=1, num_put_off=1),
     )
-    units = [Told(str(n), sizes, pool, told) for n in range(4)]
+    units = [Told(str(n), sizes, pool, answer) for n in range(4)]
     groups = [((0,), 0)]
     stages = [
         ToldStage([unit], (), {"0": [unit]}, is_shared=True, reductions=reductions, groups=groups) for unit in units
@@ -179,24 +179,24 @@ def test_stages_of_a_rank_reduce_in_turn() -> None:
         stage.arm(is_last=True, is_split=False)
         backward(stage)
         stage.reduce()
-    assert told == [
+    assert answer == [
         "open 0", "reduce 0", "open 1", "reduce 1",
         "open 2", "sum 0", "close 0", "reduce 2", "open 3", "sum 1", "close 1", "reduce 3",
     ]  # fmt: skip
     stages[2].wait()
-    assert told[-2:] == ["sum 2", "close 2"]
+    assert answer[-2:] == ["sum 2", "close 2"]
 
 
 def test_a_held_unit_stays() -> None:
-    stage, told, _ = stage_of(zero=3, num_units=1)
+    stage, answer, _ = stage_of(zero=3, num_units=1)
     stage.gather()
     stage.gather()
     stage.release()
     stage.begin_forward("0")
     stage.end_forward("0", has_backward=False)
-    assert told == ["gather 0", "gathered 0"]
+    assert answer == ["gather 0", "gathered 0"]
     stage.release()
-    assert told[-1] == "drop 0"
+    assert answer[-1] == "drop 0"
 
 
 @settings(max_examples=200, deadline=None)
@@ -213,9 +213,9 @@ def test_every_step(
 ) -> None:
     """Whatever gets no gradient: all is given back, each unit is summed as often as it should be and updated once, and
     no more than two reductions are under way."""
-    stage, told, pool = stage_of(zero, num_units, *number_bytes)
+    stage, answer, pool = stage_of(zero, num_units, *number_bytes)
     for _ in range(2):
-        told.clear()
+        answer.clear()
         stage.zero()
         for microbatch in range(microbatches):
             is_last = microbatch == microbatches - 1
@@ -230,19 +230,19 @@ def test_every_step(
                 stage.reduce()
         stage.wait()
         under_way = 0
-        for event in told:
+        for event in answer:
             under_way += event.startswith("reduce") - event.startswith(("sum", "add"))
             assert 0 <= under_way <= MOST_REDUCING
         assert under_way == 0
         stage.update(1.0, 0.1)
-        counts = Counter(event.split()[0] for event in told)
+        counts = Counter(event.split()[0] for event in answer)
         times = microbatches if reduces_each and zero >= 2 else 1
         assert counts["reduce"] == num_units * times
         assert counts["sum"] == num_units
         assert counts["add"] == num_units * (times - 1)
         assert counts["open"] == counts["close"] == (num_units * times if zero >= 2 else 0)
         assert counts["update"] == num_units
-        reduced = [event.split()[-1] for event in told if event.startswith("reduce")]
+        reduced = [event.split()[-1] for event in answer if event.startswith("reduce")]
         assert reduced == [unit.name for unit in reversed(stage.units)] * times  # the same order on every replica
     # Nothing is lent any more: all that is held is free, and goes where more than ever is asked for.
     most = pool.peak_bytes + 1
@@ -279,11 +279,11 @@ def test_players_decide_nothing(events: type, player: type) -> None:
 def test_nothing_else_borrows_or_counts_reductions() -> None:
     """Who borrows memory or counts what is being reduced has an order of events of his own."""
     tells = re.compile(r"\.(borrow|give_back)\(|MOST_REDUCING|\.holds [+-]=|\.num_missing\b|\b_has_sum\b")
-    found = {
+    result = {
         str(path.relative_to(SOURCE)): line.strip()
         for path in SOURCE.rglob("*.py")
         if path.relative_to(SOURCE).as_posix() not in ("sharding/zero_events.py", "sharding/buffer_pool.py")
         for line in path.read_text().splitlines()
         if tells.search(line)
     }
-    assert not found
+    assert not result

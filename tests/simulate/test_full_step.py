@@ -42,8 +42,8 @@ def job(link: float = 50.0, vocab: int = 512, batch: int = 64, software: str = "
 
 
 def parts(t: StepTime) -> float:
-    found = t.compute + t.again + t.tensor + t.context + t.expert + t.data + t.messages + t.bubble
-    return found + t.optimizer + t.host + t.other
+    result = t.compute + t.again + t.tensor + t.context + t.expert + t.data + t.messages + t.bubble
+    return result + t.optimizer + t.host + t.other
 
 
 PLANS = [

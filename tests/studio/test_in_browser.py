@@ -111,16 +111,16 @@ def test_a_timeline_plays_and_steps_by_keyboard(page: Page) -> None:
     go(page, JOB)
     page.locator("#timeline canvas").scroll_into_view_if_needed()
     page.wait_for_timeout(200)  # until the page knows that it is in view
-    told = page.locator("#timeline .now")
+    answer = page.locator("#timeline .now")
     for key in ("ArrowRight", "ArrowRight", "ArrowRight"):
         page.keyboard.press(key)
-    third = told.inner_text()
+    third = answer.inner_text()
     assert "lanes compute" in third and "Begins: rank" in third
     page.keyboard.press("ArrowLeft")
-    second = told.inner_text()
+    second = answer.inner_text()
     assert second != third
     page.keyboard.press("ArrowRight")
-    assert told.inner_text() == third
+    assert answer.inner_text() == third
     page.keyboard.press(" ")
     page.wait_for_function("text => document.querySelector('#timeline .now').textContent !== text", arg=third)
     assert page.inner_text("#play") == "pause"
@@ -128,7 +128,7 @@ def test_a_timeline_plays_and_steps_by_keyboard(page: Page) -> None:
     assert page.inner_text("#play") == "play"
     page.focus("#timeline canvas")
     page.keyboard.press("Escape")
-    assert told.inner_text() == ""
+    assert answer.inner_text() == ""
 
 
 def test_lanes_and_two_timelines_side_by_side(page: Page) -> None:

@@ -98,18 +98,18 @@ def _olmoe(spec: ModelSpec, common: dict[str, Any]) -> Any:
 
 def unfused(theirs: dict[str, Tensor], spec: ModelSpec) -> dict[str, Tensor]:
     """Tensors by name where query, key and value, and gate and up, are each a tensor of their own, as Llama's are."""
-    found = {}
+    result = {}
     widths = [heads * spec.head_size for heads in (spec.heads, spec.num_kv_heads, spec.num_kv_heads)]
     for name, tensor in theirs.items():
         if "qkv_proj" in name:
             parts = zip("qkv", tensor.split(widths), strict=True)
-            found |= {name.replace("qkv_proj", f"{which}_proj"): part for which, part in parts}
+            result |= {name.replace("qkv_proj", f"{which}_proj"): part for which, part in parts}
         elif "mlp.gate_up_proj" in name:
             parts = zip(("gate", "up"), tensor.chunk(2), strict=True)
-            found |= {name.replace("gate_up_proj", f"{which}_proj"): part for which, part in parts}
+            result |= {name.replace("gate_up_proj", f"{which}_proj"): part for which, part in parts}
         else:
-            found[name] = tensor
-    return found
+            result[name] = tensor
+    return result
 
 
 def head_norms(spec: ModelSpec, which: str, weight: Tensor) -> Tensor:

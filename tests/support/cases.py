@@ -184,11 +184,11 @@ def marked(tokens: torch.Tensor, begins: torch.Tensor) -> torch.Tensor:
     """Tokens with the marks of separate documents, as data give them: some of the large ones have no loss. The end of
     the third sample only fills it up, and so does all of the fourth."""
     asked = torch.where(tokens % 5 == 4, tokens + UNCOUNTED, tokens)
-    found = torch.where(begins, -1 - tokens, asked)
+    result = torch.where(begins, -1 - tokens, asked)
     for sample, first in ((2, 2 * tokens.shape[1] // 3), (3, 0)):
-        found[sample : sample + 1, first:] = UNCOUNTED + FILLING
-        found[sample : sample + 1, first : first + 1] = -1 - FILLING
-    return found
+        result[sample : sample + 1, first:] = UNCOUNTED + FILLING
+        result[sample : sample + 1, first : first + 1] = -1 - FILLING
+    return result
 
 
 def skewed_tokens(job: JobSpec, seed: int) -> tuple[torch.Tensor, torch.Tensor]:

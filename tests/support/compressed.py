@@ -98,8 +98,8 @@ def reduce_steps(mesh: Mesh, plan: PlanSpec, scatter: bool, steps: list[int], be
         return list(compressor.errors(layout(mesh.dp.size, mesh.dp.index, scatter), torch.device("cpu")))
 
     if before is not None:
-        for mine, then in zip(errors(), before.errors, strict=True):
-            mine.values.copy_(then.values)
+        for own, then in zip(errors(), before.errors, strict=True):
+            own.values.copy_(then.values)
         if warm_starts := before.memory[1:] if plan.compress == "powersgd" else []:
             compressor.method.start_from(warm_starts)
     mesh.ledger.clear()

@@ -66,9 +66,9 @@ def sent_direct(
     for source, of_rank in enumerate(counts):
         for expert, num_rows in enumerate(of_rank):
             rows[source][ranks.rank_of(expert)] += num_rows
-    told = 0 if is_backward else COUNT_BYTES * ranks.num_experts // ranks.num_ranks
+    answer = 0 if is_backward else COUNT_BYTES * ranks.num_experts // ranks.num_ranks
     there, back = _both_ways(there_bytes or row_bytes, row_bytes, is_backward)
-    return _sent(rows, ranks, there_bytes=there, back_bytes=back, told_bytes=told)
+    return _sent(rows, ranks, there_bytes=there, back_bytes=back, told_bytes=answer)
 
 
 def _both_ways(there_bytes: int, back_bytes: int, is_backward: bool) -> tuple[int, int]:
@@ -103,21 +103,21 @@ def sent_node_aware(
     if is_backward:
         return sent
     # One count for each node, and inside the node one for each of its experts.
-    told = Sent(
+    answer = Sent(
         COUNT_BYTES * ranks.num_experts // ranks.num_nodes // per_node * (per_node - 1),
         COUNT_BYTES * (ranks.num_nodes - 1),
     )
-    return [entry + told for entry in sent]
+    return [entry + answer for entry in sent]
 
 
 def _sent(rows: Counts, ranks: ExpertRanks, there_bytes: int, back_bytes: int, told_bytes: int) -> list[Sent]:
     """What each rank sends if rows[i][j] go from i to j and come back, and everybody tells everybody `told_bytes`."""
-    found = []
+    results = []
     for here in range(ranks.num_ranks):
         by_link = [0.0, 0.0]
         for other in range(ranks.num_ranks):
             if other != here:
                 is_far = ranks.node_of(here) != ranks.node_of(other)
                 by_link[is_far] += rows[here][other] * there_bytes + rows[other][here] * back_bytes + told_bytes
-        found.append(Sent(*by_link))
-    return found
+        results.append(Sent(*by_link))
+    return results

@@ -14,7 +14,7 @@ from shardwright.simulate.closed_form import step_time
 
 def best_of_few(job: JobSpec) -> JobSpec | None:
     """The job under the fastest of few plans; None if none fits."""
-    constants, found = shipped(), []
+    constants, results = shipped(), []
     devices = job.cluster.num_devices
     for tp, pp, again in product((1, 8), (1, 2, 4, 8), ("none", "full")):
         if devices % (tp * pp):
@@ -25,5 +25,5 @@ def best_of_few(job: JobSpec) -> JobSpec | None:
             continue
         run = run_of(planned)
         if peak_memory(run, constants).process <= device_of(run.device).offered_bytes:
-            found.append((step_time(run, constants).total, planned))
-    return min(found, key=lambda pair: pair[0])[1] if found else None
+            results.append((step_time(run, constants).total, planned))
+    return min(results, key=lambda pair: pair[0])[1] if results else None

@@ -75,9 +75,9 @@ def go_on_and_tell(mesh: Mesh, job: JobSpec, folder: Path) -> list[HeldBox]:
 def began_anew(mesh: Mesh, job: JobSpec, folder: Path) -> bool:
     begun = begin(job, mesh, folder)
     first = build(job, mesh)
-    ours, new = state(begun.replica, mesh), state(first, mesh)
+    own, new = state(begun.replica, mesh), state(first, mesh)
     is_told = any("is not whole" in line for line in begun.lines)
-    return begun.step == 0 and is_told and all(torch.equal(ours[name], new[name]) for name in new)
+    return begun.step == 0 and is_told and all(torch.equal(own[name], new[name]) for name in new)
 
 
 def refusal(mesh: Mesh, job: JobSpec, folder: Path) -> list[str]:

@@ -62,9 +62,9 @@ def our_layout(theirs: Mapping[str, Tensor], spec: ModelSpec) -> dict[str, Tenso
     Fails if one of theirs has no place with us. A tied table is one tensor, "embedding.weight".
     """
     rest = unfused(dict(theirs), spec)
-    ours = (_from_gpt2 if _kind(spec) == "gpt2" else _from_llama)(rest.pop, spec)
+    own = (_from_gpt2 if _kind(spec) == "gpt2" else _from_llama)(rest.pop, spec)
     assert not rest, f"not taken over: {sorted(rest)}"
-    return ours
+    return own
 
 
 def reference_gradients(model: nn.Module, spec: ModelSpec) -> dict[str, Tensor]:
@@ -202,31 +202,31 @@ def _gpt2(spec: ModelSpec) -> Any:
 
 
 def _from_llama(take: Callable[[str], Tensor], spec: ModelSpec) -> dict[str, Tensor]:
-    ours = {"embedding.weight": take("model.embed_tokens.weight"), "norm.weight": take("model.norm.weight")}
+    own = {"embedding.weight": take("model.embed_tokens.weight"), "norm.weight": take("model.norm.weight")}
     if not spec.tied_embeddings:
-        ours["head.weight"] = take("lm_head.weight")
+        own["head.weight"] = take("lm_head.weight")
     for layer in range(spec.layers):
         block, block_theirs = f"layers.{layer}", f"model.layers.{layer}"
-        ours[f"{block}.attention_norm.weight"] = take(f"{block_theirs}.input_layernorm.weight")
-        ours[f"{block}.mlp_norm.weight"] = take(f"{block_theirs}.post_attention_layernorm.weight")
+        own[f"{block}.attention_norm.weight"] = take(f"{block_theirs}.input_layernorm.weight")
+        own[f"{block}.mlp_norm.weight"] = take(f"{block_theirs}.post_attention_layernorm.weight")
         if spec.is_latent:
-            ours |= _latents(take, spec, f"{block}.attention", f"{block_theirs}.self_attn")
+            own |= _latents(take, spec, f"{block}.attention", f"{block_theirs}.self_attn")
         for which in "qk" if spec.qk_norm in ("head", "full") else "":
             weight = take(f"{block_theirs}.self_attn.{which}_norm.weight")
-            ours[f"{block}.attention.{which}_norm.weight"] = head_norms(spec, which, weight)
+            own[f"{block}.attention.{which}_norm.weight"] = head_norms(spec, which, weight)
         if spec.qkv_bias:
             q, k, v = (take(f"{block_theirs}.self_attn.{which}_proj.bias") for which in "qkv")
-            ours[f"{block}.attention.qkv_bias"] = _fuse_qkv(q, k, v, spec)
+            own[f"{block}.attention.qkv_bias"] = _fuse_qkv(q, k, v, spec)
         for part, fused in (("weight", ".weight"), ("bias", "_bias")) if spec.bias else (("weight", ".weight"),):
             if not spec.is_latent:
                 q, k, v = (take(f"{block_theirs}.self_attn.{which}_proj.{part}") for which in "qkv")
-                ours[f"{block}.attention.qkv{fused}"] = _fuse_qkv(q, k, v, spec)
-            ours[f"{block}.attention.out.{part}"] = take(f"{block_theirs}.self_attn.o_proj.{part}")
+                own[f"{block}.attention.qkv{fused}"] = _fuse_qkv(q, k, v, spec)
+            own[f"{block}.attention.out.{part}"] = take(f"{block_theirs}.self_attn.o_proj.{part}")
             if not spec.moe.has_experts(layer):
-                ours |= _gated_mlp(take, f"{block}.mlp", f"{block_theirs}.mlp", part, fused)
+                own |= _gated_mlp(take, f"{block}.mlp", f"{block_theirs}.mlp", part, fused)
         if spec.moe.has_experts(layer):
-            ours |= _experts(take, spec, f"{block}.moe", f"{block_theirs}.mlp")
-    return ours
+            own |= _experts(take, spec, f"{block}.moe", f"{block_theirs}.mlp")
+    return own
 
 
 def _gated_mlp(take: Callable[[str], Tensor], mine: str, theirs: str, part: str, fused: str) -> dict[str, Tensor]:
@@ -236,36 +236,36 @@ def _gated_mlp(take: Callable[[str], Tensor], mine: str, theirs: str, part: str,
 
 def _experts(take: Callable[[str], Tensor], spec: ModelSpec, mine: str, theirs: str) -> dict[str, Tensor]:
     """Theirs are [experts, 2 ffn, H], gate before up, and [experts, H, ffn]."""
-    ours = {
+    own = {
         f"{mine}.router.weight": take(f"{theirs}.gate.weight"),
         f"{mine}.experts.up": take(f"{theirs}.experts.gate_up_proj").unflatten(1, (2, -1)),
         f"{mine}.experts.down": take(f"{theirs}.experts.down_proj"),
     }
     if spec.moe.shared_experts:
-        ours |= _gated_mlp(take, f"{mine}.shared", f"{theirs}.shared_experts", "weight", ".weight")
-    return ours
+        own |= _gated_mlp(take, f"{mine}.shared", f"{theirs}.shared_experts", "weight", ".weight")
+    return own
 
 
 def _latents(take: Callable[[str], Tensor], spec: ModelSpec, mine: str, theirs: str) -> dict[str, Tensor]:
     """Latent attention without its output product. Both latents come from one matrix with us."""
     down = take(f"{theirs}.kv_a_proj_with_mqa.weight")
-    ours = {f"{mine}.kv_norm.weight": take(f"{theirs}.kv_a_layernorm.weight")}
+    own = {f"{mine}.kv_norm.weight": take(f"{theirs}.kv_a_layernorm.weight")}
     q_up = "q_proj"
     if spec.latent.q_rank:
         down, q_up = torch.cat((take(f"{theirs}.q_a_proj.weight"), down)), "q_b_proj"
-        ours[f"{mine}.q_norm.weight"] = take(f"{theirs}.q_a_layernorm.weight")
-    ours[f"{mine}.down.weight"] = down
-    ours[f"{mine}.q_up.weight"] = take(f"{theirs}.{q_up}.weight").unflatten(0, (spec.heads, -1))
-    ours[f"{mine}.kv_up.weight"] = take(f"{theirs}.kv_b_proj.weight").unflatten(0, (spec.heads, -1))
-    return ours
+        own[f"{mine}.q_norm.weight"] = take(f"{theirs}.q_a_layernorm.weight")
+    own[f"{mine}.down.weight"] = down
+    own[f"{mine}.q_up.weight"] = take(f"{theirs}.{q_up}.weight").unflatten(0, (spec.heads, -1))
+    own[f"{mine}.kv_up.weight"] = take(f"{theirs}.kv_b_proj.weight").unflatten(0, (spec.heads, -1))
+    return own
 
 
 def _from_gpt2(take: Callable[[str], Tensor], spec: ModelSpec) -> dict[str, Tensor]:
-    ours = {"embedding.weight": take("transformer.wte.weight"), "positions.weight": take("transformer.wpe.weight")}
+    own = {"embedding.weight": take("transformer.wte.weight"), "positions.weight": take("transformer.wpe.weight")}
     if not spec.tied_embeddings:
-        ours["head.weight"] = take("lm_head.weight")
+        own["head.weight"] = take("lm_head.weight")
     for part, fused in (("weight", ".weight"), ("bias", "_bias")):
-        ours[f"norm.{part}"] = take(f"transformer.ln_f.{part}")
+        own[f"norm.{part}"] = take(f"transformer.ln_f.{part}")
         for layer in range(spec.layers):
             block, block_theirs = f"layers.{layer}", f"transformer.h.{layer}"
             # Their Conv1D computes x W + b, so that its weight is [in, out]; its bias is a vector, as ours.
@@ -276,13 +276,13 @@ def _from_gpt2(take: Callable[[str], Tensor], spec: ModelSpec) -> dict[str, Tens
                     for which in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
                 )
             )
-            ours[f"{block}.attention_norm.{part}"] = take(f"{block_theirs}.ln_1.{part}")
-            ours[f"{block}.attention.qkv{fused}"] = _fuse_qkv(*qkv.chunk(3), spec)
-            ours[f"{block}.attention.out.{part}"] = out
-            ours[f"{block}.mlp_norm.{part}"] = take(f"{block_theirs}.ln_2.{part}")
-            ours[f"{block}.mlp.up{fused}"] = up[None]
-            ours[f"{block}.mlp.down.{part}"] = down
-    return ours
+            own[f"{block}.attention_norm.{part}"] = take(f"{block_theirs}.ln_1.{part}")
+            own[f"{block}.attention.qkv{fused}"] = _fuse_qkv(*qkv.chunk(3), spec)
+            own[f"{block}.attention.out.{part}"] = out
+            own[f"{block}.mlp_norm.{part}"] = take(f"{block_theirs}.ln_2.{part}")
+            own[f"{block}.mlp.up{fused}"] = up[None]
+            own[f"{block}.mlp.down.{part}"] = down
+    return own
 
 
 def _fuse_qkv(q: Tensor, k: Tensor, v: Tensor, spec: ModelSpec) -> Tensor:

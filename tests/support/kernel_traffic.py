@@ -117,7 +117,7 @@ def _num_bytes(tensor: Tensor) -> int:
 
 def _asked_by() -> tuple[str, str, bool]:
     """The file and the function of ours that called the operator, and whether a backward runs."""
-    found, backward = None, False
+    result, backward = None, False
     frame: Any = sys._getframe(2)
     while frame is not None:
         name, function = frame.f_code.co_filename, frame.f_code.co_name
@@ -125,9 +125,9 @@ def _asked_by() -> tuple[str, str, bool]:
             file = name[len(_SOURCE) + 1 :]
             is_executor = file == "parallel/pipeline/executor.py"
             backward |= is_executor and function in _BACKWARD
-            found = found or (("", "") if is_executor else (file, function))
+            result = result or (("", "") if is_executor else (file, function))
         frame = frame.f_back
-    return *(found or ("", "")), backward
+    return *(result or ("", "")), backward
 
 
 def step_kernels(*fields: str, layers: int, num_microbatches: int) -> Counter[Kernel]:

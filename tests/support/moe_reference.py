@@ -82,7 +82,7 @@ def route(
     """The choices of a microbatch, before there is any lack of room."""
     if spec.gate == "expert-choice":
         return _experts_choose(spec, logits)
-    found = Routed([], [], [], [])
+    result = Routed([], [], [], [])
     for t, row in enumerate(logits):
         scores = scores_of(spec, row)
         preferences: list[Any] = (
@@ -95,13 +95,13 @@ def route(
             preferences = [p if e in allowed else None for e, p in enumerate(preferences)]
         experts = ranked(preferences)[: spec.num_chosen]
         weights = weights_of(spec, row, experts)
-        found.considered.append(experts)
+        result.considered.append(experts)
         if spec.gate == "gshard" and draws is not None and not 2 * weights[1] / spec.routed_scaling > draws[t]:
             experts, weights = experts[:1], weights[:1]
-        found.experts.append(experts)
-        found.weights.append(weights)
-        found.preferences.append(preferences)
-    return found
+        result.experts.append(experts)
+        result.weights.append(weights)
+        result.preferences.append(preferences)
+    return result
 
 
 def _experts_choose(spec: MoeSpec, logits: list[list[float]]) -> Routed:
@@ -127,13 +127,13 @@ def with_room(spec: MoeSpec, logits: list[list[float]], routed: Routed) -> list[
         return _rerouted(spec, logits, routed, room, choices)
     if spec.overflow == "drop-probability":
         choices.sort(key=lambda c: (-in_12_bits(routed.weights[c[1]][c[0]]), c[1], c[0]))
-    found: list[dict[int, float]] = [{} for _ in tokens]
+    result: list[dict[int, float]] = [{} for _ in tokens]
     for k, t in choices:
         expert = routed.experts[t][k]
         if room[expert]:
             room[expert] -= 1
-            found[t][expert] = routed.weights[t][k]
-    return found
+            result[t][expert] = routed.weights[t][k]
+    return result
 
 
 def _rerouted(
@@ -161,11 +161,11 @@ def _rerouted(
                     looking.append((k, t))
         looking.sort()
     routed.weighed = asked
-    found: list[dict[int, float]] = []
+    results: list[dict[int, float]] = []
     for t, row in enumerate(logits):
         weights = weights_of(spec, row, asked[t])
-        found.append({e: w for k, (e, w) in enumerate(zip(asked[t], weights, strict=True)) if (k, t) in seated})
-    return found
+        results.append({e: w for k, (e, w) in enumerate(zip(asked[t], weights, strict=True)) if (k, t) in seated})
+    return results
 
 
 def losses_of(

@@ -20,9 +20,9 @@ def example(name: str) -> Any:
     """A program of examples/ as a module."""
     spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     assert spec is not None and spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
+    result = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(result)
+    return result
 
 
 class Pair(NamedTuple):
@@ -103,8 +103,8 @@ def tricky_loss() -> tuple[nn.Module, Loss]:
 
     def loss(module: Any, number: int) -> Tensor:
         x = torch.randn(5, 12, generator=torch.Generator().manual_seed(number))
-        found = module(x, use_rare=number % 2 == 0)
-        return found["out"].square().mean() + found["aside"].mean()
+        result = module(x, use_rare=number % 2 == 0)
+        return result["out"].square().mean() + result["aside"].mean()
 
     return net, loss
 

@@ -170,12 +170,12 @@ class PlainDecoder:
         """Of each position, whether the token k + 1 further is there, in its document, and to be learned, [B, S]."""
         B, S = len(tokens_BT), self.spec.sequence
         numbers = (tokens_BT < 0).long().cumsum(1)
-        found = torch.zeros(B, S, dtype=torch.bool)
+        result = torch.zeros(B, S, dtype=torch.bool)
         for i in range(S - k):
             is_same = numbers[:, i] == numbers[:, i + k + 1]
             is_asked = tokens_BT[:, i + k + 1] < UNCOUNTED
-            found[:, i] = is_same & is_asked if self.job.data.separate_documents else True
-        return found
+            result[:, i] = is_same & is_asked if self.job.data.separate_documents else True
+        return result
 
     def _rate(self, step: int) -> float:
         o = self.job.optimizer

@@ -33,10 +33,10 @@ def small_job(model: str, width: int = 1) -> JobSpec:
 def all_plans(job: JobSpec, constraints: Constraints) -> list[PlanBlock]:
     """The whole space, two blocks for each combination of words. For small spaces: it may be 10^8 plans."""
     columns = degrees(job, constraints)
-    found = []
+    results = []
     for variant in variants_of(job, constraints, columns):
         block = with_variant(job, constraints, columns, variant)
         if len(block):
             sharded = with_sharing(job, constraints, block)
-            found += [part for part in (sharded, with_offload(constraints, sharded)) if len(part)]
-    return found
+            results += [part for part in (sharded, with_offload(constraints, sharded)) if len(part)]
+    return results

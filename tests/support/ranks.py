@@ -101,11 +101,11 @@ def _end(ranks: list[_Rank]) -> None:
 
 
 def _forked() -> _Rank:
-    mine, theirs = CONTEXT.Pipe()
-    process = CONTEXT.Process(target=_live, args=(theirs,), daemon=True)
+    own, reference = CONTEXT.Pipe()
+    process = CONTEXT.Process(target=_live, args=(reference,), daemon=True)
     process.start()
-    theirs.close()
-    return _Rank(process, mine)
+    reference.close()
+    return _Rank(process, own)
 
 
 def in_group(rank: int, store: str, world: int, work: Callable[..., Any], *args: Any) -> Any:
@@ -116,9 +116,9 @@ def in_group(rank: int, store: str, world: int, work: Callable[..., Any], *args:
     torch.set_num_threads(1)
     timeout = timedelta(seconds=PATIENCE_S)
     dist.init_process_group("gloo", store=dist.FileStore(store, world), rank=rank, world_size=world, timeout=timeout)
-    found = work(rank, world, *args)
+    result = work(rank, world, *args)
     dist.destroy_process_group()
-    return found
+    return result
 
 
 def _live(connection: Any) -> None:
@@ -126,18 +126,18 @@ def _live(connection: Any) -> None:
     goes_on = True
     while goes_on:
         try:
-            told = connection.recv_bytes()
+            answer = connection.recv_bytes()
         except (EOFError, OSError):
             return
         try:
-            goes_on, function, rank, store, args = pickle.loads(told)
+            goes_on, function, rank, store, args = pickle.loads(answer)
             message = (True, function(rank, store, *args))
         except BaseException:
             goes_on, message = False, (False, traceback.format_exc())
         with suppress(BrokenPipeError):
             # By value: tensors would travel as shared memory of a process that is about to end.
             connection.send_bytes(pickle.dumps(message))
-        del told, message
+        del answer, message
         gc.collect()  # cycles hold the groups of the run that is over, and these a thread for each pair of ranks
 
 

@@ -29,7 +29,7 @@ _VARIABLE = re.compile(r'^    (\w+=".*")$', re.MULTILINE)
 
 def cases(page: str) -> dict[str, list[str]]:
     """The words of the commands of `plan`, by the titles of their sections."""
-    found = {}
+    result = {}
     for section in re.split(r"^## (?=\d)", page, flags=re.MULTILINE)[1:]:
         title, _, text = section.partition("\n")
         variables = "; ".join(_VARIABLE.findall(text))
@@ -38,8 +38,8 @@ def cases(page: str) -> dict[str, list[str]]:
                 continue
             shell = f"{variables}\nprintf '%s\\0' {command}"
             words = subprocess.run(["bash", "-c", shell], capture_output=True, check=True, text=True).stdout
-            found[title + ", the second" * number] = words.split("\0")[2:-1]
-    return found
+            result[title + ", the second" * number] = words.split("\0")[2:-1]
+    return result
 
 
 def row(title: str, words: list[str]) -> str:

@@ -324,7 +324,7 @@ def in_their_layout(
     """Full tensors of a model by our names, or their gradients, as the tensors that a case has in memory: by both the
     names there and those in files, where these differ."""
     # In memory transformers has all experts of a layer in two tensors, whatever its files have.
-    found = {
+    result = {
         f"model.layers.{own.split('.')[1]}.mlp.experts.{which}": tensors[own].reshape(len(tensors[own]), -1, size)
         for own in tensors if ".moe.experts." in own and not own.endswith("_bias")
         for which, size in [("gate_up_proj" if own.endswith("up") else "down_proj", tensors[own].shape[-1])]
@@ -332,14 +332,14 @@ def in_their_layout(
     by_file = set[str]()
     for own, pieces in layout_of(family_of_case(name), model).items():
         for piece in pieces:
-            into = found[piece.name] if piece.name in by_file else torch.zeros(piece.shape)
-            found[piece.name] = into
+            into = result[piece.name] if piece.name in by_file else torch.zeros(piece.shape)
+            result[piece.name] = into
             by_file.add(piece.name)
             part = tensors[own][tuple(slice(start, stop) for start, stop in piece.region)]
             paste_part(replace(piece, plus=0.0) if are_gradients else piece, part, piece.region, into)
-    for named in list(found):
+    for named in list(result):
         in_memory = named
         for in_files, other in _RENAMED.items():
             in_memory = in_memory.replace(in_files, other)
-        found.setdefault(in_memory, found[named])
-    return OWN_CODE[name].own(found) if name in OWN_CODE else found
+        result.setdefault(in_memory, result[named])
+    return OWN_CODE[name].own(result) if name in OWN_CODE else result

@@ -25,8 +25,8 @@ def moved_record(mesh: Mesh, job: JobSpec, num_steps: int, number: int) -> Recor
 def check_rounding(verdict: Verdict, job: JobSpec) -> None:
     """Assert that a plan in float32 differs from one rank, over `cases.record`, by no more than rounding explains."""
     loss = verdict.max_loss_difference / torch.tensor(float(job.model.vocab)).log().item()
-    found = (loss, verdict.max_grad_norm_relative_difference, verdict.max_parameter_relative_difference)
-    if max(found) <= ALWAYS:
+    result = (loss, verdict.max_grad_norm_relative_difference, verdict.max_parameter_relative_difference)
+    if max(result) <= ALWAYS:
         return
     one = by_one_rank(job, record, verdict.steps)
     moved = [compare([by_one_rank(job, moved_record, verdict.steps, number)], one) for number in MOVES]

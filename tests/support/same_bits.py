@@ -21,7 +21,7 @@ def with_dropout(job: JobSpec, rate: float) -> JobSpec:
 
 
 def assert_same_bits(ours: list[Record], others: list[Record]) -> None:
-    for mine, other in zip(ours, others, strict=True):
-        assert mine.steps == other.steps
-        assert [place for place, _ in mine.boxes] == [place for place, _ in other.boxes]
-        assert all(torch.equal(a, b) for (_, a), (_, b) in zip(mine.boxes, other.boxes, strict=True))
+    for own, other in zip(ours, others, strict=True):
+        assert own.steps == other.steps
+        assert [place for place, _ in own.boxes] == [place for place, _ in other.boxes]
+        assert all(torch.equal(a, b) for (_, a), (_, b) in zip(own.boxes, other.boxes, strict=True))

@@ -92,11 +92,11 @@ class Opinion:
         if not num_targets:
             self.left_out += 1
             return None, None, 0.0
-        told = balance = 0.0
+        answer = balance = 0.0
         size = self.training.microbatch_size
         for first in range(0, len(samples), size):
             total, pressure, seen = self._microbatch(samples[first : first + size])
-            told, balance = told + float(total.detach()), balance + seen / num_real
+            answer, balance = answer + float(total.detach()), balance + seen / num_real
             objective = total / num_targets + pressure / num_real
             if objective.requires_grad:
                 objective.backward()
@@ -115,7 +115,7 @@ class Opinion:
                         name, weight, torch.zeros_like(weight) if gradient is None else gradient * factor, rate
                     )
         self.num_updates += 1
-        return told / num_targets, norm, balance
+        return answer / num_targets, norm, balance
 
     def evaluate(self, samples: Sequence[Sample]) -> float | None:
         """The mean loss over the targets of some samples."""

@@ -73,9 +73,9 @@ def test_commands_know_it() -> None:
     arguments = ["quickstart", "--set", f"plan.recompute={NAME}", "--set", "cluster.device=h100-sxm"]
     estimate = json.loads(output("estimate", *arguments, "--json"))
     assert estimate["step_s"] > json.loads(output("estimate", "quickstart", *arguments[3:], "--json"))["step_s"]
-    told = " ".join(output("explain", *arguments).split())
-    assert f"recompute {NAME}" in told
-    assert "computes all again" in told and "computes attention again" in told
+    answer = " ".join(output("explain", *arguments).split())
+    assert f"recompute {NAME}" in answer
+    assert "computes all again" in answer and "computes attention again" in answer
     text = " ".join(output("fields").split())
     assert "the first half of the layers, and the attention of the others; selective: the operators of rec" in text
 

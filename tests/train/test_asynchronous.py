@@ -38,9 +38,9 @@ def streamed(mesh: Mesh, job: JobSpec) -> tuple[dict, dict, int, list[float], li
     """Weights after a stream of batches, the versions that were seen, the most that were alive, losses, actions."""
     replica = build(job, mesh)
     share = job.batch.global_batch_size // job.plan.dp
-    mine = slice(mesh.dp.index * share, (mesh.dp.index + 1) * share)
+    own = slice(mesh.dp.index * share, (mesh.dp.index + 1) * share)
     program = job_program(job, BATCHES)
-    results = train_stream(replica, program, 0, lambda n: made_up_tokens(job, n)[mine])
+    results = train_stream(replica, program, 0, lambda n: made_up_tokens(job, n)[own])
     held = {p.place.name: p.detach().clone() for s in replica.stages.values() for p in placed_parameters(s).values()}
     alive = max(weight_stash.most_alive for weight_stash in replica.weight_stashes.values())
     performed = [str(entry.action) for entry in replica.executor.performed]
@@ -100,11 +100,11 @@ def test_equals_the_serial_model(schedule: str, pp: int) -> None:
     expected, seen, losses = serial(job)
     program = job_program(job, BATCHES)
     weights: dict[str, torch.Tensor] = {}
-    for rank, (held, versions, alive, mine, performed) in enumerate(run_on_mesh(job, streamed, job)):
+    for rank, (held, versions, alive, own, performed) in enumerate(run_on_mesh(job, streamed, job)):
         weights |= held
         assert versions == {key: version for key, version in seen.items() if key[0] == rank}
         assert alive == stashed_versions(program)[rank]
-        assert mine == pytest.approx(losses, abs=2e-6)
+        assert own == pytest.approx(losses, abs=2e-6)
         assert performed == [str(action) for action in program.ranks[rank]]
     assert weights.keys() == expected.keys()
     for name, value in expected.items():

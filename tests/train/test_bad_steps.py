@@ -213,8 +213,8 @@ def places_of(folder: Path) -> dict[int, tuple[int, int]]:
 def unhealthy(folder: Path) -> dict[int, str]:
     """Why each checkpoint that is not healthy is not, by step."""
     storage = open_storage(str(folder / "checkpoints"))
-    told = {step: manifest_of(storage, step).health for step in steps_kept(storage)}
-    return {step: health.sentence for step, health in told.items() if not health.is_healthy}
+    answer = {step: manifest_of(storage, step).health for step in steps_kept(storage)}
+    return {step: health.sentence for step, health in answer.items() if not health.is_healthy}
 
 
 AXES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -345,17 +345,17 @@ def test_a_spike_of_the_loss(axis: str, tmp_path: Path) -> None:
     plots = {"tell": 99, "ignore": 99, "stop": 99, "rewind": 1} | ({"skip": 99} if drains else {})
     runs = [(with_fields(job, "health", spike=name), tmp_path / name, Plot((9,), n, True)) for name, n in plots.items()]
     runs.append((job, tmp_path / "straight", Plot(moved=((8, 2 * BATCH),))))
-    told = "a spike: the last ones have a median of "
-    for rank, found in enumerate(run_on_mesh(job, all_of, runs)):
-        of = dict(zip([*plots, "straight"], found, strict=True))
+    answer = "a spike: the last ones have a median of "
+    for rank, result in enumerate(run_on_mesh(job, all_of, runs)):
+        of = dict(zip([*plots, "straight"], result, strict=True))
         first = "in step 10, " if drains else "in step 9, "
-        assert first in of["stop"].end and told in of["stop"].end
+        assert first in of["stop"].end and answer in of["stop"].end
         assert same(of["tell"].state, of["ignore"].state)
         assert same(of["rewind"].state, of["straight"].state)
         if drains:
             assert same(of["skip"].states[10], of["skip"].states[9]) and same(of["stop"].state, of["stop"].states[9])
         for name, run in of.items() if rank == 0 else ():
-            lines = [line for line in run.lines if told in line]
+            lines = [line for line in run.lines if answer in line]
             assert len(lines) == (
                 0 if name in ("stop", "ignore", "straight") else 1 if drains or name == "rewind" else 2
             )
@@ -367,8 +367,8 @@ def test_another_batch_neither_repeats_nor_leaves_out_samples(tmp_path: Path) ->
     """Batches of 4, 8 and 2 samples for two steps each; and one of 8 is bad, so that those behind are taken."""
     parts = [(4, 2, Plot()), (8, 4, Plot(bad=(3,), times=1)), (2, 6, Plot())]
     runs = [(resized(tmp_path, samples, steps), tmp_path, plot) for samples, steps, plot in parts]
-    for found in run_on_mesh(runs[0][0], all_of, runs):
-        first, second, third = (run.spans for run in found)
+    for results in run_on_mesh(runs[0][0], all_of, runs):
+        first, second, third = (run.spans for run in results)
         assert first == [(0, 0), (1, 4)]
         assert second == [(2, 8), (3, 16), (2, 24), (3, 32)]
         assert third == [(4, 40), (5, 42)]

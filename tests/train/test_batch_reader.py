@@ -79,9 +79,9 @@ def reads(samples: Watched) -> list[int]:
 def test_batches_come_in_their_order_and_each_is_read_once(samples: Watched, job: JobSpec, mesh: Mesh) -> None:
     with BatchReader(samples, job, mesh, 9) as batches:
         for i in range(9):
-            found = batches.batch(i, i * BATCH)
-            assert batches.batch(i, i * BATCH) is found  # asked for again, as by a step that is repeated
-            assert torch.equal(found, torch.from_numpy(Samples.batch(samples, i * BATCH, BATCH)))
+            result = batches.batch(i, i * BATCH)
+            assert batches.batch(i, i * BATCH) is result  # asked for again, as by a step that is repeated
+            assert torch.equal(result, torch.from_numpy(Samples.batch(samples, i * BATCH, BATCH)))
     assert reads(samples) == [i * BATCH for i in range(9)]  # and nothing behind the last one
     assert {name for _, name in samples.log} == {"batches"}
 

@@ -42,8 +42,8 @@ def tokenizer_folder(folder: Path, puts: str, config: dict[str, Any]) -> Path:
 
 
 def job_of(folder: Path, **data: Any) -> JobSpec:
-    told = {"tokenizer": str(folder / "tokenizer"), "validation_share": 0.0, "separate_documents": True, **data}
-    return make_job({"model": {"vocab": 258, "sequence": 8}, "data": told})
+    answer = {"tokenizer": str(folder / "tokenizer"), "validation_share": 0.0, "separate_documents": True, **data}
+    return make_job({"model": {"vocab": 258, "sequence": 8}, "data": answer})
 
 
 def documents(job: JobSpec, folder: Path) -> list[list[int]]:

@@ -40,22 +40,22 @@ def test_it_is_torchs_adamw_with_moments_rounded_after_each_step(size: int, monk
     """Bit for bit, in blocks that do not divide the tensor."""
     monkeypatch.setitem(elementwise.BLOCKS, "cpu", 64)
     start, gradients = made(size)
-    ours, theirs = start.clone(), start.clone()
-    mine = make_optimizer(SPEC, [ours], [], BF16)
+    own, reference = start.clone(), start.clone()
+    result = make_optimizer(SPEC, [own], [], BF16)
     other = torch.optim.AdamW(
-        [theirs], lr=1e-2, betas=(SPEC.beta1, SPEC.beta2), eps=SPEC.epsilon, weight_decay=0.1, fused=True
+        [reference], lr=1e-2, betas=(SPEC.beta1, SPEC.beta2), eps=SPEC.epsilon, weight_decay=0.1, fused=True
     )
     for gradient in gradients:
-        ours.grad, theirs.grad = gradient, gradient
-        mine.step()
+        own.grad, reference.grad = gradient, gradient
+        result.step()
         other.step()
         for name in MOMENTS:
-            wide, kept = other.state[theirs][name], mine.state[ours][name]
+            wide, kept = other.state[reference][name], result.state[own][name]
             assert kept.dtype == BF16
             wide.copy_(wide.to(BF16))
             assert torch.equal(kept.float(), wide)
-        assert torch.equal(ours, theirs)
-    assert not torch.equal(ours, start)
+        assert torch.equal(own, reference)
+    assert not torch.equal(own, start)
 
 
 def plain_steps(weight: Tensor, gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
@@ -100,12 +100,12 @@ class _Largest(TorchDispatchMode):
         self.elements = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        if isinstance(found, Tensor) and found.dtype == torch.float32:
-            storage = found.untyped_storage()
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and result.dtype == torch.float32:
+            storage = result.untyped_storage()
             if storage.data_ptr() not in self._there:
                 self.elements = max(self.elements, storage.nbytes() // 4)
-        return found
+        return result
 
 
 def test_no_float32_copy_of_a_moment_exists(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,8 +189,8 @@ def losses_of(moments: str) -> list[float]:
 
 def test_losses_are_those_of_float32_moments() -> None:
     """Over a hundred steps, to a hundredth of what is learned meanwhile."""
-    exact, found = losses_of("float32"), losses_of("bf16")
+    exact, results = losses_of("float32"), losses_of("bf16")
     learned = exact[0] - exact[-1]
-    assert learned > 1 and found != exact
-    worst = max(abs(a - b) for a, b in zip(found, exact, strict=True))
+    assert learned > 1 and results != exact
+    worst = max(abs(a - b) for a, b in zip(results, exact, strict=True))
     assert worst < learned / 100

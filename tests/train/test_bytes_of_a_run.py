@@ -51,9 +51,9 @@ def compared(mesh: Mesh, job: JobSpec, folder: Path) -> dict[str, Any] | None:
 @pytest.mark.parametrize("name", RUNS)
 def test_predicted_bytes_are_measured(name: str, tmp_path: Path) -> None:
     job = job_on_text(tmp_path, *RUNS[name])
-    found = run_on_mesh(job, compared, job, tmp_path)[0]
-    assert found is not None
-    moved = found["axis_bytes"]
+    result = run_on_mesh(job, compared, job, tmp_path)[0]
+    assert result is not None
+    moved = result["axis_bytes"]
     assert moved and any(measured for _, measured in moved.values())
     for axis, (predicted, measured) in moved.items():
         assert predicted == measured, (axis, moved)

@@ -70,7 +70,7 @@ TALK = [
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tokenizer over bytes with special tokens and some merges."""
-    found = tmp_path_factory.mktemp("tokenizer")
+    result = tmp_path_factory.mktemp("tokenizer")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -81,8 +81,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         show_progress=False,
     )
     tokenizer.train_from_iterator(["what is two and two", "assistant user system four five as ever"] * 20, trainer)
-    tokenizer.save(str(found / "tokenizer.json"))
-    return found
+    tokenizer.save(str(result / "tokenizer.json"))
+    return result
 
 
 def with_template(folder: Path, tmp_path: Path, template: str) -> Path:
@@ -96,12 +96,12 @@ def with_template(folder: Path, tmp_path: Path, template: str) -> Path:
 def of_transformers(folder: Path, messages: list[dict[str, Any]], template: str) -> Any:
     from transformers import PreTrainedTokenizerFast
 
-    theirs = PreTrainedTokenizerFast(
+    reference = PreTrainedTokenizerFast(
         tokenizer_file=str(folder / "tokenizer.json"), bos_token="<s>", eos_token="</s>", chat_template=template
     )
-    return theirs.apply_chat_template(
+    return reference.apply_chat_template(
         messages, tokenize=True, return_dict=True, return_assistant_tokens_mask="{% generation" in template
-    ), theirs.apply_chat_template(messages, tokenize=False)
+    ), reference.apply_chat_template(messages, tokenize=False)
 
 
 def encoded(folder: Path, chat: Chat) -> tuple[list[int], list[int], Any]:
@@ -109,22 +109,22 @@ def encoded(folder: Path, chat: Chat) -> tuple[list[int], list[int], Any]:
     data = DataSpec(tokenizer=str(folder))
     template = find_template(data)
     assert template is not None
-    found = HereEncoder(load_tokenizer(data), ChatTemplate(template)).encode([chat])
-    mask = np.zeros(len(found.ids), np.int64)
-    for first, last in found.answers.reshape(-1, 2):
+    result = HereEncoder(load_tokenizer(data), ChatTemplate(template)).encode([chat])
+    mask = np.zeros(len(result.ids), np.int64)
+    for first, last in result.answers.reshape(-1, 2):
         mask[first:last] = 1
-    return found.ids.tolist(), mask.tolist(), found
+    return result.ids.tolist(), mask.tolist(), result
 
 
 @pytest.mark.parametrize("template", [CHATML, OF_DOCS, MARKED, LLAMA3, MISTRAL, THINKING])
 def test_text_and_tokens_are_those_of_transformers(folder: Path, tmp_path: Path, template: str) -> None:
-    mine = with_template(folder, tmp_path, template)
-    theirs, text = of_transformers(mine, TALK, template)
-    ids, mask, _ = encoded(mine, Chat("a", tuple(TALK)))
-    assert ids == theirs["input_ids"]
-    assert load_tokenizer(DataSpec(tokenizer=str(mine))).decode(ids) == text
+    own = with_template(folder, tmp_path, template)
+    reference, text = of_transformers(own, TALK, template)
+    ids, mask, _ = encoded(own, Chat("a", tuple(TALK)))
+    assert ids == reference["input_ids"]
+    assert load_tokenizer(DataSpec(tokenizer=str(own))).decode(ids) == text
     if "{% generation" in template:
-        assert mask == theirs["assistant_masks"]
+        assert mask == reference["assistant_masks"]
     assert 0 < sum(mask) < len(mask)
 
 
@@ -145,31 +145,31 @@ def learned_text(folder: Path, chat: Chat) -> list[str]:
     ],
 )
 def test_what_the_assistant_says_is_learned(folder: Path, tmp_path: Path, template: str, answers: list[str]) -> None:
-    mine = with_template(folder, tmp_path, template)
-    assert learned_text(mine, Chat("a", tuple(TALK))) == answers
+    own = with_template(folder, tmp_path, template)
+    assert learned_text(own, Chat("a", tuple(TALK))) == answers
     # Of prompts that are chats themselves, what was asked before is not learned.
-    assert learned_text(mine, Chat("a", tuple(TALK), first_learned=3)) == answers[1:]
+    assert learned_text(own, Chat("a", tuple(TALK), first_learned=3)) == answers[1:]
 
 
 def test_turns_that_are_shown_otherwise_later(folder: Path, tmp_path: Path) -> None:
-    mine = with_template(folder, tmp_path, THINKING)
+    own = with_template(folder, tmp_path, THINKING)
     talk = [dict(one) for one in TALK]
     for turn in (1, 3):
         talk[turn]["content"] = f"<think>well</think>{talk[turn]['content']}"
     chat = Chat("a", tuple(talk))
-    assert learned_text(mine, chat) == ["well</think>Five — größer ✓.<|im_end|>\n"]
-    _, _, found = encoded(mine, chat)
-    assert (found.num_answers, found.num_lost) == (2, 1)
+    assert learned_text(own, chat) == ["well</think>Five — größer ✓.<|im_end|>\n"]
+    _, _, result = encoded(own, chat)
+    assert (result.num_answers, result.num_lost) == (2, 1)
 
 
 def test_prompt_and_completion_are_plain_text(folder: Path) -> None:
     data = DataSpec(tokenizer=str(folder))
     tokenizer = load_tokenizer(data)
     chat = chat_of({"prompt": "What is two", "completion": " and two?"}, "a")
-    found = HereEncoder(tokenizer, None).encode([chat])
-    assert tokenizer.decode(found.ids) == "What is two and two?</s>"
-    ((first, last),) = found.answers.reshape(-1, 2).tolist()
-    assert tokenizer.decode(found.ids[first:last]) == " and two?</s>"
+    result = HereEncoder(tokenizer, None).encode([chat])
+    assert tokenizer.decode(result.ids) == "What is two and two?</s>"
+    ((first, last),) = result.answers.reshape(-1, 2).tolist()
+    assert tokenizer.decode(result.ids[first:last]) == " and two?</s>"
 
 
 ROWS = {
@@ -223,26 +223,26 @@ def prepared(path: Path, tmp_path: Path, sequence: int = 64, **fields: Any) -> T
 
 def test_chats_from_files_to_samples(folder: Path, tmp_path: Path) -> None:
     """The same from lines and from columns; each whole in a sample, one that is longer cut, and both said."""
-    mine = with_template(folder, tmp_path, CHATML)
+    own = with_template(folder, tmp_path, CHATML)
     long = [{"role": "user", "content": "two"}, {"role": "assistant", "content": "two and two, " * 40}]
     rows = [{"messages": TALK}, {"messages": long}, *({"messages": TALK[:2]} for _ in range(5))]
     (tmp_path / "a.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
-    found = []
+    results = []
     for name in ("a.jsonl", "a.parquet"):
-        files = prepared(tmp_path / name, tmp_path, tokenizer=str(mine), sequence=96)
+        files = prepared(tmp_path / name, tmp_path, tokenizer=str(own), sequence=96)
         samples = files.train_samples()
-        found.append(samples.batch(0, len(samples)))
+        results.append(samples.batch(0, len(samples)))
         assert len(files.train[0].document_starts()) == files.num_documents == 7
         packed, cut = files.described(10)
         assert packed.startswith(f"7 chats to train on are packed into {len(samples)} sequences, which they fill to ")
         assert cut.startswith("1 of these are longer than model.sequence 96 + 1 and cut at their ends, by ")
-    assert np.array_equal(*found)
-    everything = prepared(tmp_path / "a.jsonl", tmp_path, tokenizer=str(mine), sequence=96, answers_only=False)
+    assert np.array_equal(*results)
+    everything = prepared(tmp_path / "a.jsonl", tmp_path, tokenizer=str(own), sequence=96, answers_only=False)
     whole = everything.train_samples().batch(0, len(samples))
-    learned = [np.count_nonzero((rows >= 0) & (rows < UNCOUNTED)) for rows in (found[0], whole)]
+    learned = [np.count_nonzero((rows >= 0) & (rows < UNCOUNTED)) for rows in (results[0], whole)]
     assert 0 < learned[0] < learned[1]
-    held = prepared(tmp_path / "a.jsonl", tmp_path, tokenizer=str(mine), sequence=96, validation_share=0.001)
+    held = prepared(tmp_path / "a.jsonl", tmp_path, tokenizer=str(own), sequence=96, validation_share=0.001)
     assert held.split == "tail"
     assert len(held.train[0].document_starts()) == 7
     validation = held.validation_samples()
@@ -284,15 +284,15 @@ def test_templates_of_strangers(folder: Path, tmp_path: Path, template: str, sai
 def test_where_no_answer_can_be_told_all_can_be_learned(folder: Path, tmp_path: Path) -> None:
     template = "no answer in it, but text that is long enough"
     assert len(faults_of(template, tmp_path, [TALK], folder)) == 1
-    found = prepared(
+    result = prepared(
         tmp_path / "a.jsonl",
         tmp_path,
         tokenizer=str(folder),
         chat_template=str(tmp_path / "t.jinja"),
         answers_only=False,
     )
-    row = found.train_samples().batch(0, 1)[0]
-    assert ((row >= 0) & (row < UNCOUNTED)).sum() == found.num_train_tokens - 1
+    row = result.train_samples().batch(0, 1)[0]
+    assert ((row >= 0) & (row < UNCOUNTED)).sum() == result.num_train_tokens - 1
 
 
 def test_a_template_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,20 +317,20 @@ def test_a_process_that_is_ended(folder: Path, tmp_path: Path, monkeypatch: pyte
 
 def test_where_a_template_is_found(folder: Path, tmp_path: Path) -> None:
     """Of several in a list the default; a file beside the tokenizer goes before it; else beside the weights."""
-    mine = with_template(folder, tmp_path, CHATML)
-    data = DataSpec(tokenizer=str(mine / "tokenizer.json"))
-    config = json.loads((mine / "tokenizer_config.json").read_text())
+    own = with_template(folder, tmp_path, CHATML)
+    data = DataSpec(tokenizer=str(own / "tokenizer.json"))
+    config = json.loads((own / "tokenizer_config.json").read_text())
     config["chat_template"] = [{"name": "tools", "template": "x"}, {"name": "default", "template": "y"}]
-    (mine / "tokenizer_config.json").write_text(json.dumps(config))
-    found = find_template(data)
-    assert found is not None
-    assert (found.text, found.special) == ("y", {"bos_token": "<s>", "eos_token": "</s>"})
-    (mine / "chat_template.jinja").write_text("z")
-    other = find_template(DataSpec(), str(mine))
+    (own / "tokenizer_config.json").write_text(json.dumps(config))
+    result = find_template(data)
+    assert result is not None
+    assert (result.text, result.special) == ("y", {"bos_token": "<s>", "eos_token": "</s>"})
+    (own / "chat_template.jinja").write_text("z")
+    other = find_template(DataSpec(), str(own))
     assert other is not None
     assert other.text == "z"
     assert find_template(DataSpec()) is None
-    (mine / "tokenizer_config.json").write_text("{")
+    (own / "tokenizer_config.json").write_text("{")
     with pytest.raises(PlanError, match=r"tokenizer_config.json is not JSON"):
         find_template(data)
 

@@ -59,12 +59,12 @@ def trained(mesh: Mesh, job: JobSpec, folder: Path) -> list[tuple[float, float]]
     """The losses and norms of two steps, and the loss of a third batch."""
     samples = prepare_tokens(job.data, job.model, job.run.seed, folder).train_samples()
     replica = build(job, mesh)
-    found = []
+    results = []
     for step in range(2):
         result = train_step(replica, step, my_share(samples, 8 * step, job, mesh))
         assert result.grad_norm is not None
-        found.append((result.loss, result.grad_norm))
-    return [*found, (evaluate(replica, my_share(samples, 16, job, mesh)), 0.0)]
+        results.append((result.loss, result.grad_norm))
+    return [*results, (evaluate(replica, my_share(samples, 16, job, mesh)), 0.0)]
 
 
 def plainly_trained(job: JobSpec, folder: Path) -> list[tuple[float, float]]:
@@ -86,6 +86,6 @@ def test_the_loss_of_answers_is_that_of_the_plain_implementation(
     folder = tmp_path_factory.getbasetemp()
     job = job_of(folder, **PLANS.get(name, {}))
     expected = plainly_trained(job, folder)
-    for found in run_on_mesh(job, trained, job, folder):
-        for mine, plain in zip(found, expected, strict=True):
-            assert mine == pytest.approx(plain, rel=2e-5)
+    for results in run_on_mesh(job, trained, job, folder):
+        for own, plain in zip(results, expected, strict=True):
+            assert own == pytest.approx(plain, rel=2e-5)

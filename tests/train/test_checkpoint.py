@@ -184,23 +184,23 @@ def test_what_compression_lost_is_kept_under_any_plan(method: str, after: dict[s
     """The sum over replicas and kinds, which is what the next steps make up for, element by element."""
     then, now = (job_with(batch=12, compress=method, compress_least=1, **plan) for plan in ({"dp": 2}, after))
     before = summed_errors(run_on_mesh(then, save_and_tell, then, tmp_path))
-    found = summed_errors(run_on_mesh(now, go_on_and_tell, now, tmp_path))
-    assert all(bool(values.any()) for values in before.values()) and len(found) >= 8
+    results = summed_errors(run_on_mesh(now, go_on_and_tell, now, tmp_path))
+    assert all(bool(values.any()) for values in before.values()) and len(results) >= 8
     # Over tp, norms are not compressed by int8 and top-k.
-    assert before.keys() == found.keys() or ("tp" in after and method != "powersgd")
-    for name, values in found.items():
+    assert before.keys() == results.keys() or ("tp" in after and method != "powersgd")
+    for name, values in results.items():
         torch.testing.assert_close(values, before[name], rtol=1e-5, atol=1e-9)
 
 
 def summed_errors(by_rank: list[list[HeldBox]]) -> dict[str, torch.Tensor]:
     """By parameter, in full shape."""
-    found: dict[str, torch.Tensor] = {}
+    result: dict[str, torch.Tensor] = {}
     for held in [held for boxes in by_rank for held in boxes]:
         _, kind, name = held.name.split(".", 2)
         if kind != "query":
-            into = found.setdefault(name, torch.zeros(held.full_shape[1:]))
+            into = result.setdefault(name, torch.zeros(held.full_shape[1:]))
             into[tuple(slice(*ends) for ends in held.box[1:])] += held.values[0]
-    return found
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -337,21 +337,21 @@ def test_moments_go_on_in_other_numbers(
 
 def load_file_states(folder: Path) -> list[HeldBox]:
     """What the files of a checkpoint hold, as another reader of safetensors has it."""
-    found = []
+    results = []
     for file in sorted((folder / "checkpoints" / f"step-{STEPS:08d}").glob("*.safetensors")):
         with safe_open(file, framework="pt") as opened:
             for key, (name, shape, box) in json.loads(opened.metadata()["boxes"]).items():
-                found.append(HeldBox(name, tuple(shape), tuple(map(tuple, box)), opened.get_tensor(key)))
-    return found
+                results.append(HeldBox(name, tuple(shape), tuple(map(tuple, box)), opened.get_tensor(key)))
+    return results
 
 
 def full_states(boxes: list[HeldBox]) -> Boxes:
     """The whole tensors."""
-    found: Boxes = {}
+    result: Boxes = {}
     for box in boxes:
-        full = found.setdefault(box.name, torch.full(box.full_shape, torch.nan, dtype=box.values.dtype))
+        full = result.setdefault(box.name, torch.full(box.full_shape, torch.nan, dtype=box.values.dtype))
         full[tuple(slice(*ends) for ends in box.box)] = box.values
-    return found
+    return result
 
 
 METHODS = [{"compress": "powersgd"}, {"compress": "topk"}, {"compress": "int8"}, {"compress": "bf16"}, {}]
@@ -363,7 +363,7 @@ def test_any_method_of_compression_goes_on_with_what_another_lost(tmp_path: Path
     for number, (before, after) in enumerate(zip(METHODS, METHODS[1:] + METHODS[:1], strict=True)):
         then, now = (job_with(batch=12, dp=2, compress_least=1, **plan) for plan in (before, after))
         lost = summed_errors(run_on_mesh(then, save_and_tell, then, tmp_path / str(number)))
-        found = summed_errors(run_on_mesh(now, go_on_and_tell, now, tmp_path / str(number)))
-        for name, values in found.items():
+        result = summed_errors(run_on_mesh(now, go_on_and_tell, now, tmp_path / str(number)))
+        for name, values in result.items():
             expected = lost.get(name, torch.zeros_like(values))
             torch.testing.assert_close(values, expected, rtol=1e-5, atol=1e-9)

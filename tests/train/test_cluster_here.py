@@ -40,13 +40,13 @@ def test_many_ranks_on_devices_that_are_not_here(cuda: list[int]) -> None:
 def test_few_ranks_may_run_on_the_cpu_if_the_user_says_so(cuda: list[int]) -> None:
     (fault,) = faults("quickstart", "cluster.device=h100-sxm")
     assert "and --set run.device=cpu --set cluster.device=unknown all of them on this CPU" in fault
-    for told in (
+    for answer in (
         ("run.device=cpu", "cluster.device=unknown"),
         ("run.device=cpu", "cluster.device=h100-sxm"),
         ("cluster.device=laptop-cpu",),
         (),
     ):
-        assert faults("quickstart", *told) == []
+        assert faults("quickstart", *answer) == []
     cuda[0] = 8
     assert faults("quickstart", "cluster.device=h100-sxm") == []
 

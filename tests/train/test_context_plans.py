@@ -48,8 +48,8 @@ PLANS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def dropping(job: JobSpec, **data: Any) -> JobSpec:
-    model, told = job.model.model_copy(update={"dropout": 0.1}), job.data.model_copy(update=data)
-    return job.model_copy(update={"model": model, "data": told})
+    model, answer = job.model.model_copy(update={"dropout": 0.1}), job.data.model_copy(update=data)
+    return job.model_copy(update={"model": model, "data": answer})
 
 
 @pytest.mark.sampled(3)

@@ -61,9 +61,9 @@ def test_mxfp4_is_read_as_its_publisher_reads_it(tmp_path: Path) -> None:
         released_weights_of(job_of(packed))
     out = tmp_path / "out"
     assert convert(str(packed), "--to", str(out)).output.endswith(f"in {out}\n")
-    found = load_file(out / "model.safetensors")
-    assert all(torch.equal(found[name], values) for name, values in wanted.items())
-    assert not [name for name in found if name.endswith(("_blocks", "_scales"))]
+    results = load_file(out / "model.safetensors")
+    assert all(torch.equal(results[name], values) for name, values in wanted.items())
+    assert not [name for name in results if name.endswith(("_blocks", "_scales"))]
     assert "quantization_config" not in json.loads((out / "config.json").read_text())
     assert isinstance(released_weights_of(job_of(out)), ReleasedWeights)
 
@@ -78,14 +78,14 @@ def test_fp8_is_its_values_times_the_scale_of_its_block(
     end = "_scale" if len(grid) == 1 or grid == (6, 1) else "_scale_inv"
     source = folder_with(tmp_path / "in", {"w.weight": values, f"w.weight{end}": scales}, quantization_config={})
     convert(str(source), "--to", str(tmp_path / "out"), "--dtype", "float32")
-    found = load_file(tmp_path / "out" / "model.safetensors")
-    assert list(found) == ["w.weight"]
+    result = load_file(tmp_path / "out" / "model.safetensors")
+    assert list(result) == ["w.weight"]
     blocks = [2 ** math.ceil(math.log2(size / num)) if 1 < num < size else size // num
               for size, num in zip(shape, grid, strict=False)]  # fmt: skip
     for row in range(0, shape[0], 5):
         for column in range(shape[1]):
             at = (0,) if grid == (1,) else (row // blocks[0], column // blocks[1])
-            assert float(found["w.weight"][row, column]) == float(values[row, column].float() * scales[at])
+            assert float(result["w.weight"][row, column]) == float(values[row, column].float() * scales[at])
 
 
 def test_what_is_no_plain_number_is_refused(tmp_path: Path) -> None:
@@ -114,11 +114,11 @@ def test_pickled_files_become_safetensors(tmp_path: Path) -> None:
     (source / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": names}))
     (source / "config.json").write_text(json.dumps({"model_type": "gpt2", "torch_dtype": "float32"}))
     (source / "tokenizer.json").write_text("{}")
-    told = convert(str(source), "--to", str(tmp_path / "out"), "--dtype", "bf16", "--json").output
-    found = load_file(tmp_path / "out" / "model.safetensors")
-    assert json.loads(told)["bytes"] == sum(tensor.nbytes for tensor in found.values())
-    assert torch.equal(found["positions"], weights.pop("positions"))
-    assert all(torch.equal(found[name], w.bfloat16()) for name, w in weights.items())
+    answer = convert(str(source), "--to", str(tmp_path / "out"), "--dtype", "bf16", "--json").output
+    result = load_file(tmp_path / "out" / "model.safetensors")
+    assert json.loads(answer)["bytes"] == sum(tensor.nbytes for tensor in result.values())
+    assert torch.equal(result["positions"], weights.pop("positions"))
+    assert all(torch.equal(result[name], w.bfloat16()) for name, w in weights.items())
     assert json.loads((tmp_path / "out" / "config.json").read_text())["torch_dtype"] == "bfloat16"
     assert (tmp_path / "out" / "tokenizer.json").read_text() == "{}"
     torch.save({"a.weight": Path("x")}, source / "pytorch_model-1.bin")  # torch knows some harmless classes

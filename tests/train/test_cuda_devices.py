@@ -33,10 +33,10 @@ class Machine:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
-    found = Machine(8)
+    result = Machine(8)
     for name in ("is_available", "device_count", "set_device"):
-        monkeypatch.setattr(torch.cuda, name, getattr(found, name))
-    return found
+        monkeypatch.setattr(torch.cuda, name, getattr(result, name))
+    return result
 
 
 def test_a_launcher_makes_no_context(machine: Machine) -> None:
@@ -51,17 +51,17 @@ def test_a_launcher_makes_no_context(machine: Machine) -> None:
 
 
 def test_a_job_without_a_device_runs_where_its_ranks_have_room(machine: Machine) -> None:
-    told = list[str]()
+    answer = list[str]()
     job = load_job("quickstart", [])
-    assert on_this_machine(job, 8, told.append).run.device == "cuda" and not told
+    assert on_this_machine(job, 8, answer.append).run.device == "cuda" and not answer
     machine.num_devices = 1
-    assert on_this_machine(job, 8, told.append).run.device == "cpu"
-    assert "8 ranks on this machine's CPU, for it has 1 CUDA device;" in told[0]
+    assert on_this_machine(job, 8, answer.append).run.device == "cpu"
+    assert "8 ranks on this machine's CPU, for it has 1 CUDA device;" in answer[0]
     for stays in ("cluster.device=h100-sxm", "run.device=cuda", "run.device=cpu"):
         named = load_job("quickstart", [stays])
-        assert on_this_machine(named, 8, told.append) == named
+        assert on_this_machine(named, 8, answer.append) == named
     machine.num_devices = 0
-    assert on_this_machine(job, 8, told.append) == job and len(told) == 1
+    assert on_this_machine(job, 8, answer.append) == job and len(answer) == 1
 
 
 def test_chunks_of_the_loss_are_those_of_the_device_that_was_taken(machine: Machine) -> None:
@@ -96,8 +96,8 @@ def test_what_nobody_has_said_of_cuda_is_set() -> None:
 
 @pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
 def test_what_the_user_has_said_of_cuda_stays(name: str) -> None:
-    said = {name: "max_split_size_mb:256", "NCCL_DEBUG": "INFO", "TORCHINDUCTOR_COMPILE_THREADS": "16"}
-    assert environment_of(8, **said) == said
+    printed = {name: "max_split_size_mb:256", "NCCL_DEBUG": "INFO", "TORCHINDUCTOR_COMPILE_THREADS": "16"}
+    assert environment_of(8, **printed) == printed
 
 
 class BeganError(Exception):
@@ -114,14 +114,16 @@ def test_a_rank_sets_it_before_cuda_begins(machine: Machine, monkeypatch: pytest
 
     monkeypatch.setattr(rank_life, "choose_device", begin)
     monkeypatch.setattr(torch, "set_num_threads", lambda number: None)
-    told: list[rank_life.Failure] = []
+    answer: list[rank_life.Failure] = []
 
     def end(failure: rank_life.Failure, tell: Any) -> None:
-        told.append(failure)
+        answer.append(failure)
 
     monkeypatch.setattr(rank_life, "give_up", end)
     job = small_job(dp=8, batch=8)
     job = job.model_copy(update={"run": job.run.model_copy(update={"device": device})})
-    rank_life.run_rank(RankEnvironment(3, 3, 8, 8), lambda *_: None, job, Path("/nowhere"), told.append, num_threads=1)
-    assert "BeganError" in told[0].message
+    rank_life.run_rank(
+        RankEnvironment(3, 3, 8, 8), lambda *_: None, job, Path("/nowhere"), answer.append, num_threads=1
+    )
+    assert "BeganError" in answer[0].message
     assert asked == ([8] if device == "cuda" else [])

@@ -189,9 +189,9 @@ def test_blank_lines_are_bounded_and_do_not_hide_how_far_it_is(tmp_path: Path, m
     assert "are blank" in fault
     monkeypatch.setattr(progress, "_FIRST_S", 0.0)
     monkeypatch.setattr(progress, "_EVERY_S", 0.0)
-    said: list[str] = []
+    printed: list[str] = []
     lines = [json.dumps({"text": text}) + "\n" * 25_000 for text in TEXTS[:20]]
     (tmp_path / "c.jsonl").write_text("".join(lines))
     data = DataSpec(path=str(tmp_path / "c.jsonl"), validation_share=0.0)
-    prepare_tokens(data, ModelSpec(sequence=8), 1, tmp_path / "cache", say=said.append)
-    assert len([line for line in said if "tokens of" in line]) > 40
+    prepare_tokens(data, ModelSpec(sequence=8), 1, tmp_path / "cache", say=printed.append)
+    assert len([line for line in printed if "tokens of" in line]) > 40

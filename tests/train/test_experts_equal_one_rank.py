@@ -83,13 +83,13 @@ def route(mesh: Mesh, job: JobSpec) -> tuple[list[tuple[LayerRouting, ...]], dic
     """What two steps tell, and what the routers here then remember."""
     replica = build(job, mesh)
     share = job.batch.global_batch_size // job.plan.dp
-    told = []
+    answer = []
     for step in range(2):
-        mine = made_up_tokens(job, step)[mesh.dp.index * share :][:share]
-        told.append(train_step(replica, step, mine).routing)
-        evaluate(replica, mine)  # is not counted
+        own = made_up_tokens(job, step)[mesh.dp.index * share :][:share]
+        answer.append(train_step(replica, step, own).routing)
+        evaluate(replica, own)  # is not counted
     states = [state for stage in replica.stages.values() for state in stage.routers().items()]
-    return told, {f"{layer} {name}": value for layer, state in states for name, value in state.state_dict().items()}
+    return answer, {f"{layer} {name}": value for layer, state in states for name, value in state.state_dict().items()}
 
 
 @pytest.mark.sampled(2)
@@ -101,11 +101,11 @@ def route(mesh: Mesh, job: JobSpec) -> tuple[list[tuple[LayerRouting, ...]], dic
 @pytest.mark.parametrize("kind", ["deepseek", "correlation", "qwen-moe"])
 def test_all_ranks_see_and_remember_what_one_does(kind: str, plan: dict[str, Any]) -> None:
     job = expert_job(kind, **plan)
-    told, remembered = by_one_rank(job, route)
-    for mine, state in run_on_mesh(job, route, job):
-        for found, expected in zip(sum(mine, ()), sum(told, ()), strict=True):
-            assert (found.layer, found.load, found.together) == (expected.layer, expected.load, expected.together)
-            for name, value in found.scalars().items():
+    answer, remembered = by_one_rank(job, route)
+    for own, state in run_on_mesh(job, route, job):
+        for result, expected in zip(sum(own, ()), sum(answer, ()), strict=True):
+            assert (result.layer, result.load, result.together) == (expected.layer, expected.load, expected.together)
+            for name, value in result.scalars().items():
                 assert value == pytest.approx(expected.scalars()[name], rel=1e-5), name
         assert state
         for name, value in state.items():
@@ -114,9 +114,9 @@ def test_all_ranks_see_and_remember_what_one_does(kind: str, plan: dict[str, Any
 
 def test_what_is_told_adds_up() -> None:
     job = with_moe(small_job("switch", batch=16, layers=4, microbatch_size=2), capacity_factor=0.5)
-    ((told, _),) = run_on_mesh(job, route, job)
+    ((answer, _),) = run_on_mesh(job, route, job)
     tokens = job.tokens_per_step
-    for layer in sum(told, ()):
+    for layer in sum(answer, ()):
         assert layer.layer in (1, 3)
         assert sum(layer.load) == tokens
         assert layer.largest_load == max(layer.load) / (tokens / 4)
@@ -129,10 +129,10 @@ def test_what_is_told_adds_up() -> None:
 
 def test_the_bias_moves_towards_the_mean() -> None:
     job = with_moe(small_job("deepseek", batch=16, layers=4, microbatch_size=2), bias_update=0.01)
-    ((told, state),) = run_on_mesh(job, route, job)
+    ((answer, state),) = run_on_mesh(job, route, job)
     for row, layer in enumerate((1, 2, 3)):
         expected = torch.zeros(8)
-        for step in told:
+        for step in answer:
             load = torch.tensor(step[row].load).double()
             expected += 0.01 * (load.mean() - load).sign().float()
         assert torch.equal(state[f"{layer} bias_E"], expected)

@@ -64,11 +64,11 @@ def saved(mesh: Mesh, job: JobSpec, folder: Path) -> list[tuple[str, tuple[int, 
 
 def whole(ranks: list[list[tuple[str, tuple[int, ...], Box, torch.Tensor]]]) -> dict[str, torch.Tensor]:
     """The full tensors of all ranks together."""
-    found: dict[str, torch.Tensor] = {}
+    result: dict[str, torch.Tensor] = {}
     for name, shape, box, values in [held for rank in ranks for held in rank]:
-        into = found.setdefault(name, torch.full(shape, torch.nan))
+        into = result.setdefault(name, torch.full(shape, torch.nan))
         into[tuple(slice(*ends) for ends in box)] = values
-    return found
+    return result
 
 
 def export(*words: str) -> Result:
@@ -89,8 +89,8 @@ def test_weights_of_any_plan_are_whole(name: str, tmp_path: Path) -> None:
     if job.model.tied_embeddings:
         weights.pop("head.weight", None)
     file = tmp_path / "out" / "all.safetensors"
-    told = export(str(tmp_path), "--to", str(file)).output
-    assert told.startswith(f"step 1: {len(weights)} tensors, ") and told.endswith(f" in 1 file, in {file}\n")
+    answer = export(str(tmp_path), "--to", str(file)).output
+    assert answer.startswith(f"step 1: {len(weights)} tensors, ") and answer.endswith(f" in 1 file, in {file}\n")
     assert equal(load_file(file), weights)
     export(str(tmp_path), "--to", str(tmp_path / "half"), "--dtype", "bf16")
     rounded = {name: w if name.startswith("router.") else w.bfloat16() for name, w in weights.items()}
@@ -127,14 +127,14 @@ def large(folder: Path, num_rows: int = ROWS) -> Path:
 def test_a_folder_of_files_with_an_index(tmp_path: Path) -> None:
     """The names and the index are those that Hugging Face's libraries read."""
     run, to = large(tmp_path / "run"), tmp_path / "model"
-    told = json.loads(export(str(run), "--to", str(to), "--file-gib", "0.006", "--json").stdout)
+    answer = json.loads(export(str(run), "--to", str(to), "--file-gib", "0.006", "--json").stdout)
     names = [f"model-{i:05d}-of-00002.safetensors" for i in (1, 2)]
     assert sorted(path.name for path in to.iterdir()) == [*names, "model.safetensors.index.json"]
     index = json.loads((to / "model.safetensors.index.json").read_text())
     layers = [f"layers.{layer}.mlp.weight" for layer in (2, 10)]
     assert index["weight_map"] == {layers[0]: names[0], layers[1]: names[1], "norm.weight": names[1]}
-    assert index["metadata"]["total_size"] == told["bytes"] == 2 * ROWS * COLUMNS * 4 + 32
-    assert told["files"] == {names[0]: layers[:1], names[1]: [layers[1], "norm.weight"]}
+    assert index["metadata"]["total_size"] == answer["bytes"] == 2 * ROWS * COLUMNS * 4 + 32
+    assert answer["files"] == {names[0]: layers[:1], names[1]: [layers[1], "norm.weight"]}
     with safe_open(to / names[1], framework="pt") as file:
         assert file.metadata() == {"format": "pt"}
         assert file.get_tensor("norm.weight").tolist() == [7.0] * 8

@@ -136,14 +136,14 @@ def listening_addresses(pid: int) -> list[str]:
     inodes = {
         match[1] for path in Path(f"/proc/{pid}/fd").iterdir() if (match := re.match(r"socket:\[(\d+)", link(path)))
     }
-    found = []
+    results = []
     for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
         for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == "0A" and fields[9] in inodes:
                 words = re.findall("." * 8, fields[1].split(":")[0])
-                found.append(socket.inet_ntop(family, b"".join(bytes.fromhex(word)[::-1] for word in words)))
-    return found
+                results.append(socket.inet_ntop(family, b"".join(bytes.fromhex(word)[::-1] for word in words)))
+    return results
 
 
 def link(path: Path) -> str:
@@ -176,17 +176,17 @@ def test_a_full_disk_is_said(tmp_path: Path) -> None:
     command += sets(*SMALL, "plan.pp=1", f'run.folder="{tmp_path}"')
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 1
-    told = rf"failed: rank 0 \(.*\) failed: {tmp_path}/metrics.jsonl can't be written: No space left on device \(.*\n"
-    assert re.fullmatch(told, without_progress(done.stderr)), done.stderr
+    answer = rf"failed: rank 0 \(.*\) failed: {tmp_path}/metrics.jsonl can't be written: No space left on device \(.*\n"
+    assert re.fullmatch(answer, without_progress(done.stderr)), done.stderr
 
 
 @pytest.mark.parametrize("looks", [[1.0] * 8, [1.0, 1.0, 1000.0, 1.0, 1.0]], ids=["waiting", "stopped meanwhile"])
 def test_a_stopped_process_did_not_wait(monkeypatch: pytest.MonkeyPatch, looks: list[float]) -> None:
     """Who presses Ctrl-Z and goes on later does not find the run at its end."""
-    now_s, told = [0.0], list[str]()
+    now_s, answer = [0.0], list[str]()
     clock = SimpleNamespace(monotonic=lambda: now_s[0], time=lambda: now_s[0])
     monkeypatch.setattr("shardwright.parallel.comm.hang_watch.time", clock)
-    watch = Watch(dist.HashStore(), 0, WatchRules(5.0, lambda rank: f"rank {rank}", told.append))
+    watch = Watch(dist.HashStore(), 0, WatchRules(5.0, lambda rank: f"rank {rank}", answer.append))
     left = iter(looks)
 
     def look(_: float) -> bool:
@@ -197,7 +197,7 @@ def test_a_stopped_process_did_not_wait(monkeypatch: pytest.MonkeyPatch, looks: 
     monkeypatch.setattr(watch._stop, "wait", look)
     with watch.waiting("recv", (1,)):
         watch._run()
-    assert bool(told) == (len(looks) == 8)
+    assert bool(answer) == (len(looks) == 8)
 
 
 class DeviceWork:
@@ -216,10 +216,10 @@ class DeviceWork:
 @pytest.mark.parametrize("comes_on", [False, True], ids=["stuck", "slow"])
 def test_a_collective_of_the_device_that_hangs_is_named(monkeypatch: pytest.MonkeyPatch, comes_on: bool) -> None:
     """The host has long gone on, and waits for some number, or for nothing."""
-    now_s, told, works = [0.0], list[str](), [DeviceWork() for _ in range(4)]
+    now_s, answer, works = [0.0], list[str](), [DeviceWork() for _ in range(4)]
     clock = SimpleNamespace(monotonic=lambda: now_s[0], time=lambda: now_s[0])
     monkeypatch.setattr("shardwright.parallel.comm.hang_watch.time", clock)
-    watch = Watch(dist.HashStore(), 0, WatchRules(5.0, lambda rank: f"rank {rank}", told.append))
+    watch = Watch(dist.HashStore(), 0, WatchRules(5.0, lambda rank: f"rank {rank}", answer.append))
     looks = iter(range(16))
 
     def look(_: float) -> bool:
@@ -236,7 +236,7 @@ def test_a_collective_of_the_device_that_hangs_is_named(monkeypatch: pytest.Monk
         watch.under_way(work, "the last of the moment", (1, 2))
         now_s[0] += 0.2
     watch._run()
-    assert [line.partition(" (at")[0] for line in told] == (
+    assert [line.partition(" (at")[0] for line in answer] == (
         [] if comes_on else ["rank 0 waited 6 s in all_reduce 0 on axis dp"]
     )
 
@@ -244,11 +244,11 @@ def test_a_collective_of_the_device_that_hangs_is_named(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("num_between", [0, 1, 50])
 def test_the_last_collective_of_a_moment_is_named(monkeypatch: pytest.MonkeyPatch, num_between: int) -> None:
     """All before it are over; and those between are not kept."""
-    now_s, told, first = [0.0], list[str](), DeviceWork()
+    now_s, answer, first = [0.0], list[str](), DeviceWork()
     first.is_over = True
     clock = SimpleNamespace(monotonic=lambda: now_s[0], time=lambda: now_s[0])
     monkeypatch.setattr("shardwright.parallel.comm.hang_watch.time", clock)
-    watch = Watch(dist.HashStore(), 0, WatchRules(5.0, lambda rank: f"rank {rank}", told.append))
+    watch = Watch(dist.HashStore(), 0, WatchRules(5.0, lambda rank: f"rank {rank}", answer.append))
     looks = iter(range(16))
 
     def look(_: float) -> bool:
@@ -259,7 +259,7 @@ def test_the_last_collective_of_a_moment_is_named(monkeypatch: pytest.MonkeyPatc
     for work, name in [(first, "all_reduce"), *[(DeviceWork(), "between")] * num_between, (DeviceWork(), "all_gather")]:
         watch.under_way(work, name, (1,))
     watch._run()
-    assert [line.partition(" (at")[0] for line in told] == ["rank 0 waited 6 s in all_gather"]
+    assert [line.partition(" (at")[0] for line in answer] == ["rank 0 waited 6 s in all_gather"]
 
 
 def test_a_collective_of_the_device_is_watched_once_the_host_has_gone_on() -> None:
@@ -276,13 +276,13 @@ def test_a_collective_of_the_device_is_watched_once_the_host_has_gone_on() -> No
 
 def test_ranks_that_say_nothing_are_told_apart() -> None:
     """One that died in its first second, and one that never started."""
-    store, told = dist.HashStore(), Queue[str]()
-    dead, waiting = (Watch(store, rank, WatchRules(2.0, lambda rank: f"rank {rank}", told.put)) for rank in (1, 0))
+    store, answer = dist.HashStore(), Queue[str]()
+    dead, waiting = (Watch(store, rank, WatchRules(2.0, lambda rank: f"rank {rank}", answer.put)) for rank in (1, 0))
     dead.start()
     dead.stop()
     waiting.start()
     with waiting.waiting("recv", (1, 2)):
-        sentence = told.get(timeout=PATIENCE_S)
+        sentence = answer.get(timeout=PATIENCE_S)
     waiting.stop()
     assert re.fullmatch(
         r"rank 0 waited \d+ s in recv \(at starting\) for rank 1 and rank 2\n"
@@ -327,13 +327,13 @@ def test_under_torchrun(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("world", "were_started"), [(1, "1 rank was started"), (3, "3 ranks were started")])
 def test_a_wrong_number_of_ranks_is_refused(tmp_path: Path, world: int, were_started: str) -> None:
-    told: list[Failure] = []
+    answer: list[Failure] = []
     with pytest.raises(SystemExit) as end:
         run_rank(
-            RankEnvironment(0, 0, world, world), pytest.fail, small_job(tp=2), tmp_path, told.append, num_threads=1
+            RankEnvironment(0, 0, world, world), pytest.fail, small_job(tp=2), tmp_path, answer.append, num_threads=1
         )
     assert end.value.code == 2
-    (failure,) = told
+    (failure,) = answer
     assert (failure.kind, failure.faults) == (
         "input",
         (f"{were_started}, and the plan needs dp 1 x tp 2 x pp 1 = 2; start 2, or change the plan",),

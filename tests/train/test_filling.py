@@ -68,9 +68,9 @@ def test_how_much_filling_there_is_makes_no_difference(kind: str) -> None:
     for few, many in zip(short, long, strict=True):
         assert many.loss == pytest.approx(few.loss, rel=1e-5)
         assert many.grad_norm == pytest.approx(few.grad_norm, rel=1e-5)
-        for mine, other in zip(few.routing, many.routing, strict=True):
-            assert (mine.load, mine.together) == (other.load, other.together)
-            assert mine.scalars() == pytest.approx(other.scalars(), rel=1e-5)
+        for own, other in zip(few.routing, many.routing, strict=True):
+            assert (own.load, own.together) == (other.load, other.together)
+            assert own.scalars() == pytest.approx(other.scalars(), rel=1e-5)
         if kind in ("mixtral", "qwen-moe", "deepseek-mtp"):
             num_chosen = 3 if kind == "deepseek-mtp" else 2
             assert sum(few.routing[0].load) == sum(LENGTHS) * num_chosen

@@ -47,8 +47,8 @@ def loss_of(model: nn.Module, step: int, rank: int, world: int) -> Tensor:
     generator = torch.Generator().manual_seed(step)
     x, y = (torch.randn(8, n, generator=generator) for n in (4, 1))
     dtype = next(model.parameters()).dtype
-    mine = slice(rank * 8 // world, (rank + 1) * 8 // world)
-    return (model(x[mine].to(dtype)) - y[mine].to(dtype)).square().mean()
+    own = slice(rank * 8 // world, (rank + 1) * 8 // world)
+    return (model(x[own].to(dtype)) - y[own].to(dtype)).square().mean()
 
 
 def plainly_trained(name: str) -> dict[str, Tensor]:

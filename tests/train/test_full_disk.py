@@ -20,10 +20,10 @@ from support.ranks import PATIENCE_S
 def test_a_device_that_takes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.symlink_to("/dev/full")
-    with pytest.raises(DiskFullError) as told, telling_of_full_disk(path):
+    with pytest.raises(DiskFullError) as answer, telling_of_full_disk(path):
         path.write_text("x")
-    assert str(told.value).startswith(f"{path} can't be written: No space left on device (")
-    assert str(told.value).endswith(" MiB are free in /dev); make room there or name another run.folder")
+    assert str(answer.value).startswith(f"{path} can't be written: No space left on device (")
+    assert str(answer.value).endswith(" MiB are free in /dev); make room there or name another run.folder")
 
 
 @pytest.mark.processes

@@ -77,8 +77,8 @@ def test_one_rank_is_the_plain_implementation(kind: str) -> None:
         "model": job.model.model_dump(exclude_defaults=True), "plan": {"microbatch_size": 2},
         "batch": {"global_batch_size": 4}, "run": {"seed": 3}, "optimizer": {"epsilon": 1e-5},
     }  # fmt: skip
-    found = run(fields)
-    assert found.kind == "equal", found
+    result = run(fields)
+    assert result.kind == "equal", result
 
 
 def ledger(mesh: Mesh, job: JobSpec) -> dict[str, dict[str, int]]:

@@ -84,10 +84,10 @@ def test_batches_that_are_read_ahead_are_those_of_the_cpu(tmp_path: Path) -> Non
     mesh = make_mesh(MeshNeeds(job.plan), 0, torch.device("cuda", 0), 30)
     with BatchReader(samples, job, mesh, 20) as batches:
         for i in range(20):
-            found = batches.batch(i, 8 * i)
-            assert found.is_cuda
+            result = batches.batch(i, 8 * i)
+            assert result.is_cuda
             torch.cuda._sleep(10**7)  # the stream that computes is behind, and the copy beside it
-            assert torch.equal(found, my_share(samples, 8 * i, job, mesh))
+            assert torch.equal(result, my_share(samples, 8 * i, job, mesh))
 
 
 def test_shares_and_memory_are_measured() -> None:
@@ -105,6 +105,6 @@ def test_shares_and_memory_are_measured() -> None:
 
 
 def test_device_is_recognised_or_said_to_be_unknown() -> None:
-    found = known_device(small_job(), torch.device("cuda", 0))
+    result = known_device(small_job(), torch.device("cuda", 0))
     name = torch.cuda.get_device_name(0)
-    assert found is None or name in found.cuda_names
+    assert result is None or name in result.cuda_names

@@ -39,9 +39,9 @@ def squares_both_ways(mesh: Mesh, job: JobSpec) -> tuple[torch.Tensor, torch.Ten
 @pytest.mark.parametrize("plan", PLANS)
 def test_few_kernels_find_the_same(plan: str) -> None:
     job = small_job(**PLANS[plan])
-    found = run_on_mesh(job, squares_both_ways, job)
-    assert any((one_by_one > 0).any() for one_by_one, _ in found)
-    for one_by_one, at_once in found:
+    results = run_on_mesh(job, squares_both_ways, job)
+    assert any((one_by_one > 0).any() for one_by_one, _ in results)
+    for one_by_one, at_once in results:
         # A parameter that lies elsewhere is 0 in the one, and left as it was in the other.
         here = at_once >= 0
         torch.testing.assert_close(at_once[here], one_by_one[here], rtol=1e-12, atol=0)

@@ -84,8 +84,8 @@ def test_a_folder_of_chats_in_json(tmp_path: Path) -> None:
     (tmp_path / "chats" / "test.json").write_text(json.dumps(CHATS))
     (tmp_path / "chats" / "README.md").write_text("# Chats")
     (tmp_path / "chats" / "dataset_infos.json").write_text("{}")
-    found, notes = formats(tmp_path / "chats")
-    assert found == {"train.json": "jsonl"} and "split train alone is read" in notes[0]
+    result, notes = formats(tmp_path / "chats")
+    assert result == {"train.json": "jsonl"} and "split train alone is read" in notes[0]
     assert "has no field 'text'; it has 'messages'" in fault_first(tmp_path / "chats", tmp_path)
     (tmp_path / "t.jinja").write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}")
     files = prepared(
@@ -106,8 +106,8 @@ def test_beside_text_json_is_text_and_that_is_said(tmp_path: Path) -> None:
     (tmp_path / "src" / "package.json").write_text(json.dumps({"name": "x"}, indent=1))
     assert formats(tmp_path / "src") == ({"main.py": "text", "package.json": "text"}, [])
     (tmp_path / "src" / "rows.json").write_text(json.dumps(ROWS))
-    found, notes = formats(tmp_path / "src")
-    assert set(found.values()) == {"text"}
+    result, notes = formats(tmp_path / "src")
+    assert set(result.values()) == {"text"}
     assert "rows.json and other .json files are read as text, as main.py is" in notes[0]
     assert formats(tmp_path / "src", format="text")[1] == []
 

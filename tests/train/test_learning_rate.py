@@ -33,11 +33,11 @@ def rates(num: int = 100, **fields: Any) -> list[float]:
 
 @pytest.mark.parametrize("schedule", RATE_SCHEDULES.names)
 def test_all_rise_to_the_peak_and_never_again(schedule: str) -> None:
-    found = rates(schedule=schedule)
-    assert found[:10] == pytest.approx([PEAK * (step + 1) / 10 for step in range(10)])
-    assert all(one >= other for one, other in pairwise(found[9:]))
-    assert max(found) == pytest.approx(PEAK)
-    assert min(found[10:]) >= 0.1 * PEAK * (1 - 1e-12)
+    result = rates(schedule=schedule)
+    assert result[:10] == pytest.approx([PEAK * (step + 1) / 10 for step in range(10)])
+    assert all(one >= other for one, other in pairwise(result[9:]))
+    assert max(result) == pytest.approx(PEAK)
+    assert min(result[10:]) >= 0.1 * PEAK * (1 - 1e-12)
 
 
 def test_each_by_its_formula() -> None:
@@ -50,17 +50,17 @@ def test_each_by_its_formula() -> None:
 
 @pytest.mark.parametrize("shape", DECAYS)
 def test_wsd_is_constant_and_then_falls(shape: str) -> None:
-    found = rates(schedule="wsd", decay_share=0.2, decay_shape=shape)
-    assert found[10:81] == [PEAK] * 71
-    assert found[100] == pytest.approx(0.1 * PEAK)
+    result = rates(schedule="wsd", decay_share=0.2, decay_shape=shape)
+    assert result[10:81] == [PEAK] * 71
+    assert result[100] == pytest.approx(0.1 * PEAK)
     half = {"linear": 0.5, "cosine": 0.5, "sqrt": 1 - 0.5**0.5}[shape]
-    assert found[90] == pytest.approx(PEAK * (0.1 + 0.9 * half))
+    assert result[90] == pytest.approx(PEAK * (0.1 + 0.9 * half))
 
 
 @given(st.sampled_from(["linear", "wsd"]), st.integers(1, 50), st.floats(0.01, 1.0))
 def test_the_last_step_has_what_is_left_before_the_floor(schedule: str, num: int, share: float) -> None:
-    found = rates(num, schedule=schedule, warmup_steps=0, decay_share=share)
-    assert found[num] == pytest.approx(0.1 * PEAK) and found[0] == PEAK
+    result = rates(num, schedule=schedule, warmup_steps=0, decay_share=share)
+    assert result[num] == pytest.approx(0.1 * PEAK) and result[0] == PEAK
 
 
 def test_a_rate_follows_the_batch_by_a_rule() -> None:
@@ -90,8 +90,8 @@ def test_what_is_asked_for_is_not_changed() -> None:
 
 
 def test_it_is_said() -> None:
-    found = CliRunner().invoke(cli, ["estimate", "quickstart", "--set", "optimizer.steps=7"])
-    assert found.exit_code == 0 and "the warm-up is 1 of the run's 7 steps" in " ".join(found.output.split())
+    result = CliRunner().invoke(cli, ["estimate", "quickstart", "--set", "optimizer.steps=7"])
+    assert result.exit_code == 0 and "the warm-up is 1 of the run's 7 steps" in " ".join(result.output.split())
 
 
 SCHEDULES = [

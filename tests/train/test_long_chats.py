@@ -54,7 +54,7 @@ def places_one_by_one(template: ChatTemplate, messages: list[dict[str, Any]]) ->
     def text(number: int, asks: bool = False) -> str:
         return template._render(Chat("a"), messages[:number], {}, asks)
 
-    whole, found = text(len(messages)), []
+    whole, results = text(len(messages)), []
     for i in (i for i, message in enumerate(messages) if message["role"] == "assistant"):
         try:
             asked, before, after = text(i, asks=True), text(i), text(i + 1)
@@ -62,8 +62,8 @@ def places_one_by_one(template: ChatTemplate, messages: list[dict[str, Any]]) ->
             continue
         begin = len(commonprefix((asked, whole)))  # noqa: RUF071 (texts, not paths)
         if whole.startswith(after) and whole.startswith(before) and len(before) <= begin < len(after):
-            found.append((begin, len(after)))
-    return found
+            results.append((begin, len(after)))
+    return results
 
 
 @given(

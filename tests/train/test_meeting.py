@@ -19,20 +19,20 @@ pytestmark = pytest.mark.long
 
 def meet(store: dist.Store, ranks: list[int], world: int, timeout_s: float = 30.0) -> dict[int, str]:
     """What each rank finds: the name, or why there is none."""
-    found: dict[int, str] = {}
+    result: dict[int, str] = {}
 
     def live(rank: int) -> None:
         try:
-            found[rank] = attempt_name(store, rank, world, timeout_s, lambda other: f"rank {other}")
+            result[rank] = attempt_name(store, rank, world, timeout_s, lambda other: f"rank {other}")
         except NotMetError as error:
-            found[rank] = str(error)
+            result[rank] = str(error)
 
     threads = [threading.Thread(target=live, args=(rank,)) for rank in ranks]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return found
+    return result
 
 
 @settings(max_examples=10, deadline=None)
@@ -40,9 +40,9 @@ def meet(store: dist.Store, ranks: list[int], world: int, timeout_s: float = 30.
 def test_one_name_for_each_attempt(world: int, attempts: list[list[int]]) -> None:
     store, names = dist.HashStore(), list[str]()
     for order in attempts:
-        found = meet(store, [rank for rank in order if rank < world], world)
-        assert len(found) == world
-        (name,) = set(found.values())
+        results = meet(store, [rank for rank in order if rank < world], world)
+        assert len(results) == world
+        (name,) = set(results.values())
         names.append(name)
     assert len(set(names)) == len(attempts)
 
@@ -50,15 +50,15 @@ def test_one_name_for_each_attempt(world: int, attempts: list[list[int]]) -> Non
 def test_who_does_not_come_is_named() -> None:
     store = dist.HashStore()
     meet(store, [0, 1, 2], 3)  # all words of an attempt before are there
-    found = meet(store, [0, 1], 3, timeout_s=0.5)
-    assert found[0].startswith("rank 0 waited 1 s for all ranks to meet, and rank 2 did not come")
-    assert found[1].startswith("rank 1 waited 1 s for all ranks to meet, and rank 0 did not come")
+    result = meet(store, [0, 1], 3, timeout_s=0.5)
+    assert result[0].startswith("rank 0 waited 1 s for all ranks to meet, and rank 2 did not come")
+    assert result[1].startswith("rank 1 waited 1 s for all ranks to meet, and rank 0 did not come")
 
 
 def test_work_of_rank_0_may_last_longer_than_the_timeout(tmp_path: Path) -> None:
     """Others wait as long as it is heard of; and then it waits for theirs."""
-    store, entered, told = dist.HashStore(), list[int](), list[str]()
-    watches = [Watch(store, rank, WatchRules(0.4, lambda other: f"rank {other}", told.append)) for rank in range(3)]
+    store, entered, answer = dist.HashStore(), list[int](), list[str]()
+    watches = [Watch(store, rank, WatchRules(0.4, lambda other: f"rank {other}", answer.append)) for rank in range(3)]
     left = threading.Barrier(3)
 
     def live(rank: int) -> None:
@@ -79,12 +79,14 @@ def test_work_of_rank_0_may_last_longer_than_the_timeout(tmp_path: Path) -> None
         thread.join()
     for watch in watches:
         watch.stop()
-    assert (entered[0], told, left.broken) == (0, [], False)
+    assert (entered[0], answer, left.broken) == (0, [], False)
 
 
 def test_a_dead_rank_0_is_not_waited_for() -> None:
-    store, told = dist.HashStore(), list[str]()
-    dead, waiting = (Watch(store, rank, WatchRules(0.4, lambda other: f"rank {other}", told.append)) for rank in (0, 1))
+    store, answer = dist.HashStore(), list[str]()
+    dead, waiting = (
+        Watch(store, rank, WatchRules(0.4, lambda other: f"rank {other}", answer.append)) for rank in (0, 1)
+    )
     dead.start()
     dead.stop()
     with (
@@ -92,13 +94,15 @@ def test_a_dead_rank_0_is_not_waited_for() -> None:
         in_turn_of_rank_0(waiting, 1, 2, "the tokens"),
     ):
         pass
-    assert told[0].startswith("rank 1 waited for rank 0 to announce the tokens, and has not heard of it for 0 s: it is")
+    assert answer[0].startswith(
+        "rank 1 waited for rank 0 to announce the tokens, and has not heard of it for 0 s: it is"
+    )
 
 
 def test_reading_may_take_longer_than_the_timeout() -> None:
     """Ranks that read a checkpoint come to the collective behind it when all have read: none waits in it too long."""
-    store, told, arrived = dist.HashStore(), list[str](), list[int]()
-    watches = [Watch(store, rank, WatchRules(0.5, lambda other: f"rank {other}", told.append)) for rank in range(3)]
+    store, answer, arrived = dist.HashStore(), list[str](), list[int]()
+    watches = [Watch(store, rank, WatchRules(0.5, lambda other: f"rank {other}", answer.append)) for rank in range(3)]
 
     def read(rank: int) -> None:
         for slow in (0, 2):  # twice, for names of meetings differ
@@ -109,12 +113,12 @@ def test_reading_may_take_longer_than_the_timeout() -> None:
             assert slow in arrived
 
     _run_beside_each_other(watches, read)
-    assert (arrived, told) == ([0, 2], [])
+    assert (arrived, answer) == ([0, 2], [])
 
 
 def test_a_meeting_may_have_a_bound_of_its_own() -> None:
-    store, told = dist.HashStore(), list[str]()
-    watches = [Watch(store, rank, WatchRules(5.0, lambda other: f"rank {other}", told.append)) for rank in range(2)]
+    store, answer = dist.HashStore(), list[str]()
+    watches = [Watch(store, rank, WatchRules(5.0, lambda other: f"rank {other}", answer.append)) for rank in range(2)]
     for watch in watches:
         watch.start()
     with pytest.raises(
@@ -123,7 +127,7 @@ def test_a_meeting_may_have_a_bound_of_its_own() -> None:
         hang_watch.meet(watches[0], 0, 2, "the warm-up", most_s=0.3)
     for watch in watches:
         watch.stop()
-    assert len(told) == 1
+    assert len(answer) == 1
 
 
 def _run_beside_each_other(watches: list[Watch], live: Callable[[int], None]) -> None:

@@ -24,11 +24,13 @@ def write_pair(prefix: Path, documents: list[list[list[int]]], dtype: str = "uin
     sizes = np.array([len(one) for one in sequences], "<i4")
     pointers = np.concatenate([[0], np.cumsum(sizes[:-1].astype("<i8") * np.dtype(dtype).itemsize)]).astype("<i8")
     bounds = np.concatenate([[0], np.cumsum([len(document) for document in documents])]).astype("<i8")
-    said = {"magic": b"MMIDIDX\x00\x00", "version": 1, "code": CODES[dtype], "sequences": len(sizes)} | header
-    head = struct.pack("<9sQBQQ", said["magic"], said["version"], said["code"], said["sequences"], len(bounds))
-    parts = (said.get("sizes", sizes), said.get("pointers", pointers), said.get("bounds", bounds))
+    printed = {"magic": b"MMIDIDX\x00\x00", "version": 1, "code": CODES[dtype], "sequences": len(sizes)} | header
+    head = struct.pack(
+        "<9sQBQQ", printed["magic"], printed["version"], printed["code"], printed["sequences"], len(bounds)
+    )
+    parts = (printed.get("sizes", sizes), printed.get("pointers", pointers), printed.get("bounds", bounds))
     tail = b"".join(np.asarray(part, kind).tobytes() for part, kind in zip(parts, ("<i4", "<i8", "<i8"), strict=True))
-    prefix.with_name(prefix.name + ".idx").write_bytes(head + tail + said.get("behind", b""))
+    prefix.with_name(prefix.name + ".idx").write_bytes(head + tail + printed.get("behind", b""))
 
 
 def prepared(path: Path | str, folder: Path, **fields: Any) -> TokenFiles:

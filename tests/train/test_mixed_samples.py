@@ -83,16 +83,16 @@ def test_an_epoch_is_when_all_were_gone_through() -> None:
 
 def sources(folder: Path, lengths: list[int], weights: list[float]) -> DataSpec:
     """Sources whose texts are one letter each, in different formats."""
-    found = []
+    results = []
     for n, (length, weight) in enumerate(zip(lengths, weights, strict=True)):
         text = chr(ord("a") + n) * (length * 16)
         if n % 2:
             (folder / f"{n}.jsonl").write_text(json.dumps({"body": text}) + "\n")
-            found.append(SourceSpec(path=str(folder / f"{n}.jsonl"), weight=weight, text_field="body"))
+            results.append(SourceSpec(path=str(folder / f"{n}.jsonl"), weight=weight, text_field="body"))
         else:
             (folder / f"{n}.txt").write_text(text)
-            found.append(SourceSpec(path=str(folder / f"{n}.txt"), weight=weight))
-    return DataSpec(sources=found, validation_share=0.1)
+            results.append(SourceSpec(path=str(folder / f"{n}.txt"), weight=weight))
+    return DataSpec(sources=results, validation_share=0.1)
 
 
 def test_a_source_that_is_short_goes_on_with_another_epoch(tmp_path: Path) -> None:

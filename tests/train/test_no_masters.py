@@ -35,16 +35,16 @@ def made(size: int) -> tuple[Tensor, list[Tensor]]:
 @pytest.mark.parametrize(("name", "kind"), [("adamw", torch.optim.AdamW), ("adam", torch.optim.Adam)])
 def test_all_in_bf16_is_torchs_fused_kernel(name: str, kind: Any) -> None:
     start, gradients = made(200)
-    ours, theirs = start.clone(), start.clone()
-    mine = make_optimizer(SPEC.model_copy(update={"name": name}), [ours], [], BF16)
-    other = kind([theirs], lr=1e-2, betas=(SPEC.beta1, SPEC.beta2), eps=SPEC.epsilon, weight_decay=0.1, fused=True)
+    own, reference = start.clone(), start.clone()
+    result = make_optimizer(SPEC.model_copy(update={"name": name}), [own], [], BF16)
+    other = kind([reference], lr=1e-2, betas=(SPEC.beta1, SPEC.beta2), eps=SPEC.epsilon, weight_decay=0.1, fused=True)
     for gradient in gradients:
-        ours.grad, theirs.grad = gradient.clone(), gradient.clone()
-        mine.step()
+        own.grad, reference.grad = gradient.clone(), gradient.clone()
+        result.step()
         other.step()
-        assert torch.equal(ours, theirs)
-    assert not torch.equal(ours, start)
-    assert all(mine.state[ours][moment].dtype == BF16 for moment in mine.names)
+        assert torch.equal(own, reference)
+    assert not torch.equal(own, start)
+    assert all(result.state[own][moment].dtype == BF16 for moment in result.names)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "lion", "sgd"])
@@ -56,23 +56,23 @@ def test_any_mixture_is_float32s_step_rounded(
     monkeypatch.setitem(elementwise.BLOCKS, "cpu", 64)
     spec = SPEC.model_copy(update={"name": optimizer})
     weight, gradients = made(200)
-    mine = make_optimizer(spec, [weight], [], moments)
+    own = make_optimizer(spec, [weight], [], moments)
     for gradient in gradients:
         exact = weight.float()
         other = make_optimizer(spec, [exact], [], torch.float32)
-        if mine.num_steps:
-            other.go_on_after(mine.num_steps)
-            for name in mine.names:
-                other.moment(exact, name).copy_(mine.moment(weight, name))
+        if own.num_steps:
+            other.go_on_after(own.num_steps)
+            for name in own.names:
+                other.moment(exact, name).copy_(own.moment(weight, name))
         weight.grad, exact.grad = gradient.clone(), gradient.float()
-        mine.step()
+        own.step()
         other.step()
         assert weight.dtype == BF16
         torch.testing.assert_close(weight, exact.to(BF16), rtol=2.0**-7, atol=0.0)
         assert (weight != exact.to(BF16)).float().mean() < 0.01
-        for name in mine.names:
+        for name in own.names:
             wanted = other.moment(exact, name).to(moments)
-            torch.testing.assert_close(mine.moment(weight, name), wanted, rtol=2.0**-7, atol=1e-12)
+            torch.testing.assert_close(own.moment(weight, name), wanted, rtol=2.0**-7, atol=1e-12)
 
 
 def job_of(plan: dict[str, Any] | None = None, **precision: str) -> JobSpec:

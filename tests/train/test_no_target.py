@@ -166,8 +166,8 @@ def train_here(mesh: Mesh, job: JobSpec, folder: Path) -> RunResult:
 
 
 def test_a_run_tells_of_them(chats: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told = list[str]()
-    monkeypatch.setattr(MetricsLog, "say", lambda log, text: told.append(text))
+    answer = list[str]()
+    monkeypatch.setattr(MetricsLog, "say", lambda log, text: answer.append(text))
     (result,) = run_on_mesh(chats, train_here, chats, tmp_path / "run")
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "loss" in line]
@@ -177,5 +177,5 @@ def test_a_run_tells_of_them(chats: JobSpec, tmp_path: Path, monkeypatch: pytest
     losses = [line["loss"] for line in steps if line["loss"] is not None]
     assert min(losses) > 1.0 and (result.first_loss, result.last_loss) == (losses[0], losses[-1])
     assert not any(line["skipped_because"] == "spike" for line in steps)
-    assert any(f"{len(empty)} steps left out for no token of them has a loss" in line for line in told)
-    assert sum("no loss" in line for line in told) == sum(steps[i]["loss"] is None for i in (3, 7, 11))
+    assert any(f"{len(empty)} steps left out for no token of them has a loss" in line for line in answer)
+    assert sum("no loss" in line for line in answer) == sum(steps[i]["loss"] is None for i in (3, 7, 11))

@@ -89,9 +89,9 @@ def test_every_copy_of_a_layer_remembers_the_same(plan: dict[str, Any]) -> None:
     first, *others = run_on_mesh(job := job_in(EIGHT["delayed"], **fields, **plan), past_amaxes, job)
     (one,) = run_on_mesh(alone := job_in(EIGHT["delayed"], **fields), past_amaxes, alone)
     assert first and all(other == first for other in others)
-    for mine, expected in zip(first, one, strict=True):
+    for own, expected in zip(first, one, strict=True):
         for name in ("x", "weight", "dy"):  # the first step's have the same weights
-            assert mine[name]["past"][0] == pytest.approx(expected[name]["past"][0], rel=0.02)
+            assert own[name]["past"][0] == pytest.approx(expected[name]["past"][0], rel=0.02)
 
 
 @pytest.mark.sampled(5)
@@ -144,11 +144,11 @@ def test_each_expert_has_its_past_under_its_number() -> None:
     ranks = run_on_mesh(job := job_in(EIGHT["delayed"], "mixtral", dp=2, ep=2, zero=1), expert_amaxes, job)
     assert not set(ranks[0]) & set(ranks[1])
     assert len(one) == 2 * 2 * 4 * 3  # layers, matrices, experts, operands
-    found = ranks[0] | ranks[1]
-    assert set(found) == set(one)
+    result = ranks[0] | ranks[1]
+    assert set(result) == set(one)
     for name, (_, first, *_) in one.items():
         if name.endswith("weight"):  # of the first step: the same weights
-            assert found[name][1] == first
+            assert result[name][1] == first
 
 
 def test_overflowing_steps_are_left_out_on_all_ranks_alike() -> None:

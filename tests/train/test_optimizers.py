@@ -78,15 +78,17 @@ def test_elementwise_optimizers_are_those_of_torch(name: str) -> None:
     update = {"name": name.split()[-1], "momentum": 0.0 if name == "plain sgd" else 0.9}
     spec = SPEC.model_copy(update=update)
     start = torch.randn(2, 9, generator=torch.Generator().manual_seed(0))
-    ours, theirs = ([torch.nn.Parameter(row.clone()) for row in start] for _ in range(2))
-    mine = make_optimizer(spec, ours[:1], ours[1:])
-    other = THEIRS[name]([{"params": theirs[:1], "weight_decay": DECAY}, {"params": theirs[1:], "weight_decay": 0.0}])
+    own, reference = ([torch.nn.Parameter(row.clone()) for row in start] for _ in range(2))
+    result = make_optimizer(spec, own[:1], own[1:])
+    other = THEIRS[name](
+        [{"params": reference[:1], "weight_decay": DECAY}, {"params": reference[1:], "weight_decay": 0.0}]
+    )
     for step in range(3):
-        for left, right in zip(ours, theirs, strict=True):
+        for left, right in zip(own, reference, strict=True):
             left.grad, right.grad = (torch.full((9,), 1.0 + step) * start[0] for _ in range(2))
-        mine.step()
+        result.step()
         other.step()
-    for left, right, before in zip(ours, theirs, start, strict=True):
+    for left, right, before in zip(own, reference, start, strict=True):
         torch.testing.assert_close(left, right, rtol=1e-6 * (name == "lion"), atol=0.0)
         assert not torch.equal(left, before)
 
@@ -119,8 +121,8 @@ def matrices_of(job: JobSpec, unit: FlatUnit, flat: Tensor) -> Iterator[tuple[Pa
         elements, place = flat[offset : offset + parameter.numel()], parameter.place
         for matrix in update_matrices(shape_of(job.model), place):
             rows = elements.view(-1, matrix.columns)
-            found = torch.cat([rows[start:stop] for start, stop in matrix.ranges])
-            yield place, found if is_matrix(place.name, place.full_shape) else found.view(-1)
+            result = torch.cat([rows[start:stop] for start, stop in matrix.ranges])
+            yield place, result if is_matrix(place.name, place.full_shape) else result.view(-1)
 
 
 def against_theirs(
@@ -150,7 +152,7 @@ def against_theirs(
         train_step(replica, step, my_tokens(mesh, job, step))
         for unit in units:
             now, given = (matrices_of(job, unit, flat) for flat in (weights_of(unit), seen[unit]))
-            for optimizer, (of, p), (_, mine), (_, gradient) in zip(
+            for optimizer, (of, p), (_, own), (_, gradient) in zip(
                 optimizers[unit], held[unit], now, given, strict=True
             ):
                 p.grad, before = gradient.contiguous(), p.detach().clone()
@@ -158,7 +160,7 @@ def against_theirs(
                     group["lr"], group["weight_decay"] = RATE, DECAY if of.init == "normal" else 0.0
                 optimizer.step()
                 moved = float((p.detach() - before).abs().max())
-                worst = max(worst, float((p.detach() - mine).abs().max()) / (moved or 1.0))
+                worst = max(worst, float((p.detach() - own).abs().max()) / (moved or 1.0))
     return worst
 
 
@@ -205,13 +207,13 @@ def test_newton_schulz(shape: tuple[int, int], number: torch.dtype) -> None:
     def fill(into: Tensor) -> None:
         into.copy_(matrix)
 
-    found = orthogonalise(*shape, fill, 5, work)
+    result = orthogonalise(*shape, fill, 5, work)
     if number == torch.bfloat16:
-        theirs = _zeropower_via_newtonschulz(matrix, (3.4445, -4.7750, 2.0315), 5, 1e-7)
-        assert torch.equal(found, theirs)
+        reference = _zeropower_via_newtonschulz(matrix, (3.4445, -4.7750, 2.0315), 5, 1e-7)
+        assert torch.equal(result, reference)
         return
     u, s, v = torch.linalg.svd(matrix, full_matrices=False)
-    in_its_frame = u.T @ found @ v.T
+    in_its_frame = u.T @ result @ v.T
     assert (in_its_frame - torch.diag(torch.diagonal(in_its_frame))).abs().max() < 1e-4
     assert torch.diagonal(in_its_frame).min() > 0.6 and torch.diagonal(in_its_frame).max() < 1.3
     assert s.max() / s.min() > 1.5
@@ -284,10 +286,10 @@ def test_account_and_dry_run_are_the_runs(name: str, plan: str, compute: str) ->
             assert getattr(measured, kind) == getattr(predicted, kind), kind
         held = rank_state(job, program, place["pp"], place["tp"])
         assert measured.buffers_bytes == replay(job, program, place["pp"], held).pool_bytes + kept_bytes(job, held)
-        told = ledger_table(step_ledger(job, program, rank))
-        told.pop("all_to_all_v ep", None)
+        answer = ledger_table(step_ledger(job, program, rank))
+        answer.pop("all_to_all_v ep", None)
         table.pop("all_to_all_v ep", None)
-        assert table == told
+        assert table == answer
         if rank == 1:
             dry = dry_run(job, rank, "cpu")
             assert dry.collectives == dry.account_collectives
@@ -300,8 +302,8 @@ def test_what_a_parameter_needs() -> None:
         fields = small_job(layers=4).model_dump() | {"precision": {"compute": "bf16"}}
         job = with_optimizer(make_job(fields), name=name)
         elements = rank_state(job, job_program(job), 0)[0].num_elements
-        found = rank_memory(job, job_program(job), 0).optimizer_bytes / elements - 4
-        assert found == pytest.approx(remembered, abs=1 if name in ("adafactor", "muon") else 0.0)  # of small matrices
+        result = rank_memory(job, job_program(job), 0).optimizer_bytes / elements - 4
+        assert result == pytest.approx(remembered, abs=1 if name in ("adafactor", "muon") else 0.0)  # of small matrices
 
 
 # --- checkpoints ---
@@ -326,14 +328,14 @@ def take_up(mesh: Mesh, job: JobSpec, folder: Path) -> tuple[list[HeldBox], tupl
 
 def whole(by_rank: list[list[HeldBox]]) -> dict[str, Tensor]:
     """The full tensors, each element of which is there once."""
-    found: dict[str, Tensor] = {}
+    result: dict[str, Tensor] = {}
     count: dict[str, Tensor] = {}
     for held in (held for boxes in by_rank for held in boxes):
         part = tuple(slice(*ends) for ends in held.box)
-        found.setdefault(held.name, torch.zeros(held.full_shape))[part] = held.values.float()
+        result.setdefault(held.name, torch.zeros(held.full_shape))[part] = held.values.float()
         count.setdefault(held.name, torch.zeros(held.full_shape))[part] += 1
     assert all(bool((times == 1).all()) for times in count.values())
-    return found
+    return result
 
 
 @pytest.mark.sampled(2)
@@ -357,10 +359,10 @@ def test_another_optimizer_begins_anew_unless_it_finds_all_that_it_needs(tmp_pat
     run_on_mesh(job, save, job, tmp_path)
     for name, is_anew in (("adam", False), ("lion", False), ("muon", True), ("adafactor", True), ("sgd", True)):
         other = with_optimizer(job, name=name)
-        ((held, said, _),) = run_on_mesh(other, take_up, other, tmp_path)
+        ((held, printed, _),) = run_on_mesh(other, take_up, other, tmp_path)
         states = {box.name.split(".")[0] for box in held if box.name.startswith(("exp_avg", "momentum"))}
         assert bool(states) != is_anew
-        assert any("begins anew" in line for line in said) == is_anew
+        assert any("begins anew" in line for line in printed) == is_anew
 
 
 def test_moments_in_bf16_of_others() -> None:

@@ -56,27 +56,27 @@ def trained(
 
 def differences(model: sw.ShardedModule, expected: nn.Module) -> float:
     """The largest between a module and what it should be, buffers included."""
-    found, wanted = model.state_dict(), expected.state_dict()
-    assert found.keys() == wanted.keys()
-    return max(float((found[key] - wanted[key]).abs().max()) for key in wanted)
+    result, wanted = model.state_dict(), expected.state_dict()
+    assert result.keys() == wanted.keys()
+    return max(float((result[key] - wanted[key]).abs().max()) for key in wanted)
 
 
 def equal_to_one(rank: int, world: int) -> dict[str, float]:
     """How far each module and stage of ZeRO is from one process, on two ranks."""
-    found = {}
+    result = {}
     for name in MODULES:
         expected = trained_in_turn(*MODULES[name](), world, STEPS, spec_of(ADAMW))[rank]
         for zero in range(4):
-            found[f"{name} {zero}"] = differences(trained(name, {"dp": 2, "zero": zero}, rank, world), expected)
+            result[f"{name} {zero}"] = differences(trained(name, {"dp": 2, "zero": zero}, rank, world), expected)
     expected = trained_in_turn(*MODULES["encoder"](), world, STEPS, spec_of(ADAMW))[rank]
     for plan in (
         {"zero": 3, "offload_parameters": True, "offload_optimizer": 1.0},
         {"zero": 1, "offload_optimizer": 0.5},
     ):
-        found[f"encoder {plan}"] = differences(trained("encoder", plan, rank, world), expected)
+        result[f"encoder {plan}"] = differences(trained("encoder", plan, rank, world), expected)
     named = trained("encoder", {"zero": 3}, rank, world, units=["layers.1", "head"])
-    found["encoder, units named"] = differences(named, expected)
-    return found
+    result["encoder, units named"] = differences(named, expected)
+    return result
 
 
 def whole_batch(rank: int, world: int) -> float:
@@ -87,8 +87,8 @@ def whole_batch(rank: int, world: int) -> float:
     plain, images = copy.deepcopy(net), of.drawn_images(8, torch.Generator().manual_seed(5))
     model = sw.shard(net, {"zero": 3}, optimizer=SGD)
     for _ in range(3):
-        mine = [part[4 * rank : 4 * rank + 4] for part in images]
-        model.backward(nn.functional.cross_entropy(model(mine[0]), mine[1]))
+        own = [part[4 * rank : 4 * rank + 4] for part in images]
+        model.backward(nn.functional.cross_entropy(model(own[0]), own[1]))
         model.step()
         plain.zero_grad()
         nn.functional.cross_entropy(plain(images[0]), images[1]).backward()
@@ -105,28 +105,28 @@ def test_halves_of_a_batch_are_the_whole() -> None:
 
 def test_two_ranks_are_one() -> None:
     """Each rank is held against its own replica, which has its own running statistics."""
-    for found in run_ranks(2, in_group, 2, equal_to_one):
+    for results in run_ranks(2, in_group, 2, equal_to_one):
         # The last elements of a tensor, which do not fill a vector, are updated with another rounding.
-        assert {name: of for name, of in found.items() if of > 1e-8} == {}
-        assert len(found) == 4 * len(MODULES) + 3
+        assert {name: of for name, of in results.items() if of > 1e-8} == {}
+        assert len(results) == 4 * len(MODULES) + 3
 
 
 def options_on_ranks(rank: int, world: int) -> dict[str, Any]:
     """What else there is to choose, on two ranks."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     # Sums of four gradients in another order: as many roundings of steps that are at most the learning rate each.
     expected = trained_in_turn(*MODULES["tricky"](), world, STEPS, spec_of(SGD), accumulate=2)[rank]
     for zero in (0, 1, 2, 3):
         model = trained("tricky", {"zero": zero}, rank, world, optimizer=SGD, accumulate=2)
-        found[f"accumulate {zero}"] = differences(model, expected)
+        result[f"accumulate {zero}"] = differences(model, expected)
     bf16 = {"compute": "bf16"}
     # In bf16 stages of ZeRO compute the same numbers, and add up the same gradients. SGD's first step shows them.
     steps = [trained("resnet", {"zero": zero}, rank, world, 1, optimizer=SGD, precision=bf16) for zero in (0, 3)]
-    found["bf16 stages"] = differences(steps[1], _as_module(steps[0]))
+    result["bf16 stages"] = differences(steps[1], _as_module(steps[0]))
     two_steps = trained("resnet", {"zero": 3}, rank, world, precision=bf16)
-    found["bf16 norms"] = two_steps.module.stem[1].weight.dtype == torch.float32
+    result["bf16 norms"] = two_steps.module.stem[1].weight.dtype == torch.float32
     exact = trained_in_turn(*MODULES["resnet"](), world, STEPS, spec_of(ADAMW))[rank]
-    found["bf16 and float32"] = differences(two_steps, exact)
+    result["bf16 and float32"] = differences(two_steps, exact)
     norms = {}
     for method, zero in product(("none", "bf16", "int8", "powersgd", "topk"), (0, 3)):
         plan = {"zero": zero, "compress": method} | ({} if method == "none" else {"compress_least": 64})
@@ -135,15 +135,15 @@ def options_on_ranks(rank: int, world: int) -> dict[str, Any]:
         norms[method, zero] = model.step().grad_norm
         everywhere = [None, None]
         dist.all_gather_object(everywhere, {key: of.sum().item() for key, of in model.state_dict().items()})
-        found[f"{method} {zero}"] = everywhere[0] == everywhere[1]
+        result[f"{method} {zero}"] = everywhere[0] == everywhere[1]
         # Numbers of 8 and 16 bits are near; a low rank and a few elements are parts, and what was left out comes later.
         share = norms[method, zero] / norms["none", zero]
-        found[f"{method} {zero} norm"] = (
+        result[f"{method} {zero} norm"] = (
             abs(share - 1) < 0.02 if method in ("none", "bf16", "int8") else 0.1 < share < 3
         )
     clipped = trained("encoder", {"zero": 3}, rank, world, optimizer=ADAMW | {"clip_grad_norm": 1e-3})
-    found["clipped"] = clipped.num_steps
-    return found
+    result["clipped"] = clipped.num_steps
+    return result
 
 
 def _as_module(model: sw.ShardedModule) -> nn.Module:
@@ -153,27 +153,27 @@ def _as_module(model: sw.ShardedModule) -> nn.Module:
 
 
 def test_options() -> None:
-    for found in run_ranks(2, in_group, 2, options_on_ranks):
-        for name in [name for name in found if name.startswith("accumulate")]:
-            assert found.pop(name) < 1e-6, name
+    for results in run_ranks(2, in_group, 2, options_on_ranks):
+        for name in [name for name in results if name.startswith("accumulate")]:
+            assert results.pop(name) < 1e-6, name
         # A vector and what is left of a tensor behind the last one may be updated with other roundings: two of a weight
         # and of its step, both below 4. A gradient that was added up in another order would differ by 2^-9 of itself.
-        assert found.pop("bf16 stages") <= 4 * 2 * 2**-24
+        assert results.pop("bf16 stages") <= 4 * 2 * 2**-24
         # Adam's first steps are as long as the rate, whichever way a gradient near 0 is rounded.
-        assert 0 < found.pop("bf16 and float32") <= 2 * STEPS * 1e-2 + 0.05
-        assert all(found.values()), found
+        assert 0 < results.pop("bf16 and float32") <= 2 * STEPS * 1e-2 + 0.05
+        assert all(results.values()), results
 
 
 def predicted_memory(rank: int, world: int) -> list[tuple[Any, Any]]:
     """What each module holds on a rank, as predicted and as measured after its first update."""
-    found = []
+    results = []
     zeros: list[dict[str, Any]] = [{"zero": zero} for zero in range(4)]
     on_host = {"zero": 3, "offload_optimizer": 0.5, "offload_parameters": True}
     for name, plan, compute in product(("resnet", "encoder"), [*zeros, on_host], ("float32", "bf16")):
         asked: dict[str, Any] = {"optimizer": ADAMW, "precision": {"compute": compute}}
         model = trained(name, {"dp": 2, **plan}, rank, world, **asked)
-        found.append((sw.memory_of(MODULES[name]()[0], {"dp": 2, **plan}, **asked).memory, model.memory()))
-    return found
+        results.append((sw.memory_of(MODULES[name]()[0], {"dp": 2, **plan}, **asked).memory, model.memory()))
+    return results
 
 
 def test_memory_is_as_predicted() -> None:
@@ -243,8 +243,8 @@ def test_who_waited_for_whom_is_told(tmp_path: Path) -> None:
         port = probe.getsockname()[1]
     with pytest.raises(RankFailedError, match="exit code 1"):
         run_ranks(2, waiting, port, str(tmp_path / "told"))
-    told = (tmp_path / "told").read_text()
-    assert re.search(r"rank 0 .* waited 2 s .* for rank 1 .*raise timeout_s", told, flags=re.DOTALL), told
+    answer = (tmp_path / "told").read_text()
+    assert re.search(r"rank 0 .* waited 2 s .* for rank 1 .*raise timeout_s", answer, flags=re.DOTALL), answer
 
 
 LEAVING = """
@@ -282,12 +282,12 @@ def test_who_left_is_told(how: str, why: str) -> None:
         for rank in range(2)
     ]
     try:
-        told, _ = (rank.communicate(timeout=PATIENCE_S)[1] for rank in ranks)
+        answer, _ = (rank.communicate(timeout=PATIENCE_S)[1] for rank in ranks)
     finally:
         for rank in ranks:
             rank.kill()
     assert ranks[0].returncode == 1
-    assert re.search(r"RunError: lost the connection in .* with rank 1: .*rank 1.* " + why, told), told
+    assert re.search(r"RunError: lost the connection in .* with rank 1: .*rank 1.* " + why, answer), answer
 
 
 def weighed(rank: int, world: int) -> list[float]:
@@ -297,7 +297,7 @@ def weighed(rank: int, world: int) -> list[float]:
     counts = (6, 1, 0, 3)  # of the two backwards of rank 0, and of those of rank 1
     torch.manual_seed(0)
     net = nn.Linear(3, 1)
-    plain, found = copy.deepcopy(net), []
+    plain, results = copy.deepcopy(net), []
     for zero in range(4):
         model = sw.shard(copy.deepcopy(net), {"zero": zero}, optimizer=SGD, accumulate=2)
         for part in (0, 1):
@@ -312,8 +312,8 @@ def weighed(rank: int, world: int) -> list[float]:
         norm = float(sum(p.grad.square().sum() for p in plain.parameters()) ** 0.5)
         expected = {name: p - SGD["learning_rate"] * p.grad for name, p in plain.named_parameters()}
         after = model.state_dict()
-        found += [abs(step.grad_norm - norm) / norm]
-        found += [float((after[name] - of).abs().max()) for name, of in expected.items()]
+        results += [abs(step.grad_norm - norm) / norm]
+        results += [float((after[name] - of).abs().max()) for name, of in expected.items()]
         for _ in range(2):  # of no targets at all there is no mean
             model.backward(model(x[0, :0]).sum(), num_targets=0)
         step = model.step()
@@ -323,19 +323,19 @@ def weighed(rank: int, world: int) -> list[float]:
             model.backward(model(x[0]).sum(), num_targets=None if (rank, part) == (1, 1) else 6)
         with pytest.raises(sw.RunError, match="3 of the 4 backwards of step 2 on all ranks said num_targets"):
             model.step()
-    return found
+    return results
 
 
 def test_targets_of_all_ranks_weigh_the_same() -> None:
-    for found in run_ranks(2, in_group, 2, weighed):
-        assert max(found) < 1e-6
+    for result in run_ranks(2, in_group, 2, weighed):
+        assert max(result) < 1e-6
     with pytest.raises(sw.PlanError, match="num_targets is -1; use a whole number, 0 or more"):
         sw.shard(nn.Linear(2, 2), optimizer=SGD).backward(torch.zeros(()), num_targets=-1)
 
 
 def test_units_are_the_modules_of_repeated_containers() -> None:
-    found = module_units(example("resnet").ResNet(depth=2))
-    assert list(found.units) == [f"groups.{group}.{block}" for group in range(3) for block in range(2)]
+    result = module_units(example("resnet").ResNet(depth=2))
+    assert list(result.units) == [f"groups.{group}.{block}" for group in range(3) for block in range(2)]
     encoder = module_units(example("encoder").Encoder())
     assert list(encoder.units) == ["layers.0", "layers.1"]
     assert [encoder.names[p] for p in encoder.regions[""]] == [
@@ -401,19 +401,19 @@ def test_a_step_may_be_begun_anew(zero: int) -> None:
         for seed in (5, 6):
             of(torch.randn(3, 4, generator=torch.Generator().manual_seed(seed))).square().sum().backward()
 
-    told, wanted = model(), model()
-    told.zero_grad()  # as many loops begin: there is nothing to forget
-    told(torch.ones(3, 4)).sum().backward()
-    told.zero_grad()
+    answer, wanted = model(), model()
+    answer.zero_grad()  # as many loops begin: there is nothing to forget
+    answer(torch.ones(3, 4)).sum().backward()
+    answer.zero_grad()
     for _ in range(2):
-        told(torch.full((3, 4), float("nan"))).sum().backward()
+        answer(torch.full((3, 4), float("nan"))).sum().backward()
     with pytest.raises(sw.RunError, match="norm of the gradient of step 1 is nan"):
-        told.step()
-    for one in (told, wanted):
+        answer.step()
+    for one in (answer, wanted):
         passes(one)
-    assert told.step() == wanted.step()
+    assert answer.step() == wanted.step()
     for name, values in wanted.state_dict().items():
-        assert torch.equal(told.state_dict()[name], values), name
+        assert torch.equal(answer.state_dict()[name], values), name
 
 
 def _loaded(net: nn.Module, model: sw.ShardedModule) -> nn.Module:
@@ -427,12 +427,12 @@ def test_what_is_refused() -> None:
             sw.shard(module or nn.Linear(2, 2), **asked)
         return str(refused.value)
 
-    told = faults(plan={"tp": 2, "schedule": "gpipe", "zero": 4}, optimizer={"rate": 1.0})
-    assert "3 faults" not in told and "plan.tp 2 cuts the matrices" in told and "plan.schedule" in told
-    assert "plan.zero" in told and "optimizer.rate" in told
-    told = faults(plan={"tp": 2, "zero": 5}, optimizer={"name": "muon", "lr": 1}, precision={"compute": "fp16"})
+    answer = faults(plan={"tp": 2, "schedule": "gpipe", "zero": 4}, optimizer={"rate": 1.0})
+    assert "3 faults" not in answer and "plan.tp 2 cuts the matrices" in answer and "plan.schedule" in answer
+    assert "plan.zero" in answer and "optimizer.rate" in answer
+    answer = faults(plan={"tp": 2, "zero": 5}, optimizer={"name": "muon", "lr": 1}, precision={"compute": "fp16"})
     for part in ("plan.tp 2", "plan.zero = 5", "optimizer.lr is not", "'muon' updates whole", "'fp16' needs a scaled"):
-        assert part in told
+        assert part in answer
     assert "1 rank was started" in faults(plan={"dp": 2})
     assert "does not divide" in faults(plan={"zero": 3, "zero_ranks": 2})
     assert "did you mean 0" not in faults(units=["left"]) and "no such submodule" in faults(units=["left"])
@@ -444,8 +444,10 @@ def test_what_is_refused() -> None:
     for number in (0, 1.5, "2", True):
         assert f"accumulate, the backwards of a step, is {number!r}; use a whole number" in faults(accumulate=number)
     assert "timeout_s is 0" in faults(timeout_s=0) and "timeout_s is 'x'; use a number" in faults(timeout_s="x")
-    told = faults(plan=[1], optimizer=0.1, precision="bf16")
-    assert all(f"{name} is " in told for name in ("plan", "optimizer", "precision")) and "a dictionary of its" in told
+    answer = faults(plan=[1], optimizer=0.1, precision="bf16")
+    assert (
+        all(f"{name} is " in answer for name in ("plan", "optimizer", "precision")) and "a dictionary of its" in answer
+    )
     assert "give a list of names of submodules" in faults(units="left")
     model = sw.shard(nn.Linear(2, 2))
     assert "sharded already" in faults(model)
@@ -461,8 +463,13 @@ def test_a_state_that_is_of_another_module_is_refused_with_every_fault() -> None
     with pytest.raises(sw.PlanError) as refused:
         model.load_state_dict(state | wrong | {"other": torch.zeros(1)})
     assert len(refused.value.faults) == 5
-    for said in ("0.weight is [3, 3] in it, and [4, 4] here", "1.running_mean is [5]", "2.weight is [2]", "type list"):
-        assert said in str(refused.value)
+    for printed in (
+        "0.weight is [3, 3] in it, and [4, 4] here",
+        "1.running_mean is [5]",
+        "2.weight is [2]",
+        "type list",
+    ):
+        assert printed in str(refused.value)
     with pytest.raises(sw.PlanError, match="give a dictionary of tensors"):
         model.load_state_dict([state])  # type: ignore[arg-type]
     with pytest.raises(sw.PlanError, match=r"prefix='x\.' is given"):
@@ -570,11 +577,11 @@ def modules(draw: st.DrawFn, depth: int = 3) -> nn.Module:
 @given(module=modules())
 @settings(max_examples=60, deadline=None)
 def test_every_parameter_is_in_one_unit_that_is_around_all_its_uses(module: nn.Module) -> None:
-    found = module_units(module)
-    held = [parameter for of in found.regions.values() for parameter in of]
+    result = module_units(module)
+    held = [parameter for of in result.regions.values() for parameter in of]
     assert len(held) == len(set(held)) and set(held) == {p for p in module.parameters() if p.requires_grad}
     uses = list(module.named_parameters(remove_duplicate=False))
-    for region, parameters in found.regions.items():
+    for region, parameters in result.regions.items():
         for parameter in parameters:
             paths = [path for path, used in uses if used is parameter]
             assert not region or all(path.startswith(f"{region}.") for path in paths)
@@ -622,8 +629,8 @@ def test_numbers_and_frozen_parameters_are_saved_and_taken_up(tmp_path: Path) ->
     saved, taken = (sw.shard(Scaled(scale), plan={"zero": 3}, optimizer=ADAMW) for scale in (2.5, -1.0))
     saved.save(tmp_path)
     assert taken.load(tmp_path) == 0
-    found, wanted = taken.state_dict(), saved.state_dict()
-    assert float(found["scale"]) == 2.5 and all(torch.equal(found[name], wanted[name]) for name in wanted)
+    result, wanted = taken.state_dict(), saved.state_dict()
+    assert float(result["scale"]) == 2.5 and all(torch.equal(result[name], wanted[name]) for name in wanted)
     frozen_since = Scaled(0.0)
     frozen_since.linear.requires_grad_(False)
     taken = sw.shard(frozen_since, optimizer=ADAMW)
@@ -651,5 +658,5 @@ def test_what_was_frozen_is_trained_later(tmp_path: Path, optimizer: str) -> Non
 
 
 def test_other_passes() -> None:
-    for found in run_ranks(2, in_group, 2, other_passes):
-        assert max(found) < 1e-6
+    for result in run_ranks(2, in_group, 2, other_passes):
+        assert max(result) < 1e-6

@@ -29,9 +29,9 @@ SEQUENCE = 4
 
 def job_of(folder: Path, weights: dict[str, float], seed: int = 3, **data: Any) -> JobSpec:
     sources = [{"path": str(folder / f"{name}.npy"), "weight": weight} for name, weight in weights.items()]
-    told = {"validation_share": 0.0, **data}
-    told |= {"path": sources[0]["path"]} if len(sources) == 1 else {"sources": sources}
-    return make_job({"model": {"vocab": 1000, "sequence": SEQUENCE}, "data": told, "run": {"seed": seed}})
+    answer = {"validation_share": 0.0, **data}
+    answer |= {"path": sources[0]["path"]} if len(sources) == 1 else {"sources": sources}
+    return make_job({"model": {"vocab": 1000, "sequence": SEQUENCE}, "data": answer, "run": {"seed": seed}})
 
 
 def write(folder: Path, name: str, num_samples: int, dtype: str = "<u2") -> None:
@@ -92,8 +92,8 @@ def test_no_sample_is_skipped_or_comes_again(
         saved = stored(place, job, samples)
         assert saved.data is not None
         assert sum(source.had for source in saved.data.sources) == samples
-        told = {Path(source.path).stem: source.had for source in saved.data.sources}
-        assert told == {name: len(had[name]) for name in told}
+        answer = {Path(source.path).stem: source.had for source in saved.data.sources}
+        assert answer == {name: len(had[name]) for name in answer}
     straight = here(job_of(folder, {"a": 1.0, "b": 1.0, "c": 1.0}), folder)
     for name, source in zip("abc", straight.sources, strict=True):
         in_order = source.train_samples().batch(0, len(had[name]))[:, 0] % 300 // SEQUENCE

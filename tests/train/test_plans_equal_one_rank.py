@@ -17,7 +17,7 @@ def plans() -> list[tuple[str, dict[str, Any]]]:
 
     Schedule, accumulation and number of layers go round, so that each meets each kind and each degree.
     """
-    found = []
+    results = []
     turn = itertools.count()
     for tp, pp, dp in itertools.product((1, 2, 4), repeat=3):
         if not 1 < tp * pp * dp <= 8:
@@ -33,8 +33,8 @@ def plans() -> list[tuple[str, dict[str, Any]]]:
                     "schedule": SCHEDULES[n % 3], "microbatch_size": 1 + n % 2,
                     "batch": accumulation * dp * (1 + n % 2), "layers": max(pp, 2) + n // 2 % 2,
                 }  # fmt: skip
-                found.append((kind, fields))
-    return found
+                results.append((kind, fields))
+    return results
 
 
 def name(case: tuple[str, dict[str, Any]]) -> str:

@@ -224,8 +224,8 @@ def test_ranks_save_and_leave(tmp_path: Path, name: str, to_all: bool) -> None:
         status, err = ends(process)
     assert status == 3, err
     step = int((tmp_path / "steps").read_text()) + 1
-    told = SAVES if name == "SIGINT" else ""
-    assert err == told + saved_sentence(signal.Signals[name], step) + "\n"
+    answer = SAVES if name == "SIGINT" else ""
+    assert err == answer + saved_sentence(signal.Signals[name], step) + "\n"
 
 
 def test_before_the_first_step_it_ends_at_once(tmp_path: Path) -> None:
@@ -245,26 +245,26 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path, first: signal.Signals, 
         while not list(tmp_path.glob("asked *")):
             time.sleep(0.02)
         os.killpg(process.pid, number) if number is INT else process.send_signal(number)
-        told = SAVES if first is INT else ""
-        assert ends(process) == (1, f"{told}failed: {number.name} ended this command and all that it had started\n")
+        answer = SAVES if first is INT else ""
+        assert ends(process) == (1, f"{answer}failed: {number.name} ended this command and all that it had started\n")
         assert not alive_in_group(process.pid)
 
 
 def alive_in_group(group: int) -> list[int]:
     """The processes of a group that run, a moment after its first one has ended."""
     late_s = time.monotonic() + PATIENCE_S
-    while (found := members(group)) and time.monotonic() < late_s:
+    while (result := members(group)) and time.monotonic() < late_s:
         time.sleep(0.02)
-    return found
+    return result
 
 
 def members(group: int) -> list[int]:
-    found = list[int]()
+    results = list[int]()
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, ProcessLookupError):
             if os.getpgid(int(entry.name)) == group and ") Z " not in (entry / "stat").read_text():
-                found.append(int(entry.name))
-    return found
+                results.append(int(entry.name))
+    return results
 
 
 RANK = """

@@ -22,19 +22,19 @@ def test_a_chat_asks_as_the_template_does(tmp_path: Path) -> None:
 
     folder = bring_model(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    theirs = tokenizer.apply_chat_template(
+    reference = tokenizer.apply_chat_template(
         [{"role": "user", "content": "Ünd 1?"}], add_generation_prompt=True, return_dict=False
     )
     prompt = prompt_of(job_of(folder), "", "Ünd 1?", is_chat=True)
-    assert list(prompt.ids) == theirs
-    assert prompt.num_hidden == len(theirs)
+    assert list(prompt.ids) == reference
+    assert prompt.num_hidden == len(reference)
     assert tokenizer.convert_tokens_to_ids("<|im_end|>") in prompt.ends
 
 
 def test_the_end_of_a_turn_is_the_templates_where_no_file_says_it(tmp_path: Path) -> None:
     folder = bring_model(tmp_path)
-    said = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": said["chat_template"]}))
+    printed = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": printed["chat_template"]}))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9], "bos_token_id": 1}))
     assert prompt_of(job_of(folder), "", "1?", is_chat=True).ends >= {7, 9, 257}
     assert 257 not in prompt_of(job_of(folder), "", "1?", is_chat=False).ends

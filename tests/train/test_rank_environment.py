@@ -22,8 +22,8 @@ def test_the_seat(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seat(monkeypatch, MASTER_ADDR="node0", WORLD_SIZE="4") is None  # a shell of a cluster
     assert seat(monkeypatch, **RIGHT) == RankEnvironment(3, 3, 4, 4, "node0", 29500, store_is_up=False)
     of_torchrun = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1"}
-    found = seat(monkeypatch, **RIGHT, **of_torchrun, TORCHELASTIC_USE_AGENT_STORE="True")
-    assert found == RankEnvironment(3, 1, 4, 2, "node0", 29500, store_is_up=True, store_is_used=True)
+    result = seat(monkeypatch, **RIGHT, **of_torchrun, TORCHELASTIC_USE_AGENT_STORE="True")
+    assert result == RankEnvironment(3, 1, 4, 2, "node0", 29500, store_is_up=True, store_is_used=True)
 
 
 @pytest.mark.parametrize(
@@ -45,9 +45,9 @@ def test_the_seat(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_wrong_variable(monkeypatch: pytest.MonkeyPatch, name: str, value: str, fault: str) -> None:
     with pytest.raises(PlanError) as refusal:
         seat(monkeypatch, **(RIGHT | {name: value}))
-    (found,) = refusal.value.faults
-    assert found.startswith(fault)
-    assert found.endswith("start the ranks with torchrun, or unset RANK to have them started here")
+    (result,) = refusal.value.faults
+    assert result.startswith(fault)
+    assert result.endswith("start the ranks with torchrun, or unset RANK to have them started here")
 
 
 def test_all_wrong_variables_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:

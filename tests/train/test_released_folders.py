@@ -59,8 +59,8 @@ def test_one_that_is_another_matrix_is_refused(tied: Path) -> None:
 def test_all_files_that_are_missing_are_named(tied: Path) -> None:
     named = {"a": "model-1.safetensors", "b": "model-2.safetensors", "c": "model.safetensors"}
     (tied / "model.safetensors.index.json").write_text(json.dumps({"weight_map": named}))
-    assert "2 files of the 3 that model.safetensors.index.json names are missing" in (said := refusal(tied))
-    assert "model-1.safetensors, model-2.safetensors" in said
+    assert "2 files of the 3 that model.safetensors.index.json names are missing" in (printed := refusal(tied))
+    assert "model-1.safetensors, model-2.safetensors" in printed
 
 
 def test_quantised_weights_are_called_so(tied: Path) -> None:

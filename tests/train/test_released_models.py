@@ -96,12 +96,12 @@ def exported(folder: Path) -> Path:
 @pytest.mark.sampled(12)
 @pytest.mark.parametrize("name", CASES)
 def test_in_and_out(name: str, tmp_path: Path) -> None:
-    theirs = save_released(name, tmp_path / "in")
+    reference = save_released(name, tmp_path / "in")
     job = job_of(tmp_path / "in")
     mesh = job_mesh(job, 0, torch.device("cpu"))
     ids_BS = some_ids(job)
     with torch.no_grad():
-        before = theirs(ids_BS).logits
+        before = reference(ids_BS).logits
     assert difference(our_logits(begun(job, mesh), ids_BS), before) < MOST
     after = trained_and_saved(mesh, job, tmp_path)
     assert after is not None and difference(after, before) > 10 * MOST
@@ -112,21 +112,21 @@ def test_in_and_out(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_gradients(name: str, tmp_path: Path) -> None:
     """Of the loss by each tensor of theirs."""
-    theirs = save_released(name, tmp_path / "in")
+    reference = save_released(name, tmp_path / "in")
     job = job_of(tmp_path / "in")
     replica = begun(job, job_mesh(job, 0, torch.device("cpu")))
     (stage,) = replica.stages.values()
     text = torch.randint(job.model.vocab, (2, SEQUENCE + 1), generator=torch.Generator().manual_seed(2))
     tokens_BS, targets_BS = text[:, :-1], text[:, 1:]
-    their_loss = functional.cross_entropy(theirs(tokens_BS).logits.flatten(0, 1), targets_BS.flatten())
+    their_loss = functional.cross_entropy(reference(tokens_BS).logits.flatten(0, 1), targets_BS.flatten())
     our_loss = stage(tokens_BS, targets_BS)
     their_loss.backward()
     our_loss.backward()
     assert_close(our_loss, their_loss, rtol=1e-5, atol=1e-5)
-    ours = gradients_by_their_names(name, job, stage)
-    for named, parameter in theirs.named_parameters():
-        gradient = parameter.grad[: len(ours[named])]  # a table of positions is longer than the samples
-        worst, largest = (ours[named] - gradient).abs().max(), gradient.abs().max()
+    own = gradients_by_their_names(name, job, stage)
+    for named, parameter in reference.named_parameters():
+        gradient = parameter.grad[: len(own[named])]  # a table of positions is longer than the samples
+        worst, largest = (own[named] - gradient).abs().max(), gradient.abs().max()
         assert worst <= ROUNDINGS * largest + 1e-7, f"gradient of {named}"
 
 

@@ -99,16 +99,16 @@ def steps(job: JobSpec, mesh: Mesh, folder: Path, how: str, times: int) -> tuple
 
 def run(job: JobSpec, folder: Path, how: str, times: int) -> tuple[list[Any], list[str]]:
     """Results of ranks, and what was said of failures."""
-    said = list[str]()
+    printed = list[str]()
     work = partial(steps, how=how, times=times)
     preemption = Preemption()
     try:
         results = launch_with_restarts(
-            work, job, folder, preemption, lambda error, restart: said.append(f"{error}\n{restart}"), num_threads=1
+            work, job, folder, preemption, lambda error, restart: printed.append(f"{error}\n{restart}"), num_threads=1
         )
     finally:
         preemption.close()
-    return results, said
+    return results, printed
 
 
 @pytest.mark.sampled(5)
@@ -124,10 +124,10 @@ def run(job: JobSpec, folder: Path, how: str, times: int) -> tuple[list[Any], li
     ],
 )
 def test_a_failure_is_followed_by_a_restart(tmp_path: Path, how: str, cause: str) -> None:
-    results, (said,) = run(job_of(timeout_s=3.0), tmp_path, how, times=1)
+    results, (printed,) = run(job_of(timeout_s=3.0), tmp_path, how, times=1)
     assert results == [(1, 2)] * 2
-    assert cause in said
-    assert said.splitlines()[-1] == "restart 1 of 3 within 3600 s, in 0.5 s"
+    assert cause in printed
+    assert printed.splitlines()[-1] == "restart 1 of 3 within 3600 s, in 0.5 s"
 
 
 def test_at_the_limit_the_run_ends_with_the_cause(tmp_path: Path) -> None:
@@ -142,9 +142,9 @@ def test_at_the_limit_the_run_ends_with_the_cause(tmp_path: Path) -> None:
 
 
 def test_restarts_before_the_window_do_not_count(tmp_path: Path) -> None:
-    results, said = run(job_of(most=1, window_s=1e-3), tmp_path, "SIGKILL", times=2)
+    results, printed = run(job_of(most=1, window_s=1e-3), tmp_path, "SIGKILL", times=2)
     assert results == [(2, 3)] * 2
-    assert len(said) == 2
+    assert len(printed) == 2
 
 
 @pytest.mark.parametrize(("how", "refusal"), [("input", PlanError), ("diverges", RankFailedError)])

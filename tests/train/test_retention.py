@@ -140,9 +140,9 @@ def test_what_was_found_out_later_is_kept(tmp_path: Path) -> None:
 
 def test_an_old_manifest_counts_as_healthy(tmp_path: Path) -> None:
     storage = written(tmp_path, 10)
-    said = json.loads(to_bytes(manifest_of(storage, 10)).split(b"\n")[0])
-    del said["health"]
-    body = json.dumps(said).encode() + b"\n"
+    printed = json.loads(to_bytes(manifest_of(storage, 10)).split(b"\n")[0])
+    del printed["health"]
+    body = json.dumps(printed).encode() + b"\n"
     (tmp_path / folder_name(10) / "manifest.json").write_bytes(body + digest_of(body).encode() + b"\n")
     assert manifest_of(storage, 10).health == HEALTHY
 

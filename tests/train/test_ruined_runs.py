@@ -120,7 +120,8 @@ def test_weights_whose_gradients_are_no_numbers_are_passed_over(
     assert chosen_step("run", storage, steps, None) == 4  # as for `generate` and `checkpoint export`
     newest = f"step-{max(steps):08}"
     assert (
-        f"{newest} is not healthy: " in (told := capsys.readouterr().err) and "the last healthy one, is taken" in told
+        f"{newest} is not healthy: " in (answer := capsys.readouterr().err)
+        and "the last healthy one, is taken" in answer
     )
     chosen_step("run", storage, steps, max(steps))
     assert f"note: {newest} is not healthy: " in capsys.readouterr().err

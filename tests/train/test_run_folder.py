@@ -95,12 +95,12 @@ def test_scratch_folders_go_with_the_lock_of_their_process(tmp_path: Path, monke
         number = 4_000_000  # beyond what Linux gives
         used = used.rename(tmp_path / f"shardwright-scratch-{number}-x")
         (tmp_path / "shardwright-scratch-4000001-x").mkdir()  # of a process that is about to lock it
-        with scratch_folder() as mine:
+        with scratch_folder() as own:
             remove_scratch_of(number)
-            assert used.exists() and mine.parent == tmp_path
+            assert used.exists() and own.parent == tmp_path
             with scratch_folder():
-                assert mine.exists()
-        assert not mine.exists()
+                assert own.exists()
+        assert not own.exists()
         other.kill()
         other.wait()
     with scratch_folder():
@@ -133,8 +133,8 @@ def test_what_is_no_file_or_folder_of_a_run_is_refused(name: str, tmp_path: Path
     is_file = "has a file there" in fault
     (run / name).mkdir() if is_file else (run / name).touch()
     (fault,) = make_folder(run)
-    told = "a folder, and a run has a file" if is_file else "a file, and a run has a folder"
-    assert f"{name} is {told} there; remove it" in fault
+    answer = "a folder, and a run has a file" if is_file else "a file, and a run has a folder"
+    assert f"{name} is {answer} there; remove it" in fault
     (run / name).rmdir() if is_file else (run / name).unlink()
     (run / name).touch() if is_file else (run / name).mkdir()
     assert make_folder(run) == []
@@ -214,17 +214,17 @@ def writing_to(place: Path | str) -> JobSpec:
 
 def test_two_runs_do_not_write_into_one_anothers_checkpoints(tmp_path: Path) -> None:
     """Neither where both name a folder, nor where one names that of the other's run."""
-    for mine, theirs in (("kept", tmp_path / "kept"), ("", tmp_path / "a/checkpoints")):
-        first, second = writing_to(tmp_path / mine if mine else ""), writing_to(theirs)
+    for own, reference in (("kept", tmp_path / "kept"), ("", tmp_path / "a/checkpoints")):
+        first, second = writing_to(tmp_path / own if own else ""), writing_to(reference)
         with holding_checkpoints(first, tmp_path / "a"):
             with pytest.raises(PlanError) as refusal, holding_checkpoints(second, tmp_path / "b"):
                 pytest.fail("two runs write to one folder")
             (fault,) = refusal.value.faults
-            assert fault.startswith(f"checkpoint.path {theirs} is in use by another run, process {os.getpid()} on ")
+            assert fault.startswith(f"checkpoint.path {reference} is in use by another run, process {os.getpid()} on ")
             assert fault.endswith("; wait for its end, or name another folder in checkpoint.path")
         with holding_checkpoints(second, tmp_path / "b"):
             pass
-        assert list(theirs.iterdir()) == []
+        assert list(reference.iterdir()) == []
 
 
 def test_checkpoints_in_the_run_folder_itself_are_held_with_it(tmp_path: Path) -> None:

@@ -255,9 +255,9 @@ def test_a_part_is_read_a_slab_at_a_time(slab_bytes: int, tmp_path: Path, monkey
     monkeypatch.setattr(boxes, "SLAB_BYTES", slab_bytes)
     monkeypatch.setattr(CheckedFile, "read", spied)
     for box in (((0, 3), (0, 5), (0, 7)), ((1, 3), (2, 4), (3, 6)), ((2, 3), (4, 5), (6, 7))):
-        found: list[torch.Tensor] = []
-        load_boxes([WantedBox("x", (3, 5, 7), box, take=found.append)], LocalStorage(tmp_path), "step", [index])
-        assert torch.equal(found[0], whole[tuple(slice(start, stop) for start, stop in box)])
+        results: list[torch.Tensor] = []
+        load_boxes([WantedBox("x", (3, 5, 7), box, take=results.append)], LocalStorage(tmp_path), "step", [index])
+        assert torch.equal(results[0], whole[tuple(slice(start, stop) for start, stop in box)])
     assert 0 < most[0] <= slab_bytes
 
 

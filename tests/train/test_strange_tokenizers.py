@@ -104,16 +104,16 @@ BOMBS = {
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_what_makes_a_text_grow_is_seen(name: str) -> None:
-    fields, told = BOMBS[name]
+    fields, answer = BOMBS[name]
     (fault,) = growth_faults(fields)
-    assert re.search(told, fault)
+    assert re.search(answer, fault)
 
 
 def test_what_makes_a_text_grow_is_refused_before_the_library_has_it(tmp_path: Path) -> None:
     doubled = normalizers(*[replace("a", "aa")] * 14)
     (tmp_path / "t.json").write_text(json.dumps(fields_of(normalizer=doubled)))
-    told = r"t\.json is not a tokenizer: its normalizers can make 1\.64e\+04 characters of one, .*; name a tokenizer"
-    with pytest.raises(PlanError, match=told):
+    answer = r"t\.json is not a tokenizer: its normalizers can make 1\.64e\+04 characters of one, .*; name a tokenizer"
+    with pytest.raises(PlanError, match=answer):
         load_tokenizer(DataSpec(tokenizer=str(tmp_path / "t.json")))
 
 

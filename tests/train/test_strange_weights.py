@@ -80,8 +80,8 @@ ODD: dict[str, tuple[Callable[[], Tensor], str]] = {
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ODD)
 def test_pickled_tensors_are_plain_ones(name: str, tmp_path: Path) -> None:
-    make, told = ODD[name]
-    with pytest.raises(PlanError, match=rf"pytorch_model\.bin(: x {told}.*|.* can't be read as weights alone)"):
+    make, answer = ODD[name]
+    with pytest.raises(PlanError, match=rf"pytorch_model\.bin(: x {answer}.*|.* can't be read as weights alone)"):
         PickledFiles(pickled(tmp_path / "m", {"y": torch.ones(2), "x": make()}))
 
 

@@ -71,15 +71,15 @@ def test_processes_write_what_one_writes(tmp_path: Path, monkeypatch: pytest.Mon
 def test_faults_are_the_same_from_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     letters = Tokenizer(models.BPE({letter: n for n, letter in enumerate("abcdefgh")}, []))
     letters.save(str(tmp_path / "letters.json"))
-    docs, said = write_texts(tmp_path), []
+    docs, printed = write_texts(tmp_path), []
     for workers in (1, 2):
         monkeypatch.setattr(encoding_pool, "_BYTES_PER_PROCESS", 1 if workers > 1 else 1 << 30)
         with pytest.raises(PlanError) as caught:
             cache_of(docs, tmp_path / str(workers), tokenizer=str(tmp_path / "letters.json"), workers=workers)
-        said.append(caught.value.faults)
+        printed.append(caught.value.faults)
         assert list((tmp_path / str(workers)).iterdir()) == []
-    assert said[0] == said[1]
-    assert "has no token for" in said[0][0] and "没有与文本中" in in_language(said[1][0], "zh")
+    assert printed[0] == printed[1]
+    assert "has no token for" in printed[0][0] and "没有与文本中" in in_language(printed[1][0], "zh")
 
 
 @pytest.mark.processes
@@ -99,11 +99,11 @@ def test_runs_share_a_cache(tmp_path: Path) -> None:
     command = [sys.executable, "-c", code, str(docs), str(cache)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     both = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    said = sorted(process.communicate(timeout=60)[0] for process in both)
+    printed = sorted(process.communicate(timeout=60)[0] for process in both)
     assert [process.returncode for process in both] == [0, 0]
-    assert said[0] == "makes\n"
-    assert said[1].startswith("waiting for process ")
-    assert "(beginning), which makes the same tokens" in said[1]
+    assert printed[0] == "makes\n"
+    assert printed[1].startswith("waiting for process ")
+    assert "(beginning), which makes the same tokens" in printed[1]
     assert len(list(cache.iterdir())) == 5
     third = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert (third.returncode, third.stdout) == (0, "")
@@ -121,46 +121,46 @@ def test_a_lock_of_a_dead_process_is_nobodys(tmp_path: Path) -> None:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
         holder.send_signal(signal.SIGKILL)
-    begun_s, said = time.monotonic(), []
-    with alone(tmp_path / ".lock", lambda: False, said.append) as tell:
+    begun_s, printed = time.monotonic(), []
+    with alone(tmp_path / ".lock", lambda: False, printed.append) as tell:
         assert tell is not None
         tell("half way")
         assert f"process {os.getpid()} on " in (tmp_path / ".lock").read_text()
         assert "(half way)" in (tmp_path / ".lock").read_text()
     assert time.monotonic() - begun_s < 5
-    assert said == []
+    assert printed == []
     assert not (tmp_path / ".lock").exists()
 
 
 def test_a_silent_holder_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_lock, "_SILENT_S", 0.2)
-    said: list[str] = []
-    with alone(tmp_path / ".lock", lambda: False, said.append), alone(
-        tmp_path / ".lock", lambda: False, said.append
+    printed: list[str] = []
+    with alone(tmp_path / ".lock", lambda: False, printed.append), alone(
+        tmp_path / ".lock", lambda: False, printed.append
     ) as tell:  # fmt: skip
         assert tell is not None
         tell("a word that is nobody's to write down")
-    assert [line.split(" process")[0] for line in said] == ["waiting for", said[1].split(" process")[0]]
-    assert said[1].endswith("has said nothing for 0 s: made here, too")
+    assert [line.split(" process")[0] for line in printed] == ["waiting for", printed[1].split(" process")[0]]
+    assert printed[1].endswith("has said nothing for 0 s: made here, too")
 
 
 def test_how_far_it_is_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(progress, "_FIRST_S", 0.0)
-    said: list[str] = []
+    printed: list[str] = []
     docs = write_texts(tmp_path)
     from shardwright.train.data.source_files import find_files
 
     files = find_files(DataSpec(path=str(docs)), [])
-    found = progress.Progress(files, "docs", said.append, lambda _: None)
+    result = progress.Progress(files, "docs", printed.append, lambda _: None)
     total = sum(file.size_bytes for file in files)
-    found.place.begin(files[0])
-    found.place.share = 1.0
+    result.place.begin(files[0])
+    result.place.share = 1.0
     now[0] += 20
-    found.step(1_000_000)
+    result.step(1_000_000)
     words = seconds_text(20 * (total - files[0].size_bytes) / files[0].size_bytes)
-    assert said == [
+    assert printed == [
         f"tokens of docs: {files[0].size_bytes / total:.1%} of {total / 2**20:.1f} MiB, 1,000,000 tokens, 50,000 a "
         f"second, about {words} left"
     ]

@@ -16,8 +16,8 @@ from shardwright.train.data.token_stream import TokenStream
 
 
 def read(path: Path, vocab: int, **data: object) -> TokenFiles:
-    told = DataSpec.model_validate({"path": str(path), "validation_share": 0.0, **data})
-    tokens = prepare_tokens(told, ModelSpec(sequence=8, vocab=vocab), 1, path.parent / "cache")
+    answer = DataSpec.model_validate({"path": str(path), "validation_share": 0.0, **data})
+    tokens = prepare_tokens(answer, ModelSpec(sequence=8, vocab=vocab), 1, path.parent / "cache")
     assert isinstance(tokens, TokenFiles)
     return tokens
 

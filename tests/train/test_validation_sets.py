@@ -80,10 +80,10 @@ def test_a_set_alone_needs_no_share(tmp_path: Path) -> None:
 
 def best_is_kept(mesh: Mesh, job: JobSpec, folder: Path, losses: list[float]) -> list[int]:
     """A run whose losses on a set are these, step after step."""
-    mine = iter(losses)
+    own = iter(losses)
 
     def measure(sets: HeldOutSets, replica: Any, step: int, names: Any) -> dict[str, float | None]:
-        sets.step, sets.losses = step, {name: next(mine) if name == "same" else 9.0 for name in names}
+        sets.step, sets.losses = step, {name: next(own) if name == "same" else 9.0 for name in names}
         return sets.losses
 
     with pytest.MonkeyPatch.context() as patch:

@@ -44,10 +44,10 @@ def test_samples_of_another_length_begin_with_the_same_weights(sequence: int, tm
     other = job_of(sequence, "rotary")
     mesh = job_mesh(other, 0, torch.device("cpu"))
     begun = begin(other, mesh, tmp_path / "other", str(tmp_path / "run"))
-    found = weights(begun.replica)
+    result = weights(begun.replica)
     assert begun.step == 0
-    assert found.keys() == trained.keys()
-    assert all(torch.equal(values, trained[name]) for name, values in found.items())
+    assert result.keys() == trained.keys()
+    assert all(torch.equal(values, trained[name]) for name, values in result.items())
     train_step(begun.replica, 0, my_tokens(mesh, other, 0))
 
 
