@@ -63,6 +63,12 @@ def test_the_locale_chooses_and_the_option_overrides_it() -> None:
     assert "It fits" in run("estimate gemma2-27b-tpu", LC_ALL="de_DE.UTF-8").output
 
 
+def test_a_dry_run_speaks_chinese() -> None:
+    screen = run("dryrun quickstart --lang zh").stdout
+    for words in ("按在 cpu 上运行：一步的", "峰值时", "激活值", "集合通信", "次数和字节都与此相同"):
+        assert words in screen, screen
+
+
 def test_json_is_english() -> None:
     words = "estimate gpt-100b-32xa100 --set model.hidden=12288 --set model.heads=96 --json"
     (note, *_), (other, *_) = (json.loads(run(words, *lang).stdout)["notes"] for lang in ((), ("--lang", "zh")))

@@ -16,6 +16,7 @@ from shardwright.config.gate_facts import GATES
 from shardwright.report.expert_use import draw_use, experts_picture, read_use, use_dict, use_text
 from shardwright.report.svg import BOUNDS, level
 from support.experts_run import load_of, write_run
+from support.languages import differing, num_chinese
 
 SVG = "{http://www.w3.org/2000/svg}"
 DOCS = Path(__file__).parents[2] / "docs"
@@ -78,6 +79,8 @@ def test_figures_are_means_of_the_end(tmp_path: Path) -> None:
     assert (first["layer"], second["layer"], first["experts"]) == (1, 3, 4)
     assert first["dropped_share"] == pytest.approx(sum(0.25 / step for step in range(21, 31)) / 10)
     assert f"layer 3: busiest {second['largest_load']:.2f} x mean" in use_text(use)
+    chinese = use_text(use, "zh")
+    assert num_chinese(chinese) > 40 and not differing(use_text(use), chinese)
     texts = words(drawn(tmp_path))
     assert "dropped 1.0%" in texts and "unserved 12.5%" in texts and f"entropy 1.50 of {math.log(4):.2f}" in texts
 

@@ -27,6 +27,7 @@ from shardwright.train.checkpoint.manifest import BrokenCheckpointError, FileInd
 from shardwright.train.checkpoint.resuming import begin
 from shardwright.train.checkpoint.storage import LocalStorage, open_storage
 from shardwright.train.checkpoint.whole_tensors import check_kinds, tile
+from support.languages import differing, num_chinese
 
 Fields = dict[str, Any]
 FP8 = 1  # the variant of whole_folders with fp8 histories
@@ -283,6 +284,16 @@ def test_a_command_shows_a_terminal_nothing_that_it_obeys(command: str, folder: 
     done = CliRunner().invoke(checkpoint, [command, str(folder / "run")])
     assert done.exit_code == 0 and "\\x1b[2J" in done.output
     assert all(c.isprintable() or c == "\n" for c in done.output) and len(done.output) < 8000
+
+
+@pytest.mark.parametrize("command", ["ls", "verify", "show"])
+def test_a_command_speaks_chinese_with_the_same_numbers(command: str, folder: Path) -> None:
+    english, chinese = (
+        CliRunner().invoke(checkpoint, [command, str(folder / "run"), "--lang", language]).stdout
+        for language in ("en", "zh")
+    )
+    assert not num_chinese(english) and num_chinese(chinese) >= chinese.count("\n")
+    assert not differing(english, chinese)
 
 
 def test_ls_and_verify_tell_each_checkpoint(folder: Path) -> None:

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -137,7 +138,8 @@ def tell(text: str, err: bool = False) -> None:
 
 
 LANGUAGE, _AS_JSON = "shardwright.language", "shardwright.json"
-language_option = click.option(
+_language_option = partial(
+    click.option,
     "--lang",
     "language",
     type=click.Choice(LANGUAGES),
@@ -146,6 +148,8 @@ language_option = click.option(
     is_eager=True,
     help="English or Chinese.  [default: the locale's]",
 )
+language_option = _language_option()
+told_language_option = _language_option(expose_value=False)  # of commands that ask for `told_language` alone
 json_option = click.option(
     "--json", "as_json", is_flag=True, callback=_remember_json, help="Print JSON and nothing else."
 )

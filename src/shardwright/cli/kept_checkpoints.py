@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardwright.cli.job_options import json_option, tell
-from shardwright.config.phrase import say
+from shardwright.cli.job_options import json_option, language_option, tell
+from shardwright.config.phrase import in_language, say
 
 if TYPE_CHECKING:
+    from shardwright.train.checkpoint.boxes import StoredBox
     from shardwright.train.checkpoint.manifest import Manifest
     from shardwright.train.checkpoint.storage import Storage
 
@@ -27,23 +28,23 @@ def checkpoint() -> None:
 @checkpoint.command(name="ls")
 @click.argument("run")
 @json_option
-def list_steps(run: str, as_json: bool) -> None:
+@language_option
+def list_steps(run: str, as_json: bool, language: str) -> None:
     """List the checkpoints, oldest first: step, size, plan."""
     from shardwright.train.checkpoint.kept import manifest_of
 
     storage, steps = found_checkpoints(run)
-    _tell([_row(step, partial(manifest_of, storage)) for step in sorted(steps)], as_json)
+    _tell([_row(step, partial(manifest_of, storage)) for step in sorted(steps)], as_json, language)
 
 
 @checkpoint.command()
 @click.argument("run")
 @click.option("--step", type=click.IntRange(0), help="Which one.  [default: the newest healthy one]")
 @json_option
-def show(run: str, step: int | None, as_json: bool) -> None:
+@language_option
+def show(run: str, step: int | None, as_json: bool, language: str) -> None:
     """Show what is in one checkpoint: every tensor, its shape, and in how many boxes it lies."""
-    from shardwright.config.base import printable, shortened
     from shardwright.train.checkpoint.kept import indices_of, manifest_of
-    from shardwright.train.checkpoint.manifest import describe_job, in_words
     from shardwright.train.checkpoint.whole_tensors import whole_tensors
 
     storage, steps = found_checkpoints(run)
@@ -57,35 +58,58 @@ def show(run: str, step: int | None, as_json: bool) -> None:
         }
         click.echo(json.dumps(manifest.model_dump(mode="json", exclude={"files"}) | {"tensors": tensor_dicts}))
         return
-    click.echo(
-        f"step {manifest.step}: {manifest.samples:,} samples into the data, {manifest.passed_over:,} passed over; "
-        + describe_job(manifest.job)
+    lines = [
+        *_manifest_lines(manifest),
+        *(_tensor_line(name, [stored for stored, _ in boxes]) for name, boxes in sorted(tensors.items())),
+    ]
+    click.echo("\n".join(in_language(line, language) for line in lines))
+
+
+def _manifest_lines(manifest: "Manifest") -> "Iterator[str]":
+    """Lines of the step, the plan, the health, the losses and the data of a checkpoint."""
+    from shardwright.config.base import printable, shortened
+    from shardwright.train.checkpoint.manifest import describe_job, in_words
+
+    yield say(
+        "step {step}: {samples:,} samples into the data, {passed_over:,} passed over; {plan}",
+        step=manifest.step,
+        samples=manifest.samples,
+        passed_over=manifest.passed_over,
+        plan=describe_job(manifest.job),
     )
     if not manifest.health.is_healthy:
-        click.echo(f"not healthy: {in_words(manifest.health)}")
+        yield say("not healthy: {reason}", reason=in_words(manifest.health))
     for name, measured in sorted(manifest.losses.items()):
-        click.echo(f"loss on {shortened(printable(name))}: {measured.loss:.4f} nats a token")
+        yield say("loss on {name}: {loss:.4f} nats a token", name=shortened(printable(name)), loss=measured.loss)
     for source in manifest.data.sources if manifest.data is not None else ():
-        click.echo(
-            f"data: {source.had:,} samples of {shortened(printable(source.path), 200)}, {source.num_tokens:,} tokens"
+        yield say(
+            "data: {samples:,} samples of {path}, {tokens:,} tokens",
+            samples=source.had,
+            path=shortened(printable(source.path), 200),
+            tokens=source.num_tokens,
         )
-    for name, boxes in sorted(tensors.items()):
-        shape = " x ".join(map(str, boxes[0][0].full_shape))
-        click.echo(f"  {name}  {boxes[0][0].dtype} {shape}, {'1 box' if len(boxes) == 1 else f'{len(boxes)} boxes'}")
+
+
+def _tensor_line(name: str, boxes: "Sequence[StoredBox]") -> str:
+    """The line of a tensor, whose shape and number type each of its boxes says."""
+    shape = " x ".join(map(str, boxes[0].full_shape))
+    number = say("1 box") if len(boxes) == 1 else say("{count} boxes", count=len(boxes))
+    return say("  {name}  {dtype} {shape}, {boxes}", name=name, dtype=boxes[0].dtype, shape=shape, boxes=number)
 
 
 @checkpoint.command()
 @click.argument("run")
 @click.option("--step", type=click.IntRange(0), help="Which one.  [default: all]")
 @json_option
-def verify(run: str, step: int | None, as_json: bool) -> None:
+@language_option
+def verify(run: str, step: int | None, as_json: bool, language: str) -> None:
     """Read every byte of the checkpoints, and say whether they are whole. Status 1 if one is not."""
     from shardwright.train.checkpoint.kept import check_whole
 
     storage, steps = found_checkpoints(run)
     chosen = sorted(steps) if step is None else [chosen_step(run, storage, steps, step)]
     rows = [_row(number, partial(check_whole, storage)) for number in chosen]
-    _tell([row | {"whole": "fault" not in row} for row in rows], as_json)
+    _tell([row | {"whole": "fault" not in row} for row in rows], as_json, language)
     if any("fault" in row for row in rows):
         sys.exit(1)
 
@@ -104,7 +128,7 @@ def _row(step: int, look: "Callable[[int], Manifest]") -> dict[str, Any]:
     return {"step": step, "bytes": manifest.num_bytes, "files": len(manifest.files), "plan": plan} | healthy
 
 
-def _tell(rows: list[dict[str, Any]], as_json: bool) -> None:
+def _tell(rows: list[dict[str, Any]], as_json: bool, language: str) -> None:
     """Print checkpoints, one on each line."""
     from shardwright.config.units import memory_text
 
@@ -113,9 +137,13 @@ def _tell(rows: list[dict[str, Any]], as_json: bool) -> None:
         return
     for row in rows:
         size = memory_text(row["bytes"]) if "bytes" in row else ""
-        description = row.get("fault") or row["plan"] + ", whole" * ("whole" in row)
-        description += f", not healthy: {row['unhealthy']}" if "unhealthy" in row else ""
-        click.echo(f"step {row['step']:>8}  {size:>10}  {description}")
+        description = row.get("fault") or row["plan"]
+        if "fault" not in row and "whole" in row:
+            description = say("{plan}, whole", plan=description)
+        if "unhealthy" in row:
+            description = say("{plan}, not healthy: {reason}", plan=description, reason=row["unhealthy"])
+        line = say("step {step:>8}  {size:>10}  {description}", step=row["step"], size=size, description=description)
+        click.echo(in_language(line, language))
 
 
 def found_checkpoints(run: str, command: str = "checkpoint") -> "tuple[Storage, list[int]]":

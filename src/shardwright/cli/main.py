@@ -35,7 +35,15 @@ from shardwright.cli.file_checking import check_files
 from shardwright.cli.generating import generate
 from shardwright.cli.interchange import export_job, import_job
 from shardwright.cli.job_fields import list_fields
-from shardwright.cli.job_options import JobCommand, file_option, job_options, json_option, tell, told_language
+from shardwright.cli.job_options import (
+    JobCommand,
+    file_option,
+    job_options,
+    json_option,
+    language_option,
+    tell,
+    told_language,
+)
 from shardwright.cli.kept_checkpoints import checkpoint
 from shardwright.cli.launching import launch
 from shardwright.cli.progress_bar import progress_shown
@@ -61,8 +69,9 @@ def cli() -> None:
 @cli.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @json_option
+@language_option
 @file_option("--svg", help="Where to draw.  [default: experts.svg in the run's folder]")
-def experts(run: Path, as_json: bool, svg: Path | None) -> None:
+def experts(run: Path, as_json: bool, language: str, svg: Path | None) -> None:
     """Draw how the experts of a run were used, from the folder RUN. The run may still go on."""
     from shardwright.report.expert_use import draw_use, read_use, use_dict, use_text
 
@@ -71,7 +80,7 @@ def experts(run: Path, as_json: bool, svg: Path | None) -> None:
     if as_json:
         click.echo(json.dumps(use_dict(use) | {"svg": str(file)}))
     else:
-        click.echo(use_text(use))
+        click.echo(use_text(use, language))
         tell(say("drawn in {file}", file=str(file)))
 
 

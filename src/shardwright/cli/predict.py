@@ -17,6 +17,7 @@ from shardwright.cli.job_options import (
     json_option,
     language_option,
     told_language,
+    told_language_option,
 )
 from shardwright.cli.progress_bar import progress_shown
 from shardwright.config.phrase import say
@@ -151,6 +152,7 @@ def _fit_cluster(runs: Path, file: Path, language: str) -> tuple[dict[str, Any],
     default=None,
     help="The kind of device that it runs as on; without it cuda where the cluster's device is a GPU.",
 )
+@told_language_option
 @click.option("--check", is_flag=True, help="Check, on all ranks, what a device would do: messages and kernels.")
 def dryrun(job: str, overrides: tuple[str, ...], as_json: bool, rank: int, device: str | None, check: bool) -> None:
     """Run one rank of JOB as it is, but on tensors without memory and with nobody else there.
@@ -183,7 +185,7 @@ def dryrun(job: str, overrides: tuple[str, ...], as_json: bool, rank: int, devic
 
         collect_as_usual()  # the memory that cycles hold is measured, too
         run = dry_run(spec, rank, device or ("cpu" if spec.runs_on_cpu else "cuda")).as_dict()
-    click.echo(json.dumps(run) if as_json else fitting(dryrun_text(spec.name, run)))
+    click.echo(json.dumps(run) if as_json else fitting(dryrun_text(spec.name, run, told_language())))
 
 
 COMMANDS = (dryrun, estimate, explain, validate)

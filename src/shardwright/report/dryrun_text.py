@@ -3,49 +3,64 @@ actions, and the collectives."""
 
 from typing import Any
 
+from shardwright.config.phrase import ENGLISH, say
 from shardwright.config.units import bytes_text, memory_text
-from shardwright.report.text_columns import aligned
+from shardwright.report.document import AlignedRows, Lines, document_text
 
-_KINDS = ("parameters", "gradients", "optimizer", "activations", "buffers", "working", "host")
+_KINDS = {
+    "parameters": say("parameters"),
+    "gradients": say("gradients"),
+    "optimizer": say("optimizer"),
+    "activations": say("activations"),
+    "buffers": say("buffers"),
+    "working": say("working"),
+    "host": say("host"),
+}
 _BARS = " ▁▂▃▄▅▆▇█"
 _WIDTH = 100  # columns of the curve
 
 
-def dryrun_text(name: str, run: dict[str, Any]) -> str:
-    """A dry run as text. `run` is the result of `DryRun.as_dict`."""
+def dryrun_text(name: str, run: dict[str, Any], language: str = ENGLISH) -> str:
+    """A dry run as text in a language. `run` is the result of `DryRun.as_dict`."""
     peak, account = run["peak"], run["account"]
-    rows = [["", "at the peak", "account"]]
-    for kind in _KINDS:
+    rows: list[list[str]] = [["", say("at the peak"), say("account")]]
+    for kind, label in _KINDS.items():
         measured_bytes, account_bytes = peak[f"{kind}_bytes"], account.get(f"{kind}_bytes")
         if measured_bytes or account_bytes:
-            rows.append(
-                [
-                    kind,
-                    memory_text(measured_bytes),
-                    "not counted" if account_bytes is None else memory_text(account_bytes),
-                ]
-            )
-    rows.append(["on the device", memory_text(peak["total_bytes"]), memory_text(account["total_bytes"])])
+            account_text = say("not counted") if account_bytes is None else memory_text(account_bytes)
+            rows.append([label, memory_text(measured_bytes), account_text])
+    rows.append([say("on the device"), memory_text(peak["total_bytes"]), memory_text(account["total_bytes"])])
     largest_tensors = [[memory_text(num_bytes), *origin] for origin, num_bytes in peak["largest"]]
-    steps = "a step" if run["num_steps"] == 1 else f"{run['num_steps']} steps"
-    return "\n\n".join(
-        [
-            f"{run['place']} of {name}, as on {run['device']}: {run['num_operators']:,} operators of {steps} in "
-            f"{run['took_s']:.1f} s, without their values",
-            aligned(rows),
-            f"Most is there after {peak['operator']} in {peak['action']}. Over the actions of the step:\n"
-            + _curve(run["curve"], peak["total_bytes"]),
-            "Made in this step, and there then:\n" + aligned(largest_tensors, left=(1, 2)),
-            _collectives(run["collectives"], run["account_collectives"]),
-        ]
+    heading = say(
+        "{place} of {name}, as on {device}: {operators:,} operators of {steps} in {took_s:.1f} s, without their values",
+        place=run["place"],
+        name=name,
+        device=run["device"],
+        operators=run["num_operators"],
+        steps=say("a step") if run["num_steps"] == 1 else say("{count} steps", count=run["num_steps"]),
+        took_s=run["took_s"],
     )
+    moment = say(
+        "Most is there after {operator} in {action}. Over the actions of the step:",
+        operator=peak["operator"],
+        action=peak["action"],
+    )
+    parts = (
+        heading,
+        AlignedRows(rows),
+        Lines((moment, _curve(run["curve"], peak["total_bytes"]))),
+        Lines((say("Made in this step, and there then:"), AlignedRows(largest_tensors, left=(1, 2)))),
+        _collectives(run["collectives"], run["account_collectives"]),
+    )
+    return document_text(parts, language)
 
 
-def _collectives(run: dict[str, Any], account: dict[str, Any]) -> str:
+def _collectives(run: dict[str, Any], account: dict[str, Any]) -> Lines:
     """A table of the run's collectives, with the account's calls and bytes where they differ."""
-    rows, no_calls = [["collective", "axis", "calls", "bytes"]], {"count": 0, "bytes": 0}
+    rows: list[list[str]] = [[say("collective"), say("axis"), say("calls"), say("bytes")]]
+    no_calls = {"count": 0, "bytes": 0}
     if run != account:
-        rows[0] += ["account's calls", "bytes"]
+        rows[0] += [say("account's calls"), say("bytes")]
     for name in sorted({*run, *account}):
         kind, _, axis = name.partition(" ")
         entries = [run.get(name, no_calls), account.get(name, no_calls)]
@@ -54,8 +69,12 @@ def _collectives(run: dict[str, Any], account: dict[str, Any]) -> str:
         columns = [(f"{e['count']:,}", size) for e, size in zip(entries, sizes, strict=True)][: 1 + differs]
         rows.append([kind, axis, *(text for entry in columns for text in entry)])
         rows[-1] += [""] * (len(rows[0]) - len(rows[-1]))
-    verdict = "is equal in calls and bytes" if run == account else "differs where it is told"
-    return f"{aligned(rows, left=(0, 1))}\nThe account of these, made without running anything, {verdict}."
+    verdict = (
+        say("The account of these, made without running anything, is equal in calls and bytes.")
+        if run == account
+        else say("The account of these, made without running anything, differs where it is told.")
+    )
+    return Lines((AlignedRows(rows, left=(0, 1)), verdict))
 
 
 def _curve(curve: list[tuple[str, int]], most: int) -> str:

@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any
 
 from shardwright.config.base import PlanError, error_text
-from shardwright.config.phrase import say
+from shardwright.config.phrase import ENGLISH, in_language, say
 from shardwright.config.units import MIB, bytes_text
 from shardwright.config.user_file import FileFault, read_text
 from shardwright.report.output import replace_output, write_output
@@ -41,6 +41,10 @@ EVEN = 1.5  # a busiest expert up to this multiple of the mean counts as even
 _WIDTH, _LEFT, _MAP, _SQUARE, _GAP = 1120.0, 120.0, 620.0, 104.0, 34.0
 _MOST_COLUMNS, _MOST_ROWS = 155, 52  # of a heat map: a cell is at least 4 pixels wide and 2 high
 _LAST = 10  # steps whose mean is "at the end"
+_PURPOSES = {
+    "tokens to experts and back": say("tokens to experts and back"),
+    "all else": say("all else"),
+}  # of bytes, as the JSON has them
 _FIGURES = ("largest_load", "dropped_share", "unserved_share", "entropy")  # of a layer and step, in metrics.jsonl
 
 
@@ -148,14 +152,29 @@ def draw_use(folder: Path, svg: Path | None = None) -> Path:
     return folder / PICTURE
 
 
-def use_text(use: ExpertUse) -> str:
+def use_text(use: ExpertUse, language: str = ENGLISH) -> str:
     """A line for each layer with its figures at the end of the run, and a line for each purpose of bytes."""
-    lines = [f"steps {use.steps[0]} to {use.steps[-1]}, means of the last {min(_LAST, len(use.steps))}"]
-    lines += [f"  layer {layer.layer}: {', '.join(_figures(layer))}" for layer in use.layers]
+    heading = say(
+        "steps {first} to {last}, means of the last {count}",
+        first=use.steps[0],
+        last=use.steps[-1],
+        count=min(_LAST, len(use.steps)),
+    )
+    lines: list[str] = [heading]
+    lines += [
+        say("  layer {number}: {figures}", number=layer.layer, figures=tuple(_figures(layer))) for layer in use.layers
+    ]
     for purpose, by_link in use.sent_bytes.items():
         inside, between = (bytes_text(round(num_bytes)) for num_bytes in by_link)
-        lines.append(f"  {purpose}: {inside} a step inside nodes, {between} between")
-    return "\n".join(lines)
+        lines.append(
+            say(
+                "  {purpose}: {inside} a step inside nodes, {between} between",
+                purpose=_PURPOSES[purpose],
+                inside=inside,
+                between=between,
+            )
+        )
+    return "\n".join(in_language(line, language) for line in lines)
 
 
 def use_dict(use: ExpertUse) -> dict[str, Any]:
@@ -178,11 +197,12 @@ def _at_the_end(layer: LayerUse) -> dict[str, float]:
 
 def _figures(layer: LayerUse) -> list[str]:
     end = _at_the_end(layer)
+    most = math.log(layer.num_experts)
     return [
-        f"busiest {end['largest_load']:.2f} x mean",
-        f"dropped {end['dropped_share']:.1%}",
-        f"unserved {end['unserved_share']:.1%}",
-        f"entropy {end['entropy']:.2f} of {math.log(layer.num_experts):.2f}",
+        say("busiest {load:.2f} x mean", load=end["largest_load"]),
+        say("dropped {share:.1%}", share=end["dropped_share"]),
+        say("unserved {share:.1%}", share=end["unserved_share"]),
+        say("entropy {entropy:.2f} of {most:.2f}", entropy=end["entropy"], most=most),
     ]
 
 
