@@ -204,7 +204,7 @@ def test_the_way_out_is_no_fault_and_leads_on() -> None:
 
 def test_a_model_that_torchtitan_has_not_is_told_with_those_that_it_has() -> None:
     with pytest.raises(
-        ValueError, match=r"names its models, and this one is none .*known: llama3 8B.*take another --to"
+        ValueError, match=r"names its models, and this one is none .*known: llama3 .*llama3 8B.*take another --to"
     ):
         run("export", "quickstart", "--to", "torchtitan")
 

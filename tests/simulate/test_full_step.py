@@ -4,7 +4,7 @@ from dataclasses import asdict
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from shardwright.config.base import PlanError
@@ -149,6 +149,15 @@ def test_a_step_is_no_shorter_than_its_busiest_rank(zero: int, schedule: str, la
     vocab=st.sampled_from([512, 262144]),
     batch=st.sampled_from([64, 192]),
     software=st.sampled_from(["megatron-core", "shardwright"]),
+)
+@example(
+    schedule="dualpipev",
+    plan={"zero": 0, "recompute": "none", "microbatch_size": 1},
+    numbers=(2, 2),
+    link=50.0,
+    vocab=512,
+    batch=64,
+    software="megatron-core",
 )
 def test_a_bound_of_a_step_is_below_it(
     schedule: str, plan: dict, numbers: tuple[int, int], link: float, vocab: int, batch: int, software: str

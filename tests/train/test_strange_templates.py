@@ -86,7 +86,9 @@ def test_a_process_that_ends_at_its_files_names_them(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(encoding_pool, "_MAIN", ending)
     with EncodingPool(EncodingSetup(DataSpec(), template_of("a")), 1) as pool:
         future = pool.submit([CHAT])
-        with pytest.raises(RunError, match=r"\(signal 6\) while it read bytes and the chat template t\.jinja: .*name"):
+        with pytest.raises(
+            RunError, match=r"while it read bytes and the chat template t\.jinja, has ended \(signal 6\): .*name"
+        ):
             future.result()
 
 
@@ -108,6 +110,6 @@ def test_what_a_library_says_of_its_end_is_not_for_the_user(
     monkeypatch.setattr(encoding_pool, "_MAIN", ending)
     with EncodingPool(EncodingSetup(DataSpec(), None), 1) as pool:
         future = pool.submit(["a text"])
-        with pytest.raises(RunError, match=r"has ended \(exit status 1: SystemError: much\) while it read bytes: "):
+        with pytest.raises(RunError, match=r"while it read bytes, has ended \(exit status 1: SystemError: much\): "):
             future.result()
     assert capfd.readouterr().err == ""

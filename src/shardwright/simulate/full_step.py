@@ -72,7 +72,9 @@ def least_steps_s(jobs: Sequence[JobSpec], closed: Sequence[StepTime], constants
             least.append(float(closed_step.total))
             continue
         stages, facts = StageSeconds.of(job, constants, memo), SCHEDULES[job.plan.schedule]
-        busy_s, least_s = stages.least_s(job_placement(job), job.num_microbatches, facts.splits_weights)
+        # Schedules that pair actions compute some weight gradients apart, those of the last microbatches among them.
+        is_split = facts.splits_weights or facts.pairs
+        busy_s, least_s = stages.least_s(job_placement(job), job.num_microbatches, is_split)
         if len(simulated_orders(job)) > 1 or facts.overlaps_steps or RECOMPUTES[job.plan.recompute].by_stage:
             least_s = busy_s
         data_s = stages.updated_s if stages.reduce or stages.gather else None

@@ -138,9 +138,10 @@ def _folder_faults(launch: Launch) -> list[str]:
         if folder.startswith(("/", "~")) and not folder.startswith(f"{FOLDER}/"):
             faults.append(
                 say(
-                    "{field} {folder} is not in {folder}, which is what pods keep; name a folder without / in front",
+                    "{field} {folder} is not in {kept}, which is what pods keep; name a folder without / in front",
                     field=field,
-                    folder=FOLDER,
+                    folder=folder,
+                    kept=FOLDER,
                 )
             )
     if job.checkpoint.is_on and not claim and "://" not in job.checkpoint.path:
