@@ -52,7 +52,11 @@ CHANGES = (
     ("plan-offload_optimizer", "0.5"),
 )
 _READ = "() => performance.getEntriesByType('mark').map((mark) => [mark.name, mark.startTime])"
-_SHOWN = "() => performance.getEntriesByName('shown').length || document.body.classList.contains('faulty')"
+# The whole answer to the newest question; a plan with faults is answered by these.
+_SHOWN = """() => {
+  const newest = (name) => performance.getEntriesByName(name).at(-1)?.startTime ?? -1;
+  return newest("asked") >= 0 && newest("shown") > newest("asked");
+}"""
 
 
 @contextmanager
@@ -61,8 +65,10 @@ def served() -> Iterator[tuple[str, int]]:
     words = [sys.executable, "-m", "shardwright", "studio", "--no-open"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        yield process.stdout.readline().split()[4].partition("#")[0], process.pid
-        process.send_signal(signal.SIGINT)
+        try:
+            yield process.stdout.readline().split()[4].partition("#")[0], process.pid
+        finally:  # the block waits for the process
+            process.send_signal(signal.SIGINT)
 
 
 def server_ms(process: int) -> float:
@@ -78,8 +84,10 @@ def page_ms(tools: CDPSession) -> float:
 
 
 def changed(page: Page, control: str, value: str) -> dict[str, float] | None:
-    """Milliseconds from a change until each part was on the screen; None if the plan has faults."""
+    """Milliseconds from a change until each part was on the screen; None if it is no change or the plan has faults."""
     field = page.locator(f"#{control}")
+    if field.input_value() == value:
+        return None
     page.evaluate("() => performance.clearMarks()")
     if field.evaluate("(node) => node.tagName") == "SELECT":
         field.select_option(value)
@@ -88,7 +96,7 @@ def changed(page: Page, control: str, value: str) -> dict[str, float] | None:
         field.press("Enter")
     page.wait_for_function(_SHOWN)
     marks = dict(page.evaluate(_READ))
-    return {part: marks[part] - marks["asked"] for part in PARTS if part in marks} if "shown" in marks else None
+    return {part: marks[part] - marks["asked"] for part in PARTS if part in marks} if "faults" not in marks else None
 
 
 def measured(page: Page, address: tuple[str, int], job: str, rounds: int) -> dict[str, list[float]]:
