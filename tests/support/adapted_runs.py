@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import Tensor
 
 from shardwright.config.job import JobSpec
 from shardwright.memory.job_memory import rank_memory
@@ -10,12 +11,20 @@ from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.schedule.job_program import job_program
 from shardwright.sharding.memory_account import RankMemory
 from shardwright.sharding.mesh import MeshShape
-from shardwright.train.build import build, job_mesh
+from shardwright.train.build import Replica, build, job_mesh
 from shardwright.train.train_step import train_step
 from support.cases import made_up_tokens
 from support.ranks import run_on_mesh
 
 Sent = dict[str, dict[str, int]]
+
+# The modules of transformers' Llama whose adapters lie side by side in a matrix, and where they are.
+MODULES = {
+    "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "attention.out": ("self_attn.o_proj",),
+    "mlp.up": ("mlp.gate_proj", "mlp.up_proj"),
+    "mlp.down": ("mlp.down_proj",),
+}
 
 
 def few_steps(mesh: Mesh, job: JobSpec) -> tuple[list[float], RankMemory, Sent]:
@@ -40,3 +49,14 @@ def check_equals_one_rank(job: JobSpec, on_one_rank: JobSpec) -> None:
         assert measured.parameters_bytes == predicted.parameters_bytes
         assert measured.gradients_bytes == predicted.gradients_bytes
         assert measured.optimizer_bytes == predicted.optimizer_bytes
+
+
+def copy_downs(replica: Replica, others: dict[str, Tensor]) -> None:
+    """Copy each A of a replica to peft's parameters; every B begins as zeros."""
+    downs = {p.place.name: p for unit in replica.shards[0].units for p in unit.parameters}
+    with torch.no_grad():
+        for layer in range(2):
+            for matrix, modules in MODULES.items():
+                for number, module in enumerate(modules):
+                    name = f"base_model.model.model.layers.{layer}.{module}.lora_A.default.weight"
+                    others[name].copy_(downs[f"layers.{layer}.{matrix}.adapter.a"][number])

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from shardwright.config.adapter import AdapterSpec
 from shardwright.config.base import PlanError
@@ -14,10 +13,10 @@ from shardwright.config.load import job_of_fields, make_job
 from shardwright.config.model_shape import shape_of
 from shardwright.cost.run_goodput import job_checkpoint_bytes
 from shardwright.sharding.stage_parameters import num_trained_parameters
-from shardwright.train.build import Replica, build, job_mesh
+from shardwright.train.build import build, job_mesh
 from shardwright.train.checkpoint.starting_weights import initial_values, released_weights_of
 from shardwright.train.train_step import train_step
-from support.adapted_runs import check_equals_one_rank
+from support.adapted_runs import MODULES, check_equals_one_rank, copy_downs
 from support.cases import made_up_tokens, small_job
 
 ALL = ("query", "key", "value", "out", "gate", "up", "down")
@@ -58,13 +57,6 @@ def test_ranks_train_as_one_rank_does_and_hold_and_send_what_is_predicted(name: 
     check_equals_one_rank(job_of(targets, **PLANS[name]), job_of(targets, PLANS[name].get("kind", "llama")))
 
 
-# The modules of transformers' Llama whose adapters lie side by side in a matrix, and where they are.
-MODULES = {
-    "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "attention.out": ("self_attn.o_proj",),
-    "mlp.up": ("mlp.gate_proj", "mlp.up_proj"),
-    "mlp.down": ("mlp.down_proj",),
-}
 SETTINGS = {"learning_rate": 3e-3, "warmup_steps": 0, "schedule": "constant", "clip_grad_norm": 0.5, "epsilon": 1e-8}
 
 
@@ -82,7 +74,7 @@ def test_ten_steps_are_those_of_peft(tmp_path: Path) -> None:
     replica = build(job, job_mesh(job, 0, CPU), initial_values(job, released_weights_of(job)))
     targets = [module.split(".")[1] for modules in MODULES.values() for module in modules]
     adapted = peft.get_peft_model(llama, peft.LoraConfig(r=4, lora_alpha=8, target_modules=targets))
-    _copy_downs(replica, dict(adapted.named_parameters()))
+    copy_downs(replica, dict(adapted.named_parameters()))
     trained = [parameter for parameter in adapted.parameters() if parameter.requires_grad]
     betas = (job.optimizer.beta1, job.optimizer.beta2)
     plain = torch.optim.AdamW(trained, lr=3e-3, betas=betas, eps=1e-8, weight_decay=job.optimizer.weight_decay)
@@ -94,17 +86,6 @@ def test_ten_steps_are_those_of_peft(tmp_path: Path) -> None:
         torch.nn.utils.clip_grad_norm_(trained, 0.5)
         plain.step()
         assert train_step(replica, step, tokens).loss == pytest.approx(loss.item(), abs=1e-6)
-
-
-def _copy_downs(replica: Replica, others: dict[str, Tensor]) -> None:
-    """Copy each A of a replica to peft's parameters; every B begins as zeros."""
-    downs = {p.place.name: p for unit in replica.shards[0].units for p in unit.parameters}
-    with torch.no_grad():
-        for layer in range(2):
-            for matrix, modules in MODULES.items():
-                for number, module in enumerate(modules):
-                    name = f"base_model.model.model.layers.{layer}.{module}.lora_A.default.weight"
-                    others[name].copy_(downs[f"layers.{layer}.{matrix}.adapter.a"][number])
 
 
 REFUSED: tuple[tuple[dict[str, Any], str], ...] = (

@@ -9,24 +9,18 @@ from torch import Tensor
 
 from shardwright.config.job import JobSpec
 from shardwright.config.load import job_of_fields
-from shardwright.train.build import Replica, build, job_mesh
+from shardwright.train.build import build, job_mesh
 from shardwright.train.checkpoint.kept import manifest_of
 from shardwright.train.checkpoint.released_export import export_released
 from shardwright.train.checkpoint.starting_weights import initial_values, released_weights_of
 from shardwright.train.checkpoint.storage import open_storage
 from shardwright.train.checkpoint.writing import CheckpointWriter
 from shardwright.train.train_step import train_step
+from support.adapted_runs import MODULES, copy_downs
 from support.cases import made_up_tokens
 
 CPU, STEPS = torch.device("cpu"), 10
 SETTINGS = {"learning_rate": 3e-3, "warmup_steps": 0, "schedule": "constant", "clip_grad_norm": 0.5, "epsilon": 1e-8}
-# The modules of transformers' Llama whose adapters lie side by side in a matrix, and where they are.
-MODULES = {
-    "attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "attention.out": ("self_attn.o_proj",),
-    "mlp.up": ("mlp.gate_proj", "mlp.up_proj"),
-    "mlp.down": ("mlp.down_proj",),
-}
 # bitsandbytes groups scales across rows and subtracts their mean, so scales in 8 bits agree to their own rounding: one
 # part in 256 of a level between two of them.
 LOSSES_WITHIN = {False: 1e-5, True: 1e-3}
@@ -68,17 +62,6 @@ def in_nf4(base: Path, is_double: bool) -> Any:
 
 def loss_of(model: Any, tokens: Tensor) -> Tensor:
     return torch.nn.functional.cross_entropy(model(tokens[:, :-1]).logits.flatten(0, 1), tokens[:, 1:].flatten())
-
-
-def copy_downs(replica: Replica, others: dict[str, Tensor]) -> None:
-    """Copy each A of a replica to peft's parameters; every B begins as zeros."""
-    downs = {p.place.name: p for unit in replica.shards[0].units for p in unit.parameters}
-    with torch.no_grad():
-        for layer in range(2):
-            for matrix, modules in MODULES.items():
-                for number, module in enumerate(modules):
-                    name = f"base_model.model.model.layers.{layer}.{module}.lora_A.default.weight"
-                    others[name].copy_(downs[f"layers.{layer}.{matrix}.adapter.a"][number])
 
 
 @pytest.mark.parametrize("is_double", [False, True], ids=["plain", "double"])

@@ -20,20 +20,12 @@ from shardwright.report.timeline.job_study import study_job
 from shardwright.schedule.action import Kind
 from shardwright.schedule.schedule import Program
 from shardwright.sharding.collective_steps import KINDS, SUMS
-from shardwright.sharding.memory_account import RankMemory
+from shardwright.sharding.memory_account import DEVICE_KINDS, RankMemory
 from shardwright.sharding.mesh import MeshShape
 from shardwright.simulate.timeline import RankTimeline
 
 _DEVICE, _MODEL = "h100-sxm", "llama3-8b"
 _TICKS_PER_S = 1e4  # times of a timeline are whole numbers of 0.1 ms
-_KINDS_OF_MEMORY = {
-    "parameters": say("parameters"),
-    "gradients": say("gradients"),
-    "optimizer": say("optimizer"),
-    "activations": say("activations"),
-    "buffers": say("buffers"),
-    "working": say("working"),
-}
 _KINDS_OF_WORK = {
     "F": say("forward"),
     "B": say("backward"),
@@ -53,9 +45,7 @@ def _fullest(job: JobSpec) -> RankMemory:
 def _memory_bar(label: str, memory: RankMemory, step: str) -> dict[str, Any]:
     """A bar of one rank's memory by kind, with the seconds of its step beside."""
     sizes = memory.as_dict()
-    parts = [
-        [name, sizes[f"{kind}_bytes"], memory_text(sizes[f"{kind}_bytes"])] for kind, name in _KINDS_OF_MEMORY.items()
-    ]
+    parts = [[name, sizes[f"{kind}_bytes"], memory_text(sizes[f"{kind}_bytes"])] for kind, name in DEVICE_KINDS.items()]
     return {"label": label, "parts": parts, "total": f"{memory_text(sizes['total_bytes'])}, {step}"}
 
 

@@ -6,16 +6,9 @@ from typing import Any
 from shardwright.config.phrase import ENGLISH, say
 from shardwright.config.units import bytes_text, memory_text
 from shardwright.report.document import AlignedRows, Lines, document_text
+from shardwright.sharding.memory_account import DEVICE_KINDS
 
-_KINDS = {
-    "parameters": say("parameters"),
-    "gradients": say("gradients"),
-    "optimizer": say("optimizer"),
-    "activations": say("activations"),
-    "buffers": say("buffers"),
-    "working": say("working"),
-    "host": say("host"),
-}
+_KINDS = DEVICE_KINDS | {"host": say("host")}
 _BARS = " ▁▂▃▄▅▆▇█"
 _WIDTH = 100  # columns of the curve
 

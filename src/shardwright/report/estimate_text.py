@@ -28,7 +28,7 @@ from shardwright.report.fit_verdict import (
 from shardwright.report.nearest_text import nearest_part, nearest_plans
 from shardwright.report.prediction_notes import batch_notes, job_notes
 from shardwright.schedule.job_program import job_program
-from shardwright.sharding.memory_account import RankMemory
+from shardwright.sharding.memory_account import DEVICE_KINDS, RankMemory
 from shardwright.sharding.stage_parameters import (
     num_active_parameters,
     num_parameters,
@@ -39,7 +39,7 @@ from shardwright.sharding.stage_parameters import (
 if TYPE_CHECKING:
     from shardwright.planner.own_plan import Estimate
 
-KINDS = ("parameters", "gradients", "optimizer", "activations", "buffers", "working", "total")
+KINDS = (*DEVICE_KINDS, "total")
 
 
 def _priced(job: JobSpec) -> "Estimate | str":

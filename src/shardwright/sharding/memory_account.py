@@ -2,7 +2,18 @@
 
 from dataclasses import asdict, dataclass, fields
 
+from shardwright.config.phrase import say
 from shardwright.config.units import memory_text
+
+# The kinds that lie on the device, by the names of their fields without `_bytes`.
+DEVICE_KINDS = {
+    "parameters": say("parameters"),
+    "gradients": say("gradients"),
+    "optimizer": say("optimizer"),
+    "activations": say("activations"),
+    "buffers": say("buffers"),
+    "working": say("working"),
+}
 
 
 @dataclass(frozen=True)
