@@ -12,12 +12,14 @@ from shardwright.cli.job_options import (
     expect_many_actions,
     language_option,
     set_option,
+    tell,
 )
+from shardwright.config.phrase import say
 
 if TYPE_CHECKING:
     from shardwright.config.asked_cluster import AskedCluster
 
-_NEEDED = "the page takes starlette and uvicorn: pip install 'shardwright[studio]'"
+_NEEDED = say("the page takes starlette and uvicorn: pip install 'shardwright[studio]'")
 
 
 @click.command(cls=PredictCommand)
@@ -49,11 +51,11 @@ def studio(
     warm_up()
     connection = listening(port)
     address = f"http://127.0.0.1:{connection.getsockname()[1]}/#{urlencode(texts)}"
-    click.echo(f"The studio is at {address}\nCtrl-C ends it.")
+    tell(say("The studio is at {address}\nCtrl-C ends it.", address=address))
     if in_browser:
         click.launch(address)
     server_at(connection, texts, language).run(sockets=[connection])
-    click.echo("The studio has ended.")
+    tell(say("The studio has ended."))
 
 
 def _state_texts(job: str, overrides: tuple[str, ...], cluster: "AskedCluster") -> dict[str, str]:
