@@ -73,7 +73,11 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_collection_finish() -> None:
-    """Have cycles be looked for among what tests make."""
+    """Have cycles be looked for among what tests make. And searches use no further core, for tests use all of them, and
+    a fork of a process that has run many tests copies much; tests/planner/test_forked_copies.py has them use more."""
+    from shardwright.planner.search import forked_copies
+
+    forked_copies._MOST = 1
     gc.freeze()
     gc.enable()
 
