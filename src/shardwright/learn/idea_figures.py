@@ -5,11 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from shardwright.api.loaded_job import load
 from shardwright.api.one_collective import CollectiveQuestion, one_collective
 from shardwright.config.cluster_facts import device_entry, device_hours_between_failures
+from shardwright.config.compression_facts import COMPRESSIONS
 from shardwright.config.job import JobSpec
 from shardwright.config.units import bytes_text, memory_text, seconds_text
 from shardwright.cost.collective_time import ring_s
 from shardwright.cost.failures import Reliability, best_interval_s, goodput
 from shardwright.memory.job_memory import job_memory
+from shardwright.planner.critical_batch import rebatched_tokens
 from shardwright.planner.own_plan import estimate
 from shardwright.report import svg
 from shardwright.report.bars_picture import StackedBars
@@ -131,6 +133,29 @@ def data_parallel() -> str:
         parts = _shares(job)
         bars.append((label, {name: seconds / sum(parts.values()) for name, seconds in parts.items()}))
     return StackedBars("llama-7b, 256 sequences a step: share of the step", bars, "{:.0%}".format).svg()
+
+
+def batch_size() -> str:
+    """The tokens to one loss, by the batch."""
+    bars = []
+    for times in (0.25, 0.5, 1.0, 2.0, 4.0):
+        more = rebatched_tokens(1.0, 0.0, times, 1.0) - 1.0
+        bars.append((f"{times:g} x the critical batch", {"the fewest tokens": 1.0, "more": more}))
+    return StackedBars("Tokens to one loss, as a multiple of the fewest", bars, "{:.3g} x".format).svg()
+
+
+def compression() -> str:
+    """The parts of a step on a slow network, by what is sent of gradients."""
+    sets = [
+        *("plan.dp=32", "plan.zero=0", "plan.recompute=full", "plan.microbatch_size=4"),
+        *("plan.recompute_every=1", "plan.offload_optimizer=0"),
+        *("batch.global_batch_size=512", "cluster.inter_node.bandwidth_gb_per_s=1.25"),
+    ]
+    bars = []
+    for method in COMPRESSIONS:
+        job = load("gpt2-xl", *sets, f"plan.compress={method}", devices=32, device="a100-sxm-40g").spec
+        bars.append((method, _shares(job)))
+    return StackedBars("gpt2-xl on 4 nodes of 8 A100, 10 Gbit/s between them: a step", bars, seconds_text).svg()
 
 
 def zero() -> str:
@@ -284,6 +309,8 @@ FIGURES: Mapping[str, Callable[[], str]] = {
     "ring-all-reduce": ring_all_reduce,
     "alpha-beta": alpha_beta,
     "data-parallel": data_parallel,
+    "batch-size": batch_size,
+    "compression": compression,
     "zero": zero,
     "tensor-parallel": tensor_parallel,
     "context-parallel": context_parallel,
