@@ -88,6 +88,14 @@ def counted_phrase(number: int, noun: str) -> Phrase:
     return Phrase("{number:,} " + counted(number, noun).partition(" ")[2], {"number": number})
 
 
+def ending_phrase(status: int, last_words: str = "") -> Phrase:
+    """ "signal 9" or "exit status 1: KeyError": how a process ended, by its exit status or the negative number of the
+    signal that killed it. `last_words` are those of a process that no signal killed."""
+    if status < 0:
+        return say("signal {number}", number=-status)
+    return say("exit status {status}{last_words}", status=status, last_words=last_words)
+
+
 def ranks_text(ranks: tuple[int, ...], most: int = 6) -> str:
     """ "0 1 2 3", or the first few ranks and the last one if there are more than `most`."""
     if len(ranks) <= most:

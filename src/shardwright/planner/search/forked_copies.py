@@ -20,6 +20,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 from shardwright.config.base import RunError
 from shardwright.config.phrase import Phrase, say
 from shardwright.config.progress_records import LOGGER
+from shardwright.config.units import ending_phrase
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -107,11 +108,10 @@ class ForkedCopy(Generic[Item, Result]):
 
 
 def _end_message(status: int) -> Phrase:
-    ending = say("signal {number}", number=-status) if status < 0 else say("exit status {status}", status=status)
     return say(
         "a process that searches plans beside this one has ended ({ending}), perhaps for want of memory: free some, or "
         "let one core do all (taskset -c 0 before the command)",
-        ending=ending,
+        ending=ending_phrase(status),
     )
 
 

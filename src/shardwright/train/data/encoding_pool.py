@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from shardwright.config.base import PlanError, RunError, error_text, shortened
 from shardwright.config.phrase import Phrase, both, of_data, say
+from shardwright.config.units import ending_phrase
 from shardwright.train.data.encoding import ARRAYS, Encoded, Encoder, EncodingError, HereEncoder, Item
 from shardwright.train.data.encoding_process import (
     BATCH_MEMORY_MIB,
@@ -159,10 +160,7 @@ class _Process:
         if answer is None:
             self._process.kill()  # if it still runs, and only its answer was broken
             status = self._process.wait()
-            ending = say("signal {number}", number=-status)
-            if status >= 0:
-                ending = say("exit status {status}{last_words}", status=status, last_words=self._last_words())
-            raise RunError(purpose.end_message(ending))
+            raise RunError(purpose.end_message(ending_phrase(status, "" if status < 0 else self._last_words())))
         if faults:
             raise PlanError("data", faults)
         return answer
