@@ -30,7 +30,15 @@ from shardwright.layers.memo import Memo, layer_columns, layer_words
 from shardwright.layers.operators import FLOAT32, Context
 from shardwright.layers.query import PlanGrid, Run
 from shardwright.layers.stage_contents import LayerKind, PipelineRanks, all_ranks
-from shardwright.memory.allocator_slack import StreamBlocks, copy_bytes, largest_block, pending_blocks, stream_blocks
+from shardwright.memory.allocator_slack import (
+    StreamBlocks,
+    copy_bytes,
+    cut_blocks,
+    largest_block,
+    pending_blocks,
+    stream_blocks,
+    update_block_bytes,
+)
 from shardwright.memory.own_memory import held_activations, held_buffers, held_state
 from shardwright.sharding.groups import SHARDS, layout, num_replicas
 from shardwright.sharding.optimizer_state import moments_of
@@ -136,17 +144,15 @@ def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, 
     )
     alive = np.where(p == 1, 1.0, alive)  # without a pipeline other software has no schedule
     activations = (kept - offloaded) * alive + ranks.head * head
-    working = np.maximum(working + stage_recomputed, ranks.head * loss) + _libraries(software, ranks, placeholders)
+    layer_bytes, loss_bytes = working + stage_recomputed, ranks.head * loss
+    working = np.maximum(layer_bytes, loss_bytes) + _libraries(software, ranks, placeholders)
     buffers = _gathered(run, software, sum(sizes), np.maximum(1, num_layers))
     by_matrix = held_by_matrix(run, ranks, sizes)
     elements = sizes if shape.experts else sizes[:1]
     parameters, gradients, optimizer, host = _state(grid, software, elements, by_matrix)
     lost_bytes = memory_lost(run, constants) * (activations + working + buffers)
     pending = pending_blocks(software, grid, alive, blocks)
-    slack = lost_bytes + pending.expected
-    if software.gathers_copies:  # moments are made at the first update, in blocks of activations that are free then
-        copies = copy_bytes(grid, elements, largest) - _moments_share(grid, software) * optimizer
-        slack = slack + np.maximum(0.0, copies)
+    lost_bytes = lost_bytes + cut_blocks(software, grid, layer_bytes, loss_bytes)
     return Memory(
         parameters,
         gradients,
@@ -157,7 +163,7 @@ def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, 
         overhead=device_constant(constants, device_of(run.device), "context_bytes")
         + (lost_bytes + np.minimum(kept, pending.most)),
         host=host + offloaded * alive,
-        slack=slack,
+        slack=lost_bytes + pending.expected + _for_update(software, grid, elements, largest, optimizer),
     )
 
 
@@ -274,7 +280,7 @@ def _state(
         values = np.where(stage == 3, sharded * share, element)
         gradient = np.where(stage == 3, sharded_gradient, software.gradient_bytes) * np.where(stage >= 2, share, 1.0)
         updated = np.where(stage == 3, moments, copy + moments + software.step_bytes) * updated_share
-        gradient = gradient + software.gradient_buckets * (num_replicas(grid) > 1)
+        gradient = gradient + software.gradient_buckets * (num_replicas(grid) > 1) + software.bf16_gradient_copy
         if COMPRESSIONS[grid.compress].kept_elements is not None:
             gradient = gradient + FLOAT32 * (num_replicas(grid) > 1)
         parameters = parameters + elements * (values * (1 - grid.offload_parameters))
@@ -283,6 +289,19 @@ def _state(
         offloaded = (FLOAT32 * updated_share + updated) * grid.offload_optimizer + values * grid.offload_parameters
         host = host + elements * offloaded
     return parameters, gradients, optimizer, host
+
+
+def _for_update(
+    software: SoftwareSpec, grid: PlanGrid, num_elements: tuple[Array, ...], largest: Numbers, optimizer: Numbers
+) -> Numbers:
+    """Bytes of blocks that the update alone needs, beside the `largest` of activations and less."""
+    num_bytes: Numbers = 0.0
+    if software.gathers_copies:  # moments are made at the first update, in blocks of activations that are free then
+        copies = copy_bytes(grid, num_elements, largest) - _moments_share(grid, software) * optimizer
+        num_bytes = np.maximum(0.0, copies)
+    if software.update_blocks:
+        num_bytes = num_bytes + update_block_bytes(software.update_blocks, grid, num_elements, largest)
+    return num_bytes
 
 
 def _moments_share(grid: PlanGrid, software: SoftwareSpec) -> Numbers:
