@@ -215,9 +215,7 @@ class SoftwareSpec(Spec):
         False,
         description="ZeRO-1 gathers updated parameters into contiguous copies: one of each rank's share, one of all.",
     )
-    fresh_gradients: bool = Field(
-        False, description="The first backward of each step makes the tensors of gradients, in blocks that are free then."
-    )
+    fresh_gradients: bool = Field(False, description="The first backward of a step makes the tensors of gradients.")
     memory_counter: Literal["allocated", "reserved"] = Field(
         "allocated", description="Counter of torch's allocator that it reports as a run's memory."
     )
@@ -255,8 +253,7 @@ class SoftwareSpec(Spec):
     )
     bf16_gradient_copy: Literal[0, 2] = Field(
         0,
-        description="Bytes by element of gradients in bfloat16 that stay until the next backward, beside those that are "
-        "added up in float32, which the update reads without copies (step_bytes), where products are in bfloat16.",
+        description="Bytes by element of gradients in bfloat16 that stay beside float32 ones, read without step_bytes.",
     )
     reduce_whole: bool = Field(False, description="ZeRO-1 sums gradients on every rank, as without it.")
     reduce_overlap: bool = Field(False, description="Gradients are reduced during the last backward.")

@@ -24,5 +24,7 @@ class UpdateBlocksSpec(Spec):
         0.0, description="By element of all gradients of a rank: their copy in the number type in which they are sent."
     )
     state_bytes: Annotated[tuple[Number, ...], Field(max_length=largest.WORKSPACES)] = Field(
-        (), description="By element of a rank's optimizer state: each flat copy of its gradients."
+        (),
+        description="By element of a rank's optimizer state: each flat copy of its gradients, made when these "
+        "themselves are gone.",
     )

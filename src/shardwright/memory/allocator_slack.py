@@ -22,7 +22,6 @@ import numpy as np
 
 from shardwright.config.software import SoftwareSpec
 from shardwright.config.units import MIB
-from shardwright.config.update_blocks import UpdateBlocksSpec
 from shardwright.layers.arrays import Array, Numbers
 from shardwright.layers.chains import Chain
 from shardwright.layers.operators import HALF
@@ -124,17 +123,37 @@ def copy_bytes(grid: PlanGrid, num_elements: Sequence[Array], largest: Numbers) 
     return total
 
 
-def update_block_bytes(
-    blocks: UpdateBlocksSpec, grid: PlanGrid, num_elements: Sequence[Array], largest: Numbers
-) -> Numbers:
-    """Bytes of new blocks for the reduction of gradients and the update, under ZeRO-1 and 2: the bucket, and copies
-    that are larger than the `largest` block of activations."""
-    total: Numbers = blocks.bucket_mib * MIB
-    for elements, kind in zip(num_elements, SHARDS.values(), strict=False):
-        share = elements / layout(grid, kind).size
-        copies = [blocks.gradient_bytes * elements, *(num_bytes * share for num_bytes in blocks.state_bytes)]
-        total = total + sum(copy * (copy > largest) for copy in copies)
-    return total * ((grid.zero > 0) & (grid.zero < 3))
+@dataclass(frozen=True)
+class UpdateBytes:
+    """Bytes of new blocks for the reduction of gradients and the update: those that stand beside the gradients, and all
+    that the allocator has afterwards."""
+
+    needed: Numbers
+    reserved: Numbers
+
+
+def update_bytes(
+    software: SoftwareSpec, grid: PlanGrid, num_elements: Sequence[Array], largest: Numbers
+) -> UpdateBytes:
+    """Blocks for the reduction and the update under ZeRO-1 and 2. `largest`: bytes of the largest block of activations,
+    which has room for copies that are not larger.
+
+    Copies of parameters and of gradients stand beside gradients; flat copies of a rank's share come after them.
+    """
+    needed: Numbers = copy_bytes(grid, num_elements, largest) if software.gathers_copies else 0.0
+    flat: Numbers = 0.0
+    if (blocks := software.update_blocks) is not None:
+        is_sharded = (grid.zero > 0) & (grid.zero < 3)
+        needed = needed + is_sharded * blocks.bucket_mib * MIB
+        for elements, kind in zip(num_elements, SHARDS.values(), strict=False):
+            needed = needed + is_sharded * _if_larger(blocks.gradient_bytes * elements, largest)
+            share = elements / layout(grid, kind).size
+            flat = flat + sum(is_sharded * _if_larger(num_bytes * share, largest) for num_bytes in blocks.state_bytes)
+    return UpdateBytes(needed, needed + flat)
+
+
+def _if_larger(copy: Numbers, largest: Numbers) -> Numbers:
+    return copy * (copy > largest)
 
 
 def cut_blocks(software: SoftwareSpec, grid: PlanGrid, layer_bytes: Numbers, loss_bytes: Numbers) -> Numbers:

@@ -32,12 +32,11 @@ from shardwright.layers.query import PlanGrid, Run
 from shardwright.layers.stage_contents import LayerKind, PipelineRanks, all_ranks
 from shardwright.memory.allocator_slack import (
     StreamBlocks,
-    copy_bytes,
     cut_blocks,
     largest_block,
     pending_blocks,
     stream_blocks,
-    update_block_bytes,
+    update_bytes,
 )
 from shardwright.memory.own_memory import held_activations, held_buffers, held_state
 from shardwright.sharding.groups import SHARDS, layout, num_replicas
@@ -150,9 +149,10 @@ def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, 
     by_matrix = held_by_matrix(run, ranks, sizes)
     elements = sizes if shape.experts else sizes[:1]
     parameters, gradients, optimizer, host = _state(grid, software, elements, by_matrix)
-    lost_bytes = memory_lost(run, constants) * (activations + working + buffers)
+    step_bytes = activations + working + buffers
+    lost_bytes = memory_lost(run, constants) * step_bytes + cut_blocks(software, grid, layer_bytes, loss_bytes)
     pending = pending_blocks(software, grid, alive, blocks)
-    lost_bytes = lost_bytes + cut_blocks(software, grid, layer_bytes, loss_bytes)
+    for_update = update_bytes(software, grid, elements, largest)
     return Memory(
         parameters,
         gradients,
@@ -161,9 +161,11 @@ def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, 
         buffers=buffers,
         working=working,
         overhead=device_constant(constants, device_of(run.device), "context_bytes")
-        + (lost_bytes + np.minimum(kept, pending.most)),
+        + np.maximum(lost_bytes + np.minimum(kept, pending.most), for_update.needed - step_bytes),
         host=host + offloaded * alive,
-        slack=lost_bytes + pending.expected + _for_update(software, grid, elements, largest, optimizer),
+        slack=lost_bytes
+        + pending.expected
+        + np.maximum(0.0, for_update.reserved - _made_at_update(software, grid) * optimizer),
     )
 
 
@@ -291,21 +293,11 @@ def _state(
     return parameters, gradients, optimizer, host
 
 
-def _for_update(
-    software: SoftwareSpec, grid: PlanGrid, num_elements: tuple[Array, ...], largest: Numbers, optimizer: Numbers
-) -> Numbers:
-    """Bytes of blocks that the update alone needs, beside the `largest` of activations and less."""
-    num_bytes: Numbers = 0.0
-    if software.gathers_copies:  # moments are made at the first update, in blocks of activations that are free then
-        copies = copy_bytes(grid, num_elements, largest) - _moments_share(grid, software) * optimizer
-        num_bytes = np.maximum(0.0, copies)
-    if software.update_blocks:
-        num_bytes = num_bytes + update_block_bytes(software.update_blocks, grid, num_elements, largest)
-    return num_bytes
-
-
-def _moments_share(grid: PlanGrid, software: SoftwareSpec) -> Numbers:
-    """The share of moments in the optimizer state of elements that are not updated by matrix."""
+def _made_at_update(software: SoftwareSpec, grid: PlanGrid) -> Numbers:
+    """The share of the optimizer state that the first update makes in blocks of activations that are free then: the
+    moments, of software that gathers into copies."""
+    if not software.gathers_copies:
+        return 0.0
     moments = len(moments_of(grid.optimizer, False)) * software.moment_bytes
     return moments / (moments + FLOAT32)
 
