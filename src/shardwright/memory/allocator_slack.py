@@ -8,7 +8,7 @@ Three causes are counted, each from facts that a description of the software sta
   the device's queue holds, so the blocks of all collectives in that many launches are out of use.
 - Contiguous copies at the update. A gather of ZeRO-1 that makes a contiguous copy finds no room in the blocks of the
   step's activations if the copy is larger than the largest of them. Nor do flat copies of gradients.
-- Blocks of the loss of which gradients were cut.
+- Blocks of the loss of which gradients were cut: this counts in place of the share of blocks that is lost anyway.
 
 Before the allocator reports that memory ran out, it waits for the streams and returns free blocks to the device, but
 no block of which a tensor was cut. So all that it holds counts in what is reserved, and in whether a plan fits only

@@ -150,7 +150,9 @@ def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, 
     elements = sizes if shape.experts else sizes[:1]
     parameters, gradients, optimizer, host = _state(grid, software, elements, by_matrix)
     step_bytes = activations + working + buffers
-    lost_bytes = memory_lost(run, constants) * step_bytes + cut_blocks(software, grid, layer_bytes, loss_bytes)
+    lost_bytes = np.maximum(
+        memory_lost(run, constants) * step_bytes, cut_blocks(software, grid, layer_bytes, loss_bytes)
+    )
     pending = pending_blocks(software, grid, alive, blocks)
     for_update = update_bytes(software, grid, elements, largest)
     return Memory(
