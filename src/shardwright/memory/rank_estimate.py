@@ -150,11 +150,10 @@ def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, 
     elements = sizes if shape.experts else sizes[:1]
     parameters, gradients, optimizer, host = _state(grid, software, elements, by_matrix)
     step_bytes = activations + working + buffers
-    lost_bytes = np.maximum(
-        memory_lost(run, constants) * step_bytes, cut_blocks(software, grid, layer_bytes, loss_bytes)
-    )
+    cut_bytes = cut_blocks(software, grid, layer_bytes, loss_bytes)
+    lost_bytes = np.maximum(memory_lost(run, constants) * step_bytes, cut_bytes)
     pending = pending_blocks(software, grid, alive, blocks)
-    for_update = update_bytes(software, grid, elements, largest)
+    for_update, at_update = update_bytes(software, grid, elements, largest), _made_at_update(software, grid)
     return Memory(
         parameters,
         gradients,
@@ -165,9 +164,7 @@ def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, 
         overhead=device_constant(constants, device_of(run.device), "context_bytes")
         + np.maximum(lost_bytes + np.minimum(kept, pending.most), for_update.needed - step_bytes),
         host=host + offloaded * alive,
-        slack=lost_bytes
-        + pending.expected
-        + np.maximum(0.0, for_update.reserved - _made_at_update(software, grid) * optimizer),
+        slack=lost_bytes + pending.expected + np.maximum(0.0, for_update.reserved - at_update * optimizer),
     )
 
 
