@@ -20,7 +20,7 @@ from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.cost.calibration import Constants
 from shardwright.cost.from_job import run_of
 from shardwright.layers.memo import Memo
-from shardwright.memory.job_memories import AccountsByRank, every_rank_has_room, known_accounts
+from shardwright.memory.job_memories import AccountsByRank, every_rank_has_room, known_accounts, take_over_accounts
 from shardwright.memory.rank_estimate import peak_memory
 from shardwright.planner.search.adjacent_plans import (
     adjacent_blocks,
@@ -143,8 +143,8 @@ class AdjacentSearch:
         for judged in improved.judged:
             self.remember(judged)
 
-    def _improve(self, kinds: Sequence[KindPlans], effort: Effort, told_kinds: Sequence[KindPlans]) -> None:
-        """Improve kinds; after each round the fastest plan of `told_kinds` is recorded."""
+    def _improve(self, kinds: Sequence[KindPlans], effort: Effort, all_kinds: Sequence[KindPlans]) -> None:
+        """Improve kinds; after each round the fastest plan of `all_kinds` is recorded."""
         open_kinds, num_rounds = [kind for kind in kinds if self._has_more_to_look_at(kind, effort)], 0
         while open_kinds and num_rounds < _MOST_ROUNDS:
             num_rounds += 1
@@ -155,7 +155,7 @@ class AdjacentSearch:
                 self.add(kind, tried)
                 if effort.equal_layouts:
                     self._lay_out_nearly_fastest(kind)
-            self.tell_best(told_kinds)
+            self.tell_best(all_kinds)
             open_kinds = [kind for kind in open_kinds if self._has_more_to_look_at(kind, effort)]
 
     def tell_best(self, kinds: Iterable[KindPlans]) -> None:
@@ -271,7 +271,7 @@ class AdjacentSearch:
     def remember(self, judged: Judged) -> None:
         """Take over an account that a forked copy has made."""
         self._judged[plan_key(judged.job)] = judged
-        known_accounts(judged.job).update(judged.accounts)
+        take_over_accounts(judged.job, judged.accounts)
 
     def _adjacent(self, plans: Sequence[SimulatedPlan], effort: Effort) -> list[list[JobSpec]]:
         """For each plan its adjacent plans that may be faster and fit."""
