@@ -124,7 +124,7 @@ def _remember_json(ctx: click.Context, option: click.Parameter, as_json: bool) -
     return as_json
 
 
-def told_language(ctx: click.Context | None = None) -> str:
+def command_language(ctx: click.Context | None = None) -> str:
     """The language in which a command tells faults, notes and progress: the one that is asked for, or the locale's.
     English beside JSON, which programs read. Without a context, that of the command that runs."""
     ctx = ctx or click.get_current_context(silent=True)
@@ -134,7 +134,7 @@ def told_language(ctx: click.Context | None = None) -> str:
 
 def tell(text: str, err: bool = False) -> None:
     """Print a line in the language of the command."""
-    click.echo(in_language(text, told_language()), err=err)
+    click.echo(in_language(text, command_language()), err=err)
 
 
 LANGUAGE, _AS_JSON = "shardwright.language", "shardwright.json"
@@ -149,7 +149,7 @@ _language_option = partial(
     help="English or Chinese.  [default: the locale's]",
 )
 language_option = _language_option()
-told_language_option = _language_option(expose_value=False)  # of commands that ask for `told_language` alone
+command_language_option = _language_option(expose_value=False)  # of commands that ask for `command_language` alone
 json_option = click.option(
     "--json", "as_json", is_flag=True, callback=_remember_json, help="Print JSON and nothing else."
 )
