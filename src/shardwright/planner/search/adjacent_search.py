@@ -109,7 +109,7 @@ class AdjacentSearch:
         self.times = StepTimes(constants, memo)
         self._judged: dict[str, Judged] = {}
         self.paying_layouts: dict[str, JobSpec | None] = {}
-        self._best_job: JobSpec | None = None  # the last one that was recorded
+        self._recorded: tuple[JobSpec, bool] | None = None  # the best plan that was told last, and if it may not fit
 
     def improve(self, kinds: Sequence[KindPlans], effort: Effort) -> None:
         """Improve each kind: add the plans adjacent to its fastest plan, until that fits and none of them is faster.
@@ -159,11 +159,18 @@ class AdjacentSearch:
             open_kinds = [kind for kind in open_kinds if self._has_more_to_look_at(kind, effort)]
 
     def tell_best(self, kinds: Iterable[KindPlans]) -> None:
-        """Record the fastest plan of some kinds if it is another one than before."""
+        """Record the fastest plan of some kinds if it is another one than before, or if it is known by now to fit."""
         best = min((kind.best for kind in kinds if kind.plans), key=lambda plan: plan.token_s, default=None)
-        if best is not None and best.job is not self._best_job:
-            self._best_job = best.job
-            tell_best(lambda: best.job, best.token_s)
+        if best is None:
+            return
+        recorded = best.job, self._may_not_fit(best.job)
+        if recorded != self._recorded:
+            self._recorded = recorded
+            tell_best(lambda: best.job, best.token_s, may_not_fit=recorded[1])
+
+    def _may_not_fit(self, job: JobSpec) -> bool:
+        """True if the account of a plan is not made yet, and closed forms leave it little room to spare."""
+        return not self.is_judged(job) and self._needs_share(job) >= _SURE_ROOM
 
     def _has_more_to_look_at(self, kind: KindPlans, effort: Effort) -> bool:
         """True if the plans adjacent to the fastest fitting plan of a kind were not searched yet.
