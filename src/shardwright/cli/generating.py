@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardwright.cli.job_options import json_option, question_of
+from shardwright.cli.job_options import NumberRange, json_option, question_of
 from shardwright.config import largest
 from shardwright.config.phrase import say
 
@@ -47,7 +47,7 @@ class _Drawing:
 )
 @click.option(
     "--temperature",
-    type=click.FloatRange(0.0, 100.0),
+    type=NumberRange(0.0, 100.0),
     default=0.8,
     show_default=True,
     help="What logits are divided by before a token is drawn; 0 takes the likeliest.",

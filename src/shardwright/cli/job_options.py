@@ -1,6 +1,7 @@
 """Options that commands share; and the argument, the overrides and the help of commands on a job."""
 
 import gc
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -177,6 +178,17 @@ class NamedFile(click.Path):
         return super().convert(value, param, ctx)
 
 
+class NumberRange(click.FloatRange):
+    """A number between two bounds. click lets a number that is none, "nan", pass any bounds."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number. UsageError if it is none, or out of bounds."""
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value} is no number; it is in the range {self._describe_range()}", param, ctx)
+        return number
+
+
 _COUNTS = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 
 
@@ -210,7 +222,7 @@ def cluster_options(command: Any) -> Any:
 
 memory_option = click.option(
     "--memory-gib",
-    type=click.FloatRange(min=largest.LEAST_MEMORY_GIB, max=largest.MEMORY_GIB),
+    type=NumberRange(min=largest.LEAST_MEMORY_GIB, max=largest.MEMORY_GIB),
     default=None,
     metavar="N",
     help="Memory of the device, where it is not that of its entry in the catalog; all else stays.",

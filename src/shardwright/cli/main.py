@@ -37,6 +37,7 @@ from shardwright.cli.interchange import export_job, import_job
 from shardwright.cli.job_fields import list_fields
 from shardwright.cli.job_options import (
     JobCommand,
+    NumberRange,
     command_language,
     file_option,
     job_options,
@@ -95,7 +96,7 @@ def experts(run: Path, as_json: bool, language: str, svg: Path | None) -> None:
 )
 @click.option(
     "--tolerance",
-    type=float,
+    type=NumberRange(0.0, 1.0),
     default=1e-5,
     show_default=True,
     help="Largest difference that passes, beside what rounding alone makes of one rank.",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shardwright.cli.job_options import file_option, has_colours, json_option, language_option
+from shardwright.cli.job_options import NumberRange, file_option, has_colours, json_option, language_option
 from shardwright.config.phrase import in_language, say
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def report(run: Path, as_json: bool, language: str, html: Path | None) -> None:
 @click.option(
     "--every",
     "every_s",
-    type=click.FloatRange(0.1, 3600.0),
+    type=NumberRange(0.1, 3600.0),
     default=2.0,
     show_default=True,
     metavar="SECONDS",
