@@ -663,6 +663,32 @@ def test_a_number_that_is_none_is_refused_before_any_work(
     assert (status, output) == (2, "") and f"Invalid value for '{words[-2]}'" in errors
 
 
+@pytest.mark.parametrize("name", ["nowhere/x", "text.txt/x"])
+@pytest.mark.parametrize(
+    ("words", "work"),
+    [
+        (("plan", "tiny-llama", "--devices", "2", "--device", "h100-sxm", "--toml"), "api.found_plans.found_plans"),
+        (("scale", "tiny-llama", "--devices", "2", "--device", "h100-sxm", "--svg"), "api.scaled.scaled"),
+        (("simulate", "job.toml", "--html"), "report.timeline.job_study.study_job"),
+        (("estimate", "job.toml", "--html"), "api.estimated.estimated"),
+    ],
+)
+def test_a_file_without_a_folder_is_refused_before_the_work(
+    words: tuple[str, ...],
+    work: str,
+    name: str,
+    command: Callable[..., tuple[object, str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def done(*_: object, **__: object) -> None:
+        raise AssertionError("the work was done")
+
+    monkeypatch.setattr(f"shardwright.{work}", done)
+    status, output, errors = command(*words, name)
+    assert (status, output) == (2, "")
+    assert f"{words[-1]} {name} can't be written: No" in errors and f"name another with {words[-1]}" in errors
+
+
 def test_all_faults_of_what_a_search_may_choose_are_listed(command: Callable[..., tuple[object, str, str]]) -> None:
     keep = ("--keep", "tp", "--keep", "plan.tpp=3", "--keep", "plan.pp=x")
     between = ("--between", "plan.tp=1", "--between", "plan.zz=1,2")

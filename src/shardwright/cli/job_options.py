@@ -170,12 +170,18 @@ def file_option(name: str, help: str, exists: bool = False) -> Any:  # noqa: A00
 
 
 class NamedFile(click.Path):
-    """A file by its name. `-`, which names standard output elsewhere, is refused: it would be a file of that name."""
+    """A file by its name, to be read or, with `exists` False, to be written. `-`, which names standard output
+    elsewhere, is refused: it would be a file of that name."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "-":
             self.fail("it would be a file with the name '-', not standard output; name another", param, ctx)
-        return super().convert(value, param, ctx)
+        path = super().convert(value, param, ctx)
+        if not self.exists and param is not None and "\0" not in str(path):
+            from shardwright.report.output import refuse_no_folder
+
+            refuse_no_folder(Path(path), param.opts[0])
+        return path
 
 
 class NumberRange(click.FloatRange):
