@@ -56,6 +56,15 @@ def test_a_timeline_is_that_of_simulate() -> None:
         assert all(before[1] <= after[0] for before, after in pairwise(blocks))
 
 
+def test_waits_beside_a_slow_rank_are_those_of_schedule() -> None:
+    shown = frame("slow-rank", "2", "1.5", "8")
+    printed, numbers = answer(shown.command), dict(shown.numbers)
+    assert numbers["step"] == f"{printed['makespan']:g}"
+    waits = [sum(by_cause.values()) for by_cause in printed["idle"]]
+    assert [numbers[f"rank {rank} waits"].split()[0] for rank in range(4)] == [f"{wait:g}" for wait in waits]
+    assert dict(frame("slow-rank", "2", "1", "8").numbers)["longer than with equal ranks"] == "0.0 %"
+
+
 def test_a_collective_ends_with_the_sum_on_all_ranks() -> None:
     shown = frame("ring-all-reduce", "all-reduce", "4")
     printed = answer(shown.command)

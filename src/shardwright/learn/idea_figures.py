@@ -21,6 +21,7 @@ from shardwright.report.timeline.study import study_schedule
 from shardwright.schedule.pipeline_shape import PipelineShape
 from shardwright.sharding.mesh import MeshShape
 from shardwright.simulate.bubbles import Work
+from shardwright.simulate.slow_rank import SlowRank
 
 _DEVICE, _MODEL = "h100-sxm", "llama3-8b"
 _GENERATIONS = ("v100-sxm-32g", "a100-sxm-80g", "h100-sxm", "h200-sxm", "b200-sxm")
@@ -214,9 +215,9 @@ def context_parallel() -> str:
     return _memory(f"{_MODEL}, sequences of 131,072 tokens: memory of a rank", _jobs(_MODEL, 8, rows))
 
 
-def _schedule(name: str, virtual: int = 1) -> str:
+def _schedule(name: str, virtual: int = 1, slow: SlowRank | None = None) -> str:
     shape = PipelineShape(4, 8, virtual, num_steps=1, most_alive=0.0)
-    return picture(study_schedule(name, shape, Work(1.0, 1.0, 1.0, 0.0), "none", gathers=False).timeline, name)
+    return picture(study_schedule(name, shape, Work(1.0, 1.0, 1.0, 0.0), "none", slow=slow).timeline, name)
 
 
 def experts() -> str:
@@ -317,6 +318,7 @@ FIGURES: Mapping[str, Callable[[], str]] = {
     "pipeline-1f1b": lambda: _schedule("1f1b"),
     "pipeline-interleaved": lambda: _schedule("interleaved-1f1b", 2),
     "pipeline-zb-h2": lambda: _schedule("zb-h2"),
+    "slow-rank": lambda: _schedule("1f1b", slow=SlowRank(2, 1.5)),
     "experts": experts,
     "recomputation": recomputation,
     "mixed-precision": mixed_precision,
