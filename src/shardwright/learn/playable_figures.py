@@ -11,6 +11,7 @@ from shardwright.explain.rank_collectives import Crossing
 from shardwright.explain.story import tell
 from shardwright.learn.playable_figure import FigureControl, FigureFrame, FigureJob, PlayableFigure
 from shardwright.learn.playable_memory import MEMORY_BARS
+from shardwright.learn.playable_shares import TIME_BARS
 from shardwright.learn.playable_timelines import TIMELINES
 from shardwright.planner.own_plan import estimate
 from shardwright.report.collective_text import piece_name
@@ -161,6 +162,7 @@ def _overlap(replicas: str, zero: str) -> FigureFrame:
 PLAYABLE: Mapping[str, PlayableFigure] = {
     **MEMORY_BARS,
     **TIMELINES,
+    **TIME_BARS,
     "ring-all-reduce": PlayableFigure(
         say("A collective step by step: who holds which piece"),
         "pieces",

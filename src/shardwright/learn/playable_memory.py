@@ -57,6 +57,18 @@ def _recomputation(sequence: str) -> FigureFrame:
     return _memory_bars(8, rows)
 
 
+def _context_parallel(sequence: str) -> FigureFrame:
+    """Memory and seconds by the degree of context parallelism, at a length of the sequence; a step has as many tokens
+    at each."""
+    length = int(sequence.replace(",", ""))
+    batch = (f"model.sequence={length}", f"batch.global_batch_size={2**20 // length}")
+    rows = [
+        (f"cp {cp}", (f"plan.cp={cp}", f"plan.dp={8 // cp}", "plan.zero=3", "plan.recompute=full", *batch))
+        for cp in (1, 2, 4, 8)
+    ]
+    return _memory_bars(8, rows)
+
+
 MEMORY_BARS: Mapping[str, PlayableFigure] = {
     "zero": PlayableFigure(
         say("Memory of a rank and seconds of a step of llama3-8b, 256 sequences, by the stage of ZeRO"),
@@ -69,5 +81,11 @@ MEMORY_BARS: Mapping[str, PlayableFigure] = {
         "bars",
         [FigureControl(say("tokens of a sequence"), ("4,096", "8,192", "16,384", "32,768"), 1)],
         _recomputation,
+    ),
+    "context-parallel": PlayableFigure(
+        say("Memory of a rank and seconds of a step of llama3-8b on 8 devices, by the degree of context parallelism"),
+        "bars",
+        [FigureControl(say("tokens of a sequence"), ("16,384", "32,768", "65,536", "131,072"), 3)],
+        _context_parallel,
     ),
 }
