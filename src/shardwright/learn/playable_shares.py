@@ -48,7 +48,7 @@ def _tensor_parallel(device: str) -> FigureFrame:
         rows.append({"label": f"tp {tp}", "parts": drawn, "total": seconds_text(float(step.total))})
         asked_jobs.append(asked)
     command = "\n".join(asked.command("estimate") for asked in asked_jobs)
-    return FigureFrame({"rows": rows, "sameScale": True}, command=command)
+    return FigureFrame({"rows": rows}, command=command)
 
 
 def _lost_time(storage: str, hours: str) -> FigureFrame:

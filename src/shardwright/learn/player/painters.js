@@ -34,14 +34,13 @@ const playablePainters = (() => {
   const endOf = (row) => (row.offset || 0) + row.parts.reduce((sum, part) => sum + part[1], 0);
   const longest = (picture) => Math.max(picture.limit?.amount || 0, ...(picture.rows || []).map(endOf));
 
-  // Stacked bars. With a limit, or where the picture says so, all frames have one scale, so that bars grow and shrink as the
-  // reader chooses.
+  // Stacked bars. With a limit all frames have one scale, so that bars grow and shrink as the reader chooses.
   const bars = {
     moments: () => 0,
     start: () => 0,
     label: () => "",
     draw(place, picture, moment, page) {
-      const pictures = picture.limit || picture.sameScale ? page.frames.map((frame) => frame.picture) : [picture];
+      const pictures = picture.limit ? page.frames.map((frame) => frame.picture) : [picture];
       const most = Math.max(...pictures.map(longest));
       const share = (amount) => `${(100 * amount) / most}%`;
       const names = [...new Set(picture.rows.flatMap((row) => row.parts.filter((part) => part[1] > 0).map((part) => part[0])))];
