@@ -689,6 +689,15 @@ def test_a_file_without_a_folder_is_refused_before_the_work(
     assert f"{words[-1]} {name} can't be written: No" in errors and f"name another with {words[-1]}" in errors
 
 
+def test_names_that_are_no_utf8_are_refused(here: Path, command: Callable[..., tuple[object, str, str]]) -> None:
+    """The system gives the bytes of such a name as surrogates, which no field of a job can hold."""
+    name = os.fsdecode(b"j\xf6b.toml")
+    (here / name).write_text(JOB)
+    status, output, errors = command("train", name, "--set", "run.folder=" + os.fsdecode(b"l\xe4uft"))
+    assert (status, output) == (2, "") and "2 faults" in errors
+    assert "run.folder 'l\\udce4uft' is no UTF-8 text" in errors and "name 'j\\udcf6b' is no UTF-8 text" in errors
+
+
 def test_all_faults_of_what_a_search_may_choose_are_listed(command: Callable[..., tuple[object, str, str]]) -> None:
     keep = ("--keep", "tp", "--keep", "plan.tpp=3", "--keep", "plan.pp=x")
     between = ("--between", "plan.tp=1", "--between", "plan.zz=1,2")

@@ -96,3 +96,15 @@ def test_streams_that_were_closed_before_are_the_null_device_for_children_too() 
     )
     closed = ("sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", code)
     assert subprocess.run(closed, timeout=PATIENCE_S, check=False).returncode == 0
+
+
+def test_what_an_encoding_lacks_is_written_as_escapes() -> None:
+    """An error of a strict encoding would end a run at its first line."""
+    code = (
+        "from shardwright.config.standard_streams import let_readers_leave\n"
+        "let_readers_leave()\n"
+        "print('l\\xe4uft \\udcf6')\n"
+    )
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, timeout=PATIENCE_S)
+    assert (done.returncode, done.stdout) == (0, b"l\\xe4uft \\udcf6\n"), done.stderr

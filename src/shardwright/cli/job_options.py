@@ -180,7 +180,7 @@ class NamedFile(click.Path):
         if not self.exists and param is not None and "\0" not in str(path):
             from shardwright.report.output import refuse_no_folder
 
-            refuse_no_folder(Path(path), param.opts[0])
+            refuse_no_folder(Path(str(path)), param.opts[0])
         return path
 
 

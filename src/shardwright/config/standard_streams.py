@@ -37,8 +37,8 @@ class _UnreadFile(io.FileIO):
 
 
 def let_readers_leave() -> None:
-    """Replace the standard streams by streams that drop output whose reader has closed the pipe. Streams that were
-    replaced already, or closed before this process began, stay as they are."""
+    """Replace the standard streams by streams that drop output whose reader has closed the pipe, and that write what
+    their encoding lacks as escapes. Streams that were replaced already stay as they are."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None or stream is not getattr(sys, f"__{name}__"):
@@ -48,7 +48,7 @@ def let_readers_leave() -> None:
         text = io.TextIOWrapper(
             file,
             encoding=stream.encoding,
-            errors=stream.errors,
+            errors="backslashreplace",  # a strict one, as with PYTHONIOENCODING=ascii, would end a run
             line_buffering=stream.line_buffering,
             write_through=name == "stderr",
         )

@@ -112,12 +112,12 @@ def _going_on_lines(job: JobSpec, manifest: Manifest, place: str, weights_from: 
 def _take_weights(job: JobSpec, mesh: Mesh, replica: Replica, weights_from: str) -> list[str]:
     """Load the weights of another run's newest healthy checkpoint, and return lines for the user. Raises PlanError if
     that run has none that is whole. Every rank calls this."""
-    storage, _ = kept_by(weights_from, "train --from")
+    subject = say("weights of {run}", run=weights_from)
+    storage, _ = kept_by(weights_from, subject)
     steps = _in_order(job, mesh, storage)
     manifest, lines = _load_first(job, mesh, replica, storage, steps, weights_alone=True)
     if manifest is None:
-        fault = say("{weights_from} has no checkpoint that is whole; name a run's folder", weights_from=weights_from)
-        raise PlanError("train --from", [fault])
+        raise PlanError(subject, [*lines, say("no checkpoint is whole; name the folder of another run")])
     place = f"{storage.root}/{folder_name(manifest.step)}"
     return [
         *lines,
