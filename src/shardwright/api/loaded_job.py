@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 from shardwright.api.asked_job import AskedJob
 from shardwright.api.compared import Compared, compared
 from shardwright.api.estimated import Estimated, estimated
+from shardwright.api.executing import run_and_study
 from shardwright.api.explained import Explained
 from shardwright.api.found_plans import FoundPlans, PlanQuestion, found_plans
 from shardwright.api.scaled import Scaled, scaled
-from shardwright.api.simulated import Simulated, run_and_study
+from shardwright.api.simulated import Simulated
 from shardwright.config.asked_cluster import AskedCluster
 from shardwright.config.base import PlanError, shortened
 from shardwright.config.job import JobSpec
