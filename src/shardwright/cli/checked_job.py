@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shardwright.cli.job_options import told_language
 from shardwright.cli.progress_bar import search_shown
+from shardwright.cli.told_language import told_language
 from shardwright.config.phrase import note_phrase
 from shardwright.report.document import paragraph, part_text
 

@@ -41,12 +41,12 @@ from shardwright.cli.job_options import (
     job_options,
     json_option,
     language_option,
-    tell,
-    told_language,
+    told_language_option,
 )
 from shardwright.cli.kept_checkpoints import checkpoint
 from shardwright.cli.launching import launch
 from shardwright.cli.progress_bar import progress_shown
+from shardwright.cli.told_language import tell, told_language
 from shardwright.cli.train import train
 from shardwright.config import largest
 from shardwright.config.phrase import in_language, language_of_locale, say
@@ -58,6 +58,7 @@ _NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE, errno.EIO)
 
 @click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(__version__)
+@told_language_option
 def cli() -> None:
     """Plan, train and predict large transformers on clusters, with hybrid parallelism.
 
@@ -100,6 +101,7 @@ def experts(run: Path, as_json: bool, language: str, svg: Path | None) -> None:
     show_default=True,
     help="Largest difference that passes, beside what rounding alone makes of one rank.",
 )
+@told_language_option
 def verify(job: str, overrides: tuple[str, ...], as_json: bool, steps: int, tolerance: float) -> None:
     """Run JOB's plan and one rank on the same data, and print the largest differences."""
     spec = load_to_run(job, overrides)

@@ -12,8 +12,8 @@ from shardwright.cli.job_options import (
     expect_many_actions,
     language_option,
     set_option,
-    tell,
 )
+from shardwright.cli.told_language import tell
 from shardwright.config.phrase import say
 
 if TYPE_CHECKING:

@@ -16,10 +16,11 @@ from shardwright.cli.job_options import (
     job_options,
     json_option,
     language_option,
-    told_language,
     told_language_option,
 )
+from shardwright.cli.localized_commands import LocalizedCommand
 from shardwright.cli.progress_bar import progress_shown
+from shardwright.cli.told_language import told_language
 from shardwright.config.phrase import say
 from shardwright.report.text_columns import fitting
 
@@ -76,7 +77,7 @@ def explain(job: str, overrides: tuple[str, ...], as_json: bool, language: str, 
     click.echo(text)
 
 
-@click.command()
+@click.command(cls=LocalizedCommand)
 @click.argument("runs", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @json_option
 @language_option

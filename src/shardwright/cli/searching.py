@@ -23,9 +23,9 @@ from shardwright.cli.job_options import (
     language_option,
     memory_option,
     question_of,
-    told_language,
 )
 from shardwright.cli.progress_bar import progress_shown, search_shown
+from shardwright.cli.told_language import told_language
 from shardwright.config import largest
 from shardwright.config.phrase import in_language
 from shardwright.config.phrase import say as phrase
@@ -256,7 +256,8 @@ def scale(
     expect_many_actions()
     _refuse_plan_overrides(overrides)
     if not 0 <= tokens <= largest.FACTOR**2:
-        raise click.BadParameter(f"{tokens:g} is not within 0 and {largest.FACTOR**2:g}", param_hint="--tokens")
+        fault = phrase("{value:g} is not within {least:g} and {most:g}", value=tokens, least=0, most=largest.FACTOR**2)
+        raise click.BadParameter(fault, param_hint="--tokens")
     language = options.pop("language")
     constraints, sizes = constraints_of(options.pop("keep"), options.pop("between")), sizes_of(devices)
     smallest = sizes[0] if names_model(job) else 0
