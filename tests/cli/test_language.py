@@ -2,14 +2,17 @@
 
 import json
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
 from shardwright.cli.main import cli
 from shardwright.config.base import RunError
 from shardwright.config.phrase import say
+from shardwright.report.text_columns import num_columns
 from support.languages import assert_same_in_chinese, differing, num_chinese
 from support.recorded_run import write_run
 
@@ -119,3 +122,80 @@ def test_faults_are_told_in_the_language(words: str, text: str) -> None:
     english, chinese = str(run(words).exception), str(run(words, "--lang", "zh").exception)
     assert text in chinese and "处错误" in chinese and text not in english
     assert not differing(english, chinese)
+
+
+def commands(group: click.Group, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The words of all commands in a group."""
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from commands(command, (*words, name))
+        else:
+            yield (*words, name)
+
+
+def test_helps_are_told_in_the_language(monkeypatch: pytest.MonkeyPatch) -> None:
+    for words in [(), *commands(cli)]:
+
+        def help_in(language: str, words: tuple[str, ...] = words) -> str:
+            command = cli
+            for word in words:
+                command = command.commands[word]
+            options = {option for parameter in command.params for option in parameter.opts}
+            result = run(shlex.join(words), "--lang", language, "--help-all" if "--help-all" in options else "--help")
+            assert result.exit_code == 0, result.output
+            return result.stdout
+
+        assert_same_in_chinese(help_in, monkeypatch, least=30)
+
+
+def test_a_help_in_chinese_is_no_wider_than_the_terminal() -> None:
+    for words in ("", "plan", "checkpoint", "simulate"):
+        screen = run(words, "--help", "--lang", "zh").stdout
+        prose = [line for line in screen.splitlines() if num_chinese(line)]
+        assert 60 < max(map(num_columns, prose)) <= 80 and "选项：" in screen  # which click takes under a test
+
+
+def test_fields_are_explained_in_the_language() -> None:
+    screen = run("fields plan --lang zh").stdout
+    assert screen.startswith("[plan] 的字段：") and "tp = 1" in screen
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("plna", "错误：没有命令 'plna'。是不是指 'plan'？"),
+        ("--nope", "错误：没有选项 '--nope'。"),
+        ("plan", "错误：缺少参数 'JOB'。"),
+        (
+            "plan quickstart --detials",
+            "错误：没有选项 '--detials'。（是不是指 '--days'、'--details'、'--devices' 之一？）",
+        ),
+        ("plan quickstart --top 0", "错误：'--top' 的值无效：0 不在范围 x>=1 内。"),
+        ("plan quickstart --top few", "错误：'--top' 的值无效：'few' 不是整数。"),
+        (
+            "plan quickstart --tokens few",
+            "错误：'--tokens' 的值无效：'few' 不是 token 数；请写 1e12、300B 或 15T 这样的数",
+        ),
+        ("plan quickstart more", "错误：多了参数（more）"),
+        ("export quickstart", "错误：缺少选项 '--to'。可选：\n\tmegatron,"),
+        ("dryrun quickstart --device tpu", "错误：'--device' 的值无效：'tpu' 不在可选的值里：'cpu'、'cuda'。"),
+        ("validate 'no such file'", "错误：'RUNS' 的值无效：文件 'no such file' 不存在。"),
+        ("scale llama3-8b --devices 8 --tokens 1e99", "错误：--tokens 的值无效：1e+99 不在 0 到 1e+18 之间"),
+        ("generate quickstart --chat", '错误：--chat 回答用户说的话，而这里什么也没有说；请加上 --prompt "..."'),
+    ],
+)
+def test_usage_errors_are_told_in_the_language(words: str, text: str) -> None:
+    english, chinese = run(words), run(f"--lang zh {words}")
+    assert english.exit_code == chinese.exit_code == 2
+    assert text in chinese.stderr and chinese.stderr.startswith("用法：cli ") and "--help' 查看帮助。" in chinese.stderr
+    assert not differing(english.stderr, chinese.stderr) and not num_chinese(english.stderr)
+    assert "Error: " in english.stderr and "Error: " in run(f"{words} --lang zh --json").stderr
+
+
+def test_the_language_holds_wherever_it_stands() -> None:
+    for words in ("--lang zh plan --nope", "plan --lang=zh --nope", "plan --nope --lang zh"):
+        assert "没有选项" in run(words).stderr
+    assert "No such option" in run("import run.sh --nope -- --lang zh").stderr
+    assert "No such option" in run("plan --nope --lang en", LC_ALL="zh_CN.UTF-8").stderr
+    assert "没有选项" in run("plan --nope", LC_ALL="zh_CN.UTF-8").stderr
+    assert "放得进" in run("--lang zh estimate gemma2-27b-tpu").output

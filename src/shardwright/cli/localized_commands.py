@@ -1,5 +1,7 @@
 """Commands whose help is in the language that is asked for. In English it is as click writes it."""
 
+import inspect
+import re
 import textwrap
 from collections.abc import Iterable
 
@@ -10,7 +12,7 @@ from shardwright.config.phrase import ENGLISH, Phrase, fixed, in_language, say
 from shardwright.config.recognised_phrases import recognised
 from shardwright.report.text_columns import num_columns, wrapped
 
-# Helps with lists of names, which change more often than the words.
+# Helps with lists of names; click keeps them as texts.
 _HELPS_WITH_NAMES = ("One of {listed}.", "The training system: {listed}.")
 
 
@@ -59,18 +61,19 @@ class LocalizedFormatter(click.HelpFormatter):
 
     def _meaning(self, text: str) -> str:
         """The meaning of an option, and behind it in brackets its default, its range, and that it is required."""
-        words, bracket, extras = ("", "[", text[1:]) if text.startswith("[") else text.partition("  [")
+        words, *brackets = re.split(r"(?:^|  )\[", text)
         known = recognised(words, _HELPS_WITH_NAMES)
         told = in_language(known, self._language) if isinstance(known, Phrase) else self._told(words)
-        return f"{told}{bracket}{'; '.join(map(self._extra, extras[:-1].split('; ')))}]" if bracket else told
+        extras = ("; ".join(map(self._extra, bracket[:-1].split("; "))) for bracket in brackets)
+        return "  ".join(filter(None, (told, *(f"[{extra}]" for extra in extras))))
 
     def _extra(self, text: str) -> str:
         """A default, whose value is translated if it has words; a range; or that an option is required."""
         name, separator, value = text.partition("default: ")
         if name or not separator:
             return self._told(text) if text == "required" else text
-        default = say("default: {value}", value=fixed(value) if " " in value else value)
-        return in_language(default, self._language)
+        has_words = " " in value and not value.startswith("(")  # in brackets is a value as it is written
+        return in_language(say("default: {value}", value=fixed(value) if has_words else value), self._language)
 
 
 class LocalizedContext(click.Context):
@@ -85,6 +88,12 @@ class LocalizedCommand(click.Command):
     """A command whose help is in the language that is asked for."""
 
     context_class = LocalizedContext
+
+    def get_short_help_str(self, limit: int = 45) -> str:
+        """The beginning of the help in English; else its first paragraph, which is one phrase."""
+        if told_language() == ENGLISH or not self.help:
+            return super().get_short_help_str(limit)
+        return " ".join(inspect.cleandoc(self.help).split("\n\n")[0].split())
 
 
 class LocalizedGroup(click.Group):

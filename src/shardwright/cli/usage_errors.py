@@ -19,9 +19,11 @@ CLICK_MESSAGES = (
     "No such command {text}. Did you mean {name}?",
     "No such command {text}. (Did you mean one of: {listed}?)",
     "No such command {text}.",
+    "Invalid value for {text}: {reason}",
+    "Invalid value: {reason}",
     "Missing command.",
     "Missing argument {name}.",
-    "Missing option {name}. Choose from:\n\t{text}",
+    "Missing option {name}. Choose from:{text}",
     "Missing option {text}.",
     "Got unexpected extra argument ({text})",
     "Got unexpected extra arguments ({text})",
@@ -46,18 +48,13 @@ CLICK_MESSAGES = (
 
 def message_of(error: click.UsageError) -> str:
     """The message of an error, as a phrase if its words are ours or known ones of click."""
-    if isinstance(error, click.MissingParameter) or not isinstance(error, click.BadParameter):
-        return error.message if isinstance(error.message, Phrase) else _phrase_of(error.format_message())
-    reason = _phrase_of(error.message)
-    begin, separator, _ = error.format_message().partition(f": {error.message}")
-    parameter = begin.removeprefix("Invalid value for ")
-    if not separator or parameter == begin:
-        return say("Invalid value: {reason}", reason=reason)
-    return say("Invalid value for {parameter}: {reason}", parameter=parameter, reason=reason)
-
-
-def _phrase_of(message: str) -> str:
-    return message if isinstance(message, Phrase) else recognised(message, CLICK_MESSAGES)
+    if isinstance(error.message, Phrase) and not isinstance(error, click.BadParameter):
+        return error.message
+    phrase = recognised(error.format_message(), CLICK_MESSAGES)
+    if not isinstance(phrase, Phrase) or "reason" not in phrase.values:
+        return phrase
+    reason = error.message if isinstance(error.message, Phrase) else recognised(error.message, CLICK_MESSAGES)
+    return Phrase(phrase.template, phrase.values | {"reason": reason})
 
 
 class LocalizedUsageError(click.UsageError):

@@ -6,7 +6,7 @@ from typing import Any
 
 from shardwright.config.phrase import Phrase
 
-_OF_MANY_WORDS = "listed|text|expected"  # fields whose values may have spaces; others are single words
+_OF_MANY_WORDS = "listed|text|reason|expected"  # fields whose values may have spaces; others are single words
 
 
 def recognised(text: str, templates: Sequence[str]) -> str:
@@ -24,5 +24,5 @@ def recognised(text: str, templates: Sequence[str]) -> str:
 
 def _pattern(template: str) -> str:
     """The regular expression of the texts that a template makes."""
-    pattern = re.sub(rf"\\{{({_OF_MANY_WORDS})\\}}", r"(?P<\1>.+)", re.escape(template))
+    pattern = re.sub(rf"\\{{({_OF_MANY_WORDS})\\}}", r"(?P<\1>.+?)", re.escape(template))
     return re.sub(r"\\{(\w+)\\}", r"(?P<\1>\\S+)", pattern)
