@@ -114,6 +114,7 @@ def test_a_run_is_watched_in_the_language(tmp_path: Path) -> None:
         ("plan quickstart", "cluster.device 未知，无法估算方案；请用 --device 指定，比如 h100-sxm"),
         ("explain quickstart --set plan.dp=3", "批次请用 24 或 36，或者换一个 plan.dp"),
         ("estimate quickstart --set cluster.nodes=2 --set cluster.devices_per_node=8", "请用 dp 4"),
+        ("estimate quickstart --set model.layers=0", "model.layers = 0：应大于 0（Transformer 块的数目）"),
         ("launch quickstart --slurm", "启动 quickstart：1 处错误"),
         ("schedule gpipe --stages 0", "--stages 是 0；请用 1 或更大的数"),
     ],
@@ -155,9 +156,9 @@ def test_a_help_in_chinese_is_no_wider_than_the_terminal() -> None:
         assert 60 < max(map(num_columns, prose)) <= 80 and "选项：" in screen  # which click takes under a test
 
 
-def test_fields_are_explained_in_the_language() -> None:
-    screen = run("fields plan --lang zh").stdout
-    assert screen.startswith("[plan] 的字段：") and "tp = 1" in screen
+def test_fields_are_explained_in_the_language(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_same_in_chinese(lambda language: run(f"fields --lang {language}").stdout, monkeypatch, 4000)
+    assert run("fields plan --lang zh").stdout.startswith("[plan] 的字段：")
 
 
 @pytest.mark.parametrize(

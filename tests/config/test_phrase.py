@@ -28,6 +28,7 @@ from shardwright.config.phrase import (
     say,
     sentences_of,
     with_changed_texts,
+    without_period,
     without_way_out,
 )
 from shardwright.config.pydantic_messages import PYDANTIC_MESSAGES, message_phrase
@@ -206,6 +207,11 @@ def test_a_fault_without_its_way_out_is_one_in_each_language() -> None:
     assert in_language(fault, "zh") == "请用 dp 4"
     whole = say("{count} skipped steps in a row are always had; allow at least 1", count=0)
     assert in_language(without_way_out(whole), "zh") == "连续跳过 0 步总会发生"
+
+
+def test_a_sentence_without_its_period_is_one_in_each_language() -> None:
+    sentence = pickle.loads(pickle.dumps(without_period(say("Links: {links}.", links="a"))))
+    assert sentence == "Links: a" == without_period("Links: a.") and in_language(sentence, "zh") == "链路：a"
 
 
 def test_a_phrase_whose_values_change_stays_one() -> None:

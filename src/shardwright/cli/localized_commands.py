@@ -61,6 +61,8 @@ class LocalizedFormatter(click.HelpFormatter):
 
     def _meaning(self, text: str) -> str:
         """The meaning of an option, and behind it in brackets its default, its range, and that it is required."""
+        if isinstance(text, Phrase):
+            return in_language(text, self._language)
         words, *brackets = re.split(r"(?:^|  )\[", text)
         known = recognised(words, _HELPS_WITH_NAMES)
         told = in_language(known, self._language) if isinstance(known, Phrase) else self._told(words)

@@ -16,6 +16,7 @@ ENGLISH = "en"
 LANGUAGES = (ENGLISH, "zh")
 _SEPARATORS = {ENGLISH: ", ", "zh": "、"}
 _SEMICOLONS = {ENGLISH: "; ", "zh": "；"}
+_PERIODS = {ENGLISH: ".", "zh": "。"}
 _CATALOGS = Path(__file__).parent / "phrases"
 
 
@@ -53,6 +54,15 @@ class PhraseBeginning(Phrase):
         """The beginning of the text of a template with its values in a language."""
         whole = super().text(template, values, language)
         return whole.rpartition(_SEMICOLONS[language])[0] or whole
+
+
+class PhraseWithoutPeriod(Phrase):
+    """A sentence without the period at its end, to stand in brackets."""
+
+    @classmethod
+    def text(cls, template: str, values: dict[str, Any], language: str) -> str:
+        """The text of a template with its values in a language, up to its period."""
+        return super().text(template, values, language).rstrip(_PERIODS[language])
 
 
 def say(template: str, /, **values: Any) -> Phrase:
@@ -114,6 +124,13 @@ def without_way_out(fault: str) -> str:
     if not isinstance(fault, Phrase):
         return fault.rpartition(_SEMICOLONS[ENGLISH])[0] or fault
     return PhraseBeginning(fault.template, fault.values)
+
+
+def without_period(sentence: str) -> str:
+    """A sentence without the period at its end."""
+    if not isinstance(sentence, Phrase):
+        return sentence.rstrip(_PERIODS[ENGLISH])
+    return PhraseWithoutPeriod(sentence.template, sentence.values)
 
 
 def with_changed_texts(text: str, change: Callable[[str], str]) -> str:
