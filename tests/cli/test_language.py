@@ -2,8 +2,10 @@
 
 import json
 import shlex
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import PIPE, Popen
 
 import click
 import pytest
@@ -11,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from shardwright.cli.main import cli
 from shardwright.config.base import RunError
-from shardwright.config.phrase import say
+from shardwright.config.phrase import language_of_locale, say
 from shardwright.report.text_columns import num_columns
 from support.languages import assert_same_in_chinese, differing, num_chinese
 from support.recorded_run import write_run
@@ -43,6 +45,7 @@ SHORT_SCREENS = (
     "schedule dualpipe --stages 4 --microbatches 8 --gather 1",
     "schedule --compare --stages 2 --microbatches 4 --communication 0.1",
 )
+PRINT_LANGUAGE = "from shardwright.config.phrase import language_of_locale; print(language_of_locale())"
 
 
 def run(words: str, *more: str, **environment: str) -> Result:
@@ -92,6 +95,17 @@ def test_a_failure_is_told_in_the_language(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("shardwright.report.catalog_tables.catalog_text", fail)
     assert str(run("models").exception) == "failed: a is empty"
     assert str(run("models", "--lang", "zh").exception) == "失败：a 是空的"
+
+
+def test_processes_that_a_command_starts_speak_its_language(monkeypatch: pytest.MonkeyPatch) -> None:
+    def speaking(*_: object) -> str:
+        with Popen([sys.executable, "-c", PRINT_LANGUAGE], stdout=PIPE, text=True) as process:
+            return process.communicate()[0]
+
+    monkeypatch.setattr("shardwright.report.catalog_tables.catalog_text", speaking)
+    assert run("models --lang zh").stdout.split() == ["zh"] and run("models").stdout.split() == ["en"]
+    assert run("models --lang en", LC_ALL="zh_CN.UTF-8").stdout.split() == ["en"]
+    assert language_of_locale() == "en"
 
 
 def test_a_run_is_watched_in_the_language(tmp_path: Path) -> None:

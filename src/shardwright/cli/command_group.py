@@ -7,6 +7,7 @@ import click
 from shardwright.cli.localized_commands import LocalizedGroup
 from shardwright.cli.told_language import remember_words, told_language
 from shardwright.cli.usage_errors import localized
+from shardwright.config.phrase import started_processes_speak
 
 # Command and what it does, in a few words, by what one wants to do. A command that is not here is listed at the end.
 _SECTIONS: dict[str, dict[str, str]] = {
@@ -79,7 +80,8 @@ class CommandGroup(LocalizedGroup):
         """Run the command. Faults of the input and failures are told in its language, or in the locale's; beside JSON
         in English."""
         try:
-            return super().invoke(ctx)
+            with started_processes_speak(told_language(ctx)):
+                return super().invoke(ctx)
         except (click.exceptions.Exit, click.exceptions.Abort):  # RuntimeErrors, too
             raise
         except click.UsageError as error:

@@ -46,10 +46,10 @@ from shardwright.cli.job_options import (
 from shardwright.cli.kept_checkpoints import checkpoint
 from shardwright.cli.launching import launch
 from shardwright.cli.progress_bar import progress_shown
-from shardwright.cli.told_language import tell, told_language
+from shardwright.cli.told_language import language_of_words, tell, told_language
 from shardwright.cli.train import train
 from shardwright.config import largest
-from shardwright.config.phrase import in_language, language_of_locale, say
+from shardwright.config.phrase import in_language, say
 from shardwright.config.standard_streams import let_readers_leave
 from shardwright.train.launch.ending import telling_of_signals
 
@@ -167,7 +167,7 @@ def _command() -> None:
     except OSError as error:
         if error.filename is None and error.errno not in _NOT_WRITTEN:  # a write to standard output names no file
             raise
-        _leave(in_language(_not_written(error), language_of_locale()), 1)
+        _leave(in_language(_not_written(error), language_of_words(sys.argv[1:])), 1)
     except (ValueError, RuntimeError) as error:
         # Imported late: it needs pydantic, which --help does not.
         from shardwright.config.base import PlanError, RunError

@@ -23,15 +23,29 @@ def tell(text: str, err: bool = False) -> None:
     click.echo(in_language(text, told_language()), err=err)
 
 
-def remember_words(ctx: click.Context, words: Sequence[str]) -> None:
-    """Note the language and the kind of output that the words of a command line ask for, before they are understood: a
-    help or a usage error ends that."""
-    options = words[: words.index("--")] if "--" in words else words
+def asked_language(words: Sequence[str]) -> str:
+    """The language that the words of a command line ask for; empty if none does."""
+    options = _options_in(words)
     for option, value in pairwise([*options, ""]):
         name, _, joined = option.partition("=")
         if name == "--lang" and (joined or value) in LANGUAGES:
-            ctx.meta[LANGUAGE] = joined or value
-    ctx.meta[_AS_JSON] = "--json" in options
+            return joined or value
+    return ""
+
+
+def remember_words(ctx: click.Context, words: Sequence[str]) -> None:
+    """Note the language and the kind of output that the words of a command line ask for, before they are understood: a
+    help or a usage error ends that."""
+    ctx.meta[LANGUAGE], ctx.meta[_AS_JSON] = asked_language(words), "--json" in _options_in(words)
+
+
+def language_of_words(words: Sequence[str]) -> str:
+    """The language of what is told about a command line without a context."""
+    return ENGLISH if "--json" in _options_in(words) else asked_language(words) or language_of_locale()
+
+
+def _options_in(words: Sequence[str]) -> Sequence[str]:
+    return words[: words.index("--")] if "--" in words else words
 
 
 def remember_language(ctx: click.Context, option: click.Parameter, language: str | None) -> str:

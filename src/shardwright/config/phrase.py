@@ -5,7 +5,8 @@ values in it; `in_language` fills the template of another language with the same
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache, reduce
 from numbers import Number
 from pathlib import Path
@@ -17,6 +18,7 @@ LANGUAGES = (ENGLISH, "zh")
 _SEPARATORS = {ENGLISH: ", ", "zh": "、"}
 _SEMICOLONS = {ENGLISH: "; ", "zh": "；"}
 _PERIODS = {ENGLISH: ".", "zh": "。"}
+_STARTED_IN = "SHARDWRIGHT_LANGUAGE"
 _CATALOGS = Path(__file__).parent / "phrases"
 
 
@@ -95,6 +97,11 @@ def each(texts: Sequence[str]) -> str:
 def sentences_of(texts: Sequence[str]) -> str:
     """Sentences one behind the other, with a space between them in English: "A. B."."""
     return reduce(lambda first, second: say("{first} {second}", first=first, second=second), texts) if texts else ""
+
+
+def spaced(texts: Sequence[str]) -> str:
+    """Texts with two spaces between each two of them, as columns of a line: "a  b"."""
+    return reduce(lambda first, second: say("{first}  {second}", first=first, second=second), texts) if texts else ""
 
 
 def below(texts: Sequence[str]) -> str:
@@ -209,9 +216,28 @@ def of_data(data: Any) -> str:
 
 
 def language_of_locale() -> str:
-    """The language of the user's locale if there is text in it, else English."""
+    """The language of the command that started this process, if one did; else of the user's locale if there is text in
+    it, else English."""
+    if (started_in := os.environ.get(_STARTED_IN, "")) in LANGUAGES:
+        return started_in
     locale = next(filter(None, (os.environ.get(name) for name in ("LC_ALL", "LC_MESSAGES", "LANG"))), "")
     return next((language for language in LANGUAGES if locale.lower().startswith(language)), ENGLISH)
+
+
+@contextmanager
+def started_processes_speak(language: str) -> Iterator[None]:
+    """A context in which processes that are started, such as ranks, tell what they do in a language."""
+    if language == language_of_locale():
+        yield
+        return
+    before = os.environ.get(_STARTED_IN)
+    os.environ[_STARTED_IN] = language
+    try:
+        yield
+    finally:
+        del os.environ[_STARTED_IN]
+        if before is not None:
+            os.environ[_STARTED_IN] = before
 
 
 def template_in(template: str, language: str) -> str:
