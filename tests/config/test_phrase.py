@@ -83,7 +83,7 @@ def test_no_template_is_missing(language: str) -> None:
 # Folders with sentences that are no phrases yet, or that never will be: names of tensors, sources of numbers, and
 # screens that are in English alone. In all others each sentence is a phrase.
 NOT_YET = (
-    *("api", "config/networks", "explain", "layers", "learn", "measure", "measure/calibrate", "measure/checks"),
+    *("api", "config/networks", "explain", "layers", "learn", "measure", "measure/calibrate"),
     *("memory", "parallel/comm", "planner/advice", "precision/float8", "report", "report/explain", "report/launch"),
     *("report/run", "report/timeline", "studio"),
 )
@@ -100,11 +100,13 @@ SAYING = {
     "NotImplementedError",  # an error of the program
     "info",  # a record for those who listen
 }  # functions of templates, of defaults and of names
-# Files whose other texts are errors of the program, templates that are tested by themselves, sources, lines of a run's
-# log, messages of libraries, words that names of settings have, names in files, and a notation.
+# Files whose other texts are errors of the program (as calls that no kernel takes), templates that are tested by
+# themselves, sources, lines of a run's log, messages of libraries, words that names of settings have, names in files,
+# and a notation.
 NO_FAULTS = {
     *("array_math.py", "phrase.py", "pydantic_messages.py", "model_job.py", "python_values.py", "known_settings.py"),
     *("metrics.py", "steps_measured.py", "out_of_memory.py", "base_weights.py", "calibration.py", "placements.py"),
+    "kernel_demands.py",
 }
 COMMENT = re.compile("^ *# |written by shardwright")  # of files that are written for other systems
 

@@ -173,7 +173,7 @@ def dryrun(job: str, overrides: tuple[str, ...], as_json: bool, rank: int, devic
             from shardwright.measure.checks.plan_checks import check_plan, checks_text  # load torch
 
             checks = check_plan(spec)
-        text = fitting(checks_text(spec.name, checks))
+        text = fitting(checks_text(spec.name, checks, told_language()))
         click.echo(json.dumps([result.as_dict() for result in checks]) if as_json else text)
         if any(result.faults for result in checks):
             raise SystemExit(1)
