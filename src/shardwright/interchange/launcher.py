@@ -16,6 +16,7 @@ from shardwright.interchange.reading.loose_words import LooseWord, loose_words
 from shardwright.interchange.reading.script_text import settings_of
 from shardwright.interchange.reading.settings import plain_text
 from shardwright.interchange.reading.shell_commands import Command
+from shardwright.interchange.reading.shell_marks import unknown_names
 from shardwright.interchange.reading.shell_script import Script
 from shardwright.interchange.reading.shell_values import Variables
 from shardwright.interchange.reading.shell_words import ShellFault
@@ -119,11 +120,13 @@ def _of_command(command: Command, script: Script) -> Launched:
     program_index = next((i for i, word in enumerate(words) if word.endswith(".py") and not word.startswith("-")), -1)
     end = max(program_index, 0)
     if program_index < 0:
-        program_index = next((i for i, word in enumerate(words) if word == "-m" and i + 1 < len(words)), -1) + 1
+        modules = [i for i, word in enumerate(words[:-1]) if word in ("-m", "--module")]
+        program_index = (modules or [-1])[0] + 1
         end = max(program_index - 1, 0)
+    is_unknown = not program_index and not words[0].endswith(".py") and bool(unknown_names(words[0]))
     launchers = [*command.launchers, *words[:end]]
     ranks = launched_ranks(launchers, script.batch)
-    missing = list(ranks.missing)
+    missing = [*ranks.missing, *(unknown_names(words[0]) if is_unknown else ())]  # a launcher with its program
     is_made = script.variables.is_made
     if not (ranks.nodes and ranks.devices_per_node):  # unknown words of the launcher may give them
         missing += [name for word in loose_words(launchers, is_made) if word.place for name in word.names]

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 _MOST_ROUNDS = 200  # of a loop
 _MOST_GUARD = 200  # words of what a guard does
 _LOOPS = ("for", "while", "until", "select")
-_REMOTE_SHELLS = ("ssh", "pdsh", "rsh")
 _ELEMENT = re.compile(r"\[([^\]]+)\]=(.*)", re.DOTALL)  # of an associative array
 _REDIRECTIONS = (">", ">>", "<", "<<", "<<-", "<<<", ">&", "<&", "&>")
 
@@ -277,10 +276,10 @@ class FollowedText(CommandEffects):
                     break
         if not is_followed:
             self.script.notes.append(say("line {line}: a {kind} loop is not followed", line=line, kind=kind))
-            is_on_hosts = any(token.plain in _REMOTE_SHELLS for token in self.tokens[body:end])
-            if kind == "for" and is_on_hosts and header[1:] and (name := header[1].plain).isidentifier():
-                self._once(name, body, level)
-            for name in names_of(header[1:2]):
+            names = names_of(header[1:2])
+            if kind == "for" and names:
+                self._once(names[0], body, level)
+            for name in names:
                 part.put(name, False)
             self.script.doubt(part)
         self.at = end if not self.ended else self.at
@@ -307,7 +306,7 @@ class FollowedText(CommandEffects):
         return bool(names) and all(name == "#" or name.isdecimal() for name in names)
 
     def _once(self, name: str, body: int, level: int) -> None:
-        """Follow the body of a loop over hosts once for a host that is unknown, for the commands in it."""
+        """Follow the body of a loop once for an item that is unknown, for the commands in it."""
         self.script.variables.doubt(name, appends=False)
         self._body(body, level)
         self.ended = False

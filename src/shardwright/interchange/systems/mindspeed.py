@@ -25,6 +25,15 @@ _OWN = (
     "recompute-activation-function",
     "swap-optimizer",
     "reuse-fp32-param",
+    "is-instruction-dataset",
+    "prompt-type",
+    "neat-pack",
+    "padded-samples",
+    "tokenizer-not-use-fast",
+    "use-fused-ring-attention-update",
+    "use-fused-rotary-pos-emb",
+    "use-fused-swiglu",
+    "use-fused-rmsnorm",
 )
 _CONTEXT = {"megatron_cp_algo": "p2p", "ulysses_cp_algo": "a2a"}
 _BALANCES = {"pai_megatron_aux_loss": "aux_loss", "noaux_tc": "none", "softmax_topk": "none"}
@@ -50,6 +59,9 @@ def as_megatron(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str
     if "recompute-activation-function" in flags and not flags.keys() & {"recompute-granularity", "recompute-method"}:
         del flags["recompute-activation-function"]
         flags |= {"recompute-granularity": "selective", "recompute-modules": ["moe_act"]}  # of any MLP
+    if "moe-intermediate-size" in flags:  # an older name
+        flags.setdefault("moe-ffn-hidden-size", flags.pop("moe-intermediate-size"))
+        spelled["moe-ffn-hidden-size"] = "moe-intermediate-size"
     if flags.get("stage") in _STAGES:  # data of chats or of texts
         del flags["stage"]
     return flags, {name: own for name, own in spelled.items() if own not in flags}

@@ -82,7 +82,8 @@ _SEQUENCE = (
 def is_training(words: list[str]) -> bool:
     """True if a command starts training with DeepSpeed, with Accelerate, or with options of TrainingArguments."""
     names = {word.partition("=")[0].replace("-", "_").strip("_") for word in words}
-    has_program = any(word.endswith(".py") for word in words)
+    has_program = any(word.endswith(".py") or word in ("-m", "--module") for word in words)
+    has_program = has_program or bool(unknown_names(words[0]))  # a launcher with its program, which is unknown
     training_words = {"deepspeed", "deepspeed_config", "per_device_train_batch_size", "config_file", "learning_rate"}
     return has_program and (bool(names & training_words) or words[0].rpartition("/")[2] in ("deepspeed", "accelerate"))
 
