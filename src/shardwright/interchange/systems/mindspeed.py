@@ -51,6 +51,9 @@ def as_megatron(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str
     """(flags under Megatron-LM's names, names as MindSpeed has them)."""
     flags = dict(given)
     spelled: dict[str, str] = {}
+    if "moe-intermediate-size" in flags:  # an older name
+        flags.setdefault("moe-ffn-hidden-size", flags.pop("moe-intermediate-size"))
+        spelled["moe-ffn-hidden-size"] = "moe-intermediate-size"
     for own, renamed in (_context(flags), _experts(flags), _stages(flags)):
         for name in own:
             flags.pop(name, None)
@@ -59,9 +62,6 @@ def as_megatron(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str
     if "recompute-activation-function" in flags and not flags.keys() & {"recompute-granularity", "recompute-method"}:
         del flags["recompute-activation-function"]
         flags |= {"recompute-granularity": "selective", "recompute-modules": ["moe_act"]}  # of any MLP
-    if "moe-intermediate-size" in flags:  # an older name
-        flags.setdefault("moe-ffn-hidden-size", flags.pop("moe-intermediate-size"))
-        spelled["moe-ffn-hidden-size"] = "moe-intermediate-size"
     if flags.get("stage") in _STAGES:  # data of chats or of texts
         del flags["stage"]
     return flags, {name: own for name, own in spelled.items() if own not in flags}
