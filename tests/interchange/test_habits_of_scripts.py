@@ -191,3 +191,38 @@ def test_options_of_trl_stay_known_beside_those_words() -> None:
     line = {"run.sh": "#!/bin/bash\ntrl sft --config t.yaml --num_processes 2\n"}
     text = TRL["t.yaml"] + "dataset_mixture: {datasets: []}\n"
     assert job_read(line | {"t.yaml": text} | MODEL)[1].job.plan.world == 2
+
+
+def test_a_configuration_that_stands_behind_the_program_is_asked_for() -> None:
+    line = "accelerate launch --config_file z.yaml --num_processes 2 sft.py t.yaml --learning_rate 1e-4"
+    shards = {"z.yaml": "distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 3}\n"}
+    assert "t.yaml is a file" in faults(script(line) | shards | MODEL)[0]
+    assert job_read(script(line) | shards | TRL | MODEL)[1].job.model.sequence == 4096
+
+
+def test_a_program_behind_the_launchers_options_may_be_a_variable() -> None:
+    line = MEGATRON.replace("pretrain_gpt.py", "--master_port 6000 $PROGRAM").replace("PROGRAM --", "PROGRAM \\\n --")
+    assert job_read(script(line))[1].job.plan.dp == 8
+
+
+@pytest.mark.parametrize("test", ['[ -d "$OUT" ]', "[[ -f $OUT/done ]]"])
+def test_results_that_a_loop_passes_are_not_there(test: str) -> None:
+    lines = ("for SIZE in 16 32; do", "OUT=out/$SIZE", f"if {test}; then", "continue", "fi",
+             MEGATRON + "--global-batch-size $SIZE", "done")  # fmt: skip
+    assert job_read(script(*lines))[1].job.batch.global_batch_size == 32
+
+
+NEOX = {
+    "n.yml": '{"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "seq_length": 32, '
+    '"max_position_embeddings": 32, "train_micro_batch_size_per_gpu": 2, "pos_emb": "rotary", "mlp_type": "regular", '
+    '"te_mha": true, "te_fp8_amax_history_len": 1, "moe_num_experts": EXPERTS, "moe_top_k": 1, '
+    '"moe_router_type": "topk", "optimizer": {"type": "Adam", "params": {"lr": 0.001}}}'
+}
+
+
+def test_what_gpt_neox_says_of_experts_counts_where_there_are_some() -> None:
+    dense = {"n.yml": NEOX["n.yml"].replace("EXPERTS", "1")}
+    assert job_read(dense, "model.vocab=128", devices=2)[1].job.plan.dp == 2
+    some = {"n.yml": NEOX["n.yml"].replace("EXPERTS", "8")}
+    with pytest.raises(PlanError, match="experts of GPT-NeoX are not read"):
+        job_read(some, "model.vocab=128", devices=2)

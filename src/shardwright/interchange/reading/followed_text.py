@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _MOST_ROUNDS = 200  # of a loop
 _MOST_GUARD = 200  # words of what a guard does
+_FILE_TESTS = ("-d", "-e", "-f", "-s")
 _LOOPS = ("for", "while", "until", "select")
 _ELEMENT = re.compile(r"\[([^\]]+)\]=(.*)", re.DOTALL)  # of an associative array
 _REDIRECTIONS = (">", ">>", "<", "<<", "<<-", "<<<", ">&", "<&", "&>")
@@ -90,6 +91,16 @@ class FollowedText(CommandEffects):
                 return True
             depth += (word in ("if", "case", "{", "(")) - (word in ("fi", "esac", "}", ")"))
             place += 1
+        return False
+
+    def _passes_what_is_there(self, begin: int, ends: tuple[str, ...]) -> bool:
+        """True if a condition asks for a file and the part behind it goes on with the loop: it passes results."""
+        words = [token.plain for token in self.tokens[begin : self.at]]
+        if not any(word in _FILE_TESTS for word in words) or "!" in words:
+            return False
+        for token in self.tokens[self.at : self.at + _MOST_GUARD]:
+            if token.plain in ("continue", *ends):
+                return token.plain == "continue"
         return False
 
     def all(self) -> None:
@@ -167,8 +178,11 @@ class FollowedText(CommandEffects):
             self.at += 1
             start = self.at
             succeeds = self._until(("then",), active and not is_done, level + 1)
-            if succeeds and active and not is_done and self._is_guard(start, self.at, ("elif", "else", "fi")):
+            ends = ("elif", "else", "fi")
+            if succeeds and active and not is_done and self._is_guard(start, self.at, ends):
                 succeeds = False
+            elif succeeds and active and not is_done and self._passes_what_is_there(start, ends):
+                succeeds = None
             if succeeds is None and not is_done:
                 if not is_doubtful and self._is_doubtful(start):
                     is_doubtful = True
