@@ -35,6 +35,7 @@ from shardwright.interchange.systems.checkpointing_options import (
     write_recompute,
 )
 from shardwright.interchange.systems.llama_factory import own_options
+from shardwright.interchange.systems.trainer_command import is_training
 from shardwright.interchange.training_programs import program_fault, read_kind
 
 WORLD = "world_size"
@@ -78,21 +79,6 @@ _SEQUENCE = (
     *("--block_size", "--max_seq_length", "--max_length", "--model_max_length", "--cutoff_len", "--max_seq_len"),
     "--seq_length",
 )
-
-
-def is_training(words: list[str]) -> bool:
-    """True if a command starts training with DeepSpeed, with Accelerate, or with options of TrainingArguments."""
-    names = {word.partition("=")[0].replace("-", "_").strip("_") for word in words}
-    is_unknown = bool(unknown_names(words[0]))  # a launcher with its program
-    has_program = is_unknown or any(word.endswith(".py") or word in ("-m", "--module") for word in words)
-    of_training = names & {
-        "deepspeed",
-        "deepspeed_config",
-        "per_device_train_batch_size",
-        "config_file",
-        "learning_rate",
-    }
-    return has_program and (bool(of_training) or words[0].rpartition("/")[2] in ("deepspeed", "accelerate"))
 
 
 @dataclass(frozen=True)
