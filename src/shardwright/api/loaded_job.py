@@ -12,7 +12,7 @@ from shardwright.api.estimated import Estimated, estimated
 from shardwright.api.explained import Explained
 from shardwright.api.found_plans import FoundPlans, PlanQuestion, found_plans
 from shardwright.api.scaled import Scaled, scaled
-from shardwright.api.simulated import Simulated, run_and_study
+from shardwright.api.simulated import Simulated
 from shardwright.config.asked_cluster import AskedCluster
 from shardwright.config.base import PlanError, shortened
 from shardwright.config.job import JobSpec
@@ -136,6 +136,8 @@ class Job(AskedJob):
         steps, communication = options.whole("steps", steps, 1), options.number("communication", communication, 0.5)
         options.check(self.subject)
         if execute:
+            from shardwright.api.executed_study import run_and_study
+
             return Simulated(run_and_study(self.to_run()))
         return Simulated(study_job(self.spec, communication, steps))
 

@@ -6,26 +6,11 @@ from typing import Any
 
 from shardwright.api.shown import Shown
 from shardwright.config.base import PlanError
-from shardwright.config.job import JobSpec
 from shardwright.config.phrase import say
 from shardwright.config.plain_values import GivenOptions
 from shardwright.report.output import write_output
-from shardwright.report.timeline.job_study import JobStudy, study_executed
+from shardwright.report.timeline.job_study import JobStudy
 from shardwright.report.timeline.schedule_command import Output, job_page, job_picture, job_text, job_trace
-
-
-def run_and_study(job: JobSpec) -> JobStudy:
-    """Measure the stages on this machine, simulate a step with that, run some steps, and compare. Raises PlanError,
-    RunError."""
-    from shardwright.train.launch.fork_server import start_server_early
-
-    start_server_early(job.run.device)
-    from shardwright.measure.step_time import compare_step_time
-    from shardwright.train.launch.scratch_folder import scratch_folder
-
-    with scratch_folder() as folder:
-        comparison = compare_step_time(job, folder)
-    return study_executed(job, comparison.costs, comparison.executed(), comparison.executed_s)
 
 
 @dataclass(frozen=True, repr=False)

@@ -146,7 +146,7 @@ def simulate(
     from shardwright.report.timeline.schedule_command import Output, show_job
 
     if execute:
-        from shardwright.api.simulated import run_and_study
+        from shardwright.api.executed_study import run_and_study
 
         study = run_and_study(spec)
     else:
