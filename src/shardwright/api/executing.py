@@ -1,4 +1,4 @@
-"""The study of `simulate --execute`: a step as it was simulated from measured stages, beside steps that were run."""
+"""A step of a job that this machine performs, beside its simulation: what `simulate --execute` shows."""
 
 from shardwright.config.job import JobSpec
 from shardwright.report.timeline.job_study import JobStudy, study_executed
