@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from shardwright.cli.job_options import file_option, json_option, told_language
+from shardwright.cli.job_options import command_language, file_option, json_option
 from shardwright.cli.progress_bar import progress_shown
 from shardwright.config import largest
 from shardwright.report.text_columns import fitting
@@ -46,7 +46,7 @@ def calibrate(out: Path | None, ranks: int | None, device: str, quick: bool, as_
 
     out = out or Path("calibrated.toml")
     write_device(out, None)  # an unwritable file is reported before two minutes of measuring
-    with progress_shown(told_language()):
+    with progress_shown(command_language()):
         fields, launches = calibrate_here(QUICK if quick else Sweep(), ranks or ranks_here(), device)
     write_device(out, fields)
     click.echo(

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from shardwright.cli.job_options import told_language
+from shardwright.cli.job_options import command_language
 
 # Command and what it does, in a few words, by what one wants to do. A command that is not here is listed at the end.
 _SECTIONS: dict[str, dict[str, str]] = {
@@ -70,7 +70,7 @@ class CommandGroup(click.Group):
             from shardwright.config.base import PlanError, RunError  # need pydantic, which --help does not
 
             if isinstance(error, PlanError | RunError):
-                error.args = (error.in_language(told_language(ctx)),)
+                error.args = (error.in_language(command_language(ctx)),)
             raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -153,7 +153,7 @@ def simulate(
     from shardwright.report.timeline.schedule_command import Output, show_job
 
     if execute:
-        from shardwright.api.training import run_and_study
+        from shardwright.api.executing import run_and_study
 
         study = run_and_study(spec)
     else:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardwright.cli.job_options import json_option, question_of
+from shardwright.cli.job_options import NumberRange, json_option, question_of
 from shardwright.cli.kept_checkpoints import as_fault, chosen_step, found_checkpoints
 from shardwright.config.phrase import say
 
@@ -51,7 +51,7 @@ _to = click.option(
 )
 _file_gib = click.option(
     "--file-gib",
-    type=click.FloatRange(0.001, 1024),
+    type=NumberRange(0.001, 1024),
     default=4.0,
     show_default=True,
     help="Most GiB of a file in a folder; a tensor is never cut.",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardwright.cli.job_options import json_option, question_of
+from shardwright.cli.job_options import NumberRange, json_option, question_of
 from shardwright.config import largest
 from shardwright.config.phrase import say
 
@@ -47,7 +47,7 @@ class _Drawing:
 )
 @click.option(
     "--temperature",
-    type=click.FloatRange(0.0, 100.0),
+    type=NumberRange(0.0, 100.0),
     default=0.8,
     show_default=True,
     help="What logits are divided by before a token is drawn; 0 takes the likeliest.",
@@ -81,7 +81,7 @@ def generate(
         weights_source = weights_source.for_chat()
     spec = weights_source.job(list(overrides))
     start_server_early(spec.run.device)
-    from shardwright.train.data.progress import say_aside
+    from shardwright.train.data.progress import tell_aside
     from shardwright.train.launch.launch import launch
     from shardwright.train.launch.scratch_folder import scratch_folder
     from shardwright.train.launch.this_machine import on_this_machine
@@ -95,7 +95,7 @@ def generate(
     if not any(override.startswith("model.sequence") for override in overrides):
         positions = positions_for(spec, len(prompt_tokens.ids) + drawing.tokens)
         spec = weights_source.job([*overrides, f"model.sequence={positions}"])
-    spec = on_this_machine(spec, spec.plan.world, say_aside)
+    spec = on_this_machine(spec, spec.plan.world, tell_aside)
     with scratch_folder() as folder:
         written = launch(partial(write_text, asked_text), spec, folder)[0]
     click.echo(json.dumps(asdict(written)) if as_json else shown(written.text))

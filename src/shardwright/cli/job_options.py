@@ -1,6 +1,7 @@
 """Options that commands share; and the argument, the overrides and the help of commands on a job."""
 
 import gc
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -124,7 +125,7 @@ def _remember_json(ctx: click.Context, option: click.Parameter, as_json: bool) -
     return as_json
 
 
-def told_language(ctx: click.Context | None = None) -> str:
+def command_language(ctx: click.Context | None = None) -> str:
     """The language in which a command tells faults, notes and progress: the one that is asked for, or the locale's.
     English beside JSON, which programs read. Without a context, that of the command that runs."""
     ctx = ctx or click.get_current_context(silent=True)
@@ -134,7 +135,7 @@ def told_language(ctx: click.Context | None = None) -> str:
 
 def tell(text: str, err: bool = False) -> None:
     """Print a line in the language of the command."""
-    click.echo(in_language(text, told_language()), err=err)
+    click.echo(in_language(text, command_language()), err=err)
 
 
 LANGUAGE, _AS_JSON = "shardwright.language", "shardwright.json"
@@ -149,7 +150,7 @@ _language_option = partial(
     help="English or Chinese.  [default: the locale's]",
 )
 language_option = _language_option()
-told_language_option = _language_option(expose_value=False)  # of commands that ask for `told_language` alone
+command_language_option = _language_option(expose_value=False)  # of commands that ask for `command_language` alone
 json_option = click.option(
     "--json", "as_json", is_flag=True, callback=_remember_json, help="Print JSON and nothing else."
 )
@@ -169,12 +170,29 @@ def file_option(name: str, help: str, exists: bool = False) -> Any:  # noqa: A00
 
 
 class NamedFile(click.Path):
-    """A file by its name. `-`, which names standard output elsewhere, is refused: it would be a file of that name."""
+    """A file by its name, to be read or, with `exists` False, to be written. `-`, which names standard output
+    elsewhere, is refused: it would be a file of that name."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "-":
             self.fail("it would be a file with the name '-', not standard output; name another", param, ctx)
-        return super().convert(value, param, ctx)
+        path = super().convert(value, param, ctx)
+        if not self.exists and param is not None and "\0" not in str(path):
+            from shardwright.report.output import refuse_no_folder
+
+            refuse_no_folder(Path(str(path)), param.opts[0])
+        return path
+
+
+class NumberRange(click.FloatRange):
+    """A number between two bounds. click lets a number that is none, "nan", pass any bounds."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number. UsageError if it is none, or out of bounds."""
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value} is no number; it is in the range {self._describe_range()}", param, ctx)
+        return number
 
 
 _COUNTS = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
@@ -210,7 +228,7 @@ def cluster_options(command: Any) -> Any:
 
 memory_option = click.option(
     "--memory-gib",
-    type=click.FloatRange(min=largest.LEAST_MEMORY_GIB, max=largest.MEMORY_GIB),
+    type=NumberRange(min=largest.LEAST_MEMORY_GIB, max=largest.MEMORY_GIB),
     default=None,
     metavar="N",
     help="Memory of the device, where it is not that of its entry in the catalog; all else stays.",

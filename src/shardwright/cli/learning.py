@@ -8,12 +8,12 @@ from typing import Any
 import click
 
 from shardwright.cli.job_options import (
+    command_language,
     device_options,
     file_option,
     json_option,
     language_option,
     set_option,
-    told_language,
 )
 from shardwright.cli.progress_bar import progress_shown
 from shardwright.config import largest
@@ -85,7 +85,7 @@ def collective(kind: str, as_json: bool, language: str, runs: bool, svg: Path | 
     if runs:
         from shardwright.measure.collective_run import run_collective
 
-        with progress_shown(told_language()):
+        with progress_shown(command_language()):
             measured = run_collective(question.kind, result.priced.num_ranks, question.num_bytes)
         fields["run"] = asdict(measured)
         texts.append(in_language(measured.text, language))

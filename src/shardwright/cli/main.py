@@ -37,12 +37,13 @@ from shardwright.cli.interchange import export_job, import_job
 from shardwright.cli.job_fields import list_fields
 from shardwright.cli.job_options import (
     JobCommand,
+    NumberRange,
+    command_language,
     file_option,
     job_options,
     json_option,
     language_option,
     tell,
-    told_language,
 )
 from shardwright.cli.kept_checkpoints import checkpoint
 from shardwright.cli.launching import launch
@@ -95,7 +96,7 @@ def experts(run: Path, as_json: bool, language: str, svg: Path | None) -> None:
 )
 @click.option(
     "--tolerance",
-    type=float,
+    type=NumberRange(0.0, 1.0),
     default=1e-5,
     show_default=True,
     help="Largest difference that passes, beside what rounding alone makes of one rank.",
@@ -111,7 +112,7 @@ def verify(job: str, overrides: tuple[str, ...], as_json: bool, steps: int, tole
     from shardwright.report.document import Lines, document_text
     from shardwright.report.verdict_text import verdict_parts
 
-    with progress_shown(told_language()):
+    with progress_shown(command_language()):
         verdict, moved_runs = compare_with_one_rank(spec, steps, tolerance)
     is_rounded = bool(moved_runs) and is_rounding(verdict, moved_runs, tolerance)
     passed = verdict.within(tolerance) or is_rounded
@@ -119,7 +120,7 @@ def verify(job: str, overrides: tuple[str, ...], as_json: bool, steps: int, tole
         click.echo(json.dumps(asdict(verdict) | {"equal": passed, "moved": list(map(asdict, moved_runs))}))
     else:
         parts = verdict_parts(spec, verdict, moved_runs, tolerance, is_rounded)
-        click.echo(document_text([Lines(parts)], told_language()))
+        click.echo(document_text([Lines(parts)], command_language()))
     if not passed:
         sys.exit(1)
 

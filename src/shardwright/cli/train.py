@@ -10,7 +10,7 @@ from functools import partial
 import click
 
 from shardwright.cli.checked_job import load_to_run
-from shardwright.cli.job_options import JobCommand, job_options, tell, told_language
+from shardwright.cli.job_options import JobCommand, command_language, job_options, tell
 
 
 @click.command(
@@ -39,7 +39,7 @@ def train(job: str, overrides: tuple[str, ...], as_json: bool, fresh: bool, weig
         weights_from,
         tell=tell,
         warn=partial(tell, err=True),
-        language=told_language(),
+        language=command_language(),
     )
     with _standard_output_for_json_alone(as_json):
         result = train_job(spec, start)

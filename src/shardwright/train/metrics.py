@@ -15,8 +15,7 @@ from typing import Any, TextIO
 from shardwright.config.base import RunError, printable
 from shardwright.config.data import HELD_OUT
 from shardwright.config.job import JobSpec
-from shardwright.config.phrase import in_language, language_of_locale
-from shardwright.config.phrase import say as phrase
+from shardwright.config.phrase import in_language, language_of_locale, say
 from shardwright.config.units import MIB
 from shardwright.config.user_file import open_file
 from shardwright.parallel.comm.process_groups import Mesh
@@ -52,20 +51,20 @@ class MetricsLog:
         if self._peak_flops is None:
             number = job.precision.product_number
             title = device_title(mesh.device)
-            self.say(
-                phrase(
+            self.tell(
+                say(
                     "MFU is not shown: the catalog of devices has no peak rate for {device} in {number}",
                     device=title,
                     number=number,
                 )
             )
 
-    def say(self, text: str) -> None:
+    def tell(self, text: str) -> None:
         """Print a line for the user, in the language of the locale. Raises RunError if that fails."""
         try:
             print(printable(in_language(text, language_of_locale())), file=self._out, flush=True)
         except OSError as error:
-            fault = phrase("standard output can't be written: {reason}", reason=str(error.strerror))
+            fault = say("standard output can't be written: {reason}", reason=str(error.strerror))
             raise RunError(fault) from None
 
     def begin(self, first_step: int, device: str, data: Mapping[str, str]) -> None:
@@ -88,7 +87,7 @@ class MetricsLog:
         if is_shown:
             left_s = (total - step) * sum(self._recent_s) / len(self._recent_s)
             number = f"{step:>{len(str(total))}}/{total}"
-            self.say(f"step {number}  {_progress(metrics, result)}  left {_minutes(left_s)}")
+            self.tell(f"step {number}  {_progress(metrics, result)}  left {_minutes(left_s)}")
 
     def evaluation(self, step: int, losses: Mapping[str, float | None]) -> None:
         """Record an evaluation: the loss on each set by the set's name, None if none of its tokens has a loss."""
@@ -102,16 +101,16 @@ class MetricsLog:
         points = {f"validation_loss/{name}": _finite_or_none(loss) for name, loss in set_losses.items()}
         self._draw(step, {name: loss for name, loss in points.items() if loss is not None})
         for name, loss in losses.items():
-            told = phrase("there is no {loss}: none of its tokens has one", loss=held_out_of(name))
+            loss_words = say("there is no {loss}: none of its tokens has one", loss=held_out_of(name))
             if loss is not None:
-                told = phrase("{name} {loss:.4f}", name=held_out_of(name), loss=loss)
-            self.say(phrase("step {step}: {told}", step=step, told=told))
+                loss_words = say("{name} {loss:.4f}", name=held_out_of(name), loss=loss)
+            self.tell(say("step {step}: {loss}", step=step, loss=loss_words))
 
     def checkpoint(self, step: int, blocking_s: float, durable_s: float) -> None:
         """Record a checkpoint that is durable."""
         self._note({"checkpoint": {"step": step, "blocking_s": blocking_s, "durable_s": durable_s}})
-        self.say(
-            phrase(
+        self.tell(
+            say(
                 "step {step} is saved: the run waited {blocking:.3f} s, all was durable after {durable:.2f} s",
                 step=step,
                 blocking=blocking_s,
@@ -134,13 +133,13 @@ class MetricsLog:
         account = {"predicted": [m.as_dict() for m in predicted], "measured": [m.as_dict() for m in measured]}
         self._note({"memory": account})
         for line in measured_lines(predicted, measured):
-            self.say(line)
+            self.tell(line)
 
     def _tell_again(self, again: DoneAgain | None) -> None:
         """Record a comparison of steps that were done a second time."""
         if again is not None:
             self._note({"done_again": again.as_dict()})
-            self.say(str(again))
+            self.tell(str(again))
 
     def _write(self, values: dict[str, Any]) -> None:
         self._note(values)
@@ -170,7 +169,7 @@ class MetricsLog:
 
 def held_out_of(name: str) -> str:
     """The name of a set's loss in a printed line."""
-    return phrase("held-out loss") if name == HELD_OUT else phrase("held-out loss of {name}", name=name)
+    return say("held-out loss") if name == HELD_OUT else say("held-out loss of {name}", name=name)
 
 
 def _finite_or_none(loss: float | None) -> float | None:
