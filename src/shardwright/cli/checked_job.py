@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shardwright.cli.job_options import command_language
+from shardwright.cli.command_language import command_language
 from shardwright.cli.progress_bar import search_shown
 from shardwright.config.phrase import note_phrase
 from shardwright.report.document import paragraph, part_text

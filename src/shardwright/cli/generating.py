@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardwright.cli.job_options import NumberRange, json_option, question_of
+from shardwright.cli.job_options import NumberRange, command_language_option, json_option, question_of
+from shardwright.cli.localized_commands import LocalizedCommand
 from shardwright.config import largest
 from shardwright.config.phrase import say
 
@@ -30,7 +31,7 @@ class _Drawing:
     seed: int
 
 
-@click.command(name="generate")
+@click.command(name="generate", cls=LocalizedCommand)
 @click.argument("source", metavar="RUN|FOLDER")
 @click.option("--prompt", show_default="def ", help="What the text begins with.")
 @click.option(
@@ -61,6 +62,7 @@ class _Drawing:
     help="A field of the job, such as plan.tp=2; the plan is one rank where nothing is said. May be repeated.",
 )
 @json_option
+@command_language_option
 def generate(
     source: str, prompt: str | None, chat: bool, overrides: tuple[str, ...], as_json: bool, **options: Any
 ) -> None:

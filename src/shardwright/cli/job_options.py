@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from shardwright.cli.command_language import command_language, remember_json, remember_language
+from shardwright.cli.localized_commands import LocalizedCommand
 from shardwright.config import largest
-from shardwright.config.phrase import ENGLISH, LANGUAGES, in_language, language_of_locale
+from shardwright.config.phrase import LANGUAGES, in_language, say
 
 if TYPE_CHECKING:
     from shardwright.config.asked_cluster import AskedCluster
@@ -22,7 +24,7 @@ Question = TypeVar("Question")  # a dataclass of options
 CLUSTER_OPTIONS = ("devices", "device", "devices_per_node", "memory_gib")
 
 
-class BriefCommand(click.Command):
+class BriefCommand(LocalizedCommand):
     """A command whose --help shows its `brief` options and examples; --help-all shows every option."""
 
     def __init__(self, *args: Any, brief: Sequence[str] = (), examples: Sequence[str] = (), **fields: Any) -> None:
@@ -76,7 +78,8 @@ class JobCommand(BriefCommand):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write where the rest is described."""
-        formatter.write("\nshardwright fields [SECTION] lists the fields of a job that --set overrides.\n")
+        text = say("shardwright fields [SECTION] lists the fields of a job that --set overrides.")
+        formatter.write(f"\n{in_language(text, command_language(ctx))}\n")
 
 
 class PredictCommand(JobCommand):
@@ -112,47 +115,20 @@ def has_colours() -> bool:
     return sys.stdout is not None and sys.stdout.isatty() and not is_plain
 
 
-def _remember_language(ctx: click.Context, option: click.Parameter, language: str | None) -> str:
-    """The language that is asked for, or the locale's; faults are told in it, too."""
-    chosen = language or language_of_locale()
-    ctx.find_root().meta[LANGUAGE] = chosen
-    return chosen
-
-
-def _remember_json(ctx: click.Context, option: click.Parameter, as_json: bool) -> bool:
-    """True if the output is JSON, beside which faults are told in English, too."""
-    ctx.find_root().meta[_AS_JSON] = as_json
-    return as_json
-
-
-def command_language(ctx: click.Context | None = None) -> str:
-    """The language in which a command tells faults, notes and progress: the one that is asked for, or the locale's.
-    English beside JSON, which programs read. Without a context, that of the command that runs."""
-    ctx = ctx or click.get_current_context(silent=True)
-    meta = ctx.find_root().meta if ctx is not None else {}
-    return ENGLISH if meta.get(_AS_JSON) else meta.get(LANGUAGE) or language_of_locale()
-
-
-def tell(text: str, err: bool = False) -> None:
-    """Print a line in the language of the command."""
-    click.echo(in_language(text, command_language()), err=err)
-
-
-LANGUAGE, _AS_JSON = "shardwright.language", "shardwright.json"
 _language_option = partial(
     click.option,
     "--lang",
     "language",
     type=click.Choice(LANGUAGES),
     default=None,
-    callback=_remember_language,
+    callback=remember_language,
     is_eager=True,
     help="English or Chinese.  [default: the locale's]",
 )
 language_option = _language_option()
 command_language_option = _language_option(expose_value=False)  # of commands that ask for `command_language` alone
 json_option = click.option(
-    "--json", "as_json", is_flag=True, callback=_remember_json, help="Print JSON and nothing else."
+    "--json", "as_json", is_flag=True, callback=remember_json, help="Print JSON and nothing else."
 )
 set_option = click.option(
     "--set", "overrides", multiple=True, metavar="SECTION.FIELD=VALUE", help="Override a field; may be repeated."
@@ -175,7 +151,7 @@ class NamedFile(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "-":
-            self.fail("it would be a file with the name '-', not standard output; name another", param, ctx)
+            self.fail(say("it would be a file with the name '-', not standard output; name another"), param, ctx)
         path = super().convert(value, param, ctx)
         if not self.exists and param is not None and "\0" not in str(path):
             from shardwright.report.output import refuse_no_folder
@@ -191,7 +167,11 @@ class NumberRange(click.FloatRange):
         """The number. UsageError if it is none, or out of bounds."""
         number = super().convert(value, param, ctx)
         if math.isnan(number):
-            self.fail(f"{value} is no number; it is in the range {self._describe_range()}", param, ctx)
+            self.fail(
+                say("{value} is no number; it is in the range {range}", value=value, range=self._describe_range()),
+                param,
+                ctx,
+            )
         return number
 
 
@@ -210,7 +190,8 @@ class TokenCount(click.ParamType):
         try:
             return float(text if unit == 1.0 else text[:-1]) * unit
         except ValueError:
-            self.fail(f"{value!r} is no number of tokens; write one such as 1e12, 300B or 15T", param, ctx)
+            fault = say("{value} is no number of tokens; write one such as 1e12, 300B or 15T", value=repr(value))
+            self.fail(fault, param, ctx)
 
 
 def cluster_options(command: Any) -> Any:

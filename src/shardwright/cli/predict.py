@@ -8,17 +8,18 @@ from typing import Any
 import click
 
 from shardwright.cli.checked_job import load_predicted, load_to_run
+from shardwright.cli.command_language import command_language
 from shardwright.cli.job_options import (
     PredictCommand,
     asked_cluster,
     cluster_options,
-    command_language,
     command_language_option,
     file_option,
     job_options,
     json_option,
     language_option,
 )
+from shardwright.cli.localized_commands import LocalizedCommand
 from shardwright.cli.progress_bar import progress_shown
 from shardwright.config.phrase import say
 from shardwright.report.text_columns import fitting
@@ -76,7 +77,7 @@ def explain(job: str, overrides: tuple[str, ...], as_json: bool, language: str, 
     click.echo(text)
 
 
-@click.command()
+@click.command(cls=LocalizedCommand)
 @click.argument("runs", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @json_option
 @language_option
@@ -172,7 +173,7 @@ def dryrun(job: str, overrides: tuple[str, ...], as_json: bool, rank: int, devic
             from shardwright.measure.checks.plan_checks import check_plan, checks_text  # load torch
 
             checks = check_plan(spec)
-        text = fitting(checks_text(spec.name, checks))
+        text = fitting(checks_text(spec.name, checks, command_language()))
         click.echo(json.dumps([result.as_dict() for result in checks]) if as_json else text)
         if any(result.faults for result in checks):
             raise SystemExit(1)

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 import click
 
 from shardwright.cli.job_options import NumberRange, file_option, has_colours, json_option, language_option
+from shardwright.cli.localized_commands import LocalizedCommand
 from shardwright.config.phrase import in_language, say
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-@click.command()
+@click.command(cls=LocalizedCommand)
 @click.argument("run", type=click.Path(path_type=Path))
 @json_option
 @language_option
@@ -38,7 +39,7 @@ def report(run: Path, as_json: bool, language: str, html: Path | None) -> None:
     )
 
 
-@click.command()
+@click.command(cls=LocalizedCommand)
 @click.argument("run", type=click.Path(path_type=Path))
 @json_option
 @language_option
@@ -79,7 +80,7 @@ def top(run: Path, as_json: bool, language: str, once: bool, every_s: float) -> 
                 live.update(Group(*_screen(run, language)), refresh=True)
 
 
-@click.command()
+@click.command(cls=LocalizedCommand)
 @click.argument("folders", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @json_option
 @language_option

@@ -9,13 +9,13 @@ from typing import Any
 import click
 
 from shardwright.cli.checked_job import load, load_to_plan, tell_notes
+from shardwright.cli.command_language import command_language
 from shardwright.cli.interchange import NAMES, changes, export_fault, held_to, load_from, planned_for
 from shardwright.cli.job_options import (
     PredictCommand,
     TokenCount,
     asked_cluster,
     cluster_options,
-    command_language,
     device_options,
     expect_many_actions,
     file_option,
@@ -255,7 +255,8 @@ def scale(
     expect_many_actions()
     _refuse_plan_overrides(overrides)
     if not 0 <= tokens <= largest.FACTOR**2:
-        raise click.BadParameter(f"{tokens:g} is not within 0 and {largest.FACTOR**2:g}", param_hint="--tokens")
+        fault = say("{value:g} is not within {least:g} and {most:g}", value=tokens, least=0, most=largest.FACTOR**2)
+        raise click.BadParameter(fault, param_hint="--tokens")
     language = options.pop("language")
     constraints, sizes = constraints_of(options.pop("keep"), options.pop("between")), sizes_of(devices)
     smallest = sizes[0] if names_model(job) else 0

@@ -10,7 +10,8 @@ from functools import partial
 import click
 
 from shardwright.cli.checked_job import load_to_run
-from shardwright.cli.job_options import JobCommand, command_language, job_options, tell
+from shardwright.cli.command_language import command_language, tell
+from shardwright.cli.job_options import JobCommand, command_language_option, job_options
 
 
 @click.command(
@@ -27,6 +28,7 @@ from shardwright.cli.job_options import JobCommand, command_language, job_option
     help="Begin with the weights of another run's newest healthy checkpoint, where this one has none yet: its folder, "
     "or the folder or address of its checkpoints.",
 )
+@command_language_option
 def train(job: str, overrides: tuple[str, ...], as_json: bool, fresh: bool, weights_from: str | None) -> None:
     """Train JOB. Starts the local ranks itself; under torchrun it is one of them. A run whose folder has a checkpoint
     goes on from it."""

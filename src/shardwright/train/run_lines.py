@@ -9,7 +9,7 @@ from shardwright.config.batch import BatchSpec
 from shardwright.config.data import HELD_OUT
 from shardwright.config.job import JobSpec
 from shardwright.config.model_job import sequence_notes
-from shardwright.config.phrase import say
+from shardwright.config.phrase import below, say
 from shardwright.config.units import counted_phrase
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.pipeline.action_times import Performed
@@ -60,6 +60,7 @@ NOTHING_IS_KEPT = say(
     "note: no checkpoints are kept, and of the weights nothing is left after the run; --set "
     "checkpoint.every_steps=100 keeps them every 100 steps and at the end"
 )
+_LISTED_RANKS = 64  # more of them are not listed
 
 
 def rate_note(manifest: Manifest, job: JobSpec, left_out: int) -> str:
@@ -131,7 +132,7 @@ def introduce(job: JobSpec, mesh: Mesh, tokens: TokenFiles | MixedTokens, place:
             sequence_parallel=say("on") if plan.sequence_parallel else say("off"),
         )
     )
-    log.tell(str(mesh.shape) if plan.world <= 64 else str(mesh.shape).splitlines()[0])
+    log.tell(below(mesh.shape.lines()[: None if plan.world <= _LISTED_RANKS else 1]))
     log.tell(_data_line(job, tokens))
     for note in sequence_notes(model) if model.sequence > model.longest_sequence else ():
         log.tell(say("note: {note}", note=note))
