@@ -129,6 +129,8 @@ def test_a_run_is_watched_in_the_language(tmp_path: Path) -> None:
         ("explain quickstart --set plan.dp=3", "批次请用 24 或 36，或者换一个 plan.dp"),
         ("estimate quickstart --set cluster.nodes=2 --set cluster.devices_per_node=8", "请用 dp 4"),
         ("estimate quickstart --set model.layers=0", "model.layers = 0：应大于 0（Transformer 块的数目）"),
+        ("estimate quickstart --html /no/x.html", "无法写 --html /no/x.html：没有这个文件或目录；请用 --html 另选一个"),
+        ("import nope", "不能作为文件读取（没有这个文件或目录）"),
         ("launch quickstart --slurm", "启动 quickstart：1 处错误"),
         ("schedule gpipe --stages 0", "--stages 是 0；请用 1 或更大的数"),
     ],

@@ -179,7 +179,9 @@ def _command() -> None:
 
 def _not_written(error: OSError) -> str:
     """The message about a file, or standard output, that can't be written."""
-    reason = error.strerror or str(error)
+    from shardwright.config.user_file import system_reason
+
+    reason = system_reason(error)
     if error.filename is None:
         return say(
             "failed: standard output can't be written: {reason}; make room there, or name another place", reason=reason

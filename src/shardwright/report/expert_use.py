@@ -16,7 +16,7 @@ from typing import Any
 from shardwright.config.base import PlanError, error_text
 from shardwright.config.phrase import ENGLISH, in_language, say
 from shardwright.config.units import MIB, bytes_text
-from shardwright.config.user_file import FileFault, read_text
+from shardwright.config.user_file import FileFault, read_text, system_reason
 from shardwright.report.output import replace_output, write_output
 from shardwright.report.svg import (
     HEAT_STYLE,
@@ -97,7 +97,7 @@ def read_use(folder: Path) -> ExpertUse:
     except FileFault as error:
         fault = error_text(error)
     except OSError as error:
-        fault = say("{path} can't be read: {reason}; name the folder of a run", path=path, reason=str(error.strerror))
+        fault = say("{path} can't be read: {reason}; name the folder of a run", path=path, reason=system_reason(error))
     except (KeyError, TypeError, IndexError) as error:
         fault = say(
             "{path} is not what this version writes of experts ({reason} in a step); train the run again",

@@ -175,7 +175,7 @@ def show_schedule(name: str | None, request: Request, compare: bool, output: Out
 def show_job(study: JobStudy, output: Output) -> None:
     """Show the result of the command `simulate`. PlanError if a file would be too large."""
     if faults := _drawing_faults(output, [study.drawn]):
-        raise PlanError("output", faults)
+        raise PlanError(say("output"), faults)
     _write(output.html, "--html", lambda: job_page(study, output.language))
     _write(output.svg, "--svg", lambda: job_picture(study))
     _write(output.trace, "--trace", lambda: job_trace(study))
@@ -250,7 +250,7 @@ def _show_comparison(request: Request, named_study: Study | None, output: Output
         _write_files(named_study, request.note, Output(None, output.svg, output.trace), named_study.heading)
     if output.html:
         if faults := _drawing_faults(Output(output.html), studies):
-            raise PlanError("output", faults)
+            raise PlanError(say("output"), faults)
         title = say("Pipeline schedules: {shape}", shape=shape)
         page = timeline_page(title, [section_of(study) for study in studies], request.note, studies, output.language)
         _write(output.html, "--html", lambda: page)
@@ -298,7 +298,7 @@ def _drawing_faults(output: Output, studies: Sequence[Study]) -> list[str]:
 
 def _write_files(study: Study, note: str, output: Output, title: str) -> None:
     if faults := _drawing_faults(output, [study]):
-        raise PlanError("output", faults)
+        raise PlanError(say("output"), faults)
     _write(output.html, "--html", lambda: timeline_page(title, [section_of(study)], note, language=output.language))
     _write(output.svg, "--svg", lambda: picture(study.timeline, study.name))
     _write(output.trace, "--trace", lambda: _trace_text(study, title))
