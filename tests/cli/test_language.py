@@ -15,7 +15,7 @@ from shardwright.cli.main import cli
 from shardwright.config.base import RunError
 from shardwright.config.phrase import language_of_locale, say
 from shardwright.report.text_columns import num_columns
-from support.languages import assert_same_in_chinese, differing, num_chinese
+from support.languages import assert_same_in_chinese, differing, num_chinese, words_of_picture
 from support.recorded_run import write_run
 
 SCREENS = (
@@ -67,6 +67,17 @@ def test_the_locale_chooses_and_the_option_overrides_it() -> None:
     assert "放得进" in run("estimate gemma2-27b-tpu", LC_ALL="zh_CN.UTF-8").output
     assert "It fits" in run("estimate gemma2-27b-tpu", "--lang", "en", LC_ALL="zh_CN.UTF-8").output
     assert "It fits" in run("estimate gemma2-27b-tpu", LC_ALL="de_DE.UTF-8").output
+
+
+def test_a_picture_of_a_collective_has_the_same_numbers_in_chinese(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def words_in(language: str) -> str:
+        file = tmp_path / f"{language}.svg"
+        assert run(f"collective all-reduce --ranks 8 --svg {file} --lang {language}").exit_code == 0
+        return words_of_picture(file.read_text(encoding="utf-8"))
+
+    assert_same_in_chinese(words_in, monkeypatch, 20)
 
 
 def test_a_dry_run_speaks_chinese() -> None:

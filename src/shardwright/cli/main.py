@@ -76,7 +76,7 @@ def experts(run: Path, as_json: bool, language: str, svg: Path | None) -> None:
     """Draw how the experts of a run were used, from the folder RUN. The run may still go on."""
     from shardwright.report.expert_use import draw_use, read_use, use_dict, use_text
 
-    file = draw_use(run, svg)
+    file = draw_use(run, svg, language)
     use = read_use(run)
     if as_json:
         click.echo(json.dumps(use_dict(use) | {"svg": str(file)}))

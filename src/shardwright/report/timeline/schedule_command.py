@@ -177,7 +177,7 @@ def show_job(study: JobStudy, output: Output) -> None:
     if faults := _drawing_faults(output, [study.drawn]):
         raise PlanError(say("output"), faults)
     _write(output.html, "--html", lambda: job_page(study, output.language))
-    _write(output.svg, "--svg", lambda: job_picture(study))
+    _write(output.svg, "--svg", lambda: job_picture(study, output.language))
     _write(output.trace, "--trace", lambda: job_trace(study))
     click.echo(json.dumps(study.values) if output.as_json else job_text(study, output))
 
@@ -201,9 +201,9 @@ def job_page(study: JobStudy, language: str = ENGLISH) -> str:
     return timeline_page(study.title, study.sections(), study.note, language=language)
 
 
-def job_picture(study: JobStudy) -> str:
-    """A job's timeline as SVG."""
-    return picture(study.drawn.timeline, study.drawn.name)
+def job_picture(study: JobStudy, language: str = ENGLISH) -> str:
+    """A job's timeline as SVG, with words of a language."""
+    return picture(study.drawn.timeline, study.drawn.name, language=language)
 
 
 def job_trace(study: JobStudy) -> str:
@@ -300,7 +300,7 @@ def _write_files(study: Study, note: str, output: Output, title: str) -> None:
     if faults := _drawing_faults(output, [study]):
         raise PlanError(say("output"), faults)
     _write(output.html, "--html", lambda: timeline_page(title, [section_of(study)], note, language=output.language))
-    _write(output.svg, "--svg", lambda: picture(study.timeline, study.name))
+    _write(output.svg, "--svg", lambda: picture(study.timeline, study.name, language=output.language))
     _write(output.trace, "--trace", lambda: _trace_text(study, title))
 
 
