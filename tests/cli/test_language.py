@@ -43,6 +43,7 @@ SHORT_SCREENS = (
     "check llama2-70b --devices 8 --device h100-sxm --set plan.dp=8",
     "simulate quickstart",
     "schedule dualpipe --stages 4 --microbatches 8 --gather 1",
+    "schedule 1f1b --stages 4 --microbatches 8 --slow 2 1.5",
     "schedule --compare --stages 2 --microbatches 4 --communication 0.1",
 )
 PRINT_LANGUAGE = "from shardwright.config.phrase import language_of_locale; print(language_of_locale())"

@@ -42,15 +42,17 @@ NUMBER = re.compile(r"\d[\d,.]*\d|\d")
 
 
 def templates_of(file: Path) -> set[str]:
-    """The templates that a file says, if its `say` is that of phrases."""
+    """The templates that a file says. `say` and `fixed` are those of phrases: nothing else may have these names."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     imported = {
-        name.asname or name.name
+        name.name
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom) and node.module == "shardwright.config.phrase"
         for name in node.names
         if name.name in ("say", "fixed")
     }
+    arguments = [node.arg for node in ast.walk(tree) if isinstance(node, ast.arg | ast.keyword)]
+    assert imported.isdisjoint(arguments), f"{file.name} has an argument with the name of a function of phrases"
     return {
         node.args[0].value
         for node in ast.walk(tree)
@@ -92,7 +94,6 @@ TRANSLATED = sorted({str(file.parent.relative_to(SOURCE)) for file in SOURCE.rgl
 MEANINGS = {"description", "does", "text", "not_searched", "help", "examples", "source"}
 SAYING = {
     "say",
-    "phrase",  # where another function has that name
     "fixed",
     "Field",
     "Registry",

@@ -130,7 +130,7 @@ def test_lines_of_a_run_have_the_same_numbers_in_chinese(tmp_path: Path) -> None
             log.step(MeasuredStep(1, result, 1.0, Shares(0.5, 0.25, 0.25, 2**20, 2**20)))
             log.memory([replace(memory, parameters_bytes=2**19)], [memory])
             for line in (*predicted_lines([memory]), below(MeshShape.of(job.plan).lines())):
-                log.say(line)
+                log.tell(line)
             log.close()
         lines[language] = out.getvalue()
     assert not differing(lines["en"], lines["zh"])

@@ -4,7 +4,7 @@ from importlib import resources
 
 import click
 
-from shardwright.cli.job_options import told_language_option
+from shardwright.cli.job_options import command_language_option
 from shardwright.cli.localized_commands import LocalizedCommand
 from shardwright.config.phrase import say
 
@@ -18,7 +18,7 @@ def schema_files() -> dict[str, str]:
 
 @click.command(cls=LocalizedCommand)
 @click.argument("command", nargs=-1)
-@told_language_option
+@command_language_option
 def schema(command: tuple[str, ...]) -> None:
     """Print the JSON schema of what COMMAND answers with --json; without COMMAND, the commands that have one."""
     schemas, name = schema_files(), " ".join(command)

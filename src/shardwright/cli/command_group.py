@@ -4,8 +4,8 @@ from typing import Any
 
 import click
 
+from shardwright.cli.command_language import command_language, remember_words
 from shardwright.cli.localized_commands import LocalizedGroup
-from shardwright.cli.told_language import remember_words, told_language
 from shardwright.cli.usage_errors import localized
 from shardwright.config.phrase import started_processes_speak
 
@@ -80,7 +80,7 @@ class CommandGroup(LocalizedGroup):
         """Run the command. Faults of the input and failures are told in its language, or in the locale's; beside JSON
         in English."""
         try:
-            with started_processes_speak(told_language(ctx)):
+            with started_processes_speak(command_language(ctx)):
                 return super().invoke(ctx)
         except (click.exceptions.Exit, click.exceptions.Abort):  # RuntimeErrors, too
             raise
@@ -90,7 +90,7 @@ class CommandGroup(LocalizedGroup):
             from shardwright.config.base import PlanError, RunError  # need pydantic, which --help does not
 
             if isinstance(error, PlanError | RunError):
-                error.args = (error.in_language(told_language(ctx)),)
+                error.args = (error.in_language(command_language(ctx)),)
             raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -1,6 +1,7 @@
 """Options that commands share; and the argument, the overrides and the help of commands on a job."""
 
 import gc
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -11,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from shardwright.cli.command_language import command_language, remember_json, remember_language
 from shardwright.cli.localized_commands import LocalizedCommand
-from shardwright.cli.told_language import remember_json, remember_language, told_language
 from shardwright.config import largest
 from shardwright.config.phrase import LANGUAGES, in_language, say
 
@@ -78,7 +79,7 @@ class JobCommand(BriefCommand):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write where the rest is described."""
         text = say("shardwright fields [SECTION] lists the fields of a job that --set overrides.")
-        formatter.write(f"\n{in_language(text, told_language(ctx))}\n")
+        formatter.write(f"\n{in_language(text, command_language(ctx))}\n")
 
 
 class PredictCommand(JobCommand):
@@ -125,7 +126,7 @@ _language_option = partial(
     help="English or Chinese.  [default: the locale's]",
 )
 language_option = _language_option()
-told_language_option = _language_option(expose_value=False)  # of commands that ask for `told_language` alone
+command_language_option = _language_option(expose_value=False)  # of commands that ask for `command_language` alone
 json_option = click.option(
     "--json", "as_json", is_flag=True, callback=remember_json, help="Print JSON and nothing else."
 )
@@ -145,12 +146,33 @@ def file_option(name: str, help: str, exists: bool = False) -> Any:  # noqa: A00
 
 
 class NamedFile(click.Path):
-    """A file by its name. `-`, which names standard output elsewhere, is refused: it would be a file of that name."""
+    """A file by its name, to be read or, with `exists` False, to be written. `-`, which names standard output
+    elsewhere, is refused: it would be a file of that name."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "-":
             self.fail(say("it would be a file with the name '-', not standard output; name another"), param, ctx)
-        return super().convert(value, param, ctx)
+        path = super().convert(value, param, ctx)
+        if not self.exists and param is not None and "\0" not in str(path):
+            from shardwright.report.output import refuse_no_folder
+
+            refuse_no_folder(Path(str(path)), param.opts[0])
+        return path
+
+
+class NumberRange(click.FloatRange):
+    """A number between two bounds. click lets a number that is none, "nan", pass any bounds."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number. UsageError if it is none, or out of bounds."""
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(
+                say("{value} is no number; it is in the range {range}", value=value, range=self._describe_range()),
+                param,
+                ctx,
+            )
+        return number
 
 
 _COUNTS = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
@@ -187,7 +209,7 @@ def cluster_options(command: Any) -> Any:
 
 memory_option = click.option(
     "--memory-gib",
-    type=click.FloatRange(min=largest.LEAST_MEMORY_GIB, max=largest.MEMORY_GIB),
+    type=NumberRange(min=largest.LEAST_MEMORY_GIB, max=largest.MEMORY_GIB),
     default=None,
     metavar="N",
     help="Memory of the device, where it is not that of its entry in the catalog; all else stays.",

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardwright.cli.job_options import json_option, language_option, told_language_option
+from shardwright.cli.command_language import tell
+from shardwright.cli.job_options import command_language_option, json_option, language_option
 from shardwright.cli.localized_commands import LocalizedGroup
-from shardwright.cli.told_language import tell
 from shardwright.config.phrase import in_language, say
 from shardwright.config.user_file import system_reason
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @click.group(name="checkpoint", cls=LocalizedGroup)
-@told_language_option
+@command_language_option
 def checkpoint() -> None:
     """Look at the checkpoints of RUN: a run's folder, or the folder or address of its checkpoints."""
 

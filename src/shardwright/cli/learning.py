@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
+from shardwright.cli.command_language import command_language
 from shardwright.cli.job_options import device_options, file_option, json_option, language_option, set_option
 from shardwright.cli.localized_commands import LocalizedCommand
 from shardwright.cli.progress_bar import progress_shown
-from shardwright.cli.told_language import told_language
 from shardwright.config import largest
 from shardwright.config.phrase import in_language, say
 from shardwright.report.text_columns import fitting
@@ -82,7 +82,7 @@ def collective(kind: str, as_json: bool, language: str, runs: bool, svg: Path | 
     if runs:
         from shardwright.measure.collective_run import run_collective
 
-        with progress_shown(told_language()):
+        with progress_shown(command_language()):
             measured = run_collective(question.kind, result.priced.num_ranks, question.num_bytes)
         fields["run"] = asdict(measured)
         texts.append(in_language(measured.text, language))

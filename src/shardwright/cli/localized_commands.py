@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import click
 
-from shardwright.cli.told_language import told_language
+from shardwright.cli.command_language import command_language
 from shardwright.config.phrase import ENGLISH, Phrase, fixed, in_language, say
 from shardwright.config.recognised_phrases import recognised
 from shardwright.report.text_columns import num_columns, wrapped
@@ -83,7 +83,7 @@ class LocalizedContext(click.Context):
 
     def make_formatter(self) -> click.HelpFormatter:
         """The writer of a help. In English that of click."""
-        return formatter_in(told_language(self), self.terminal_width, self.max_content_width)
+        return formatter_in(command_language(self), self.terminal_width, self.max_content_width)
 
 
 class LocalizedCommand(click.Command):
@@ -93,7 +93,7 @@ class LocalizedCommand(click.Command):
 
     def get_short_help_str(self, limit: int = 45) -> str:
         """The beginning of the help in English; else its first paragraph, which is one phrase."""
-        if told_language() == ENGLISH or not self.help:
+        if command_language() == ENGLISH or not self.help:
             return super().get_short_help_str(limit)
         return " ".join(inspect.cleandoc(self.help).split("\n\n")[0].split())
 

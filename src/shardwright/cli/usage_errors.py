@@ -4,7 +4,7 @@ from typing import IO, Any
 
 import click
 
-from shardwright.cli.told_language import told_language
+from shardwright.cli.command_language import command_language
 from shardwright.config.phrase import ENGLISH, Phrase, in_language, say
 from shardwright.config.recognised_phrases import recognised
 
@@ -80,6 +80,6 @@ class LocalizedUsageError(click.UsageError):
 
 def localized(error: click.UsageError) -> click.UsageError:
     """The error in the language of its command; one that is shown in a way of its own, such as a help, as it is."""
-    language = told_language(error.ctx)
+    language = command_language(error.ctx)
     is_usual = type(error).show is click.UsageError.show
     return error if language == ENGLISH or not is_usual else LocalizedUsageError(error, language)

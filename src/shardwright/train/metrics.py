@@ -15,8 +15,7 @@ from typing import Any, TextIO
 from shardwright.config.base import RunError, printable
 from shardwright.config.data import HELD_OUT
 from shardwright.config.job import JobSpec
-from shardwright.config.phrase import in_language, language_of_locale, spaced
-from shardwright.config.phrase import say as phrase
+from shardwright.config.phrase import in_language, language_of_locale, say, spaced
 from shardwright.config.units import MIB
 from shardwright.config.user_file import open_file, system_reason
 from shardwright.parallel.comm.process_groups import Mesh
@@ -52,20 +51,20 @@ class MetricsLog:
         if self._peak_flops is None:
             number = job.precision.product_number
             title = device_title(mesh.device)
-            self.say(
-                phrase(
+            self.tell(
+                say(
                     "MFU is not shown: the catalog of devices has no peak rate for {device} in {number}",
                     device=title,
                     number=number,
                 )
             )
 
-    def say(self, text: str) -> None:
+    def tell(self, text: str) -> None:
         """Print a line for the user, in the language of the locale. Raises RunError if that fails."""
         try:
             print(printable(in_language(text, language_of_locale())), file=self._out, flush=True)
         except OSError as error:
-            fault = phrase("standard output can't be written: {reason}", reason=system_reason(error))
+            fault = say("standard output can't be written: {reason}", reason=system_reason(error))
             raise RunError(fault) from None
 
     def begin(self, first_step: int, device: str, data: Mapping[str, str]) -> None:
@@ -88,8 +87,8 @@ class MetricsLog:
         if is_shown:
             left_s = (total - step) * sum(self._recent_s) / len(self._recent_s)
             number = f"{step:>{len(str(total))}}/{total}"
-            texts = phrase("step {number}", number=number), _progress(metrics, result)
-            self.say(spaced([*texts, phrase("left {minutes}", minutes=_minutes(left_s))]))
+            texts = say("step {number}", number=number), _progress(metrics, result)
+            self.tell(spaced([*texts, say("left {minutes}", minutes=_minutes(left_s))]))
 
     def evaluation(self, step: int, losses: Mapping[str, float | None]) -> None:
         """Record an evaluation: the loss on each set by the set's name, None if none of its tokens has a loss."""
@@ -103,16 +102,16 @@ class MetricsLog:
         points = {f"validation_loss/{name}": _finite_or_none(loss) for name, loss in set_losses.items()}
         self._draw(step, {name: loss for name, loss in points.items() if loss is not None})
         for name, loss in losses.items():
-            told = phrase("there is no {loss}: none of its tokens has one", loss=held_out_of(name))
+            loss_words = say("there is no {loss}: none of its tokens has one", loss=held_out_of(name))
             if loss is not None:
-                told = phrase("{name} {loss:.4f}", name=held_out_of(name), loss=loss)
-            self.say(phrase("step {step}: {told}", step=step, told=told))
+                loss_words = say("{name} {loss:.4f}", name=held_out_of(name), loss=loss)
+            self.tell(say("step {step}: {loss}", step=step, loss=loss_words))
 
     def checkpoint(self, step: int, blocking_s: float, durable_s: float) -> None:
         """Record a checkpoint that is durable."""
         self._note({"checkpoint": {"step": step, "blocking_s": blocking_s, "durable_s": durable_s}})
-        self.say(
-            phrase(
+        self.tell(
+            say(
                 "step {step} is saved: the run waited {blocking:.3f} s, all was durable after {durable:.2f} s",
                 step=step,
                 blocking=blocking_s,
@@ -135,13 +134,13 @@ class MetricsLog:
         account = {"predicted": [m.as_dict() for m in predicted], "measured": [m.as_dict() for m in measured]}
         self._note({"memory": account})
         for line in measured_lines(predicted, measured):
-            self.say(line)
+            self.tell(line)
 
     def _tell_again(self, again: DoneAgain | None) -> None:
         """Record a comparison of steps that were done a second time."""
         if again is not None:
             self._note({"done_again": again.as_dict()})
-            self.say(str(again))
+            self.tell(str(again))
 
     def _write(self, values: dict[str, Any]) -> None:
         self._note(values)
@@ -171,7 +170,7 @@ class MetricsLog:
 
 def held_out_of(name: str) -> str:
     """The name of a set's loss in a printed line."""
-    return phrase("held-out loss") if name == HELD_OUT else phrase("held-out loss of {name}", name=name)
+    return say("held-out loss") if name == HELD_OUT else say("held-out loss of {name}", name=name)
 
 
 def _finite_or_none(loss: float | None) -> float | None:
@@ -219,21 +218,21 @@ def _is_kept(raw: bytes, step: int, with_memory: bool) -> bool:
 
 
 _WHY_SKIPPED = {
-    "overflow": phrase("gradients overflowed"),
-    "not finite": phrase("not finite"),
-    "spike": phrase("a spike of the loss"),
-    "no target": phrase("no token has a loss"),
+    "overflow": say("gradients overflowed"),
+    "not finite": say("not finite"),
+    "spike": say("a spike of the loss"),
+    "no target": say("no token has a loss"),
 }
 
 
 def _loss_text(loss: float | None) -> str:
-    return phrase("no loss") if loss is None else phrase("loss {loss:.4f}", loss=loss)
+    return say("no loss") if loss is None else say("loss {loss:.4f}", loss=loss)
 
 
 def _progress(metrics: StepMetrics, result: StepResult) -> str:
     """The numbers of a step in its progress line."""
     rate_text = f"{metrics.tokens_per_s:,.0f} tok/s" + (f" mfu {metrics.mfu:.1%}" if metrics.mfu is not None else "")
-    shares_text = phrase(
+    shares_text = say(
         "compute {compute:.0%} communication {communication:.0%} idle {idle:.0%}",
         compute=metrics.compute_share,
         communication=metrics.exposed_communication_share,
@@ -242,8 +241,8 @@ def _progress(metrics: StepMetrics, result: StepResult) -> str:
     return spaced(
         [
             _loss_text(result.loss),
-            *([phrase("grad {norm:.3f}", norm=result.grad_norm)] if result.grad_norm is not None else []),
-            phrase("lr {rate:.2e}", rate=result.learning_rate),
+            *([say("grad {norm:.3f}", norm=result.grad_norm)] if result.grad_norm is not None else []),
+            say("lr {rate:.2e}", rate=result.learning_rate),
             *_what_applies(metrics, result),
             rate_text,
             shares_text,
@@ -258,17 +257,17 @@ def _what_applies(metrics: StepMetrics, result: StepResult) -> list[str]:
     parts: list[str] = []
     if result.mtp_losses:
         losses = " ".join("none" if loss is None else f"{loss:.3f}" for loss in result.mtp_losses)
-        parts.append(phrase("further {losses}", losses=losses))
+        parts.append(say("further {losses}", losses=losses))
     if metrics.loss_scale is not None:
-        parts.append(phrase("scale {scale:g}", scale=metrics.loss_scale))
+        parts.append(say("scale {scale:g}", scale=metrics.loss_scale))
     if metrics.skipped:
-        parts.append(phrase("skipped: {reason}", reason=_WHY_SKIPPED[metrics.skipped_because or "overflow"]))
+        parts.append(say("skipped: {reason}", reason=_WHY_SKIPPED[metrics.skipped_because or "overflow"]))
     if metrics.between_link_use is not None:
-        parts.append(phrase("network {share:.0%} used", share=metrics.between_link_use))
+        parts.append(say("network {share:.0%} used", share=metrics.between_link_use))
     if metrics.compression_bytes_saved:
-        parts.append(phrase("compression saved {mib:,.2f} MiB", mib=metrics.compression_bytes_saved / MIB))
+        parts.append(say("compression saved {mib:,.2f} MiB", mib=metrics.compression_bytes_saved / MIB))
     if metrics.between_nodes_bytes:
-        parts.append(phrase("between nodes {mib:,.2f} MiB", mib=metrics.between_nodes_bytes / MIB))
+        parts.append(say("between nodes {mib:,.2f} MiB", mib=metrics.between_nodes_bytes / MIB))
     if result.routing:
         parts.append(in_words(result.routing))
     return parts

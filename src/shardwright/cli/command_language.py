@@ -10,7 +10,7 @@ from shardwright.config.phrase import ENGLISH, LANGUAGES, in_language, language_
 LANGUAGE, _AS_JSON = "shardwright.language", "shardwright.json"
 
 
-def told_language(ctx: click.Context | None = None) -> str:
+def command_language(ctx: click.Context | None = None) -> str:
     """The language in which a command tells faults, notes and progress: the one that is asked for, or the locale's.
     English beside JSON, which programs read. Without a context, that of the command that runs."""
     ctx = ctx or click.get_current_context(silent=True)
@@ -20,7 +20,7 @@ def told_language(ctx: click.Context | None = None) -> str:
 
 def tell(text: str, err: bool = False) -> None:
     """Print a line in the language of the command."""
-    click.echo(in_language(text, told_language()), err=err)
+    click.echo(in_language(text, command_language()), err=err)
 
 
 def asked_language(words: Sequence[str]) -> str:
