@@ -207,9 +207,9 @@ def show_job(study: JobStudy, output: Output) -> None:
     """Show the result of the command `simulate`. PlanError if a file would be too large."""
     if faults := _drawing_faults(output, [study.drawn]):
         raise PlanError(say("output"), faults)
-    _write(output.html, "--html", lambda: job_page(study, output.language))
-    _write(output.svg, "--svg", lambda: job_picture(study, output.language))
-    _write(output.trace, "--trace", lambda: job_trace(study))
+    _write(output, output.html, "--html", lambda: job_page(study, output.language))
+    _write(output, output.svg, "--svg", lambda: job_picture(study, output.language))
+    _write(output, output.trace, "--trace", lambda: job_trace(study))
     click.echo(json.dumps(study.values) if output.as_json else job_text(study, output))
 
 
@@ -284,7 +284,7 @@ def _show_comparison(request: Request, named_study: Study | None, output: Output
             raise PlanError(say("output"), faults)
         title = say("Pipeline schedules: {shape}", shape=shape)
         page = timeline_page(title, [section_of(study) for study in studies], request.note, studies, output.language)
-        _write(output.html, "--html", lambda: page)
+        _write(output, output.html, "--html", lambda: page)
     if output.as_json:
         click.echo(json.dumps({"schedules": [as_dict(study) for study in studies]}))
     else:
@@ -330,9 +330,10 @@ def _drawing_faults(output: Output, studies: Sequence[Study]) -> list[str]:
 def _write_files(study: Study, note: str, output: Output, title: str) -> None:
     if faults := _drawing_faults(output, [study]):
         raise PlanError(say("output"), faults)
-    _write(output.html, "--html", lambda: timeline_page(title, [section_of(study)], note, language=output.language))
-    _write(output.svg, "--svg", lambda: picture(study.timeline, study.name, language=output.language))
-    _write(output.trace, "--trace", lambda: _trace_text(study, title))
+    sections = [section_of(study)]
+    _write(output, output.html, "--html", lambda: timeline_page(title, sections, note, language=output.language))
+    _write(output, output.svg, "--svg", lambda: picture(study.timeline, study.name, language=output.language))
+    _write(output, output.trace, "--trace", lambda: _trace_text(study, title))
 
 
 def _trace_text(study: Study, title: str, is_seconds: bool = False) -> str:
@@ -342,9 +343,10 @@ def _trace_text(study: Study, title: str, is_seconds: bool = False) -> str:
     return json.dumps(trace_dict) + "\n"
 
 
-def _write(path: Path | None, option: str, text: Callable[[], str]) -> None:
+def _write(output: Output, path: Path | None, option: str, text: Callable[[], str]) -> None:
     """Write a file, if it is asked for, and name it on standard error."""
     if path is None:
         return
     write_output(path, text(), option)
-    click.echo(f"wrote {path}", err=True)
+    language = ENGLISH if output.as_json else output.language
+    click.echo(in_language(say("wrote {file}", file=str(path)), language), err=True)
