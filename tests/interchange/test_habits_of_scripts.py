@@ -226,3 +226,9 @@ def test_what_gpt_neox_says_of_experts_counts_where_there_are_some() -> None:
     some = {"n.yml": NEOX["n.yml"].replace("EXPERTS", "8")}
     with pytest.raises(PlanError, match="experts of GPT-NeoX are not read"):
         job_read(some, "model.vocab=128", devices=2)
+
+
+@pytest.mark.parametrize(("section", "stage"), [("true", 1), ("false", 0), ('{"stage": 2}', 2)])
+def test_zero_may_be_a_word_in_place_of_a_section(section: str, stage: int) -> None:
+    text = '{"train_micro_batch_size_per_gpu": 1, "zero_optimization": SECTION}'.replace("SECTION", section)
+    assert job_read({"z.json": text} | MODEL, devices=2)[1].job.plan.zero == stage
