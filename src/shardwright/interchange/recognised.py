@@ -33,10 +33,10 @@ def system_name_of(path: str, text: str, *scripts: str) -> str:
     elif text.startswith("#!") or suffix in SCRIPTS:
         if other := next((other.title for other in UNREAD_SYSTEMS if other.signs.fit_script(text)), ""):
             raise PlanError(path, [say("it starts {system}, which is not read here; say it as a job", system=other)])
-        known = (
-            system for script in (text, *scripts) for system, signs in systems_by_signs() if signs.fit_script(script)
-        )
-        return next((system.name for system in known), _USUAL_SCRIPT)
+        for script in (text, *scripts):
+            if name := next((system.name for system, signs in systems_by_signs() if signs.fit_script(script)), ""):
+                return name
+        return _USUAL_SCRIPT
     raise PlanError(path, [say("no system is known to write such a file; name the system, such as megatron")])
 
 
