@@ -15,15 +15,24 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n auto --maxproce
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
+# pip would compile all modules of all packages, of which a run imports a sixth; these are compiled by importing them.
+# Where Python may write no bytecode itself, each command would else compile them again.
+INSTALL := $(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
+COMPILE := PYTHONDONTWRITEBYTECODE= $(BIN)/python -c "from shardwright.train.launch import loading; loading.preload()"
+
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[studio]'
-	$(BIN)/python -m compileall -q src  # where Python may write no bytecode itself, each command would compile again
+	$(INSTALL) -e '.[studio]'
+	$(COMPILE)
+	$(BIN)/python -m compileall -q src
 	touch $@
 
-$(VENV)/installed-test: $(VENV)/installed
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
-	touch $@
+$(VENV)/installed-test: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) -e '.[studio,test]'
+	$(COMPILE)
+	$(BIN)/python -m compileall -q src
+	touch $(VENV)/installed $@
 
 install: $(VENV)/installed  ## make the virtual environment and install the package
 

@@ -63,10 +63,11 @@ def test_results_print_and_dump_as_the_commands_do() -> None:
     assert printed("explain", *words).endswith(f"{job.explain()}\n")
     assert json.loads(printed("explain", *words, "--json")) == json.loads(json.dumps(job.explain().to_dict()))
     search = [word for kept in KEPT for word in ("--keep", kept)] + ["--top", "3"]
-    curves = sw.load("tiny-llama", **ON_8).scale([8, 16], keep=KEPT)
+    curves = sw.load("tiny-llama", **ON_8).scale("8-16", keep=KEPT)
     sizes = ["tiny-llama", "--device", "h100-sxm", *search[:-2], "--devices"]
     assert json.loads(printed("scale", *sizes, "8,16", "--json")) == json.loads(json.dumps(curves.to_dict()))
-    assert str(curves) == str(sw.load("tiny-llama", **ON_8).scale("8-16", keep=KEPT))
+    smallest = sw.load("tiny-llama", **ON_8).scale([8], keep=KEPT).rows()
+    assert [row["step_s"] for row in smallest] == [row["step_s"] for row in curves.rows() if row["devices"] == 8]
     result = job.plan(keep=KEPT, top=3)
     assert json.loads(printed("plan", *words, *search, "--json")) == result.dicts()
     _, heading, best, *_ = str(result).split("\n\n")

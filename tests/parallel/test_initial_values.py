@@ -190,7 +190,7 @@ print(torch.backends.cpu.get_cpu_capability(), digest.hexdigest())
 def test_the_same_bits_with_any_vectors_and_threads() -> None:
     """One digest for all, that of the day they were pinned."""
     result = {}
-    for capability, threads in (("default", 1), ("avx2", 1), ("", 1), ("", 2), ("default", 3)):
+    for capability, threads in (("default", 1), ("avx2", 1), ("", 2), ("default", 3)):
         environment = dict(os.environ) | ({"ATEN_CPU_CAPABILITY": capability} if capability else {})
         command = [sys.executable, "-c", DIGEST, str(threads)]
         output = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout

@@ -292,6 +292,8 @@ def _cluster_faults(job: JobSpec) -> list[str]:
 
 def _fallback_faults(job: JobSpec) -> list[str]:
     """Faults of the fallback plans, without the faults that the job has with its first plan."""
+    if not job.plan.fallback:
+        return []
     plans = [job.plan, *(job.plan.fallback_plan(number) for number in range(len(job.plan.fallback)))]
     known_faults, faults = set(faults_on_any_cluster(job)), list[str]()
     for number, plan in enumerate(plans[1:]):

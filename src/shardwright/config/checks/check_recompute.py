@@ -1,5 +1,7 @@
 """Check that the fields of a plan about recomputation agree."""
 
+from functools import cache
+
 from shardwright.config.phrase import any_of, say
 from shardwright.config.plan import PlanSpec
 from shardwright.config.recompute_facts import RECOMPUTES, optional_recompute_fields
@@ -9,11 +11,16 @@ def recompute_faults(plan: PlanSpec, layers: int, mtp_layers: int = 0) -> list[s
     """Contradictions among the fields about recomputation."""
     facts = RECOMPUTES[plan.recompute]
     unread = [name for name in optional_recompute_fields() if name not in facts.reads]
-    defaults = {name: PlanSpec.model_fields[name].get_default(call_default_factory=True) for name in unread}
     return [
         *facts.faults(plan, layers, mtp_layers),
-        *(_unread(plan, name) for name in unread if getattr(plan, name) != defaults[name]),
+        *(_unread(plan, name) for name in unread if getattr(plan, name) != _default(name)),
     ]
+
+
+@cache
+def _default(name: str) -> object:
+    """The value of a plan's field that nobody sets. Nobody may change it."""
+    return PlanSpec.model_fields[name].get_default(call_default_factory=True)
 
 
 def _unread(plan: PlanSpec, name: str) -> str:

@@ -209,10 +209,10 @@ def _explain(end: _End, job: JobSpec) -> Exception:
         rank, number = killed[0]
         name = signal_name(number)
         fault = say("{rank} was killed by {signal}", rank=shape.describe(rank), signal=name)
-        told = _others_ended(fault, job.plan.world - 1)
+        message = _others_ended(fault, job.plan.world - 1)
         if name == "SIGKILL":
-            told = say("{fault}. The system ends processes so when memory runs out", fault=told)
-        return RankFailedError(told)
+            message = say("{fault}. The system ends processes so when memory runs out", fault=message)
+        return RankFailedError(message)
     if notes:
         return RankFailedError(notes[0].sentence(shape), notes[0])
     if end.late:
