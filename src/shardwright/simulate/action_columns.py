@@ -39,6 +39,16 @@ class Columns:
             pair=stage * num_microbatches + np.array(microbatches, np.int64),
         )
 
+    @property
+    def kinds(self) -> list[Kind]:
+        """The kinds that occur."""
+        return [kind for kind, number in _NUMBER.items() if (self.kind == number).any()]
+
+    @property
+    def has_pairs(self) -> bool:
+        """True if some actions are overlapped pairs."""
+        return bool((np.diff(self.at) == 0).any())
+
     def are_of(self, *kinds: Kind) -> Array:
         """A mask that is True for actions of the given kinds."""
         is_wanted = np.zeros(len(_NUMBER), bool)
