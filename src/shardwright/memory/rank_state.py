@@ -6,11 +6,9 @@ Units, their order and their padding come from sharding/buckets.py, which the ru
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import accumulate
 
 from shardwright.config.job import JobSpec
 from shardwright.config.kept_results import kept_by_identity
-from shardwright.config.model_shape import shape_of
 from shardwright.config.nf4_rows import WORD_BYTES
 from shardwright.config.plan import PlanSpec
 from shardwright.memory.state_bytes import FLOAT
@@ -19,7 +17,7 @@ from shardwright.sharding.buckets import bucket_elements, in_unit_order, unit_gr
 from shardwright.sharding.flat_buffer import FlatLayout
 from shardwright.sharding.groups import COPIES, SHARDS, axis_groups, zero_stage
 from shardwright.sharding.parameter_shard import ParameterShard
-from shardwright.sharding.stage_parameters import last_uses, stage_parameters
+from shardwright.sharding.stage_parameters import alike_stages, last_uses, stage_parameters
 from shardwright.sharding.unit_update import UpdateGroup, Updates
 
 UnitKey = tuple[int, int]  # (stage, number of the unit in it)
@@ -147,8 +145,8 @@ def rank_state(
 
 
 def sized_state(job: JobSpec, program: Program, pp_rank: int, tp_index: int = 0) -> dict[int, StageState]:
-    """The state of a pipeline rank as far as sizes need it. Stages between the first and the last that have layers of
-    the same kinds share their units, whose parameters have the names that they have in one of these stages."""
+    """The state of a pipeline rank as far as sizes need it: stages that are alike share their units, whose
+    parameters have the names that they have in one of these stages."""
     alike = _alike_stages(job)
     if tp_index not in alike:
         alike[tp_index] = _AlikeStages(job, tp_index)
@@ -159,21 +157,17 @@ class _AlikeStages:
     """The states of a job's stages, of which each is made once for all that are alike."""
 
     def __init__(self, job: JobSpec, tp_index: int) -> None:
-        counts, is_dense = job.plan.stage_layers(job.model.layers), shape_of(job.model).is_dense
-        firsts = accumulate(counts, initial=0)
-        self._kinds = [tuple(map(is_dense, range(first, first + n))) for first, n in zip(firsts, counts, strict=False)]
         replicas = {is_expert: replicas_of(job.plan, is_expert, tp_index=tp_index) for is_expert in (False, True)}
         self._make = partial(_stage_state, job, replicas, tp_index)
-        self._states: dict[tuple[bool, ...], StageState] = {}
+        self._alike = alike_stages(job.model, job.plan)
+        self._states: dict[tuple[int, bool], StageState] = {}
 
     def state(self, stage: int, shares_table: bool) -> StageState:
         """The state of a stage."""
-        if stage in (0, len(self._kinds) - 1):
-            return self._make(stage, shares_table)
-        kinds = self._kinds[stage]
-        if kinds not in self._states:
-            self._states[kinds] = self._make(stage, shares_table)
-        return self._states[kinds].at(stage)
+        key = self._alike[stage], shares_table
+        if key not in self._states:
+            self._states[key] = self._make(stage, shares_table)
+        return self._states[key].at(stage)
 
 
 @partial(kept_by_identity, most=2)
