@@ -1,7 +1,8 @@
 "use strict";
 // Makes of the columns of packed_timeline.py the lists that painter.js draws. Of a rank: blocks [from, to, parts, step],
 // whose parts are [colour, letter, stage, microbatch]; waits [from, to, cause]; curves of [time, count]. Messages are
-// [sender, receiver, backward, start, sent, arrived, stage, microbatch, step].
+// [sender, receiver, backward, start, sent, arrived, stage, microbatch, step]. A list is made when it is first read: nobody
+// reads those of a timeline that is out of sight.
 function unpackedTimelines(data) {
   return { ...data, sections: data.sections.map(unpackedSection) };
 }
@@ -24,11 +25,24 @@ function unpackedSection(section) {
     const { at, count } = unpackedColumns(packed);
     return Array.from(at, (time, n) => [time * tick, count[n]]);
   };
-  const ranks = section.ranks.map((rank) => ({
-    busy: blocks(rank.busy), idle: waits(rank.idle), moves: blocks(rank.moves), alive: curve(rank.alive),
-    buffered: curve(rank.buffered), inputs: curve(rank.inputs), gathered: curve(rank.gathered),
-  }));
-  return { ...section, ranks, messages: unpackedMessages(section.messages, routes, tick) };
+  const listsOf = { busy: blocks, idle: waits, moves: blocks, alive: curve, buffered: curve, inputs: curve, gathered: curve };
+  const ranks = section.ranks.map((rank) => {
+    const lists = {};
+    for (const [name, listOf] of Object.entries(listsOf)) makeWhenRead(lists, name, () => listOf(rank[name]));
+    return lists;
+  });
+  const { messages, ...others } = section;
+  return makeWhenRead({ ...others, ranks }, "messages", () => unpackedMessages(messages, routes, tick));
+}
+
+// Gives an object a property that is made when it is first read.
+function makeWhenRead(object, name, make) {
+  const get = () => {
+    const value = make();
+    Object.defineProperty(object, name, { value, enumerable: true });
+    return value;
+  };
+  return Object.defineProperty(object, name, { get, enumerable: true, configurable: true });
 }
 
 function unpackedMessages(packed, routes, tick) {
