@@ -1,7 +1,7 @@
 """The actions of a rank as arrays, so that a question about millions of actions is one operation."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
 
@@ -24,6 +24,7 @@ class Columns:
     kind: Array
     stage: Array
     pair: Array
+    _of_kinds: dict[tuple[Kind, ...], "Columns"] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, row: Sequence[Action], num_microbatches: int) -> "Columns":
@@ -57,8 +58,10 @@ class Columns:
         return mask
 
     def of_kinds(self, *kinds: Kind) -> "Columns":
-        """The columns of only the actions of the given kinds."""
-        return self.where(self.are_of(*kinds))
+        """The columns of only the actions of the given kinds. They are kept: all questions about a rank ask for them."""
+        if kinds not in self._of_kinds:
+            self._of_kinds[kinds] = self.where(self.are_of(*kinds))
+        return self._of_kinds[kinds]
 
     def where(self, mask: Array) -> "Columns":
         """The columns of only some actions, chosen by a mask or by indices."""
