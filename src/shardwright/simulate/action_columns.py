@@ -58,7 +58,7 @@ class Columns:
         return mask
 
     def of_kinds(self, *kinds: Kind) -> "Columns":
-        """The columns of only the actions of the given kinds. They are kept: all questions about a rank ask for them."""
+        """The columns of only the actions of the given kinds, which are kept: most questions about a rank need them."""
         if kinds not in self._of_kinds:
             self._of_kinds[kinds] = self.where(self.are_of(*kinds))
         return self._of_kinds[kinds]
