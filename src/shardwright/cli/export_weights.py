@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardwright.cli.job_options import json_option, question_of
+from shardwright.cli.job_options import NumberRange, command_language_option, json_option, question_of
 from shardwright.cli.kept_checkpoints import as_fault, chosen_step, found_checkpoints
+from shardwright.cli.localized_commands import LocalizedCommand
 from shardwright.config.phrase import say
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ _to = click.option(
 )
 _file_gib = click.option(
     "--file-gib",
-    type=click.FloatRange(0.001, 1024),
+    type=NumberRange(0.001, 1024),
     default=4.0,
     show_default=True,
     help="Most GiB of a file in a folder; a tensor is never cut.",
@@ -59,7 +60,7 @@ _file_gib = click.option(
 _overwrite = click.option("--overwrite", is_flag=True, help="Write over what was written earlier.")
 
 
-@click.command(name="export")
+@click.command(name="export", cls=LocalizedCommand)
 @click.argument("run")
 @_to
 @click.option("--step", type=click.IntRange(0), help="Which one.  [default: the newest healthy one]")
@@ -79,6 +80,7 @@ _overwrite = click.option("--overwrite", is_flag=True, help="Write over what was
 )
 @_overwrite
 @json_option
+@command_language_option
 def export(run: str, step: int | None, names: str | None, as_json: bool, **options: Any) -> None:
     """Write the weights of one checkpoint as whole tensors to safetensors files."""
     _export(run, question_of(_WeightFiles, options), as_json, step, names)
@@ -106,7 +108,7 @@ def _export(run: str, output: _WeightFiles, as_json: bool, step: int | None = No
     _tell(files, place, {"step": manifest.step}, f"step {manifest.step}: ", as_json)
 
 
-@click.command()
+@click.command(cls=LocalizedCommand)
 @click.argument("source", metavar="FOLDER|RUN")
 @_to
 @click.option(
@@ -119,6 +121,7 @@ def _export(run: str, output: _WeightFiles, as_json: bool, step: int | None = No
 @_file_gib
 @_overwrite
 @json_option
+@command_language_option
 def convert(source: str, as_json: bool, **options: Any) -> None:
     """Write a model's FOLDER again as plain safetensors files: quantised weights (fp8, MXFP4) become numbers that can
     be trained, pickled files safetensors. Of a RUN, the newest healthy checkpoint is exported.

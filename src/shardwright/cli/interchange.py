@@ -18,6 +18,7 @@ from shardwright.cli.job_options import (
     language_option,
     set_option,
 )
+from shardwright.config.phrase import in_language, say
 
 if TYPE_CHECKING:
     from shardwright.api.asked_job import JobToPlan
@@ -93,7 +94,6 @@ def import_job(
     from dataclasses import replace
 
     from shardwright.api.asked_job import planned
-    from shardwright.config.phrase import say
     from shardwright.interchange.carried_data import with_paths_from
     from shardwright.report.imported_text import imported_dict, imported_notes
     from shardwright.report.toml_files import job_toml, write_toml
@@ -115,7 +115,6 @@ def import_job(
 def _system_and_files(words: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
     """The system that the first word names, else that of the first file; and the files. Raises PlanError."""
     from shardwright.config.base import PlanError, error_text
-    from shardwright.config.phrase import say
     from shardwright.config.units import MIB
     from shardwright.config.user_file import FileFault, read_text
     from shardwright.interchange.recognised import JOB, system_name_of
@@ -163,7 +162,7 @@ def _imported(
     required=True,
     type=click.Choice(NAMES),
     metavar="SYSTEM",
-    help=f"The training system: {', '.join(NAMES)}.",
+    help=say("The training system: {listed}.", listed=NAMES),
 )
 @click.option(
     "--out",
@@ -180,7 +179,6 @@ def export_job(
     A plan that the system does not have is refused, with all that it lacks and the nearest plan that it has.
     """
     from shardwright.config.base import PlanError
-    from shardwright.config.phrase import in_language, say
     from shardwright.interchange.exported import Lacking, exported
     from shardwright.interchange.system import SYSTEMS
     from shardwright.report.imported_text import exported_notes, nearest_export
@@ -220,7 +218,6 @@ def load_from(
     on the import, in a language, go to standard error."""
     from shardwright.api.asked_job import with_own_plan
     from shardwright.config.base import PlanError
-    from shardwright.config.phrase import say
     from shardwright.interchange.system import SYSTEMS, system_of
     from shardwright.report.imported_text import imported_notes
 
@@ -254,7 +251,6 @@ def planned_for(name: str, to_plan: "JobToPlan") -> "tuple[System, JobToPlan]":
     exporting."""
     from dataclasses import replace
 
-    from shardwright.config.phrase import say
     from shardwright.config.software import software_of
     from shardwright.interchange.system import SYSTEMS
 

@@ -6,6 +6,7 @@ from urllib.parse import urlencode
 
 import click
 
+from shardwright.cli.command_language import tell
 from shardwright.cli.job_options import (
     PredictCommand,
     asked_cluster,
@@ -13,7 +14,6 @@ from shardwright.cli.job_options import (
     expect_many_actions,
     language_option,
     set_option,
-    tell,
 )
 from shardwright.config.phrase import say
 

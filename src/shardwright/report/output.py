@@ -26,19 +26,7 @@ def write_output(path: Path, text: str, option: str) -> None:
     except OSError as error:
         if error.errno in _DISK_ERRNOS:
             raise OSError(error.errno, error.strerror, str(path)) from None
-        way_out = say("name another with {option}, or check the folder and its permissions", option=option)
-        raise PlanError(
-            "output",
-            [
-                say(
-                    "{option} {path} can't be written: {reason}; {way_out}",
-                    option=option,
-                    path=path,
-                    reason=reason_of(error),
-                    way_out=way_out,
-                )
-            ],
-        ) from None
+        raise _unwritable(path, option, error) from None
     except ValueError as error:  # a NUL in the name
         raise PlanError(
             "output",
@@ -51,6 +39,31 @@ def write_output(path: Path, text: str, option: str) -> None:
                 )
             ],
         ) from None
+
+
+def refuse_no_folder(path: Path, option: str) -> None:
+    """Raise PlanError if the folder of a file that a command will write is none, or lets nobody write: before the work,
+    which may take minutes."""
+    number = 0
+    if not path.parent.is_dir():
+        number = errno.ENOTDIR if path.parent.exists() else errno.ENOENT
+    elif not path.exists() and not os.access(path.parent, os.W_OK):
+        number = errno.EACCES
+    if number:
+        raise _unwritable(path, option, OSError(number, os.strerror(number)))
+
+
+def _unwritable(path: Path, option: str, error: OSError) -> PlanError:
+    """The fault of a file that can't be written, with a way out."""
+    way_out = say("name another with {option}, or check the folder and its permissions", option=option)
+    fault = say(
+        "{option} {path} can't be written: {reason}; {way_out}",
+        option=option,
+        path=path,
+        reason=reason_of(error),
+        way_out=way_out,
+    )
+    return PlanError("output", [fault])
 
 
 def replace_output(path: Path, text: str, option: str, dry_run: bool = False) -> None:

@@ -62,14 +62,14 @@ def _parts(job: JobSpec, scalings: tuple[Scaling, Scaling], limits: BatchLimits)
             yield paragraph(say("No plan fits on {devices}.", devices=devices_text(curve.misfits)))
     if price := price_words(job.cluster):
         yield paragraph(say("Money is counted {price}.", price=price))
-    yield paragraph(*batch_sentences(job, limits))
+    yield paragraph(*batch_sentences(limits))
     weak = scalings[1]
     if weak.points:
         times = weak.points[-1].job.tokens_per_step / limits.batch_tokens
         yield from map(paragraph, rate_sentences(job, times))
 
 
-def batch_sentences(job: JobSpec, limits: BatchLimits) -> list[str]:
+def batch_sentences(limits: BatchLimits) -> list[str]:
     """The cost of the job's batch in tokens, by both estimates of the critical one."""
     low, high = limits.critical.span
     fewest, most = limits.more_tokens

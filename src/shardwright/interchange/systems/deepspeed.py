@@ -302,7 +302,7 @@ def result_of(parts: FileParts, asked: Asked, *systems: str) -> ReadResult:
     read_model(parts.model, asked, settings, fields)
     for row in TABLE:
         read_row(row, settings, fields)
-    settings.faults += loose_faults(command.loose if command else (), settings, "deepspeed", "options")
+    settings.faults += loose_faults(command.loose if command else (), settings, "deepspeed", "options", *systems)
     settings.ignore(WORLD)
     settings.note(
         say("priced as fsdp-2024 software: the catalog has none of DeepSpeed of these years (--as NAME for another)")

@@ -9,7 +9,7 @@ from itertools import groupby
 from itertools import product as combinations
 from math import prod
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 
 import torch
 
@@ -26,8 +26,7 @@ from shardwright.train.step_metrics import measure_shares
 from shardwright.train.train_step import train_step
 
 # Besides the tables of a device: the samples for its constants.
-Extra = str
-_EXTRAS = ("leak", "copy", "host copy", "step")
+Extra = Literal["leak", "copy", "host copy", "step"]
 MORE_LAYERS = 6  # of a small job whose steps are timed, next to a job of a single layer
 _SLOWEST_FP16 = 4.0  # slower than this ratio to float32, fp16 is emulated and not used
 

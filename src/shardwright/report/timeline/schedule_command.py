@@ -27,6 +27,7 @@ from shardwright.report.timeline.trace import trace
 from shardwright.schedule.pipeline_shape import PipelineShape
 from shardwright.schedule.shape_program import size_faults
 from shardwright.simulate.bubbles import Work
+from shardwright.simulate.slow_rank import SlowRank
 
 _PIPE_WIDTH = 120  # columns of a drawing where nobody says how wide the output is
 
@@ -58,6 +59,12 @@ class Request:
     most_alive: float
     recompute: bool  # stages keep their inputs only, and run their forwards again
     gather: float | None  # None: nothing is sharded
+    slow: tuple[int, float] | None  # a rank, and how many times as long as the others it computes; None: all are equal
+
+    @property
+    def slow_rank(self) -> SlowRank | None:
+        """The rank that computes longer than the others; None if there is none."""
+        return None if self.slow is None else SlowRank(*self.slow)
 
     @property
     def work(self) -> Work:
@@ -80,7 +87,8 @@ class Request:
         if faults := size_faults(name, shape, drawn_steps(name, self.num_steps)):
             raise PlanError(f"schedule {name}", faults)
         recompute: str = "stage" if self.recompute else "none"
-        return study_schedule(name, shape, self.work, recompute, gathers=self.gather is not None)
+        gathers = self.gather is not None
+        return study_schedule(name, shape, self.work, recompute, gathers=gathers, slow=self.slow_rank)
 
     def comparison_faults(self) -> list[str]:
         """The fault of a comparison that would take too long; none if the pipeline is too long for every schedule."""
@@ -123,8 +131,28 @@ class Request:
             if count < 1
         ]
         faults += [fault for option, cost in costs.items() for fault in cost_faults(option, cost)]
+        faults += self._slow_faults()
         if not faults and self.forward + self.input_grad + self.weight_grad == 0:
             return [say("--forward, --input-grad and --weight-grad are all 0, so there is nothing to draw; use 1 each")]
+        return faults
+
+    def _slow_faults(self) -> list[str]:
+        """Faults of --slow: a rank that is not there, or one that is faster than the others."""
+        if self.slow is None:
+            return []
+        (rank, times), faults = self.slow, list[str]()
+        if not 0 <= rank < self.num_ranks:
+            faults.append(
+                say("--slow names rank {rank}, and the ranks are 0 to {last}", rank=rank, last=self.num_ranks - 1)
+            )
+        if not 1 <= times <= largest.SLOWER:
+            faults.append(
+                say(
+                    "--slow is {times:g} times, and it must be from 1 to {most:,}; use 1.25, say",
+                    times=times,
+                    most=largest.SLOWER,
+                )
+            )
         return faults
 
     @property
@@ -142,6 +170,9 @@ class Request:
             sentences.append(
                 say("Gathering all parameters of a rank takes {gather}, reducing its gradients too.", gather=gather)
             )
+        if self.slow is not None:
+            rank, times = self.slow
+            sentences.append(say("Rank {rank} computes {times} times as long.", rank=rank, times=number(times)))
         return sentences_of(sentences)
 
 

@@ -182,8 +182,8 @@ def by_rank(faults: Mapping[int, str], num_ranks: int) -> str:
         for fault, at_fault in list(ranks.items())[:_MOST_FAULTS]
     ]
     num_omitted = len(ranks) - _MOST_FAULTS
-    told = each(parts)
-    return say("{faults}; and {more} more", faults=told, more=num_omitted) if num_omitted > 0 else told
+    listed = each(parts)
+    return say("{faults}; and {more} more", faults=listed, more=num_omitted) if num_omitted > 0 else listed
 
 
 def _rank_list(ranks: list[int]) -> str:
