@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardwright.api.plan_for_world import for_world
 from shardwright.api.reported_run import ReportedRun
-from shardwright.api.run_start import cost_text, refuse_unstated, with_checkpoints
+from shardwright.api.run_start import cost_text, memory_faults, refuse_unstated, with_checkpoints
 from shardwright.api.shown import Shown, framed
 from shardwright.config.base import PlanError, error_text
 from shardwright.config.dotted_keys import flat_keys
@@ -194,7 +194,7 @@ def _run_here(
     from shardwright.train.launch.this_machine import cluster_faults, machine_faults, on_this_machine
 
     folder, spec = folder_of(spec), on_this_machine(spec, spec.plan.world, start.warn)
-    faults = cluster_faults(spec) or machine_faults(spec)
+    faults = cluster_faults(spec) or machine_faults(spec) or memory_faults(spec)
     with (
         removing_new_folders_on_error(folder),
         holding(folder, faults + make_folder(folder)),
