@@ -750,12 +750,25 @@ def test_ranks_of_another_launcher_that_do_not_fit_the_plan(here: Path) -> None:
         "3 ranks were started, and the plan needs dp 2 x tp 2 x pp 2 = 8; start 8, or change the plan, or write in "
         "[plan]: fallback = [{ dp = 1, tp = 1, pp = 3, microbatch_size = 2, sequence_parallel = true }]"
     ]
-    # As `python -m shardwright`, but not as long as the first one may take to speak.
-    soon = "from shardwright.cli import main, train; train.SPEAKING_S = 0.1; main.main()"
-    command = [sys.executable, "-c", soon, "train", "job.toml"]
-    done = subprocess.run(
-        command, env=os.environ | seat | {"RANK": "1"}, capture_output=True, text=True, timeout=PATIENCE_S
+    done = as_another_rank(seat, "train", "job.toml")
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
+
+
+def as_another_rank(seat: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A command as rank 1, which waits not as long as rank 0 may take to speak."""
+    soon = (
+        "from shardwright.cli import main; from shardwright.train.launch import rank_environment\n"
+        "rank_environment.SPEAKING_S = 0.1; main.main()"
     )
+    command, environment = [sys.executable, "-c", soon, *arguments], os.environ | seat | {"RANK": "1"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
+
+
+@pytest.mark.parametrize("options", [("--set", "plan.tp=3"), ("--fresh",), ("--from", "nowhere"), ("--set", "nothing")])
+def test_rank_0_alone_refuses_what_all_ranks_refuse(here: Path, options: tuple[str, ...]) -> None:
+    """Nor do others tell notes on the job, of which each rank would have one."""
+    seat = {"WORLD_SIZE": "8", "MASTER_ADDR": "localhost", "MASTER_PORT": "1", "LOCAL_WORLD_SIZE": "8"}
+    done = as_another_rank(seat, "train", "job.toml", "--set", "optimizer.warmup_steps=90", *options)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
 
 

@@ -195,7 +195,14 @@ def as_fault(run: str, target: Path | None = None) -> Iterator[None]:
     try:
         yield
     except BrokenCheckpointError as error:
-        raise RunError(say("checkpoint of {run}: {reason}", run=run, reason=error_text(error))) from None
+        raise RunError(
+            say(
+                "checkpoint of {run}: {reason}; if the run goes on, which removes old ones, try again, and else "
+                "`shardwright checkpoint verify {run}` tells which are whole",
+                run=run,
+                reason=error_text(error),
+            )
+        ) from None
     except OSError as error:
         if target is not None and str(error.filename or "").startswith(os.path.join(target.parent, "")):
             raise RunError(

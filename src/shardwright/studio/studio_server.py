@@ -319,8 +319,9 @@ class StudioServer(uvicorn.Server):
     """A server that Ctrl-C ends as it should be ended, and not as an error."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """End because of a signal; at the second Ctrl-C without waiting for answers that are on their way."""
-        if sig == signal.SIGINT and not self.should_exit:
+        """End because of a signal. Answers on their way have the time of a graceful end, after a second Ctrl-C too:
+        uvicorn would end by an error."""
+        if sig == signal.SIGINT:
             self.should_exit = True
         else:
             super().handle_exit(sig, frame)
