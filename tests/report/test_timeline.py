@@ -34,6 +34,7 @@ from shardwright.schedule.timing import Costs, play
 from shardwright.simulate.bubbles import Work
 from shardwright.simulate.timeline import Cause, Idle, Resource, make_timeline
 from support.languages import assert_same_in_chinese, words_of_picture
+from support.packed_columns import unpacked_column
 from support.programs import schedule_faults, training_program
 
 SHAPES = [(p, m) for p in (1, 2, 3, 4) for m in (1, 3, 8)]
@@ -227,8 +228,8 @@ def test_page_is_whole_and_needs_nothing_else() -> None:
     sections = json.loads(page.data)["sections"]
     for one, section in zip(studies, sections, strict=True):
         computes = [sum(bool(span.action.computes()) for span in row.spans) for row in one.timeline.ranks]
-        assert [len(row["busy"]["from"]) for row in section["ranks"]] == computes
-        assert len(section["messages"]["from"]) == one.bubbles.messages
+        assert [len(unpacked_column(row["busy"]["from"])) for row in section["ranks"]] == computes
+        assert len(unpacked_column(section["messages"]["from"])) == one.bubbles.messages
 
 
 @pytest.mark.parametrize("name", ["1f1b", "dualpipe"])
@@ -314,7 +315,7 @@ def test_gathers_are_shown_everywhere(name: str, gather: float) -> None:
     assert max(float(text.get("y", 0)) for text in texts) < float(root.get("height", 0))
     page = Page(timeline_page(name, [section_of(one)]))
     ranks = json.loads(page.data)["sections"][0]["ranks"]
-    assert sum(len(row["moves"]["from"]) for row in ranks) == len(moves)
+    assert sum(len(unpacked_column(row["moves"]["from"])) for row in ranks) == len(moves)
     assert all(row["gathered"]["at"] for row in ranks) and any(row["inputs"]["at"] for row in ranks)
     assert {"gather parameters", "forward again", "stage inputs kept"} <= set(page.words)
     events = trace(one.timeline, name)["traceEvents"]
