@@ -185,8 +185,8 @@ def test_rules_tell_a_good_plan_from_a_bad_one() -> None:
     """A plan that breaks them differs where it does."""
     good = rules_for(job_with(dp=2, tp=4, sequence_parallel=True, zero=1))
     bad = rules_for(job_with(dp=1, tp=4, pp=2, zero=0, recompute="full", microbatch_size=8))
-    of_memory = ("as little model parallelism as memory allows", good[0].name)  # the small job would need no tp
-    assert all(rule.agrees for rule in good if rule.name not in of_memory)
+    needless = ("as little model parallelism as memory allows", good[0].name)  # the small job would need no tp
+    assert all(rule.agrees for rule in good if rule.name not in needless)
     broken = {rule.name for rule in bad if not rule.agrees}
     assert {"sequence parallel wherever there is tp", "recompute no more than memory needs"} <= broken
     assert "four microbatches a stage, or stages interleaved" in broken

@@ -11,7 +11,7 @@ from shardwright.learn.playable_figure import FigureControl, FigureFrame, Figure
 from shardwright.planner.own_plan import estimate
 
 _MODEL, _DEVICES = "llama3-8b", 16
-# Of a step of the simulation, its fields by their names on a bar; what is left of it is "the rest".
+# Fields of a step's prediction, with their names on a bar; the remainder of the step is "the rest".
 _PARTS_OF_STEP = {
     "compute": say("computing"),
     "again": say("recomputing"),
@@ -44,7 +44,7 @@ def _tensor_parallel(device: str) -> FigureFrame:
         step = estimate(asked.spec).step
         seconds = {name: float(getattr(step, part)) for part, name in _PARTS_OF_STEP.items()}
         parts = seconds | {say("the rest"): float(step.total) - sum(seconds.values())}
-        drawn = [[name, one, seconds_text(one)] for name, one in parts.items() if one > 0]
+        drawn = [[name, part_s, seconds_text(part_s)] for name, part_s in parts.items() if part_s > 0]
         rows.append({"label": f"tp {tp}", "parts": drawn, "total": seconds_text(float(step.total))})
         asked_jobs.append(asked)
     command = "\n".join(asked.command("estimate") for asked in asked_jobs)
@@ -66,7 +66,9 @@ def _lost_time(storage: str, hours: str) -> FigureFrame:
         interval = seconds_text(times * best_s)
         label = say("{interval}, the best", interval=interval) if times == 1 else interval
         trains = say("{share:.1f} % trains", share=100 * float(shares.training))
-        rows.append({"label": label, "parts": [[n, one, f"{100 * one:.1f} %"] for n, one in lost], "total": trains})
+        rows.append(
+            {"label": label, "parts": [[name, share, f"{100 * share:.1f} %"] for name, share in lost], "total": trains}
+        )
     numbers = [
         (say("a checkpoint takes"), seconds_text(float(reliability.checkpoint_s))),
         (say("a failure every"), seconds_text(float(reliability.between_failures_s))),

@@ -22,10 +22,10 @@ class SlowRank:
             raise ValueError(
                 say("two ranks hold each stage, so --slow can't slow one alone; name a schedule whose ranks share none")
             )
-        own = set(schedule.placement.stages_of(self.rank))
+        slow_stages = set(schedule.placement.stages_of(self.rank))
 
-        def slower(seconds: tuple[float, ...]) -> tuple[float, ...]:
-            return tuple(one * self.times if stage in own else one for stage, one in enumerate(seconds))
+        def slower(stage_costs: tuple[float, ...]) -> tuple[float, ...]:
+            return tuple(cost * self.times if stage in slow_stages else cost for stage, cost in enumerate(stage_costs))
 
         return replace(
             costs,
