@@ -262,3 +262,9 @@ def test_gradient_difference_of_gpt_neox_is_refused() -> None:
     text = NEOX["n.yml"].replace("EXPERTS", "1").replace('"mlp_type"', '"gd_mode": true, "mlp_type"')
     with pytest.raises(PlanError, match="gd_mode"):
         job_read({"n.yml": text}, "model.vocab=128", devices=2)
+
+
+@pytest.mark.parametrize("value", ["$(python3 -c 'print(16)')", "`python3 size.py`"])
+def test_the_variable_with_a_default_that_a_command_prints_is_asked_for(value: str) -> None:
+    (fault,) = faults(script(MEGATRON + f"--global-batch-size ${{SIZE:-{value}}}"))
+    assert fault.endswith("say it: --set SIZE=VALUE")
