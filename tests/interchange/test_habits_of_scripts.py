@@ -268,3 +268,14 @@ def test_gradient_difference_of_gpt_neox_is_refused() -> None:
 def test_the_variable_with_a_default_that_a_command_prints_is_asked_for(value: str) -> None:
     (fault,) = faults(script(MEGATRON + f"--global-batch-size ${{SIZE:-{value}}}"))
     assert fault.endswith("say it: --set SIZE=VALUE")
+
+
+def test_optimizers_that_ms_swift_adds_are_told() -> None:
+    texts = script(f"{SWIFT} --gradient_accumulation_steps 4 --train_type full --optimizer muonclip") | MODEL
+    assert any("muonclip" in note for note in job_read(texts)[1].lost)
+
+
+@pytest.mark.parametrize("program", ["gan_deepspeed_train.py", "cifar10_deepspeed.py"])
+def test_programs_of_images_are_refused_by_their_names(program: str) -> None:
+    texts = script(f"deepspeed --num_gpus 2 {program} {OPTIONS} --deepspeed z.json", z_json=ZERO["z.json"])
+    assert "trains images" in "".join(faults(texts | MODEL))

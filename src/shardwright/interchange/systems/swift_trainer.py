@@ -34,6 +34,8 @@ def _own_options(data: Mapping[str, Any]) -> dict[str, Any]:
     dtype = str(data.get("torch_dtype") or "bfloat16")
     options: dict[str, Any] = dict.fromkeys(f"--{name}" for name in _TYPES)
     options["--train_type"] = None if kind == "full" else kind
+    if data.get("optimizer") is not None:  # of ms-swift's own, which --optim does not name
+        options |= {"--optim": data["optimizer"], "--optimizer": None}
     if data.get("learning_rate") is None:
         options["--learning_rate"] = _RATES.get(kind, 1e-4)
     if data.get("gradient_accumulation_steps") is None and _size(data) >= _LEAST_SEQUENCES:
