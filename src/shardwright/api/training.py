@@ -3,8 +3,8 @@
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardwright.api.plan_for_world import for_world
 from shardwright.api.reported_run import ReportedRun
-from shardwright.api.run_start import cost_text, refuse_unstated, with_checkpoints
+from shardwright.api.run_start import cost_text, memory_faults, refuse_unstated, with_checkpoints
 from shardwright.api.shown import Shown, framed
 from shardwright.config.base import PlanError, error_text
 from shardwright.config.dotted_keys import flat_keys
@@ -21,15 +21,18 @@ from shardwright.config.phrase import ENGLISH, in_language, say
 from shardwright.config.units import counted
 from shardwright.train.launch import preemption
 from shardwright.train.launch.ending import die_of_signals
-from shardwright.train.launch.rank_environment import RankEnvironment, allowed_threads
+from shardwright.train.launch.rank_environment import (
+    SPEAKING_S,
+    RankEnvironment,
+    allowed_threads,
+    rank_0_first,
+    refused_by_rank_0,
+)
 
 if TYPE_CHECKING:
     from shardwright.parallel.comm.process_groups import Mesh
     from shardwright.train.launch.rank_life import Failure, Work
     from shardwright.train.run_lines import RunResult
-
-# Rank 0 reports an error of all ranks. torchrun ends all ranks when the first one leaves, so the others wait so long.
-SPEAKING_S = 10.0
 
 Tell = Callable[[str], None]
 
@@ -111,7 +114,7 @@ def train_job(spec: JobSpec, start: StartOptions = StartOptions()) -> TrainingRe
     environment = RankEnvironment.from_environment()
     if environment is not None:
         die_of_signals()
-        with _reported_by_rank_0(environment):
+        with refused_by_rank_0():
             spec = _for_its_world(spec, environment, start)
     spec = with_checkpoints(spec)
     if (environment is None or environment.rank == 0) and (cost := cost_text(spec)):
@@ -129,7 +132,7 @@ def train_job(spec: JobSpec, start: StartOptions = StartOptions()) -> TrainingRe
         if spec.model.moe.experts and is_main_process:
             from shardwright.report.expert_use import draw_use
 
-            start.tell(say("how experts were used: {file}", file=str(draw_use(folder))))
+            start.tell(say("how experts were used: {file}", file=str(draw_use(folder, language=start.language))))
         compared, text = _compared(spec, result, folder, start.language) if is_main_process else (None, "")
         if report := reported.end("preempted" if result.preempted else "done"):
             report_line = in_language(say("report in {file}", file=str(report)), start.language)
@@ -191,7 +194,7 @@ def _run_here(
     from shardwright.train.launch.this_machine import cluster_faults, machine_faults, on_this_machine
 
     folder, spec = folder_of(spec), on_this_machine(spec, spec.plan.world, start.warn)
-    faults = cluster_faults(spec) or machine_faults(spec)
+    faults = cluster_faults(spec) or machine_faults(spec) or memory_faults(spec)
     with (
         removing_new_folders_on_error(folder),
         holding(folder, faults + make_folder(folder)),
@@ -237,10 +240,12 @@ def _run_rank(
     from shardwright.train.launch.run_folder import folder_of, removing_new_folders_on_error
     from shardwright.train.launch.this_machine import on_this_machine
 
-    if start.fresh:  # a restarted rank can't know whether the run has begun
-        raise PlanError("train --fresh", [say("under torchrun a run begins anew in another run.folder; name one")])
+    with refused_by_rank_0():
+        if start.fresh:  # a restarted rank can't know whether the run has begun
+            raise PlanError("train --fresh", [say("under torchrun a run begins anew in another run.folder; name one")])
     if start.weights_from is not None:
-        refuse_weights_from(spec, start.weights_from)
+        with rank_0_first():
+            refuse_weights_from(spec, start.weights_from)
     spec = on_this_machine(spec, 1, start.warn)  # each rank was given its device, if there are any
     folder = folder_of(spec)
     with removing_new_folders_on_error(folder) if environment.rank == 0 else nullcontext():
@@ -294,19 +299,6 @@ def _for_its_world(spec: JobSpec, environment: RankEnvironment, start: StartOpti
         start.warn(note)
     refuse_unstated(fitting, -(-environment.world // environment.local_world))
     return fitting
-
-
-@contextmanager
-def _reported_by_rank_0(environment: RankEnvironment) -> Iterator[None]:
-    """A context whose PlanError, which every rank raises, leaves rank 0 alone: the others give it time to report, and
-    end."""
-    try:
-        yield
-    except PlanError:
-        if environment.rank == 0:
-            raise
-        time.sleep(SPEAKING_S)
-        sys.exit(2)
 
 
 def _work(spec: JobSpec, weights_from: str) -> "Work":

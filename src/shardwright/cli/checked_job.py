@@ -36,10 +36,14 @@ def load_predicted(job: str, overrides: tuple[str, ...], cluster: "AskedCluster"
 
 
 def load_to_run(job: str, overrides: tuple[str, ...]) -> "JobSpec":
-    """The job, checked together with its fallback plans, for a command that executes it."""
+    """The job, checked together with its fallback plans, for a command that executes it. Of many ranks that a launcher
+    has started, rank 0 tells the notes."""
+    from shardwright.train.launch.rank_environment import is_other_rank
+
     asked_job = _asked_job(job, overrides)
     spec = asked_job.to_run()
-    tell_notes(asked_job.notes, aside=True)
+    if not is_other_rank():
+        tell_notes(asked_job.notes, aside=True)
     return spec
 
 

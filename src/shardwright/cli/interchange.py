@@ -19,6 +19,7 @@ from shardwright.cli.job_options import (
     set_option,
 )
 from shardwright.config.phrase import in_language, say
+from shardwright.config.user_file import system_reason
 
 if TYPE_CHECKING:
     from shardwright.api.asked_job import JobToPlan
@@ -129,7 +130,7 @@ def _system_and_files(words: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
     except (FileFault, OSError) as error:
         fault = say(
             "it can't be read as a file ({reason}); name a file, or one of {systems} and its files",
-            reason=getattr(error, "strerror", None) or error_text(error),
+            reason=system_reason(error) if isinstance(error, OSError) else error_text(error),
             systems=SOURCE_NAMES,
         )
         raise PlanError(first, [fault]) from None
@@ -196,7 +197,9 @@ def export_job(
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             fault = say(
-                "--out {folder} can't be made: {reason}; name another folder", folder=str(out), reason=error.strerror
+                "--out {folder} can't be made: {reason}; name another folder",
+                folder=str(out),
+                reason=system_reason(error),
             )
             raise PlanError(say("output"), [fault]) from None
         for name, text in result.files.items():
