@@ -15,7 +15,7 @@ from shardwright.cli.main import cli
 from shardwright.config.base import RunError
 from shardwright.config.phrase import language_of_locale, say
 from shardwright.report.text_columns import num_columns
-from support.languages import assert_same_in_chinese, differing, num_chinese
+from support.languages import assert_same_in_chinese, differing, num_chinese, words_of_picture
 from support.recorded_run import write_run
 
 SCREENS = (
@@ -68,6 +68,17 @@ def test_the_locale_chooses_and_the_option_overrides_it() -> None:
     assert "放得进" in run("estimate gemma2-27b-tpu", LC_ALL="zh_CN.UTF-8").output
     assert "It fits" in run("estimate gemma2-27b-tpu", "--lang", "en", LC_ALL="zh_CN.UTF-8").output
     assert "It fits" in run("estimate gemma2-27b-tpu", LC_ALL="de_DE.UTF-8").output
+
+
+def test_a_picture_of_a_collective_has_the_same_numbers_in_chinese(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def words_in(language: str) -> str:
+        file = tmp_path / f"{language}.svg"
+        assert run(f"collective all-reduce --ranks 8 --svg {file} --lang {language}").exit_code == 0
+        return words_of_picture(file.read_text(encoding="utf-8"))
+
+    assert_same_in_chinese(words_in, monkeypatch, 20)
 
 
 def test_a_dry_run_speaks_chinese() -> None:
@@ -130,6 +141,8 @@ def test_a_run_is_watched_in_the_language(tmp_path: Path) -> None:
         ("explain quickstart --set plan.dp=3", "批次请用 24 或 36，或者换一个 plan.dp"),
         ("estimate quickstart --set cluster.nodes=2 --set cluster.devices_per_node=8", "请用 dp 4"),
         ("estimate quickstart --set model.layers=0", "model.layers = 0：应大于 0（Transformer 块的数目）"),
+        ("estimate quickstart --html /no/x.html", "无法写 --html /no/x.html：没有这个文件或目录；请用 --html 另选一个"),
+        ("import nope", "不能作为文件读取（没有这个文件或目录）"),
         ("launch quickstart --slurm", "启动 quickstart：1 处错误"),
         ("schedule gpipe --stages 0", "--stages 是 0；请用 1 或更大的数"),
     ],

@@ -11,6 +11,7 @@ from shardwright.config.asked_cluster import AskedCluster
 from shardwright.config.base import PlanError
 from shardwright.interchange.imported import Asked
 from shardwright.interchange.named_files import library_texts
+from shardwright.interchange.recognised import system_name_of
 from shardwright.interchange.system import SOURCES, job_of_texts
 from shardwright.interchange.systems import primus
 
@@ -226,3 +227,15 @@ def test_what_gpt_neox_says_of_experts_counts_where_there_are_some() -> None:
     some = {"n.yml": NEOX["n.yml"].replace("EXPERTS", "8")}
     with pytest.raises(PlanError, match="experts of GPT-NeoX are not read"):
         job_read(some, "model.vocab=128", devices=2)
+
+
+@pytest.mark.parametrize(("section", "stage"), [("true", 1), ("false", 0), ('{"stage": 2}', 2)])
+def test_zero_may_be_a_word_in_place_of_a_section(section: str, stage: int) -> None:
+    text = '{"train_micro_batch_size_per_gpu": 1, "zero_optimization": SECTION}'.replace("SECTION", section)
+    assert job_read({"z.json": text} | MODEL, devices=2)[1].job.plan.zero == stage
+
+
+def test_a_script_without_a_sign_is_known_by_those_that_it_sources() -> None:
+    first, second = 'source args.sh\neval "$header" "$args"\n', f'args="{OPTIONS}"\n'
+    assert system_name_of("run.sh", f"#!/bin/bash\n{first}", second) == "accelerate"
+    assert system_name_of("run.sh", f"#!/bin/bash\n{first}") == "megatron"

@@ -33,6 +33,7 @@ from shardwright.schedule.schedule import Program
 from shardwright.schedule.timing import Costs, play
 from shardwright.simulate.bubbles import Work
 from shardwright.simulate.timeline import Cause, Idle, Resource, make_timeline
+from support.languages import assert_same_in_chinese, words_of_picture
 from support.packed_columns import unpacked_column
 from support.programs import schedule_faults, training_program
 
@@ -229,6 +230,12 @@ def test_page_is_whole_and_needs_nothing_else() -> None:
         computes = [sum(bool(span.action.computes()) for span in row.spans) for row in one.timeline.ranks]
         assert [len(unpacked_column(row["busy"]["from"])) for row in section["ranks"]] == computes
         assert len(unpacked_column(section["messages"]["from"])) == one.bubbles.messages
+
+
+@pytest.mark.parametrize("name", ["1f1b", "dualpipe"])
+def test_the_picture_has_the_same_numbers_in_chinese(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = study(name).timeline
+    assert_same_in_chinese(lambda language: words_of_picture(picture(drawn, name, language=language)), monkeypatch, 100)
 
 
 @pytest.mark.parametrize("name", SCHEDULES.names)

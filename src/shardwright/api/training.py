@@ -126,7 +126,7 @@ def train_job(spec: JobSpec, start: StartOptions = StartOptions()) -> TrainingRe
         if spec.model.moe.experts and is_main_process:
             from shardwright.report.expert_use import draw_use
 
-            start.tell(say("how experts were used: {file}", file=str(draw_use(folder))))
+            start.tell(say("how experts were used: {file}", file=str(draw_use(folder, language=start.language))))
         compared, text = _compared(spec, result, folder, start.language) if is_main_process else (None, "")
         if report := reported.end("preempted" if result.preempted else "done"):
             report_line = in_language(say("report in {file}", file=str(report)), start.language)

@@ -55,7 +55,7 @@ def calibrate(out: Path | None, ranks: int | None, device: str, quick: bool, as_
     click.echo(
         json.dumps({"file": str(out), **fields})
         if as_json
-        else fitting(calibrated_text(out, fields, summary(launches)))
+        else fitting(calibrated_text(out, fields, summary(launches), command_language()))
     )
 
 

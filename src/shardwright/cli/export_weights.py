@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from shardwright.cli.command_language import tell
 from shardwright.cli.job_options import NumberRange, command_language_option, json_option, question_of
 from shardwright.cli.kept_checkpoints import as_fault, chosen_step, found_checkpoints
 from shardwright.cli.localized_commands import LocalizedCommand
@@ -105,7 +106,7 @@ def _export(run: str, output: _WeightFiles, as_json: bool, step: int | None = No
         released = names == "hugging-face" or (names is None and not is_file and has_family(manifest))
         write = export_released if released else export_weights
         files = write(storage, manifest, place, **output.options)
-    _tell(files, place, {"step": manifest.step}, f"step {manifest.step}: ", as_json)
+    _tell(files, place, {"step": manifest.step}, as_json)
 
 
 @click.command(cls=LocalizedCommand)
@@ -137,11 +138,11 @@ def convert(source: str, as_json: bool, **options: Any) -> None:
     from shardwright.train.checkpoint.converting import convert_folder
 
     place = output.place
-    _tell(convert_folder(path_of(source).parent, place, **output.options), place, {}, "", as_json)
+    _tell(convert_folder(path_of(source).parent, place, **output.options), place, {}, as_json)
 
 
-def _tell(files: "Files", place: Path, fields: dict[str, int], start: str, as_json: bool) -> None:
-    from shardwright.config.units import counted, memory_text
+def _tell(files: "Files", place: Path, fields: dict[str, int], as_json: bool) -> None:
+    from shardwright.config.units import counted_phrase, memory_text
 
     num_bytes = sum(tensor.num_bytes for tensors in files.values() for tensor in tensors)
     if as_json:
@@ -149,5 +150,11 @@ def _tell(files: "Files", place: Path, fields: dict[str, int], start: str, as_js
         click.echo(json.dumps(fields | {"to": str(place), "bytes": num_bytes, "files": written}))
         return
     num_tensors = sum(map(len, files.values()))
-    tensors_text = f"{counted(num_tensors, 'tensor')}, {memory_text(num_bytes)}"
-    click.echo(f"{start}{tensors_text} in {counted(len(files), 'file')}, in {place}")
+    line = say(
+        "{tensors}, {size} in {files}, in {place}",
+        tensors=counted_phrase(num_tensors, "tensor"),
+        size=memory_text(num_bytes),
+        files=counted_phrase(len(files), "file"),
+        place=str(place),
+    )
+    tell(say("step {step}: {told}", step=fields["step"], told=line) if fields else line)

@@ -19,6 +19,7 @@ from shardwright.cli.job_options import (
     set_option,
 )
 from shardwright.config.phrase import in_language, say
+from shardwright.config.user_file import system_reason
 
 if TYPE_CHECKING:
     from shardwright.api.asked_job import JobToPlan
@@ -117,17 +118,19 @@ def _system_and_files(words: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
     from shardwright.config.base import PlanError, error_text
     from shardwright.config.units import MIB
     from shardwright.config.user_file import FileFault, read_text
-    from shardwright.interchange.recognised import JOB, system_name_of
+    from shardwright.interchange.recognised import JOB, SCRIPTS, system_name_of
 
     first, *others = words
     if first in SOURCE_NAMES and others:
         return first, tuple(others)
+    scripts = [word for word in others if word.endswith(SCRIPTS) and Path(word).is_file()]
     try:
-        system = system_name_of(first, read_text(Path(first), MIB, say("launch script or configuration")))
+        texts = [read_text(Path(word), MIB, say("launch script or configuration")) for word in (first, *scripts)]
+        system = system_name_of(first, *texts)
     except (FileFault, OSError) as error:
         fault = say(
             "it can't be read as a file ({reason}); name a file, or one of {systems} and its files",
-            reason=getattr(error, "strerror", None) or error_text(error),
+            reason=system_reason(error) if isinstance(error, OSError) else error_text(error),
             systems=SOURCE_NAMES,
         )
         raise PlanError(first, [fault]) from None
@@ -194,7 +197,9 @@ def export_job(
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             fault = say(
-                "--out {folder} can't be made: {reason}; name another folder", folder=str(out), reason=error.strerror
+                "--out {folder} can't be made: {reason}; name another folder",
+                folder=str(out),
+                reason=system_reason(error),
             )
             raise PlanError(say("output"), [fault]) from None
         for name, text in result.files.items():

@@ -15,6 +15,7 @@ from shardwright.cli.command_language import tell
 from shardwright.cli.job_options import command_language_option, json_option, language_option
 from shardwright.cli.localized_commands import LocalizedGroup
 from shardwright.config.phrase import in_language, say
+from shardwright.config.user_file import system_reason
 
 if TYPE_CHECKING:
     from shardwright.train.checkpoint.boxes import StoredBox
@@ -208,7 +209,7 @@ def as_fault(run: str, target: Path | None = None) -> Iterator[None]:
                 say(
                     "{target} can't be written: {reason}; name another place, or mend that",
                     target=target,
-                    reason=str(error.strerror),
+                    reason=system_reason(error),
                 )
             ) from None
         raise RunError(

@@ -77,7 +77,7 @@ def collective(kind: str, as_json: bool, language: str, runs: bool, svg: Path | 
     question = CollectiveQuestion(known[kind], **{name: value for name, value in options.items() if value})
     result = one_collective(question)
     if svg:
-        write_output(svg, result.svg(), "--svg")
+        write_output(svg, result.svg(language), "--svg")
     fields, texts = result.to_dict(), [result.in_language(language)]
     if runs:
         from shardwright.measure.collective_run import run_collective

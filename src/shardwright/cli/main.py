@@ -77,7 +77,7 @@ def experts(run: Path, as_json: bool, language: str, svg: Path | None) -> None:
     """Draw how the experts of a run were used, from the folder RUN. The run may still go on."""
     from shardwright.report.expert_use import draw_use, read_use, use_dict, use_text
 
-    file = draw_use(run, svg)
+    file = draw_use(run, svg, language)
     use = read_use(run)
     if as_json:
         click.echo(json.dumps(use_dict(use) | {"svg": str(file)}))
@@ -180,7 +180,9 @@ def _command() -> None:
 
 def _not_written(error: OSError) -> str:
     """The message about a file, or standard output, that can't be written."""
-    reason = error.strerror or str(error)
+    from shardwright.config.user_file import system_reason
+
+    reason = system_reason(error)
     if error.filename is None:
         return say(
             "failed: standard output can't be written: {reason}; make room there, or name another place", reason=reason

@@ -106,7 +106,7 @@ def validate(runs: Path, as_json: bool, language: str, out: Path | None, oom: Pa
                     option=option,
                     file=file,
                 )
-                raise PlanError("output", [fault])
+                raise PlanError(say("output"), [fault])
     with progress_shown(command_language()):
         scores = compare(runs, oom)
     predictions = scores.pop("predictions")

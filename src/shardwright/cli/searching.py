@@ -267,7 +267,7 @@ def scale(
     with search_shown(command_language()):
         curves = scaled(f"job {job}", to_plan.job, sizes, constraints, tokens=round(tokens))
     if svg:
-        write_output(svg, curves.svg(), "--svg")
+        write_output(svg, curves.svg(language), "--svg")
     click.echo(json.dumps(curves.to_dict()) if as_json else fitting(curves.in_language(language)))
 
 

@@ -25,6 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shardwright.config.base import PlanError
 from shardwright.config.phrase import ENGLISH, say, spoken
+from shardwright.config.user_file import system_reason
 from shardwright.report.page_document import phrases_said
 from shardwright.report.plan_parts import PARTS, Part
 from shardwright.report.timeline.page import embedded
@@ -309,7 +310,7 @@ def listening(port: int) -> socket.socket:
     except OSError as error:
         connection.close()
         fault = say(
-            "--port {port}: {reason}; use another, or 0 for any free one", port=port, reason=str(error.strerror)
+            "--port {port}: {reason}; use another, or 0 for any free one", port=port, reason=system_reason(error)
         )
         raise PlanError("studio", [fault]) from None
     return connection

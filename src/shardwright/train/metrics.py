@@ -17,7 +17,7 @@ from shardwright.config.data import HELD_OUT
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import in_language, language_of_locale, say, spaced
 from shardwright.config.units import MIB
-from shardwright.config.user_file import open_file
+from shardwright.config.user_file import open_file, system_reason
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.sharding.memory_account import RankMemory
 from shardwright.train.launch.full_disk import quiet_writers, telling_of_full_disk
@@ -64,7 +64,7 @@ class MetricsLog:
         try:
             print(printable(in_language(text, language_of_locale())), file=self._out, flush=True)
         except OSError as error:
-            fault = say("standard output can't be written: {reason}", reason=str(error.strerror))
+            fault = say("standard output can't be written: {reason}", reason=system_reason(error))
             raise RunError(fault) from None
 
     def begin(self, first_step: int, device: str, data: Mapping[str, str]) -> None:

@@ -109,7 +109,8 @@ def _write_batch(job: JobSpec, settings: dict[str, Any]) -> None:
 
 def read_zero(settings: Settings, fields: Flat) -> None:
     """Read the ZeRO stage, what is offloaded, and over how many ranks ZeRO shards."""
-    stage = settings.count((_ZERO + "stage", "--zero_stage"), 0)
+    is_on = settings.flag(_ZERO.removesuffix("."))  # true in place of a section is stage 1 (older files)
+    stage = settings.count((_ZERO + "stage", "--zero_stage"), int(is_on))
     if stage > 3:
         settings.faults.append(wrong_value(f"zero_optimization.stage = {stage}", say("0 to 3")))
         stage = 0

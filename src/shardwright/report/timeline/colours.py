@@ -6,6 +6,7 @@ the direction in a pipeline with two.
 
 from functools import lru_cache
 
+from shardwright.config.phrase import say
 from shardwright.schedule.action import COMPUTE, Action, Kind
 from shardwright.schedule.schedule import Program
 from shardwright.simulate.timeline import Timeline
@@ -23,15 +24,15 @@ SHADES: dict[str, tuple[str, str]] = {
     "L": ("#1f2937", "#9ca3af"),
 }
 NAMES = {
-    "F": "forward",
-    "B": "backward",
-    "I": "input gradient",
-    "W": "weight gradient",
-    "C": "forward again",
-    "S": "optimizer step",
-    "G": "gather parameters",
-    "R": "reduce gradients",
-    "L": "release parameters",
+    "F": say("forward"),
+    "B": say("backward"),
+    "I": say("input gradient"),
+    "W": say("weight gradient"),
+    "C": say("forward again"),
+    "S": say("optimizer step"),
+    "G": say("gather parameters"),
+    "R": say("reduce gradients"),
+    "L": say("release parameters"),
 }
 PAIR = "#8b5cf6"  # a forward and a backward that run as one, if they are drawn in a single colour
 

@@ -206,10 +206,10 @@ def show_schedule(name: str | None, request: Request, compare: bool, output: Out
 def show_job(study: JobStudy, output: Output) -> None:
     """Show the result of the command `simulate`. PlanError if a file would be too large."""
     if faults := _drawing_faults(output, [study.drawn]):
-        raise PlanError("output", faults)
-    _write(output.html, "--html", lambda: job_page(study, output.language))
-    _write(output.svg, "--svg", lambda: job_picture(study))
-    _write(output.trace, "--trace", lambda: job_trace(study))
+        raise PlanError(say("output"), faults)
+    _write(output, output.html, "--html", lambda: job_page(study, output.language))
+    _write(output, output.svg, "--svg", lambda: job_picture(study, output.language))
+    _write(output, output.trace, "--trace", lambda: job_trace(study))
     click.echo(json.dumps(study.values) if output.as_json else job_text(study, output))
 
 
@@ -232,9 +232,9 @@ def job_page(study: JobStudy, language: str = ENGLISH) -> str:
     return timeline_page(study.title, study.sections(), study.note, language=language)
 
 
-def job_picture(study: JobStudy) -> str:
-    """A job's timeline as SVG."""
-    return picture(study.drawn.timeline, study.drawn.name)
+def job_picture(study: JobStudy, language: str = ENGLISH) -> str:
+    """A job's timeline as SVG, with words of a language."""
+    return picture(study.drawn.timeline, study.drawn.name, language=language)
 
 
 def job_trace(study: JobStudy) -> str:
@@ -281,10 +281,10 @@ def _show_comparison(request: Request, named_study: Study | None, output: Output
         _write_files(named_study, request.note, Output(None, output.svg, output.trace), named_study.heading)
     if output.html:
         if faults := _drawing_faults(Output(output.html), studies):
-            raise PlanError("output", faults)
+            raise PlanError(say("output"), faults)
         title = say("Pipeline schedules: {shape}", shape=shape)
         page = timeline_page(title, [section_of(study) for study in studies], request.note, studies, output.language)
-        _write(output.html, "--html", lambda: page)
+        _write(output, output.html, "--html", lambda: page)
     if output.as_json:
         click.echo(json.dumps({"schedules": [as_dict(study) for study in studies]}))
     else:
@@ -329,10 +329,11 @@ def _drawing_faults(output: Output, studies: Sequence[Study]) -> list[str]:
 
 def _write_files(study: Study, note: str, output: Output, title: str) -> None:
     if faults := _drawing_faults(output, [study]):
-        raise PlanError("output", faults)
-    _write(output.html, "--html", lambda: timeline_page(title, [section_of(study)], note, language=output.language))
-    _write(output.svg, "--svg", lambda: picture(study.timeline, study.name))
-    _write(output.trace, "--trace", lambda: _trace_text(study, title))
+        raise PlanError(say("output"), faults)
+    sections = [section_of(study)]
+    _write(output, output.html, "--html", lambda: timeline_page(title, sections, note, language=output.language))
+    _write(output, output.svg, "--svg", lambda: picture(study.timeline, study.name, language=output.language))
+    _write(output, output.trace, "--trace", lambda: _trace_text(study, title))
 
 
 def _trace_text(study: Study, title: str, is_seconds: bool = False) -> str:
@@ -342,9 +343,10 @@ def _trace_text(study: Study, title: str, is_seconds: bool = False) -> str:
     return json.dumps(trace_dict) + "\n"
 
 
-def _write(path: Path | None, option: str, text: Callable[[], str]) -> None:
+def _write(output: Output, path: Path | None, option: str, text: Callable[[], str]) -> None:
     """Write a file, if it is asked for, and name it on standard error."""
     if path is None:
         return
     write_output(path, text(), option)
-    click.echo(f"wrote {path}", err=True)
+    language = ENGLISH if output.as_json else output.language
+    click.echo(in_language(say("wrote {file}", file=str(path)), language), err=True)

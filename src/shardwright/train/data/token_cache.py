@@ -24,7 +24,7 @@ from shardwright.config.base import PlanError
 from shardwright.config.data import DataSpec
 from shardwright.config.phrase import say
 from shardwright.config.units import KIB
-from shardwright.config.user_file import read_file
+from shardwright.config.user_file import read_file, system_reason
 from shardwright.train.data.cache_lock import alone
 from shardwright.train.data.document_files import Document, read_documents
 from shardwright.train.data.encoding import id_dtype
@@ -284,7 +284,7 @@ def _writing(folder: Path) -> Iterator[_Create]:
         fault = say(
             "token files can't be written to {folder}: {reason}; make room there or name another run.folder",
             folder=folder,
-            reason=str(error.strerror or error),
+            reason=system_reason(error),
         )
         raise PlanError("data", [fault]) from None
     finally:
