@@ -19,6 +19,7 @@ import torch
 import shardwright.cli.main
 import shardwright.train.launch.launch
 from shardwright.config.load import load_job
+from shardwright.train.launch.rank_environment import SPEAKING_S
 from shardwright.train.launch.run_folder import holding
 from support.ranks import PATIENCE_S
 
@@ -764,12 +765,25 @@ def as_another_rank(seat: dict[str, str], *arguments: str) -> subprocess.Complet
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
-@pytest.mark.parametrize("options", [("--set", "plan.tp=3"), ("--fresh",), ("--from", "nowhere"), ("--set", "nothing")])
-def test_rank_0_alone_refuses_what_all_ranks_refuse(here: Path, options: tuple[str, ...]) -> None:
-    """Nor do others tell notes on the job, of which each rank would have one."""
-    seat = {"WORLD_SIZE": "8", "MASTER_ADDR": "localhost", "MASTER_PORT": "1", "LOCAL_WORLD_SIZE": "8"}
-    done = as_another_rank(seat, "train", "job.toml", "--set", "optimizer.warmup_steps=90", *options)
+SEAT_OF_8 = {"WORLD_SIZE": "8", "MASTER_ADDR": "localhost", "MASTER_PORT": "1", "LOCAL_WORLD_SIZE": "8"}
+
+
+def test_rank_0_alone_tells_notes_and_refuses_what_all_ranks_refuse(here: Path) -> None:
+    done = as_another_rank(SEAT_OF_8, "train", "job.toml", "--set", "optimizer.warmup_steps=90", "--fresh")
     assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
+
+
+@pytest.mark.parametrize("options", [("--set", "plan.tp=3"), ("--from", "nowhere")])
+def test_other_ranks_refuse_after_rank_0_for_a_file_may_be_missing_on_their_machine(
+    options: tuple[str, ...], command: Callable[..., tuple[object, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited_s = list[float]()
+    monkeypatch.setattr("time.sleep", waited_s.append)
+    for name, value in (SEAT_OF_8 | {"RANK": "1"}).items():
+        monkeypatch.setenv(name, value)
+    status, output, errors = command("train", "job.toml", *options)
+    assert (status, output, waited_s) == (2, "", [SPEAKING_S])
+    assert options[1].removeprefix("plan.tp=") in errors
 
 
 def test_each_fault_is_a_line_of_its_own(command: Callable[..., tuple[object, str, str]]) -> None:

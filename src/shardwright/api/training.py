@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardwright.api.plan_for_world import for_world
 from shardwright.api.reported_run import ReportedRun
-from shardwright.api.run_start import cost_text, refuse_unstated, with_checkpoints
+from shardwright.api.run_start import cost_text, memory_faults, refuse_unstated, with_checkpoints
 from shardwright.api.shown import Shown, framed
 from shardwright.config.base import PlanError, error_text
 from shardwright.config.dotted_keys import flat_keys
@@ -21,7 +21,13 @@ from shardwright.config.phrase import ENGLISH, in_language, say
 from shardwright.config.units import counted
 from shardwright.train.launch import preemption
 from shardwright.train.launch.ending import die_of_signals
-from shardwright.train.launch.rank_environment import SPEAKING_S, RankEnvironment, allowed_threads, refused_by_rank_0
+from shardwright.train.launch.rank_environment import (
+    SPEAKING_S,
+    RankEnvironment,
+    allowed_threads,
+    rank_0_first,
+    refused_by_rank_0,
+)
 
 if TYPE_CHECKING:
     from shardwright.parallel.comm.process_groups import Mesh
@@ -188,7 +194,7 @@ def _run_here(
     from shardwright.train.launch.this_machine import cluster_faults, machine_faults, on_this_machine
 
     folder, spec = folder_of(spec), on_this_machine(spec, spec.plan.world, start.warn)
-    faults = cluster_faults(spec) or machine_faults(spec)
+    faults = cluster_faults(spec) or machine_faults(spec) or memory_faults(spec)
     with (
         removing_new_folders_on_error(folder),
         holding(folder, faults + make_folder(folder)),
@@ -237,7 +243,8 @@ def _run_rank(
     with refused_by_rank_0():
         if start.fresh:  # a restarted rank can't know whether the run has begun
             raise PlanError("train --fresh", [say("under torchrun a run begins anew in another run.folder; name one")])
-        if start.weights_from is not None:
+    if start.weights_from is not None:
+        with rank_0_first():
             refuse_weights_from(spec, start.weights_from)
     spec = on_this_machine(spec, 1, start.warn)  # each rank was given its device, if there are any
     folder = folder_of(spec)

@@ -25,7 +25,7 @@ class LocalizedFormatter(click.HelpFormatter):
 
     def write_usage(self, prog: str, args: str = "", prefix: str | None = None) -> None:
         """Write how a command is called."""
-        super().write_usage(prog, args, self._told("Usage: ") if prefix is None else prefix)
+        super().write_usage(prog, args, self._translation("Usage: ") if prefix is None else prefix)
 
     def write_heading(self, heading: str) -> None:
         """Write the heading of a section."""
@@ -38,7 +38,7 @@ class LocalizedFormatter(click.HelpFormatter):
         paragraphs = [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
         indent = " " * self.current_indent
         written = (
-            textwrap.indent("\n".join(wrapped(self._told(paragraph), self.width - len(indent))), indent)
+            textwrap.indent("\n".join(wrapped(self._translation(paragraph), self.width - len(indent))), indent)
             for paragraph in paragraphs
         )
         self.write("\n\n".join(written) + "\n")
@@ -56,7 +56,7 @@ class LocalizedFormatter(click.HelpFormatter):
             self.write(f"{first:<{column}}{lines[0]}".rstrip() + "\n")
             self.write("".join(f"{'':>{column}}{line}\n" for line in lines[1:]))
 
-    def _told(self, text: str) -> str:
+    def _translation(self, text: str) -> str:
         return in_language(fixed(text), self._language) if text else ""
 
     def _meaning(self, text: str) -> str:
@@ -65,15 +65,15 @@ class LocalizedFormatter(click.HelpFormatter):
             return in_language(text, self._language)
         words, *brackets = re.split(r"(?:^|  )\[", text)
         known = recognised(words, _HELPS_WITH_NAMES)
-        told = in_language(known, self._language) if isinstance(known, Phrase) else self._told(words)
+        translation = in_language(known, self._language) if isinstance(known, Phrase) else self._translation(words)
         extras = ("; ".join(map(self._extra, bracket[:-1].split("; "))) for bracket in brackets)
-        return "  ".join(filter(None, (told, *(f"[{extra}]" for extra in extras))))
+        return "  ".join(filter(None, (translation, *(f"[{extra}]" for extra in extras))))
 
     def _extra(self, text: str) -> str:
         """A default, whose value is translated if it has words; a range; or that an option is required."""
         name, separator, value = text.partition("default: ")
         if name or not separator:
-            return self._told(text) if text == "required" else text
+            return self._translation(text) if text == "required" else text
         has_words = " " in value and not value.startswith("(")  # in brackets is a value as it is written
         return in_language(say("default: {value}", value=fixed(value) if has_words else value), self._language)
 

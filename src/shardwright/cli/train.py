@@ -32,9 +32,9 @@ from shardwright.cli.job_options import JobCommand, command_language_option, job
 def train(job: str, overrides: tuple[str, ...], as_json: bool, fresh: bool, weights_from: str | None) -> None:
     """Train JOB. Starts the local ranks itself; under torchrun it is one of them. A run whose folder has a checkpoint
     goes on from it."""
-    from shardwright.train.launch.rank_environment import refused_by_rank_0
+    from shardwright.train.launch.rank_environment import rank_0_first
 
-    with refused_by_rank_0():
+    with rank_0_first():
         spec = load_to_run(job, overrides)
     from shardwright.api.training import StartOptions, train_job
     from shardwright.train.launch import preemption

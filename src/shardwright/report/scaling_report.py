@@ -200,8 +200,8 @@ def scaling_picture(job: JobSpec, scalings: Sequence[Scaling], language: str = E
     """The SVG document of scalings, with words of a language. A kind of scaling in which no plan fits is left out."""
     curves = [curve for curve in scalings if curve.points]
     sizes = sorted({point.num_devices for curve in curves for point in curve.points})
-    told = partial(in_language, language=language)
-    label = told(
+    translate = partial(in_language, language=language)
+    label = translate(
         say(
             "{model} on {first:,} to {last:,} {device}",
             model=job.model.name,
@@ -217,13 +217,17 @@ def scaling_picture(job: JobSpec, scalings: Sequence[Scaling], language: str = E
 
     def lines(value: Callable[[Scaling, Point], float]) -> list[Line]:
         return [
-            Line(told(_NAMES[curve.kind]), [(math.log2(p.num_devices), value(curve, p)) for p in curve.points], colour)
+            Line(
+                translate(_NAMES[curve.kind]),
+                [(math.log2(p.num_devices), value(curve, p)) for p in curve.points],
+                colour,
+            )
             for curve, colour in zip(curves, LINE_COLOURS, strict=False)
         ]
 
     smallest = min(curve.points[0].num_devices for curve in curves)
     proportional = [(math.log2(size), math.log2(size / smallest)) for size in sizes]
-    ideal = Line(told(say("in proportion")), proportional, "#98a2b3", is_dashed=True)
+    ideal = Line(translate(say("in proportion")), proportional, "#98a2b3", is_dashed=True)
     speed_ups = [ideal, *lines(lambda curve, p: max(0.0, math.log2(p.tokens_per_s / curve.points[0].tokens_per_s)))]
     efficiency, memory = lines(Scaling.efficiency), lines(lambda _, p: p.peak_bytes / GIB)
     if curves[0].points[0].usd_per_billion_tokens is None:
@@ -233,20 +237,20 @@ def scaling_picture(job: JobSpec, scalings: Sequence[Scaling], language: str = E
     memory_title = say("memory of the fullest process, GiB; a device shows {shown:.1f}", shown=shown_gib)
     speed_title, efficiency_title = say("speed-up: tokens a second"), say("efficiency: tokens a second of a device")
     charts = (
-        LineChart(told(speed_title), boxes[0], speed_ups, 1.0, None, _times, ticks),
-        LineChart(told(efficiency_title), boxes[1], efficiency, 1.0, 1.0, _share_percent, ticks),
-        LineChart(told(memory_title), boxes[2], memory, shown_gib, shown_gib, ticks=ticks),
-        LineChart(told(price), boxes[3], prices, 0.0, None, "{:,g}".format, ticks),
+        LineChart(translate(speed_title), boxes[0], speed_ups, 1.0, None, _times, ticks),
+        LineChart(translate(efficiency_title), boxes[1], efficiency, 1.0, 1.0, _share_percent, ticks),
+        LineChart(translate(memory_title), boxes[2], memory, shown_gib, shown_gib, ticks=ticks),
+        LineChart(translate(price), boxes[3], prices, 0.0, None, "{:,g}".format, ticks),
     )
     subtitle = say("the best plan at each size; speed-up and efficiency beside the smallest size that fits")
     parts = [
         text(20, 30, label, "name", 15),
-        text(20, 49, told(subtitle), size=12),
+        text(20, 49, translate(subtitle), size=12),
         *legend(_LEFT, 76, [*speed_ups[1:], ideal]),
         *(part for chart in charts for part in chart.drawn()),
     ]
     for box in boxes:
-        parts.append(text(box.left + box.width / 2, box.bottom + 34, told(say("devices")), anchor="middle"))
+        parts.append(text(box.left + box.width / 2, box.bottom + 34, translate(say("devices")), anchor="middle"))
     return document(label, _PICTURE_WIDTH, boxes[-1].bottom + 56, parts)
 
 

@@ -188,7 +188,7 @@ def _load_first(
             return None, lines
         reading = _read(job, saved_state, storage, step, weights_alone)
         # Ranks may differ in reading time by more than a collective may wait: some read more, or from slower storage.
-        meet(mesh.watch, mesh.rank, mesh.world.size, f"reading {folder_name(step)}")
+        meet(mesh.watch, mesh.rank, mesh.world.size, say("reading {folder}", folder=folder_name(step)))
         failures = torch.tensor([float(bool(reading.fault)), float(reading.is_unread)], device=mesh.device)
         num_bad, num_unread = map(int, mesh.numbers(all_reduce(failures, mesh.world)))
         if num_unread:  # the checkpoint may be whole, so an older one must not replace it

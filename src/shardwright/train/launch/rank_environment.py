@@ -76,12 +76,24 @@ def refused_by_rank_0() -> Iterator[None]:
     """A context whose PlanError, which every rank raises, leaves rank 0 alone: the others give it time to report, and
     end with status 2."""
     try:
-        yield
+        with rank_0_first():
+            yield
     except PlanError:
         if not is_other_rank():
             raise
-        time.sleep(SPEAKING_S)
         sys.exit(2)
+
+
+@contextmanager
+def rank_0_first() -> Iterator[None]:
+    """A context whose PlanError leaves other ranks than 0 after rank 0 had time to report it, whereupon the launcher
+    ends them. It may be theirs alone, if a file is missing on their machine."""
+    try:
+        yield
+    except PlanError:
+        if is_other_rank():
+            time.sleep(SPEAKING_S)
+        raise
 
 
 def allowed_threads() -> int:

@@ -82,7 +82,8 @@ def load_module(job: JobSpec, replica: "ModuleReplica", mesh: Mesh, folder: str)
         state.load(stored, storage, folder_name(step), indices)
     except (OSError, BrokenCheckpointError) as fault:
         error = say("{place}: {fault}", place=f"{storage.root}/{folder_name(step)}", fault=error_text(fault))
-    meet(mesh.watch, mesh.rank, mesh.world.size, f"reading {folder_name(step)}")  # some ranks read more than others
+    # Some ranks read more than others.
+    meet(mesh.watch, mesh.rank, mesh.world.size, say("reading {folder}", folder=folder_name(step)))
     agree(error, mesh, say("the checkpoint of step {step} can't be taken up", step=step))
     assert stored is not None
     state.take_up(stored)
