@@ -82,25 +82,6 @@ def test_a_plan_with_faults_has_no_memory() -> None:
     assert merged(["values", "faults"], "") == ["values", "faults"]
 
 
-def test_a_line_is_sent_before_the_next_part_is_made() -> None:
-    """While both go on at once, the sending waits for the computing."""
-    made: list[str] = []
-
-    def parts() -> Iterator[Part]:
-        for name in ("values", "job", "step"):
-            made.append(name)
-            yield {"part": name}
-
-    async def numbers_made() -> list[int]:
-        numbers = []
-        async for _ in _lines_of_both(parts(), None):
-            await asyncio.sleep(0.01)
-            numbers.append(len(made))
-        return numbers
-
-    assert asyncio.run(numbers_made()) == [1, 2, 3]
-
-
 def unasked(*_: Any) -> None:
     raise AssertionError("it is not needed")
 

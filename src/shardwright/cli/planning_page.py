@@ -1,6 +1,5 @@
 """The command that serves the page to plan a job by hand."""
 
-import sys
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
@@ -20,7 +19,6 @@ from shardwright.config.phrase import say
 if TYPE_CHECKING:
     from shardwright.config.asked_cluster import AskedCluster
 
-_SWITCH_S = 0.0005  # a thread that computes lets the one that sends pass so soon
 _NEEDED = say("the page takes starlette and uvicorn: pip install 'shardwright[studio]'")
 
 
@@ -51,7 +49,6 @@ def studio(
 
     expect_many_actions()
     warm_up()
-    sys.setswitchinterval(_SWITCH_S)
     connection = listening(port)
     address = f"http://127.0.0.1:{connection.getsockname()[1]}/#{urlencode(texts)}"
     tell(say("The studio is at {address}\nCtrl-C ends it.", address=address))

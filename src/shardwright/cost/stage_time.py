@@ -215,6 +215,16 @@ class Costing:
 
     def _at_device_pace(self, kind: str, policy: str) -> PieceTime:
         """Seconds of a piece whose host is never late."""
+        if (kind, policy) not in self._pieces:
+            self._pieces[kind, policy] = self._priced(kind, policy)
+        return self._pieces[kind, policy]
+
+    @cached_property
+    def _pieces(self) -> dict[tuple[str, str], PieceTime]:
+        """The pieces priced so far: their times and their gaps take the same."""
+        return {}
+
+    def _priced(self, kind: str, policy: str) -> PieceTime:
         operators = self.before_experts(kind)
         if has_experts(kind):
             operators += self.experts()

@@ -206,10 +206,9 @@ async def _lines_of_both(parts: Iterator[Part], other: "asyncio.Future[bytes] | 
             if own.done():
                 name, line = own.result()
                 names.append(name)
-                own = None
+                own = _next_line(parts) if name else None
                 if name:
-                    yield line  # and then make the next: both at once would be late
-                    own = _next_line(parts)
+                    yield line
             if other is not None and other in both and other.done():
                 yield other.result()
                 other = None
