@@ -100,9 +100,7 @@ def step_time_and_spare(run: Run, constants: Constants, memo: Memo | None = None
     memo = memo or Memo()
     steps = _steps(replace(run, grid=run.grid.as_arrays()), constants, memo)
     grid, rates, pace, m = steps.grid, steps.rates, steps.pace, steps.grid.num_microbatches
-    ranks = steps.ranks
-    if not run.shape.experts:  # the rank with the most parameters takes longest in the replicas' collectives
-        ranks = ranks.fullest(memo.held(run.shape, grid)[0])
+    ranks = _ranks_of_ends(steps.run, memo)
     ends = DataParallel.of(steps.run, steps.software, rates, steps.groups, ranks, pace)
     waits, messages, data = _bubble(steps), _messages(steps), ends.data_s()
     optimizer, host = ends.update_s()
@@ -132,6 +130,22 @@ def pipeline_s(run: Run, constants: Constants, memo: Memo) -> Numbers:
     """
     steps = _steps(run, constants, memo)
     return steps.grid.num_microbatches * (steps.pace.total - steps.spare_s) + _bubble(steps) + _messages(steps)
+
+
+def update_s(run: Run, constants: Constants, memo: Memo) -> Numbers:
+    """Seconds of the update in a step, with those that it waits for the host. Numbers of the run are arrays."""
+    rates, ranks = _rates(run, constants, memo), _ranks_of_ends(run, memo)
+    ends = DataParallel.of(run, software_under(run), rates, Groups(run), ranks, PieceTime())
+    optimizer, host = ends.update_s()
+    return optimizer + host
+
+
+def _ranks_of_ends(run: Run, memo: Memo) -> PipelineRanks:
+    """The pipeline ranks of which one takes longest at the ends of a step."""
+    ranks = memo.ranks(run.shape, run.grid)
+    if run.shape.experts:
+        return ranks
+    return ranks.fullest(memo.held(run.shape, run.grid)[0])  # it has the most to exchange and to update
 
 
 def microbatch_time(run: Run, constants: Constants, memo: Memo) -> PieceTime:
