@@ -155,9 +155,18 @@ def microbatch_time(run: Run, constants: Constants, memo: Memo) -> PieceTime:
 
 def piece_times(run: Run, constants: Constants, memo: Memo) -> dict[LayerKind, PieceTime]:
     """The time of one microbatch by (piece, policy of recomputation): each kind of layer, the embedding, the head and a
-    module that predicts further tokens. Numbers of the run are arrays."""
-    times = _piece_times(run, _rates(run, constants, memo), constants, memo)
-    return {piece: PieceTime(*fields) for piece, fields in zip(_pieces(run), times, strict=True)}
+    module that predicts further tokens. The run has one plan, and the times are arrays of one entry.
+
+    They are computed once for all layouts of a plan's layers over its stages.
+    """
+    run = replace(run, grid=run.grid.having({"layout": ()}))
+
+    def times_of_pieces() -> dict[LayerKind, PieceTime]:
+        arrays = replace(run, grid=run.grid.as_arrays())
+        times = _piece_times(arrays, _rates(arrays, constants, memo), constants, memo)
+        return {piece: PieceTime(*fields) for piece, fields in zip(_pieces(arrays), times, strict=True)}
+
+    return memo.once(("pieces", run.setting, run.grid), times_of_pieces)
 
 
 def _rates(run: Run, constants: Constants, memo: Memo) -> Rates:
