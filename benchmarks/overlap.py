@@ -97,9 +97,9 @@ class Observed(PipelineExecutor):
         self._ledger, self._axis = mesh.ledger, axis
         self.spent: dict[Action, Spent] = {}
 
-    def _do(self, action: Action, run: _Run) -> None:
+    def _execute(self, action: Action, run: _Run) -> None:
         before, start_s = self._ledger.blocked_s(), time.perf_counter()
-        super()._do(action, run)
+        super()._execute(action, run)
         total_s, after = time.perf_counter() - start_s, self._ledger.blocked_s()
         blocked = {axis: seconds - before.get(axis, 0.0) for axis, seconds in after.items()}
         self.spent[action] = Spent(total_s, blocked.get(self._axis, 0.0), sum(blocked.values()))

@@ -52,6 +52,7 @@ CHANGES = (
     ("plan-offload_optimizer", "0.5"),
 )
 _READ = "() => performance.getEntriesByType('mark').map((mark) => [mark.name, mark.startTime])"
+_POLLING_MS = 100  # to look at each frame, as playwright else does, takes the page as long as a change
 # The whole answer to the newest question; a plan with faults is answered by these.
 _SHOWN = """() => {
   const newest = (name) => performance.getEntriesByName(name).at(-1)?.startTime ?? -1;
@@ -94,7 +95,7 @@ def changed(page: Page, control: str, value: str) -> dict[str, float] | None:
     else:
         field.fill(value)
         field.press("Enter")
-    page.wait_for_function(_SHOWN)
+    page.wait_for_function(_SHOWN, polling=_POLLING_MS)
     marks = dict(page.evaluate(_READ))
     return {part: marks[part] - marks["asked"] for part in PARTS if part in marks} if "faults" not in marks else None
 
@@ -109,7 +110,7 @@ def measured(page: Page, address: tuple[str, int], job: str, rounds: int) -> dic
     for number in range(rounds + 1):
         page.goto("about:blank")  # each round begins with the job as it is
         page.goto(f"{origin}#job={job}&optimizer.warmup_steps={10 + number}")  # which no answer that is kept has
-        page.wait_for_function(_SHOWN)
+        page.wait_for_function(_SHOWN, polling=_POLLING_MS)
         for control, value in CHANGES:
             before = server_ms(process), page_ms(tools)
             taken = changed(page, control, value)

@@ -1,5 +1,6 @@
 """`python -m shardwright`, which is how torchrun starts a rank, and the command `shardwright`."""
 
+from shardwright.config.standard_streams import fill_closed_streams
 from shardwright.train.launch.ending import ending_at_once, telling_of_signals
 from shardwright.train.launch.loading import collect_rarely
 
@@ -12,6 +13,7 @@ def main() -> None:
 
         run()
 
+    fill_closed_streams()
     collect_rarely()
     ending_at_once(lambda: telling_of_signals(command))
 

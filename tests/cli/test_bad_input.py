@@ -19,6 +19,7 @@ import torch
 import shardwright.cli.main
 import shardwright.train.launch.launch
 from shardwright.config.load import load_job
+from shardwright.train.launch.rank_environment import SPEAKING_S
 from shardwright.train.launch.run_folder import holding
 from support.ranks import PATIENCE_S
 
@@ -643,6 +644,70 @@ def test_a_wrong_command_line(
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["verify", "quickstart", "--tolerance", "nan"],
+        ["verify", "quickstart", "--tolerance", "inf"],  # which everything would pass
+        ["top", "nowhere", "--every", "nan"],
+        ["generate", "nowhere", "--temperature", "nan"],
+        ["checkpoint", "export", "nowhere", "--to", "there", "--file-gib", "nan"],
+        ["plan", "llama3-8b", "--memory-gib", "nan"],
+        ["collective", "all-reduce", "--bytes", "1e400GB"],
+    ],
+)
+def test_a_number_that_is_none_is_refused_before_any_work(
+    words: list[str], command: Callable[..., tuple[object, str, str]]
+) -> None:
+    """click's own ranges let "nan" pass."""
+    status, output, errors = command(*words)
+    assert (status, output) == (2, "") and f"Invalid value for '{words[-2]}'" in errors
+
+
+@pytest.mark.parametrize("name", ["nowhere/x", "text.txt/x"])
+@pytest.mark.parametrize(
+    ("words", "work"),
+    [
+        (("plan", "tiny-llama", "--devices", "2", "--device", "h100-sxm", "--toml"), "api.found_plans.found_plans"),
+        (("scale", "tiny-llama", "--devices", "2", "--device", "h100-sxm", "--svg"), "api.scaled.scaled"),
+        (("simulate", "job.toml", "--html"), "report.timeline.job_study.study_job"),
+        (("estimate", "job.toml", "--html"), "api.estimated.estimated"),
+    ],
+)
+def test_a_file_without_a_folder_is_refused_before_the_work(
+    words: tuple[str, ...],
+    work: str,
+    name: str,
+    command: Callable[..., tuple[object, str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def done(*_: object, **__: object) -> None:
+        raise AssertionError("the work was done")
+
+    monkeypatch.setattr(f"shardwright.{work}", done)
+    status, output, errors = command(*words, name)
+    assert (status, output) == (2, "")
+    assert f"{words[-1]} {name} can't be written: No" in errors and f"name another with {words[-1]}" in errors
+
+
+def test_names_that_are_no_utf8_are_refused(here: Path, command: Callable[..., tuple[object, str, str]]) -> None:
+    """The system gives the bytes of such a name as surrogates, which no field of a job can hold."""
+    name = os.fsdecode(b"j\xf6b.toml")
+    (here / name).write_text(JOB)
+    status, output, errors = command("train", name, "--set", "run.folder=" + os.fsdecode(b"l\xe4uft"))
+    assert (status, output) == (2, "") and "2 faults" in errors
+    assert "run.folder 'l\\udce4uft' is no UTF-8 text" in errors and "name 'j\\udcf6b' is no UTF-8 text" in errors
+
+
+def test_all_faults_of_what_a_search_may_choose_are_listed(command: Callable[..., tuple[object, str, str]]) -> None:
+    keep = ("--keep", "tp", "--keep", "plan.tpp=3", "--keep", "plan.pp=x")
+    between = ("--between", "plan.tp=1", "--between", "plan.zz=1,2")
+    status, _, errors = command("plan", "llama3-8b", *keep, *between)
+    assert status == 2 and "5 faults" in errors
+    assert all(f"{number}. " in errors for number in range(1, 6))
+    assert all(text in errors for text in ("--keep 'tp'", "plan.tpp", "plan.pp", "'plan.tp=1'", "plan.zz has no range"))
+
+
 def test_verify_refuses_what_train_refuses(command: Callable[..., tuple[object, str, str]]) -> None:
     for override in ("plan.tp=3", "data.path=nothing"):
         status, out, err = command("verify", "job.toml", "--set", override)
@@ -686,13 +751,39 @@ def test_ranks_of_another_launcher_that_do_not_fit_the_plan(here: Path) -> None:
         "3 ranks were started, and the plan needs dp 2 x tp 2 x pp 2 = 8; start 8, or change the plan, or write in "
         "[plan]: fallback = [{ dp = 1, tp = 1, pp = 3, microbatch_size = 2, sequence_parallel = true }]"
     ]
-    # As `python -m shardwright`, but not as long as the first one may take to speak.
-    soon = "from shardwright.cli import main, train; train.SPEAKING_S = 0.1; main.main()"
-    command = [sys.executable, "-c", soon, "train", "job.toml"]
-    done = subprocess.run(
-        command, env=os.environ | seat | {"RANK": "1"}, capture_output=True, text=True, timeout=PATIENCE_S
-    )
+    done = as_another_rank(seat, "train", "job.toml")
     assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
+
+
+def as_another_rank(seat: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A command as rank 1, which waits not as long as rank 0 may take to speak."""
+    soon = (
+        "from shardwright.cli import main; from shardwright.train.launch import rank_environment\n"
+        "rank_environment.SPEAKING_S = 0.1; main.main()"
+    )
+    command, environment = [sys.executable, "-c", soon, *arguments], os.environ | seat | {"RANK": "1"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
+
+
+SEAT_OF_8 = {"WORLD_SIZE": "8", "MASTER_ADDR": "localhost", "MASTER_PORT": "1", "LOCAL_WORLD_SIZE": "8"}
+
+
+def test_rank_0_alone_tells_notes_and_refuses_what_all_ranks_refuse(here: Path) -> None:
+    done = as_another_rank(SEAT_OF_8, "train", "job.toml", "--set", "optimizer.warmup_steps=90", "--fresh")
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
+
+
+@pytest.mark.parametrize("options", [("--set", "plan.tp=3"), ("--from", "nowhere")])
+def test_other_ranks_refuse_after_rank_0_for_a_file_may_be_missing_on_their_machine(
+    options: tuple[str, ...], command: Callable[..., tuple[object, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited_s = list[float]()
+    monkeypatch.setattr("time.sleep", waited_s.append)
+    for name, value in (SEAT_OF_8 | {"RANK": "1"}).items():
+        monkeypatch.setenv(name, value)
+    status, output, errors = command("train", "job.toml", *options)
+    assert (status, output, waited_s) == (2, "", [SPEAKING_S])
+    assert options[1].removeprefix("plan.tp=") in errors
 
 
 def test_each_fault_is_a_line_of_its_own(command: Callable[..., tuple[object, str, str]]) -> None:

@@ -61,15 +61,15 @@ def test_adapters_write_beside_the_random_weights_that_they_were_trained_beside(
 @pytest.mark.processes
 def test_a_text_ends_where_the_folder_says(tmp_path: Path) -> None:
     folder = bring_model(tmp_path)
-    whole = said(folder, "--prompt", "12?", "--chat")
+    whole = generated(folder, "--prompt", "12?", "--chat")
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [*range(264)]}))
     assert (whole["num_tokens"], whole["has_ended"]) == (TOKENS, False)
     assert "<|im_start|>" not in whole["text"][:4], "an answer is shown without the chat before it"
-    assert said(folder, "--prompt", "12?", "--chat") == {"text": "", "num_tokens": 0, "has_ended": True}
-    assert said(folder, "--prompt", "12?") == {"text": "12?", "num_tokens": 0, "has_ended": True}
+    assert generated(folder, "--prompt", "12?", "--chat") == {"text": "", "num_tokens": 0, "has_ended": True}
+    assert generated(folder, "--prompt", "12?") == {"text": "12?", "num_tokens": 0, "has_ended": True}
 
 
-def said(folder: Path, *words: str) -> dict[str, Any]:
+def generated(folder: Path, *words: str) -> dict[str, Any]:
     given = ["generate", str(folder), *words, "--tokens", str(TOKENS), "--temperature", "0", "--json"]
     run = CliRunner().invoke(cli, given)
     assert run.exit_code == 0, run.output

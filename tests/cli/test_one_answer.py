@@ -163,11 +163,11 @@ def answers(job: JobSpec, own: Estimate, plan: PricedPlan) -> tuple[dict[str, fl
     return seconds, process
 
 
-def differences(of: str, told: dict[str, float], wanted: float) -> list[str]:
+def differences(of: str, by_command: dict[str, float], wanted: float) -> list[str]:
     """Those that are not what `estimate` says."""
     return [
         f"{of}: {command} says {value!r}, and estimate {wanted!r}"
-        for command, value in told.items()
+        for command, value in by_command.items()
         if not abs(value - wanted) <= CLOSE * wanted
     ]
 

@@ -28,7 +28,7 @@ def typed(*words: str) -> Result:
     return done
 
 
-def said(*words: str) -> str:
+def printed(*words: str) -> str:
     """What is printed, with its lines joined."""
     return " ".join(typed(*words).stdout.split())
 
@@ -50,7 +50,7 @@ def test_degrees_of_another_cluster_do_not_matter() -> None:
     asked = ("plan", "yi-34b", *OTHER_SIZE, *QUICK, "--keep", "plan.tp=8")
     results = plans(*asked)
     assert results and all(plan["num_devices"] == 128 for plan in results)
-    text = said(*asked)
+    text = printed(*asked)
     assert "The job's own plan (tp 8, pp 2, dp 32, 1f1b, mb 1, zero 1, sequence_parallel) is not legal here" in text
     assert "512 ranks, and cluster 'a800-512' has 16 nodes x 8 devices = 128; use dp 8" in text
     legal = plans(*asked, "--set", "plan.dp=8")
@@ -62,7 +62,7 @@ def test_degrees_of_another_cluster_do_not_matter() -> None:
     "override", ["plan.tp=3", "plan.pp=61", "plan.layout=[1]", "plan.zero_ranks=7", "plan.expert_tp=8", "plan.ep=2"]
 )
 def test_no_fault_of_the_own_plan_keeps_others_from_being_found(override: str) -> None:
-    assert "is not legal here" in said("plan", "yi-34b", "--set", override, *QUICK)
+    assert "is not legal here" in printed("plan", "yi-34b", "--set", override, *QUICK)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ UNPIPED = (*QUICK, "--keep", "plan.pp=1")
 def test_a_model_is_planned_on_so_many_devices() -> None:
     result = plans("plan", *ON_64, *UNPIPED)
     assert result and result[0]["num_devices"] == 64 and result[0]["global_batch_size"] == 256
-    text = said("plan", *ON_64, *UNPIPED)
+    text = printed("plan", *ON_64, *UNPIPED)
     assert "Note: a step has 256 sequences, 2,097,152 tokens" in text and "it is computed in bf16" in text
     assert "450 GB/s within a node of 8 and 50 GB/s between nodes of 8" in text
     assert plans("plan", *ON_64, "--set", "batch.global_batch_size=64", *UNPIPED)[0]["global_batch_size"] == 64
@@ -102,8 +102,8 @@ def test_other_commands_tell_its_best_plan_or_the_users() -> None:
     assert answer["step_s"] == pytest.approx(best["step_s"], rel=0.1)
     assert answer["fits"] is True and "Note: the plan is what `plan` recommends" in " ".join(done.stderr.split())
     few = ("gpt2", "--devices", "2", "--device", "h100-sxm")  # which are soon searched
-    assert "the plan is what `plan` recommends" in said("explain", *few)
-    assert "the plan is what `plan` recommends" in said("simulate", *few, "--no-colour")
+    assert "the plan is what `plan` recommends" in printed("explain", *few)
+    assert "the plan is what `plan` recommends" in printed("simulate", *few, "--no-colour")
     rows = json.loads(typed("scale", "llama3-8b", "--devices", "8,16", "--device", "h100", *UNPIPED, "--json").stdout)
     assert [row["devices"] for row in rows["weak"]] == [8, 16]
     assert rows["weak"][1]["global_batch_size"] == 2 * rows["weak"][0]["global_batch_size"]
@@ -112,7 +112,7 @@ def test_other_commands_tell_its_best_plan_or_the_users() -> None:
 def test_a_job_that_is_silent_on_its_plan_is_estimated_under_the_best(tmp_path: Path) -> None:
     job = tmp_path / "job.toml"
     job.write_text('[model]\nname = "tiny-llama"\n[cluster]\ndevice = "h100-sxm"\nnodes = 1\ndevices_per_node = 8\n')
-    text = said("estimate", str(job))
+    text = printed("estimate", str(job))
     assert "the plan is what `plan` recommends" in text and "8 ranks" in text
     with_a_plan = f"{job.read_text()}[plan]\ntp = 2\n"
     job.write_text(with_a_plan)
@@ -143,7 +143,7 @@ def test_half_a_plan_is_completed_with_the_best_rest_in_every_command(tmp_path: 
 
 
 def test_half_a_plan_that_nothing_completes_is_told_with_defaults() -> None:
-    text = said("estimate", "llama3-405b", "--devices", "8", "--device", "h100-sxm", "--set", "plan.zero=0")
+    text = printed("estimate", "llama3-405b", "--devices", "8", "--device", "h100-sxm", "--set", "plan.zero=0")
     assert "no plan with plan.zero=0 fits on 8 h100-sxm; the rest has its defaults" in text
     assert "It does not fit one h100-sxm" in text
     assert "contradict each other" in str(refusal("plan", *ON_16, *HALF, "--keep", "plan.tp=2"))
@@ -181,15 +181,15 @@ def test_days_and_money_of_a_run_are_those_of_its_steps() -> None:
 def test_sizes_that_an_objective_compared_are_shown() -> None:
     small = ("gpt2", *ON_64[1:], *UNPIPED)
     deadline = ("--objective", "devices", "--tokens", "1e11", "--days", "1")
-    text = said("plan", *small, *deadline)
+    text = printed("plan", *small, *deadline)
     (result, *_) = plans("plan", *small, *deadline)
     assert 8 < result["num_devices"] < 64 and result["run"]["days"] <= 1
     table = text[text.index("at each size that was compared") :]
     assert "too slow" in table and table.count("chosen") == 1 and f"{result['num_devices']} " in table
-    cheap = said("plan", *small, "--objective", "cost")
+    cheap = printed("plan", *small, "--objective", "cost")
     assert "at each size that was compared" in cheap and "too slow" not in cheap
-    assert "at each size" not in said("plan", *small)
-    saving = said("plan", *small, "--objective", "energy")
+    assert "at each size" not in printed("plan", *small)
+    saving = printed("plan", *small, "--objective", "energy")
     tables = [text[text.index("at each size") : text.index("Of the step")] for text in (cheap, saving)]
     assert tables[0] == tables[1] and "money kWh" in tables[0]
 
@@ -197,17 +197,17 @@ def test_sizes_that_an_objective_compared_are_shown() -> None:
 def test_a_plan_that_is_as_fast_as_the_fastest_is_not_said_to_be_slower() -> None:
     """On one device ZeRO-1 shares nothing, so its step is that of no ZeRO to the last bit: the simpler one is first."""
     words = ["plan", "tiny-llama", "--devices", "1", "--device", "rtx-4090", "--top", "1"]
-    said = CliRunner().invoke(cli, words, catch_exceptions=False).output
-    assert re.search(r"Recommended: tp 1, pp 1, dp 1, mb \d+, zero 0", said)
-    assert "Simpler" not in said and "0.0% slower" not in said
+    printed = CliRunner().invoke(cli, words, catch_exceptions=False).output
+    assert re.search(r"Recommended: tp 1, pp 1, dp 1, mb \d+, zero 0", printed)
+    assert "Simpler" not in printed and "0.0% slower" not in printed
 
 
 def test_a_deadline_that_is_missed_names_whole_nodes() -> None:
     words = ["plan", "gpt2", "--devices", "16", "--device", "h100-sxm", "--objective", "devices", "--tokens", "1e12"]
     with pytest.raises(PlanError, match="--devices, or cluster") as error:
         CliRunner().invoke(cli, [*words, "--days", "1"], catch_exceptions=False)
-    (said,) = re.findall(r"use more than ([\d,]+) devices", str(error.value))
-    assert int(said.replace(",", "")) % 8 == 0
+    (printed,) = re.findall(r"use more than ([\d,]+) devices", str(error.value))
+    assert int(printed.replace(",", "")) % 8 == 0
 
 
 # --- clusters side by side ---

@@ -80,7 +80,27 @@ def test_a_plan_that_is_not_simulated_yet_takes_at_least_what_is_told(monkeypatc
     monkeypatch.setattr(progress_bar, "_PATIENCE_S", 0.0)
     with progress_bar.search_shown():
         tell_bound(lambda: job, 2.0 / job.tokens_per_step)
-    assert written.getvalue().startswith("So far: at least 2.000 s a step with tp 1")
+    line = "So far: at least 2.000 s a step with tp 1, pp 1, dp 1, mb 1, zero 0, if it fits; looking for better ones\n"
+    assert written.getvalue() == line
+
+
+def test_a_plan_whose_memory_is_not_accounted_yet_may_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = make_job({})
+    monkeypatch.setattr(sys, "stderr", written := io.StringIO())
+    monkeypatch.setattr(progress_bar, "_PATIENCE_S", 0.0)
+    with progress_bar.search_shown():
+        tell_best(lambda: job, 2.0 / job.tokens_per_step, may_not_fit=True)
+    line = "So far: 2.000 s a step with tp 1, pp 1, dp 1, mb 1, zero 0, if it fits; looking for better ones\n"
+    assert written.getvalue() == line
+
+
+def test_a_search_tells_which_plans_may_not_fit(caplog: pytest.LogCaptureFixture) -> None:
+    """A plan that is refuted later was told with that, and the last one, which is shown, is known to fit or nearly
+    sure to."""
+    with caplog.at_level("INFO", LOGGER.name):
+        sw.load("llama2-7b", devices=8, device="a100-sxm-40g").plan(keep=["plan.tp=1", "plan.schedule=1f1b"])
+    told = [record for record in caplog.records if hasattr(record, "best")]
+    assert any(record.may_not_fit for record in told) and not told[-1].may_not_fit
 
 
 def test_each_part_of_long_work_has_a_line_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,3 +81,30 @@ def test_run_goes_on_though_nobody_reads(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "grad_norm" in line] == [1, 2, 3]
+
+
+def test_streams_that_were_closed_before_are_the_null_device_for_children_too() -> None:
+    """Else the first socket of a run takes the place of standard output, and ranks write to it."""
+    child = "import os; os.fstat(0), os.fstat(1), os.fstat(2); print('dropped')"
+    code = (
+        "import shardwright.__main__ as command, os, subprocess, sys\n"
+        "command.ending_at_once = lambda run: None\n"
+        "command.main()\n"
+        "print('dropped'), print('dropped', file=sys.stderr)\n"
+        "assert sys.stdin.read() == '' and os.open(os.devnull, os.O_RDONLY) > 2\n"
+        f"sys.exit(subprocess.run([sys.executable, '-c', {child!r}]).returncode)\n"
+    )
+    closed = ("sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", code)
+    assert subprocess.run(closed, timeout=PATIENCE_S, check=False).returncode == 0
+
+
+def test_what_an_encoding_lacks_is_written_as_escapes() -> None:
+    """An error of a strict encoding would end a run at its first line."""
+    code = (
+        "from shardwright.config.standard_streams import let_readers_leave\n"
+        "let_readers_leave()\n"
+        "print('l\\xe4uft \\udcf6')\n"
+    )
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, timeout=PATIENCE_S)
+    assert (done.returncode, done.stdout) == (0, b"l\\xe4uft \\udcf6\n"), done.stderr

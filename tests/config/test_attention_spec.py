@@ -19,7 +19,7 @@ LATENT: dict[str, Any] = {"kv_rank": 12, "q_rank": 10, "nope_dim": 4, "rope_dim"
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "fault"),
     [
         ({"latent": {"q_rank": 8}}, "kv_rank 0 means ordinary attention"),
         ({"latent": LATENT | {"rope_dim": 0, "value_dim": 4}}, "model.latent.rope_dim is 0"),
@@ -55,10 +55,10 @@ LATENT: dict[str, Any] = {"kv_rank": 12, "q_rank": 10, "nope_dim": 4, "rope_dim"
         ({"qk_norm": "full", "norm": "layernorm"}, "an RMSNorm of all heads"),
     ],
 )
-def test_contradictions_are_told(fields: dict[str, Any], said: str) -> None:
+def test_contradictions_are_told(fields: dict[str, Any], fault: str) -> None:
     faults = model_faults(ModelSpec(**{"heads": 8} | fields))
     assert len(faults) == 1
-    assert said in faults[0]
+    assert fault in faults[0]
 
 
 def test_hidden_need_not_split_into_heads_whose_widths_are_given() -> None:

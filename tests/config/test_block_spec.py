@@ -12,7 +12,7 @@ SHAPE: dict[str, Any] = {"layers": 3, "hidden": 32, "heads": 8, "ffn": 40, "voca
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "fault"),
     [
         ({"parallel_block": "one-norm", "norm_place": "after"}, 'model.norm_place = "after"'),
         ({"parallel_block": "two-norms", "moe": {"experts": 4}}, "model.moe.experts is 4"),
@@ -30,10 +30,10 @@ SHAPE: dict[str, Any] = {"layers": 3, "hidden": 32, "heads": 8, "ffn": 40, "voca
         ({"moe": {"weigh": "input", "router_bias": True}}, "model.moe.router_bias, model.moe.weigh are set"),
     ],
 )
-def test_contradictions_are_told(fields: dict[str, Any], said: str) -> None:
+def test_contradictions_are_told(fields: dict[str, Any], fault: str) -> None:
     faults = model_faults(ModelSpec(**{"heads": 8} | fields))
     assert len(faults) == 1
-    assert said in faults[0]
+    assert fault in faults[0]
 
 
 @pytest.mark.parametrize(

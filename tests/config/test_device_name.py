@@ -7,7 +7,7 @@ from shardwright.config.device_name import device_name, words_of
 
 
 @pytest.mark.parametrize(
-    ("said", "meant"),
+    ("stated_name", "meant"),
     [
         ("A100", "a100-sxm-80g"),
         ("NVIDIA A100-SXM4-80GB", "a100-sxm-80g"),
@@ -30,8 +30,8 @@ from shardwright.config.device_name import device_name, words_of
         ("Ascend 910B", "ascend-910b"),
     ],
 )
-def test_a_device_by_many_names(said: str, meant: str) -> None:
-    assert device_name(said) == meant
+def test_a_device_by_many_names(stated_name: str, meant: str) -> None:
+    assert device_name(stated_name) == meant
 
 
 @pytest.mark.parametrize("name", catalog.names("devices"))
@@ -41,10 +41,10 @@ def test_a_device_answers_to_its_own_names(name: str) -> None:
         assert device_name(printed) == name
 
 
-@pytest.mark.parametrize("said", ["abacus", "A1000", "H100 480GB", "RTX 4080", "NVIDIA", "", "B20"])
-def test_no_device_is_guessed(said: str) -> None:
+@pytest.mark.parametrize("stated_name", ["abacus", "A1000", "H100 480GB", "RTX 4080", "NVIDIA", "", "B20"])
+def test_no_device_is_guessed(stated_name: str) -> None:
     with pytest.raises(KeyError, match="is not in the catalog of devices"):
-        device_name(said)
+        device_name(stated_name)
 
 
 def test_words() -> None:

@@ -103,10 +103,10 @@ FAMILY_FAULTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("said", FAMILY_FAULTS)
-def test_what_a_family_cannot_say_is_named(said: str) -> None:
-    family, keys = FAMILY_FAULTS[said]
-    assert any(said in fault for fault in fields_of({"model_type": family, **keys})[1])
+@pytest.mark.parametrize("setting", FAMILY_FAULTS)
+def test_what_a_family_cannot_say_is_named(setting: str) -> None:
+    family, keys = FAMILY_FAULTS[setting]
+    assert any(setting in fault for fault in fields_of({"model_type": family, **keys})[1])
 
 
 def test_keys_as_they_were_released() -> None:
@@ -122,12 +122,12 @@ def test_no_key_that_changes_what_is_computed_is_overlooked(name: str) -> None:
     assert not list(overlooked(name))
 
 
-@pytest.mark.parametrize("said", FAULTS)
-def test_what_cannot_be_expressed_is_named(said: str, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA | FAULTS[said]))
+@pytest.mark.parametrize("setting", FAULTS)
+def test_what_cannot_be_expressed_is_named(setting: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | FAULTS[setting]))
     with pytest.raises(PlanError) as caught:
         read_model(str(tmp_path))
-    assert said in str(caught.value)
+    assert setting in str(caught.value)
 
 
 def test_windows_follow_a_rule_or_are_named() -> None:

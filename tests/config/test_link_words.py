@@ -15,7 +15,7 @@ from shardwright.config.link_words import domain_phrase, link_words
 _OTHERS = {"tpu-v5e": "ICI", "mi300x": "Infinity Fabric", "gaudi2": "Ethernet (RoCE)", "l40s": "PCIe"}
 
 
-def told(*words: str) -> str:
+def messages(*words: str) -> str:
     done = CliRunner().invoke(cli, list(words))
     assert done.exit_code == 0, done.output
     return done.output
@@ -32,26 +32,26 @@ def words_in(output: str) -> set[str]:
 
 @pytest.mark.parametrize("command", ["estimate", "explain", "simulate"])
 def test_torus_has_no_nodes(command: str) -> None:
-    assert not words_in(told(command, "gemma2-27b-tpu"))
+    assert not words_in(messages(command, "gemma2-27b-tpu"))
 
 
 def test_torus_has_no_nodes_in_a_plan() -> None:
-    output = told("plan", "gpt2", "--devices", "16", "--device", "tpu-v5e", "--keep", "plan.pp=1")
+    output = messages("plan", "gpt2", "--devices", "16", "--device", "tpu-v5e", "--keep", "plan.pp=1")
     assert not words_in(output.replace("devices_per_node", "").replace("node-aware", ""))
 
 
 @pytest.mark.parametrize("device", _OTHERS)
 def test_links_have_their_own_name(device: str) -> None:
-    output = " ".join(told("explain", "gpt2-xl", "--devices", "8", "--device", device, *QUICK).split())
+    output = " ".join(messages("explain", "gpt2-xl", "--devices", "8", "--device", device, *QUICK).split())
     assert f"All groups stay on {_OTHERS[device]}." in output
     assert not words_in(output) & {"NVLink", "InfiniBand"}
 
 
 def test_network_is_named_where_the_cluster_says_it() -> None:
     words = ["explain", "gpt2", "--devices", "16", "--device", "h100-sxm", *QUICK]
-    assert "stays on NVLink; one on several crosses the network." in " ".join(told(*words).split())
+    assert "stays on NVLink; one on several crosses the network." in " ".join(messages(*words).split())
     more = ["--set", "cluster.network.kind=infiniband", "--set", "cluster.intra_node.bandwidth_gb_per_s=25"]
-    output = " ".join(told(*words, *more).split())
+    output = " ".join(messages(*words, *more).split())
     assert "stays on its fast links; one on several crosses the network (InfiniBand)." in output
 
 

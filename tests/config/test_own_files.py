@@ -86,7 +86,7 @@ def job(tmp_path: Path) -> Path:
     return tmp_path / "job.toml"
 
 
-def found(job: Path, *overrides: str) -> dict[str, Any]:
+def estimated(job: Path, *overrides: str) -> dict[str, Any]:
     words = [part for override in overrides for part in ("--set", override)]
     done = CliRunner().invoke(cli, ["estimate", str(job), "--json", *words], catch_exceptions=False)
     assert done.exit_code == 0, done.output
@@ -94,7 +94,7 @@ def found(job: Path, *overrides: str) -> dict[str, Any]:
 
 
 def test_all_is_priced_from_files(job: Path) -> None:
-    before = found(job)
+    before = estimated(job)
     assert before["device_memory_bytes"] == 64 * 2**30
     assert (load(str(job), ()).model.name, load(str(job), ()).cluster.name) == ("model", "cluster")
     assert before["cost_per_step"] == pytest.approx(1.5 * 8 * before["step_s"] / 3600)
@@ -102,18 +102,18 @@ def test_all_is_priced_from_files(job: Path) -> None:
 
 
 def test_a_calibration_of_ones_own_counts(job: Path) -> None:
-    slow = found(job)["time"]["compute"]
+    slow = estimated(job)["time"]["compute"]
     better = job.parent / "own" / "calibrations" / "better.toml"
     better.write_text("product = 0.9")
     chip = job.parent / "own" / "chip2.toml"
     chip.write_text(CHIP.replace("mine.toml", "better.toml"))
-    fast = found(job, f"cluster.device={chip}")["time"]["compute"]
+    fast = estimated(job, f"cluster.device={chip}")["time"]["compute"]
     assert 0.5 < fast / slow < 0.8
     # What the file leaves out is common to all.
     better.rename(job.parent / "own" / "calibrations" / "empty.toml").write_text("")
     chip3 = job.parent / "own" / "chip3.toml"
     chip3.write_text(CHIP.replace("mine.toml", "empty.toml"))
-    common = found(job, f"cluster.device={chip3}")["time"]["compute"]
+    common = estimated(job, f"cluster.device={chip3}")["time"]["compute"]
     assert fast < common < slow
 
 
@@ -154,9 +154,9 @@ def test_a_path_on_the_command_line_is_found_from_here(job: Path, monkeypatch: p
 def test_a_calibration_is_checked(job: Path) -> None:
     """A wrong constant is refused by its name; none makes a step that takes no time, or ends before it began."""
     (job.parent / "own" / "calibrations" / "mine.toml").write_text("product = -1\nhigh = false\nproducct = 0.4\n")
-    found = CliRunner().invoke(cli, ["estimate", str(job)])
-    assert isinstance(found.exception, PlanError)
-    faults = "\n".join(found.exception.faults)
+    estimated = CliRunner().invoke(cli, ["estimate", str(job)])
+    assert isinstance(estimated.exception, PlanError)
+    faults = "\n".join(estimated.exception.faults)
     assert "product = -1: it should be greater than or equal to 0.000001" in faults
     assert "high = false: it should be a valid number" in faults
     assert "producct is not a known field; did you mean product" in faults
@@ -288,7 +288,7 @@ def test_software_is_like_other_software_where_it_says_nothing_else(job: Path) -
     assert (result.source, result.frameworks, result.kernels, result.masters) == ("a fork", (), (10.0, 20.0), False)
     own = {"name", "source", "like", "frameworks", "since", "kernels", "masters", "usual"}
     assert result.model_dump(exclude=own) == nemo.model_dump(exclude=own)
-    assert found(job)["step_s"] > 0
+    assert estimated(job)["step_s"] > 0
     (folder / "base.toml").write_text('source = "another"\nlike = "shardwright"\n')
     assert not software_of(str(folder / "mine.toml")).is_own
 

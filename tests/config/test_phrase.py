@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from shardwright.cli.usage_errors import CLICK_MESSAGES
 from shardwright.config.base import PlanError, RunError, error_text
 from shardwright.config.field_texts import field_faults
 from shardwright.config.phrase import (
@@ -21,12 +22,14 @@ from shardwright.config.phrase import (
     catalog_of,
     either,
     field_names,
+    fixed,
     in_language,
     of_data,
     read_catalog,
     say,
     sentences_of,
     with_changed_texts,
+    without_period,
     without_way_out,
 )
 from shardwright.config.pydantic_messages import PYDANTIC_MESSAGES, message_phrase
@@ -39,15 +42,17 @@ NUMBER = re.compile(r"\d[\d,.]*\d|\d")
 
 
 def templates_of(file: Path) -> set[str]:
-    """The templates that a file says, if its `say` is that of phrases."""
+    """The templates that a file says. `say` and `fixed` are those of phrases: nothing else may have these names."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     imported = {
-        name.asname or name.name
+        name.name
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom) and node.module == "shardwright.config.phrase"
         for name in node.names
         if name.name in ("say", "fixed")
     }
+    arguments = [node.arg for node in ast.walk(tree) if isinstance(node, ast.arg | ast.keyword)]
+    assert imported.isdisjoint(arguments), f"{file.name} has an argument with the name of a function of phrases"
     return {
         node.args[0].value
         for node in ast.walk(tree)
@@ -78,19 +83,17 @@ def test_no_template_is_missing(language: str) -> None:
     ]
 
 
-# Folders with sentences that are no phrases yet, or that never will be: names of tensors, sources of numbers, helps of
-# commands, and screens that are in English alone. In all others each sentence is a phrase.
-NOT_YET = (
-    *("api", "cli", "config/networks", "explain", "layers", "learn", "measure", "measure/calibrate", "measure/checks"),
-    *("memory", "parallel/comm", "planner/advice", "precision/float8", "report", "report/explain", "report/launch"),
-    *("report/run", "report/timeline", "studio"),
-)
+# Folders with sentences that are no phrases yet, or that never will be: names of tensors, sources of numbers, and
+# screens that are in English alone. In all others each sentence is a phrase.
+NOT_YET = {
+    *("api", "layers", "learn", "memory", "parallel/comm", "report", "report/launch", "report/timeline", "studio"),
+}
 TRANSLATED = sorted({str(file.parent.relative_to(SOURCE)) for file in SOURCE.rglob("*.py")} - {".", *NOT_YET})
-# Keywords of texts that are no faults: the meanings of fields and of names, for the help.
-MEANINGS = {"description", "does", "text", "not_searched"}
+# Keywords of texts that are no faults: the meanings of fields and of names, for the help, whose test has them; and
+# sources of numbers.
+MEANINGS = {"description", "does", "text", "not_searched", "help", "examples", "source"}
 SAYING = {
     "say",
-    "phrase",  # where another function has that name
     "fixed",
     "Field",
     "Registry",
@@ -98,12 +101,15 @@ SAYING = {
     "NotImplementedError",  # an error of the program
     "info",  # a record for those who listen
 }  # functions of templates, of defaults and of names
-# Files whose other texts are errors of the program, templates that are tested by themselves, sources, lines of a run's
-# log, messages of libraries, words that names of settings have, names in files, and a notation.
+# Files whose other texts are errors of the program (as calls that no kernel takes), templates that are tested by
+# themselves, sources, messages of libraries, words that names of settings have, names in files,
+# and a notation.
 NO_FAULTS = {
     *("array_math.py", "phrase.py", "pydantic_messages.py", "model_job.py", "python_values.py", "known_settings.py"),
-    *("metrics.py", "steps_measured.py", "out_of_memory.py", "base_weights.py", "calibration.py", "placements.py"),
+    *("out_of_memory.py", "base_weights.py", "calibration.py", "placements.py"),
+    *("kernel_demands.py", "rules.py", "cluster_fit.py", "device_file.py", "unstated_columns.py"),
 }
+DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 COMMENT = re.compile("^ *# |written by shardwright")  # of files that are written for other systems
 
 
@@ -116,13 +122,14 @@ def test_each_fault_of_a_translated_folder_is_a_phrase(folder: str) -> None:
 
 def plain_texts(file: Path) -> list[str]:
     """The sentences of a file that are no phrases: texts in which words follow each other, but docstrings."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    bodies = [node.body for node in ast.walk(tree) if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))]
+    tree, catalog = ast.parse(file.read_text(encoding="utf-8")), catalog_of(OTHERS[0])
+    bodies = [node.body for node in ast.walk(tree) if isinstance(node, DOCUMENTED)]
     documents = {id(body[0].value) for body in bodies if isinstance(body[0], ast.Expr)}
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     saying = [call for call in calls if getattr(call.func, "id", getattr(call.func, "attr", "")) in SAYING]
     others = {id(part) for call in saying for text in call.args for part in ast.walk(text)}
-    others |= {id(keyword.value) for call in calls for keyword in call.keywords if keyword.arg in MEANINGS}
+    meanings = [keyword.value for call in calls for keyword in call.keywords if keyword.arg in MEANINGS]
+    others |= {id(text) for meaning in meanings for text in ast.walk(meaning)}
     never = [node for node in ast.walk(tree) if isinstance(node, ast.Assert) or is_call(node, "AssertionError")]
     others |= {id(text) for node in never for text in ast.walk(node)}
     return [
@@ -131,7 +138,8 @@ def plain_texts(file: Path) -> list[str]:
         if isinstance(node, ast.Constant)
         and isinstance(node.value, str)
         and id(node) not in others | documents
-        and re.search("[a-z]{2,} [a-z]{2,} [a-z]", node.value)
+        and re.search("[a-z]{2,} [a-z]{2,} [a-z]", words := node.value.partition("  [")[0])
+        and not {words, fixed(words).template} & catalog.keys()  # a text of which a phrase is made, such as a help
         and not re.search(r"\bimport \w", node.value)  # a program
         and not COMMENT.search(node.value)
     ]
@@ -144,7 +152,7 @@ def is_call(node: ast.AST, name: str) -> bool:
 
 @pytest.mark.parametrize("language", OTHERS)
 def test_messages_about_single_fields_are_phrases(language: str) -> None:
-    assert not [message for message in PYDANTIC_MESSAGES if message not in catalog_of(language)]
+    assert not [message for message in (*PYDANTIC_MESSAGES, *CLICK_MESSAGES) if message not in catalog_of(language)]
     fields = {
         "model.layers": 0,
         "model.norm": "x",
@@ -203,6 +211,11 @@ def test_a_fault_without_its_way_out_is_one_in_each_language() -> None:
     assert in_language(fault, "zh") == "请用 dp 4"
     whole = say("{count} skipped steps in a row are always had; allow at least 1", count=0)
     assert in_language(without_way_out(whole), "zh") == "连续跳过 0 步总会发生"
+
+
+def test_a_sentence_without_its_period_is_one_in_each_language() -> None:
+    sentence = pickle.loads(pickle.dumps(without_period(say("Links: {links}.", links="a"))))
+    assert sentence == "Links: a" == without_period("Links: a.") and in_language(sentence, "zh") == "链路：a"
 
 
 def test_a_phrase_whose_values_change_stays_one() -> None:

@@ -21,9 +21,9 @@ FULL = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("told", "full"), FULL.items())
-def test_axes_may_be_left_out(told: str, full: str) -> None:
-    assert PlanSpec(order=told).order == full == full_order(full)
+@pytest.mark.parametrize(("short", "full"), FULL.items())
+def test_axes_may_be_left_out(short: str, full: str) -> None:
+    assert PlanSpec(order=short).order == full == full_order(full)
 
 
 def refusal(text: str) -> str:

@@ -52,3 +52,11 @@ def test_a_search_for_software_finds_what_it_has_without_being_asked_to() -> Non
     assert best.token_s == held[0].token_s
     with pytest.raises(PlanError, match="add schedules, zero_stages"):
         free.as_software(software_of("flash-2023"))
+
+
+def test_an_unknown_change_is_no_attention_kernel() -> None:
+    """A change may be a dispatcher of tokens, graphs or an overlap, too."""
+    with pytest.raises(KeyError, match="no change of software is called 'deepp'; did you mean deepep"):
+        software_of("megatron-core+deepp")
+    with pytest.raises(KeyError, match=r"called 'nothing'; there are: .*flash2.*graphs-step.*overlap-a2a"):
+        software_of("megatron-core+nothing")

@@ -371,14 +371,14 @@ def test_ranks_of_a_tensor_parallel_group_are_neighbours(shape: MeshShape) -> No
 def test_a_mesh_in_words() -> None:
     shape = MeshShape.of(PlanSpec(pp=2, dp=1, tp=2))
     assert shape.describe(3) == "rank 3 (pp 1, dp 0, tp 1)"
-    assert str(shape).splitlines() == [
+    assert shape.lines() == [
         "mesh pp 2 x dp 1 x tp 2",
         "  pp 0, dp 0: ranks 0 1",
         "  pp 1, dp 0: ranks 2 3",
     ]
     inside = MeshShape.of(PlanSpec(pp=2, dp=2, order="pp-dp"))
     assert inside.describe(1) == "rank 1 (dp 0, pp 1, tp 0)"
-    assert str(inside).splitlines()[:2] == ["mesh dp 2 x pp 2 x tp 1", "  dp 0, pp 0: ranks 0"]
+    assert inside.lines()[:2] == ["mesh dp 2 x pp 2 x tp 1", "  dp 0, pp 0: ranks 0"]
 
 
 def test_a_name_of_a_set_is_refused_with_one_that_is_not() -> None:

@@ -220,8 +220,10 @@ WHOLES = (
     "0x10",
 )
 _RANGES = ("plan.tp=1,2", "plan.tp=2,1", "plan.tp=x", "tp=1,2", "batch.global_batch_size=8,16", "plan.tp=1,", "")
-_OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
+# By command and option the values to draw from; a value of several words is a tuple of them, and a flag has none.
+_OPTIONS: dict[str, dict[str, tuple[str | tuple[str, str], ...]]] = {
     "schedule": {
+        "--slow": (("1", "1.5"), ("0", "1000"), ("-1", "2"), ("9" * 30, "2"), ("0", "nan"), ("0", "0.5"), ("x", "2")),
         "--stages": WHOLES, "--microbatches": WHOLES, "--virtual": WHOLES, "--forward": FLOATS, "--steps": WHOLES,
         "--input-grad": FLOATS, "--weight-grad": FLOATS, "--alive": FLOATS, "--gather": FLOATS,
         "--communication": FLOATS, "--svg": ("out.svg", "no/out.svg", ".", "fifo", "/dev/full", ""),
@@ -277,7 +279,8 @@ def option_case(random: Random) -> Case:
             break
         name = random.choice(list(_OPTIONS[command]))
         values = _OPTIONS[command][name]
-        case.arguments += [name, random.choice(values)] if values else [name]
+        value = random.choice(values) if values else ()
+        case.arguments += [name, *([value] if isinstance(value, str) else value)]
     if random.random() < 0.4:
         case.arguments.append("--json")
     if random.random() < 0.03:

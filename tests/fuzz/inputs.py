@@ -260,18 +260,18 @@ def _contradictions(case: Case, output: str) -> str:
     return ""
 
 
-def _estimate_contradictions(found: dict[str, Any]) -> str:
-    if found["parameters"] <= 0 or found["active_parameters"] > found["parameters"]:
-        return f"parameters {found['parameters']}, active {found['active_parameters']}"
-    for rank in found["memory"]:
+def _estimate_contradictions(answer: dict[str, Any]) -> str:
+    if answer["parameters"] <= 0 or answer["active_parameters"] > answer["parameters"]:
+        return f"parameters {answer['parameters']}, active {answer['active_parameters']}"
+    for rank in answer["memory"]:
         kinds = "parameters", "gradients", "optimizer", "activations", "buffers", "working"
         parts = sum(rank[f"{kind}_bytes"] for kind in kinds)
         if rank["total_bytes"] != parts or min(rank.values()) < 0:
             return f"memory that is not the sum of its parts: {rank}"
-    step_s = (found.get("step") or {}).get("seconds") if isinstance(found.get("step"), dict) else None
+    step_s = (answer.get("step") or {}).get("seconds") if isinstance(answer.get("step"), dict) else None
     if step_s is not None and step_s <= 0:
         return f"a step of {step_s} s"
-    for name, of in _walk(found):
+    for name, of in _walk(answer):
         if name in ("mfu", "hfu") and not 0 <= of <= 1.0001:
             return f"{name} {of}"
         if name.endswith("_s") and isinstance(of, int | float) and of < 0:
@@ -279,8 +279,8 @@ def _estimate_contradictions(found: dict[str, Any]) -> str:
     return ""
 
 
-def _walk(found: Any) -> list[tuple[str, Any]]:
-    rows, left = [], [("", found)]
+def _walk(answer: Any) -> list[tuple[str, Any]]:
+    rows, left = [], [("", answer)]
     while left:
         name, of = left.pop()
         if isinstance(of, dict):
@@ -292,8 +292,8 @@ def _walk(found: Any) -> list[tuple[str, Any]]:
     return rows
 
 
-def _not_finite(found: Any) -> str:
-    wrong = [(name, of) for name, of in _walk(found) if isinstance(of, float) and not math.isfinite(of)]
+def _not_finite(answer: Any) -> str:
+    wrong = [(name, of) for name, of in _walk(answer) if isinstance(of, float) and not math.isfinite(of)]
     return f"{wrong[0][0]} {wrong[0][1]}" if wrong else ""
 
 

@@ -103,19 +103,19 @@ def losses(folder: Path) -> list[tuple[int, float]]:
     return [(line["step"], line["loss"]) for line in lines if "loss" in line]
 
 
-def began_at(said: str) -> list[int | None]:
+def began_at(printed_text: str) -> list[int | None]:
     """The step that each start of the ranks went on from; None for those that ended before they came to say so."""
     results: list[int | None] = []
-    for start in re.split(r"^quickstart[\w-]*: ", said, flags=re.MULTILINE)[1:]:
+    for start in re.split(r"^quickstart[\w-]*: ", printed_text, flags=re.MULTILINE)[1:]:
         goes_on = re.search(r"^going on after step (\d+) from", start, re.MULTILINE)
         has_begun = re.search(r"^pp rank 0 (holds|will hold)|^step", start, re.MULTILINE)
         results.append(int(goes_on[1]) if goes_on else 0 if has_begun else None)
     return results
 
 
-def told_as_saved(said: str) -> int:
+def told_as_saved(printed_text: str) -> int:
     """The newest step of which it was said that it is saved; 0 if there is none."""
-    return max(map(int, re.findall(r"^step (\d+) is saved", said, re.MULTILINE)), default=0)
+    return max(map(int, re.findall(r"^step (\d+) is saved", printed_text, re.MULTILINE)), default=0)
 
 
 @contextmanager

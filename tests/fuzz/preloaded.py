@@ -68,11 +68,11 @@ class Child:
         self.send_signal(signal.SIGKILL)
 
 
-def start(arguments: Sequence[str], said: Path) -> Child:
+def start(arguments: Sequence[str], output: Path) -> Child:
     """Start `shardwright ARGUMENTS`. What it says is added to a file."""
 
     def life() -> None:
-        out = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        out = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         for stream in (1, 2):
             os.dup2(out, stream)
         run(arguments)

@@ -43,7 +43,7 @@ def test_where_ranks_went_on_from_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "said", "fault"),
+    ("steps", "printed", "fault"),
     [
         ([1, 2, 2, 3], "", "other losses"),
         ([1, 3], "", "other losses"),
@@ -52,9 +52,9 @@ def test_where_ranks_went_on_from_is_read() -> None:
         ([1, 2, 3], "", "are left"),
     ],
 )
-def test_what_is_wrong_at_the_end_is_seen(steps: list[int], said: str, fault: str, tmp_path: Path) -> None:
+def test_what_is_wrong_at_the_end_is_seen(steps: list[int], printed: str, fault: str, tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps({"step": step, "loss": 1.0}) + "\n" for step in steps))
-    (tmp_path / "said").write_text(said)
+    (tmp_path / "said").write_text(printed)
     (tmp_path / "checkpoints" / "step-00000004").mkdir(parents=True)
     run = Run(None, tmp_path, tmp_path / "checkpoints", tmp_path / "said")
     unharmed = Unharmed([(step, 1.0) for step in (1, 2, 3)], 1.0)

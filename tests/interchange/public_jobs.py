@@ -81,11 +81,11 @@ def import_job(job: dict[str, Any], texts: dict[str, str], is_published: bool = 
     return job_of_texts(SYSTEMS[job["system"]], texts, asked, job["name"])
 
 
-def degrees_of(found: Imported) -> tuple[int, ...]:
+def degrees_of(imported_job: Imported) -> tuple[int, ...]:
     """What DEGREES has."""
-    plan, model = found.job.plan, found.job.model
+    plan, model = imported_job.job.plan, imported_job.job.model
     return (plan.dp, plan.tp, plan.pp, plan.cp, plan.ep, plan.zero, plan.microbatch_size,
-            found.job.batch.global_batch_size, model.layers, model.hidden)  # fmt: skip
+            imported_job.job.batch.global_batch_size, model.layers, model.hidden)  # fmt: skip
 
 
 def main(clones: Path) -> int:

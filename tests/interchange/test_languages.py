@@ -27,7 +27,7 @@ EXAMPLES = [
 ]
 
 
-def told(path: str) -> list[str]:
+def messages(path: str) -> list[str]:
     """What is assumed, lost, left out or refused of a file on 64 devices."""
     try:
         system = SOURCES[system_name_of(path, Path(path).read_text(encoding="utf-8"))]
@@ -39,7 +39,7 @@ def told(path: str) -> list[str]:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: Path(path).name)
 def test_all_that_is_told_of_a_file_is_phrases_with_the_same_numbers(path: str) -> None:
-    texts = told(path)
+    texts = messages(path)
     assert texts and not [text for text in texts if not isinstance(text, Phrase)]
     for text in texts:
         chinese = in_language(text, "zh")

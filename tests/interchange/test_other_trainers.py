@@ -24,9 +24,9 @@ def imported(system: str, files: str, *sets: str, devices: int = 0) -> Imported:
     return read_job_of(SOURCES[system], paths, Asked(variables, overrides, AskedCluster(devices, H100)))
 
 
-def degrees(found: Imported) -> tuple[Any, ...]:
+def degrees(imported_job: Imported) -> tuple[Any, ...]:
     """dp, tp, pp, cp, ZeRO, microbatch, batch, layers, width, tokens, recomputation, number type."""
-    job = found.job
+    job = imported_job.job
     plan, model = job.plan, job.model
     return (
         plan.dp, plan.tp, plan.pp, plan.cp, plan.zero, plan.microbatch_size, job.batch.global_batch_size, model.layers,

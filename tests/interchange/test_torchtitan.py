@@ -58,6 +58,18 @@ def test_policies_of_recomputation(policy: str, means: str) -> None:
     assert taken(f"    c = base()\n    c.activation_checkpoint = {policy}\n    return c\n").job.plan.recompute == means
 
 
+@pytest.mark.parametrize(
+    ("mode", "means"), [("", "selective"), ("mode='full'", "full"), ("mode='none', early_stop=True", "none")]
+)
+def test_classes_before_policies_and_groups_of_parameters_are_read(mode: str, means: str) -> None:
+    job = taken(
+        f"    c = base()\n    c.activation_checkpoint = ActivationCheckpointConfig({mode})\n"
+        "    c.optimizer = OptimizersContainer.Config(lr=2e-3, beta2=0.9, implementation='foreach')\n    return c\n"
+    ).job
+    assert (job.plan.recompute, job.optimizer.learning_rate, job.optimizer.beta2) == (means, 2e-3, 0.9)
+    assert (job.optimizer.beta1, job.optimizer.weight_decay) == (0.9, 0.1)
+
+
 def test_conditions_and_copies_are_followed() -> None:
     job = taken(
         "    from dataclasses import replace\n    config = base()\n    big = config.training.local_batch_size > 1\n"

@@ -165,7 +165,7 @@ def test_both_names_of_checkpointing_say_which_layers(options: str, expected: tu
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("NPROC_PER_NODE=8 swift sft --model me/mine", "ms-swift over transformers"),
+        ("NPROC_PER_NODE=8 swift rlhf --rlhf_type dpo --model me/mine", "ms-swift's training by preferences"),
         ("python3 -m verl.trainer.main_ppo trainer.nnodes=1", "verl"),
         ("tune run --nproc_per_node 2 full_finetune_distributed --config c", "torchtune"),
     ],

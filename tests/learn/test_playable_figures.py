@@ -37,13 +37,32 @@ def test_the_player_has_the_words_that_it_uses() -> None:
 
 
 def test_bars_are_those_of_estimate() -> None:
-    for name, values in (("zero", ("8",)), ("recomputation", ("8,192",))):
+    for name, values in (("zero", ("8",)), ("recomputation", ("8,192",)), ("context-parallel", ("65,536",))):
         shown = frame(name, *values)
         printed = answer(shown.command.splitlines()[-1])
         total = max(rank["total_bytes"] for rank in printed["memory"])
         last = shown.picture["rows"][-1]
         assert last["total"] == f"{memory_text(total)}, {seconds_text(printed['step_s'])}"
         assert sum(part[1] for part in last["parts"]) == total
+
+
+def test_steps_of_tensor_parallel_are_those_of_estimate() -> None:
+    shown = frame("tensor-parallel", "h100-pcie")
+    printed, row = answer(shown.command.splitlines()[2]), shown.picture["rows"][2]
+    assert row["label"] == "tp 4" and row["total"] == seconds_text(printed["step_s"])
+    assert sum(part[1] for part in row["parts"]) == pytest.approx(printed["step_s"])
+    nvlink = frame("tensor-parallel", "h100-sxm").picture["rows"][2]
+    waits = [dict(part[:2] for part in one["parts"])["tensor parallel"] for one in (row, nvlink)]
+    assert waits[0] > 4 * waits[1]  # PCIe
+
+
+def test_the_best_interval_loses_the_least_time() -> None:
+    shown = frame("checkpoint-interval", "100", "50,000")
+    printed = answer(shown.command)
+    lost = [sum(part[1] for part in row["parts"]) for row in shown.picture["rows"]]
+    assert min(lost) == lost[2] == pytest.approx(1 - printed["goodput"]["training"])
+    checkpoints, lost_work = ([row["parts"][place][1] for row in shown.picture["rows"]] for place in (0, 1))
+    assert sorted(checkpoints, reverse=True) == checkpoints and sorted(lost_work) == lost_work
 
 
 def test_a_timeline_is_that_of_simulate() -> None:
@@ -54,6 +73,15 @@ def test_a_timeline_is_that_of_simulate() -> None:
     assert shown.picture["end"] / shown.picture["ticks"] == pytest.approx(printed["makespan"], abs=1e-4)
     for blocks in shown.picture["ranks"]:
         assert all(before[1] <= after[0] for before, after in pairwise(blocks))
+
+
+def test_waits_beside_a_slow_rank_are_those_of_schedule() -> None:
+    shown = frame("slow-rank", "2", "1.5", "8")
+    printed, numbers = answer(shown.command), dict(shown.numbers)
+    assert numbers["step"] == f"{printed['makespan']:g}"
+    waits = [sum(by_cause.values()) for by_cause in printed["idle"]]
+    assert [numbers[f"rank {rank} waits"].split()[0] for rank in range(4)] == [f"{wait:g}" for wait in waits]
+    assert dict(frame("slow-rank", "2", "1", "8").numbers)["longer than with equal ranks"] == "0.0 %"
 
 
 def test_a_collective_ends_with_the_sum_on_all_ranks() -> None:

@@ -51,7 +51,7 @@ def numbers(page: Page) -> list[str]:
 
 @pytest.mark.parametrize("page", [(1400, "dark"), (390, "light")], indirect=True)
 def test_pages_fit_and_say_nothing_wrong(page: Page, address: str) -> None:
-    for name in ("index.html", "zh/pipelines.html", "zh/mesh.html", "zero.html", "playbook.html"):
+    for name in ("index.html", "zh/pipelines.html", "zh/mesh.html", "zero.html", "playbook.html", "zh/monitoring.html"):
         opened(page, address + name)
 
 
@@ -79,6 +79,20 @@ def test_a_pipeline_is_chosen_stepped_and_played_by_keyboard(page: Page, address
     assert playing == "Pause"
     page.keyboard.press(" ")  # the slider
     assert page.inner_text(".playable-player button") == "Pause"
+
+
+@pytest.mark.parametrize("page", [(390, "light")], indirect=True)
+def test_the_rank_that_is_slow_is_chosen_by_keyboard(page: Page, address: str) -> None:
+    opened(page, address + "monitoring.html")
+    for rank in (1, 0):
+        page.focus(".playable-controls input >> nth=0")
+        page.keyboard.press("ArrowLeft")
+        waits = [float(wait.split()[0]) for wait in numbers(page)[2:]]
+        assert min(range(4), key=waits.__getitem__) == rank
+    page.focus(".playable-controls input >> nth=1")
+    page.keyboard.press("Home")
+    assert numbers(page)[1] == "0.0 %" and len(set(numbers(page)[2:])) == 1
+    assert page.inner_text(".playable-player output") == "33.000 F"
 
 
 @pytest.mark.parametrize("page", [(390, "dark")], indirect=True)

@@ -174,10 +174,10 @@ def planted(run: Callable[[], RankAccesses]) -> Iterator[tuple[str, str, tuple[s
                 yield name, place, run().faults
 
 
-def untold(found: dict[tuple[str, str], tuple[str, ...]]) -> list[tuple[str, str]]:
+def untold(accesses: dict[tuple[str, str], tuple[str, ...]]) -> list[tuple[str, str]]:
     """Orders without which nothing is told; but for buffers that come back to a pool, nearly always on the stream that
     they were made on."""
-    return [key for key, faults in found.items() if not faults and not key[1].startswith("returned in")]
+    return [key for key, faults in accesses.items() if not faults and not key[1].startswith("returned in")]
 
 
 @pytest.mark.sampled(6)

@@ -13,7 +13,7 @@ from fill_columns import COLUMNS, filled, flops_counted, mentioned_attention, wi
 
 
 @pytest.mark.parametrize(
-    ("said", "kernel"),
+    ("prose", "kernel"),
     [
         ("no flash attention", "none"), ("without FlashAttention-2", "none"),
         ("did not yet use flash_attention", "none"),
@@ -25,8 +25,8 @@ from fill_columns import COLUMNS, filled, flops_counted, mentioned_attention, wi
         ("fused softmax", ""),
     ],
 )  # fmt: skip
-def test_attention_in_prose(said: str, kernel: str) -> None:
-    assert mentioned_attention(said) == kernel
+def test_attention_in_prose(prose: str, kernel: str) -> None:
+    assert mentioned_attention(prose) == kernel
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_software_in_prose(source: str, software: str, attention: str, date: str
 
 
 @pytest.mark.parametrize(
-    ("said", "counted"),
+    ("prose", "counted"),
     [
         ("", ""),
         ("source reports tokens/s only", ""),
@@ -68,8 +68,8 @@ def test_software_in_prose(source: str, software: str, attention: str, date: str
         ("HFU, without attention", "hardware-6n"),
     ],
 )
-def test_a_convention_in_prose(said: str, counted: str) -> None:
-    assert flops_counted(said) == counted
+def test_a_convention_in_prose(prose: str, counted: str) -> None:
+    assert flops_counted(prose) == counted
 
 
 def test_filled_columns_stay() -> None:

@@ -8,7 +8,10 @@ from click.testing import CliRunner
 from fuzz import checks
 from shardwright.cli.main import cli
 from shardwright.config.base import PlanError
+from shardwright.config.phrase import say
 from shardwright.measure.checks import plan_checks
+from shardwright.measure.checks.plan_checks import PlanCheck, checks_text
+from support.languages import assert_same_in_chinese
 
 pytestmark = pytest.mark.long
 
@@ -27,6 +30,15 @@ def test_the_command_says_what_was_checked() -> None:
     first, *checked = done.output.splitlines()
     assert "quickstart" in first
     assert [line.split(": right; ")[0] for line in checked] == ["messages", "kernels", "accesses", "waits"]
+
+
+def test_the_checks_are_told_in_chinese(monkeypatch: pytest.MonkeyPatch) -> None:
+    faults = (say("{number} steps", number=3),) * 9
+    checks = [
+        PlanCheck("messages", say("the host"), (), 1.5),
+        PlanCheck("accesses", say("the host"), faults, 0.25),
+    ]
+    assert_same_in_chinese(lambda language: checks_text("quickstart", checks, language), monkeypatch, 40)
 
 
 def test_a_fault_ends_the_command_with_status_1(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,7 @@ def test_published_runs_have_predictions(name: str, faulty: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "fault"),
+    ("row_fields", "fault"),
     [
         ({"tp": "3", "gpus": "3", "ffn": "4098", "kv_heads": "3"}, "tp 3 does not divide 8 heads (8 / 3 = 2.67)"),
         (
@@ -97,13 +97,13 @@ def test_published_runs_have_predictions(name: str, faulty: list[str]) -> None:
         ({"ep": "2"}, "ep 2 spreads experts, and experts is 0"),
     ],
 )
-def test_a_row_that_could_not_have_run(said: dict[str, str], fault: str) -> None:
-    results = row_faults(ROW | said)
+def test_a_row_that_could_not_have_run(row_fields: dict[str, str], fault: str) -> None:
+    results = row_faults(ROW | row_fields)
     assert any(one.startswith(fault) for one in results), results
 
 
 @pytest.mark.parametrize(
-    "said",
+    "row_fields",
     [
         {"heads": "16", "kv_heads": "1", "tp": "4", "gpus": "8"},  # held on each rank of tp
         {"heads": "", "tp": "8"},  # what is not said is not checked
@@ -114,13 +114,13 @@ def test_a_row_that_could_not_have_run(said: dict[str, str], fault: str) -> None
         {"layers": "", "gpus": ""},  # told where it is predicted
     ],
 )
-def test_a_row_that_could(said: dict[str, str]) -> None:
-    assert row_faults(ROW | said) == []
+def test_a_row_that_could(row_fields: dict[str, str]) -> None:
+    assert row_faults(ROW | row_fields) == []
 
 
 @given(st.dictionaries(st.sampled_from([*ROW, "notes", "mfu", "vp", "experts"]), st.text(max_size=12), max_size=4))
-def test_whatever_a_row_says_is_a_fault_or_a_row(said: dict[str, str]) -> None:
-    row = measured(TableLine(2, ROW | said))
+def test_whatever_a_row_says_is_a_fault_or_a_row(row_fields: dict[str, str]) -> None:
+    row = measured(TableLine(2, ROW | row_fields))
     (predicted,) = predict([row], shipped())
     assert predicted.time or predicted.reason
 
@@ -238,8 +238,8 @@ def test_a_byte_order_mark_is_no_column(tmp_path: Path) -> None:
 # --- facts ---
 
 
-def software(**said: str) -> str:
-    return run_of(ROW | said).software
+def software(**row_fields: str) -> str:
+    return run_of(ROW | row_fields).software
 
 
 def test_a_kernel_of_attention_that_a_column_says() -> None:

@@ -54,7 +54,7 @@ def validate(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict:
+def validation(tmp_path_factory: pytest.TempPathFactory) -> dict:
     out = tmp_path_factory.mktemp("validate") / "rows.csv"
     done = validate(str(TRUTH / "runs.csv"), "--json", "--out", str(out))
     assert (done.returncode, done.stderr) == (0, "")
@@ -86,40 +86,40 @@ def fitted(by_family: dict, figure: str) -> list[float]:
     return [family[figure] for name, family in by_family.items() if name != "simumax"]
 
 
-def test_headline_figures(found: dict) -> None:
-    assert found["predicted"] == found["rows"] == 720
-    assert found["median_ape"] <= 0.045
-    within = fitted(found["by_family"], "within_15_percent")
+def test_headline_figures(validation: dict) -> None:
+    assert validation["predicted"] == validation["rows"] == 720
+    assert validation["median_ape"] <= 0.045
+    within = fitted(validation["by_family"], "within_15_percent")
     assert sum(within) / len(within) >= 0.9
-    assert found["median_ape"] < found["baseline"]["median_ape"] / 3
-    assert all(error <= 0.065 for error in fitted(found["by_family"], "median_ape"))
-    assert found["by_family"]["simumax"]["median_ape"] <= 0.2
-    assert found["memory_mape"] <= 0.03
-    b200 = found["memory_by_family"]["simumax"]  # of the allocator, on every rank
+    assert validation["median_ape"] < validation["baseline"]["median_ape"] / 3
+    assert all(error <= 0.065 for error in fitted(validation["by_family"], "median_ape"))
+    assert validation["by_family"]["simumax"]["median_ape"] <= 0.2
+    assert validation["memory_mape"] <= 0.03
+    b200 = validation["memory_by_family"]["simumax"]  # of the allocator, on every rank
     assert b200["mape"] <= 0.005
     assert abs(b200["mean_error_gb"]) <= 0.1
-    assert found["fit"]["accuracy"] >= 0.95
-    numbers = found["numbers"]
+    assert validation["fit"]["accuracy"] >= 0.95
+    numbers = validation["numbers"]
     assert numbers["fitted"] <= 12 and numbers["fitted_to_one_family"] == 0
     assert numbers["by_hand"] >= numbers["by_hand_in_software"] >= numbers["software_of_one_family"] > 0
 
 
-def test_a_few_rows_are_shown_one_by_one(found: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_few_rows_are_shown_one_by_one(validation: dict, monkeypatch: pytest.MonkeyPatch) -> None:
     line = {"id": "mine", "measured_s": 9.0, "predicted_s": 11.25, "low_s": 10.5, "high_s": 12.9}
     unpriced = {"id": "other", "measured_s": 1.0, "reason": "no plan"}
-    shown = validation_text(found, "en", [line, unpriced])
+    shown = validation_text(validation, "en", [line, unpriced])
     assert re.search(r"^mine +9 s +11.2 s +10.5 s and 12.9 s +0.80$", shown, re.MULTILINE) and "other " not in shown
-    assert "measured by predicted" not in validation_text(found, "en", [line] * 13)
-    assert_same_in_chinese(lambda language: validation_text(found, language, [line]), monkeypatch)
+    assert "measured by predicted" not in validation_text(validation, "en", [line] * 13)
+    assert_same_in_chinese(lambda language: validation_text(validation, language, [line]), monkeypatch)
 
 
-def test_scores_are_the_same_in_chinese(found: dict, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert_same_in_chinese(lambda language: validation_text(found, language), monkeypatch)
+def test_scores_are_the_same_in_chinese(validation: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_same_in_chinese(lambda language: validation_text(validation, language), monkeypatch)
 
 
-def test_docs_have_the_counts(found: dict) -> None:
+def test_docs_have_the_counts(validation: dict) -> None:
     text = " ".join((TRUTH.parents[1] / "docs" / "cost.md").read_text().split())
-    counts = found["numbers"]
+    counts = validation["numbers"]
     for printed in (
         f"Fitted constants: {counts['fitted']},",
         f"{counts['fitted_to_one_family']} of them change the steps of one family alone",
@@ -166,28 +166,28 @@ def test_the_range_holds_about_four_of_five_runs_of_each_table_to_which_nothing_
         assert sum(miss.weight for miss in outside) / weight == pytest.approx(OUTSIDE, abs=1 / weight)
 
 
-def test_families_left_out(found: dict) -> None:
-    crossed = found["cross_validated"]
-    assert set(crossed["by_family"]) == set(found["by_family"])
-    assert found["median_ape"] < crossed["median_ape"] <= 0.07
+def test_families_left_out(validation: dict) -> None:
+    crossed = validation["cross_validated"]
+    assert set(crossed["by_family"]) == set(validation["by_family"])
+    assert validation["median_ape"] < crossed["median_ape"] <= 0.07
     for harder, most in (("software_left_out", 0.1), ("software_blind", 0.08)):
-        assert crossed["median_ape"] < found[harder]["median_ape"] <= most
-    generations = found["generations_left_out"]
+        assert crossed["median_ape"] < validation[harder]["median_ape"] <= most
+    generations = validation["generations_left_out"]
     assert generations["by_generation"].keys() == {"ampere", "blackwell", "hopper"}
-    assert found["median_ape"] < generations["median_ape"] <= 0.06
+    assert validation["median_ape"] < generations["median_ape"] <= 0.06
     assert all(error <= 0.1 for error in fitted(crossed["by_family"], "median_ape"))
 
 
-def test_order_within_sweeps(found: dict) -> None:
-    assert found["order"]["zb"]["kendall_tau"] >= 0.85
-    assert found["order"]["aleph"]["kendall_tau"] >= 0.75
-    assert all(found["order"][family]["regret"] <= 0.04 for family in ("aleph", "bloom", "zb"))
-    assert found["order_with_tier_b"]["bloom"]["sweeps"] > found["order"]["bloom"]["sweeps"]
+def test_order_within_sweeps(validation: dict) -> None:
+    assert validation["order"]["zb"]["kendall_tau"] >= 0.85
+    assert validation["order"]["aleph"]["kendall_tau"] >= 0.75
+    assert all(validation["order"][family]["regret"] <= 0.04 for family in ("aleph", "bloom", "zb"))
+    assert validation["order_with_tier_b"]["bloom"]["sweeps"] > validation["order"]["bloom"]["sweeps"]
 
 
-def test_every_row_is_written_with_its_parts(found: dict) -> None:
-    assert len(found["lines"]) == 720
-    line = next(line for line in found["lines"] if line["id"] == "sc21-010")
+def test_every_row_is_written_with_its_parts(validation: dict) -> None:
+    assert len(validation["lines"]) == 720
+    line = next(line for line in validation["lines"] if line["id"] == "sc21-010")
     assert float(line["predicted_s"]) == pytest.approx(102.66, rel=0.1)
     assert float(line["bubble_s"]) == pytest.approx(63 / (512 + 63) * float(line["predicted_s"]), rel=0.15)
 
@@ -321,9 +321,9 @@ def test_columns_that_would_narrow_the_range_are_named(tmp_path: Path) -> None:
     names = list(dict.fromkeys(name for row in rows for name in row))
     lines = [",".join(row.get(name, "") for name in names) for row in rows]
     (tmp_path / "t.csv").write_text("\n".join([",".join(names), *lines]))
-    found = {column.name: column for column in unstated_columns(tmp_path / "t.csv", shipped())}
-    assert found["recompute"].rows == 1 and found["recompute"].spread > 0.05
-    assert not {"network", "software", "mbs"} & set(found)
+    columns = {column.name: column for column in unstated_columns(tmp_path / "t.csv", shipped())}
+    assert columns["recompute"].rows == 1 and columns["recompute"].spread > 0.05
+    assert not {"network", "software", "mbs"} & set(columns)
 
 
 def test_constants_are_fitted_to_ones_own_runs(tmp_path: Path) -> None:

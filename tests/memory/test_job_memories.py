@@ -10,7 +10,7 @@ from shardwright.config.load import job_of_fields
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.cost.calibration import shipped
 from shardwright.cost.from_job import run_of
-from shardwright.memory.job_memories import as_full
+from shardwright.memory.job_memories import as_full, job_accounts, known_accounts, take_over_accounts
 from shardwright.memory.job_memory import job_memory
 from shardwright.memory.rank_estimate import rank_memory
 from shardwright.schedule.job_program import plan_faults
@@ -85,3 +85,14 @@ def _adapted(base: str, dp: int, is_on_host: bool) -> JobSpec:
         "precision": {"compute": "bf16"},
     }
     return job_of_fields(fields, [], "adapted")
+
+
+def test_who_reads_known_accounts_changes_none() -> None:
+    """Only `take_over_accounts` adds to what is kept, and what it adds is not made again."""
+    job = small_job("llama", batch=24, pp=2, tp=2)
+    assert known_accounts(job) == {}
+    known_accounts(job)[0] = None  # type: ignore[index]
+    assert known_accounts(job) == {}
+    account = job_memory(job)[0]
+    take_over_accounts(job, {0: account})
+    assert job_accounts(job)[0] is account

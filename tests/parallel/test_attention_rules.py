@@ -144,9 +144,9 @@ def by_rule(cp: Axis, name: str, method: str, packed: bool, dtype: torch.dtype) 
     return results
 
 
-def check_part(found: list[Tensor], expected: list[Tensor], positions: Tensor, dtype: torch.dtype) -> None:
+def check_part(parts: list[Tensor], expected: list[Tensor], positions: Tensor, dtype: torch.dtype) -> None:
     tolerance = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 4e-2}
-    for tensor, full in zip(found[:4], expected[:4], strict=True):
+    for tensor, full in zip(parts[:4], expected[:4], strict=True):
         torch.testing.assert_close(tensor.double(), full[positions], **tolerance)
 
 

@@ -78,7 +78,7 @@ def test_output_products_are_not_computed_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "fault"),
     [
         ({"recompute_operators": ["norm"]}, "recompute_operators is for selective recomputation"),
         ({"recompute": "selective", "recompute_operators": []}, "name some of norm, qkv, attention, up, activation"),
@@ -94,7 +94,7 @@ def test_output_products_are_not_computed_again() -> None:
         ({"recompute": "selective", "recompute_operators": ["softmax"]}, "recompute_operators"),
     ],
 )
-def test_contradictions_are_refused(fields: dict[str, Any], said: str) -> None:
+def test_contradictions_are_refused(fields: dict[str, Any], fault: str) -> None:
     with pytest.raises(PlanError) as caught:
         small_job(layers=4, **fields)
-    assert said in str(caught.value)
+    assert fault in str(caught.value)

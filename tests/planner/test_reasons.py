@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from shardwright.api.loaded_job import load
 from shardwright.cli.main import cli
 from shardwright.config.base import PlanError
 from shardwright.config.checks.check import job_faults
@@ -24,7 +25,7 @@ from shardwright.planner.advice.priced_plan import priced
 from shardwright.planner.advice.reasons import Reason, reasons
 from shardwright.planner.advice.recommendation import best_plans, explained, plans_of
 from shardwright.planner.advice.repair import misfit
-from shardwright.planner.advice.rules import rules_for
+from shardwright.planner.advice.rules import first_place_of_state, rules_for
 from shardwright.planner.advice.sensitivity import flips
 from shardwright.planner.search.constraints import constraints_of
 from shardwright.planner.search.objectives import Objective, best, node_counts, on_nodes
@@ -184,10 +185,28 @@ def test_rules_tell_a_good_plan_from_a_bad_one() -> None:
     """A plan that breaks them differs where it does."""
     good = rules_for(job_with(dp=2, tp=4, sequence_parallel=True, zero=1))
     bad = rules_for(job_with(dp=1, tp=4, pp=2, zero=0, recompute="full", microbatch_size=8))
-    assert all(rule.agrees for rule in good if rule.name != "as little model parallelism as memory allows")
+    needless = ("as little model parallelism as memory allows", good[0].name)  # the small job would need no tp
+    assert all(rule.agrees for rule in good if rule.name not in needless)
     broken = {rule.name for rule in bad if not rule.agrees}
     assert {"sequence parallel wherever there is tp", "recompute no more than memory needs"} <= broken
     assert "four microbatches a stage, or stages interleaved" in broken
+
+
+@pytest.mark.parametrize(
+    ("model", "words", "agrees", "differs"),
+    [
+        ("gpt2-xl", "fit a device of 80.0 GiB: replicas", "plan.dp=16", "plan.pp=2"),
+        ("llama2-7b", "fit 8 devices of 80.0 GiB, a node", "plan.tp=8", "plan.pp=2"),
+        ("llama2-70b", "are more than 8 devices of 80.0 GiB, a node", "plan.pp=2", "plan.dp=16"),
+    ],
+)
+def test_the_first_place_that_holds_the_state_names_the_plan(model: str, words: str, agrees: str, differs: str) -> None:
+    """18 bytes a parameter: 26 GiB, 113 GiB and 1,156 GiB, beside 80 and 640."""
+    for choice, verdict in ((agrees, True), (differs, False)):
+        job = load(model, choice, "plan.zero=1", "plan.reduce_each=auto", devices=16, device="h100-sxm").spec
+        rule = first_place_of_state(job)
+        assert rule is not None and words in rule.says and rule.agrees is verdict
+    assert first_place_of_state(load("quickstart").spec) is None  # its device is unknown
 
 
 def test_objectives() -> None:

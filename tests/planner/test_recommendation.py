@@ -178,7 +178,7 @@ def test_the_fastest_is_recommended_and_a_simpler_one_is_told_with_its_cost(llam
     simpler = of.simpler
     plan = simpler.plan.job.plan
     assert (plan.pp, plan.recompute, extras(simpler.plan.job)) == (1, "none", [])
-    assert fastest.job.plan.pp > 1 and simpler.simplicity < simpler.of_recommended
+    assert fastest.job.plan.pp > 1 and simpler.simplicity < simpler.recommended_simplicity
     assert 0.5 < simpler.confidence < TOLD_APART and simpler.plan.fits
     assert fastest.time.total < simpler.plan.time.total < 1.08 * fastest.time.total
     text = " ".join(rendered(plan_screen(llama)).split())

@@ -18,7 +18,7 @@ from shardwright.planner.scaling import Scaling, at_size, scaling, sizes_of
 from shardwright.report.scaling_report import scaling_dict, scaling_picture, scaling_text
 from shardwright.simulate.full_step import simulated_step
 from support.few_plans import best_of_few
-from support.languages import assert_same_in_chinese
+from support.languages import assert_same_in_chinese, words_of_picture
 
 SIZES = [1, 16, 32, 64]
 MODEL = {"name": "m", "layers": 32, "hidden": 4096, "heads": 32, "ffn": 11008, "vocab": 32000, "sequence": 4096}
@@ -105,6 +105,13 @@ def test_the_picture_has_a_line_for_each_kind_in_each_chart(both: tuple[Scaling,
     for line in lines:
         assert all(0 < float(y) < float(root.attrib["height"]) for _, y in
                    (point.split(",") for point in line.attrib["points"].split()))  # fmt: skip
+
+
+def test_the_picture_has_the_same_numbers_in_chinese(
+    both: tuple[Scaling, Scaling], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = job()
+    assert_same_in_chinese(lambda language: words_of_picture(scaling_picture(given, both, language)), monkeypatch, 80)
 
 
 def test_without_a_price_there_are_device_hours(both: tuple[Scaling, Scaling]) -> None:

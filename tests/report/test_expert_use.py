@@ -16,7 +16,7 @@ from shardwright.config.gate_facts import GATES
 from shardwright.report.expert_use import draw_use, experts_picture, read_use, use_dict, use_text
 from shardwright.report.svg import BOUNDS, level
 from support.experts_run import load_of, write_run
-from support.languages import differing, num_chinese
+from support.languages import assert_same_in_chinese, differing, num_chinese, words_of_picture
 
 SVG = "{http://www.w3.org/2000/svg}"
 DOCS = Path(__file__).parents[2] / "docs"
@@ -130,6 +130,12 @@ def test_words_lie_apart_and_on_the_page(tmp_path: Path, shape: dict[str, Any]) 
         assert left >= 0 and top >= 0 and right <= width and bottom <= height, word
         for other in boxes[:n]:
             assert right <= other[0] or other[2] <= left or bottom <= other[1] or other[3] <= top, (word, other[4])
+
+
+def test_the_picture_has_the_same_numbers_in_chinese(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(tmp_path)
+    use = read_use(tmp_path)
+    assert_same_in_chinese(lambda language: words_of_picture(experts_picture(use, "run", language)), monkeypatch, 80)
 
 
 def test_colours_have_a_dark_side(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """A timeline as columns for a page: unpacked, it has every action, wait, message and count, at its time."""
 
-from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from shardwright.schedule.pipeline_shape import PipelineShape
 from shardwright.simulate.bubbles import Work
 from shardwright.simulate.full_step import simulated_step
 from shardwright.simulate.timeline import Cause, Resource, Timeline
+from support.packed_columns import unpacked_column
 
 OTHERS = {"recompute": ("1f1b", "stage", False), "gathers": ("1f1b", "none", True)}
 
@@ -29,14 +29,19 @@ def timeline_of(name: str) -> Timeline:
     return study_schedule(schedule, shape, Work(latency=0.25), recompute, gathers).timeline
 
 
-def blocks(columns: dict[str, list[int]], kinds: list[Any], tick: float) -> list[tuple[Any, ...]]:
+def unpacked(packed: dict[str, str]) -> dict[str, list[int]]:
+    """Columns of numbers by name."""
+    return {name: unpacked_column(text) for name, text in packed.items()}
+
+
+def blocks(packed: dict[str, str], kinds: list[Any], tick: float) -> list[tuple[Any, ...]]:
     """(start, end, parts, step) of each block, parts without their colours."""
-    rows = []
-    for n, start in enumerate(accumulate(columns["from"])):
+    rows, columns = [], unpacked(packed)
+    for n, start in enumerate(columns["from"]):
         microbatches = [columns["microbatch"][n], *(columns["second"][n : n + 1] if "second" in columns else ())]
         parts = [(letter, stage, microbatches[k]) for k, (_, letter, stage) in enumerate(kinds[columns["kind"][n]])]
         step = columns["step"][n] if "step" in columns else 0
-        rows.append((start * tick, (start + columns["long"][n]) * tick, parts, step))
+        rows.append((start * tick, columns["to"][n] * tick, parts, step))
     return rows
 
 
@@ -60,21 +65,22 @@ def test_nothing_is_lost_in_columns(name: str) -> None:
         ]
         assert [start for start, *_ in drawn] == close([span.start for span in spans])
         assert [end for _, end, *_ in drawn] == close([span.end for span in spans])
-        assert [list(Cause)[cause] for cause in rank["idle"]["cause"]] == [gap.cause for gap in row.idle]
-        assert [tick * at for at in accumulate(rank["idle"]["from"])] == close([gap.start for gap in row.idle])
+        idle, alive = unpacked(rank["idle"]), unpacked(rank["alive"])
+        assert [list(Cause)[cause] for cause in idle["cause"]] == [gap.cause for gap in row.idle]
+        assert [tick * at for at in idle["from"]] == close([gap.start for gap in row.idle])
+        assert [tick * at for at in idle["to"]] == close([gap.end for gap in row.idle])
         counts = dict(row.kept[Buffer.ACTIVATIONS].count)
-        assert list(accumulate(rank["alive"]["change"])) == list(counts.values())
-        assert [tick * at for at in accumulate(rank["alive"]["at"])] == close(list(counts))
+        assert alive["count"] == list(counts.values())
+        assert [tick * at for at in alive["at"]] == close(list(counts))
         moves = [span for span in row.spans if span.resource in (Resource.COLLECTIVES, Resource.RELEASE)]
         expected = [(span.action.stage, str(span.action.kind)) for span in moves] if timeline.program.gathers else []
         drawn_moves = blocks(rank["moves"], packed["kinds"], tick)
         assert sorted((stage, letter) for _, _, ((letter, stage, _),), _ in drawn_moves) == sorted(expected)
-    sent = packed["messages"]
+    sent = unpacked(packed["messages"])
     steps = sent.get("step") or [0] * len(sent["from"])
-    starts = list(accumulate(sent["from"]))
     rows = sorted(
         (*packed["routes"][route][:3], packed["routes"][route][3], microbatch, step, start * tick)
-        for route, microbatch, step, start in zip(sent["route"], sent["microbatch"], steps, starts, strict=True)
+        for route, microbatch, step, start in zip(sent["route"], sent["microbatch"], steps, sent["from"], strict=True)
     )
     wanted = sorted((m.sender, m.receiver, int(m.backward), *m.about, m.send.start) for m in messages(timeline))
     assert [row[:6] for row in rows] == [row[:6] for row in wanted]

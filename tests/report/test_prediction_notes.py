@@ -34,26 +34,26 @@ def test_a_hidden_of_12288_makes_181_billion_and_not_100() -> None:
 
 
 @given(
-    layers=st.integers(2, 100), heads=st.integers(2, 64), vocab=st.integers(100, 200_000), told=st.floats(0.01, 500.0)
+    layers=st.integers(2, 100), heads=st.integers(2, 64), vocab=st.integers(100, 200_000), stated=st.floats(0.01, 500.0)
 )
-def test_the_hidden_that_is_named_has_the_told_parameters(layers: int, heads: int, vocab: int, told: float) -> None:
-    fields = {"layers": layers, "hidden": 64 * heads, "heads": heads, "vocab": vocab, "told_parameters_b": told}
+def test_the_hidden_that_is_named_has_the_told_parameters(layers: int, heads: int, vocab: int, stated: float) -> None:
+    fields = {"layers": layers, "hidden": 64 * heads, "heads": heads, "vocab": vocab, "told_parameters_b": stated}
     notes = job_notes(load(JOB, ()).model_copy(update={"model": ModelSpec.model_validate(fields)}))
     if not notes:
-        assert num_parameters(ModelSpec.model_validate(fields)) == pytest.approx(told * 1e9, rel=0.05)
+        assert num_parameters(ModelSpec.model_validate(fields)) == pytest.approx(stated * 1e9, rel=0.05)
         return
     named = re.search(r"a hidden of ([\d,]+) would", notes[0])
     assert named is not None
     hidden = int(named[1].replace(",", ""))
     # One head makes any width legal; matrices are the same. Positions are a table more.
     there = ModelSpec.model_validate(fields | {"hidden": hidden, "heads": 1, "positions": "learned"})
-    assert num_parameters(there) - there.sequence * hidden == pytest.approx(told * 1e9, rel=1.5 / hidden)
+    assert num_parameters(there) - there.sequence * hidden == pytest.approx(stated * 1e9, rel=1.5 / hidden)
 
 
-@pytest.mark.parametrize(("told", "way_out"), [(64, "dp 16 would use them all"), (30, "no dp does: 30 / 4 = 7.50")])
-def test_devices_that_the_degrees_do_not_make(told: int, way_out: str) -> None:
-    (note,) = job_notes(load(JOB, (f"cluster.told_devices={told}",)))
-    assert f"says {told} devices, and dp 8 x tp 1 x pp 4 = 32 ranks; {way_out}" in note
+@pytest.mark.parametrize(("stated", "way_out"), [(64, "dp 16 would use them all"), (30, "no dp does: 30 / 4 = 7.50")])
+def test_devices_that_the_degrees_do_not_make(stated: int, way_out: str) -> None:
+    (note,) = job_notes(load(JOB, (f"cluster.told_devices={stated}",)))
+    assert f"says {stated} devices, and dp 8 x tp 1 x pp 4 = 32 ranks; {way_out}" in note
 
 
 def test_plan_says_it_too() -> None:

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from shardwright.cli.main import cli
@@ -32,3 +33,10 @@ def test_the_command_prints_a_table_or_json(tmp_path: Path) -> None:
     assert max(map(len, narrow.splitlines())) <= 60
     assert [row["ranks"] for row in json.loads(CliRunner().invoke(cli, [*words, "--json"]).stdout)] == [4, 8]
     assert isinstance(CliRunner().invoke(cli, ["runs", str(tmp_path)]).exception, PlanError)
+
+
+def test_every_folder_without_a_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(PlanError) as refused:
+        runs_rows([tmp_path / "a", write_run(tmp_path, name="whole"), tmp_path / "b"])
+    first, second = refused.value.faults
+    assert f"there is no {tmp_path / 'a'}/report.json" in first and f"{tmp_path / 'b'}/report.json" in second

@@ -33,6 +33,8 @@ from shardwright.schedule.schedule import Program
 from shardwright.schedule.timing import Costs, play
 from shardwright.simulate.bubbles import Work
 from shardwright.simulate.timeline import Cause, Idle, Resource, make_timeline
+from support.languages import assert_same_in_chinese, words_of_picture
+from support.packed_columns import unpacked_column
 from support.programs import schedule_faults, training_program
 
 SHAPES = [(p, m) for p in (1, 2, 3, 4) for m in (1, 3, 8)]
@@ -226,8 +228,14 @@ def test_page_is_whole_and_needs_nothing_else() -> None:
     sections = json.loads(page.data)["sections"]
     for one, section in zip(studies, sections, strict=True):
         computes = [sum(bool(span.action.computes()) for span in row.spans) for row in one.timeline.ranks]
-        assert [len(row["busy"]["from"]) for row in section["ranks"]] == computes
-        assert len(section["messages"]["from"]) == one.bubbles.messages
+        assert [len(unpacked_column(row["busy"]["from"])) for row in section["ranks"]] == computes
+        assert len(unpacked_column(section["messages"]["from"])) == one.bubbles.messages
+
+
+@pytest.mark.parametrize("name", ["1f1b", "dualpipe"])
+def test_the_picture_has_the_same_numbers_in_chinese(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = study(name).timeline
+    assert_same_in_chinese(lambda language: words_of_picture(picture(drawn, name, language=language)), monkeypatch, 100)
 
 
 @pytest.mark.parametrize("name", SCHEDULES.names)
@@ -307,7 +315,7 @@ def test_gathers_are_shown_everywhere(name: str, gather: float) -> None:
     assert max(float(text.get("y", 0)) for text in texts) < float(root.get("height", 0))
     page = Page(timeline_page(name, [section_of(one)]))
     ranks = json.loads(page.data)["sections"][0]["ranks"]
-    assert sum(len(row["moves"]["from"]) for row in ranks) == len(moves)
+    assert sum(len(unpacked_column(row["moves"]["from"])) for row in ranks) == len(moves)
     assert all(row["gathered"]["at"] for row in ranks) and any(row["inputs"]["at"] for row in ranks)
     assert {"gather parameters", "forward again", "stage inputs kept"} <= set(page.words)
     events = trace(one.timeline, name)["traceEvents"]
@@ -470,6 +478,9 @@ def test_job_on_a_known_device_is_drawn_in_seconds(
         (["schedule", "1f1b", "--gather", "-1"], "--gather is -1"),
         (["schedule", "pipedream", "--gather", "1"], "keeps older versions of the weights"),
         (["schedule", "1f1b", "--forward", "-1"], "--forward is -1"),
+        (["schedule", "1f1b", "--slow", "4", "2"], "--slow names rank 4, and the ranks are 0 to 3"),
+        (["schedule", "1f1b", "--slow", "0", "nan"], "--slow is nan times, and it must be from 1 to 1,000"),
+        (["schedule", "dualpipe", "--slow", "0", "2"], "two ranks hold each stage"),
         (["schedule", "--compare", "--communication", "nan"], "--communication is nan"),
         (["schedule", "--compare", "--svg", "x.svg"], "--trace and --svg are of one schedule"),
         (["schedule", "1f1b", "--forward", "0", "--input-grad", "0", "--weight-grad", "0"], "nothing to draw"),

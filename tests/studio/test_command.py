@@ -1,5 +1,6 @@
 """The command that serves the planning page: the address that it prints, and what it says without its packages."""
 
+import signal
 import sys
 from urllib.parse import parse_qsl
 
@@ -13,6 +14,7 @@ from shardwright.cli.main import cli
 from shardwright.config.base import PlanError
 from shardwright.config.load import load_job
 from shardwright.studio.page_state import PageState
+from shardwright.studio.studio_server import StudioServer
 
 
 def state_of(*words: str) -> dict[str, str]:
@@ -63,3 +65,13 @@ def test_without_its_packages_it_says_what_to_install(monkeypatch: pytest.Monkey
     done: Result = CliRunner().invoke(cli, ["studio"])
     assert isinstance(done.exception, PlanError)
     assert done.exception.faults == ["the page takes starlette and uvicorn: pip install 'shardwright[studio]'"]
+
+
+def test_a_second_ctrl_c_ends_the_page_as_the_first_does() -> None:
+    """uvicorn's own forced end prints errors of what it leaves, and raises the signal again."""
+    server = StudioServer.__new__(StudioServer)
+    server.should_exit = server.force_exit = False
+    server._captured_signals = []
+    for _ in range(2):
+        server.handle_exit(signal.SIGINT, None)
+    assert (server.should_exit, server.force_exit, server._captured_signals) == (True, False, [])

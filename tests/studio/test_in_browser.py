@@ -131,6 +131,21 @@ def test_a_timeline_plays_and_steps_by_keyboard(page: Page) -> None:
     assert answer.inner_text() == ""
 
 
+def test_a_timeline_is_unpacked_when_it_is_read(page: Page) -> None:
+    go(page, JOB)
+    lists = page.evaluate("""() => {
+      const column = (...numbers) => btoa(String.fromCharCode(...new Uint8Array(Int32Array.from(numbers).buffer)));
+      const blocks = { from: column(0, 70000), to: column(70000, 90000), kind: column(0, 0), microbatch: column(0, 1) };
+      const section = { tick: 0.5, kinds: [[[3, "F", 1]]], routes: [[0, 1, 0, 0]], ranks: [{ busy: blocks }],
+        messages: { from: column(2), sent: column(4), arrives: column(6), route: column(0), microbatch: column(7) } };
+      const [{ ranks, messages }] = unpackedTimelines({ sections: [section] }).sections;
+      const isMade = () => "value" in Object.getOwnPropertyDescriptor(ranks[0], "busy");
+      return [isMade(), ranks[0].busy, isMade(), messages];
+    }""")
+    busy = [[0, 35000, [[3, "F", 1, 0]], 0], [35000, 45000, [[3, "F", 1, 1]], 0]]
+    assert lists == [False, busy, True, [[0, 1, 0, 1, 2, 3, 0, 7, 0]]]
+
+
 def test_lanes_and_two_timelines_side_by_side(page: Page) -> None:
     go(page, "#job=quickstart&device=h100-sxm&devices=8&plan.tp=2")
     canvas = page.locator("#timeline canvas")

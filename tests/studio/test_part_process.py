@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("starlette", reason="the planning page takes shardwright[studio]")
 
-from shardwright.report.plan_parts import Part
+from shardwright.report.plan_parts import PARTS, Part, PredictedPlan
 from shardwright.studio.page_state import PageState
 from shardwright.studio.part_process import PART, PartProcess
 from shardwright.studio.plan_answer import PlanAnswers
@@ -80,3 +80,48 @@ def test_memory_comes_after_the_step_as_soon_as_it_is_there(wait_for: str, expec
 
 def test_a_plan_with_faults_has_no_memory() -> None:
     assert merged(["values", "faults"], "") == ["values", "faults"]
+
+
+def test_a_line_is_sent_before_the_next_part_is_made() -> None:
+    """While both go on at once, the sending waits for the computing."""
+    made: list[str] = []
+
+    def parts() -> Iterator[Part]:
+        for name in ("values", "job", "step"):
+            made.append(name)
+            yield {"part": name}
+
+    async def numbers_made() -> list[int]:
+        numbers = []
+        async for _ in _lines_of_both(parts(), None):
+            await asyncio.sleep(0.01)
+            numbers.append(len(made))
+        return numbers
+
+    assert asyncio.run(numbers_made()) == [1, 2, 3]
+
+
+def unasked(*_: Any) -> None:
+    raise AssertionError("it is not needed")
+
+
+def test_memory_of_this_runtime_waits_for_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = PARTS[PART](PredictedPlan(STATE.job()))
+    monkeypatch.setattr("shardwright.report.plan_parts.simulated_step", unasked)
+    assert PARTS[PART](PredictedPlan(STATE.job())) == expected and expected["fits"]
+
+
+def test_memory_of_other_software_takes_no_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = PageState(dict(STATE.texts) | {"cluster.software": "megatron-core"})
+    monkeypatch.setattr("shardwright.report.plan_parts.job_accounts", unasked)
+    memory = PARTS[PART](PredictedPlan(state.job()))
+    assert memory["fits"] and memory["ranks"][0]["process_bytes"] > 0
+
+
+def test_the_timeline_takes_the_prices_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = PredictedPlan(STATE.job())
+    expected = PARTS["timeline"](plan)
+    again = PredictedPlan(STATE.job())
+    assert not isinstance(again.step, str)
+    monkeypatch.setattr("shardwright.simulate.closed_form.Costing.of", unasked)
+    assert PARTS["timeline"](again) == expected

@@ -96,11 +96,11 @@ def _olmoe(spec: ModelSpec, common: dict[str, Any]) -> Any:
     )  # fmt: skip
 
 
-def unfused(theirs: dict[str, Tensor], spec: ModelSpec) -> dict[str, Tensor]:
+def unfused(weights: dict[str, Tensor], spec: ModelSpec) -> dict[str, Tensor]:
     """Tensors by name where query, key and value, and gate and up, are each a tensor of their own, as Llama's are."""
     result = {}
     widths = [heads * spec.head_size for heads in (spec.heads, spec.num_kv_heads, spec.num_kv_heads)]
-    for name, tensor in theirs.items():
+    for name, tensor in weights.items():
         if "qkv_proj" in name:
             parts = zip("qkv", tensor.split(widths), strict=True)
             result |= {name.replace("qkv_proj", f"{which}_proj"): part for which, part in parts}

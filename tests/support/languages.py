@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Callable
+from xml.etree import ElementTree
 
 import pytest
 
@@ -30,6 +31,12 @@ def assert_same_in_chinese(text_in: Callable[[str], str], monkeypatch: pytest.Mo
     different = differing(english, chinese)
     assert not different, different
     assert num_chinese(chinese) >= least > num_chinese(english)
+
+
+def words_of_picture(svg: str) -> str:
+    """The texts and titles of an SVG picture, a line each."""
+    elements = ElementTree.fromstring(svg).iter()
+    return "\n".join(element.text or "" for element in elements if element.tag.endswith(("text", "title")))
 
 
 def num_chinese(text: str) -> int:

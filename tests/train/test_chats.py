@@ -192,7 +192,7 @@ def test_rows_as_people_keep_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "message"),
     [
         ([], "of type list; each line must be an object"),
         ({"text": "a"}, "has neither 'messages' nor 'conversations' nor 'prompt' and 'completion', but 'text'"),
@@ -206,10 +206,10 @@ def test_rows_as_people_keep_them() -> None:
         ({"prompt": "a", "completion": ""}, "field 'completion' is empty"),
     ],
 )
-def test_rows_that_are_no_chats(row: object, said: str) -> None:
+def test_rows_that_are_no_chats(row: object, message: str) -> None:
     with pytest.raises(FaultError) as caught:
         chat_of(row, "a.jsonl, line 3")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def prepared(path: Path, tmp_path: Path, sequence: int = 64, **fields: Any) -> TokenFiles:
@@ -258,7 +258,7 @@ def faults_of(template: str, tmp_path: Path, chats: list[Any], folder: Path, **f
 
 
 @pytest.mark.parametrize(
-    ("template", "said"),
+    ("template", "message"),
     [
         ("{% for m in messages %}", "is broken: Unexpected end of template"),
         (
@@ -276,9 +276,9 @@ def faults_of(template: str, tmp_path: Path, chats: list[Any], folder: Path, **f
         ("no answer in it", "none of 1 answers can be told from what stands before it"),
     ],
 )
-def test_templates_of_strangers(folder: Path, tmp_path: Path, template: str, said: str) -> None:
+def test_templates_of_strangers(folder: Path, tmp_path: Path, template: str, message: str) -> None:
     (fault,) = faults_of(template, tmp_path, [TALK[:2]], folder)
-    assert said in fault
+    assert message in fault
 
 
 def test_where_no_answer_can_be_told_all_can_be_learned(folder: Path, tmp_path: Path) -> None:

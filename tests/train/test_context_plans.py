@@ -225,7 +225,7 @@ def test_bytes_are_predicted_and_text_is_the_same(method: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "fault"),
     [
         (
             {"cp": 3},
@@ -247,7 +247,7 @@ def test_bytes_are_predicted_and_text_is_the_same(method: str) -> None:
         ),
     ],
 )
-def test_what_does_not_divide_is_refused(fields: dict[str, Any], said: str) -> None:
+def test_what_does_not_divide_is_refused(fields: dict[str, Any], fault: str) -> None:
     with pytest.raises(PlanError) as caught:
         small_job(**fields)
-    assert said in str(caught.value)
+    assert fault in str(caught.value)

@@ -117,16 +117,16 @@ def test_what_datasets_saves(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "said"),
+    ("state", "message"),
     [('{"_data_files": [{"filename": "../x.arrow"}]}', "names '../x.arrow', which is not in"),
      ("[]", "does not say which files the data are"), ("{", "does not say which files"),
      ('{"_data_files": []}', "has no files of data"),
      ('{"_data_files": [{"filename": "data-00000-of-00001.arrow"}], "_indices_data_files": [1]}', "flatten_indices()")],
 )  # fmt: skip
-def test_a_state_that_says_nothing(tmp_path: Path, state: str, said: str) -> None:
+def test_a_state_that_says_nothing(tmp_path: Path, state: str, message: str) -> None:
     write_saved(tmp_path / "saved", [TEXTS])
     (tmp_path / "saved" / "state.json").write_text(state)
-    assert said in faults_of(tmp_path / "saved", tmp_path)[0]
+    assert message in faults_of(tmp_path / "saved", tmp_path)[0]
 
 
 def test_a_folder_of_the_hub(tmp_path: Path) -> None:
@@ -193,5 +193,5 @@ def test_blank_lines_are_bounded_and_do_not_hide_how_far_it_is(tmp_path: Path, m
     lines = [json.dumps({"text": text}) + "\n" * 25_000 for text in TEXTS[:20]]
     (tmp_path / "c.jsonl").write_text("".join(lines))
     data = DataSpec(path=str(tmp_path / "c.jsonl"), validation_share=0.0)
-    prepare_tokens(data, ModelSpec(sequence=8), 1, tmp_path / "cache", say=printed.append)
+    prepare_tokens(data, ModelSpec(sequence=8), 1, tmp_path / "cache", tell=printed.append)
     assert len([line for line in printed if "tokens of" in line]) > 40

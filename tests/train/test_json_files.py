@@ -113,7 +113,7 @@ def test_beside_text_json_is_text_and_that_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('[{"text": "a"}, {"text"', "row 2 is not JSON: Expecting ':' delimiter"),
         ('[{"text": "a"} {"text": "b"}]', "row 2 is not JSON: a comma or ] is wanted behind it, and '{' is there"),
@@ -126,11 +126,11 @@ def test_beside_text_json_is_text_and_that_is_said(tmp_path: Path) -> None:
         ('[{"text": "' + "x" * 9000 + '"}]', "it is longer than 4,096 characters"),
     ],
 )
-def test_broken_arrays(tmp_path: Path, text: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_arrays(tmp_path: Path, text: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_files, "MIB", 1000)
     monkeypatch.setattr(row_files, "_LONGEST_LINE_BYTES", 4096)
     (tmp_path / "a.json").write_text(text)
-    assert said in fault_of(tmp_path / "a.json", tmp_path)
+    assert message in fault_of(tmp_path / "a.json", tmp_path)
 
 
 def in_pieces(text: str, size: int) -> Iterator[str]:

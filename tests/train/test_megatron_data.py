@@ -67,7 +67,7 @@ def test_several_pairs_and_an_empty_document(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ({"magic": b"TNTIDX\x00\x00\x00"}, "does not begin as the index of a Megatron data set"),
         ({"version": 2}, "is of version 2, and version 1 is read"),
@@ -84,12 +84,12 @@ def test_several_pairs_and_an_empty_document(tmp_path: Path) -> None:
         ({"bounds": [1, 2, 3, 4, 6]}, "must rise from 0 to the number of sequences, 6"),
     ],
 )
-def test_what_others_may_have_written(tmp_path: Path, wrong: dict[str, Any], said: str) -> None:
+def test_what_others_may_have_written(tmp_path: Path, wrong: dict[str, Any], message: str) -> None:
     write_pair(tmp_path / "set", DOCUMENTS, **wrong)
     with pytest.raises(PlanError) as caught:
         prepared(tmp_path / "set", tmp_path)
     (fault,) = caught.value.faults
-    assert said in fault
+    assert message in fault
 
 
 def test_ids_outside_the_vocabulary_and_files_that_are_gone(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """What a run writes down of its steps: the loss scale, steps that were left out, and what compression saved."""
 
 import json
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -11,18 +12,23 @@ from shardwright.config import catalog
 from shardwright.config.cluster import DeviceSpec
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
+from shardwright.config.phrase import below, started_processes_speak
 from shardwright.config.plan import PlanSpec
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.report.expert_use import read_use
 from shardwright.sharding.compression import reduced_bucket, wire_bytes
+from shardwright.sharding.memory_account import RankMemory
+from shardwright.sharding.mesh import MeshShape
 from shardwright.sharding.parameter_shard import ParameterShard
 from shardwright.train.build import build
 from shardwright.train.metrics import MetricsLog
 from shardwright.train.router_update import LayerRouting
 from shardwright.train.step_metrics import MeasuredStep, Shares, job_peak_flops, measure_shares
+from shardwright.train.steps_measured import predicted_lines
 from shardwright.train.train_step import StepResult
 from shardwright.train.trainer import train
 from support.cases import small_job
+from support.languages import differing, num_chinese
 from support.ranks import run_on_mesh
 
 STEPS = 3
@@ -111,6 +117,27 @@ def test_the_progress_line_shows_what_applies(
     log.step(MeasuredStep(1, result, 1.0, Shares(1.0, 0.0, 0.0, 2**20, saved_bytes)))
     log.close()
     assert f"lr 3.00e-03  {words}{job.tokens_per_step} tok/s" in out.getvalue()
+
+
+def test_lines_of_a_run_have_the_same_numbers_in_chinese(tmp_path: Path) -> None:
+    job = job_on_text(tmp_path, {}, {})
+    memory, lines = RankMemory(2**20, 2**21, 2**22, 2**23, 2**24), {}
+    for language in ("en", "zh"):
+        out = StringIO()
+        with started_processes_speak(language):
+            log = run_on_mesh(job, lambda mesh, out=out: MetricsLog(job, mesh, tmp_path, out=out))[0]
+            result = StepResult(3.0, 1.5, 3e-3, routing=ROUTING)
+            log.step(MeasuredStep(1, result, 1.0, Shares(0.5, 0.25, 0.25, 2**20, 2**20)))
+            log.memory([replace(memory, parameters_bytes=2**19)], [memory])
+            for line in (*predicted_lines([memory]), below(MeshShape.of(job.plan).lines())):
+                log.tell(line)
+            log.close()
+        lines[language] = out.getvalue()
+    assert not differing(lines["en"], lines["zh"])
+    for words in ("第 1/3 步  损失 3.0000  梯度 1.500  学习率 3.00e-03  最忙的专家", "网格 pp 1 x dp 1", "剩余 0:02"):
+        assert words in lines["zh"]
+    assert "持有：参数 1.0 MiB、预测 0.5 MiB、" in lines["zh"] and "将占 31.0 MiB（参数 1.0 MiB" in lines["zh"]
+    assert "step 1/3  loss 3.0000" in lines["en"] and not num_chinese(lines["en"])
 
 
 def sent_by_hand(mesh: Mesh) -> Shares:

@@ -224,11 +224,11 @@ def test_a_rank_that_dies_ends_the_others() -> None:
     assert time.monotonic() - start_s < 60
 
 
-def waiting(rank: int, store: str, port: int, told: str) -> None:
+def waiting(rank: int, store: str, port: int, notes_file: str) -> None:
     """Ranks of torchrun, of which one never comes to the step."""
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     if rank == 0:
-        sys.stderr = Path(told).open("w", encoding="utf-8")  # noqa: SIM115 (it ends with the rank)
+        sys.stderr = Path(notes_file).open("w", encoding="utf-8")  # noqa: SIM115 (it ends with the rank)
     net, loss = MODULES["encoder"]()
     model = sw.shard(net, {"zero": 2}, optimizer=ADAMW, timeout_s=2.0)
     model.backward(loss(model, rank))

@@ -84,7 +84,7 @@ def test_documents_end_with_what_generate_ends_at(
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "is_chat", "vocab", "said"),
+    ("name", "text", "is_chat", "vocab", "fault"),
     [
         ("tokenizer_config.json", "{", False, 264, "is not JSON"),
         ("generation_config.json", "[1", True, 264, "is not JSON"),
@@ -94,11 +94,11 @@ def test_documents_end_with_what_generate_ends_at(
     ],
 )
 def test_what_cannot_be_written(
-    tmp_path: Path, name: str, text: str, is_chat: bool, vocab: int, said: str
+    tmp_path: Path, name: str, text: str, is_chat: bool, vocab: int, fault: str
 ) -> None:  # fmt: skip
     folder = bring_model(tmp_path)
     (folder / name).write_text(text)
-    with pytest.raises(PlanError, match=said):
+    with pytest.raises(PlanError, match=fault):
         prompt_of(job_of(folder, vocab), "", "1?", is_chat)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from shardwright.cli import generating
 from shardwright.config.base import printable
-from shardwright.train.data.progress import say_aside
+from shardwright.train.data.progress import tell_aside
 from shardwright.train.launch import launch
 from shardwright.train.launch.rank_environment import RankEnvironment
 from shardwright.train.metrics import MetricsLog
@@ -49,8 +49,8 @@ def test_what_a_model_writes(is_terminal: bool, monkeypatch: pytest.MonkeyPatch)
 
 def test_what_a_run_says(capsys: pytest.CaptureFixture[str]) -> None:
     log: Any = SimpleNamespace(_out=(out := io.StringIO()))
-    MetricsLog.say(log, f"a sample: {TITLE}")
-    say_aside(f"tokens of {TITLE}")
+    MetricsLog.tell(log, f"a sample: {TITLE}")
+    tell_aside(f"tokens of {TITLE}")
     assert "\x1b" not in out.getvalue() + capsys.readouterr().err
     assert "a\\x1b]0;owned" in out.getvalue()
 

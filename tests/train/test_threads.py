@@ -23,11 +23,11 @@ def threads(job: JobSpec, mesh: Mesh, folder: Path) -> int:
 
 
 @pytest.mark.parametrize(
-    ("said", "allowed"),
+    ("variable", "allowed"),
     [("1", 1), (" 1,4 ", 1), ("9" * 30, CORES), ("0", 0), ("", 0), ("-1", 0), ("many", 0), ("²", 0)],
 )
-def test_what_the_variable_allows(said: str, allowed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", said)
+def test_what_the_variable_allows(variable: str, allowed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", variable)
     assert allowed_threads() == allowed
 
 

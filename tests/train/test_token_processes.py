@@ -94,7 +94,7 @@ def test_runs_share_a_cache(tmp_path: Path) -> None:
         "def slow(*given):\n    print('makes', flush=True); time.sleep(1.5); return make(*given)\n"
         "made._make = slow\n"
         "data = DataSpec(path=sys.argv[1], cache=sys.argv[2])\n"
-        "prepare_tokens(data, ModelSpec(sequence=16), 1, Path('unused'), say=print)"
+        "prepare_tokens(data, ModelSpec(sequence=16), 1, Path('unused'), tell=print)"
     )
     command = [sys.executable, "-c", code, str(docs), str(cache)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -37,7 +37,7 @@ def ids_of(tokens: TokenFiles) -> list[int]:
     st.integers(0, 2**32 - 1),
 )
 def test_ids_are_those_that_were_written_or_it_is_said(
-    tmp_path_factory: pytest.TempPathFactory, vocab: int, written: str, told: str, ending: str, seed: int
+    tmp_path_factory: pytest.TempPathFactory, vocab: int, written: str, stated: str, ending: str, seed: int
 ) -> None:
     """Of ids that are spread over the vocabulary; ones with too few bits for it have no file."""
     if np.iinfo(written).max < vocab - 1:
@@ -50,7 +50,7 @@ def test_ids_are_those_that_were_written_or_it_is_said(
         path.write_bytes(ids.astype(written).tobytes())
     fault = ""
     try:
-        tokens = read(path, vocab, **({} if told == "auto" else {"token_dtype": told}))
+        tokens = read(path, vocab, **({} if stated == "auto" else {"token_dtype": stated}))
     except PlanError as error:
         fault = str(error)
     if fault:
@@ -60,7 +60,7 @@ def test_ids_are_those_that_were_written_or_it_is_said(
 
 
 @pytest.mark.parametrize(
-    ("vocab", "written", "told", "fault"),
+    ("vocab", "written", "stated", "fault"),
     [
         (5_000, "<u4", "uint16", 'looks: set data.token_dtype = "uint32"'),
         (5_000, "<i8", "uint16", 'set data.token_dtype = "int64"'),
@@ -72,11 +72,11 @@ def test_ids_are_those_that_were_written_or_it_is_said(
         (5_000, ">u4", "auto", "write it with the lowest byte first"),
     ],
 )
-def test_a_way_out_says_the_type(tmp_path: Path, vocab: int, written: str, told: str, fault: str) -> None:
+def test_a_way_out_says_the_type(tmp_path: Path, vocab: int, written: str, stated: str, fault: str) -> None:
     ids = np.random.default_rng(1).integers(0, vocab, 400).astype(written)
     (tmp_path / "ids.bin").write_bytes(ids.tobytes())
     with pytest.raises(PlanError) as caught:
-        read(tmp_path / "ids.bin", vocab, token_dtype=told)
+        read(tmp_path / "ids.bin", vocab, token_dtype=stated)
     assert fault.removeprefix("looks: ") in str(caught.value)
 
 

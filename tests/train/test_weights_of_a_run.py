@@ -85,3 +85,17 @@ def test_ranks_meet_between_reading_a_checkpoint_and_their_next_collective(
     monkeypatch.setattr(resuming, "all_reduce", noted("all-reduce", reduce))
     assert begin(job, job_mesh(job, 0, torch.device("cpu")), tmp_path).step == 1
     assert done == ["read", "meet", "all-reduce"]
+
+
+def test_a_run_of_broken_checkpoints_is_refused_with_what_is_wrong_with_each(tmp_path: Path) -> None:
+    """By every command that takes weights of a run, and not in the name of one."""
+    job = job_of(16, "rotary")
+    trained_run(job, tmp_path / "run")
+    (file,) = (tmp_path / "run").rglob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(PlanError) as refused:
+        begin(job, job_mesh(job, 0, torch.device("cpu")), tmp_path / "other", str(tmp_path / "run"))
+    assert refused.value.subject == f"weights of {tmp_path / 'run'}"
+    broken, none_is_whole = refused.value.faults
+    assert "rank-00000.safetensors has 100 bytes" in broken
+    assert none_is_whole == "no checkpoint is whole; name the folder of another run"

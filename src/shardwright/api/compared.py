@@ -8,8 +8,10 @@ from typing import Any
 from shardwright.api.asked_job import AskedJob, JobToPlan
 from shardwright.api.found_plans import PlanQuestion, found_plans
 from shardwright.api.shown import Shown
+from shardwright.config import catalog
 from shardwright.config.asked_cluster import AskedCluster
-from shardwright.config.base import PlanError
+from shardwright.config.base import PlanError, error_text
+from shardwright.config.device_name import device_name
 from shardwright.config.dotted_keys import flat_keys
 from shardwright.config.phrase import ENGLISH, each, say
 from shardwright.config.progress_records import tell_part
@@ -84,15 +86,7 @@ def _refusal(cluster: ClusterPlan) -> str:
 def offered_clusters(names: Sequence[str]) -> list[OfferedCluster]:
     """The clusters of texts such as "h100-sxm:64@2.50". Raises PlanError with every fault."""
     matches = [_CLUSTER.fullmatch(name.strip()) for name in names]
-    faults: list[str] = [
-        say(
-            "--on {name} is no cluster; write a device and how many, such as {example}",
-            name=repr(name),
-            example=_EXAMPLE,
-        )
-        for name, match in zip(names, matches, strict=True)
-        if match is None or not int(match["devices"]) * int(match["nodes"] or 1)
-    ]
+    faults = [fault for name, match in zip(names, matches, strict=True) if (fault := _offer_fault(name, match))]
     if len(names) < 2 and not faults:
         faults = [
             say(
@@ -104,6 +98,22 @@ def offered_clusters(names: Sequence[str]) -> list[OfferedCluster]:
     if faults:
         raise PlanError("compare", faults)
     return [_offered(match) for match in matches if match is not None]
+
+
+def _offer_fault(name: str, match: re.Match[str] | None) -> str:
+    """The fault of a text that names no cluster, or whose device is unknown; empty for any other."""
+    if match is None or not int(match["devices"]) * int(match["nodes"] or 1):
+        return say(
+            "--on {name} is no cluster; write a device and how many, such as {example}",
+            name=repr(name),
+            example=_EXAMPLE,
+        )
+    try:
+        if not catalog.is_file(match["device"]):
+            device_name(match["device"])
+    except KeyError as error:
+        return say("--on {name}: {reason}", name=repr(name), reason=error_text(error))
+    return ""
 
 
 def _offered(match: re.Match[str]) -> OfferedCluster:

@@ -12,7 +12,7 @@ from shardwright.config.cluster_facts import node_devices
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import say
 from shardwright.config.units import MIB
-from shardwright.config.user_file import FileFault, read_text
+from shardwright.config.user_file import FileFault, read_text, system_reason
 from shardwright.explain.rank_groups import groups_of_rank_0
 from shardwright.interchange.imported import Asked, split_sets
 from shardwright.interchange.recognised import JOB, system_name_of
@@ -68,7 +68,7 @@ def file_check(
     except (PlanError, FileFault, OSError) as error:
         text = error_text(error)
         if isinstance(error, OSError):
-            text = say("can't be read: {reason}; check the path", reason=str(error.strerror))
+            text = say("can't be read: {reason}; check the path", reason=system_reason(error))
         faults = error.faults if isinstance(error, PlanError) else [text]
         return FileCheck(path, "unknown", readable=False, findings=tuple(faults))
     try:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 from shardwright.api.asked_job import JobToPlan
 from shardwright.api.shown import Shown
@@ -18,7 +18,7 @@ from shardwright.cost.calibration import shipped
 from shardwright.planner.advice.advice import Advice
 from shardwright.planner.advice.recommendation import accepted, explained, plans_of
 from shardwright.planner.search.constraints import Constraints, constraints_of
-from shardwright.planner.search.objectives import NAMES, Objective
+from shardwright.planner.search.objectives import NAMES, Name, Objective
 from shardwright.report.plan_details import plan_details
 from shardwright.report.plan_screen import plan_screen
 from shardwright.report.recommendation_text import plan_dicts
@@ -133,7 +133,7 @@ def found_plans(
         constraints = restrict(constraints)
     if question.as_software:
         constraints = constraints.as_software(software_of(to_plan.job.cluster.software))
-    objective = Objective(NAMES[NAMES.index(question.objective)], question.tokens, question.days)
+    objective = Objective(cast(Name, question.objective), question.tokens, question.days)
     objective = objective.with_tokens_of(to_plan.job)
     try:
         num_shown = question.top if objection is None else max(question.top, _LOOKED_AT)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from shardwright.api.asked_job import AskedJob
 from shardwright.api.compared import Compared, compared
 from shardwright.api.estimated import Estimated, estimated
+from shardwright.api.executing import run_and_study
 from shardwright.api.explained import Explained
 from shardwright.api.found_plans import FoundPlans, PlanQuestion, found_plans
 from shardwright.api.scaled import Scaled, scaled
@@ -136,8 +137,6 @@ class Job(AskedJob):
         steps, communication = options.whole("steps", steps, 1), options.number("communication", communication, 0.5)
         options.check(self.subject)
         if execute:
-            from shardwright.api.training import run_and_study
-
             return Simulated(run_and_study(self.to_run()))
         return Simulated(study_job(self.spec, communication, steps))
 

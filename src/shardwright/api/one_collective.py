@@ -9,7 +9,7 @@ from shardwright.config.base import PlanError, error_text
 from shardwright.config.load import job_of_fields
 from shardwright.config.named_entries import resolve_names
 from shardwright.config.number_types import half_numbers
-from shardwright.config.phrase import say
+from shardwright.config.phrase import ENGLISH, say
 from shardwright.cost.calibration import device_of
 from shardwright.cost.collective_algorithms import PricedCollective, priced_collective
 from shardwright.cost.from_job import run_of
@@ -79,9 +79,9 @@ class OneCollective(Shown):
         """A row for each algorithm."""
         return [asdict(row) | {"num_steps": row.num_steps or None} for row in self.priced.rows]
 
-    def svg(self) -> str:
-        """The pieces of each rank after each step, as a picture."""
-        return collective_picture(self.priced)
+    def svg(self, language: str = ENGLISH) -> str:
+        """The pieces of each rank after each step, as a picture with words of a language."""
+        return collective_picture(self.priced, language)
 
     def _repr_html_(self) -> str:
         return self.svg()

@@ -32,19 +32,19 @@ def for_world(spec: "JobSpec", world: int) -> "tuple[JobSpec, str]":
             fallback_job = planned(
                 f"job {spec.name}", spec.model_copy(update={"plan": spec.plan.fallback_plan(number)})
             )
-            told = say(
+            note = say(
                 "{mismatch}: this is plan.fallback[{number}], {plan}",
                 mismatch=mismatch,
                 number=number,
                 plan=plan_words(fallback_job.plan),
             )
-            return fallback_job, told
+            return fallback_job, note
     recommended = _recommended(spec, world)
     if recommended is not None:
-        told = say(
+        note = say(
             "{mismatch}: this is what `plan` recommends, {plan}", mismatch=mismatch, plan=plan_words(recommended.plan)
         )
-        return recommended, told
+        return recommended, note
     needed = f"{spec.plan.degrees} = {spec.plan.world}"
     if spec.plan.fallback:
         fallbacks = tuple(str(plan.world) for plan in spec.plan.fallback)

@@ -38,9 +38,9 @@ class Scaled(Shown):
         """A row for each kind of scaling and each size at which a plan fits."""
         return [{"kind": curve.kind, **row} for curve in self.scalings for row in curve.rows()]
 
-    def svg(self) -> str:
-        """Speed-up, efficiency, memory and price by size, as a picture."""
-        return scaling_picture(self.job, self.scalings)
+    def svg(self, language: str = ENGLISH) -> str:
+        """Speed-up, efficiency, memory and price by size, as a picture with words of a language."""
+        return scaling_picture(self.job, self.scalings, language)
 
     def _repr_html_(self) -> str:
         return self.svg()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardwright.api.plan_for_world import for_world
 from shardwright.api.reported_run import ReportedRun
-from shardwright.api.run_start import cost_text, refuse_unstated, with_checkpoints
+from shardwright.api.run_start import cost_text, memory_faults, refuse_unstated, with_checkpoints
 from shardwright.api.shown import Shown, framed
 from shardwright.config.base import PlanError, error_text
 from shardwright.config.dotted_keys import flat_keys
@@ -21,17 +21,26 @@ from shardwright.config.phrase import ENGLISH, in_language, say
 from shardwright.config.units import counted
 from shardwright.train.launch import preemption
 from shardwright.train.launch.ending import die_of_signals
-from shardwright.train.launch.rank_environment import RankEnvironment, allowed_threads
+from shardwright.train.launch.rank_environment import (
+    SPEAKING_S,
+    RankEnvironment,
+    allowed_threads,
+    rank_0_first,
+    refused_by_rank_0,
+)
 
 if TYPE_CHECKING:
     from shardwright.parallel.comm.process_groups import Mesh
-    from shardwright.report.timeline.job_study import JobStudy
     from shardwright.train.launch.rank_life import Failure, Work
+    from shardwright.train.run_lines import RunResult
 
-# Rank 0 reports an error of all ranks. torchrun ends all ranks when the first one leaves, so the others wait so long.
-SPEAKING_S = 10.0
+Tell = Callable[[str], None]
 
-Say = Callable[[str], None]
+# Fields of a TrainingResult that have the values of rank 0's RunResult.
+_FIELDS_OF_RUN = (
+    *("steps", "first_loss", "last_loss", "validation_loss", "unigram_loss", "validation_losses"),
+    *("sample", "seconds", "preempted"),
+)
 
 
 @dataclass(frozen=True)
@@ -42,8 +51,8 @@ class StartOptions:
 
     fresh: bool = False
     weights_from: str | None = None
-    tell: Say = print
-    warn: Say = field(default=partial(print, file=sys.stderr))
+    tell: Tell = print
+    warn: Tell = field(default=partial(print, file=sys.stderr))
     language: str = ENGLISH
 
 
@@ -105,8 +114,8 @@ def train_job(spec: JobSpec, start: StartOptions = StartOptions()) -> TrainingRe
     environment = RankEnvironment.from_environment()
     if environment is not None:
         die_of_signals()
-        spec = _for_its_world(spec, environment, start)
-        _refuse_unstated(spec, environment)
+        with refused_by_rank_0():
+            spec = _for_its_world(spec, environment, start)
     spec = with_checkpoints(spec)
     if (environment is None or environment.rank == 0) and (cost := cost_text(spec)):
         start.tell(cost)
@@ -123,29 +132,27 @@ def train_job(spec: JobSpec, start: StartOptions = StartOptions()) -> TrainingRe
         if spec.model.moe.experts and is_main_process:
             from shardwright.report.expert_use import draw_use
 
-            start.tell(say("how experts were used: {file}", file=str(draw_use(folder))))
+            start.tell(say("how experts were used: {file}", file=str(draw_use(folder, language=start.language))))
         compared, text = _compared(spec, result, folder, start.language) if is_main_process else (None, "")
         if report := reported.end("preempted" if result.preempted else "done"):
-            told = in_language(say("report in {file}", file=str(report)), start.language)
-            text = "\n".join(filter(None, (text, told)))
-    values = asdict(replace(result, performed={}))
-    del values["performed"]  # it is drawn in the report
-    names = ("steps", "first_loss", "last_loss", "validation_loss", "unigram_loss", "validation_losses")
-    fields = {name: getattr(result, name) for name in (*names, "sample", "seconds", "preempted")}
+            report_line = in_language(say("report in {file}", file=str(report)), start.language)
+            text = "\n".join(filter(None, (text, report_line)))
     return TrainingResult(
         name=spec.name,
         folder=folder,
         is_main_process=is_main_process,
         preempted_by=request.signal if request is not None else None,
-        values=values
-        | {
-            "validation_loss": result.validation_loss,
-            "unigram_loss": result.unigram_loss,
-            "predicted_and_measured": compared,
-        },
+        values=_run_values(result) | {"predicted_and_measured": compared},
         comparison_text=text,
-        **fields,
+        **{name: getattr(result, name) for name in _FIELDS_OF_RUN},
     )
+
+
+def _run_values(result: "RunResult") -> dict[str, Any]:
+    """The values of `train --json` that rank 0 knows. The actions it performed are drawn in the report alone."""
+    values = asdict(replace(result, performed={}))
+    del values["performed"]
+    return values | {"validation_loss": result.validation_loss, "unigram_loss": result.unigram_loss}
 
 
 def _compared(spec: JobSpec, result: Any, folder: Path, language: str) -> tuple[dict[str, Any] | None, str]:
@@ -175,7 +182,7 @@ def _run_here(
     from shardwright.train.checkpoint.other_job import refuse_weights_from
     from shardwright.train.checkpoint.starting_weights import refuse_weights
     from shardwright.train.data.prepare import prepare_tokens, refuse_missing
-    from shardwright.train.data.progress import say_aside
+    from shardwright.train.data.progress import tell_aside
     from shardwright.train.data.token_cache import remove_unfinished
     from shardwright.train.launch.run_folder import (
         folder_of,
@@ -187,7 +194,7 @@ def _run_here(
     from shardwright.train.launch.this_machine import cluster_faults, machine_faults, on_this_machine
 
     folder, spec = folder_of(spec), on_this_machine(spec, spec.plan.world, start.warn)
-    faults = cluster_faults(spec) or machine_faults(spec)
+    faults = cluster_faults(spec) or machine_faults(spec) or memory_faults(spec)
     with (
         removing_new_folders_on_error(folder),
         holding(folder, faults + make_folder(folder)),
@@ -198,7 +205,7 @@ def _run_here(
         refuse_weights(spec, folder, is_anew=start.fresh)  # before the tokens, which can take an hour
         remove_unfinished(folder / "data")
         refuse_missing(spec.data, spec.model)
-        prepare_tokens(spec.data, spec.model, spec.run.seed, folder / "data", say=say_aside)
+        prepare_tokens(spec.data, spec.model, spec.run.seed, folder / "data", tell=tell_aside)
         for line in put_aside(spec, folder) if start.fresh else ():
             start.tell(say("--fresh: {line}", line=line))
         reported.begin(folder)
@@ -213,8 +220,8 @@ def _launch_ranks(spec: JobSpec, request: preemption.Preemption | None, start: S
     from shardwright.train.launch.restarts import launch_with_restarts
 
     def tell(error: RankFailedError, restart: str) -> None:
-        told = say("failed: {reason}", reason=_advised(error_text(error), spec, error.failure))
-        start.warn(say("{fault}\n{restart}", fault=told, restart=restart))
+        fault = say("failed: {reason}", reason=_advised(error_text(error), spec, error.failure))
+        start.warn(say("{fault}\n{restart}", fault=fault, restart=restart))
 
     work = _work(spec, start.weights_from or "")
     try:
@@ -233,10 +240,12 @@ def _run_rank(
     from shardwright.train.launch.run_folder import folder_of, removing_new_folders_on_error
     from shardwright.train.launch.this_machine import on_this_machine
 
-    if start.fresh:  # a restarted rank can't know whether the run has begun
-        raise PlanError("train --fresh", [say("under torchrun a run begins anew in another run.folder; name one")])
+    with refused_by_rank_0():
+        if start.fresh:  # a restarted rank can't know whether the run has begun
+            raise PlanError("train --fresh", [say("under torchrun a run begins anew in another run.folder; name one")])
     if start.weights_from is not None:
-        refuse_weights_from(spec, start.weights_from)
+        with rank_0_first():
+            refuse_weights_from(spec, start.weights_from)
     spec = on_this_machine(spec, 1, start.warn)  # each rank was given its device, if there are any
     folder = folder_of(spec)
     with removing_new_folders_on_error(folder) if environment.rank == 0 else nullcontext():
@@ -283,28 +292,13 @@ def _work_in_a_shared_folder(work: "Work", job: JobSpec, mesh: "Mesh", folder: P
 
 
 def _for_its_world(spec: JobSpec, environment: RankEnvironment, start: StartOptions) -> JobSpec:
-    """The job under a plan for as many ranks as there are. Rank 0 reports which plan, or why there is none."""
-    try:
-        fitting, note = for_world(spec, environment.world)
-    except PlanError:
-        if environment.rank == 0:
-            raise
-        time.sleep(SPEAKING_S)
-        sys.exit(2)
+    """The job under a plan for as many ranks as there are. Rank 0 reports which plan, or why there is none. Raises
+    PlanError if a run on several machines leaves to defaults what such a run must state."""
+    fitting, note = for_world(spec, environment.world)
     if note and environment.rank == 0:
         start.warn(note)
+    refuse_unstated(fitting, -(-environment.world // environment.local_world))
     return fitting
-
-
-def _refuse_unstated(spec: JobSpec, environment: RankEnvironment) -> None:
-    """Refuse a run on several machines that leaves to defaults what such a run must state. Rank 0 reports it."""
-    try:
-        refuse_unstated(spec, -(-environment.world // environment.local_world))
-    except PlanError:
-        if environment.rank == 0:
-            raise
-        time.sleep(SPEAKING_S)
-        sys.exit(2)
 
 
 def _work(spec: JobSpec, weights_from: str) -> "Work":
@@ -339,18 +333,3 @@ def _advised(fault: str, spec: JobSpec, failure: "Failure | None") -> str:
     from shardwright.memory.first_fit import way_out
 
     return say("{fault}\n{way_out}", fault=fault, way_out=way_out(spec, failure.room_bytes))
-
-
-def run_and_study(job: JobSpec) -> "JobStudy":
-    """Measure the stages on this machine, simulate a step with that, run some steps, and compare. Raises PlanError,
-    RunError."""
-    from shardwright.train.launch.fork_server import start_server_early
-
-    start_server_early(job.run.device)
-    from shardwright.measure.step_time import compare_step_time
-    from shardwright.report.timeline.job_study import study_executed
-    from shardwright.train.launch.scratch_folder import scratch_folder
-
-    with scratch_folder() as folder:
-        comparison = compare_step_time(job, folder)
-    return study_executed(job, comparison.costs, comparison.executed(), comparison.executed_s)

@@ -2,8 +2,12 @@
 
 import click
 
+from shardwright.cli.job_options import command_language_option
+from shardwright.cli.localized_commands import LocalizedCommand
 
-@click.command(name="mcp")
+
+@click.command(name="mcp", cls=LocalizedCommand)
+@command_language_option
 def mcp_server() -> None:
     """Serve estimate, plan, explain, check and the catalog as tools of an agent, by the Model Context Protocol.
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import click
 
-from shardwright.cli.job_options import LANGUAGE, NamedFile, tell
+from shardwright.cli.command_language import LANGUAGE, tell
+from shardwright.cli.job_options import NamedFile
 from shardwright.config.phrase import language_of_locale, say
 
 _KEY = f"{__name__}.file"

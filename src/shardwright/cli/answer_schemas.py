@@ -4,6 +4,8 @@ from importlib import resources
 
 import click
 
+from shardwright.cli.job_options import command_language_option
+from shardwright.cli.localized_commands import LocalizedCommand
 from shardwright.config.phrase import say
 
 
@@ -14,8 +16,9 @@ def schema_files() -> dict[str, str]:
     return {file.name.removesuffix(".json").replace("-", " "): file.read_text(encoding="utf-8") for file in files}
 
 
-@click.command()
+@click.command(cls=LocalizedCommand)
 @click.argument("command", nargs=-1)
+@command_language_option
 def schema(command: tuple[str, ...]) -> None:
     """Print the JSON schema of what COMMAND answers with --json; without COMMAND, the commands that have one."""
     schemas, name = schema_files(), " ".join(command)

@@ -5,13 +5,15 @@ from pathlib import Path
 
 import click
 
-from shardwright.cli.job_options import file_option, json_option, told_language
+from shardwright.cli.command_language import command_language
+from shardwright.cli.job_options import command_language_option, file_option, json_option
+from shardwright.cli.localized_commands import LocalizedCommand
 from shardwright.cli.progress_bar import progress_shown
 from shardwright.config import largest
 from shardwright.report.text_columns import fitting
 
 
-@click.command()
+@click.command(cls=LocalizedCommand)
 @file_option("--out", help="Write what was measured, for --set cluster.device=FILE.  [default: calibrated.toml]")
 @click.option(
     "--ranks",
@@ -29,6 +31,7 @@ from shardwright.report.text_columns import fitting
 )
 @click.option("--quick", is_flag=True, help="A few sizes in some seconds: to see that it works, not to rely on.")
 @json_option
+@command_language_option
 def calibrate(out: Path | None, ranks: int | None, device: str, quick: bool, as_json: bool) -> None:
     """Measure this machine, and write a file by which estimate, plan, simulate and train price what runs on it.
 
@@ -46,13 +49,13 @@ def calibrate(out: Path | None, ranks: int | None, device: str, quick: bool, as_
 
     out = out or Path("calibrated.toml")
     write_device(out, None)  # an unwritable file is reported before two minutes of measuring
-    with progress_shown(told_language()):
+    with progress_shown(command_language()):
         fields, launches = calibrate_here(QUICK if quick else Sweep(), ranks or ranks_here(), device)
     write_device(out, fields)
     click.echo(
         json.dumps({"file": str(out), **fields})
         if as_json
-        else fitting(calibrated_text(out, fields, summary(launches)))
+        else fitting(calibrated_text(out, fields, summary(launches), command_language()))
     )
 
 

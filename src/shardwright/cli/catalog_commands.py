@@ -5,6 +5,7 @@ import json
 import click
 
 from shardwright.cli.job_options import has_colours, json_option, language_option
+from shardwright.cli.localized_commands import LocalizedCommand
 
 _HELP = {
     "models": "The models of the catalog, by size, and their names on the Hugging Face Hub.",
@@ -16,7 +17,7 @@ _HELP = {
 
 
 def _command(kind: str) -> click.Command:
-    @click.command(name=kind, help=_HELP[kind])
+    @click.command(name=kind, cls=LocalizedCommand, help=_HELP[kind])
     @json_option
     @language_option
     def listing(as_json: bool, language: str) -> None:

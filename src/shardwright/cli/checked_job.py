@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shardwright.cli.job_options import told_language
+from shardwright.cli.command_language import command_language
 from shardwright.cli.progress_bar import search_shown
 from shardwright.config.phrase import note_phrase
 from shardwright.report.document import paragraph, part_text
@@ -20,7 +20,7 @@ def load(job: str, overrides: tuple[str, ...]) -> "JobSpec":
     standard error."""
     asked_job = _asked_job(job, overrides)
     spec = asked_job.as_planned()
-    say(asked_job.notes, aside=True)
+    tell_notes(asked_job.notes, aside=True)
     return spec
 
 
@@ -29,17 +29,21 @@ def load_predicted(job: str, overrides: tuple[str, ...], cluster: "AskedCluster"
 
     Notes about values that nobody stated are printed; on standard error if the output is JSON.
     """
-    with search_shown(told_language()):
+    with search_shown(command_language()):
         spec, notes = _asked_job(job, overrides, cluster).to_predict()
-    say(notes, aside=as_json)
+    tell_notes(notes, aside=as_json)
     return spec
 
 
 def load_to_run(job: str, overrides: tuple[str, ...]) -> "JobSpec":
-    """The job, checked together with its fallback plans, for a command that executes it."""
+    """The job, checked together with its fallback plans, for a command that executes it. Of many ranks that a launcher
+    has started, rank 0 tells the notes."""
+    from shardwright.train.launch.rank_environment import is_other_rank
+
     asked_job = _asked_job(job, overrides)
     spec = asked_job.to_run()
-    say(asked_job.notes, aside=True)
+    if not is_other_rank():
+        tell_notes(asked_job.notes, aside=True)
     return spec
 
 
@@ -57,14 +61,14 @@ def load_to_plan(
     """
     to_plan = _asked_job(job, overrides, cluster, run_tokens).to_plan()
     if as_json:
-        say(to_plan.notes, aside=True)
+        tell_notes(to_plan.notes, aside=True)
     return to_plan
 
 
-def say(notes: tuple[str, ...], aside: bool) -> None:
+def tell_notes(notes: tuple[str, ...], aside: bool) -> None:
     """Print notes in the language of the command: before its output, or `aside`, on standard error."""
     for note in notes:
-        text = part_text(paragraph(note_phrase(note)), told_language())
+        text = part_text(paragraph(note_phrase(note)), command_language())
         click.echo(text + "\n" * (not aside), err=aside)
 
 

@@ -4,7 +4,10 @@ from typing import Any
 
 import click
 
-from shardwright.cli.job_options import told_language
+from shardwright.cli.command_language import command_language, remember_words
+from shardwright.cli.localized_commands import LocalizedGroup
+from shardwright.cli.usage_errors import localized
+from shardwright.config.phrase import started_processes_speak
 
 # Command and what it does, in a few words, by what one wants to do. A command that is not here is listed at the end.
 _SECTIONS: dict[str, dict[str, str]] = {
@@ -56,21 +59,38 @@ _SECTIONS: dict[str, dict[str, str]] = {
 }
 
 
-class CommandGroup(click.Group):
+class CommandGroup(LocalizedGroup):
     """A group whose help lists its commands in sections, and whose commands tell faults in the user's language."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """The arguments; the language that any of them asks for holds from here on."""
+        remember_words(ctx, args)
+        return super().parse_args(ctx, args)
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """The context of the words. Usage errors are told in the language that they ask for."""
+        try:
+            return super().make_context(info_name, args, parent, **extra)
+        except click.UsageError as error:
+            raise localized(error) from None
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command. Faults of the input and failures are told in its language, or in the locale's; beside JSON
         in English."""
         try:
-            return super().invoke(ctx)
+            with started_processes_speak(command_language(ctx)):
+                return super().invoke(ctx)
         except (click.exceptions.Exit, click.exceptions.Abort):  # RuntimeErrors, too
             raise
+        except click.UsageError as error:
+            raise localized(error) from None
         except (ValueError, RuntimeError) as error:
             from shardwright.config.base import PlanError, RunError  # need pydantic, which --help does not
 
             if isinstance(error, PlanError | RunError):
-                error.args = (error.in_language(told_language(ctx)),)
+                error.args = (error.in_language(command_language(ctx)),)
             raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -97,6 +97,13 @@ def _drawing_options(command: Any) -> Any:
     help="Shard the parameters: gather (G) a stage before it computes and release (L) it after. TIME is for all layers "
     "of a rank; reducing (R) their gradients takes as long.",
 )
+@click.option(
+    "--slow",
+    type=(int, float),
+    default=None,
+    metavar="RANK TIMES",
+    help="A rank whose computations take TIMES as long as the others', such as --slow 2 1.5; the order stays.",
+)
 @_drawing_options
 def schedule(name: str | None, compare: bool, **options: Any) -> None:
     """Draw the pipeline schedule NAME, with its bubble, its memory and its messages.
@@ -146,7 +153,7 @@ def simulate(
     from shardwright.report.timeline.schedule_command import Output, show_job
 
     if execute:
-        from shardwright.api.training import run_and_study
+        from shardwright.api.executing import run_and_study
 
         study = run_and_study(spec)
     else:

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardwright.cli.job_options import json_option, question_of
+from shardwright.cli.command_language import tell
+from shardwright.cli.job_options import NumberRange, command_language_option, json_option, question_of
 from shardwright.cli.kept_checkpoints import as_fault, chosen_step, found_checkpoints
+from shardwright.cli.localized_commands import LocalizedCommand
 from shardwright.config.phrase import say
 
 if TYPE_CHECKING:
@@ -51,7 +53,7 @@ _to = click.option(
 )
 _file_gib = click.option(
     "--file-gib",
-    type=click.FloatRange(0.001, 1024),
+    type=NumberRange(0.001, 1024),
     default=4.0,
     show_default=True,
     help="Most GiB of a file in a folder; a tensor is never cut.",
@@ -59,7 +61,7 @@ _file_gib = click.option(
 _overwrite = click.option("--overwrite", is_flag=True, help="Write over what was written earlier.")
 
 
-@click.command(name="export")
+@click.command(name="export", cls=LocalizedCommand)
 @click.argument("run")
 @_to
 @click.option("--step", type=click.IntRange(0), help="Which one.  [default: the newest healthy one]")
@@ -79,6 +81,7 @@ _overwrite = click.option("--overwrite", is_flag=True, help="Write over what was
 )
 @_overwrite
 @json_option
+@command_language_option
 def export(run: str, step: int | None, names: str | None, as_json: bool, **options: Any) -> None:
     """Write the weights of one checkpoint as whole tensors to safetensors files."""
     _export(run, question_of(_WeightFiles, options), as_json, step, names)
@@ -103,10 +106,10 @@ def _export(run: str, output: _WeightFiles, as_json: bool, step: int | None = No
         released = names == "hugging-face" or (names is None and not is_file and has_family(manifest))
         write = export_released if released else export_weights
         files = write(storage, manifest, place, **output.options)
-    _tell(files, place, {"step": manifest.step}, f"step {manifest.step}: ", as_json)
+    _tell(files, place, {"step": manifest.step}, as_json)
 
 
-@click.command()
+@click.command(cls=LocalizedCommand)
 @click.argument("source", metavar="FOLDER|RUN")
 @_to
 @click.option(
@@ -119,6 +122,7 @@ def _export(run: str, output: _WeightFiles, as_json: bool, step: int | None = No
 @_file_gib
 @_overwrite
 @json_option
+@command_language_option
 def convert(source: str, as_json: bool, **options: Any) -> None:
     """Write a model's FOLDER again as plain safetensors files: quantised weights (fp8, MXFP4) become numbers that can
     be trained, pickled files safetensors. Of a RUN, the newest healthy checkpoint is exported.
@@ -134,11 +138,11 @@ def convert(source: str, as_json: bool, **options: Any) -> None:
     from shardwright.train.checkpoint.converting import convert_folder
 
     place = output.place
-    _tell(convert_folder(path_of(source).parent, place, **output.options), place, {}, "", as_json)
+    _tell(convert_folder(path_of(source).parent, place, **output.options), place, {}, as_json)
 
 
-def _tell(files: "Files", place: Path, fields: dict[str, int], start: str, as_json: bool) -> None:
-    from shardwright.config.units import counted, memory_text
+def _tell(files: "Files", place: Path, fields: dict[str, int], as_json: bool) -> None:
+    from shardwright.config.units import counted_phrase, memory_text
 
     num_bytes = sum(tensor.num_bytes for tensors in files.values() for tensor in tensors)
     if as_json:
@@ -146,5 +150,11 @@ def _tell(files: "Files", place: Path, fields: dict[str, int], start: str, as_js
         click.echo(json.dumps(fields | {"to": str(place), "bytes": num_bytes, "files": written}))
         return
     num_tensors = sum(map(len, files.values()))
-    tensors_text = f"{counted(num_tensors, 'tensor')}, {memory_text(num_bytes)}"
-    click.echo(f"{start}{tensors_text} in {counted(len(files), 'file')}, in {place}")
+    line = say(
+        "{tensors}, {size} in {files}, in {place}",
+        tensors=counted_phrase(num_tensors, "tensor"),
+        size=memory_text(num_bytes),
+        files=counted_phrase(len(files), "file"),
+        place=str(place),
+    )
+    tell(say("step {step}: {told}", step=fields["step"], told=line) if fields else line)

@@ -15,6 +15,7 @@ from shardwright.cli.job_options import (
     language_option,
     set_option,
 )
+from shardwright.config.phrase import say
 
 
 @click.command(
@@ -28,7 +29,7 @@ from shardwright.cli.job_options import (
     "--system",
     type=click.Choice(SOURCE_NAMES),
     metavar="SYSTEM",
-    help=f"One of {', '.join(SOURCE_NAMES)}.  [default: as the file is]",
+    help=f"{say('One of {listed}.', listed=SOURCE_NAMES)}  [default: as the file is]",
 )
 @set_option
 @cluster_options

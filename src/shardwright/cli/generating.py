@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardwright.cli.job_options import json_option, question_of
+from shardwright.cli.job_options import NumberRange, command_language_option, json_option, question_of
+from shardwright.cli.localized_commands import LocalizedCommand
 from shardwright.config import largest
 from shardwright.config.phrase import say
 
@@ -30,7 +31,7 @@ class _Drawing:
     seed: int
 
 
-@click.command(name="generate")
+@click.command(name="generate", cls=LocalizedCommand)
 @click.argument("source", metavar="RUN|FOLDER")
 @click.option("--prompt", show_default="def ", help="What the text begins with.")
 @click.option(
@@ -47,7 +48,7 @@ class _Drawing:
 )
 @click.option(
     "--temperature",
-    type=click.FloatRange(0.0, 100.0),
+    type=NumberRange(0.0, 100.0),
     default=0.8,
     show_default=True,
     help="What logits are divided by before a token is drawn; 0 takes the likeliest.",
@@ -61,6 +62,7 @@ class _Drawing:
     help="A field of the job, such as plan.tp=2; the plan is one rank where nothing is said. May be repeated.",
 )
 @json_option
+@command_language_option
 def generate(
     source: str, prompt: str | None, chat: bool, overrides: tuple[str, ...], as_json: bool, **options: Any
 ) -> None:
@@ -81,7 +83,7 @@ def generate(
         weights_source = weights_source.for_chat()
     spec = weights_source.job(list(overrides))
     start_server_early(spec.run.device)
-    from shardwright.train.data.progress import say_aside
+    from shardwright.train.data.progress import tell_aside
     from shardwright.train.launch.launch import launch
     from shardwright.train.launch.scratch_folder import scratch_folder
     from shardwright.train.launch.this_machine import on_this_machine
@@ -95,7 +97,7 @@ def generate(
     if not any(override.startswith("model.sequence") for override in overrides):
         positions = positions_for(spec, len(prompt_tokens.ids) + drawing.tokens)
         spec = weights_source.job([*overrides, f"model.sequence={positions}"])
-    spec = on_this_machine(spec, spec.plan.world, say_aside)
+    spec = on_this_machine(spec, spec.plan.world, tell_aside)
     with scratch_folder() as folder:
         written = launch(partial(write_text, asked_text), spec, folder)[0]
     click.echo(json.dumps(asdict(written)) if as_json else shown(written.text))

@@ -18,6 +18,8 @@ from shardwright.cli.job_options import (
     language_option,
     set_option,
 )
+from shardwright.config.phrase import in_language, say
+from shardwright.config.user_file import system_reason
 
 if TYPE_CHECKING:
     from shardwright.api.asked_job import JobToPlan
@@ -93,7 +95,6 @@ def import_job(
     from dataclasses import replace
 
     from shardwright.api.asked_job import planned
-    from shardwright.config.phrase import say
     from shardwright.interchange.carried_data import with_paths_from
     from shardwright.report.imported_text import imported_dict, imported_notes
     from shardwright.report.toml_files import job_toml, write_toml
@@ -115,20 +116,21 @@ def import_job(
 def _system_and_files(words: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
     """The system that the first word names, else that of the first file; and the files. Raises PlanError."""
     from shardwright.config.base import PlanError, error_text
-    from shardwright.config.phrase import say
     from shardwright.config.units import MIB
     from shardwright.config.user_file import FileFault, read_text
-    from shardwright.interchange.recognised import JOB, system_name_of
+    from shardwright.interchange.recognised import JOB, SCRIPTS, system_name_of
 
     first, *others = words
     if first in SOURCE_NAMES and others:
         return first, tuple(others)
+    scripts = [word for word in others if word.endswith(SCRIPTS) and Path(word).is_file()]
     try:
-        system = system_name_of(first, read_text(Path(first), MIB, say("launch script or configuration")))
+        texts = [read_text(Path(word), MIB, say("launch script or configuration")) for word in (first, *scripts)]
+        system = system_name_of(first, *texts)
     except (FileFault, OSError) as error:
         fault = say(
             "it can't be read as a file ({reason}); name a file, or one of {systems} and its files",
-            reason=getattr(error, "strerror", None) or error_text(error),
+            reason=system_reason(error) if isinstance(error, OSError) else error_text(error),
             systems=SOURCE_NAMES,
         )
         raise PlanError(first, [fault]) from None
@@ -163,7 +165,7 @@ def _imported(
     required=True,
     type=click.Choice(NAMES),
     metavar="SYSTEM",
-    help=f"The training system: {', '.join(NAMES)}.",
+    help=say("The training system: {listed}.", listed=NAMES),
 )
 @click.option(
     "--out",
@@ -180,7 +182,6 @@ def export_job(
     A plan that the system does not have is refused, with all that it lacks and the nearest plan that it has.
     """
     from shardwright.config.base import PlanError
-    from shardwright.config.phrase import in_language, say
     from shardwright.interchange.exported import Lacking, exported
     from shardwright.interchange.system import SYSTEMS
     from shardwright.report.imported_text import exported_notes, nearest_export
@@ -196,7 +197,9 @@ def export_job(
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             fault = say(
-                "--out {folder} can't be made: {reason}; name another folder", folder=str(out), reason=error.strerror
+                "--out {folder} can't be made: {reason}; name another folder",
+                folder=str(out),
+                reason=system_reason(error),
             )
             raise PlanError(say("output"), [fault]) from None
         for name, text in result.files.items():
@@ -220,7 +223,6 @@ def load_from(
     on the import, in a language, go to standard error."""
     from shardwright.api.asked_job import with_own_plan
     from shardwright.config.base import PlanError
-    from shardwright.config.phrase import say
     from shardwright.interchange.system import SYSTEMS, system_of
     from shardwright.report.imported_text import imported_notes
 
@@ -254,7 +256,6 @@ def planned_for(name: str, to_plan: "JobToPlan") -> "tuple[System, JobToPlan]":
     exporting."""
     from dataclasses import replace
 
-    from shardwright.config.phrase import say
     from shardwright.config.software import software_of
     from shardwright.interchange.system import SYSTEMS
 

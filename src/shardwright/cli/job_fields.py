@@ -4,13 +4,16 @@ import json
 
 import click
 
-from shardwright.cli.job_options import BriefCommand, json_option
+from shardwright.cli.command_language import command_language
+from shardwright.cli.job_options import BriefCommand, command_language_option, json_option
+from shardwright.cli.localized_commands import formatter_in
 from shardwright.config.phrase import say
 
 
 @click.command(name="fields", cls=BriefCommand, examples=("fields plan", "fields model.moe"))
 @click.argument("section", required=False)
 @json_option
+@command_language_option
 def list_fields(section: str | None, as_json: bool) -> None:
     """List the fields of a job, each with its default and its meaning: of one SECTION, or of all.
 
@@ -41,8 +44,8 @@ def list_fields(section: str | None, as_json: bool) -> None:
         return
     from shardwright.report.text_columns import page_width
 
-    formatter = click.HelpFormatter(width=page_width())
+    formatter = formatter_in(command_language(), page_width())
     for name, rows in sections.items():
-        with formatter.section(f"Fields of [{name}]" if name else "Fields of a job"):
+        with formatter.section(say("Fields of [{section}]", section=name) if name else "Fields of a job"):
             formatter.write_dl(rows)
     click.echo(formatter.getvalue().strip("\n"))

@@ -1,6 +1,7 @@
 """Options that commands share; and the argument, the overrides and the help of commands on a job."""
 
 import gc
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -11,8 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from shardwright.cli.command_language import command_language, remember_json, remember_language
+from shardwright.cli.localized_commands import LocalizedCommand
 from shardwright.config import largest
-from shardwright.config.phrase import ENGLISH, LANGUAGES, in_language, language_of_locale
+from shardwright.config.phrase import LANGUAGES, in_language, say
 
 if TYPE_CHECKING:
     from shardwright.config.asked_cluster import AskedCluster
@@ -21,7 +24,7 @@ Question = TypeVar("Question")  # a dataclass of options
 CLUSTER_OPTIONS = ("devices", "device", "devices_per_node", "memory_gib")
 
 
-class BriefCommand(click.Command):
+class BriefCommand(LocalizedCommand):
     """A command whose --help shows its `brief` options and examples; --help-all shows every option."""
 
     def __init__(self, *args: Any, brief: Sequence[str] = (), examples: Sequence[str] = (), **fields: Any) -> None:
@@ -75,7 +78,8 @@ class JobCommand(BriefCommand):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write where the rest is described."""
-        formatter.write("\nshardwright fields [SECTION] lists the fields of a job that --set overrides.\n")
+        text = say("shardwright fields [SECTION] lists the fields of a job that --set overrides.")
+        formatter.write(f"\n{in_language(text, command_language(ctx))}\n")
 
 
 class PredictCommand(JobCommand):
@@ -111,47 +115,20 @@ def has_colours() -> bool:
     return sys.stdout is not None and sys.stdout.isatty() and not is_plain
 
 
-def _remember_language(ctx: click.Context, option: click.Parameter, language: str | None) -> str:
-    """The language that is asked for, or the locale's; faults are told in it, too."""
-    chosen = language or language_of_locale()
-    ctx.find_root().meta[LANGUAGE] = chosen
-    return chosen
-
-
-def _remember_json(ctx: click.Context, option: click.Parameter, as_json: bool) -> bool:
-    """True if the output is JSON, beside which faults are told in English, too."""
-    ctx.find_root().meta[_AS_JSON] = as_json
-    return as_json
-
-
-def told_language(ctx: click.Context | None = None) -> str:
-    """The language in which a command tells faults, notes and progress: the one that is asked for, or the locale's.
-    English beside JSON, which programs read. Without a context, that of the command that runs."""
-    ctx = ctx or click.get_current_context(silent=True)
-    meta = ctx.find_root().meta if ctx is not None else {}
-    return ENGLISH if meta.get(_AS_JSON) else meta.get(LANGUAGE) or language_of_locale()
-
-
-def tell(text: str, err: bool = False) -> None:
-    """Print a line in the language of the command."""
-    click.echo(in_language(text, told_language()), err=err)
-
-
-LANGUAGE, _AS_JSON = "shardwright.language", "shardwright.json"
 _language_option = partial(
     click.option,
     "--lang",
     "language",
     type=click.Choice(LANGUAGES),
     default=None,
-    callback=_remember_language,
+    callback=remember_language,
     is_eager=True,
     help="English or Chinese.  [default: the locale's]",
 )
 language_option = _language_option()
-told_language_option = _language_option(expose_value=False)  # of commands that ask for `told_language` alone
+command_language_option = _language_option(expose_value=False)  # of commands that ask for `command_language` alone
 json_option = click.option(
-    "--json", "as_json", is_flag=True, callback=_remember_json, help="Print JSON and nothing else."
+    "--json", "as_json", is_flag=True, callback=remember_json, help="Print JSON and nothing else."
 )
 set_option = click.option(
     "--set", "overrides", multiple=True, metavar="SECTION.FIELD=VALUE", help="Override a field; may be repeated."
@@ -169,12 +146,33 @@ def file_option(name: str, help: str, exists: bool = False) -> Any:  # noqa: A00
 
 
 class NamedFile(click.Path):
-    """A file by its name. `-`, which names standard output elsewhere, is refused: it would be a file of that name."""
+    """A file by its name, to be read or, with `exists` False, to be written. `-`, which names standard output
+    elsewhere, is refused: it would be a file of that name."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "-":
-            self.fail("it would be a file with the name '-', not standard output; name another", param, ctx)
-        return super().convert(value, param, ctx)
+            self.fail(say("it would be a file with the name '-', not standard output; name another"), param, ctx)
+        path = super().convert(value, param, ctx)
+        if not self.exists and param is not None and "\0" not in str(path):
+            from shardwright.report.output import refuse_no_folder
+
+            refuse_no_folder(Path(str(path)), param.opts[0])
+        return path
+
+
+class NumberRange(click.FloatRange):
+    """A number between two bounds. click lets a number that is none, "nan", pass any bounds."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number. UsageError if it is none, or out of bounds."""
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(
+                say("{value} is no number; it is in the range {range}", value=value, range=self._describe_range()),
+                param,
+                ctx,
+            )
+        return number
 
 
 _COUNTS = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
@@ -192,7 +190,8 @@ class TokenCount(click.ParamType):
         try:
             return float(text if unit == 1.0 else text[:-1]) * unit
         except ValueError:
-            self.fail(f"{value!r} is no number of tokens; write one such as 1e12, 300B or 15T", param, ctx)
+            fault = say("{value} is no number of tokens; write one such as 1e12, 300B or 15T", value=repr(value))
+            self.fail(fault, param, ctx)
 
 
 def cluster_options(command: Any) -> Any:
@@ -210,7 +209,7 @@ def cluster_options(command: Any) -> Any:
 
 memory_option = click.option(
     "--memory-gib",
-    type=click.FloatRange(min=largest.LEAST_MEMORY_GIB, max=largest.MEMORY_GIB),
+    type=NumberRange(min=largest.LEAST_MEMORY_GIB, max=largest.MEMORY_GIB),
     default=None,
     metavar="N",
     help="Memory of the device, where it is not that of its entry in the catalog; all else stays.",

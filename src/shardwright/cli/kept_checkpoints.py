@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardwright.cli.job_options import json_option, language_option, tell
+from shardwright.cli.command_language import tell
+from shardwright.cli.job_options import command_language_option, json_option, language_option
+from shardwright.cli.localized_commands import LocalizedGroup
 from shardwright.config.phrase import in_language, say
+from shardwright.config.user_file import system_reason
 
 if TYPE_CHECKING:
     from shardwright.train.checkpoint.boxes import StoredBox
@@ -20,7 +23,8 @@ if TYPE_CHECKING:
     from shardwright.train.checkpoint.storage import Storage
 
 
-@click.group(name="checkpoint")
+@click.group(name="checkpoint", cls=LocalizedGroup)
+@command_language_option
 def checkpoint() -> None:
     """Look at the checkpoints of RUN: a run's folder, or the folder or address of its checkpoints."""
 
@@ -191,14 +195,21 @@ def as_fault(run: str, target: Path | None = None) -> Iterator[None]:
     try:
         yield
     except BrokenCheckpointError as error:
-        raise RunError(say("checkpoint of {run}: {reason}", run=run, reason=error_text(error))) from None
+        raise RunError(
+            say(
+                "checkpoint of {run}: {reason}; if the run goes on, which removes old ones, try again, and else "
+                "`shardwright checkpoint verify {run}` tells which are whole",
+                run=run,
+                reason=error_text(error),
+            )
+        ) from None
     except OSError as error:
         if target is not None and str(error.filename or "").startswith(os.path.join(target.parent, "")):
             raise RunError(
                 say(
                     "{target} can't be written: {reason}; name another place, or mend that",
                     target=target,
-                    reason=str(error.strerror),
+                    reason=system_reason(error),
                 )
             ) from None
         raise RunError(

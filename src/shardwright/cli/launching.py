@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from shardwright.cli.checked_job import load_to_run
-from shardwright.cli.job_options import JobCommand, file_option, job_options, language_option, tell
+from shardwright.cli.command_language import tell
+from shardwright.cli.job_options import JobCommand, file_option, job_options, language_option
 from shardwright.config.phrase import ENGLISH, note_phrase, say
 from shardwright.report.document import paragraph, part_text
 

@@ -7,14 +7,9 @@ from typing import Any
 
 import click
 
-from shardwright.cli.job_options import (
-    device_options,
-    file_option,
-    json_option,
-    language_option,
-    set_option,
-    told_language,
-)
+from shardwright.cli.command_language import command_language
+from shardwright.cli.job_options import device_options, file_option, json_option, language_option, set_option
+from shardwright.cli.localized_commands import LocalizedCommand
 from shardwright.cli.progress_bar import progress_shown
 from shardwright.config import largest
 from shardwright.config.phrase import in_language, say
@@ -28,18 +23,20 @@ class Size(click.ParamType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """The bytes."""
+        from shardwright.config.base import error_text
         from shardwright.config.units import size_bytes
 
         try:
             num_bytes = size_bytes(str(value))
         except ValueError as error:
-            self.fail(str(error), param, ctx)
+            self.fail(error_text(error), param, ctx)
         if not 0 < num_bytes <= largest.COLLECTIVE_BYTES:
-            self.fail(f"{value} is not within 1 and {largest.COLLECTIVE_BYTES:,} bytes", param, ctx)
+            fault = say("{value} is not within 1 and {most:,} bytes", value=value, most=largest.COLLECTIVE_BYTES)
+            self.fail(fault, param, ctx)
         return num_bytes
 
 
-@click.command()
+@click.command(cls=LocalizedCommand)
 @click.argument("kind", metavar="NAME")
 @click.option(
     "--bytes", "num_bytes", type=Size(), default="1GB", show_default=True, metavar="SIZE", help="The tensor's."
@@ -80,19 +77,19 @@ def collective(kind: str, as_json: bool, language: str, runs: bool, svg: Path | 
     question = CollectiveQuestion(known[kind], **{name: value for name, value in options.items() if value})
     result = one_collective(question)
     if svg:
-        write_output(svg, result.svg(), "--svg")
+        write_output(svg, result.svg(language), "--svg")
     fields, texts = result.to_dict(), [result.in_language(language)]
     if runs:
         from shardwright.measure.collective_run import run_collective
 
-        with progress_shown(told_language()):
+        with progress_shown(command_language()):
             measured = run_collective(question.kind, result.priced.num_ranks, question.num_bytes)
         fields["run"] = asdict(measured)
         texts.append(in_language(measured.text, language))
     click.echo(json.dumps(fields) if as_json else fitting("\n\n".join(texts)))
 
 
-@click.command()
+@click.command(cls=LocalizedCommand)
 @click.argument("idea", required=False)
 @language_option
 @json_option

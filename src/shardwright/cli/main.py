@@ -30,6 +30,7 @@ from shardwright.cli.agents import mcp_server
 from shardwright.cli.answer_pages import with_page
 from shardwright.cli.checked_job import load_to_run
 from shardwright.cli.command_group import CommandGroup
+from shardwright.cli.command_language import command_language, language_of_words, tell
 from shardwright.cli.export_weights import convert, export
 from shardwright.cli.file_checking import check_files
 from shardwright.cli.generating import generate
@@ -37,19 +38,19 @@ from shardwright.cli.interchange import export_job, import_job
 from shardwright.cli.job_fields import list_fields
 from shardwright.cli.job_options import (
     JobCommand,
+    NumberRange,
+    command_language_option,
     file_option,
     job_options,
     json_option,
     language_option,
-    tell,
-    told_language,
 )
 from shardwright.cli.kept_checkpoints import checkpoint
 from shardwright.cli.launching import launch
 from shardwright.cli.progress_bar import progress_shown
 from shardwright.cli.train import train
 from shardwright.config import largest
-from shardwright.config.phrase import in_language, language_of_locale, say
+from shardwright.config.phrase import in_language, say
 from shardwright.config.standard_streams import let_readers_leave
 from shardwright.train.launch.ending import telling_of_signals
 
@@ -58,6 +59,7 @@ _NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EPIPE, errno.EIO)
 
 @click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(__version__)
+@command_language_option
 def cli() -> None:
     """Plan, train and predict large transformers on clusters, with hybrid parallelism.
 
@@ -75,7 +77,7 @@ def experts(run: Path, as_json: bool, language: str, svg: Path | None) -> None:
     """Draw how the experts of a run were used, from the folder RUN. The run may still go on."""
     from shardwright.report.expert_use import draw_use, read_use, use_dict, use_text
 
-    file = draw_use(run, svg)
+    file = draw_use(run, svg, language)
     use = read_use(run)
     if as_json:
         click.echo(json.dumps(use_dict(use) | {"svg": str(file)}))
@@ -95,11 +97,12 @@ def experts(run: Path, as_json: bool, language: str, svg: Path | None) -> None:
 )
 @click.option(
     "--tolerance",
-    type=float,
+    type=NumberRange(0.0, 1.0),
     default=1e-5,
     show_default=True,
     help="Largest difference that passes, beside what rounding alone makes of one rank.",
 )
+@command_language_option
 def verify(job: str, overrides: tuple[str, ...], as_json: bool, steps: int, tolerance: float) -> None:
     """Run JOB's plan and one rank on the same data, and print the largest differences."""
     spec = load_to_run(job, overrides)
@@ -111,7 +114,7 @@ def verify(job: str, overrides: tuple[str, ...], as_json: bool, steps: int, tole
     from shardwright.report.document import Lines, document_text
     from shardwright.report.verdict_text import verdict_parts
 
-    with progress_shown(told_language()):
+    with progress_shown(command_language()):
         verdict, moved_runs = compare_with_one_rank(spec, steps, tolerance)
     is_rounded = bool(moved_runs) and is_rounding(verdict, moved_runs, tolerance)
     passed = verdict.within(tolerance) or is_rounded
@@ -119,7 +122,7 @@ def verify(job: str, overrides: tuple[str, ...], as_json: bool, steps: int, tole
         click.echo(json.dumps(asdict(verdict) | {"equal": passed, "moved": list(map(asdict, moved_runs))}))
     else:
         parts = verdict_parts(spec, verdict, moved_runs, tolerance, is_rounded)
-        click.echo(document_text([Lines(parts)], told_language()))
+        click.echo(document_text([Lines(parts)], command_language()))
     if not passed:
         sys.exit(1)
 
@@ -165,7 +168,7 @@ def _command() -> None:
     except OSError as error:
         if error.filename is None and error.errno not in _NOT_WRITTEN:  # a write to standard output names no file
             raise
-        _leave(in_language(_not_written(error), language_of_locale()), 1)
+        _leave(in_language(_not_written(error), language_of_words(sys.argv[1:])), 1)
     except (ValueError, RuntimeError) as error:
         # Imported late: it needs pydantic, which --help does not.
         from shardwright.config.base import PlanError, RunError
@@ -177,7 +180,9 @@ def _command() -> None:
 
 def _not_written(error: OSError) -> str:
     """The message about a file, or standard output, that can't be written."""
-    reason = error.strerror or str(error)
+    from shardwright.config.user_file import system_reason
+
+    reason = system_reason(error)
     if error.filename is None:
         return say(
             "failed: standard output can't be written: {reason}; make room there, or name another place", reason=reason

@@ -1,10 +1,12 @@
 """The command that serves the page to plan a job by hand."""
 
+import sys
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 import click
 
+from shardwright.cli.command_language import tell
 from shardwright.cli.job_options import (
     PredictCommand,
     asked_cluster,
@@ -12,13 +14,13 @@ from shardwright.cli.job_options import (
     expect_many_actions,
     language_option,
     set_option,
-    tell,
 )
 from shardwright.config.phrase import say
 
 if TYPE_CHECKING:
     from shardwright.config.asked_cluster import AskedCluster
 
+_SWITCH_S = 0.0005  # a thread that computes lets the one that sends pass so soon
 _NEEDED = say("the page takes starlette and uvicorn: pip install 'shardwright[studio]'")
 
 
@@ -49,6 +51,7 @@ def studio(
 
     expect_many_actions()
     warm_up()
+    sys.setswitchinterval(_SWITCH_S)
     connection = listening(port)
     address = f"http://127.0.0.1:{connection.getsockname()[1]}/#{urlencode(texts)}"
     tell(say("The studio is at {address}\nCtrl-C ends it.", address=address))

@@ -8,17 +8,18 @@ from typing import Any
 import click
 
 from shardwright.cli.checked_job import load_predicted, load_to_run
+from shardwright.cli.command_language import command_language
 from shardwright.cli.job_options import (
     PredictCommand,
     asked_cluster,
     cluster_options,
+    command_language_option,
     file_option,
     job_options,
     json_option,
     language_option,
-    told_language,
-    told_language_option,
 )
+from shardwright.cli.localized_commands import LocalizedCommand
 from shardwright.cli.progress_bar import progress_shown
 from shardwright.config.phrase import say
 from shardwright.report.text_columns import fitting
@@ -49,7 +50,7 @@ def estimate(
     spec = load_predicted(job, overrides, asked_cluster(cluster_fields), as_json)
     from shardwright.api.estimated import estimated
 
-    with progress_shown(told_language()):
+    with progress_shown(command_language()):
         prediction = estimated(f"job {job}", spec, with_others=with_others)
     click.echo(json.dumps(prediction.to_dict()) if as_json else fitting(prediction.in_language(language)))
 
@@ -70,13 +71,13 @@ def explain(job: str, overrides: tuple[str, ...], as_json: bool, language: str, 
     spec = load_predicted(job, overrides, asked_cluster(cluster_fields), as_json)
     from shardwright.api.explained import Explained
 
-    with progress_shown(told_language()):
+    with progress_shown(command_language()):
         explained = Explained(spec)
         text = json.dumps(explained.to_dict()) if as_json else fitting(explained.in_language(language))
     click.echo(text)
 
 
-@click.command()
+@click.command(cls=LocalizedCommand)
 @click.argument("runs", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @json_option
 @language_option
@@ -105,8 +106,8 @@ def validate(runs: Path, as_json: bool, language: str, out: Path | None, oom: Pa
                     option=option,
                     file=file,
                 )
-                raise PlanError("output", [fault])
-    with progress_shown(told_language()):
+                raise PlanError(say("output"), [fault])
+    with progress_shown(command_language()):
         scores = compare(runs, oom)
     predictions = scores.pop("predictions")
     if out:
@@ -129,7 +130,7 @@ def _fit_cluster(runs: Path, file: Path, language: str) -> tuple[dict[str, Any],
     from shardwright.report.output import write_output
     from shardwright.report.validation_text import cluster_fit_text
 
-    with progress_shown(told_language()):
+    with progress_shown(command_language()):
         fitted = fit_cluster(read_runs(runs))
     if fitted.helps:
         write_output(file, toml_text(fitted.entry()), "--fit")
@@ -152,7 +153,7 @@ def _fit_cluster(runs: Path, file: Path, language: str) -> tuple[dict[str, Any],
     default=None,
     help="The kind of device that it runs as on; without it cuda where the cluster's device is a GPU.",
 )
-@told_language_option
+@command_language_option
 @click.option("--check", is_flag=True, help="Check, on all ranks, what a device would do: messages and kernels.")
 def dryrun(job: str, overrides: tuple[str, ...], as_json: bool, rank: int, device: str | None, check: bool) -> None:
     """Run one rank of JOB as it is, but on tensors without memory and with nobody else there.
@@ -168,24 +169,24 @@ def dryrun(job: str, overrides: tuple[str, ...], as_json: bool, rank: int, devic
         if device == "cpu" or rank:
             fault = say("--check runs all ranks as on CUDA; leave out --rank, and --device cpu")
             raise PlanError("dryrun --check", [fault])
-        with progress_shown(told_language()):
+        with progress_shown(command_language()):
             from shardwright.measure.checks.plan_checks import check_plan, checks_text  # load torch
 
             checks = check_plan(spec)
-        text = fitting(checks_text(spec.name, checks))
+        text = fitting(checks_text(spec.name, checks, command_language()))
         click.echo(json.dumps([result.as_dict() for result in checks]) if as_json else text)
         if any(result.faults for result in checks):
             raise SystemExit(1)
         return
     from shardwright.report.dryrun_text import dryrun_text
 
-    with progress_shown(told_language()):
+    with progress_shown(command_language()):
         from shardwright.measure.dryrun import dry_run  # loads torch, which takes seconds
         from shardwright.train.launch.loading import collect_as_usual
 
         collect_as_usual()  # the memory that cycles hold is measured, too
         run = dry_run(spec, rank, device or ("cpu" if spec.runs_on_cpu else "cuda")).as_dict()
-    click.echo(json.dumps(run) if as_json else fitting(dryrun_text(spec.name, run, told_language())))
+    click.echo(json.dumps(run) if as_json else fitting(dryrun_text(spec.name, run, command_language())))
 
 
 COMMANDS = (dryrun, estimate, explain, validate)

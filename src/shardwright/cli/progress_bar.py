@@ -65,9 +65,11 @@ def _best_words(record: logging.LogRecord) -> str:
         return ""
     from shardwright.report.plans_text import job_words, step_text
 
-    is_bound = getattr(record, "is_bound", False)
-    template = "So far: at least {step} a step with {plan}" if is_bound else "So far: {step} a step with {plan}"
-    return say(template, step=step_text(getattr(record, "step_s", 0.0)), plan=job_words(best))
+    step, plan = step_text(getattr(record, "step_s", 0.0)), job_words(best)
+    words = say("So far: {step} a step with {plan}", step=step, plan=plan)
+    if getattr(record, "is_bound", False):
+        words = say("So far: at least {step} a step with {plan}", step=step, plan=plan)
+    return say("{best}, if it fits", best=words) if getattr(record, "may_not_fit", False) else words
 
 
 def _words(record: logging.LogRecord) -> str:

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from shardwright.cli.job_options import file_option, has_colours, json_option, language_option
-from shardwright.config.phrase import in_language
-from shardwright.config.phrase import say as phrase
+from shardwright.cli.job_options import NumberRange, file_option, has_colours, json_option, language_option
+from shardwright.cli.localized_commands import LocalizedCommand
+from shardwright.config.phrase import in_language, say
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-@click.command()
+@click.command(cls=LocalizedCommand)
 @click.argument("run", type=click.Path(path_type=Path))
 @json_option
 @language_option
@@ -35,11 +35,11 @@ def report(run: Path, as_json: bool, language: str, html: Path | None) -> None:
     file = html or run / REPORT
     replace_output(file, page, "--html")
     click.echo(
-        json.dumps(card.to_dict()) if as_json else in_language(phrase("report in {file}", file=str(file)), language)
+        json.dumps(card.to_dict()) if as_json else in_language(say("report in {file}", file=str(file)), language)
     )
 
 
-@click.command()
+@click.command(cls=LocalizedCommand)
 @click.argument("run", type=click.Path(path_type=Path))
 @json_option
 @language_option
@@ -51,7 +51,7 @@ def report(run: Path, as_json: bool, language: str, html: Path | None) -> None:
 @click.option(
     "--every",
     "every_s",
-    type=click.FloatRange(0.1, 3600.0),
+    type=NumberRange(0.1, 3600.0),
     default=2.0,
     show_default=True,
     metavar="SECONDS",
@@ -80,7 +80,7 @@ def top(run: Path, as_json: bool, language: str, once: bool, every_s: float) -> 
                 live.update(Group(*_screen(run, language)), refresh=True)
 
 
-@click.command()
+@click.command(cls=LocalizedCommand)
 @click.argument("folders", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @json_option
 @language_option
@@ -110,9 +110,9 @@ def _screen(run: Path, language: str) -> "list[RenderableType]":
     except PlanError:  # of an earlier version, which wrote none
         return run_screen(str(run), record, None, seconds_silent(run / METRICS), language=language)
     silent_s = seconds_silent(run / METRICS) if card.status == "running" else 0.0
-    end = {"preempted": phrase("preempted"), "failed": phrase("failed")}.get(card.status, "")
+    end = {"preempted": say("preempted"), "failed": say("failed")}.get(card.status, "")
     if end and card.failure:
-        end = phrase("{status}: {reason}", status=end, reason=card.failure)
+        end = say("{status}: {reason}", status=end, reason=card.failure)
     return run_screen(str(run), record, card.job["optimizer"]["steps"], silent_s, end, language)
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from shardwright.cli.checked_job import load, load_to_plan, say
+from shardwright.cli.checked_job import load, load_to_plan, tell_notes
+from shardwright.cli.command_language import command_language
 from shardwright.cli.interchange import NAMES, changes, export_fault, held_to, load_from, planned_for
 from shardwright.cli.job_options import (
     PredictCommand,
@@ -23,12 +24,10 @@ from shardwright.cli.job_options import (
     language_option,
     memory_option,
     question_of,
-    told_language,
 )
 from shardwright.cli.progress_bar import progress_shown, search_shown
 from shardwright.config import largest
-from shardwright.config.phrase import in_language
-from shardwright.config.phrase import say as phrase
+from shardwright.config.phrase import in_language, say
 from shardwright.report.text_columns import fitting
 
 
@@ -81,7 +80,7 @@ def layout(
     try:
         if search:
             to_lay_out, constraints = load_to_plan(job, overrides).job, constraints_of(**search_options)
-            with progress_shown(told_language()):
+            with progress_shown(command_language()):
                 laid_out = best_mixed(to_lay_out, constraints, shipped())
         else:
             laid_out = best_layout(load(job, overrides), shipped())
@@ -91,7 +90,7 @@ def layout(
         write_toml(toml, laid_out.job)
     click.echo(json.dumps(layout_dict(laid_out)) if as_json else fitting(layout_text(laid_out, language)))
     if toml:
-        click.echo(in_language(phrase("the job with the layout is in {file}", file=str(toml)), language), err=True)
+        click.echo(in_language(say("the job with the layout is in {file}", file=str(toml)), language), err=True)
 
 
 @click.command(
@@ -185,7 +184,7 @@ def plan(
         target, to_plan = planned_for(target_name, to_plan)
         objection = partial(export_fault, target)
     restrict = partial(held_to, target, to_plan.job.cluster.software) if target else None
-    with search_shown(told_language()):
+    with search_shown(command_language()):
         plans = found_plans(f"job {job}", to_plan, question, restrict, objection)
         advice = plans.advice if as_json else plans.explained
     own_changes: str | dict[str, Any] = ""
@@ -203,7 +202,7 @@ def plan(
     if plans.best is None:
         sys.exit(1)
     if toml:
-        written = phrase("the job with the recommended plan is in {file}", file=str(toml))
+        written = say("the job with the recommended plan is in {file}", file=str(toml))
         click.echo(in_language(written, language), err=True)
 
 
@@ -256,18 +255,19 @@ def scale(
     expect_many_actions()
     _refuse_plan_overrides(overrides)
     if not 0 <= tokens <= largest.FACTOR**2:
-        raise click.BadParameter(f"{tokens:g} is not within 0 and {largest.FACTOR**2:g}", param_hint="--tokens")
+        fault = say("{value:g} is not within {least:g} and {most:g}", value=tokens, least=0, most=largest.FACTOR**2)
+        raise click.BadParameter(fault, param_hint="--tokens")
     language = options.pop("language")
     constraints, sizes = constraints_of(options.pop("keep"), options.pop("between")), sizes_of(devices)
     smallest = sizes[0] if names_model(job) else 0
     cluster = asked_cluster(options | {"devices": smallest})
     to_plan = load_to_plan(job, overrides, cluster, as_json, run_tokens=tokens)
     if not as_json:
-        say(to_plan.notes, aside=as_json)
-    with search_shown(told_language()):
+        tell_notes(to_plan.notes, aside=as_json)
+    with search_shown(command_language()):
         curves = scaled(f"job {job}", to_plan.job, sizes, constraints, tokens=round(tokens))
     if svg:
-        write_output(svg, curves.svg(), "--svg")
+        write_output(svg, curves.svg(language), "--svg")
     click.echo(json.dumps(curves.to_dict()) if as_json else fitting(curves.in_language(language)))
 
 
@@ -280,7 +280,7 @@ def _refuse_plan_overrides(overrides: tuple[str, ...]) -> None:
     kept = {f"plan.{name}" for name in UNSEARCHED}
     searched = [override for override, key in keys.items() if key.partition(".")[0] == "plan" and key not in kept]
     if searched:
-        fault = phrase(
+        fault = say(
             "a plan is searched for each size, so {field} would not hold; say --keep {field} in its place",
             field=searched[0],
         )
@@ -329,10 +329,10 @@ def compare(
     from shardwright.api.found_plans import PlanQuestion
 
     expect_many_actions()
-    with search_shown(told_language()):
+    with search_shown(command_language()):
         comparison = compared(job, overrides, names, PlanQuestion(**search_options))
     if as_json:
-        say(comparison.notes, aside=True)
+        tell_notes(comparison.notes, aside=True)
         click.echo(json.dumps(comparison.to_dict()))
     else:
         click.echo(comparison.screen(has_colours(), language))

@@ -10,7 +10,8 @@ from functools import partial
 import click
 
 from shardwright.cli.checked_job import load_to_run
-from shardwright.cli.job_options import JobCommand, job_options, tell, told_language
+from shardwright.cli.command_language import command_language, tell
+from shardwright.cli.job_options import JobCommand, command_language_option, job_options
 
 
 @click.command(
@@ -27,10 +28,14 @@ from shardwright.cli.job_options import JobCommand, job_options, tell, told_lang
     help="Begin with the weights of another run's newest healthy checkpoint, where this one has none yet: its folder, "
     "or the folder or address of its checkpoints.",
 )
+@command_language_option
 def train(job: str, overrides: tuple[str, ...], as_json: bool, fresh: bool, weights_from: str | None) -> None:
     """Train JOB. Starts the local ranks itself; under torchrun it is one of them. A run whose folder has a checkpoint
     goes on from it."""
-    spec = load_to_run(job, overrides)
+    from shardwright.train.launch.rank_environment import rank_0_first
+
+    with rank_0_first():
+        spec = load_to_run(job, overrides)
     from shardwright.api.training import StartOptions, train_job
     from shardwright.train.launch import preemption
 
@@ -39,7 +44,7 @@ def train(job: str, overrides: tuple[str, ...], as_json: bool, fresh: bool, weig
         weights_from,
         tell=tell,
         warn=partial(tell, err=True),
-        language=told_language(),
+        language=command_language(),
     )
     with _standard_output_for_json_alone(as_json):
         result = train_job(spec, start)

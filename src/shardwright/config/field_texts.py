@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 from shardwright.config import catalog
 from shardwright.config.base import Spec, error_text, shortened
 from shardwright.config.job import JobSpec
-from shardwright.config.phrase import Phrase, any_of, fixed, say
+from shardwright.config.phrase import Phrase, any_of, each, fixed, say, sentences_of, without_period
 from shardwright.config.pydantic_messages import message_phrase
 from shardwright.config.registry import NameOf
 
@@ -37,10 +37,10 @@ def _list_fields(section: str, spec: type[Spec], sections: dict[str, list[tuple[
 
 
 def _row(name: str, field: FieldInfo) -> tuple[str, str]:
-    meaning, choices = _meaning(field), _choices(field)
+    sentences, choices = _meaning(field), _choices(field)
     if len(choices) > 1:
-        meaning += " One of " + ", ".join(choices) + "."
-    return f"{name} = {_shown(field.get_default(call_default_factory=True))}", meaning
+        sentences.append(say("One of {listed}.", listed=choices))
+    return f"{name} = {_shown(field.get_default(call_default_factory=True))}", sentences_of(sentences)
 
 
 def field_choices(root: type[BaseModel], path: str) -> tuple[str, ...]:
@@ -58,11 +58,16 @@ def _choices(field: FieldInfo) -> tuple[str, ...]:
     return tuple(map(str, mark.names if mark else get_args(field.annotation) if is_literal else ()))
 
 
-def _meaning(field: FieldInfo) -> str:
-    """A field's description, and what each of its names does, if their facts say so."""
+def _meaning(field: FieldInfo) -> list[str]:
+    """Sentences: a field's description, and what each of its names does, if their facts say so."""
     descriptions = mark.descriptions if (mark := _name_mark(field)) else []
-    effects = [f"{facts.name}: {facts.does}" for facts in descriptions if getattr(facts, "does", "")]
-    return (field.description or "") + (f" {'; '.join(effects)}." if effects else "")
+    effects = [
+        say("{name}: {effect}", name=facts.name, effect=fixed(facts.does))
+        for facts in descriptions
+        if getattr(facts, "does", "")
+    ]
+    sentences = [fixed(field.description)] if field.description else []
+    return [*sentences, *([say("{effects}.", effects=each(effects))] if effects else [])]
 
 
 def _name_mark(field: FieldInfo) -> NameOf | None:
@@ -157,4 +162,4 @@ def _section(location: tuple[int | str, ...], root: type[BaseModel]) -> type[Bas
 def _field_help(location: tuple[int | str, ...], root: type[BaseModel]) -> str:
     section = _section(location[:-1], root)
     field = section.model_fields.get(str(location[-1])) if section else None
-    return fixed(_meaning(field).rstrip(".")) if field and _meaning(field) else ""
+    return without_period(sentences_of(_meaning(field))) if field else ""

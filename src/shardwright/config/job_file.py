@@ -10,7 +10,7 @@ from shardwright.config.hugging_face.config_json import MERGE, is_adapter, names
 from shardwright.config.phrase import any_of, say
 from shardwright.config.plain_values import plain
 from shardwright.config.toml_file import read_toml
-from shardwright.config.user_file import path_exists
+from shardwright.config.user_file import path_exists, system_reason
 
 # Fields of a job that name an entry of the catalog, or a user's file.
 _NAMING = (("model", "name"), ("cluster", "name"), ("cluster", "device"), ("cluster", "software"))
@@ -40,7 +40,7 @@ def read_fields(job: str | Mapping[str, Any], subject: str) -> dict[str, Any]:
         return _read_toml(job)
     except OSError as error:
         fault: str = say(
-            "{path} can't be read: {reason}; check the path and its permissions", path=job, reason=str(error.strerror)
+            "{path} can't be read: {reason}; check the path and its permissions", path=job, reason=system_reason(error)
         )
     except ValueError as error:
         fault = error_text(error)

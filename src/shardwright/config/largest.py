@@ -59,6 +59,7 @@ SEARCHED = 2**13  # stages x microbatches of a schedule that the solver makes (a
 # --- options ---
 
 COST, LEAST_COST = 1e9, 1e-9  # of an action of a schedule; 0 means no cost
+SLOWER = 1000  # times as long as the others that a slow rank computes
 VERIFIED_STEPS = 10**4  # steps whose results are all kept until they are compared
 CLUSTER_SIZES = 64  # that `scale` tries
 PICTURE = 50_000  # actions in an SVG: 10 MB

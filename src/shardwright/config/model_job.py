@@ -99,7 +99,7 @@ def with_usual(
         compute = usual_compute(cluster)
         filled["precision"] = fields.get("precision", {}) | {"compute": compute}
         notes.append(say("it is computed in {compute}", compute=compute))
-    return filled, reduce(lambda told, note: say("{note}, {other}", note=told, other=note), notes) if notes else ""
+    return filled, reduce(lambda listed, note: say("{note}, {other}", note=listed, other=note), notes) if notes else ""
 
 
 def sequence_notes(model: ModelSpec) -> list[str]:

@@ -5,7 +5,8 @@ values in it; `in_language` fills the template of another language with the same
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache, reduce
 from numbers import Number
 from pathlib import Path
@@ -16,6 +17,8 @@ ENGLISH = "en"
 LANGUAGES = (ENGLISH, "zh")
 _SEPARATORS = {ENGLISH: ", ", "zh": "、"}
 _SEMICOLONS = {ENGLISH: "; ", "zh": "；"}
+_PERIODS = {ENGLISH: ".", "zh": "。"}
+_STARTED_IN = "SHARDWRIGHT_LANGUAGE"
 _CATALOGS = Path(__file__).parent / "phrases"
 
 
@@ -55,6 +58,15 @@ class PhraseBeginning(Phrase):
         return whole.rpartition(_SEMICOLONS[language])[0] or whole
 
 
+class PhraseWithoutPeriod(Phrase):
+    """A sentence without the period at its end, to stand in brackets."""
+
+    @classmethod
+    def text(cls, template: str, values: dict[str, Any], language: str) -> str:
+        """The text of a template with its values in a language, up to its period."""
+        return super().text(template, values, language).rstrip(_PERIODS[language])
+
+
 def say(template: str, /, **values: Any) -> Phrase:
     """The phrase of a template, whose fields are names: say("{num_ranks:,} ranks", num_ranks=8)."""
     return Phrase(template, values)
@@ -87,6 +99,11 @@ def sentences_of(texts: Sequence[str]) -> str:
     return reduce(lambda first, second: say("{first} {second}", first=first, second=second), texts) if texts else ""
 
 
+def spaced(texts: Sequence[str]) -> str:
+    """Texts with two spaces between each two of them, as columns of a line: "a  b"."""
+    return reduce(lambda first, second: say("{first}  {second}", first=first, second=second), texts) if texts else ""
+
+
 def below(texts: Sequence[str]) -> str:
     """Texts one below the other."""
     return reduce(lambda first, second: say("{first}\n{second}", first=first, second=second), texts) if texts else ""
@@ -114,6 +131,13 @@ def without_way_out(fault: str) -> str:
     if not isinstance(fault, Phrase):
         return fault.rpartition(_SEMICOLONS[ENGLISH])[0] or fault
     return PhraseBeginning(fault.template, fault.values)
+
+
+def without_period(sentence: str) -> str:
+    """A sentence without the period at its end."""
+    if not isinstance(sentence, Phrase):
+        return sentence.rstrip(_PERIODS[ENGLISH])
+    return PhraseWithoutPeriod(sentence.template, sentence.values)
 
 
 def with_changed_texts(text: str, change: Callable[[str], str]) -> str:
@@ -192,9 +216,28 @@ def of_data(data: Any) -> str:
 
 
 def language_of_locale() -> str:
-    """The language of the user's locale if there is text in it, else English."""
+    """The language of the command that started this process, if one did; else of the user's locale if there is text in
+    it, else English."""
+    if (started_in := os.environ.get(_STARTED_IN, "")) in LANGUAGES:
+        return started_in
     locale = next(filter(None, (os.environ.get(name) for name in ("LC_ALL", "LC_MESSAGES", "LANG"))), "")
     return next((language for language in LANGUAGES if locale.lower().startswith(language)), ENGLISH)
+
+
+@contextmanager
+def started_processes_speak(language: str) -> Iterator[None]:
+    """A context in which processes that are started, such as ranks, tell what they do in a language."""
+    if language == language_of_locale():
+        yield
+        return
+    before = os.environ.get(_STARTED_IN)
+    os.environ[_STARTED_IN] = language
+    try:
+        yield
+    finally:
+        del os.environ[_STARTED_IN]
+        if before is not None:
+            os.environ[_STARTED_IN] = before
 
 
 def template_in(template: str, language: str) -> str:

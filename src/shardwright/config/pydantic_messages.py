@@ -3,6 +3,7 @@
 import re
 
 from shardwright.config.phrase import Phrase, either
+from shardwright.config.recognised_phrases import recognised
 
 # The messages, with "it" for the "input" of pydantic.
 PYDANTIC_MESSAGES = (
@@ -32,23 +33,10 @@ PYDANTIC_MESSAGES = (
 
 def message_phrase(message: str) -> str:
     """The phrase of a message of pydantic; a message that is not listed stays as it is."""
-    for template in PYDANTIC_MESSAGES:
-        if (values := _values_in(message, template)) is not None:
-            return Phrase(template, values)
-    return message
-
-
-def _values_in(message: str, template: str) -> dict[str, str] | None:
-    """The values with which a template makes a message; None if it does not. Values are single words, but a list of
-    expected ones."""
-    pattern = re.sub(r"\\{(\w+)\\}", r"(?P<\1>\\S+)", re.escape(template)).replace(
-        "(?P<expected>\\S+)", "(?P<expected>.+)"
-    )
-    match = re.fullmatch(pattern, message)
-    if match is None:
-        return None
-    values: dict[str, str] = match.groupdict()
-    names = re.findall(r"'[^']*'", values.get("expected", ""))
-    if names and (choices := either(names)) == values["expected"]:
-        values["expected"] = choices
-    return values
+    phrase = recognised(message, PYDANTIC_MESSAGES)
+    if not isinstance(phrase, Phrase):
+        return message
+    names = re.findall(r"'[^']*'", phrase.values.get("expected", ""))
+    if names and (choices := either(names)) == phrase.values["expected"]:
+        return Phrase(phrase.template, {"expected": choices})
+    return phrase

@@ -376,7 +376,7 @@ def _changed_fields(change: str) -> dict[str, object]:
     if change not in ATTENTION_KERNELS:
         known = [*ATTENTION_KERNELS, *TOKEN_DISPATCHERS, "graphs-step", *(f"overlap-{axis}" for axis in OVERLAPS)]
         raise KeyError(
-            say("there is no attention kernel {name}; {hint}", name=repr(change), hint=did_you_mean(change, known))
+            say("no change of software is called {name}; {hint}", name=repr(change), hint=did_you_mean(change, known))
         )
     return {"attention": change, "causal": not ATTENTION_KERNELS[change].keeps_scores}
 

@@ -9,7 +9,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from shardwright.config.base import error_text, shortened
+from shardwright.config.base import error_text, printable, shortened
 from shardwright.config.phrase import Phrase, say
 from shardwright.config.units import MIB
 from shardwright.config.user_file import AS_UTF8, FileFault, read_text
@@ -82,9 +82,10 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def value_faults(fields: dict[str, Any]) -> list[str]:
-    """Faults of values that can't be read as fields: the first number beyond 64 bits, or nesting that is too deep."""
+    """Faults of values that can't be read as fields: the first number beyond 64 bits, or nesting that is too deep; else
+    all texts that are no UTF-8, such as names of files from a system with another encoding."""
     pending: list[tuple[str, Any, int]] = [("", fields, 0)]
-    num_values = 0
+    num_values, text_faults = 0, list[str]()
     while pending:
         field, value, depth = pending.pop()
         num_values += 1
@@ -117,4 +118,21 @@ def value_faults(fields: dict[str, Any]) -> list[str]:
                     most=_LARGEST - 1,
                 )
             ]
-    return []
+        elif isinstance(value, str) and not _is_utf8(field + value):
+            text_faults.append(
+                say(
+                    "{field} {value} is no UTF-8 text; use another, and rename what it names",
+                    field=printable(shortened(field)),
+                    value=repr(shortened(value)),
+                )
+            )
+    return text_faults
+
+
+def _is_utf8(text: str) -> bool:
+    """True if a text can be written as UTF-8: the system gives bytes of a name that can't be read as surrogates."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True

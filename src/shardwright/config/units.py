@@ -3,6 +3,7 @@
 This is in config because all rooms write numbers: faults of the checks, predictions, and runs.
 """
 
+import math
 import re
 
 from shardwright.config.phrase import Phrase, say
@@ -56,8 +57,10 @@ def size_bytes(text: str) -> int:
                 text=repr(text),
             )
         )
-    power = " kmgt".index(match[2] or " ")
-    return int(float(match[1]) * (1024 if match[3] else 1000) ** power)
+    num_bytes = float(match[1]) * (1024 if match[3] else 1000) ** " kmgt".index(match[2] or " ")
+    if math.isinf(num_bytes):
+        raise ValueError(say("{text} is more bytes than a number can hold; write fewer", text=repr(text)))
+    return int(num_bytes)
 
 
 def memory_text(num_bytes: int) -> str:

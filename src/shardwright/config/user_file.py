@@ -133,7 +133,12 @@ def reason_of(error: OSError) -> str:
     """The reason of a system error, in words."""
     if error.errno == errno.ENXIO:
         return say("it is a FIFO that nobody reads, or no file")
-    return error.strerror or str(error)
+    return system_reason(error)
+
+
+def system_reason(error: OSError) -> str:
+    """The reason of a system error in the system's words, of which catalogs have the usual ones."""
+    return fixed(error.strerror or str(error))
 
 
 def _not_regular(path: Path, kind: str, what: str) -> str:

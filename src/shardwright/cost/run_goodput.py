@@ -9,13 +9,17 @@ from shardwright.sharding.stage_parameters import model_parameters, num_trained_
 
 def job_checkpoint_bytes(job: JobSpec) -> float:
     """Bytes of a checkpoint of the job, with the moments that its optimizer keeps of each parameter."""
+    num_elements, num_by_matrix = num_trained_parameters(job.model), 0  # those that a checkpoint has
+    if job.optimizer.facts.matrix_update != "none":
+        num_by_matrix = sum(
+            place.num_elements
+            for place in model_parameters(job.model)
+            if not place.is_frozen and is_by_matrix(job.optimizer, place.name, place.full_shape)
+        )
     total_moment_bytes = sum(
-        place.num_elements
-        * moment_bytes(job.optimizer, job.precision, is_by_matrix(job.optimizer, place.name, place.full_shape))
-        for place in model_parameters(job.model)
-        if not place.is_frozen
+        count * moment_bytes(job.optimizer, job.precision, by_matrix)
+        for by_matrix, count in ((True, num_by_matrix), (False, num_elements - num_by_matrix))
     )
-    num_elements = num_trained_parameters(job.model)  # those that a checkpoint has
     return checkpoint_bytes(
         num_elements, job.precision.compute_bytes, total_moment_bytes / num_elements, job.precision.master_bytes
     )

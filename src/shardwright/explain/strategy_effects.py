@@ -44,40 +44,45 @@ def _strategies(job: JobSpec) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
             "replicas share {state}; gradients are scattered, and parameters gathered", state=say(shared[plan.zero])
         )
         without: dict[str, Any] = {"zero": 0, "zero_ranks": 0, "offload_parameters": False}
-        yield f"ZeRO {plan.zero}", does, "plan", without
+        yield say("ZeRO {stage}", stage=plan.zero), does, "plan", without
     if plan.sequence_parallel and plan.tp > 1:
         does = say(
             "ranks of tp share the tokens between products; sums become scatters, and gathers stand before products"
         )
-        yield "sequence parallel", does, "plan", {"sequence_parallel": False}
+        yield say("sequence parallel"), does, "plan", {"sequence_parallel": False}
     if plan.recompute != "none":
         does = say("activations are computed again in the backward instead of being kept")
         unused = PlanSpec()
         without = {name: getattr(unused, name) for name in ("recompute", *optional_recompute_fields())}
-        yield f"recompute {plan.recompute}", does, "plan", without
+        yield say("recompute {policy}", policy=plan.recompute), does, "plan", without
     for field, data in (("optimizer", "optimizer state"), ("parameters", "shards"), ("activations", "layers' inputs")):
         if value := getattr(plan, f"offload_{field}"):
             does = say("{state} in host memory", state=say(data))
             if value is not True:
                 does = say("{share:g} of the {state} in host memory", share=value, state=say(data))
-            yield f"offload {field}", does, "plan", {f"offload_{field}": type(value)(0)}
+            yield say("offload {field}", field=field), does, "plan", {f"offload_{field}": type(value)(0)}
     if plan.compress != "none":
         does = say("gradients are made smaller on their way; what is lost is added to the next step's")
-        yield f"compress {plan.compress}", does, "plan", {"compress": "none"}
+        yield say("compress {method}", method=plan.compress), does, "plan", {"compress": "none"}
     if job.precision.float8 != "none":
         does = say("products of linear layers in fp8, with casts of weights kept")
-        yield f"fp8 {job.precision.float8}", does, "precision", {"float8": "none", "float8_weight_gradients": False}
+        yield (
+            say("fp8 {recipe}", recipe=job.precision.float8),
+            does,
+            "precision",
+            {"float8": "none", "float8_weight_gradients": False},
+        )
     if job.precision.float8_weight_gradients:
         does = say("weight gradients in fp8 too, and inputs of products kept so")
-        yield "fp8 weight gradients", does, "precision", {"float8_weight_gradients": False}
+        yield say("fp8 weight gradients"), does, "precision", {"float8_weight_gradients": False}
     if job.precision.float8_dispatch:
         does = say("tokens travel to experts in fp8, and in the backward gradients")
-        yield "fp8 dispatch", does, "precision", {"float8_dispatch": False}
+        yield say("fp8 dispatch"), does, "precision", {"float8_dispatch": False}
     if job.precision.master == "none" and job.precision.compute != "float32":
         does = say(
             "weights have no float32 copy, and are rounded after each step: smaller changes than half a place are lost"
         )
-        yield "no master weights", does, "precision", {"master": "float32"}
+        yield say("no master weights"), does, "precision", {"master": "float32"}
     if job.precision.moments != "float32":
         does = say("AdamW's two moments rounded after each step, which halves them; arithmetic stays in float32")
-        yield f"{job.precision.moments} moments", does, "precision", {"moments": "float32"}
+        yield say("{number} moments", number=job.precision.moments), does, "precision", {"moments": "float32"}

@@ -40,7 +40,9 @@ def subject_of(system: str, name: str) -> str:
 _MATTERS = re.compile(
     r"\b(layers?|experts?|moe|kv|heads?|hidden|dense|sizes?|lengths?|len|seq|seqlen|sequences?|batch|microbatch|batches"
     r"|offload\w*|swap\w*|sparse|parallel\w*|degrees?|width|dims?|window\w*|vocab\w*|recompute\w*|remat\w*|shard\w*|mtp"
-    r"|bubble|vision|projector|hybrid|mamba|kd|teacher|distill\w*|ltd|ssm|context|accumul\w*|embed\w*|attention|attn|topk|stages?|pipeline|tokens|checkpointing|galore|apollo|badam|pure|overrides)\b"
+    r"|bubble|vision|projector|hybrid|mamba|kd|teacher|distill\w*|ltd|ssm|context|accumul\w*|embed\w*|attention|attn"
+    r"|topk|stages?|pipeline|tokens|checkpointing|galore|apollo|badam|pure|overrides|cla|kvstates|mixture of depths"
+    r"|outer|subgroup)\b"
 )
 _TRAINS_A_PART = re.compile(
     r"\b(q?lora\w*|dora|peft\w*|adapters?|finetuning|freeze\w*|frozen|unfreeze\w*|unfrozen\w*|trainable"

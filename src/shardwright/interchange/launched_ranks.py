@@ -37,7 +37,7 @@ _RANK_LAUNCHERS: Mapping[str, Mapping[str, str]] = {
     "srun": {"-n": "ntasks", "-N": "nodes", "-G": "gpus"},
     "msrun": {"--worker_num": "ranks", "--local_worker_num": "ranks-per-node"},
 }
-_NODE_LAUNCHERS = ("torchrun", "deepspeed", "accelerate", "colossalai")
+NODE_LAUNCHERS = ("torchrun", "deepspeed", "accelerate", "colossalai")
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class LaunchedRanks:
 def launcher_words(words: Sequence[str]) -> list[str]:
     """The words of the launcher that starts the processes of one node, without those of mpirun or srun before it."""
     names = [PurePath(word).name for word in words]
-    place = next((place for place, name in enumerate(names) if name in _NODE_LAUNCHERS), None)
+    place = next((place for place, name in enumerate(names) if name in NODE_LAUNCHERS), None)
     if place is None:
         place = next((place for place, word in enumerate(words) if "torch.distributed" in word), None)
     return [] if place is None and names[:1] and names[0] in _RANK_LAUNCHERS else list(words[place or 0 :])
@@ -114,7 +114,7 @@ def _rank_options(words: Sequence[str]) -> dict[str, str]:
     for word, value in zip(words, [*words[1:], ""], strict=False):
         known = _RANK_LAUNCHERS.get(PurePath(word).name, known)
         name, equals, attached = word.partition("=")
-        if PurePath(word).name in _NODE_LAUNCHERS:
+        if PurePath(word).name in NODE_LAUNCHERS:
             known = {}
         elif name in known:
             options[known[name]] = attached if equals else value

@@ -1,7 +1,7 @@
 """The training command of a launch script, and the nodes and devices that its launcher starts."""
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
@@ -11,11 +11,12 @@ from shardwright.config.fault_gathering_reader import whole
 from shardwright.config.phrase import each, say
 from shardwright.interchange.imported import Asked
 from shardwright.interchange.known_settings import subject_of
-from shardwright.interchange.launched_ranks import launched_ranks, launcher_words
+from shardwright.interchange.launched_ranks import NODE_LAUNCHERS, launched_ranks, launcher_words
 from shardwright.interchange.reading.loose_words import LooseWord, loose_words
 from shardwright.interchange.reading.script_text import settings_of
 from shardwright.interchange.reading.settings import plain_text
 from shardwright.interchange.reading.shell_commands import Command
+from shardwright.interchange.reading.shell_marks import UNKNOWN, unknown_names
 from shardwright.interchange.reading.shell_script import Script
 from shardwright.interchange.reading.shell_values import Variables
 from shardwright.interchange.reading.shell_words import ShellFault
@@ -33,6 +34,7 @@ class Launched:
     launcher: str = ""  # what starts the program: torchrun, deepspeed, ...
     program: str = ""  # the file that trains, or its module
     arguments: tuple[str, ...] = ()  # words behind the program
+    options_file: str = ""  # the configuration that stands first behind the program
     exported: Mapping[str, str] = field(default_factory=dict)  # variables of the script, without arrays
     written: dict[str, str] = field(default_factory=dict)  # files that the script writes, by name
     notes: tuple[str, ...] = ()
@@ -119,11 +121,13 @@ def _of_command(command: Command, script: Script) -> Launched:
     program_index = next((i for i, word in enumerate(words) if word.endswith(".py") and not word.startswith("-")), -1)
     end = max(program_index, 0)
     if program_index < 0:
-        program_index = next((i for i, word in enumerate(words) if word == "-m" and i + 1 < len(words)), -1) + 1
+        modules = [i for i, word in enumerate(words[:-1]) if word in ("-m", "--module")]
+        program_index = (modules or [_unknown_program(words) - 1])[0] + 1
         end = max(program_index - 1, 0)
+    is_unknown = not program_index and not words[0].endswith(".py") and bool(unknown_names(words[0]))
     launchers = [*command.launchers, *words[:end]]
     ranks = launched_ranks(launchers, script.batch)
-    missing = list(ranks.missing)
+    missing = [*ranks.missing, *(unknown_names(words[0]) if is_unknown else ())]  # a launcher with its program
     is_made = script.variables.is_made
     if not (ranks.nodes and ranks.devices_per_node):  # unknown words of the launcher may give them
         missing += [name for word in loose_words(launchers, is_made) if word.place for name in word.names]
@@ -140,11 +144,23 @@ def _of_command(command: Command, script: Script) -> Launched:
         settings_of(launcher_words(launchers)), settings_of(arguments), ranks.nodes, ranks.devices_per_node,
         launcher=PurePath((launcher_words(launchers) or [""])[0]).name,
         program=words[program_index] if program_index >= 0 else "", arguments=tuple(arguments),
+        options_file=next((word for word in arguments[:1] if word.lower().endswith(_CONFIGURATIONS)), ""),
         exported=command.variables, written=dict(script.written), notes=tuple(notes),
         missing=tuple(dict.fromkeys(missing)), loose=loose_words(arguments, is_made), hosts=ranks.hosts,
     )  # fmt: skip
 
 
+def _unknown_program(words: Sequence[str]) -> int:
+    """The place of a program that a variable names, behind a launcher's options; 0 if there is none."""
+    is_launcher = bool(words) and PurePath(words[0]).name in NODE_LAUNCHERS
+    for place in range(1, len(words) if is_launcher else 0):
+        is_value = words[place - 1].startswith("-") and "=" not in words[place - 1]
+        if not is_value and not UNKNOWN.sub("", words[place]):
+            return place
+    return 0
+
+
+_CONFIGURATIONS = (".json", ".yaml", ".yml")
 _RENDEZVOUS_WORDS = ("PORT", "RANK", "CUDA", "NCCL", "NVTE", "TIMEOUT")
 
 

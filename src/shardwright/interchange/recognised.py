@@ -13,12 +13,13 @@ from shardwright.interchange.unread_systems import UNREAD_SYSTEMS
 
 JOB = "shardwright"  # a job of this package, or a model as transformers describes it
 _DATA = (".json", ".yaml", ".yml", ".toml")
-_SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
+SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
 _USUAL_SCRIPT, _USUAL_PYTHON = "megatron", "torchtitan"  # systems of files without a sign
 
 
-def system_name_of(path: str, text: str) -> str:
-    """The name of the system, or `JOB`. Raises PlanError for a text that no system is known to write."""
+def system_name_of(path: str, text: str, *scripts: str) -> str:
+    """The name of the system, or `JOB`. `scripts` are further ones, whose signs count where the first has none. Raises
+    PlanError for a text that no system is known to write."""
     suffix = PurePath(path).suffix.lower()
     if suffix in _DATA:
         try:
@@ -29,10 +30,13 @@ def system_name_of(path: str, text: str) -> str:
             return name
     elif suffix == ".py":
         return next((system.name for system, signs in systems_by_signs() if signs.fit_python(text)), _USUAL_PYTHON)
-    elif text.startswith("#!") or suffix in _SCRIPTS:
+    elif text.startswith("#!") or suffix in SCRIPTS:
         if other := next((other.title for other in UNREAD_SYSTEMS if other.signs.fit_script(text)), ""):
             raise PlanError(path, [say("it starts {system}, which is not read here; say it as a job", system=other)])
-        return next((system.name for system, signs in systems_by_signs() if signs.fit_script(text)), _USUAL_SCRIPT)
+        for script in (text, *scripts):
+            if name := next((system.name for system, signs in systems_by_signs() if signs.fit_script(script)), ""):
+                return name
+        return _USUAL_SCRIPT
     raise PlanError(path, [say("no system is known to write such a file; name the system, such as megatron")])
 
 

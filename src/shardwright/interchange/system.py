@@ -10,7 +10,7 @@ from shardwright.config import catalog
 from shardwright.config.base import PlanError, error_text, printable, shortened
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import say, with_changed_texts
-from shardwright.config.user_file import FileFault
+from shardwright.config.user_file import FileFault, system_reason
 from shardwright.interchange.imported import Asked, Imported, ReadResult, imported
 from shardwright.interchange.named_files import engine_texts, library_texts, model_texts, text_of
 from shardwright.interchange.reading.file_signs import OWN, FileSigns
@@ -216,7 +216,7 @@ def _unreadable(error: FileFault | OSError) -> str:
     """A fault of a file that can't be read."""
     if isinstance(error, FileFault):
         return error_text(error)
-    return say("{path} can't be read: {reason}; check the path", path=str(error.filename), reason=error.strerror)
+    return say("{path} can't be read: {reason}; check the path", path=str(error.filename), reason=system_reason(error))
 
 
 def job_of_texts(system: SourceSystem, texts: Mapping[str, str], asked: Asked, subject: str) -> Imported:

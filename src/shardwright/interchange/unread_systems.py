@@ -60,10 +60,15 @@ UNREAD_SYSTEMS = (
         say("Megatron-Bridge's scripts (its recipes in Python are read)"),
         commands=(r"\bscripts/performance/\w+\.py\b",),
     ),
+    _system(
+        say("NeMo's launcher (the YAML of conf/training is)"),
+        commands=(r"\blauncher_scripts/main\.py\b",),
+    ),
+    _system("NeuronX Distributed Training", ("distributed_strategy.tensor_model_parallel_size",)),
     _system("NeMo AutoModel", ("model._target_", "step_scheduler.global_batch_size")),
     _system(
-        say("ms-swift over transformers' Trainer (of ms-swift, megatron sft and megatron pt are)"),
-        commands=(_COMMAND + r"swift[ \t]+(?:sft|pt|rlhf)\b",),
+        say("ms-swift's training by preferences or rewards"),
+        commands=(_COMMAND + r"swift[ \t]+rlhf\b",),
     ),
     _system("XTuner", commands=(_COMMAND + r"xtuner[ \t]+train\b",)),
     _system(

@@ -10,6 +10,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.units import bytes_text, memory_text, seconds_text
 from shardwright.cost.collective_time import ring_s
 from shardwright.cost.failures import Reliability, best_interval_s, goodput
+from shardwright.learn.playable_shares import time_lost
 from shardwright.memory.job_memory import job_memory
 from shardwright.planner.critical_batch import rebatched_tokens
 from shardwright.planner.own_plan import estimate
@@ -21,6 +22,7 @@ from shardwright.report.timeline.study import study_schedule
 from shardwright.schedule.pipeline_shape import PipelineShape
 from shardwright.sharding.mesh import MeshShape
 from shardwright.simulate.bubbles import Work
+from shardwright.simulate.slow_rank import SlowRank
 
 _DEVICE, _MODEL = "h100-sxm", "llama3-8b"
 _GENERATIONS = ("v100-sxm-32g", "a100-sxm-80g", "h100-sxm", "h200-sxm", "b200-sxm")
@@ -214,9 +216,9 @@ def context_parallel() -> str:
     return _memory(f"{_MODEL}, sequences of 131,072 tokens: memory of a rank", _jobs(_MODEL, 8, rows))
 
 
-def _schedule(name: str, virtual: int = 1) -> str:
+def _schedule(name: str, virtual: int = 1, slow: SlowRank | None = None) -> str:
     shape = PipelineShape(4, 8, virtual, num_steps=1, most_alive=0.0)
-    return picture(study_schedule(name, shape, Work(1.0, 1.0, 1.0, 0.0), "none", gathers=False).timeline, name)
+    return picture(study_schedule(name, shape, Work(1.0, 1.0, 1.0, 0.0), "none", slow=slow).timeline, name)
 
 
 def experts() -> str:
@@ -298,6 +300,12 @@ def failures() -> str:
     return StackedBars(title, rows, lambda share: f"{share:.0%}").svg()
 
 
+def checkpoint_interval() -> str:
+    """The shares of the time that checkpoints and failures take, by the interval between checkpoints."""
+    title = "llama3-405b on 16,384 devices, checkpoints of 56.8 s: time without training, by the interval"
+    return StackedBars(title, time_lost(), "{:.1%}".format).svg()
+
+
 def told_plan() -> str:
     """A plan that is often told, and the memory that it needs."""
     return _memory("gpt-100b-32xa100: 25 of 100 layers on a GPU", [("as told", load("gpt-100b-32xa100").spec)])
@@ -317,6 +325,7 @@ FIGURES: Mapping[str, Callable[[], str]] = {
     "pipeline-1f1b": lambda: _schedule("1f1b"),
     "pipeline-interleaved": lambda: _schedule("interleaved-1f1b", 2),
     "pipeline-zb-h2": lambda: _schedule("zb-h2"),
+    "slow-rank": lambda: _schedule("1f1b", slow=SlowRank(2, 1.5)),
     "experts": experts,
     "recomputation": recomputation,
     "mixed-precision": mixed_precision,
@@ -326,4 +335,5 @@ FIGURES: Mapping[str, Callable[[], str]] = {
     "networks": networks,
     "offload": offload,
     "failures": failures,
+    "checkpoint-interval": checkpoint_interval,
 }

@@ -35,6 +35,7 @@ IDEAS = (
     "placements",
     "choosing",
     "failures",
+    "monitoring",
     "systems",
     "contradictions",
     "troubleshooting",

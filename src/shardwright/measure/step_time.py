@@ -24,7 +24,7 @@ from shardwright.parallel.pipeline.pipeline_stage import Microbatch
 from shardwright.schedule.job_program import job_program
 from shardwright.schedule.timing import Costs, Times, play
 from shardwright.train.build import Replica, build
-from shardwright.train.data.progress import say_aside
+from shardwright.train.data.progress import tell_aside
 from shardwright.train.launch.launch import launch
 from shardwright.train.launch.this_machine import on_this_machine
 from shardwright.train.train_step import refuse_asynchronous, train_step
@@ -70,7 +70,7 @@ class Comparison:
 def compare_step_time(job: JobSpec, folder: Path) -> Comparison:
     """Measure, simulate and run a job's step on this machine. Raises PlanError and RunError as `launch` does."""
     refuse_asynchronous(job, "simulate --execute")
-    job = on_this_machine(job, job.plan.world, say_aside)
+    job = on_this_machine(job, job.plan.world, tell_aside)
     ranks: list[RankTimes] = launch(measure_rank, job, folder, num_threads=1)
     program = job_program(job)
     costs = measured_costs(job, ranks)

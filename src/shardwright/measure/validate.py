@@ -151,7 +151,7 @@ def _fits(row: Measured, price: Price | str) -> bool:
 
 def validate(runs: Path, out_of_memory: Path | None) -> dict[str, Any]:
     """All scores."""
-    tell_part("predicting", 0, _PARTS)
+    tell_part(say("predicting"), 0, _PARTS)
     constants = shipped()
     measurements = read_runs(runs)
     every_row = predict(measurements, constants)

@@ -20,7 +20,7 @@ from shardwright.train.build import build
 from shardwright.train.checkpoint.starting_weights import initial_values, released_weights_of, take_correction_biases
 from shardwright.train.data.batch_reader import my_share
 from shardwright.train.data.prepare import prepare_tokens
-from shardwright.train.data.progress import say_aside
+from shardwright.train.data.progress import tell_aside
 from shardwright.train.launch.full_disk import telling_of_full_disk
 from shardwright.train.launch.launch import launch
 from shardwright.train.launch.scratch_folder import scratch_folder
@@ -64,7 +64,7 @@ def verify(job: JobSpec, num_steps: int, tolerance: float) -> tuple[Verdict, lis
     first run on one rank. Raises PlanError and RunError as `launch` does.
     """
     refuse_asynchronous(job, "verify")
-    job = on_this_machine(job, job.plan.world, say_aside)  # the one rank runs on the same device as those of the plan
+    job = on_this_machine(job, job.plan.world, tell_aside)  # the one rank runs on the same device as those of the plan
     with scratch_folder() as scratch:
         data_folder = scratch / "data"
         prepare_tokens(job.data, job.model, job.run.seed, data_folder)  # errors in the data show here

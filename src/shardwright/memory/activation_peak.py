@@ -8,15 +8,17 @@ that it recomputes, and the layers after it have freed their kept tensors.
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from operator import ge
 
 from shardwright.config.job import JobSpec
+from shardwright.config.kept_results import kept_by_identity
 from shardwright.config.model_shape import shape_of
 from shardwright.config.plan import layer_policies
 from shardwright.config.recompute_policy import LAYER, Policy
 from shardwright.layers.layer_tensors import BLOCK
 from shardwright.memory.activations import (
+    Layer,
     documents_kept,
     embedding_kept,
     head_kept,
@@ -187,16 +189,20 @@ def peak(moments: Iterable[Moment], stages: Mapping[int, StageMemory]) -> tuple[
     return peak_bytes, max((moment for num_bytes, moment in sizes if num_bytes == peak_bytes), key=str)
 
 
+@partial(kept_by_identity, most=2)  # all ranks of a job ask for them
+def _layers_by_kind(job: JobSpec) -> dict[str, Layer]:
+    """The tensors of a layer of each kind."""
+    kind_of = shape_of(job.model).kind
+    return {kind: layer_of(job, number) for kind, number in {kind_of(n): n for n in range(job.model.layers)}.items()}
+
+
 def job_stages(
     job: JobSpec, program: Program, rank: int, policies: Sequence[Policy], tp_index: int = 0, works: bool = False
 ) -> dict[int, StageMemory]:
     """The stages of one pipeline rank of a job, with a policy for each layer of the model; with working memory if
     `works`."""
-    counts = job.plan.stage_layers(job.model.layers)
-    kind_of = shape_of(job.model).kind
-    kinds = {kind_of(number): number for number in range(job.model.layers)}
-    layers = {kind: layer_of(job, number) for kind, number in kinds.items()}
-    memories = {}
+    counts, layers = job.plan.stage_layers(job.model.layers), _layers_by_kind(job)
+    kind_of, memories = shape_of(job.model).kind, {}
     memory_of: dict[tuple[str, Policy, bool], LayerMemory] = {}  # most layers are alike
     for stage in program.placement.stages_of(rank):
         first_layer, is_last = sum(counts[:stage]), stage == len(counts) - 1

@@ -13,7 +13,7 @@ from shardwright.config.checks.check import job_faults
 from shardwright.config.divisors import divisors
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import both, say
-from shardwright.config.units import memory_text
+from shardwright.config.units import counted_phrase, memory_text
 from shardwright.memory.job_memory import job_memory
 from shardwright.schedule.job_program import plan_faults
 from shardwright.sharding.groups import num_replicas
@@ -52,6 +52,30 @@ def first_fit(job: JobSpec, limit_bytes: int) -> Change | None:
         if needed_bytes <= USABLE * limit_bytes:
             return Change(fields, needed_bytes)
     return None
+
+
+def refusal_of_machine(job: JobSpec, machine_bytes: int) -> str:
+    """The fault of a job of whose ranks all would run on a machine with less memory than they will hold together, with
+    the arithmetic and a way out; empty if it has enough. Raises PlanError."""
+    needs = [memory.total_bytes for memory in job_memory(job)]
+    world, num_alike = job.plan.world, job.plan.world // len(needs)
+    if num_alike * sum(needs) <= machine_bytes:
+        return ""
+    change = first_fit(job, machine_bytes // world)
+    return say(
+        "the {ranks} will hold {needed} ({arithmetic}), and this machine has {room} of memory; {way_out}",
+        ranks=counted_phrase(world, "rank"),
+        needed=memory_text(num_alike * sum(needs)),
+        arithmetic=f"{num_alike:,} x ({' + '.join(map(memory_text, needs))})",
+        room=memory_text(machine_bytes),
+        way_out=say("use a smaller model, sequence or microbatch, or torchrun over several machines")
+        if change is None
+        else say(
+            "with {change} no rank holds more than {needed}",
+            change=change.words,
+            needed=memory_text(change.needed_bytes),
+        ),
+    )
 
 
 def way_out(job: JobSpec, room_bytes: int) -> str:

@@ -3,7 +3,7 @@
 A search uses memory/rank_estimate.py in arrays, for thousands of plans; this module judges the plans that it returns.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 
@@ -24,20 +24,20 @@ from shardwright.memory.rank_estimate import Memory, rank_memory
 from shardwright.schedule.job_program import job_order, steps_to_fill
 from shardwright.sharding.memory_account import RankMemory
 
-_ALL = 8  # up to so many pipeline ranks, the account of each is made; one account takes long
+_MOST_ACCOUNTS = 8  # up to so many pipeline ranks, the account of each is made; one account takes long
 _FILLED, _FILLED_MORE = 2, 4  # microbatches over ranks that fill a pipeline, with one stage a rank and with more
 _ENDS = 4  # further microbatches, for short pipelines: the first and the last are not like the others
 _FULLEST = 3  # with more ranks, so many that need most by closed forms, and three others
 
 
-AccountsByRank = dict[int, RankMemory]  # by pipeline rank
+AccountsByRank = Mapping[int, RankMemory]  # by pipeline rank
 
 
 def job_memories(job: JobSpec, constants: Constants) -> list[Memory]:
     """Memory of every pipeline rank. KeyError names what is unknown."""
     if not software_of(job.cluster.software).is_own:
         return rank_memory(run_of(job), constants)
-    return list(_of_ranks(job, range(job.plan.pp)))
+    return list(_memories(job, range(job.plan.pp)))
 
 
 def job_accounts(job: JobSpec) -> list[RankMemory]:
@@ -54,8 +54,8 @@ def fullest(job: JobSpec, constants: Constants) -> Memory:
     """
     if not software_of(job.cluster.software).is_own:
         return _fullest(rank_memory(run_of(job), constants))
-    ranks = range(job.plan.pp) if job.plan.pp <= _ALL else sorted(_ranks_to_ask(job, constants))
-    return _fullest(list(_of_ranks(job, ranks)))
+    ranks = range(job.plan.pp) if job.plan.pp <= _MOST_ACCOUNTS else sorted(_ranks_to_ask(job, constants))
+    return _fullest(list(_memories(job, ranks)))
 
 
 def every_rank_has_room(
@@ -68,13 +68,13 @@ def every_rank_has_room(
     """
     if not software_of(job.cluster.software).is_own:
         return has_room(_fullest(rank_memory(run_of(job), constants, memo)))
-    return all(map(has_room, _of_ranks(job, reversed(_ranks_to_ask(job, constants, memo)))))
+    return all(map(has_room, _memories(job, reversed(_ranks_to_ask(job, constants, memo)))))
 
 
-def _of_ranks(job: JobSpec, ranks: Iterable[int]) -> Iterator[Memory]:
+def _memories(job: JobSpec, ranks: Iterable[int]) -> Iterator[Memory]:
     """The memory of some pipeline ranks by their accounts, each made when the iterator reaches it."""
     alike, overhead_bytes = _Alike(as_full(job)), device_of(job.cluster.device).offered_bytes - job_room_bytes(job)
-    return (_of_account(_account(alike, rank), overhead_bytes) for rank in ranks)
+    return (_as_memory(_account(alike, rank), overhead_bytes) for rank in ranks)
 
 
 def as_full(job: JobSpec) -> JobSpec:
@@ -99,7 +99,7 @@ def _ranks_to_ask(job: JobSpec, constants: Constants, memo: Memo | None = None) 
     """The pipeline ranks whose account is made; those with the highest predicted need come last."""
     predicted = [float(memory.process) for memory in rank_memory(run_of(job), constants, memo)]
     by_need = np.argsort(predicted, kind="stable").tolist()
-    if job.plan.pp <= _ALL:
+    if job.plan.pp <= _MOST_ACCOUNTS:
         return list(by_need)
     # The first rank has the embedding and most microbatches in flight, the last the head; the middle represents others.
     samples = {0, len(predicted) // 2, len(predicted) - 1} - set(by_need[-_FULLEST:])
@@ -135,7 +135,7 @@ def _fullest(ranks: list[Memory]) -> Memory:
     return replace(fullest_rank, host=max(float(memory.host) for memory in ranks))
 
 
-def _of_account(rank: RankMemory, overhead_bytes: float) -> Memory:
+def _as_memory(rank: RankMemory, overhead_bytes: float) -> Memory:
     """A rank's account in the form of a prediction; `overhead_bytes` are the part of the device that the plan can't
     fill."""
     return Memory(
@@ -166,12 +166,18 @@ class _Alike:
 
 
 def known_accounts(job: JobSpec) -> AccountsByRank:
-    """The accounts of a job's pipeline ranks that were made so far; those that are added to them are not made again."""
-    return _accounts(_Alike(as_full(job)))
+    """The accounts of a job's pipeline ranks that this process has made or taken over so far."""
+    return dict(_accounts(_Alike(as_full(job))))
+
+
+def take_over_accounts(job: JobSpec, accounts: AccountsByRank) -> None:
+    """Keep accounts of a job's pipeline ranks that another process has made, so that they are not made again."""
+    _accounts(_Alike(as_full(job))).update(accounts)
 
 
 @lru_cache(maxsize=512)
-def _accounts(alike: _Alike) -> AccountsByRank:
+def _accounts(alike: _Alike) -> dict[int, RankMemory]:
+    """The accounts of a job's pipeline ranks that are kept, to which this module alone adds; none at first."""
     return {}
 
 

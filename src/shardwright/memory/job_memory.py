@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from shardwright.config.job import JobSpec
 from shardwright.memory.activation_peak import activation_bytes
 from shardwright.memory.persistent_buffers import kept_bytes
-from shardwright.memory.rank_state import UnitState, rank_state
+from shardwright.memory.rank_state import UnitState, sized_state
 from shardwright.memory.state_bytes import ElementBytes, HeldElements, state_bytes
 from shardwright.memory.zero_replay import replay
 from shardwright.schedule.job_program import job_program, steps_to_fill
@@ -31,7 +31,7 @@ def job_memory(job: JobSpec, ranks: Sequence[int] | None = None) -> list[RankMem
 
 def rank_memory(job: JobSpec, program: Program, pp_rank: int, tp_index: int = 0) -> RankMemory:
     """The account of one rank that runs its list of `program`."""
-    states = rank_state(job, program, pp_rank, tp_index)
+    states = sized_state(job, program, pp_rank, tp_index)
     versions = stashed_versions(program)[pp_rank]
     own_gradient = job.precision.gradient_bytes * sum(stage.own_gradient for stage in states.values())
     units = [unit_memory(job, unit, versions) for stage in states.values() for unit in stage.units]

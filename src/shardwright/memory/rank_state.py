@@ -3,10 +3,12 @@
 Units, their order and their padding come from sharding/buckets.py, which the runtime uses too.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from shardwright.config.job import JobSpec
+from shardwright.config.kept_results import kept_by_identity
 from shardwright.config.nf4_rows import WORD_BYTES
 from shardwright.config.plan import PlanSpec
 from shardwright.memory.state_bytes import FLOAT
@@ -15,7 +17,7 @@ from shardwright.sharding.buckets import bucket_elements, in_unit_order, unit_gr
 from shardwright.sharding.flat_buffer import FlatLayout
 from shardwright.sharding.groups import COPIES, SHARDS, axis_groups, zero_stage
 from shardwright.sharding.parameter_shard import ParameterShard
-from shardwright.sharding.stage_parameters import last_uses, stage_parameters
+from shardwright.sharding.stage_parameters import alike_stages, last_uses, stage_parameters
 from shardwright.sharding.unit_update import UpdateGroup, Updates
 
 UnitKey = tuple[int, int]  # (stage, number of the unit in it)
@@ -100,6 +102,11 @@ class StageState:
         """The places of each layer."""
         return [places for region, places in self.regions.items() if region.isdigit()]
 
+    def at(self, stage: int) -> "StageState":
+        """The state of another stage that has the same units."""
+        units_in = {region: tuple((stage, n) for _, n in units) for region, units in self.units_in.items()}
+        return self if stage == self.stage else replace(self, stage=stage, units_in=units_in)
+
     @property
     def num_elements(self) -> int:
         """The number of elements of all units, padding included."""
@@ -133,12 +140,50 @@ def rank_state(
 ) -> dict[int, StageState]:
     """The state of a pipeline rank, by stage, on one rank of its tensor-parallel group. `shards`: its
     `shard_indices`."""
-    stages = program.placement.stages_of(pp_rank)
     replicas = {is_expert: replicas_of(job.plan, is_expert, shards[is_expert], tp_index) for is_expert in (False, True)}
+    return _rank_state(job, program, pp_rank, partial(_stage_state, job, replicas, tp_index))
+
+
+def sized_state(job: JobSpec, program: Program, pp_rank: int, tp_index: int = 0) -> dict[int, StageState]:
+    """The state of a pipeline rank as far as sizes need it: stages that are alike share their units, whose
+    parameters have the names that they have in one of these stages."""
+    alike = _alike_stages(job)
+    if tp_index not in alike:
+        alike[tp_index] = _AlikeStages(job, tp_index)
+    return _rank_state(job, program, pp_rank, alike[tp_index].state)
+
+
+class _AlikeStages:
+    """The states of a job's stages, of which each is made once for all that are alike."""
+
+    def __init__(self, job: JobSpec, tp_index: int) -> None:
+        replicas = {is_expert: replicas_of(job.plan, is_expert, tp_index=tp_index) for is_expert in (False, True)}
+        self._make = partial(_stage_state, job, replicas, tp_index)
+        self._alike = alike_stages(job.model, job.plan)
+        self._states: dict[tuple[int, bool], StageState] = {}
+
+    def state(self, stage: int, shares_table: bool) -> StageState:
+        """The state of a stage."""
+        key = self._alike[stage], shares_table
+        if key not in self._states:
+            self._states[key] = self._make(stage, shares_table)
+        return self._states[key].at(stage)
+
+
+@partial(kept_by_identity, most=2)
+def _alike_stages(job: JobSpec) -> dict[int, _AlikeStages]:
+    """The stages that `sized_state` has made of a job, by tensor-parallel index."""
+    return {}
+
+
+def _rank_state(
+    job: JobSpec, program: Program, pp_rank: int, stage_state: Callable[[int, bool], StageState]
+) -> dict[int, StageState]:
+    """The state of a pipeline rank, from that of a stage and whether the rank has both uses of the shared table."""
+    stages, last_stage = program.placement.stages_of(pp_rank), program.num_stages - 1
     # A table with two uses on one rank is stored once, with two gradients.
-    last_stage = program.num_stages - 1
     shares_table = job.model.shares_table and {0, last_stage} <= set(stages)
-    states = {stage: _stage_state(job, stage, replicas, tp_index, shares_table) for stage in stages}
+    states = {stage: stage_state(stage, shares_table) for stage in stages}
     if job.model.shares_table and last_stage in states:
         last_state = states[last_stage]
         table = (states[0] if shares_table else last_state).unit_of["embedding.weight"]
@@ -151,7 +196,7 @@ def rank_state(
 
 
 def _stage_state(
-    job: JobSpec, stage: int, replicas: dict[bool, Replicas], tp_index: int, shares_table: bool
+    job: JobSpec, replicas: dict[bool, Replicas], tp_index: int, stage: int, shares_table: bool
 ) -> StageState:
     regions = stage_parameters(job.model, job.plan, stage, tp_index)
     own_gradient = 0

@@ -213,7 +213,7 @@ def software_table(rows: list[SoftwareRow]) -> Part:
     """The plans as a table."""
     table: list[list[str]] = [[say("software"), say("step"), "MFU", say("process"), say("lacks")]]
     for row in rows:
-        lacking = ", ".join(row.lacks)
+        lacking = say("{listed}", listed=row.lacks)
         table.append(
             [row.software, seconds_text(row.step_s), f"{row.mfu:.1%}", memory_text(row.process_bytes), lacking]
         )

@@ -7,8 +7,9 @@ of the scores and the dropped choices. If nodes are known, bars show the bytes b
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 from shardwright.config.base import PlanError, error_text
 from shardwright.config.phrase import ENGLISH, in_language, say
 from shardwright.config.units import MIB, bytes_text
-from shardwright.config.user_file import FileFault, read_text
+from shardwright.config.user_file import FileFault, read_text, system_reason
 from shardwright.report.output import replace_output, write_output
 from shardwright.report.svg import (
     HEAT_STYLE,
@@ -40,6 +41,7 @@ _MOST_BYTES = 256 * MIB  # a step of 60 layers with 256 experts writes some 100 
 EVEN = 1.5  # a busiest expert up to this multiple of the mean counts as even
 _WIDTH, _LEFT, _MAP, _SQUARE, _GAP = 1120.0, 120.0, 620.0, 104.0, 34.0
 _MOST_COLUMNS, _MOST_ROWS = 155, 52  # of a heat map: a cell is at least 4 pixels wide and 2 high
+_Translate = Callable[[str], str]  # the text of a phrase in the language of a picture
 _LAST = 10  # steps whose mean is "at the end"
 _PURPOSES = {
     "tokens to experts and back": say("tokens to experts and back"),
@@ -97,7 +99,7 @@ def read_use(folder: Path) -> ExpertUse:
     except FileFault as error:
         fault = error_text(error)
     except OSError as error:
-        fault = say("{path} can't be read: {reason}; name the folder of a run", path=path, reason=str(error.strerror))
+        fault = say("{path} can't be read: {reason}; name the folder of a run", path=path, reason=system_reason(error))
     except (KeyError, TypeError, IndexError) as error:
         fault = say(
             "{path} is not what this version writes of experts ({reason} in a step); train the run again",
@@ -139,10 +141,10 @@ def _sent(steps: Sequence[dict[str, Any]]) -> dict[str, tuple[float, float]]:
     }
 
 
-def draw_use(folder: Path, svg: Path | None = None) -> Path:
-    """Draw a run's use of experts into `svg`, or else into the run's folder. Returns the file; raises PlanError as
-    `read_use` does."""
-    picture = experts_picture(read_use(folder), folder.resolve().name)
+def draw_use(folder: Path, svg: Path | None = None, language: str = ENGLISH) -> Path:
+    """Draw a run's use of experts, with words of a language, into `svg`, or else into the run's folder. Returns the
+    file; raises PlanError as `read_use` does."""
+    picture = experts_picture(read_use(folder), folder.resolve().name, language)
     if svg is not None:
         write_output(svg, picture, "--svg")
         return svg
@@ -206,39 +208,45 @@ def _figures(layer: LayerUse) -> list[str]:
     ]
 
 
-def experts_picture(use: ExpertUse, name: str) -> str:
-    """The SVG document of a run of this name."""
+def experts_picture(use: ExpertUse, name: str, language: str = ENGLISH) -> str:
+    """The SVG document of a run of this name, with words of a language."""
+    translate = partial(in_language, language=language)
     first_step, last_step = use.steps[0], use.steps[-1]
-    label = f"{name}: how experts were used in steps {first_step} to {last_step}"
-    subtitle = "what gates asked for, before room in experts was looked at; figures are means of the last"
-    rows_note = (
-        "; where experts share a row, its busiest" if any(n.num_experts > _MOST_ROWS for n in use.layers) else ""
+    title = say("{name}: how experts were used in steps {first} to {last}", name=name, first=first_step, last=last_step)
+    label = translate(title)
+    subtitle = say(
+        "what gates asked for, before room in experts was looked at; figures are means of the last {count} steps",
+        count=min(_LAST, len(use.steps)),
     )
+    if any(layer.num_experts > _MOST_ROWS for layer in use.layers):
+        subtitle = say("{subtitle}; where experts share a row, its busiest", subtitle=subtitle)
+    multiples = say("load of an expert, or how often a pair was chosen, as a multiple of the mean")
     parts = [
         text(20, 30, label, "name", 15),
-        text(20, 49, f"{subtitle} {min(_LAST, len(use.steps))} steps{rows_note}", size=12),
-        *heat_legend(_LEFT, 78, "load of an expert, or how often a pair was chosen, as a multiple of the mean"),
+        text(20, 49, translate(subtitle), size=12),
+        *heat_legend(_LEFT, 78, translate(multiples)),
     ]
     top = 130.0
     has_pairs = any(_pairs(layer) for layer in use.layers)
-    parts.append(text(_LEFT, top - 10, "load of each expert, by step", "name", 12))
+    parts.append(text(_LEFT, top - 10, translate(say("load of each expert, by step")), "name", 12))
     if has_pairs:
-        parts.append(text(_LEFT + _MAP + _GAP, top - 10, "chosen together", "name", 12))
+        parts.append(text(_LEFT + _MAP + _GAP, top - 10, translate(say("chosen together")), "name", 12))
     for layer in use.layers:
-        parts += _band(layer, use.steps, top, has_pairs)
+        parts += _band(layer, use.steps, top, has_pairs, translate)
         top += _SQUARE + _GAP
-    parts += _curves(use, top + 40)
+    parts += _curves(use, top + 40, translate)
     top += 40 + 180 + 66
     if use.sent_bytes:
-        parts += _bytes(use.sent_bytes, top)
+        parts += _bytes(use.sent_bytes, top, translate)
         top += 30 + 26 * len(use.sent_bytes) + 10
     return document(label, _WIDTH, top, parts, style=STYLE + HEAT_STYLE)
 
 
-def _band(layer: LayerUse, steps: Sequence[int], top: float, has_pairs: bool) -> list[str]:
+def _band(layer: LayerUse, steps: Sequence[int], top: float, has_pairs: bool, translate: _Translate) -> list[str]:
     """A layer's name and figures, its load over the steps, and its pairs if any layer has them."""
     box = Box(_LEFT, top, _MAP, _SQUARE)
-    parts = [text(20, top + 14, f"layer {layer.layer}", "name", 12), text(20, top + 31, f"{layer.num_experts} experts")]
+    name, number = say("layer {number}", number=layer.layer), say("{number} experts", number=layer.num_experts)
+    parts = [text(20, top + 14, translate(name), "name", 12), text(20, top + 31, translate(number))]
     parts += heat_map(_load_rows(layer), box, "load")
     ends = ((top + 10, "0"), (box.bottom, f"{layer.num_experts - 1}"))
     parts += [text(_LEFT - 6, y, words, anchor="end") for y, words in ends]
@@ -247,10 +255,10 @@ def _band(layer: LayerUse, steps: Sequence[int], top: float, has_pairs: bool) ->
     if pairs := _pairs(layer):
         parts += heat_map(pairs, Box(x, top, _SQUARE, _SQUARE), "together")
         assert layer.together is not None
-        parts.append(text(x, box.bottom + 15, f"step {layer.together[0]}"))
+        parts.append(text(x, box.bottom + 15, translate(say("step {number}", number=layer.together[0]))))
     x += _SQUARE + 20 if has_pairs else 0
     figures = _figures(layer)
-    return parts + [text(x, top + 14 + 19 * n, words, size=12) for n, words in enumerate(figures)]
+    return parts + [text(x, top + 14 + 19 * n, translate(words), size=12) for n, words in enumerate(figures)]
 
 
 def _load_rows(layer: LayerUse) -> list[list[float]]:
@@ -283,16 +291,21 @@ def _spans(length: int, most: int) -> list[range]:
     return [range(n * length // number, (n + 1) * length // number) for n in range(number)]
 
 
-def _curves(use: ExpertUse, top: float) -> list[str]:
+def _curves(use: ExpertUse, top: float, translate: _Translate) -> list[str]:
     """Three charts side by side, with a line for each layer."""
     chart_width = (_WIDTH - 20 - 3 * 56) / 3
     boxes = [Box(56 + n * (chart_width + 56), top, chart_width, 170) for n in range(3)]
     most_entropy = max(math.log(layer.num_experts) for layer in use.layers)
-    loads, entropies, dropped = (_lines(use, name) for name in ("largest_load", "entropy", "dropped_share"))
+    loads, entropies, dropped = (_lines(use, name, translate) for name in ("largest_load", "entropy", "dropped_share"))
+    titles = (
+        translate(say("busiest expert / mean (dotted: 1.5)")),
+        translate(say("entropy of scores, nats (dotted: even)")),
+        translate(say("choices dropped")),
+    )
     return [
-        *LineChart("busiest expert / mean (dotted: 1.5)", boxes[0], loads, 2.0, mark=EVEN).drawn(),
-        *LineChart("entropy of scores, nats (dotted: even)", boxes[1], entropies, most_entropy, most_entropy).drawn(),
-        *LineChart("choices dropped", boxes[2], dropped, 0.01, form=lambda share: f"{100 * share:.3g}%").drawn(),
+        *LineChart(titles[0], boxes[0], loads, 2.0, mark=EVEN).drawn(),
+        *LineChart(titles[1], boxes[1], entropies, most_entropy, most_entropy).drawn(),
+        *LineChart(titles[2], boxes[2], dropped, 0.01, form=lambda share: f"{100 * share:.3g}%").drawn(),
         *legend(56, top + 170 + 40, loads if len(loads) <= len(LINE_COLOURS) else [loads[0], loads[-1]]),
     ]
 
@@ -305,29 +318,32 @@ def _colour(number: int, count: int) -> str:
     return "#" + "".join(f"{part:02x}" for part in mixed)
 
 
-def _lines(use: ExpertUse, figure: str) -> list[Line]:
+def _lines(use: ExpertUse, figure: str, translate: _Translate) -> list[Line]:
     """A line for each layer: the figure over the steps."""
     lines = []
     for number, layer in enumerate(use.layers):
         values = layer.figures[figure]
         spans = _spans(len(values), _MOST_COLUMNS)
         points = [(float(use.steps[span[-1]]), fmean(values[step] for step in span)) for span in spans]
-        lines.append(Line(f"layer {layer.layer}", points, _colour(number, len(use.layers))))
+        name = translate(say("layer {number}", number=layer.layer))
+        lines.append(Line(name, points, _colour(number, len(use.layers))))
     return lines
 
 
-def _bytes(sent_bytes: dict[str, tuple[float, float]], top: float) -> list[str]:
+def _bytes(sent_bytes: dict[str, tuple[float, float]], top: float, translate: _Translate) -> list[str]:
     """Bars of the bytes that all ranks sent in a step."""
     most_bytes = max(map(sum, sent_bytes.values())) or 1.0
     bar_width, bar_left = 480.0, 200.0
-    parts = [text(20, top, "bytes that all ranks sent in a step, by kind of link", "name", 12)]
+    title = say("bytes that all ranks sent in a step, by kind of link")
+    parts = [text(20, top, translate(title), "name", 12)]
     for number, (purpose, by_link) in enumerate(sent_bytes.items()):
         x, y = bar_left, top + 14 + 26 * number
-        parts.append(text(bar_left - 8, y + 13, purpose, anchor="end"))
+        parts.append(text(bar_left - 8, y + 13, translate(_PURPOSES[purpose]), anchor="end"))
         for num_bytes, colour in zip(by_link, LINE_COLOURS, strict=False):
             length = num_bytes / most_bytes * bar_width
             parts.append(f'<rect fill="{colour}" x="{px(x)}" y="{px(y)}" width="{px(length)}" height="17"/>')
             x += length
         inside, between = (bytes_text(round(num_bytes)) for num_bytes in by_link)
-        parts.append(text(x + 8, y + 13, f"inside nodes (blue) {inside}, between nodes (red) {between}"))
+        amounts = say("inside nodes (blue) {inside}, between nodes (red) {between}", inside=inside, between=between)
+        parts.append(text(x + 8, y + 13, translate(amounts)))
     return parts

@@ -6,7 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from shardwright.config.base import PlanError, error_text
-from shardwright.config.phrase import say
+from shardwright.config.phrase import say, with_changed_texts
 from shardwright.config.user_file import reason_of, write_text
 
 _HEADER_CHARS = 24  # characters at the beginning that all files of a kind share
@@ -26,22 +26,10 @@ def write_output(path: Path, text: str, option: str) -> None:
     except OSError as error:
         if error.errno in _DISK_ERRNOS:
             raise OSError(error.errno, error.strerror, str(path)) from None
-        way_out = say("name another with {option}, or check the folder and its permissions", option=option)
-        raise PlanError(
-            "output",
-            [
-                say(
-                    "{option} {path} can't be written: {reason}; {way_out}",
-                    option=option,
-                    path=path,
-                    reason=reason_of(error),
-                    way_out=way_out,
-                )
-            ],
-        ) from None
+        raise _unwritable(path, option, error) from None
     except ValueError as error:  # a NUL in the name
         raise PlanError(
-            "output",
+            say("output"),
             [
                 say(
                     "{option} {path} is no name of a file: {reason}; use another",
@@ -51,6 +39,31 @@ def write_output(path: Path, text: str, option: str) -> None:
                 )
             ],
         ) from None
+
+
+def refuse_no_folder(path: Path, option: str) -> None:
+    """Raise PlanError if the folder of a file that a command will write is none, or lets nobody write: before the work,
+    which may take minutes."""
+    number = 0
+    if not path.parent.is_dir():
+        number = errno.ENOTDIR if path.parent.exists() else errno.ENOENT
+    elif not path.exists() and not os.access(path.parent, os.W_OK):
+        number = errno.EACCES
+    if number:
+        raise _unwritable(path, option, OSError(number, os.strerror(number)))
+
+
+def _unwritable(path: Path, option: str, error: OSError) -> PlanError:
+    """The fault of a file that can't be written, with a way out."""
+    way_out = say("name another with {option}, or check the folder and its permissions", option=option)
+    fault = say(
+        "{option} {path} can't be written: {reason}; {way_out}",
+        option=option,
+        path=str(path),
+        reason=reason_of(error),
+        way_out=way_out,
+    )
+    return PlanError(say("output"), [fault])
 
 
 def replace_output(path: Path, text: str, option: str, dry_run: bool = False) -> None:
@@ -63,16 +76,22 @@ def replace_output(path: Path, text: str, option: str, dry_run: bool = False) ->
         if not dry_run:
             write_output(path, text, option)
         elif path.is_dir():
-            raise PlanError("output", [say("{option} {path} is a folder; name a file in it", option=option, path=path)])
+            raise PlanError(
+                say("output"), [say("{option} {path} is a folder; name a file in it", option=option, path=path)]
+            )
         return
     _refuse_other_file(path, text, option)
+
+    def named(text: str) -> str:
+        return text.replace(str(new_path), str(path))
+
     new_path = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:
         write_output(new_path, text, option)
         if not dry_run:
             new_path.replace(path)
     except PlanError as error:
-        raise PlanError("output", [fault.replace(str(new_path), str(path)) for fault in error.faults]) from None
+        raise PlanError(say("output"), [with_changed_texts(fault, named) for fault in error.faults]) from None
     finally:
         with suppress(OSError, ValueError):
             new_path.unlink(missing_ok=True)
@@ -86,7 +105,7 @@ def _refuse_other_file(path: Path, text: str, option: str) -> None:
             option=option,
             path=path,
         )
-        raise PlanError("output", [refusal])
+        raise PlanError(say("output"), [refusal])
 
 
 def _has_other_header(path: Path, text: str) -> bool:

@@ -10,8 +10,10 @@ from shardwright.config.base import PlanError, error_text
 from shardwright.config.job import JobSpec
 from shardwright.config.link_words import link_words
 from shardwright.config.phrase import ENGLISH, each, fixed, say, sentences_of
+from shardwright.config.software import software_of
 from shardwright.cost.calibration import shipped
 from shardwright.explain.step_traffic import link_uses, step_traffic
+from shardwright.layers.memo import Memo
 from shardwright.memory.job_memories import job_accounts
 from shardwright.planner.own_plan import PricedStep, priced_step
 from shardwright.report.fit_verdict import Fit, fit_of, verdict_sentences
@@ -43,6 +45,11 @@ class PredictedPlan:
     language: str = ENGLISH
 
     @cached_property
+    def memo(self) -> Memo:
+        """The prices of pieces that the step and the timeline are made of."""
+        return self.unpriced.memo if self.unpriced is not None else Memo()
+
+    @cached_property
     def step(self) -> StepTime | str:
         """The predicted time of the step; or the reason why there is none."""
         if self.unpriced is not None:
@@ -50,7 +57,7 @@ class PredictedPlan:
         if self.job.cluster.device == "unknown":
             return say("time, money and the verdict on memory need a device, and cluster.device is unknown")
         try:
-            return simulated_step(self.job, shipped())
+            return simulated_step(self.job, shipped(), self.memo)
         except (KeyError, ValueError) as error:
             return error_text(error)
 
@@ -86,8 +93,10 @@ def _step_part(plan: PredictedPlan) -> Part:
 
 def _memory_part(plan: PredictedPlan) -> Part:
     job = plan.job
-    accounts = job_accounts(job)
-    fit = fit_of(job, accounts, plan.priced)
+    # The account of this runtime does not depend on the step; for other software the prediction takes its place.
+    priced = "" if software_of(job.cluster.software).is_own else plan.priced
+    accounts = job_accounts(job) if isinstance(priced, str) else []
+    fit = fit_of(job, accounts, priced)
     return {
         "ranks": _memory_rows(accounts, fit),
         "offered_bytes": fit.offered_bytes if fit else None,
@@ -120,7 +129,7 @@ def _memory_rows(accounts: Sequence[RankMemory], fit: Fit | None) -> list[Part]:
 
 def _timeline_part(plan: PredictedPlan) -> Part:
     try:
-        return timeline_part(step_drawing(plan.job, plan.step), plan.language)
+        return timeline_part(step_drawing(plan.job, plan.step, plan.memo), plan.language)
     except PlanError as error:
         return {"undrawn": each(error.faults)}
 

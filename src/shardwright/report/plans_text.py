@@ -24,8 +24,8 @@ from shardwright.report.document import AlignedRows, Lines, Part
 
 def plan_dict(plan: PricedPlan, objective: Objective) -> dict[str, Any]:
     """One plan of `--json`: all fields of the plan, seconds, bytes, and US dollars (null if the price is unknown).
-    `run` is a run of the
-    objective's tokens; `training_share` of its days trains, and is 1 if the objective counts no failures."""
+    `run` is a run of the objective's tokens; `training_share` of its days trains, and is 1 if the objective counts no
+    failures."""
     time, memory = asdict(plan.time), plan.memory.as_dict()
     return {
         "plan": plan.job.plan.model_dump(),

@@ -50,7 +50,7 @@ def difference_words(simpler: SimplerPlan, first: PricedPlan) -> Iterator[str]:
     plan_parts, first_parts = _parts(simpler.plan, first), _parts(first, simpler.plan)
     for is_less in (True, False):
         for name in Simplicity._fields:
-            amount, first_amount = getattr(simpler.simplicity, name), getattr(simpler.of_recommended, name)
+            amount, first_amount = getattr(simpler.simplicity, name), getattr(simpler.recommended_simplicity, name)
             if amount != first_amount and is_less == (amount < first_amount):
                 difference = _difference(plan_parts[name], first_parts[name])
                 yield difference if is_less else say("though {difference}", difference=difference)

@@ -4,10 +4,11 @@ batch; speed-up, efficiency, memory and price over sizes of the cluster."""
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from shardwright.config.job import JobSpec
-from shardwright.config.phrase import ENGLISH, Phrase, both, say
+from shardwright.config.phrase import ENGLISH, Phrase, both, in_language, say
 from shardwright.config.units import GIB
 from shardwright.cost.money import price_words
 from shardwright.planner.critical_batch import BatchLimits, Rescaled, rescaled
@@ -62,14 +63,14 @@ def _parts(job: JobSpec, scalings: tuple[Scaling, Scaling], limits: BatchLimits)
             yield paragraph(say("No plan fits on {devices}.", devices=devices_text(curve.misfits)))
     if price := price_words(job.cluster):
         yield paragraph(say("Money is counted {price}.", price=price))
-    yield paragraph(*batch_sentences(job, limits))
+    yield paragraph(*batch_sentences(limits))
     weak = scalings[1]
     if weak.points:
         times = weak.points[-1].job.tokens_per_step / limits.batch_tokens
         yield from map(paragraph, rate_sentences(job, times))
 
 
-def batch_sentences(job: JobSpec, limits: BatchLimits) -> list[str]:
+def batch_sentences(limits: BatchLimits) -> list[str]:
     """The cost of the job's batch in tokens, by both estimates of the critical one."""
     low, high = limits.critical.span
     fewest, most = limits.more_tokens
@@ -192,14 +193,23 @@ def _tokens(tokens: float) -> str:
 _PICTURE_WIDTH, _LEFT, _GAP = 920.0, 66.0, 86.0
 _HIGH, _ROW = 180.0, 262.0
 _MOST_TICKS = 7
-_NAMES = {"strong": "strong: the same batch", "weak": "weak: the batch grows"}
+_NAMES = {"strong": say("strong: the same batch"), "weak": say("weak: the batch grows")}
 
 
-def scaling_picture(job: JobSpec, scalings: Sequence[Scaling]) -> str:
-    """The SVG document of scalings. A kind of scaling in which no plan fits is left out."""
+def scaling_picture(job: JobSpec, scalings: Sequence[Scaling], language: str = ENGLISH) -> str:
+    """The SVG document of scalings, with words of a language. A kind of scaling in which no plan fits is left out."""
     curves = [curve for curve in scalings if curve.points]
     sizes = sorted({point.num_devices for curve in curves for point in curve.points})
-    label = f"{job.model.name} on {sizes[0]:,} to {sizes[-1]:,} {job.cluster.device}"
+    translate = partial(in_language, language=language)
+    label = translate(
+        say(
+            "{model} on {first:,} to {last:,} {device}",
+            model=job.model.name,
+            first=sizes[0],
+            last=sizes[-1],
+            device=job.cluster.device,
+        )
+    )
     box_width = (_PICTURE_WIDTH - _LEFT - _GAP - 24) / 2
     boxes = [Box(_LEFT + n % 2 * (box_width + _GAP), 112 + n // 2 * _ROW, box_width, _HIGH) for n in range(4)]
     ticks = {math.log2(size): f"{size:,}" for size in sizes[:: -(-len(sizes) // _MOST_TICKS)]}
@@ -207,33 +217,40 @@ def scaling_picture(job: JobSpec, scalings: Sequence[Scaling]) -> str:
 
     def lines(value: Callable[[Scaling, Point], float]) -> list[Line]:
         return [
-            Line(_NAMES[curve.kind], [(math.log2(p.num_devices), value(curve, p)) for p in curve.points], colour)
+            Line(
+                translate(_NAMES[curve.kind]),
+                [(math.log2(p.num_devices), value(curve, p)) for p in curve.points],
+                colour,
+            )
             for curve, colour in zip(curves, LINE_COLOURS, strict=False)
         ]
 
     smallest = min(curve.points[0].num_devices for curve in curves)
-    ideal = Line("in proportion", [(math.log2(s), math.log2(s / smallest)) for s in sizes], "#98a2b3", is_dashed=True)
+    proportional = [(math.log2(size), math.log2(size / smallest)) for size in sizes]
+    ideal = Line(translate(say("in proportion")), proportional, "#98a2b3", is_dashed=True)
     speed_ups = [ideal, *lines(lambda curve, p: max(0.0, math.log2(p.tokens_per_s / curve.points[0].tokens_per_s)))]
     efficiency, memory = lines(Scaling.efficiency), lines(lambda _, p: p.peak_bytes / GIB)
     if curves[0].points[0].usd_per_billion_tokens is None:
-        price, prices = "device-hours of 1e9 tokens", lines(lambda _, p: 1e9 / p.tokens_per_s_per_device / 3600)
+        price, prices = say("device-hours of 1e9 tokens"), lines(lambda _, p: 1e9 / p.tokens_per_s_per_device / 3600)
     else:
-        price, prices = "US dollars of 1e9 tokens", lines(lambda _, p: p.usd_per_billion_tokens or 0.0)
-    memory_title = f"memory of the fullest process, GiB; a device shows {shown_gib:.1f}"
+        price, prices = say("US dollars of 1e9 tokens"), lines(lambda _, p: p.usd_per_billion_tokens or 0.0)
+    memory_title = say("memory of the fullest process, GiB; a device shows {shown:.1f}", shown=shown_gib)
+    speed_title, efficiency_title = say("speed-up: tokens a second"), say("efficiency: tokens a second of a device")
     charts = (
-        LineChart("speed-up: tokens a second", boxes[0], speed_ups, 1.0, None, _times, ticks),
-        LineChart("efficiency: tokens a second of a device", boxes[1], efficiency, 1.0, 1.0, _share_percent, ticks),
-        LineChart(memory_title, boxes[2], memory, shown_gib, shown_gib, ticks=ticks),
-        LineChart(price, boxes[3], prices, 0.0, None, "{:,g}".format, ticks),
+        LineChart(translate(speed_title), boxes[0], speed_ups, 1.0, None, _times, ticks),
+        LineChart(translate(efficiency_title), boxes[1], efficiency, 1.0, 1.0, _share_percent, ticks),
+        LineChart(translate(memory_title), boxes[2], memory, shown_gib, shown_gib, ticks=ticks),
+        LineChart(translate(price), boxes[3], prices, 0.0, None, "{:,g}".format, ticks),
     )
+    subtitle = say("the best plan at each size; speed-up and efficiency beside the smallest size that fits")
     parts = [
         text(20, 30, label, "name", 15),
-        text(20, 49, "the best plan at each size; speed-up and efficiency beside the smallest size that fits", size=12),
+        text(20, 49, translate(subtitle), size=12),
         *legend(_LEFT, 76, [*speed_ups[1:], ideal]),
         *(part for chart in charts for part in chart.drawn()),
     ]
     for box in boxes:
-        parts.append(text(box.left + box.width / 2, box.bottom + 34, "devices", anchor="middle"))
+        parts.append(text(box.left + box.width / 2, box.bottom + 34, translate(say("devices")), anchor="middle"))
     return document(label, _PICTURE_WIDTH, boxes[-1].bottom + 56, parts)
 
 

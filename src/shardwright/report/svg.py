@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from shardwright.report.text_columns import num_columns
+
 LINE_COLOURS = ("#3b82f6", "#e5484d", "#0f9d8a", "#f59f00", "#8b5cf6", "#d6409f", "#65a30d", "#0891b2")
 
 FONT = """
@@ -177,7 +179,7 @@ def legend(left_edge: float, y: float, lines: Sequence[Line]) -> list[str]:
             f'y1="{px(y - 4)}" y2="{px(y - 4)}"/>'
         )
         parts.append(text(x + 26, y, line.name))
-        x += 26 + 6.2 * len(line.name) + 18
+        x += 26 + 6.2 * num_columns(line.name) + 18
     return parts
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from shardwright.config import catalog
 from shardwright.config.job import STATED, JobSpec
 from shardwright.config.job_file import NAME_FIELDS, PATH_FIELDS
+from shardwright.config.phrase import below, in_language, say
 from shardwright.config.toml_text import toml_text, value_text
 from shardwright.config.units import seconds_text
 from shardwright.config.user_file import path_exists
@@ -106,15 +107,13 @@ def write_device(path: Path, fields: Mapping[str, Any] | None) -> None:
     replace_output(path, text, "--out", dry_run=fields is None)
 
 
-def calibrated_text(path: Path, fields: Mapping[str, Any], rows: Sequence[Sequence[str]]) -> str:
-    """The measurements of a calibration, and how to use them."""
-    constants = fields["constants"]
-    return "\n".join(
-        [
-            aligned([list(row) for row in rows]),
-            "",
-            f"A step takes {seconds_text(constants['step_s'])} beside what it computes and sends.",
-            f"{fields['source']}; written to {path}.",
-            f"Price a job with it: shardwright estimate JOB --set cluster.device={path}",
-        ]
-    )
+def calibrated_text(path: Path, fields: Mapping[str, Any], rows: Sequence[Sequence[str]], language: str) -> str:
+    """The measurements of a calibration, and how to use them, in a language."""
+    step_text = seconds_text(fields["constants"]["step_s"])
+    lines = [
+        say("A step takes {step} beside what it computes and sends.", step=step_text),
+        say("{source}; written to {path}.", source=fields["source"], path=str(path)),
+        say("Price a job with it: shardwright estimate JOB --set cluster.device={path}", path=str(path)),
+    ]
+    table = aligned([[in_language(cell, language) for cell in row] for row in rows])
+    return f"{table}\n\n{in_language(below(lines), language)}"

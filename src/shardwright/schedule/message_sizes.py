@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from shardwright.config.job import JobSpec
 from shardwright.sharding.groups import num_replicas
-from shardwright.sharding.stage_parameters import stage_parameters
+from shardwright.sharding.stage_parameters import alike_stages, stage_parameters
 from shardwright.sharding.stage_placement import StagePlacement
 
 
@@ -46,17 +46,23 @@ def job_sizes(job: JobSpec, placement: StagePlacement, tp_index: int = 0) -> Siz
     """The sizes of a job's messages and state, on a device at `tp_index` of its tensor-parallel group. Devices of a
     group differ if rows don't divide evenly."""
     plan, model = job.plan, job.model
-    places_by_stage = [
-        [place for places in stage_parameters(model, plan, stage, tp_index).values() for place in places]
-        for stage in range(plan.num_stages)
-    ]
+    alike = alike_stages(model, plan)
+    places_by_stage = {
+        stage: [place for places in stage_parameters(model, plan, stage, tp_index).values() for place in places]
+        for stage in dict.fromkeys(alike)
+    }
     if model.shares_table and placement.holders[0][0] == placement.holders[0][-1]:
         # One tensor serves both uses, and its gradients are summed before they travel.
-        table = next(place for place in reversed(places_by_stage[-1]) if place.name == "embedding.weight")
-        places_by_stage[-1].remove(table)
+        last_places = places_by_stage[alike[-1]]
+        table = next(place for place in reversed(last_places) if place.name == "embedding.weight")
+        last_places.remove(table)
     # A parameter of a single replica, such as an expert that no other rank has, is neither reduced nor gathered.
     shared = {is_expert: num_replicas(plan, is_expert) > 1 for is_expert in (False, True)}
-    elements = [sum(place.num_elements for place in places if shared[place.is_expert]) for places in places_by_stage]
+    elements_of = {
+        stage: sum(place.num_elements for place in places if shared[place.is_expert])
+        for stage, places in places_by_stage.items()
+    }
+    elements = [elements_of[stage] for stage in alike]
     numbers = job.precision
     return Sizes(
         message=message_bytes(job),

@@ -9,6 +9,7 @@ made that input. Copies between a device and its host have no resource here, bec
 Units of time are the caller's: F = 1 for a table of bubbles, seconds for a prediction.
 """
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
@@ -198,7 +199,7 @@ class _Clock:
         """Run all lists once, and append the start and the end of each action to the empty lists of its rank."""
         step = _Step(self)
         while step.runnable:
-            number = step.runnable.pop()
+            number = step.runnable.popleft()
             step.run_rank(number, starts[number], ends[number])
         self._check_all_ran(list(map(len, ends)))
         for rank, ended in zip(self.ranks, ends, strict=True):
@@ -248,7 +249,7 @@ class _Step:
         self._waiting: dict[object, int] = {}  # event to the rank that waits: product x num_pairs + n, or (rank, stage)
         self._lists = [iter(row) for row in schedule.ranks]
         self._to_run: list[Iterator[Action]] = list(self._lists)  # with the action that a rank waits at put back first
-        self.runnable = list(range(len(clock.ranks)))
+        self.runnable = deque(range(len(clock.ranks)))  # the rank that waits longest first: it goes further then
 
     def run_rank(self, number: int, starts: list[float], ends: list[float]) -> None:
         """Run a rank's list until an input is missing; then the rank continues when another rank has made it."""

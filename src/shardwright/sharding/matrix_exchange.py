@@ -127,10 +127,6 @@ class MatrixExchange:
         """The matrices of a shard that a rank of the tp line assembles from its own part and the others'."""
         return [placed for placed in self.owned_parts(shard) if placed.tp_owner == index]
 
-    def whole_ones(self, shard: int) -> list[PlacedMatrix]:
-        """The matrices of a shard that every rank of the tp line has whole."""
-        return [placed for placed in self.owned_parts(shard) if placed.tp_owner == ALL_TP_RANKS]
-
     @cached_property
     def uses_tp_exchange(self) -> bool:
         """True if anything travels along the tp line."""

@@ -14,6 +14,7 @@ DEVICE_KINDS = {
     "buffers": say("buffers"),
     "working": say("working"),
 }
+KINDS = DEVICE_KINDS | {"host": say("host")}
 
 
 @dataclass(frozen=True)
@@ -52,5 +53,9 @@ class RankMemory:
     def __str__(self) -> str:
         """One line, with the kinds that are not 0."""
         kinds = {field.name.removesuffix("_bytes"): getattr(self, field.name) for field in fields(RankMemory)}
-        words = ", ".join(f"{kind} {memory_text(num_bytes)}" for kind, num_bytes in kinds.items() if num_bytes)
-        return f"{memory_text(self.total_bytes)} ({words})"
+        held = tuple(
+            say("{kind} {size}", kind=KINDS[kind], size=memory_text(num_bytes))
+            for kind, num_bytes in kinds.items()
+            if num_bytes
+        )
+        return say("{total} ({held})", total=memory_text(self.total_bytes), held=held)

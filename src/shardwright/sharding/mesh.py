@@ -13,6 +13,7 @@ neighbours too; the ranks of an edp line hold the same experts and sum their gra
 import math
 from dataclasses import dataclass
 
+from shardwright.config.phrase import say
 from shardwright.config.plan import PlanSpec
 from shardwright.config.rank_order import ORDERS, Count, Degrees, number_of
 
@@ -71,17 +72,20 @@ class MeshShape:
         place = self.coordinates(rank)
         return f"rank {rank} ({', '.join(f'{axis} {place[axis]}' for axis in self._shown())})"
 
-    def __str__(self) -> str:
-        """The mapping of ranks to coordinates: one line for the ranks along the fastest axis."""
-        lines = ["mesh " + " x ".join(f"{axis} {self.sizes[axis]}" for axis in self._shown())]
+    def lines(self) -> list[str]:
+        """The sizes of the axes, and the mapping of ranks to coordinates: one line for the ranks along the fastest
+        axis."""
+        sizes = " x ".join(f"{axis} {self.sizes[axis]}" for axis in self._shown())
         outer = self._shown()[:-1]
         ranks_of: dict[str, list[int]] = {}
         for rank in range(self.world):
             place = self.coordinates(rank)
             ranks_of.setdefault(", ".join(f"{axis} {place[axis]}" for axis in outer), []).append(rank)
-        return "\n".join(
-            [*lines, *(f"  {places}: ranks {' '.join(map(str, ranks))}" for places, ranks in ranks_of.items())]
-        )
+        lines = [
+            say("  {places}: ranks {ranks}", places=places, ranks=" ".join(map(str, ranks)))
+            for places, ranks in ranks_of.items()
+        ]
+        return [say("mesh {sizes}", sizes=sizes), *lines]
 
     def ranges(self, ranks: range) -> dict[str, tuple[int, int]]:
         """The first and the last place of some ranks, on each axis with more than one."""

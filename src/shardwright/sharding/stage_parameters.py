@@ -5,9 +5,10 @@ two equal: name, full shape, box, init, and the axes over which a tensor is cut 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 
 from shardwright.config.adapter import AdapterSpec
 from shardwright.config.kept_results import kept_by_identity
@@ -50,6 +51,18 @@ def stage_parameters(model: ModelSpec, plan: PlanSpec, stage: int, tp_index: int
     return regions
 
 
+def alike_stages(model: ModelSpec, plan: PlanSpec) -> list[int]:
+    """For each stage the first one that has the same parameters but for their names: the first and the last stage are
+    like no other, those between them like others with layers of the same kinds."""
+    counts, is_dense = plan.stage_layers(model.layers), shape_of(model).is_dense
+    ends, first_layers = (0, len(counts) - 1), accumulate(counts, initial=0)
+    first_stages: dict[Hashable, int] = {}
+    return [
+        first_stages.setdefault(stage if stage in ends else tuple(map(is_dense, range(first, first + count))), stage)
+        for stage, (first, count) in enumerate(zip(first_layers, counts, strict=False))
+    ]
+
+
 def is_of_adapter(name: str) -> bool:
     """True if a parameter of this name is of an adapter."""
     return ".adapter." in name
@@ -83,6 +96,7 @@ def num_parameters(model: ModelSpec) -> int:
     return sum(place.num_elements for place in model_parameters(model))
 
 
+@partial(kept_by_identity, most=512)
 def num_trained_parameters(model: ModelSpec) -> int:
     """Number of parameters that training changes: all, or those of adapters alone."""
     return sum(place.num_elements for place in model_parameters(model) if not place.is_frozen)

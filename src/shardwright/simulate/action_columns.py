@@ -1,7 +1,7 @@
 """The actions of a rank as arrays, so that a question about millions of actions is one operation."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
 
@@ -24,6 +24,7 @@ class Columns:
     kind: Array
     stage: Array
     pair: Array
+    _of_kinds: dict[tuple[Kind, ...], "Columns"] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, row: Sequence[Action], num_microbatches: int) -> "Columns":
@@ -39,6 +40,16 @@ class Columns:
             pair=stage * num_microbatches + np.array(microbatches, np.int64),
         )
 
+    @property
+    def kinds(self) -> list[Kind]:
+        """The kinds that occur."""
+        return [kind for kind, number in _NUMBER.items() if (self.kind == number).any()]
+
+    @property
+    def has_pairs(self) -> bool:
+        """True if some actions are overlapped pairs."""
+        return bool((np.diff(self.at) == 0).any())
+
     def are_of(self, *kinds: Kind) -> Array:
         """A mask that is True for actions of the given kinds."""
         is_wanted = np.zeros(len(_NUMBER), bool)
@@ -47,8 +58,10 @@ class Columns:
         return mask
 
     def of_kinds(self, *kinds: Kind) -> "Columns":
-        """The columns of only the actions of the given kinds."""
-        return self.where(self.are_of(*kinds))
+        """The columns of only the actions of the given kinds, which are kept: most questions about a rank need them."""
+        if kinds not in self._of_kinds:
+            self._of_kinds[kinds] = self.where(self.are_of(*kinds))
+        return self._of_kinds[kinds]
 
     def where(self, mask: Array) -> "Columns":
         """The columns of only some actions, chosen by a mask or by indices."""

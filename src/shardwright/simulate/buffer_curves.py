@@ -1,6 +1,7 @@
 """The memory of a rank over time, by kind of buffer: from the lifetimes of buffers and the times of actions."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -41,15 +42,35 @@ class Kept:
         return None if self.sizes is None else int(self.sizes.max(initial=0))
 
 
+class Lives(NamedTuple):
+    """Buffers of one kind on a rank in one step, as columns: the stage of each, the actions of its birth and its death,
+    and a mask of the buffers that the latter takes over."""
+
+    stage: Array
+    born: Array
+    dies: Array
+    is_taken: Array
+
+
+LivesByBuffer = dict[Buffer, Lives]
+
+
+def lives_on_rank(columns: Columns, trains: bool) -> LivesByBuffer:
+    """All buffers of a rank, which runs the actions of `columns` in a step. Their times do not matter."""
+    lives = {}
+    for buffer in Buffer:
+        of_rules = [_lives(rule, columns, trains) for rule in RULES if rule.buffer is buffer]
+        lives[buffer] = Lives(*(np.concatenate(parts) for parts in zip(*of_rules, strict=True)))
+    return lives
+
+
 def kept_on_rank(
-    columns: Columns, trains: bool, sizes: Sizes | None, starts: Array, ends: Array, num_steps: int
+    lives: LivesByBuffer, sizes: Sizes | None, starts: Array, ends: Array, num_steps: int
 ) -> dict[Buffer, Kept]:
-    """The memory of a rank over time, by kind of buffer. `columns` are of one step, starts and ends of all steps."""
+    """The memory of a rank over time, by kind of buffer. `lives` are of one step, starts and ends of all steps."""
     firsts = len(starts) // num_steps * np.arange(num_steps)
     curves = {}
-    for buffer in Buffer:
-        lives = [_lives(rule, columns, trains) for rule in RULES if rule.buffer is buffer]
-        stage, born, dies, is_taken = (np.concatenate(parts) for parts in zip(*lives, strict=True))
+    for buffer, (stage, born, dies, is_taken) in lives.items():
         if not len(born):
             curves[buffer] = Kept(np.zeros(0), born, born)
             continue
@@ -83,22 +104,21 @@ def _bytes_over_time(buffer: Buffer, stages: Array, changes: Array, sizes: Sizes
     return held_bytes
 
 
-def _lives(rule: LifetimeRule, columns: Columns, trains: bool) -> tuple[Array, Array, Array, Array]:
-    """The buffers that a rule makes: the stage of each, the actions of its birth and its death, and a mask of the
-    buffers that the latter takes over.
+def _lives(rule: LifetimeRule, columns: Columns, trains: bool) -> Lives:
+    """The buffers that a rule makes.
 
     For one stage and microbatch the n-th birth goes with the n-th death; a buffer that is never freed lives to the end.
     """
     begins, ends = columns.of_kinds(*rule.begins), columns.of_kinds(*rule.ends)
     if not len(begins.at):
-        return begins.stage, begins.at, begins.at, np.zeros(0, bool)
+        return Lives(begins.stage, begins.at, begins.at, np.zeros(0, bool))
     is_again = np.isin(begins.pair, columns.of_kinds(Kind.RECOMPUTE).pair)
     begins = begins.where((is_again == rule.of_recomputed) & trains | ~begins.are_of(Kind.FORWARD))
     dies, is_taken = np.full(len(begins.at), columns.at.max(initial=0)), np.zeros(len(begins.at), bool)
     as_born, as_died = (_numbered(events, len(columns.at)) for events in (begins, ends))
     _, matched_births, matching_ends = np.intersect1d(as_born, as_died, assume_unique=True, return_indices=True)
     dies[matched_births], is_taken[matched_births] = ends.at[matching_ends], rule.taken
-    return begins.stage, begins.at, dies, is_taken
+    return Lives(begins.stage, begins.at, dies, is_taken)
 
 
 def _numbered(columns: Columns, num_actions: int) -> Array:

@@ -28,12 +28,13 @@ _MOST = 2**14  # simulated microbatches times stages
 _ROUNDING = 1e-9  # share of a step
 
 
-def simulated_step(job: JobSpec, constants: Constants) -> StepTime:
-    """Seconds of a step of the job's plan. KeyError names an unknown input, ValueError a contradiction.
+def simulated_step(job: JobSpec, constants: Constants, memo: Memo | None = None) -> StepTime:
+    """Seconds of a step of the job's plan. KeyError names an unknown input, ValueError a contradiction. `memo` has, and
+    gets, results for the same model, cluster and constants.
 
     Without a pipeline, and for schedules that don't drain, the result is that of `step_time`.
     """
-    memo = Memo()
+    memo = memo or Memo()
     return simulated_steps([job], [step_time(run_of(job), constants, memo)], constants, memo)[0]
 
 

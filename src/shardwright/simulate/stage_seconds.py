@@ -178,8 +178,9 @@ class TimedActions:
     exposed_backward: tuple[float, ...]
 
 
-def timed_actions(job: JobSpec, constants: Constants) -> TimedActions:
-    """The costs of a job's actions. KeyError names an unknown input, ValueError a contradiction."""
-    stages = StageSeconds.of(job, constants, Memo())
+def timed_actions(job: JobSpec, constants: Constants, memo: Memo | None = None) -> TimedActions:
+    """The costs of a job's actions. KeyError names an unknown input, ValueError a contradiction. `memo` has earlier
+    results for the same model, cluster and constants."""
+    stages = StageSeconds.of(job, constants, memo or Memo())
     costs = stages.costs(has_messages=True, has_collectives=True)
     return TimedActions(costs, stages.exposed_forward, stages.exposed_backward)

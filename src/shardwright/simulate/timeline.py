@@ -13,18 +13,19 @@ The times may be simulated or recorded: only the program and the times are read,
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, partial
+from math import inf
 
 import numpy as np
 
+from shardwright.config.kept_results import kept_by_identity
 from shardwright.schedule.action import COMPUTE, RECV, Action, Kind
 from shardwright.schedule.buffer_lifetimes import Buffer
 from shardwright.schedule.dependencies import MAKES, MESSAGES, NEEDS, Product
-from shardwright.schedule.lowering.zero3_gathers import stages_needed
 from shardwright.schedule.schedule import Program
 from shardwright.schedule.timing import Times
 from shardwright.simulate.action_columns import Array, Columns
-from shardwright.simulate.buffer_curves import Kept, kept_on_rank
+from shardwright.simulate.buffer_curves import Kept, LivesByBuffer, kept_on_rank, lives_on_rank
 
 
 class Resource(StrEnum):
@@ -47,6 +48,9 @@ class Cause(StrEnum):
     DEPENDENCY = "dependency"
     DRAIN = "drain"
 
+
+CAUSES = tuple(Cause)  # by the number that columns have of them
+_WARM_UP, _COMMUNICATION, _DEPENDENCY, _DRAIN = map(CAUSES.index, CAUSES)
 
 # Computations and the update occupy the rank's compute.
 _RESOURCES = dict.fromkeys(RECV, Resource.ARRIVAL) | {
@@ -79,6 +83,23 @@ class Idle:
 
 
 @dataclass(frozen=True, eq=False)
+class Waits:
+    """The waits of a rank's compute in order, as columns: the number of the cause, the start and the end."""
+
+    cause: Array
+    start: Array
+    end: Array
+
+    def merged(self) -> "Waits":
+        """The waits that last, where adjacent ones with one cause are one."""
+        lasts = self.start < self.end
+        cause, start, end = self.cause[lasts], self.start[lasts], self.end[lasts]
+        goes_on = (cause[1:] == cause[:-1]) & (start[1:] == end[:-1])
+        is_first, is_last = np.append(True, ~goes_on)[: len(cause)], np.append(~goes_on, True)[: len(cause)]
+        return Waits(cause[is_first], start[is_first], end[is_last])
+
+
+@dataclass(frozen=True, eq=False)
 class RankTimeline:
     """One rank's part. `kept` is what it holds in memory, by kind of buffer. `columns` are the actions of one step.
 
@@ -93,8 +114,14 @@ class RankTimeline:
     num_steps: int
     computations: Array
     updates: Array
-    idle: tuple[Idle, ...]
+    waits: Waits
     kept: dict[Buffer, Kept]
+
+    @cached_property
+    def idle(self) -> tuple[Idle, ...]:
+        """The waits, one by one."""
+        columns = self.waits.cause.tolist(), self.waits.start.tolist(), self.waits.end.tolist()
+        return tuple(Idle(CAUSES[cause], start, end) for cause, start, end in zip(*columns, strict=True))
 
     @cached_property
     def spans(self) -> tuple[Span, ...]:
@@ -146,18 +173,30 @@ class Timeline:
 def make_timeline(program: Program, times: Times) -> Timeline:
     """Explain the times of a program."""
     num_steps = times.num_steps(program)
-    context = _Context(program, times, num_steps)
+    context, lives = _Context(program, times, num_steps), _lives_by_rank(program)
     ranks = []
     for rank, (row, columns) in enumerate(zip(program.ranks, context.columns, strict=True)):
         firsts = len(row) * np.arange(num_steps)
         computations, updates = (
             (firsts[:, None] + np.unique(columns.of_kinds(*kinds).at)).ravel() for kinds in (COMPUTE, (Kind.STEP,))
         )
-        starts, ends, idle = context.starts[rank], context.ends[rank], tuple(context.waits(rank))
-        kept = kept_on_rank(columns, program.trains, program.sizes, starts, ends=ends, num_steps=num_steps)
+        starts, ends, waits = context.starts[rank], context.ends[rank], context.waits(rank)
+        kept = kept_on_rank(lives[rank], program.sizes, starts, ends, num_steps)
         timed = times.rows[rank], columns, starts, ends, num_steps
-        ranks.append(RankTimeline(*timed, computations=computations, updates=updates, idle=idle, kept=kept))
+        ranks.append(RankTimeline(*timed, computations=computations, updates=updates, waits=waits, kept=kept))
     return Timeline(program, times.makespan, tuple(ranks))
+
+
+@partial(kept_by_identity, most=4)  # a page asks for many timelines of one program
+def columns_by_rank(program: Program) -> tuple[Columns, ...]:
+    """The actions of each rank, as columns."""
+    return tuple(Columns.of(row, program.num_microbatches) for row in program.ranks)
+
+
+@partial(kept_by_identity, most=4)
+def _lives_by_rank(program: Program) -> tuple[LivesByBuffer, ...]:
+    """The buffers of each rank."""
+    return tuple(lives_on_rank(columns, program.trains) for columns in columns_by_rank(program))
 
 
 class _Context:
@@ -169,7 +208,7 @@ class _Context:
 
     def __init__(self, program: Program, times: Times, num_steps: int) -> None:
         self._program, self._times, self._m = program, times, program.num_microbatches
-        self.columns = [Columns.of(row, self._m) for row in program.ranks]
+        self.columns = columns_by_rank(program)
         self.starts, self.ends = ([np.array(moments) for moments in rows] for rows in (times.start, times.end))
         self._made, self._arrived = np.zeros((2, len(Product), num_steps, program.num_stages * self._m))
         self._complete = np.zeros((num_steps, program.num_stages))  # when a stage's gradients are, in all its copies
@@ -186,62 +225,67 @@ class _Context:
                     table[step, moments.pair] = ends[moments.at]
                 np.maximum.at(self._complete[step], additions.stage, ends[additions.at])
 
-    def waits(self, rank: int) -> list[Idle]:
-        """A rank's waits, in order; adjacent waits with one cause are merged."""
-        merged: list[Idle] = []
-        for wait in self._pieces(rank):
-            if wait.start >= wait.end:
-                continue
-            if merged and merged[-1].end == wait.start and merged[-1].cause is wait.cause:
-                wait = Idle(wait.cause, merged.pop().start, wait.end)
-            merged.append(wait)
-        return merged
-
-    def _pieces(self, rank: int) -> Iterator[Idle]:
-        """Every stretch between computations, cut where its cause changes."""
-        row, columns = self._program.ranks[rank], self.columns[rank]
-        computations, gathers = columns.of_kinds(*COMPUTE).at, columns.of_kinds(Kind.GATHER)
-        first_n, last_n = (int(computations[0]), int(computations[-1])) if len(computations) else (-1, -1)
+    def waits(self, rank: int) -> Waits:
+        """A rank's waits, cut where their cause changes."""
+        columns, num_steps = self.columns[rank], len(self._end_of_step)
         work = np.unique(columns.of_kinds(*COMPUTE, Kind.STEP).at)
-        reductions, num_steps = _reductions_by_update(columns), len(self._end_of_step)
         began, ended = (rows.reshape(num_steps, -1)[:, work].ravel() for rows in (self.starts[rank], self.ends[rank]))
-        for place in np.flatnonzero(began > np.append(0.0, ended[:-1])).tolist():
-            step, n = place // len(work), int(work[place % len(work)])
-            free_from, start, action = float(ended[place - 1]) if place else 0.0, float(began[place]), row[n]
-            if action.kind is Kind.STEP:
-                otherwise = Cause.DRAIN if n > last_n else Cause.DEPENDENCY
-                yield from _cut(free_from, start, *self._reduced(rank, step, reductions[n], free_from), otherwise)
-            elif n == first_n:
-                previous_end = self._end_of_step[step - 1] if step else 0.0
-                border = min(max(previous_end, free_from), start)
-                yield Idle(Cause.DRAIN, free_from, border)
-                yield Idle(Cause.WARM_UP, border, start)
-            else:
-                gathered = self._gathered(gathers, self.ends[rank][step * len(row) :], n, action)
-                yield from _cut(free_from, start, *self._inputs(action, step, free_from, gathered), Cause.DEPENDENCY)
-        yield Idle(Cause.DRAIN, float(ended[-1]) if len(ended) else 0.0, max(self._end_of_step))
+        free = np.append(0.0, ended)
+        places = np.flatnonzero(began > free[:-1])
+        step, action = places // max(1, len(work)), work[places % max(1, len(work))]
+        # Each wait is for a computation, for its message, and again for others, between four moments.
+        inputs = (table[step, action] for table in self._inputs(rank))
+        computed, arrived = (np.maximum(moments, free[places]) for moments in inputs)
+        causes = np.tile([_DEPENDENCY, _COMMUNICATION, _DEPENDENCY], (len(places), 1))
+        self._explain_ends(rank, (step, action, free[places]), (computed, arrived), causes)
+        computed = np.minimum(computed, began[places])
+        arrived = np.clip(arrived, computed, began[places])
+        moments = np.stack([free[places], computed, arrived, began[places]], -1)
+        return Waits(
+            np.append(causes.ravel(), _DRAIN),
+            np.append(moments[:, :-1].ravel(), free[-1]),
+            np.append(moments[:, 1:].ravel(), max(self._end_of_step)),
+        ).merged()
 
-    def _inputs(self, action: Action, step: int, free_from: float, gathered: float) -> tuple[float, float]:
-        """When the last input of a computation was computed, and when all had arrived, parameters included."""
-        computed, arrived = free_from, max(free_from, gathered)
-        for part in action.computes():
-            n = part.stage * self._m + part.microbatch
-            for need in NEEDS[part.kind]:
+    def _explain_ends(
+        self, rank: int, waits: tuple[Array, Array, Array], inputs: tuple[Array, Array], causes: Array
+    ) -> None:
+        """Write the causes of waits for updates and for a step's first computation, and when their inputs were computed
+        and had arrived. `waits` are the steps, the actions, and when the rank was free."""
+        row, columns, (computed, arrived) = self._program.ranks[rank], self.columns[rank], inputs
+        computations, reductions = columns.of_kinds(*COMPUTE).at, _reductions_by_update(columns)
+        first_n, last_n = (int(computations[0]), int(computations[-1])) if len(computations) else (-1, -1)
+        is_end = np.isin(waits[1], [first_n, *reductions])
+        for place in np.flatnonzero(is_end).tolist():
+            step, n, free_from = (column[place].item() for column in waits)
+            if row[n].kind is Kind.STEP:
+                causes[place, ::2] = _DRAIN if n > last_n else _DEPENDENCY
+                computed[place], arrived[place] = self._reduced(rank, step, reductions[n], free_from)
+            else:  # the last ranks end the step before, then the first ones begin this step
+                causes[place] = _DRAIN, _WARM_UP, _WARM_UP
+                computed[place], arrived[place] = max(self._end_of_step[step - 1] if step else 0.0, free_from), inf
+
+    def _inputs(self, rank: int) -> tuple[Array, Array]:
+        """When the last input from another stage was computed, and when all inputs had arrived, parameters included; by
+        step and action of a rank."""
+        columns, shape = self.columns[rank], (len(self._end_of_step), len(self._program.ranks[rank]))
+        computed, arrived = np.zeros(shape), np.zeros(shape)
+        for kind, needs in NEEDS.items():
+            takers = columns.of_kinds(kind)
+            for need in needs if len(takers.at) else ():
                 if need.stage:
-                    arrived = max(arrived, float(self._arrived[need.product, step, n]))
-                    if 0 <= part.stage + need.stage < self._program.num_stages:
-                        computed = max(computed, float(self._made[need.product, step, n + need.stage * self._m]))
+                    _note_later(arrived, takers.at, self._arrived[need.product][:, takers.pair])
+                    stage = takers.stage + need.stage
+                    made = takers.where((stage >= 0) & (stage < self._program.num_stages))
+                    _note_later(computed, made.at, self._made[need.product][:, made.pair + need.stage * self._m])
+        gathers = columns.of_kinds(Kind.GATHER)
+        for stage in np.unique(gathers.stage).tolist():  # the last gather before an action serves it
+            readers = columns.of_kinds(*COMPUTE - {Kind.WEIGHT_GRAD})
+            read_at, gathered_at = readers.at[readers.stage == stage], gathers.at[gathers.stage == stage]
+            num_before = np.searchsorted(gathered_at, read_at)
+            served, last = read_at[num_before > 0], gathered_at[num_before[num_before > 0] - 1]
+            _note_later(arrived, served, self.ends[rank].reshape(shape)[:, last])
         return computed, arrived
-
-    def _gathered(self, gathers: Columns, ends: Array, n: int, action: Action) -> float:
-        """The end of the last gather before action n that it needs. `ends` are those of the actions of its step."""
-        latest = 0.0
-        for stage in stages_needed(action) if len(gathers.at) else ():
-            stage_gathers = gathers.at[gathers.stage == stage]
-            num_before = int(np.searchsorted(stage_gathers, n))
-            if num_before:
-                latest = max(latest, float(ends[stage_gathers[num_before - 1]]))
-        return latest
 
     def _reduced(self, rank: int, step: int, reductions: list[int], free_from: float) -> tuple[float, float]:
         """When the gradients that an optimizer step waits for were complete, and when they were reduced."""
@@ -264,9 +308,6 @@ def _reductions_by_update(columns: Columns) -> dict[int, list[int]]:
     return reductions
 
 
-def _cut(start: float, end: float, computed: float, arrived: float, otherwise: Cause) -> Iterator[Idle]:
-    computed = min(computed, end)
-    arrived = min(max(computed, arrived), end)
-    yield Idle(otherwise, start, computed)
-    yield Idle(Cause.COMMUNICATION, computed, arrived)
-    yield Idle(otherwise, arrived, end)
+def _note_later(table: Array, actions: Array, moments: Array) -> None:
+    """Write moments, by step and action, into a table where they are later than what it has."""
+    table[:, actions] = np.maximum(table[:, actions], moments)

@@ -18,7 +18,7 @@ from shardwright.config.dotted_keys import flat_keys
 from shardwright.config.hugging_face.config_json import CONFIG
 from shardwright.config.job import JobSpec
 from shardwright.config.load import read_job
-from shardwright.config.phrase import ENGLISH, say
+from shardwright.config.phrase import ENGLISH, say, with_changed_texts
 from shardwright.config.toml_file import TOML_ERRORS
 from shardwright.config.toml_text import value_text
 from shardwright.interchange.imported import Asked
@@ -83,8 +83,11 @@ def _of_model(text: str, cluster: AskedCluster) -> dict[str, Any]:
         try:
             asked = read_job(str(path), (), cluster)
         except PlanError as error:
-            faults = [fault.replace(str(path), CONFIG).replace(folder, CONFIG) for fault in error.faults]
-            raise PlanError(CONFIG, faults) from None
+
+            def named(text: str) -> str:
+                return text.replace(str(path), CONFIG).replace(folder, CONFIG)
+
+            raise PlanError(CONFIG, [with_changed_texts(fault, named) for fault in error.faults]) from None
     asked.fields.pop("cluster")
     texts = state_texts({section: asked.fields.get(section, {}) for section in SECTIONS}) | {
         "device": cluster.device,

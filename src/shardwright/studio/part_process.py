@@ -3,6 +3,7 @@
 """
 
 import asyncio
+import gc
 import json
 import os
 import sys
@@ -18,6 +19,7 @@ from shardwright.studio.plan_answer import PlanAnswers, warm_up
 
 PART = "memory"  # about half of the time of all parts but the step
 _MOST_LINE = 2**26  # bytes of one answer
+_NEW_OBJECTS = 100_000  # after so many Python looks for garbage
 
 
 class PartProcess:
@@ -89,6 +91,7 @@ def made_part(answers: PlanAnswers, question: dict[str, Any]) -> Part:
 
 def main() -> None:
     """Print a line when all is loaded, and answer the questions of standard input until it ends."""
+    gc.set_threshold(_NEW_OBJECTS)  # an account is many small objects, few of which are in cycles
     warm_up()
     print(flush=True)
     language = sys.argv[1]

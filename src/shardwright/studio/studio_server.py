@@ -25,6 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shardwright.config.base import PlanError
 from shardwright.config.phrase import ENGLISH, say, spoken
+from shardwright.config.user_file import system_reason
 from shardwright.report.page_document import phrases_said
 from shardwright.report.plan_parts import PARTS, Part
 from shardwright.report.timeline.page import embedded
@@ -205,9 +206,10 @@ async def _lines_of_both(parts: Iterator[Part], other: "asyncio.Future[bytes] | 
             if own.done():
                 name, line = own.result()
                 names.append(name)
-                own = _next_line(parts) if name else None
+                own = None
                 if name:
-                    yield line
+                    yield line  # and then make the next: both at once would be late
+                    own = _next_line(parts)
             if other is not None and other in both and other.done():
                 yield other.result()
                 other = None
@@ -308,7 +310,7 @@ def listening(port: int) -> socket.socket:
     except OSError as error:
         connection.close()
         fault = say(
-            "--port {port}: {reason}; use another, or 0 for any free one", port=port, reason=str(error.strerror)
+            "--port {port}: {reason}; use another, or 0 for any free one", port=port, reason=system_reason(error)
         )
         raise PlanError("studio", [fault]) from None
     return connection
@@ -318,8 +320,9 @@ class StudioServer(uvicorn.Server):
     """A server that Ctrl-C ends as it should be ended, and not as an error."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """End because of a signal; at the second Ctrl-C without waiting for answers that are on their way."""
-        if sig == signal.SIGINT and not self.should_exit:
+        """End because of a signal. Answers on their way have the time of a graceful end, after a second Ctrl-C too:
+        uvicorn would end by an error."""
+        if sig == signal.SIGINT:
             self.should_exit = True
         else:
             super().handle_exit(sig, frame)

@@ -25,7 +25,7 @@ from shardwright.train.train_step import (
     loss_totals,
     means_of,
     microbatches,
-    numbered,
+    numbered_microbatches,
     without_target,
 )
 
@@ -95,7 +95,7 @@ def train_stream(
     for shards in replica.shards.values():
         shards.zero()
     num_batches = program.num_microbatches // per_batch
-    samples = numbered(job, replica.mesh, first_step, num_batches, loss_factor=mean)
+    samples = numbered_microbatches(job, replica.mesh, first_step, num_batches, loss_factor=mean)
     losses = replica.executor.run(program, batches, update, samples, factors)
     all_shares = [batches.shares(batch) for batch in range(num_batches)]
     all_losses, cast = _read_losses(job, replica.mesh, losses, all_shares, votes)

@@ -15,10 +15,9 @@ from typing import Any, TextIO
 from shardwright.config.base import RunError, printable
 from shardwright.config.data import HELD_OUT
 from shardwright.config.job import JobSpec
-from shardwright.config.phrase import in_language, language_of_locale
-from shardwright.config.phrase import say as phrase
+from shardwright.config.phrase import in_language, language_of_locale, say, spaced
 from shardwright.config.units import MIB
-from shardwright.config.user_file import open_file
+from shardwright.config.user_file import open_file, system_reason
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.sharding.memory_account import RankMemory
 from shardwright.train.launch.full_disk import quiet_writers, telling_of_full_disk
@@ -52,20 +51,20 @@ class MetricsLog:
         if self._peak_flops is None:
             number = job.precision.product_number
             title = device_title(mesh.device)
-            self.say(
-                phrase(
+            self.tell(
+                say(
                     "MFU is not shown: the catalog of devices has no peak rate for {device} in {number}",
                     device=title,
                     number=number,
                 )
             )
 
-    def say(self, text: str) -> None:
+    def tell(self, text: str) -> None:
         """Print a line for the user, in the language of the locale. Raises RunError if that fails."""
         try:
             print(printable(in_language(text, language_of_locale())), file=self._out, flush=True)
         except OSError as error:
-            fault = phrase("standard output can't be written: {reason}", reason=str(error.strerror))
+            fault = say("standard output can't be written: {reason}", reason=system_reason(error))
             raise RunError(fault) from None
 
     def begin(self, first_step: int, device: str, data: Mapping[str, str]) -> None:
@@ -88,7 +87,8 @@ class MetricsLog:
         if is_shown:
             left_s = (total - step) * sum(self._recent_s) / len(self._recent_s)
             number = f"{step:>{len(str(total))}}/{total}"
-            self.say(f"step {number}  {_progress(metrics, result)}  left {_minutes(left_s)}")
+            texts = say("step {number}", number=number), _progress(metrics, result)
+            self.tell(spaced([*texts, say("left {minutes}", minutes=_minutes(left_s))]))
 
     def evaluation(self, step: int, losses: Mapping[str, float | None]) -> None:
         """Record an evaluation: the loss on each set by the set's name, None if none of its tokens has a loss."""
@@ -102,16 +102,16 @@ class MetricsLog:
         points = {f"validation_loss/{name}": _finite_or_none(loss) for name, loss in set_losses.items()}
         self._draw(step, {name: loss for name, loss in points.items() if loss is not None})
         for name, loss in losses.items():
-            told = phrase("there is no {loss}: none of its tokens has one", loss=held_out_of(name))
+            loss_words = say("there is no {loss}: none of its tokens has one", loss=held_out_of(name))
             if loss is not None:
-                told = phrase("{name} {loss:.4f}", name=held_out_of(name), loss=loss)
-            self.say(phrase("step {step}: {told}", step=step, told=told))
+                loss_words = say("{name} {loss:.4f}", name=held_out_of(name), loss=loss)
+            self.tell(say("step {step}: {loss}", step=step, loss=loss_words))
 
     def checkpoint(self, step: int, blocking_s: float, durable_s: float) -> None:
         """Record a checkpoint that is durable."""
         self._note({"checkpoint": {"step": step, "blocking_s": blocking_s, "durable_s": durable_s}})
-        self.say(
-            phrase(
+        self.tell(
+            say(
                 "step {step} is saved: the run waited {blocking:.3f} s, all was durable after {durable:.2f} s",
                 step=step,
                 blocking=blocking_s,
@@ -134,13 +134,13 @@ class MetricsLog:
         account = {"predicted": [m.as_dict() for m in predicted], "measured": [m.as_dict() for m in measured]}
         self._note({"memory": account})
         for line in measured_lines(predicted, measured):
-            self.say(line)
+            self.tell(line)
 
     def _tell_again(self, again: DoneAgain | None) -> None:
         """Record a comparison of steps that were done a second time."""
         if again is not None:
             self._note({"done_again": again.as_dict()})
-            self.say(str(again))
+            self.tell(str(again))
 
     def _write(self, values: dict[str, Any]) -> None:
         self._note(values)
@@ -170,7 +170,7 @@ class MetricsLog:
 
 def held_out_of(name: str) -> str:
     """The name of a set's loss in a printed line."""
-    return phrase("held-out loss") if name == HELD_OUT else phrase("held-out loss of {name}", name=name)
+    return say("held-out loss") if name == HELD_OUT else say("held-out loss of {name}", name=name)
 
 
 def _finite_or_none(loss: float | None) -> float | None:
@@ -218,47 +218,59 @@ def _is_kept(raw: bytes, step: int, with_memory: bool) -> bool:
 
 
 _WHY_SKIPPED = {
-    "overflow": "gradients overflowed",
-    "not finite": "not finite",
-    "spike": "a spike of the loss",
-    "no target": "no token has a loss",
+    "overflow": say("gradients overflowed"),
+    "not finite": say("not finite"),
+    "spike": say("a spike of the loss"),
+    "no target": say("no token has a loss"),
 }
 
 
 def _loss_text(loss: float | None) -> str:
-    return "no loss" if loss is None else f"loss {loss:.4f}"
+    return say("no loss") if loss is None else say("loss {loss:.4f}", loss=loss)
 
 
 def _progress(metrics: StepMetrics, result: StepResult) -> str:
     """The numbers of a step in its progress line."""
-    grad_text = f"grad {result.grad_norm:.3f}  " if result.grad_norm is not None else ""
     rate_text = f"{metrics.tokens_per_s:,.0f} tok/s" + (f" mfu {metrics.mfu:.1%}" if metrics.mfu is not None else "")
-    return (
-        f"{_loss_text(result.loss)}  {grad_text}lr {result.learning_rate:.2e}  {_what_applies(metrics, result)}"
-        f"{rate_text}  compute {metrics.compute_share:.0%} communication {metrics.exposed_communication_share:.0%} "
-        f"idle {metrics.pipeline_idle_share:.0%}  {metrics.peak_memory_bytes / MIB:,.0f} MiB"
+    shares_text = say(
+        "compute {compute:.0%} communication {communication:.0%} idle {idle:.0%}",
+        compute=metrics.compute_share,
+        communication=metrics.exposed_communication_share,
+        idle=metrics.pipeline_idle_share,
+    )
+    return spaced(
+        [
+            _loss_text(result.loss),
+            *([say("grad {norm:.3f}", norm=result.grad_norm)] if result.grad_norm is not None else []),
+            say("lr {rate:.2e}", rate=result.learning_rate),
+            *_what_applies(metrics, result),
+            rate_text,
+            shares_text,
+            f"{metrics.peak_memory_bytes / MIB:,.0f} MiB",
+        ]
     )
 
 
-def _what_applies(metrics: StepMetrics, result: StepResult) -> str:
-    """The part of a progress line that only some jobs have: losses of further tokens, the loss scale, a skipped step,
+def _what_applies(metrics: StepMetrics, result: StepResult) -> list[str]:
+    """The parts of a progress line that only some jobs have: losses of further tokens, the loss scale, a skipped step,
     the use of the network, the savings of compression, bytes between nodes, the use of experts."""
-    parts = []
+    parts: list[str] = []
     if result.mtp_losses:
-        parts.append("further " + " ".join("none" if loss is None else f"{loss:.3f}" for loss in result.mtp_losses))
+        losses = " ".join("none" if loss is None else f"{loss:.3f}" for loss in result.mtp_losses)
+        parts.append(say("further {losses}", losses=losses))
     if metrics.loss_scale is not None:
-        parts.append(f"scale {metrics.loss_scale:g}")
+        parts.append(say("scale {scale:g}", scale=metrics.loss_scale))
     if metrics.skipped:
-        parts.append(f"skipped: {_WHY_SKIPPED[metrics.skipped_because or 'overflow']}")
+        parts.append(say("skipped: {reason}", reason=_WHY_SKIPPED[metrics.skipped_because or "overflow"]))
     if metrics.between_link_use is not None:
-        parts.append(f"network {metrics.between_link_use:.0%} used")
+        parts.append(say("network {share:.0%} used", share=metrics.between_link_use))
     if metrics.compression_bytes_saved:
-        parts.append(f"compression saved {metrics.compression_bytes_saved / MIB:,.2f} MiB")
+        parts.append(say("compression saved {mib:,.2f} MiB", mib=metrics.compression_bytes_saved / MIB))
     if metrics.between_nodes_bytes:
-        parts.append(f"between nodes {metrics.between_nodes_bytes / MIB:,.2f} MiB")
+        parts.append(say("between nodes {mib:,.2f} MiB", mib=metrics.between_nodes_bytes / MIB))
     if result.routing:
         parts.append(in_words(result.routing))
-    return "".join(part + "  " for part in parts)
+    return parts
 
 
 def _minutes(seconds: float) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from shardwright.config.base import PlanError, error_text
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import say
-from shardwright.config.user_file import FileFault
+from shardwright.config.user_file import FileFault, system_reason
 from shardwright.train.data.chat_rows import ASSISTANT, Chat, question
 from shardwright.train.data.encoding_pool import EncodingPool, encoders
 from shardwright.train.data.encoding_process import EncodingSetup
@@ -52,7 +52,7 @@ def prompt_of(job: JobSpec, weights: str, text: str, is_chat: bool) -> Prompt:
     except OSError as error:
         raise PlanError(
             "generate",
-            [say("{file} can't be read: {reason}; check it", file=error.filename, reason=str(error.strerror))],
+            [say("{file} can't be read: {reason}; check it", file=error.filename, reason=system_reason(error))],
         ) from None
     except ValueError as error:
         raise PlanError(

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.model.router_state import RouterState, Totals
 from shardwright.parallel.comm.collectives import all_reduce
 from shardwright.sharding.routing_counts import size_of_totals
@@ -112,4 +113,4 @@ def in_words(routing: tuple[LayerRouting, ...]) -> str:
     choices."""
     largest = max(layer.largest_load for layer in routing)
     dropped = sum(layer.dropped_share for layer in routing) / len(routing)
-    return f"busiest expert {largest:.2f} x mean, {dropped:.1%} dropped"
+    return say("busiest expert {load:.2f} x mean, {dropped:.1%} dropped", load=largest, dropped=dropped)

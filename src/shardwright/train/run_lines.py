@@ -9,7 +9,7 @@ from shardwright.config.batch import BatchSpec
 from shardwright.config.data import HELD_OUT
 from shardwright.config.job import JobSpec
 from shardwright.config.model_job import sequence_notes
-from shardwright.config.phrase import say
+from shardwright.config.phrase import below, say
 from shardwright.config.units import counted_phrase
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.pipeline.action_times import Performed
@@ -60,6 +60,7 @@ NOTHING_IS_KEPT = say(
     "note: no checkpoints are kept, and of the weights nothing is left after the run; --set "
     "checkpoint.every_steps=100 keeps them every 100 steps and at the end"
 )
+_LISTED_RANKS = 64  # more of them are not listed
 
 
 def rate_note(manifest: Manifest, job: JobSpec, left_out: int) -> str:
@@ -107,7 +108,7 @@ def _data_line(job: JobSpec, tokens: TokenFiles | MixedTokens) -> str:
 def introduce(job: JobSpec, mesh: Mesh, tokens: TokenFiles | MixedTokens, place: PlaceInData, log: MetricsLog) -> None:
     """Print the first lines of a run: its model, plan, data and place in the data."""
     model, plan = job.model, job.plan
-    log.say(
+    log.tell(
         say(
             "{name}: {model}, {layers} x {hidden} hidden, {heads}, {vocab:,} tokens of vocabulary, sequences of "
             "{sequence}",
@@ -120,7 +121,7 @@ def introduce(job: JobSpec, mesh: Mesh, tokens: TokenFiles | MixedTokens, place:
             sequence=model.sequence,
         )
     )
-    log.say(
+    log.tell(
         say(
             "{ranks} on {type}: {schedule}, {microbatches} of {microbatch_size}, sequence parallel {sequence_parallel}",
             ranks=counted_phrase(plan.world, "rank"),
@@ -131,12 +132,12 @@ def introduce(job: JobSpec, mesh: Mesh, tokens: TokenFiles | MixedTokens, place:
             sequence_parallel=say("on") if plan.sequence_parallel else say("off"),
         )
     )
-    log.say(str(mesh.shape) if plan.world <= 64 else str(mesh.shape).splitlines()[0])
-    log.say(_data_line(job, tokens))
+    log.tell(below(mesh.shape.lines()[: None if plan.world <= _LISTED_RANKS else 1]))
+    log.tell(_data_line(job, tokens))
     for note in sequence_notes(model) if model.sequence > model.longest_sequence else ():
-        log.say(say("note: {note}", note=note))
+        log.tell(say("note: {note}", note=note))
     if job.data.tokenizer == "bytes" and tokens.largest_id < ByteTokenizer.num_ids <= model.vocab // 4:
-        log.say(
+        log.tell(
             say(
                 "note: text is read as bytes, {num_ids} of the {vocab:,} tokens of the vocabulary (data.tokenizer "
                 "names a tokenizer)",
@@ -145,9 +146,9 @@ def introduce(job: JobSpec, mesh: Mesh, tokens: TokenFiles | MixedTokens, place:
             )
         )
     for line in place.described(job.batch.samples_before(job.optimizer.steps)):
-        log.say(line)
+        log.tell(line)
     if tokens.dropped_share:
-        log.say(
+        log.tell(
             say(
                 "the tokenizer has no token for {dropped_share:.2%} of the text's characters, and drops them",
                 dropped_share=tokens.dropped_share,
@@ -160,7 +161,7 @@ def conclude(run: RunResult, log: MetricsLog, keeps: bool) -> None:
     for name, loss in run.validation_losses.items():
         unigram = run.unigram_losses.get(name)
         if loss is not None and unigram is not None:
-            log.say(
+            log.tell(
                 say(
                     "{held_out} {loss:.4f} nats a token after {steps}; a unigram model of the same text has "
                     "{unigram:.4f}",
@@ -172,10 +173,10 @@ def conclude(run: RunResult, log: MetricsLog, keeps: bool) -> None:
             )
     if run.sample:
         sample = "\n".join("  | " + line for line in run.sample.splitlines())
-        log.say(say("a sample of what it writes:\n{sample}", sample=sample))
+        log.tell(say("a sample of what it writes:\n{sample}", sample=sample))
     if not keeps:
-        log.say(say("no checkpoints were kept: of the weights nothing is left (checkpoint.every_steps keeps them)"))
-    log.say(
+        log.tell(say("no checkpoints were kept: of the weights nothing is left (checkpoint.every_steps keeps them)"))
+    log.tell(
         say(
             "{seconds:.0f} s; metrics in {folder}/metrics.jsonl and {folder}/tensorboard",
             seconds=run.seconds,

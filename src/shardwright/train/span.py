@@ -169,4 +169,4 @@ def tell_span(measured: SpanMeasured, more_lines: Sequence[str], health: RunHeal
     for step, result in enumerate(span.results, span.first + 1):
         log.step(MeasuredStep(step, result, measured.use.step_s, measured.shares, span.counts, gpus))
     for line in [*span.lines, *more_lines, *gpu_sentences(gpus)]:
-        log.say(line)
+        log.tell(line)

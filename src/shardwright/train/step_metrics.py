@@ -17,6 +17,7 @@ from shardwright.config.cluster import ClusterSpec, DeviceSpec
 from shardwright.config.cluster_facts import network_gb_per_s, node_gb_per_s
 from shardwright.config.job import JobSpec
 from shardwright.config.model_shape import shape_of
+from shardwright.config.phrase import say
 from shardwright.parallel.comm.collectives import all_reduce, all_reduce_max
 from shardwright.parallel.comm.ledger import BETWEEN, INSIDE, Ledger
 from shardwright.parallel.comm.process_groups import Mesh
@@ -203,7 +204,7 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 def device_title(device: torch.device) -> str:
     """The name of a device for people."""
-    return "this CPU" if device.type == "cpu" else torch.cuda.get_device_name(device)
+    return say("this CPU") if device.type == "cpu" else torch.cuda.get_device_name(device)
 
 
 def known_device(job: JobSpec, device: torch.device) -> DeviceSpec | None:

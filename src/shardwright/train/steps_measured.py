@@ -8,10 +8,11 @@ from dataclasses import astuple, dataclass, field
 
 import torch
 
+from shardwright.config.phrase import say
 from shardwright.config.units import memory_text
 from shardwright.parallel.comm.collectives import all_reduce
 from shardwright.parallel.comm.ledger import Ledger
-from shardwright.sharding.memory_account import RankMemory
+from shardwright.sharding.memory_account import KINDS, RankMemory
 from shardwright.train.build import Replica
 
 _WARMING = 2  # first spans of a run, which are not typical of later ones
@@ -113,7 +114,9 @@ def measure_memory(replica: Replica) -> list[RankMemory]:
 
 def predicted_lines(predicted: Sequence[RankMemory]) -> list[str]:
     """The lines of predicted memory, before the run."""
-    return [f"pp rank {rank} will hold {memory}" for rank, memory in _shown(predicted)]
+    return [
+        say("pp rank {rank} will hold {memory}", rank=rank, memory=str(memory)) for rank, memory in _shown(predicted)
+    ]
 
 
 def measured_lines(predicted: Sequence[RankMemory], measured: Sequence[RankMemory]) -> list[str]:
@@ -121,18 +124,20 @@ def measured_lines(predicted: Sequence[RankMemory], measured: Sequence[RankMemor
 
     Only the buffers of the pool are measured, not messages and the memory of collectives.
     """
-    lines = []
+    lines: list[str] = []
     for rank, memory in _shown(measured):
-        texts = []
+        held: list[str] = []
         for kind in ("parameters", "gradients", "optimizer", "host"):
             num_bytes = getattr(memory, f"{kind}_bytes")
             predicted_bytes = getattr(predicted[rank], f"{kind}_bytes") if predicted else num_bytes
             if num_bytes or predicted_bytes:
-                difference = "" if num_bytes == predicted_bytes else f", predicted {memory_text(predicted_bytes)}"
-                texts.append(f"{kind} {memory_text(num_bytes)}{difference}")
-        texts.append(f"pool of buffers {memory_text(memory.buffers_bytes)}")
+                held.append(say("{kind} {size}", kind=KINDS[kind], size=memory_text(num_bytes)))
+                if num_bytes != predicted_bytes:
+                    held.append(say("predicted {size}", size=memory_text(predicted_bytes)))
+        held.append(say("pool of buffers {size}", size=memory_text(memory.buffers_bytes)))
+        line = say("pp rank {rank} holds {held}", rank=rank, held=tuple(held))
         as_predicted = predicted and memory.state_bytes == predicted[rank].state_bytes
-        lines.append(f"pp rank {rank} holds {', '.join(texts)}" + ("; state as predicted" if as_predicted else ""))
+        lines.append(say("{line}; state as predicted", line=line) if as_predicted else line)
     return lines
 
 

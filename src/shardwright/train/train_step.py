@@ -67,11 +67,11 @@ class StepResult:
 Votes = Callable[[], Tensor]
 
 
-def refuse_asynchronous(job: JobSpec, what: str) -> None:
+def refuse_asynchronous(job: JobSpec, command: str) -> None:
     """PlanError where a job has no steps after which all stages have had the same updates."""
     if job_program(job).weights != "current":
         raise PlanError(
-            f"{what} {job.name}",
+            f"{command} {job.name}",
             [
                 say(
                     "schedule {schedule} updates weights while the pipeline is full: by design it has no step that "
@@ -87,10 +87,10 @@ def microbatches(tokens_BS: Tensor, microbatch_size: int) -> list[Tensor]:
     return list(tokens_BS.split(microbatch_size))
 
 
-def numbered(
+def numbered_microbatches(
     job: JobSpec, mesh: Mesh, first_step: int, num_steps: int = 1, loss_factor: float = 1.0
 ) -> list[Microbatch]:
-    """The samples of the microbatches of this rank's replica, over so many steps."""
+    """The microbatches of this rank's replica over so many steps, each with its step and its first sample."""
     size, first = job.plan.microbatch_size, mesh.dp.index * (job.batch.global_batch_size // job.plan.dp)
     return [
         Microbatch(job.run.seed, step, first + i * size, loss_factor)
@@ -223,7 +223,7 @@ def run_step(
     # Gradients are summed over microbatches and replicas, each of a mean over tokens.
     mean = 1.0 / (job.num_microbatches * job.plan.replicas)
     tokens = microbatches(tokens_BS, job.plan.microbatch_size)
-    samples = numbered(job, replica.mesh, step, loss_factor=mean * scale / shares.real)
+    samples = numbered_microbatches(job, replica.mesh, step, loss_factor=mean * scale / shares.real)
     factors = loss_factors(job, mean * scale, shares.targets)
     replica.executor.run(replica.program_of(job), tokens, update, samples, lambda _: factors)
 

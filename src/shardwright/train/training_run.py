@@ -23,7 +23,7 @@ from shardwright.train.data.batch_reader import BatchReader
 from shardwright.train.data.place import PlaceInData, StoredPlace, taken_up
 from shardwright.train.data.prepare import prepare_tokens, prepare_validation, refuse_missing
 from shardwright.train.data.prepared_tokens import MixedTokens, TokenFiles
-from shardwright.train.data.progress import say_aside
+from shardwright.train.data.progress import tell_aside
 from shardwright.train.data.source_files import trained_on_notes
 from shardwright.train.health.run_health import RunHealth, ran_compute
 from shardwright.train.health.weights_trust import WeightsTrust
@@ -274,7 +274,7 @@ class TrainingRun:
         """Tell the user lines, on rank 0; empty ones are left out."""
         if self.log is not None:
             for line in filter(None, lines):
-                self.log.say(line)
+                self.log.tell(line)
 
     def _restore(self, state: Mapping[str, Any], health: StateHealth) -> None:
         """Take up the state of a checkpoint beside its tensors, which is so healthy."""
@@ -338,5 +338,5 @@ def _prepare_data(job: JobSpec, mesh: Mesh, folder: Path) -> tuple[TokenFiles | 
     the other ranks find them done, or on another machine do it there."""
     with in_turn_of_rank_0(mesh.watch, mesh.rank, mesh.world.size, say("the tokens")):
         refuse_missing(job.data, job.model)
-        tokens = prepare_tokens(job.data, job.model, job.run.seed, folder / "data", say=say_aside)
-        return tokens, prepare_validation(job.data, job.model, folder / "data", say=say_aside)
+        tokens = prepare_tokens(job.data, job.model, job.run.seed, folder / "data", tell=tell_aside)
+        return tokens, prepare_validation(job.data, job.model, folder / "data", tell=tell_aside)

@@ -20,8 +20,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwright.config.job import JobSpec
-from shardwright.config.phrase import say as phrase
-from shardwright.config.units import counted, counted_phrase
+from shardwright.config.phrase import say
+from shardwright.config.units import counted_phrase
 from shardwright.parallel.comm.first_contact import make_contact
 from shardwright.parallel.comm.hang_watch import meet
 from shardwright.parallel.comm.process_groups import Mesh
@@ -102,25 +102,26 @@ def _with_few_microbatches(job: JobSpec) -> JobSpec:
     return job
 
 
-def warm_up(job: JobSpec, mesh: Mesh, program: Program, say: Callable[[str], None]) -> None:
+def warm_up(job: JobSpec, mesh: Mesh, program: Program, tell: Callable[[str], None]) -> None:
     """Compile the kernels that this rank will call, connect it to the ranks with which it communicates in the program,
-    and `say` so. Without CUDA do nothing. Every rank calls this."""
+    and `tell` so. Without CUDA do nothing. Every rank calls this."""
     if mesh.ledger.kind != "cuda":
         return
-    say("warm-up: every rank compiles its kernels, which takes a minute where none is kept from before")
+    tell(say("warm-up: every rank compiles its kernels, which takes a minute where none is kept from before"))
     if mesh.watch is not None:
-        mesh.watch.doing(phrase("the warm-up"))
+        mesh.watch.doing(say("the warm-up"))
     began_s = time.monotonic()
     calls = kernel_calls(job, mesh.rank)
     for call in calls:
         call.make(mesh.device)
-    meet(mesh.watch, mesh.rank, mesh.world.size, phrase("the warm-up"), _MOST_S)
+    meet(mesh.watch, mesh.rank, mesh.world.size, say("the warm-up"), _MOST_S)
     compiled_s = time.monotonic() - began_s
     num_met = make_contact(mesh, program)
     met_s = time.monotonic() - began_s - compiled_s
-    kernels = phrase(
+    kernels = say(
         "{kernels} compiled in {compiled_s:.1f} s",
         kernels=counted_phrase(len({call.operator for call in calls}), "kernel"),
         compiled_s=compiled_s,
     )
-    say(f"warm-up: {kernels}, {counted(num_met, 'first contact')} made in {met_s:.1f} s")
+    contacts = counted_phrase(num_met, "first contact")
+    tell(say("warm-up: {kernels}, {contacts} made in {met_s:.1f} s", kernels=kernels, contacts=contacts, met_s=met_s))

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from shardwright.config.phrase import any_of, say
 from shardwright.config.toml_file import read_toml
+from shardwright.config.user_file import system_reason
 
 Kind = Literal["models", "clusters", "devices", "jobs", "software", "calibrations"]
 
@@ -150,7 +151,7 @@ def _read_file(path: Path) -> dict[str, Any]:
             say(
                 "{path} can't be read: {reason} (looked from {folder}); check the path",
                 path=str(path),
-                reason=str(error.strerror),
+                reason=system_reason(error),
                 folder=str(Path.cwd()),
             )
         ) from None

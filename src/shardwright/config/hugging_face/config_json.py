@@ -22,7 +22,7 @@ from shardwright.config.hugging_face.decoder_fields import Fields
 from shardwright.config.phrase import any_of, say
 from shardwright.config.toml_file import value_faults
 from shardwright.config.units import MIB
-from shardwright.config.user_file import FileFault, read_text
+from shardwright.config.user_file import FileFault, read_text, system_reason
 
 CONFIG, ADAPTER = "config.json", "adapter_config.json"  # of a model, and of an adapter that peft trained for one
 MERGE = say("an adapter (LoRA) and no model; merge it into its model, and name that")
@@ -149,7 +149,9 @@ def read_keys(path: Path) -> dict[str, Any]:
     except FileFault as error:
         raise PlanError(str(path), [error_text(error)]) from None
     except OSError as error:
-        raise PlanError(str(path), [say("it can't be read: {reason}; check the path", reason=error.strerror)]) from None
+        raise PlanError(
+            str(path), [say("it can't be read: {reason}; check the path", reason=system_reason(error))]
+        ) from None
     except (ValueError, RecursionError) as error:
         reason = shortened(str(error), 200)
         raise PlanError(str(path), [say("it is not valid JSON: {reason}; mend it", reason=reason)]) from None

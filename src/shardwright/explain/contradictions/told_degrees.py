@@ -9,6 +9,9 @@ from shardwright.sharding.stage_parameters import num_parameters
 # The degrees of a model of a trillion parameters on 3,072 devices (Narayanan et al. 2021, arXiv 2104.04473, table 1).
 _TRILLION_DEGREES = {"pp": 64, "dp": 6, "tp": 8}
 _TRILLION = 1e12
+# Degrees of Llama 3 405B (Grattafiori et al. 2024, arXiv 2407.21783, table 4): the first row has 8,192 devices and 64
+# replicas, the second 16,384 and 128.
+_LLAMA3_DEGREES, _LLAMA3_REPLICAS = {"tp": 8, "cp": 1, "pp": 16}, (64, 128)
 
 
 def same_devices(job: JobSpec) -> Phrase | None:
@@ -53,10 +56,29 @@ def trillion_degrees(job: JobSpec) -> Phrase | None:
     )
 
 
+def half_the_devices(job: JobSpec) -> Phrase | None:
+    """The degrees of Llama 3 405B on 8,192 devices, told of 16,384."""
+    plan = job.plan
+    degrees = {axis: getattr(plan, axis) for axis in _LLAMA3_DEGREES}
+    if degrees != _LLAMA3_DEGREES or plan.dp not in _LLAMA3_REPLICAS:
+        return None
+    fewer, more = _LLAMA3_REPLICAS
+    return say(
+        "8 x 1 x 16 x {fewer} = {product:,}, and 16,384 devices have {more} replicas (Grattafiori et al. 2024, table "
+        "4); here dp {dp} makes {world:,}",
+        fewer=fewer,
+        product=8 * 16 * fewer,
+        more=more,
+        dp=plan.dp,
+        world=plan.world,
+    )
+
+
 CLAIMS = (
     ToldClaim("same-devices", say("tp and pp over the same devices of a node"), same_devices),
     ToldClaim(
         "transposed-groups", say("the batch split into as many groups as a replica has sequences"), transposed_groups
     ),
     ToldClaim("trillion-degrees", say("64 x 6 x 8 devices trained GPT-3"), trillion_degrees),
+    ToldClaim("half-the-devices", say("8 x 1 x 16 x 64 are 16,384 devices"), half_the_devices),
 )

@@ -51,10 +51,12 @@ def options_of_words(words: Sequence[str]) -> dict[str, str]:
     options: dict[str, str] = {}
     for word, value in pairwise(words):
         name = _SHORT_OPTIONS.get(word, word.removeprefix("--"))
-        if name == "gres" and value.startswith("gpu"):
-            name, value = "gpus-per-node", value.rpartition(":")[2]
+        if name == "gres":  # such as gpu:a100:4(S:0-1),nvme:100
+            kinds = [kind.partition("(")[0] for kind in value.removeprefix("gres:").split(",")]
+            name, value = "gpus-per-node", next((kind for kind in kinds if kind.startswith("gpu")), "")
+            value = value.rpartition(":")[2] if ":" in value else "1" if value == "gpu" else ""
         elif name in ("gpus-per-node", "gpus"):  # with the kind of GPU before the number
-            value = value.rpartition(":")[2]
+            value = value.partition("(")[0].rpartition(":")[2]
         if name == "nodes":  # at least, and at most
             value = value.rpartition("-")[2]
         if name in _SLURM and whole(value) is not None:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 _MOST_ROUNDS = 200  # of a loop
 _MOST_GUARD = 200  # words of what a guard does
+_FILE_TESTS = ("-d", "-e", "-f", "-s")
 _LOOPS = ("for", "while", "until", "select")
-_REMOTE_SHELLS = ("ssh", "pdsh", "rsh")
 _ELEMENT = re.compile(r"\[([^\]]+)\]=(.*)", re.DOTALL)  # of an associative array
 _REDIRECTIONS = (">", ">>", "<", "<<", "<<-", "<<<", ">&", "<&", "&>")
 
@@ -91,6 +91,16 @@ class FollowedText(CommandEffects):
                 return True
             depth += (word in ("if", "case", "{", "(")) - (word in ("fi", "esac", "}", ")"))
             place += 1
+        return False
+
+    def _passes_what_is_there(self, begin: int, ends: tuple[str, ...]) -> bool:
+        """True if a condition asks for a file and the part behind it goes on with the loop: it passes results."""
+        words = [token.plain for token in self.tokens[begin : self.at]]
+        if not any(word in _FILE_TESTS for word in words) or "!" in words:
+            return False
+        for token in self.tokens[self.at : self.at + _MOST_GUARD]:
+            if token.plain in ("continue", *ends):
+                return token.plain == "continue"
         return False
 
     def all(self) -> None:
@@ -168,8 +178,11 @@ class FollowedText(CommandEffects):
             self.at += 1
             start = self.at
             succeeds = self._until(("then",), active and not is_done, level + 1)
-            if succeeds and active and not is_done and self._is_guard(start, self.at, ("elif", "else", "fi")):
+            ends = ("elif", "else", "fi")
+            if succeeds and active and not is_done and self._is_guard(start, self.at, ends):
                 succeeds = False
+            elif succeeds and active and not is_done and self._passes_what_is_there(start, ends):
+                succeeds = None
             if succeeds is None and not is_done:
                 if not is_doubtful and self._is_doubtful(start):
                     is_doubtful = True
@@ -277,10 +290,10 @@ class FollowedText(CommandEffects):
                     break
         if not is_followed:
             self.script.notes.append(say("line {line}: a {kind} loop is not followed", line=line, kind=kind))
-            is_on_hosts = any(token.plain in _REMOTE_SHELLS for token in self.tokens[body:end])
-            if kind == "for" and is_on_hosts and header[1:] and (name := header[1].plain).isidentifier():
-                self._once(name, body, level)
-            for name in names_of(header[1:2]):
+            names = names_of(header[1:2])
+            if kind == "for" and names:
+                self._once(names[0], body, level)
+            for name in names:
                 part.put(name, False)
             self.script.doubt(part)
         self.at = end if not self.ended else self.at
@@ -307,7 +320,7 @@ class FollowedText(CommandEffects):
         return bool(names) and all(name == "#" or name.isdecimal() for name in names)
 
     def _once(self, name: str, body: int, level: int) -> None:
-        """Follow the body of a loop over hosts once for a host that is unknown, for the commands in it."""
+        """Follow the body of a loop once for an item that is unknown, for the commands in it."""
         self.script.variables.doubt(name, appends=False)
         self._body(body, level)
         self.ended = False

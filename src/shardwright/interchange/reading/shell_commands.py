@@ -185,8 +185,12 @@ class CommandEffects:
             script.follow(" ".join(words[1:]), self.depth + 1)
             return True
         is_python = any(PurePath(word).name.startswith("python") for word in words)
+        is_program = False  # the words behind a program in Python are its own
         for previous, word in zip(["", *words], words, strict=False):
-            is_script = (previous in _SCRIPT_OPTIONS and not is_python) or (" --" in word and ".py" in word)
+            is_script = (previous in _SCRIPT_OPTIONS and not is_python) or (
+                " --" in word and ".py" in word and not is_program
+            )
+            is_program = is_program or word.endswith(".py")
             if is_script and any(separator in word for separator in " \n"):
                 with script.launched_by(words[: words.index(word)]):
                     script.follow(word, self.depth + 1)

@@ -194,6 +194,8 @@ class Variables:
         name = str(int(name) + self.num_shifted) if self._is_passed(name) else name
         if name in ("@", "*") and value is None:  # the script has no arguments
             return [""] if name == "*" and quoted else []
+        if name == "*" and quoted and isinstance(value, list):
+            value = " ".join(value)
         if modifier.startswith("["):
             # An array is given from outside as one text.
             value = value.split() if isinstance(value, str) and name in self.fixed else value
@@ -223,6 +225,7 @@ class Variables:
 
     def _value_of(self, name: str) -> Value | None:
         """The value of a variable or an argument; None if it is unknown."""
+        name = "@" if name == "*" else name
         if name.isdecimal() and name != "0" and name not in self.values and self.has_arguments:
             return ""
         return self.values.get(str(int(name) + self.num_shifted) if self._is_passed(name) else name)

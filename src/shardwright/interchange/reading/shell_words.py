@@ -16,6 +16,13 @@ OPERATORS = ("&&", "||", ";;", "<<<", "<<-", "<<", ">>", ">&", "<&", "&>", "|&",
 _ENDS_WORD = " \t\r\n;&|<>()"
 _BEFORE_COMMANDS = ("if", "elif", "while", "until", "then", "else", "do", "!", "{")
 _MOST_WORDS = 100_000
+# Brackets of expansions and their kinds; $[ ] is the older form of $(( )).
+_BRACKETS = (
+    ("$((", "))", "arithmetic"),
+    ("$[", "]", "arithmetic"),
+    ("$(", ")", "command"),
+    ("${", "}", "variable"),
+)
 
 # The text in the quotes $'...', and an escape in it: octal, hexadecimal, Unicode, control, or one character.
 _ANSI_QUOTED = re.compile(r"\$'((?:[^'\\]|\\.)*)'", re.DOTALL)
@@ -226,7 +233,7 @@ class ShellReader:
         text, at = self.text, self.at
         if text[at] == "`":
             return WordPiece("command", self._until("`"), quoted)
-        for opening, closing, kind in (("$((", "))", "arithmetic"), ("$(", ")", "command"), ("${", "}", "variable")):
+        for opening, closing, kind in _BRACKETS:
             if text.startswith(opening, at):
                 return WordPiece(kind, self._bracketed(opening, closing), quoted)
         end = at + 1

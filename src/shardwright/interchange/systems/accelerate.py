@@ -327,7 +327,8 @@ def result_of(parts: FileParts, asked: Asked, *systems: str) -> ReadResult:
     read_model(parts.model, asked, settings, fields)
     for row in TABLE:
         read_row(row, settings, fields)
-    settings.faults += loose_faults(command.loose if command else (), settings, "accelerate", "deepspeed", "options")
+    known_in = ("accelerate", "deepspeed", "options", *systems)
+    settings.faults += loose_faults(command.loose if command else (), settings, *known_in)
     settings.ignore(WORLD)
     settings.note(priced_as("fsdp-2024"))
     uses_launcher = bool(processes) and not asked.cluster.devices and processes % machines == 0
@@ -337,7 +338,7 @@ def result_of(parts: FileParts, asked: Asked, *systems: str) -> ReadResult:
         "fsdp-2024",
         machines if uses_launcher else 0,
         processes // machines if uses_launcher else 0,
-        ("accelerate", "deepspeed", "options", *systems),
+        known_in,
     )
 
 

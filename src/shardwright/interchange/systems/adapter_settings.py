@@ -52,7 +52,7 @@ _PEFT_TARGETS: tuple[Target, ...] = ("query", "value")
 _PROGRAMS = (
     _Program("use_peft", ("true", "1", "yes"), 16, 32.0, _PEFT_TARGETS),
     _Program("use_peft_lora", ("true", "1"), 64, 16.0, ("query", "key", "value", "gate", "up", "down")),
-    _Program("use_lora", ("true", "1"), 0, 0.0, ()),
+    *(_Program(switch, ("true", "1"), 0, 0.0, ()) for switch in ("use_lora", "lora", "enable_lora")),
     _Program("finetuning_type", ("lora",), 8, 0.0, TARGETS, is_double=True),
     _Program("adapter", ("lora", "qlora"), 8, 16.0, _PEFT_TARGETS, is_double=True, nf4_words=("qlora",)),
     _Program("tuner_type", ("lora",), 8, 32.0, TARGETS),

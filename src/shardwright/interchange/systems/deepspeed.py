@@ -109,7 +109,8 @@ def _write_batch(job: JobSpec, settings: dict[str, Any]) -> None:
 
 def read_zero(settings: Settings, fields: Flat) -> None:
     """Read the ZeRO stage, what is offloaded, and over how many ranks ZeRO shards."""
-    stage = settings.count((_ZERO + "stage", "--zero_stage"), 0)
+    is_on = settings.flag(_ZERO.removesuffix("."))  # true in place of a section is stage 1 (older files)
+    stage = settings.count((_ZERO + "stage", "--zero_stage"), int(is_on))
     if stage > 3:
         settings.faults.append(wrong_value(f"zero_optimization.stage = {stage}", say("0 to 3")))
         stage = 0
@@ -302,7 +303,7 @@ def result_of(parts: FileParts, asked: Asked, *systems: str) -> ReadResult:
     read_model(parts.model, asked, settings, fields)
     for row in TABLE:
         read_row(row, settings, fields)
-    settings.faults += loose_faults(command.loose if command else (), settings, "deepspeed", "options")
+    settings.faults += loose_faults(command.loose if command else (), settings, "deepspeed", "options", *systems)
     settings.ignore(WORLD)
     settings.note(
         say("priced as fsdp-2024 software: the catalog has none of DeepSpeed of these years (--as NAME for another)")

@@ -120,14 +120,8 @@ def _read_kinds(settings: Settings, _: Flat) -> None:
         settings.faults.append(
             say("attention_config has {kinds}: attention to all is counted here", kinds=", ".join(sorted(others))[:60])
         )
-    if settings.count("moe_num_experts", 1) > 1:
-        settings.faults.append(
-            say(
-                "{setting}: it chooses experts by Sinkhorn's balance, which is not here",
-                setting=settings.setting_text("moe_num_experts"),
-            )
-        )
-    if settings.has("mlp_type"):
+    _read_experts(settings)
+    if settings.text("mlp_type", "regular") != "regular":
         settings.faults.append(
             say("{setting} is of older releases; say it by activation", setting=settings.setting_text("mlp_type"))
         )
@@ -142,6 +136,17 @@ def _read_kinds(settings: Settings, _: Flat) -> None:
         settings.faults.append(
             say("{setting}: training by next tokens is counted here", setting=settings.setting_text("train_impl"))
         )
+
+
+def _read_experts(settings: Settings) -> None:
+    """Refuse experts; what else is said of them counts for nothing where there is one MLP."""
+    if settings.count("moe_num_experts", 1) > 1:
+        setting = settings.setting_text("moe_num_experts")
+        fault = say("{setting}: it chooses experts by Sinkhorn's balance, which is not here", setting=setting)
+        if settings.text("moe_router_type", "sinkhorn") != "sinkhorn":
+            fault = say("{setting}: experts of GPT-NeoX are not read; say them by fields of model.moe", setting=setting)
+        settings.faults.append(fault)
+    settings.ignore(*(name for name in settings.given if name.startswith("moe_")))
 
 
 ENGINE: Table = (

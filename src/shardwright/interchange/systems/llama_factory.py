@@ -25,6 +25,8 @@ def own_options(data: Mapping[str, Any]) -> dict[str, Any]:
         options["--finetuning_type"] = "lora"
     if _is_true(data.get("fp8")):
         options |= {"--mixed_precision": "fp8", "--fp8": None}
+    if _is_true(data.get("pure_bf16")):
+        options |= {"--bf16": True, "--torch_dtype": "bfloat16", "--pure_bf16": None}  # the type of the weights, too
     for name in ("adam_mini", "muon"):
         options |= {"--optim": name, f"--use_{name}": None} if _is_true(data.get(f"use_{name}")) else {}
     return options

@@ -25,6 +25,15 @@ _OWN = (
     "recompute-activation-function",
     "swap-optimizer",
     "reuse-fp32-param",
+    "is-instruction-dataset",
+    "prompt-type",
+    "neat-pack",
+    "padded-samples",
+    "tokenizer-not-use-fast",
+    "use-fused-ring-attention-update",
+    "use-fused-rotary-pos-emb",
+    "use-fused-swiglu",
+    "use-fused-rmsnorm",
 )
 _CONTEXT = {"megatron_cp_algo": "p2p", "ulysses_cp_algo": "a2a"}
 _BALANCES = {"pai_megatron_aux_loss": "aux_loss", "noaux_tc": "none", "softmax_topk": "none"}
@@ -42,6 +51,9 @@ def as_megatron(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str
     """(flags under Megatron-LM's names, names as MindSpeed has them)."""
     flags = dict(given)
     spelled: dict[str, str] = {}
+    if "moe-intermediate-size" in flags:  # an older name
+        flags.setdefault("moe-ffn-hidden-size", flags.pop("moe-intermediate-size"))
+        spelled["moe-ffn-hidden-size"] = "moe-intermediate-size"
     for own, renamed in (_context(flags), _experts(flags), _stages(flags)):
         for name in own:
             flags.pop(name, None)

@@ -1,5 +1,5 @@
 """ms-swift: `megatron sft` and `megatron pt`, commands with Megatron-LM's arguments and the name of a model. Their
-options may stand in a YAML."""
+options may stand in a YAML. `swift sft` and `swift pt`, over transformers' Trainer, are in swift_trainer.py."""
 
 from collections.abc import Mapping
 from pathlib import PurePath
@@ -15,6 +15,7 @@ from shardwright.interchange.reading.file_signs import FileSigns
 from shardwright.interchange.reading.loose_words import loose_faults
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.settings import Settings
+from shardwright.interchange.systems import swift_trainer
 from shardwright.interchange.systems.adapter_settings import read_adapter
 from shardwright.interchange.systems.megatron_arguments import read_arguments, read_result
 from shardwright.interchange.systems.megatron_names import flags_of
@@ -28,6 +29,7 @@ SIGNS = (
         ),
         commands=(r"\bmegatron\s+(sft|pt|rlhf)\b",),
     ),
+    *swift_trainer.SWIFT.signs,
 )
 _DATA = (".json", ".yaml", ".yml")
 _MODELS = ("model", "load", "mcore-model")
@@ -55,6 +57,8 @@ def is_training(words: list[str]) -> bool:
 
 def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     """Read a script or a YAML, with the model's config.json. Raises ShellFault."""
+    if swift_trainer.starts_trainer(texts):
+        return swift_trainer.read(texts, asked)
     data = {name: read_data(name, text) for name, text in texts.items() if name.lower().endswith(_DATA)}
     scripts = {name: text for name, text in texts.items() if name not in data}
     model = next((keys for keys in data.values() if is_model(keys)), None)

@@ -27,6 +27,7 @@ from shardwright.interchange.training_programs import program_fault
 
 LIBRARY = ("primus/configs/models/megatron", "primus/configs/modules/megatron")
 _BASES = ("language_model.yaml", "primus_megatron_model.yaml")  # all arguments with Megatron-LM's defaults
+_BASES_KEYS = ("extends", "bases", "includes")  # of a file that begins from others; the later two are older names
 _MOST_LEVELS = 8
 _LAYER_IDS = "recompute-layer-ids"
 # What files of Primus say that differs from Megatron-LM's defaults, for experiments that begin from these alone.
@@ -162,8 +163,8 @@ def _chain(name: str, library: Mapping[str, str], level: int) -> Iterator[tuple[
             )
         )
     values = read_data(file, library[file])
-    bases = values.pop("extends", [])
-    for base in bases if isinstance(bases, list) else [bases]:
+    bases = [values.pop(key, None) or [] for key in _BASES_KEYS]
+    for base in [base for listed in bases for base in (listed if isinstance(listed, list) else [listed])]:
         yield from _chain(str(base), library, level + 1)
     yield file, {key: _value(value) for key, value in values.items()}
 

@@ -23,6 +23,7 @@ def _default_adamw(positional: list[Any], keywords: dict[str, Any]) -> ParsedCal
 
 # Functions of torchtitan whose results the configuration function may change.
 MAKERS = {_ADAMW: _default_adamw}
+_POLICY_OF_ANY_MODE = "ActivationCheckpointConfig"  # of releases before those classes
 POLICIES = {"selective": "SelectiveAC.Config", "full": "FullAC.Config", "memory-budget": "MemoryBudgetAC.Config"}
 # Classes of the sections that affect a plan. Another class may have other defaults.
 CLASSES = {
@@ -184,6 +185,12 @@ def _put_policy(value: Any, config: Config) -> None:
         config.given["activation_checkpoint"] = modes_by_class[value.short_callee]
         for name, setting in value.keywords.items():
             config.put(f"activation_checkpoint.{name}", setting)
+    elif isinstance(value, ParsedCall) and value.short_callee == _POLICY_OF_ANY_MODE:
+        settings = {"mode": "selective"} | value.keywords
+        mode = settings.pop("mode")
+        config.put("activation_checkpoint", mode.replace("_", "-") if isinstance(mode, str) else mode)
+        for name, setting in settings.items():
+            config.put(f"activation_checkpoint.{name}", setting)
     else:
         callee = value.short_callee if isinstance(value, ParsedCall) else "it"
         config.unread["activation_checkpoint"] = value if isinstance(value, Unread) else Unread(callee[:60], "")
@@ -194,6 +201,9 @@ def _put_optimizer(value: Any, config: Config) -> None:
     expressed in a job."""
     if not isinstance(value, ParsedCall):
         config.put("optimizer", value if isinstance(value, Unread) else Unread("it", ""))
+        return
+    if "param_groups" not in value.keywords and value.short_callee == CLASSES["optimizer"]:
+        _put_one_group(dict(value.keywords), config)
         return
     groups = value.keywords.get("param_groups")
     if not isinstance(groups, list) or not groups or not all(isinstance(group, ParsedCall) for group in groups):
@@ -219,6 +229,15 @@ def _put_optimizer(value: Any, config: Config) -> None:
     for key, setting in value.keywords.items():
         if key != "param_groups":
             config.put(f"optimizer.{key}", setting)
+
+
+def _put_one_group(settings: dict[str, Any], config: Config) -> None:
+    """Use the settings of an optimizer that stand in its class itself, as before there were groups of parameters."""
+    betas = [settings.pop(name, default) for name, default in (("beta1", 0.9), ("beta2", 0.95))]
+    own = {name: settings.pop(name) for name in ("lr", "eps", "weight_decay") if name in settings}
+    _put_group(own | {"betas": betas}, settings.pop("name", "AdamW"), config)
+    for name, setting in settings.items():
+        config.put(f"optimizer.{name}", setting)
 
 
 def _put_group(settings: dict[str, Any], name: Any, config: Config) -> None:

@@ -13,11 +13,27 @@ from shardwright.interchange.imported import Asked
 from shardwright.interchange.launched_ranks import launched_ranks
 from shardwright.interchange.launcher import Launched, find_training_command
 from shardwright.interchange.reading.file_signs import FileSigns
+from shardwright.interchange.reading.shell_marks import unknown_names
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.training_programs import program_fault
 
 _YAML = (".yaml", ".yml")
 _OF_COMMAND = ("config", "launcher", "num-processes", "num-machines", "main-process-port", "machine-rank")
+
+
+def is_training(words: list[str]) -> bool:
+    """True if a command starts training with DeepSpeed, with Accelerate, or with options of TrainingArguments."""
+    names = {word.partition("=")[0].replace("-", "_").strip("_") for word in words}
+    is_unknown = bool(unknown_names(words[0]))  # a launcher with its program
+    has_program = is_unknown or any(word.endswith(".py") or word in ("-m", "--module") for word in words)
+    of_training = names & {
+        "deepspeed",
+        "deepspeed_config",
+        "per_device_train_batch_size",
+        "config_file",
+        "learning_rate",
+    }
+    return has_program and (bool(of_training) or words[0].rpartition("/")[2] in ("deepspeed", "accelerate"))
 
 
 def trainer_command(

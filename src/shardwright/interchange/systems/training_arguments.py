@@ -35,6 +35,7 @@ from shardwright.interchange.systems.checkpointing_options import (
     write_recompute,
 )
 from shardwright.interchange.systems.llama_factory import own_options
+from shardwright.interchange.systems.trainer_command import is_training
 from shardwright.interchange.training_programs import program_fault, read_kind
 
 WORLD = "world_size"
@@ -63,6 +64,7 @@ _OPTIMIZERS = {
     "paged_adamw_32bit": "adamw",
     "adamw": "adamw",
 }
+_DATA = (".json", ".yaml", ".yml")  # of files that are no scripts
 _OWN_OPTIMIZERS = {
     "adam": "adamw",
     "adamw": "adamw",
@@ -77,14 +79,6 @@ _SEQUENCE = (
     *("--block_size", "--max_seq_length", "--max_length", "--model_max_length", "--cutoff_len", "--max_seq_len"),
     "--seq_length",
 )
-
-
-def is_training(words: list[str]) -> bool:
-    """True if a command starts training with DeepSpeed, with Accelerate, or with options of TrainingArguments."""
-    names = {word.partition("=")[0].replace("-", "_").strip("_") for word in words}
-    has_program = any(word.endswith(".py") for word in words)
-    training_words = {"deepspeed", "deepspeed_config", "per_device_train_batch_size", "config_file", "learning_rate"}
-    return has_program and (bool(names & training_words) or words[0].rpartition("/")[2] in ("deepspeed", "accelerate"))
 
 
 @dataclass(frozen=True)
@@ -124,23 +118,22 @@ def read_parts(texts: Mapping[str, str], asked: Asked, is_own: Callable[[dict[st
     model: dict[str, Any] | None = None
     has_own = False
     command: Launched | None = None
-    scripts = {name: text for name, text in texts.items() if not name.lower().endswith((".json", ".yaml", ".yml"))}
-    scripts = {name: text for name, text in scripts.items() if not text.lstrip().startswith("{")}
-    if scripts:
+    files = {name for name, text in texts.items() if text.lstrip()[:1] == "{" or name.lower().endswith(_DATA)}
+    if scripts := {name: text for name, text in texts.items() if name not in files}:
         command = find_training_command(scripts, asked, is_training)
         for flags in (command.launcher_settings, command.settings):
-            given |= {
-                f"--{name.replace('-', '_')}": value for name, value in flags.items() if not name.startswith("slurm")
-            }
+            own = {name.replace("-", "_"): value for name, value in flags.items() if not name.startswith("slurm")}
+            given |= {f"--{name}": value for name, value in own.items()}
+        given |= {"--config": command.options_file} if command.options_file else {}
         given |= own_options({name.removeprefix("--"): value for name, value in given.items()})
         given = with_adapters_by_name(command.program, given)
     of_command = dict(given)  # a command line is said over the files that it names
     written = command.written if command else {}
     for name, text in {
         **{path: text for path, text in written.items() if path.endswith((".json", ".yaml"))},
-        **{name: text for name, text in texts.items() if name not in scripts},
+        **{name: text for name, text in texts.items() if name in files},
     }.items():
-        data = read_data(name if name.endswith((".json", ".yaml", ".yml")) else f"{name}.json", text)
+        data = read_data(name if name.endswith(_DATA) else f"{name}.json", text)
         if is_model(data):
             model = data
         elif is_own(data) and not _has_options(data):

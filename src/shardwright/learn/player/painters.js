@@ -71,7 +71,7 @@ const playablePainters = (() => {
   const timeline = {
     moments: (picture) => endsOf(picture).length,
     start: (picture) => endsOf(picture).length - 1,
-    label: (picture, moment) => `${(endsOf(picture)[moment] / picture.ticks).toFixed(3)} s`,
+    label: (picture, moment) => `${(endsOf(picture)[moment] / picture.ticks).toFixed(3)} ${picture.unit}`,
     draw(place, picture, moment, page) {
       const LEFT = 56, LANE = 24, PITCH = 30, TOP = 4;
       const width = Math.max(place.clientWidth, 640), height = TOP + PITCH * picture.ranks.length + 4;

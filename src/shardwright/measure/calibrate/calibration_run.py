@@ -13,7 +13,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.config.phrase import say
 from shardwright.config.progress_records import tell_part
-from shardwright.config.units import counted, counted_phrase
+from shardwright.config.units import counted_phrase
 from shardwright.measure.calibrate.device_file import RanksMeasured, device_entry_of
 from shardwright.measure.calibrate.sweep import Sweep, measure_machine
 from shardwright.train.launch.launch import launch
@@ -47,7 +47,7 @@ def calibrate_here(sweep: Sweep, ranks: int, device: str) -> tuple[dict[str, Any
     with scratch_folder() as scratch:
         numbers = numbers_of_ranks(ranks)
         for place, number in enumerate(numbers):
-            tell_part(f"measuring with {counted(number, 'rank')}", place, len(numbers))
+            tell_part(say("measuring with {ranks}", ranks=counted_phrase(number, "rank")), place, len(numbers))
             job = _job(number, device)
             reports = launch(partial(measure_machine, sweep), job, scratch / f"{number}")
             launches.append(RanksMeasured(number, job, reports))

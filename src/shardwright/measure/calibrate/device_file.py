@@ -18,6 +18,7 @@ from shardwright.config.cluster import DeviceSpec
 from shardwright.config.job import JobSpec
 from shardwright.config.measured_table import Carried, MeasuredTable, sizes_of
 from shardwright.config.number_types import NUMBER_TYPES
+from shardwright.config.phrase import fixed, say
 from shardwright.config.software import software_of
 from shardwright.config.toml_text import toml_text
 from shardwright.config.units import GIB, counted
@@ -265,7 +266,7 @@ def _beside_s(launches: Sequence[RanksMeasured], fields: Mapping[str, Any], scra
 
 def summary(launches: Sequence[RanksMeasured]) -> list[list[str]]:
     """Rows of a table for the user: work, dtype, busy ranks, number of sizes, the best rate, and the spread."""
-    rows = [["", "number", "ranks", "sizes", "best", "quartiles"]]
+    rows: list[list[str]] = [["", say("number"), say("ranks"), say("sizes"), say("best"), say("quartiles")]]
     for m in launches:
         seconds, samples = m.seconds(), m.samples
         kinds = dict.fromkeys((point.work, point.number) for point in seconds)
@@ -274,7 +275,7 @@ def summary(launches: Sequence[RanksMeasured]) -> list[list[str]]:
             middle = statistics.median(spread(samples[point]) for point in kind_points)
             rows.append(
                 [
-                    work,
+                    fixed(work),
                     number,
                     str(m.ranks),
                     str(len(kind_points)),

@@ -9,13 +9,14 @@ from itertools import groupby
 from itertools import product as combinations
 from math import prod
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 
 import torch
 
 from shardwright.config.job import JobSpec
 from shardwright.config.measured_table import Carried, Work
-from shardwright.config.units import GIB, counted
+from shardwright.config.phrase import fixed, in_language, language_of_locale, say
+from shardwright.config.units import GIB, counted_phrase
 from shardwright.measure.calibrate.collective_probes import collective_call, copy_call, leak_call
 from shardwright.measure.calibrate.measuring_place import Call, Place
 from shardwright.measure.calibrate.operator_probes import ELEMENTWISE, attention_call, product_call
@@ -26,8 +27,7 @@ from shardwright.train.step_metrics import measure_shares
 from shardwright.train.train_step import train_step
 
 # Besides the tables of a device: the samples for its constants.
-Extra = str
-_EXTRAS = ("leak", "copy", "host copy", "step")
+Extra = Literal["leak", "copy", "host copy", "step"]
 MORE_LAYERS = 6  # of a small job whose steps are timed, next to a job of a single layer
 _SLOWEST_FP16 = 4.0  # slower than this ratio to float32, fp16 is emulated and not used
 
@@ -183,7 +183,6 @@ def measure_machine(sweep: Sweep, job: JobSpec, mesh: Mesh, folder: Path) -> Ran
     sweep = sweep_on(machine_of(mesh.device), sweep)
     report = RankReport(numbers=computed_numbers(sweep.numbers, mesh))
     all_points = list(points(sweep, report.numbers, mesh.world.size))
-    ranks = counted(mesh.world.size, "rank")
     for number in range(sweep.passes):
         for (work, kind), group in groupby(all_points, key=lambda point: (point.work, point.number)):
             group_points, start_s = list(group), time.perf_counter()
@@ -192,8 +191,17 @@ def measure_machine(sweep: Sweep, job: JobSpec, mesh: Mesh, folder: Path) -> Ran
                 samples += _timed(partial(call_of, point, mesh), sweep, mesh)
             if mesh.rank == 0:
                 taken_s = time.perf_counter() - start_s
-                text = f"{ranks} busy, {number + 1} of {sweep.passes}: {work} in {kind}"
-                print(f"{text}: {counted(len(group_points), 'size')} in {taken_s:.1f} s", file=sys.stderr, flush=True)
+                line = say(
+                    "{ranks} busy, {number} of {passes}: {work} in {kind}: {sizes} in {seconds:.1f} s",
+                    ranks=counted_phrase(mesh.world.size, "rank"),
+                    number=number + 1,
+                    passes=sweep.passes,
+                    work=fixed(work),
+                    kind=kind,
+                    sizes=counted_phrase(len(group_points), "size"),
+                    seconds=taken_s,
+                )
+                print(in_language(line, language_of_locale()), file=sys.stderr, flush=True)
     for layers in (1, MORE_LAYERS):
         deeper = job.model_copy(update={"model": job.model.model_copy(update={"layers": layers})})
         report.samples[Probe("step", "float32", (layers,))] = _steps(deeper, mesh, 10 * sweep.passes)

@@ -10,6 +10,8 @@ the stream that made it, unless it was lent to other streams).
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from shardwright.config.phrase import say
+
 Clock = dict[int, int]  # by number of the worker: how much of its work comes before
 
 
@@ -59,7 +61,9 @@ class Access:
         return self.low < high and low < self.high
 
     def __str__(self) -> str:
-        return f"{'write' if self.is_write else 'read'} by {self.worker.name} ({self.what})"
+        if self.is_write:
+            return say("write by {worker} ({work})", worker=self.worker.name, work=self.what)
+        return say("read by {worker} ({work})", worker=self.worker.name, work=self.what)
 
 
 @dataclass
@@ -81,7 +85,12 @@ class MemoryBlock:
             is_met = earlier.meets(access.low, access.high)
             is_before = earlier.worker is worker or worker.comes_after(earlier)
             if is_met and not is_before and (earlier.is_write or access.is_write):
-                yield f"nothing orders a {earlier} and a {access}, of memory made by {self.made}"
+                yield say(
+                    "nothing orders a {earlier} and a {access}, of memory made by {made}",
+                    earlier=str(earlier),
+                    access=str(access),
+                    made=self.made,
+                )
             is_covered = access.low <= earlier.low and earlier.high <= access.high
             # A worker ordered after the new access is ordered after the earlier one too, which may be forgotten.
             if not (
@@ -121,9 +130,13 @@ class FreedMemory:
         for freed, pending in self._free.pop(self._place(block), []):
             late = [access for access in pending if not worker.comes_after(access)]
             if late:
-                yield (
-                    f"memory made by {freed.made} was let go, and {worker.name} is given it again ({block.made}), "
-                    f"though nothing orders that and a {late[0]}"
+                yield say(
+                    "memory made by {made} was let go, and {worker} is given it again ({again}), though nothing orders "
+                    "that and a {access}",
+                    made=freed.made,
+                    worker=worker.name,
+                    again=block.made,
+                    access=str(late[0]),
                 )
 
     @staticmethod

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.model.gates.choice import make_gate
 from shardwright.schedule.action import Action, Kind
@@ -55,14 +56,14 @@ def wait_faults(job: JobSpec, waits: Sequence[str], num_steps: int, passes: Expe
     if by_nodes:
         of_experts |= {line: of_step.pop(line) for line in list(of_step) if line.startswith("parallel/comm/coll")}
     return [
-        *_too_many(of_step, most_of_step, f"{num_steps} steps" if num_steps > 1 else "a step"),
-        *_too_many(of_experts, most_of_experts, f"{passes.layers} passes of layers with experts"),
+        *_too_many(of_step, most_of_step, say("{number} steps", number=num_steps) if num_steps > 1 else say("a step")),
+        *_too_many(of_experts, most_of_experts, say("{number} passes of layers with experts", number=passes.layers)),
     ]
 
 
 def reading_faults(job: JobSpec, waits: Sequence[str], num_lines: int) -> list[str]:
     """Faults if the host waited too often for measurements in steps with so many progress lines."""
-    lines, during = Counter(waits), f"reading {num_lines} progress lines"
+    lines, during = Counter(waits), say("reading {number} progress lines", number=num_lines)
     ends = {line: count for line, count in lines.items() if line.startswith(_LEDGER)}
     others = {line: count for line, count in lines.items() if not line.startswith(_LEDGER)}
     has_peers = job.plan.world > 1
@@ -76,8 +77,15 @@ def _too_many(lines: Mapping[str, int], allowed: int, during: str) -> list[str]:
     number = sum(lines.values())
     if number <= allowed:
         return []
-    lines_text = ", ".join(f"{line} ({count})" for line, count in sorted(lines.items()))
-    return [f"the host waits {number} times in {during}, and {allowed} would do: {lines_text}"]
+    return [
+        say(
+            "the host waits {number} times in {during}, and {allowed} would do: {lines}",
+            number=number,
+            during=during,
+            allowed=allowed,
+            lines=tuple(f"{line} ({count})" for line, count in sorted(lines.items())),
+        )
+    ]
 
 
 def expert_passes(row: Iterable[Action], num_layers: Mapping[int, int], num_recomputed: Mapping[int, int]) -> int:

@@ -15,10 +15,10 @@ blocks more often than a device.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shardwright.config.phrase import say
+from shardwright.config.phrase import each, say
 from shardwright.measure.checks.message_record import Communicator, MessageRecord, Operation
 
 _NAMED = 8  # ranks whose standstill is reported
@@ -73,7 +73,7 @@ def _partners(records: Sequence[MessageRecord]) -> tuple[dict[_Place, tuple[_Pla
         operations = [operation_at[place] for place in places]
         expected = 2 if name[1] != "collective" else len(operations[0].communicator.ranks)
         if len(places) != expected:
-            requests = "; ".join(f"rank {rank}: {operation_at[rank, number]}" for rank, number in places[:_NAMED])
+            requests = _requests(places, operation_at)
             faults.append(
                 say(
                     "{expected} ranks take part, and {count} ask for it: {requests}",
@@ -83,11 +83,21 @@ def _partners(records: Sequence[MessageRecord]) -> tuple[dict[_Place, tuple[_Pla
                 )
             )
         elif not _fit(operations):
-            requests = "; ".join(f"rank {rank}: {operation_at[rank, number]}" for rank, number in places[:_NAMED])
+            requests = _requests(places, operation_at)
             faults.append(say("ranks ask for different things at once: {requests}", requests=requests))
         for place in places:
             partners[place] |= dict.fromkeys(places)
     return {place: tuple(partner_places) for place, partner_places in partners.items()}, faults
+
+
+def _requests(places: Sequence[_Place], operation_at: Mapping[_Place, Operation]) -> str:
+    """The first requests of places, in words."""
+    return each(
+        [
+            say("rank {rank}: {operation}", rank=rank, operation=str(operation_at[rank, number]))
+            for rank, number in places[:_NAMED]
+        ]
+    )
 
 
 def _names(rank: int, operation: Operation) -> Iterator[tuple[object, ...]]:
@@ -143,7 +153,7 @@ class _NcclPlay:
         while due:
             due.extend(self._go_on(due.popleft()))
         standing = [rank for rank, state in self._ranks.items() if not state.is_done]
-        return [f"rank {rank} {self._standstill(rank)}" for rank in standing[:_NAMED]]
+        return [self._standstill(rank) for rank in standing[:_NAMED]]
 
     def _go_on(self, rank: int) -> set[int]:
         """Play a rank until it blocks. Returns the other ranks that may go on since."""
@@ -214,10 +224,13 @@ class _NcclPlay:
         state = self._ranks[rank]
         if state.next_moment == len(state.record.moments):
             waiting = next(queue[0] for queue in state.queues.values() if queue)
-            return f"is at its end, where {state.record.operations[waiting]} is not over"
+            operation = str(state.record.operations[waiting])
+            return say("rank {rank} is at its end, where {operation} is not over", rank=rank, operation=operation)
         moment = state.record.moments[state.next_moment]
-        word = "waits for" if moment.is_wait else "makes the communicator of"
-        return f"{word} {state.record.operations[moment.operation]}"
+        operation = str(state.record.operations[moment.operation])
+        if moment.is_wait:
+            return say("rank {rank} waits for {operation}", rank=rank, operation=operation)
+        return say("rank {rank} makes the communicator of {operation}", rank=rank, operation=operation)
 
 
 def _carrier(rank: int, operation: Operation) -> _Carrier:

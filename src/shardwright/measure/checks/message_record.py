@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.parallel.comm.process_groups import Connect
 from shardwright.parallel.comm.transport import DryTransport, Together, Transport, Underway
 from shardwright.train.dry_steps import DrySteps
@@ -21,7 +22,7 @@ class Communicator:
     ranks: tuple[int, ...]
 
     def __str__(self) -> str:
-        return f"communicator {self.number} of ranks {', '.join(map(str, self.ranks))}"
+        return say("communicator {number} of ranks {ranks}", number=self.number, ranks=tuple(map(str, self.ranks)))
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,18 @@ class Operation:
     source: int = -1
 
     def __str__(self) -> str:
-        peers = f" to {self.to}" * (self.to >= 0) + f" from {self.source}" * (self.source >= 0)
-        return f"{self.kind}{peers} of {self.num_bytes:,} bytes on {self.communicator}"
+        request: str = self.kind
+        if self.to >= 0:
+            request = say("{request} to {rank}", request=request, rank=self.to)
+        if self.source >= 0:
+            request = say("{request} from {rank}", request=request, rank=self.source)
+        communicator = str(self.communicator)
+        return say(
+            "{request} of {bytes:,} bytes on {communicator}",
+            request=request,
+            bytes=self.num_bytes,
+            communicator=communicator,
+        )
 
 
 @dataclass(frozen=True)
@@ -128,16 +139,16 @@ class RecordedTransport:
         return self._noted(self.inner.all_to_all(out, x, out_splits, in_splits), kind, x)
 
     def broadcast(self, x: Tensor, source: int) -> Underway:
-        return self._noted(self.inner.broadcast(x, source), f"broadcast of rank {source}", x)
+        return self._noted(self.inner.broadcast(x, source), say("broadcast of rank {rank}", rank=source), x)
 
     def reduce(self, x: Tensor, target: int, op: dist.ReduceOp.RedOpType) -> Underway:
         return self._noted(self.inner.reduce(x, target, op), f"reduce {op} into rank {target}", x)
 
     def scatter(self, out: Tensor, shares: list[Tensor] | None, source: int) -> Underway:
-        return self._noted(self.inner.scatter(out, shares, source), f"scatter of rank {source}", out)
+        return self._noted(self.inner.scatter(out, shares, source), say("scatter of rank {rank}", rank=source), out)
 
     def gather(self, parts: list[Tensor] | None, x: Tensor, target: int) -> Underway:
-        return self._noted(self.inner.gather(parts, x, target), f"gather into rank {target}", x)
+        return self._noted(self.inner.gather(parts, x, target), say("gather into rank {rank}", rank=target), x)
 
     def send(self, x: Tensor, to: int, tag: int = 0) -> Underway:
         return self._noted(self.inner.send(x, to, tag), "send", x, to=to)

@@ -8,9 +8,9 @@ from typing import Any
 
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
-from shardwright.config.phrase import say
+from shardwright.config.phrase import ENGLISH, below, in_language, say
 from shardwright.config.progress_records import tell_part, tell_share
-from shardwright.config.units import counted
+from shardwright.config.units import counted_phrase
 from shardwright.measure.checks.host_waits import reading_faults, wait_faults
 from shardwright.measure.checks.kernel_demands import checked_step
 from shardwright.measure.checks.message_order import ALL_RULES, message_faults
@@ -20,6 +20,12 @@ from shardwright.measure.checks.recorded_runs import RankAccesses, recorded_acce
 MOST_RANKS = 64  # each is run dry, in about a second
 _MOST_FAULTS = 8
 _PARTS = 3  # of the work, about equally long
+_NAMES = {
+    "messages": say("messages"),
+    "kernels": say("kernels"),
+    "accesses": say("accesses"),
+    "waits": say("waits"),
+}
 
 
 @dataclass(frozen=True)
@@ -52,11 +58,11 @@ def check_plan(job: JobSpec) -> list[PlanCheck]:
                 )
             ],
         )
-    tell_part("messages", 0, _PARTS)
+    tell_part(say("messages"), 0, _PARTS)
     checks = [_timed("messages", _messages, job)]
-    tell_part("kernels", 1, _PARTS)
+    tell_part(say("kernels"), 1, _PARTS)
     checks.append(_timed("kernels", _kernels, job))
-    tell_part("accesses to memory", 2, _PARTS)
+    tell_part(say("accesses to memory"), 2, _PARTS)
     began_s = time.perf_counter()
     ranks = [recorded_accesses(job, rank) for rank in _told_ranks(job)]
     took_s = time.perf_counter() - began_s
@@ -72,9 +78,13 @@ def _timed(name: str, check: Callable[[JobSpec], tuple[str, list[str]]], job: Jo
 def _messages(job: JobSpec) -> tuple[str, list[str]]:
     records = recorded_steps(job)
     number = sum(len(record.operations) for record in records)
-    rules = ", ".join(rules.name for rules in ALL_RULES)
-    subject = f"{counted(number, 'operation')} of {counted(len(records), 'rank')} in two steps"
-    return f"{subject}, under NCCL's rules ({rules})", message_faults(records)
+    subject = say(
+        "{operations} of {ranks} in two steps, under NCCL's rules ({rules})",
+        operations=counted_phrase(number, "operation"),
+        ranks=counted_phrase(len(records), "rank"),
+        rules=tuple(rules.name for rules in ALL_RULES),
+    )
+    return subject, message_faults(records)
 
 
 def _first_ranks(job: JobSpec) -> range:
@@ -97,26 +107,38 @@ def _kernels(job: JobSpec) -> tuple[str, list[str]]:
         faults |= checked.faults
         calls.update(checked.calls)
     number = calls.total()
-    subject = f"{counted(number, 'call')} of {counted(len(calls), 'operator')}, against what their kernels demand"
+    subject = say(
+        "{calls} of {operators}, against what their kernels demand",
+        calls=counted_phrase(number, "call"),
+        operators=counted_phrase(len(calls), "operator"),
+    )
     return subject, list(faults)
 
 
 def _accesses(ranks: list[RankAccesses]) -> tuple[str, tuple[str, ...]]:
     number = sum(rank.num_accesses for rank in ranks)
     faults = dict.fromkeys(fault for rank in ranks for fault in rank.faults)
-    steps = f"{counted(len(ranks), 'rank')} in two steps, two saves and an evaluation"
-    return f"{number:,} accesses to memory of {steps}, against the order of streams and host", tuple(faults)
+    subject = say(
+        "{number:,} accesses to memory of {ranks} in two steps, two saves and an evaluation, against the order of "
+        "streams and host",
+        number=number,
+        ranks=counted_phrase(len(ranks), "rank"),
+    )
+    return subject, tuple(faults)
 
 
 def _waits(job: JobSpec, ranks: list[RankAccesses]) -> tuple[str, tuple[str, ...]]:
     faults = dict.fromkeys(fault for rank in ranks for fault in all_wait_faults(job, rank))
     longest = max(ranks, key=lambda rank: len(rank.waits))
-    steps = counted(longest.num_steps, "step")
     most_to_read = max(len(rank.waits_to_read) for rank in ranks)
-    subject = f"the host waits for the device {counted(len(longest.waits), 'time')} in {steps} of the loop, at most"
-    return f"{subject}, and {counted(most_to_read, 'time')} for {counted(longest.num_lines, 'progress line')}", (
-        tuple(faults)
+    subject = say(
+        "the host waits for the device {times} in {steps} of the loop, at most, and {times_to_read} for {lines}",
+        times=counted_phrase(len(longest.waits), "time"),
+        steps=counted_phrase(longest.num_steps, "step"),
+        times_to_read=counted_phrase(most_to_read, "time"),
+        lines=counted_phrase(longest.num_lines, "progress line"),
     )
+    return subject, tuple(faults)
 
 
 def all_wait_faults(job: JobSpec, rank: RankAccesses) -> list[str]:
@@ -125,13 +147,21 @@ def all_wait_faults(job: JobSpec, rank: RankAccesses) -> list[str]:
     return in_steps + reading_faults(job, rank.waits_to_read, rank.num_lines)
 
 
-def checks_text(job_name: str, checks: list[PlanCheck]) -> str:
-    """The checks as text for the user."""
-    lines = [f"checks of {job_name}, as on CUDA, without a device"]
+def checks_text(job_name: str, checks: list[PlanCheck], language: str = ENGLISH) -> str:
+    """The checks as text for the user, in a language."""
+    lines: list[str] = [say("checks of {name}, as on CUDA, without a device", name=job_name)]
     for check in checks:
-        verdict = "right" if not check.faults else counted(len(check.faults), "fault")
-        lines.append(f"{check.name}: {verdict}; {check.subject}, in {check.took_s:.1f} s")
-        lines += [f"  {fault}" for fault in check.faults[:_MOST_FAULTS]]
+        verdict = say("right") if not check.faults else counted_phrase(len(check.faults), "fault")
+        lines.append(
+            say(
+                "{name}: {verdict}; {subject}, in {seconds:.1f} s",
+                name=_NAMES[check.name],
+                verdict=verdict,
+                subject=check.subject,
+                seconds=check.took_s,
+            )
+        )
+        lines += [say("  {fault}", fault=fault) for fault in check.faults[:_MOST_FAULTS]]
         if len(check.faults) > _MOST_FAULTS:
-            lines.append(f"  and {len(check.faults) - _MOST_FAULTS} more")
-    return "\n".join(lines)
+            lines.append(say("  and {number} more", number=len(check.faults) - _MOST_FAULTS))
+    return in_language(below(lines), language)

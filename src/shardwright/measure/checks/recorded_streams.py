@@ -90,7 +90,7 @@ class RecordedStreams:
     which the host waited for the device since they were cleared."""
 
     def __init__(self) -> None:
-        self.host = Worker(0, "the host")
+        self.host = Worker(0, say("the host"))
         self.faults: dict[str, None] = {}
         self.waits: list[str] = []
         self.num_accesses = 0
@@ -98,7 +98,7 @@ class RecordedStreams:
         self._makes_host_memory = False
         self._memory = FreedMemory()
         self._blocks: dict[int, MemoryBlock] = {}
-        self._current = self.made("the stream that computes")
+        self._current = self.made(say("the stream that computes"))
 
     # The interface for the rank.
 
@@ -107,7 +107,7 @@ class RecordedStreams:
 
     def made(self, name: str = "") -> RecordedStream:
         self._num_workers += 1
-        name = name or f"the stream made at {line_of_ours()}"
+        name = name or say("the stream made at {place}", place=line_of_ours())
         return RecordedStream(Worker(self._num_workers - 1, name, dict(self.host.clock)), self)
 
     @contextmanager
@@ -135,7 +135,7 @@ class RecordedStreams:
     def brought(self, values: Tensor) -> Tensor:
         """A copy on the device. torch pins the host's values; the current stream owns and writes the copy."""
         x = torch.empty(values.shape, dtype=values.dtype, device="meta")
-        self.access(self._launched(), "brought from the host", writes=[x])
+        self.access(self._launched(), say("brought from the host"), writes=[x])
         return x
 
     def is_on_host(self, x: Tensor) -> bool:
@@ -144,7 +144,7 @@ class RecordedStreams:
     def host_reads(self, x: Tensor) -> AbstractContextManager[None]:
         if not self.is_on_host(x):
             self.order_host(self._launched().clock)
-        self.access(self.host, "the host reads numbers", reads=[x])
+        self.access(self.host, say("the host reads numbers"), reads=[x])
         return nullcontext()
 
     def host_waits(self) -> AbstractContextManager[None]:
@@ -152,7 +152,7 @@ class RecordedStreams:
 
     def host_writes_files(self, boxes: Sequence[HeldBox]) -> None:
         """Record that the host reads the contents of a checkpoint."""
-        self.access(self.host, "written to a file", reads=[box.values for box in boxes if box.values.is_meta])
+        self.access(self.host, say("written to a file"), reads=[box.values for box in boxes if box.values.is_meta])
 
     def order_host(self, clock: Clock) -> None:
         """Order all work of `clock` before the host's next work."""
@@ -193,7 +193,7 @@ class RecordedStreams:
         worker = self._launched()
         self._note(self._memory.handed_out(block, worker))
         count = worker.works()
-        self._note(block.access(Access(worker, count, 0, block.num_bytes, True, f"made, {block.made}")))
+        self._note(block.access(Access(worker, count, 0, block.num_bytes, True, say("made, {line}", line=block.made))))
 
     def _forget(self, number: int) -> None:
         self._memory.let_go(self._blocks.pop(number))
@@ -210,7 +210,7 @@ class RecordedStreams:
                 low, high = _bytes_of(x)
                 if low < high:
                     self.num_accesses += 1
-                    access = Access(worker, count, low, high, is_write, f"{what}, {line}")
+                    access = Access(worker, count, low, high, is_write, say("{work}, {line}", work=what, line=line))
                     self._note(self._block(x).access(access))
 
     def ran(self, call: "OperatorCall") -> None:
@@ -238,7 +238,7 @@ class RecordedStreams:
         def recorded(lines: list[list[int]]) -> Transport | None:
             if connect(lines) is None:
                 return None
-            return StreamedTransport(False, self, self.made("a stream of NCCL"))
+            return StreamedTransport(False, self, self.made(say("a stream of NCCL")))
 
         return recorded
 

@@ -10,7 +10,7 @@ from shardwright.config.base import PlanError
 from shardwright.config.catalog import did_you_mean
 from shardwright.config.phrase import say
 from shardwright.config.units import MIB
-from shardwright.config.user_file import FileFault, read_text
+from shardwright.config.user_file import FileFault, read_text, system_reason
 
 Row = dict[str, str]
 NEEDED = ("id", "layers", "hidden", "gpu")  # without these columns no row can be used
@@ -36,7 +36,7 @@ def read_lines(path: Path) -> list[TableLine]:
         raise PlanError(f"file {path}", [str(fault)]) from None
     except OSError as error:
         raise PlanError(
-            f"file {path}", [say("it can't be read: {reason}; check the path", reason=str(error.strerror))]
+            f"file {path}", [say("it can't be read: {reason}; check the path", reason=system_reason(error))]
         ) from None
     return _with_id_faults(list(_lines(text, path)))
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 
+from shardwright.config.phrase import say
 from shardwright.parallel.comm.collectives import EXCHANGE_TAG, Axis
 from shardwright.parallel.comm.process_groups import Mesh
 from shardwright.parallel.comm.transport import Transport, Underway
@@ -80,5 +81,7 @@ def _wait(mesh: Mesh, axis: Axis, work: Underway) -> None:
     if mesh.watch is None:
         work.wait()
         return
-    with mesh.watch.waiting(f"the first contact on axis {axis.name}", tuple(r for r in axis.ranks if r != mesh.rank)):
+    with mesh.watch.waiting(
+        say("the first contact on axis {axis}", axis=axis.name), tuple(r for r in axis.ranks if r != mesh.rank)
+    ):
         work.wait()

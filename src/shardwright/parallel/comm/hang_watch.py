@@ -361,12 +361,14 @@ def meet(watch: Watch | None, rank: int, world: int, what: str, most_s: float = 
     watch if there is one rank, or nobody waits."""
     if watch is None:
         return
-    name = f"{what}, meeting {watch.next_meeting()}"
+    name = say("{work}, meeting {number}", work=what, number=watch.next_meeting())
+    on_all_ranks = say("{work} on all ranks", work=name)
     if rank > 0:
-        watch.announce(f"{name} on rank {rank}")
-        watch.wait_while_alive(0, f"{name} on all ranks", most_s)
+        watch.announce(say("{work} on rank {rank}", work=name, rank=rank))
+        watch.wait_while_alive(0, on_all_ranks, most_s)
         return
     ends_s = time.monotonic() + most_s
     for peer in range(1, world):
-        watch.wait_while_alive(peer, f"{name} on rank {peer}", ends_s - time.monotonic())
-    watch.announce(f"{name} on all ranks")
+        on_peer = say("{work} on rank {rank}", work=name, rank=peer)
+        watch.wait_while_alive(peer, on_peer, ends_s - time.monotonic())
+    watch.announce(on_all_ranks)

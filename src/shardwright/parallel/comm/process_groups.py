@@ -9,6 +9,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
+from shardwright.config.phrase import say
 from shardwright.config.plan import PlanSpec, ep_ranks_of_node
 from shardwright.parallel.comm.collectives import Axis, NodeAxes
 from shardwright.parallel.comm.compute_turns import IssueTurns, Turns
@@ -227,7 +228,7 @@ def _watched_wait(world: int, rank: int, watch: Watch | None) -> AbstractContext
     """A block in which the host waits for the device, and so for any other rank."""
     if watch is None or world == 1:
         return nullcontext()
-    return watch.waiting("the device's work, a collective in it", tuple(r for r in range(world) if r != rank))
+    return watch.waiting(say("the device's work, a collective in it"), tuple(r for r in range(world) if r != rank))
 
 
 def _group_of_all(lines: list[list[int]]) -> Transport | None:

@@ -151,7 +151,7 @@ class PipelineExecutor:
         self.peak_alive, self.peak_inputs, self.versions_seen = 0, 0, {}
 
     def _perform(self, action: Action, run: _Run, update: Callable[[Action], None] | None) -> None:
-        """Execute an action, and record it with its times."""
+        """Execute an action, unless it was issued early, and record it with its times."""
         start = self._began = self._times.now()
         if action in run.early_sends:
             start, end = run.early_sends.pop(action)
@@ -161,12 +161,13 @@ class PipelineExecutor:
             assert update is not None, "a program that ends in a step needs an optimizer"
             update(action)
         else:
-            self._do(action, run)
+            self._execute(action, run)
         self._times.add(action, start, self._began, self._times.now())
         self.peak_alive = max(self.peak_alive, len(run.alive))
         self.peak_inputs = max(self.peak_inputs, len(run.recompute_inputs))
 
-    def _do(self, action: Action, run: _Run) -> None:
+    def _execute(self, action: Action, run: _Run) -> None:
+        """Execute an action of any kind but a step."""
         key = stage, _ = action.stage, action.microbatch
         match action.kind:
             case Kind.FORWARD | Kind.RECOMPUTE | Kind.BACKWARD | Kind.INPUT_GRAD | Kind.WEIGHT_GRAD:
@@ -211,6 +212,7 @@ class PipelineExecutor:
                     self._backward(key, run, action.kind)
 
     def _forward(self, key: Key, run: _Run) -> None:
+        """Compute a forward once its input is here, and keep the output for the next stage or for its send."""
         stage, i = key
         if run.versions:
             self.versions_seen[key] = run.versions[key]
@@ -265,6 +267,7 @@ class PipelineExecutor:
         return output.detach()
 
     def _backward(self, key: Key, run: _Run, kind: Kind) -> None:
+        """Compute a backward, or its input gradient alone, and keep that for the stage before or for its send."""
         stage, i = key
         self._load_weights(key, run)
         if stage == run.program.num_stages - 1:
@@ -322,22 +325,23 @@ class PipelineExecutor:
         self._streams.fork(stages)
         with self._mesh.turns.side_by_side(_pass_of(leader)):
             with self._mesh.turns.taking(_pass_of(leader)):
-                future = self._second_thread.submit(self._do_on_second_thread, follower, run)
-                self._do_part(leader, run)
+                future = self._second_thread.submit(self._execute_on_second_thread, follower, run)
+                self._execute_part(leader, run)
             with self._mesh.ledger.lanes(-1):
                 future.result()
         self._streams.join(stages)
 
-    def _do_on_second_thread(self, action: Action, run: _Run) -> None:
+    def _execute_on_second_thread(self, action: Action, run: _Run) -> None:
         # The grad mode belongs to a thread, so it is set here again.
         with self._mesh.ledger.lanes(+1), self._mesh.turns.taking(_pass_of(action)), torch.enable_grad():
-            self._do_part(action, run)
+            self._execute_part(action, run)
 
-    def _do_part(self, part: Action, run: _Run) -> None:
+    def _execute_part(self, part: Action, run: _Run) -> None:
+        """Execute a part of a pair, and issue the send of its result early, if that may be."""
         self._compute(part, run)
         if (send := run.sends_by_part.get(part)) is not None:
             start = self._times.now()
-            self._do(send, run)
+            self._execute(send, run)
             run.early_sends[send] = start, self._times.now()
 
     def _send(self, tensor: Tensor, axis: Axis, action: Action, to_stage: int, run: _Run) -> None:

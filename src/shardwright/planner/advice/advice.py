@@ -42,7 +42,7 @@ class SimplerPlan:
     plan: PricedPlan
     confidence: float
     simplicity: Simplicity
-    of_recommended: Simplicity
+    recommended_simplicity: Simplicity
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,9 @@ class Recommendation:
 class Advice:
     """The best plans, best first; the reasons why the first is best; and the user's own plan.
 
-    `recommendation` is the first plan and, if there is one, a simpler
-    one. `tried` are the sizes of the cluster among which the
-    objective chose. `flips` are changes that would make the second plan win. `left_out` names the strategies that were
-    not searched because a number is unknown.
+    `recommendation` is the first plan and, if there is one, a simpler one. `tried` are the sizes of the cluster among
+    which the objective chose. `flips` are changes that would make the second plan win. `left_out` names the strategies
+    that were not searched because a number is unknown.
     """
 
     job: JobSpec

@@ -6,6 +6,7 @@ They are shown with the plans of a search, and decide nothing. A rule that does 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from shardwright.config.cluster_facts import node_devices
 from shardwright.config.job import JobSpec
 from shardwright.config.link_words import link_words
 from shardwright.config.model_shape import shape_of
@@ -27,6 +28,37 @@ class RuleOfThumb:
     says: str
     source: str
     agrees: bool
+
+
+def first_place_of_state(job: JobSpec) -> RuleOfThumb | None:
+    """The tree by which plans are chosen by hand: the smallest of a device, a node and several nodes that holds the
+    state names what to begin with; the rule is of training that changes all weights."""
+    plan, node = job.plan, min(node_devices(job.cluster), job.plan.world)
+    if job.model.is_adapted or job.cluster.device == "unknown" or not node:
+        return None
+    memory_bytes, state_bytes = device_of(job.cluster.device).memory_bytes, _state_bytes(job)
+    numbers = {"state": memory_text(int(state_bytes)), "memory": memory_text(int(memory_bytes)), "node": node}
+    if state_bytes <= memory_bytes:
+        begin = say("{state} of state fit a device of {memory}: replicas, with ZeRO-1", **numbers)
+        agrees = plan.tp == plan.pp == 1
+    elif state_bytes <= node * memory_bytes:
+        begin = say("{state} of state fit {node} devices of {memory}, a node: ZeRO, or tp inside it", **numbers)
+        agrees = plan.pp == 1 and plan.tp <= node
+    else:
+        begin = say(
+            "{state} of state are more than {node} devices of {memory}, a node: tp inside, pp across, dp over the "
+            "rest; or ZeRO-3",
+            **numbers,
+        )
+        agrees = plan.tp * plan.pp > 1 or plan.zero == 3
+    return RuleOfThumb(
+        say("a device, a node, or more: the first that holds the state"), begin, "shardwright learn choosing", agrees
+    )
+
+
+def _state_bytes(job: JobSpec) -> float:
+    """The bytes of state of a whole model in mixed precision, with gradients in float32."""
+    return 18.0 * shape_of(job.model).parameters
 
 
 def tensor_inside_a_node(job: JobSpec) -> RuleOfThumb | None:
@@ -65,7 +97,7 @@ def model_parallel_as_memory_asks(job: JobSpec) -> RuleOfThumb | None:
     if job.model.is_adapted:
         return None
     memory_bytes = device_of(job.cluster.device).memory_bytes
-    state_bytes = 18.0 * shape_of(job.model).parameters
+    state_bytes = _state_bytes(job)
     least = 1
     while least * memory_bytes < state_bytes:
         least *= 2
@@ -207,6 +239,7 @@ def largest_microbatch(job: JobSpec) -> RuleOfThumb | None:
 
 
 RULES: tuple[Callable[[JobSpec], RuleOfThumb | None], ...] = (
+    first_place_of_state,
     tensor_inside_a_node,
     model_parallel_as_memory_asks,
     pipeline_across_nodes,

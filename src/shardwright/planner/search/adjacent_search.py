@@ -20,7 +20,7 @@ from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.cost.calibration import Constants
 from shardwright.cost.from_job import run_of
 from shardwright.layers.memo import Memo
-from shardwright.memory.job_memories import AccountsByRank, every_rank_has_room, known_accounts
+from shardwright.memory.job_memories import AccountsByRank, every_rank_has_room, known_accounts, take_over_accounts
 from shardwright.memory.rank_estimate import peak_memory
 from shardwright.planner.search.adjacent_plans import (
     adjacent_blocks,
@@ -109,7 +109,7 @@ class AdjacentSearch:
         self.times = StepTimes(constants, memo)
         self._judged: dict[str, Judged] = {}
         self.paying_layouts: dict[str, JobSpec | None] = {}
-        self._best_job: JobSpec | None = None  # the last one that was recorded
+        self._recorded: tuple[JobSpec, bool] | None = None  # the best plan that was told last, and if it may not fit
 
     def improve(self, kinds: Sequence[KindPlans], effort: Effort) -> None:
         """Improve each kind: add the plans adjacent to its fastest plan, until that fits and none of them is faster.
@@ -143,8 +143,8 @@ class AdjacentSearch:
         for judged in improved.judged:
             self.remember(judged)
 
-    def _improve(self, kinds: Sequence[KindPlans], effort: Effort, told_kinds: Sequence[KindPlans]) -> None:
-        """Improve kinds; after each round the fastest plan of `told_kinds` is recorded."""
+    def _improve(self, kinds: Sequence[KindPlans], effort: Effort, all_kinds: Sequence[KindPlans]) -> None:
+        """Improve kinds; after each round the fastest plan of `all_kinds` is recorded."""
         open_kinds, num_rounds = [kind for kind in kinds if self._has_more_to_look_at(kind, effort)], 0
         while open_kinds and num_rounds < _MOST_ROUNDS:
             num_rounds += 1
@@ -155,15 +155,22 @@ class AdjacentSearch:
                 self.add(kind, tried)
                 if effort.equal_layouts:
                     self._lay_out_nearly_fastest(kind)
-            self.tell_best(told_kinds)
+            self.tell_best(all_kinds)
             open_kinds = [kind for kind in open_kinds if self._has_more_to_look_at(kind, effort)]
 
     def tell_best(self, kinds: Iterable[KindPlans]) -> None:
-        """Record the fastest plan of some kinds if it is another one than before."""
+        """Record the fastest plan of some kinds if it is another one than before, or if it is known by now to fit."""
         best = min((kind.best for kind in kinds if kind.plans), key=lambda plan: plan.token_s, default=None)
-        if best is not None and best.job is not self._best_job:
-            self._best_job = best.job
-            tell_best(lambda: best.job, best.token_s)
+        if best is None:
+            return
+        recorded = best.job, self._may_not_fit(best.job)
+        if recorded != self._recorded:
+            self._recorded = recorded
+            tell_best(lambda: best.job, best.token_s, may_not_fit=recorded[1])
+
+    def _may_not_fit(self, job: JobSpec) -> bool:
+        """True if the account of a plan is not made yet, and closed forms leave it little room to spare."""
+        return not self.is_judged(job) and self._needs_share(job) >= _SURE_ROOM
 
     def _has_more_to_look_at(self, kind: KindPlans, effort: Effort) -> bool:
         """True if the plans adjacent to the fastest fitting plan of a kind were not searched yet.
@@ -271,7 +278,7 @@ class AdjacentSearch:
     def remember(self, judged: Judged) -> None:
         """Take over an account that a forked copy has made."""
         self._judged[plan_key(judged.job)] = judged
-        known_accounts(judged.job).update(judged.accounts)
+        take_over_accounts(judged.job, judged.accounts)
 
     def _adjacent(self, plans: Sequence[SimulatedPlan], effort: Effort) -> list[list[JobSpec]]:
         """For each plan its adjacent plans that may be faster and fit."""

@@ -43,12 +43,12 @@ from shardwright.planner.search.search_scope import SearchScope
 
 # Plans that are priced in one call, before sharding multiplies them: their columns stay in the cache of a core.
 _ROWS = 2048
-_FEW = 128  # so few plans are priced without bounds, which would take as long
+_MOST_UNBOUNDED = 128  # so few plans are priced without own bounds, which would take as long
 _MOST_ROWS = 2**15  # rows whose bounds are computed in one call: each needs some thousand bytes
 SURE_STATE = 0.9  # share of the least state that a plan surely needs: vocabularies and shards are rounded up
 _DEPTH = 8  # plans of a kind that are simulated, each with another order of work
 _MANY_LAYERS = 2**13  # so many rows of layers take a second to bound: some are priced before
-_SOME = 256  # of these
+_SAMPLE_ROWS = 256  # of these
 _GUESSED = 32  # rows of a kind that are priced to have a first limit
 _BOUND_COLUMNS = ("mean_s", "paired_s", "least_bytes", "turn_s", "row", "layer")  # used only for bounds
 _LAYER = ("tp", "cp", "ep", "expert_tp", "microbatch_size", "sequence_parallel")  # workload.memo.layer_columns
@@ -120,7 +120,7 @@ class _BranchAndBound:
         tried = [(simple[0], self.rows), (simple[-1], self.rows)]
         if len(self.layers["dp"]) > _MANY_LAYERS:  # full recomputation, which fits most often, by the usual methods
             usual = [variant for variant in simple if variant.without_choices == simple[0].without_choices]
-            tried.insert(0, (usual[-1], space.evenly_spread(self.rows, _SOME)))
+            tried.insert(0, (usual[-1], space.evenly_spread(self.rows, _SAMPLE_ROWS)))
         for variant, all_rows in tried:
             rows = self._with_time_bounds(select(all_rows, space.admits(self.job, all_rows, variant)), variant)
             if not len(rows["dp"]):
@@ -280,12 +280,12 @@ class _BranchAndBound:
 
     def _explore(self, block: PlanBlock) -> None:
         """Exclude the plans of an unsharded block that can't be shown, and price the others in every sharding."""
-        if len(block) > _FEW:
+        if len(block) > _MOST_UNBOUNDED:
             parts = np.array_split(np.arange(len(block)), -(-len(block) // _MOST_ROWS))
             block = join_blocks([self._with_own_bounds(block.where(part)) for part in parts])
         least = np.minimum(block.columns["below_s"], block.columns["gathered_s"])
         order = np.argsort(least, kind="stable")
-        if len(block) > _FEW:  # the first of each kind before the others, for they lower the marks
+        if len(block) > _MOST_UNBOUNDED:  # the first of each kind before the others, for they lower the limits
             _, leaders = np.unique(block.columns["kind"][order], return_index=True)
             order = np.concatenate([order[leaders], np.delete(order, leaders)])
             sizes = [len(leaders), *[_ROWS] * (len(order) // _ROWS + 1)]
@@ -370,5 +370,5 @@ class _BranchAndBound:
 
     def kinds(self) -> list[list[PlanPlace]]:
         """The best plans of each kind, with lower bounds on their time; the fastest kind first."""
-        kinds = map(self.shown.of, self.shown.places)
+        kinds = map(self.shown.plans_of_kind, self.shown.places)
         return sorted(kinds, key=lambda places: places[0].token_s)

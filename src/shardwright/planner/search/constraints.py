@@ -35,25 +35,7 @@ class Constraints:
     among: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        faults = [
-            say(
-                "plan.{name} is not searched, so it can't be kept; there are {fields}",
-                name=name,
-                fields=", ".join(sorted(SEARCHED)),
-            )
-            for name in self.keep
-            if name not in SEARCHED
-        ]
-        faults += [
-            say(
-                "plan.{name} has no range; there are {fields}, and batch.global_batch_size",
-                name=name,
-                fields=", ".join(sorted(_RANGES)),
-            )
-            for name in self.between
-            if name not in _RANGES
-        ]
-        if faults:
+        if faults := _unsearched_faults(self.keep, self.between):
             raise PlanError(say("what the search may choose"), faults)
 
     def allows(self, name: str, value: object) -> bool:
@@ -101,6 +83,29 @@ class Constraints:
         return sorted({size for size in (*doubled, high) if low <= size <= high})
 
 
+def _unsearched_faults(keep: Iterable[str], between: Iterable[str]) -> list[str]:
+    """Fields of a plan that a search does not choose, or whose range it does not take, as messages."""
+    kept = [
+        say(
+            "plan.{name} is not searched, so it can't be kept; there are {fields}",
+            name=name,
+            fields=", ".join(sorted(SEARCHED)),
+        )
+        for name in keep
+        if name not in SEARCHED
+    ]
+    ranges = [
+        say(
+            "plan.{name} has no range; there are {fields}, and batch.global_batch_size",
+            name=name,
+            fields=", ".join(sorted(_RANGES)),
+        )
+        for name in between
+        if name not in _RANGES
+    ]
+    return [*kept, *ranges]
+
+
 def whole_number(text: str, most: int) -> int | None:
     """The number from 1 to `most` in a text; None if there is none."""
     is_short = text.isdecimal() and len(text) <= len(str(most))  # Python reads no number of thousands of digits
@@ -132,7 +137,6 @@ def constraints_of(keep: Iterable[str], between: Iterable[str], float8: str = "n
                     parsed=repr(parsed),
                 )
             )
-    # `Constraints` itself refuses fields that are not searched.
     faults += field_faults({"plan": {name: value for name, value in kept.items() if name in PlanSpec.model_fields}})
     for text in between:
         name, _, ends = text.partition("=")
@@ -160,6 +164,8 @@ def constraints_of(keep: Iterable[str], between: Iterable[str], float8: str = "n
                 most=largest.BATCH,
             )
         )
+    global_batch = ranges.pop("batch.global_batch_size", None)
+    faults += _unsearched_faults(kept, ranges)
     if faults:
         raise PlanError(say("what the search may choose"), faults)
-    return Constraints(kept, ranges, ranges.pop("batch.global_batch_size", None), float8)
+    return Constraints(kept, ranges, global_batch, float8)

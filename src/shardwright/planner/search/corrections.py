@@ -38,8 +38,8 @@ class Corrections:
         """True until something is learned."""
         return not self._factors
 
-    def learned(self, job: JobSpec, refuted: Sequence[JobSpec], constants: Constants, room: float) -> bool:
-        """Learn from plans that do not fit in `room` bytes by the account; False if there is nothing to learn."""
+    def learned(self, job: JobSpec, refuted: Sequence[JobSpec], constants: Constants) -> bool:
+        """Learn from plans that do not fit by the account; False if there is nothing to learn."""
         if not software_of(job.cluster.software).is_own:
             return False
         for plan in refuted:

@@ -10,7 +10,7 @@ often, so the fewest days with failures, restarts and checkpoints in them are se
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 from shardwright.config import largest
 from shardwright.config.base import PlanError
@@ -25,7 +25,7 @@ from shardwright.planner.search.results import SearchResult, TriedSize
 from shardwright.planner.search.search import search
 
 Name = Literal["time", "goodput", "cost", "energy", "devices", "memory"]
-NAMES: tuple[Name, ...] = ("time", "goodput", "cost", "energy", "devices", "memory")
+NAMES: tuple[Name, ...] = get_args(Name)
 REFERENCE_TOKENS = 1e12
 _DAY_S = 86400.0
 _SLACK = 1.05  # times the fastest plan's step that a plan with more room may take

@@ -141,8 +141,8 @@ class Best:
         if self.token_s[kind] >= self._best_s:
             return None
         self._best_s = float(self.token_s[kind])
-        return self.of(kind)[0]
+        return self.plans_of_kind(kind)[0]
 
-    def of(self, kind: int) -> list[PlanPlace]:
+    def plans_of_kind(self, kind: int) -> list[PlanPlace]:
         """The kept plans of a kind, fastest first."""
         return sorted(self.places.get(kind, {}).values(), key=lambda place: place.token_s)

@@ -65,7 +65,7 @@ def search(
     candidates = simulated.fastest(kinds, num_shown)
     for _ in range(_ROUNDS - 1):
         refuted, simulated.refuted = list(simulated.refuted.values()), {}
-        if not scope.corrections.learned(job, refuted, constants, room):
+        if not scope.corrections.learned(job, refuted, constants):
             break
         later_scope = _unsearched(scope, kinds, candidates, refuted)
         if not len(later_scope.rows["tp"]):

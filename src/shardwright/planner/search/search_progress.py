@@ -24,20 +24,23 @@ def tell(phase: Phase, share: float) -> None:
     tell_share(words, begin + share * (end - begin))
 
 
-def tell_best(job: Callable[[], JobSpec], token_s: float) -> None:
+def tell_best(job: Callable[[], JobSpec], token_s: float, *, may_not_fit: bool = False) -> None:
     """Record the best simulated plan so far: the job under it, which is made only if somebody listens, and seconds of
-    its step."""
-    _tell_plan(job, token_s, is_bound=False)
+    its step. It `may_not_fit` until the exact account of its memory is made."""
+    _tell_plan(job, token_s, is_bound=False, may_not_fit=may_not_fit)
 
 
 def tell_bound(job: Callable[[], JobSpec], token_s: float) -> None:
     """Record the best plan by closed forms: seconds that its step takes at least. The exact account may still find that
     it does not fit."""
-    _tell_plan(job, token_s, is_bound=True)
+    _tell_plan(job, token_s, is_bound=True, may_not_fit=True)
 
 
-def _tell_plan(job: Callable[[], JobSpec], token_s: float, *, is_bound: bool) -> None:
+def _tell_plan(job: Callable[[], JobSpec], token_s: float, *, is_bound: bool, may_not_fit: bool) -> None:
     if LOGGER.isEnabledFor(logging.INFO):
         best = job()
         step_s = token_s * best.tokens_per_step
-        LOGGER.info("best plan so far", extra={"best": best, "step_s": step_s, "is_bound": is_bound})
+        LOGGER.info(
+            "best plan so far",
+            extra={"best": best, "step_s": step_s, "is_bound": is_bound, "may_not_fit": may_not_fit},
+        )

@@ -42,7 +42,7 @@ def simpler_plans(
     """
     constraints, _ = within_known(job, constraints)
     memo, candidates = Memo(), list[Candidate]()
-    rows = _rows(job, constraints, known_jobs)
+    rows = _rows(constraints, known_jobs)
     for block in _blocks(job, constraints, rows, known_jobs):
         priced = prices(job, block, constants, memo)
         fitting = np.broadcast_to(fits(job, priced.memory, room), priced.token_s.shape)
@@ -54,7 +54,7 @@ def simpler_plans(
     return candidates
 
 
-def _rows(job: JobSpec, constraints: Constraints, known_jobs: Sequence[JobSpec]) -> Columns:
+def _rows(constraints: Constraints, known_jobs: Sequence[JobSpec]) -> Columns:
     """The degrees of each plan with some sizes of microbatches; `row` is the index of the plan in `known_jobs`."""
     rows = []
     for row, known_job in enumerate(known_jobs):

@@ -136,6 +136,7 @@ class SimulatedPlans:
                 open_kinds.remove(item)
             else:
                 self._search.drop(kind, best)
+        self._search.tell_best(kind for _, kind in kinds)
         return shown
 
     def _judge_ahead(self, kinds: Sequence[KindPlans], num_shown: int) -> None:

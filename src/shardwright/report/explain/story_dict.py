@@ -5,13 +5,14 @@ from typing import Any
 
 from shardwright.explain.operator_passes import OperatorPass, PiecePass
 from shardwright.explain.story import Portion, Story
+from shardwright.planner.advice.rules import first_place_of_state
 from shardwright.report.explain.story_tables import layout_dict
 from shardwright.report.prediction_notes import job_notes
 
 
 def story_dict(story: Story) -> dict[str, Any]:
     """A story for `--json`, with every chapter: bytes, FLOPs and seconds, which are null if `untimed` has a reason."""
-    step = story.step
+    step, place = story.step, first_place_of_state(story.job)
     return {
         "job": story.job.name,
         "notes": job_notes(story.job),
@@ -25,6 +26,7 @@ def story_dict(story: Story) -> dict[str, Any]:
         "experts": None if story.experts is None else asdict(story.experts),
         "memory": {rank: account.as_dict() for rank, account in story.memory.items()},
         "predicted_memory": [account.as_dict() for account in story.predicted],
+        "choosing": None if place is None else {"says": place.says, "agrees": place.agrees},
         "effects": [
             {"strategy": e.strategy, "does": e.does, "with": e.with_it.as_dict(), "without": e.without_it.as_dict()}
             for e in story.effects

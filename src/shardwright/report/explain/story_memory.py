@@ -7,6 +7,7 @@ from shardwright.config.software import software_of
 from shardwright.config.units import memory_text
 from shardwright.explain.story import Story
 from shardwright.explain.strategy_effects import Effect
+from shardwright.planner.advice.rules import first_place_of_state
 from shardwright.report.document import AlignedRows, Lines, Paragraph, Part, paragraph
 from shardwright.report.fit_verdict import device_room_bytes, offered_bytes
 
@@ -44,6 +45,14 @@ def memory_chapter(story: Story) -> Iterator[Part]:
         else "",
     )
     yield from _room(story)
+    if place := first_place_of_state(job):
+        yield paragraph(
+            say(
+                "By the tree of `shardwright learn choosing`, with 18 bytes a parameter: {says}. {verdict}",
+                says=place.says,
+                verdict=say("This plan is on that branch.") if place.agrees else say("This plan is on another branch."),
+            )
+        )
     if story.effects:
         yield say(
             "What the plan's choices do to pipeline rank {rank}, the fullest, all else the same:", rank=story.fullest

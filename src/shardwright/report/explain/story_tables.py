@@ -184,19 +184,16 @@ def _rows(tensors: Iterable[TensorLayout]) -> list[list[str]]:
     rows: list[list[str]] = [[say("tensor"), say("state"), say("dims of the whole"), "DTensor", "SBP", "GSPMD"]]
     for tensor in tensors:
         dims = " x ".join(f"{name} {size:,}" for name, size in zip(tensor.dims, tensor.shape, strict=True))
-        name = tensor.name + (" (expected)" if tensor.rows_vary else "")
+        name: str = say("{name} (expected)", name=tensor.name) if tensor.rows_vary else tensor.name
         for states in _alike(tensor):
             other_states = [state for state in tensor.states if state not in states]
-            states_shown = (
-                ", ".join(states)
-                if len(states) < 3
-                else f"all but {', '.join(other_states)}"
-                if other_states
-                else "all"
-            )
+            states_shown: str = say("{listed}", listed=tuple(map(fixed, states)))
+            if len(states) > 2:
+                others = tuple(map(fixed, other_states))
+                states_shown = say("all but {states}", states=others) if other_states else "all"
             split_over = [p for p in tensor.states[states[0]] if p.size > 1]
-            dtensor = ", ".join(f"{p.axis} {p.dtensor}" for p in split_over) or "whole"
-            sbp = " ".join(f"{p.axis} {p.sbp}" for p in split_over) or "whole"
+            dtensor = ", ".join(f"{p.axis} {p.dtensor}" for p in split_over) or say("whole")
+            sbp = " ".join(f"{p.axis} {p.sbp}" for p in split_over) or say("whole")
             rows.append([name, states_shown, dims, dtensor, sbp, tensor.gspmd(states[0])])
             name = dims = ""
     return rows

@@ -172,14 +172,14 @@ def cause_rows(steps: Sequence[ProfiledStep], predicted: Mapping[str, float] | N
         names = COMPUTING if cause == "computing" else (cause,)
         seconds = [sum(step.by_cause.get(name, 0.0) for name in names) for step in steps]
         parts = _PREDICTED.get(cause)
-        told = sum(predicted[part] for part in parts) if predicted and parts else None
+        predicted_s = sum(predicted[part] for part in parts) if predicted and parts else None
         rows.append(
             {
                 "cause": fixed(cause),
                 "is_part": has_kernels and cause in COMPUTING,
                 "seconds": sum(seconds) / len(seconds),
                 "most_seconds": max(seconds),
-                "predicted_s": told,
+                "predicted_s": predicted_s,
             }
         )
     return rows

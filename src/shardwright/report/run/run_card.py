@@ -21,7 +21,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.config.phrase import say
 from shardwright.config.units import MIB
-from shardwright.config.user_file import FileFault, read_text
+from shardwright.config.user_file import FileFault, read_text, system_reason
 from shardwright.report.run.run_record import RunRecord
 from shardwright.train.run_files import CARD, write_anew
 
@@ -97,7 +97,7 @@ class RunCard:
             fault = error_text(error)
         except OSError as error:
             fault = say(
-                "{path} can't be read: {reason}; name the folder of a run", path=str(path), reason=str(error.strerror)
+                "{path} can't be read: {reason}; name the folder of a run", path=str(path), reason=system_reason(error)
             )
         except (ValueError, TypeError, RecursionError):
             fault = say("{path} is no card of a run as this version writes it; train the run again", path=str(path))

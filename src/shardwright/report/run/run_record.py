@@ -10,7 +10,7 @@ from typing import Any
 
 from shardwright.config.base import PlanError, error_text
 from shardwright.config.phrase import say
-from shardwright.config.user_file import FileFault, open_file
+from shardwright.config.user_file import FileFault, open_file, system_reason
 from shardwright.train.run_files import METRICS
 
 _MOST_POINTS = 1200  # of a curve: more than a screen has pixels
@@ -94,7 +94,7 @@ def read_record(folder: Path) -> RunRecord:
     except FileFault as error:
         fault = error_text(error)
     except OSError as error:
-        fault = say("{path} can't be read: {reason}; name the folder of a run", path=path, reason=str(error.strerror))
+        fault = say("{path} can't be read: {reason}; name the folder of a run", path=path, reason=system_reason(error))
     raise PlanError(f"run {folder}", [fault])
 
 

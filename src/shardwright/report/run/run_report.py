@@ -82,7 +82,7 @@ def report_data(card: RunCard, record: RunRecord, folder: Path, language: str = 
         "names": {name: fixed(name) for name in _NAMES},
         "series": record.thinned(),
         "compared": record.compared,
-        "experts": _experts(folder) if record.has_experts else None,
+        "experts": _experts(folder, language) if record.has_experts else None,
         "figures": {
             "steps": record.last_step,
             "loss": record.last("loss"),
@@ -168,11 +168,11 @@ def _stretched(times: Times, factor: float) -> Times:
     return Times(times.rows, start, end)
 
 
-def _experts(folder: Path) -> dict[str, str] | None:
-    """The picture of the experts' use, as base64, and the text about it."""
+def _experts(folder: Path, language: str) -> dict[str, str] | None:
+    """The picture of the experts' use, as base64, and the text about it, in a language."""
     try:
         use = read_use(folder)
     except PlanError:
         return None
-    picture = experts_picture(use, folder.name)
-    return {"picture": b64encode(picture.encode()).decode(), "text": use_text(use)}
+    picture = experts_picture(use, folder.name, language)
+    return {"picture": b64encode(picture.encode()).decode(), "text": use_text(use, language)}

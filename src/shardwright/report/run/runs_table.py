@@ -5,13 +5,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from shardwright.config.base import PlanError
 from shardwright.config.phrase import say
 from shardwright.config.units import seconds_text
 from shardwright.report.document import paragraph
 from shardwright.report.plans_text import plan_words
 from shardwright.report.rendered import ScreenPart, WideRows
 from shardwright.report.run.run_card import RunCard
-from shardwright.report.run.run_record import read_record
+from shardwright.report.run.run_record import RunRecord, read_record
 
 _HEADING = (
     say("run"),
@@ -51,11 +52,18 @@ class RunRow:
 
 
 def runs_rows(folders: Sequence[Path]) -> list[RunRow]:
-    """The rows of runs, fewest ranks first. Raises PlanError with the first folder that has no run."""
-    cards = sorted(((folder, RunCard.read(folder)) for folder in folders), key=lambda pair: pair[1].ranks)
+    """The rows of runs, fewest ranks first. Raises PlanError with every folder that has no run."""
+    runs: list[tuple[Path, RunCard, RunRecord]] = []
+    faults: list[str] = []
+    for folder in folders:
+        try:
+            runs.append((folder, RunCard.read(folder), read_record(folder)))
+        except PlanError as error:
+            faults += error.faults
+    if faults:
+        raise PlanError("runs", faults)
     rows: list[RunRow] = []
-    for folder, card in cards:
-        record = read_record(folder)
+    for folder, card, record in sorted(runs, key=lambda run: run[1].ranks):
         tokens_per_s = record.median("tokens_per_s")
         per_rank = None if tokens_per_s is None else tokens_per_s / card.ranks
         base = rows[0].tokens_per_s_per_rank if rows else per_rank

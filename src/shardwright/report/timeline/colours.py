@@ -6,7 +6,8 @@ the direction in a pipeline with two.
 
 from functools import lru_cache
 
-from shardwright.schedule.action import Action, Kind
+from shardwright.config.phrase import say
+from shardwright.schedule.action import COMPUTE, Action, Kind
 from shardwright.schedule.schedule import Program
 from shardwright.simulate.timeline import Timeline
 
@@ -23,15 +24,15 @@ SHADES: dict[str, tuple[str, str]] = {
     "L": ("#1f2937", "#9ca3af"),
 }
 NAMES = {
-    "F": "forward",
-    "B": "backward",
-    "I": "input gradient",
-    "W": "weight gradient",
-    "C": "forward again",
-    "S": "optimizer step",
-    "G": "gather parameters",
-    "R": "reduce gradients",
-    "L": "release parameters",
+    "F": say("forward"),
+    "B": say("backward"),
+    "I": say("input gradient"),
+    "W": say("weight gradient"),
+    "C": say("forward again"),
+    "S": say("optimizer step"),
+    "G": say("gather parameters"),
+    "R": say("reduce gradients"),
+    "L": say("release parameters"),
 }
 PAIR = "#8b5cf6"  # a forward and a backward that run as one, if they are drawn in a single colour
 
@@ -47,12 +48,13 @@ def chunk_of(program: Program, action: Action) -> tuple[int, int]:
 
 def letters_of(timeline: Timeline) -> dict[str, int]:
     """The letters that occur, with their numbers of chunks (or directions). O is a forward and backward run as one."""
-    computed = (part for row in timeline.program.ranks for action in row for part in action.computes())
-    counts: dict[str, int] = {}
-    for part in {(part.kind, part.stage): part for part in computed}.values():  # one microbatch stands for all
-        counts[str(part.kind)] = max(counts.get(str(part.kind), 1), chunk_of(timeline.program, part)[1])
+    placement, counts = timeline.program.placement, dict[str, int]()
+    for rank, row in enumerate(timeline.ranks):
+        num_chunks = placement.num_copies if placement.num_copies > 1 else len(placement.stages_of(rank))
+        for kind in filter(COMPUTE.__contains__, row.columns.kinds):
+            counts[str(kind)] = max(counts.get(str(kind), 1), num_chunks)
     has_updates = any((row.lengths(row.updates) > 0).any() for row in timeline.ranks)
-    has_pairs = any(action.parts for row in timeline.program.ranks for action in row)
+    has_pairs = any(row.columns.has_pairs for row in timeline.ranks)
     other_letters = "S" * has_updates + "O" * has_pairs + "GRL" * bool(timeline.program.gathers)
     return counts | dict.fromkeys(other_letters, 1)
 

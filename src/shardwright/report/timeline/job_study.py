@@ -10,6 +10,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.phrase import say, sentences_of
 from shardwright.config.units import seconds_text
 from shardwright.cost.calibration import shipped
+from shardwright.layers.memo import Memo
 from shardwright.report.timeline.page import Section, section_of
 from shardwright.report.timeline.schedule_figures import as_full_dict
 from shardwright.report.timeline.study import StepBubble, Streams, Study, drawn_steps, number, study
@@ -52,8 +53,9 @@ def drawn_costs(job: JobSpec, latency: float) -> DrawnCosts:
     return costs_of_step(job, _step(job), latency)
 
 
-def costs_of_step(job: JobSpec, step: StepTime | str, latency: float = 0.0) -> DrawnCosts:
-    """The costs of a job whose step takes a known time; or, for a reason, an unknown one."""
+def costs_of_step(job: JobSpec, step: StepTime | str, latency: float = 0.0, memo: Memo | None = None) -> DrawnCosts:
+    """The costs of a job whose step takes a known time; or, for a reason, an unknown one. `memo` has earlier results
+    for the same model and cluster."""
     if isinstance(step, str):
         return _relative(job, latency, say("Seconds are not said: {reason}.", reason=step))
     sentence = say(
@@ -63,7 +65,7 @@ def costs_of_step(job: JobSpec, step: StepTime | str, latency: float = 0.0) -> D
     )
     if latency:
         return replace(_relative(job, latency, sentence), step=step)
-    actions, bubble = timed_actions(job, shipped()), float(step.bubble)
+    actions, bubble = timed_actions(job, shipped(), memo), float(step.bubble)
     note = say(
         "Times are seconds, as they are predicted of stages, messages and collectives on {device} under {software}. "
         "{sentence}",

@@ -1,11 +1,12 @@
 """A timeline as columns of whole numbers, for a page: unpack.js makes of them the lists that painter.js draws.
 
-A step may have ten thousand actions, and a page draws one anew with each change of a plan, so its data are small and
-quick to make. Times are multiples of a tick. A column named `from`, `at` or `change` has the difference of each entry
-to the one before it; `long` is a length. Blocks of one kind (colour, letter and stage) and messages of one route
-(sender, receiver, direction and stage) differ in their microbatches alone.
+A step may have ten thousand actions, and a page draws one anew with each change of a plan, so its data are quick to
+make and to read: a column is the base64 of its numbers, 32 bits each, the lowest byte first. Times are multiples of a
+tick. Blocks of one kind (colour, letter and stage) and messages of one route (sender, receiver, direction and stage)
+differ in their microbatches alone.
 """
 
+from base64 import b64encode
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,13 +19,12 @@ from shardwright.schedule.dependencies import MESSAGES, TRAVELS, Product
 from shardwright.schedule.schedule import Program
 from shardwright.simulate.action_columns import Array, Columns
 from shardwright.simulate.buffer_curves import Kept
-from shardwright.simulate.timeline import Cause, RankTimeline, Timeline
+from shardwright.simulate.timeline import RankTimeline, Timeline
 
 Packed = dict[str, Any]
 Colours = dict[tuple[str, str], int]  # the number of each pair (ground, ink) in use
 _DIGITS = 8  # of the makespan, in ticks
 _NO_STAGE = -1  # of an action without one, in columns
-_CAUSES = {cause: number for number, cause in enumerate(Cause)}
 _CURVES = {
     "alive": Buffer.ACTIVATIONS,
     "buffered": Buffer.MESSAGE,
@@ -43,7 +43,7 @@ def packed_timeline(timeline: Timeline, colours: Colours) -> Packed:
         "tick": float(tick),
         "makespan": timeline.makespan,
         "ranks": ranks,
-        "kinds": list(blocks.kinds.values()),
+        "kinds": blocks.kinds,
         **_packed_messages(timeline, tick),
     }
 
@@ -54,11 +54,11 @@ def _packed_rank(program: Program, row: RankTimeline, blocks: "_Blocks") -> Pack
     is_move = row.columns.are_of(Kind.REDUCE, Kind.GATHER, Kind.RELEASE)
     firsts = length * np.arange(row.num_steps)
     moves = (firsts[:, None] + row.columns.at[is_move]).ravel() if program.gathers else np.zeros(0, np.int64)
-    idle = np.array([(gap.start, gap.end, _CAUSES[gap.cause]) for gap in row.idle]).reshape(-1, 3)
-    begun, ended = _ticks(idle[:, 0], blocks.tick), _ticks(idle[:, 1], blocks.tick)
+    waits = row.waits
+    begun, ended = _ticks(waits.start, blocks.tick), _ticks(waits.end, blocks.tick)
     return {
         "busy": blocks.packed(row, worked),
-        "idle": {"from": _changes(begun), "long": (ended - begun).tolist(), "cause": idle[:, 2].astype(int).tolist()},
+        "idle": {"from": _column(begun), "to": _column(ended), "cause": _column(waits.cause)},
         "moves": blocks.packed(row, moves),
         **{name: _packed_curve(row.kept[buffer], blocks.tick) for name, buffer in _CURVES.items()},
     }
@@ -68,7 +68,7 @@ def _packed_curve(kept: Kept, tick: float) -> Packed:
     """The times and counts of a curve, without changes that last no time."""
     at = _ticks(kept.times, tick)
     lasts = np.append(np.diff(at) != 0, True)[: len(at)]
-    return {"at": _changes(at[lasts]), "change": _changes(kept.counts[lasts])}
+    return {"at": _column(at[lasts]), "count": _column(kept.counts[lasts])}
 
 
 class _Blocks:
@@ -77,8 +77,9 @@ class _Blocks:
     def __init__(self, program: Program, colours: Colours, tick: float) -> None:
         self._program, self._colours, self.tick = program, colours, tick
         self._copy_of = np.array(program.placement.copy_of or (0,) * program.num_microbatches)
-        self.kinds: dict[tuple[int, ...], list[list[Any]]] = {}
-        self._numbers: dict[tuple[int, ...], int] = {}
+        self._num_codes = 2 * len(Kind) * (program.num_stages + 1)  # of kind, stage and copy
+        self.kinds: list[list[list[Any]]] = []
+        self._numbers: dict[int, int] = {}
 
     def packed(self, row: RankTimeline, which: Array) -> Packed:
         """Some actions of a rank, given by index, as columns."""
@@ -93,25 +94,25 @@ class _Blocks:
         stage_number = columns.stage - _NO_STAGE  # 0 without a stage
         code = (columns.kind.astype(np.int64) * (self._program.num_stages + 1) + stage_number) * 2 + copy
         second = np.where(is_pair, code[np.minimum(first + 1, len(code) - 1)] + 1, 0)
-        both = np.stack([code[first], second], -1).reshape(-1, 2)
-        codes, example, kind = np.unique(both, axis=0, return_index=True, return_inverse=True)
+        both = code[first] * (1 + self._num_codes) + second
+        codes, example, kind = np.unique(both, return_index=True, return_inverse=True)
         examples = [row.actions[n] for n in which[example].tolist()]
-        numbers = np.array([self._number(tuple(pair), one) for pair, one in zip(codes.tolist(), examples, strict=True)])
+        numbers = np.array([self._number(*pair) for pair in zip(codes.tolist(), examples, strict=True)], np.int64)
         starts, ends = _ticks(row.starts[which], self.tick), _ticks(row.ends[which], self.tick)
         packed = {
-            "from": _changes(starts),
-            "long": (ends - starts).tolist(),
-            "kind": numbers[kind.reshape(-1)].tolist() if len(which) else [],
-            "microbatch": microbatch[first].tolist(),
+            "from": _column(starts),
+            "to": _column(ends),
+            "kind": _column(numbers[kind]),
+            "microbatch": _column(microbatch[first]),
         }
         if is_pair.any():
-            packed["second"] = microbatch[np.minimum(first + 1, len(code) - 1)].tolist()
-        return packed | ({"step": step.tolist()} if row.num_steps > 1 else {})
+            packed["second"] = _column(microbatch[np.minimum(first + 1, len(code) - 1)])
+        return packed | ({"step": _column(step)} if row.num_steps > 1 else {})
 
-    def _number(self, code: tuple[int, ...], action: Action) -> int:
+    def _number(self, code: int, action: Action) -> int:
         if code not in self._numbers:
             self._numbers[code] = len(self.kinds)
-            self.kinds[code] = [self._part(part) for part in action.computes() or (action,)]
+            self.kinds.append([self._part(part) for part in action.computes() or (action,)])
         return self._numbers[code]
 
     def _part(self, part: Action) -> list[Any]:
@@ -132,20 +133,19 @@ def _packed_messages(timeline: Timeline, tick: float) -> Packed:
             for step, (sends, starts, ends) in enumerate(_of_steps(row, MESSAGES[product][0])):
                 begun, left = _ticks(starts, tick), _ticks(ends, tick)
                 stage, taken = sends.stage, sends.pair + TRAVELS[product] * m
-                keys = np.stack([receiver[step, taken], stage], -1).reshape(-1, 2)
-                ways, which = np.unique(keys, axis=0, return_inverse=True)
+                num_stages = timeline.program.num_stages
+                ways, which = np.unique(receiver[step, taken] * num_stages + stage, return_inverse=True)
                 numbers = [
                     routes.setdefault((sender, to, int(product is Product.GRADIENT), made_by), len(routes))
-                    for to, made_by in ways.tolist()
+                    for to, made_by in (divmod(way, num_stages) for way in ways.tolist())
                 ]
                 columns["from"].append(begun)
-                columns["sent"].append(left - begun)
-                columns["arrives"].append(_ticks(arrived[step, taken], tick) - left)
-                columns["route"].append(np.array(numbers, np.int64)[which.reshape(-1)])
+                columns["sent"].append(left)
+                columns["arrives"].append(_ticks(arrived[step, taken], tick))
+                columns["route"].append(np.array(numbers, np.int64)[which])
                 columns["microbatch"].append(sends.pair - stage * m)
                 columns["step"].append(np.full(len(stage), step))
-    joined = {name: np.concatenate(parts) for name, parts in columns.items()}
-    packed = {name: (_changes(column) if name == "from" else column.tolist()) for name, column in joined.items()}
+    packed = {name: _column(np.concatenate(parts)) for name, parts in columns.items()}
     if timeline.ranks[0].num_steps == 1:
         del packed["step"]
     return {"routes": list(map(list, routes)), "messages": packed}
@@ -175,7 +175,5 @@ def _ticks(times: Array, tick: float) -> Array:
     return ticks
 
 
-def _changes(values: Array) -> list[int]:
-    """The first value, and the difference of each other to the one before it."""
-    changes: list[int] = np.diff(values, prepend=0).tolist()
-    return changes
+def _column(numbers: Array) -> str:
+    return b64encode(numbers.astype("<i4").tobytes()).decode()

@@ -176,10 +176,14 @@ function makePainter(data, state) {
       parts.forEach((part, index) => {
         const [ground, ink] = data.colours[part[0]];
         pen.fillStyle = ground;
-        pen.beginPath();
-        const round = wide > 8 ? 3 : 0, head = index === 0 ? round : 0, foot = index === parts.length - 1 ? round : 0;
-        pen.roundRect(left, top + index * high, wide, high, [head, head, foot, foot]);
-        pen.fill();
+        if (wide > 8) {
+          const head = index === 0 ? 3 : 0, foot = index === parts.length - 1 ? 3 : 0;
+          pen.beginPath();
+          pen.roundRect(left, top + index * high, wide, high, [head, head, foot, foot]);
+          pen.fill();
+        } else {
+          pen.fillRect(left, top + index * high, wide, high);
+        }
         const share = section.exposed[part[1]]?.[part[2]];  // of communication that nothing hides
         if (share && wide > 2) {
           pen.fillStyle = style.tensor;
@@ -230,8 +234,11 @@ function makePainter(data, state) {
         line.moveTo(left, y(before));
         line.lineTo(left, y(count));
         if (count) line.lineTo(right, y(count));
-        area.rect(left, y(count), right - left, y(0) - y(count));
+        if (!index) area.moveTo(left, y(0));
+        area.lineTo(left, y(count));
+        area.lineTo(right, y(count));
       });
+      if (points.length) area.lineTo(x(section.makespan), y(0));
       pen.fillStyle = fill;
       pen.fill(area);
       pen.strokeStyle = stroke;
@@ -260,8 +267,8 @@ function makePainter(data, state) {
         pen.globalAlpha = told ? 1 : 0.45;
         arrow(pen, x(message[4]), right, sender, receiver, told ? 1.6 : 1);
       }
-      pen.globalAlpha = 1;
     }
+    pen.globalAlpha = 1;
   }
 
   function arrow(pen, left, right, sender, receiver, width) {

@@ -2,8 +2,10 @@
 
 from functools import partial
 
-from shardwright.config.units import counted
+from shardwright.config.phrase import ENGLISH, in_language, say
+from shardwright.config.units import counted_phrase
 from shardwright.report.svg import FONT, document, nice_step, px, text
+from shardwright.report.text_columns import num_columns
 from shardwright.report.timeline.colours import NAMES, colour_of, ink_on, letters_of, shade
 from shardwright.schedule.action import Kind
 from shardwright.schedule.schedule import Program
@@ -34,22 +36,27 @@ _HATCHES = "".join(
 )
 
 
-def picture(timeline: Timeline, name: str, width: int = 1120) -> str:
-    """The SVG document of a timeline."""
+def picture(timeline: Timeline, name: str, width: int = 1120, language: str = ENGLISH) -> str:
+    """The SVG document of a timeline, with words of a language."""
     ranks = len(timeline.ranks)
     pitch = _LANE + _GAP + (_STRIP if timeline.program.gathers else 0)
     bottom = _TOP + ranks * pitch
-    legend, legend_height = _legend(timeline, bottom + 22, width - _RIGHT)
+    legend, legend_height = _legend(timeline, bottom + 22, width - _RIGHT, language)
     height = bottom + legend_height + _BOTTOM
     scale = (width - _LEFT - _RIGHT) / (timeline.makespan or 1.0)
-    label = f"{name}: {counted(ranks, 'rank')}, {counted(timeline.program.num_microbatches, 'microbatch')}"
+    label = say(
+        "{name}: {ranks}, {microbatches}",
+        name=name,
+        ranks=counted_phrase(ranks, "rank"),
+        microbatches=counted_phrase(timeline.program.num_microbatches, "microbatch"),
+    )
     parts = _axis(timeline.makespan, scale, bottom)
     for rank, row in enumerate(timeline.ranks):
         top = _TOP + rank * pitch
         parts.append(f'<text class="name" x="16" y="{top + _LANE / 2 + 4}" font-size="12">rank {rank}</text>')
-        parts += _lane(timeline, row, top, scale)
-        parts += _strip(row, top + _LANE + 2, scale) if timeline.program.gathers else []
-    return document(label, width, height, [*parts, *legend], _STYLE, f"<defs>{_HATCHES}</defs>")
+        parts += _lane(timeline, row, top, scale, language)
+        parts += _strip(row, top + _LANE + 2, scale, language) if timeline.program.gathers else []
+    return document(in_language(label, language), width, height, [*parts, *legend], _STYLE, f"<defs>{_HATCHES}</defs>")
 
 
 def _axis(makespan: float, scale: float, bottom: float) -> list[str]:
@@ -62,7 +69,7 @@ def _axis(makespan: float, scale: float, bottom: float) -> list[str]:
     return lines
 
 
-def _lane(timeline: Timeline, row: RankTimeline, top: float, scale: float) -> list[str]:
+def _lane(timeline: Timeline, row: RankTimeline, top: float, scale: float, language: str) -> list[str]:
     parts = [f'<rect class="lane" x="{_LEFT}" y="{top}" width="{_px(timeline.makespan * scale)}" height="{_LANE}"/>']
     for gap in row.idle:
         if gap.cause in (Cause.DEPENDENCY, Cause.COMMUNICATION):
@@ -73,26 +80,32 @@ def _lane(timeline: Timeline, row: RankTimeline, top: float, scale: float) -> li
             )
     for span in row.spans:
         if span.resource is Resource.COMPUTE and span.end > span.start:
-            parts += _block(timeline.program, span, top, scale)
+            parts += _block(timeline.program, span, top, scale, language)
     return parts
 
 
-def _strip(row: RankTimeline, top: float, scale: float) -> list[str]:
+def _strip(row: RankTimeline, top: float, scale: float, language: str) -> list[str]:
     """Gathers and reductions as bars, releases as ticks."""
     parts = []
     for span in row.spans:
         if span.resource not in (Resource.COLLECTIVES, Resource.RELEASE):
             continue
         x, width = _LEFT + span.start * scale, max((span.end - span.start) * scale - 0.5, 1.5)
-        title = f"{NAMES[span.action.kind]} of stage {span.action.stage}, {span.start:g} to {span.end:g}"
+        work = say("{action} of stage {stage}", action=NAMES[span.action.kind], stage=span.action.stage)
         parts.append(
             f'<rect fill="{shade(str(span.action.kind), 0, 1)}" x="{_px(x)}" y="{_px(top)}" width="{_px(width)}" '
-            f'height="{_STRIP - 2}"><title>{title}</title></rect>'
+            f'height="{_STRIP - 2}">{_title(work, span, language)}</rect>'
         )
     return parts
 
 
-def _block(program: Program, span: Span, top: float, scale: float) -> list[str]:
+def _title(work: str, span: Span, language: str) -> str:
+    """The words that a browser shows beside what is pointed at."""
+    times = say("{work}, {start:g} to {end:g}", work=work, start=span.start, end=span.end)
+    return f"<title>{in_language(times, language)}</title>"
+
+
+def _block(program: Program, span: Span, top: float, scale: float, language: str) -> list[str]:
     """A rectangle, or its two halves if a forward and a backward run as one."""
     x, width = _LEFT + span.start * scale, (span.end - span.start) * scale
     width = width - 1 if width > 3 else width
@@ -101,14 +114,15 @@ def _block(program: Program, span: Span, top: float, scale: float) -> list[str]:
     parts = []
     for n, action in enumerate(actions):
         ground, y = colour_of(program, action), top + n * height
-        digits = "step" if action.kind is Kind.STEP else str(action.microbatch)
-        title = f"{NAMES[action.kind]}" + ("" if action.kind is Kind.STEP else f" {action}")
+        is_step = action.kind is Kind.STEP
+        digits = in_language(say("step"), language) if is_step else str(action.microbatch)
+        work = NAMES[action.kind] if is_step else say("{name} {action}", name=NAMES[action.kind], action=str(action))
         parts.append(
             f'<rect fill="{ground}" x="{_px(x)}" y="{_px(y)}" width="{_px(width)}" height="{_px(height)}" '
-            f'rx="{2.5 if width > 8 else 0}"><title>{title}, {span.start:g} to {span.end:g}</title></rect>'
+            f'rx="{2.5 if width > 8 else 0}">{_title(work, span, language)}</rect>'
         )
         sizes = _SIZES if len(actions) == 1 else _SIZES[1:]
-        size = next((size for size in sizes if 0.66 * size * len(digits) + 2 < width), None)
+        size = next((size for size in sizes if 0.66 * size * num_columns(digits) + 2 < width), None)
         if size is not None:
             parts.append(
                 f'<text class="digits" fill="{ink_on(ground)}" x="{_px(x + width / 2)}" '
@@ -117,26 +131,27 @@ def _block(program: Program, span: Span, top: float, scale: float) -> list[str]:
     return parts
 
 
-def _legend(timeline: Timeline, top: float, right_edge: float) -> tuple[list[str], float]:
+def _legend(timeline: Timeline, top: float, right_edge: float, language: str) -> tuple[list[str], float]:
     """The legend of the actions that occur, and the height of its lines after the first."""
     letters = letters_of(timeline)
     causes = {gap.cause for row in timeline.ranks for gap in row.idle}
     x, y, parts = float(_LEFT), top, list[str]()
     # The legend leaves out the optimizer step, whose blocks have its name.
     occurring = [(letter, letters[letter]) for letter in NAMES if letter in letters and letter != "S"]
-    items = [
+    items: list[tuple[list[str], str]] = [
         ([shade(letter, n, num_chunks) for n in range(num_chunks)], NAMES[letter]) for letter, num_chunks in occurring
     ]
-    later = "other direction" if timeline.program.placement.num_copies > 1 else "later chunk"
-    items += [([], f"lighter: {later}")] if max(letters.values(), default=1) > 1 else []
-    items += [(["url(#wait)"], "waits for a computation")] if Cause.DEPENDENCY in causes else []
-    items += [(["url(#wire)"], "waits for a message")] if Cause.COMMUNICATION in causes else []
-    for fills, words in items:
-        if x + 18 * len(fills) + 3 + 6.6 * len(words) > right_edge:
+    later = say("other direction") if timeline.program.placement.num_copies > 1 else say("later chunk")
+    items += [([], say("lighter: {later}", later=later))] if max(letters.values(), default=1) > 1 else []
+    items += [(["url(#wait)"], say("waits for a computation"))] if Cause.DEPENDENCY in causes else []
+    items += [(["url(#wire)"], say("waits for a message"))] if Cause.COMMUNICATION in causes else []
+    for fills, name in items:
+        words = in_language(name, language)
+        if x + 18 * len(fills) + 3 + 6.6 * num_columns(words) > right_edge:
             x, y = float(_LEFT), y + 16
         for fill in fills:
             parts.append(f'<rect fill="{fill}" x="{x:g}" y="{y - 9:g}" width="16" height="11" rx="2.5"/>')
             x += 18
         parts.append(text(x + 3, y, words, size=11.5))
-        x += 3 + 6.6 * len(words) + 18
+        x += 3 + 6.6 * num_columns(words) + 18
     return parts, y - top

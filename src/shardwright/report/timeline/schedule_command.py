@@ -27,6 +27,7 @@ from shardwright.report.timeline.trace import trace
 from shardwright.schedule.pipeline_shape import PipelineShape
 from shardwright.schedule.shape_program import size_faults
 from shardwright.simulate.bubbles import Work
+from shardwright.simulate.slow_rank import SlowRank
 
 _PIPE_WIDTH = 120  # columns of a drawing where nobody says how wide the output is
 
@@ -58,6 +59,12 @@ class Request:
     most_alive: float
     recompute: bool  # stages keep their inputs only, and run their forwards again
     gather: float | None  # None: nothing is sharded
+    slow: tuple[int, float] | None  # a rank, and how many times as long as the others it computes; None: all are equal
+
+    @property
+    def slow_rank(self) -> SlowRank | None:
+        """The rank that computes longer than the others; None if there is none."""
+        return None if self.slow is None else SlowRank(*self.slow)
 
     @property
     def work(self) -> Work:
@@ -80,7 +87,8 @@ class Request:
         if faults := size_faults(name, shape, drawn_steps(name, self.num_steps)):
             raise PlanError(f"schedule {name}", faults)
         recompute: str = "stage" if self.recompute else "none"
-        return study_schedule(name, shape, self.work, recompute, gathers=self.gather is not None)
+        gathers = self.gather is not None
+        return study_schedule(name, shape, self.work, recompute, gathers=gathers, slow=self.slow_rank)
 
     def comparison_faults(self) -> list[str]:
         """The fault of a comparison that would take too long; none if the pipeline is too long for every schedule."""
@@ -123,8 +131,28 @@ class Request:
             if count < 1
         ]
         faults += [fault for option, cost in costs.items() for fault in cost_faults(option, cost)]
+        faults += self._slow_faults()
         if not faults and self.forward + self.input_grad + self.weight_grad == 0:
             return [say("--forward, --input-grad and --weight-grad are all 0, so there is nothing to draw; use 1 each")]
+        return faults
+
+    def _slow_faults(self) -> list[str]:
+        """Faults of --slow: a rank that is not there, or one that is faster than the others."""
+        if self.slow is None:
+            return []
+        (rank, times), faults = self.slow, list[str]()
+        if not 0 <= rank < self.num_ranks:
+            faults.append(
+                say("--slow names rank {rank}, and the ranks are 0 to {last}", rank=rank, last=self.num_ranks - 1)
+            )
+        if not 1 <= times <= largest.SLOWER:
+            faults.append(
+                say(
+                    "--slow is {times:g} times, and it must be from 1 to {most:,}; use 1.25, say",
+                    times=times,
+                    most=largest.SLOWER,
+                )
+            )
         return faults
 
     @property
@@ -142,6 +170,9 @@ class Request:
             sentences.append(
                 say("Gathering all parameters of a rank takes {gather}, reducing its gradients too.", gather=gather)
             )
+        if self.slow is not None:
+            rank, times = self.slow
+            sentences.append(say("Rank {rank} computes {times} times as long.", rank=rank, times=number(times)))
         return sentences_of(sentences)
 
 
@@ -175,10 +206,10 @@ def show_schedule(name: str | None, request: Request, compare: bool, output: Out
 def show_job(study: JobStudy, output: Output) -> None:
     """Show the result of the command `simulate`. PlanError if a file would be too large."""
     if faults := _drawing_faults(output, [study.drawn]):
-        raise PlanError("output", faults)
-    _write(output.html, "--html", lambda: job_page(study, output.language))
-    _write(output.svg, "--svg", lambda: job_picture(study))
-    _write(output.trace, "--trace", lambda: job_trace(study))
+        raise PlanError(say("output"), faults)
+    _write(output, output.html, "--html", lambda: job_page(study, output.language))
+    _write(output, output.svg, "--svg", lambda: job_picture(study, output.language))
+    _write(output, output.trace, "--trace", lambda: job_trace(study))
     click.echo(json.dumps(study.values) if output.as_json else job_text(study, output))
 
 
@@ -201,9 +232,9 @@ def job_page(study: JobStudy, language: str = ENGLISH) -> str:
     return timeline_page(study.title, study.sections(), study.note, language=language)
 
 
-def job_picture(study: JobStudy) -> str:
-    """A job's timeline as SVG."""
-    return picture(study.drawn.timeline, study.drawn.name)
+def job_picture(study: JobStudy, language: str = ENGLISH) -> str:
+    """A job's timeline as SVG, with words of a language."""
+    return picture(study.drawn.timeline, study.drawn.name, language=language)
 
 
 def job_trace(study: JobStudy) -> str:
@@ -250,10 +281,10 @@ def _show_comparison(request: Request, named_study: Study | None, output: Output
         _write_files(named_study, request.note, Output(None, output.svg, output.trace), named_study.heading)
     if output.html:
         if faults := _drawing_faults(Output(output.html), studies):
-            raise PlanError("output", faults)
+            raise PlanError(say("output"), faults)
         title = say("Pipeline schedules: {shape}", shape=shape)
         page = timeline_page(title, [section_of(study) for study in studies], request.note, studies, output.language)
-        _write(output.html, "--html", lambda: page)
+        _write(output, output.html, "--html", lambda: page)
     if output.as_json:
         click.echo(json.dumps({"schedules": [as_dict(study) for study in studies]}))
     else:
@@ -298,10 +329,11 @@ def _drawing_faults(output: Output, studies: Sequence[Study]) -> list[str]:
 
 def _write_files(study: Study, note: str, output: Output, title: str) -> None:
     if faults := _drawing_faults(output, [study]):
-        raise PlanError("output", faults)
-    _write(output.html, "--html", lambda: timeline_page(title, [section_of(study)], note, language=output.language))
-    _write(output.svg, "--svg", lambda: picture(study.timeline, study.name))
-    _write(output.trace, "--trace", lambda: _trace_text(study, title))
+        raise PlanError(say("output"), faults)
+    sections = [section_of(study)]
+    _write(output, output.html, "--html", lambda: timeline_page(title, sections, note, language=output.language))
+    _write(output, output.svg, "--svg", lambda: picture(study.timeline, study.name, language=output.language))
+    _write(output, output.trace, "--trace", lambda: _trace_text(study, title))
 
 
 def _trace_text(study: Study, title: str, is_seconds: bool = False) -> str:
@@ -311,9 +343,10 @@ def _trace_text(study: Study, title: str, is_seconds: bool = False) -> str:
     return json.dumps(trace_dict) + "\n"
 
 
-def _write(path: Path | None, option: str, text: Callable[[], str]) -> None:
+def _write(output: Output, path: Path | None, option: str, text: Callable[[], str]) -> None:
     """Write a file, if it is asked for, and name it on standard error."""
     if path is None:
         return
     write_output(path, text(), option)
-    click.echo(f"wrote {path}", err=True)
+    language = ENGLISH if output.as_json else output.language
+    click.echo(in_language(say("wrote {file}", file=str(path)), language), err=True)

@@ -6,6 +6,7 @@ from functools import cached_property
 
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
+from shardwright.layers.memo import Memo
 from shardwright.report.timeline.job_study import DrawnCosts, costs_of_step
 from shardwright.report.timeline.page import Section
 from shardwright.report.timeline.study import drawn_steps, shape_text
@@ -58,12 +59,13 @@ class StepDrawing:
         return replace(self, times=times, drawn=replace(self.drawn, unit="s", step=None, actions=None))
 
 
-def step_drawing(job: JobSpec, step: StepTime | str) -> StepDrawing:
-    """A step of a job, whose time is `step`, or why it has none. Raises PlanError with every fault."""
+def step_drawing(job: JobSpec, step: StepTime | str, memo: Memo | None = None) -> StepDrawing:
+    """A step of a job, whose time is `step`, or why it has none. `memo` has earlier results for the same model and
+    cluster. Raises PlanError with every fault."""
     shape = PipelineShape(job.plan.pp, job.num_microbatches, job.plan.virtual_stages)
     if faults := size_faults(job.plan.schedule, shape, drawn_steps(job.plan.schedule, 1)):
         raise PlanError(f"job {job.name}", faults)
-    drawn, program = costs_of_step(job, step), job_order(job).program()
+    drawn, program = costs_of_step(job, step, memo=memo), job_order(job).program()
     return StepDrawing(job, program, play(program, drawn.costs), drawn)
 
 

@@ -16,6 +16,7 @@ from shardwright.schedule.schedule import Program, Schedule
 from shardwright.schedule.shape_program import shape_order, shape_program
 from shardwright.schedule.timing import Costs, Times, play
 from shardwright.simulate.bubbles import STEADY_STEPS, Bubbles, Work, measure_and_play
+from shardwright.simulate.slow_rank import SlowRank
 from shardwright.simulate.timeline import Timeline, make_timeline
 
 
@@ -84,10 +85,15 @@ def shape_text(program: Program, num_steps: int) -> str:
 
 
 def study_schedule(
-    name: str, shape: PipelineShape, work: Work, recompute: str = "none", gathers: bool = False
+    name: str,
+    shape: PipelineShape,
+    work: Work,
+    recompute: str = "none",
+    gathers: bool = False,
+    slow: SlowRank | None = None,
 ) -> Study:
-    """A study of a named schedule with equal stages; its timeline has the steps of the shape. ValueError if the
-    schedule does not admit the shape, or if its order is wrong."""
+    """A study of a named schedule with equal stages, of which those on a `slow` rank take longer; its timeline has the
+    steps of the shape. ValueError if the schedule does not admit the shape, or if its order is wrong."""
     num_ranks, num_microbatches, num_steps = shape.num_ranks, shape.num_microbatches, shape.num_steps
     priced_shape = replace(shape, costs=work.by_stage(num_ranks * shape.virtual_stages, num_ranks))
 
@@ -100,9 +106,12 @@ def study_schedule(
     step_program = program(1)
     if faults := coverage_faults(step_program):  # of an order that somebody added
         raise PlanError(f"schedule {name}", faults)
-    has_formula = not (RECOMPUTES[recompute].by_stage or gathers)
+    has_formula = not (RECOMPUTES[recompute].by_stage or gathers or slow)
     formula = _formula(name, step_program, num_microbatches, work) if has_formula else None
-    return study(name, step_program, work.costs(step_program), num_steps, Streams(program, order), formula)
+    costs = work.costs(step_program)
+    if slow is not None:
+        costs = slow.slowed(costs, step_program)
+    return study(name, step_program, costs, num_steps, Streams(program, order), formula)
 
 
 def drawn_steps(name: str, num_steps: int) -> int:

@@ -7,6 +7,7 @@ from shardwright.config.base import PlanError
 from shardwright.config.hugging_face.config_json import path_of
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import say
+from shardwright.config.user_file import system_reason
 from shardwright.train.checkpoint.manifest import Manifest, digest_of
 
 _PLACES, _PART_BYTES = 256, 4096  # parts of a file that are compared, evenly spread over it, and bytes of each
@@ -24,7 +25,7 @@ def base_digest(job: JobSpec) -> str:
         return digest_of("".join(_digest_of_file(file) for file in sorted(folder.glob("*.safetensors"))).encode())
     except OSError as error:
         raise PlanError(
-            "model.weights", [say("{file}: {reason}; check the path", file=error.filename, reason=str(error.strerror))]
+            "model.weights", [say("{file}: {reason}; check the path", file=error.filename, reason=system_reason(error))]
         ) from None
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 from shardwright.config.base import error_text
 from shardwright.config.phrase import say
+from shardwright.config.user_file import system_reason
 from shardwright.train.checkpoint.manifest import BLOCK_BYTES, BrokenCheckpointError, FileIndex
 from shardwright.train.checkpoint.storage import Storage
 
@@ -58,7 +59,7 @@ def telling_of_damage(name: str) -> Iterator[None]:
         is_damage = isinstance(error, EOFError | FileNotFoundError | NotADirectoryError | IsADirectoryError)
         if not is_damage and getattr(error, "errno", None) not in _NO_SUCH_FILE:
             raise
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error_text(error)
+        reason = system_reason(error) if isinstance(error, OSError) and error.strerror else error_text(error)
         raise BrokenCheckpointError(say("{name} can't be read: {reason}", name=name, reason=reason)) from None
 
 

@@ -18,7 +18,7 @@ from shardwright.config.base import PlanError, error_text, shortened
 from shardwright.config.hugging_face.config_json import MERGE, is_adapter
 from shardwright.config.phrase import say
 from shardwright.config.units import MIB, counted_phrase
-from shardwright.config.user_file import FileFault, read_text
+from shardwright.config.user_file import FileFault, read_text, system_reason
 from shardwright.train.checkpoint.boxes import DTYPES
 from shardwright.train.checkpoint.safetensors_folder import INDEX, ONE_FILE
 from shardwright.train.checkpoint.safetensors_format import StoredTensor, read_header
@@ -88,7 +88,7 @@ def as_fault_of(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise PlanError(
             f"weights {folder}",
-            [say("{file}: {reason}; check the path", file=error.filename, reason=str(error.strerror))],
+            [say("{file}: {reason}; check the path", file=error.filename, reason=system_reason(error))],
         ) from None
 
 

@@ -75,19 +75,7 @@ def begin(job: JobSpec, mesh: Mesh, folder: Path, weights_from: str = "") -> Res
     manifest, lines = _load_first(job, mesh, replica, storage, steps)
     if manifest is not None:
         lines += told_health(storage, manifest, max(steps, default=0))
-        place = f"{storage.root}/{folder_name(manifest.step)}"
-        going_on = say("going on after step {step} from {place}", step=manifest.step, place=place)
-        if manifest.job.get("plan") != job.plan.model_dump(mode="json"):
-            going_on = say("{going_on}, written under {plan}", going_on=going_on, plan=describe_job(manifest.job))
-        lines.append(going_on)
-        lines += differences(manifest.job, job)
-        if weights_from:
-            lines.append(
-                say(
-                    "note: the weights of --from {weights_from} are not taken: this run has begun already",
-                    weights_from=weights_from,
-                )
-            )
+        lines += _going_on_lines(job, manifest, f"{storage.root}/{folder_name(manifest.step)}", weights_from)
         return Resumed(
             replica, manifest.step, manifest.samples, manifest.passed_over, manifest.state, manifest, tuple(lines)
         )
@@ -101,20 +89,41 @@ def begin(job: JobSpec, mesh: Mesh, folder: Path, weights_from: str = "") -> Res
     if job.model.weights:
         lines.append(say("beginning with the weights of {weights}", weights=job.model.weights))
     if weights_from:
-        other_storage, _ = kept_by(weights_from, "train --from")
-        steps = _in_order(job, mesh, other_storage)
-        manifest, lines_of_other = _load_first(job, mesh, replica, other_storage, steps, weights_alone=True)
-        lines += lines_of_other
-        if manifest is None:
-            raise PlanError(
-                "train --from",
-                [say("{weights_from} has no checkpoint that is whole; name a run's folder", weights_from=weights_from)],
-            )
-        lines += told_health(other_storage, manifest, max(steps, default=0))
-        lines.append(
-            say("beginning with the weights of {root}/{name}", root=other_storage.root, name=folder_name(manifest.step))
-        )
+        lines += _take_weights(job, mesh, replica, weights_from)
     return Resumed(replica, lines=tuple(lines))
+
+
+def _going_on_lines(job: JobSpec, manifest: Manifest, place: str, weights_from: str) -> list[str]:
+    """Lines for the user on a run that goes on from the checkpoint at `place`: its step, and what has changed since."""
+    going_on = say("going on after step {step} from {place}", step=manifest.step, place=place)
+    if manifest.job.get("plan") != job.plan.model_dump(mode="json"):
+        going_on = say("{going_on}, written under {plan}", going_on=going_on, plan=describe_job(manifest.job))
+    lines = [going_on, *differences(manifest.job, job)]
+    if weights_from:
+        lines.append(
+            say(
+                "note: the weights of --from {weights_from} are not taken: this run has begun already",
+                weights_from=weights_from,
+            )
+        )
+    return lines
+
+
+def _take_weights(job: JobSpec, mesh: Mesh, replica: Replica, weights_from: str) -> list[str]:
+    """Load the weights of another run's newest healthy checkpoint, and return lines for the user. Raises PlanError if
+    that run has none that is whole. Every rank calls this."""
+    subject = say("weights of {run}", run=weights_from)
+    storage, _ = kept_by(weights_from, subject)
+    steps = _in_order(job, mesh, storage)
+    manifest, lines = _load_first(job, mesh, replica, storage, steps, weights_alone=True)
+    if manifest is None:
+        raise PlanError(subject, [*lines, say("no checkpoint is whole; name the folder of another run")])
+    place = f"{storage.root}/{folder_name(manifest.step)}"
+    return [
+        *lines,
+        *told_health(storage, manifest, max(steps, default=0)),
+        say("beginning with the weights of {weights}", weights=place),
+    ]
 
 
 def _has_begun(storage: Storage, mesh: Mesh) -> bool:
@@ -179,7 +188,7 @@ def _load_first(
             return None, lines
         reading = _read(job, saved_state, storage, step, weights_alone)
         # Ranks may differ in reading time by more than a collective may wait: some read more, or from slower storage.
-        meet(mesh.watch, mesh.rank, mesh.world.size, f"reading {folder_name(step)}")
+        meet(mesh.watch, mesh.rank, mesh.world.size, say("reading {folder}", folder=folder_name(step)))
         failures = torch.tensor([float(bool(reading.fault)), float(reading.is_unread)], device=mesh.device)
         num_bad, num_unread = map(int, mesh.numbers(all_reduce(failures, mesh.world)))
         if num_unread:  # the checkpoint may be whole, so an older one must not replace it

@@ -299,14 +299,14 @@ class CheckpointWriter:
         return best_of_sets({step: self._manifests[step] for step in steps if step in self._manifests})
 
     def _tell_failed(self, step: int, error: Exception) -> None:
-        told = say(
+        warning = say(
             "rank {rank}: the checkpoint of step {step} could not be written: {reason}; the run goes on, and what was "
             "saved before stays",
             rank=self._mesh.rank,
             step=step,
             reason=error_text(error),
         )
-        print(in_language(told, language_of_locale()), file=sys.stderr, flush=True)
+        print(in_language(warning, language_of_locale()), file=sys.stderr, flush=True)
 
     def _clock_says_due(self) -> bool:
         spec, elapsed_s = self._job.checkpoint, time.monotonic() - self._last_s

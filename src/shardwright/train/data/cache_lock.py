@@ -13,44 +13,44 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from shardwright.config.phrase import say as phrase
+from shardwright.config.phrase import say
 from shardwright.train.run_files import open_own
 
 # How long others wait while the holder's text does not change.
 _SILENT_S = 120.0
 _TELL_EVERY_S = 30.0
 _FIRST_WORD_S = 5.0  # time for a new holder to write its text
-Say = Callable[[str], None]
+Tell = Callable[[str], None]
 
 
 @contextmanager
-def alone(path: Path, is_made: Callable[[], bool], say: Say) -> Iterator[Say | None]:
+def alone(path: Path, is_made: Callable[[], bool], tell: Tell) -> Iterator[Tell | None]:
     """Hold the lock `path` during the block. Yields a function that tells others the progress, or None if the files
-    were made meanwhile, which `is_made` finds out. Messages to the user go to `say`."""
-    descriptor = _wait(path, is_made, say)
+    were made meanwhile, which `is_made` finds out. Messages to the user go to `tell`."""
+    descriptor = _wait(path, is_made, tell)
     if is_made():
         _release(path, descriptor)
         yield None
         return
     process = f"process {os.getpid()} on {socket.gethostname()}"
 
-    def tell(progress: str) -> None:
+    def tell_others(progress: str) -> None:
         if descriptor is not None:
             with suppress(OSError):
                 os.pwrite(descriptor, raw := f"{process} ({progress})\n".encode(), 0)
                 os.ftruncate(descriptor, len(raw))
 
-    tell("beginning")
+    tell_others("beginning")
     try:
-        yield tell
+        yield tell_others
     finally:
         _release(path, descriptor)
 
 
-def _wait(path: Path, is_made: Callable[[], bool], say: Say) -> int | None:
+def _wait(path: Path, is_made: Callable[[], bool], tell: Tell) -> int | None:
     """Wait for the lock, and return its file descriptor; or None without it, if the files are made, if the holder says
     nothing for too long, or if the file system has no locks."""
-    changed_s, told_s, holder = 0.0, -_TELL_EVERY_S, ""
+    changed_s, last_tell_s, holder = 0.0, -_TELL_EVERY_S, ""
     begun_s = time.monotonic()
     while True:
         try:
@@ -64,13 +64,13 @@ def _wait(path: Path, is_made: Callable[[], bool], say: Say) -> int | None:
         if text != holder:
             holder, changed_s = text, now_s
         if now_s - changed_s > _SILENT_S:
-            maker = holder or phrase("who makes these tokens")
-            say(phrase("{maker} has said nothing for {seconds:.0f} s: made here, too", maker=maker, seconds=_SILENT_S))
+            maker = holder or say("who makes these tokens")
+            tell(say("{maker} has said nothing for {seconds:.0f} s: made here, too", maker=maker, seconds=_SILENT_S))
             return None
-        if now_s - told_s >= _TELL_EVERY_S and (holder or now_s > _FIRST_WORD_S):
-            told_s = now_s
-            maker = holder or phrase("another process")
-            say(phrase("waiting for {maker}, which makes the same tokens", maker=maker))
+        if now_s - last_tell_s >= _TELL_EVERY_S and (holder or now_s > _FIRST_WORD_S):
+            last_tell_s = now_s
+            maker = holder or say("another process")
+            tell(say("waiting for {maker}, which makes the same tokens", maker=maker))
         time.sleep(min(1.0, 0.05 + now_s / 10))
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from shardwright.config.data import STDLIB
 from shardwright.config.phrase import say
-from shardwright.config.user_file import is_of_the_kernel
+from shardwright.config.user_file import is_of_the_kernel, system_reason
 
 _STDLIB_LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__"}
 # ORGANISATION/NAME, as the Hugging Face hub calls data sets.
@@ -50,9 +50,7 @@ def list_paths(text: str, faults: list[str]) -> tuple[Path, list[Path]]:
 def unreadable(path: Path | str, error: OSError) -> str:
     """The fault of a file or folder that can't be read."""
     way_out = say("check its permissions, or leave it out of data.path")
-    return say(
-        "{path} can't be read: {reason}; {way_out}", path=path, reason=str(error.strerror or error), way_out=way_out
-    )
+    return say("{path} can't be read: {reason}; {way_out}", path=path, reason=system_reason(error), way_out=way_out)
 
 
 def _list_stdlib(faults: list[str]) -> tuple[Path, list[Path]]:

@@ -15,13 +15,12 @@ from typing import Literal
 from shardwright.config.base import PlanError
 from shardwright.config.data import DataSpec
 from shardwright.config.model import ModelSpec
-from shardwright.config.phrase import Phrase, any_of
-from shardwright.config.phrase import say as phrase
+from shardwright.config.phrase import Phrase, any_of, say
 from shardwright.config.units import counted
 from shardwright.train.data.encoding_process import EncodingSetup
 from shardwright.train.data.packed_samples import is_unlearned
 from shardwright.train.data.prepared_tokens import MixedTokens, TokenFiles
-from shardwright.train.data.progress import Say
+from shardwright.train.data.progress import Tell
 from shardwright.train.data.source_files import IN_PLACE, SourceFile, find_files
 from shardwright.train.data.template_files import find_template
 from shardwright.train.data.token_cache import Cache, Sides, Summary, cache_key, cached_spans, tokenize
@@ -31,7 +30,7 @@ from shardwright.train.data.tokenizer import Tokenizer, load_tokenizer
 
 
 def prepare_tokens(
-    data: DataSpec, model: ModelSpec, seed: int, folder: Path, say: Say = lambda _: None
+    data: DataSpec, model: ModelSpec, seed: int, folder: Path, tell: Tell = lambda _: None
 ) -> TokenFiles | MixedTokens:
     """Find the documents that `data` names, turn them into token ids, and split them into a training and a held-out
     side.
@@ -44,25 +43,23 @@ def prepare_tokens(
     Token files of text are cached in data.cache, or else in `folder`, which is made if needed. Their name depends on
     the text files, their sizes and times, and the settings that decide their tokens. They appear under that name only
     when complete, so any number of processes may prepare the same data at once, or be killed meanwhile: one process
-    makes them, and others wait for it. Slow work reports its progress to `say`.
+    makes them, and others wait for it. Slow work reports its progress to `tell`.
 
     Raises PlanError with every fault that shows before any text is read (paths, tokenizer, sizes), or if there are
     none, with every fault in the text.
     """
     folder = Path(os.path.expanduser(data.cache)) if data.cache else folder
     if not data.sources:
-        return _prepare_source(data, model, seed, folder, say=say)
+        return _prepare_source(data, model, seed, folder, tell=tell)
     faults: list[str] = []
     prepared: list[TokenFiles] = []
     for number, source in enumerate(data.each):
         # A seed for each source: sources of the same size must not have the same order.
         own_seed = int.from_bytes(blake2b(f"{seed}:{number}".encode(), digest_size=7).digest(), "big")
         try:
-            prepared.append(_prepare_source(source, model, own_seed, folder, say=say))
+            prepared.append(_prepare_source(source, model, own_seed, folder, tell=tell))
         except PlanError as error:
-            faults += [
-                phrase("{place}: {fault}", place=f"data.sources[{number}]", fault=fault) for fault in error.faults
-            ]
+            faults += [say("{place}: {fault}", place=f"data.sources[{number}]", fault=fault) for fault in error.faults]
     if faults:
         raise PlanError("data", faults)
     return MixedTokens(
@@ -86,14 +83,12 @@ def refuse_missing(data: DataSpec, model: ModelSpec) -> None:
         try:
             _open_source(spec, model)
         except PlanError as error:
-            faults += [
-                phrase("{place}: {fault}", place=place, fault=fault) if place else fault for fault in error.faults
-            ]
+            faults += [say("{place}: {fault}", place=place, fault=fault) if place else fault for fault in error.faults]
     raise PlanError("data", faults)
 
 
 def prepare_validation(
-    data: DataSpec, model: ModelSpec, folder: Path, say: Say = lambda _: None
+    data: DataSpec, model: ModelSpec, folder: Path, tell: Tell = lambda _: None
 ) -> dict[str, TokenFiles]:
     """Prepare the sets of data.validation, as `prepare_tokens` prepares a source. Returns them by name; all tokens of a
     set are on its `train` side.
@@ -105,10 +100,10 @@ def prepare_validation(
     sets: dict[str, TokenFiles] = {}
     for validation_set, spec in zip(data.validation, data.each_validation, strict=True):
         try:
-            sets[validation_set.name] = _prepare_source(spec, model, 0, folder, say=say)
+            sets[validation_set.name] = _prepare_source(spec, model, 0, folder, tell=tell)
         except PlanError as error:
             faults += [
-                phrase("{place}: {fault}", place=f"data.validation {validation_set.name!r}", fault=fault)
+                say("{place}: {fault}", place=f"data.validation {validation_set.name!r}", fault=fault)
                 for fault in error.faults
             ]
     if faults:
@@ -136,7 +131,7 @@ def _open_source(data: DataSpec, model: ModelSpec) -> _Source:
     if in_place and len(in_place) < len(files):
         tokens, text = in_place[0], next(file for file in files if file.format not in IN_PLACE)
         faults.append(
-            phrase(
+            say(
                 "data.path {path} has token files ({name}) beside text ({text}), and a run reads one or the other; "
                 "name one kind by a glob such as FOLDER/*{suffix}, or set data.format",
                 path=data.path,
@@ -153,7 +148,7 @@ def _open_source(data: DataSpec, model: ModelSpec) -> _Source:
     return _Source(files, tokenizer, spans, starts, notes)
 
 
-def _prepare_source(data: DataSpec, model: ModelSpec, seed: int, folder: Path, say: Say) -> TokenFiles:
+def _prepare_source(data: DataSpec, model: ModelSpec, seed: int, folder: Path, tell: Tell) -> TokenFiles:
     source = _open_source(data, model)
     files, tokenizer, spans, notes = source.files, source.tokenizer, source.spans, source.notes
     template = find_template(data, model.weights) if data.chats else None
@@ -162,13 +157,13 @@ def _prepare_source(data: DataSpec, model: ModelSpec, seed: int, folder: Path, s
         spans, summary = check_token_files(spans, source.starts, data, model.vocab, folder / key)
         sides: Sides = (tuple(spans), ())
     else:
-        summary = tokenize(files, EncodingSetup(data, template), tokenizer, Cache(folder, key, say))
+        summary = tokenize(files, EncodingSetup(data, template), tokenizer, Cache(folder, key, tell))
         sides = cached_spans(summary, folder, key)
     if data.answers_only and summary.num_answers and summary.num_lost == summary.num_answers:
         raise PlanError("data", [_all_lost(summary.num_lost)])
     if summary.num_lost and data.answers_only:
         notes.append(
-            phrase(
+            say(
                 "{num_lost:,} of {num_answers:,} answers of {path} have no loss: the chat template shows these turns "
                 "otherwise once later ones are there, or their chat is too long to look for all of them",
                 num_lost=summary.num_lost,
@@ -180,7 +175,7 @@ def _prepare_source(data: DataSpec, model: ModelSpec, seed: int, folder: Path, s
 
 
 def _all_lost(number: int) -> str:
-    return phrase(
+    return say(
         "none of {number:,} answers can be told from what stands before it: the chat template shows a chat otherwise "
         "once an answer is added; name one in data.chat_template that marks answers by {{% generation %}}, or set "
         "data.answers_only to false",
@@ -193,7 +188,7 @@ def _faults_of_chats(files: Sequence[SourceFile], data: DataSpec) -> list[str]:
         return []
     file = next(file for file in files if file.format not in ("jsonl", "parquet", "arrow"))
     return [
-        phrase(
+        say(
             "data.chats is true, and {path} is no file of rows of messages but of {format}; name JSONL, parquet or "
             "Arrow files by a glob, or set data.format",
             path=file.path,
@@ -210,7 +205,7 @@ def _load_checked(data: DataSpec, model: ModelSpec, in_place: bool, faults: list
         return None
     if model.weights and "tokenizer" not in data.model_fields_set and not in_place:
         faults.append(
-            phrase(
+            say(
                 "model.weights {weights} has no tokenizer.json beside it, and text as bytes is not what these "
                 "weights were trained on; name their tokenizer in data.tokenizer, put token files in data.path, or "
                 'write data.tokenizer = "bytes" if bytes it is',
@@ -221,7 +216,7 @@ def _load_checked(data: DataSpec, model: ModelSpec, in_place: bool, faults: list
     if tokenizer.num_ids > model.vocab and not in_place:
         num_ids, vocab = tokenizer.num_ids, model.vocab
         faults.append(
-            phrase(
+            say(
                 "tokenizer {tokenizer} gives ids 0 to {last}, and model.vocab is {vocab} ({num_ids} > {vocab}); use "
                 "model.vocab = {num_ids} or another tokenizer",
                 tokenizer=data.tokenizer,
@@ -291,15 +286,13 @@ def _split_chats(
 def _too_few_chats(num_chats: int, needed: int, path: str) -> Phrase:
     """The fault of data with too few chats, where 1 or 2 are needed."""
     if needed == 1:
-        return phrase(
-            "data.path {path} holds {count} chats, and 1 are needed; use more chats", path=path, count=num_chats
-        )
+        return say("data.path {path} holds {count} chats, and 1 are needed; use more chats", path=path, count=num_chats)
     if num_chats == 0:
-        return phrase(
+        return say(
             "data.path {path} holds 0 chats, and 2 are needed to train on one and hold one out; use more chats",
             path=path,
         )
-    return phrase(
+    return say(
         "data.path {path} holds {count} chats, and 2 are needed to train on one and hold one out; use more chats or "
         "data.validation_share = 0",
         path=path,
@@ -313,7 +306,7 @@ def _refuse_unlearned(train: tuple[TokenSpan, ...], data: DataSpec, model: Model
     unlearned = is_unlearned(stream, model.sequence + 1)
     if unlearned.all():
         begin = int(stream.first_learned().min())
-        fault = phrase(
+        fault = say(
             "of none of {chats} of data.path {path} an answer is left: they are cut to model.sequence {sequence} + 1 "
             "tokens, and the first answer begins behind {begin:,}; use a longer model.sequence, or shorter chats",
             chats=counted(len(unlearned), "chat"),
@@ -327,19 +320,19 @@ def _refuse_unlearned(train: tuple[TokenSpan, ...], data: DataSpec, model: Model
 def _too_little(total: int, data: DataSpec, model: ModelSpec) -> str:
     window, num_sides = model.sequence + 1, 2 if data.validation_share else 1
     arithmetic = f"model.sequence {model.sequence} + 1 = {window}"
-    needed = phrase("training needs {arithmetic} tokens", arithmetic=arithmetic)
+    needed = say("training needs {arithmetic} tokens", arithmetic=arithmetic)
     if num_sides == 2:
-        needed = phrase(
+        needed = say(
             "train and validation each need {arithmetic} tokens, together {together}",
             arithmetic=arithmetic,
             together=2 * window,
         )
-    ways_out: list[str] = [phrase("more text")]
+    ways_out: list[str] = [say("more text")]
     if total // num_sides > 1:
-        ways_out.append(phrase("model.sequence = {most} or less", most=total // num_sides - 1))
+        ways_out.append(say("model.sequence = {most} or less", most=total // num_sides - 1))
     if num_sides == 2 and total >= window:
         ways_out.append("data.validation_share = 0")
-    return phrase(
+    return say(
         "data.path {path} holds {total} tokens, and {needed}; use {ways_out}",
         path=data.path,
         total=total,

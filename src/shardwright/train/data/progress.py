@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from shardwright.config.base import printable
-from shardwright.config.phrase import Phrase, in_language, language_of_locale
-from shardwright.config.phrase import say as phrase
+from shardwright.config.phrase import Phrase, in_language, language_of_locale, say
 from shardwright.config.units import memory_text, seconds_text
 from shardwright.train.data.source_files import SourceFile
 
-Say = Callable[[str], None]
+Tell = Callable[[str], None]
 _FIRST_S, _EVERY_S = 5.0, 10.0
 
 
@@ -42,33 +41,33 @@ class ReadPlace:
 
 
 class Progress:
-    """Reports progress to `say`, first after some seconds and then from time to time, and every second to `tell`."""
+    """Reports progress to `tell` after some seconds and then from time to time, and each second to `tell_others`."""
 
-    def __init__(self, files: Sequence[SourceFile], data_path: str, say: Say, tell: Say) -> None:
+    def __init__(self, files: Sequence[SourceFile], data_path: str, tell: Tell, tell_others: Tell) -> None:
         self._num_tokens = 0
         self.place = ReadPlace(on_change=lambda: self.step(self._num_tokens))
         self._total_bytes = max(1, sum(file.size_bytes for file in files))
-        self._data_path, self._say, self._tell = data_path, say, tell
-        self._begun_s = self._last_tell_s = time.monotonic()
-        self._last_say_s = self._begun_s - _EVERY_S + _FIRST_S
+        self._data_path, self._tell, self._tell_others = data_path, tell, tell_others
+        self._begun_s = self._last_tell_others_s = time.monotonic()
+        self._last_tell_s = self._begun_s - _EVERY_S + _FIRST_S
 
     def step(self, num_tokens: int) -> None:
         """Report if it is time; `num_tokens` were written so far."""
         self._num_tokens = num_tokens
         now_s = time.monotonic()
-        if now_s - self._last_tell_s >= 1.0:
+        if now_s - self._last_tell_others_s >= 1.0:
+            self._last_tell_others_s = now_s
+            self._tell_others(self._in_words(num_tokens, now_s))
+        if now_s - self._last_tell_s >= _EVERY_S:
             self._last_tell_s = now_s
-            self._tell(self._in_words(num_tokens, now_s))
-        if now_s - self._last_say_s >= _EVERY_S:
-            self._last_say_s = now_s
             progress = self._in_words(num_tokens, now_s)
-            self._say(phrase("tokens of {path}: {progress}", path=self._data_path, progress=progress))
+            self._tell(say("tokens of {path}: {progress}", path=self._data_path, progress=progress))
 
     def _in_words(self, num_tokens: int, now_s: float) -> Phrase:
         spent_s = max(now_s - self._begun_s, 1e-9)
         share = min(1.0, self.place.read_bytes / self._total_bytes)
-        remaining = seconds_text(spent_s * (1 - share) / share) if share else phrase("an unknown time")
-        return phrase(
+        remaining = seconds_text(spent_s * (1 - share) / share) if share else say("an unknown time")
+        return say(
             "{share:.1%} of {size}, {tokens:,} tokens, {rate:,.0f} a second, about {remaining} left",
             share=share,
             size=memory_text(self._total_bytes),
@@ -78,6 +77,6 @@ class Progress:
         )
 
 
-def say_aside(line: str) -> None:
+def tell_aside(line: str) -> None:
     """Print a line on standard error, in the language of the locale."""
     print(printable(in_language(line, language_of_locale())), file=sys.stderr, flush=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from shardwright.config.base import error_text
 from shardwright.config.data import STDLIB, DataSpec
 from shardwright.config.phrase import say
-from shardwright.config.user_file import kind_of
+from shardwright.config.user_file import kind_of, system_reason
 from shardwright.train.data.file_search import list_paths, unreadable
 from shardwright.train.data.folder_layout import chosen_paths, json_rows
 
@@ -64,7 +64,7 @@ def find_files(data: DataSpec, faults: list[str], notes: list[str] | None = None
         ids = {path for path in paths if path.suffix == ".bin"}
         paths = [path for path in paths if not (path.suffix == ".idx" and path.with_suffix(".bin") in ids)]
     except (OSError, ValueError) as error:
-        reason = str(error.strerror) if isinstance(error, OSError) else error_text(error)
+        reason = system_reason(error) if isinstance(error, OSError) else error_text(error)
         faults.append(
             say(
                 "data.path {path} can't be read: {reason}; check the path and its permissions",

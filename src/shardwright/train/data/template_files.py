@@ -12,7 +12,7 @@ from shardwright.config.base import PlanError, error_text
 from shardwright.config.data import DataSpec
 from shardwright.config.phrase import say
 from shardwright.config.units import MIB
-from shardwright.config.user_file import FileFault, read_text
+from shardwright.config.user_file import FileFault, read_text, system_reason
 
 _TEMPLATE, _CONFIG = "chat_template.jinja", "tokenizer_config.json"
 _MOST_BYTES, _MOST_TEMPLATE_BYTES = 64 * MIB, MIB
@@ -53,7 +53,7 @@ def find_template(data: DataSpec, weights: str = "") -> TemplateFiles | None:
         unreadable = say(
             "chat template {path} can't be read: {reason}; check the path and its permissions",
             path=error.filename or data.chat_template,
-            reason=str(error.strerror or error),
+            reason=system_reason(error),
         )
         raise PlanError("data", [unreadable]) from None
     return None

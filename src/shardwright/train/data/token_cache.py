@@ -22,15 +22,15 @@ from numpy.typing import NDArray
 
 from shardwright.config.base import PlanError
 from shardwright.config.data import DataSpec
-from shardwright.config.phrase import say as phrase
+from shardwright.config.phrase import say
 from shardwright.config.units import KIB
-from shardwright.config.user_file import read_file
+from shardwright.config.user_file import read_file, system_reason
 from shardwright.train.data.cache_lock import alone
 from shardwright.train.data.document_files import Document, read_documents
 from shardwright.train.data.encoding import id_dtype
 from shardwright.train.data.encoding_pool import encoders
 from shardwright.train.data.encoding_process import EncodingSetup
-from shardwright.train.data.progress import Progress, Say
+from shardwright.train.data.progress import Progress, Tell
 from shardwright.train.data.source_files import IN_PLACE, SourceFile
 from shardwright.train.data.template_files import TemplateFiles
 from shardwright.train.data.token_stream import TokenSpan
@@ -73,7 +73,7 @@ class Cache:
 
     folder: Path
     key: str
-    say: Say
+    tell: Tell
 
 
 def cache_key(
@@ -99,14 +99,14 @@ def cache_key(
 def tokenize(files: list[SourceFile], setup: EncodingSetup, tokenizer: Tokenizer, cache: Cache) -> Summary:
     """Write the token files of a cache entry, unless they exist or another process makes them meanwhile. Raises
     PlanError."""
-    folder, key, say = cache.folder, cache.key, cache.say
+    folder, key, tell = cache.folder, cache.key, cache.tell
     if summary := _cached_summary(cache):
         return summary
-    with alone(folder / f".{key}.lock", lambda: _cached_summary(cache) is not None, say) as tell:
-        if tell is None and (summary := _cached_summary(cache)):
+    with alone(folder / f".{key}.lock", lambda: _cached_summary(cache) is not None, tell) as tell_others:
+        if tell_others is None and (summary := _cached_summary(cache)):
             return summary
         _remove_old(folder, key)
-        progress = Progress(files, setup.data.path, say, tell or say)
+        progress = Progress(files, setup.data.path, tell, tell_others or tell)
         return _make(files, setup, tokenizer, cache, progress)
 
 
@@ -281,10 +281,10 @@ def _writing(folder: Path) -> Iterator[_Create]:
         with telling_of_full_disk(folder):
             if is_full(error):
                 raise
-        fault = phrase(
+        fault = say(
             "token files can't be written to {folder}: {reason}; make room there or name another run.folder",
             folder=folder,
-            reason=str(error.strerror or error),
+            reason=system_reason(error),
         )
         raise PlanError("data", [fault]) from None
     finally:

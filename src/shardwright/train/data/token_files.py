@@ -11,7 +11,7 @@ from shardwright.config.base import PlanError, error_text
 from shardwright.config.data import DataSpec
 from shardwright.config.phrase import say
 from shardwright.config.units import GIB
-from shardwright.config.user_file import hole_bytes, open_file
+from shardwright.config.user_file import hole_bytes, open_file, system_reason
 from shardwright.train.data.megatron_index import read_index
 from shardwright.train.data.source_files import SourceFile, index_of
 from shardwright.train.data.token_cache import Summary, make_summary, read_summary, save_summary
@@ -50,7 +50,7 @@ def open_token_files(
                 say(
                     "{path} can't be read: {reason}; check its permissions",
                     path=file.path,
-                    reason=str(error.strerror or error),
+                    reason=system_reason(error),
                 )
             )
         except ValueError as error:
@@ -237,7 +237,7 @@ def _count_ids(span: TokenSpan, vocab: int) -> tuple[str, NDArray[np.int64]]:
                 counts += np.bincount(ids, minlength=vocab)
     except OSError as error:
         return say(
-            "{path} can't be read: {reason}; check its permissions", path=span.path, reason=str(error.strerror or error)
+            "{path} can't be read: {reason}; check its permissions", path=span.path, reason=system_reason(error)
         ), counts
     if not first_outside:
         return "", counts

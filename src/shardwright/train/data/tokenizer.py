@@ -17,7 +17,7 @@ from shardwright.config.base import PlanError, RunError, error_text, shortened
 from shardwright.config.data import BeginToken, DataSpec
 from shardwright.config.phrase import say
 from shardwright.config.units import MIB, counted
-from shardwright.config.user_file import FileFault, read_text
+from shardwright.config.user_file import FileFault, read_text, system_reason
 from shardwright.train.data.dropped_text import Dropped, may_drop
 from shardwright.train.data.template_files import read_config, special_tokens
 from shardwright.train.data.tokenizer_growth import growth_faults
@@ -275,7 +275,7 @@ def load_tokenizer(data: DataSpec) -> Tokenizer:
                 say(
                     "tokenizer file {path} can't be read: {reason}; {way_out}",
                     path=path,
-                    reason=str(error.strerror),
+                    reason=system_reason(error),
                     way_out=way_out,
                 )
             ],

@@ -203,14 +203,14 @@ def _sentence(odd_groups: list[OddRanks], parts: list[HeldPart], mesh: Mesh, ste
             if len(odd.ranks) == 1:
                 clause = say("{rank} holds other {kind} than {others}", rank=ranks, kind=kind, others=others)
         clauses.append(say("{clause}, first in {name}", clause=clause, name=part_name) if part_name else clause)
-    told = each(clauses)
+    listed = each(clauses)
     if len(odd_groups) > _MOST_NAMED:
-        told = say("{clauses}, and {more} more", clauses=told, more=len(odd_groups) - _MOST_NAMED)
+        listed = say("{clauses}, and {more} more", clauses=listed, more=len(odd_groups) - _MOST_NAMED)
     return say(
         "ranks that should hold the same do not after step {step}: {clauses}. A bit has flipped, or a device computes "
         "wrongly: go on from a checkpoint before it, and without that device",
         step=steps_done,
-        clauses=told,
+        clauses=listed,
     )
 
 

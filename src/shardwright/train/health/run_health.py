@@ -184,12 +184,12 @@ class RunHealth:
                     count=self._repeated.num_different or say("none"),
                 )
             )
-        if self._stragglers.told:
-            ranks = ", ".join(str(rank) for rank in sorted(self._stragglers.told)[:8])
+        if self._stragglers.reported:
+            ranks = ", ".join(str(rank) for rank in sorted(self._stragglers.reported)[:8])
             parts.append(
                 say(
                     "{count} slow at times ({ranks})",
-                    count=counted_phrase(len(self._stragglers.told), "rank"),
+                    count=counted_phrase(len(self._stragglers.reported), "rank"),
                     ranks=ranks,
                 )
             )

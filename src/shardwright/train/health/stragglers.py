@@ -67,7 +67,7 @@ class Stragglers:
         # For each rank, its checks that were not slow: its share of the median of all ranks, and its time.
         self._past: dict[int, deque[tuple[float, float]]] = {rank: deque(maxlen=_MOST_PAST) for rank in self._others}
         self._slow_since: dict[int, list[int]] = {}  # first step, and number of slow checks in a row
-        self.told: set[int] = set()  # ranks that were reported
+        self.reported: set[int] = set()  # ranks
 
     def look(self, first_step: int, compute_s: Sequence[float]) -> list[Straggler]:
         """Check all ranks, and return those that are slow. `compute_s` are the seconds per step by rank, in the steps
@@ -92,7 +92,7 @@ class Stragglers:
             since = self._slow_since.setdefault(rank, [first_step, 0])
             since[1] += 1
             if since[1] >= _IN_A_ROW:
-                self.told.add(rank)
+                self.reported.add(rank)
                 stragglers.append(Straggler(rank, rank_s, over_others, over_past, since[0]))
         return stragglers
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from shardwright.config.base import RunError
-from shardwright.config.phrase import say
+from shardwright.config.phrase import fixed, say
 from shardwright.config.units import MIB
 
 _OTHER_FOLDER = say("name another run.folder")
@@ -32,7 +32,7 @@ def telling_of_full_disk(path: Path, way_out: str = _OTHER_FOLDER) -> Iterator[N
             say(
                 "{path} can't be written: {reason}; make room there or {way_out}",
                 path=path,
-                reason=_with_free_room(os.strerror(error.errno or 0), path),
+                reason=_with_free_room(fixed(os.strerror(error.errno or 0)), path),
                 way_out=way_out,
             )
         ) from None

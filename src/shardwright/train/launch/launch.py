@@ -133,6 +133,22 @@ class _End:
     request: str = ""
     late: list[int] = field(default_factory=list)
 
+    def take(self, rank: int, message: Any) -> None:
+        """Keep a rank's result, or the note of its failure."""
+        if isinstance(message, Failure):
+            self.notes.append(message)
+        elif isinstance(message, _Result):
+            self.results[rank] = message.value
+
+    def has_word_of(self, rank: int) -> bool:
+        """True if a rank has sent its result, or a note."""
+        return rank in self.results or any(note.rank == rank for note in self.notes)
+
+    def settling_s(self) -> float:
+        """The time after the first failure in which other ranks may tell its cause."""
+        is_cause_known = self.statuses or {note.kind for note in self.notes} != {"lost"}
+        return SETTLING_S if is_cause_known else SETTLING_AFTER_LOSS_S
+
 
 def run_ranks(runs: Sequence[Run], on_cpu: bool, preemption: Preemption | None = None, timeout_s: float = 0.0) -> _End:
     """Run one rank for each of `runs`, until all end or one fails, or until `timeout_s` after a request to leave.
@@ -150,6 +166,8 @@ def run_ranks(runs: Sequence[Run], on_cpu: bool, preemption: Preemption | None =
 
 
 def _wait(ranks: RankProcesses, preemption: Preemption | None, timeout_s: float) -> _End:
+    """Wait until all ranks have ended, until others had time to tell the cause of a failure, or until `timeout_s` after
+    a request to leave, which is passed on to the ranks."""
     end = _End()
     open_connections = {connection: rank for rank, connection in enumerate(ranks.connections)}
     world, can_save = len(open_connections), set[int]()
@@ -157,9 +175,7 @@ def _wait(ranks: RankProcesses, preemption: Preemption | None, timeout_s: float)
     if preemption is not None:
         preemption.is_watched = True
     while open_connections:
-        is_cause_known = end.statuses or {note.kind for note in end.notes} != {"lost"}
-        settling_s = SETTLING_S if is_cause_known else SETTLING_AFTER_LOSS_S
-        ends_s = [failed_s + settling_s] * bool(failed_s) + [requested_s + timeout_s] * bool(requested_s)
+        ends_s = [failed_s + end.settling_s()] * bool(failed_s) + [requested_s + timeout_s] * bool(requested_s)
         remaining_s = min(ends_s) - time.monotonic() if ends_s else None
         if remaining_s is not None and remaining_s <= 0:
             end.late = [rank for rank in open_connections.values() if not failed_s and rank not in end.results]
@@ -171,14 +187,11 @@ def _wait(ranks: RankProcesses, preemption: Preemption | None, timeout_s: float)
                 message = connection.recv()
             except (EOFError, OSError):
                 del open_connections[connection]
-                if rank not in end.results and all(note.rank != rank for note in end.notes):
+                if not end.has_word_of(rank):
                     end.statuses[rank] = ranks.status(rank)
             else:
-                if isinstance(message, Failure):
-                    end.notes.append(message)
-                elif isinstance(message, _Result):
-                    end.results[rank] = message.value
-                elif isinstance(message, _CanSave):
+                end.take(rank, message)
+                if isinstance(message, _CanSave):
                     can_save.add(rank)
         if preemption is not None:
             preemption.can_save = len(can_save) == world
@@ -209,10 +222,10 @@ def _explain(end: _End, job: JobSpec) -> Exception:
         rank, number = killed[0]
         name = signal_name(number)
         fault = say("{rank} was killed by {signal}", rank=shape.describe(rank), signal=name)
-        told = _others_ended(fault, job.plan.world - 1)
+        message = _others_ended(fault, job.plan.world - 1)
         if name == "SIGKILL":
-            told = say("{fault}. The system ends processes so when memory runs out", fault=told)
-        return RankFailedError(told)
+            message = say("{fault}. The system ends processes so when memory runs out", fault=message)
+        return RankFailedError(message)
     if notes:
         return RankFailedError(notes[0].sentence(shape), notes[0])
     if end.late:

@@ -77,6 +77,11 @@ def available_bytes() -> int:
     return _first_number("/proc/meminfo", "MemAvailable:") * 1024
 
 
+def machine_bytes() -> int:
+    """All memory of this machine, with what it may swap out; 0 if the system does not tell it."""
+    return sum(_first_number("/proc/meminfo", label) for label in ("MemTotal:", "SwapTotal:")) * 1024
+
+
 def _first_number(path: str, label: str) -> int:
     """The first number after a label in a system file; 0 if there is none."""
     try:

@@ -1,13 +1,18 @@
 """The environment of a rank: its number, the store in which ranks meet, and the variables that torch and NCCL read."""
 
 import os
-from collections.abc import Mapping, MutableMapping
+import sys
+import time
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from shardwright.config.base import PlanError
 from shardwright.config.phrase import say
 
 LOCALHOST = "127.0.0.1"
+# Rank 0 reports an error of all ranks. torchrun ends all ranks when the first one leaves, so the others wait so long.
+SPEAKING_S = 10.0
 
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _MOST_RANKS = 2**24
@@ -58,6 +63,37 @@ class RankEnvironment:
             store_is_up=has_agent_store,
             store_is_used=has_agent_store,
         )
+
+
+def is_other_rank() -> bool:
+    """True if a launcher has started this process as another rank than 0, which tells what all ranks find."""
+    rank = os.environ.get("RANK", "").strip()
+    return rank.isdecimal() and rank.strip("0") != ""
+
+
+@contextmanager
+def refused_by_rank_0() -> Iterator[None]:
+    """A context whose PlanError, which every rank raises, leaves rank 0 alone: the others give it time to report, and
+    end with status 2."""
+    try:
+        with rank_0_first():
+            yield
+    except PlanError:
+        if not is_other_rank():
+            raise
+        sys.exit(2)
+
+
+@contextmanager
+def rank_0_first() -> Iterator[None]:
+    """A context whose PlanError leaves other ranks than 0 after rank 0 had time to report it, whereupon the launcher
+    ends them. It may be theirs alone, if a file is missing on their machine."""
+    try:
+        yield
+    except PlanError:
+        if is_other_rank():
+            time.sleep(SPEAKING_S)
+        raise
 
 
 def allowed_threads() -> int:

@@ -70,8 +70,8 @@ def launch_with_restarts(
                 raise
             delay_s = restarts.delay_s(time.monotonic())
             if delay_s is None:
-                told = say("{fault}\n{limit}", fault=error_text(error), limit=_limit_message(restarts))
-                raise RankFailedError(told, failure) from None
+                message = say("{fault}\n{limit}", fault=error_text(error), limit=_limit_message(restarts))
+                raise RankFailedError(message, failure) from None
             words = say(
                 "restart {number} of {limit} within {window:g} s, in {delay:g} s",
                 number=restarts.of_window(),

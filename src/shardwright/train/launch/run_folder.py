@@ -16,6 +16,7 @@ from pathlib import Path
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import say
+from shardwright.config.user_file import system_reason
 from shardwright.train.checkpoint.kept import place_of
 from shardwright.train.checkpoint.storage import LocalStorage, open_storage
 from shardwright.train.run_files import name_faults, open_own
@@ -51,7 +52,7 @@ def make_folder(folder: Path, field: str = RUN_FOLDER) -> list[str]:
             )
         ]
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        reason = str(error.strerror) if isinstance(error, OSError) else str(error)
+        reason = system_reason(error) if isinstance(error, OSError) else str(error)
         return [
             say(
                 "{field} {folder} can't be written to: {reason}; {way_out}",

@@ -82,7 +82,8 @@ def load_module(job: JobSpec, replica: "ModuleReplica", mesh: Mesh, folder: str)
         state.load(stored, storage, folder_name(step), indices)
     except (OSError, BrokenCheckpointError) as fault:
         error = say("{place}: {fault}", place=f"{storage.root}/{folder_name(step)}", fault=error_text(fault))
-    meet(mesh.watch, mesh.rank, mesh.world.size, f"reading {folder_name(step)}")  # some ranks read more than others
+    # Some ranks read more than others.
+    meet(mesh.watch, mesh.rank, mesh.world.size, say("reading {folder}", folder=folder_name(step)))
     agree(error, mesh, say("the checkpoint of step {step} can't be taken up", step=step))
     assert stored is not None
     state.take_up(stored)
@@ -182,8 +183,8 @@ def by_rank(faults: Mapping[int, str], num_ranks: int) -> str:
         for fault, at_fault in list(ranks.items())[:_MOST_FAULTS]
     ]
     num_omitted = len(ranks) - _MOST_FAULTS
-    told = each(parts)
-    return say("{faults}; and {more} more", faults=told, more=num_omitted) if num_omitted > 0 else told
+    listed = each(parts)
+    return say("{faults}; and {more} more", faults=listed, more=num_omitted) if num_omitted > 0 else listed
 
 
 def _rank_list(ranks: list[int]) -> str:

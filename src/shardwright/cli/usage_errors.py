@@ -1,0 +1,85 @@
+"""Usage errors of click in the language of the command, recognised by their English text."""
+
+from typing import IO, Any
+
+import click
+
+from shardwright.cli.command_language import command_language
+from shardwright.config.phrase import ENGLISH, Phrase, in_language, say
+from shardwright.config.recognised_phrases import recognised
+
+# The messages of click, the more special ones first. Releases before 8.4 say "No such option: --x".
+CLICK_MESSAGES = (
+    "No such option {text}. Did you mean {name}?",
+    "No such option {text}. (Did you mean one of: {listed}?)",
+    "No such option {text}.",
+    "No such option: {text} Did you mean {name}?",
+    "No such option: {text} (Possible options: {listed})",
+    "No such option: {text}",
+    "No such command {text}. Did you mean {name}?",
+    "No such command {text}. (Did you mean one of: {listed}?)",
+    "No such command {text}.",
+    "Invalid value for {text}: {reason}",
+    "Invalid value: {reason}",
+    "Missing command.",
+    "Missing argument {name}.",
+    "Missing option {name}. Choose from:{text}",
+    "Missing option {text}.",
+    "Got unexpected extra argument ({text})",
+    "Got unexpected extra arguments ({text})",
+    "Option {name} requires an argument.",
+    "Option {name} does not take a value.",
+    "{text} is not one of {listed}.",
+    "{text} is not a valid integer.",
+    "{text} is not a valid integer range.",
+    "{text} is not a valid float.",
+    "{text} is not a valid float range.",
+    "{text} is not in the range {range}.",
+    "File {text} does not exist.",
+    "File {text} is a directory.",
+    "File {text} is not readable.",
+    "Directory {text} does not exist.",
+    "Directory {text} is a file.",
+    "Directory {text} is not readable.",
+    "Path {text} does not exist.",
+    "Path {text} is not readable.",
+)
+
+
+def message_of(error: click.UsageError) -> str:
+    """The message of an error, as a phrase if its words are ours or known ones of click."""
+    if isinstance(error.message, Phrase) and not isinstance(error, click.BadParameter):
+        return error.message
+    phrase = recognised(error.format_message(), CLICK_MESSAGES)
+    if not isinstance(phrase, Phrase) or "reason" not in phrase.values:
+        return phrase
+    reason = error.message if isinstance(error.message, Phrase) else recognised(error.message, CLICK_MESSAGES)
+    return Phrase(phrase.template, phrase.values | {"reason": reason})
+
+
+class LocalizedUsageError(click.UsageError):
+    """A usage error, with the usage and the way to the help, in a language."""
+
+    def __init__(self, error: click.UsageError, language: str) -> None:
+        super().__init__(error.message, error.ctx)
+        self._text, self._language = in_language(message_of(error), language), language
+
+    def format_message(self) -> str:
+        """The message."""
+        return self._text
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Print the usage, the command that prints the help, and the message."""
+        if self.ctx is not None:
+            help_words = f"{self.ctx.command_path} --help"
+            hint = say("Try '{command}' for help.", command=help_words)
+            click.echo(f"{self.ctx.get_usage()}\n{in_language(hint, self._language)}\n", file=file, err=True)
+        message = say("Error: {message}", message=self._text)
+        click.echo(in_language(message, self._language), file=file, err=True)
+
+
+def localized(error: click.UsageError) -> click.UsageError:
+    """The error in the language of its command; one that is shown in a way of its own, such as a help, as it is."""
+    language = command_language(error.ctx)
+    is_usual = type(error).show is click.UsageError.show
+    return error if language == ENGLISH or not is_usual else LocalizedUsageError(error, language)

@@ -1,0 +1,96 @@
+"""ms-swift over transformers' Trainer: `swift sft` and `swift pt`, options of TrainingArguments with its own defaults.
+
+Names and defaults are those of ms-swift 3 and 4, by their documentation of command-line parameters; sft_type is that of
+releases before. It brings configurations of DeepSpeed by the names zero0 to zero3, zero2_offload and zero3_offload.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from shardwright.config.fault_gathering_reader import whole
+from shardwright.config.phrase import say
+from shardwright.interchange.imported import Asked, ReadResult
+from shardwright.interchange.reading.file_signs import FileSigns
+from shardwright.interchange.systems.trainer_files import TrainerFile
+
+_COMMAND = r"(?<!megatron )\bswift\s+(sft|pt)\b"
+_ON_CPU = {"device": "cpu"}
+_OFFLOADS: Mapping[str, Mapping[str, Any]] = {
+    "zero2_offload": {"offload_optimizer": _ON_CPU},
+    "zero3_offload": {"offload_optimizer": _ON_CPU, "offload_param": _ON_CPU},
+}
+_ENGINES = ("zero0", "zero1", "zero2", "zero2_offload", "zero3", "zero3_offload")
+_TYPES = ("train_type", "tuner_type", "sft_type")
+_LEAST_SEQUENCES = 16  # of a step, to which ms-swift accumulates
+_RATES = {"full": 1e-5}  # by what is trained; 1e-4 for the rest
+
+
+def _own_options(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Options that follow from ms-swift's: what is trained, the rate for it, and the type of numbers."""
+    kind = str(next((data[name] for name in _TYPES if data.get(name) is not None), "lora"))
+    dtype = str(data.get("torch_dtype") or "bfloat16")
+    options: dict[str, Any] = dict.fromkeys(f"--{name}" for name in _TYPES)
+    options["--train_type"] = None if kind == "full" else kind
+    if data.get("learning_rate") is None:
+        options["--learning_rate"] = _RATES.get(kind, 1e-4)
+    if data.get("gradient_accumulation_steps") is None and _size(data) >= _LEAST_SEQUENCES:
+        options["--gradient_accumulation_steps"] = 1
+    if not {"bf16", "fp16"} & data.keys():
+        options |= {"--bf16": True} if dtype == "bfloat16" else {"--fp16": True} if dtype == "float16" else {}
+    return options
+
+
+def _refusals(data: Mapping[str, Any]) -> list[str]:
+    """A fault if nothing says how many microbatches a step has, which ms-swift derives from the number of GPUs."""
+    if data.get("gradient_accumulation_steps") is not None or _size(data) >= _LEAST_SEQUENCES:
+        return []
+    return [
+        say("--gradient_accumulation_steps is not said, and ms-swift takes what makes at least 16 sequences; add it")
+    ]
+
+
+def _size(data: Mapping[str, Any]) -> int:
+    """The sequences of a microbatch."""
+    return whole(str(data.get("per_device_train_batch_size", 1))) or 1
+
+
+SWIFT = TrainerFile(
+    "ms-swift",
+    "ms-swift",
+    {"model": "--model_name_or_path", "model_id_or_path": "--model_name_or_path", "num_epochs": "--num_train_epochs"},
+    {
+        "--per_device_train_batch_size": 1,
+        "--gradient_checkpointing": True,
+        "--weight_decay": 0.1,
+        "--adam_beta2": 0.95,
+        "--lr_scheduler_type": "cosine",
+    },
+    _own_options,
+    _refusals,
+    signs=(FileSigns(commands=(_COMMAND,)),),
+)
+
+
+def starts_trainer(texts: Mapping[str, str]) -> bool:
+    """True if the first file starts `swift sft` or `swift pt`."""
+    return any(sign.fit_script(text) for text in [*texts.values()][:1] for sign in SWIFT.signs)
+
+
+def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
+    """Read a script, with the files that it names and the model's config.json. Raises ShellFault."""
+    script = next(iter(texts.values()))
+    named = re.findall(r"--deepspeed[ =]+['\"]?((?:default-)?(\w+))(?=['\"\s\\]|$)", script)
+    engines = {name: _engine(plain) for name, plain in named if plain in _ENGINES}
+    return SWIFT.read(dict(texts) | engines, asked)
+
+
+def _engine(name: str) -> str:
+    """The text of one of the configurations of DeepSpeed that ms-swift brings."""
+    sharding = {"stage": int(name.removeprefix("zero")[0]), **_OFFLOADS.get(name, {})}
+    numbers = {key: {"enabled": "auto"} for key in ("bf16", "fp16")}
+    automatic = dict.fromkeys(
+        ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"), "auto"
+    )
+    return json.dumps({"zero_optimization": sharding, **numbers, **automatic})
