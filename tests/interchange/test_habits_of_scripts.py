@@ -239,3 +239,43 @@ def test_a_script_without_a_sign_is_known_by_those_that_it_sources() -> None:
     first, second = 'source args.sh\neval "$header" "$args"\n', f'args="{OPTIONS}"\n'
     assert system_name_of("run.sh", f"#!/bin/bash\n{first}", second) == "accelerate"
     assert system_name_of("run.sh", f"#!/bin/bash\n{first}") == "megatron"
+
+
+@pytest.mark.parametrize("flags", ["--task RACE --model-type BERT", "--model-provider llava_vlm", "--enable-gpt-oss"])
+def test_flags_that_make_another_program_or_model_are_faults(flags: str) -> None:
+    assert flags.split()[0] in "".join(faults(script(MEGATRON + flags)))
+
+
+@pytest.mark.parametrize(
+    "start", [SWIFT + "--gradient_accumulation_steps 4", "NPROC_PER_NODE=2 megatron sft --model me/mine"]
+)
+@pytest.mark.parametrize(("task", "is_refused"), [("reranker", True), ("seq_cls", True), ("causal_lm", False)])
+def test_tasks_of_ms_swift_that_learn_no_next_tokens_are_refused(start: str, task: str, is_refused: bool) -> None:
+    texts = script(f"{start} --task_type {task} --train_type full") | MODEL
+    if is_refused:
+        assert f"--task_type {task}" in "".join(faults(texts))
+    else:
+        assert job_read(texts)[1].job.plan.world == 2
+
+
+def test_gradient_difference_of_gpt_neox_is_refused() -> None:
+    text = NEOX["n.yml"].replace("EXPERTS", "1").replace('"mlp_type"', '"gd_mode": true, "mlp_type"')
+    with pytest.raises(PlanError, match="gd_mode"):
+        job_read({"n.yml": text}, "model.vocab=128", devices=2)
+
+
+@pytest.mark.parametrize("value", ["$(python3 -c 'print(16)')", "`python3 size.py`"])
+def test_the_variable_with_a_default_that_a_command_prints_is_asked_for(value: str) -> None:
+    (fault,) = faults(script(MEGATRON + f"--global-batch-size ${{SIZE:-{value}}}"))
+    assert fault.endswith("say it: --set SIZE=VALUE")
+
+
+def test_optimizers_that_ms_swift_adds_are_told() -> None:
+    texts = script(f"{SWIFT} --gradient_accumulation_steps 4 --train_type full --optimizer muonclip") | MODEL
+    assert any("muonclip" in note for note in job_read(texts)[1].lost)
+
+
+@pytest.mark.parametrize("program", ["gan_deepspeed_train.py", "cifar10_deepspeed.py"])
+def test_programs_of_images_are_refused_by_their_names(program: str) -> None:
+    texts = script(f"deepspeed --num_gpus 2 {program} {OPTIONS} --deepspeed z.json", z_json=ZERO["z.json"])
+    assert "trains images" in "".join(faults(texts | MODEL))

@@ -15,9 +15,11 @@ from shardwright.memory.allocator_slack import (
     LAUNCH_QUEUE,
     StreamBlocks,
     copy_bytes,
+    cut_blocks,
     largest_block,
     pending_blocks,
     stream_blocks,
+    update_bytes,
 )
 from shardwright.memory.fit_chance import SPREAD, fit_chance
 from shardwright.memory.rank_estimate import peak_memory, rank_memory
@@ -98,6 +100,93 @@ def test_copies_of_a_gather_need_blocks_of_their_own_where_none_is_large_enough(
     grid = replace(GRID, zero=zero, dp=dp, global_batch=64).as_arrays()
     num_bytes = copy_bytes(grid, (np.array([1000]),), float(largest))
     assert np.all(num_bytes == 2000 * copies)
+
+
+class CachingAllocator:
+    """torch's, for large blocks: a request takes the smallest free piece that is large enough, whose rest stays free;
+    free pieces of one block join."""
+
+    def __init__(self) -> None:
+        self.blocks: list[list[list[int]]] = []  # of pieces, each with its size and whether it is in use
+
+    @property
+    def reserved(self) -> int:
+        return sum(size for block in self.blocks for size, _ in block)
+
+    def take(self, size: int) -> list[int]:
+        fitting = [(piece, block) for block in self.blocks for piece in block if not piece[1] and piece[0] >= size]
+        if not fitting:
+            self.blocks.append([[size, 1]])
+            return self.blocks[-1][0]
+        piece, block = min(fitting, key=lambda pair: pair[0][0])
+        if piece[0] > size:
+            block.insert(next(i for i, one in enumerate(block) if one is piece) + 1, [piece[0] - size, 0])
+        piece[:] = [size, 1]
+        return piece
+
+    def give(self, pieces: list[list[int]]) -> None:
+        for piece in pieces:
+            piece[1] = 0
+        for block in self.blocks:
+            for i in range(len(block) - 1, 0, -1):
+                if not block[i][1] and not block[i - 1][1]:
+                    block[i - 1][0] += block.pop(i)[0]
+
+
+def reserved_of_a_step(*, fresh_gradients: bool, num_microbatches: int = 3) -> int:
+    """The loss takes 3 blocks of 80; then each of 8 layers takes 6 of 5, and has a gradient of 20."""
+    allocator = CachingAllocator()
+    if not fresh_gradients:
+        for _ in range(8):
+            allocator.take(20)
+    for number in range(num_microbatches):
+        allocator.give([allocator.take(80) for _ in range(3)])
+        for _ in range(8):
+            pieces = [allocator.take(5) for _ in range(3)]
+            if fresh_gradients and number == 0:
+                allocator.take(20)
+            allocator.give(pieces + [allocator.take(5) for _ in range(3)])
+    return allocator.reserved
+
+
+def test_gradients_cut_the_blocks_of_a_loss_so_that_the_next_one_needs_new_ones() -> None:
+    lasting, fresh = (reserved_of_a_step(fresh_gradients=fresh) for fresh in (False, True))
+    assert lasting == 8 * 20 + 240  # layers have the blocks of the loss
+    aleph, grid = software_of("aleph-flash2"), replace(GRID, global_batch=6)
+    expected = cut_blocks(aleph, grid, 30.0, 240.0)
+    assert expected == 30 and lasting + expected <= fresh <= lasting + expected + 80  # a block of the loss more
+    assert reserved_of_a_step(fresh_gradients=True, num_microbatches=1) == 240  # they have room in them
+    assert cut_blocks(aleph, replace(GRID, global_batch=2), 30.0, 240.0) == 0
+    assert cut_blocks(software_of("megatron-core"), grid, 30.0, 240.0) == 0
+    whole, half = (peak_memory(run(replace(GRID, global_batch=n), "aleph-torch"), shipped()) for n in (2, 4))
+    assert half.total == whole.total and half.process > whole.process
+
+
+@pytest.mark.parametrize(("zero", "largest", "copies"), [(1, 0, 2), (1, 600, 0), (1, 400, 2), (0, 0, 0), (3, 0, 0)])
+def test_the_update_of_deepspeed_has_blocks_of_its_own(zero: int, largest: int, copies: int) -> None:
+    """Of 1,000 elements over 4 ranks: two flat copies of 500 bytes a rank."""
+    grid = replace(GRID, zero=zero, dp=4, global_batch=64).as_arrays()
+    blocks = update_bytes(software_of("megatron-deepspeed"), grid, (np.array([1000]),), float(largest))
+    bucket = 954 * 2**20 * (zero == 1)
+    assert np.all(blocks.needed == bucket) and np.all(blocks.reserved == bucket + copies * 500)
+
+
+def test_bfloat16_gradients_stay_beside_those_in_float32() -> None:
+    """And are turned into what is sent, all at once, when activations are gone: where these are few it is the peak."""
+    grid = PlanGrid(dp=4, tp=8, pp=1, microbatch=1, global_batch=64, zero=1, recompute="full", precision="bf16")
+    bf16, fp16 = (
+        peak_memory(run(replace(grid, precision=number), "megatron-deepspeed"), shipped())
+        for number in ("bf16", "fp16")
+    )
+    elements = float(bf16.parameters) / 2
+    assert (bf16.gradients, bf16.optimizer) == (6 * elements, 12 * elements / 4)
+    assert (fp16.gradients, fp16.optimizer) == (2 * elements, 16 * elements / 4)
+    step = float(bf16.activations + bf16.working + bf16.buffers)
+    wide = replace(SHAPE, hidden=16384, ffn=65536, heads=128, kv_heads=128)
+    few = peak_memory(run(grid, "megatron-deepspeed", wide), shipped())
+    state = float(few.parameters + few.gradients + few.optimizer)
+    assert step > 2 * elements
+    assert float(few.process) == pytest.approx(state + float(few.parameters) + 1.2e9)
 
 
 def test_what_the_allocator_gives_back_is_reserved_and_not_needed() -> None:

@@ -8,7 +8,7 @@ import pytest
 import shardwright as sw
 from shardwright.api.found_plans import FoundPlans
 from shardwright.cli import job_options
-from shardwright.config.software import usual_software
+from shardwright.config.software_generations import usual_software
 from shardwright.cost.calibration import shipped
 from shardwright.report.document import part_text
 from shardwright.report.plan_screen import nearest_reasons

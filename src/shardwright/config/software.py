@@ -23,6 +23,7 @@ from shardwright.config.recompute_facts import RecomputeName
 from shardwright.config.recompute_policy import RecomputedName
 from shardwright.config.schedule_facts import ScheduleName
 from shardwright.config.token_dispatchers import TOKEN_DISPATCHERS
+from shardwright.config.update_blocks import UpdateBlocksSpec
 
 Number = Annotated[float, Field(ge=0, le=largest.BYTES_BY_ELEMENT)]
 Bytes = tuple[Number, Number]  # in the forward, in the backward
@@ -214,6 +215,7 @@ class SoftwareSpec(Spec):
         False,
         description="ZeRO-1 gathers updated parameters into contiguous copies: one of each rank's share, one of all.",
     )
+    fresh_gradients: bool = Field(False, description="The first backward of a step makes the tensors of gradients.")
     memory_counter: Literal["allocated", "reserved"] = Field(
         "allocated", description="Counter of torch's allocator that it reports as a run's memory."
     )
@@ -224,6 +226,10 @@ class SoftwareSpec(Spec):
     step_bytes: Number = Field(
         0.0, description="Bytes of copies during the update, by element of the optimizer state of a rank."
     )
+    update_blocks: UpdateBlocksSpec | None = Field(
+        None, description="What ZeRO-1 and 2 allocate to reduce gradients and update; left out, nothing."
+    )
+    bf16_update_blocks: UpdateBlocksSpec | None = Field(None, description="The same where products are in bfloat16.")
     dropout: bool = Field(False, description="Whether dropout masks are kept.")
     causal: bool = Field(True, description="Whether attention skips what causality masks.")
     gradient_bytes: Literal[2, 4] = Field(4, description="Bytes of a gradient that is added up.")
@@ -244,6 +250,10 @@ class SoftwareSpec(Spec):
         0,
         description="Both of these where products are in bfloat16, whose 8 bits many will not add up in; 0 is as in "
         "other numbers.",
+    )
+    bf16_gradient_copy: Literal[0, 2] = Field(
+        0,
+        description="Bytes by element of gradients in bfloat16 that stay beside float32 ones, read without step_bytes.",
     )
     reduce_whole: bool = Field(False, description="ZeRO-1 sums gradients on every rank, as without it.")
     reduce_overlap: bool = Field(False, description="Gradients are reduced during the last backward.")
@@ -388,9 +398,3 @@ OVERLAPS = {
     "pp": ("message_overlap",),
     "a2a": ("expert_overlap",),
 }
-
-
-@lru_cache(maxsize=1)
-def usual_software() -> tuple[str, ...]:
-    """The catalog names of software that many people run."""
-    return tuple(name for name in catalog.names("software") if software_of(name).is_usual)

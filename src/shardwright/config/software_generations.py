@@ -1,6 +1,7 @@
-"""The generation of a framework in a month, of those that the catalog describes."""
+"""Generations of software that the catalog describes: a framework's in a month, and those that many people run."""
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 from shardwright.config import catalog
 from shardwright.config.software import SoftwareSpec, software_of
@@ -36,3 +37,9 @@ def months(month: str) -> int:
     """The months of our era before a month such as 2023-10."""
     year, _, number = month.partition("-")
     return 12 * int(year) + int(number)
+
+
+@lru_cache(maxsize=1)
+def usual_software() -> tuple[str, ...]:
+    """The catalog names of software that many people run."""
+    return tuple(name for name in catalog.names("software") if software_of(name).is_usual)

@@ -89,12 +89,17 @@ def _software_with(
 ) -> SoftwareSpec:
     software = software_of(name)
     precision, gradient_bytes, reduce_bytes, moment_bytes, has_masters = numbers
-    usual = software.bf16_gradient_bytes if precision == "bf16" else 0
+    in_bf16 = precision == "bf16"
+    usual = software.bf16_gradient_bytes if in_bf16 else 0
+    copy = software.bf16_gradient_copy if in_bf16 and (gradient_bytes or usual) == usual else 0
     changes = {} if has_masters else {"bf16_moments_update": software.narrow_update}
     return software.model_copy(
         update=changes
         | {
             "gradient_bytes": gradient_bytes or usual or software.gradient_bytes,
+            "bf16_gradient_copy": copy,
+            "step_bytes": 0.0 if copy else software.step_bytes,
+            "update_blocks": software.bf16_update_blocks if in_bf16 else software.update_blocks,
             "reduce_bytes": reduce_bytes or usual or software.reduce_bytes,
             "moment_bytes": moment_bytes or software.moment_bytes,
             "float8_weight_gradients": software.float8_weight_gradients or in_float8[0],

@@ -42,7 +42,7 @@ _MATTERS = re.compile(
     r"|offload\w*|swap\w*|sparse|parallel\w*|degrees?|width|dims?|window\w*|vocab\w*|recompute\w*|remat\w*|shard\w*|mtp"
     r"|bubble|vision|projector|hybrid|mamba|kd|teacher|distill\w*|ltd|ssm|context|accumul\w*|embed\w*|attention|attn"
     r"|topk|stages?|pipeline|tokens|checkpointing|galore|apollo|badam|pure|overrides|cla|kvstates|mixture of depths"
-    r"|outer|subgroup)\b"
+    r"|outer|subgroup|dualpipe\w*|model provider|gpt oss|num labels)\b"
 )
 _TRAINS_A_PART = re.compile(
     r"\b(q?lora\w*|dora|peft\w*|adapters?|finetuning|freeze\w*|frozen|unfreeze\w*|unfrozen\w*|trainable"

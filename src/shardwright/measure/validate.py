@@ -126,12 +126,14 @@ def _predict(rows: Sequence[Measured], constants: Constants) -> list[Predicted]:
 
 
 def _reported(row: Measured, run: Run, memory: Memory, constants: Constants) -> float:
-    """The bytes that a row's counter shows: the driver's, or that of the allocator which it or its software names."""
-    if row.sees_device:
-        return float(memory.process)
+    """The bytes that a row's counter shows: the driver's, which are the context and all that the allocator has, or
+    those of the allocator's counter which the row or its software names."""
     counter, device = row.memory_counter or software_under(run).memory_counter, device_of(run.device)
-    room_bytes = device.offered_bytes - device_constant(constants, device, "context_bytes")
-    return float(memory.reserved(room_bytes) if counter == "reserved" else memory.total)
+    context_bytes = device_constant(constants, device, "context_bytes")
+    reserved_bytes = float(memory.reserved(device.offered_bytes - context_bytes))
+    if row.sees_device:
+        return context_bytes + reserved_bytes
+    return reserved_bytes if counter == "reserved" else float(memory.total)
 
 
 def _priced(runs: Mapping[int, Run], constants: Constants) -> dict[int, Price | str]:

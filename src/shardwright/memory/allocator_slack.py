@@ -1,17 +1,18 @@
 """Bytes that torch's caching allocator holds beside those that it has given out.
 
-Two causes are counted, each from facts that a description of the software states (config/software.py):
+Three causes are counted, each from facts that a description of the software states (config/software.py):
 
 - Blocks in use by a collective's stream. A tensor that a collective reads is recorded on the collective's stream
   (torch's ProcessGroupNCCL, recordStream). Where the host frees it, the allocator takes the block back only once that
   stream has passed, and takes a new block for the next request. The host is ahead of its device by as many launches as
   the device's queue holds, so the blocks of all collectives in that many launches are out of use.
 - Contiguous copies at the update. A gather of ZeRO-1 that makes a contiguous copy finds no room in the blocks of the
-  step's activations if the copy is larger than the largest of them.
+  step's activations if the copy is larger than the largest of them. Nor do flat copies of gradients.
+- Blocks of the loss of which gradients were cut: this counts in place of the share of blocks that is lost anyway.
 
 Before the allocator reports that memory ran out, it waits for the streams and returns free blocks to the device, but
-no block of which a tensor was cut. So all that it holds counts in what is reserved, and in whether a plan fits only as
-many of the first blocks as hold what a microbatch keeps.
+no block of which a tensor was cut. So all that it holds counts in what is reserved, and in whether a plan fits only
+those of the third cause and as many of the first as hold what a microbatch keeps.
 """
 
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwright.config.software import SoftwareSpec
+from shardwright.config.units import MIB
 from shardwright.layers.arrays import Array, Numbers
 from shardwright.layers.chains import Chain
 from shardwright.layers.operators import HALF
@@ -119,3 +121,47 @@ def copy_bytes(grid: PlanGrid, num_elements: Sequence[Array], largest: Numbers) 
         new = copy * (copy > largest) + copy * (copy / ranks > largest)
         total = total + new * ((grid.zero > 0) & (grid.zero < 3) & (ranks > 1))
     return total
+
+
+@dataclass(frozen=True)
+class UpdateBytes:
+    """Bytes of new blocks for the reduction of gradients and the update: those that stand beside the gradients, and all
+    that the allocator has afterwards."""
+
+    needed: Numbers
+    reserved: Numbers
+
+
+def update_bytes(
+    software: SoftwareSpec, grid: PlanGrid, num_elements: Sequence[Array], largest: Numbers
+) -> UpdateBytes:
+    """Blocks for the reduction and the update under ZeRO-1 and 2. `largest`: bytes of the largest block of activations,
+    which has room for copies that are not larger.
+
+    Copies of parameters and of gradients stand beside gradients; flat copies of a rank's share come after them.
+    """
+    needed: Numbers = copy_bytes(grid, num_elements, largest) if software.gathers_copies else 0.0
+    flat: Numbers = 0.0
+    if (blocks := software.update_blocks) is not None:
+        is_sharded = (grid.zero > 0) & (grid.zero < 3)
+        needed = needed + is_sharded * blocks.bucket_mib * MIB
+        for elements, kind in zip(num_elements, SHARDS.values(), strict=False):
+            needed = needed + is_sharded * _if_larger(blocks.gradient_bytes * elements, largest)
+            share = elements / layout(grid, kind).size
+            flat = flat + sum(is_sharded * _if_larger(num_bytes * share, largest) for num_bytes in blocks.state_bytes)
+    return UpdateBytes(needed, needed + flat)
+
+
+def _if_larger(copy: Numbers, largest: Numbers) -> Numbers:
+    return copy * (copy > largest)
+
+
+def cut_blocks(software: SoftwareSpec, grid: PlanGrid, layer_bytes: Numbers, loss_bytes: Numbers) -> Numbers:
+    """Bytes of the blocks of a loss that the next one can't use, where gradients are new tensors in each step.
+
+    The first backward of a step makes its gradients, and all that its layers need, in blocks that the loss gave back.
+    The gradients stay, so those blocks are in parts. The next loss needs new ones, beside what the backward of a layer
+    needs: `loss_bytes` and `layer_bytes` add up, where else the larger of them counts.
+    """
+    is_cut = software.fresh_gradients & (np.asarray(grid.num_microbatches) > 1)
+    return is_cut * np.minimum(layer_bytes, loss_bytes)

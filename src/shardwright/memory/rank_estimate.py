@@ -30,7 +30,14 @@ from shardwright.layers.memo import Memo, layer_columns, layer_words
 from shardwright.layers.operators import FLOAT32, Context
 from shardwright.layers.query import PlanGrid, Run
 from shardwright.layers.stage_contents import LayerKind, PipelineRanks, all_ranks
-from shardwright.memory.allocator_slack import StreamBlocks, copy_bytes, largest_block, pending_blocks, stream_blocks
+from shardwright.memory.allocator_slack import (
+    StreamBlocks,
+    cut_blocks,
+    largest_block,
+    pending_blocks,
+    stream_blocks,
+    update_bytes,
+)
 from shardwright.memory.own_memory import held_activations, held_buffers, held_state
 from shardwright.sharding.groups import SHARDS, layout, num_replicas
 from shardwright.sharding.optimizer_state import moments_of
@@ -136,17 +143,17 @@ def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, 
     )
     alive = np.where(p == 1, 1.0, alive)  # without a pipeline other software has no schedule
     activations = (kept - offloaded) * alive + ranks.head * head
-    working = np.maximum(working + stage_recomputed, ranks.head * loss) + _libraries(software, ranks, placeholders)
+    layer_bytes, loss_bytes = working + stage_recomputed, ranks.head * loss
+    working = np.maximum(layer_bytes, loss_bytes) + _libraries(software, ranks, placeholders)
     buffers = _gathered(run, software, sum(sizes), np.maximum(1, num_layers))
     by_matrix = held_by_matrix(run, ranks, sizes)
     elements = sizes if shape.experts else sizes[:1]
     parameters, gradients, optimizer, host = _state(grid, software, elements, by_matrix)
-    lost_bytes = memory_lost(run, constants) * (activations + working + buffers)
+    step_bytes = activations + working + buffers
+    cut_bytes = cut_blocks(software, grid, layer_bytes, loss_bytes)
+    lost_bytes = np.maximum(memory_lost(run, constants) * step_bytes, cut_bytes)
     pending = pending_blocks(software, grid, alive, blocks)
-    slack = lost_bytes + pending.expected
-    if software.gathers_copies:  # moments are made at the first update, in blocks of activations that are free then
-        copies = copy_bytes(grid, elements, largest) - _moments_share(grid, software) * optimizer
-        slack = slack + np.maximum(0.0, copies)
+    for_update, at_update = update_bytes(software, grid, elements, largest), _made_at_update(software, grid)
     return Memory(
         parameters,
         gradients,
@@ -155,9 +162,9 @@ def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, 
         buffers=buffers,
         working=working,
         overhead=device_constant(constants, device_of(run.device), "context_bytes")
-        + (lost_bytes + np.minimum(kept, pending.most)),
+        + np.maximum(lost_bytes + np.minimum(kept, pending.most), for_update.needed - step_bytes),
         host=host + offloaded * alive,
-        slack=slack,
+        slack=lost_bytes + pending.expected + np.maximum(0.0, for_update.reserved - at_update * optimizer),
     )
 
 
@@ -274,7 +281,7 @@ def _state(
         values = np.where(stage == 3, sharded * share, element)
         gradient = np.where(stage == 3, sharded_gradient, software.gradient_bytes) * np.where(stage >= 2, share, 1.0)
         updated = np.where(stage == 3, moments, copy + moments + software.step_bytes) * updated_share
-        gradient = gradient + software.gradient_buckets * (num_replicas(grid) > 1)
+        gradient = gradient + software.gradient_buckets * (num_replicas(grid) > 1) + software.bf16_gradient_copy
         if COMPRESSIONS[grid.compress].kept_elements is not None:
             gradient = gradient + FLOAT32 * (num_replicas(grid) > 1)
         parameters = parameters + elements * (values * (1 - grid.offload_parameters))
@@ -285,8 +292,11 @@ def _state(
     return parameters, gradients, optimizer, host
 
 
-def _moments_share(grid: PlanGrid, software: SoftwareSpec) -> Numbers:
-    """The share of moments in the optimizer state of elements that are not updated by matrix."""
+def _made_at_update(software: SoftwareSpec, grid: PlanGrid) -> Numbers:
+    """The share of the optimizer state that the first update makes in blocks of activations that are free then: the
+    moments, of software that gathers into copies."""
+    if not software.gathers_copies:
+        return 0.0
     moments = len(moments_of(grid.optimizer, False)) * software.moment_bytes
     return moments / (moments + FLOAT32)
 

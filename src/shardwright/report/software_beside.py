@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import say
-from shardwright.config.software import software_of, usual_software
+from shardwright.config.software import software_of
+from shardwright.config.software_generations import usual_software
 from shardwright.config.software_support import missing_features
 from shardwright.cost.calibration import shipped
 from shardwright.cost.from_job import run_of

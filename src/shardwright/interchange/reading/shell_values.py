@@ -209,7 +209,7 @@ class Variables:
         if kind in ("-", "="):
             if not is_empty:
                 return _as_list(value)
-            default = self._expanded(word, depth)
+            default = self.with_own_mark(name, self._expanded(word, depth))
             self.defaulted.setdefault(name, readable(default))
             if kind == "=" and name.isidentifier():
                 self.put(name, default)

@@ -132,10 +132,12 @@ def _read_kinds(settings: Settings, _: Flat) -> None:
                 "the file of the configuration that has it, too"
             )
         )
-    if settings.text("train_impl", "normal") != "normal":
-        settings.faults.append(
-            say("{setting}: training by next tokens is counted here", setting=settings.setting_text("train_impl"))
-        )
+    of_others = [name for name in ("gd_mode",) if settings.flag(name)]  # two losses, of what to forget and to retain
+    of_others += ["train_impl"] if settings.text("train_impl", "normal") != "normal" else []
+    settings.faults += [
+        say("{setting}: training by next tokens is counted here", setting=settings.setting_text(name))
+        for name in of_others
+    ]
 
 
 def _read_experts(settings: Settings) -> None:

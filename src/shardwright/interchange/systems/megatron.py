@@ -73,6 +73,9 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
         notes=list(command.notes),
         overrides=asked.fields,
     )
+    if settings.has("task"):  # of a program that evaluates, or trains for a task
+        setting = settings.setting_text("task")
+        settings.faults.append(say("{setting}: training by next tokens is counted here", setting=setting))
     settings.faults += [fault for fault in (program_fault(command.program),) if fault]
     settings.faults += [] if asked.cluster.devices else missing_ranks(command)
     _read_engine(settings, dict(texts) | command.written)

@@ -95,6 +95,9 @@ def _check_task(command: Launched, given: Mapping[str, Any], settings: Settings)
         settings.faults.append(
             say("megatron {task} is not counted here; name a script of megatron sft or pt", task=shortened(task, 40))
         )
+    if (kind := command.settings.get("task-type", given.get("task_type", "causal_lm"))) != "causal_lm":
+        setting = f"--task_type {shortened(str(kind), 40)}"
+        settings.faults.append(say("{setting}: training by next tokens is counted here", setting=setting))
     if rest and rest[0].endswith(_DATA) and not given:
         settings.faults.append(
             say("{file} has the options of the command, and is not read: name it too", file=shortened(rest[0]))

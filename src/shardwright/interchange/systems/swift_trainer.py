@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from shardwright.config.base import shortened
 from shardwright.config.fault_gathering_reader import whole
 from shardwright.config.phrase import say
 from shardwright.interchange.imported import Asked, ReadResult
@@ -33,6 +34,8 @@ def _own_options(data: Mapping[str, Any]) -> dict[str, Any]:
     dtype = str(data.get("torch_dtype") or "bfloat16")
     options: dict[str, Any] = dict.fromkeys(f"--{name}" for name in _TYPES)
     options["--train_type"] = None if kind == "full" else kind
+    if data.get("optimizer") is not None:  # of ms-swift's own, which --optim does not name
+        options |= {"--optim": data["optimizer"], "--optimizer": None}
     if data.get("learning_rate") is None:
         options["--learning_rate"] = _RATES.get(kind, 1e-4)
     if data.get("gradient_accumulation_steps") is None and _size(data) >= _LEAST_SEQUENCES:
@@ -43,7 +46,12 @@ def _own_options(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refusals(data: Mapping[str, Any]) -> list[str]:
-    """A fault if nothing says how many microbatches a step has, which ms-swift derives from the number of GPUs."""
+    """Faults for a task that is no training by next tokens, and if nothing says how many microbatches a step has, which
+    ms-swift derives from the number of GPUs."""
+    if (task := data.get("task_type", "causal_lm")) != "causal_lm":
+        return [
+            say("{setting}: training by next tokens is counted here", setting=f"--task_type {shortened(str(task), 40)}")
+        ]
     if data.get("gradient_accumulation_steps") is not None or _size(data) >= _LEAST_SEQUENCES:
         return []
     return [
