@@ -222,3 +222,8 @@ def test_clusters_are_compared() -> None:
     assert typed(*words).stdout == f"{comparison}\n"
     assert json.loads(typed(*words, "--json").stdout) == json.loads(json.dumps(comparison.to_dict()))
     assert [row["plan.num_devices"] for row in comparison.rows()] == [8, 16]
+
+
+def test_a_table_of_too_many_plans_is_refused_at_once() -> None:
+    done = CliRunner().invoke(cli, ["plan", "tiny-llama", "--top", "1000000"])
+    assert done.exit_code == 2 and "1000000 is not in the range 1<=x<=100" in done.output

@@ -17,7 +17,7 @@ from shardwright.layers.arrays import distinct
 from shardwright.layers.query import PlanGrid, Run, stacked
 from shardwright.layers.stage_contents import all_ranks, different_ranks
 from shardwright.memory.rank_estimate import peak_memory, rank_memory
-from shardwright.simulate.batch_pricing import Price, prices
+from shardwright.simulate.batch_pricing import Price, batches, prices
 from shardwright.simulate.closed_form import step_time
 
 CONSTANTS = shipped()
@@ -172,6 +172,30 @@ def test_distinct_rows_stand_for_all(rows: list[tuple[int, ...]]) -> None:
     results, which = distinct(columns)
     assert [tuple(column[results][n].item() for column in columns) for n in which] == rows
     assert len(results) == len(set(rows))
+
+
+def test_plans_with_several_layouts_are_priced_at_once_as_alone() -> None:
+    layouts = [(), *((2 + n, 3, LLAMA.layers - 9 - n, 4) for n in range(3)), (1, 1, 1, 1)]
+    runs = [
+        Run(
+            LLAMA,
+            PlanGrid(pp=4, global_batch=8, layout=layout),
+            device="h100-sxm",
+            software="megatron-core",
+            devices_per_node=8,
+            node_bytes_per_s=450e9,
+            network_bytes_per_s=50e9,
+        )
+        for layout in layouts
+    ]
+    assert len(list(batches(runs))) == 1
+    *answers, illegal = prices(runs, CONSTANTS)
+    for run, price in zip(runs[:-1], answers, strict=True):
+        assert isinstance(price, Price)
+        assert price.time == step_time(run, CONSTANTS)
+        assert price.memory == peak_memory(run, CONSTANTS)
+    assert len({float(price.time.total) for price in answers if isinstance(price, Price)}) == len(answers)
+    assert "4 layers in all" in str(illegal)
 
 
 def test_prices_keep_their_order() -> None:

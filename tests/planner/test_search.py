@@ -73,6 +73,23 @@ def test_pruning_loses_nothing(model: str, width: int, order: str) -> None:
     assert (num_fit < num_plans) == (width > 1)
 
 
+def test_plans_that_must_offload_are_not_judged_as_if_they_did_not() -> None:
+    """Where all plans offload, those are found that have no room for the optimizer state: without ZeRO it is whole."""
+    job = small_job("dense", 3)
+    kept = ["offload_optimizer=1", "recompute=none", "zero=0", "cp=1"]
+    constraints = constraints_of([f"plan.{text}" for text in kept], ["plan.virtual_stages=1,2"])
+    best: dict[tuple[int, ...], float] = defaultdict(lambda: np.inf)
+    for block in all_plans(job, constraints):
+        priced = prices(job, block, shipped())
+        degrees_of_plans = zip(*(block.columns[name][priced.fits].tolist() for name in ("tp", "pp")), strict=True)
+        for at, token_s in zip(degrees_of_plans, priced.laid_out_s[priced.fits].tolist(), strict=True):
+            best[at] = min(best[at], token_s)
+    kinds, _ = ranked_kinds(
+        SearchScope(job, constraints, shipped(), degrees(job, constraints), len(best), room_bytes(job))
+    )
+    assert [places[0].token_s for places in kinds] == pytest.approx(sorted(best.values()), rel=1e-12)
+
+
 @cache
 def blocks(model: str, order: str = "searched") -> list[PlanBlock]:
     """The whole space of a small job."""
@@ -80,10 +97,16 @@ def blocks(model: str, order: str = "searched") -> list[PlanBlock]:
 
 
 @settings(max_examples=25, deadline=None)
-@given(model=st.sampled_from(list(MODELS)), order=st.sampled_from(list(ORDERS)), data=st.data())
-def test_no_bound_is_above_a_price(model: str, order: str, data: st.DataObject) -> None:
-    """Each bound, against what the plans that it stands for take."""
+@given(
+    model=st.sampled_from(list(MODELS)),
+    order=st.sampled_from(list(ORDERS)),
+    software=st.sampled_from(["shardwright", "shardwright", "megatron-core", "megatron-deepspeed", "fsdp-2024"]),
+    data=st.data(),
+)
+def test_no_bound_is_above_a_price(model: str, order: str, software: str, data: st.DataObject) -> None:
+    """Each bound, against what the plans that it stands for take, those that offload among them."""
     job = small_job(model)
+    job = job.model_copy(update={"cluster": job.cluster.model_copy(update={"software": software})})
     block = data.draw(st.sampled_from(blocks(model, order)))
     chosen = np.array(data.draw(st.lists(st.integers(0, len(block) - 1), min_size=1, max_size=20)))
     block = block.where(chosen)
@@ -113,15 +136,17 @@ def test_no_bound_is_above_a_price(model: str, order: str, data: st.DataObject) 
     least_s = least_s + bounds.messages_token_s(rows, variant.schedule, virtual)
     unsharded = PlanBlock(variant, bounds.plain(columns) | {"virtual_stages": columns["virtual_stages"]})
     alone = prices(job, unsharded, shipped())
+    rates = rates_of(run_of(job), shipped())
+    update_s = bounds.update_token_s(job, block, rates, shipped(), Memo())
+    assert (update_s > 0).all()
     for token_s in (least_s, bounds.unsharded_token_s(job, unsharded, shipped(), Memo())):
-        below_s, gathered_s = bounds.step_token_s(job, rows, token_s, rates_of(run_of(job), shipped()), factor)
-        assert (np.where(columns["zero"] == 3, gathered_s, below_s) <= below).all()
+        below_s, gathered_s = bounds.step_token_s(job, rows, token_s, rates, factor)
+        assert (np.where(columns["zero"] == 3, gathered_s, below_s) + update_s <= below).all()
     assert (bounds.unsharded_bytes(alone.memory) <= priced.memory.process).all()
     held = {"rest_bytes": bounds.unsharded_bytes(alone.memory), "parameters_bytes": alone.memory.parameters}
     held |= {"gradients_bytes": alone.memory.gradients, "optimizer_bytes": alone.memory.optimizer}
-    least_bytes, without_offload = bounds.state_bytes(columns | held)
-    is_kept = columns["offload_optimizer"] == 0
-    assert (np.where(is_kept, without_offload, least_bytes) <= priced.memory.process * (1 + 1e-12)).all()
+    for least_bytes in bounds.state_bytes(job, PlanBlock(variant, columns | held), Memo()):
+        assert (least_bytes <= priced.memory.process * (1 + 1e-12)).all()
     kept_anywhere = priced.memory.process + priced.memory.host
     assert (SURE_STATE * bounds.least_state_bytes(job, shipped()) <= kept_anywhere).all()
     if bounds.keeps_as_much(job, variant):

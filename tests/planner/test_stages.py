@@ -12,7 +12,15 @@ from shardwright.config.base import PlanError
 from shardwright.config.load import make_job
 from shardwright.planner.stages.partition_dp import NoFitError, best_stages
 from shardwright.planner.stages.partition_exchange import best_chunks
-from shardwright.planner.stages.pieces import Piece, PipelineSlot, Stages, may_be_empty, stages_of
+from shardwright.planner.stages.pieces import (
+    Piece,
+    PipelineSlot,
+    Stages,
+    layout_pieces,
+    may_be_empty,
+    stages_of,
+    with_moved_layer,
+)
 from shardwright.sharding.stage_placement import StagePlacement, bidirectional, in_line, looped, vee
 
 TIMES = st.sampled_from([0.5, 1.0, 1.25, 2.0, 3.0])
@@ -153,3 +161,11 @@ def test_every_fault_of_a_cluster_of_parts_is_told() -> None:
     assert len(raised.value.faults) == 5
     with pytest.raises(PlanError, match=r"cluster\.parts\.0\.devices_per_node is missing"):
         make_job({"cluster": {"parts": [{"device": "h100-sxm"}]}})
+
+
+def test_a_moved_layer_changes_the_pieces_as_the_layout_does() -> None:
+    layout = (3, 2, 4, 1, 2)
+    for giver, taker in product(range(5), range(5)):
+        if giver != taker:
+            changed = [count - (stage == giver) + (stage == taker) for stage, count in enumerate(layout)]
+            assert with_moved_layer(layout_pieces(layout, 12), giver, taker) == layout_pieces(changed, 12)

@@ -105,7 +105,7 @@ def layout(
 @job_options
 @cluster_options
 @language_option
-@click.option("--top", type=click.IntRange(min=1), default=5, show_default=True, help="Plans to show.")
+@click.option("--top", type=click.IntRange(1, largest.SHOWN_PLANS), default=5, show_default=True, help="Plans to show.")
 @click.option("--details", is_flag=True, help="Also the search, every reason, and what would change the answer.")
 @_search_options
 @click.option(

@@ -34,6 +34,7 @@ RESTARTS = 10**6
 FALLBACKS = 2**6  # plans for other numbers of ranks
 HISTORY = 2**16  # steps of a delayed fp8 scale
 SOURCES = 2**10  # of a mixture
+SHOWN_PLANS = 100  # each takes tenths of a second to find
 WORKERS = 2**10  # processes that turn text into tokens
 
 # --- factors and rates ---

@@ -46,6 +46,7 @@ class PlanGrid:
     If plans have several schedules, `schedule_number` is the place of each plan's schedule in SCHEDULES; -1 is
     `schedule`. `is_vee` if stages lie in a V and the schedule's name does not say so, as `auto` may place them.
     `order_number` is the place of the order of axes in ORDERS (config/rank_order.py).
+    If plans have several layouts, `layout_number` is the place of each plan's layout in `layouts`; -1 is `layout`.
 
     `recompute` is none; full (each layer) or stage (all of a stage), from its input; names of plan.recompute_operators,
     in alphabetical order with "+" between; and, of other frameworks, selective (the attention core, if its scores are
@@ -74,6 +75,8 @@ class PlanGrid:
     precision: str = "bf16"
     compute: str = ""
     layout: tuple[int, ...] = ()
+    layouts: tuple[tuple[int, ...], ...] = ()
+    layout_number: Numbers = -1
     cp_method: str = "ring"
     dispatch: str = "direct"
     extra_warmup: Numbers = 0
@@ -232,9 +235,12 @@ _words = attrgetter(*(f.name for f in fields(PlanGrid) if f.type is not Numbers)
 
 
 def stacked(grids: Sequence[PlanGrid]) -> PlanGrid:
-    """Single plans that differ only in numbers, as one grid of arrays."""
-    numbers: dict[str, Any] = {name: np.array([getattr(grid, name) for grid in grids]) for name in _NUMBERS}
-    return replace(grids[0], **numbers)
+    """Single plans that differ only in numbers and layouts, as one grid of arrays."""
+    values: dict[str, Any] = {name: np.array([getattr(grid, name) for grid in grids]) for name in _NUMBERS}
+    layouts = tuple(dict.fromkeys(grid.layout for grid in grids))
+    if len(layouts) > 1:
+        values |= {"layouts": layouts, "layout_number": np.array([layouts.index(grid.layout) for grid in grids])}
+    return replace(grids[0], **values)
 
 
 @dataclass(frozen=True)

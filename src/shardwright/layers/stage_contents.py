@@ -233,7 +233,7 @@ def different_ranks(shape: ModelShape, grid: PlanGrid) -> PipelineRanks:
     """The ranks of each plan that differ. `grid` has arrays."""
     kinds = layer_kinds(shape, grid)
     kind_numbers = _numbered(kinds)
-    columns = (grid.pp, grid.virtual, grid.schedule_number)
+    columns = (grid.pp, grid.virtual, grid.schedule_number, grid.layout_number)
     firsts, which = distinct(columns)
     pipelines = [
         _first_of_each(
@@ -242,12 +242,12 @@ def different_ranks(shape: ModelShape, grid: PlanGrid) -> PipelineRanks:
                 schedule=SCHEDULES.names[number] if number >= 0 else grid.schedule,
                 pp=pp,
                 virtual=virtual,
-                layout=grid.layout,
+                layout=grid.layouts[layout_number] if layout_number >= 0 else grid.layout,
                 is_vee=grid.is_vee,
                 mtp=shape.mtp,
             ),
         )
-        for pp, virtual, number in zip(*(column[firsts].tolist() for column in columns), strict=True)
+        for pp, virtual, number, layout_number in zip(*(column[firsts].tolist() for column in columns), strict=True)
     ]
     return PipelineRanks.of(kinds, pipelines, which)
 

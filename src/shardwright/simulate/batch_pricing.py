@@ -1,4 +1,4 @@
-"""Prices of many runs: runs that differ only in the numbers of their plans are priced at once."""
+"""Prices of many runs: runs that differ only in numbers and layouts of their plans are priced at once."""
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ def batches(runs: Sequence[Run]) -> Iterator[tuple[Run, list[int]]]:
     """Runs with arrays, each with the indices of the `runs` in it."""
     places_of_batches: dict[Hashable, list[int]] = {}
     for place, run in enumerate(runs):
-        places_of_batches.setdefault((run.setting, run.grid.words), []).append(place)
+        places_of_batches.setdefault((run.setting, run.grid.having({"layout": ()}).words), []).append(place)
     for places in places_of_batches.values():
         yield replace(runs[places[0]], grid=stacked([runs[place].grid for place in places])), places
 
@@ -38,7 +38,10 @@ def prices(runs: Sequence[Run], constants: Constants, memo: Memo | None = None) 
         try:
             time, memory = step_time(run, constants, run_memo), peak_memory(run, constants, run_memo)
         except (KeyError, ValueError) as error:
-            answers |= dict.fromkeys(places, error_text(error))
+            if run.grid.layouts:  # one of them may be at fault
+                answers |= {place: prices([runs[place]], constants, memo)[0] for place in places}
+            else:
+                answers |= dict.fromkeys(places, error_text(error))
             continue
         for entry, place in enumerate(places):
             answers[place] = Price(only(picked(time, [entry])), only(picked(memory, [entry])))

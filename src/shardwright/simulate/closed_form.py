@@ -100,9 +100,7 @@ def step_time_and_spare(run: Run, constants: Constants, memo: Memo | None = None
     memo = memo or Memo()
     steps = _steps(replace(run, grid=run.grid.as_arrays()), constants, memo)
     grid, rates, pace, m = steps.grid, steps.rates, steps.pace, steps.grid.num_microbatches
-    ranks = steps.ranks
-    if not run.shape.experts:  # the rank with the most parameters takes longest in the replicas' collectives
-        ranks = ranks.fullest(memo.held(run.shape, grid)[0])
+    ranks = _ranks_of_ends(steps.run, memo)
     ends = DataParallel.of(steps.run, steps.software, rates, steps.groups, ranks, pace)
     waits, messages, data = _bubble(steps), _messages(steps), ends.data_s()
     optimizer, host = ends.update_s()
@@ -134,6 +132,22 @@ def pipeline_s(run: Run, constants: Constants, memo: Memo) -> Numbers:
     return steps.grid.num_microbatches * (steps.pace.total - steps.spare_s) + _bubble(steps) + _messages(steps)
 
 
+def update_s(run: Run, constants: Constants, memo: Memo) -> Numbers:
+    """Seconds of the update in a step, with those that it waits for the host. Numbers of the run are arrays."""
+    rates, ranks = _rates(run, constants, memo), _ranks_of_ends(run, memo)
+    ends = DataParallel.of(run, software_under(run), rates, Groups(run), ranks, PieceTime())
+    optimizer, host = ends.update_s()
+    return optimizer + host
+
+
+def _ranks_of_ends(run: Run, memo: Memo) -> PipelineRanks:
+    """The pipeline ranks of which one takes longest at the ends of a step."""
+    ranks = memo.ranks(run.shape, run.grid)
+    if run.shape.experts:
+        return ranks
+    return ranks.fullest(memo.held(run.shape, run.grid)[0])  # it has the most to exchange and to update
+
+
 def microbatch_time(run: Run, constants: Constants, memo: Memo) -> PieceTime:
     """The time of one microbatch through all layers, the embedding and the head. Numbers of the run are arrays."""
     return PieceTime(*_of_microbatch(run, _piece_times(run, _rates(run, constants, memo), constants, memo)))
@@ -141,9 +155,18 @@ def microbatch_time(run: Run, constants: Constants, memo: Memo) -> PieceTime:
 
 def piece_times(run: Run, constants: Constants, memo: Memo) -> dict[LayerKind, PieceTime]:
     """The time of one microbatch by (piece, policy of recomputation): each kind of layer, the embedding, the head and a
-    module that predicts further tokens. Numbers of the run are arrays."""
-    times = _piece_times(run, _rates(run, constants, memo), constants, memo)
-    return {piece: PieceTime(*fields) for piece, fields in zip(_pieces(run), times, strict=True)}
+    module that predicts further tokens. The run has one plan, and the times are arrays of one entry.
+
+    They are computed once for all layouts of a plan's layers over its stages.
+    """
+    run = replace(run, grid=run.grid.having({"layout": ()}))
+
+    def times_of_pieces() -> dict[LayerKind, PieceTime]:
+        arrays = replace(run, grid=run.grid.as_arrays())
+        times = _piece_times(arrays, _rates(arrays, constants, memo), constants, memo)
+        return {piece: PieceTime(*fields) for piece, fields in zip(_pieces(arrays), times, strict=True)}
+
+    return memo.once(("pieces", run.setting, run.grid), times_of_pieces)
 
 
 def _rates(run: Run, constants: Constants, memo: Memo) -> Rates:

@@ -54,9 +54,9 @@ class StageSeconds:
         stages = PipelineRanks.of(kinds, [contents], np.zeros(1, np.int64))
         # A stage's gathers and reductions are simulated, and so not part of its seconds. What they expose does shorten
         # its waits for the host, as in closed forms.
-        pieces = piece_times(replace(run, grid=grid.having({"zero": 0 * grid.zero})), constants, memo)
+        pieces = piece_times(replace(run, grid=run.grid.having({"zero": 0})), constants, memo)
         if job.plan.zero == 3:
-            gathered = piece_times(replace(run, grid=grid), constants, memo)
+            gathered = piece_times(run, constants, memo)
             pieces = {
                 kind: replace(piece, forward=gathered[kind].forward, input_grad=gathered[kind].input_grad)
                 for kind, piece in pieces.items()

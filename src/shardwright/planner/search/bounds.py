@@ -10,7 +10,8 @@ A bound is admissible if no plan that it stands for is cheaper. Three relaxation
 - Sharding and offloading move state and add communication, and change nothing else. So `unsharded_token_s` of a plan
   with nothing sharded is a lower bound for every sharding of it. Below ZeRO-3 the least communication of replicas is
   added (`exchange_token_s`). Under ZeRO-3 computation hides gathers, so `zero3_token_s` without recompute is a lower
-  bound with recompute.
+  bound with recompute. The update of a sharded plan comes on top (`update_token_s`); in host memory it may take longer
+  than all else.
 
 Times are seconds a token, since plans may have different batches. tests/planner/test_search.py compares with prices.
 """
@@ -30,7 +31,8 @@ from shardwright.cost.piece_time import PieceTime
 from shardwright.layers.memo import Memo
 from shardwright.memory.rank_estimate import Memory, peak_memory
 from shardwright.planner.search.plan_block import SHARING, Column, Columns, PlanBlock, PlanVariant, rank_grid, select
-from shardwright.simulate.closed_form import message_and_turn_s, microbatch_time, pipeline_s, step_time
+from shardwright.sharding.groups import SHARDS, layout
+from shardwright.simulate.closed_form import message_and_turn_s, microbatch_time, pipeline_s, step_time, update_s
 
 
 def plain(rows: Columns) -> Columns:
@@ -128,9 +130,20 @@ def step_token_s(
     constant overhead of a step is added, and all is multiplied for the jitter of many nodes.
     """
     overhead_s = rates.step_s / (rows["global_batch_size"] * job.model.sequence)
-    jitter_factor = 1.0 + rates.jitter * math.log2(max(1.0, job.cluster.num_devices / rates.domain))
+    jitter_factor = _jitter_factor(job, rates)
     below_s = jitter_factor * (token_s + rows["exchange_s"] + overhead_s)
     return below_s, jitter_factor * (np.maximum(token_s, factor * rows["zero3_s"]) + overhead_s)
+
+
+def update_token_s(job: JobSpec, block: PlanBlock, rates: Rates, constants: Constants, memo: Memo) -> Column:
+    """Seconds a token of the update of sharded plans, on the device and in host memory: `step_token_s` has none."""
+    seconds = _jitter_factor(job, rates) * update_s(block.run(job, memo), constants, memo)
+    return np.asarray(seconds / (block.columns["global_batch_size"] * job.model.sequence))
+
+
+def _jitter_factor(job: JobSpec, rates: Rates) -> float:
+    """The factor by which the jitter of many nodes makes a step longer."""
+    return 1.0 + rates.jitter * math.log2(max(1.0, job.cluster.num_devices / rates.domain))
 
 
 def is_paired(schedule: str) -> bool:
@@ -170,16 +183,22 @@ def unsharded_bytes(memory: Memory) -> Column:
     return np.asarray(memory.process - memory.parameters - memory.gradients - memory.optimizer)
 
 
-def state_bytes(columns: Columns) -> tuple[Column, Column]:
-    """Least bytes of a process (with all of its optimizer state in host memory, with none), from its unsharded parts.
+def state_bytes(job: JobSpec, block: PlanBlock, memo: Memo) -> tuple[Column, Column]:
+    """Least bytes of a process (with all of its optimizer state in host memory, with that share of it which the plan
+    offloads), from the unsharded parts of its memory.
 
     Columns have `rest_bytes`, `parameters_bytes`, `gradients_bytes` and `optimizer_bytes` of the plan with nothing
     sharded.
     """
+    columns, grid = block.columns, block.run(job, memo).grid
     zero = columns["zero"]
-    whole_state = columns["parameters_bytes"] * (zero < 3) + columns["gradients_bytes"] * (zero < 2)
-    least = columns["rest_bytes"] + whole_state
-    return least, least + columns["optimizer_bytes"] * (zero < 1)
+    share = 1 / np.maximum(*(layout(grid, shards).size for shards in SHARDS.values()))
+    least = columns["rest_bytes"] + columns["parameters_bytes"] * (zero < 3)
+    least = least + columns["gradients_bytes"] * np.where(zero < 2, 1.0, share)
+    on_device = np.where(zero < 1, 1.0, share) * (1 - columns["offload_optimizer"])
+    if not software_of(job.cluster.software).is_own:  # under ZeRO-3 its master weights are the parameters
+        on_device = on_device * (zero < 3)
+    return least, least + columns["optimizer_bytes"] * on_device
 
 
 def keeps_as_much(job: JobSpec, variant: PlanVariant) -> bool:

@@ -6,8 +6,9 @@
 2. Bound each row of degrees under each policy of recomputation (`bounds.mean_rank_token_s`). Drop rows above limits.
 3. Combine the other rows with all schedules and virtual stages. Price these plans unsharded, memory before time. Drop
    plans above limits, and plans whose activations have no room with any sharding of the state.
-4. Price the remaining plans with every sharding, and lower the limits as better plans appear. A plan that offloads is
-   priced only if it does not fit otherwise: offloading makes no plan faster.
+4. Price the remaining plans with every sharding, memory before time, and lower the limits as better plans appear. A
+   plan that offloads is priced only if it does not fit otherwise, for offloading makes no plan faster, and if it may be
+   shown with the time of its update, which waits for the host.
 
 A list shows plans of different kinds. Plans of one kind have the same tp, pp, cp and ep, and the fastest stands for
 them.
@@ -35,7 +36,7 @@ from shardwright.planner.search.plan_block import (
     kind_codes,
     select,
 )
-from shardwright.planner.search.plan_price import fits, prices
+from shardwright.planner.search.plan_price import fits, laid_out_token_s
 from shardwright.planner.search.results import Best, PlanPlace, SearchTally
 from shardwright.planner.search.search_progress import Phase, tell, tell_bound
 from shardwright.planner.search.search_scope import SearchScope
@@ -299,7 +300,10 @@ class _BranchAndBound:
             sharded = space.with_sharing(self.job, self.constraints, part)
             sharded, offloaded = self._with_room(self._sharded_below_limits(sharded))
             too_large += [offloaded, self._price(sharded)]
-        self._price(space.with_offload(self.constraints, self._sharded_below_limits(join_blocks(too_large))))
+        offloaded = space.with_offload(self.constraints, self._sharded_below_limits(join_blocks(too_large)))
+        for begin in range(0, len(offloaded), _MOST_ROWS):
+            part = offloaded.where(np.arange(begin, min(begin + _MOST_ROWS, len(offloaded))))
+            self._price(self._with_room(self._updated_below_limits(part))[0])
 
     def _with_own_bounds(self, block: PlanBlock) -> PlanBlock:
         """The plans that may be shown, with bounds from each plan's own unsharded price."""
@@ -331,26 +335,38 @@ class _BranchAndBound:
         least = np.where(columns["zero"] == 3, columns["gathered_s"], columns["below_s"])
         return block.where(least < self.limits_s(columns["kind"]))
 
+    def _updated_below_limits(self, block: PlanBlock) -> PlanBlock:
+        """The plans of a sharded block that may still be shown, with the time of their updates in their bounds."""
+        if not len(block):
+            return block
+        update_s = bounds.update_token_s(self.job, block, self.rates, self.constants, self.memo)
+        columns = block.columns
+        updated = {name: columns[name] + update_s for name in ("below_s", "gathered_s")}
+        return self._sharded_below_limits(PlanBlock(block.variant, columns | updated))
+
     def _with_room(self, block: PlanBlock) -> tuple[PlanBlock, PlanBlock]:
-        """Two parts of a sharded block: (plans that may fit as they are, plans that may fit if they offload)."""
-        if "rest_bytes" not in block.columns:
+        """Two parts of a sharded block: (plans that may fit as they are, plans that may fit if they offload more)."""
+        if "rest_bytes" not in block.columns or not len(block):
             return block, block.where(np.zeros(len(block), dtype=bool))
-        least, as_it_is = bounds.state_bytes(block.columns)
+        least, as_it_is = bounds.state_bytes(self.job, block, self.memo)
         return block.where(as_it_is <= self.room), block.where((least <= self.room) & (as_it_is > self.room))
 
     def _price(self, block: PlanBlock) -> PlanBlock:
-        """Price a block, note the best plans, and return those that would be shown if they did fit."""
+        """Price a block, memory before time, note the best plans, and return those that do not fit."""
         if not len(block):
             return block
-        priced = prices(self.job, block, self.constants, self.memo)
+        memory = peak_memory(block.run(self.job, self.memo), self.constants, self.memo)
+        is_fitting = fits(self.job, self.corrections.applied(block, memory), self.room)
+        fitting, too_large = block.where(is_fitting), block.where(~is_fitting)
         self.tally.num_priced += len(block)
-        fitting = fits(self.job, self.corrections.applied(block, priced.memory), self.room)
-        self.tally.num_fit += int(np.count_nonzero(fitting))
-        may_be_shown = priced.laid_out_s < self.limits_s(block.columns["kind"])
-        self.shown.take(block, priced.laid_out_s, np.flatnonzero(fitting & may_be_shown))
+        self.tally.num_fit += len(fitting)
+        if not len(fitting):
+            return too_large
+        token_s = laid_out_token_s(self.job, fitting, self.constants, self.memo)
+        self.shown.take(fitting, token_s, np.flatnonzero(token_s < self.limits_s(fitting.columns["kind"])))
         if self.corrections.is_empty and (best := self.shown.next_best()) is not None:
             tell_bound(lambda: best.plan(self.job), best.token_s)
-        return block.where(~fitting & may_be_shown)
+        return too_large
 
     def kinds(self) -> list[list[PlanPlace]]:
         """The best plans of each kind, with lower bounds on their time; the fastest kind first."""

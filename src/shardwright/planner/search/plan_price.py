@@ -49,3 +49,9 @@ def prices(job: JobSpec, block: PlanBlock, constants: Constants, memo: Memo | No
     token_s = np.broadcast_to(time.total / tokens, tokens.shape)
     laid_out_s = np.broadcast_to((time.total - spare_s) / tokens, tokens.shape)
     return BlockPrices(time, memory, token_s, laid_out_s, fits=fitting)
+
+
+def laid_out_token_s(job: JobSpec, block: PlanBlock, constants: Constants, memo: Memo) -> Column:
+    """The seconds a token of `BlockPrices.laid_out_s`, without the rest of the price."""
+    time, spare_s = step_time_and_spare(block.run(job, memo), constants, memo)
+    return np.asarray((time.total - spare_s) / (block.columns["global_batch_size"] * job.model.sequence))

@@ -18,7 +18,16 @@ from shardwright.layers.memo import Memo
 from shardwright.planner.stages.partition_dp import NoFitError, best_stages
 from shardwright.planner.stages.partition_exchange import best_chunks
 from shardwright.planner.stages.piece_prices import pipeline_slots, timed_pieces
-from shardwright.planner.stages.pieces import PipelineSlot, Stages, may_be_empty, rank_seconds, stages_of
+from shardwright.planner.stages.pieces import (
+    PipelineSlot,
+    Stages,
+    layout_pieces,
+    may_be_empty,
+    rank_seconds,
+    stages_of,
+    stages_with_pieces,
+    with_moved_layer,
+)
 from shardwright.schedule.job_program import job_placement
 from shardwright.sharding.stage_placement import StagePlacement, in_line
 from shardwright.simulate.closed_form import step_time
@@ -102,17 +111,16 @@ def adjacent_layouts(
     current = stages_of(layers, slots, placement, job.num_microbatches)
     slowest = max(range(len(slots)), key=lambda rank: current.rank_s[rank])
     most_s = max(current.rank_s) * (_ALIKE if may_be_equal else 1 - _ROUNDING)
-    candidates = []
+    pieces, candidates = layout_pieces(layers, job.model.layers), []
     for giver, taker in product(placement.stages_of(slowest), range(len(layers))):
         is_last_layer = layers[giver] <= int(not may_be_empty(giver, len(layers)))
         if giver == taker or taker in placement.stages_of(slowest) or is_last_layer:
             continue
-        changed = [count - (stage == giver) + (stage == taker) for stage, count in enumerate(layers)]
-        if (
-            rank_seconds(changed, placement.replicas(taker)[0], slots, placement) >= most_s
-        ):  # most takers become too slow
+        moved = with_moved_layer(pieces, giver, taker)
+        if rank_seconds(moved, placement.replicas(taker)[0], slots, placement) >= most_s:  # most takers become too slow
             continue
-        stages = stages_of(changed, slots, placement, job.num_microbatches)
+        changed = [count - (stage == giver) + (stage == taker) for stage, count in enumerate(layers)]
+        stages = stages_with_pieces(changed, moved, slots, placement, job.num_microbatches)
         if max(stages.rank_s) < most_s:
             candidates.append(stages)
     for stages in sorted(candidates, key=lambda candidate: (candidate.pipeline_s, candidate.layout))[:_MOST_LAYOUTS]:

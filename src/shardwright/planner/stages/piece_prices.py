@@ -28,7 +28,7 @@ def timed_pieces(run: Run, constants: Constants, memo: Memo) -> tuple[Piece, ...
 
     `memo` keeps earlier results of the same model and cluster. KeyError names what is unknown.
     """
-    times = piece_times(replace(run, grid=run.grid.as_arrays()), constants, memo)
+    times = piece_times(run, constants, memo)
     kinds, end = layer_kinds(run.shape, run.grid), times["head", "none"]
     if mtp := run.shape.mtp:
         end += (times["mtp", "none"] + times[kinds[-1]]).times(mtp)

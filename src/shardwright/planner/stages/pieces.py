@@ -102,6 +102,17 @@ def stages_of(
 ) -> Stages:
     """The cost of a layout, with a slot for each pipeline rank. ValueError if the layout does not place all layers."""
     pieces = layout_pieces(layout, len(slots[0].pieces) - 2)
+    return stages_with_pieces(layout, pieces, slots, placement, num_microbatches)
+
+
+def stages_with_pieces(
+    layout: Sequence[int],
+    pieces: Sequence[range],
+    slots: Sequence[PipelineSlot],
+    placement: StagePlacement,
+    num_microbatches: int,
+) -> Stages:
+    """The cost of a layout whose stages have these pieces, as `stages_of` has it."""
     copies, chunks = placement.num_copies, len(placement.stages_of(0))
     rank_s, rank_bytes = [], []
     for rank, slot in enumerate(slots):
@@ -111,9 +122,8 @@ def stages_of(
     return Stages(tuple(layout), tuple(rank_s), tuple(rank_bytes), pipeline_s(rank_s, num_microbatches, chunks))
 
 
-def rank_seconds(layout: Sequence[int], rank: int, slots: Sequence[PipelineSlot], placement: StagePlacement) -> float:
-    """Seconds of one microbatch on one pipeline rank under a layout, as `stages_of` has them."""
-    pieces = layout_pieces(layout, len(slots[0].pieces) - 2)
+def rank_seconds(pieces: Sequence[range], rank: int, slots: Sequence[PipelineSlot], placement: StagePlacement) -> float:
+    """Seconds of one microbatch on one pipeline rank whose stages have these pieces, as `stages_of` has them."""
     return slots[rank].load(tuple(pieces[stage] for stage in placement.stages_of(rank)))[0] / placement.num_copies
 
 
@@ -132,6 +142,16 @@ def layout_pieces(layout: Sequence[int], num_layers: int) -> list[range]:
     starts = [0, *ends[:-1]]
     ends[-1] += 1
     return [range(start, end) for start, end in zip(starts, ends, strict=True)]
+
+
+def with_moved_layer(pieces: Sequence[range], giver: int, taker: int) -> list[range]:
+    """The pieces of each stage after stage `taker` got one layer, and stage `giver` has one less: between the two each
+    stage begins and ends one layer earlier or later."""
+    moved, step = list(pieces), -1 if giver < taker else 1
+    for stage in range(min(giver, taker), max(giver, taker) + 1):
+        begins, ends = (stage != first for first in ((giver, taker) if step < 0 else (taker, giver)))
+        moved[stage] = range(pieces[stage].start + step * begins, pieces[stage].stop + step * ends)
+    return moved
 
 
 def may_be_empty(stage: int, num_stages: int) -> bool:
