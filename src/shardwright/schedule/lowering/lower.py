@@ -71,7 +71,8 @@ def _with_step(schedule: Schedule, rows: Sequence[Sequence[Action]]) -> Order:
     updates_itself = any(Kind.STEP in map(itemgetter(0), row) for row in schedule.ranks)  # millions of actions
     if not schedule.trains or updates_itself:
         return tuple(map(tuple, rows))
-    return tuple((*_with_reductions(row), Action(Kind.STEP)) for row in rows)
+    num_stages = [len(schedule.placement.stages_of(rank)) for rank in range(schedule.num_ranks)]
+    return tuple((*_with_reductions(row, num), Action(Kind.STEP)) for row, num in zip(rows, num_stages, strict=True))
 
 
 class _Products:
@@ -130,14 +131,20 @@ def _event(product: Product, n: int) -> Event:
     return n if product is Product.OUTPUT else ~n
 
 
-def _with_reductions(row: Sequence[Action]) -> list[Action]:
-    """A row with the reduction of each stage's gradients right after the last action that adds to them."""
+def _with_reductions(row: Sequence[Action], num_stages: int) -> list[Action]:
+    """The row of a rank that holds `num_stages` stages, with the reduction of each stage's gradients right after the
+    last action that adds to them. These are near the end, so the row is read from there."""
     last_addition: dict[int, int] = {}  # by stage: the index of the action
-    for index, action in enumerate(row):
+    for index in range(len(row) - 1, -1, -1):
+        if len(last_addition) == num_stages:
+            break
+        action = row[index]
         if (kind := action[0]) in ADDS:
-            last_addition[action[1]] = index
+            last_addition.setdefault(action[1], index)
         elif kind is Kind.OVERLAP:
-            last_addition |= {part.stage: index for part in action.parts if part.kind in ADDS}
+            for part in action.parts:
+                if part.kind in ADDS:
+                    last_addition.setdefault(part.stage, index)
     complete: dict[int, list[int]] = {}  # by index: the stages whose gradients are complete after the action
     for stage, index in sorted(last_addition.items()):
         complete.setdefault(index, []).append(stage)
