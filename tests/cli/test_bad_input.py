@@ -769,7 +769,7 @@ SEAT_OF_8 = {"WORLD_SIZE": "8", "MASTER_ADDR": "localhost", "MASTER_PORT": "1", 
 
 
 def test_rank_0_alone_tells_notes_and_refuses_what_all_ranks_refuse(here: Path) -> None:
-    done = as_another_rank(SEAT_OF_8, "train", "job.toml", "--set", "optimizer.warmup_steps=90", "--fresh")
+    done = as_another_rank(SEAT_OF_8, "train", "quickstart", "--set", "optimizer.steps=3", "--fresh")
     assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
 
 

@@ -199,7 +199,7 @@ def test_fields_are_explained_in_the_language(monkeypatch: pytest.MonkeyPatch) -
             "plan quickstart --detials",
             "错误：没有选项 '--detials'。（是不是指 '--days'、'--details'、'--devices' 之一？）",
         ),
-        ("plan quickstart --top 0", "错误：'--top' 的值无效：0 不在范围 x>=1 内。"),
+        ("plan quickstart --top 0", "错误：'--top' 的值无效：0 不在范围 1<=x<=100 内。"),
         ("plan quickstart --top few", "错误：'--top' 的值无效：'few' 不是整数。"),
         (
             "plan quickstart --tokens few",

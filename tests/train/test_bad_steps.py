@@ -138,7 +138,7 @@ def faults(plot: Plot, seen: Seen) -> Iterator[None]:
         seen.lines.append(text)
 
     with (
-        patch.object(span, "train_span", watched), patch.object(MetricsLog, "say", told),
+        patch.object(span, "train_span", watched), patch.object(MetricsLog, "tell", told),
         patch.object(train_step, "means_of", losses_of), patch.object(async_step, "means_of", losses_of),
     ):  # fmt: skip
         yield

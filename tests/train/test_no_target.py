@@ -167,7 +167,7 @@ def train_here(mesh: Mesh, job: JobSpec, folder: Path) -> RunResult:
 
 def test_a_run_tells_of_them(chats: JobSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer = list[str]()
-    monkeypatch.setattr(MetricsLog, "say", lambda log, text: answer.append(text))
+    monkeypatch.setattr(MetricsLog, "tell", lambda log, text: answer.append(text))
     (result,) = run_on_mesh(chats, train_here, chats, tmp_path / "run")
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "loss" in line]

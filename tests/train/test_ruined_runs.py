@@ -48,7 +48,7 @@ def job_on_text(folder: Path, sections: dict[str, dict[str, Any]], **plan: Any) 
 def heard() -> Iterator[list[str]]:
     """The lines that runs say meanwhile."""
     lines = list[str]()
-    with patch.object(MetricsLog, "say", lambda log, text: lines.append(text)):
+    with patch.object(MetricsLog, "tell", lambda log, text: lines.append(text)):
         yield lines
 
 

@@ -37,22 +37,32 @@ def first_place_of_state(job: JobSpec) -> RuleOfThumb | None:
     if job.model.is_adapted or job.cluster.device == "unknown" or not node:
         return None
     memory_bytes, state_bytes = device_of(job.cluster.device).memory_bytes, _state_bytes(job)
-    numbers = {"state": memory_text(int(state_bytes)), "memory": memory_text(int(memory_bytes)), "node": node}
+    domain = fixed(link_words(job.cluster).domain)
+    numbers = {"memory": memory_text(int(memory_bytes)), "node": node, "domain": domain}
+    state = memory_text(int(state_bytes))
     if state_bytes <= memory_bytes:
-        begin = say("{state} of state fit a device of {memory}: replicas, with ZeRO-1", **numbers)
+        begin = say("{state} of state fit a device of {memory}: replicas, with ZeRO-1", state=state, **numbers)
         agrees = plan.tp == plan.pp == 1
     elif state_bytes <= node * memory_bytes:
-        begin = say("{state} of state fit {node} devices of {memory}, a node: ZeRO, or tp inside it", **numbers)
+        begin = say(
+            "{state} of state fit {node:,} devices of {memory}, a {domain}: ZeRO, or tp inside it",
+            state=state,
+            **numbers,
+        )
         agrees = plan.pp == 1 and plan.tp <= node
     else:
         begin = say(
-            "{state} of state are more than {node} devices of {memory}, a node: tp inside, pp across, dp over the "
-            "rest; or ZeRO-3",
+            "{state} of state are more than {node:,} devices of {memory}, a {domain}: tp inside, pp across, dp over "
+            "the rest; or ZeRO-3",
+            state=state,
             **numbers,
         )
         agrees = plan.tp * plan.pp > 1 or plan.zero == 3
     return RuleOfThumb(
-        say("a device, a node, or more: the first that holds the state"), begin, "shardwright learn choosing", agrees
+        say("a device, a {domain}, or more: the first that holds the state", domain=domain),
+        begin,
+        "shardwright learn choosing",
+        agrees,
     )
 
 
