@@ -296,3 +296,9 @@ def test_an_error_is_english_until_it_is_asked_for_another_language() -> None:
     error = PlanError("job a", [say("use dp {dp}", dp=4), "plain"])
     assert str(error) == "job a: 2 faults\n  1. use dp 4\n  2. plain"
     assert error.in_language("zh") == "job a：2 处错误\n  1. 请用 dp 4\n  2. plain"
+
+
+def test_phrases_are_joined_by_functions() -> None:
+    """An f-string of phrases with semicolons between them is a plain text, in English alone."""
+    joined = re.compile(r"f[\"']\{[^{}\"']+\}; ?\{")
+    assert not [file for file in SOURCE.rglob("*.py") if joined.search(file.read_text(encoding="utf-8"))]

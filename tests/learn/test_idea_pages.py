@@ -37,7 +37,6 @@ def page(name: str, language: str) -> str:
     return IdeaPage(name, language).markdown
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_what_a_page_shows_is_what_is_printed(name: str) -> None:
     for language in LANGUAGES:
@@ -91,7 +90,6 @@ def test_a_number_of_an_answer_follows_its_place_only_if_the_words_around_it_sta
     assert renewed("114.8", [(old, shorter)]) == "114.8"
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_thirty_questions_have_answers_that_their_commands_print(language: str) -> None:
     """A number of an answer is one of its command, of its output or of the question, or stands in a formula."""

@@ -103,8 +103,7 @@ def compared_dict(job: JobSpec, measured: MeasuredSteps) -> dict[str, Any]:
 def _predicted_s(job: JobSpec) -> tuple[dict[str, float], str]:
     """Seconds of a step by cause; or the reason why there are none."""
     if job.cluster.device == "unknown":
-        way_out = say("set cluster.device to a file of `shardwright calibrate`, or to a device of the catalog")
-        return {}, say("the cluster's device is not known; {way_out}", way_out=way_out)
+        return {}, _unknown_device()
     from shardwright.planner.own_plan import estimate  # needs numpy, which the other accounts do not
 
     try:
@@ -113,6 +112,11 @@ def _predicted_s(job: JobSpec) -> tuple[dict[str, float], str]:
         return {}, error_text(error)
     seconds = {cause: float(sum(getattr(step, part) for part in parts)) for cause, (_, parts) in _CAUSES.items()}
     return {_COMPUTING: float(step.total) - sum(seconds.values())} | seconds, ""
+
+
+def _unknown_device() -> str:
+    way_out = say("set cluster.device to a file of `shardwright calibrate`, or to a device of the catalog")
+    return say("the cluster's device is not known; {way_out}", way_out=way_out)
 
 
 def _measured_s(measured: MeasuredSteps) -> dict[str, float]:
@@ -178,6 +182,8 @@ def compared_text(compared: dict[str, Any], language: str = ENGLISH) -> str:
     steps = counted_phrase(compared["num_steps"], "step")
     lines: list[Part] = [say("predicted beside measured, the median of {steps}:", steps=steps), AlignedRows(rows)]
     if reason := compared["time_not_predicted"]:
+        # A comparison that was written to a file has the reason in English alone.
+        reason = _unknown_device() if reason == _unknown_device() else reason
         lines.append(say("  time is not predicted: {reason}", reason=reason))
     if device := compared["predicted_for"]:
         lines.append(say("  time is predicted for {device} of the catalog, on which this ran", device=device))

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from shardwright.config.base import PassingError, RunError, error_text
 from shardwright.config.job import JobSpec
-from shardwright.config.phrase import say
+from shardwright.config.phrase import each, say
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.units import counted_phrase
 from shardwright.parallel.comm.hang_watch import in_turn_of_rank_0
@@ -125,7 +125,7 @@ class TrainingRun:
             next_BS = self.batches.batch(self.done + 1, self.samples + self._num_samples(span))
             if self.trust.is_ruined_by_next(self.done + 1, next_BS):
                 self.trust.doubt()
-        raise RunError(f"{span.decision.sentence}; {self.trust.way_on()}")
+        raise RunError(each([span.decision.sentence, self.trust.way_on()]))
 
     def rewind(self, span: SpanRun) -> None:
         """Go back to the last healthy checkpoint, and go on with the data behind those of a span that went wrong.

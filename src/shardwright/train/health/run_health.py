@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from shardwright.config.job import JobSpec
-from shardwright.config.phrase import say
+from shardwright.config.phrase import each, say
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.units import counted_phrase
 from shardwright.parallel.comm.collectives import all_gather
@@ -98,7 +98,7 @@ class RunHealth:
             if decision.course is Course.SKIP:
                 lines.append(origin)
             else:
-                decision = replace(decision, sentence=f"{decision.sentence}; {origin}")
+                decision = replace(decision, sentence=each([decision.sentence, origin]))
         elif not self._drains:
             decision = self._check_weights(first + num_steps - 1, decision)
         elif self._hashes is not None and ran_compute(results, self._drains):
@@ -145,7 +145,7 @@ class RunHealth:
         bad_weights = weights_not_finite(self._replica)
         if bad_weights and decision.course is Course.GO_ON:
             decision = self.judge.weights_not_finite(last)
-        return replace(decision, sentence=f"{decision.sentence}; {bad_weights}") if bad_weights else decision
+        return replace(decision, sentence=each([decision.sentence, bad_weights])) if bad_weights else decision
 
     def compare_replicas(self, steps_done: int, before_save: bool = False) -> None:
         """Compare the state that is replicated across ranks, if a comparison is due. Raises ReplicasDifferError on all

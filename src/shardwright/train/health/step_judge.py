@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any
 
 from shardwright.config.health import HealthSpec
-from shardwright.config.phrase import say
+from shardwright.config.phrase import each, say
 from shardwright.config.units import counted, counted_phrase
 
 
@@ -270,7 +270,7 @@ class StepJudge:
             return Decision(
                 Course.REWIND, cause, say("{event}; going back to the last healthy checkpoint", event=event)
             )
-        return Decision(Course.STOP, cause, f"{event}; {self._way_out()}")
+        return Decision(Course.STOP, cause, each([event, self._way_out()]))
 
     def _bounded(self, decision: Decision, step: int, event: str) -> Decision:
         """The decision to skip or undo a step, or to stop after too many in a row. Good steps that are repeated after a
