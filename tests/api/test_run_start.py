@@ -4,14 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.api.run_start import cost_text, memory_faults, refuse_unstated, regretted_defaults, with_checkpoints
+from shardwright.api.run_start import cost_text, refuse_unstated, regretted_defaults, with_checkpoints
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import job_of_fields, load_job
-from shardwright.config.units import memory_text
-from shardwright.memory.job_memory import job_memory
 from shardwright.report.toml_files import job_toml, write_toml
-from shardwright.train.launch import out_of_memory
 
 STATED = ("data.path=python-stdlib", "optimizer.learning_rate=0.001", "checkpoint.every_steps=0")
 ON_A_NODE = ("cluster.name=h100-node", "precision.compute=bf16")
@@ -69,20 +66,3 @@ def test_the_cost_is_told_with_its_price() -> None:
     assert text.startswith("predicted: 10,000,000 steps of ") and "a checkpoint every 30 min" in text
     assert "at $6.16 a device and hour (CoreWeave, on-demand list price of February 2026)" in text
     assert cost_text(load_job("quickstart")) == ""  # nothing is known of this machine
-
-
-def test_ranks_that_need_more_than_the_machine_are_refused_with_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ends of the arithmetic: as much memory as they hold together is enough, and a byte less is not."""
-    asked = load_job("quickstart", ["run.device=cpu", "plan.microbatch_size=4"])
-    needs = [memory.total_bytes for memory in job_memory(asked)]
-    held_bytes = sum(needs) * asked.plan.world // len(needs)
-    assert held_bytes > max(needs) * len(needs) > 0
-    for room_bytes in (held_bytes, 0):  # 0: the system does not tell
-        monkeypatch.setattr(out_of_memory, "machine_bytes", lambda room=room_bytes: room)
-        assert memory_faults(asked) == []
-    monkeypatch.setattr(out_of_memory, "machine_bytes", lambda: held_bytes - 1)
-    (fault,) = memory_faults(asked)
-    assert f"the {asked.plan.world} ranks will hold {memory_text(held_bytes)}" in fault
-    assert "; with plan." in fault and "no rank holds more than" in fault
-    monkeypatch.setattr(out_of_memory, "machine_bytes", lambda: 1000)
-    assert memory_faults(asked)[0].endswith("or torchrun over several machines")

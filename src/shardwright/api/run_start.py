@@ -78,19 +78,6 @@ def regretted_defaults(job: JobSpec) -> list[str]:
     return notes
 
 
-def memory_faults(job: JobSpec) -> list[str]:
-    """The fault of a job whose ranks, all on this machine's CPU, will hold more than its memory: the system would end
-    one of them in the middle of a step."""
-    from shardwright.memory.first_fit import refusal_of_machine
-    from shardwright.train.launch.out_of_memory import machine_bytes
-    from shardwright.train.launch.this_machine import device_kind
-
-    room = machine_bytes()
-    if not room or device_kind(job.run.device) == "cuda":
-        return []
-    return list(filter(None, [refusal_of_machine(job, room)]))
-
-
 def _states(job: JobSpec, section: str) -> bool:
     """True if a job states one of the section's fields that a run on several machines must state."""
     return bool(getattr(job, section).model_fields_set.intersection(STATED[section]))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardwright.api.plan_for_world import for_world
 from shardwright.api.reported_run import ReportedRun
-from shardwright.api.run_start import cost_text, memory_faults, refuse_unstated, with_checkpoints
+from shardwright.api.run_start import cost_text, refuse_unstated, with_checkpoints
 from shardwright.api.shown import Shown, framed
 from shardwright.config.base import PlanError, error_text
 from shardwright.config.dotted_keys import flat_keys
@@ -178,6 +178,7 @@ def _run_here(
     from shardwright.train.launch.fork_server import start_server_early
 
     start_server_early(spec.run.device)
+    from shardwright.measure.machine_memory import memory_faults
     from shardwright.train.checkpoint.kept import put_aside
     from shardwright.train.checkpoint.other_job import refuse_weights_from
     from shardwright.train.checkpoint.starting_weights import refuse_weights

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from shardwright.config.job import JobSpec
+from shardwright.measure.machine_memory import refuse_small_machine
 from shardwright.model.decoder import DecoderStage
 from shardwright.parallel.comm.collectives import barrier, start_recv, start_send
 from shardwright.parallel.comm.process_groups import Mesh
@@ -71,6 +72,7 @@ def compare_step_time(job: JobSpec, folder: Path) -> Comparison:
     """Measure, simulate and run a job's step on this machine. Raises PlanError and RunError as `launch` does."""
     refuse_asynchronous(job, "simulate --execute")
     job = on_this_machine(job, job.plan.world, tell_aside)
+    refuse_small_machine(job)
     ranks: list[RankTimes] = launch(measure_rank, job, folder, num_threads=1)
     program = job_program(job)
     costs = measured_costs(job, ranks)

@@ -10,6 +10,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.phrase import say
 from shardwright.config.progress_records import tell_part
 from shardwright.config.units import counted_phrase
+from shardwright.measure.machine_memory import refuse_small_machine
 from shardwright.measure.record_files import read_record, write_record
 from shardwright.measure.rounding import MOVES, moved_weights
 from shardwright.measure.verdict import Record, Verdict, compare
@@ -65,6 +66,7 @@ def verify(job: JobSpec, num_steps: int, tolerance: float) -> tuple[Verdict, lis
     """
     refuse_asynchronous(job, "verify")
     job = on_this_machine(job, job.plan.world, tell_aside)  # the one rank runs on the same device as those of the plan
+    refuse_small_machine(job)
     with scratch_folder() as scratch:
         data_folder = scratch / "data"
         prepare_tokens(job.data, job.model, job.run.seed, data_folder)  # errors in the data show here

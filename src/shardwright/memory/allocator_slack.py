@@ -118,8 +118,8 @@ def copy_bytes(grid: PlanGrid, num_elements: Sequence[Array], largest: Numbers) 
     for elements, kind in zip(num_elements, SHARDS.values(), strict=False):
         ranks = layout(grid, kind).size
         copy = HALF * elements
-        new = copy * (copy > largest) + copy * (copy / ranks > largest)
-        total = total + new * ((grid.zero > 0) & (grid.zero < 3) & (ranks > 1))
+        new = _if_larger(copy, largest) + copy * (copy / ranks > largest)
+        total = total + new * (_shares_state(grid) & (ranks > 1))
     return total
 
 
@@ -143,13 +143,18 @@ def update_bytes(
     needed: Numbers = copy_bytes(grid, num_elements, largest) if software.gathers_copies else 0.0
     flat: Numbers = 0.0
     if (blocks := software.update_blocks) is not None:
-        is_sharded = (grid.zero > 0) & (grid.zero < 3)
+        is_sharded = _shares_state(grid)
         needed = needed + is_sharded * blocks.bucket_mib * MIB
         for elements, kind in zip(num_elements, SHARDS.values(), strict=False):
             needed = needed + is_sharded * _if_larger(blocks.gradient_bytes * elements, largest)
             share = elements / layout(grid, kind).size
             flat = flat + sum(is_sharded * _if_larger(num_bytes * share, largest) for num_bytes in blocks.state_bytes)
     return UpdateBytes(needed, needed + flat)
+
+
+def _shares_state(grid: PlanGrid) -> Numbers:
+    """True where ranks share the optimizer state, and each holds all parameters: ZeRO-1 and 2."""
+    return (grid.zero > 0) & (grid.zero < 3)
 
 
 def _if_larger(copy: Numbers, largest: Numbers) -> Numbers:

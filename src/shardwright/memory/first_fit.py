@@ -55,8 +55,8 @@ def first_fit(job: JobSpec, limit_bytes: int) -> Change | None:
 
 
 def refusal_of_machine(job: JobSpec, machine_bytes: int) -> str:
-    """The fault of a job of whose ranks all would run on a machine with less memory than they will hold together, with
-    the arithmetic and a way out; empty if it has enough. Raises PlanError."""
+    """The fault of a job whose ranks would all run on one machine and hold more than its memory, with the arithmetic
+    and a way out; empty if the machine has enough. Raises PlanError."""
     needs = [memory.total_bytes for memory in job_memory(job)]
     world, num_alike = job.plan.world, job.plan.world // len(needs)
     if num_alike * sum(needs) <= machine_bytes:
