@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from interchange.test_habits_of_files import OPTIONS, faults, megatron, script
+from interchange.test_habits_of_files import MEGATRON, OPTIONS, faults, megatron, script
 from interchange.test_trainer_commands import AXOLOTL, MODEL, TRL, job_read
+from shardwright.config.base import PlanError
 from shardwright.interchange.recognised import system_name_of
 
 LAUNCH = "accelerate launch --num_processes 8 --mixed_precision bf16"
@@ -157,3 +158,94 @@ def test_further_flavors_of_torchtitan_are_read(flavor: tuple[str, str]) -> None
     assert {name: getattr(model, name) for name in FLAVORS[flavor]} == FLAVORS[flavor]
     if flavor[0] == "llama4":
         assert model.has_experts(1) and model.has_experts(0) == (flavor[1] == "17bx16e")
+
+
+SWIFT = "NPROC_PER_NODE=8 megatron sft --model me/mine --micro_batch_size 2 --global_batch_size 16 --max_length 512 "
+
+
+@pytest.mark.parametrize(
+    ("options", "plan"),
+    [
+        ("", {"recompute": "selective", "zero": 1}),
+        ("--recompute_granularity none", {"recompute": "none", "zero": 1}),
+        ("--use_distributed_optimizer false", {"recompute": "selective", "zero": 0}),
+    ],
+)
+def test_options_that_are_switched_off_hold_over_a_systems_defaults(options: str, plan: dict[str, Any]) -> None:
+    job = job_read(script(SWIFT + options) | MODEL)[1].job
+    assert {name: getattr(job.plan, name) for name in plan} == plan
+
+
+def test_configurations_that_a_script_writes_count_over_files_of_their_name() -> None:
+    """The file is of an earlier run, with another stage."""
+    engine = '{"zero_optimization": {"stage": %s}, "train_micro_batch_size_per_gpu": 2, "train_batch_size": 16}'
+    lines = ("STAGE=${1:-2}", "cat <<EOT > ds_config.json", engine % "$STAGE", "EOT")
+    start = "deepspeed --num_gpus 8 bench.py --grad_checkpoint --deepspeed_config ds_config.json --max_length 512"
+    answer = job_read(script(*lines, start) | {"ds_config.json": engine % 3} | MODEL)[1]
+    assert (answer.job.plan.zero, answer.job.plan.recompute) == (2, "full")
+    assert any("ds_config.json: what the script writes there counts" in note for note in answer.assumed)
+    flags = MEGATRON + "--deepspeed --deepspeed_config ds_config.json"
+    texts = script(*lines, flags.replace("torchrun --nproc_per_node 8", "deepspeed --num_gpus 8"))
+    assert job_read(texts | {"ds_config.json": engine % 3})[1].job.plan.zero == 2
+
+
+def test_devices_that_a_script_makes_visible_are_those_of_deepspeed() -> None:
+    start = f"deepspeed train.py {OPTIONS} --deepspeed z.json"
+    files = {"z.json": '{"zero_optimization": {"stage": 2}}'} | MODEL
+    assert job_read(script("export CUDA_VISIBLE_DEVICES=0,1,2", start) | files)[1].job.plan.dp == 3
+    (fault,) = faults(script("export CUDA_VISIBLE_DEVICES=$MINE", start) | files)
+    assert "how many GPUs there are" in fault
+
+
+def test_commands_of_tools_with_the_trainers_options_are_read_by_their_task() -> None:
+    options = "--model_name me/mine --per_device_train_batch_size 4 --learning_rate 1e-5 --max_length 256"
+    files = {"z.json": '{"zero_optimization": {"stage": 2}}'} | MODEL
+    answer = job_read(script(f"aligner sft {options} --deepspeed z.json") | files, devices=8)[1]
+    assert (answer.job.plan.dp, answer.job.batch.global_batch_size, answer.job.model.sequence) == (8, 32, 256)
+    with pytest.raises(PlanError) as error:
+        job_read(script(f"aligner dpo {options} --deepspeed z.json") | files, devices=8)
+    assert any("by preferences" in fault for fault in error.value.faults)
+
+
+def test_the_program_of_a_module_is_its_last_part() -> None:
+    (fault,) = faults(script(MEGATRON.replace("pretrain_gpt.py", "-m tools.examples.qwen2.dpo_qwen")))
+    assert "by preferences" in fault
+    (fault,) = faults(script(MEGATRON + "--train-mode dpo"))
+    assert "by preferences" in fault
+
+
+def test_two_lengths_of_samples_are_told() -> None:
+    start = f"torchrun --nproc_per_node 4 train.py {OPTIONS} --model_max_length 4096 --cutoff_len 16000"
+    answer = job_read(script(start) | MODEL)[1]
+    assert answer.job.model.sequence == 4096
+    assert any("16000: 4096 tokens are taken" in line.replace("4,096", "4096") for line in answer.lost)
+
+
+def test_a_warm_up_that_a_command_prints_blocks_nothing() -> None:
+    answer = job_read(script("SHARE=$(echo 1 | bc)", MEGATRON + "--lr-warmup-fraction $SHARE"))[1]
+    assert answer.job.optimizer.warmup_steps == 0
+    assert any("there is no warm-up" in line for line in answer.lost)
+
+
+@pytest.mark.parametrize("name", ["rl_model_name", "ref_model_path", "teacher_model"])
+def test_further_models_of_a_program_are_faults(name: str) -> None:
+    (fault,) = faults(script(f"torchrun --nproc_per_node 4 train.py {OPTIONS} --{name} me/other") | MODEL)
+    assert f"--set {name}=ignore" in fault
+
+
+def test_a_toml_that_a_script_names_is_read_with_the_scripts_flags() -> None:
+    toml = '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nbatch_size = 2\nseq_len = 1024\n'
+    lines = ("#SBATCH --nodes=2", "srun torchrun --nnodes 2 --nproc_per_node 8 train.py --job.config_file c/t.toml "
+             "--training.seq_len 512 --training.shuffle_seed $RANDOM")  # fmt: skip
+    system, answer = job_read(script(*lines) | {"t.toml": toml})
+    assert system == "torchtitan-0.2"
+    job = answer.job
+    assert (job.plan.world, job.plan.microbatch_size, job.model.sequence) == (16, 2, 512)
+    (fault,) = faults(script(*lines))
+    assert "c/t.toml has the options of the program" in fault
+
+
+def test_a_frozen_tower_of_images_is_not_counted_anyway() -> None:
+    assert job_read(script(SWIFT + "--freeze_vit true") | MODEL)[1].job.plan.tp == 1
+    (fault,) = faults(script(SWIFT + "--freeze_llm true") | MODEL)
+    assert "freeze_llm" in fault

@@ -173,9 +173,12 @@ def test_the_file_of_a_function_that_is_torchtitans_own_is_asked_for() -> None:
     assert (result.job.model.name, result.job.optimizer.steps) == ("llama3-8b", 5)
 
 
-def test_a_script_of_an_older_release_is_told_from_this_one() -> None:
-    (fault,) = faults("torchtitan", run_sh="torchrun -m torchtitan.train --job.config_file a.toml", a_toml="")
-    assert "name that TOML alone" in fault
+def test_a_script_of_an_older_release_is_read_with_its_toml() -> None:
+    start = "torchrun --nproc_per_node 4 -m torchtitan.train --job.config_file a.toml"
+    job = read("torchtitan", run_sh=start, a_toml='[model]\nname = "llama3"\nflavor = "8B"\n').job
+    assert (job.model.name, job.plan.dp) == ("llama3-8b", 4)
+    (fault,) = faults("torchtitan", run_sh=start)
+    assert "a.toml has the options of the program" in fault
 
 
 def test_a_python_file_alone_names_its_function() -> None:

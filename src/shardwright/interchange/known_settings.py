@@ -42,8 +42,12 @@ _MATTERS = re.compile(
     r"|offload\w*|swap\w*|sparse|parallel\w*|degrees?|width|dims?|window\w*|vocab\w*|recompute\w*|remat\w*|shard\w*|mtp"
     r"|bubble|vision|projector|hybrid|mamba|kd|teacher|distill\w*|ltd|ssm|context|accumul\w*|embed\w*|attention|attn"
     r"|topk|stages?|pipeline|tokens|checkpointing|galore|apollo|badam|pure|overrides|cla|kvstates|mixture of depths"
+    r"|(grads?|gradients?|activations?) (checkpoint|ckpt)|(checkpoint|ckpt) (grads?|gradients?|activations?)"
+    r"|(ref|reference|rl|reward|teacher|guide|assistant|proxy|auxiliary|target|critic|judge|old) model"
     r"|outer|subgroup|dualpipe\w*|model provider|gpt oss|num labels)\b"
 )
+# Words of names that mean none of these, whatever their section is.
+_HARMLESS = re.compile(r"\b(seed|learning rate|lr)\b")
 _TRAINS_A_PART = re.compile(
     r"\b(q?lora\w*|dora|peft\w*|adapters?|finetuning|freeze\w*|frozen|unfreeze\w*|unfrozen\w*|trainable"
     r"|modules to save|spectrum|lisa\w*|qat|onebit\w*|llmcompressor|quant\w*|gptq|awq|nf4"
@@ -90,7 +94,7 @@ def could_matter(name: str, value: Any, *systems: str) -> bool:
     if text in _NO_VALUES or (text == "1" and re.search(r"parallel|degree|size$", name)):
         return False
     sections = tuple(section for system in systems for section in _known()["sections"].get(system, ()))
-    return name.startswith(sections) or _has_weight(name)
+    return _has_weight(name) or (name.startswith(sections) and not _HARMLESS.search(_words(name)))
 
 
 def _words(name: str) -> str:

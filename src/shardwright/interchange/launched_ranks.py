@@ -61,6 +61,12 @@ def launcher_words(words: Sequence[str]) -> list[str]:
     return [] if place is None and names[:1] and names[0] in _RANK_LAUNCHERS else list(words[place or 0 :])
 
 
+def visible_devices(value: str) -> int:
+    """How many devices a list of CUDA_VISIBLE_DEVICES has; 0 if it is no list of numbers."""
+    devices = value.strip("'\"").split(",")
+    return len(devices) if all(device.strip().isdigit() for device in devices) else 0
+
+
 def launched_ranks(words: Sequence[str], batch: Mapping[str, str]) -> LaunchedRanks:
     """Nodes and devices that all launchers before a program start. `batch` are options of the batch system."""
     options = settings_of(list(words)) | _rank_options(words)

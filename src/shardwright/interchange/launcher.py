@@ -1,7 +1,7 @@
 """The training command of a launch script, and the nodes and devices that its launcher starts."""
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
@@ -11,7 +11,13 @@ from shardwright.config.fault_gathering_reader import whole
 from shardwright.config.phrase import each, say
 from shardwright.interchange.imported import Asked
 from shardwright.interchange.known_settings import subject_of
-from shardwright.interchange.launched_ranks import NODE_LAUNCHERS, launched_ranks, launcher_words
+from shardwright.interchange.launched_ranks import (
+    NODE_LAUNCHERS,
+    LaunchedRanks,
+    launched_ranks,
+    launcher_words,
+    visible_devices,
+)
 from shardwright.interchange.reading.loose_words import LooseWord, loose_words
 from shardwright.interchange.reading.script_text import settings_of
 from shardwright.interchange.reading.settings import plain_text
@@ -116,6 +122,16 @@ def missing_ranks(command: Launched) -> list[str]:
     ]
 
 
+def overwritten_names(names: Iterable[str], written: Mapping[str, str]) -> list[str]:
+    """The files in whose place a script writes others of the same name, and reads those."""
+    return sorted(name for name in names if PurePath(name).name in {PurePath(path).name for path in written})
+
+
+def overwritten_note(name: str) -> str:
+    """The note on a file that a script writes itself."""
+    return say("{file}: what the script writes there counts, and not the file", file=name)
+
+
 def _of_command(command: Command, script: Script) -> Launched:
     words = [word for word in command.words if word]
     program_index = next((i for i, word in enumerate(words) if word.endswith(".py") and not word.startswith("-")), -1)
@@ -127,6 +143,11 @@ def _of_command(command: Command, script: Script) -> Launched:
     is_unknown = not program_index and not words[0].endswith(".py") and bool(unknown_names(words[0]))
     launchers = [*command.launchers, *words[:end]]
     ranks = launched_ranks(launchers, script.batch)
+    visible = visible_devices(command.variables.get("CUDA_VISIBLE_DEVICES", ""))
+    is_local = not (ranks.nodes or ranks.devices_per_node or ranks.missing or ranks.hosts)
+    if is_local and visible and PurePath((launcher_words(launchers) or [""])[0]).name == "deepspeed":
+        visible_note = say("the {count} devices of CUDA_VISIBLE_DEVICES are taken, as the launcher does", count=visible)
+        ranks = LaunchedRanks(1, visible, notes=(visible_note,))
     missing = [*ranks.missing, *(unknown_names(words[0]) if is_unknown else ())]  # a launcher with its program
     is_made = script.variables.is_made
     if not (ranks.nodes and ranks.devices_per_node):  # unknown words of the launcher may give them

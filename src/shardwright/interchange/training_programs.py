@@ -76,7 +76,8 @@ _OTHERS: Mapping[str, tuple[str, ...]] = {
 
 def program_fault(name: str) -> str:
     """The fault of a program that trains no decoder of text by next tokens; empty if its name says none of it."""
-    stem = PurePath(name).stem.lower()
+    last = PurePath(name).name.removesuffix(".py")
+    stem = last.rpartition(".")[2].lower()  # of a module such as tools.dpo_qwen, its last part
     words = {*re.split(r"[^a-z0-9]+|(?<=[a-z])(?=[0-9]+b\b)", stem)}
     kind = next((kind for kind, known in _OTHERS.items() if words & {*known}), "")
     if not kind:

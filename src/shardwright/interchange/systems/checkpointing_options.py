@@ -10,8 +10,11 @@ from shardwright.config.phrase import say
 from shardwright.interchange.reading.setting_notes import wrong_value
 from shardwright.interchange.reading.settings import Flat, Settings
 
-# The new name counts where both are said; the last is of peft's examples.
-_NAMES = ("--activation_checkpointing", "--gradient_checkpointing", "--use_gradient_checkpointing")
+# The new name counts where both are said; the third is of peft's examples, and the rest of people's programs.
+_NAMES = (
+    *("--activation_checkpointing", "--gradient_checkpointing", "--use_gradient_checkpointing"),
+    *("--grad_checkpoint", "--grad_checkpointing", "--gradient_checkpoint", "--grad_ckpt", "--activation_checkpoint"),
+)
 _KEYWORDS = ("--activation_checkpointing_kwargs", "--gradient_checkpointing_kwargs")
 _INERT = ("use_reentrant", "preserve_rng_state", "determinism_check", "debug", "early_stop", "context_fn")
 

@@ -14,7 +14,7 @@ from shardwright.config.phrase import say
 from shardwright.interchange.imported import Asked, ReadResult
 from shardwright.interchange.reading.file_signs import FileSigns
 from shardwright.interchange.reading.plain_data import read_data
-from shardwright.interchange.reading.setting_notes import none_of, priced_as
+from shardwright.interchange.reading.setting_notes import counted_as_adamw, none_of, priced_as
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.rows import Rule, Table, flag, never, read_row
 from shardwright.interchange.systems import deepspeed
@@ -190,6 +190,8 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     settings.ignore(
         WORLD, "norm", "pos_emb", "activation", "bias_gelu_fusion", "optimizer.type", "optimizer.params.betas"
     )
+    if settings.flag("use_bnb_optimizer"):  # bitsandbytes' Adam of 8 bits
+        settings.lost.append(counted_as_adamw(settings.setting_text("use_bnb_optimizer")))
     settings.note(priced_as("megatron-deepspeed"))
     return ReadResult(fields, settings, "megatron-deepspeed", 0, 0, ("gpt-neox", "deepspeed"))
 

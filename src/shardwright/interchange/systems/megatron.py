@@ -76,9 +76,10 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     if settings.has("task"):  # of a program that evaluates, or trains for a task
         setting = settings.setting_text("task")
         settings.faults.append(say("{setting}: training by next tokens is counted here", setting=setting))
-    settings.faults += [fault for fault in (program_fault(command.program),) if fault]
+    programs = (command.program, settings.text("train-mode"))  # a module's last part is its program
+    settings.faults += [fault for fault in map(program_fault, programs) if fault]
     settings.faults += [] if asked.cluster.devices else missing_ranks(command)
-    _read_engine(settings, dict(texts) | command.written)
+    _read_engine(settings, texts, command.written)
     fields = fields_of(settings, asked)
     settings.faults += loose_faults(command.loose, settings, "megatron")
     uses_launcher = asked.cluster.devices == 0
@@ -96,13 +97,15 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
 _PLACEHOLDER = re.compile(r"(:)\s*[A-Z][A-Z0-9_]+(?=\s*[,}])")  # of a template that the script fills in
 
 
-def _read_engine(settings: Settings, texts: Mapping[str, str]) -> None:
-    """Read DeepSpeed's configuration: what is offloaded, and the stage of ZeRO if neither a flag nor --set gives it."""
+def _read_engine(settings: Settings, texts: Mapping[str, str], written: Mapping[str, str]) -> None:
+    """Read DeepSpeed's configuration: what is offloaded, and the stage of ZeRO if neither a flag nor --set gives it.
+    Of two files of its name the one counts that the script writes."""
     name = settings.given.get("deepspeed-config")
     if not isinstance(name, str):
         return
-    named = [text for path, text in texts.items() if PurePath(path).name == PurePath(name).name]
-    others = [text for path, text in texts.items() if path.endswith(".json")]
+    files = [*written.items(), *texts.items()]
+    named = [text for path, text in files if PurePath(path).name == PurePath(name).name]
+    others = [text for path, text in files if path.endswith(".json")]
     text = named[0] if named else others[0] if len(others) == 1 else None  # such as the template that it is made of
     if text is None and (settings.has("zero-stage") or "plan.zero" in settings.overrides):
         settings.lose(
@@ -152,7 +155,8 @@ def fields_of(settings: Settings, asked: Asked, model: Flat | None = None) -> Fl
     _ignore_without(settings)
     if "model.vocab" in asked.fields:
         settings.ignore(
-            "vocab-size", "make-vocab-size-divisible-by", "padded-vocab-size", "tokenizer-type", "tokenizer-model"
+            *("vocab-size", "make-vocab-size-divisible-by", "padded-vocab-size", "tokenizer-type", "tokenizer-model"),
+            "extra-vocab-size",
         )
     for row in [row for table in (*tables, TRAINING) for row in table]:
         if "vocab-size" in getattr(row, "names", ()) and "model.vocab" in asked.fields:

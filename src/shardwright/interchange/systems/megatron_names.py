@@ -60,6 +60,14 @@ def flags_of(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, st
     return flags, spelled
 
 
+def is_said(flag: str, arguments: Mapping[str, Any]) -> bool:
+    """True if arguments give a flag a value, even one that switches it off: a default counts without it alone."""
+    return any(
+        value is not None and _RENAMED.get(name, _SWITCHED_OFF.get(name) or name.replace("_", "-")) == flag
+        for name, value in arguments.items()
+    )
+
+
 def arguments_of(flags: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of Megatron-LM's flags: with underscores, and what is on by default as true or false."""
     on = {name: flag not in flags for name, flag in _WRITTEN_OFF.items()}

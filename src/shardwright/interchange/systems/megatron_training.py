@@ -14,7 +14,8 @@ from shardwright.interchange.reading.setting_notes import (
     taken_rate,
     wrong_value,
 )
-from shardwright.interchange.reading.settings import Flat, Settings
+from shardwright.interchange.reading.settings import Flat, Settings, plain_text
+from shardwright.interchange.reading.shell_marks import UNKNOWN
 from shardwright.interchange.rows import Rule, Table, number, word_for
 from shardwright.interchange.systems.megatron_plan import shards_state
 
@@ -227,6 +228,11 @@ def _read_length(settings: Settings, fields: Flat) -> None:
         total = 1
         settings.note(say("nothing says how long the run is; one step is taken (--set optimizer.steps=N)"))
     decay_end = steps("lr-decay", total)
+    if UNKNOWN.search(plain_text(settings.given.get("lr-warmup-fraction"))):  # neither memory nor time depends on it
+        settings.lose(
+            "lr-warmup-fraction", say("nothing says it, and there is no warm-up (--set optimizer.warmup_steps=N)")
+        )
+        settings.given["lr-warmup-fraction"] = 0.0
     warmup_share = settings.number("lr-warmup-fraction", -1.0)
     warmup = round(warmup_share * decay_end) if warmup_share >= 0 else steps("lr-warmup", 0)
     fields |= {"optimizer.steps": total, "optimizer.warmup_steps": min(warmup, total)}

@@ -18,7 +18,7 @@ from shardwright.interchange.reading.settings import Settings
 from shardwright.interchange.systems import swift_trainer
 from shardwright.interchange.systems.adapter_settings import read_adapter
 from shardwright.interchange.systems.megatron_arguments import read_arguments, read_result
-from shardwright.interchange.systems.megatron_names import flags_of
+from shardwright.interchange.systems.megatron_names import flags_of, is_said
 
 SIGNS = (
     FileSigns(
@@ -73,14 +73,15 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
         _check_task(command, given, settings)
         given |= command.settings
         variables |= command.exported
-    flags, spelled = flags_of({name.replace("-", "_"): value for name, value in given.items()})
+    arguments = {name.replace("-", "_"): value for name, value in given.items()}
+    flags, spelled = flags_of(arguments)
     settings.given, settings.spelled = dict(flags), spelled
     shape = shape_fields(read_named_model(model, _MODELS, asked, settings), asked)
     if "model.layers" not in shape:
         settings.ignore(*flags)
         return ReadResult({}, settings, "megatron-core")
     launched = _launched(variables)
-    fields = read_arguments(_with_defaults(flags, model), spelled, asked, launched, settings, shape)
+    fields = read_arguments(_with_defaults(flags, arguments, model), spelled, asked, launched, settings, shape)
     read_adapter(settings, fields, lambda name: name.replace("_", "-"))
     if command:
         settings.faults += loose_faults(command.loose, settings, "megatron", "ms-swift")
@@ -104,9 +105,12 @@ def _check_task(command: Launched, given: Mapping[str, Any], settings: Settings)
         )
 
 
-def _with_defaults(flags: Mapping[str, Any], model: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The flags over the documented defaults, with the number type of the model's weights if no flag gives one."""
-    given = dict(_DEFAULTS) | dict(flags)
+def _with_defaults(
+    flags: Mapping[str, Any], arguments: Mapping[str, Any], model: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """The flags over the documented defaults of those that no argument switches off, with the number type of the
+    model's weights if no flag gives one."""
+    given = {name: value for name, value in _DEFAULTS.items() if not is_said(name, arguments)} | dict(flags)
     if not {"bf16", "fp16"} & flags.keys():
         dtype = str((model or {}).get("torch_dtype") or (model or {}).get("dtype") or "bfloat16")
         given["fp16" if dtype in _HALF else "bf16"] = True

@@ -181,6 +181,8 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
         [_with_keys(line) for line in lines] for lines in (settings.notes, settings.lost, settings.faults)
     )
     nemo_settings.ignore(*_SAME, *_READ)
+    if not flat.get("model.cpu_offloading"):  # these count beside it alone
+        nemo_settings.ignore(*(name for name in flat if name.startswith("model.cpu_offloading_")))
     for name, why in _UNSUPPORTED.items():
         if flat.get(name):
             nemo_settings.lose(name, why)

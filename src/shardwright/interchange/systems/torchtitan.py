@@ -19,6 +19,7 @@ from shardwright.interchange.reading.script_text import script_text
 from shardwright.interchange.reading.settings import Settings
 from shardwright.interchange.reading.shell_marks import UNKNOWN, mark, unknown_names
 from shardwright.interchange.reading.shell_words import ShellFault
+from shardwright.interchange.systems import torchtitan_toml
 from shardwright.interchange.systems.torchtitan_config import MAKERS, UNEXPANDED_FUNCTIONS, config_of, tell_unread
 from shardwright.interchange.systems.torchtitan_python import FUNCTION, python_text
 from shardwright.interchange.systems.torchtitan_releases import FLAVORS, IN_PYTHON, read_settings
@@ -39,6 +40,8 @@ def is_training(words: list[str]) -> bool:
 
 def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     """Read a launch script and the Python files that `texts` has beside it. Raises ShellFault."""
+    if any(sign.fit_script(text) for text in [*texts.values()][:1] for sign in torchtitan_toml.SIGNS):
+        return torchtitan_toml.read(texts, asked)
     scripts = {name: text for name, text in texts.items() if PurePath(name).suffix != ".py"}
     command = find_training_command(scripts, asked, is_training) if scripts else Launched({}, {}, 0, 0)
     arguments = [word for word in command.arguments if word not in _SCRIPT_ARGUMENTS]

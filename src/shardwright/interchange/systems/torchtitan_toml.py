@@ -1,26 +1,51 @@
 """torchtitan's TOML, which its releases up to 0.2 read (2024 to early 2026)."""
 
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any
 
+from shardwright.config.base import shortened
 from shardwright.config.dotted_keys import flat_keys, nested_keys
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.config.toml_text import value_text
 from shardwright.interchange.imported import Asked, ReadResult
+from shardwright.interchange.launcher import Launched, find_training_command, missing_ranks
 from shardwright.interchange.reading.file_signs import FileSigns
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.settings import Settings
+from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.systems.torchtitan_releases import IN_TOML, read_settings
 
-SIGNS = (FileSigns((("parallelism",), ("training",), ("activation_checkpoint",), ("job",)), suffixes=(".toml",)),)
+SIGNS = (
+    FileSigns(
+        (("parallelism",), ("training",), ("activation_checkpoint",), ("job",)),
+        commands=(r"--job\.config[_-]file\b",),
+        suffixes=(".toml",),
+    ),
+)
+_FILE = "job.config_file"
+
+
+def is_training(words: list[str]) -> bool:
+    """True if a command names a TOML file of torchtitan's."""
+    return any(word.partition("=")[0].replace("-", "_") == f"__{_FILE}" for word in words)
 
 
 def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
-    """Read a TOML file. Raises ShellFault."""
+    """Read a TOML file, or a script with those that it names, whose flags hold over theirs. Raises ShellFault."""
+    scripts = {name: text for name, text in texts.items() if PurePath(name).suffix.lower() != ".toml"}
+    command = find_training_command(scripts, asked, is_training) if scripts else Launched({}, {}, 0, 0)
+    flags = {name.replace("-", "_"): value for name, value in command.settings.items()}
     flat: dict[str, Any] = {}
     for name, text in texts.items():
-        flat |= flat_keys(read_data(name, text))
-    return read_settings(Settings(flat, overrides=asked.fields), IN_TOML, asked)
+        flat |= {} if name in scripts else flat_keys(read_data(name, text))
+    faults = [] if asked.cluster.devices else missing_ranks(command)
+    if scripts and PurePath(str(flags.pop(_FILE))).name not in {PurePath(name).name for name in texts}:
+        path = shortened(str(command.settings[_FILE.replace("_", "-")]))
+        raise ShellFault(say("{file} has the options of the program, and is not read: name it too", file=path))
+    settings = Settings(flat | flags, notes=list(command.notes), faults=faults, overrides=asked.fields)
+    return read_settings(settings, IN_TOML, asked, command.nodes, command.devices_per_node)
 
 
 def settings_of(job: JobSpec) -> dict[str, Any]:

@@ -33,6 +33,8 @@ def is_training(words: list[str]) -> bool:
         "config_file",
         "learning_rate",
     }
+    if "per_device_train_batch_size" in names and not words[0].startswith("-"):  # a command of its own: tool sft --...
+        has_program = True
     return has_program and (bool(of_training) or words[0].rpartition("/")[2] in ("deepspeed", "accelerate"))
 
 

@@ -13,14 +13,19 @@ from shardwright.config.hugging_face.written_config import written_config
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import say
 from shardwright.interchange.imported import Asked
-from shardwright.interchange.launcher import Launched, find_training_command, missing_ranks
+from shardwright.interchange.launcher import (
+    Launched,
+    find_training_command,
+    missing_ranks,
+    overwritten_names,
+    overwritten_note,
+)
 from shardwright.interchange.named_model import changed_keys, is_model, read_named_model
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.script_text import flag_words
 from shardwright.interchange.reading.setting_notes import (
     counted_as_adamw,
     nearest_here,
-    taken_length,
     taken_rate,
     unread_file,
 )
@@ -35,6 +40,7 @@ from shardwright.interchange.systems.checkpointing_options import (
     write_recompute,
 )
 from shardwright.interchange.systems.llama_factory import own_options
+from shardwright.interchange.systems.sample_lengths import read_length, write_length
 from shardwright.interchange.systems.trainer_command import is_training
 from shardwright.interchange.training_programs import program_fault, read_kind
 
@@ -73,12 +79,6 @@ _OWN_OPTIMIZERS = {
     "sgd": "sgd",
     "muon": "muon",
 }
-# Lengths of a text that is asked and of its answer, which programs set apart.
-_PARTS_OF_SEQUENCE = (("--source_max_len", "--target_max_len"), ("--max_source_length", "--max_target_length"))
-_SEQUENCE = (
-    *("--block_size", "--max_seq_length", "--max_length", "--model_max_length", "--cutoff_len", "--max_seq_len"),
-    "--seq_length",
-)
 
 
 @dataclass(frozen=True)
@@ -102,10 +102,12 @@ class FileParts:
         ]
         missing = [] if world or not self.command else missing_ranks(self.command)
         program = self.command.program if self.command else ""
+        task = self.command.arguments[0] if self.command and self.command.arguments else ""
+        programs = (program, task if task.isidentifier() else "")
         return Settings(
             self.given | ({WORLD: world} if world else {}),
             notes=[*self.notes, *(self.command.notes if self.command else ())],
-            faults=[*([fault] if (fault := program_fault(program)) else []), *self.faults, *automatic, *missing],
+            faults=[*filter(None, map(program_fault, programs)), *self.faults, *automatic, *missing],
             overrides=asked.fields,
             automatic=self.automatic,
             spelled=self.spelled,
@@ -129,9 +131,10 @@ def read_parts(texts: Mapping[str, str], asked: Asked, is_own: Callable[[dict[st
         given = with_adapters_by_name(command.program, given)
     of_command = dict(given)  # a command line is said over the files that it names
     written = command.written if command else {}
+    overwritten = overwritten_names(files, written)
     for name, text in {
         **{path: text for path, text in written.items() if path.endswith((".json", ".yaml"))},
-        **{name: text for name, text in texts.items() if name in files},
+        **{name: text for name, text in texts.items() if name in files and name not in overwritten},
     }.items():
         data = read_data(name if name.endswith(_DATA) else f"{name}.json", text)
         if is_model(data):
@@ -157,6 +160,7 @@ def read_parts(texts: Mapping[str, str], asked: Asked, is_own: Callable[[dict[st
         model,
         command,
         tuple(_missing_files(given, names, has_own)),
+        tuple(map(overwritten_note, overwritten)),
     )
 
 
@@ -186,28 +190,16 @@ def _missing_files(given: dict[str, Any], names: Set[str], has_own: bool) -> Ite
             yield unread_file(f"{key} {shortened(value)}")
 
 
-_MODEL_NAMES = ("--config_name", "--model_name_or_path", "--model", "--base_model")
+_MODEL_NAMES = (
+    *("--config_name", "--model_name_or_path", "--model", "--base_model", "--model_name", "--model_id", "--model_path"),
+    *("--pretrained_model_name_or_path", "--base_model_name_or_path", "--model_id_or_path"),
+)
 
 
 def read_model(model: dict[str, Any] | None, asked: Asked, settings: Settings, fields: Flat) -> None:
     """Set the fields of the model from the keys of its config.json, by its name, or by its type."""
     model = changed_keys(model, _MODEL_NAMES, settings)
     fields |= read_named_model(model, _MODEL_NAMES, asked, settings)
-
-
-def _read_sequence(settings: Settings, fields: Flat) -> None:
-    tokens = settings.count(_SEQUENCE, 0)
-    for names in _PARTS_OF_SEQUENCE:
-        if not tokens and all(settings.has(name) for name in names):
-            tokens = sum(settings.count(name, 0) for name in names)
-    if tokens:
-        fields["model.sequence"] = tokens
-    elif "model.sequence" in fields:
-        settings.note(taken_length(fields["model.sequence"]))
-
-
-def _write_sequence(job: JobSpec, settings: dict[str, Any]) -> None:
-    settings["--block_size"] = job.model.sequence
 
 
 def _read_rate(settings: Settings, fields: Flat) -> None:
@@ -361,7 +353,7 @@ def _has_betas(job: JobSpec) -> bool:
 OPTIONS: Table = (
     Rule(("--stage",), read_kind),
     Rule(("--lora_r",), read_adapter),
-    Rule(("--block_size",), _read_sequence, _write_sequence),
+    Rule(("--block_size",), read_length, write_length),
     Rule(("--gradient_checkpointing",), read_recompute, write_recompute),
     Rule(("--optim",), _read_optimizer, _write_optimizer),
     number("--adam_epsilon optimizer.params.eps", "optimizer.epsilon", 1e-8, always=True).under(None, _has_betas),
