@@ -249,3 +249,20 @@ def test_a_frozen_tower_of_images_is_not_counted_anyway() -> None:
     assert job_read(script(SWIFT + "--freeze_vit true") | MODEL)[1].job.plan.tp == 1
     (fault,) = faults(script(SWIFT + "--freeze_llm true") | MODEL)
     assert "freeze_llm" in fault
+
+
+def test_a_length_under_another_name_holds_in_place_of_the_default_one() -> None:
+    answer = job_read({"t.yaml": TRL["t.yaml"].replace("max_length", "max_seq_length")} | MODEL, devices=8)[1]
+    assert answer.job.model.sequence == 4096
+    assert not any("1024" in line.replace(",", "") for line in (*answer.assumed, *answer.lost))
+
+
+def test_keys_of_deepspeed_that_accelerate_passes_over_block_nothing() -> None:
+    """Its launcher hands on those that it has options for; the program's microbatch counts."""
+    engine = "distributed_type: DEEPSPEED\nnum_processes: 4\ndeepspeed_config: {zero_stage: 3, %s}\n"
+    start = f"accelerate launch --config_file z.yaml train.py {OPTIONS}"
+    texts = script(start) | MODEL | {"z.yaml": engine % "train_batch_size: 64, data_parallel_size: 8"}
+    job = job_read(texts)[1].job
+    assert (job.plan.dp, job.plan.microbatch_size, job.batch.global_batch_size) == (4, 2, 8)
+    (fault,) = faults(texts | {"z.yaml": engine % "micro_batch: 64"})
+    assert "deepspeed_config.micro_batch" in fault

@@ -3,7 +3,7 @@ axolotl. They say options of TrainingArguments, under their own names and defaul
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
@@ -22,6 +22,7 @@ from shardwright.interchange.reading.setting_notes import unread_file
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.systems import accelerate, deepspeed, llama_factory
 from shardwright.interchange.systems.llama_factory_megatron import is_megatron, read_options
+from shardwright.interchange.systems.sample_lengths import LENGTHS
 from shardwright.interchange.systems.trainer_command import trainer_command, with_options
 from shardwright.interchange.systems.training_arguments import (
     NUMBERS,
@@ -128,7 +129,7 @@ class TrainerFile:
     def _notes(self, data: Mapping[str, Any], given: Mapping[str, Any], has_engine: bool) -> list[str]:
         """Assumptions: defaults that hold, and that nothing is sharded if no file says it is."""
         present = {self.renamed.get(name, f"--{name}") for name, value in data.items() if value is not None}
-        defaults = [f"{name[2:]} {value}" for name, value in self.defaults.items() if name not in present]
+        defaults = [f"{name[2:]} {value}" for name, value in self._defaults_beside(present).items()]
         notes: list[str] = []
         if defaults:
             notes.append(
@@ -152,7 +153,12 @@ class TrainerFile:
         if isinstance(options.get("--fsdp_config"), dict):
             options["--fsdp_config"] = json.dumps(options["--fsdp_config"])
             options.setdefault("--fsdp", True)
-        return dict(self.defaults) | options
+        return self._defaults_beside(options) | options
+
+    def _defaults_beside(self, options: Collection[str]) -> dict[str, Any]:
+        """The defaults of options that are not there. A length under another name holds in place of the default one."""
+        lengths = {*LENGTHS} if {*LENGTHS} & {*options} else set[str]()
+        return {name: value for name, value in self.defaults.items() if name not in {*options, *lengths}}
 
 
 def _without_pipeline(job: JobSpec) -> JobSpec:
