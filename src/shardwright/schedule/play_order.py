@@ -7,11 +7,10 @@ that takes time. A message arrives some latency after the end of its send.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, pairwise
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,22 +25,16 @@ from shardwright.schedule.schedule import Program, Schedule
 # The kinds whose costs are by stage, in the order of the rows of a table of costs; those of messages, by the border
 # that they pass, are the last of them.
 ROWS = (*NEEDS, Kind.REDUCE, Kind.GATHER, Kind.SEND_FORWARD)
-_ROW = {kind: number for number, kind in enumerate(ROWS)}
+_UPDATE = -1  # the last cost of a table
 _START = 0  # the moment at which everything begins
 _MISSING = -1  # the moment of what has not happened yet
 _RESOURCES = 3 + len(Product)  # of a rank, whose moments are carried from one step to the next
 
 
-class Node(NamedTuple):
-    """An action that takes time. It starts at the latest of some moments: `first`, `second` and those of `further`,
-    which are also numbers of moments; `second` is `late` if it is the end of a send whose message has to arrive.
-    `cost` is its place in the table of costs."""
-
-    first: int
-    second: int
-    late: bool
-    cost: int
-    further: tuple[tuple[int, bool], ...]
+# An action that takes time: (first, second, is late, cost, further). It starts at the latest of some moments, which are
+# `first`, `second` and, as (moment, is late), those of `further`. A late one is the end of a send whose message has to
+# arrive. `cost` is its place in the table of costs. Plain tuples, because a program has very many.
+Node = tuple[int, int, bool, int, tuple[tuple[int, bool], ...]]
 
 
 @dataclass(frozen=True)
@@ -74,7 +67,7 @@ def play_order(schedule: Schedule) -> PlayOrder:
 @dataclass(slots=True)
 class _Rank:
     """The moments when a rank's resources are free again, and those that its collectives and its update wait for; and
-    where its actions start and end, as (kind of moment, number)."""
+    where its actions start and end, as 3 x moment + kind of moment."""
 
     compute: int
     links: list[int]  # by the product that travels on it
@@ -83,11 +76,11 @@ class _Rank:
     reduced: int = _START  # the end of the last reduction since its last update
     gathered: dict[int, int] = field(default_factory=dict)  # by stage: when its parameters are gathered
     added: dict[int, int] = field(default_factory=dict)  # by stage: the last addition to its gradients
-    begins: list[tuple[int, int]] = field(default_factory=list)
-    ends: list[tuple[int, int]] = field(default_factory=list)
+    begins: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
 
 
-_END, _ARRIVAL, _BEGIN = range(3)  # kinds of moments
+_END, _ARRIVAL, _BEGIN = range(3)  # kinds of moments: the end of a node, the arrival of what it sent, its start
 
 # The ways of a product when it is made. Nothing happens: the list has its send, or no stage takes it. It stays: the
 # stage that takes it is on the same rank. It leaves: it is sent at once.
@@ -110,6 +103,8 @@ class _Ordering:
         self._num_pairs = num_pairs = schedule.num_stages * self._m
         self._nodes: list[Node] = []
         self._first_node = 1 + _RESOURCES * len(schedule.ranks)
+        self._last = self._first_node - 1  # the last moment that has a number
+        self._cost = {kind: number * schedule.num_stages for number, kind in enumerate(ROWS)}  # of its first stage
         self._pairs: dict[tuple[int, int], int] = {}
         self._ranks = []
         for free in range(1, self._first_node, _RESOURCES):
@@ -155,20 +150,21 @@ class _Ordering:
             self._run_rank(self._runnable.popleft())
         self._check_all_ran()
         num_moments = self._first_node + len(self._nodes)
-        first_of = {_END: 0, _ARRIVAL: num_moments, _BEGIN: 2 * num_moments - self._first_node}
+        first_of = np.array([0, num_moments, 2 * num_moments - self._first_node])
 
-        def numbers(moments: Iterable[tuple[int, int]]) -> npt.NDArray[np.int64]:
-            return np.array([first_of[kind] + number for kind, number in moments], np.int64)
+        def numbers(rows: list[list[int]]) -> npt.NDArray[np.int64]:
+            moments, kinds = np.divmod(np.array(list(chain.from_iterable(rows)), np.int64), 3)
+            return np.asarray(moments + first_of[kinds])
 
         carried = []
         for rank in self._ranks:
-            moments = (rank.compute, *rank.links, rank.queue)
-            carried += [*((_END, moment) for moment in moments), rank.ends[-1] if rank.ends else (_END, _START)]
+            carried += [*(3 * moment for moment in (rank.compute, *rank.links, rank.queue))]
+            carried.append(rank.ends[-1] if rank.ends else 3 * _START)
         return PlayOrder(
             self._nodes,
-            numbers(chain.from_iterable(rank.begins for rank in self._ranks)),
-            numbers(chain.from_iterable(rank.ends for rank in self._ranks)),
-            numbers(carried),
+            numbers([rank.begins for rank in self._ranks]),
+            numbers([rank.ends for rank in self._ranks]),
+            numbers([carried]),
             list(self._pairs),
         )
 
@@ -188,6 +184,7 @@ class _Ordering:
     def _run_rank(self, number: int) -> None:
         """Run a rank's list until an input is missing; then the rank continues when another rank has made it."""
         rank, m = self._ranks[number], self._m
+        begins, ends = rank.begins.append, rank.ends.append
         for action in self._to_run[number]:
             kind, stage, microbatch, _, parts = action
             awaited: object = None
@@ -202,19 +199,19 @@ class _Ordering:
             elif kind in _RECEIVED:
                 product, n = _RECEIVED[kind], stage * m + microbatch
                 if (sent := self._sent[product][n]) > _START:
-                    rank.begins.append((_END, sent))
-                    rank.ends.append((_ARRIVAL, sent))
+                    begins(3 * sent + _END)
+                    ends(3 * sent + _ARRIVAL)
                     continue
                 node, awaited = _MISSING, product * self._num_pairs + n
             elif kind is _STEP:
-                node = rank.compute = self._node(self._cost_of_update, rank.compute, rank.reduced)
+                node = rank.compute = self._node((rank.compute, rank.reduced, False, _UPDATE, ()))
                 rank.reduced = _START
             elif kind is _RELEASE:
-                rank.begins.append((_END, rank.computed))
-                rank.ends.append((_END, rank.computed))
+                begins(3 * rank.computed + _END)
+                ends(3 * rank.computed + _END)
                 continue
             elif kind is _GATHER:  # issued when the rank has ended the computation before it
-                node = self._node(self._cost(kind, stage), rank.queue, rank.computed)
+                node = self._node((rank.queue, rank.computed, False, self._cost[kind] + stage, ()))
                 rank.queue = rank.gathered[stage] = node
             else:
                 node, awaited = self._reduced(rank, stage, microbatch)
@@ -223,19 +220,13 @@ class _Ordering:
                 if awaited is not None:
                     self._waiting[awaited] = number
                 break
-            rank.begins.append((_BEGIN, node))
-            rank.ends.append((_END, node))
+            begins(3 * node + _BEGIN)
+            ends(3 * node + _END)
 
-    _cost_of_update = -1  # the last of a table of costs
-
-    def _cost(self, kind: Kind, stage: int) -> int:
-        return _ROW[kind] * self._schedule.num_stages + stage
-
-    def _node(
-        self, cost: int, first: int, second: int, late: bool = False, further: Sequence[tuple[int, bool]] = ()
-    ) -> int:
-        self._nodes.append(Node(first, second, late, cost, tuple(further)))
-        return self._first_node + len(self._nodes) - 1
+    def _node(self, node: Node) -> int:
+        self._nodes.append(node)
+        self._last += 1
+        return self._last
 
     def _computed(self, rank: _Rank, action: Action) -> tuple[int, object]:
         """The end of a computation; or, if an input is missing, the event that it waits for.
@@ -243,7 +234,7 @@ class _Ordering:
         What its own rank has computed is there, because the rank computes one action after the other.
         """
         kind, stage, _, _, parts = action
-        waits: list[tuple[int, bool]] = []
+        second, is_late, further = rank.compute, False, ()
         for part_kind, part_stage, i, _, _ in parts or (action,):
             n = part_stage * self._m + i
             for table, event, is_elsewhere in self._needs[part_kind]:
@@ -251,17 +242,17 @@ class _Ordering:
                 if moment == _MISSING:
                     return _MISSING, event + n
                 if is_elsewhere and moment != _START:
-                    waits.append((moment, True))
+                    further = (*further, (second, is_late)) if is_late else further
+                    second, is_late = moment, True
         if rank.gathered:
-            waits += ((rank.gathered[needed], False) for needed in stages_needed(action) if needed in rank.gathered)
-        if parts:
-            first_cost, second_cost = (self._cost(part_kind, part_stage) for part_kind, part_stage, *_ in parts)
-            number = self._pairs.setdefault((first_cost, second_cost), len(self._pairs))
-            cost = len(ROWS) * self._schedule.num_stages + number
-        else:
-            cost = self._cost(kind, stage)
-        (second, late), *further = waits or [(rank.compute, False)]
-        return self._node(cost, rank.compute, second, late, further), None
+            gathered = (rank.gathered[needed] for needed in stages_needed(action) if needed in rank.gathered)
+            further = (*further, *((moment, False) for moment in gathered))
+        cost = self._cost_of_pair(parts) if parts else self._cost[kind] + stage
+        return self._node((rank.compute, second, is_late, cost, further)), None
+
+    def _cost_of_pair(self, parts: tuple[Action, ...]) -> int:
+        first, second = (self._cost[kind] + stage for kind, stage, *_ in parts)
+        return len(ROWS) * self._schedule.num_stages + self._pairs.setdefault((first, second), len(self._pairs))
 
     def _finish(self, number: int, rank: _Rank, part: Action, end: int) -> None:
         """Note the end of a computation: its product is made, and its gradients are added."""
@@ -287,8 +278,8 @@ class _Ordering:
         made, taker = self._made[product][n], n + self._shift[product]
         if made == _MISSING:
             return _MISSING
-        border = stage + min(self._shift[product] // self._m, 0)
-        end = self._node(self._cost(Kind.SEND_FORWARD, border), made, rank.links[product])
+        border = stage - (self._shift[product] < 0)
+        end = self._node((made, rank.links[product], False, self._cost[Kind.SEND_FORWARD] + border, ()))
         rank.links[product] = self._sent[product][taker] = end
         self._wake(product * self._num_pairs + taker)
         return end
@@ -307,8 +298,9 @@ class _Ordering:
             added = [self._complete[copy] for copy in copies]
         if _MISSING in added:
             return _MISSING, None
-        further = [(moment, False) for moment in added[1:]]
-        rank.queue = rank.reduced = self._node(self._cost(Kind.REDUCE, stage), rank.queue, added[0], further=further)
+        further = tuple((moment, False) for moment in added[1:])
+        cost = self._cost[Kind.REDUCE] + stage
+        rank.queue = rank.reduced = self._node((rank.queue, added[0], False, cost, further))
         return rank.queue, None
 
     def _wake(self, event: object) -> None:
