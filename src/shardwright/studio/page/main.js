@@ -17,6 +17,8 @@ import { showTimeline } from "./timeline_view.js";
 const QUICK = ["values", "job", "step", "memory"];
 const SLOW = ["links", "timeline"];  // while a slider moves they are asked when it has rested for a moment
 const QUIET_MS = 80;
+const TOGETHER_MS = 30;  // parts that come within this time are shown at once: each time takes the browser a frame
+const BUSY_MS = 300;  // an answer that takes longer dims the figures before it
 
 fillTexts(document);
 const described = await askControls();
@@ -35,8 +37,8 @@ const showControls = buildControls(byId("controls"), described, (key, text, isSt
 // Goes to another state, of a step of its own in the browser's history unless a slider moves.
 function go(state, isStep = true) {
   page = { ...page, state };
-  writeAddress(page, isStep);
   refresh([], isStep);
+  writeAddress(page, isStep);  // while the server computes
 }
 
 async function refresh(notes = [], isStep = true) {
@@ -44,8 +46,12 @@ async function refresh(notes = [], isStep = true) {
   asking = new AbortController();
   const { signal } = asking;
   performance.mark("asked");
-  document.body.classList.add("busy");
-  const seen = (part, parts) => show(part, parts, notes);
+  const busy = setTimeout(() => document.body.classList.add("busy"), BUSY_MS);
+  signal.addEventListener("abort", () => clearTimeout(busy));
+  const seen = showTogether(notes, signal, () => {
+    clearTimeout(busy);
+    document.body.classList.remove("busy");
+  });
   try {
     if (page.beside && !besideAnswer) besideAnswer = await answerOf(page.beside, [...QUICK, ...SLOW], {}, signal, () => {});
     answer = await answerOf(page.state, isStep ? [...QUICK, ...SLOW] : QUICK, drawn, signal, seen);
@@ -61,6 +67,7 @@ async function refresh(notes = [], isStep = true) {
     document.body.dataset.shown = location.hash;  // all of this state is on the screen
   } catch (error) {
     if (error.name === "AbortError") return;
+    clearTimeout(busy);
     document.body.classList.remove("busy");
     showFaults(error.faults || [TEXTS.messages.silent(error.message)]);
   }
@@ -78,7 +85,27 @@ async function answerOf(state, wanted, known, signal, seen) {
     if (signal.aborted) throw new DOMException("", "AbortError");
     seen(part, parts);
   }
+  seen("", parts);
   return parts;
+}
+
+// A function that shows the parts of an answer as they come: time and money, or faults, at once with what came before
+// them, others together. The name of the part is empty after the last one. `settle` is called when memory is shown.
+function showTogether(notes, signal, settle) {
+  let waiting = [], timer = 0;
+  const showAll = (parts) => {
+    clearTimeout(timer);
+    timer = 0;
+    const names = signal.aborted ? [] : waiting;
+    waiting = [];
+    for (const name of names) show(name, parts, notes);
+    if (names.some((name) => name === "memory" || name === "faults")) settle();
+  };
+  return (part, parts) => {
+    if (part) waiting.push(part);
+    if (["", "step", "faults"].includes(part)) showAll(parts);
+    else if (!["values", "job"].includes(part) && !timer) timer = setTimeout(showAll, TOGETHER_MS, parts);
+  };
 }
 
 // Shows one part of an answer, of which `parts` are known. What is on the screen already stays as it is.
@@ -88,13 +115,17 @@ function show(part, parts, notes) {
   if (!isShown) showPart(part, parts, notes);
   drawn[part] = { content, beside };
   if (part === "step" || part === "memory") showHeadline(byId("headline"), { memory: drawn.memory?.content, ...parts }, besideAnswer);
-  if (part === "memory" || part === "faults") document.body.classList.remove("busy");
   onScreen(part);
 }
 
 // A mark of the time at which what was shown is on the screen: benchmarks/studio.py reads them.
+let unmarked = [];
 function onScreen(name) {
-  requestAnimationFrame(() => setTimeout(() => performance.mark(name)));
+  if (unmarked.push(name) > 1) return;
+  requestAnimationFrame(() => setTimeout(() => {
+    for (const shown of unmarked) performance.mark(shown);
+    unmarked = [];
+  }));
 }
 
 function showPart(part, parts, notes) {
