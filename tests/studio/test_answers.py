@@ -305,7 +305,7 @@ def test_fields_of_a_found_plan_make_that_plan() -> None:
     base = PageState({"job": "gpt3-175b-1024", "plan.tp": "2", "plan.zero": "1", "model.sequence": "1024"})
     overrides = ("model.sequence=1024", "plan.tp=4", "plan.dp=16", "plan.recompute=none", "plan.zero=2")
     wanted = load_job("gpt3-175b-1024", overrides)
-    spec, _ = validate_fields(base.without_plan().fields())
+    spec, _ = validate_fields(base.without_plan().fields)
     texts = changed_texts(spec, wanted)
     assert texts == {"plan.tp": "4", "plan.dp": "16", "plan.recompute": "none", "plan.zero": "2"}
     assert PageState({**base.without_plan().texts, **texts}).job().plan == wanted.plan
