@@ -63,8 +63,7 @@ def go(page: Page, address: str) -> None:
 
 def settled(page: Page) -> None:
     """Wait until the plan of the page's address is on the screen."""
-    place = page.evaluate("() => CSS.escape(location.hash)")
-    page.wait_for_selector(f"body[data-shown={place}]", state="attached")
+    page.wait_for_function("() => document.body.dataset.shown === location.hash && location.hash")
 
 
 def test_a_page_in_chinese_says_no_english_sentence(browser: Browser) -> None:

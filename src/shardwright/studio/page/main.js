@@ -27,6 +27,8 @@ let answer = {};  // parts of the answer to the state, by name
 let besideAnswer = null;  // the same of the plan beside
 const drawn = {};  // by part: the content that is on the screen, and that of the plan beside it
 let asking = new AbortController();
+let isUnwritten = false;  // the address is that of a state before
+let frame = null;  // what the next frame shows: { names, painted }
 
 const showControls = buildControls(byId("controls"), described, (key, text, isStep) => {
   const isModel = key === "job" && described.models.includes(text);
@@ -34,11 +36,18 @@ const showControls = buildControls(byId("controls"), described, (key, text, isSt
   else go(isModel ? ofModel(text, answer.values || {}) : { job: text }, isStep);
 });
 
-// Goes to another state, of a step of its own in the browser's history unless a slider moves.
+// Goes to another state, of a step of its own in the browser's history unless a slider moves. The address is written
+// when the answer is on the screen, since that takes a browser as long as a part of the answer.
 function go(state, isStep = true) {
+  if (isStep) write();
   page = { ...page, state };
+  isUnwritten ||= isStep;
   refresh([], isStep);
-  writeAddress(page, isStep);  // while the server computes
+}
+
+function write() {
+  if (isUnwritten) writeAddress(page);
+  isUnwritten = false;
 }
 
 async function refresh(notes = [], isStep = true) {
@@ -46,6 +55,7 @@ async function refresh(notes = [], isStep = true) {
   asking = new AbortController();
   const { signal } = asking;
   performance.mark("asked");
+  delete document.body.dataset.shown;
   const busy = setTimeout(() => document.body.classList.add("busy"), BUSY_MS);
   signal.addEventListener("abort", () => clearTimeout(busy));
   const seen = showTogether(notes, signal, () => {
@@ -63,10 +73,13 @@ async function refresh(notes = [], isStep = true) {
       }
       if (answer.memory.fits === false) searchFitting(page.state, place(), (plan) => go({ ...page.state, ...plan }), signal);
     }
-    onScreen("shown");
+    await onScreen("shown");
+    if (signal.aborted) return;
+    write();
     document.body.dataset.shown = location.hash;  // all of this state is on the screen
   } catch (error) {
     if (error.name === "AbortError") return;
+    write();
     clearTimeout(busy);
     document.body.classList.remove("busy");
     showFaults(error.faults || [TEXTS.messages.silent(error.message)]);
@@ -84,8 +97,8 @@ async function answerOf(state, wanted, known, signal, seen) {
     if (part === "faults") parts.way_out = content.way_out;
     if (signal.aborted) throw new DOMException("", "AbortError");
     seen(part, parts);
+    if (wanted.every((name) => name in parts)) seen("", parts);
   }
-  seen("", parts);
   return parts;
 }
 
@@ -118,14 +131,15 @@ function show(part, parts, notes) {
   onScreen(part);
 }
 
-// A mark of the time at which what was shown is on the screen: benchmarks/studio.py reads them.
-let unmarked = [];
+// Marks the time at which what was shown is on the screen, and waits for it: benchmarks/studio.py reads the marks.
 function onScreen(name) {
-  if (unmarked.push(name) > 1) return;
-  requestAnimationFrame(() => setTimeout(() => {
-    for (const shown of unmarked) performance.mark(shown);
-    unmarked = [];
-  }));
+  frame ||= { names: [], painted: new Promise((resolve) => requestAnimationFrame(() => setTimeout(() => {
+    for (const shown of frame.names) performance.mark(shown);
+    frame = null;
+    resolve();
+  }))) };
+  frame.names.push(name);
+  return frame.painted;
 }
 
 function showPart(part, parts, notes) {
@@ -151,10 +165,11 @@ function showPart(part, parts, notes) {
 
 function keepBeside() {
   const isKept = page.beside !== null;
+  write();
   page = { ...page, beside: isKept ? null : page.state };
   showKeep();
   besideAnswer = null;
-  writeAddress(page, true);
+  writeAddress(page);
   refresh();
 }
 
@@ -177,8 +192,9 @@ async function open(files) {
   try {
     const texts = await textsOf(files);
     const { state, notes, system } = await stateOf(texts, "", answer.values || {});
+    write();
     page = { state, beside: page.beside };
-    writeAddress(page, true);
+    writeAddress(page);
     const read = TEXTS.messages.read({ names: Object.keys(texts).join(", "), system });
     refresh([read, ...notes.split("\n").filter(Boolean)]);
   } catch (error) {
@@ -210,6 +226,7 @@ addEventListener("keydown", (event) => {
 });
 addEventListener("popstate", () => {
   page = readAddress(described.first);
+  isUnwritten = false;
   besideAnswer = null;
   showKeep();
   refresh();
