@@ -21,6 +21,7 @@ from shardwright.interchange.system import SYSTEMS
 from shardwright.memory.job_memories import job_accounts
 from shardwright.memory.job_memory import job_memory
 from shardwright.report.plan_parts import PARTS, PredictedPlan
+from shardwright.studio import page_state
 from shardwright.studio.controls import control_groups
 from shardwright.studio.exports import FORMATS
 from shardwright.studio.page_state import PageState
@@ -199,6 +200,17 @@ def test_a_state_is_predicted_once(page: TestClient, monkeypatch: pytest.MonkeyP
     first = parts_of(page, state, "job", "step", "memory")
     assert parts_of(page, dict(reversed(state.items())), "job", "step", "memory") == first
     assert "timeline" in parts_of(page, state, "timeline") and len(calls) == 1
+
+
+def test_a_question_with_many_fields_lists_those_of_a_job_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, list_fields = [], page_state.job_fields
+    monkeypatch.setattr(page_state, "job_fields", lambda: calls.append(None) or list_fields())
+    page_state._field_names.cache_clear()
+    for number in range(3):
+        PageState.read(
+            {"plan.tp": "2", "plan.pp": "4", "model.sequence": "4096", "optimizer.warmup_steps": str(number)}
+        )
+    assert len(calls) == 1
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ A browser sends it, so it may name entries of the catalog and nothing else: no f
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from shardwright.api.asked_job import AskedJob, planned
@@ -141,7 +141,7 @@ def _text_faults(key: Any, text: Any) -> list[str]:
             if not text or text in known
             else [say("{name} is no job or model of the catalog", name=repr(shortened(text)))]
         )
-    if key in _PATHS or (key not in _CLUSTER_KEYS and key not in page_fields()):
+    if key in _PATHS or (key not in _CLUSTER_KEYS and key not in _field_names()):
         return [
             say(
                 "{key} is no field that a page may set; run `shardwright estimate` with --set for it",
@@ -173,6 +173,12 @@ def _name_faults(key: str, kind: catalog.Kind, text: str) -> list[str]:
             hint=hint,
         )
     ]
+
+
+@cache  # each key of each question is looked up
+def _field_names() -> frozenset[str]:
+    """The full names of the fields that a page may set."""
+    return frozenset(page_fields())
 
 
 def page_fields() -> dict[str, str]:
