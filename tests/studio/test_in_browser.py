@@ -72,6 +72,7 @@ def test_a_page_in_chinese_says_no_english_sentence(browser: Browser) -> None:
         shown = page.locator("h1, h2, h3, button, label, legend, dt, th, footer, .legend span").all_text_contents()
         assert not [text for text in shown if re.search("[a-z]{3,} [a-z]{3,} [a-z]{3,}", text)]
         assert num_chinese("".join(shown)) > 300
+        assert page.input_value("#job") == "quickstart"
 
 
 def headline(page: Page) -> list[str]:
