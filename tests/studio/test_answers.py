@@ -346,6 +346,8 @@ def test_a_dropped_script_is_the_job_that_import_reads(page: TestClient) -> None
     job = PageState(answer["state"]).job()
     assert (job.plan.tp, job.plan.pp, job.plan.dp, job.model.hidden) == (4, 2, 4, 2048)
     assert parts_of(page, answer["state"], "step")["step"]["step_s"] > 0
+    too_few = dropped(page, {"run.sh": MEGATRON.replace("--nnodes 4", "--nnodes $N")}, {"devices": "4"})
+    assert "with --devices" in too_few["faults"][0] and "below Cluster" in too_few["way_out"]
     unknown = MEGATRON.replace("--bf16", "--bf16 --unheard-of 3")
     assert "unheard-of" in dropped(page, {"run.sh": unknown}, {"device": "a100-sxm-80g", "devices": "32"})["notes"]
 
