@@ -28,7 +28,7 @@ class HasEvents(NamedTuple):
     backward: bool
 
 
-class Event(NamedTuple):
+class CourseEvent(NamedTuple):
     """An action of a rank's list. Stages are told by their place among those of the rank, -1 for none: `armings` are
     (stage, is last, is split), and `passes` (stage, kind, keeps a graph)."""
 
@@ -48,32 +48,32 @@ class MessagesAt(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Course:
+class RankCourse:
     """The events of a rank's list, the messages at each in the first replay of the list and in each further one, and
     the most messages after the last event in both. Equal courses of a program are one object."""
 
-    events: tuple[Event, ...]
+    events: tuple[CourseEvent, ...]
     messages: tuple[tuple[MessagesAt, ...], tuple[MessagesAt, ...]]
     most_at_end: tuple[int, int]
 
 
-def rank_course(program: Program, pp_rank: int, has_events: Sequence[HasEvents]) -> Course:
+def rank_course(program: Program, pp_rank: int, has_events: Sequence[HasEvents]) -> RankCourse:
     """The course of a pipeline rank; `has_events` is of each stage of the rank."""
     courses, key = _courses(program.ranks), (pp_rank, *has_events)
     if key not in courses.of_rank:
         facts = _facts(program, pp_rank, has_events)
-        courses.of_rank[key] = courses.by_facts.setdefault(facts, Course(*facts))
+        courses.of_rank[key] = courses.by_facts.setdefault(facts, RankCourse(*facts))
     return courses.of_rank[key]
 
 
-_Facts = tuple[tuple[Event, ...], tuple[tuple[MessagesAt, ...], tuple[MessagesAt, ...]], tuple[int, int]]
+_Facts = tuple[tuple[CourseEvent, ...], tuple[tuple[MessagesAt, ...], tuple[MessagesAt, ...]], tuple[int, int]]
 
 
 class _Courses(NamedTuple):
     """The courses of a program that were asked for so far."""
 
-    of_rank: dict[tuple[object, ...], Course]
-    by_facts: dict[_Facts, Course]
+    of_rank: dict[tuple[object, ...], RankCourse]
+    by_facts: dict[_Facts, RankCourse]
 
 
 @partial(kept_by_identity, most=8)
@@ -96,13 +96,13 @@ def _facts(program: Program, pp_rank: int, has_events: Sequence[HasEvents]) -> _
     return events, (first_at, later_at), (first_end, later_end)
 
 
-def _event(program: Program, action: Action, armings: Sequence[Arming], places: Mapping[int, int]) -> Event:
+def _event(program: Program, action: Action, armings: Sequence[Arming], places: Mapping[int, int]) -> CourseEvent:
     passes = []
     for part in action.computes():
         is_run_again = part.kind is Kind.FORWARD and (part.stage, part.microbatch) in program.recomputed
         passes.append((places[part.stage], part.kind, program.trains and not is_run_again))
     armed = ((places[arming.stage], arming.is_last, arming.is_split) for arming in armings)
-    return Event(action.kind, places.get(action.stage, -1), tuple(armed), tuple(passes))
+    return CourseEvent(action.kind, places.get(action.stage, -1), tuple(armed), tuple(passes))
 
 
 def _with_events(

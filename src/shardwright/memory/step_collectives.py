@@ -131,8 +131,8 @@ def ep_index(job: JobSpec, rank: int) -> int:
 
 def pass_counts(job: JobSpec, program: Program, pp_rank: int) -> dict[PieceKind, PassCounts]:
     """How often a pipeline rank runs the pieces of its stages, by their kind."""
-    runs = _runs(program.ranks[pp_rank])
-    runs_of_stages = {stage: runs.get(stage, Counter()) for stage in program.placement.stages_of(pp_rank)}
+    own_runs = _runs(program.ranks[pp_rank])
+    runs_of_stages = {stage: own_runs.get(stage, Counter()) for stage in program.placement.stages_of(pp_rank)}
     plan = job.plan
     model = job.model
     names = [policy_name(policy) for policy in layer_policies(plan, model.layers, model.mtp_layers)]

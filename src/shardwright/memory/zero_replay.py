@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 
 from shardwright.config.job import JobSpec
-from shardwright.memory.rank_course import Course, Event, HasEvents, rank_course
+from shardwright.memory.rank_course import CourseEvent, HasEvents, RankCourse, rank_course
 from shardwright.memory.rank_state import StageState, UnitKey, UnitState
 from shardwright.schedule.action import Kind
 from shardwright.schedule.message_sizes import message_bytes
@@ -272,7 +272,7 @@ class _Replay:
         self.counts.num_messages = num_messages
         self.counts.note()
 
-    def _carry_out(self, event: Event, as_begins: tuple[int, ...]) -> None:
+    def _carry_out(self, event: CourseEvent, as_begins: tuple[int, ...]) -> None:
         kind, place, armings, passes = event
         for armed, is_last, is_split in armings:
             self._stages[armed].arm(is_last, is_split)
@@ -309,7 +309,7 @@ class _Replay:
             stage.backward(kind)
 
 
-def course_of(job: JobSpec, program: Program, pp_rank: int, states: dict[int, StageState]) -> Course:
+def course_of(job: JobSpec, program: Program, pp_rank: int, states: dict[int, StageState]) -> RankCourse:
     """The course of a rank that holds some stages."""
     casts, has_events = job.precision.float8 != "none", []
     for state in states.values():

@@ -234,7 +234,8 @@ class _Ordering:
         What its own rank has computed is there, because the rank computes one action after the other.
         """
         kind, stage, _, _, parts = action
-        second, is_late, further = rank.compute, False, ()
+        second, is_late = rank.compute, False
+        further: tuple[tuple[int, bool], ...] = ()
         for part_kind, part_stage, i, _, _ in parts or (action,):
             n = part_stage * self._m + i
             for table, event, is_elsewhere in self._needs[part_kind]:
