@@ -12,9 +12,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, pairwise
 
-import numpy as np
-import numpy.typing as npt
-
 from shardwright.config.kept_results import kept_by_identity
 from shardwright.config.phrase import say
 from shardwright.schedule.action import ADDS, Action, Kind
@@ -41,16 +38,15 @@ Node = tuple[int, int, bool, int, tuple[tuple[int, bool], ...]]
 class PlayOrder:
     """The actions of a step of a program that take time, in an order in which each follows all that it waits for.
 
-    `begins` and `ends` have the starts and ends of all actions of all ranks, one rank after the other, as numbers in
-    the list of all ends, then of all arrivals, then of all starts. `carried` are the numbers of those that the next
-    step begins with. `pairs` are the costs of the parts of overlapped pairs, which are behind those by kind and stage,
-    and before that of the update.
+    `begins` and `ends` have the starts and ends of the actions of each rank, and `carried` the moments that the next
+    step begins with, as 3 x moment + its kind: the end of a node, the arrival of what it sent, its start. `pairs` are
+    the costs of the parts of overlapped pairs, which are behind those by kind and stage, and before that of the update.
     """
 
     nodes: list[Node]
-    begins: npt.NDArray[np.int64]
-    ends: npt.NDArray[np.int64]
-    carried: npt.NDArray[np.int64]
+    begins: list[list[int]]
+    ends: list[list[int]]
+    carried: list[int]
     pairs: list[tuple[int, int]]
 
 
@@ -149,24 +145,12 @@ class _Ordering:
         while self._runnable:
             self._run_rank(self._runnable.popleft())
         self._check_all_ran()
-        num_moments = self._first_node + len(self._nodes)
-        first_of = np.array([0, num_moments, 2 * num_moments - self._first_node])
-
-        def numbers(rows: list[list[int]]) -> npt.NDArray[np.int64]:
-            moments, kinds = np.divmod(np.array(list(chain.from_iterable(rows)), np.int64), 3)
-            return np.asarray(moments + first_of[kinds])
-
         carried = []
         for rank in self._ranks:
-            carried += [*(3 * moment for moment in (rank.compute, *rank.links, rank.queue))]
+            carried += [3 * moment for moment in (rank.compute, *rank.links, rank.queue)]
             carried.append(rank.ends[-1] if rank.ends else 3 * _START)
-        return PlayOrder(
-            self._nodes,
-            numbers([rank.begins for rank in self._ranks]),
-            numbers([rank.ends for rank in self._ranks]),
-            numbers([carried]),
-            list(self._pairs),
-        )
+        begins, ends = ([getattr(rank, name) for rank in self._ranks] for name in ("begins", "ends"))
+        return PlayOrder(self._nodes, begins, ends, carried, list(self._pairs))
 
     def _check_all_ran(self) -> None:
         waits = [

@@ -11,10 +11,7 @@ Units of time are the caller's: F = 1 for a table of bubbles, seconds for a pred
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
-
-import numpy as np
-import numpy.typing as npt
+from itertools import chain
 
 from shardwright.schedule.action import Action, Kind
 from shardwright.schedule.play_order import ROWS, PlayOrder, play_order
@@ -109,15 +106,14 @@ def play_on(
     for step in range(num_steps):
         if step == num_kept and later is not None:
             order, seconds = play_order(later), _seconds(later, costs)
-        moments = _moments(order, seconds, costs.latency, carried)
-        carried = moments[order.carried].tolist()
-        latest = max(latest, float(moments[order.ends].max(initial=0.0)))
+        moment = _moments(order, seconds, costs.latency, carried).__getitem__
+        carried = list(map(moment, order.carried))
+        latest = max([latest, *(max(map(moment, numbers), default=0.0) for numbers in order.ends)])
         step_ends.append(latest)
         if step < num_kept:
-            for rows, numbers in ((starts, order.begins), (ends, order.ends)):
-                values = iter(moments[numbers].tolist())
-                for row, actions in zip(rows, schedule.ranks, strict=True):
-                    row += islice(values, len(actions))
+            for rows, numbers_of_rows in ((starts, order.begins), (ends, order.ends)):
+                for row, numbers in zip(rows, numbers_of_rows, strict=True):
+                    row += map(moment, numbers)
         # If all ranks end a step just as they ended the previous one, only later, each further step takes as long.
         if step + 1 >= num_kept and _are_exact(costs, latest * num_steps):
             offsets = [moment - latest if moment else 0.0 for moment in carried]
@@ -148,9 +144,9 @@ def _seconds(schedule: Schedule, costs: Costs) -> list[float]:
     return [*table, *pairs, costs.step]
 
 
-def _moments(order: PlayOrder, seconds: list[float], latency: float, carried: list[float]) -> npt.NDArray[np.float64]:
-    """The ends of a step's actions, the arrivals of what they send, and their starts."""
-    ends, starts = [0.0, *carried], list[float]()
+def _moments(order: PlayOrder, seconds: list[float], latency: float, carried: list[float]) -> list[float]:
+    """The ends of a step's actions, the arrivals of what they send, and their starts, as `PlayOrder` numbers them."""
+    ends, starts = [0.0, *carried], [0.0] * (1 + len(carried))
     append_end, append_start, delays = ends.append, starts.append, (0.0, latency)
     for first, second, is_late, cost, further in order.nodes:
         start, other = ends[first], ends[second] + delays[is_late]
@@ -160,8 +156,9 @@ def _moments(order: PlayOrder, seconds: list[float], latency: float, carried: li
             start = max(start, *(ends[number] + delays[late] for number, late in further))
         append_start(start)
         append_end(start + seconds[cost])
-    all_ends = np.array(ends)
-    return np.concatenate([all_ends, all_ends + latency, starts])
+    moments = [0.0] * (3 * len(ends))
+    moments[::3], moments[1::3], moments[2::3] = ends, [end + latency for end in ends], starts
+    return moments
 
 
 def _are_exact(costs: Costs, most: float) -> bool:
