@@ -6,14 +6,15 @@ from hypothesis import strategies as st
 
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
-from shardwright.config.load import job_of_fields
+from shardwright.config.load import job_of_fields, load_job
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.cost.calibration import shipped
 from shardwright.cost.from_job import run_of
+from shardwright.memory import job_memory as accounts
 from shardwright.memory.job_memories import as_full, job_accounts, known_accounts, take_over_accounts
 from shardwright.memory.job_memory import job_memory
 from shardwright.memory.rank_estimate import rank_memory
-from shardwright.schedule.job_program import plan_faults
+from shardwright.schedule.job_program import job_program, plan_faults, steps_to_fill
 from support.cases import EXPERTS, FURTHER, KINDS, small_job
 
 
@@ -96,3 +97,17 @@ def test_who_reads_known_accounts_changes_none() -> None:
     account = job_memory(job)[0]
     take_over_accounts(job, {0: account})
     assert job_accounts(job)[0] is account
+
+
+@given(jobs())
+@settings(max_examples=20, deadline=None)
+def test_ranks_that_share_parts_of_their_accounts_need_what_each_needs_alone(job: JobSpec) -> None:
+    program = job_program(job, steps_to_fill(job))
+    assert job_memory(job) == [accounts.rank_memory(job.model_copy(), program, rank) for rank in range(job.plan.pp)]
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+def test_the_ranks_in_the_middle_of_a_pipeline_share_a_replay(zero: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, calls, replay = load_job("gpt3-175b-1024", (f"plan.zero={zero}",)), list[int](), accounts.replay
+    monkeypatch.setattr(accounts, "replay", lambda *which: calls.append(which[2]) or replay(*which))
+    assert len(job_accounts(job)) == 16 and len(calls) <= 4

@@ -21,6 +21,7 @@ from shardwright.interchange.system import SYSTEMS
 from shardwright.memory.job_memories import job_accounts
 from shardwright.memory.job_memory import job_memory
 from shardwright.report.plan_parts import PARTS, PredictedPlan
+from shardwright.studio import page_state
 from shardwright.studio.controls import control_groups
 from shardwright.studio.exports import FORMATS
 from shardwright.studio.page_state import PageState
@@ -201,6 +202,17 @@ def test_a_state_is_predicted_once(page: TestClient, monkeypatch: pytest.MonkeyP
     assert "timeline" in parts_of(page, state, "timeline") and len(calls) == 1
 
 
+def test_a_question_with_many_fields_lists_those_of_a_job_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, list_fields = [], page_state.job_fields
+    monkeypatch.setattr(page_state, "job_fields", lambda: calls.append(None) or list_fields())
+    page_state._field_names.cache_clear()
+    for number in range(3):
+        PageState.read(
+            {"plan.tp": "2", "plan.pp": "4", "model.sequence": "4096", "optimizer.warmup_steps": str(number)}
+        )
+    assert len(calls) == 1
+
+
 @pytest.mark.parametrize(
     "state",
     [
@@ -305,7 +317,7 @@ def test_fields_of_a_found_plan_make_that_plan() -> None:
     base = PageState({"job": "gpt3-175b-1024", "plan.tp": "2", "plan.zero": "1", "model.sequence": "1024"})
     overrides = ("model.sequence=1024", "plan.tp=4", "plan.dp=16", "plan.recompute=none", "plan.zero=2")
     wanted = load_job("gpt3-175b-1024", overrides)
-    spec, _ = validate_fields(base.without_plan().fields())
+    spec, _ = validate_fields(base.without_plan().fields)
     texts = changed_texts(spec, wanted)
     assert texts == {"plan.tp": "4", "plan.dp": "16", "plan.recompute": "none", "plan.zero": "2"}
     assert PageState({**base.without_plan().texts, **texts}).job().plan == wanted.plan
@@ -334,6 +346,8 @@ def test_a_dropped_script_is_the_job_that_import_reads(page: TestClient) -> None
     job = PageState(answer["state"]).job()
     assert (job.plan.tp, job.plan.pp, job.plan.dp, job.model.hidden) == (4, 2, 4, 2048)
     assert parts_of(page, answer["state"], "step")["step"]["step_s"] > 0
+    too_few = dropped(page, {"run.sh": MEGATRON.replace("--nnodes 4", "--nnodes $N")}, {"devices": "4"})
+    assert "with --devices" in too_few["faults"][0] and "below Cluster" in too_few["way_out"]
     unknown = MEGATRON.replace("--bf16", "--bf16 --unheard-of 3")
     assert "unheard-of" in dropped(page, {"run.sh": unknown}, {"device": "a100-sxm-80g", "devices": "32"})["notes"]
 

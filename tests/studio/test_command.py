@@ -53,9 +53,9 @@ def test_a_file_and_a_model_begin_with_their_fields() -> None:
 
 
 def test_a_model_of_the_catalog_is_known_by_its_name_under_its_best_plan() -> None:
-    state = state_of("tiny-llama", "--devices", "4", "--device", "h100-sxm")
-    assert (state["job"], state["devices"], state["device"]) == ("tiny-llama", "4", "h100-sxm")
-    job, best = PageState.read(state).job(), sw.load("tiny-llama", devices=4, device="h100-sxm").spec
+    state = state_of("tiny-llama", "--devices", "2", "--device", "h100-sxm")
+    assert (state["job"], state["devices"], state["device"]) == ("tiny-llama", "2", "h100-sxm")
+    job, best = PageState.read(state).job(), sw.load("tiny-llama", devices=2, device="h100-sxm").spec
     assert (job.name, job.plan, job.batch, job.model) == ("tiny-llama", best.plan, best.batch, best.model)
     assert PageState.read({"model.name": "tiny-llama"}).asked.subject.endswith("tiny-llama")
 

@@ -63,16 +63,17 @@ def go(page: Page, address: str) -> None:
 
 def settled(page: Page) -> None:
     """Wait until the plan of the page's address is on the screen."""
-    place = page.evaluate("() => CSS.escape(location.hash)")
-    page.wait_for_selector(f"body[data-shown={place}]", state="attached")
+    page.wait_for_function("() => document.body.dataset.shown === location.hash && location.hash")
 
 
-def test_a_page_in_chinese_says_no_english_sentence(browser: Browser) -> None:
+def test_a_page_in_chinese_says_no_english_sentence(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardwright.studio.part_process.os.cpu_count", lambda: 1)  # without the second process
     with served("zh") as address, watched_page(browser, (address, "data:", "blob:"), base_url=address) as page:
         go(page, JOB)
         shown = page.locator("h1, h2, h3, button, label, legend, dt, th, footer, .legend span").all_text_contents()
         assert not [text for text in shown if re.search("[a-z]{3,} [a-z]{3,} [a-z]{3,}", text)]
         assert num_chinese("".join(shown)) > 300
+        assert page.input_value("#job") == "quickstart"
 
 
 def headline(page: Page) -> list[str]:
@@ -129,6 +130,34 @@ def test_a_timeline_plays_and_steps_by_keyboard(page: Page) -> None:
     page.focus("#timeline canvas")
     page.keyboard.press("Escape")
     assert answer.inner_text() == ""
+
+
+def test_fingers_zoom_a_timeline_and_a_tap_tells_a_block(page: Page) -> None:
+    go(page, JOB)
+    canvas = page.locator("#timeline canvas")
+    canvas.scroll_into_view_if_needed()
+    box, tools = canvas.bounding_box(), page.context.new_cdp_session(page)
+    tools.send("Emulation.setTouchEmulationEnabled", {"enabled": True, "maxTouchPoints": 2})
+
+    def touch(kind: str, *places: float) -> None:
+        points = [{"x": box["x"] + x, "y": box["y"] + 34, "id": n} for n, x in enumerate(places)]
+        tools.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+
+    def redrawn(before: str) -> str:
+        page.wait_for_function("([node, before]) => node.toDataURL() !== before", arg=[canvas.element_handle(), before])
+        return str(canvas.evaluate("(node) => node.toDataURL()"))
+
+    drawn = canvas.evaluate("(node) => node.toDataURL()")
+    touch("touchStart", 300)
+    touch("touchEnd")
+    assert "stage 0" in page.inner_text("#tip") and page.is_visible("#tip")
+    marked = redrawn(drawn)
+    touch("touchStart", 300, 400)
+    for apart in (150, 200, 300):
+        touch("touchMove", 350 - apart / 2, 350 + apart / 2)
+    touch("touchEnd")
+    assert page.is_hidden("#tip")
+    redrawn(marked)
 
 
 def test_a_timeline_is_unpacked_when_it_is_read(page: Page) -> None:

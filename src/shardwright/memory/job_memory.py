@@ -6,14 +6,18 @@ sharding/zero_events.py). Activations are the tensors that autograd keeps of all
 memory is the memory that operators need besides at the peak.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
 
 from shardwright.config.job import JobSpec
+from shardwright.config.kept_results import kept_by_identity
 from shardwright.memory.activation_peak import activation_bytes
 from shardwright.memory.persistent_buffers import kept_bytes
-from shardwright.memory.rank_state import UnitState, sized_state
+from shardwright.memory.rank_state import StageState, UnitState, sized_state
 from shardwright.memory.state_bytes import ElementBytes, HeldElements, state_bytes
-from shardwright.memory.zero_replay import replay
+from shardwright.memory.zero_replay import course_of, replay
 from shardwright.schedule.job_program import job_program, steps_to_fill
 from shardwright.schedule.lowering.weight_versions import stashed_versions
 from shardwright.schedule.schedule import Program
@@ -32,19 +36,48 @@ def job_memory(job: JobSpec, ranks: Sequence[int] | None = None) -> list[RankMem
 def rank_memory(job: JobSpec, program: Program, pp_rank: int, tp_index: int = 0) -> RankMemory:
     """The account of one rank that runs its list of `program`."""
     states = sized_state(job, program, pp_rank, tp_index)
+    alike = _alike_ranks(job)
     versions = stashed_versions(program)[pp_rank]
+    units = tp_index, *(state.like for state in states.values())
+    if (state_key := (versions, *units)) not in alike.states:
+        alike.states[state_key] = _between_steps(job, states, versions)
+    course = course_of(job, program, pp_rank, states)
+    if (buffers_key := (course, *units)) not in alike.buffers:
+        alike.buffers[buffers_key] = replay(job, program, pp_rank, states).buffers_bytes + kept_bytes(job, states)
+    activations, working = activation_bytes(job, program, pp_rank, tp_index)
+    return replace(
+        alike.states[state_key],
+        activations_bytes=activations,
+        buffers_bytes=alike.buffers[buffers_key],
+        working_bytes=working,
+    )
+
+
+class _AlikeRanks(NamedTuple):
+    """Parts of the accounts of a job's ranks, of which each is made once for all ranks that have stages with the same
+    units: their memory between steps, and the bytes of their buffers if their courses are equal, too."""
+
+    states: dict[tuple[object, ...], RankMemory]
+    buffers: dict[tuple[object, ...], int]
+
+
+@partial(kept_by_identity, most=2)
+def _alike_ranks(job: JobSpec) -> _AlikeRanks:
+    """The parts that `rank_memory` has made of a job's accounts."""
+    return _AlikeRanks({}, {})
+
+
+def _between_steps(job: JobSpec, states: Mapping[int, StageState], versions: int) -> RankMemory:
+    """The memory of some stages between steps, with `versions` copies of their values."""
     own_gradient = job.precision.gradient_bytes * sum(stage.own_gradient for stage in states.values())
     units = [unit_memory(job, unit, versions) for stage in states.values() for unit in stage.units]
     factors = sum(group.state_bytes for stage in states.values() for group in stage.updates)
-    activations, working = activation_bytes(job, program, pp_rank, tp_index)
-    buffers = replay(job, program, pp_rank, states).buffers_bytes + kept_bytes(job, states)
     return RankMemory(
         parameters_bytes=sum(unit.parameters_bytes for unit in units),
         gradients_bytes=own_gradient + sum(unit.gradients_bytes for unit in units),
         optimizer_bytes=factors + sum(unit.optimizer_bytes for unit in units),
-        activations_bytes=activations,
-        buffers_bytes=buffers,
-        working_bytes=working,
+        activations_bytes=0,
+        buffers_bytes=0,
         host_bytes=sum(unit.host_bytes for unit in units),
     )
 

@@ -81,10 +81,12 @@ class StageState:
     `regions` has the places of each region in the order of the layers, `units_in` the units whose values it needs.
     `own_gradient` is the number of elements of the table's second gradient, if the last stage uses the table on the
     same rank. `updates` are the units that are updated together. `further` are the regions of further tokens.
-    `added_before` names, for a region, parameters that get a part of their gradient before those of the region.
+    `added_before` names, for a region, parameters that get a part of their gradient before those of the region. `like`
+    is the stage whose units it has, but for their names.
     """
 
     stage: int
+    like: int
     units: tuple[UnitState, ...]
     regions: dict[str, tuple[ParameterShard, ...]]
     units_in: dict[str, tuple[UnitKey, ...]]
@@ -222,6 +224,7 @@ def _stage_state(
     number_of = {place.name: n for n, unit in enumerate(units) for place in unit.places}
     return StageState(
         stage=stage,
+        like=stage,
         units=tuple(units),
         regions={region: tuple(places) for region, places in regions.items()},
         units_in={

@@ -15,8 +15,10 @@ stage 3, some of which this engine leaves out (sharding/zero_events.py).
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from shardwright.config.job import JobSpec
+from shardwright.config.kept_results import kept_by_identity
 from shardwright.config.model_shape import shape_of
 from shardwright.config.plan import layer_policies, split_evenly
 from shardwright.config.recompute_facts import RECOMPUTES
@@ -31,7 +33,7 @@ from shardwright.memory.layer_collectives import (
 )
 from shardwright.memory.rank_state import rank_state, shard_indices
 from shardwright.memory.zero_replay import replay
-from shardwright.schedule.action import RECV, SEND, Kind
+from shardwright.schedule.action import RECV, SEND, Action, Kind
 from shardwright.schedule.message_sizes import message_bytes
 from shardwright.schedule.schedule import Program
 from shardwright.sharding.groups import COPIES, DP, EP, ETP, PP, REPLICAS, SHARDS, TP, WORLD, axis_groups, ends
@@ -129,9 +131,8 @@ def ep_index(job: JobSpec, rank: int) -> int:
 
 def pass_counts(job: JobSpec, program: Program, pp_rank: int) -> dict[PieceKind, PassCounts]:
     """How often a pipeline rank runs the pieces of its stages, by their kind."""
-    runs_of_stages: dict[int, Counter[Kind]] = {stage: Counter() for stage in program.placement.stages_of(pp_rank)}
-    for part in (part for action in program.ranks[pp_rank] for part in action.computes()):
-        runs_of_stages[part.stage][part.kind] += 1
+    own_runs = _runs(program.ranks[pp_rank])
+    runs_of_stages = {stage: own_runs.get(stage, Counter()) for stage in program.placement.stages_of(pp_rank)}
     plan = job.plan
     model = job.model
     names = [policy_name(policy) for policy in layer_policies(plan, model.layers, model.mtp_layers)]
@@ -154,6 +155,15 @@ def pass_counts(job: JobSpec, program: Program, pp_rank: int) -> dict[PieceKind,
         for piece, count in counts_of_pieces:
             passes_of[piece] = passes_of.get(piece, PassCounts(0, 0, 0)) + count
     return passes_of
+
+
+@partial(kept_by_identity, most=32)
+def _runs(row: tuple[Action, ...]) -> dict[int, Counter[Kind]]:
+    """How often a rank's list computes each stage, by kind."""
+    runs: dict[int, Counter[Kind]] = {}
+    for part in (part for action in row for part in action.computes()):
+        runs.setdefault(part.stage, Counter())[part.kind] += 1
+    return runs
 
 
 def again_shares(pieces: Sequence[OperatorCollectives], policy: str) -> dict[str, float]:

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 
 from shardwright.config.job import JobSpec
-from shardwright.memory.held_messages import Message, held_messages
+from shardwright.memory.rank_course import CourseEvent, HasEvents, RankCourse, rank_course
 from shardwright.memory.rank_state import StageState, UnitKey, UnitState
-from shardwright.schedule.action import COMPUTE, Action, Kind
-from shardwright.schedule.lowering.reductions import before_reductions
+from shardwright.schedule.action import Kind
 from shardwright.schedule.message_sizes import message_bytes
 from shardwright.schedule.schedule import Program
 from shardwright.sharding.buffer_pool import BufferPool, Loan
@@ -22,9 +21,6 @@ from shardwright.sharding.compression import reduced_bucket, scattered_bucket
 from shardwright.sharding.parameter_shard import ParameterShard
 from shardwright.sharding.unit_update import COLLECTIVES, UpdateGroup
 from shardwright.sharding.zero_events import Reductions, StageEvents, UnitEvents, UnitSizes
-
-_OF_UNITS = frozenset({Kind.STEP, Kind.REDUCE, Kind.GATHER, Kind.RELEASE})
-_BACKWARDS = frozenset({Kind.BACKWARD, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD})
 
 
 @dataclass(frozen=True)
@@ -216,10 +212,6 @@ class _SizedStage(StageEvents[SizedUnit]):
         """Note that the next pass gets its own version of the values, so that all are cast anew."""
         self._cast.clear()
 
-    def has_events_at(self, kind: Kind) -> bool:
-        """True if a computation gathers or borrows, even if nothing is reduced after it."""
-        return bool(self._gathered) or (self._borrows_gradients and kind in _BACKWARDS)
-
     def forward(self, trains: bool) -> None:
         """Replay the forward of a microbatch through all regions."""
         for region in self._gathered:
@@ -251,85 +243,50 @@ def _moved_by_update(state: StageState, group: UpdateGroup) -> list[tuple[str, i
 
 
 class _Replay:
-    def __init__(self, job: JobSpec, program: Program, row: tuple[Action, ...], stages: dict[int, StageState]) -> None:
+    """The stages of a rank, in their order, on a course."""
+
+    def __init__(self, job: JobSpec, program: Program, pp_rank: int, states: dict[int, StageState]) -> None:
         self.counts = MovedCounts(job)
-        self._program, self._row = program, row
+        self._casts, self._shows_versions = job.precision.float8 != "none", program.weights != "current"
+        self.course = course_of(job, program, pp_rank, states)
         units = {
             (number, n): SizedUnit(unit, self.counts)
-            for number, stage in stages.items()
+            for number, stage in states.items()
             for n, unit in enumerate(stage.units)
         }
         reductions = Reductions()
-        self._stages = {number: _SizedStage(stage, units, reductions, self.counts) for number, stage in stages.items()}
-        self._casts = job.precision.float8 != "none"
-        self._armings = before_reductions(row)
-        self._event_indices = list(self._indices_with_events())
-        self._before = frozenset[Message]()
-        self._messages = held_messages(program, row)
+        self._numbers = list(states)
+        self._stages = [_SizedStage(stage, units, reductions, self.counts) for stage in states.values()]
 
-    def _indices_with_events(self) -> Iterator[int]:
-        """The indices of actions at which a unit may communicate, borrow or be cast: often a few of thousands. The
-        others only take and leave messages."""
-        armed = set[int]()
-        at_any_time = {
-            (kind, number)
-            for number, stage in self._stages.items()
-            for kind in COMPUTE
-            if self._casts or stage.has_events_at(kind)
-        }
-        for index, action in enumerate(self._row):
-            armed.update(arming.stage for arming in self._armings.get(index, ()))
-            kind, stage_number = action[:2]
-            if kind in _OF_UNITS:
-                yield index
-                if kind is Kind.REDUCE:
-                    armed.discard(stage_number)
-            elif kind in COMPUTE:
-                if stage_number in armed or (kind, stage_number) in at_any_time:
-                    yield index
-            elif any(part.stage in armed or part[:2] in at_any_time for part in action.parts):
-                yield index
-
-    def run(self) -> None:
-        """Replay the list of the rank once."""
-        messages, next_index = self._messages, 0
-        for index in self._event_indices:
-            self._pass_over(next_index, index)
-            next_index = index + 1
-            self._carry_out(index)
-            self._note_with(messages.after[index])
-        self._pass_over(next_index, len(self._row))
-        if self._before != messages.left:  # the next replay begins with other messages
-            self._before = messages.left
-            messages = held_messages(self._program, self._row, self._before)
-        if messages.first_send < len(self._row):
-            messages = messages.once_sent()
-        self._messages = messages
-
-    def _pass_over(self, start: int, end: int) -> None:
-        """Replay actions in which only messages come and go."""
-        if start < end:
-            self._note_with(max(self._messages.after[start:end]))
+    def run(self, is_first: bool) -> None:
+        """Replay the list of the rank once. After the first time, its messages begin as those of the replay before
+        end."""
+        course, later = self.course, int(not is_first)
+        for event, messages in zip(course.events, course.messages[later], strict=True):
+            self._note_with(messages.before)
+            self._carry_out(event, messages.as_begins)
+            self._note_with(messages.after)
+        self._note_with(course.most_at_end[later])
 
     def _note_with(self, num_messages: int) -> None:
         self.counts.num_messages = num_messages
         self.counts.note()
 
-    def _carry_out(self, index: int) -> None:
-        action = self._row[index]
-        for arming in self._armings.get(index, ()):
-            self._stages[arming.stage].arm(arming.is_last, arming.is_split)
-        if action.kind is Kind.STEP:
-            self._step(list(self._stages.values()) if action.stage < 0 else [self._stages[action.stage]])
-        elif action.kind is Kind.REDUCE:
-            self._stages[action.stage].reduce()
-        elif action.kind is Kind.GATHER:
-            self._stages[action.stage].gather()
-        elif action.kind is Kind.RELEASE:
-            self._stages[action.stage].release()
-        for part, num_messages in zip(action.computes(), self._messages.as_begins.get(index, ()), strict=True):
+    def _carry_out(self, event: CourseEvent, as_begins: tuple[int, ...]) -> None:
+        kind, place, armings, passes = event
+        for armed, is_last, is_split in armings:
+            self._stages[armed].arm(is_last, is_split)
+        if kind is Kind.STEP:
+            self._step(self._stages if place < 0 else [self._stages[place]])
+        elif kind is Kind.REDUCE:
+            self._stages[place].reduce()
+        elif kind is Kind.GATHER:
+            self._stages[place].gather()
+        elif kind is Kind.RELEASE:
+            self._stages[place].release()
+        for one_pass, num_messages in zip(passes, as_begins, strict=True):
             self.counts.num_messages = num_messages
-            self._compute(part)
+            self._compute(*one_pass)
 
     def _step(self, stages: list[_SizedStage]) -> None:
         for stage in stages:
@@ -340,20 +297,27 @@ class _Replay:
             stage.update(1.0, 0.0)
             stage.zero()
 
-    def _compute(self, computation: Action) -> None:
-        program, stage = self._program, self._stages[computation.stage]
-        is_run_again = (
-            computation.kind is Kind.FORWARD and (computation.stage, computation.microbatch) in program.recomputed
-        )
-        keeps_graph = program.trains and not is_run_again
-        if self._casts and computation.kind is not Kind.WEIGHT_GRAD:
-            if program.weights != "current":
+    def _compute(self, place: int, kind: Kind, keeps_graph: bool) -> None:
+        stage, number = self._stages[place], self._numbers[place]
+        if self._casts and kind is not Kind.WEIGHT_GRAD:
+            if self._shows_versions:
                 stage.show_versions()
-            self.counts.num_casts.update((computation.stage, *weights) for weights in stage.casts(keeps_graph))
-        if computation.kind in (Kind.FORWARD, Kind.RECOMPUTE):
+            self.counts.num_casts.update((number, *weights) for weights in stage.casts(keeps_graph))
+        if kind in (Kind.FORWARD, Kind.RECOMPUTE):
             stage.forward(keeps_graph)
         else:
-            stage.backward(computation.kind)
+            stage.backward(kind)
+
+
+def course_of(job: JobSpec, program: Program, pp_rank: int, states: dict[int, StageState]) -> RankCourse:
+    """The course of a rank that holds some stages."""
+    casts, has_events = job.precision.float8 != "none", []
+    for state in states.values():
+        needed = (states[stage].units[n] for keys in state.units_in.values() for stage, n in keys)
+        at_any_pass = casts or any(unit.replicas.zero == 3 for unit in needed)
+        borrows_gradients = any(unit.replicas.zero >= 2 for unit in state.units)
+        has_events.append(HasEvents(at_any_pass, at_any_pass or borrows_gradients))
+    return rank_course(program, pp_rank, has_events)
 
 
 def replay(job: JobSpec, program: Program, pp_rank: int, stages: dict[int, StageState]) -> Replayed:
@@ -361,14 +325,14 @@ def replay(job: JobSpec, program: Program, pp_rank: int, stages: dict[int, Stage
 
     A step begins with the buffers that the step before left, which may fit worse than fresh ones.
     """
-    step_replay = _Replay(job, program, program.ranks[pp_rank], stages)
+    step_replay = _Replay(job, program, pp_rank, stages)
     counts, before = step_replay.counts, -1
     while before < counts.pool.peak_bytes:
-        before = counts.pool.peak_bytes
+        is_first, before = before < 0, counts.pool.peak_bytes
         counts.calls.clear()
         counts.moved_bytes.clear()
         counts.num_casts.clear()
-        step_replay.run()
+        step_replay.run(is_first)
     return Replayed(
         dict(counts.calls), dict(counts.moved_bytes), dict(counts.num_casts), counts.pool.peak_bytes, counts.peak_bytes
     )

@@ -46,10 +46,12 @@ def batch_notes(job: JobSpec) -> list[str]:
 
 def _parameter_notes(model: ModelSpec) -> list[str]:
     told_parameters = model.told_parameters_b * 1e9
+    if not told_parameters:
+        return []
     places = [place for place in model_parameters(model) if not place.name.startswith("mtp.")]
     layers = sum(p.num_elements for p in places if p.name.startswith("layers.") and p.init == "normal")
     remainder = sum(p.num_elements for p in places) - layers
-    if not told_parameters or abs(layers + remainder - told_parameters) <= _ABOUT * told_parameters:
+    if abs(layers + remainder - told_parameters) <= _ABOUT * told_parameters:
         return []
     # In proportion, matrices of layers grow with the square of the width, and the remainder with the width.
     ratio = (math.sqrt(remainder**2 + 4 * layers * told_parameters) - remainder) / (2 * layers)

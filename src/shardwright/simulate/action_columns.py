@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from operator import itemgetter
 from typing import Any
 
@@ -25,6 +26,7 @@ class Columns:
     stage: Array
     pair: Array
     _of_kinds: dict[tuple[Kind, ...], "Columns"] = field(default_factory=dict, repr=False)
+    _actions_of: dict[tuple[Kind, ...], Array] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, row: Sequence[Action], num_microbatches: int) -> "Columns":
@@ -40,12 +42,12 @@ class Columns:
             pair=stage * num_microbatches + np.array(microbatches, np.int64),
         )
 
-    @property
+    @cached_property
     def kinds(self) -> list[Kind]:
         """The kinds that occur."""
         return [kind for kind, number in _NUMBER.items() if (self.kind == number).any()]
 
-    @property
+    @cached_property
     def has_pairs(self) -> bool:
         """True if some actions are overlapped pairs."""
         return bool((np.diff(self.at) == 0).any())
@@ -62,6 +64,12 @@ class Columns:
         if kinds not in self._of_kinds:
             self._of_kinds[kinds] = self.where(self.are_of(*kinds))
         return self._of_kinds[kinds]
+
+    def actions_of(self, *kinds: Kind) -> Array:
+        """The indices of the actions that have a part of the given kinds, each once and in order; kept, too."""
+        if kinds not in self._actions_of:
+            self._actions_of[kinds] = np.unique(self.of_kinds(*kinds).at)
+        return self._actions_of[kinds]
 
     def where(self, mask: Array) -> "Columns":
         """The columns of only some actions, chosen by a mask or by indices."""

@@ -92,6 +92,8 @@ def kept_on_rank(
 
 def _bytes_over_time(buffer: Buffer, stages: Array, changes: Array, sizes: Sizes | None) -> Array | None:
     """Bytes after each change of a buffer of some stage; None if unknown."""
+    if sizes is None and len(stages):
+        return None
     stage_bytes = {stage: num_bytes(buffer, stage, sizes) for stage in np.unique(stages).tolist()}
     if None in stage_bytes.values():
         return None

@@ -146,7 +146,7 @@ class RankTimeline:
     @cached_property
     def worked(self) -> Array:
         """Indices of computations and updates, in order."""
-        return np.union1d(self.computations, self.updates)
+        return np.sort(np.concatenate([self.computations, self.updates]))
 
     @property
     def busy(self) -> float:
@@ -178,7 +178,7 @@ def make_timeline(program: Program, times: Times) -> Timeline:
     for rank, (row, columns) in enumerate(zip(program.ranks, context.columns, strict=True)):
         firsts = len(row) * np.arange(num_steps)
         computations, updates = (
-            (firsts[:, None] + np.unique(columns.of_kinds(*kinds).at)).ravel() for kinds in (COMPUTE, (Kind.STEP,))
+            (firsts[:, None] + columns.actions_of(*kinds)).ravel() for kinds in (COMPUTE, (Kind.STEP,))
         )
         starts, ends, waits = context.starts[rank], context.ends[rank], context.waits(rank)
         kept = kept_on_rank(lives[rank], program.sizes, starts, ends, num_steps)
@@ -228,7 +228,7 @@ class _Context:
     def waits(self, rank: int) -> Waits:
         """A rank's waits, cut where their cause changes."""
         columns, num_steps = self.columns[rank], len(self._end_of_step)
-        work = np.unique(columns.of_kinds(*COMPUTE, Kind.STEP).at)
+        work = columns.actions_of(*COMPUTE, Kind.STEP)
         began, ended = (rows.reshape(num_steps, -1)[:, work].ravel() for rows in (self.starts[rank], self.ends[rank]))
         free = np.append(0.0, ended)
         places = np.flatnonzero(began > free[:-1])
@@ -253,10 +253,10 @@ class _Context:
         """Write the causes of waits for updates and for a step's first computation, and when their inputs were computed
         and had arrived. `waits` are the steps, the actions, and when the rank was free."""
         row, columns, (computed, arrived) = self._program.ranks[rank], self.columns[rank], inputs
-        computations, reductions = columns.of_kinds(*COMPUTE).at, _reductions_by_update(columns)
+        computations, reductions = columns.actions_of(*COMPUTE), _reductions_by_update(columns)
         first_n, last_n = (int(computations[0]), int(computations[-1])) if len(computations) else (-1, -1)
-        is_end = np.isin(waits[1], [first_n, *reductions])
-        for place in np.flatnonzero(is_end).tolist():
+        ends = {first_n, *reductions}
+        for place in [place for place, n in enumerate(waits[1].tolist()) if n in ends]:
             step, n, free_from = (column[place].item() for column in waits)
             if row[n].kind is Kind.STEP:
                 causes[place, ::2] = _DRAIN if n > last_n else _DEPENDENCY
@@ -279,7 +279,7 @@ class _Context:
                     made = takers.where((stage >= 0) & (stage < self._program.num_stages))
                     _note_later(computed, made.at, self._made[need.product][:, made.pair + need.stage * self._m])
         gathers = columns.of_kinds(Kind.GATHER)
-        for stage in np.unique(gathers.stage).tolist():  # the last gather before an action serves it
+        for stage in sorted(set(gathers.stage.tolist())):  # the last gather before an action serves it
             readers = columns.of_kinds(*COMPUTE - {Kind.WEIGHT_GRAD})
             read_at, gathered_at = readers.at[readers.stage == stage], gathers.at[gathers.stage == stage]
             num_before = np.searchsorted(gathered_at, read_at)
@@ -294,6 +294,7 @@ class _Context:
         return max([free_from, *complete]), max([free_from, *(ends[step * len(row) + index] for index in reductions)])
 
 
+@partial(kept_by_identity, most=256)
 def _reductions_by_update(columns: Columns) -> dict[int, list[int]]:
     """The reductions of gradients that each optimizer step waits for: those since the previous step. Keys and values
     are indices of actions."""

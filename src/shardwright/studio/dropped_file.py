@@ -131,7 +131,13 @@ def _of_system(texts: Mapping[str, str], system_name: str, cluster: AskedCluster
                 )
             ],
         )
-    result = job_of_texts(system, texts, asked, f"{system.title}, {names}")
+    try:
+        result = job_of_texts(system, texts, asked, f"{system.title}, {names}")
+    except PlanError as error:
+        if not error.way_out and any("--device" in fault for fault in error.faults):
+            way_out = say("Here --devices and --device are the controls below Cluster: set them, and drop again.")
+            raise PlanError(error.subject, error.faults, way_out) from None
+        raise
     notes = imported_notes(result, with_data=False, language=language)
     return {"state": job_texts(result.job), "notes": notes, "system": system.title}
 

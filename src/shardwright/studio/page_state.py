@@ -6,6 +6,7 @@ A browser sends it, so it may name entries of the catalog and nothing else: no f
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache, cached_property
 from typing import Any
 
 from shardwright.api.asked_job import AskedJob, planned
@@ -54,7 +55,7 @@ class PageState:
             raise PlanError(SUBJECT, faults)
         return cls(sent)
 
-    @property
+    @cached_property
     def asked(self) -> AskedJob:
         """The job that the state asks for, as the command line would. Raises PlanError."""
         numbers = {key: self._whole(key) for key in ("devices", "devices_per_node")}
@@ -83,8 +84,10 @@ class PageState:
             }
         )
 
+    @cached_property
     def fields(self) -> dict[str, Any]:
-        """The fields of the job, nested. Without plan.dp, replicas fill the cluster. Raises PlanError."""
+        """The fields of the job, nested, which nobody changes. Without plan.dp, replicas fill the cluster. Raises
+        PlanError."""
         fields = self.asked.job_fields.fields
         if "plan.dp" in self.texts:
             return fields
@@ -97,7 +100,7 @@ class PageState:
     def job(self) -> JobSpec:
         """The checked job under the plan of the page. Raises PlanError with every fault."""
         subject = self.asked.subject
-        return planned(subject, make_job(self.fields(), subject))
+        return planned(subject, make_job(self.fields, subject))
 
     def _memory_gib(self) -> float:
         text = self.texts.get("memory_gib") or "0"
@@ -138,7 +141,7 @@ def _text_faults(key: Any, text: Any) -> list[str]:
             if not text or text in known
             else [say("{name} is no job or model of the catalog", name=repr(shortened(text)))]
         )
-    if key in _PATHS or (key not in _CLUSTER_KEYS and key not in page_fields()):
+    if key in _PATHS or (key not in _CLUSTER_KEYS and key not in _field_names()):
         return [
             say(
                 "{key} is no field that a page may set; run `shardwright estimate` with --set for it",
@@ -170,6 +173,12 @@ def _name_faults(key: str, kind: catalog.Kind, text: str) -> list[str]:
             hint=hint,
         )
     ]
+
+
+@cache  # each key of each question is looked up
+def _field_names() -> frozenset[str]:
+    """The full names of the fields that a page may set."""
+    return frozenset(page_fields())
 
 
 def page_fields() -> dict[str, str]:

@@ -89,7 +89,7 @@ class _UnpricedKey:
 
 def _values(state: PageState) -> Part:
     """The values of all fields of the page, whether or not they can run. Raises PlanError with faults of fields."""
-    spec, faults = validate_fields(state.fields())
+    spec, faults = validate_fields(state.fields)
     if faults:
         raise PlanError(state.asked.subject, faults)
     values = flat_keys(spec.model_dump(mode="json", include=set(SECTIONS)))

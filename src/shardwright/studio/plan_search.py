@@ -35,9 +35,9 @@ def best_plans(state: PageState, keep: bool, language: str = ENGLISH) -> Iterato
     """The best plans, as fields to set where the page has none of a plan; then their reasons. With `keep` those fields
     of the plan stay that the page sets. Raises PlanError."""
     subject = state.asked.subject
-    to_plan = with_own_plan(job_to_plan(state.fields(), subject))
+    to_plan = with_own_plan(job_to_plan(state.fields, subject))
     plans = found_plans(subject, to_plan, PlanQuestion(top=8, keep=state.kept if keep else ()))
-    base = validate_fields(state.without_plan().fields())[0]
+    base = validate_fields(state.without_plan().fields)[0]
     yield {"plans": [_row(plans, plan, base) for plan in _shown(plans)]}
     yield {"reasons": plans.in_language(language)}
 

@@ -8,6 +8,7 @@ import difflib
 import os
 import re
 import tomllib
+from copy import deepcopy
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -67,8 +68,13 @@ def read(kind: Kind, name: str) -> dict[str, Any]:
         raise KeyError(
             say("{name} is not in the catalog of {kind}; {hint}", name=repr(name), kind=say(kind), hint=hint)
         )
-    text = (resources.files(__package__) / kind / f"{name}.toml").read_text(encoding="utf-8")
-    return {"name": name} | tomllib.loads(text)
+    return {"name": name} | deepcopy(_packaged(kind, name))
+
+
+@lru_cache(maxsize=512)  # a page reads a few of them at each change
+def _packaged(kind: Kind, name: str) -> dict[str, Any]:
+    """The fields of an entry of this package. A caller may not change them."""
+    return tomllib.loads((resources.files(__package__) / kind / f"{name}.toml").read_text(encoding="utf-8"))
 
 
 _SAME_SHAPE = re.compile(r"(-(instruct|base|chat|it|hf))+$")  # at the end of a name of the Hub

@@ -16,7 +16,7 @@ const SHARES = ["mfu", "hfu", "efficiency", "imbalance"];
 const isList = Array.isArray(answer);
 const shown = isList ? {} : { ...answer };
 
-if (shown.time && shown.step_range_s) take("step", ["time"], (value) => showStep(value, null, words));
+if (shown.time && shown.step_range_s) take("step", ["time", "step_range_s"], (value) => showStep(value, null, words));
 if (Array.isArray(shown.memory) && shown.memory[0]?.total_bytes) {
   take("by-rank", ["memory"], (value) => showMemory({ ranks: value.memory.map((rank) => ({ ...rank, process_bytes: rank.total_bytes })),
     room_bytes: value.device_room_bytes, fits: value.fits, verdict: verdictOf(value.fits) }, null));
@@ -27,6 +27,7 @@ if (printed) {
   fill("printed", "", element("pre", { tabindex: "0", class: "printed" }, printed));
 }
 showFigures();
+for (const [key, value] of Object.entries(shown)) if (Array.isArray(value) && !value.length && !isList) delete shown[key];
 byId("rest").hidden = !isList && !Object.keys(shown).length;
 fill("rest", "", isList ? content("", answer, 3) : null, ...Object.entries(shown).map(([key, value]) => block(key, value, 3)));
 

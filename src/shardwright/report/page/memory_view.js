@@ -5,12 +5,13 @@ import { memoryText, shareText } from "./units.js";
 
 const KINDS = Object.keys(TEXTS.memory.kinds);
 
-// `memory` has ranks, each with its bytes by kind and of its process, and offered_bytes of a device, if it is known.
+// `memory` has ranks, each with its bytes by kind and of its process, and, if they are known, offered_bytes of a device or
+// room_bytes, which it offers a plan.
 export function showMemory(memory, beside) {
   const rows = [...memory.ranks.map((rank, number) => [String(number), rank]),
     ...(beside ? [[TEXTS.memory.beside, fullestRank(beside.ranks)]] : [])];
   const ranks = rows.map(([, rank]) => rank);
-  const most = Math.max(memory.offered_bytes || 0, ...ranks.map((rank) => rank.process_bytes));
+  const most = Math.max(memory.offered_bytes || memory.room_bytes || 0, ...ranks.map((rank) => rank.process_bytes));
   const shown = KINDS.filter((kind) => ranks.some((rank) => rank[`${kind}_bytes`] > 0));
   const onDevice = shown.filter((kind) => kind !== "host");
   const bars = rows.map(([label, rank]) => element("div", { class: "rank" },

@@ -72,6 +72,7 @@ function listen(canvas, isOneOfMany, data, view, { painter, player, moves }) {
   const { find, scaleOf, timeAt } = painter, { look, redraw } = moves;
   const tip = document.getElementById("tip");
   let dragging = null;
+  const fingers = new Map();  // by pointer: where it is; two of them zoom
   const zoom = (factor, centre) => look(centre - (centre - view.from) * factor, centre + (view.to - centre) * factor);
 
   canvas.addEventListener("wheel", (event) => {
@@ -84,27 +85,51 @@ function listen(canvas, isOneOfMany, data, view, { painter, player, moves }) {
   }, { passive: false });
   canvas.addEventListener("pointerdown", (event) => {
     canvas.setPointerCapture(event.pointerId);
+    fingers.set(event.pointerId, event.offsetX);
     dragging = { at: event.clientX, from: view.from, to: view.to };
     canvas.classList.add("dragging");
   });
   canvas.addEventListener("pointermove", (event) => {
+    if (fingers.size === 2 && fingers.has(event.pointerId)) {
+      const apart = () => { const [one, other] = fingers.values(); return Math.max(8, Math.abs(one - other)); };
+      const before = apart(), [one, other] = fingers.values();
+      fingers.set(event.pointerId, event.offsetX);
+      zoom(before / apart(), timeAt(canvas, (one + other) / 2));
+      tip.hidden = true;
+      return;
+    }
     if (dragging) {
+      fingers.set(event.pointerId, event.offsetX);
       const moved = (dragging.at - event.clientX) / scaleOf(canvas);
       look(dragging.from + moved, dragging.to + moved);
       tip.hidden = true;
       return;
     }
+    point(event);
+  });
+  const point = (event) => {
     const box = canvas.getBoundingClientRect();
     const block = find(canvas, event.clientX - box.left, event.clientY - box.top);
     const changed = block?.span !== view.hover?.span;
     view.hover = block;
     tell(tip, data, block, event);
     if (changed) redraw();
-  });
-  const drop = () => { dragging = null; canvas.classList.remove("dragging"); };
+  };
+  const drop = (event) => {
+    const isTap = event.pointerType === "touch" && event.type === "pointerup" && dragging && Math.abs(event.clientX - dragging.at) < 6;
+    fingers.delete(event.pointerId);
+    dragging = null;  // also for a finger that stays: it would jump
+    canvas.classList.remove("dragging");
+    if (isTap) point(event);
+  };
   canvas.addEventListener("pointerup", drop);
   canvas.addEventListener("pointercancel", drop);
-  canvas.addEventListener("pointerleave", () => { view.hover = null; tip.hidden = true; redraw(); });
+  canvas.addEventListener("pointerleave", (event) => {
+    if (event.pointerType === "touch") return;  // a finger leaves after each tap
+    view.hover = null;
+    tip.hidden = true;
+    redraw();
+  });
   canvas.addEventListener("dblclick", moves.goHome);
   canvas.addEventListener("focus", () => isOneOfMany && canvas.classList.add("active"));
   canvas.addEventListener("blur", () => canvas.classList.remove("active"));

@@ -172,7 +172,7 @@ def _table(rows: Sequence[Sequence[str]], name: str = "by-rank", link: bool = Fa
 def controls_html(sections: Sequence[Section], language: str = ENGLISH) -> str:
     """The legend of the actions that occur, the switches, and a hint on zooming, in a language."""
     several = len(sections) > 1
-    zooming = say("Click a timeline, then wheel zooms") if several else say("Wheel zooms")
+    zooming = say("Click a timeline, then wheel zooms, or two fingers") if several else say("Wheel or two fingers zoom")
     hint = say(
         "{zooming}, drag moves, double click goes back; point at a block for its messages. Space plays, ← and → step.",
         zooming=zooming,

@@ -7,15 +7,14 @@ import { rounded } from "./units.js";
 // `change(key, text, isStep)` is called with each new value; `isStep` is false while a slider moves.
 export function buildControls(form, described, change) {
   const controls = [jobControl(described, change)];
-  const wide = matchMedia("(min-width: 900px)").matches;
-  for (const [heading, group] of Object.entries(described.groups)) {
+  const isWide = matchMedia("(min-width: 900px)").matches;
+  Object.entries(described.groups).forEach(([heading, group], number) => {
     const made = group.map((control) => fieldControl(control, described, change));
-    if (heading === "Model") made.unshift(controls[0]);
-    else controls.push(...made);
-    if (heading === "Model") controls.push(...made.slice(1));
-    const open = wide || ["Model", "Degrees"].includes(heading);
-    form.append(element("details", { open }, element("summary", {}, heading), made.map((control) => control.node)));
-  }
+    const shown = number ? made : [controls[0], ...made];  // the job is in the first group
+    controls.push(...made);
+    const isOpen = isWide || !number || group.some((control) => control.key === "plan.tp");
+    form.append(element("details", { open: isOpen }, element("summary", {}, heading), shown.map((control) => control.node)));
+  });
   const others = otherFields(described, change);
   form.append(others.node);
   return (values, state) => {

@@ -17,6 +17,8 @@ import { showTimeline } from "./timeline_view.js";
 const QUICK = ["values", "job", "step", "memory"];
 const SLOW = ["links", "timeline"];  // while a slider moves they are asked when it has rested for a moment
 const QUIET_MS = 80;
+const TOGETHER_MS = 8;  // parts that come within this time are shown at once: each time takes the browser a frame
+const BUSY_MS = 300;  // an answer that takes longer dims the figures before it
 
 fillTexts(document);
 const described = await askControls();
@@ -25,6 +27,8 @@ let answer = {};  // parts of the answer to the state, by name
 let besideAnswer = null;  // the same of the plan beside
 const drawn = {};  // by part: the content that is on the screen, and that of the plan beside it
 let asking = new AbortController();
+let isUnwritten = false;  // the address is that of a state before
+let frame = null;  // what the next frame shows: { names, painted }
 
 const showControls = buildControls(byId("controls"), described, (key, text, isStep) => {
   const isModel = key === "job" && described.models.includes(text);
@@ -32,11 +36,18 @@ const showControls = buildControls(byId("controls"), described, (key, text, isSt
   else go(isModel ? ofModel(text, answer.values || {}) : { job: text }, isStep);
 });
 
-// Goes to another state, of a step of its own in the browser's history unless a slider moves.
+// Goes to another state, of a step of its own in the browser's history unless a slider moves. The address is written
+// when the answer is on the screen, since that takes a browser as long as a part of the answer.
 function go(state, isStep = true) {
+  if (isStep) write();
   page = { ...page, state };
-  writeAddress(page, isStep);
+  isUnwritten ||= isStep;
   refresh([], isStep);
+}
+
+function write() {
+  if (isUnwritten) writeAddress(page);
+  isUnwritten = false;
 }
 
 async function refresh(notes = [], isStep = true) {
@@ -44,8 +55,13 @@ async function refresh(notes = [], isStep = true) {
   asking = new AbortController();
   const { signal } = asking;
   performance.mark("asked");
-  document.body.classList.add("busy");
-  const seen = (part, parts) => show(part, parts, notes);
+  delete document.body.dataset.shown;
+  const busy = setTimeout(() => document.body.classList.add("busy"), BUSY_MS);
+  signal.addEventListener("abort", () => clearTimeout(busy));
+  const seen = showTogether(notes, signal, () => {
+    clearTimeout(busy);
+    document.body.classList.remove("busy");
+  });
   try {
     if (page.beside && !besideAnswer) besideAnswer = await answerOf(page.beside, [...QUICK, ...SLOW], {}, signal, () => {});
     answer = await answerOf(page.state, isStep ? [...QUICK, ...SLOW] : QUICK, drawn, signal, seen);
@@ -57,10 +73,14 @@ async function refresh(notes = [], isStep = true) {
       }
       if (answer.memory.fits === false) searchFitting(page.state, place(), (plan) => go({ ...page.state, ...plan }), signal);
     }
-    onScreen("shown");
+    await onScreen("shown");
+    if (signal.aborted) return;
+    write();
     document.body.dataset.shown = location.hash;  // all of this state is on the screen
   } catch (error) {
     if (error.name === "AbortError") return;
+    write();
+    clearTimeout(busy);
     document.body.classList.remove("busy");
     showFaults(error.faults || [TEXTS.messages.silent(error.message)]);
   }
@@ -77,8 +97,28 @@ async function answerOf(state, wanted, known, signal, seen) {
     if (part === "faults") parts.way_out = content.way_out;
     if (signal.aborted) throw new DOMException("", "AbortError");
     seen(part, parts);
+    if (wanted.every((name) => name in parts)) seen("", parts);
   }
   return parts;
+}
+
+// A function that shows the parts of an answer as they come: time and money, or faults, at once with what came before
+// them, others together. The name of the part is empty after the last one. `settle` is called when memory is shown.
+function showTogether(notes, signal, settle) {
+  let waiting = [], timer = 0;
+  const showAll = (parts) => {
+    clearTimeout(timer);
+    timer = 0;
+    const names = signal.aborted ? [] : waiting;
+    waiting = [];
+    for (const name of names) show(name, parts, notes);
+    if (names.some((name) => name === "memory" || name === "faults")) settle();
+  };
+  return (part, parts) => {
+    if (part) waiting.push(part);
+    if (["", "step", "faults"].includes(part)) showAll(parts);
+    else if (!["values", "job"].includes(part) && !timer) timer = setTimeout(showAll, TOGETHER_MS, parts);
+  };
 }
 
 // Shows one part of an answer, of which `parts` are known. What is on the screen already stays as it is.
@@ -88,13 +128,18 @@ function show(part, parts, notes) {
   if (!isShown) showPart(part, parts, notes);
   drawn[part] = { content, beside };
   if (part === "step" || part === "memory") showHeadline(byId("headline"), { memory: drawn.memory?.content, ...parts }, besideAnswer);
-  if (part === "memory" || part === "faults") document.body.classList.remove("busy");
   onScreen(part);
 }
 
-// A mark of the time at which what was shown is on the screen: benchmarks/studio.py reads them.
+// Marks the time at which what was shown is on the screen, and waits for it: benchmarks/studio.py reads the marks.
 function onScreen(name) {
-  requestAnimationFrame(() => setTimeout(() => performance.mark(name)));
+  frame ||= { names: [], painted: new Promise((resolve) => requestAnimationFrame(() => setTimeout(() => {
+    for (const shown of frame.names) performance.mark(shown);
+    frame = null;
+    resolve();
+  }))) };
+  frame.names.push(name);
+  return frame.painted;
 }
 
 function showPart(part, parts, notes) {
@@ -120,10 +165,11 @@ function showPart(part, parts, notes) {
 
 function keepBeside() {
   const isKept = page.beside !== null;
+  write();
   page = { ...page, beside: isKept ? null : page.state };
   showKeep();
   besideAnswer = null;
-  writeAddress(page, true);
+  writeAddress(page);
   refresh();
 }
 
@@ -146,8 +192,9 @@ async function open(files) {
   try {
     const texts = await textsOf(files);
     const { state, notes, system } = await stateOf(texts, "", answer.values || {});
+    write();
     page = { state, beside: page.beside };
-    writeAddress(page, true);
+    writeAddress(page);
     const read = TEXTS.messages.read({ names: Object.keys(texts).join(", "), system });
     refresh([read, ...notes.split("\n").filter(Boolean)]);
   } catch (error) {
@@ -179,6 +226,7 @@ addEventListener("keydown", (event) => {
 });
 addEventListener("popstate", () => {
   page = readAddress(described.first);
+  isUnwritten = false;
   besideAnswer = null;
   showKeep();
   refresh();

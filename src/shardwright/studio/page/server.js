@@ -23,14 +23,17 @@ export class Faults extends Error {
 }
 
 async function* lines(response) {
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let text = "";
+  const reader = response.body.getReader(), decoder = new TextDecoder();
+  let begun = [];  // pieces of a line without its end
   for (;;) {
     const { value, done } = await reader.read();
     if (done) return;
-    const parts = (text + value).split("\n");
-    text = parts.pop();
-    for (const part of parts) yield JSON.parse(part);
+    const [first, ...others] = decoder.decode(value, { stream: true }).split("\n");
+    begun.push(first);
+    for (const next of others) {
+      yield JSON.parse(begun.join(""));
+      begun = [next];
+    }
   }
 }
 

@@ -13,14 +13,12 @@ export function readAddress(first) {
   return { state: Object.keys(state).length ? state : first, beside: beside ? parse(beside) : null };
 }
 
-// `isStep` makes a step to which the browser's Back returns.
-export function writeAddress({ state, beside }, isStep) {
+// Each is a step to which the browser's Back returns.
+export function writeAddress({ state, beside }) {
   const words = new URLSearchParams(state);
   if (beside) words.set(BESIDE, new URLSearchParams(beside));
   const address = `#${words}`;
-  if (address === location.hash) return;
-  if (isStep) history.pushState(null, "", address);
-  else history.replaceState(null, "", address);
+  if (address !== location.hash) history.pushState(null, "", address);
 }
 
 // A change of one of them changes how many replicas fill the cluster: the server says it anew.
