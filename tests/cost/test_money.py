@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.config import catalog
+from shardwright.config.catalog_entry import read_entry
 from shardwright.config.cluster import ClusterSpec, DeviceSpec
 from shardwright.config.load import load_job
+from shardwright.config.phrase import in_language
 from shardwright.cost.calibration import shipped
 from shardwright.cost.failures import (
     Reliability,
@@ -21,9 +23,10 @@ from shardwright.cost.failures import (
     reliability_of,
 )
 from shardwright.cost.from_job import run_of
-from shardwright.cost.money import money_gaps, step_money
+from shardwright.cost.money import money_gaps, price_source, step_money
 from shardwright.sharding.stage_parameters import num_parameters
 from shardwright.simulate.closed_form import step_time
+from support.languages import num_chinese
 
 
 def cluster(**fields: object) -> ClusterSpec:
@@ -155,6 +158,13 @@ def test_many_jobs_at_once() -> None:
     for size, share in zip(sizes, result, strict=True):
         one = reliability_of(spec, float(size), 1e12)
         assert one is not None and goodput(one, best_interval_s(one)).training == pytest.approx(share)
+
+
+def test_each_source_of_a_price_is_in_chinese_too() -> None:
+    devices = [read_entry("devices", name, DeviceSpec) for name in catalog.names("devices")]
+    sources = [source for device in devices if (source := price_source(device))]
+    assert len(sources) > 10
+    assert not [source for source in sources if not num_chinese(in_language(source, "zh"))]
 
 
 def test_a_checkpoint_of_a_trillion_parameters() -> None:

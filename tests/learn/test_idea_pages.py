@@ -13,7 +13,8 @@ from shardwright.learn.computed_answers import questions_of
 from shardwright.learn.idea_figures import FIGURES
 from shardwright.learn.idea_pages import IDEAS, LANGUAGES, OTHERS, PAGES, QUESTIONS, TERMS, IdeaPage, page_of
 from shardwright.report.text_columns import num_columns
-from support.learn_pages import BLOCK, commands, filled, output_of, pictures, renewed
+from support.languages import num_chinese, words_of_picture
+from support.learn_pages import BLOCK, commands, figure_file, filled, output_of, pictures, renewed
 
 ROOT = Path(__file__).parents[2]
 NAMES = (*IDEAS, *OTHERS, "index")
@@ -118,14 +119,20 @@ def test_questions_ask_for_most_pages_and_each_language_its_own() -> None:
 def test_links_lead_to_pages(name: str) -> None:
     for language in LANGUAGES:
         for target in re.findall(r"\]\(([^)]+)\)", page(name, language)):
-            folder = PAGES / ("en" if target.startswith("figures/") else language)
-            assert (folder / target).exists(), target
+            assert (PAGES / language / target).exists(), target
 
 
-def test_a_reader_in_another_language_is_told_how_filters_find_english_words() -> None:
-    filtered = [name for name in IDEAS if "| grep" in page(name, "zh") or "| sed" in page(name, "zh")]
-    assert filtered and all("export LC_ALL" in IdeaPage(name, "zh").text for name in filtered)
-    assert not any("export LC_ALL" in IdeaPage(name, "en").text for name in IDEAS)
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_what_is_filtered_is_the_same_in_every_locale(name: str, language: str) -> None:
+    """Filters look for words, or count lines, of an output: its command states a language or asks for JSON, or writes
+    a file of another system, which has no language."""
+    filtered = [command.replace("\\\n", " ") for command in commands(page(name, language)) if " | " in command]
+    for command in filtered:
+        own = command.partition(" | ")[0]
+        if "--lang en" not in own and "--json" not in own:
+            assert own.startswith("shardwright export "), command
+            assert output_of(command, "zh_CN.UTF-8") == output_of(command), command
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -141,13 +148,26 @@ def test_the_list_is_all_pages_and_the_index_links_them() -> None:
         linked = re.findall(r"\(([a-z-]+)\.md\)", page("index", language))
         assert sorted(linked) == sorted((*IDEAS, *OTHERS))
     used = {name for idea in NAMES for name in pictures(page(idea, "en"))}
-    assert used == set(FIGURES) == {file.stem for file in (PAGES / "en" / "figures").glob("*.svg")}
+    for language in LANGUAGES:
+        assert used == set(FIGURES) == {file.stem for file in (PAGES / language / "figures").glob("*.svg")}
 
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", FIGURES)
-def test_a_figure_is_as_its_code_draws_it(name: str) -> None:
-    assert (PAGES / "en" / "figures" / f"{name}.svg").read_text(encoding="utf-8") == FIGURES[name]()
+def test_a_figure_is_as_its_code_draws_it_in_both_languages(name: str) -> None:
+    drawing = FIGURES[name]()
+    for language in LANGUAGES:
+        assert figure_file(name, language).read_text(encoding="utf-8") == drawing(language)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_chinese_figure_has_the_numbers_of_the_english_one_and_no_english_sentence(name: str) -> None:
+    english, chinese = (
+        words_of_picture(figure_file(name, language).read_text(encoding="utf-8")) for language in LANGUAGES
+    )
+    assert sorted(NUMBER.findall(english)) == sorted(NUMBER.findall(chinese))
+    assert num_chinese(chinese) > 0 == num_chinese(english)
+    assert not re.findall("[a-z]{3,} [a-z]{3,}", chinese)
 
 
 def test_chinese_pages_use_the_terms_of_the_field() -> None:

@@ -3,7 +3,9 @@
 import re
 from pathlib import Path
 
+from shardwright.learn.idea_figures import FIGURES
 from shardwright.learn.idea_pages import IDEAS, OTHERS
+from support.learn_pages import figure_file
 
 MOST_BYTES = 15_000_000
 
@@ -12,6 +14,14 @@ def test_every_page_is_there_in_both_languages(site: Path) -> None:
     for language in (".", "zh"):
         assert {file.stem for file in (site / language).glob("*.html")} - {"404"} == {*IDEAS, *OTHERS, "index"}
     assert sum(file.stat().st_size for file in site.rglob("*")) < MOST_BYTES
+
+
+def test_chinese_pages_show_the_chinese_pictures(site: Path) -> None:
+    for name in FIGURES:
+        assert (site / "zh" / "figures" / f"{name}.svg").read_bytes() == figure_file(name, "zh").read_bytes()
+    for file in (site / "zh").glob("*.html"):
+        targets = re.findall(r'<img[^>]+src="?([^">\s]*figures/[^">\s]+)', file.read_text(encoding="utf-8"))
+        assert all(target.startswith("figures/") for target in targets), (file, targets)
 
 
 def test_it_asks_no_other_machine(site: Path) -> None:

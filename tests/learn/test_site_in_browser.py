@@ -1,4 +1,4 @@
-"""Pages of the site in Chromium, and what a reader does with their figures. `make site-check` opens all of them."""
+"""All pages of the site in Chromium, and what a reader does with their figures. `make site-check` pictures them."""
 
 import socket
 from collections.abc import Iterator
@@ -10,15 +10,18 @@ pytest.importorskip("playwright", reason="browsers are driven by playwright")
 
 from playwright.sync_api import Browser, Page
 
+from shardwright.learn.idea_pages import IDEAS, OTHERS, IdeaPage
+from shardwright.learn.playable_figures import PLAYABLE
 from support.browser import NEEDS_CHROMIUM, started_chromium, watched_page
-from support.site_in_browser import QuietFiles, opened, options, served
+from support.learn_pages import pictures
+from support.site_in_browser import QuietFiles, opened, operate, options, served
 
 pytestmark = NEEDS_CHROMIUM
 
 
 @pytest.fixture(scope="module")
 def address(site: Path) -> Iterator[str]:
-    with served(site) as address:
+    with served(site, is_searched=False) as address:
         yield address
 
 
@@ -42,17 +45,21 @@ def test_a_browser_that_stops_listening_is_no_error(tmp_path: Path) -> None:
     with server_end:
         with browser_end:
             browser_end.sendall(b"GET /large HTTP/1.0\r\n\r\n")
-        QuietFiles(server_end, ("127.0.0.1", 0), None, directory=str(tmp_path))  # type: ignore[arg-type]
+        QuietFiles(server_end, ("127.0.0.1", 0), None, directory=str(tmp_path), instead={})  # type: ignore[arg-type]
 
 
 def numbers(page: Page) -> list[str]:
     return page.locator(".playable dd").all_inner_texts()
 
 
-@pytest.mark.parametrize("page", [(1400, "dark"), (390, "light")], indirect=True)
-def test_pages_fit_and_say_nothing_wrong(page: Page, address: str) -> None:
-    for name in ("index.html", "zh/pipelines.html", "zh/mesh.html", "zero.html", "playbook.html", "zh/monitoring.html"):
-        opened(page, address + name)
+@pytest.mark.parametrize(("page", "language"), [((1400, "light"), "en"), ((390, "dark"), "zh")], indirect=["page"])
+def test_every_page_fits_says_nothing_wrong_and_has_figures_that_obey(page: Page, address: str, language: str) -> None:
+    """English pages in a wide window, by keyboard; Chinese ones on a phone, by touch."""
+    folder = "" if language == "en" else f"{language}/"
+    for name in (*IDEAS, *OTHERS, "index"):
+        opened(page, f"{address}{folder}{name}.html")
+        playable = [figure for figure in pictures(IdeaPage(name, language).markdown) if figure in PLAYABLE]
+        assert operate(page, taps=language == "zh") == len(playable)
 
 
 def test_a_pipeline_is_chosen_stepped_and_played_by_keyboard(page: Page, address: str) -> None:
@@ -114,6 +121,17 @@ def test_a_plan_that_is_refused_says_why(page: Page, address: str) -> None:
     assert "dualpipe" in page.inner_text(".playable-fault") and not numbers(page)
     page.keyboard.press("End")
     assert len(numbers(page)) == 5
+
+
+@pytest.mark.parametrize(("name", "words", "target"), [("zero", "goodput", "failures"), ("zh/zero", "显存", "zh/")])
+def test_words_are_searched_for(browser: Browser, site: Path, name: str, words: str, target: str) -> None:
+    with served(site) as address, watched_page(browser, (address, "data:", "blob:")) as page:
+        page.goto(f"{address}{name}.html")
+        page.keyboard.press("f")
+        page.keyboard.type(words)
+        page.wait_for_selector(".md-search-result__link")
+        links = page.locator(".md-search-result__link").evaluate_all("all => all.map((one) => one.href)")
+        assert any(link.startswith(address + target) for link in links)
 
 
 def test_without_scripts_the_picture_stays(browser: Browser, address: str) -> None:

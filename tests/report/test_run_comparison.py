@@ -1,5 +1,6 @@
 """What `train` says at its end: predicted beside measured, and what can't be predicted."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,12 @@ import pytest
 
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
+from shardwright.config.phrase import as_data, in_language
 from shardwright.memory.job_memory import job_memory
+from shardwright.report.run.run_record import record_of
 from shardwright.report.run_comparison import compared_dict, compared_text
 from shardwright.train.steps_measured import SpanBytes, SpanUse, StepsMeasured, StepsRecorder
+from support.languages import num_chinese
 
 
 def job(device: str = "unknown", **plan: Any) -> JobSpec:
@@ -72,7 +76,21 @@ def test_a_device_that_is_not_known_is_told(tmp_path: Path) -> None:
     file = tmp_path / "chip.toml"
     file.write_text("memory_gib = 1.0\n", encoding="utf-8")
     of = job(str(file))
-    assert "peak" in compared_dict(of, seen(of))["time_not_predicted"]
+    reason = compared_dict(of, seen(of))["time_not_predicted"]
+    assert "peak" in reason
+
+
+def test_a_reason_that_was_written_is_read_in_any_language(tmp_path: Path) -> None:
+    file = tmp_path / "chip.toml"
+    file.write_text("memory_gib = 1.0\n", encoding="utf-8")
+    for of in (job("unknown"), job(str(file))):
+        compared = compared_dict(of, seen(of))
+        reason = compared["time_not_predicted"]
+        row = json.loads(json.dumps({"predicted_and_measured": compared, "time_not_predicted": as_data(reason)}))
+        read = record_of([row]).compared
+        assert read == compared and num_chinese(in_language(read["time_not_predicted"], "zh")) > 10
+        for damaged in ({}, {"time_not_predicted": {"template": [], "values": {}}}, {"time_not_predicted": {"a": 1}}):
+            assert record_of([{"predicted_and_measured": compared} | damaged]).compared == compared
 
 
 def test_no_steps_are_nothing() -> None:

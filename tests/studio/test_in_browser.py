@@ -20,6 +20,8 @@ from support.languages import num_chinese
 from support.tiny_config import TINY_LLAMA
 
 pytestmark = NEEDS_CHROMIUM
+IN_VIEW = """() => new Promise((done) => new IntersectionObserver(([canvas]) => canvas.isIntersecting && done())
+  .observe(document.querySelector("#timeline canvas")))"""
 JOB = "#job=quickstart&device=h100-sxm&devices=4"
 
 
@@ -111,7 +113,7 @@ def test_no_text_is_missing(page: Page) -> None:
 def test_a_timeline_plays_and_steps_by_keyboard(page: Page) -> None:
     go(page, JOB)
     page.locator("#timeline canvas").scroll_into_view_if_needed()
-    page.wait_for_timeout(200)  # until the page knows that it is in view
+    page.evaluate(IN_VIEW)  # the page, which began to observe earlier, is told earlier
     answer = page.locator("#timeline .now")
     for key in ("ArrowRight", "ArrowRight", "ArrowRight"):
         page.keyboard.press(key)

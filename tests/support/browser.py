@@ -28,13 +28,13 @@ def started_chromium() -> Iterator[Browser]:
 def watched_page(browser: Browser, addresses: tuple[str, ...], **options: Any) -> Iterator[Page]:
     """A page that may ask for `addresses` alone, by how they begin. `options` are those of a browser's context.
 
-    At its end it fails if there was an error, a warning or another request.
+    At its end it fails if there was an error, a warning or another request, and says on which page.
     """
     context = browser.new_context(**options)
-    shown, wrong = context.new_page(), list[str]()
-    shown.on("console", lambda message: message.type in ("error", "warning") and wrong.append(message.text))
-    shown.on("pageerror", lambda error: wrong.append(str(error)))
-    shown.on("request", lambda asked: asked.url.startswith(addresses) or wrong.append(asked.url))
+    shown, wrong = context.new_page(), list[tuple[str, str]]()
+    shown.on("console", lambda one: one.type in ("error", "warning") and wrong.append((shown.url, one.text)))
+    shown.on("pageerror", lambda error: wrong.append((shown.url, str(error))))
+    shown.on("request", lambda asked: asked.url.startswith(addresses) or wrong.append((shown.url, asked.url)))
     yield shown
     context.close()
     assert not wrong, wrong

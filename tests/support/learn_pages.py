@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from functools import cache
+from pathlib import Path
 
 import click
 from click.testing import CliRunner
@@ -37,10 +38,10 @@ def pictures(markdown: str) -> list[str]:
 
 
 @cache
-def output_of(command: str) -> str:
+def output_of(command: str, locale: str = "C.UTF-8") -> str:
     """The standard output of a command, or its faults, through the programs that it is piped into."""
     own, _, others = command.replace("\\\n", " ").partition(" | ")
-    output = _printed(" ".join(own.split()))
+    output = _printed(" ".join(own.split()), locale)
     if others:
         done = subprocess.run(["bash", "-c", others], input=output, capture_output=True, check=True, text=True)
         output = done.stdout
@@ -48,13 +49,13 @@ def output_of(command: str) -> str:
 
 
 @cache
-def _printed(own: str) -> str:
+def _printed(own: str, locale: str) -> str:
     """The output of a command of ours, once for all the programs that read it."""
     words = subprocess.run(["bash", "-c", f"printf '%s\\0' {own}"], capture_output=True, check=True, text=True).stdout
     name, *arguments = words.split("\0")[:-1]
     assert name == "shardwright", own
     try:
-        result = CliRunner().invoke(cli, arguments, catch_exceptions=True)
+        result = CliRunner(env={"LC_ALL": locale}).invoke(cli, arguments, catch_exceptions=True)
         if isinstance(result.exception, PlanError):
             raise result.exception
         assert result.exit_code == 0, (own, result.output, result.exception)
@@ -94,15 +95,22 @@ def _words_between(output: str) -> list[str]:
     return ["".join(text.split()) for text in NUMBER.split(output)]
 
 
+def figure_file(name: str, language: str) -> Path:
+    """The picture of a figure on the pages of a language."""
+    return PAGES / language / "figures" / f"{name}.svg"
+
+
 def main() -> None:
     """Write outputs and figures."""
     ideas = sys.argv[1:] or (*IDEAS, *OTHERS, "index")
-    for language in LANGUAGES:
-        for idea in ideas:
+    for idea in ideas:
+        for language in LANGUAGES:
             page = IdeaPage(idea, language)
             page.file.write_text(filled(page.markdown), encoding="utf-8")
-            for name in pictures(page.markdown):
-                (PAGES / "en" / "figures" / f"{name}.svg").write_text(FIGURES[name](), encoding="utf-8")
+        for name in pictures(IdeaPage(idea, LANGUAGES[0]).markdown):
+            drawing = FIGURES[name]()
+            for language in LANGUAGES:
+                figure_file(name, language).write_text(drawing(language), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -7,27 +7,45 @@ A page is wrong if there is an error or a warning on the console, a request to a
 there, something wider than the window, or a playable figure that did not come alive.
 """
 
+import json
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Page
+from playwright.sync_api import ElementHandle, Page
 
 from support.browser import CHROMIUM, started_chromium, watched_page
 
 WIDTHS = (1400, 390)
 SCHEMES = ("light", "dark")
 # The theme asks each language for one of these, and goes on without it.
-OPTIONAL = "sitemap.xml"
+OPTIONAL = {"sitemap.xml": b"<urlset/>"}
+
+# Brings a control into the middle of the window and gives it the focus: its value, if that is the last, and its place.
+_BEGIN = """one => {
+  one.scrollIntoView({ block: "center" });
+  one.focus();
+  const { left, width, top, height } = one.getBoundingClientRect();
+  const last = one.max ?? one.options?.[one.options.length - 1].value;
+  return [one.value, one.value === last, left, width, top + height / 2];
+}"""
+# Gives a control the value that it had.
+_RESET = (
+    "(one, value) => { one.value = value; one.dispatchEvent(new Event(one.type === 'range' ? 'input' : 'change')); }"
+)
 
 
 class QuietFiles(SimpleHTTPRequestHandler):
-    """Serves files and says nothing; of an optional file that is missing it sends an empty one."""
+    """Serves files, which a browser may keep, and says nothing; in place of some it sends others."""
+
+    def __init__(self, *args: Any, instead: Mapping[str, bytes], **options: Any) -> None:
+        self._instead = instead  # what is sent in place of files, by the end of their paths
+        super().__init__(*args, **options)
 
     def handle(self) -> None:
         with suppress(BrokenPipeError, ConnectionResetError):  # a browser that opens the next page stops listening
@@ -36,23 +54,38 @@ class QuietFiles(SimpleHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (as http.server calls it)
         pass
 
+    def end_headers(self) -> None:
+        self.send_header("Cache-Control", "max-age=3600")
+        super().end_headers()
+
     def do_GET(self) -> None:
-        if self.path.endswith(OPTIONAL):
-            self.send_response(200)
-            self.send_header("Content-Type", "text/xml")
-            self.end_headers()
-            self.wfile.write(b"<urlset/>")
+        sent = next((content for end, content in self._instead.items() if self.path.endswith(end)), None)
+        if sent is None:
+            super().do_GET()
             return
-        super().do_GET()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json" if sent.startswith(b"{") else "text/xml")
+        self.end_headers()
+        self.wfile.write(sent)
 
 
 @contextmanager
-def served(site: Path) -> Iterator[str]:
-    """The address of a site on this machine."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(QuietFiles, directory=str(site))) as server:
+def served(site: Path, is_searched: bool = True) -> Iterator[str]:
+    """The address of a site on this machine. Each page reads the index of all words and sorts it, which takes half of
+    its time; where nobody searches the index is empty."""
+    instead = OPTIONAL if is_searched else OPTIONAL | _no_words(site)
+    handler = partial(QuietFiles, directory=str(site), instead=instead)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_address[1]}/"
         server.shutdown()
+
+
+def _no_words(site: Path) -> dict[str, bytes]:
+    """The index of a site without its words."""
+    (file,) = site.glob("search/*.json")
+    index = json.loads(file.read_text(encoding="utf-8"))
+    return {file.name: json.dumps(index | {"config": index["config"] | {"lang": ["en"]}, "docs": []}).encode()}
 
 
 def page_names(site: Path) -> list[str]:
@@ -67,6 +100,38 @@ def opened(page: Page, address: str) -> None:
     assert not marked, f"{address}: {marked} did not come alive"
     wide, window = page.evaluate("() => [document.documentElement.scrollWidth, innerWidth]")
     assert wide <= window, f"{address}: {wide} px in a window of {window}"
+
+
+def operate(page: Page, taps: bool) -> int:
+    """Operate each control of each playable figure, and see that its picture changes: by keyboard; or by taps, where
+    the browser's own list of values is left to the browser. The number of figures."""
+    figures = page.query_selector_all("figure.playable")
+    for figure in figures:
+        for control in figure.query_selector_all("input" if taps else "select, input"):
+            start, is_last, left, width, middle = control.evaluate(_BEGIN)
+            if not width:  # of a figure without moments
+                continue
+            before = _picture(figure)
+            if taps:
+                page.touchscreen.tap(left + 1 if is_last else left + width - 1, middle)
+            else:
+                page.keyboard.press("Home" if is_last else "End")
+            assert _picture(figure) != before, f"{page.url}: a control changes nothing"
+            control.evaluate(_RESET, start)
+        button = figure.query_selector(".playable-player:not([hidden]) button")
+        if button is not None:
+            for _ in ("play", "pause"):
+                name = button.inner_text()
+                _, _, left, width, middle = button.evaluate(_BEGIN)
+                page.touchscreen.tap(left + width / 2, middle) if taps else page.keyboard.press(" ")
+                assert button.inner_text() != name, f"{page.url}: the button does nothing"
+    return len(figures)
+
+
+def _picture(figure: ElementHandle) -> str:
+    """The picture and the numbers of a figure."""
+    parts = figure.eval_on_selector_all(".playable-picture, dl", "all => all.map((one) => one.innerHTML)")
+    return "\n".join(parts)
 
 
 def options(width: int, scheme: str) -> dict[str, Any]:

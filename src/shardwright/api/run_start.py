@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 from shardwright.config.base import PlanError
 from shardwright.config.job import STATED, JobSpec
-from shardwright.config.phrase import say
-from shardwright.config.units import counted, counted_phrase, seconds_text
+from shardwright.config.phrase import each, say
+from shardwright.config.units import counted_phrase, seconds_text
 
 if TYPE_CHECKING:
     from shardwright.planner.own_plan import Estimate
@@ -100,12 +100,19 @@ def cost_text(job: JobSpec) -> str:
     from shardwright.report.plans_text import usd_text
 
     money = estimate.cost_of_steps(estimate.num_steps_of_run)
-    cost = f"{money.device_hours:,.3g} device-hours"
+    cost = say("{device_hours:,.3g} device-hours", device_hours=money.device_hours)
     if money.usd is not None:
-        cost += f" and {usd_text(money.usd)}, {price_words(job.cluster)}"
-    step_s, steps = float(estimate.step.total), counted(job.optimizer.steps, "step")
-    kept = f"; a checkpoint every {seconds_text(job.checkpoint.every_s)}" if job.checkpoint.every_s else ""
-    return f"predicted: {steps} of {seconds_text(step_s)} take {seconds_text(_run_s(job))}, {cost}{kept}"
+        cost = say("{hours} and {usd}, {price}", hours=cost, usd=usd_text(money.usd), price=price_words(job.cluster))
+    told = say(
+        "predicted: {steps} of {step} take {run}, {cost}",
+        steps=counted_phrase(job.optimizer.steps, "step"),
+        step=seconds_text(float(estimate.step.total)),
+        run=seconds_text(_run_s(job)),
+        cost=cost,
+    )
+    if not job.checkpoint.every_s:
+        return told
+    return each([told, say("a checkpoint every {interval}", interval=seconds_text(job.checkpoint.every_s))])
 
 
 def _predicted(job: JobSpec) -> "Estimate | None":

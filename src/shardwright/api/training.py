@@ -17,7 +17,7 @@ from shardwright.api.shown import Shown, framed
 from shardwright.config.base import PlanError, error_text
 from shardwright.config.dotted_keys import flat_keys
 from shardwright.config.job import JobSpec
-from shardwright.config.phrase import ENGLISH, in_language, say
+from shardwright.config.phrase import ENGLISH, as_data, in_language, say
 from shardwright.config.units import counted
 from shardwright.train.launch import preemption
 from shardwright.train.launch.ending import die_of_signals
@@ -167,7 +167,8 @@ def _compared(spec: JobSpec, result: Any, folder: Path, language: str) -> tuple[
     comparison = compared_dict(spec, result.measured)
     metrics = folder / METRICS
     with telling_of_full_disk(metrics), open_to_append(metrics) as file:
-        file.write(json.dumps({"predicted_and_measured": comparison}) + "\n")
+        reason = as_data(comparison["time_not_predicted"])  # which a report shows in any language
+        file.write(json.dumps({"predicted_and_measured": comparison, "time_not_predicted": reason}) + "\n")
     return comparison, compared_text(comparison, language)
 
 

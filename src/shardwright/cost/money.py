@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shardwright.config.cluster import ClusterSpec, DeviceSpec
-from shardwright.config.phrase import say
+from shardwright.config.phrase import fixed, say
 from shardwright.cost.calibration import device_of
 from shardwright.layers.arrays import Numbers
 
@@ -61,11 +61,15 @@ def device_hour_price(cluster: ClusterSpec) -> dict[str, Any]:
         return {}
     if cluster.usd_per_device_hour or device is None:
         return {"price": price, "origin": "cluster.usd_per_device_hour"}
-    source = device.sources.get("usd_per_hour", "")
-    if not source:
-        origin = say("the file of {device} does not say from when", device=device.name)
-        return {"price": price, "origin": origin}
-    return {"price": price, "origin": re.split(r"[,:] \$", source)[0]}  # without the price of an instance
+    unstated = say("the file of {device} does not say from when", device=device.name)
+    return {"price": price, "origin": price_source(device) or unstated}
+
+
+def price_source(device: DeviceSpec) -> str:
+    """The origin of the price of a device and hour, with its date, without the price of an instance; empty if its file
+    does not say. Those of the catalog are phrases."""
+    source = re.split(r"[,:] \$", device.sources.get("usd_per_hour", ""))[0]
+    return fixed(source) if source else ""
 
 
 def _site_power_w(cluster: ClusterSpec) -> float | None:

@@ -1,13 +1,18 @@
-"""The figures of the pages, each computed when it is drawn: predictions of jobs, schedules, collectives, the mesh."""
+"""The figures of the pages, each computed when it is asked for: predictions of jobs, schedules, collectives, the mesh.
+
+A figure is computed once and drawn in each language: its function gives one that takes a language.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from shardwright.api.loaded_job import load
 from shardwright.api.one_collective import CollectiveQuestion, one_collective
 from shardwright.config.cluster_facts import device_entry, device_hours_between_failures
 from shardwright.config.compression_facts import COMPRESSIONS
 from shardwright.config.job import JobSpec
-from shardwright.config.units import bytes_text, memory_text, seconds_text
+from shardwright.config.phrase import in_language, say
+from shardwright.config.units import bytes_text, counted_phrase, memory_text, seconds_text
 from shardwright.cost.collective_time import ring_s
 from shardwright.cost.failures import Reliability, best_interval_s, goodput
 from shardwright.learn.playable_shares import time_lost
@@ -27,19 +32,21 @@ from shardwright.simulate.slow_rank import SlowRank
 _DEVICE, _MODEL = "h100-sxm", "llama3-8b"
 _GENERATIONS = ("v100-sxm-32g", "a100-sxm-80g", "h100-sxm", "h200-sxm", "b200-sxm")
 _PARTS_OF_TIME = {
-    "compute": "computing",
-    "again": "recomputing",
-    "tensor": "tensor parallel",
-    "context": "context parallel",
-    "expert": "experts",
-    "data": "replicas",
-    "messages": "messages",
-    "bubble": "bubble",
-    "optimizer": "update",
-    "other": "the rest",
+    "compute": say("computing"),
+    "again": say("recomputing"),
+    "tensor": say("tensor parallel"),
+    "context": say("context parallel"),
+    "expert": say("experts"),
+    "data": say("data parallel"),
+    "messages": say("messages"),
+    "bubble": say("bubble"),
+    "optimizer": say("update"),
+    "other": say("the rest"),
 }
 
 Rows = Sequence[tuple[str, Sequence[str]]]  # label, overrides of a job
+Bars = list[tuple[str, dict[str, float]]]  # label, amount by part
+Drawing = Callable[[str], str]  # the SVG document with words of a language
 
 
 def _jobs(model: str, devices: int, rows: Rows) -> list[tuple[str, JobSpec]]:
@@ -47,15 +54,25 @@ def _jobs(model: str, devices: int, rows: Rows) -> list[tuple[str, JobSpec]]:
     return [(label, load(model, *sets, devices=devices, device=_DEVICE).spec) for label, sets in rows]
 
 
-def _memory(title: str, jobs: Sequence[tuple[str, JobSpec]]) -> str:
+def _memory(title: str, jobs: Sequence[tuple[str, JobSpec]]) -> Drawing:
     """Bars of what a plan holds on its fullest rank by kind, beside the memory that a plan can fill."""
-    bars = []
+    bars = Bars()
     for label, job in jobs:
         fullest = max((rank.as_dict() for rank in job_memory(job)), key=lambda sizes: sizes["total_bytes"])
         kinds = {key.removesuffix("_bytes"): float(size) for key, size in fullest.items() if size}
-        bars.append((label, {kind: size for kind, size in kinds.items() if kind not in ("total", "host")}))
+        bars.append((label, {say(kind): size for kind, size in kinds.items() if kind not in ("total", "host")}))
     room = device_room_bytes(jobs[0][1]) or 0
-    return StackedBars(title, bars, _memory_text, float(room), f"a plan can fill {memory_text(room)}").svg()
+    can_fill = say("a plan can fill {room}", room=memory_text(room))
+    return StackedBars(title, bars, _memory_text, float(room), can_fill).svg
+
+
+def _of_replicas(model: str, replicas: int, zero: int | None = None) -> str:
+    """The title of bars of memory."""
+    if zero is None:
+        return say("{model} on {replicas} replicas: memory of a rank", model=model, replicas=replicas)
+    return say(
+        "{model} on {replicas} replicas, ZeRO {zero}: memory of a rank", model=model, replicas=replicas, zero=zero
+    )
 
 
 def _memory_text(size: float) -> str:
@@ -68,116 +85,131 @@ def _shares(job: JobSpec) -> dict[str, float]:
     return {name: float(getattr(step, part)) for part, name in _PARTS_OF_TIME.items() if getattr(step, part) > 0}
 
 
-def memory_wall() -> str:
+def memory_wall() -> Drawing:
     """FLOPs that a device can do for each byte that its memory delivers, by generation."""
     devices = [device_entry(name) for name in _GENERATIONS]
-    rows = [
+    rows: Bars = [
         (
             device.name,
             {
-                "FLOP a byte": device.peak_tflops.get("bfloat16", device.peak_tflops["float16"])
+                say("FLOP a byte"): device.peak_tflops.get("bfloat16", device.peak_tflops["float16"])
                 * 1e3
                 / device.memory_gb_per_s
             },
         )
         for device in devices
     ]
-    return StackedBars("FLOP by byte of memory traffic, 16 bits", rows, "{:.0f}".format).svg()
+    return StackedBars(say("FLOP by byte of memory traffic, 16 bits"), rows, "{:.0f}".format).svg
 
 
-def device_memory() -> str:
+def device_memory() -> Drawing:
     """The memory of one rank that holds a whole model, by kind."""
-    rows = [("one h100-sxm", ["plan.dp=1", "plan.zero=0"])]
-    return _memory(f"{_MODEL} on one device: weights, gradients, AdamW, activations", _jobs(_MODEL, 1, rows))
+    rows = [(say("one {device}", device=_DEVICE), ["plan.dp=1", "plan.zero=0"])]
+    title = say("{model} on one device: weights, gradients, AdamW, activations", model=_MODEL)
+    return _memory(title, _jobs(_MODEL, 1, rows))
 
 
-def ring_all_reduce() -> str:
+def ring_all_reduce() -> Drawing:
     """The pieces of each rank after each step of a ring."""
-    return one_collective(CollectiveQuestion("all-reduce", 2**30, 4, _DEVICE)).svg()
+    return one_collective(CollectiveQuestion("all-reduce", 2**30, 4, _DEVICE)).svg
 
 
-def alpha_beta() -> str:
+def alpha_beta() -> Drawing:
     """The bandwidth that an all-reduce reaches by the size of the tensor."""
     sizes = [2**power for power in range(10, 33)]
-    lines = []
-    for number, ranks in enumerate((2, 8, 64)):
+    named_points = []
+    for ranks in (2, 8, 64):
         collective = one_collective(CollectiveQuestion("all-reduce", sizes[0], ranks, _DEVICE)).priced
         seconds = [float(ring_s(collective.rates, collective.group, size, 2)) for size in sizes]
         points = [(float(place), size / seconds[place] / 1e9) for place, size in enumerate(sizes)]
-        lines.append(svg.Line(f"{ranks} ranks", points, svg.LINE_COLOURS[number]))
+        named_points.append((counted_phrase(ranks, "rank"), points))
     ticks = {float(place): bytes_text(size) for place, size in enumerate(sizes) if place % 5 == 0}
-    box = svg.Box(64, 70, 860, 240)
-    most = max(y for line in lines for _, y in line.points)
-    chart = svg.LineChart("all-reduce on h100-sxm: GB/s of the tensor, by its size", box, lines, most, ticks=ticks)
-    return svg.document("bandwidth by size", 960, 350, [*chart.drawn(), *svg.legend(64, 30, lines)])
+    box, most = svg.Box(64, 70, 860, 240), max(y for _, points in named_points for _, y in points)
+    title = say("all-reduce on {device}: GB/s of the tensor, by its size", device=_DEVICE)
+
+    def drawn(language: str) -> str:
+        lines = [
+            svg.Line(in_language(name, language), points, colour)
+            for (name, points), colour in zip(named_points, svg.LINE_COLOURS, strict=False)
+        ]
+        chart = svg.LineChart(in_language(title, language), box, lines, most, ticks=ticks)
+        label = in_language(say("bandwidth by size"), language)
+        return svg.document(label, 960, 350, [*chart.drawn(), *svg.legend(64, 30, lines)])
+
+    return drawn
 
 
-def networks() -> str:
+def networks() -> Drawing:
     """Bandwidth of a device's links in one direction."""
-    rows = []
+    rows = Bars()
     for name in _GENERATIONS:
         device = device_entry(name)
         links = {
             device.link_name: device.link_gb_per_s,
-            "network": device.network_gb_per_s,
-            "host": device.host_gb_per_s,
+            say("network"): device.network_gb_per_s,
+            say("host"): device.host_gb_per_s,
         }
-        rows += [(f"{name}, {link}", {"GB/s": rate}) for link, rate in links.items() if rate]
-    return StackedBars("GB/s in one direction, as stated", rows, "{:g}".format).svg()
+        rows += [
+            (say("{device}, {link}", device=name, link=link), {"GB/s": rate}) for link, rate in links.items() if rate
+        ]
+    return StackedBars(say("GB/s in one direction, as stated"), rows, "{:g}".format).svg
 
 
-def data_parallel() -> str:
+def data_parallel() -> Drawing:
     """The share of each part of a step as replicas divide one batch."""
-    bars = []
+    bars = Bars()
     for devices in (8, 32, 128, 256):
         sets = ["plan.zero=1", f"plan.dp={devices}", "batch.global_batch_size=256", "plan.recompute=full"]
-        ((label, job),) = _jobs("llama-7b", devices, [(f"{devices} replicas", sets)])
+        ((label, job),) = _jobs("llama-7b", devices, [(counted_phrase(devices, "replica"), sets)])
         parts = _shares(job)
         bars.append((label, {name: seconds / sum(parts.values()) for name, seconds in parts.items()}))
-    return StackedBars("llama-7b, 256 sequences a step: share of the step", bars, "{:.0%}".format).svg()
+    title = say("llama-7b, 256 sequences a step: share of the step")
+    return StackedBars(title, bars, "{:.0%}".format).svg
 
 
-def batch_size() -> str:
+def batch_size() -> Drawing:
     """The tokens to one loss, by the batch."""
-    bars = []
+    bars = Bars()
     for times in (0.25, 0.5, 1.0, 2.0, 4.0):
         more = rebatched_tokens(1.0, 0.0, times, 1.0) - 1.0
-        bars.append((f"{times:g} x the critical batch", {"the fewest tokens": 1.0, "more": more}))
-    return StackedBars("Tokens to one loss, as a multiple of the fewest", bars, "{:.3g} x".format).svg()
+        label = say("{times:g} x the critical batch", times=times)
+        bars.append((label, {say("the fewest tokens"): 1.0, say("more than that"): more}))
+    return StackedBars(say("Tokens to one loss, as a multiple of the fewest"), bars, "{:.3g} x".format).svg
 
 
-def compression() -> str:
+def compression() -> Drawing:
     """The parts of a step on a slow network, by what is sent of gradients."""
     sets = [
         *("plan.dp=32", "plan.zero=0", "plan.recompute=full", "plan.microbatch_size=4"),
         *("plan.recompute_every=1", "plan.offload_optimizer=0"),
         *("batch.global_batch_size=512", "cluster.inter_node.bandwidth_gb_per_s=1.25"),
     ]
-    bars = []
+    bars = Bars()
     for method in COMPRESSIONS:
         job = load("gpt2-xl", *sets, f"plan.compress={method}", devices=32, device="a100-sxm-40g").spec
         bars.append((method, _shares(job)))
-    return StackedBars("gpt2-xl on 4 nodes of 8 A100, 10 Gbit/s between them: a step", bars, seconds_text).svg()
+    title = say("gpt2-xl on 4 nodes of 8 A100, 10 Gbit/s between them: a step")
+    return StackedBars(title, bars, seconds_text).svg
 
 
-def zero() -> str:
+def zero() -> Drawing:
     """Memory by the stage of ZeRO."""
     rows = [(f"ZeRO {stage}", ["plan.dp=8", f"plan.zero={stage}"]) for stage in range(4)]
-    return _memory(f"{_MODEL} on 8 replicas: memory of a rank", _jobs(_MODEL, 8, rows))
+    return _memory(_of_replicas(_MODEL, 8), _jobs(_MODEL, 8, rows))
 
 
-def offload() -> str:
+def offload() -> Drawing:
     """Memory with and without the optimizer's state on the device."""
     common = ["plan.dp=8", "plan.zero=1", "plan.recompute=full"]
     rows = [
-        ("on the device", common),
-        ("half on the host", [*common, "plan.offload_optimizer=0.5"]),
-        ("on the host", [*common, "plan.offload_optimizer=1"]),
+        (say("on the device"), common),
+        (say("half on the host"), [*common, "plan.offload_optimizer=0.5"]),
+        (say("on the host"), [*common, "plan.offload_optimizer=1"]),
     ]
-    return _memory("llama2-13b on 8 replicas, ZeRO 1: memory of a rank", _jobs("llama2-13b", 8, rows))
+    return _memory(_of_replicas("llama2-13b", 8, 1), _jobs("llama2-13b", 8, rows))
 
 
-def tensor_parallel() -> str:
+def tensor_parallel() -> Drawing:
     """The parts of a step by the degree of tensor parallelism, up to one that leaves the node."""
     rows = [
         (
@@ -194,10 +226,11 @@ def tensor_parallel() -> str:
         for tp in (1, 2, 4, 8, 16)
     ]
     bars = [(label, _shares(job)) for label, job in _jobs(_MODEL, 16, rows)]
-    return StackedBars(f"{_MODEL} with 32 key heads on 16 h100-sxm, nodes of 8: a step", bars, seconds_text).svg()
+    title = say("{model} with 32 key heads on 16 {device}, nodes of 8: a step", model=_MODEL, device=_DEVICE)
+    return StackedBars(title, bars, seconds_text).svg
 
 
-def context_parallel() -> str:
+def context_parallel() -> Drawing:
     """Memory of a long sequence by the degree of context parallelism."""
     rows = [
         (
@@ -213,48 +246,55 @@ def context_parallel() -> str:
         )
         for cp in (1, 2, 4, 8)
     ]
-    return _memory(f"{_MODEL}, sequences of 131,072 tokens: memory of a rank", _jobs(_MODEL, 8, rows))
+    title = say("{model}, sequences of 131,072 tokens: memory of a rank", model=_MODEL)
+    return _memory(title, _jobs(_MODEL, 8, rows))
 
 
-def _schedule(name: str, virtual: int = 1, slow: SlowRank | None = None) -> str:
+def _schedule(name: str, virtual: int = 1, slow: SlowRank | None = None) -> Drawing:
     shape = PipelineShape(4, 8, virtual, num_steps=1, most_alive=0.0)
-    return picture(study_schedule(name, shape, Work(1.0, 1.0, 1.0, 0.0), "none", slow=slow).timeline, name)
+    timeline = study_schedule(name, shape, Work(1.0, 1.0, 1.0, 0.0), "none", slow=slow).timeline
+    return lambda language: picture(timeline, name, language=language)
 
 
-def experts() -> str:
+def experts() -> Drawing:
     """The parts of a step by the degree of expert parallelism."""
     rows = [
         (f"ep {ep}", [f"plan.ep={ep}", "plan.dp=32", "plan.zero=1", "plan.recompute=full", "plan.microbatch_size=1"])
         for ep in (1, 2, 4, 8)
     ]
-    return _memory("mixtral-8x7b on 32 replicas: memory of a rank", _jobs("mixtral-8x7b", 32, rows))
+    return _memory(_of_replicas("mixtral-8x7b", 32), _jobs("mixtral-8x7b", 32, rows))
 
 
-def recomputation() -> str:
+def recomputation() -> Drawing:
     """Memory by what is recomputed."""
     rows = [
         (policy, ["plan.dp=8", "plan.zero=1", f"plan.recompute={policy}"]) for policy in ("none", "selective", "full")
     ]
-    return _memory(f"{_MODEL} on 8 replicas, ZeRO 1: memory of a rank", _jobs(_MODEL, 8, rows))
+    return _memory(_of_replicas(_MODEL, 8, 1), _jobs(_MODEL, 8, rows))
 
 
-def mixed_precision() -> str:
+def mixed_precision() -> Drawing:
     """Memory by number types."""
     rows = [
         ("float32", ["precision.compute=float32"]),
-        ("bf16, fp32 gradients", ["precision.compute=bf16"]),
-        ("bf16, bf16 gradients", ["precision.compute=bf16", "precision.gradients=compute"]),
+        (say("bf16, fp32 gradients"), ["precision.compute=bf16"]),
+        (say("bf16, bf16 gradients"), ["precision.compute=bf16", "precision.gradients=compute"]),
     ]
     sized = [(label, [*sets, "plan.dp=8", "plan.zero=0", "plan.recompute=full"]) for label, sets in rows]
-    return _memory(f"{_MODEL}, no sharding: memory of a rank", _jobs(_MODEL, 8, sized))
+    return _memory(say("{model}, no sharding: memory of a rank", model=_MODEL), _jobs(_MODEL, 8, sized))
 
 
-def mesh() -> str:
+def mesh() -> Drawing:
     """Ranks as cells: columns are nodes, and colours are stages; the tensor-parallel group of rank 0 is framed."""
     job = load(_MODEL, "plan.pp=2", "plan.tp=4", "plan.dp=4", "plan.zero=1", devices=32, device=_DEVICE)
     shape = MeshShape.of(job.spec.plan)
+    return partial(_mesh_picture, shape)
+
+
+def _mesh_picture(shape: MeshShape, language: str) -> str:
     node, cell = 8, 58.0
-    drawn = [svg.text(16, 24, "pp 2 x dp 4 x tp 4 on 4 nodes of 8: a row is a node, a colour a stage", "name", 13)]
+    title = say("pp 2 x dp 4 x tp 4 on 4 nodes of 8: a row is a node, a colour a stage")
+    drawn = [svg.text(16, 24, in_language(title, language), "name", 13)]
     for rank in range(shape.world):
         place = shape.coordinates(rank)
         x, y = 70 + (rank % node) * (cell + 6), 50 + (rank // node) * (cell - 14)
@@ -267,11 +307,13 @@ def mesh() -> str:
             svg.text(x + cell / 2, y + 28, f"p{place['pp']} d{place['dp']} t{place['tp']}", "name", 10, "middle")
         )
         if rank % node == 0:
-            drawn.append(svg.text(60, y + 22, f"node {rank // node}", anchor="end"))
-    return svg.document("mesh", 70 + node * (cell + 6) + 10, 50 + shape.world // node * (cell - 14) + 8, drawn)
+            name = in_language(say("node {number}", number=rank // node), language)
+            drawn.append(svg.text(60, y + 22, name, anchor="end"))
+    label = in_language(say("mesh of ranks"), language)
+    return svg.document(label, 70 + node * (cell + 6) + 10, 50 + shape.world // node * (cell - 14) + 8, drawn)
 
 
-def choosing() -> str:
+def choosing() -> Drawing:
     """The parts of a step under plans of several families, with as many devices."""
     common = ["plan.microbatch_size=1", "plan.recompute=full"]
     sharded = ["plan.zero=1", "plan.sequence_parallel=true", *common]
@@ -282,36 +324,43 @@ def choosing() -> str:
         ("pp 8, dp 8", ["plan.pp=8", "plan.dp=8", "plan.zero=1", *common]),
     ]
     bars = [(label, _shares(job)) for label, job in _jobs("llama2-70b", 64, rows)]
-    return StackedBars("llama2-70b on 64 h100-sxm: a step", bars, seconds_text).svg()
+    title = say("{model} on 64 {device}: a step", model="llama2-70b", device=_DEVICE)
+    return StackedBars(title, bars, seconds_text).svg
 
 
-def failures() -> str:
+def failures() -> Drawing:
     """The shares of the time of a job, by its number of devices; a checkpoint takes a minute."""
     job = load("llama3-405b-16k").spec
-    rows = []
+    rows = Bars()
     for devices in (1024, 4096, 16384, 65536):
         between_s = 3600 * device_hours_between_failures(job.cluster) / devices
         reliability = Reliability(between_s, 60.0, job.cluster.restart_s)
         shares = goodput(reliability, best_interval_s(reliability))
-        parts = {"training": shares.training, "checkpoints": shares.checkpoints, "lost work": shares.lost_work}
-        row = {name: float(share) for name, share in (parts | {"restarts": shares.restarts}).items()}
-        rows.append((f"{devices:,} devices", row))
-    title = "h100-sxm, checkpoints of 60 s at the best interval: shares of the time"
-    return StackedBars(title, rows, lambda share: f"{share:.0%}").svg()
+        parts = {
+            say("training"): shares.training,
+            say("checkpoints"): shares.checkpoints,
+            say("lost work"): shares.lost_work,
+            say("restarts"): shares.restarts,
+        }
+        rows.append((counted_phrase(devices, "device"), {name: float(share) for name, share in parts.items()}))
+    title = say("{device}, checkpoints of 60 s at the best interval: shares of the time", device=_DEVICE)
+    return StackedBars(title, rows, "{:.0%}".format).svg
 
 
-def checkpoint_interval() -> str:
+def checkpoint_interval() -> Drawing:
     """The shares of the time that checkpoints and failures take, by the interval between checkpoints."""
-    title = "llama3-405b on 16,384 devices, checkpoints of 56.8 s: time without training, by the interval"
-    return StackedBars(title, time_lost(), "{:.1%}".format).svg()
+    title = say("llama3-405b on 16,384 devices, checkpoints of 56.8 s: time without training, by the interval")
+    return StackedBars(title, time_lost(), "{:.1%}".format).svg
 
 
-def told_plan() -> str:
+def told_plan() -> Drawing:
     """A plan that is often told, and the memory that it needs."""
-    return _memory("gpt-100b-32xa100: 25 of 100 layers on a GPU", [("as told", load("gpt-100b-32xa100").spec)])
+    job = "gpt-100b-32xa100"
+    title = say("{job}: 25 of 100 layers on a GPU", job=job)
+    return _memory(title, [(say("as told"), load(job).spec)])
 
 
-FIGURES: Mapping[str, Callable[[], str]] = {
+FIGURES: Mapping[str, Callable[[], Drawing]] = {
     "memory-wall": memory_wall,
     "device-memory": device_memory,
     "ring-all-reduce": ring_all_reduce,

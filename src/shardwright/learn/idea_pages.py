@@ -7,8 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from shardwright.config.base import PlanError
-from shardwright.config.phrase import ENGLISH, say
-from shardwright.report.document import paragraph, part_text
+from shardwright.config.phrase import say
 from shardwright.report.text_columns import aligned, num_columns, terminal_width, wrapped
 
 PAGES = Path(__file__).parent / "pages"
@@ -45,11 +44,6 @@ QUESTIONS = "questions"  # their answers are computed; each language asks its ow
 SYSTEMS = ("megatron-lm", "deepspeed", "fsdp", "alpa", "torchtitan", "nanotron", "colossal-ai")
 OTHERS = (*SYSTEMS, "cases", "playbook", QUESTIONS, TERMS)  # pages that are not on one idea
 _WIDTH = 100  # columns of a paragraph, at most
-_FILTER = re.compile(r"\| (grep|sed|tail|head)\b")
-_ENGLISH_OUTPUT = say(
-    "Outputs on this page are in English. Where LANG is another language, run `export LC_ALL=C.UTF-8` first, so that "
-    "grep finds its words."
-)
 
 
 @dataclass(frozen=True)
@@ -76,13 +70,8 @@ class IdeaPage:
 
     @property
     def text(self) -> str:
-        """The page for a terminal: headings are underlined, blocks of code are indented, pictures are left out. In
-        another language than English it says how its commands, whose filters look for English words, print these."""
-        text = re.sub(r"\n{3,}", "\n\n", "\n".join(_lines(self.markdown))).strip()
-        if self.language == ENGLISH or not _FILTER.search(self.markdown):
-            return text
-        heading, gap, rest = text.partition("\n\n")
-        return heading + gap + part_text(paragraph(_ENGLISH_OUTPUT), self.language) + gap + rest
+        """The page for a terminal: headings are underlined, blocks of code are indented, pictures are left out."""
+        return re.sub(r"\n{3,}", "\n\n", "\n".join(_lines(self.markdown))).strip()
 
 
 def page_of(idea: str, language: str) -> IdeaPage:

@@ -6,17 +6,18 @@ from typing import Any
 from shardwright.api.one_collective import CollectiveQuestion, one_collective
 from shardwright.config.phrase import say
 from shardwright.config.units import bytes_text, memory_text, seconds_text, size_bytes
+from shardwright.cost.calibration import shipped
 from shardwright.cost.collective_algorithms import PricedCollective
 from shardwright.explain.rank_collectives import Crossing
-from shardwright.explain.story import tell
+from shardwright.explain.step_traffic import step_traffic
 from shardwright.learn.playable_figure import FigureControl, FigureFrame, FigureJob, PlayableFigure
 from shardwright.learn.playable_memory import MEMORY_BARS
 from shardwright.learn.playable_shares import TIME_BARS
 from shardwright.learn.playable_timelines import TIMELINES
-from shardwright.planner.own_plan import estimate
 from shardwright.report.collective_text import piece_name
 from shardwright.sharding.collective_steps import KINDS, SUMS
 from shardwright.sharding.mesh import MeshShape
+from shardwright.simulate.full_step import simulated_step
 
 _DEVICE, _MODEL = "h100-sxm", "llama3-8b"
 _SIZES = ("1KiB", "16KiB", "256KiB", "1MiB", "4MiB", "16MiB", "64MiB", "256MiB", "1GiB", "4GiB")
@@ -93,11 +94,12 @@ def _mesh(tp: str, pp: str, order: str) -> FigureFrame:
     ]
     asked = FigureJob(_MODEL, 32, _DEVICE, sets)
     job = asked.spec
-    story, shape = tell(job), MeshShape.of(job.plan)
+    step, shape = simulated_step(job, shipped()), MeshShape.of(job.plan)
+    traffic = step_traffic(job, step)
     places = [shape.coordinates(rank) for rank in range(shape.world)]
-    numbers: list[tuple[str, str]] = [(say("step"), seconds_text(float(estimate(job).step.total)))]
-    for group in story.groups:
-        sent = [crossing.sent for crossing in story.crossings if crossing.axis == group.axis]
+    numbers: list[tuple[str, str]] = [(say("step"), seconds_text(float(step.total)))]
+    for group in traffic.groups:
+        sent = [crossing.sent for crossing in traffic.crossings if crossing.axis == group.axis]
         if len(group.ranks) > 1 and sent:
             numbers.append(
                 (
@@ -129,8 +131,10 @@ def _overlap(replicas: str, zero: str) -> FigureFrame:
     sets = [f"plan.dp={replicas}", f"plan.zero={zero}", "plan.recompute=full", "batch.global_batch_size=256"]
     asked = FigureJob("llama-7b", int(replicas), _DEVICE, sets)
     job = asked.spec
-    step = estimate(job).step
-    replica_crossings: list[Crossing] = [crossing for crossing in tell(job).crossings if crossing.axis == "dp"]
+    step = simulated_step(job, shipped())
+    replica_crossings: list[Crossing] = [
+        crossing for crossing in step_traffic(job, step).crossings if crossing.axis == "dp"
+    ]
     alone_s = sum(float(crossing.seconds or 0.0) for crossing in replica_crossings)
     computing, exposed = float(step.compute + step.again), float(step.data)
     hidden = max(0.0, alone_s - exposed)

@@ -6,18 +6,19 @@ from typing import Any
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import say
 from shardwright.config.units import memory_text, seconds_text
+from shardwright.cost.calibration import shipped
 from shardwright.learn.playable_figure import FigureControl, FigureFrame, FigureJob, PlayableFigure
-from shardwright.memory.job_memory import job_memory
-from shardwright.planner.own_plan import estimate
+from shardwright.memory.job_memories import job_accounts
 from shardwright.report.fit_verdict import device_room_bytes
 from shardwright.sharding.memory_account import DEVICE_KINDS, RankMemory
+from shardwright.simulate.full_step import simulated_step
 
 _DEVICE, _MODEL = "h100-sxm", "llama3-8b"
 
 
 def fullest(job: JobSpec) -> RankMemory:
     """The account of the rank that holds most."""
-    return max(job_memory(job), key=lambda rank: rank.total_bytes)
+    return max(job_accounts(job), key=lambda rank: rank.total_bytes)
 
 
 def _memory_bar(label: str, memory: RankMemory, step: str) -> dict[str, Any]:
@@ -32,7 +33,7 @@ def _memory_bars(devices: int, rows: Sequence[tuple[str, Sequence[str]]]) -> Fig
     asked = [FigureJob(_MODEL, devices, _DEVICE, sets) for _, sets in rows]
     jobs = [one.spec for one in asked]
     bars = [
-        _memory_bar(label, fullest(job), seconds_text(float(estimate(job).step.total)))
+        _memory_bar(label, fullest(job), seconds_text(float(simulated_step(job, shipped()).total)))
         for (label, _), job in zip(rows, jobs, strict=True)
     ]
     room = device_room_bytes(jobs[0]) or 0

@@ -6,9 +6,11 @@ from typing import Any
 from shardwright.api.loaded_job import load
 from shardwright.config.phrase import say
 from shardwright.config.units import seconds_text
-from shardwright.cost.failures import best_interval_s, goodput
+from shardwright.cost.calibration import shipped
+from shardwright.cost.failures import best_interval_s, goodput, reliability_of
+from shardwright.cost.run_goodput import job_checkpoint_bytes
 from shardwright.learn.playable_figure import FigureControl, FigureFrame, FigureJob, PlayableFigure
-from shardwright.planner.own_plan import estimate
+from shardwright.simulate.full_step import simulated_step
 
 _MODEL, _DEVICES = "llama3-8b", 16
 # Fields of a step's prediction, with their names on a bar; the remainder of the step is "the rest".
@@ -16,7 +18,7 @@ _PARTS_OF_STEP = {
     "compute": say("computing"),
     "again": say("recomputing"),
     "tensor": say("tensor parallel"),
-    "data": say("replicas"),
+    "data": say("data parallel"),
 }
 _PARTS_OF_LOSS = {
     "checkpoints": say("checkpoints"),
@@ -41,7 +43,7 @@ def _tensor_parallel(device: str) -> FigureFrame:
             "cluster.inter_node.bandwidth_gb_per_s=50",
         )
         asked = FigureJob(_MODEL, _DEVICES, device, sets)
-        step = estimate(asked.spec).step
+        step = simulated_step(asked.spec, shipped())
         seconds = {name: float(getattr(step, part)) for part, name in _PARTS_OF_STEP.items()}
         parts = seconds | {say("the rest"): float(step.total) - sum(seconds.values())}
         drawn = [[name, part_s, seconds_text(part_s)] for name, part_s in parts.items() if part_s > 0]
@@ -57,7 +59,8 @@ def _lost_time(storage: str, hours: str) -> FigureFrame:
         f"cluster.checkpoint_gb_per_s={storage.replace(',', '')}",
         f"cluster.hours_between_failures={hours.replace(',', '')}",
     )
-    reliability = estimate(load(_FAILING_JOB, *sets).spec).reliability
+    job = load(_FAILING_JOB, *sets).spec
+    reliability = reliability_of(job.cluster, job.plan.world, job_checkpoint_bytes(job))
     assert reliability is not None  # both of its numbers are set
     best_s, rows = float(best_interval_s(reliability)), list[Mapping[str, Any]]()
     for times in _TIMES_THE_BEST:

@@ -6,9 +6,9 @@ from typing import Any
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import say
 from shardwright.config.units import memory_text, seconds_text
+from shardwright.cost.calibration import shipped
 from shardwright.learn.playable_figure import FigureControl, FigureFrame, FigureJob, PlayableFigure
 from shardwright.learn.playable_memory import fullest
-from shardwright.planner.own_plan import Estimate, estimate
 from shardwright.report.fit_verdict import device_room_bytes
 from shardwright.report.timeline.colours import NAMES, colour_of, ink_on
 from shardwright.report.timeline.job_study import study_job
@@ -17,6 +17,7 @@ from shardwright.schedule.action import Kind
 from shardwright.schedule.pipeline_shape import PipelineShape
 from shardwright.schedule.schedule import Program
 from shardwright.simulate.bubbles import Work
+from shardwright.simulate.full_step import simulated_step
 from shardwright.simulate.slow_rank import SlowRank
 from shardwright.simulate.timeline import RankTimeline, Timeline
 
@@ -33,9 +34,9 @@ _SCHEDULES = ("gpipe", "1f1b", "interleaved-1f1b", "zb-h2", "zb-v", "dualpipe")
 _SLOW_PIPELINE = 4  # ranks of the pipeline in which one is slow
 
 
-def _numbers_of_step(job: JobSpec, prediction: Estimate) -> list[tuple[str, str]]:
+def _numbers_of_step(job: JobSpec) -> list[tuple[str, str]]:
     """The numbers below a timeline."""
-    step, memory, room = prediction.step, fullest(job).as_dict(), device_room_bytes(job) or 0
+    step, memory, room = simulated_step(job, shipped()), fullest(job).as_dict(), device_room_bytes(job) or 0
     return [
         (say("step"), seconds_text(float(step.total))),
         (say("bubble"), f"{100 * step.bubble / step.total:.1f} %"),
@@ -52,7 +53,7 @@ def _pipeline(schedule: str, stages: str, microbatches: str) -> FigureFrame:
     asked = FigureJob(_MODEL, int(stages), _DEVICE, sets)
     job = asked.spec
     picture = _picture(study_job(job, 0.0, 1).simulated.timeline, "s")
-    return FigureFrame(picture, _numbers_of_step(job, estimate(job)), asked.command("simulate"))
+    return FigureFrame(picture, _numbers_of_step(job), asked.command("simulate"))
 
 
 def _slow_rank(rank: str, times: str, microbatches: str) -> FigureFrame:

@@ -76,7 +76,8 @@ class DryRun:
 def dry_run(job: JobSpec, rank: int, device: str) -> DryRun:
     """Run a rank of a job as on a `device`, cpu or cuda. PlanError for a rank that does not exist."""
     if not 0 <= rank < job.plan.world:
-        ranks = f"{job.plan.degrees} = {job.plan.world}, 0 to {job.plan.world - 1}"
+        plan = job.plan
+        ranks = say("{degrees} = {world}, 0 to {last}", degrees=plan.degrees, world=plan.world, last=plan.world - 1)
         raise PlanError(
             say("dry run of {name}", name=job.name),
             [say("rank {rank} is asked for, and the plan has {ranks}", rank=rank, ranks=ranks)],

@@ -1,6 +1,5 @@
 """Tables of the catalog: its models, devices, clusters, schedules and software."""
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from shardwright.config.phrase import ENGLISH, say
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.software import software_of
 from shardwright.config.units import number_text
+from shardwright.cost.money import price_source
 from shardwright.report.document import paragraph
 from shardwright.report.rendered import WideRows, rendered
 from shardwright.sharding.stage_parameters import num_active_parameters, num_parameters
@@ -91,7 +91,7 @@ def _devices() -> list[Row]:
                 "link_domain": device.link_domain or None,
                 "network_gb_per_s": device.network_gb_per_s or None,
                 "usd_per_hour": device.usd_per_hour or None,
-                "price_source": re.split(r"[,:] \$", device.sources.get("usd_per_hour", ""))[0] or None,
+                "price_source": price_source(device) or None,
             }
         )
     return rows

@@ -182,8 +182,6 @@ def compared_text(compared: dict[str, Any], language: str = ENGLISH) -> str:
     steps = counted_phrase(compared["num_steps"], "step")
     lines: list[Part] = [say("predicted beside measured, the median of {steps}:", steps=steps), AlignedRows(rows)]
     if reason := compared["time_not_predicted"]:
-        # A comparison that was written to a file has the reason in English alone.
-        reason = _unknown_device() if reason == _unknown_device() else reason
         lines.append(say("  time is not predicted: {reason}", reason=reason))
     if device := compared["predicted_for"]:
         lines.append(say("  time is predicted for {device} of the catalog, on which this ran", device=device))

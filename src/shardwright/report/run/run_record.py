@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from shardwright.config.base import PlanError, error_text
-from shardwright.config.phrase import say
+from shardwright.config.phrase import of_data, say
 from shardwright.config.user_file import FileFault, open_file, system_reason
 from shardwright.train.run_files import METRICS
 
@@ -118,7 +118,7 @@ def record_of(rows: _Rows) -> RunRecord:
         begun = _dict(row.get("begun"))
         values |= {name: begun[name] for name in ("device", "data") if name in begun}
         if compared := _dict(row.get("predicted_and_measured")):
-            values["compared"] = compared
+            values["compared"] = compared | _reason(row)
         if performed := _dict(row.get("performed")):
             values["performed_s"] = performed.get("rows", [])
         if isinstance(row.get("num_spikes"), int):
@@ -159,6 +159,14 @@ def _add_to_lists(lists: dict[str, list[Any]], row: Mapping[str, Any]) -> None:
         lists["done_again"].append(again)
     if row.get("skipped"):
         lists["skipped"].append((row.get("step"), row.get("skipped_because") or "overflow"))
+
+
+def _reason(row: Mapping[str, Any]) -> dict[str, str]:
+    """Why the time of a comparison was not predicted, as a phrase; empty where a row says nothing that can be one."""
+    try:
+        return {"time_not_predicted": of_data(row["time_not_predicted"])}
+    except (KeyError, TypeError, ValueError):
+        return {}
 
 
 def _dict(value: Any) -> dict[str, Any]:
