@@ -8,7 +8,7 @@ from shardwright.interchange.reading.setting_notes import taken_length
 from shardwright.interchange.reading.settings import Flat, Settings
 
 # Lengths of a text that is asked and of its answer, which programs set apart.
-_PARTS_OFLENGTHS = (("--source_max_len", "--target_max_len"), ("--max_source_length", "--max_target_length"))
+_PARTS_OF_LENGTH = (("--source_max_len", "--target_max_len"), ("--max_source_length", "--max_target_length"))
 LENGTHS = (
     *("--block_size", "--max_seq_length", "--max_length", "--model_max_length", "--cutoff_len", "--max_seq_len"),
     "--seq_length",
@@ -18,7 +18,7 @@ LENGTHS = (
 def read_length(settings: Settings, fields: Flat) -> None:
     """Read how many tokens a sample has. Where several options say it otherwise, that is told."""
     tokens = settings.count(LENGTHS, 0)
-    for names in _PARTS_OFLENGTHS:
+    for names in _PARTS_OF_LENGTH:
         if not tokens and all(settings.has(name) for name in names):
             tokens = sum(settings.count(name, 0) for name in names)
     lengths = [name for name in LENGTHS if settings.has(name) and str(settings.given[name]) != str(tokens)]
