@@ -134,6 +134,13 @@ def test_words_are_searched_for(browser: Browser, site: Path, name: str, words: 
         assert any(link.startswith(address + target) for link in links)
 
 
+def test_a_command_is_copied_and_its_output_is_not(page: Page, address: str) -> None:
+    opened(page, address + "zero.html")
+    page.wait_for_selector(".language-sh .md-code__nav")
+    assert page.locator(".language-text .md-code__nav").count()
+    assert not page.locator(".language-text .md-code__nav").filter(visible=True).count()
+
+
 def test_without_scripts_the_picture_stays(browser: Browser, address: str) -> None:
     with watched_page(browser, (address, "data:"), java_script_enabled=False) as page:
         page.goto(address + "zero.html")
