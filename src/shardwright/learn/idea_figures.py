@@ -15,6 +15,8 @@ from shardwright.config.phrase import in_language, say
 from shardwright.config.units import bytes_text, counted_phrase, memory_text, seconds_text
 from shardwright.cost.collective_time import ring_s
 from shardwright.cost.failures import Reliability, best_interval_s, goodput
+from shardwright.learn.drawing import Drawing
+from shardwright.learn.hierarchy_figure import hierarchy_figure
 from shardwright.learn.playable_shares import time_lost
 from shardwright.memory.job_memory import job_memory
 from shardwright.planner.critical_batch import rebatched_tokens
@@ -46,7 +48,6 @@ _PARTS_OF_TIME = {
 
 Rows = Sequence[tuple[str, Sequence[str]]]  # label, overrides of a job
 Bars = list[tuple[str, dict[str, float]]]  # label, amount by part
-Drawing = Callable[[str], str]  # the SVG document with words of a language
 
 
 def _jobs(model: str, devices: int, rows: Rows) -> list[tuple[str, JobSpec]]:
@@ -364,6 +365,7 @@ FIGURES: Mapping[str, Callable[[], Drawing]] = {
     "memory-wall": memory_wall,
     "device-memory": device_memory,
     "ring-all-reduce": ring_all_reduce,
+    "hierarchical": hierarchy_figure,
     "alpha-beta": alpha_beta,
     "data-parallel": data_parallel,
     "batch-size": batch_size,
