@@ -17,6 +17,8 @@ from shardwright.cost.collective_time import ring_s
 from shardwright.cost.failures import Reliability, best_interval_s, goodput
 from shardwright.learn.drawing import Drawing
 from shardwright.learn.hierarchy_figure import hierarchy_figure
+from shardwright.learn.ladder_figure import ladder_figure
+from shardwright.learn.network_shapes_figure import network_shapes_figure
 from shardwright.learn.playable_shares import time_lost
 from shardwright.memory.job_memory import job_memory
 from shardwright.planner.critical_batch import rebatched_tokens
@@ -138,22 +140,6 @@ def alpha_beta() -> Drawing:
         return svg.document(label, 960, 350, [*chart.drawn(), *svg.legend(64, 30, lines)])
 
     return drawn
-
-
-def networks() -> Drawing:
-    """Bandwidth of a device's links in one direction."""
-    rows = Bars()
-    for name in _GENERATIONS:
-        device = device_entry(name)
-        links = {
-            device.link_name: device.link_gb_per_s,
-            say("network"): device.network_gb_per_s,
-            say("host"): device.host_gb_per_s,
-        }
-        rows += [
-            (say("{device}, {link}", device=name, link=link), {"GB/s": rate}) for link, rate in links.items() if rate
-        ]
-    return StackedBars(say("GB/s in one direction, as stated"), rows, "{:g}".format).svg
 
 
 def data_parallel() -> Drawing:
@@ -383,7 +369,8 @@ FIGURES: Mapping[str, Callable[[], Drawing]] = {
     "mesh": mesh,
     "choosing": choosing,
     "told-plan": told_plan,
-    "networks": networks,
+    "networks": ladder_figure,
+    "network-shapes": network_shapes_figure,
     "offload": offload,
     "failures": failures,
     "checkpoint-interval": checkpoint_interval,
