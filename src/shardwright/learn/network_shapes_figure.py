@@ -1,4 +1,4 @@
-"""A fat tree beside a torus of as many devices, drawn link by link, with the seconds of the same collectives on both."""
+"""A fat tree beside a torus of as many devices, drawn link by link, and the seconds of collectives on both."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -119,6 +119,4 @@ def _torus(left: float, top: float) -> list[str]:
         parts.append(_line(left + ends[0], top + along, left + ends[1], top + along, 1.4))
         parts.append(_line(left + along, top + ends[0], left + along, top + ends[1], 1.4))
     colour = svg.LINE_COLOURS[0]
-    return parts + [
-        _square(left + x * _CELL, top + y * _CELL, 10, colour) for x in range(_SIDE) for y in range(_SIDE)
-    ]
+    return parts + [_square(left + x * _CELL, top + y * _CELL, 10, colour) for x in range(_SIDE) for y in range(_SIDE)]
