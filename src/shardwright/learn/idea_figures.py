@@ -19,7 +19,9 @@ from shardwright.learn.drawing import Drawing
 from shardwright.learn.hierarchy_figure import hierarchy_figure
 from shardwright.learn.ladder_figure import ladder_figure
 from shardwright.learn.network_shapes_figure import network_shapes_figure
+from shardwright.learn.pipeline_figures import bubble_figure, versions_figure
 from shardwright.learn.playable_shares import time_lost
+from shardwright.learn.two_cuts_figure import two_cuts_figure
 from shardwright.memory.job_memory import job_memory
 from shardwright.planner.critical_batch import rebatched_tokens
 from shardwright.planner.own_plan import estimate
@@ -237,8 +239,8 @@ def context_parallel() -> Drawing:
     return _memory(title, _jobs(_MODEL, 8, rows))
 
 
-def _schedule(name: str, virtual: int = 1, slow: SlowRank | None = None) -> Drawing:
-    shape = PipelineShape(4, 8, virtual, num_steps=1, most_alive=0.0)
+def _schedule(name: str, virtual: int = 1, slow: SlowRank | None = None, microbatches: int = 8) -> Drawing:
+    shape = PipelineShape(4, microbatches, virtual, num_steps=1, most_alive=0.0)
     timeline = study_schedule(name, shape, Work(1.0, 1.0, 1.0, 0.0), "none", slow=slow).timeline
     return lambda language: picture(timeline, name, language=language)
 
@@ -359,6 +361,11 @@ FIGURES: Mapping[str, Callable[[], Drawing]] = {
     "zero": zero,
     "tensor-parallel": tensor_parallel,
     "context-parallel": context_parallel,
+    "pipeline-naive": lambda: _schedule("gpipe", microbatches=1),
+    "pipeline-gpipe": lambda: _schedule("gpipe"),
+    "pipeline-bubble": bubble_figure,
+    "pipeline-versions": versions_figure,
+    "tensor-or-pipeline": two_cuts_figure,
     "pipeline-1f1b": lambda: _schedule("1f1b"),
     "pipeline-interleaved": lambda: _schedule("interleaved-1f1b", 2),
     "pipeline-zb-h2": lambda: _schedule("zb-h2"),

@@ -74,8 +74,8 @@ def rungs() -> Iterator[Rung]:
         yield Rung(_MEMORY, say("memory, {device}", device=device), device_entry(device).memory_gb_per_s)
     for device in (*_DEVICES, "mi300x", "h100-pcie"):
         entry, rates = device_entry(device), _rates(8, device)
-        name = say("{link}, {device}", link=entry.link_name, device=device)
-        yield Rung(_LINK, name, entry.link_gb_per_s, rates.link / 1e9, rates.link_latency_s)
+        link = say("{link}, {device}", link=entry.link_name, device=device)
+        yield Rung(_LINK, link, entry.link_gb_per_s, rates.link / 1e9, rates.link_latency_s)
     for name, device in _HOSTS.items():
         yield Rung(_HOST, say("{link}, {device}", link=name, device=device), device_entry(device).host_gb_per_s)
     for name, device, kind in _PORTS:
@@ -105,9 +105,10 @@ def _drawn(ladder: Sequence[Rung], language: str) -> str:
     bottom = _TOP + (len(ladder) + 0.5 * (len(groups) - 1)) * _PITCH
     parts = [svg.text(16, 26, title, "name", 15)]
     for power in range(round(math.log10(_MOST)) + 1):
-        x = svg.px(_across(10.0**power))
-        parts.append(f'<line class="grid" x1="{x}" x2="{x}" y1="{_TOP - 6:g}" y2="{svg.px(bottom)}"/>')
-        parts.append(svg.text(float(x), _TOP - 12, f"{10**power:,}", anchor="middle"))
+        x = _across(10.0**power)
+        ends = f'x1="{svg.px(x)}" x2="{svg.px(x)}" y1="{_TOP - 6:g}" y2="{svg.px(bottom)}"'
+        parts.append(f'<line class="grid" {ends}/>')
+        parts.append(svg.text(x, _TOP - 12, f"{10**power:,}", anchor="middle"))
     y, group = _TOP, ladder[0].group
     for rung in ladder:
         y, group = y + 0.5 * _PITCH * (rung.group != group), rung.group
