@@ -18,6 +18,7 @@ from shardwright.cost.failures import Reliability, best_interval_s, goodput
 from shardwright.learn.drawing import Drawing
 from shardwright.learn.hierarchy_figure import hierarchy_figure
 from shardwright.learn.ladder_figure import ladder_figure
+from shardwright.learn.narrow_numbers_figure import narrow_numbers_figure
 from shardwright.learn.network_shapes_figure import network_shapes_figure
 from shardwright.learn.pipeline_figures import bubble_figure, versions_figure
 from shardwright.learn.playable_shares import time_lost
@@ -373,6 +374,7 @@ FIGURES: Mapping[str, Callable[[], Drawing]] = {
     "experts": experts,
     "recomputation": recomputation,
     "mixed-precision": mixed_precision,
+    "narrow-numbers": narrow_numbers_figure,
     "mesh": mesh,
     "choosing": choosing,
     "told-plan": told_plan,
