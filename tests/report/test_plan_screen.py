@@ -47,6 +47,13 @@ def test_the_answer_is_one_screen(plans: FoundPlans) -> None:
     assert "Why not another" in plans.screen(with_details=True) and "Why not another" not in text
 
 
+def test_the_screen_says_on_which_branch_of_the_tree_the_job_stands(plans: FoundPlans) -> None:
+    branch = "Branch of `learn choosing`: 2,927.0 GiB of state are more than a node of 8; this plan is on it."
+    assert f"  {branch}" in plans.screen().splitlines()
+    choosing = plans.dicts()[0]["choosing"]
+    assert choosing["agrees"] and choosing["says"].startswith("2,927.0 GiB of state are more than 8 devices of 80.0")
+
+
 def test_the_same_plans_are_priced_as_software_that_people_run(plans: FoundPlans) -> None:
     screen = plans.screen().splitlines()
     assert usual_software() == ("megatron-core", "torchtitan-2025")

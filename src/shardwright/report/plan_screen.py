@@ -14,6 +14,7 @@ from shardwright.planner.advice.advice import Advice, Recommendation, SimplerPla
 from shardwright.planner.advice.priced_plan import PricedPlan
 from shardwright.planner.advice.reasons import PARTS, Reason
 from shardwright.planner.advice.recommendation import TOLD_APART
+from shardwright.planner.advice.rules import place_of_state
 from shardwright.planner.search.objectives import Objective
 from shardwright.report.document import Lines, Paragraph, Part, paragraph
 from shardwright.report.fit_verdict import no_plan_text, share_text
@@ -55,8 +56,6 @@ def plan_screen(advice: Advice, notes: Sequence[str] = ()) -> list[ScreenPart]:
         parts.append(ColouredParts([(paragraph(no_plan_text(advice.job)), "red")]))
     else:
         parts += _recommended(advice, advice.recommendation)
-    if advice.own:
-        parts += own_paragraphs(advice.own, advice.plans)
     if advice.refused:
         refusal = say(
             "The job's own plan ({plan}) is not legal here: {fault}.",
@@ -64,7 +63,8 @@ def plan_screen(advice: Advice, notes: Sequence[str] = ()) -> list[ScreenPart]:
             fault=advice.refused.faults[0],
         )
         parts.append(paragraph(refusal))
-    remarks: list[Part] = [paragraph(note_phrase(note)) for note in (*notes, *job_notes(advice.job))]
+    remarks: list[Part] = list(own_paragraphs(advice.own, advice.plans)) if advice.own else []
+    remarks += [paragraph(note_phrase(note)) for note in (*notes, *job_notes(advice.job))]
     if advice.recommendation:
         more = say("--details has all reasons and the search; --toml FILE writes the job, for `train`.")
         remarks.append(paragraph(more))
@@ -146,7 +146,10 @@ def _plan_lines(advice: Advice, plan: PricedPlan) -> ScreenPart:
     return ColouredParts(
         [
             (Paragraph((recommended,), hang="  "), "bold green"),
-            *((Paragraph((line,), "  ", "  "), "") for line in (speed, _cost_words(advice, plan), *own_run)),
+            *(
+                (Paragraph((line,), "  ", "  "), "")
+                for line in (speed, _cost_words(advice, plan), *own_run, *_branch_words(plan.job))
+            ),
         ]
     )
 
@@ -254,6 +257,15 @@ def _shares(plan: PricedPlan) -> Part:
     shares = sorted(((float(getattr(time, part)) / total, name) for part, name in PARTS.items()), reverse=True)
     listed = tuple(say("{part} {share:.1%}", part=name, share=share) for share, name in shares if share >= _LEAST_PART)
     return Paragraph((say("Of the step: {shares}.", shares=listed),), hang="  ")
+
+
+def _branch_words(job: JobSpec) -> list[str]:
+    """A sentence on the branch of the tree of `learn choosing` on which the job stands, if it has one."""
+    first = place_of_state(job)
+    if first is None:
+        return []
+    verdict = say("this plan is on it") if first.agrees else say("this plan is on another")
+    return [say("Branch of `learn choosing`: {place}; {verdict}.", place=first.words, verdict=verdict)]
 
 
 def nearest_reasons(reasons: list[Reason], step_s: float) -> Iterator[Reason]:

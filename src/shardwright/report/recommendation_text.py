@@ -3,12 +3,14 @@
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
+from shardwright.config.job import JobSpec
 from shardwright.config.phrase import say
 from shardwright.config.software import software_of
 from shardwright.config.software_support import missing_features
 from shardwright.planner.advice.advice import Advice, Recommendation, SimplerPlan
 from shardwright.planner.advice.priced_plan import PricedPlan
 from shardwright.planner.advice.recommendation import TOLD_APART
+from shardwright.planner.advice.rules import first_place_of_state
 from shardwright.planner.advice.simplicity import Simplicity, axes_in_use, extras, kept_on_host
 from shardwright.report.plans_text import plan_dict
 
@@ -25,7 +27,7 @@ def plan_dicts(advice: Advice) -> list[dict[str, Any]]:
     if simpler and not any(plan is simpler.plan for plan in plans):
         plans.append(simpler.plan)
         plans[1:] = sorted(plans[1:], key=lambda plan: plan.token_s)
-    return [plan_dict(plan, advice.objective) | _roles(plan, recommendation) for plan in plans]
+    return [plan_dict(plan, advice.objective) | _roles(plan, recommendation) | _branch(plan.job) for plan in plans]
 
 
 def _roles(plan: PricedPlan, recommendation: Recommendation | None) -> dict[str, Any]:
@@ -38,6 +40,12 @@ def _roles(plan: PricedPlan, recommendation: Recommendation | None) -> dict[str,
         "first_is_faster": confidence,
         "told_apart": confidence is not None and confidence >= TOLD_APART,
     }
+
+
+def _branch(job: JobSpec) -> dict[str, Any]:
+    """The branch of the tree of `learn choosing` on which the job stands, as `explain --json` has it."""
+    rule = first_place_of_state(job)
+    return {"choosing": None if rule is None else {"says": rule.says, "agrees": rule.agrees}}
 
 
 def slower_share(plan: PricedPlan, first: PricedPlan) -> float:

@@ -5,6 +5,7 @@ They are shown with the plans of a search, and decide nothing. A rule that does 
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from shardwright.config.cluster_facts import node_devices
 from shardwright.config.job import JobSpec
@@ -30,39 +31,73 @@ class RuleOfThumb:
     agrees: bool
 
 
-def first_place_of_state(job: JobSpec) -> RuleOfThumb | None:
-    """The tree by which plans are chosen by hand: the smallest of a device, a node and several nodes that holds the
-    state names what to begin with; the rule is of training that changes all weights."""
+@dataclass(frozen=True)
+class PlaceOfState:
+    """The first of a device, a node and several nodes that holds the state of a whole model, and if the job's plan
+    begins as the tree of `shardwright learn choosing` does there."""
+
+    place: Literal["device", "node", "more"]
+    state_bytes: float
+    memory_bytes: float
+    node: int  # devices
+    domain: str
+    agrees: bool
+
+    @property
+    def words(self) -> str:
+        """The place with the job's numbers."""
+        numbers = {"state": memory_text(int(self.state_bytes)), "node": self.node, "domain": self.domain}
+        if self.place == "device":
+            return say("{state} of state fit one device", **numbers)
+        if self.place == "node":
+            return say("{state} of state fit a {domain} of {node:,}", **numbers)
+        return say("{state} of state are more than a {domain} of {node:,}", **numbers)
+
+
+def place_of_state(job: JobSpec) -> PlaceOfState | None:
+    """The job's branch of that tree. None for training that changes few weights, and where a device or a node is
+    unknown."""
     plan, node = job.plan, min(node_devices(job.cluster), job.plan.world)
     if job.model.is_adapted or job.cluster.device == "unknown" or not node:
         return None
     memory_bytes, state_bytes = device_of(job.cluster.device).memory_bytes, _state_bytes(job)
     domain = fixed(link_words(job.cluster).domain)
-    numbers = {"memory": memory_text(int(memory_bytes)), "node": node, "domain": domain}
-    state = memory_text(int(state_bytes))
     if state_bytes <= memory_bytes:
-        begin = say("{state} of state fit a device of {memory}: replicas, with ZeRO-1", state=state, **numbers)
-        agrees = plan.tp == plan.pp == 1
-    elif state_bytes <= node * memory_bytes:
-        begin = say(
-            "{state} of state fit {node:,} devices of {memory}, a {domain}: ZeRO, or tp inside it",
-            state=state,
-            **numbers,
-        )
+        return PlaceOfState("device", state_bytes, memory_bytes, node, domain, plan.tp == plan.pp == 1)
+    if state_bytes <= node * memory_bytes:
         agrees = plan.pp == 1 and plan.tp <= node
+        return PlaceOfState("node", state_bytes, memory_bytes, node, domain, agrees)
+    agrees = plan.tp * plan.pp > 1 or plan.zero == 3
+    return PlaceOfState("more", state_bytes, memory_bytes, node, domain, agrees)
+
+
+def first_place_of_state(job: JobSpec) -> RuleOfThumb | None:
+    """The tree by which plans are chosen by hand: the smallest of a device, a node and several nodes that holds the
+    state names what to begin with; the rule is of training that changes all weights."""
+    first = place_of_state(job)
+    if first is None:
+        return None
+    numbers = {
+        "state": memory_text(int(first.state_bytes)),
+        "memory": memory_text(int(first.memory_bytes)),
+        "node": first.node,
+        "domain": first.domain,
+    }
+    if first.place == "device":
+        begin = say("{state} of state fit a device of {memory}: replicas, with ZeRO-1", **numbers)
+    elif first.place == "node":
+        begin = say("{state} of state fit {node:,} devices of {memory}, a {domain}: ZeRO, or tp inside it", **numbers)
     else:
         begin = say(
             "{state} of state are more than {node:,} devices of {memory}, a {domain}: tp inside, pp across, dp over "
             "the rest; or ZeRO-3",
-            state=state,
             **numbers,
         )
-        agrees = plan.tp * plan.pp > 1 or plan.zero == 3
     return RuleOfThumb(
-        say("a device, a {domain}, or more: the first that holds the state", domain=domain),
+        say("a device, a {domain}, or more: the first that holds the state", domain=first.domain),
         begin,
         "shardwright learn choosing",
-        agrees,
+        first.agrees,
     )
 
 
