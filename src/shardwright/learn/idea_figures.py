@@ -18,10 +18,12 @@ from shardwright.cost.failures import Reliability, best_interval_s, goodput
 from shardwright.learn.drawing import Drawing
 from shardwright.learn.hierarchy_figure import hierarchy_figure
 from shardwright.learn.ladder_figure import ladder_figure
+from shardwright.learn.mesh_cube_figure import mesh_cube_figure
 from shardwright.learn.narrow_numbers_figure import narrow_numbers_figure
 from shardwright.learn.network_shapes_figure import network_shapes_figure
 from shardwright.learn.pipeline_figures import bubble_figure, versions_figure
 from shardwright.learn.playable_shares import time_lost
+from shardwright.learn.tree_figure import tree_figure
 from shardwright.learn.two_cuts_figure import two_cuts_figure
 from shardwright.memory.job_memory import job_memory
 from shardwright.planner.critical_batch import rebatched_tokens
@@ -376,7 +378,9 @@ FIGURES: Mapping[str, Callable[[], Drawing]] = {
     "mixed-precision": mixed_precision,
     "narrow-numbers": narrow_numbers_figure,
     "mesh": mesh,
+    "mesh-cube": mesh_cube_figure,
     "choosing": choosing,
+    "choosing-tree": tree_figure,
     "told-plan": told_plan,
     "networks": ladder_figure,
     "network-shapes": network_shapes_figure,
