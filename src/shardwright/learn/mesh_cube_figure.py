@@ -18,7 +18,13 @@ from shardwright.sharding.mesh import MeshShape
 _TILE, _THICK, _STOREY, _GAP = 31.0, 9.0, 176.0, 0.35  # px; gaps are shares of a tile
 _PANEL, _TOP, _WIDTH = 326.0, 92.0, 988.0
 _STEEP = (math.cos(math.pi / 6), math.sin(math.pi / 6))
-_LINES = {"tp": "#b91c1c", "cp": "#a16207", "dp": "#0f766e", "pp": "#6d28d9", "ep": "#be185d", "edp": "#0f766e"}
+_LINES = {"tp": "#dc2626", "cp": "#d97706", "dp": "#0d9488", "pp": "#7c3aed", "ep": "#db2777", "edp": "#0d9488"}
+_STYLE = (
+    svg.STYLE
+    + """
+.halo { stroke: #ffffff }
+@media (prefers-color-scheme: dark) { .halo { stroke: #e7eaf0 } }"""
+)
 
 
 @dataclass(frozen=True)
@@ -83,7 +89,7 @@ def _drawn(cubes: Sequence[MeshCube], language: str) -> str:
     parts = [svg.text(16, 26, title, "name", 15)]
     for number, cube in enumerate(cubes):
         parts += _view(cube, 10 + number * _PANEL, language)
-    return svg.document(title, _WIDTH, 544, parts)
+    return svg.document(title, _WIDTH, 544, parts, _STYLE)
 
 
 def _view(cube: MeshCube, left: float, language: str) -> Iterator[str]:
@@ -136,7 +142,8 @@ def _path(points: Sequence[tuple[float, float]], kind: GroupKind) -> str:
         is_far = kind is not PP and math.dist(before, point) > 2.6 * _TILE
         words += f"{'M' if not words or is_far else 'L'} {svg.px(point[0])} {svg.px(point[1])} "
     colour = _LINES[_name(kind)]
-    return f'<path d="{words.strip()}" fill="none" stroke="{colour}" stroke-width="4" stroke-linecap="round"/>'
+    halo = f'<path class="halo" d="{words.strip()}" fill="none" stroke-width="7" stroke-linecap="round"/>'
+    return f'{halo}<path d="{words.strip()}" fill="none" stroke="{colour}" stroke-width="4" stroke-linecap="round"/>'
 
 
 def _point(mesh: MeshShape, place: dict[str, int], left: float) -> tuple[float, float]:

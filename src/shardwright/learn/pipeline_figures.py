@@ -16,7 +16,6 @@ from shardwright.simulate.bubbles import Work
 from shardwright.simulate.timeline import Resource, Span, Timeline
 
 _LEFT, _WIDTH, _LANE, _PITCH = 70.0, 900.0, 24.0, 30.0
-_WIDE = 1120.0  # of two digits in each block
 _SCALED = _WIDTH - _LEFT - 16
 _IDLE = svg.LINE_COLOURS[3]
 
@@ -117,7 +116,7 @@ def _measure(start: float, end: float, y: float, words: str) -> list[str]:
 
 def versions_figure() -> Drawing:
     """PipeDream and PipeDream-2BW: forwards and backwards in the colour of the version that they see."""
-    shapes = (("pipedream", _timeline("pipedream", 4, 8)), ("pipedream-2bw", _timeline("pipedream-2bw", 4, 4, 3)))
+    shapes = (("pipedream", _timeline("pipedream", 3, 7)), ("pipedream-2bw", _timeline("pipedream-2bw", 3, 3, 3)))
     return partial(_versions_drawn, shapes)
 
 
@@ -125,7 +124,7 @@ def _versions_drawn(shapes: Sequence[tuple[str, Timeline]], language: str) -> st
     title = in_language(say("Versions of the weights that each forward (F) and backward (B) sees"), language)
     parts, y, pitch = [svg.text(16, 26, title, "name", 15)], 62.0, _PITCH + 8
     for name, timeline in shapes:
-        program, right = timeline.program, _WIDE - 110
+        program, right = timeline.program, _WIDTH - 96
         version_of, kept = weight_versions(program), stashed_versions(program)
         scale = (right - _LEFT) / timeline.makespan
         parts.append(svg.text(16, y - 10, name, "name", 14))
@@ -138,7 +137,7 @@ def _versions_drawn(shapes: Sequence[tuple[str, Timeline]], language: str) -> st
             parts.append(svg.text(right + 10, y + 20, keeps, "name", 13))
             y += pitch
         y += 34
-    return svg.document(title, _WIDE, y - 26, parts)
+    return svg.document(title, _WIDTH, y - 26, parts)
 
 
 def _versioned(span: Span, version: int, y: float, scale: float) -> str:
@@ -147,8 +146,8 @@ def _versioned(span: Span, version: int, y: float, scale: float) -> str:
     wide, x, high = (span.end - span.start) * scale - 1, _LEFT + span.start * scale, _LANE + 10
     colour, opacity = svg.LINE_COLOURS[version % len(svg.LINE_COLOURS)], 0.55 if action.kind is Kind.FORWARD else 0.3
     words = [
-        svg.text(x + wide / 2, y + 14, f"{action.kind}{action.microbatch}", "name", 9, "middle"),
-        svg.text(x + wide / 2, y + 28, f"v{version}", "name", 9, "middle"),
+        svg.text(x + wide / 2, y + 14, f"{action.kind}{action.microbatch}", "name", 11, "middle"),
+        svg.text(x + wide / 2, y + 28, f"v{version}", "name", 11, "middle"),
     ]
     frame = f'x="{svg.px(x)}" y="{svg.px(y)}" width="{svg.px(wide)}" height="{high:g}"'
     return f'<rect {frame} rx="2.5" fill="{colour}" fill-opacity="{opacity:g}"/>' + "".join(words)
