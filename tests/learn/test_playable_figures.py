@@ -65,6 +65,15 @@ def test_the_best_interval_loses_the_least_time() -> None:
     assert sorted(checkpoints, reverse=True) == checkpoints and sorted(lost_work) == lost_work
 
 
+def test_a_branch_is_that_of_explain() -> None:
+    shown = frame("choosing-branch", "llama3-405b", "gb200-nvl72")
+    printed = answer(shown.command.splitlines()[1])
+    assert dict(shown.numbers)["branch"] == printed["choosing"]["says"]
+    state, _, node = (row["parts"][0][1] for row in shown.picture["rows"])
+    assert state < node and "fit 64 devices" in printed["choosing"]["says"]  # one rack, which no node of 8 would be
+    assert "are more than 8 devices" in dict(frame("choosing-branch", "llama3-405b", "b200-sxm").numbers)["branch"]
+
+
 def test_a_timeline_is_that_of_simulate() -> None:
     shown = frame("pipeline-1f1b", "1f1b", "4", "8")
     printed = answer(shown.command)

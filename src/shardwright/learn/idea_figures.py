@@ -23,6 +23,7 @@ from shardwright.learn.narrow_numbers_figure import narrow_numbers_figure
 from shardwright.learn.network_shapes_figure import network_shapes_figure
 from shardwright.learn.pipeline_figures import bubble_figure, versions_figure
 from shardwright.learn.playable_shares import time_lost
+from shardwright.learn.playable_tree import branch_picture
 from shardwright.learn.tree_figure import tree_figure
 from shardwright.learn.two_cuts_figure import two_cuts_figure
 from shardwright.memory.job_memory import job_memory
@@ -381,6 +382,7 @@ FIGURES: Mapping[str, Callable[[], Drawing]] = {
     "mesh-cube": mesh_cube_figure,
     "choosing": choosing,
     "choosing-tree": tree_figure,
+    "choosing-branch": branch_picture,
     "told-plan": told_plan,
     "networks": ladder_figure,
     "network-shapes": network_shapes_figure,

@@ -14,6 +14,7 @@ from shardwright.learn.playable_figure import FigureControl, FigureFrame, Figure
 from shardwright.learn.playable_memory import MEMORY_BARS
 from shardwright.learn.playable_shares import TIME_BARS
 from shardwright.learn.playable_timelines import TIMELINES
+from shardwright.learn.playable_tree import TREE
 from shardwright.report.collective_text import piece_name
 from shardwright.sharding.collective_steps import KINDS, SUMS
 from shardwright.sharding.mesh import MeshShape
@@ -167,6 +168,7 @@ PLAYABLE: Mapping[str, PlayableFigure] = {
     **MEMORY_BARS,
     **TIMELINES,
     **TIME_BARS,
+    **TREE,
     "ring-all-reduce": PlayableFigure(
         say("A collective step by step: who holds which piece"),
         "pieces",
