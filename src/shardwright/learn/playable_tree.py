@@ -35,7 +35,8 @@ def _sizes(job: JobSpec) -> list[tuple[str, float]]:
 def branch_picture() -> Drawing:
     """The bars of the first model and device to show."""
     model, device = _MODELS[_START], _KINDS[_START]
-    rows = [(name, {say("memory"): size}) for name, size in _sizes(_asked(model, device).spec)]
+    part: str = say("memory")
+    rows = [(name, {part: size}) for name, size in _sizes(_asked(model, device).spec)]
     title = say(
         "{model} on {devices} {device}: its state, and what may hold it", model=model, devices=_DEVICES, device=device
     )
