@@ -4,7 +4,6 @@ A figure is computed once and drawn in each language: its function gives one tha
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 
 from shardwright.api.loaded_job import load
 from shardwright.api.one_collective import CollectiveQuestion, one_collective
@@ -19,6 +18,7 @@ from shardwright.learn.drawing import Drawing
 from shardwright.learn.hierarchy_figure import hierarchy_figure
 from shardwright.learn.ladder_figure import ladder_figure
 from shardwright.learn.mesh_cube_figure import mesh_cube_figure
+from shardwright.learn.mesh_rows_figure import mesh_rows_figure
 from shardwright.learn.narrow_numbers_figure import narrow_numbers_figure
 from shardwright.learn.network_shapes_figure import network_shapes_figure
 from shardwright.learn.pipeline_figures import bubble_figure, versions_figure
@@ -35,7 +35,6 @@ from shardwright.report.fit_verdict import device_room_bytes
 from shardwright.report.timeline.picture import picture
 from shardwright.report.timeline.study import study_schedule
 from shardwright.schedule.pipeline_shape import PipelineShape
-from shardwright.sharding.mesh import MeshShape
 from shardwright.simulate.bubbles import Work
 from shardwright.simulate.slow_rank import SlowRank
 
@@ -277,35 +276,6 @@ def mixed_precision() -> Drawing:
     return _memory(say("{model}, no sharding: memory of a rank", model=_MODEL), _jobs(_MODEL, 8, sized))
 
 
-def mesh() -> Drawing:
-    """Ranks as cells: columns are nodes, and colours are stages; the tensor-parallel group of rank 0 is framed."""
-    job = load(_MODEL, "plan.pp=2", "plan.tp=4", "plan.dp=4", "plan.zero=1", devices=32, device=_DEVICE)
-    shape = MeshShape.of(job.spec.plan)
-    return partial(_mesh_picture, shape)
-
-
-def _mesh_picture(shape: MeshShape, language: str) -> str:
-    node, cell = 8, 58.0
-    title = say("pp 2 x dp 4 x tp 4 on 4 nodes of 8: a row is a node, a colour a stage")
-    drawn = [svg.text(16, 24, in_language(title, language), "name", 13)]
-    for rank in range(shape.world):
-        place = shape.coordinates(rank)
-        x, y = 70 + (rank % node) * (cell + 6), 50 + (rank // node) * (cell - 14)
-        drawn.append(
-            f'<rect x="{svg.px(x)}" y="{svg.px(y)}" width="{cell:g}" height="{cell - 22:g}" rx="4" '
-            f'fill="{svg.LINE_COLOURS[place["pp"]]}" fill-opacity="{0.25 + 0.18 * place["dp"]:.2f}"/>'
-        )
-        drawn.append(svg.text(x + cell / 2, y + 15, f"rank {rank}", "name", 11, "middle"))
-        drawn.append(
-            svg.text(x + cell / 2, y + 28, f"p{place['pp']} d{place['dp']} t{place['tp']}", "name", 10, "middle")
-        )
-        if rank % node == 0:
-            name = in_language(say("node {number}", number=rank // node), language)
-            drawn.append(svg.text(60, y + 22, name, anchor="end"))
-    label = in_language(say("mesh of ranks"), language)
-    return svg.document(label, 70 + node * (cell + 6) + 10, 50 + shape.world // node * (cell - 14) + 8, drawn)
-
-
 def choosing() -> Drawing:
     """The parts of a step under plans of several families, with as many devices."""
     common = ["plan.microbatch_size=1", "plan.recompute=full"]
@@ -378,7 +348,7 @@ FIGURES: Mapping[str, Callable[[], Drawing]] = {
     "recomputation": recomputation,
     "mixed-precision": mixed_precision,
     "narrow-numbers": narrow_numbers_figure,
-    "mesh": mesh,
+    "mesh": mesh_rows_figure,
     "mesh-cube": mesh_cube_figure,
     "choosing": choosing,
     "choosing-tree": tree_figure,
