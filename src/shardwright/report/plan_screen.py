@@ -47,15 +47,15 @@ _SAME_RUN = 0.01  # runs whose tokens differ by less are shown as one
 
 def plan_screen(advice: Advice, notes: Sequence[str] = ()) -> list[ScreenPart]:
     """An advice as parts of a screen. `notes` are about values that nobody stated."""
-    parts: list[ScreenPart] = [
-        software_part(advice.job, [plan.time for plan in advice.plans[:1]], _OTHER_SOFTWARE),
-        _heading(advice),
-    ]
+    software = software_part(advice.job, [plan.time for plan in advice.plans[:1]], _OTHER_SOFTWARE)
+    parts: list[ScreenPart] = [Lines([software, _heading(advice)])]
     parts += [paragraph(say("{sentence}.", sentence=sentence)) for sentence in advice.left_out]
     if advice.recommendation is None:
         parts.append(ColouredParts([(paragraph(no_plan_text(advice.job)), "red")]))
     else:
         parts += _recommended(advice, advice.recommendation)
+    if advice.own:
+        parts += own_paragraphs(advice.own, advice.plans)
     if advice.refused:
         refusal = say(
             "The job's own plan ({plan}) is not legal here: {fault}.",
@@ -63,8 +63,7 @@ def plan_screen(advice: Advice, notes: Sequence[str] = ()) -> list[ScreenPart]:
             fault=advice.refused.faults[0],
         )
         parts.append(paragraph(refusal))
-    remarks: list[Part] = list(own_paragraphs(advice.own, advice.plans)) if advice.own else []
-    remarks += [paragraph(note_phrase(note)) for note in (*notes, *job_notes(advice.job))]
+    remarks: list[Part] = [paragraph(note_phrase(note)) for note in (*notes, *job_notes(advice.job))]
     if advice.recommendation:
         more = say("--details has all reasons and the search; --toml FILE writes the job, for `train`.")
         remarks.append(paragraph(more))
