@@ -148,7 +148,7 @@ def _overlap(replicas: str, zero: str) -> FigureFrame:
             "label": say("gradients and parameters"),
             "offset": max(0.0, computing - hidden),
             "parts": [
-                [say("hidden"), hidden, seconds_text(hidden)],
+                [say("overlapped"), hidden, seconds_text(hidden)],
                 [say("exposed"), exposed, seconds_text(exposed)],
             ],
             "total": say("{seconds} by itself", seconds=seconds_text(alone_s)),

@@ -159,7 +159,7 @@ CATALOG_TABLES: dict[str, CatalogTable] = {
             "hidden": say("hidden"),
             "heads": say("heads"),
             "kv_heads": "kv",
-            "vocab": "vocab",
+            "vocab": say("vocab"),
             "sequence": say("tokens"),
             "hub_names": say("on the Hub"),
         },
@@ -178,15 +178,15 @@ CATALOG_TABLES: dict[str, CatalogTable] = {
             "fp8_tflops": "fp8",
             "memory_gb_per_s": "GB/s",
             "link_gb_per_s": say("link"),
-            "link_domain": "of",
+            "link_domain": say("joins"),
             "network_gb_per_s": say("network"),
             "usd_per_hour": "$/h",
             "price_source": say("price"),
         },
         ("name",),
         say(
-            "TFLOP/s without sparsity; memory, link and network in GB/s a device and direction; a link joins `of` "
-            "devices."
+            "TFLOP/s without sparsity; memory, link and network in GB/s a device and direction; a link joins that "
+            "many devices."
         ),
     ),
     "clusters": CatalogTable(
