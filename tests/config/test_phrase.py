@@ -190,6 +190,12 @@ def test_a_phrase_is_a_str_in_english() -> None:
         assert isinstance(other, Phrase) and in_language(other, "zh") == "4,096 个 rank"
 
 
+def test_chinese_has_a_space_beside_a_number_and_none_inside() -> None:
+    template = "A failure is expected every {between}."
+    assert in_language(say(template, between=say("{days} days", days="3.5")), "zh") == "预计每 3.5 天出一次故障。"
+    assert in_language(say(template, between="3.5 h"), "zh") == "预计每 3.5 h 出一次故障。"
+
+
 def test_values_are_phrases_and_lists_of_them() -> None:
     nested = say("Links: {links}.", links=(say("its fast links"), "NVLink"))
     assert nested == "Links: its fast links, NVLink."

@@ -5,6 +5,7 @@ values in it; `in_language` fills the template of another language with the same
 """
 
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, reduce
@@ -18,6 +19,8 @@ LANGUAGES = (ENGLISH, "zh")
 _SEPARATORS = {ENGLISH: ", ", "zh": "、"}
 _SEMICOLONS = {ENGLISH: "; ", "zh": "；"}
 _PERIODS = {ENGLISH: ".", "zh": "。"}
+# Chinese is written without spaces; templates have one where a value may be a number.
+_BETWEEN_CHINESE = re.compile(r"(?<=[\u4e00-\u9fff]) (?=[\u4e00-\u9fff])")
 _STARTED_IN = "SHARDWRIGHT_LANGUAGE"
 _CATALOGS = Path(__file__).parent / "phrases"
 
@@ -247,8 +250,9 @@ def template_in(template: str, language: str) -> str:
 
 
 def _filled(template: str, values: dict[str, Any], language: str) -> str:
-    """A template with its values in a language."""
-    return template.format(**{name: _value(value, language) for name, value in values.items()})
+    """A template with its values in a language. A space beside a value stays only beside a number or a Latin word."""
+    text = template.format(**{name: _value(value, language) for name, value in values.items()})
+    return _BETWEEN_CHINESE.sub("", text)
 
 
 def _value(value: Any, language: str) -> Any:
