@@ -16,7 +16,7 @@ def test_laps_are_the_list_and_few() -> None:
     draw = random.Random(5)
     for _ in range(50):
         parts = [[draw.choice("abcd") for _ in range(draw.randint(1, 6))] * draw.choice([1, 2, 9, 40]) for _ in "123"]
-        items = sum(parts, [])
+        items = [item for part in parts for item in part]
         laps, place = laps_of(items), 0
         for start, length, count in laps:
             assert start == place
