@@ -19,8 +19,9 @@ LANGUAGES = (ENGLISH, "zh")
 _SEPARATORS = {ENGLISH: ", ", "zh": "、"}
 _SEMICOLONS = {ENGLISH: "; ", "zh": "；"}
 _PERIODS = {ENGLISH: ".", "zh": "。"}
-# Chinese is written without spaces; templates have one where a value may be a number.
-_BETWEEN_CHINESE = re.compile(r"(?<=[\u4e00-\u9fff]) (?=[\u4e00-\u9fff])")
+# A template has a space beside a value, which may be a name in Latin letters, and needs none beside a Chinese one.
+_CHINESE = "[\u3001-\u303f\u4e00-\u9fff\uff00-\uffef]"
+_BETWEEN_CHINESE = re.compile(f"(?<={_CHINESE}) (?={_CHINESE})")
 _STARTED_IN = "SHARDWRIGHT_LANGUAGE"
 _CATALOGS = Path(__file__).parent / "phrases"
 
@@ -48,7 +49,9 @@ class Phrase(str):
     @classmethod
     def text(cls, template: str, values: dict[str, Any], language: str) -> str:
         """The text of a template with its values in a language."""
-        return _filled(template if language == ENGLISH else template_in(template, language), values, language)
+        if language == ENGLISH:
+            return _filled(template, values, language)
+        return _BETWEEN_CHINESE.sub("", _filled(template_in(template, language), values, language))
 
 
 class PhraseBeginning(Phrase):
@@ -250,9 +253,8 @@ def template_in(template: str, language: str) -> str:
 
 
 def _filled(template: str, values: dict[str, Any], language: str) -> str:
-    """A template with its values in a language. A space beside a value stays only beside a number or a Latin word."""
-    text = template.format(**{name: _value(value, language) for name, value in values.items()})
-    return _BETWEEN_CHINESE.sub("", text)
+    """A template with its values in a language."""
+    return template.format(**{name: _value(value, language) for name, value in values.items()})
 
 
 def _value(value: Any, language: str) -> Any:

@@ -41,7 +41,8 @@ def catalog_text(kind: str, coloured: bool = False, language: str = ENGLISH) -> 
     table = CATALOG_TABLES[kind]
     rows = [[_cell(row[name]) for name in table.columns] for row in table.rows()]
     left = tuple(place for place, name in enumerate(table.columns) if name in table.left)
-    return rendered([WideRows(tuple(table.columns.values()), rows, left), paragraph(table.use)], coloured, language)
+    shown = WideRows(tuple(table.columns.values()), rows, left, is_cut=True)
+    return rendered([shown, paragraph(table.use)], coloured, language)
 
 
 def _cell(value: Any) -> str:
