@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fuzz.configurations import overlooked
+from fuzz.configurations import miscounted, overlooked
 from shardwright.config.base import PlanError
 from shardwright.config.hugging_face.config_json import _LIKE, FAMILIES, _defaults, fields_of, read_model
 from shardwright.config.hugging_face.same_arithmetic import is_same
@@ -89,6 +89,8 @@ FAULTS = {
 # Of other families: what only some of the values of a key say can be expressed.
 FAMILY_FAULTS = {
     "rope_interleave is false: pairs that turn are neighbours": ("deepseek_v3", {"rope_interleave": False}),
+    "mlp_bias is true: the experts have no biases": ("deepseek_v2", {"mlp_bias": True}),
+    "num_attention_heads 20 x head_dim 64 = 1280, and should be hidden_size 2560": ("helium", {"head_dim": 64}),
     "head_dim is 3: positions turn qk_rope_head_dim": ("deepseek_v3", {"head_dim": 3}),
     "experts of no group can't be chosen": ("deepseek_v3", {"topk_group": 0}),
     "hidden_activation is 'silu': Gemma has the tanh form": ("gemma3_text", {"hidden_activation": "silu"}),
@@ -120,6 +122,13 @@ def test_keys_as_they_were_released() -> None:
 def test_no_key_that_changes_what_is_computed_is_overlooked(name: str) -> None:
     """`python tests/fuzz/configurations.py` asks all families."""
     assert not list(overlooked(name))
+
+
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("name", RELEASED)
+def test_a_model_that_is_accepted_has_all_parameters(name: str) -> None:
+    """Those of transformers' model, with each key as it is and changed."""
+    assert not list(miscounted(name))
 
 
 @pytest.mark.parametrize("setting", FAULTS)

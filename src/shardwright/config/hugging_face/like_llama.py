@@ -166,6 +166,17 @@ def helium(r: ConfigReader) -> Fields:
     r.must_be("attention_bias", (False,), say("the MLP has no biases"))
     r.must_be("mlp_bias", (False,), say("attention has no biases"))
     fields = decoder(r)
+    if fields["heads"] * head_width(fields) != fields["hidden"]:
+        r.fault(
+            say(
+                "num_attention_heads {heads} x head_dim {width} = {joined}, and should be hidden_size {hidden}: the "
+                "last matrix of attention is square in this family; set head_dim so, or leave it out",
+                heads=fields["heads"],
+                width=head_width(fields),
+                joined=fields["heads"] * head_width(fields),
+                hidden=fields["hidden"],
+            )
+        )
     return fields | rotary(r, head_width(fields))
 
 

@@ -130,6 +130,7 @@ def glm4_moe_lite(r: ConfigReader) -> Fields:
 
 def deepseek_v2(r: ConfigReader) -> Fields:
     """DeepSeek-V2 (arXiv 2405.04434)."""
+    r.must_be("mlp_bias", (False,), say("the experts have no biases"))
     moe = routed_experts(r) | {"normalise": r.flag("norm_topk_prob")}
     method = r.text("topk_method", "greedy")
     if method == "group_limited_greedy":
