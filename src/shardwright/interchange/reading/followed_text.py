@@ -1,6 +1,5 @@
 """The commands of a launch script, followed from word to word without running them: conditions, loops, functions."""
 
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
@@ -19,7 +18,6 @@ _MOST_ROUNDS = 200  # of a loop
 _MOST_GUARD = 200  # words of what a guard does
 _FILE_TESTS = ("-d", "-e", "-f", "-s")
 _LOOPS = ("for", "while", "until", "select")
-_ELEMENT = re.compile(r"\[([^\]]+)\]=(.*)", re.DOTALL)  # of an associative array
 _REDIRECTIONS = (">", ">>", "<", "<<", "<<-", "<<<", ">&", "<&", "&>")
 
 
@@ -151,6 +149,10 @@ class FollowedText(CommandEffects):
             return self._function(active, level)
         if token.plain in _LOOPS:
             return self._loop(active, level)
+        if token.plain == "!":
+            self.at += 1
+            succeeds = self._statement(active, level) if self._peek() else None
+            return None if succeeds is None else not succeeds
         if token.plain == "{" or token.operator == "(":
             end = "}" if token.plain == "{" else ")"
             variables, is_subshell = self.script.variables, end == ")"
@@ -393,8 +395,5 @@ class FollowedText(CommandEffects):
         if active:
             variables = self.script.variables
             items = [variables.with_own_mark(variable_name, value) for value in values]
-            elements = [_ELEMENT.fullmatch(item) for item in items]
-            is_associative = bool(elements) and None not in elements
-            pairs = {element[1]: element[2] for element in elements if element}
-            variables.put(variable_name, pairs if is_associative else items, appends)
+            variables.put_items(variable_name, items, appends)
         return Token(name.line)
