@@ -127,7 +127,8 @@ def _read_kinds(settings: Settings, _: Flat) -> None:
         settings.faults.append(
             say("{setting} is of older releases; say it by activation", setting=settings.setting_text("mlp_type"))
         )
-    if not settings.has("train_batch_size", *deepspeed.MICRO):
+    is_said = any(name in settings.overrides for name in ("batch.global_batch_size", "plan.microbatch_size"))
+    if not (is_said or settings.has("train_batch_size", *deepspeed.MICRO)):
         settings.faults.append(
             say(
                 "neither train_batch_size nor train_micro_batch_size_per_gpu is said, and GPT-NeoX needs one; name "
