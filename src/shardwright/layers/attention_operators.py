@@ -169,9 +169,10 @@ def _core_of_one_kernel(c: Context, o: LayerOperator) -> Operator:
     queries, given, method = s.sequence // grid.cp, c.bytes_of(o.gives), CONTEXT_METHODS[grid.cp_method]
     forward, backward = _keys_to_queries(c, heads, s.query_width)
     keys, kernel = s.keys_seen(c.kind), ATTENTION_KERNELS[w.attention]
+    computed = keys if w.is_own or s.window.chunked else _in_blocks(keys, s.sequence, kernel.block)
     pairs_of_key = (0.5 if w.causal else 1.0) * heads * c.tokens
-    pairs = pairs_of_key * keys
-    unseen = 0.0 if kernel.skips_backward else pairs_of_key * (s.sequence - keys)
+    pairs = pairs_of_key * computed
+    unseen = 0.0 if kernel.skips_backward else pairs_of_key * (s.sequence - computed)
     length = np.minimum(queries if method.exchange == "ring" else s.sequence, math.ceil(keys))
     sums = FLOAT32 * c.sizes[ATTENTION.log_sum_exp]
     visits = grid.cp * (grid.cp > 1) * (not method.trades_heads)
@@ -198,6 +199,16 @@ def _core_of_one_kernel(c: Context, o: LayerOperator) -> Operator:
         kernel="merge",
         elements=merged,
     )
+
+
+def _in_blocks(keys: float, sequence: int, block: int) -> float:
+    """Twice the mean number of keys that a query meets, if it sees `keys` in the same measure, and kernels compute
+    whole blocks of `block` queries and keys at a window's far edge, as at the diagonal: of that, the measure counts
+    half."""
+    if not block or keys >= sequence:
+        return keys
+    window = sequence * (1 - math.sqrt(max(0.0, 1 - keys / sequence)))  # keys = window x (2 - window / sequence)
+    return min(float(sequence), max(keys, block * (2 * math.ceil((window - 1) / block) + 1)))
 
 
 def _keys_to_queries(c: Context, heads: Numbers, width: int) -> Exchanges:
