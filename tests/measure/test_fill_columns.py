@@ -42,6 +42,7 @@ def test_attention_in_prose(prose: str, kernel: str) -> None:
         ("arXiv 2407.00001, flash attention 3", "", "", "2024-07"),
         ("arXiv 2407.00001, no flash attention", "", "fused-softmax", "2024-07"),
         ("nanotron 2025-02", "nanotron@2025-02", "", ""),
+        ("Megatron-Bridge @067f987, its recipe: fp8 attention", "megatron-bridge", "cudnn-fp8", ""),
         ("JAX on GPUs", "jax", "", ""),
         ("arXiv 2104.04473, table 2, DeepSpeed ZeRO-3", "deepspeed@2021-04", "", ""),
     ],

@@ -247,6 +247,7 @@ def test_a_kernel_of_attention_that_a_column_says() -> None:
     assert software(attention="fused-softmax") == "large-2024+softmax"
     assert software(attention="flash3") == "large-2024"  # cuDNN's, which it has
     assert software(software="jax@2025-01", attention="fused-softmax") == "xla+softmax"
+    assert software(software="nemo", attention="cudnn-fp8") == "nemo+cudnn-float8"
 
 
 @pytest.mark.parametrize(
