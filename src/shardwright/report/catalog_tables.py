@@ -87,6 +87,7 @@ def _devices() -> list[Row]:
                 "memory_gib": device.memory_gib,
                 "bf16_tflops": device.peak_tflops.get("bfloat16"),
                 "fp8_tflops": device.peak_tflops.get("float8"),
+                "fp4_tflops": device.peak_tflops.get("float4"),
                 "memory_gb_per_s": device.memory_gb_per_s or None,
                 "link_gb_per_s": device.link_gb_per_s or None,
                 "link_domain": device.link_domain or None,
@@ -177,17 +178,18 @@ CATALOG_TABLES: dict[str, CatalogTable] = {
             "memory_gib": "GiB",
             "bf16_tflops": "bf16",
             "fp8_tflops": "fp8",
+            "fp4_tflops": "fp4",
             "memory_gb_per_s": "GB/s",
             "link_gb_per_s": say("link"),
             "link_domain": say("joins"),
-            "network_gb_per_s": say("network"),
+            "network_gb_per_s": say("port"),
             "usd_per_hour": "$/h",
             "price_source": say("price"),
         },
         ("name",),
         say(
-            "TFLOP/s without sparsity; memory, link and network in GB/s a device and direction; a link joins that "
-            "many devices."
+            "TFLOP/s without sparsity; memory, link and port of the network in GB/s a device and direction; a link "
+            "joins that many devices."
         ),
     ),
     "clusters": CatalogTable(
