@@ -16,6 +16,7 @@ from shardwright.config.units import bytes_text, counted_phrase, memory_text, se
 from shardwright.cost.collective_time import ring_s
 from shardwright.cost.failures import Reliability, best_interval_s, goodput
 from shardwright.learn.playable_shares import time_lost
+from shardwright.learn.system_figures import SYSTEM_PLANS, grids_of_products, system_figure
 from shardwright.memory.job_memory import job_memory
 from shardwright.planner.critical_batch import rebatched_tokens
 from shardwright.planner.own_plan import estimate
@@ -385,4 +386,6 @@ FIGURES: Mapping[str, Callable[[], Drawing]] = {
     "offload": offload,
     "failures": failures,
     "checkpoint-interval": checkpoint_interval,
+    "tensor-grids": grids_of_products,
+    **{name: partial(system_figure, name) for name in SYSTEM_PLANS},
 }
