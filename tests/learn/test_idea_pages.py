@@ -11,7 +11,7 @@ from shardwright.cli.main import cli
 from shardwright.config.base import PlanError
 from shardwright.learn.computed_answers import questions_of
 from shardwright.learn.idea_figures import FIGURES
-from shardwright.learn.idea_pages import IDEAS, LANGUAGES, OTHERS, PAGES, QUESTIONS, TERMS, IdeaPage, page_of
+from shardwright.learn.idea_pages import IDEAS, LANGUAGES, OTHERS, PAGES, QUESTIONS, SYSTEMS, TERMS, IdeaPage, page_of
 from shardwright.report.text_columns import num_columns
 from support.languages import num_chinese, words_of_picture
 from support.learn_pages import BLOCK, commands, figure_file, filled, output_of, pictures, renewed
@@ -74,7 +74,7 @@ def test_both_languages_have_the_same_commands_and_figures(name: str) -> None:
     assert re.findall(r"\]\(([^)]+\.md)\)", english) == re.findall(r"\]\(([^)]+\.md)\)", chinese)
 
 
-@pytest.mark.parametrize("name", IDEAS)
+@pytest.mark.parametrize("name", [*IDEAS, *SYSTEMS])
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_a_page_has_all_its_parts(name: str, language: str) -> None:
     text = page(name, language)
@@ -146,7 +146,7 @@ def test_what_is_filtered_is_the_same_in_every_locale(name: str, language: str) 
     filtered = [command.replace("\\\n", " ") for command in commands(page(name, language)) if " | " in command]
     for command in filtered:
         own = command.partition(" | ")[0]
-        if "--lang " not in own and "--json" not in own:
+        if f"--lang {language}" not in own and "--json" not in own:
             assert own.startswith("shardwright export "), command
             assert output_of(command, "zh_CN.UTF-8") == output_of(command), command
 

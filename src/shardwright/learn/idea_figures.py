@@ -22,6 +22,7 @@ from shardwright.learn.narrow_numbers_figure import narrow_numbers_figure
 from shardwright.learn.network_shapes_figure import network_shapes_figure
 from shardwright.learn.pipeline_figures import bubble_figure, versions_figure
 from shardwright.learn.playable_shares import time_lost
+from shardwright.learn.system_figures import SYSTEM_PLANS, grids_of_products, system_figure
 from shardwright.learn.two_cuts_figure import two_cuts_figure
 from shardwright.memory.job_memory import job_memory
 from shardwright.planner.critical_batch import rebatched_tokens
@@ -383,4 +384,6 @@ FIGURES: Mapping[str, Callable[[], Drawing]] = {
     "offload": offload,
     "failures": failures,
     "checkpoint-interval": checkpoint_interval,
+    "tensor-grids": grids_of_products,
+    **{name: partial(system_figure, name) for name in SYSTEM_PLANS},
 }

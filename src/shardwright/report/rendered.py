@@ -86,7 +86,7 @@ def _table(heading: Sequence[str], rows: Sequence[Sequence[str]], described: Wid
         )
         room -= width + _GAP
     for number, row in enumerate(rows):
-        is_best, cells = described.is_first_best and number == 0, row[: len(table.columns)]
+        is_best, cells = described.is_first_best and number == 0, list(row[: len(table.columns)])
         table.add_row(
             *(Text(cell, no_wrap=True, overflow="ellipsis") if is_best else cell for cell in cells),
             style="green" if is_best else None,
