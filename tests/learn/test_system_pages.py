@@ -133,7 +133,7 @@ def test_two_dims_win_by_the_inequality_of_the_page() -> None:
     assert {(4, True), (4, False), (8, True), (8, False)} <= sides
 
 
-def test_numbers_of_questions_are_those_of_the_grid_and_of_the_device() -> None:
+def test_gathers_of_questions_are_those_of_the_grid() -> None:
     matrices = shape_of(SYSTEM_PLANS["colossal-ai"].spec.model).matrices("dense")
     text = IdeaPage("colossal-ai", "en").markdown
     gathers = [
@@ -141,6 +141,25 @@ def test_numbers_of_questions_are_those_of_the_grid_and_of_the_device() -> None:
         sum(matrix.num_elements for matrix in matrices) / 8,
     ]
     assert all(f"{round(2 * gathered / 2**20)} MiB" in text for gathered in gathers)
-    device = device_entry("h100-sxm")
-    columns = 3 * device.peak_tflops["bfloat16"] * 1e3 / device.memory_gb_per_s
-    assert all(f"{round(columns)}" in IdeaPage("torchtitan", language).markdown for language in LANGUAGES)
+
+
+def test_numbers_in_the_text_follow_from_devices_and_formulas() -> None:
+    h100, a100 = device_entry("h100-sxm"), device_entry("a100-sxm-80g")
+    hidden = SYSTEM_PLANS["megatron-lm"].spec.model.hidden
+    flops = {device.name: device.peak_tflops["bfloat16"] * 1e12 for device in (h100, a100)}
+    shares = [(tp - 1) * flops[a100.name] / (3 * hidden * a100.link_gb_per_s * 1e9) for tp in (8, 16)]
+    tokens = [flops[h100.name] / (rate * 1e9) for rate in (h100.link_gb_per_s, h100.network_gb_per_s)]
+    by_stage = [7.5 * (kept + (16 - kept) / 64) for kept in (16, 4, 2, 0)]
+    told = {
+        "torchtitan": [f"{3 * flops[h100.name] / (h100.memory_gb_per_s * 1e9):.0f}"],
+        "megatron-lm": [f"{share:.2f}" for share in shares],
+        "fsdp": [f"{number:,.0f}" for number in tokens],
+        "deepspeed": [f"{gigabytes:.1f}".removesuffix(".0") for gigabytes in by_stage],
+    }
+    for name, numbers in told.items():
+        for language in LANGUAGES:
+            text = IdeaPage(name, language).markdown.partition("\n## ")[0]
+            assert all(re.search(rf"(?<![\d.]){re.escape(number)}(?![\d])", text) for number in numbers), (
+                name,
+                numbers,
+            )
