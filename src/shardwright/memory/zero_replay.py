@@ -20,8 +20,9 @@ from shardwright.schedule.schedule import Program
 from shardwright.sharding.buffer_pool import BufferPool, Loan
 from shardwright.sharding.compression import reduced_bucket, scattered_bucket
 from shardwright.sharding.parameter_shard import ParameterShard
+from shardwright.sharding.unit_sizes import UnitSizes
 from shardwright.sharding.unit_update import COLLECTIVES, UpdateGroup
-from shardwright.sharding.zero_events import Reductions, StageEvents, UnitEvents, UnitSizes
+from shardwright.sharding.zero_events import Reductions, StageEvents, UnitEvents
 
 
 @dataclass(frozen=True)
