@@ -149,8 +149,7 @@ def test_no_bound_is_above_a_price(model: str, order: str, software: str, data: 
     is_offloaded = columns["offload_optimizer"] > 0
     must_offload = bounds.must_offload(job, held, room_bytes(job), Memo())
     assert (is_offloaded | ~must_offload | (priced.memory.process > room_bytes(job))).all()
-    constants = {"rates": rates, "constants": shipped(), "memo": Memo()}
-    offloaded_s = bounds.offloaded_token_s(job, unsharded, hybrid, 1.0, **constants)
+    offloaded_s = bounds.offloaded_token_s(job, unsharded, hybrid, 1.0, constants=shipped(), memo=Memo())
     assert (offloaded_s[is_offloaded] <= update_s[is_offloaded]).all()
     kept_anywhere = priced.memory.process + priced.memory.host
     assert (SURE_STATE * bounds.least_state_bytes(job, shipped()) <= kept_anywhere).all()

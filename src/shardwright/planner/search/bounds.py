@@ -157,7 +157,7 @@ def _most_sharded_bytes(job: JobSpec, block: PlanBlock, memo: Memo) -> Column:
 
 
 def offloaded_token_s(
-    job: JobSpec, block: PlanBlock, hybrid: Column, share: float, *, rates: Rates, constants: Constants, memo: Memo
+    job: JobSpec, block: PlanBlock, hybrid: Column, share: float, *, constants: Constants, memo: Memo
 ) -> Column:
     """Least seconds a token of the update of plans of an unsharded block with any sharding, if a share of their
     optimizer state is in host memory; `hybrid` replicas may share shards.
@@ -178,7 +178,8 @@ def offloaded_token_s(
     run = PlanBlock(block.variant, block.columns | {"zero_ranks": hybrid}).run(job, memo)
     words = share, *shard_words(run.grid)
     (seconds,) = memo.rows("offloaded update", run, words, _update_columns, least_s)
-    return np.asarray(_jitter_factor(job, rates) * seconds / (block.columns["global_batch_size"] * job.model.sequence))
+    jitter_factor = _jitter_factor(job, rates_of(run_of(job), constants))
+    return np.asarray(jitter_factor * seconds / (block.columns["global_batch_size"] * job.model.sequence))
 
 
 def _update_columns(grid: PlanGrid) -> tuple[Column, ...]:

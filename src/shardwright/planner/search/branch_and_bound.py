@@ -334,9 +334,7 @@ class _BranchAndBound:
             return block
         part, share = block.where(places), float(self.constraints.keep.get("offload_optimizer", 1.0))
         hybrid = space.hybrid_ranks(self.job, self.constraints, part.columns)
-        update_s = bounds.offloaded_token_s(
-            self.job, part, hybrid, share, rates=self.rates, constants=self.constants, memo=self.memo
-        )
+        update_s = bounds.offloaded_token_s(self.job, part, hybrid, share, constants=self.constants, memo=self.memo)
         least_s = np.minimum(part.columns["below_s"], part.columns["gathered_s"]) + update_s
         return block.where(np.delete(np.arange(len(block)), places[least_s >= self.limits_s(part.columns["kind"])]))
 
