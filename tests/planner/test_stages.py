@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from shardwright.config.base import PlanError
 from shardwright.config.load import make_job
+from shardwright.planner.stages import partition_exchange
 from shardwright.planner.stages.partition_dp import NoFitError, best_stages
 from shardwright.planner.stages.partition_exchange import best_chunks
 from shardwright.planner.stages.pieces import (
@@ -172,3 +173,34 @@ def test_many_layouts_have_the_seconds_of_each(placement: StagePlacement) -> Non
     seconds = rank_seconds(np.array(layouts), slot, placement)
     for row, moved in zip(seconds, layouts, strict=True):
         assert tuple(row.tolist()) == stages_of(moved, [slot] * placement.num_ranks, placement, 4).rank_s
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    placement=st.sampled_from([looped(4, 2), looped(2, 5), vee(4), bidirectional(6, 2)]),
+    layers=st.integers(12, 40),
+    times=st.lists(TIMES, min_size=9, max_size=9),
+    room=st.sampled_from([math.inf, 24.0, 18.0, 12.0]),
+)
+def test_exchanges_that_are_left_out_would_not_be_made(
+    placement: StagePlacement, layers: int, times: list[float], room: float
+) -> None:
+    """Layers are alike; devices, their memory and the ends of the model are not."""
+    layer_s, *ends_s = times[-3:]
+    slots = [
+        PipelineSlot(
+            tuple(piece(slower * seconds) for seconds in (ends_s[0], *[layer_s] * layers, ends_s[1])),
+            room + 4 * rank,
+            placement.num_ranks - rank,
+        )
+        for rank, slower in enumerate(times[: placement.num_ranks])
+    ]
+    answers = list[Stages | str]()
+    for many in (0, 10**9):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(partition_exchange, "_MANY", many)
+            try:
+                answers.append(best_chunks(slots, placement, 4))
+            except NoFitError as error:
+                answers.append(str(error))
+    assert answers[0] == answers[1]
