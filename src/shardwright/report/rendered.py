@@ -86,9 +86,9 @@ def _table(heading: Sequence[str], rows: Sequence[Sequence[str]], described: Wid
         )
         room -= width + _GAP
     for number, row in enumerate(rows):
-        is_best, cells = described.is_first_best and number == 0, list(row[: len(table.columns)])
+        is_best = described.is_first_best and number == 0
         table.add_row(
-            *(Text(cell, no_wrap=True, overflow="ellipsis") if is_best else cell for cell in cells),
+            *(Text(cell, no_wrap=True, overflow="ellipsis") if is_best else cell for cell in row[: len(table.columns)]),
             style="green" if is_best else None,
         )
     return table
