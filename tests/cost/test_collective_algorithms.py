@@ -62,3 +62,20 @@ def test_large_groups_have_the_rows_of_predictions() -> None:
     collective = priced("all-reduce", 0, cluster="llama3-h100-8192")
     assert collective.num_ranks == 8192 and [row.name for row in collective.rows] == ["ring", "two trees"]
     assert collective.steps == [] and priced("scatter", 512).rows == []
+
+
+@pytest.mark.parametrize(("ranks", "network_gb_per_s"), [(16, 50), (16, 6.25), (64, 50), (64, 400)])
+def test_a_hierarchy_beats_rings_through_all_ports_as_its_page_says(ranks: int, network_gb_per_s: float) -> None:
+    """Fewer steps and fewer bytes between nodes, against links and network one after the other."""
+    override = f"cluster.inter_node.bandwidth_gb_per_s={network_gb_per_s}"
+    for power in (21, 24, 27, 30, 33):
+        question = CollectiveQuestion("all-reduce", 2**power, ranks, overrides=(override,))
+        collective = one_collective(question).priced
+        rates, nodes, node = collective.rates, float(collective.group.domains), float(collective.group.inside)
+        link, port = rates.link, rates.network
+        a_hierarchy = (node - 1) / (node * link) + (nodes - 1) / (ranks * port)
+        bytes_s = 2**power * (a_hierarchy - (ranks - 1) / (ranks * min(link, node * port)))
+        steps_s = (nodes - 1) * (node - 1) * rates.link_latency_s + rates.network_latency_s
+        if not 0.5 < bytes_s / steps_s < 2:
+            wins = row(collective, "hierarchical").seconds < row(collective, "ring").seconds
+            assert wins == (bytes_s < steps_s), (power, bytes_s, steps_s)

@@ -134,8 +134,13 @@ def _played(rates: Rates, group: Group, kind: CollectiveKind, name: str, num_byt
     elif name == "direct" and kind in (*ON_RINGS, "all-to-all"):
         seconds = (2 if kind == "all-reduce" else 1) * float(all_to_all_s(rates, group, num_bytes))
     else:
-        seconds = rates.collective_s + sum(_step_s(rates, group, step, float(piece_bytes)) for step in steps)
+        seconds = stepwise_s(rates, group, steps, float(piece_bytes))
     return PricedAlgorithm(name, len(steps), load.inside * piece_bytes, load.out_of_node * piece_bytes, seconds)
+
+
+def stepwise_s(rates: Rates, group: Group, steps: Sequence[Step], piece_bytes: float) -> float:
+    """Seconds of steps that wait for each other: alpha + n / beta each."""
+    return rates.collective_s + sum(_step_s(rates, group, step, piece_bytes) for step in steps)
 
 
 def _step_s(rates: Rates, group: Group, step: Step, piece_bytes: float) -> float:

@@ -15,7 +15,15 @@ from shardwright.config.phrase import in_language, say
 from shardwright.config.units import bytes_text, counted_phrase, memory_text, seconds_text
 from shardwright.cost.collective_time import ring_s
 from shardwright.cost.failures import Reliability, best_interval_s, goodput
+from shardwright.learn.drawing import Drawing
+from shardwright.learn.hierarchy_figure import hierarchy_figure
+from shardwright.learn.ladder_figure import ladder_figure
+from shardwright.learn.narrow_numbers_figure import narrow_numbers_figure
+from shardwright.learn.network_shapes_figure import network_shapes_figure
+from shardwright.learn.pipeline_figures import bubble_figure, versions_figure
 from shardwright.learn.playable_shares import time_lost
+from shardwright.learn.system_figures import SYSTEM_PLANS, grids_of_products, system_figure
+from shardwright.learn.two_cuts_figure import two_cuts_figure
 from shardwright.memory.job_memory import job_memory
 from shardwright.planner.critical_batch import rebatched_tokens
 from shardwright.planner.own_plan import estimate
@@ -46,7 +54,6 @@ _PARTS_OF_TIME = {
 
 Rows = Sequence[tuple[str, Sequence[str]]]  # label, overrides of a job
 Bars = list[tuple[str, dict[str, float]]]  # label, amount by part
-Drawing = Callable[[str], str]  # the SVG document with words of a language
 
 
 def _jobs(model: str, devices: int, rows: Rows) -> list[tuple[str, JobSpec]]:
@@ -137,22 +144,6 @@ def alpha_beta() -> Drawing:
         return svg.document(label, 960, 350, [*chart.drawn(), *svg.legend(64, 30, lines)])
 
     return drawn
-
-
-def networks() -> Drawing:
-    """Bandwidth of a device's links in one direction."""
-    rows = Bars()
-    for name in _GENERATIONS:
-        device = device_entry(name)
-        links = {
-            device.link_name: device.link_gb_per_s,
-            say("network"): device.network_gb_per_s,
-            say("host"): device.host_gb_per_s,
-        }
-        rows += [
-            (say("{device}, {link}", device=name, link=link), {"GB/s": rate}) for link, rate in links.items() if rate
-        ]
-    return StackedBars(say("GB/s in one direction, as stated"), rows, "{:g}".format).svg
 
 
 def data_parallel() -> Drawing:
@@ -250,8 +241,8 @@ def context_parallel() -> Drawing:
     return _memory(title, _jobs(_MODEL, 8, rows))
 
 
-def _schedule(name: str, virtual: int = 1, slow: SlowRank | None = None) -> Drawing:
-    shape = PipelineShape(4, 8, virtual, num_steps=1, most_alive=0.0)
+def _schedule(name: str, virtual: int = 1, slow: SlowRank | None = None, microbatches: int = 8) -> Drawing:
+    shape = PipelineShape(4, microbatches, virtual, num_steps=1, most_alive=0.0)
     timeline = study_schedule(name, shape, Work(1.0, 1.0, 1.0, 0.0), "none", slow=slow).timeline
     return lambda language: picture(timeline, name, language=language)
 
@@ -364,6 +355,7 @@ FIGURES: Mapping[str, Callable[[], Drawing]] = {
     "memory-wall": memory_wall,
     "device-memory": device_memory,
     "ring-all-reduce": ring_all_reduce,
+    "hierarchical": hierarchy_figure,
     "alpha-beta": alpha_beta,
     "data-parallel": data_parallel,
     "batch-size": batch_size,
@@ -371,6 +363,11 @@ FIGURES: Mapping[str, Callable[[], Drawing]] = {
     "zero": zero,
     "tensor-parallel": tensor_parallel,
     "context-parallel": context_parallel,
+    "pipeline-naive": lambda: _schedule("gpipe", microbatches=1),
+    "pipeline-gpipe": lambda: _schedule("gpipe"),
+    "pipeline-bubble": bubble_figure,
+    "pipeline-versions": versions_figure,
+    "tensor-or-pipeline": two_cuts_figure,
     "pipeline-1f1b": lambda: _schedule("1f1b"),
     "pipeline-interleaved": lambda: _schedule("interleaved-1f1b", 2),
     "pipeline-zb-h2": lambda: _schedule("zb-h2"),
@@ -378,11 +375,15 @@ FIGURES: Mapping[str, Callable[[], Drawing]] = {
     "experts": experts,
     "recomputation": recomputation,
     "mixed-precision": mixed_precision,
+    "narrow-numbers": narrow_numbers_figure,
     "mesh": mesh,
     "choosing": choosing,
     "told-plan": told_plan,
-    "networks": networks,
+    "networks": ladder_figure,
+    "network-shapes": network_shapes_figure,
     "offload": offload,
     "failures": failures,
     "checkpoint-interval": checkpoint_interval,
+    "tensor-grids": grids_of_products,
+    **{name: partial(system_figure, name) for name in SYSTEM_PLANS},
 }

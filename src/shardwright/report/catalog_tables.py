@@ -41,7 +41,8 @@ def catalog_text(kind: str, coloured: bool = False, language: str = ENGLISH) -> 
     table = CATALOG_TABLES[kind]
     rows = [[_cell(row[name]) for name in table.columns] for row in table.rows()]
     left = tuple(place for place, name in enumerate(table.columns) if name in table.left)
-    return rendered([WideRows(tuple(table.columns.values()), rows, left), paragraph(table.use)], coloured, language)
+    shown = WideRows(tuple(table.columns.values()), rows, left, is_cut=True)
+    return rendered([shown, paragraph(table.use)], coloured, language)
 
 
 def _cell(value: Any) -> str:
@@ -86,6 +87,7 @@ def _devices() -> list[Row]:
                 "memory_gib": device.memory_gib,
                 "bf16_tflops": device.peak_tflops.get("bfloat16"),
                 "fp8_tflops": device.peak_tflops.get("float8"),
+                "fp4_tflops": device.peak_tflops.get("float4"),
                 "memory_gb_per_s": device.memory_gb_per_s or None,
                 "link_gb_per_s": device.link_gb_per_s or None,
                 "link_domain": device.link_domain or None,
@@ -159,7 +161,7 @@ CATALOG_TABLES: dict[str, CatalogTable] = {
             "hidden": say("hidden"),
             "heads": say("heads"),
             "kv_heads": "kv",
-            "vocab": "vocab",
+            "vocab": say("vocab"),
             "sequence": say("tokens"),
             "hub_names": say("on the Hub"),
         },
@@ -176,17 +178,18 @@ CATALOG_TABLES: dict[str, CatalogTable] = {
             "memory_gib": "GiB",
             "bf16_tflops": "bf16",
             "fp8_tflops": "fp8",
+            "fp4_tflops": "fp4",
             "memory_gb_per_s": "GB/s",
             "link_gb_per_s": say("link"),
-            "link_domain": "of",
-            "network_gb_per_s": say("network"),
+            "link_domain": say("joins"),
+            "network_gb_per_s": say("port"),
             "usd_per_hour": "$/h",
             "price_source": say("price"),
         },
         ("name",),
         say(
-            "TFLOP/s without sparsity; memory, link and network in GB/s a device and direction; a link joins `of` "
-            "devices."
+            "TFLOP/s without sparsity; memory, link and port of the network in GB/s a device and direction; a link "
+            "joins that many devices."
         ),
     ),
     "clusters": CatalogTable(

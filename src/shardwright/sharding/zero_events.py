@@ -78,6 +78,14 @@ class UnitEvents(ABC, Generic[Memory]):
         """Place gathered values in buffers of another pool."""
         self._value_pool = pool
 
+    @property
+    def situation(self) -> tuple[object, ...]:
+        """All that its next events depend on: from equal situations, equal calls lead to equal events."""
+        buffers = (self._values, self._gradients, self._exact)
+        lent_bytes = [None if buffer is None else buffer.num_bytes for buffer in buffers]
+        reducing_bytes = None if self._reducing is None else tuple(buffer.num_bytes for buffer in self._reducing)
+        return self.holds, self.num_missing, self._is_gathering, self._has_sum, *lent_bytes, reducing_bytes
+
     # The effects of the events.
 
     @abstractmethod
@@ -204,6 +212,11 @@ class Reductions:
     def __init__(self) -> None:
         self._under_way: deque[UnitEvents[Any]] = deque()
 
+    @property
+    def situation(self) -> tuple[object, ...]:
+        """The units whose reductions are under way."""
+        return tuple(self._under_way)
+
     def start(self, unit: UnitEvents[Any]) -> None:
         """Begin to sum a unit's gradients, once few enough other reductions are under way."""
         while len(self._under_way) >= MOST_REDUCING:
@@ -257,6 +270,11 @@ class StageEvents(ABC, Generic[Unit]):
     def also_uses(self, region: str, unit: Unit) -> None:
         """Add a unit whose values a region needs, which may be another stage's."""
         self._units_in[region].append(unit)
+
+    @property
+    def situation(self) -> tuple[object, ...]:
+        """All that its next events depend on, with those of its units."""
+        return self.is_armed, self._next, tuple(self._due), *(unit.situation for unit in self.units)
 
     # Gradients.
 
