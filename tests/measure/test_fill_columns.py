@@ -123,7 +123,7 @@ def test_a_repeat_has_the_facts_of_the_row_before_it() -> None:
     assert [(row["routing"], row["head_dim"]) for row in rows] == [("free", "64"), ("free", "64"), ("", "")]
 
 
-TABLES = ["runs.csv", "oom.csv", "others.csv", "playbook.csv", "playbook-memory.csv", "runs-2026.csv"]
+TABLES = ["runs.csv", "oom.csv", "others.csv", "playbook.csv", "playbook-memory.csv", "runs-2026.csv", "unseen.csv"]
 
 
 def test_what_maxtext_recomputes() -> None:

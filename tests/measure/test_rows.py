@@ -61,7 +61,10 @@ def run_of(row: dict[str, str]) -> Run:
 
 @pytest.mark.parametrize(
     ("name", "faulty"),
-    [("runs.csv", ["sc21-023"]), ("oom.csv", []), ("others.csv", []), ("runs-2026.csv", []), ("playbook.csv", [])],
+    [
+        *(("runs.csv", ["sc21-023"]), ("oom.csv", []), ("others.csv", [])),
+        *(("runs-2026.csv", []), ("playbook.csv", []), ("unseen.csv", [])),
+    ],
 )
 def test_published_runs_have_predictions(name: str, faulty: list[str]) -> None:
     rows = read_runs(TRUTH / name)
