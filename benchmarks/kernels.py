@@ -24,7 +24,8 @@ from shardwright.layers.operators import Scores
 
 TABLE = Path(__file__).parent / "truth" / "kernels.csv"
 TOKENS = 16384  # of a batch, in every row of attention
-SOFTWARE = {"flash2": "torchtitan"}  # that has the kernel of a library; others are held against cuDNN's
+# The software that has the kernel of a library, or of a number type; others are held against cuDNN's in 16 bits.
+SOFTWARE = {"flash2": "torchtitan", **dict.fromkeys(("fp8", "mxfp8"), "megatron-core+cudnn-float8")}
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ def measured_kernels() -> Iterator[MeasuredKernel]:
     with TABLE.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             is_product = row["kernel"] == "product"
-            name = f"product in {row['number']}" if is_product else f"attention, {row['direction']}"
+            in_number = "" if row["number"] == "bf16" else f" in {row['number']}"
+            name = f"product in {row['number']}" if is_product else f"attention{in_number}, {row['direction']}"
             predicted = _product_tflops(row) if is_product else _attention_tflops(row)
             yield MeasuredKernel(name, row["device"], row["library"], float(row["tflops"]), predicted)
 
@@ -56,9 +58,9 @@ def measured_kernels() -> Iterator[MeasuredKernel]:
 @cache
 def _rates(device: str, software: str, number: str) -> Rates:
     """The rates of a device under a software, with products in a number type."""
-    cluster = {"device": device, "nodes": 1, "devices_per_node": 1, "software": software}
+    cluster = {"device": device, "nodes": 1, "devices_per_node": 1}
     run = run_of(make_job({"cluster": cluster, "precision": {"compute": "bf16"}}))
-    return rates_of(replace(run, grid=replace(run.grid, precision=number)), shipped())
+    return rates_of(replace(run, software=software, grid=replace(run.grid, precision=number)), shipped())
 
 
 def _product_tflops(row: dict[str, str]) -> float:
@@ -69,7 +71,8 @@ def _product_tflops(row: dict[str, str]) -> float:
 
 
 def _attention_tflops(row: dict[str, str]) -> float:
-    rates = _rates(row["device"], SOFTWARE.get(row["library"], "megatron-core"), "bf16")
+    software = SOFTWARE.get(row["library"]) or SOFTWARE.get(row["number"], "megatron-core")
+    rates = _rates(row["device"], software, "bf16")
     sequence, is_backward = int(row["sequence"]), row["direction"] == "backward"
     pairs = TOKENS * sequence * int(row["heads"]) / (2 if row["causal"] == "1" else 1)
     scores = Scores(pairs, sequence, 2 * int(row["head_dim"]))

@@ -292,6 +292,8 @@ def mentioned_attention(texts: str) -> str:
 
 def attention(texts: str, software: str, date: str) -> str:
     """The attention kernel that the texts name, if it is another than that of the software."""
+    if re.search(r"(?i)\bfp8 attention|fp8_dot_product_attention", texts):
+        return "cudnn-fp8"  # no other trains in fp8 (Transformer Engine, get_attention_backend)
     kernel = mentioned_attention(texts)
     framework, _, month = software.partition("@")
     default = software_of(generation_of(framework, month) or generation_of("megatron-lm", month or date)).attention

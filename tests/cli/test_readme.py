@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import shardwright.cli.main
+from measure.test_validate import PUBLISHED
 from shardwright.cli.checked_job import load
 from shardwright.config import catalog
 from shardwright.train.build import job_mesh
@@ -39,7 +40,7 @@ SHOWN = [line for block in blocks("sh") for line in block.splitlines()]
 MADE = "shardwright verify quickstart --steps 5"
 # As many ranks as quickstart's plan has. `make train` starts as many, and here some will do.
 OF_EIGHT = "torchrun --standalone --nproc-per-node 8 -m shardwright train quickstart"
-COMMANDS = [command for command in SHOWN if command != MADE]
+COMMANDS = [command for command in SHOWN if command not in (MADE, PUBLISHED)]
 
 
 def shortened(command: str, folder: Path) -> list[str]:
@@ -133,6 +134,10 @@ def test_make_train_runs_a_command_of_the_readme() -> None:
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
     assert MADE in SHOWN
     assert f"{BIN}/{MADE}" in [line.strip() for line in done.stdout.splitlines()]
+
+
+def test_published_runs_are_validated_as_the_readme_says() -> None:
+    assert PUBLISHED in SHOWN
 
 
 def test_torchrun_starts_the_ranks_of_the_job() -> None:

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fuzz.configurations import overlooked
+from fuzz.configurations import miscounted, overlooked
 from shardwright.config.base import PlanError
 from shardwright.config.hugging_face.config_json import _LIKE, FAMILIES, _defaults, fields_of, read_model
+from shardwright.config.hugging_face.refused import REASONS, refusal_of, refused_families
 from shardwright.config.hugging_face.same_arithmetic import is_same
 from shardwright.config.hugging_face.written_config import written_config
 from shardwright.config.load import load_job, read_job
@@ -86,9 +87,15 @@ FAULTS = {
 }
 
 
+NOT_YET = {
+    "apertus", "cwm", "ernie4_5_moe", "granite_swa", "granitemoe_swa", "hunyuan_v1_dense", "hunyuan_v1_moe",
+    "ministral3",
+}  # fmt: skip
 # Of other families: what only some of the values of a key say can be expressed.
 FAMILY_FAULTS = {
     "rope_interleave is false: pairs that turn are neighbours": ("deepseek_v3", {"rope_interleave": False}),
+    "mlp_bias is true: the experts have no biases": ("deepseek_v2", {"mlp_bias": True}),
+    "num_attention_heads 20 x head_dim 64 = 1280, and should be hidden_size 2560": ("helium", {"head_dim": 64}),
     "head_dim is 3: positions turn qk_rope_head_dim": ("deepseek_v3", {"head_dim": 3}),
     "experts of no group can't be chosen": ("deepseek_v3", {"topk_group": 0}),
     "hidden_activation is 'silu': Gemma has the tanh form": ("gemma3_text", {"hidden_activation": "silu"}),
@@ -122,12 +129,46 @@ def test_no_key_that_changes_what_is_computed_is_overlooked(name: str) -> None:
     assert not list(overlooked(name))
 
 
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("name", RELEASED)
+def test_a_model_that_is_accepted_has_all_parameters(name: str) -> None:
+    """Those of transformers' model, with each key as it is and changed."""
+    assert not list(miscounted(name))
+
+
 @pytest.mark.parametrize("setting", FAULTS)
 def test_what_cannot_be_expressed_is_named(setting: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA | FAULTS[setting]))
     with pytest.raises(PlanError) as caught:
         read_model(str(tmp_path))
     assert setting in str(caught.value)
+
+
+def test_each_family_of_transformers_is_read_or_refused_with_a_reason() -> None:
+    """Models with several kinds of input, whose decoder of text is read, are neither."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    classes = {name: CONFIG_MAPPING_NAMES[name] for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES}
+    named = {"gpt2" if config == "GPT2Config" else name for name, config in classes.items()}
+    rest = {name for name in named if name not in FAMILIES and refusal_of(name) is None}
+    assert rest == {"gemma3", "llama4", *NOT_YET}
+    assert not set(refused_families()) & set(FAMILIES) and set(refused_families().values()) == set(REASONS)
+    (fault,) = fields_of({"model_type": "bamba"})[1]
+    assert fault.startswith("model_type 'bamba' can't be expressed by the decoder here: its layers have state spaces (")
+
+
+@pytest.mark.parametrize("family", ["deepseek_v32", "glm_moe_dsa"])
+def test_the_way_out_of_an_indexer_is_one(family: str) -> None:
+    keys = full_keys(family, {})
+    (fault,) = fields_of(keys)[1]
+    assert (
+        'set model_type to "deepseek_v3", and leave out layer_types, mlp_layer_types and the keys that begin' in fault
+    )
+    left_out = ("layer_types", "mlp_layer_types")
+    rest = {name: keys[name] for name in keys if name not in left_out and not name.startswith("index")}
+    fields, faults = fields_of(rest | {"model_type": "deepseek_v3"})
+    assert not faults and fields["layers"] == keys["num_hidden_layers"] and fields["moe"]["first_dense"] == 3
 
 
 def test_windows_follow_a_rule_or_are_named() -> None:

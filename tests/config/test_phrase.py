@@ -28,6 +28,7 @@ from shardwright.config.phrase import (
     read_catalog,
     say,
     sentences_of,
+    spaced,
     with_changed_texts,
     without_period,
     without_way_out,
@@ -286,6 +287,12 @@ def test_texts_in_a_row_or_below_each_other() -> None:
     assert in_language(sentences, "zh") == "模型不同的运行没有这一项。Plain."
     assert below([say("a layer"), "b"]) == "a layer\nb" and in_language(below([say("a layer"), "b"]), "zh") == "一层\nb"
     assert sentences_of([]) == below([]) == ""
+
+
+def test_a_space_of_a_template_is_none_between_chinese_words() -> None:
+    assert in_language(say("no {part}", part=say("a layer")), "zh") == "不需要一层"
+    assert in_language(say("no {part}", part="zero 1"), "zh") == "不需要 zero 1"
+    assert in_language(spaced([say("a layer"), say("a layer")]), "zh") == "一层  一层"
 
 
 def test_a_tuple_with_words_of_its_own_is_no_list() -> None:

@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from shardwright.config.attention_sections import WindowSpec
 from shardwright.config.model_shape import ModelShape
-from shardwright.config.section_shapes import ExpertShape
+from shardwright.config.section_shapes import ExpertShape, LatentShape
 from shardwright.cost.calibration import device_of, power_share, rates_of, shipped, software_under
 from shardwright.cost.data_parallel import DataParallel
 from shardwright.cost.group_links import Groups
@@ -19,6 +20,7 @@ from shardwright.layers.query import PlanGrid, Run
 from shardwright.layers.stage_contents import all_ranks
 from shardwright.simulate.closed_form import step_time
 
+FLOAT8 = "+cudnn-float8"
 SHAPE = ModelShape(16, 2048, 32, 32, 64, 8192, True, 131072, 4096)
 RUN = Run(
     SHAPE,
@@ -126,6 +128,34 @@ def test_blackwell_ultra_takes_twice_as_many_exponentials() -> None:
     assert b300.exponentials == pytest.approx(2 * power_share(device_of("b300-sxm")) * b200.exponentials)
     for backward in (False, True):
         assert scores_s(b300, scores, backward) < scores_s(b200, scores, backward) / power_share(device_of("b300-sxm"))
+
+
+def test_attention_in_fp8() -> None:
+    """More products, as many exponentials; a backward that leaves out no window; half of query, key and value kept."""
+    wide, narrow = (replace(RUN, device="gb300-nvl72", software=f"megatron-core{kernel}") for kernel in ("", FLOAT8))
+    scores = Scores(pairs=1e12, length=8192, width=256)
+    rates = [rates_of(run, shipped()) for run in (wide, narrow)]
+    assert [rate.attention_number for rate in rates] == ["bf16", "fp8"]
+    assert rates[0].exponentials == rates[1].exponentials
+    for backward, least in ((False, 1.25), (True, 1.2)):
+        seconds = [float(scores_s(rate, scores, backward)) for rate in rates]
+        assert least * seconds[1] < seconds[0] < 2 * seconds[1]
+    cut = replace(scores, pairs=1e9, unseen=9.99e11)
+    assert scores_s(rates[1], cut, backward=True) == pytest.approx(scores_s(rates[1], scores, backward=True))
+    assert scores_s(rates[1], cut, backward=False) < scores_s(rates[1], scores, backward=False) / 100
+    for shape in (SHAPE, replace(SHAPE, window=WindowSpec(size=128)), replace(SHAPE, latent=LatentShape(0, 512))):
+        costings = [Costing.of(replace(run, shape=shape), shipped()) for run in (wide, narrow)]
+        chain, packed = (next(iter(costing.chains.values())) for costing in costings)
+        tokens_and_heads = SHAPE.sequence * shape.heads / RUN.grid.tp
+        elements = tokens_and_heads * (shape.query_width + shape.value_width) + SHAPE.sequence * (
+            shape.kv_heads / RUN.grid.tp * shape.query_width
+        )
+        saved = sum(o.kept for o in chain) - sum(o.kept for o in packed)
+        assert saved == pytest.approx(elements)
+        attention = next(o.scores for o in packed if o.scores)
+        assert attention.pairs + attention.unseen == pytest.approx(0.5 * tokens_and_heads * SHAPE.sequence)
+    with pytest.raises(KeyError, match=r"no peak rate for float8.*, or name software whose attention is in 16 bits"):
+        rates_of(replace(narrow, device="a100-sxm-80g"), shipped())
 
 
 def test_a_card_on_pcie_has_the_share_of_pcie() -> None:

@@ -21,13 +21,18 @@ def test_kernels() -> None:
     rows: dict[tuple[str, str, str], list[MeasuredKernel]] = defaultdict(list)
     for row in measured_kernels():
         rows[row.name, row.device, row.library].append(row)
-    assert sum(map(len, rows.values())) == 415
+    assert sum(map(len, rows.values())) == 591
     for device in ("a100-sxm-80g", "h100-sxm", "h200-sxm"):
         assert error(rows["product in bf16", device, "cublas"]) <= 0.22
     for device in ("h100-sxm", "h200-sxm", "b200-sxm", "b300-sxm", "gb200-nvl72"):
         assert error(rows["product in fp8", device, "cublas"]) <= 0.2
     for library in ("flash2", "cudnn"):
         assert error(rows["attention, forward", "h100-sxm", library]) <= 0.25
+    for device in ("gb200-nvl72", "gb300-nvl72", "h200-sxm"):
+        for direction in ("forward", "backward"):
+            in_fp8 = rows[f"attention in fp8, {direction}", device, "cudnn"]
+            assert error(in_fp8 + rows[f"attention in mxfp8, {direction}", device, "cudnn"]) <= 0.2
+    assert error(rows["attention in fp8, forward", "h100-sxm", "cudnn"]) <= 0.15
 
 
 @pytest.mark.long

@@ -1,14 +1,16 @@
-"""Every key of every family's configuration, changed: where transformers computes something else, so do we, or refuse.
+"""Every key of every family's configuration, changed: where transformers computes something else, so do we, or refuse;
+and a model that is accepted has as many parameters as in transformers.
 
 python tests/fuzz/configurations.py [NAME ...]     of some cases of released_models.py, or of all
 
 A key that is marked as understood, and is not, shows itself here: with the same weights the logits of transformers are
-others, and our fields are the same.
+others, and our fields are the same. Where transformers has other tensors, their number tells it.
 """
 
 import argparse
 import json
 import logging
+import math
 import os
 import sys
 import warnings
@@ -22,10 +24,13 @@ from pydantic import ValidationError
 if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).parents[1])
 
+from shardwright.config.base import PlanError
 from shardwright.config.hugging_face.config_json import fields_of
 from shardwright.config.hugging_face.config_reader import _NO_ARITHMETIC
 from shardwright.config.hugging_face.same_arithmetic import is_same
+from shardwright.config.load import make_job
 from shardwright.config.model import ModelSpec
+from shardwright.sharding.stage_parameters import model_parameters
 from support.released_models import RELEASED, SEQUENCE
 
 # Of the largest logit: rounding of float32 is a thousandth of it.
@@ -41,13 +46,14 @@ _LEFT = {*_NO_ARITHMETIC, "vocab_size", "max_position_embeddings", "n_positions"
 
 
 def main() -> int:
-    """Change the keys of some cases. 1 if one changes what transformers computes and not what we do."""
+    """Change the keys of some cases. 1 if one changes what transformers computes and not what we do, or if a model has
+    another number of parameters."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="cases of released_models.py  [default: all]")
     names = parser.parse_args().names or list(RELEASED)
     silence()
-    result = [answer for name in names for answer in overlooked(name)]
-    print("\n".join(result) or f"{len(names)} cases: no key was overlooked")
+    result = [answer for name in names for answer in (*overlooked(name), *miscounted(name))]
+    print("\n".join(result) or f"{len(names)} cases: no key was overlooked, and all parameters are counted")
     return 1 if result else 0
 
 
@@ -82,19 +88,60 @@ def overlooked(name: str) -> Iterator[str]:
             yield f"{name}: {what} changes what transformers computes, and not what we do"
 
 
-def made(family: str, keys: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """A model of transformers', always with the same weights where they have the same shapes, and all of its keys."""
-    from transformers import AutoModelForCausalLM
+def miscounted(name: str) -> Iterator[str]:
+    """A line for a case, and for each of its changed keys, of which we accept a model with another number of parameters
+    than that of transformers. Nothing is computed, and no weight is made."""
+    family, keys = RELEASED[name]
+    whole = configured(family, keys).to_dict()
+    for changed, what in ((whole, "nothing changed"), *changes(json.loads(json.dumps(whole)))):
+        own = parameters(changed | {"model_type": family})
+        if own is None:
+            continue
+        try:
+            with torch.device("meta"):
+                model = model_of(configured(family, changed))
+        except Exception:  # it refuses the change
+            continue
+        theirs = sum(tensor.numel() for tensor in model.parameters() if tensor.requires_grad)
+        if own != theirs:
+            yield f"{name}: {what}: transformers has {theirs:,} parameters, and we have {own:,}"
+
+
+def parameters(keys: dict[str, Any]) -> int | None:
+    """The parameters of the model that we read from a configuration, without those of further tokens, which
+    transformers does not make; None if it is refused."""
+    fields, faults = fields_of(keys)
+    try:
+        model = make_job({"model": fields | {"mtp_layers": 0}}).model
+    except PlanError:
+        return None
+    return None if faults else sum(math.prod(place.full_shape) for place in model_parameters(model))
+
+
+def configured(family: str, keys: dict[str, Any]) -> Any:
+    """The configuration of transformers with some keys."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     options = {"bos_token_id": None, "eos_token_id": None} | {k: v for k, v in keys.items() if k != "model_type"}
-    config = CONFIG_MAPPING[family](**json.loads(json.dumps(options)))
-    whole = json.loads(json.dumps(config.to_dict())) | {"model_type": family}
+    return CONFIG_MAPPING[family](**json.loads(json.dumps(options)))
+
+
+def model_of(config: Any) -> Any:
+    """The model of transformers of a configuration."""
+    from transformers import AutoModelForCausalLM
+
     way = "sdpa" if getattr(config, "alibi", False) else "eager"
-    torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of sizes that no model has
-        model = AutoModelForCausalLM.from_config(config, attn_implementation=way).eval()
+        return AutoModelForCausalLM.from_config(config, attn_implementation=way)
+
+
+def made(family: str, keys: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """A model of transformers', always with the same weights where they have the same shapes, and all of its keys."""
+    config = configured(family, keys)
+    whole = json.loads(json.dumps(config.to_dict())) | {"model_type": family}
+    torch.manual_seed(0)
+    model = model_of(config).eval()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for tensor in model.parameters():

@@ -11,7 +11,7 @@ from shardwright.cli.main import cli
 from shardwright.config.base import PlanError
 from shardwright.learn.computed_answers import questions_of
 from shardwright.learn.idea_figures import FIGURES
-from shardwright.learn.idea_pages import IDEAS, LANGUAGES, OTHERS, PAGES, QUESTIONS, TERMS, IdeaPage, page_of
+from shardwright.learn.idea_pages import IDEAS, LANGUAGES, OTHERS, PAGES, QUESTIONS, SYSTEMS, TERMS, IdeaPage, page_of
 from shardwright.report.text_columns import num_columns
 from support.languages import num_chinese, words_of_picture
 from support.learn_pages import BLOCK, commands, figure_file, filled, output_of, pictures, renewed
@@ -38,6 +38,16 @@ def page(name: str, language: str) -> str:
     return IdeaPage(name, language).markdown
 
 
+def programs(command: str) -> list[str]:
+    """Our command without a language, and the names of the programs after it, whose words are of a language."""
+    own, *filters = re.split(r" \| (?=[a-z])", command.replace("\\\n", " "))
+    return [" ".join(re.sub(r" --lang (en|zh)\b", "", own).split()), *(each.split()[0] for each in filters)]
+
+
+def numbers_in(output: str) -> set[str]:
+    return set(NUMBER.findall(output.replace(",", "")))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_what_a_page_shows_is_what_is_printed(name: str) -> None:
     for language in LANGUAGES:
@@ -49,16 +59,22 @@ def test_what_a_page_shows_is_what_is_printed(name: str) -> None:
 @pytest.mark.parametrize("name", ALIKE)
 def test_both_languages_have_the_same_commands_and_figures(name: str) -> None:
     english, chinese = page(name, "en"), page(name, "zh")
-    chinese = chinese.replace(" --lang zh\n", "\n")  # faults are shown in the language of the page
-    assert commands(english) == commands(chinese) != []
-    assert re.findall(r"^```sh\n.*?^```", english, re.M | re.S) == re.findall(r"^```sh\n.*?^```", chinese, re.M | re.S)
+    pairs = list(zip(BLOCK.finditer(english), BLOCK.finditer(chinese), strict=True))
+    assert pairs
+    for one, other in pairs:
+        assert programs(one["command"]) == programs(other["command"])
+        assert numbers_in(one["output"]) == numbers_in(other["output"]), other["command"]
+    others = [BLOCK.sub("", text) for text in (english, chinese)]  # such as commands that a reader is told to type
+    assert re.findall(r"^```sh\n.*?^```", others[0], re.M | re.S) == re.findall(
+        r"^```sh\n.*?^```", others[1], re.M | re.S
+    )
     assert pictures(english) == pictures(chinese)
     assert english.count("\n## ") == chinese.count("\n## ")
     assert set(re.findall(r"`(src/[^`]+)`", english)) == set(re.findall(r"`(src/[^`]+)`", chinese))
     assert re.findall(r"\]\(([^)]+\.md)\)", english) == re.findall(r"\]\(([^)]+\.md)\)", chinese)
 
 
-@pytest.mark.parametrize("name", IDEAS)
+@pytest.mark.parametrize("name", [*IDEAS, *SYSTEMS])
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_a_page_has_all_its_parts(name: str, language: str) -> None:
     text = page(name, language)
@@ -130,7 +146,7 @@ def test_what_is_filtered_is_the_same_in_every_locale(name: str, language: str) 
     filtered = [command.replace("\\\n", " ") for command in commands(page(name, language)) if " | " in command]
     for command in filtered:
         own = command.partition(" | ")[0]
-        if "--lang en" not in own and "--json" not in own:
+        if f"--lang {language}" not in own and "--json" not in own:
             assert own.startswith("shardwright export "), command
             assert output_of(command, "zh_CN.UTF-8") == output_of(command), command
 

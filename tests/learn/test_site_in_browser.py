@@ -113,6 +113,21 @@ def test_ranks_are_chosen_by_touch(page: Page, address: str) -> None:
     assert len(heights) == 37 and min(heights) >= 36
 
 
+def test_a_wide_character_of_an_output_has_the_width_of_two(page: Page, address: str) -> None:
+    opened(page, address + "zh/zero.html")
+    widths = page.locator(".highlight .wide").evaluate_all(
+        """all => all.map((wide) => {
+          const narrow = document.createElement("span");
+          narrow.textContent = "0".repeat(2 * wide.textContent.length);
+          wide.before(narrow);
+          const widths = [wide, narrow].map((one) => one.getBoundingClientRect().width);
+          narrow.remove();
+          return widths;
+        })"""
+    )
+    assert widths and all(abs(wide - narrow) < 0.1 for wide, narrow in widths)
+
+
 def test_a_plan_that_is_refused_says_why(page: Page, address: str) -> None:
     opened(page, address + "zh/pipelines.html")
     page.select_option(".playable select", label="dualpipe")

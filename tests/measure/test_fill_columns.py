@@ -42,6 +42,7 @@ def test_attention_in_prose(prose: str, kernel: str) -> None:
         ("arXiv 2407.00001, flash attention 3", "", "", "2024-07"),
         ("arXiv 2407.00001, no flash attention", "", "fused-softmax", "2024-07"),
         ("nanotron 2025-02", "nanotron@2025-02", "", ""),
+        ("Megatron-Bridge @067f987, its recipe: fp8 attention", "megatron-bridge", "cudnn-fp8", ""),
         ("JAX on GPUs", "jax", "", ""),
         ("arXiv 2104.04473, table 2, DeepSpeed ZeRO-3", "deepspeed@2021-04", "", ""),
     ],
@@ -122,7 +123,7 @@ def test_a_repeat_has_the_facts_of_the_row_before_it() -> None:
     assert [(row["routing"], row["head_dim"]) for row in rows] == [("free", "64"), ("free", "64"), ("", "")]
 
 
-TABLES = ["runs.csv", "oom.csv", "others.csv", "playbook.csv", "playbook-memory.csv", "runs-2026.csv"]
+TABLES = ["runs.csv", "oom.csv", "others.csv", "playbook.csv", "playbook-memory.csv", "runs-2026.csv", "unseen.csv"]
 
 
 def test_what_maxtext_recomputes() -> None:

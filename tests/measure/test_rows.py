@@ -61,7 +61,10 @@ def run_of(row: dict[str, str]) -> Run:
 
 @pytest.mark.parametrize(
     ("name", "faulty"),
-    [("runs.csv", ["sc21-023"]), ("oom.csv", []), ("others.csv", []), ("runs-2026.csv", []), ("playbook.csv", [])],
+    [
+        *(("runs.csv", ["sc21-023"]), ("oom.csv", []), ("others.csv", [])),
+        *(("runs-2026.csv", []), ("playbook.csv", []), ("unseen.csv", [])),
+    ],
 )
 def test_published_runs_have_predictions(name: str, faulty: list[str]) -> None:
     rows = read_runs(TRUTH / name)
@@ -247,6 +250,7 @@ def test_a_kernel_of_attention_that_a_column_says() -> None:
     assert software(attention="fused-softmax") == "large-2024+softmax"
     assert software(attention="flash3") == "large-2024"  # cuDNN's, which it has
     assert software(software="jax@2025-01", attention="fused-softmax") == "xla+softmax"
+    assert software(software="nemo", attention="cudnn-fp8") == "nemo+cudnn-float8"
 
 
 @pytest.mark.parametrize(

@@ -143,14 +143,20 @@ def test_no_bound_is_above_a_price(model: str, order: str, software: str, data: 
         below_s, gathered_s = bounds.step_token_s(job, rows, token_s, rates, factor)
         assert (np.where(columns["zero"] == 3, gathered_s, below_s) + update_s <= below).all()
     assert (bounds.unsharded_bytes(alone.memory) <= priced.memory.process).all()
-    held = {"rest_bytes": bounds.unsharded_bytes(alone.memory), "parameters_bytes": alone.memory.parameters}
-    held |= {"gradients_bytes": alone.memory.gradients, "optimizer_bytes": alone.memory.optimizer}
-    for least_bytes in bounds.state_bytes(job, PlanBlock(variant, columns | held), Memo()):
+    held = PlanBlock(variant, columns | bounds.unsharded_parts(alone.memory))
+    for least_bytes in bounds.state_bytes(job, held, Memo()):
         assert (least_bytes <= priced.memory.process * (1 + 1e-12)).all()
+    is_offloaded = columns["offload_optimizer"] > 0
+    must_offload = bounds.must_offload(job, held, room_bytes(job), Memo())
+    assert (is_offloaded | ~must_offload | (priced.memory.process > room_bytes(job))).all()
+    offloaded_s = bounds.offloaded_token_s(job, unsharded, hybrid, 1.0, constants=shipped(), memo=Memo())
+    assert (offloaded_s[is_offloaded] <= update_s[is_offloaded]).all()
     kept_anywhere = priced.memory.process + priced.memory.host
     assert (SURE_STATE * bounds.least_state_bytes(job, shipped()) <= kept_anywhere).all()
     if bounds.keeps_as_much(job, variant):
-        assert (bounds.activation_bytes(job, columns, variant, shipped(), Memo()) <= priced.memory.process).all()
+        least, on_device = bounds.least_bytes(job, columns, variant, shipped(), Memo())
+        assert (least <= priced.memory.process).all()
+        assert (is_offloaded | (on_device <= priced.memory.process)).all()
 
 
 @pytest.mark.sampled(2)

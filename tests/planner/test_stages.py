@@ -4,22 +4,23 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import combinations_with_replacement, pairwise, product
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.config.base import PlanError
 from shardwright.config.load import make_job
+from shardwright.planner.stages import partition_exchange
 from shardwright.planner.stages.partition_dp import NoFitError, best_stages
 from shardwright.planner.stages.partition_exchange import best_chunks
 from shardwright.planner.stages.pieces import (
     Piece,
     PipelineSlot,
     Stages,
-    layout_pieces,
     may_be_empty,
+    rank_seconds,
     stages_of,
-    with_moved_layer,
 )
 from shardwright.sharding.stage_placement import StagePlacement, bidirectional, in_line, looped, vee
 
@@ -163,9 +164,43 @@ def test_every_fault_of_a_cluster_of_parts_is_told() -> None:
         make_job({"cluster": {"parts": [{"device": "h100-sxm"}]}})
 
 
-def test_a_moved_layer_changes_the_pieces_as_the_layout_does() -> None:
-    layout = (3, 2, 4, 1, 2)
-    for giver, taker in product(range(5), range(5)):
-        if giver != taker:
-            changed = [count - (stage == giver) + (stage == taker) for stage, count in enumerate(layout)]
-            assert with_moved_layer(layout_pieces(layout, 12), giver, taker) == layout_pieces(changed, 12)
+@pytest.mark.parametrize("placement", [in_line(6), looped(3, 2), vee(3), bidirectional(6, 2)])
+def test_many_layouts_have_the_seconds_of_each(placement: StagePlacement) -> None:
+    layout = (3, 2, 4, 1, 2, 0)
+    moves = [(giver, taker) for giver, taker in product(range(6), range(6)) if giver != taker and layout[giver]]
+    layouts = [[n - (stage == giver) + (stage == taker) for stage, n in enumerate(layout)] for giver, taker in moves]
+    slot = PipelineSlot(tuple(piece(0.1 * (n % 4 + 1)) for n in range(14)))  # sums in another order differ
+    seconds = rank_seconds(np.array(layouts), slot, placement)
+    for row, moved in zip(seconds, layouts, strict=True):
+        assert tuple(row.tolist()) == stages_of(moved, [slot] * placement.num_ranks, placement, 4).rank_s
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    placement=st.sampled_from([looped(4, 2), looped(2, 5), vee(4), bidirectional(6, 2)]),
+    layers=st.integers(12, 40),
+    times=st.lists(TIMES, min_size=9, max_size=9),
+    room=st.sampled_from([math.inf, 24.0, 18.0, 12.0]),
+)
+def test_exchanges_that_are_left_out_would_not_be_made(
+    placement: StagePlacement, layers: int, times: list[float], room: float
+) -> None:
+    """Layers are alike; devices, their memory and the ends of the model are not."""
+    layer_s, *ends_s = times[-3:]
+    slots = [
+        PipelineSlot(
+            tuple(piece(slower * seconds) for seconds in (ends_s[0], *[layer_s] * layers, ends_s[1])),
+            room + 4 * rank,
+            placement.num_ranks - rank,
+        )
+        for rank, slower in enumerate(times[: placement.num_ranks])
+    ]
+    answers = list[Stages | str]()
+    for many in (0, 10**9):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(partition_exchange, "_MANY", many)
+            try:
+                answers.append(best_chunks(slots, placement, 4))
+            except NoFitError as error:
+                answers.append(str(error))
+    assert answers[0] == answers[1]

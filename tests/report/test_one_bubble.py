@@ -55,7 +55,7 @@ def test_commands_say_one_bubble(name: str) -> None:
     assert drawn["bubble_fraction"] == pytest.approx(bubble / whole, abs=_ROUNDED)
     text = CliRunner().invoke(cli, ["simulate", name]).stdout
     share = f"{100 * bubble / whole:.1f} %"
-    assert f"{number(bubble)} ({share})" in text and "\nidle " in text
+    assert f"{number(bubble)} s ({share})" in text and "\nidle " in text
     explained = " ".join(CliRunner().invoke(cli, ["explain", name]).stdout.split())
     assert f"{share} of it (the bubble)" in explained
 

@@ -258,6 +258,21 @@ def test_a_dropped_file_becomes_the_plan_and_is_saved(page: Page, tmp_path: Path
     assert "hidden = 64" in Path(saved.value.path()).read_text(encoding="utf-8")
 
 
+def test_a_dropped_file_with_faults_and_a_field_that_no_page_has_are_faults_of_theirs_alone(
+    page: Page, tmp_path: Path
+) -> None:
+    go(page, JOB)
+    first = headline(page)
+    script = "torchrun pretrain_gpt.py --tensor-model-parallel-size 3 --what"
+    for name, text in (("config.json", "{"), ("run.sh", script)):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        page.set_input_files("#file", tmp_path / name)
+        page.wait_for_selector(f".message.bad strong >> text={name} is not read")
+        assert page.locator(".message.bad li").count() and headline(page) == first
+    page.evaluate("() => { location.hash = 'job=quickstart&data.path=x'; }")
+    page.wait_for_selector(".message.bad li >> text=data.path is no field that a page may set")
+
+
 def test_the_best_plan_is_one_click_away(page: Page) -> None:
     go(page, "#job=quickstart&device=h100-sxm&devices=2")
     page.keyboard.press("b")

@@ -22,10 +22,13 @@ _SIZES: dict[str, Any] = {
 }  # fmt: skip
 _HEADS = {"head_dim": 16}
 _EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
-_DEEPSEEK = {
+_LATENTS = {
+    "q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 12,
+    "num_key_value_heads": 4,
+}  # fmt: skip
+_DEEPSEEK = _LATENTS | {
     "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "n_shared_experts": 1,
-    "first_k_dense_replace": 1, "q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4,
-    "v_head_dim": 12, "num_key_value_heads": 4,
+    "first_k_dense_replace": 1,
 }  # fmt: skip
 _GPT = {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64, "vocab_size": 96}
 _LLAMA3 = {
@@ -42,6 +45,9 @@ _WINDOWS = {"use_sliding_window": True, "sliding_window": 8}
 # By the name of the case: model_type, and keys of its configuration.
 RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
     "arcee": ("arcee", _SIZES),
+    "biogpt": (
+        "biogpt", _SIZES | {"hidden_dropout_prob": 0.0, "activation_dropout": 0.0, "pad_token_id": None},
+    ),
     "bloom": ("bloom", {"hidden_size": 32, "n_layer": 3, "n_head": 4, "vocab_size": 96}),
     "cohere": ("cohere", _SIZES | {"pad_token_id": None, "logit_scale": 0.25}),
     "cohere2": ("cohere2", _SIZES | {"pad_token_id": None, "sliding_window": 8}),
@@ -62,6 +68,11 @@ RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
     "ernie4_5": ("ernie4_5", _SIZES | _HEADS | {"pad_token_id": None}),
     "exaone4": ("exaone4", _SIZES | {"sliding_window": None, "layer_types": ["full_attention"] * 4}),
     "exaone4 windows": ("exaone4", _SIZES | {"sliding_window": 8}),
+    "exaone_moe": (
+        "exaone_moe",
+        _SIZES | {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "sliding_window": 8,
+                  "pad_token_id": None},
+    ),
     "falcon 7b": (
         "falcon",
         {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 96, "multi_query": True},
@@ -76,6 +87,7 @@ RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
         {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 96, "alibi": True,
          "multi_query": False, "parallel_attn": False, "bias": True},
     ),
+    "flex_olmo": ("flex_olmo", _SIZES | {"num_experts": 6, "num_experts_per_tok": 2, "pad_token_id": None}),
     "gemma": ("gemma", _SIZES | _HEADS),
     "gemma2": ("gemma2", _SIZES | _HEADS | {"sliding_window": 8, "query_pre_attn_scalar": 20}),
     "gemma3": ("gemma3_text", _SIZES | _HEADS | {"sliding_window": 8, "num_hidden_layers": 6}),
@@ -115,7 +127,13 @@ RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
         "granitemoeshared", _SIZES | {"num_local_experts": 6, "num_experts_per_tok": 2, "shared_intermediate_size": 40},
     ),
     "helium": ("helium", _SIZES | {"head_dim": 8} | {"pad_token_id": None}),
+    "hy_v3": ("hy_v3", _SIZES | _HEADS | _EXPERTS),
+    "hyperclovax": (
+        "hyperclovax", _SIZES | {"embedding_multiplier": 3.0, "logits_scaling": 0.25, "attention_multiplier": 0.2},
+    ),
     "internlm3": ("internlm3", _SIZES | _HEADS | {"pad_token_id": None}),
+    "iquestcoder": ("iquestcoder", _SIZES | _HEADS),
+    "jais2": ("jais2", _SIZES | {"head_dim": 8, "pad_token_id": None}),
     "llama": ("llama", _SIZES),
     "llama 3.1": ("llama", _SIZES | {"rope_parameters": _LLAMA3, "tie_word_embeddings": True}),
     "llama biases": ("llama", _SIZES | {"attention_bias": True, "mlp_bias": True}),
@@ -129,11 +147,29 @@ RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
         _SIZES | _HEADS | {"num_local_experts": 4, "attention_chunk_size": 8, "intermediate_size_mlp": 40,
                            "interleave_moe_layer_step": 2, "floor_scale": 4},
     ),
+    "mellum": (
+        "mellum",
+        _SIZES | _HEADS | _EXPERTS | {
+            "sliding_window": 8, "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+            "rope_parameters": {"full_attention": _YARN, "sliding_attention": {
+                "rope_type": "default", "rope_theta": 500.0}},
+        },
+    ),
     "minimax_m2": (
         "minimax_m2", _SIZES | _HEADS | {"num_local_experts": 6, "num_experts_per_tok": 2, "rotary_dim": 8},
     ),
+    "ministral": (
+        "ministral",
+        _SIZES | _HEADS | {"sliding_window": 8, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]},
+    ),
     "mistral": ("mistral", _SIZES | {"sliding_window": 8}),
     "mixtral": ("mixtral", _SIZES | {"num_local_experts": 6}),
+    "mpt": ("mpt", {"d_model": 48, "n_heads": 6, "n_layers": 3, "vocab_size": 96, "max_seq_len": 64}),
+    "mpt clipped": (
+        "mpt",
+        {"d_model": 32, "n_heads": 4, "n_layers": 3, "vocab_size": 96, "max_seq_len": 64,
+         "attn_config": {"clip_qkv": 0.5, "softmax_scale": 0.3}},
+    ),
     "nemotron": ("nemotron", _SIZES | {"pad_token_id": None}),
     "olmo": ("olmo", _SIZES | {"clip_qkv": 0.5, "pad_token_id": None}),
     "olmo2": ("olmo2", _SIZES | {"pad_token_id": None}),
@@ -161,9 +197,18 @@ RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe windows": ("qwen3_moe", _SIZES | _HEADS | _EXPERTS | _WINDOWS),
     "seed_oss": ("seed_oss", _SIZES | _HEADS | {"pad_token_id": None, "residual_dropout": 0.0}),
     "smollm3": ("smollm3", _SIZES | {"pad_token_id": None}),
+    "solar_open": (
+        "solar_open",
+        {name: size for name, size in _SIZES.items() if name != "intermediate_size"} | _HEADS | {
+            "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "n_group": 2,
+            "rope_parameters": _YARN,
+        },
+    ),
     "stablelm": ("stablelm", _SIZES | {"use_qkv_bias": True}),
     "stablelm parallel": ("stablelm", _SIZES | {"use_parallel_residual": True}),
     "starcoder2": ("starcoder2", _SIZES),
+    "vaultgemma": ("vaultgemma", _SIZES | _HEADS | {"sliding_window": 8, "query_pre_attn_scalar": 20}),
+    "youtu": ("youtu", _SIZES | _LATENTS),
 }  # fmt: skip
 
 _ALL_HEADS = {"num_key_value_heads": 4}
@@ -268,7 +313,7 @@ def save_released(name: str, folder: Path, seed: int = 1, layers: int = 0) -> An
 
     family, keys = RELEASED[name]
     options = {"bos_token_id": None, "eos_token_id": None} | keys
-    options |= {key: layers for key in ("num_hidden_layers", "n_layer") if key in keys and layers}
+    options |= {key: layers for key in ("num_hidden_layers", "n_layer", "n_layers") if key in keys and layers}
     config = CONFIG_MAPPING[family](**options)
     # With "eager" Falcon adds its ALiBi twice.
     way = "sdpa" if getattr(config, "alibi", False) else "eager"
@@ -314,7 +359,8 @@ def opened(name: str, folder: Path) -> Any:
 # Names in memory, where files have others.
 _RENAMED = {
     "embed_out.": "lm_head.", ".block_sparse_moe.gate.": ".mlp.gate.",
-    ".block_sparse_moe.router.layer.": ".block_sparse_moe.router.", ".mlp.experts.": ".block_sparse_moe.experts.",
+    ".block_sparse_moe.router.layer.": ".block_sparse_moe.router.", ".mlp.router.gate.": ".mlp.gate.",
+    ".mlp.shared_mlp.": ".mlp.shared_experts.", ".mlp.experts.": ".block_sparse_moe.experts.",
 }  # fmt: skip
 
 

@@ -118,15 +118,18 @@ def _system_and_files(words: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
     from shardwright.config.base import PlanError, error_text
     from shardwright.config.units import MIB
     from shardwright.config.user_file import FileFault, read_text
-    from shardwright.interchange.recognised import JOB, SCRIPTS, system_name_of
+    from shardwright.interchange.recognised import DATA, JOB, SCRIPTS, system_name_of
 
     first, *others = words
     if first in SOURCE_NAMES and others:
         return first, tuple(others)
+    kind = say("launch script or configuration")
     scripts = [word for word in others if word.endswith(SCRIPTS) and Path(word).is_file()]
+    configurations = [word for word in others if word.endswith(DATA) and Path(word).is_file()]
     try:
-        texts = [read_text(Path(word), MIB, say("launch script or configuration")) for word in (first, *scripts)]
-        system = system_name_of(first, *texts)
+        texts = [read_text(Path(word), MIB, kind) for word in (first, *scripts)]
+        data = {word: read_text(Path(word), MIB, kind) for word in configurations}
+        system = system_name_of(first, *texts, configurations=data)
     except (FileFault, OSError) as error:
         fault = say(
             "it can't be read as a file ({reason}); name a file, or one of {systems} and its files",

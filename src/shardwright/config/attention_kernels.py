@@ -1,7 +1,7 @@
 """The registry of attention kernels that generations of software use, with their facts."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from shardwright.config.registry import NameOf, Registry
 
@@ -11,7 +11,13 @@ class AttentionKernel:
     """The facts of a kernel.
 
     - `place` orders lists of kernels; `other_names` are its names in tables of measured runs.
-    - `constant` names the share of the device's peak that it reaches (cost/calibration.py).
+    - `constant` names the share of the device's peak that it reaches, and `backward_constant` the rate of its backward
+      over that of its forward (cost/calibration.py).
+    - `number` is the number type of its products, if it is not that of everything but products with weights. Results
+      are in 16 bits. `cast` is bytes moved to make its operands: by element of query, key and value in the forward, and
+      of the gradient of its result in the backward. `kept_input_bytes` are kept by element of query, key and value.
+    - `block`: it computes all scores of so many queries and keys that a window's edge passes through; 0 is not known.
+      `skips_backward`: its backward leaves out scores beyond a window, as its forward does.
     - `kept_score_bytes` are kept by score from forward to backward, with no dropout; 0 if a fused kernel keeps none.
       The next two are 0, too, then: `score_gradient_bytes` of the gradient of a score, and `softmax` moved by score,
       (forward, backward).
@@ -20,7 +26,13 @@ class AttentionKernel:
     name: str
     place: int
     constant: str
+    backward_constant: str = "attention_backward"
     other_names: tuple[str, ...] = ()
+    number: str = ""
+    cast: tuple[float, float] = (0.0, 0.0)
+    kept_input_bytes: Literal[1, 2] = 2
+    block: int = 0
+    skips_backward: bool = True
     kept_score_bytes: int = 0
     score_gradient_bytes: int = 0
     softmax: tuple[float, float] = (0.0, 0.0)
@@ -50,9 +62,28 @@ FACTS = (
         score_gradient_bytes=2,
         softmax=(4.0, 6.0),
     ),
-    AttentionKernel(name="flash1", place=30, constant="attention_flash1"),
-    AttentionKernel(name="flash2", place=40, constant="attention_flash2"),
-    AttentionKernel(name="cudnn", place=50, constant="attention_cudnn", other_names=("flash3", "xla")),
+    # FlashAttention's kBlockM and kBlockN with heads of 64 and 128 (flash_fwd_launch_template.h; hopper/tile_size.h).
+    AttentionKernel(name="flash1", place=30, constant="attention_flash1", block=128),
+    AttentionKernel(name="flash2", place=40, constant="attention_flash2", block=128),
+    AttentionKernel(name="cudnn", place=50, constant="attention_cudnn", other_names=("flash3",), block=128),
+    # Transformer Engine's fp8_dot_product_attention (at d0067d0, dot_product_attention): cuDNN's alone trains in fp8
+    # (get_attention_backend). Numbers of 2 bytes are read and written once by rows and once by columns
+    # (mxfp8_quantize_fast_path), and only these copies of query, key and value are saved (FusedAttnFunc). The backward
+    # takes as long with a window of 128 as without (cudnn-frontend at 3929da2, sdpa_benchmark_training, gpt_oss).
+    AttentionKernel(
+        name="cudnn-float8",
+        place=60,
+        constant="attention_float8",
+        backward_constant="attention_float8_backward",
+        other_names=("cudnn-fp8",),
+        number="fp8",
+        cast=(4.0, 4.0),
+        kept_input_bytes=1,
+        block=128,
+        skips_backward=False,
+    ),
+    # Pallas on TPUs: sa_block_q and sa_block_kv of MaxText's base.yml.
+    AttentionKernel(name="splash", place=70, constant="attention_cudnn", other_names=("xla",), block=512),
 )
 
 ATTENTION_KERNELS: Registry[AttentionKernel] = Registry("an attention kernel", __name__, AttentionKernel)

@@ -33,7 +33,9 @@ class CalibrationSpec(Spec):
     attention_flash1: Share = Field(0.4, description="Share of the peak that FlashAttention reaches.")
     attention_flash2: Share = Field(0.55, description="The same of FlashAttention 2.")
     attention_cudnn: Share = Field(0.55, description="The same of cuDNN's, and of FlashAttention 3.")
+    attention_float8: Share = Field(0.4, description="The same of cuDNN's in fp8, of the peak in fp8.")
     attention_backward: Ratio = Field(0.8, description="Rate of attention's backward, as a share of its forward's.")
+    attention_float8_backward: Ratio = Field(0.7, description="The same of attention in fp8.")
     attention_half: Half = Field(300.0, description="Keys of a sequence at which attention reaches half its rate.")
     exponentials_hidden: Annotated[float, Field(ge=0, le=1)] = Field(
         0.0, description="Share of the shorter of attention's products and its exponentials that the longer hides."

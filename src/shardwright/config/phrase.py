@@ -5,6 +5,7 @@ values in it; `in_language` fills the template of another language with the same
 """
 
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, reduce
@@ -18,6 +19,9 @@ LANGUAGES = (ENGLISH, "zh")
 _SEPARATORS = {ENGLISH: ", ", "zh": "、"}
 _SEMICOLONS = {ENGLISH: "; ", "zh": "；"}
 _PERIODS = {ENGLISH: ".", "zh": "。"}
+# A template has a space beside a value, which may be a name in Latin letters, and needs none beside a Chinese one.
+_CHINESE = "[\u3001-\u303f\u4e00-\u9fff\uff00-\uffef]"
+_BETWEEN_CHINESE = re.compile(f"(?<={_CHINESE}) (?={_CHINESE})")
 _STARTED_IN = "SHARDWRIGHT_LANGUAGE"
 _CATALOGS = Path(__file__).parent / "phrases"
 
@@ -45,7 +49,9 @@ class Phrase(str):
     @classmethod
     def text(cls, template: str, values: dict[str, Any], language: str) -> str:
         """The text of a template with its values in a language."""
-        return _filled(template if language == ENGLISH else template_in(template, language), values, language)
+        if language == ENGLISH:
+            return _filled(template, values, language)
+        return _BETWEEN_CHINESE.sub("", _filled(template_in(template, language), values, language))
 
 
 class PhraseBeginning(Phrase):

@@ -6,7 +6,7 @@ it. common.toml has the constants that a generation leaves out. A constant is ne
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache, reduce
+from functools import lru_cache
 from math import inf, prod, sqrt
 
 from shardwright.config import catalog
@@ -16,9 +16,10 @@ from shardwright.config.catalog_entry import read_entry
 from shardwright.config.cluster import DeviceSpec
 from shardwright.config.device_name import device_name
 from shardwright.config.network_facts import NETWORKS
-from shardwright.config.number_types import NUMBER_TYPES, half_numbers, narrow_numbers, wide_numbers
-from shardwright.config.phrase import any_of, both, say
+from shardwright.config.number_types import NUMBER_TYPES, half_numbers, narrow_numbers
+from shardwright.config.phrase import both, say
 from shardwright.config.software import SoftwareSpec, software_of
+from shardwright.cost.device_facts import known_fact, known_peak, link_bytes_per_s
 from shardwright.cost.measured_time import MeasuredDevice, measured_device
 from shardwright.layers.arrays import Numbers
 from shardwright.layers.query import Run
@@ -144,6 +145,7 @@ class Rates:
     aggregated_trees: bool  # True if gathers and scatters over nodes with one rank each may take them
     gap_s: float  # between two kernels that the host launched in time
     launch_s: float  # of the host, to launch a kernel
+    attention_number: str  # number type of its products
     attention_forward: float
     attention_backward: float
     exponentials: float  # by second; infinite if they are unknown
@@ -180,66 +182,6 @@ def peak_flops(run: Run) -> float:
     device = device_of(run.device)
     numbers = (run.grid.precision, *(number.name for number in half_numbers()))
     return next((peak for number in numbers if (peak := device.peak_flops(number))), 0.0)
-
-
-_NEEDED = ("memory_gb_per_s", "multiprocessors")  # fields of a device without which no step has a time
-
-
-def _known_peak(device: DeviceSpec, number: str) -> float:
-    """The device's peak in FLOP/s. KeyError, with what to add, if it is unknown."""
-    if not (peak := device.peak_flops(number)):
-        name = NUMBER_TYPES[number].peak
-        known = [other.name for other in wide_numbers() if device.peak_flops(other.name)]
-        advice = say(", or set precision.compute to {choices}", choices=any_of(known)) if known else ""
-        if NUMBER_TYPES[number].is_narrow:
-            advice = say(", or set precision.float8 to none")
-        raise KeyError(
-            say(
-                "{device} has no peak rate for {number}; add peak_tflops.{number} to its file{advice}",
-                device=device.name,
-                number=name,
-                advice=advice,
-            )
-        )
-    return peak
-
-
-def _known(device: DeviceSpec, field: str, instead: str = "") -> float:
-    """A field of the device. KeyError, with what to add or to set instead, if it is 0, which is unknown."""
-    value: float = getattr(device, field)
-    if not value:
-        others = [name for name in _NEEDED if name != field and not getattr(device, name)]
-        way_out = say(", or set {field}", field=instead) if instead else ""
-        if others:
-            raise KeyError(
-                say(
-                    "{device} has no known {fields}; add them to its file{way_out}",
-                    device=device.name,
-                    fields=_neither([field, *others]),
-                    way_out=way_out,
-                )
-            )
-        raise KeyError(
-            say(
-                "{device} has no known {field}; add it to its file{way_out}",
-                device=device.name,
-                field=field,
-                way_out=way_out,
-            )
-        )
-    return value
-
-
-def _neither(fields: list[str]) -> str:
-    """ "a and no b and no c"."""
-    return reduce(lambda first, second: say("{first} and no {second}", first=first, second=second), fields)
-
-
-def _link_bytes_per_s(run: Run, device: DeviceSpec) -> float:
-    """Bytes/s between two devices of a node; infinite if a node has one device. KeyError if unknown."""
-    if run.devices_per_node <= 1:
-        return run.node_bytes_per_s or device.link_gb_per_s * 1e9 or inf
-    return run.node_bytes_per_s or _known(device, "link_gb_per_s", "cluster.intra_node.bandwidth_gb_per_s") * 1e9
 
 
 def constant(constants: Constants, generation: str, name: str) -> float:
@@ -316,13 +258,14 @@ def _check_shares_of_peak(device_entry: str, software_entry: str) -> None:
         return device_constant(shipped(), device, name)
 
     rate = constant(shipped(), software.calibration, "rate")
-    kernel = _attention_constant(shipped(), device, software)
+    forward = _attention_constant(shipped(), device, software)
+    backward = ATTENTION_KERNELS[software.attention].backward_constant
     power = {"share by power": power_share(device)} if device.same_chip else {}
     pairs = [
         {name: device_rate(name), "rate": rate} | power
         for name in ("product", *(number.product_constant for number in narrow_numbers()))
     ]
-    pairs.append({kernel: device_rate(kernel), "attention_backward": device_rate("attention_backward")} | power)
+    pairs.append({forward: device_rate(forward), backward: device_rate(backward)} | power)
     faults = []
     for pair in pairs:
         if (share := prod(pair.values())) > 1:
@@ -362,25 +305,28 @@ def rates_of(run: Run, constants: Constants) -> Rates:
     network = NETWORKS[run.network]
     _check_shares_of_peak(run.device, run.software)
     share = power_share(device)
-    flops = product = _known_peak(device, wide) * device_rate("product") * software_rate("rate") * share
+    flops = product = known_peak(device, wide) * device_rate("product") * software_rate("rate") * share
     if narrow_constant:
-        product = _known_peak(device, precision) * device_rate(narrow_constant) * software_rate("rate") * share
+        product = known_peak(device, precision) * device_rate(narrow_constant) * software_rate("rate") * share
     filled = min(1.0, run.shape.head_dim / device.array_side) if device.array_side else 1.0
     usual_network = device.network_gb_per_s * 1e9 or device_rate("network_default")
-    attention = (
-        _known_peak(device, wide) * device_rate(_attention_constant(constants, device, software)) * share * filled
-    )
+    kernel = ATTENTION_KERNELS[software.attention]
+    attention_number = kernel.number or wide
+    other_kernel = say(", or name software whose attention is in 16 bits")
+    attention = known_peak(device, attention_number, other_kernel) * share * filled
+    attention *= device_rate(_attention_constant(constants, device, software))
     return Rates(
-        flops=flops, flops_product=product, memory=_known(device, "memory_gb_per_s") * 1e9 * device_rate("memory"),
-        link=_link_bytes_per_s(run, device) * device_rate("link_pcie" if device.link_name == "PCIe" else "link"),
+        flops=flops, flops_product=product, memory=known_fact(device, "memory_gb_per_s") * 1e9 * device_rate("memory"),
+        link=link_bytes_per_s(run, device) * device_rate("link_pcie" if device.link_name == "PCIe" else "link"),
         network=(run.network_bytes_per_s or usual_network) * network.share,
-        domain=max(1, run.devices_per_node), multiprocessors=int(_known(device, "multiprocessors")),
+        domain=max(1, run.devices_per_node), multiprocessors=int(known_fact(device, "multiprocessors")),
         link_latency_s=run.node_latency_s or device_rate("link_latency_s"),
         network_latency_s=run.network_latency_s or network.step_s, gap_s=device_rate("gap_s"),
         launch_s=device_rate("launch_s"),
         peer_s=network.peer_s, collective_s=device_rate("collective_s"),
-        switch_reduce=_link_bytes_per_s(run, device) * device_rate("switch_reduce"),
-        attention_forward=attention, attention_backward=attention * device_rate("attention_backward"),
+        switch_reduce=link_bytes_per_s(run, device) * device_rate("switch_reduce"),
+        attention_number=attention_number,
+        attention_forward=attention, attention_backward=attention * device_rate(kernel.backward_constant),
         exponentials=device.exponentials_t_per_s * 1e12 * share or inf,
         exponentials_hidden=device_rate("exponentials_hidden"), aggregated_trees=software.aggregated_trees,
         attention_half=device_rate("attention_half"), inner_half=device_rate("inner_half"),

@@ -5,7 +5,7 @@ multiprocessors, an inner dim long enough to pay for prologue and epilogue, and 
 an elementwise kernel is its bytes over the rate of the memory. After each kernel comes a gap.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -69,9 +69,10 @@ def scores_s(rates: Rates, scores: Scores, backward: bool) -> Numbers:
     B200 with heads of 128 (arXiv 2603.05451) and cuDNN's 1,157 on GB200 with heads of 64 (github.com/Dao-AILab/
     flash-attention, pull request 2605) are products at 0.79 of the peak, as cuBLAS reaches, and 0.87 hidden.
     """
-    if rates.measured is not None and rates.measured.knows("attention", rates.number):
+    scores = replace(scores, pairs=scores.pairs + scores.unseen) if backward else scores
+    if rates.measured is not None and rates.measured.knows("attention", rates.attention_number):
         heads = scores.flops / (_HEAD_FLOPS * scores.length**2)
-        return rates.measured.seconds("attention", rates.number, rates.busy, scores.length, heads)[backward]
+        return rates.measured.seconds("attention", rates.attention_number, rates.busy, scores.length, heads)[backward]
     rate = rates.attention_backward if backward else rates.attention_forward
     share = scores.length / (scores.length + rates.attention_half)
     products_s = scores.flops * (2.5 if backward else 1.0) / rate

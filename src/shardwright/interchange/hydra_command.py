@@ -9,6 +9,7 @@ from shardwright.config.fault_gathering_reader import signed
 from shardwright.config.phrase import say
 from shardwright.interchange.imported import Asked
 from shardwright.interchange.launcher import find_training_command
+from shardwright.interchange.reading.shell_marks import readable
 from shardwright.interchange.reading.shell_words import ShellFault
 
 _YAML = (".yaml", ".yml")
@@ -37,7 +38,7 @@ def with_command_line(texts: Mapping[str, str], asked: Asked) -> tuple[dict[str,
         raise ShellFault(
             say(
                 "the script starts a program with a YAML ({option}), which is no file here: name it",
-                option=shortened(option, 60),
+                option=shortened(readable(option), 60),
             )
         )
     return files, [word for word in words if not word.startswith("-")]

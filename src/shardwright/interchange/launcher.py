@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import PurePath
 from typing import Any
 
@@ -22,7 +23,7 @@ from shardwright.interchange.reading.loose_words import LooseWord, loose_words
 from shardwright.interchange.reading.script_text import settings_of
 from shardwright.interchange.reading.settings import plain_text
 from shardwright.interchange.reading.shell_commands import Command
-from shardwright.interchange.reading.shell_marks import UNKNOWN, unknown_names
+from shardwright.interchange.reading.shell_marks import UNKNOWN, readable, unknown_names
 from shardwright.interchange.reading.shell_script import Script
 from shardwright.interchange.reading.shell_values import Variables
 from shardwright.interchange.reading.shell_words import ShellFault
@@ -63,7 +64,8 @@ def find_training_command(texts: Mapping[str, str], asked: Asked, is_training: C
     script.follow(texts[first])
     training_commands = [command for command in script.commands if is_training(command.words)]
     if not training_commands:
-        reasons = say(" ({reasons})", reasons=each(script.notes[:3])) if script.notes else ""
+        known_reasons = _reasons_without_training(script)
+        reasons = say(" ({reasons})", reasons=each(known_reasons)) if known_reasons else ""
         raise ShellFault(
             say(
                 "no command in it trains a model here{reasons}; name the script with the training command first, and "
@@ -87,6 +89,43 @@ def find_training_command(texts: Mapping[str, str], asked: Asked, is_training: C
     return _of_command(last, script)
 
 
+def _reasons_without_training(script: Script) -> list[str]:
+    """The first reasons why no command of a script is known to train: scripts that it starts and that are not there,
+    variables that would tell, programs that are not known, what is not followed."""
+    scripts, programs = list[str](), list[str]()
+    for command in script.commands:
+        started = next((word for word in command.words[:8] if word.endswith(_SCRIPTS)), "")
+        if started:
+            scripts.append(
+                say(
+                    "line {line}: {command} is not read: name that file too",
+                    line=command.line,
+                    command=shortened(readable(started)),
+                )
+            )
+        elif name := _program_of(command.words):
+            programs.append(
+                say(
+                    "line {line}: {program} is a program whose options are not known here",
+                    line=command.line,
+                    program=shortened(readable(name)),
+                )
+            )
+    asked = [note for note in script.notes if "--set" in note]
+    others = [note for note in script.notes if note not in asked]
+    return list(dict.fromkeys([*scripts[:2], *asked[:2], *programs[-2:], *others]))[:3]
+
+
+def _program_of(words: Sequence[str]) -> str:
+    """The program in Python that a command starts, a file or a module; empty if it starts none."""
+    names = [PurePath(word).name for word in words]
+    starts = any(name.startswith("python") or name in (*NODE_LAUNCHERS, "srun", "mpirun", "mpiexec") for name in names)
+    file = next((word for word in words if word.endswith(".py")), "")
+    module = next((after for word, after in pairwise(words) if word in ("-m", "--module")), "")
+    is_launcher = module.startswith(("torch.distributed", "accelerate.", "deepspeed.launcher"))
+    return file or (module if starts and not is_launcher else "")
+
+
 def _tell_options_behind(command: Command, script: Script) -> None:
     """Note options that a comment or a missing backslash parts from the training command. Raises ShellFault if one of
     them could have an effect."""
@@ -106,8 +145,9 @@ def _tell_options_behind(command: Command, script: Script) -> None:
 
 def missing_ranks(command: Launched) -> list[str]:
     """A list with one fault if the number of devices depends on variables or files that are not read, or none."""
-    if command.hosts:
-        option = f"--{command.hosts} {shortened(plain_text(command.launcher_settings.get(command.hosts)), 40)}"
+    if command.hosts and not command.missing:
+        value = command.launcher_settings.get(command.hosts)  # None if it stands before the launcher of a node
+        option = f"--{command.hosts} {shortened(plain_text(value or ''), 40)}".strip()
         return [
             say(
                 "{option} says which nodes there are, and is not read; say how many GPUs there are with --devices",
@@ -181,6 +221,7 @@ def _unknown_program(words: Sequence[str]) -> int:
     return 0
 
 
+_SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
 _CONFIGURATIONS = (".json", ".yaml", ".yml")
 _RENDEZVOUS_WORDS = ("PORT", "RANK", "CUDA", "NCCL", "NVTE", "TIMEOUT")
 

@@ -19,9 +19,11 @@ _ENGINES = (
     re.compile(rf"(?i)\b(?:deepspeed|ds)(?:_config)?{_PATH}"),
     re.compile(rf"(?i)\b(?:fsdp|accelerate|config_file){_PATH}"),
     re.compile(
-        r"\b(?:axolotl(?:\.cli\.|\s+)train|llamafactory-cli\s+train|src/train\.py|yaml[-_]cfg)[=\s]\s*"
+        r"\b(?:axolotl(?:\.cli\.|\s+)train|llamafactory-cli\s+train|llamafactory\.(?:launcher|cli\s+train)"
+        r"|src/train\.py|yaml[-_]cfg|config-file)[=\s]\s*"
         r"([\w.-][\w./-]{0,512}\.ya?ml)\b"
     ),
+    re.compile(r"\.py\s[^#;&|]{0,512}?--config[=\s]\s*([\w.-][\w./-]{0,512}\.json)\b"),
 )
 _MOST_BYTES = MIB
 _MOST_ABOVE, _MOST_ROUNDS = 6, 3

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import PurePath
+from types import MappingProxyType
 from typing import Any
 
 from shardwright.config.base import PlanError, error_text
@@ -12,16 +13,22 @@ from shardwright.interchange.system import SourceSystem, system_of_keys, systems
 from shardwright.interchange.unread_systems import UNREAD_SYSTEMS
 
 JOB = "shardwright"  # a job of this package, or a model as transformers describes it
-_DATA = (".json", ".yaml", ".yml", ".toml")
+DATA = (".json", ".yaml", ".yml", ".toml")
 SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
+# Systems whose programs have no name or option of their own, so that the configuration of a script tells them.
+_BEHIND_SCRIPTS = ("nanotron", "picotron", "gpt-neox")
+_NOTHING: Mapping[str, str] = MappingProxyType({})
 _USUAL_SCRIPT, _USUAL_PYTHON = "megatron", "torchtitan"  # systems of files without a sign
 
 
-def system_name_of(path: str, text: str, *scripts: str) -> str:
-    """The name of the system, or `JOB`. `scripts` are further ones, whose signs count where the first has none. Raises
-    PlanError for a text that no system is known to write."""
+def system_name_of(
+    path: str, text: str, *scripts: str, configurations: Mapping[str, str] = MappingProxyType({})
+) -> str:
+    """The name of the system, or `JOB`. `scripts` are further ones, whose signs count where the first has none, and
+    `configurations` are texts by path, whose keys count where no script has a sign. Raises PlanError for a text that no
+    system is known to write."""
     suffix = PurePath(path).suffix.lower()
-    if suffix in _DATA:
+    if suffix in DATA:
         try:
             data = read_data(path, text)
         except ShellFault as error:
@@ -36,7 +43,11 @@ def system_name_of(path: str, text: str, *scripts: str) -> str:
         for script in (text, *scripts):
             if name := next((system.name for system, signs in systems_by_signs() if signs.fit_script(script)), ""):
                 return name
-        return _USUAL_SCRIPT
+        names = (
+            _of_data(other, PurePath(other).suffix.lower(), read_data(other, configurations[other]))
+            for other in configurations
+        )
+        return next((name for name in names if name in _BEHIND_SCRIPTS), _USUAL_SCRIPT)
     raise PlanError(path, [say("no system is known to write such a file; name the system, such as megatron")])
 
 

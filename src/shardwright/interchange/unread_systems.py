@@ -58,7 +58,7 @@ UNREAD_SYSTEMS = (
     ),
     _system(
         say("Megatron-Bridge's scripts (its recipes in Python are read)"),
-        commands=(r"\bscripts/performance/\w+\.py\b",),
+        commands=(r"\bscripts/(?:performance|training)/\w+\.(?:py|sh)\b", r"\brun_recipe\.py\b"),
     ),
     _system(
         say("NeMo's launcher (the YAML of conf/training is)"),

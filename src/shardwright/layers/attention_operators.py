@@ -4,6 +4,7 @@ Letters and units are those of operators.py.
 """
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -33,7 +34,8 @@ def project(c: Context, o: LayerOperator) -> Operator:
     Without low-rank queries the gather that brings the queries' rows also lets each rank make the latents of all rows.
     """
     if c.shape.latent is None:
-        return rise(c, o)
+        product = rise(c, o)
+        return replace(product, kept=_kept_heads(c, product.kept))
     m, (down, q_up, *_), rows = c.shape.latent, c.shape.attention_matrices, c.sizes.latent_tokens
     query_product = MatrixProduct.of(rows, q_up, c.grid.tp)
     if m.query_rank:
@@ -59,7 +61,7 @@ def heads_of_latents(c: Context, o: LayerOperator) -> Operator:
             rows * (ranks + m.rotary) * element_bytes for element_bytes in c.software.latent
         )
     given = c.bytes_of(o.gives)
-    kept = HALF * rows * ranks + given
+    kept = HALF * rows * ranks + _kept_heads(c, given)
     share = (ranks + m.rotary) / s.hidden if m.query_rank else 0.0
     forward, backward = entering(c, share)
     return Operator(
@@ -73,6 +75,11 @@ def heads_of_latents(c: Context, o: LayerOperator) -> Operator:
         given=given,
         inside=share * c.gathered,
     )
+
+
+def _kept_heads(c: Context, in_half: Numbers) -> Numbers:
+    """Bytes kept of query, key and value, which have `in_half` in 16 bits: as attention keeps them."""
+    return in_half * (ATTENTION_KERNELS[c.software.attention].kept_input_bytes / HALF)
 
 
 def rotate(c: Context, o: LayerOperator) -> Operator:
@@ -161,8 +168,11 @@ def _core_of_one_kernel(c: Context, o: LayerOperator) -> Operator:
     s, grid, w, heads = c.shape, c.grid, c.software, c.sizes.heads
     queries, given, method = s.sequence // grid.cp, c.bytes_of(o.gives), CONTEXT_METHODS[grid.cp_method]
     forward, backward = _keys_to_queries(c, heads, s.query_width)
-    keys = s.keys_seen(c.kind)
-    pairs = (0.5 if w.causal else 1.0) * heads * c.tokens * keys
+    keys, kernel = s.keys_seen(c.kind), ATTENTION_KERNELS[w.attention]
+    computed = keys if w.is_own or s.window.chunked else _in_blocks(keys, s.sequence, kernel.block)
+    pairs_of_key = (0.5 if w.causal else 1.0) * heads * c.tokens
+    pairs = pairs_of_key * computed
+    unseen = 0.0 if kernel.skips_backward else pairs_of_key * (s.sequence - computed)
     length = np.minimum(queries if method.exchange == "ring" else s.sequence, math.ceil(keys))
     sums = FLOAT32 * c.sizes[ATTENTION.log_sum_exp]
     visits = grid.cp * (grid.cp > 1) * (not method.trades_heads)
@@ -170,11 +180,13 @@ def _core_of_one_kernel(c: Context, o: LayerOperator) -> Operator:
         visits = np.maximum(1, visits)
     merged = c.sizes[ATTENTION.attended] * visits
     forward_bytes, backward_bytes = (merged * element_bytes for element_bytes in w.ring)
+    forward_bytes = forward_bytes + kernel.cast[0] * c.sizes[o.takes]
+    backward_bytes = backward_bytes + kernel.cast[1] * c.sizes[ATTENTION.attended]
     if s.caps:
         forward_bytes, backward_bytes = forward_bytes + pairs * w.capped[0], backward_bytes + pairs * w.capped[1]
     return Operator(
         o,
-        scores=Scores(pairs, length, s.query_width + s.value_width),
+        scores=Scores(pairs, length, s.query_width + s.value_width, unseen),
         forward_bytes=forward_bytes,
         backward_bytes=backward_bytes,
         forward=forward,
@@ -187,6 +199,16 @@ def _core_of_one_kernel(c: Context, o: LayerOperator) -> Operator:
         kernel="merge",
         elements=merged,
     )
+
+
+def _in_blocks(keys: float, sequence: int, block: int) -> float:
+    """Twice the mean number of keys that a query meets, if it sees `keys` in the same measure, and kernels compute
+    whole blocks of `block` queries and keys at a window's far edge, as at the diagonal: of that, the measure counts
+    half."""
+    if not block or keys >= sequence:
+        return keys
+    window = sequence * (1 - math.sqrt(max(0.0, 1 - keys / sequence)))  # keys = window x (2 - window / sequence)
+    return min(float(sequence), max(keys, block * (2 * math.ceil((window - 1) / block) + 1)))
 
 
 def _keys_to_queries(c: Context, heads: Numbers, width: int) -> Exchanges:

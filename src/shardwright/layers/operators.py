@@ -61,15 +61,16 @@ class MatrixProduct:
 
 @dataclass(frozen=True)
 class Scores:
-    """Attention of one kernel: `pairs` of a query with a key that it sees, summed over heads and sequences.
+    """Attention of one kernel: `pairs` of a query with a key that it computes, summed over heads and sequences.
 
     `length` is the number of keys of a sequence, because kernels are slower on short sequences; `width` is the elements
-    of a query plus those of a value.
+    of a query plus those of a value. The backward computes `unseen` pairs more, beyond a window.
     """
 
     pairs: Numbers
     length: Numbers
     width: int
+    unseen: Numbers = 0.0
 
     @property
     def flops(self) -> Numbers:

@@ -4,6 +4,7 @@ A figure is computed once and drawn in each language: its function gives one tha
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from shardwright.api.loaded_job import load
 from shardwright.api.one_collective import CollectiveQuestion, one_collective
@@ -24,6 +25,7 @@ from shardwright.learn.network_shapes_figure import network_shapes_figure
 from shardwright.learn.pipeline_figures import bubble_figure, versions_figure
 from shardwright.learn.playable_shares import time_lost
 from shardwright.learn.playable_tree import branch_picture
+from shardwright.learn.system_figures import SYSTEM_PLANS, grids_of_products, system_figure
 from shardwright.learn.tree_figure import tree_figure
 from shardwright.learn.two_cuts_figure import two_cuts_figure
 from shardwright.memory.job_memory import job_memory
@@ -359,4 +361,6 @@ FIGURES: Mapping[str, Callable[[], Drawing]] = {
     "offload": offload,
     "failures": failures,
     "checkpoint-interval": checkpoint_interval,
+    "tensor-grids": grids_of_products,
+    **{name: partial(system_figure, name) for name in SYSTEM_PLANS},
 }

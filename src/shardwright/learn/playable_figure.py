@@ -17,7 +17,7 @@ from shardwright.config.phrase import say, spoken
 
 Painter = Literal["bars", "timeline", "pieces", "ranks"]  # functions of player/painters.js
 # A field that no search chooses: with it a plan is whole, and its other fields have their defaults.
-_WHOLE_PLAN = "plan.reduce_each=auto"
+WHOLE_PLAN = "plan.reduce_each=auto"
 # Words of the player itself, by their names in player/figure.js.
 PLAYER_WORDS = {
     "play": say("Play"),
@@ -94,7 +94,7 @@ class FigureJob:
 
     @property
     def _overrides(self) -> tuple[str, ...]:
-        return (*self.sets, _WHOLE_PLAN)
+        return (*self.sets, WHOLE_PLAN)
 
     @property
     def spec(self) -> JobSpec:

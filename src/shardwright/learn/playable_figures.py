@@ -5,7 +5,7 @@ from typing import Any
 
 from shardwright.api.one_collective import CollectiveQuestion, one_collective
 from shardwright.config.phrase import say
-from shardwright.config.units import bytes_text, memory_text, seconds_text, size_bytes
+from shardwright.config.units import bytes_text, seconds_text, size_bytes
 from shardwright.cost.calibration import shipped
 from shardwright.cost.collective_algorithms import PricedCollective
 from shardwright.explain.rank_collectives import Crossing
@@ -15,6 +15,7 @@ from shardwright.learn.playable_memory import MEMORY_BARS
 from shardwright.learn.playable_shares import TIME_BARS
 from shardwright.learn.playable_timelines import TIMELINES
 from shardwright.learn.playable_tree import TREE
+from shardwright.learn.system_figures import sent_text
 from shardwright.report.collective_text import piece_name
 from shardwright.sharding.collective_steps import KINDS, SUMS
 from shardwright.sharding.mesh import MeshShape
@@ -105,7 +106,7 @@ def _mesh(tp: str, pp: str, order: str) -> FigureFrame:
             numbers.append(
                 (
                     say("sent by a rank along {axis}", axis=group.axis),
-                    _sent_text(sum(one.inside for one in sent), sum(one.between for one in sent)),
+                    sent_text(sum(one.inside for one in sent), sum(one.between for one in sent)),
                 )
             )
     picture = {
@@ -114,16 +115,6 @@ def _mesh(tp: str, pp: str, order: str) -> FigureFrame:
         "places": [[place[axis] for axis in ("pp", "dp", "tp")] for place in places],
     }
     return FigureFrame(picture, numbers, asked.command("explain"))
-
-
-def _sent_text(inside_bytes: float, between_bytes: float) -> str:
-    """The bytes that a rank sends in a step, inside its node and out of it."""
-    inside, between = memory_text(round(inside_bytes)), memory_text(round(between_bytes))
-    if not between_bytes:
-        return say("{inside} inside a node", inside=inside)
-    if not inside_bytes:
-        return say("{between} between nodes", between=between)
-    return say("{inside} inside a node, {between} between nodes", inside=inside, between=between)
 
 
 def _overlap(replicas: str, zero: str) -> FigureFrame:
@@ -149,7 +140,7 @@ def _overlap(replicas: str, zero: str) -> FigureFrame:
             "label": say("gradients and parameters"),
             "offset": max(0.0, computing - hidden),
             "parts": [
-                [say("hidden"), hidden, seconds_text(hidden)],
+                [say("overlapped"), hidden, seconds_text(hidden)],
                 [say("exposed"), exposed, seconds_text(exposed)],
             ],
             "total": say("{seconds} by itself", seconds=seconds_text(alone_s)),

@@ -7,11 +7,12 @@ share them; and without the numbers of stages and microbatches, the ranks in the
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import NamedTuple
 
 from shardwright.config.kept_results import kept_by_identity
 from shardwright.memory.held_messages import HeldMessages, held_messages
+from shardwright.memory.repeated_items import Laps, laps_of
 from shardwright.schedule.action import COMPUTE, Action, Kind
 from shardwright.schedule.lowering.reductions import Arming, before_reductions
 from shardwright.schedule.schedule import Order, Program
@@ -55,6 +56,12 @@ class RankCourse:
     events: tuple[CourseEvent, ...]
     messages: tuple[tuple[MessagesAt, ...], tuple[MessagesAt, ...]]
     most_at_end: tuple[int, int]
+
+    @cached_property
+    def laps(self) -> tuple[list[Laps], list[Laps]]:
+        """The events as laps that have the same messages, in the first replay and in each further one."""
+        first, later = (laps_of(list(zip(self.events, at, strict=True))) for at in self.messages)
+        return first, later
 
 
 def rank_course(program: Program, pp_rank: int, has_events: Sequence[HasEvents]) -> RankCourse:

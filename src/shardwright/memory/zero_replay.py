@@ -6,12 +6,13 @@ unknown: if two passes run at the same time (DualPipe), either may borrow first.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
+from typing import Any
 
 from shardwright.config.job import JobSpec
-from shardwright.memory.rank_course import CourseEvent, HasEvents, RankCourse, rank_course
+from shardwright.memory.rank_course import CourseEvent, HasEvents, MessagesAt, RankCourse, rank_course
 from shardwright.memory.rank_state import StageState, UnitKey, UnitState
 from shardwright.schedule.action import Kind
 from shardwright.schedule.message_sizes import message_bytes
@@ -19,8 +20,9 @@ from shardwright.schedule.schedule import Program
 from shardwright.sharding.buffer_pool import BufferPool, Loan
 from shardwright.sharding.compression import reduced_bucket, scattered_bucket
 from shardwright.sharding.parameter_shard import ParameterShard
+from shardwright.sharding.unit_sizes import UnitSizes
 from shardwright.sharding.unit_update import COLLECTIVES, UpdateGroup
-from shardwright.sharding.zero_events import Reductions, StageEvents, UnitEvents, UnitSizes
+from shardwright.sharding.zero_events import Reductions, StageEvents, UnitEvents
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,16 @@ class MovedCounts:
         """Count one collective."""
         self.calls[collective, axis] += 1
         self.moved_bytes[collective, axis] += num_bytes
+
+    @property
+    def situation(self) -> tuple[object, ...]:
+        """All that decides the memory from now on."""
+        return self.peak_bytes, self.staged_bytes, self.num_messages, self.pool.situation
+
+    @property
+    def moved(self) -> "tuple[Counter[Any], ...]":
+        """The counts of the traffic."""
+        return self.calls, self.moved_bytes, self.num_casts
 
     def note(self) -> None:
         """Raise the peak to the memory that there is now, if that is more."""
@@ -208,6 +220,15 @@ class _SizedStage(StageEvents[SizedUnit]):
                 self._cast[weights] = version
                 yield weights
 
+    @property
+    def situation(self) -> tuple[object, ...]:
+        """All that its next events depend on, of which the next casts: how old the values of each are."""
+        ages = [
+            None if (cast := self._cast.get(weights)) is None else sum(unit.version for unit in units) - cast
+            for weights, units in self._cast_together.items()
+        ]
+        return *super().situation, *ages
+
     def show_versions(self) -> None:
         """Note that the next pass gets its own version of the values, so that all are cast anew."""
         self._cast.clear()
@@ -254,19 +275,40 @@ class _Replay:
             for number, stage in states.items()
             for n, unit in enumerate(stage.units)
         }
-        reductions = Reductions()
+        self._reductions = Reductions()
         self._numbers = list(states)
-        self._stages = [_SizedStage(stage, units, reductions, self.counts) for stage in states.values()]
+        self._stages = [_SizedStage(stage, units, self._reductions, self.counts) for stage in states.values()]
 
     def run(self, is_first: bool) -> None:
         """Replay the list of the rank once. After the first time, its messages begin as those of the replay before
         end."""
         course, later = self.course, int(not is_first)
-        for event, messages in zip(course.events, course.messages[later], strict=True):
-            self._note_with(messages.before)
-            self._carry_out(event, messages.as_begins)
-            self._note_with(messages.after)
+        events = list(zip(course.events, course.messages[later], strict=True))
+        for start, length, count in course.laps[later]:
+            self._run_laps(events[start : start + length], count)
         self._note_with(course.most_at_end[later])
+
+    def _run_laps(self, events: Sequence[tuple[CourseEvent, MessagesAt]], count: int) -> None:
+        """Replay events `count` times. Laps after one that leaves all as it was would move the same as this one, and
+        are only counted."""
+        situation = self._situation() if count > 1 else None
+        for num_left in reversed(range(count)):
+            moved_before = [Counter(moved) for moved in self.counts.moved]
+            for event, messages in events:
+                self._note_with(messages.before)
+                self._carry_out(event, messages.as_begins)
+                self._note_with(messages.after)
+            if not num_left:
+                return
+            before, situation = situation, self._situation()
+            if situation == before:
+                for moved, earlier in zip(self.counts.moved, moved_before, strict=True):
+                    moved.update({key: num_left * (number - earlier[key]) for key, number in moved.items()})
+                return
+
+    def _situation(self) -> tuple[object, ...]:
+        """All that the next events of the rank depend on."""
+        return self.counts.situation, self._reductions.situation, *(stage.situation for stage in self._stages)
 
     def _note_with(self, num_messages: int) -> None:
         self.counts.num_messages = num_messages

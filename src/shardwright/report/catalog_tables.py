@@ -41,7 +41,8 @@ def catalog_text(kind: str, coloured: bool = False, language: str = ENGLISH) -> 
     table = CATALOG_TABLES[kind]
     rows = [[_cell(row[name]) for name in table.columns] for row in table.rows()]
     left = tuple(place for place, name in enumerate(table.columns) if name in table.left)
-    return rendered([WideRows(tuple(table.columns.values()), rows, left), paragraph(table.use)], coloured, language)
+    shown = WideRows(tuple(table.columns.values()), rows, left, is_cut=True)
+    return rendered([shown, paragraph(table.use)], coloured, language)
 
 
 def _cell(value: Any) -> str:
@@ -160,7 +161,7 @@ CATALOG_TABLES: dict[str, CatalogTable] = {
             "hidden": say("hidden"),
             "heads": say("heads"),
             "kv_heads": "kv",
-            "vocab": "vocab",
+            "vocab": say("vocab"),
             "sequence": say("tokens"),
             "hub_names": say("on the Hub"),
         },
@@ -180,7 +181,7 @@ CATALOG_TABLES: dict[str, CatalogTable] = {
             "fp4_tflops": "fp4",
             "memory_gb_per_s": "GB/s",
             "link_gb_per_s": say("link"),
-            "link_domain": "of",
+            "link_domain": say("joins"),
             "network_gb_per_s": say("port"),
             "usd_per_hour": "$/h",
             "price_source": say("price"),
@@ -188,7 +189,7 @@ CATALOG_TABLES: dict[str, CatalogTable] = {
         ("name",),
         say(
             "TFLOP/s without sparsity; memory, link and port of the network in GB/s a device and direction; a link "
-            "joins `of` devices."
+            "joins that many devices."
         ),
     ),
     "clusters": CatalogTable(

@@ -147,7 +147,7 @@ def timeline_part(drawing: StepDrawing, language: str = ENGLISH) -> Part:
         return {"undrawn": fault}
     sections, is_seconds = [drawing.section], drawing.drawn.is_seconds
     return {
-        "data": drawn_data(sections, unit="s" if is_seconds else ""),
+        "data": drawn_data(sections),
         "legend": controls_html(sections, language),
         "unit": "s" if is_seconds else "forwards",
         "bubble_share": drawing.bubble_share,

@@ -13,13 +13,13 @@ from shardwright.cost.money import price_words
 from shardwright.planner.advice.advice import Advice, Recommendation, SimplerPlan
 from shardwright.planner.advice.priced_plan import PricedPlan
 from shardwright.planner.advice.reasons import PARTS, Reason
-from shardwright.planner.advice.recommendation import TOLD_APART
 from shardwright.planner.advice.rules import place_of_state
 from shardwright.planner.search.objectives import Objective
 from shardwright.report.document import Lines, Paragraph, Part, paragraph
 from shardwright.report.fit_verdict import no_plan_text, share_text
 from shardwright.report.own_plan_text import own_paragraphs
 from shardwright.report.plans_text import (
+    changed_words,
     job_words,
     lacking,
     layers_words,
@@ -220,11 +220,10 @@ def _simpler_words(advice: Advice, plan: PricedPlan, simpler: SimplerPlan) -> Sc
         costs = say("{slower} and {dearer}", slower=costs, dearer=dearer)
     differences = list(itertools.islice(difference_words(simpler, plan), _SHOWN_DIFFERENCES))
     words = say(
-        "Simpler: {plan}: {costs} ({sure} sure, where under {bound:.0%} counts as equal): {differences}.",
+        "Simpler: {plan}: {costs} (only {sure} sure): {differences}.",
         plan=job_words(simpler.plan.job),
         costs=costs,
         sure=sure_text(simpler.confidence),
-        bound=TOLD_APART,
         differences=each(differences),
     )
     return ColouredParts([(Paragraph((words,), hang="  "), "cyan")])
@@ -242,7 +241,7 @@ def _plans_table(advice: Advice) -> ScreenPart:
             f"{plan.memory.process / GIB:.1f}",
             number_text(run_days(plan, objective)),
             usd_text(plan_cost(plan, objective).usd),
-            marked_words(plan),
+            changed_words(plan, advice.plans[0]) if number > 1 else marked_words(plan),
         ]
         for number, plan in enumerate(advice.plans, 1)
     ]

@@ -81,29 +81,59 @@ def sure_text(share: float | None) -> str:
     return "" if share is None else f"{math.floor(100 * share + 1e-9)}%"
 
 
+_FLAGS = ("sequence_parallel", "offload_parameters", "offload_activations")
+# Words for parts that a plan lacks; without a part that is not here another part says so.
+_ABSENT = {
+    **dict.fromkeys(("cp", "ep"), "{part} 1"),
+    "recompute": "recompute none",
+    "order": "usual order",
+    **dict.fromkeys(
+        ("sequence_parallel", "offload_parameters", "offload_activations", "offload_optimizer"), "no {part}"
+    ),
+    "dispatch": "direct",
+}
+
+
 def plan_words(plan: PlanSpec) -> str:
     """A plan in one line: its degrees, and the other fields that differ from their defaults."""
+    return ", ".join(_words_of_parts(plan).values())
+
+
+def _words_of_parts(plan: PlanSpec) -> dict[str, str]:
+    """The words of a plan by its parts."""
     axes = ["tp", "pp", "dp", *(axis for axis in ("cp", "ep") if getattr(plan, axis) > 1)]
-    words = [f"{axis} {getattr(plan, axis)}" for axis in axes]
+    words = {axis: f"{axis} {getattr(plan, axis)}" for axis in axes}
     if plan.block < plan.stage_ranks:
-        words.append(f"order {order_words(plan)}")
+        words["order"] = f"order {order_words(plan)}"
     if plan.pp > 1:
-        words.append(plan.schedule + (f" v {plan.virtual_stages}" if plan.virtual_stages > 1 else ""))
-    words.append(f"mb {plan.microbatch_size}")
-    words.append(f"zero {plan.zero}" + (f" over {plan.zero_ranks}" if plan.zero_ranks else ""))
+        words["schedule"] = plan.schedule + (f" v {plan.virtual_stages}" if plan.virtual_stages > 1 else "")
+    words["microbatch"] = f"mb {plan.microbatch_size}"
+    words["zero"] = f"zero {plan.zero}" + (f" over {plan.zero_ranks}" if plan.zero_ranks else "")
     if plan.recompute != "none":
-        words.append(f"recompute {recompute_words(plan)}")
-    words += [
-        name for name in ("sequence_parallel", "offload_parameters", "offload_activations") if getattr(plan, name)
-    ]
+        words["recompute"] = f"recompute {recompute_words(plan)}"
+    words |= {name: name for name in _FLAGS if getattr(plan, name)}
     if plan.offload_optimizer:
         share = f" {plan.offload_optimizer:g}" if plan.offload_optimizer < 1 else ""
-        words.append(f"offload_optimizer{share}")
+        words["offload_optimizer"] = f"offload_optimizer{share}"
     if plan.cp > 1:
-        words.append(plan.cp_method)
+        words["cp_method"] = plan.cp_method
     if plan.dispatch != "direct":
-        words.append(plan.dispatch)
-    return ", ".join(words)
+        words["dispatch"] = plan.dispatch
+    return words
+
+
+def changed_words(plan: PricedPlan, first: PricedPlan) -> str:
+    """A plan in one line by its differences from the first one, of which line 1 tells; marked as by `marked_words`."""
+    words, first_words = (_words_of_parts(one.job.plan) for one in (plan, first))
+    layout, first_layout = (one.job.plan.layout for one in (plan, first))
+    recipe, first_recipe = (one.job.precision.float8 for one in (plan, first))
+    changes = [text for part, text in words.items() if first_words.get(part) != text]
+    changes += [_ABSENT[part].format(part=part) for part in first_words if part not in words and part in _ABSENT]
+    changes += [f"fp8 {recipe}"] * (recipe != first_recipe)
+    if layout != first_layout:
+        changes.append(say("uneven layers") if layout else say("even layers"))
+    text = say("1 with {changes}", changes=tuple(changes)) if changes else marked_words(plan)
+    return say("{plan} *", plan=text) if changes and lacking(plan) else text
 
 
 def job_words(job: JobSpec) -> str:

@@ -44,11 +44,12 @@ class ColouredParts:
 
 @dataclass(frozen=True)
 class WideRows:
-    """A table whose columns have the width that they need, but the last, which is cut where the terminal ends. Where
-    there is no room, last columns are left out.
+    """A table whose columns have the width that they need, but the last, which is broken into lines where the terminal
+    ends. Where there is no room, last columns are left out.
 
-    Columns in `left` are aligned left, as the last is. With `is_first_best` the first row is marked. `below` is a part
-    that stands under the table.
+    Columns in `left` are aligned left, as the last is. With `is_first_best` the first row is marked, and is a single
+    line, for it is told elsewhere. `below` is a part
+    that stands under the table. Text of the last column that is `cut` ends with the terminal's line.
     """
 
     heading: Sequence[str]
@@ -56,17 +57,16 @@ class WideRows:
     left: Collection[int] = ()
     is_first_best: bool = False
     below: Part | None = None
+    is_cut: bool = False
 
     def renderable(self, language: str) -> RenderableType:
         """The table in a language."""
         heading, *rows = ([in_language(cell, language) for cell in row] for row in (self.heading, *self.rows))
-        table = wide_table(heading, rows, self.left, self.is_first_best)
+        table = _table(heading, rows, self)
         return table if self.below is None else Group(table, part_text(self.below, language))
 
 
-def wide_table(
-    heading: Sequence[str], rows: Sequence[Sequence[str]], left: Collection[int] = (), is_first_best: bool = False
-) -> Table:
+def _table(heading: Sequence[str], rows: Sequence[Sequence[str]], described: WideRows) -> Table:
     """The table of `WideRows`, of cells as they are shown."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, _GAP, 0, 0))
     room = terminal_width()
@@ -75,13 +75,22 @@ def wide_table(
         width = min(max(map(num_columns, (name, *cells))), terminal_width() if is_last else terminal_width() // 2)
         if room < min(width, _LEAST_ROOM if is_last else width):
             break
-        is_left = is_last or column in left
+        is_left = is_last or column in described.left
+        is_cut = described.is_cut or not is_last
         table.add_column(
-            name, justify="left" if is_left else "right", no_wrap=True, overflow="ellipsis", width=min(width, room)
+            name,
+            justify="left" if is_left else "right",
+            no_wrap=is_cut,
+            overflow="ellipsis" if is_cut else "fold",
+            width=min(width, room),
         )
         room -= width + _GAP
     for number, row in enumerate(rows):
-        table.add_row(*row[: len(table.columns)], style="green" if is_first_best and number == 0 else None)
+        is_best = described.is_first_best and number == 0
+        table.add_row(
+            *(Text(cell, no_wrap=True, overflow="ellipsis") if is_best else cell for cell in row[: len(table.columns)]),
+            style="green" if is_best else None,
+        )
     return table
 
 

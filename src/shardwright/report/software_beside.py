@@ -1,4 +1,4 @@
-"""The plans of `plan` under software that many people run, beside this runtime: a line a software."""
+"""The plans of `plan` under software that many people run, beside this runtime: a row a software."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ _UNPRICED = say("no price")  # the software has the plan, and the cost model can
 
 
 def software_beside(plans: Sequence[PricedPlan]) -> Part | None:
-    """The steps of plans of this runtime under each usual software, simulated in full, each with its plan's number;
+    """The steps of plans of this runtime under each usual software, simulated in full, a column a plan;
     None for plans of another one.
 
     A software that lacks something that a plan has, or for which it has no price, has no number for it.
@@ -29,15 +29,8 @@ def software_beside(plans: Sequence[PricedPlan]) -> Part | None:
     if not plans or not software_of(plans[0].job.cluster.software).is_own:
         return None
     steps = {name: _steps([plan.job for plan in plans], name) for name in usual_software()}
-    return AlignedRows(
-        [
-            [
-                say("as {software}", software=name),
-                *(say("{number}: {step}", number=place, step=cell) for place, cell in enumerate(cells, 1)),
-            ]
-            for name, cells in steps.items()
-        ]
-    )
+    heading = [say("step as"), *(say("plan {number}", number=place) for place, _ in enumerate(plans, 1))]
+    return AlignedRows([heading, *([name, *cells] for name, cells in steps.items())])
 
 
 def _steps(jobs: Sequence[JobSpec], name: str) -> list[str]:

@@ -8,6 +8,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.model_shape import shape_of
 from shardwright.config.phrase import either, say
 from shardwright.config.plan import Reductions
+from shardwright.config.recompute_facts import RECOMPUTES
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.schedule.lowering.zero3_gathers import reduce_often
 from shardwright.schedule.message_sizes import job_sizes
@@ -21,7 +22,8 @@ from shardwright.sharding.stage_placement import StagePlacement, placement_of
 
 @dataclass(frozen=True)
 class Order:
-    """Everything that the order of work of a job depends on."""
+    """Everything that the order of work of a job depends on. `recompute` is "none" if layers recompute within their
+    backward, for then no action does, and all such policies have one order."""
 
     schedule: str
     shape: PipelineShape
@@ -54,7 +56,8 @@ def job_order(job: JobSpec, num_steps: int = 1) -> Order:
     zero = max(zero_stage(plan, is_expert) for is_expert in {False, job.model.moe.experts > 0})
     gathers = zero == 3 and plan.gathers_stages
     reduces = plan.reductions if zero >= 2 else "step"
-    return Order(plan.schedule, _shape(job, num_steps), plan.recompute, gathers, reduces=reduces)
+    recompute = plan.recompute if RECOMPUTES[plan.recompute].by_stage else "none"
+    return Order(plan.schedule, _shape(job, num_steps), recompute, gathers, reduces=reduces)
 
 
 def job_program(job: JobSpec, num_steps: int = 1, beside: Program | None = None) -> Program:

@@ -42,6 +42,11 @@ class BufferPool(Generic[Memory]):
         self.held_bytes = 0
         self.peak_bytes = 0
 
+    @property
+    def situation(self) -> tuple[object, ...]:
+        """All that decides which buffers are made and dropped from now on."""
+        return self.held_bytes, self.peak_bytes, *map(_num_bytes, self._free)
+
     def borrow(self, num_bytes: int) -> Loan[Memory]:
         """A buffer of at least `num_bytes` bytes, with arbitrary values."""
         with self._lock:

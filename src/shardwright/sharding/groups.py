@@ -94,9 +94,12 @@ class Layout:
 
     def line(self, first: int) -> list[int]:
         """The ranks of the line that begins with rank `first`, without the mirrored ones."""
-        stage = first - first % self.block - first // self.pitch * self.pitch  # the first rank of its stage's blocks
-        places = [self.place(first) + n * self.stride for n in range(self.num)]
-        return [int(place // self.block * self.pitch + stage + place % self.block) for place in places]
+        block, pitch, place = int(self.block), int(self.pitch), self.place(first)
+        places = range(place, place + int(self.num * self.stride), int(self.stride))
+        if block == pitch:
+            return list(places)
+        stage = first - first % block - first // pitch * pitch  # the first rank of its stage's blocks
+        return [place // block * pitch + stage + place % block for place in places]
 
 
 def layout(plan: Degrees, kind: GroupKind) -> Layout:

@@ -10,13 +10,14 @@ receiver waits for it. An action that neither waits nor sends belongs to the pie
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from shardwright.config.phrase import say
-from shardwright.schedule.action import Kind
+from shardwright.schedule.action import Action, Kind
 from shardwright.schedule.dependencies import MAKES, NEEDS, TRAVELS, Need, Product
 from shardwright.schedule.schedule import Schedule
 from shardwright.schedule.timing import Costs
@@ -190,16 +191,18 @@ class _Layout:
         assert schedule.weights == "current", f"{schedule.name} has no end of a step"
         self.schedule = schedule
         left_out = {Kind.RELEASE} if has_collectives else {Kind.RELEASE, Kind.REDUCE, Kind.GATHER}
-        rows = [[action for action in row if action.kind not in left_out] for row in schedule.ranks]
+        # Fields of hundreds of thousands of actions: each is read by its place, without a call of Python.
+        rows = [[action for action in row if action[0] not in left_out] for row in schedule.ranks]
         actions = list(chain.from_iterable(rows))
         self.rank = np.repeat(np.arange(len(rows)), list(map(len, rows)))
-        self.kind = np.array([_NUMBER[action.kind] for action in actions])
+        self.kind = _kinds(actions)
         is_paired = self.kind == _PAIR
         self.at = np.repeat(np.arange(len(actions)), 1 + is_paired)  # the action of each part
-        parts = [part for action in actions for part in action.parts or (action,)] if is_paired.any() else actions
-        self.part = np.array([_NUMBER[part.kind] for part in parts])
-        self.stage = np.array([part.stage for part in parts])
-        self.microbatch = np.array([part.microbatch for part in parts])
+        parts = [part for action in actions for part in action[4] or (action,)] if is_paired.any() else actions
+        self.part = _kinds(parts) if is_paired.any() else self.kind
+        self.stage, self.microbatch = (
+            np.fromiter(map(itemgetter(place), parts), np.int64, len(parts)) for place in (1, 2)
+        )
         self.is_collective = (self.kind == _REDUCE) | (self.kind == _GATHER)
         # Marks: by (rank, stage) for gathered parameters, by rank for the end of its reductions. Messages: by product
         # and by (stage, microbatch) of the action that makes them.
@@ -333,6 +336,11 @@ class _Layout:
         )
         rows[paired] = (_STEP + 1) * num_stages + which.reshape(-1)
         return rows, pairs
+
+
+def _kinds(actions: Sequence[Action]) -> Ints:
+    """The numbers of the kinds of actions."""
+    return np.fromiter(map(_NUMBER.__getitem__, map(itemgetter(0), actions)), np.int64, len(actions))
 
 
 def _before(rank: Ints) -> Ints:

@@ -6,7 +6,7 @@ gathered in parallel with the computation if the software or the plan does so. A
 are very many, the last ones are assumed to cost as much as those before them.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -43,7 +43,7 @@ def simulated_steps(
 ) -> list[StepTime]:
     """Full steps of several jobs; `closed` are their steps by `step_time`. Jobs with one order are simulated at once.
     `memo` has earlier results for the same model, cluster and constants."""
-    stages = [StageSeconds.of(job, constants, memo) if is_simulated(job) else None for job in jobs]
+    stages = _stages(jobs, constants, memo)
     cases = [
         case
         for job, job_stages in zip(jobs, stages, strict=True)
@@ -58,6 +58,20 @@ def simulated_steps(
         else _replaced(closed_step, *_parts_s(job, job_stages, seconds), sets_pace=bool(job_stages.gather))
         for job, closed_step, job_stages in zip(jobs, closed, stages, strict=True)
     ]
+
+
+def _stages(jobs: Sequence[JobSpec], constants: Constants, memo: Memo) -> list[StageSeconds | None]:
+    """The seconds of the stages of each job that is simulated; of jobs that differ only in their layouts at once."""
+    places_of_alike: dict[Hashable, list[int]] = {}
+    for place, job in enumerate(jobs):
+        if is_simulated(job):
+            run = run_of(job)
+            alike = run.setting, replace(run.grid, layout=()), job_placement(job)
+            places_of_alike.setdefault(alike, []).append(place)
+    stages: dict[int, StageSeconds] = {}
+    for places in places_of_alike.values():
+        stages |= zip(places, StageSeconds.of_layouts([jobs[n] for n in places], constants, memo), strict=True)
+    return [stages.get(place) for place in range(len(jobs))]
 
 
 def least_steps_s(jobs: Sequence[JobSpec], closed: Sequence[StepTime], constants: Constants, memo: Memo) -> list[float]:

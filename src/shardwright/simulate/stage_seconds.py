@@ -9,14 +9,15 @@ import numpy as np
 from shardwright.config.job import JobSpec
 from shardwright.config.recompute_facts import RECOMPUTES
 from shardwright.config.software import SoftwareSpec
-from shardwright.cost.calibration import Constants, rates_of, software_under
+from shardwright.cost.calibration import Constants, Rates, rates_of, software_under
 from shardwright.cost.collective_time import message_latency_s, message_s
 from shardwright.cost.data_parallel import DataParallel
 from shardwright.cost.from_job import run_of
 from shardwright.cost.group_links import Groups
-from shardwright.cost.piece_time import beside
+from shardwright.cost.piece_time import PieceTime, beside
 from shardwright.layers.memo import Memo
-from shardwright.layers.stage_contents import PipelineRanks, PipelineStages, held_by_rank, layer_kinds
+from shardwright.layers.query import Run
+from shardwright.layers.stage_contents import LayerKind, PipelineRanks, PipelineStages, held_by_rank, layer_kinds
 from shardwright.schedule.job_program import job_placement
 from shardwright.schedule.timing import Costs
 from shardwright.sharding.stage_placement import StagePlacement
@@ -47,20 +48,13 @@ class StageSeconds:
     @classmethod
     def of(cls, job: JobSpec, constants: Constants, memo: Memo) -> "StageSeconds":
         """The seconds of one plan."""
-        run, num_stages = run_of(job), job.plan.num_stages
-        grid = run.grid.as_arrays()
-        kinds = layer_kinds(run.shape, grid)
-        contents = held_by_rank(kinds, PipelineStages("1f1b", num_stages, 1, grid.layout, mtp=run.shape.mtp))
-        stages = PipelineRanks.of(kinds, [contents], np.zeros(1, np.int64))
-        # A stage's gathers and reductions are simulated, and so not part of its seconds. What they expose does shorten
-        # its waits for the host, as in closed forms.
-        pieces = piece_times(replace(run, grid=run.grid.having({"zero": 0})), constants, memo)
-        if job.plan.zero == 3:
-            gathered = piece_times(run, constants, memo)
-            pieces = {
-                kind: replace(piece, forward=gathered[kind].forward, input_grad=gathered[kind].input_grad)
-                for kind, piece in pieces.items()
-            }
+        return cls.of_layouts([job], constants, memo)[0]
+
+    @classmethod
+    def of_layouts(cls, jobs: Sequence[JobSpec], constants: Constants, memo: Memo) -> "list[StageSeconds]":
+        """The seconds of plans that differ only in their layouts, which are columns of arrays here."""
+        job, run = jobs[0], run_of(jobs[0])
+        stages, pieces = _contents(jobs), _pieces(run, constants, memo)
         seconds = pieces["embedding", "none"].times(stages.embedding) + pieces["head", "none"].times(stages.head)
         if run.shape.mtp:
             seconds += pieces["mtp", "none"].times(stages.head * run.shape.mtp)
@@ -70,30 +64,46 @@ class StageSeconds:
         if RECOMPUTES[job.plan.recompute].by_stage:  # the recomputation is an action of its own
             seconds = replace(seconds, again=0.0 * seconds.again)
         forward = seconds.forward + seconds.exposed_forward
-        run = replace(run, grid=grid)
+        run = replace(run, grid=run.grid.as_arrays())
         software, rates, groups = software_under(run), rates_of(run, constants), Groups(run)
         size = border_bytes(run, software)
-        pipeline = groups.pp
-        latency_s = float(np.max(message_latency_s(rates, pipeline)))
+        latency_s = float(np.max(message_latency_s(rates, groups.pp)))
         ends = DataParallel.of(run, software, rates, groups, stages, pace)
         reduce_s, last_s, gather_s = ends.exchanged_s()
         if job.plan.pp == 1 and job.plan.zero < 3:  # closed forms give its step, and hide part of this
             reduce_s = ends.exposed_reduce_s(reduce_s, last_s)
-        placement = job_placement(job)
-        are_beside = software.reduce_overlap or job.plan.zero >= 2
-        return cls(
-            forward=_by_stage(forward),
-            input_grad=_by_stage(seconds.total - forward - seconds.weight_grad),
-            weight_grad=_by_stage(seconds.weight_grad),
-            exposed_forward=_by_stage(seconds.exposed_forward + 0.0 * forward),
-            exposed_backward=_by_stage(seconds.exposed - seconds.exposed_forward + 0.0 * forward),
-            transfer_s=float(np.ravel(message_s(rates, pipeline, size))[0]) - latency_s,
-            latency_s=latency_s,
-            reduce=_by_stage(reduce_s) if are_beside else (),
-            gather=_by_stage(gather_s) if job.plan.zero == 3 else (),
-            updated_s=_updated_s(software, ends, gather_s, placement) * (job.plan.zero < 3),
-            leak=rates.leak,
-        )
+        are_beside, placement = software.reduce_overlap or job.plan.zero >= 2, job_placement(job)
+        columns = {  # by field, for each plan
+            name: [tuple(column) for column in np.broadcast_to(values, stages.head.shape).T.tolist()]
+            for name, values in {
+                "forward": forward,
+                "input_grad": seconds.total - forward - seconds.weight_grad,
+                "weight_grad": seconds.weight_grad,
+                "exposed_forward": seconds.exposed_forward,
+                "exposed_backward": seconds.exposed - seconds.exposed_forward,
+                "reduce": reduce_s,
+                "gather": gather_s,
+                "update": ends.updates_s(),
+            }.items()
+        }
+        transfer_s = float(np.ravel(message_s(rates, groups.pp, size))[0]) - latency_s
+        return [
+            cls(
+                forward=columns["forward"][n],
+                input_grad=columns["input_grad"][n],
+                weight_grad=columns["weight_grad"][n],
+                exposed_forward=columns["exposed_forward"][n],
+                exposed_backward=columns["exposed_backward"][n],
+                transfer_s=transfer_s,
+                latency_s=latency_s,
+                reduce=columns["reduce"][n] if are_beside else (),
+                gather=columns["gather"][n] if job.plan.zero == 3 else (),
+                updated_s=_updated_s(software, rates, placement, columns["gather"][n], update=columns["update"][n])
+                * (job.plan.zero < 3),
+                leak=rates.leak,
+            )
+            for n in range(len(jobs))
+        ]
 
     @classmethod
     def on_parts(cls, parts: "Sequence[StageSeconds]", job: JobSpec, part_of_rank: Sequence[int]) -> "StageSeconds":
@@ -152,19 +162,38 @@ class StageSeconds:
         )
 
 
-def _updated_s(software: SoftwareSpec, ends: DataParallel, gather_s: np.ndarray, placement: StagePlacement) -> float:
-    """The time that the gather of the updated parameters adds to a step, on the rank that takes longest."""
-    gather, update = _by_stage(gather_s), _by_stage(ends.updates_s())
+def _contents(jobs: Sequence[JobSpec]) -> PipelineRanks:
+    """The contents of all stages of plans that differ only in their layouts, (stages, plans)."""
+    grids, shape, num_stages = [run_of(job).grid for job in jobs], run_of(jobs[0]).shape, jobs[0].plan.num_stages
+    kinds = layer_kinds(shape, grids[0].as_arrays())
+    pipelines = [PipelineStages("1f1b", num_stages, 1, grid.layout, mtp=shape.mtp) for grid in grids]
+    return PipelineRanks.of(kinds, [held_by_rank(kinds, pipeline) for pipeline in pipelines], np.arange(len(jobs)))
+
+
+def _pieces(run: Run, constants: Constants, memo: Memo) -> dict[LayerKind, PieceTime]:
+    """The seconds of pieces without a stage's gathers and reductions, which are simulated. What these expose does
+    shorten the piece's waits for the host, as in closed forms."""
+    pieces = piece_times(replace(run, grid=run.grid.having({"zero": 0})), constants, memo)
+    if run.grid.zero < 3:
+        return pieces
+    gathered = piece_times(run, constants, memo)
+    return {
+        kind: replace(piece, forward=gathered[kind].forward, input_grad=gathered[kind].input_grad)
+        for kind, piece in pieces.items()
+    }
+
+
+def _updated_s(
+    software: SoftwareSpec, rates: Rates, placement: StagePlacement, gather: Sequence[float], *, update: Sequence[float]
+) -> float:
+    """The time that the gather of the updated parameters adds to a step, on the rank that takes longest; `gather` and
+    `update` are seconds by stage."""
     ranks = [placement.stages_of(rank) for rank in range(placement.num_ranks)]
     gathers_s = [sum(gather[stage] for stage in stages) for stages in ranks]
     if software.update_overlap and not software.gather_overlap:
         updates_s = [sum(update[stage] for stage in stages) for stages in ranks]
-        return float(np.max(beside(ends.rates, np.array(gathers_s), np.array(updates_s))))
-    return max(gathers_s) * (ends.rates.leak if software.gather_overlap else 1.0)
-
-
-def _by_stage(seconds: np.ndarray) -> tuple[float, ...]:
-    return tuple(seconds[:, 0].tolist())
+        return float(np.max(beside(rates, np.array(gathers_s), np.array(updates_s))))
+    return max(gathers_s) * (rates.leak if software.gather_overlap else 1.0)
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ class PlanAnswers:
                 yield {"part": "values", "values": _values(state)}
             key, plan = self._prediction(state)
         except PlanError as error:
-            yield {"part": "faults", "faults": error.faults, "way_out": error.way_out}
+            yield fault_part(error)
             return
         for name in wanted:
             if name in PRICED:
@@ -70,6 +70,11 @@ class PlanAnswers:
         self._model = job.model
         key = _UnpricedKey(job)
         return key, PredictedPlan(job, state.asked.notes, self._unpriced(key), self._language)
+
+
+def fault_part(error: PlanError) -> Part:
+    """The faults of what was asked for, in place of an answer."""
+    return {"part": "faults", "faults": error.faults, "way_out": error.way_out}
 
 
 class _UnpricedKey:

@@ -34,12 +34,13 @@ from shardwright.studio.dropped_file import state_of_files
 from shardwright.studio.exports import FORMATS, files
 from shardwright.studio.page_state import SUBJECT, PageState
 from shardwright.studio.part_process import PART, PartProcess
-from shardwright.studio.plan_answer import PlanAnswers
+from shardwright.studio.plan_answer import PlanAnswers, fault_part
 from shardwright.studio.plan_search import answers
 
 _MOST_BYTES = 2**20
 _MOST_SEARCHES = 2  # at a time
 FIRST: Mapping[str, str] = MappingProxyType({"job": "gpt3-175b-1024"})  # the state of a page that nobody gave one
+_LINES = "application/x-ndjson"
 _TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -51,6 +52,10 @@ _HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+
+
+class BadRequestError(PlanError):
+    """A request that the page does not send."""
 
 
 class OwnPageOnly:
@@ -117,7 +122,7 @@ class Studio:
         sent = body.get("known")
         known = {str(name): str(key) for name, key in sent.items()} if isinstance(sent, dict) else {}
         lines = self._lines(request, PageState.read(body.get("state")), wanted, known)
-        return StreamingResponse(lines, media_type="application/x-ndjson")
+        return StreamingResponse(lines, media_type=_LINES)
 
     async def _lines(
         self, request: Request, state: PageState, wanted: list[str], known: dict[str, str]
@@ -154,7 +159,7 @@ class Studio:
         }
         if self._searches.available_tokens < 1:
             raise PlanError(SUBJECT, [say("{count} searches run already; stop one of them", count=_MOST_SEARCHES)])
-        return StreamingResponse(self._search_lines(request, question), media_type="application/x-ndjson")
+        return StreamingResponse(self._search_lines(request, question), media_type=_LINES)
 
     async def _search_lines(self, request: Request, question: dict[str, Any]) -> AsyncIterator[bytes]:
         async with self._searches:
@@ -183,15 +188,17 @@ class Studio:
             return self._json(await run_in_threadpool(lambda: files(state.job(), to, self._language)))
 
     async def faults(self, request: Request, error: Exception) -> Response:
-        """The faults of a request."""
+        """The faults of what a user asked for: an answer as any other, for a browser logs each status of an error as an
+        error of the page. A request that no page of this server sends has that status."""
         assert isinstance(error, PlanError)
-        return self._json({"faults": error.faults, "way_out": error.way_out}, 422)
+        part = spoken(fault_part(error), self._language)
+        return Response(_line(part), 422 if isinstance(error, BadRequestError) else 200, media_type=_LINES)
 
     def _parts(self, state: PageState, wanted: Sequence[str], known: dict[str, str]) -> Iterator[Part]:
         return (spoken(part, self._language) for part in self._answers.parts(state, wanted, known))
 
-    def _json(self, content: dict[str, Any], status: int = 200) -> Response:
-        return JSONResponse(spoken(content, self._language), status_code=status)
+    def _json(self, content: dict[str, Any]) -> Response:
+        return JSONResponse(spoken(content, self._language))
 
 
 async def _lines_of_both(parts: Iterator[Part], other: "asyncio.Future[bytes] | None") -> AsyncIterator[bytes]:
@@ -237,20 +244,20 @@ def _line(part: Part) -> bytes:
 
 
 async def _body(request: Request) -> dict[str, Any]:
-    """The JSON of a request. Raises PlanError if it is too long, or no JSON."""
+    """The JSON of a request. Raises BadRequestError if it is too long, or no JSON."""
     text = b""
     async for chunk in request.stream():
         text += chunk
         if len(text) > _MOST_BYTES:
-            raise PlanError(
+            raise BadRequestError(
                 SUBJECT, [say("a request has at most {most:,} bytes; drop a smaller file", most=_MOST_BYTES)]
             )
     try:
         body = json.loads(text)
     except (ValueError, RecursionError):
-        raise PlanError(SUBJECT, [say("the request is no JSON; reload the page")]) from None
+        raise BadRequestError(SUBJECT, [say("the request is no JSON; reload the page")]) from None
     if not isinstance(body, dict):
-        raise PlanError(SUBJECT, [say("the request is no JSON object; reload the page")])
+        raise BadRequestError(SUBJECT, [say("the request is no JSON object; reload the page")])
     return body
 
 

@@ -10,16 +10,20 @@ def tensor_faults(job: JobSpec) -> list[str]:
     """Faults of plan.tp against the model's widths and its sequence."""
     model, tp = job.model, job.plan.tp
     faults: list[str] = []
-    for what, count in (("heads", model.heads), ("kv heads", model.num_kv_heads), ("ffn", model.ffn_size)):
+    for count, counted, divisors in (
+        (model.heads, say("{count} heads", count=model.heads), all_divisors(model.heads)),
+        (model.num_kv_heads, say("{count} kv heads", count=model.num_kv_heads), all_divisors(model.num_kv_heads)),
+        (model.ffn_size, say("{count} ffn", count=model.ffn_size), nearest_divisors(model.ffn_size, tp)),
+    ):
         if count % tp:
             faults.append(
                 say(
-                    "plan.tp {tp} does not divide {count} {what} ({count} / {tp} = {quotient:.2f}); use {choices}",
+                    "plan.tp {tp} does not divide {counted} ({count} / {tp} = {quotient:.2f}); use {choices}",
                     tp=tp,
+                    counted=counted,
                     count=count,
-                    what=say(what),
                     quotient=count / tp,
-                    choices=all_divisors(count) if what != "ffn" else nearest_divisors(count, tp),
+                    choices=divisors,
                 )
             )
     if tp > model.vocab:

@@ -16,9 +16,17 @@ from typing import Any
 
 from shardwright.config.base import PlanError, error_text, shortened
 from shardwright.config.catalog import written_alike
-from shardwright.config.hugging_face import like_llama, older, with_experts, with_layer_norm, with_own_code
+from shardwright.config.hugging_face import (
+    like_llama,
+    older,
+    with_experts,
+    with_latents,
+    with_layer_norm,
+    with_own_code,
+)
 from shardwright.config.hugging_face.config_reader import ConfigReader
 from shardwright.config.hugging_face.decoder_fields import Fields
+from shardwright.config.hugging_face.refused import refusal_of
 from shardwright.config.phrase import any_of, say
 from shardwright.config.toml_file import value_faults
 from shardwright.config.units import MIB
@@ -31,26 +39,30 @@ _MOST_BYTES = 4 * MIB
 _MISSPELT = 0.85  # similarity from which a word may be a misspelt other word
 
 FAMILIES: Mapping[str, Callable[[ConfigReader], Fields]] = {
-    "arcee": like_llama.arcee, "baichuan": with_own_code.baichuan, "bloom": older.bloom,
+    "arcee": like_llama.arcee, "baichuan": with_own_code.baichuan, "biogpt": older.biogpt, "bloom": older.bloom,
     "chatglm": with_own_code.chatglm, "cohere": with_layer_norm.cohere, "cohere2": with_layer_norm.cohere2,
     "deepseek": with_own_code.deepseek, "deepseek_v2": with_experts.deepseek_v2,
     "deepseek_v3": with_experts.deepseek_v3, "dots1": with_experts.dots1, "ernie4_5": like_llama.ernie,
-    "exaone": with_own_code.exaone, "exaone4": like_llama.exaone4, "falcon": older.falcon, "gemma": like_llama.gemma,
+    "exaone": with_own_code.exaone, "exaone4": like_llama.exaone4, "exaone_moe": with_experts.exaone_moe,
+    "falcon": older.falcon, "flex_olmo": with_experts.flex_olmo, "gemma": like_llama.gemma,
     "gemma2": like_llama.gemma2, "gemma3_text": like_llama.gemma3, "glm": like_llama.glm, "glm4": like_llama.glm4,
     "glm4_moe": with_experts.glm4_moe, "glm4_moe_lite": with_experts.glm4_moe_lite, "gpt2": older.gpt2,
     "gpt_bigcode": older.gpt_bigcode, "gpt_neox": older.gpt_neox, "gpt_oss": with_experts.gpt_oss,
     "gptj": with_layer_norm.gptj, "granite": like_llama.granite, "granitemoe": with_experts.granite_moe,
     "granitemoehybrid": like_llama.granite_hybrid, "granitemoeshared": with_experts.granite_moe,
-    "helium": like_llama.helium, "internlm": with_own_code.internlm, "internlm2": with_own_code.internlm2,
-    "internlm3": like_llama.internlm3, "kimi_k2": with_experts.deepseek_v3, "llama": like_llama.llama,
-    "llama4_text": with_experts.llama4, "mimo": with_own_code.mimo, "minicpm": with_own_code.minicpm,
-    "minimax_m2": with_experts.minimax_m2, "mistral": like_llama.mistral, "mixtral": with_experts.mixtral,
-    "nemotron": with_layer_norm.nemotron, "olmo": like_llama.olmo, "olmo2": like_llama.olmo2,
+    "helium": like_llama.helium, "hy_v3": with_experts.hy_v3, "hyperclovax": like_llama.hyperclovax,
+    "internlm": with_own_code.internlm, "internlm2": with_own_code.internlm2, "internlm3": like_llama.internlm3,
+    "iquestcoder": like_llama.llama, "jais2": with_layer_norm.jais2, "kimi_k2": with_experts.deepseek_v3,
+    "llama": like_llama.llama, "llama4_text": with_experts.llama4, "mellum": with_experts.mellum,
+    "mimo": with_own_code.mimo, "minicpm": with_own_code.minicpm, "minimax_m2": with_experts.minimax_m2,
+    "ministral": like_llama.ministral, "mistral": like_llama.mistral, "mixtral": with_experts.mixtral,
+    "mpt": older.mpt, "nemotron": with_layer_norm.nemotron, "olmo": like_llama.olmo, "olmo2": like_llama.olmo2,
     "olmo3": like_llama.olmo3, "olmoe": with_experts.olmoe, "opt": older.opt, "orion": with_own_code.orion,
     "phi": with_layer_norm.phi, "phi3": like_llama.phi3, "qwen": with_own_code.qwen, "qwen2": like_llama.qwen2,
     "qwen2_moe": with_experts.qwen2_moe, "qwen3": like_llama.qwen3, "qwen3_moe": with_experts.qwen3_moe,
-    "seed_oss": like_llama.seed_oss, "smollm3": like_llama.smollm3, "stablelm": with_layer_norm.stablelm,
-    "starcoder2": older.starcoder2,
+    "seed_oss": like_llama.seed_oss, "smollm3": like_llama.smollm3, "solar_open": with_experts.solar_open,
+    "stablelm": with_layer_norm.stablelm, "starcoder2": older.starcoder2, "vaultgemma": like_llama.vaultgemma,
+    "youtu": with_latents.youtu,
 }  # fmt: skip
 _LIKE = {"kimi_k2": "deepseek_v3"}  # families with the defaults of another
 # Models with several kinds of input, and their decoders' own names -> the family of the decoder of text.
@@ -197,6 +209,13 @@ def _model_name(path: Path) -> str:
 def _family_fault(family: str) -> str:
     if not family:
         return say('it has no model_type, which says what the layers compute; add it, such as "llama"')
+    if refusal := refusal_of(family):
+        return say(
+            "model_type {family} can't be expressed by the decoder here: {reason}; {hint}",
+            family=repr(family),
+            reason=refusal[0],
+            hint=refusal[1],
+        )
     # A name that differs in a number, or that goes on, is often another family, not a misspelling.
     digits = re.findall(r"\d", family)
     alike = written_alike(family, sorted(FAMILIES), share=_MISSPELT)

@@ -33,6 +33,11 @@ def mistral(r: ConfigReader) -> Fields:
     return fields | rotary(r, head_width(fields)) | window(r, r.optional_count("sliding_window"), fields["layers"])
 
 
+def ministral(r: ConfigReader) -> Fields:
+    """Ministral 8B (Mistral AI 2024): Mistral, some of whose layers attend to all tokens."""
+    return mistral(r)
+
+
 def smollm3(r: ConfigReader) -> Fields:
     """SmolLM3: every fourth layer has no positions."""
     fields = decoder(r) | linear_biases(r)
@@ -96,6 +101,11 @@ def gemma3(r: ConfigReader) -> Fields:
     """Gemma 3 (Kamath et al. 2025, arXiv 2503.19786): norms of heads, five layers with windows to one without."""
     fields = gemma2(r, usual_pattern=6) | {"qk_norm": "head"}
     return with_local_rotary(r, fields, r.number("rope_local_base_freq", 10000.0))
+
+
+def vaultgemma(r: ConfigReader) -> Fields:
+    """VaultGemma (Sinha et al. 2025, arXiv 2510.15001): Gemma 2 with norms before attention and MLP alone."""
+    return gemma2(r) | {"norm_place": "before"}
 
 
 def phi3(r: ConfigReader) -> Fields:
@@ -166,6 +176,17 @@ def helium(r: ConfigReader) -> Fields:
     r.must_be("attention_bias", (False,), say("the MLP has no biases"))
     r.must_be("mlp_bias", (False,), say("attention has no biases"))
     fields = decoder(r)
+    if fields["heads"] * head_width(fields) != fields["hidden"]:
+        r.fault(
+            say(
+                "num_attention_heads {heads} x head_dim {width} = {joined}, and should be hidden_size {hidden}: the "
+                "last matrix of attention is square in this family; set head_dim so, or leave it out",
+                heads=fields["heads"],
+                width=head_width(fields),
+                joined=fields["heads"] * head_width(fields),
+                hidden=fields["hidden"],
+            )
+        )
     return fields | rotary(r, head_width(fields))
 
 
@@ -184,9 +205,13 @@ def seed_oss(r: ConfigReader) -> Fields:
 
 
 def exaone4(r: ConfigReader) -> Fields:
-    """EXAONE 4 (LG AI 2025, arXiv 2507.11407): norms of heads and of what attention and MLP give. Where some layers
-    have windows, layers without one have no positions."""
-    fields = decoder(r) | {"norm_place": "after", "qk_norm": "head"}
+    """EXAONE 4 (LG AI 2025, arXiv 2507.11407): norms of heads and of what attention and MLP give."""
+    return exaone4_windows(r) | {"norm_place": "after", "qk_norm": "head"}
+
+
+def exaone4_windows(r: ConfigReader) -> Fields:
+    """A decoder in which, where some layers have windows, layers without one have no positions."""
+    fields = decoder(r)
     fields |= rotary(r, head_width(fields))
     size, pattern = r.optional_count("sliding_window"), r.raw("sliding_window_pattern")
     every = len(pattern) if isinstance(pattern, str) else r.count("sliding_window_pattern", 4)
@@ -233,6 +258,20 @@ def granite(r: ConfigReader) -> Fields:
     """Granite 3 and 4 without state spaces: additions to the residual stream, embeddings and logits are scaled."""
     fields = decoder(r) | linear_biases(r) | granite_scales(r)
     return fields | rotary(r, head_width(fields))
+
+
+def hyperclovax(r: ConfigReader) -> Fields:
+    """HyperCLOVA X SEED (Naver 2025): Granite 3 with norms on both sides of attention and MLP, whose logits are
+    multiplied where Granite's are divided."""
+    fields = decoder(r) | linear_biases(r) | granite_scales(r)
+    width = head_width(fields)
+    fields |= {
+        "logit_scale": r.number("logits_scaling", 1.0),
+        "attention_scale": r.number("attention_multiplier", width**-0.5),
+    }
+    if r.flag("use_post_norm", True):
+        fields["norm_place"] = "around"
+    return fields | rotary(r, width)
 
 
 _MAMBA_KEYS = ("n_heads", "n_groups", "d_state", "d_head", "d_conv", "expand", "chunk_size", "conv_bias", "proj_bias")

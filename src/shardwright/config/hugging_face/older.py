@@ -1,5 +1,7 @@
 """Families before Llama, with LayerNorm. Each function takes the keys of one family and gives fields of [model]."""
 
+import math
+
 from shardwright.config.hugging_face.config_reader import ConfigReader
 from shardwright.config.hugging_face.decoder_fields import ACTIVATIONS, Fields, shape
 from shardwright.config.hugging_face.like_llama import head_width
@@ -91,6 +93,63 @@ def bloom(r: ConfigReader) -> Fields:
         "activation": "gelu-tanh", "norm_epsilon": r.number("layer_norm_epsilon", 1e-5),
         "init_std": r.number("initializer_range", 0.02), "tied_embeddings": r.flag("tie_word_embeddings", True),
     }  # fmt: skip
+
+
+def mpt(r: ConfigReader) -> Fields:
+    """MPT (MosaicML 2023): ALiBi, LayerNorms without biases, and no biases elsewhere."""
+    attention = ConfigReader(r.section("attn_config"), {})
+    attention.must_be("attn_type", ("multihead_attention", None), say("each head has its own key and value"))
+    attention.must_be("alibi", (True, None), say("positions are those of ALiBi"))
+    attention.must_be("alibi_bias_max", (8, None), say("slopes of ALiBi begin at 2^(-8 / heads)"))
+    attention.must_be("prefix_lm", (False, None), say("tokens would see later ones"))
+    attention.must_be("qk_ln", (False, None), say("queries and keys have no norms"))
+    attention.ignore("attn_impl", "attn_uses_sequence_id")
+    hidden = r.count("d_model")
+    r.must_be("no_bias", (True,), say("linear layers have no biases"), True)
+    r.must_be("expansion_ratio", (4,), say("the MLP is four times as wide as the residual stream"), 4)
+    r.must_be("logit_scale", (None, 1.0), say("logits are not scaled"))
+    r.ignore("learned_pos_emb", "emb_pdrop", "embedding_fraction", "init_config", "init_device", "norm_type", "verbose")
+    fields = _LAYER_NORM | {
+        "layers": r.count("n_layers"),
+        "hidden": hidden,
+        "heads": r.count("n_heads"),
+        "ffn": 4 * hidden,
+        "vocab": r.count("vocab_size"),
+        "sequence": r.count("max_seq_len", 2048),
+        "positions": "alibi",
+        "norm_bias": False,
+        "activation": "gelu",
+        "norm_epsilon": r.number("layer_norm_epsilon", 1e-5),
+        "init_std": r.number("initializer_range", 0.02),
+        "tied_embeddings": r.flag("tie_word_embeddings", True),
+        "dropout": attention.number("attn_pdrop"),
+        "clip_qkv": attention.optional_number("clip_qkv"),
+        "attention_scale": attention.optional_number("softmax_scale"),
+    }
+    r.faults += [say("{subject}: {fault}", subject="attn_config", fault=fault) for fault in attention.all_faults()]
+    return fields
+
+
+def biogpt(r: ConfigReader) -> Fields:
+    """BioGPT (Luo et al. 2022, arXiv 2210.10341): OPT whose embeddings are multiplied by the root of their width."""
+    fields = (
+        shape(r)
+        | _LAYER_NORM
+        | _dropout(r, "hidden_dropout_prob")
+        | {
+            "ffn": r.count("intermediate_size"),
+            "positions": "learned",
+            "position_offset": 2,
+            "bias": True,
+            "activation": r.word_of("hidden_act", ACTIVATIONS, "gelu"),
+            "norm_epsilon": r.number("layer_norm_eps", 1e-12),
+            "tied_embeddings": r.flag("tie_word_embeddings", True),
+        }
+    )
+    r.must_be("layerdrop", (0, 0.0), say("layers are not dropped"), 0.0)
+    r.ignore("activation_dropout", "num_key_value_heads")
+    fields["kv_heads"] = fields["heads"]
+    return fields | ({"embedding_scale": math.sqrt(fields["hidden"])} if r.flag("scale_embedding", True) else {})
 
 
 def falcon(r: ConfigReader) -> Fields:

@@ -4,11 +4,16 @@ from shardwright.config import largest
 from shardwright.config.hugging_face.config_reader import ConfigReader
 from shardwright.config.hugging_face.decoder_fields import Fields, decoder, experts, only_some_layers
 from shardwright.config.hugging_face.layer_kinds import CHUNKED, window, without_positions
-from shardwright.config.hugging_face.like_llama import granite_scales, head_width, qwen_windows
+from shardwright.config.hugging_face.like_llama import (
+    exaone4_windows,
+    granite_scales,
+    head_width,
+    qwen_windows,
+    with_local_rotary,
+)
 from shardwright.config.hugging_face.rotary_fields import rotary
+from shardwright.config.hugging_face.with_latents import latent_attention
 from shardwright.config.phrase import say
-
-_LATENT_EPSILON = 1e-6  # of the norms of latents, whatever rms_norm_eps is
 
 
 def mixtral(r: ConfigReader) -> Fields:
@@ -105,6 +110,60 @@ def minimax_m2(r: ConfigReader) -> Fields:
     return fields | rotary(r, head, in_part=True) | {"moe": moe}
 
 
+def solar_open(r: ConfigReader) -> Fields:
+    """Solar Open (Upstage 2026): GLM-4.5 with experts in all layers, whole heads rotary, and no norms of heads."""
+    r.must_be("attention_bias", (False,), say("linear layers have no biases"))
+    r.must_be("use_qk_norm", (False, None), say("queries and keys have no norms"))
+    r.must_be("first_k_dense_replace", (0, None), say("all layers have experts"))
+    fields = decoder(r)
+    return fields | rotary(r, head_width(fields)) | {"moe": _sigmoid_experts(r)}
+
+
+def exaone_moe(r: ConfigReader) -> Fields:
+    """K-EXAONE (LG AI 2026): EXAONE 4 with norms before attention and MLP, and DeepSeek-V3's gate."""
+    _take_dense_layers(r, r.count("first_k_dense_replace"))
+    fields = exaone4_windows(r) | {"qk_norm": "head"}
+    return fields | {"moe": _sigmoid_experts(r, "num_experts", "num_shared_experts")}
+
+
+def hy_v3(r: ConfigReader) -> Fields:
+    """Hunyuan 3 (Tencent 2026): a norm of each head's query and key, and DeepSeek-V3's gate."""
+    r.must_be("attention_bias", (False,), say("linear layers have no biases"))
+    r.must_be("mlp_bias", (False,), say("the experts have no biases"))
+    r.ignore("enable_moe_fp32_combine")  # of the number type in which a sum is taken
+    _take_dense_layers(r)
+    r.defaults = {"routed_scaling_factor": r.number("router_scaling_factor", 1.0)} | r.defaults
+    fields = decoder(r) | {"qk_norm": "head"}
+    moe = _sigmoid_experts(r, "num_experts", "num_shared_experts")
+    if not moe["shared_experts"]:
+        # As in transformers, where a width of 0 is that of dense layers.
+        moe |= {"shared_experts": 1, "shared_ffn": fields["ffn"]}
+    return fields | rotary(r, head_width(fields)) | {"moe": moe}
+
+
+def flex_olmo(r: ConfigReader) -> Fields:
+    """FlexOlmo (Shi et al. 2025, arXiv 2507.07024): OLMo 2 with experts."""
+    r.must_be("attention_bias", (False,), say("the MLP has no biases"))
+    fields = decoder(r) | {"norm_place": "after", "qk_norm": "full"}
+    moe = experts(r, "num_experts", width="intermediate_size") | {"normalise": r.flag("norm_topk_prob")}
+    return fields | rotary(r, head_width(fields)) | {"moe": moe}
+
+
+def mellum(r: ConfigReader) -> Fields:
+    """Mellum 2 (JetBrains 2026): Qwen 3 with experts, some layers with windows and rotary positions of their own."""
+    r.must_be("attention_bias", (False,), say("the MLP has no biases"))
+    further = r.named("num_mtp_layers", "num_nextn_predict_layers")
+    r.must_be(further, (0, None), say("modules of further tokens are not read in this family"))
+    _take_dense_layers(r, usual=0)
+    fields = decoder(r) | {"qk_norm": "head"}
+    fields |= rotary(r, head_width(fields)) | window(
+        r, r.optional_count("sliding_window"), fields["layers"], lambda _: True
+    )
+    fields = with_local_rotary(r, fields, fields["rotary_base"])
+    moe = experts(r, r.named("num_experts", "num_local_experts")) | {"normalise": r.flag("norm_topk_prob")}
+    return fields | {"moe": moe | {"first_dense": r.count("first_k_dense_replace")}}
+
+
 def dots1(r: ConfigReader) -> Fields:
     """dots.llm1 (rednote-hilab 2025, arXiv 2506.05767): DeepSeek-V3's gate, a norm of each head's query and key."""
     r.must_be("attention_bias", (False,), say("the MLP has no biases"))
@@ -118,18 +177,25 @@ def dots1(r: ConfigReader) -> Fields:
 
 def glm4_moe_lite(r: ConfigReader) -> Fields:
     """GLM-4.7-Flash (2026): DeepSeek-V3 with one dense layer."""
+    _take_dense_layers(r)
+    return deepseek_v3(r)
+
+
+def _take_dense_layers(r: ConfigReader, usual: int = 1) -> None:
+    """Take the number of dense layers from mlp_layer_types, as the default of first_k_dense_replace; `usual` without
+    that key."""
     kinds = r.words("mlp_layer_types")
     layers = min(r.count("num_hidden_layers"), largest.LAYERS)
-    dense = 1 if kinds is None else kinds.index("sparse") if "sparse" in kinds else len(kinds)
+    dense = usual if kinds is None else kinds.index("sparse") if "sparse" in kinds else len(kinds)
     if kinds is not None and kinds != ["dense"] * dense + ["sparse"] * (layers - dense):
         r.fault(say("mlp_layer_types has other layers than dense ones before those with experts; set it so"))
     r.must_be("first_k_dense_replace", (dense, None), say("mlp_layer_types says which layers are dense"))
-    r.defaults = r.defaults | {"first_k_dense_replace": dense}
-    return deepseek_v3(r)
+    r.defaults = {"first_k_dense_replace": dense} | r.defaults
 
 
 def deepseek_v2(r: ConfigReader) -> Fields:
     """DeepSeek-V2 (arXiv 2405.04434)."""
+    r.must_be("mlp_bias", (False,), say("the experts have no biases"))
     moe = routed_experts(r) | {"normalise": r.flag("norm_topk_prob")}
     method = r.text("topk_method", "greedy")
     if method == "group_limited_greedy":
@@ -138,25 +204,26 @@ def deepseek_v2(r: ConfigReader) -> Fields:
         r.must_be("topk_method", ("greedy", "group_limited_greedy"), say("it says how experts are chosen"), "greedy")
         r.ignore("n_group", "topk_group")
     r.must_be("scoring_func", ("softmax", None), say("DeepSeek-V2 chooses by a softmax"))
-    return _latent_attention(r) | {"moe": moe}
+    return latent_attention(r) | {"moe": moe}
 
 
 def deepseek_v3(r: ConfigReader) -> Fields:
     """DeepSeek-V3 and R1 (arXiv 2412.19437), Kimi K2, Moonlight."""
     r.must_be("topk_method", ("noaux_tc", None), say("DeepSeek-V3 chooses by scores and biases"))
     r.must_be("scoring_func", ("sigmoid", None), say("DeepSeek-V3 chooses by sigmoid scores"))
-    return _latent_attention(r) | _further_tokens(r) | {"moe": _sigmoid_experts(r)}
+    return latent_attention(r) | _further_tokens(r) | {"moe": _sigmoid_experts(r)}
 
 
-def _sigmoid_experts(r: ConfigReader) -> Fields:
-    """The gate of DeepSeek-V3 (section 2.1.2)."""
-    return routed_experts(r) | _groups(r) | {"gate": "sigmoid", "normalise": r.flag("norm_topk_prob", True)}
+def _sigmoid_experts(r: ConfigReader, num: str = "n_routed_experts", shared: str = "n_shared_experts") -> Fields:
+    """The gate of DeepSeek-V3 (section 2.1.2). `num` and `shared` are the keys of the numbers of experts."""
+    return (
+        routed_experts(r, num, shared) | _groups(r) | {"gate": "sigmoid", "normalise": r.flag("norm_topk_prob", True)}
+    )
 
 
-def routed_experts(r: ConfigReader) -> Fields:
+def routed_experts(r: ConfigReader, num: str = "n_routed_experts", shared: str = "n_shared_experts") -> Fields:
     """Routed and shared experts by DeepSeek's keys."""
-    fields = experts(r, "n_routed_experts")
-    shared = r.optional_count("n_shared_experts")
+    fields = experts(r, num)
     every = r.count("moe_layer_freq", 1)
     if every > 1:
         r.fault(
@@ -167,7 +234,7 @@ def routed_experts(r: ConfigReader) -> Fields:
         )
     r.ignore("ep_size", "aux_loss_alpha", "seq_aux")
     return fields | {
-        "shared_experts": shared,
+        "shared_experts": r.optional_count(shared),
         "first_dense": r.count("first_k_dense_replace"),
         "routed_scaling": r.number("routed_scaling_factor", 1.0),
     }
@@ -192,31 +259,6 @@ def _further_tokens(r: ConfigReader) -> Fields:
     name = "num_mtp_layers" if r.has("num_mtp_layers") else "num_nextn_predict_layers"
     r.ignore("num_mtp_layers", "num_nextn_predict_layers")
     return {"mtp_layers": r.count(name)} if r.has(name) else {}
-
-
-def _latent_attention(r: ConfigReader) -> Fields:
-    """Multi-head latent attention, with rotary positions on a part of each head."""
-    fields = decoder(r)
-    r.must_be("attention_bias", (False,), say("latents have no biases"))
-    r.must_be("rope_interleave", (True, None), say("pairs that turn are neighbours"))
-    rope_dim, nope_dim = r.count("qk_rope_head_dim"), r.count("qk_nope_head_dim")
-    r.must_be(
-        "head_dim", (rope_dim, rope_dim + nope_dim, None), say("positions turn qk_rope_head_dim elements of a head")
-    )
-    r.ignore("qk_head_dim", "mlp_bias")
-    fields = {name: value for name, value in fields.items() if name not in ("head_dim", "kv_heads")}
-    fields["latent"] = {
-        "kv_rank": r.count("kv_lora_rank"),
-        "q_rank": r.optional_count("q_lora_rank"),
-        "nope_dim": nope_dim,
-        "rope_dim": rope_dim,
-        "value_dim": r.count("v_head_dim"),
-    }
-    if fields["norm_epsilon"] != _LATENT_EPSILON:
-        fields["latent"]["norm_epsilon"] = _LATENT_EPSILON
-    rotary_fields = rotary(r, rope_dim)
-    rotary_fields.pop("rotary_dim", None)
-    return fields | rotary_fields
 
 
 def llama4(r: ConfigReader) -> Fields:

@@ -1,7 +1,7 @@
 """Later families with LayerNorm. Each function takes the keys of one family and gives fields of [model]."""
 
 from shardwright.config.hugging_face.config_reader import ConfigReader
-from shardwright.config.hugging_face.decoder_fields import ACTIVATIONS, Fields, shape
+from shardwright.config.hugging_face.decoder_fields import ACTIVATIONS, Fields, linear_biases, shape
 from shardwright.config.hugging_face.like_llama import head_width, windows_without_positions
 from shardwright.config.hugging_face.rotary_fields import rotary
 from shardwright.config.phrase import say
@@ -60,6 +60,12 @@ def nemotron(r: ConfigReader) -> Fields:
     r.must_be("mlp_bias", (False,), say("linear layers have no biases"))
     share = r.named("partial_rotary_factor", "rotary_percent", "rope_percent")
     return fields | rotary(r, head_width(fields), share=share, in_part=True)
+
+
+def jais2(r: ConfigReader) -> Fields:
+    """Jais 2 (Inception and MBZUAI 2025): Llama with LayerNorms, biases, and an MLP of one matrix in."""
+    fields = _gated(r, "layer_norm_eps") | linear_biases(r) | {"gated_mlp": False}
+    return fields | rotary(r, head_width(fields))
 
 
 def cohere(r: ConfigReader) -> Fields:

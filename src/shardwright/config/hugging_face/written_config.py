@@ -19,22 +19,26 @@ from shardwright.config.phrase import say
 
 # The class name in transformers of each family's model.
 _CLASSES = {
-    "arcee": "ArceeForCausalLM", "bloom": "BloomForCausalLM", "cohere": "CohereForCausalLM",
-    "cohere2": "Cohere2ForCausalLM", "deepseek_v2": "DeepseekV2ForCausalLM", "deepseek_v3": "DeepseekV3ForCausalLM",
-    "dots1": "Dots1ForCausalLM", "ernie4_5": "Ernie4_5ForCausalLM", "exaone4": "Exaone4ForCausalLM",
-    "falcon": "FalconForCausalLM", "gemma": "GemmaForCausalLM", "gemma2": "Gemma2ForCausalLM",
+    "arcee": "ArceeForCausalLM", "biogpt": "BioGptForCausalLM", "bloom": "BloomForCausalLM",
+    "cohere": "CohereForCausalLM", "cohere2": "Cohere2ForCausalLM", "deepseek_v2": "DeepseekV2ForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM", "dots1": "Dots1ForCausalLM", "ernie4_5": "Ernie4_5ForCausalLM",
+    "exaone4": "Exaone4ForCausalLM", "exaone_moe": "ExaoneMoeForCausalLM", "falcon": "FalconForCausalLM",
+    "flex_olmo": "FlexOlmoForCausalLM", "gemma": "GemmaForCausalLM", "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM", "glm": "GlmForCausalLM", "glm4": "Glm4ForCausalLM",
     "glm4_moe": "Glm4MoeForCausalLM", "glm4_moe_lite": "Glm4MoeLiteForCausalLM", "gpt2": "GPT2LMHeadModel",
     "gpt_bigcode": "GPTBigCodeForCausalLM", "gpt_neox": "GPTNeoXForCausalLM", "gpt_oss": "GptOssForCausalLM",
     "gptj": "GPTJForCausalLM", "granite": "GraniteForCausalLM", "granitemoe": "GraniteMoeForCausalLM",
-    "granitemoeshared": "GraniteMoeSharedForCausalLM", "helium": "HeliumForCausalLM",
-    "internlm3": "InternLM3ForCausalLM", "llama": "LlamaForCausalLM", "llama4_text": "Llama4ForCausalLM",
-    "minimax_m2": "MiniMaxM2ForCausalLM", "mistral": "MistralForCausalLM", "mixtral": "MixtralForCausalLM",
-    "nemotron": "NemotronForCausalLM", "olmo": "OlmoForCausalLM", "olmo2": "Olmo2ForCausalLM",
-    "olmo3": "Olmo3ForCausalLM", "olmoe": "OlmoeForCausalLM", "opt": "OPTForCausalLM", "phi": "PhiForCausalLM",
-    "phi3": "Phi3ForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen2_moe": "Qwen2MoeForCausalLM",
-    "qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM", "seed_oss": "SeedOssForCausalLM",
-    "smollm3": "SmolLM3ForCausalLM", "stablelm": "StableLmForCausalLM", "starcoder2": "Starcoder2ForCausalLM",
+    "granitemoeshared": "GraniteMoeSharedForCausalLM", "helium": "HeliumForCausalLM", "hy_v3": "HYV3ForCausalLM",
+    "hyperclovax": "HyperCLOVAXForCausalLM", "internlm3": "InternLM3ForCausalLM", "jais2": "Jais2ForCausalLM",
+    "llama": "LlamaForCausalLM", "llama4_text": "Llama4ForCausalLM", "mellum": "MellumForCausalLM",
+    "minimax_m2": "MiniMaxM2ForCausalLM", "ministral": "MinistralForCausalLM", "mistral": "MistralForCausalLM",
+    "mixtral": "MixtralForCausalLM", "mpt": "MptForCausalLM", "nemotron": "NemotronForCausalLM",
+    "olmo": "OlmoForCausalLM", "olmo2": "Olmo2ForCausalLM", "olmo3": "Olmo3ForCausalLM", "olmoe": "OlmoeForCausalLM",
+    "opt": "OPTForCausalLM", "phi": "PhiForCausalLM", "phi3": "Phi3ForCausalLM", "qwen2": "Qwen2ForCausalLM",
+    "qwen2_moe": "Qwen2MoeForCausalLM", "qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM",
+    "seed_oss": "SeedOssForCausalLM", "smollm3": "SmolLM3ForCausalLM", "solar_open": "SolarOpenForCausalLM",
+    "stablelm": "StableLmForCausalLM", "starcoder2": "Starcoder2ForCausalLM", "vaultgemma": "VaultGemmaForCausalLM",
+    "youtu": "YoutuForCausalLM",
 }  # fmt: skip
 # Families that many programs read come first.
 _FIRST = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "qwen2_moe", "deepseek_v3", "gpt2")
@@ -71,12 +75,20 @@ def _is_read_as(fields: Fields, model: ModelSpec) -> bool:
 
 
 def _candidates(model: ModelSpec) -> Iterator[dict[str, Any]]:
-    """Sets of keys to try: intermediate_size is the width of experts in some families, of dense layers in others."""
+    """Sets of keys to try. Some keys mean something else in some families: intermediate_size may be the width of
+    experts or of dense layers, logits_scaling a divisor or a factor, and rope_parameters may be those of each kind of
+    layers."""
     keys = (
         _shape_keys(model) | _position_keys(model) | _attention_keys(model) | _expert_keys(model) | _scale_keys(model)
     )
     keys = {name: value for name, value in keys.items() if value is not None or name == "sliding_window"}
     yield keys
+    if model.logit_scale != 1.0:
+        yield keys | {"logits_scaling": model.logit_scale}
+    if model.window.size and model.positions == "rotary":
+        local = {"rope_type": "default", "rope_theta": model.window.rotary_base or model.rotary_base}
+        local = keys["rope_parameters"] | local if model.window.rotary_scaled else local
+        yield keys | {"rope_parameters": {"full_attention": keys["rope_parameters"], "sliding_attention": local}}
     if model.moe.experts:
         yield keys | {"intermediate_size": model.moe.ffn_size(model.ffn_size), "intermediate_size_mlp": model.ffn_size}
 
@@ -87,9 +99,9 @@ def _shape_keys(model: ModelSpec) -> dict[str, Any]:
     if model.activation == "gelu-tanh":
         activation = "gelu_pytorch_tanh"
     keys: dict[str, Any] = {"vocab_size": model.vocab, "tie_word_embeddings": model.tied_embeddings}
-    keys |= dict.fromkeys(("num_hidden_layers", "n_layer"), model.layers)
-    keys |= dict.fromkeys(("hidden_size", "n_embd"), model.hidden)
-    keys |= dict.fromkeys(("num_attention_heads", "n_head"), model.heads)
+    keys |= dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers"), model.layers)
+    keys |= dict.fromkeys(("hidden_size", "n_embd", "d_model"), model.hidden)
+    keys |= dict.fromkeys(("num_attention_heads", "n_head", "n_heads"), model.heads)
     keys |= dict.fromkeys(("num_key_value_heads", "num_kv_heads"), model.num_kv_heads)
     keys |= dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size"), model.ffn_size)
     keys |= dict.fromkeys(
@@ -97,8 +109,16 @@ def _shape_keys(model: ModelSpec) -> dict[str, Any]:
     )
     keys |= dict.fromkeys(("hidden_act", "activation_function", "hidden_activation", "activation"), activation)
     keys |= dict.fromkeys(("initializer_range", "init_std"), model.init_std)
-    keys |= dict.fromkeys(("max_position_embeddings", "n_positions", "seq_length"), model.longest)
-    dropped = ("resid_pdrop", "embd_pdrop", "hidden_dropout", "dropout", "residual_dropout", "embedding_dropout")
+    keys |= dict.fromkeys(("max_position_embeddings", "n_positions", "seq_length", "max_seq_len"), model.longest)
+    dropped = (
+        "resid_pdrop",
+        "embd_pdrop",
+        "hidden_dropout",
+        "hidden_dropout_prob",
+        "dropout",
+        "residual_dropout",
+        "embedding_dropout",
+    )
     return keys | dict.fromkeys(dropped, model.dropout) | {"head_dim": model.head_size}
 
 
@@ -149,7 +169,8 @@ def _attention_keys(model: ModelSpec) -> dict[str, Any]:
         "attn_logit_softcapping": model.attention_softcap or None, "clip_qkv": model.clip_qkv or None,
         "use_qk_norm": model.qk_norm != "none",
         "query_pre_attn_scalar": _whole(model.attention_scale**-2) if model.attention_scale else None,
-        "attention_multiplier": model.attention_scale or None,
+        "attention_multiplier": model.attention_scale or None, "use_post_norm": model.norm_place == "around",
+        "attn_config": {"clip_qkv": model.clip_qkv or None, "softmax_scale": model.attention_scale or None},
         "attn_temperature_tuning": model.temperature_tuning.scale > 0,
         "attn_scale": model.temperature_tuning.scale, "floor_scale": model.temperature_tuning.floor,
         "rope_local_base_freq": window.rotary_base or None, "multi_query": model.num_kv_heads == 1,

@@ -1,16 +1,15 @@
 """The commands of a launch script, followed from word to word without running them: conditions, loops, functions."""
 
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from shardwright.config.phrase import both, say
 from shardwright.interchange.reading.shell_commands import CommandEffects
-from shardwright.interchange.reading.shell_marks import unknown_names
+from shardwright.interchange.reading.shell_conditions import fits_pattern
+from shardwright.interchange.reading.shell_marks import UNKNOWN, unknown_names
 from shardwright.interchange.reading.shell_skipped import SkippedPart, assigned, names_of
-from shardwright.interchange.reading.shell_words import ShellFault, Token, WordPiece, not_closed
+from shardwright.interchange.reading.shell_words import ShellFault, Token, WordPiece, not_closed, without_end
 
 if TYPE_CHECKING:
     from shardwright.interchange.reading.shell_script import Script
@@ -19,13 +18,7 @@ _MOST_ROUNDS = 200  # of a loop
 _MOST_GUARD = 200  # words of what a guard does
 _FILE_TESTS = ("-d", "-e", "-f", "-s")
 _LOOPS = ("for", "while", "until", "select")
-_ELEMENT = re.compile(r"\[([^\]]+)\]=(.*)", re.DOTALL)  # of an associative array
 _REDIRECTIONS = (">", ">>", "<", "<<", "<<-", "<<<", ">&", "<&", "&>")
-
-
-def _without_end(line: int, beginning: str, end: str) -> str:
-    """The fault of a block that does not end."""
-    return say("line {line}: {beginning} without {end}; check it", line=line, beginning=beginning, end=end)
 
 
 class FollowedText(CommandEffects):
@@ -151,6 +144,10 @@ class FollowedText(CommandEffects):
             return self._function(active, level)
         if token.plain in _LOOPS:
             return self._loop(active, level)
+        if token.plain == "!":
+            self.at += 1
+            succeeds = self._statement(active, level) if self._peek() else None
+            return None if succeeds is None else not succeeds
         if token.plain == "{" or token.operator == "(":
             end = "}" if token.plain == "{" else ")"
             variables, is_subshell = self.script.variables, end == ")"
@@ -198,7 +195,7 @@ class FollowedText(CommandEffects):
             self.at += 1
             self._until(("fi",), active and not is_done, level + 1)
         if not self.ended and self._peek() is None:
-            raise ShellFault(_without_end(begin, "if", "fi"))
+            raise ShellFault(without_end(begin, "if", "fi"))
         self.at += 1
         return is_doubtful
 
@@ -217,9 +214,8 @@ class FollowedText(CommandEffects):
         while (token := self._peek()) is not None and token.plain != "in":
             words += self.script.variables.words_of(token) if not token.operator else []
             self.at += 1
-        subject, is_done = " ".join(words), not active
-        names = unknown_names(subject)
-        is_doubtful = active and any(map(self.script.variables.is_made, names))
+        subject, is_done, is_doubtful = " ".join(words), not active, False
+        is_unknown = any(map(self.script.variables.is_made, unknown_names(subject)))
         self.at += 1
         while (token := self._peek()) is not None and token.plain != "esac" and not self.ended:
             if token.operator in ("\n", ";;", "("):
@@ -230,11 +226,13 @@ class FollowedText(CommandEffects):
                 patterns += [self.script.variables.text_of(token)] if not token.operator else []
                 self.at += 1
             self.at += 1
-            is_match = not is_done and any(fnmatchcase(subject, pattern[:200]) for pattern in patterns)
+            fits = [fits_pattern(subject, pattern) for pattern in patterns]
+            is_match = not is_done and True in fits
+            is_doubtful = is_doubtful or (is_unknown and not is_done and None in fits)
             self._until((";;", "esac"), active and is_match, level + 1)
             is_done = is_done or is_match
         if not self.ended and self._peek() is None:
-            raise ShellFault(_without_end(begin, "case", "esac"))
+            raise ShellFault(without_end(begin, "case", "esac"))
         self.at += 1
         return is_doubtful
 
@@ -268,7 +266,7 @@ class FollowedText(CommandEffects):
             begin = self.at
             self._until((end,), active=False, level=level + 1)
         if self._peek() is None:
-            raise ShellFault(_without_end(token.line, token.plain or say("a function"), end))
+            raise ShellFault(without_end(token.line, token.plain or say("a function"), end))
         self.at += 1
         return header, part, begin
 
@@ -285,6 +283,11 @@ class FollowedText(CommandEffects):
             items = self._items(header)
             is_followed = items is not None and kind == "for"
             for item in items or () if is_followed else ():
+                if UNKNOWN.match(item):  # which may be any number of words
+                    self.script.note_unknown_item(line, item)
+                    self._once(header[1].plain, body, level)
+                    self.script.doubt(part)
+                    continue
                 self.script.variables.put(header[1].plain, item)
                 if not self._body(body, level):
                     break
@@ -335,7 +338,7 @@ class FollowedText(CommandEffects):
         return not self.ended and jump != "break"
 
     def _items(self, header: Sequence[Token]) -> list[str] | None:
-        """The words that a for loop goes through; None if they are unknown, or many."""
+        """The words that a for loop goes through; None if all are unknown, or they are many."""
         tokens = [token for token in header[2:] if not token.operator]
         variables = self.script.variables
         if tokens and tokens[0].plain != "in":
@@ -344,7 +347,7 @@ class FollowedText(CommandEffects):
         if not tokens:
             arguments = variables.values.get("@")
             words = arguments if isinstance(arguments, list) else []
-        return words if len(words) <= _MOST_ROUNDS and not any(map(unknown_names, words)) else None
+        return words if len(words) <= _MOST_ROUNDS and not (words and all(map(UNKNOWN.match, words))) else None
 
     def _simple(self, active: bool) -> bool | None:
         """Follow a simple command with the assignments and redirections around it."""
@@ -393,8 +396,5 @@ class FollowedText(CommandEffects):
         if active:
             variables = self.script.variables
             items = [variables.with_own_mark(variable_name, value) for value in values]
-            elements = [_ELEMENT.fullmatch(item) for item in items]
-            is_associative = bool(elements) and None not in elements
-            pairs = {element[1]: element[2] for element in elements if element}
-            variables.put(variable_name, pairs if is_associative else items, appends)
+            variables.put_items(variable_name, items, appends)
         return Token(name.line)

@@ -10,7 +10,7 @@ from shardwright.config.base import shortened
 from shardwright.config.fault_gathering_reader import whole
 from shardwright.config.phrase import say
 from shardwright.interchange.reading.shell_conditions import is_true
-from shardwright.interchange.reading.shell_marks import readable, unknown_names
+from shardwright.interchange.reading.shell_marks import mark, readable, unknown_names
 from shardwright.interchange.reading.shell_skipped import DECLARING, LOCAL, READING, assigned, element_index
 from shardwright.interchange.reading.shell_words import Token, WordPiece
 
@@ -30,6 +30,25 @@ _WITHOUT_EFFECT = (
     "conda",
     "wait",
     "sleep",
+)
+# Commands that do something with files that they name, and start none.
+_OF_FILES = (
+    "awk",
+    "cat",
+    "chmod",
+    "cp",
+    "diff",
+    "dos2unix",
+    "grep",
+    "head",
+    "ln",
+    "ls",
+    "mv",
+    "rm",
+    "scp",
+    "sed",
+    "tail",
+    "touch",
 )
 _SCRIPT_OPTIONS = ("-c", "-lc", "-xc", "-ec", "-ic", "-lic")  # of a shell, before a script
 _ARITHMETIC_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\s*(?:\+\+|--|(?:[-+*/%]|<<|>>)?=(?!=))")
@@ -110,7 +129,8 @@ class CommandEffects:
         if index := element_index(tokens[0]):
             self.script.variables.put_element(name, index.strip("'\""), value)
             return tokens[1:]
-        self.script.variables.put(name, self.script.variables.with_own_mark(name, value), appends)
+        if value != mark(name) or name in self.script.variables.values:  # NAME=$NAME: who starts the script gives it
+            self.script.variables.put(name, self.script.variables.with_own_mark(name, value), appends)
         return tokens[1:]
 
     def _document(self, words: list[str], text: str, redirected: dict[str, Token]) -> bool:
@@ -148,6 +168,9 @@ class CommandEffects:
             for word in words[1:]:
                 script.variables.values.pop(word, None)
             return True
+        if name == "eval":
+            script.follow(" ".join(words[1:]), self.depth + 1)
+            return True
         if name in READING:
             for word in words[1:]:
                 if word.isascii() and word.isidentifier():
@@ -158,6 +181,11 @@ class CommandEffects:
             return None
         if name in ("sbatch", "srun", "salloc"):
             script.batch_options([part for word in words for part in word.split("=", 1)])
+        if name in _OF_FILES:
+            changed = [word for word in words if script.has_script(word)]
+            if name == "sed" and any(word.startswith(("-i", "--in-place")) for word in words):
+                script.change(line, changed, words)
+            return None
         is_sourced = name in ("source", ".")
         place = next((place for place, word in enumerate(words) if script.has_script(word)), None)
         if place is not None:
@@ -181,9 +209,6 @@ class CommandEffects:
 
     def _other_command(self, line: int, words: list[str], script: "Script") -> bool | None:
         """Record a command, whose result is unknown, or follow the script within one of its words."""
-        if words[0] == "eval":
-            script.follow(" ".join(words[1:]), self.depth + 1)
-            return True
         is_python = any(PurePath(word).name.startswith("python") for word in words)
         is_program = False  # the words behind a program in Python are its own
         for previous, word in zip(["", *words], words, strict=False):

@@ -1,5 +1,6 @@
 """The truth of a condition of a shell, `[ ... ]` or `[[ ... ]]`."""
 
+import re
 from fnmatch import fnmatchcase
 
 from shardwright.config.fault_gathering_reader import signed
@@ -7,6 +8,8 @@ from shardwright.interchange.reading.shell_arithmetic import Arithmetic
 from shardwright.interchange.reading.shell_marks import UNKNOWN, unknown_names
 from shardwright.interchange.reading.shell_values import Variables
 
+_WILD = re.compile(r"[*?\[\\]")  # where the literal beginning of a pattern ends
+_MOST_PATTERN = 200  # characters
 _COMPARISONS = {"-eq": "==", "-ne": "!=", "-gt": ">", "-lt": "<", "-ge": ">=", "-le": "<="}
 
 
@@ -30,10 +33,26 @@ def is_true(words: list[str], variables: Variables) -> bool | None:
         return {"-n": bool(known_parts[1]), "-z": not known_parts[1], "-v": words[1] in variables.values}.get(
             words[0], True if words[0] in ("-f", "-d", "-e", "-s", "-r", "-x") else None
         )
-    if len(words) != 3 or any(map(unknown_names, (words[0], words[2]))):
+    if len(words) != 3:
         return None
     if words[1] in ("=", "==", "!="):
-        return fnmatchcase(words[0], words[2][:200]) == (words[1] != "!=")
+        is_like = fits_pattern(words[0], words[2])
+        return None if is_like is None else is_like == (words[1] != "!=")
+    if any(map(unknown_names, (words[0], words[2]))):
+        return None
     if words[1] in _COMPARISONS and None not in (signed(words[0]), signed(words[2])):
         return bool(Arithmetic(f"{words[0]} {_COMPARISONS[words[1]]} {words[2]}", variables.values).value())
     return None
+
+
+def fits_pattern(text: str, pattern: str) -> bool | None:
+    """True if a text fits a pattern of file names; None if that depends on what is unknown in them."""
+    if unknown_names(pattern):
+        return None
+    if not unknown_names(text):
+        return fnmatchcase(text, pattern[:_MOST_PATTERN])
+    known, literal = UNKNOWN.split(text)[0], _WILD.split(pattern)[0]
+    if pattern == f"{literal}*" and known.startswith(literal):
+        return True
+    length = min(len(known), len(literal))
+    return False if known[:length] != literal[:length] else None

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from fnmatch import translate
 
 from shardwright.config.fault_gathering_reader import signed
-from shardwright.interchange.reading.shell_marks import unknown_names
+from shardwright.interchange.reading.shell_marks import UNKNOWN, unknown_names
 
 _MOST_TEXT = 4096  # characters of a text that patterns are tried on
 _MOST_PATTERN = 200
@@ -17,8 +17,10 @@ _MOST_PATTERN = 200
 def changed_text(text: str, modifier: str, expanded: Callable[[str], str]) -> str | None:
     """The text of a variable after a modifier, such as "%.sh"; None if it is unknown. `expanded` expands the words of a
     modifier."""
-    if unknown_names(text) or len(text) > _MOST_TEXT:
+    if len(text) > _MOST_TEXT:
         return None
+    if unknown_names(text):
+        return _without_known_beginning(text, modifier, expanded)
     if modifier in ("^^", ",,"):
         return text.upper() if modifier == "^^" else text.lower()
     if modifier in ("^", ","):
@@ -43,6 +45,15 @@ def _without(text: str, modifier: str, expanded: Callable[[str], str]) -> str | 
         if pattern.fullmatch(part):
             return text[length:] if sign == "#" else text[: len(text) - length]
     return text
+
+
+def _without_known_beginning(text: str, modifier: str, expanded: Callable[[str], str]) -> str | None:
+    """The text without its beginning that fits a pattern, if its shortest one ends before what is unknown."""
+    known = UNKNOWN.split(text)[0]
+    if modifier[:1] != "#" or modifier[:2] == "##":
+        return None
+    rest = _without(known, modifier, expanded)
+    return None if rest is None or rest == known else rest + text[len(known) :]
 
 
 def _replaced(text: str, modifier: str, expanded: Callable[[str], str]) -> str | None:

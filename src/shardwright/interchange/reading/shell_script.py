@@ -5,6 +5,7 @@ scripts that it starts or sources, if they are among the files, functions where 
 conditions or items are known. The output of commands is not followed, nor are other loops, which notes report.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,10 +15,12 @@ from shardwright.config.phrase import say
 from shardwright.interchange.reading.batch_options import options_of_lines, options_of_words, variables_of
 from shardwright.interchange.reading.followed_text import FollowedText
 from shardwright.interchange.reading.shell_commands import Command
+from shardwright.interchange.reading.shell_marks import unknown_names
 from shardwright.interchange.reading.shell_skipped import SkippedPart
 from shardwright.interchange.reading.shell_values import Variables
 from shardwright.interchange.reading.shell_words import ShellFault, ShellReader
 
+_ASSIGNED = re.compile(r"(?<![\w$])([A-Za-z_][A-Za-z0-9_]*)=")  # in an expression such as s/^SIZE=.*/SIZE=4/
 _NO_SCRIPTS = (".json", ".yaml", ".yml", ".toml", ".py")
 _MOST_STEPS, _MOST_LEVELS = 20_000, 10
 _COPIED_IN_A_STEP = 32  # variables that are copied in the time of a command
@@ -28,7 +31,7 @@ class Script:
     """The result of following a script. `files` are other scripts by name, without folders."""
 
     variables: Variables
-    files: Mapping[str, str] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
     commands: list[Command] = field(default_factory=list)
     written: dict[str, str] = field(default_factory=dict)  # texts of files that here-documents write, by name
     batch: dict[str, str] = field(default_factory=dict)  # options of the batch system
@@ -54,6 +57,17 @@ class Script:
         """True if a word of a command names one of the other scripts."""
         path = PurePath(word)
         return path.name in self.files and path.suffix.lower() not in _NO_SCRIPTS
+
+    def change(self, line: int, paths: Sequence[str], words: Sequence[str]) -> None:
+        """Make unknown what a command writes into other scripts: the variables whose assignments are in its words."""
+        names = {name for word in words for name in _ASSIGNED.findall(word)}
+        for name in [PurePath(path).name for path in paths]:
+            for variable in names:
+                assignment = re.compile(rf"^([ \t]*(?:export[ \t]+)?{variable}=).*$", re.MULTILINE)
+                self.files[name] = assignment.sub(rf"\1${variable}", self.files[name])
+            self.notes.append(
+                say("line {line}: {file} is changed before it is started, which is not followed", line=line, file=name)
+            )
 
     def start(self, text: str, depth: int, arguments: Sequence[str]) -> None:
         """Follow a script that another one starts with arguments. Raises ShellFault."""
@@ -110,6 +124,11 @@ class Script:
                 self.variables.doubt(name, appends)
             parts += [self.functions[name] for name in skipped.calls - seen if name in self.functions]
             seen |= skipped.calls
+
+    def note_unknown_item(self, line: int, item: str) -> None:
+        """Note that a loop goes through something unknown."""
+        ways = " ".join(f"--set {name}=VALUE" for name in unknown_names(item))
+        self.notes.append(say("line {line}: a loop goes through what is unknown; say it: {ways}", line=line, ways=ways))
 
     def batch_options(self, words: Sequence[str]) -> None:
         """Keep the options of sbatch or srun that give the size of the job."""

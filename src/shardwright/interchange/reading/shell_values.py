@@ -18,6 +18,7 @@ from shardwright.interchange.reading.shell_words import ShellFault, ShellReader,
 
 Value = str | list[str] | dict[str, str]  # a word, an array, an associative array
 
+_ELEMENT = re.compile(r"\[([^\]]+)\]=(.*)", re.DOTALL)  # of an associative array
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|[0-9]+|[@*#?$!-]")
 _MOST_TEXT, _MOST_LEVELS = 1 << 20, 12
 
@@ -89,6 +90,13 @@ class Variables:
             value = _appended(old, value)
         _check(len(value) if isinstance(value, str) else sum(map(len, value)))
         self.values[name] = value
+
+    def put_items(self, name: str, items: list[str], appends: bool) -> None:
+        """Set an array, or append to it; an associative one if each item is [KEY]=VALUE."""
+        elements = [_ELEMENT.fullmatch(item) for item in items]
+        is_associative = bool(elements) and None not in elements
+        pairs = {element[1]: element[2] for element in elements if element}
+        self.put(name, pairs if is_associative else items, appends)
 
     def put_element(self, name: str, index: str, value: str) -> None:
         """Set one element of an array."""

@@ -291,6 +291,11 @@ class ShellReader:
         self._documents = []
 
 
+def without_end(line: int, beginning: str, end: str) -> str:
+    """The fault of a block that does not end."""
+    return say("line {line}: {beginning} without {end}; check it", line=line, beginning=beginning, end=end)
+
+
 def not_closed(line: int, opening: str) -> str:
     """The fault of a bracket that is not closed."""
     return say("line {line}: {opening} is not closed; check it", line=line, opening=opening)

@@ -32,10 +32,10 @@ from shardwright.interchange.systems.training_arguments import (
 SIGNS = (
     FileSigns(
         (("distributed_type",), ("compute_environment",), ("fsdp_config",), ("deepspeed_config",)),
-        commands=(r"--per_device_train_batch_size\b", r"\bqlora\.py\b"),
+        commands=(r"--per[-_]device[-_]train[-_]batch[-_]size\b", r"\bqlora\.py\b"),
         weight=GENERAL,
     ),
-    FileSigns(commands=(r"\baccelerate\s+launch\b",), weight=SHARED),
+    FileSigns(commands=(r"\baccelerate[\"']?\s+launch\b",), weight=SHARED),
 )
 _P, _F, _M, _D = PREFIXES
 # FSDP strategies in the order of their numbers, which begin at 1 -> (ZeRO stage, each machine has a full copy).

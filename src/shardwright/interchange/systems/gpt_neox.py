@@ -17,6 +17,7 @@ from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.setting_notes import counted_as_adamw, none_of, priced_as
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.rows import Rule, Table, flag, never, read_row
+from shardwright.interchange.started_configuration import started_configuration
 from shardwright.interchange.systems import deepspeed
 from shardwright.interchange.systems.megatron_model import MODEL, SHAPE
 from shardwright.interchange.systems.megatron_training import OPTIMIZER
@@ -31,7 +32,8 @@ SIGNS = (
             ("model-parallel-size", "num-layers"),
             ("model_parallel_size", "num_layers"),
             ("pos-emb", "num-layers"),
-        )
+        ),
+        commands=(r"\bdeepy\.py\b",),
     ),
 )
 # GPT-NeoX's names -> Megatron-LM's flags with the same values.
@@ -125,7 +127,8 @@ def _read_kinds(settings: Settings, _: Flat) -> None:
         settings.faults.append(
             say("{setting} is of older releases; say it by activation", setting=settings.setting_text("mlp_type"))
         )
-    if not settings.has("train_batch_size", *deepspeed.MICRO):
+    is_said = any(name in settings.overrides for name in ("batch.global_batch_size", "plan.microbatch_size"))
+    if not (is_said or settings.has("train_batch_size", *deepspeed.MICRO)):
         settings.faults.append(
             say(
                 "neither train_batch_size nor train_micro_batch_size_per_gpu is said, and GPT-NeoX needs one; name "
@@ -167,12 +170,15 @@ _OWN: Table = (
 
 def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     """Read the files of a configuration. Raises ShellFault."""
+    started = started_configuration(texts, asked, SIGNS)
     keys: dict[str, Any] = {}
-    for name, text in texts.items():
-        data = read_data(name if name.endswith((".json", ".yml", ".yaml")) else f"{name}.yml", text)
+    for name, text in started.files.items():
+        data = read_data(name, text)
         keys |= flat_keys({str(key).replace("-", "_"): value for key, value in data.items()})
-    settings = Settings(overrides=asked.fields, spelled={flag_name: name for name, flag_name in _SAME.items()})
-    settings.given = _renamed(keys, settings) | ({WORLD: asked.cluster.devices} if asked.cluster.devices else {})
+    spelled = {flag_name: name for name, flag_name in _SAME.items()}
+    settings = Settings(notes=list(started.notes), overrides=asked.fields, spelled=spelled)
+    world = asked.cluster.devices or started.ranks
+    settings.given = _renamed(keys, settings) | ({WORLD: world} if world else {})
     fields: Flat = {}
     for row in SHAPE:
         read_row(row, settings, fields)
@@ -193,7 +199,8 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     if settings.flag("use_bnb_optimizer"):  # bitsandbytes' Adam of 8 bits
         settings.lost.append(counted_as_adamw(settings.setting_text("use_bnb_optimizer")))
     settings.note(priced_as("megatron-deepspeed"))
-    return ReadResult(fields, settings, "megatron-deepspeed", 0, 0, ("gpt-neox", "deepspeed"))
+    shape = (0, 0) if asked.cluster.devices else started.shape
+    return ReadResult(fields, settings, "megatron-deepspeed", *shape, known_in=("gpt-neox", "deepspeed"))
 
 
 def _renamed(keys: dict[str, Any], settings: Settings) -> dict[str, Any]:

@@ -9,7 +9,11 @@ from shardwright.interchange.reading.file_signs import FileSigns
 SIGNS = (
     FileSigns(
         (("finetuning_type",), ("stage", "template"), ("do_train", "template"), ("model_name_or_path", "template")),
-        commands=(r"\bllamafactory-cli\s+train\b", r"\bsrc/(llamafactory/launcher|train)\.py\s+\S+\.ya?ml\b"),
+        commands=(
+            r"\bllamafactory-cli\s+train\b",
+            r"\bsrc/(llamafactory/launcher|train)\.py\s+\S+\.ya?ml\b",
+            r"-m\s+llamafactory\.(launcher|cli\s+train)\s+\S+\.ya?ml\b",
+        ),
     ),
 )
 

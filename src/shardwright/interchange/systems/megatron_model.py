@@ -389,5 +389,11 @@ MODEL: Table = (
     word("softmax-type", "model.sinks", {"vanilla": False, "learnable": True}, "vanilla"),
     Rule(("window-size",), _read_window, _write_window),
     flag("embed-layernorm", "model.embedding_norm").under(None, never),  # a flag of Megatron-DeepSpeed
+    # Flags of MindSpeed-LLM, for Grok and Gemma 2.
+    flag("post-norm", "model.norm_place", present="around", absent="before").under(None, never),
+    number("embedding-multiplier-scale", "model.embedding_scale", 1.0).under(None, never),
+    number("output-multiplier-scale", "model.logit_scale", 1.0).under(None, never),
+    number("output-logit-softcapping", "model.logit_softcap", 0.0).under(None, never),
+    number("attn-logit-softcapping", "model.attention_softcap", 0.0).under(None, never),
     Rule(("vocab-size", "make-vocab-size-divisible-by"), _read_vocab, _write_vocab),
 )

@@ -114,13 +114,18 @@ def _write_batch(job: JobSpec, settings: dict[str, Any]) -> None:
 def _read_numbers(settings: Settings, fields: Flat) -> None:
     bf16, fp16 = settings.flag("bf16"), settings.flag("fp16")
     compute = "bf16" if bf16 else "fp16" if fp16 else "float32"
-    is_half = settings.flag("grad-reduce-in-bf16") if bf16 else not settings.flag("accumulate-allreduce-grads-in-fp32")
+    main_gradients = settings.one_of("main-grads-dtype", _NUMBERS, "fp32", "precision.gradients")
+    if bf16:
+        is_half = settings.flag("grad-reduce-in-bf16") or main_gradients == "bf16"
+    else:
+        is_half = not settings.flag("accumulate-allreduce-grads-in-fp32")
     settings.ignore("accumulate-allreduce-grads-in-fp32", "grad-reduce-in-bf16")
     fields |= {
         "precision.compute": compute,
         "precision.gradients": "compute" if is_half and (bf16 or fp16) else "float32",
     }
-    moments = {settings.one_of(f"exp-avg{end}-dtype", _NUMBERS, "fp32") for end in ("", "-sq")}
+    names = [f"exp-avg{end}-dtype" for end in ("", "-sq")]
+    moments = {settings.one_of(name, _NUMBERS, "fp32", "precision.moments") for name in names}
     fields["precision.moments"] = "bf16" if moments == {"bf16"} else "float32"
     if len(moments) > 1:
         settings.lost.append(

@@ -1,6 +1,7 @@
 """MindSpeed-LLM (Ascend), a fork of Megatron-LM: its own flags for experts, stages and sequences, under Megatron-LM's
 names. Flags that have no counterpart stay, and are refused or told by their names."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,9 +35,22 @@ _OWN = (
     "use-fused-rotary-pos-emb",
     "use-fused-swiglu",
     "use-fused-rmsnorm",
+    "multi-head-latent-attention",
+    "routed-scaling-factor",
+    "topk-group",
 )
 _CONTEXT = {"megatron_cp_algo": "p2p", "ulysses_cp_algo": "a2a"}
 _BALANCES = {"pai_megatron_aux_loss": "aux_loss", "noaux_tc": "none", "softmax_topk": "none"}
+# Older names of flags -> Megatron-LM's.
+_RENAMED = {
+    "moe-intermediate-size": "moe-ffn-hidden-size",
+    "multi-head-latent-attention": "multi-latent-attention",
+    "qk-nope-head-dim": "qk-head-dim",
+    "qk-rope-head-dim": "qk-pos-emb-head-dim",
+    "routed-scaling-factor": "moe-router-topk-scaling-factor",
+}
+_BY_GROUPS = ("group_limited_greedy", "none", "noaux_tc")  # ways to choose experts that look at groups of them
+_SPEC = re.compile(r".*\.tasks\.models\.spec\.(deepseek|gemma2|grok|qwen3)_spec")  # of layers that flags say, too
 _STAGES = ("sft", "pt", "pretrain")
 _BY_CHUNK = "num-layers-per-virtual-pipeline-stage"
 _SHARED = "moe-shared-expert-intermediate-size"
@@ -51,10 +65,11 @@ def as_megatron(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str
     """(flags under Megatron-LM's names, names as MindSpeed has them)."""
     flags = dict(given)
     spelled: dict[str, str] = {}
-    if "moe-intermediate-size" in flags:  # an older name
-        flags.setdefault("moe-ffn-hidden-size", flags.pop("moe-intermediate-size"))
-        spelled["moe-ffn-hidden-size"] = "moe-intermediate-size"
-    for own, renamed in (_context(flags), _experts(flags), _stages(flags)):
+    for own_name, name in _RENAMED.items():
+        if own_name in flags:
+            flags.setdefault(name, flags.pop(own_name))
+            spelled[name] = own_name
+    for own, renamed in (_context(flags), _groups(flags), _experts(flags), _stages(flags)):
         for name in own:
             flags.pop(name, None)
         flags |= renamed
@@ -62,6 +77,9 @@ def as_megatron(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str
     if "recompute-activation-function" in flags and not flags.keys() & {"recompute-granularity", "recompute-method"}:
         del flags["recompute-activation-function"]
         flags |= {"recompute-granularity": "selective", "recompute-modules": ["moe_act"]}  # of any MLP
+    spec = flags.get("spec")
+    if _SPEC.fullmatch(str(spec[0] if isinstance(spec, list) and spec else spec)):
+        del flags["spec"]
     if flags.get("stage") in _STAGES:  # data of chats or of texts
         del flags["stage"]
     return flags, {name: own for name, own in spelled.items() if own not in flags}
@@ -107,6 +125,17 @@ def _experts(flags: Mapping[str, Any]) -> tuple[tuple[str, ...], dict[str, Any]]
     if "norm-topk-prob" in flags:  # a softmax over all whose chosen part adds up to 1 is one over the chosen
         replaced.append("moe-router-pre-softmax")
     return tuple(replaced), renamed
+
+
+def _groups(flags: Mapping[str, Any]) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """The groups of experts of which a token takes some: as many as ranks of experts, if nothing says it."""
+    names = ("n-group", "topk-group")
+    if not any(name in flags for name in names):
+        return (), {}
+    if str(flags.get("moe-router-load-balancing-type", "aux_loss")) not in _BY_GROUPS or "topk-group" not in flags:
+        return names, {}
+    groups = _number(flags, "n-group") or _number(flags, "expert-model-parallel-size", 1)
+    return names, {"moe-router-num-groups": str(groups), "moe-router-group-topk": flags["topk-group"]}
 
 
 def _stages(flags: Mapping[str, Any]) -> tuple[tuple[str, ...], dict[str, Any]]:

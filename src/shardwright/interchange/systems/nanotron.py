@@ -20,6 +20,7 @@ from shardwright.interchange.reading.setting_notes import falls_linearly, priced
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.rows import Rule, Table, count, degree, number, read_row, write_table
+from shardwright.interchange.started_configuration import ranks_faults, started_configuration
 
 _MODEL = "model.model_config."
 _EXPERTS = "model.model_config.moe_config."
@@ -64,7 +65,12 @@ _OF_LLAMA = (
 )
 
 _NUMBERS = ("rms_norm_eps", "rope_theta")  # which may be texts such as 1e-05
-SIGNS = (FileSigns((("parallelism", "tokens"), ("parallelism", "checkpoints", "general"))),)
+SIGNS = (
+    FileSigns(
+        (("parallelism", "tokens"), ("parallelism", "checkpoints", "general")),
+        commands=(r"\brun_train\w*\.py(?:[ \t]|\\\n)+(?:\S+(?:[ \t]|\\\n)+){0,8}--config-file\b",),
+    ),
+)
 
 
 def _read_model(settings: Settings, fields: Flat) -> None:
@@ -315,28 +321,20 @@ TABLE: Table = (
 
 
 def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
-    """Read a configuration; a script that starts it says nothing more. Raises ShellFault."""
-    files = [(name, text) for name, text in texts.items() if not name.endswith(".sh")]
-    if len(files) != 1:
-        raise ShellFault(say("{count} files, and a configuration of nanotron is one; name one", count=len(files)))
-    ((name, text),) = files
+    """Read a configuration, alone or behind the script that starts it. Raises ShellFault."""
+    started = started_configuration(texts, asked, SIGNS)
+    if len(started.files) != 1:
+        count_of_files = len(started.files)
+        raise ShellFault(say("{count} files, and a configuration of nanotron is one; name one", count=count_of_files))
+    ((name, text),) = started.files.items()
     data = read_data(name, text)
-    settings = Settings(flat_keys(data), overrides=asked.fields)
+    settings = Settings(flat_keys(data), notes=list(started.notes), overrides=asked.fields)
     fields: Flat = {}
     for row in TABLE:
         read_row(row, settings, fields)
-    ranks = fields["plan.dp"] * fields["plan.tp"] * fields["plan.pp"] * fields["plan.cp"]
-    if asked.cluster.devices and asked.cluster.devices != ranks and "plan.dp" not in asked.fields:
-        settings.faults.append(
-            say(
-                "--devices {devices}: the file has {degrees} = {ranks} ranks; name {ranks}, or --set plan.dp=N",
-                devices=asked.cluster.devices,
-                degrees=" x ".join(f"{axis} {fields[f'plan.{axis}']}" for axis in ("dp", "tp", "pp", "cp")),
-                ranks=ranks,
-            )
-        )
+    settings.faults += ranks_faults(fields, asked, started)
     settings.note(priced_as("megatron-core"))
-    return ReadResult(fields, settings, "megatron-core", known_in=("nanotron",))
+    return ReadResult(fields, settings, "megatron-core", *started.shape, known_in=("nanotron",))
 
 
 def settings_of(job: JobSpec) -> dict[str, Any]:

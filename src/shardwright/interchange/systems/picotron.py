@@ -16,8 +16,11 @@ from shardwright.interchange.reading.setting_notes import priced_as
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.rows import Rule, Table, count, degree, number, read_row
+from shardwright.interchange.started_configuration import ranks_faults, started_configuration
 
 SIGNS = (FileSigns((("distributed", "model", "training", "dataset"),)),)
+_STARTED = (FileSigns(commands=(r"\.py\b.*\s--config[= ]",)),)  # as many programs are, so its file comes first
+_RINGS = {"ring": "ring", "ulysses": "ulysses", "headwise": "ulysses"}  # of forks
 _ENGINES = {"1f1b": "1f1b", "afab": "gpipe"}
 
 
@@ -35,7 +38,11 @@ def _read_batch(settings: Settings, fields: Flat) -> None:
     accumulation = settings.count("training.gradient_accumulation_steps", 1, largest.BATCH, 1)
     fields["batch.global_batch_size"] = fields["plan.microbatch_size"] * accumulation * fields["plan.dp"]
     fields["plan.schedule"] = settings.one_of("distributed.pp_engine", _ENGINES, "afab", "plan.schedule")
-    fields |= {"plan.cp_method": "ring", "plan.zero": 0}
+    fields["plan.cp_method"] = settings.one_of("distributed.cp_mode", _RINGS, "ring", "plan.cp_method")
+    fields["plan.sequence_parallel"] = settings.flag("distributed.sequence_parallel") and fields["plan.tp"] > 1
+    fields["plan.zero"] = 0
+    if fields["plan.cp"] > 1 and not settings.flag("model.cp_zigzag_en"):
+        settings.lost.append(say("ranks of cp take parts of a sequence in turn there, and share its work evenly here"))
 
 
 def _read_shape(settings: Settings, fields: Flat) -> None:
@@ -54,7 +61,9 @@ def _read_shape(settings: Settings, fields: Flat) -> None:
     fields |= {"model.tied_embeddings": False, "model.qkv_bias": False, "model.bias": False, "model.head_dim": 0}
     for name in ("attention_bias", "mlp_bias", "head_bias"):
         fields.pop(f"model.{name}", None)
-    settings.ignore("model.use_flash_attention", "model.use_fused_adam")
+    if settings.flag("model.vocab_padding_en"):
+        fields["model.vocab"] = -(-fields["model.vocab"] // fields["plan.tp"]) * fields["plan.tp"]
+    settings.ignore("model.use_flash_attention", "model.use_fused_adam", "model.fuse_qkv_en")
 
 
 TABLE: Table = (
@@ -73,20 +82,23 @@ TABLE: Table = (
 
 
 def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
-    """Read a configuration, with the model's config.json. Raises ShellFault."""
-    data = {name: read_data(name if name.endswith(".json") else f"{name}.json", text) for name, text in texts.items()}
-    model = next((keys for keys in data.values() if is_model(keys)), None)
-    own = [keys for keys in data.values() if not is_model(keys)]
+    """Read a configuration, with the model's config.json, and the script that starts it, if there is one. Raises
+    ShellFault."""
+    started = started_configuration(texts, asked, _STARTED)
+    data = [read_data(name, text) for name, text in started.files.items()]
+    model = next((keys for keys in data if is_model(keys)), None)
+    own = [keys for keys in data if not is_model(keys)]
     if len(own) != 1:
         raise ShellFault(
             say("{count} configurations of picotron; name one, and the config.json of its model", count=len(own))
         )
-    settings = Settings(flat_keys(own[0]), overrides=asked.fields)
+    settings = Settings(flat_keys(own[0]), notes=list(started.notes), overrides=asked.fields)
     fields = shape_fields(read_named_model(model, ("model.name",), asked, settings), asked)
     if "model.layers" not in fields:
         settings.ignore(*settings.given)
         return ReadResult(fields, settings, "megatron-core")
     for row in TABLE:
         read_row(row, settings, fields)
+    settings.faults += ranks_faults(fields, asked, started)
     settings.note(priced_as("megatron-core"))
-    return ReadResult(fields, settings, "megatron-core", known_in=("picotron",))
+    return ReadResult(fields, settings, "megatron-core", *started.shape, known_in=("picotron",))

@@ -5,13 +5,13 @@ A bound is admissible if no plan that it stands for is cheaper. Three relaxation
 - The slowest rank of a pipeline takes at least as long as the mean rank, which computes 1 / pp of all layers. So
   `microbatch_s` prices all layers of the model, without messages, replicas' communication or update;
   `mean_rank_token_s` divides them, and `bubble_factor` adds the least bubble of a schedule.
-- Most schedules keep at least as many microbatches as 1F1B. So `activation_bytes` of 1F1B, with nothing sharded and
+- Most schedules keep at least as many microbatches as 1F1B. So `least_bytes` of 1F1B, with nothing sharded and
   without all memory that sharding could save, is a lower bound for them.
 - Sharding and offloading move state and add communication, and change nothing else. So `unsharded_token_s` of a plan
   with nothing sharded is a lower bound for every sharding of it. Below ZeRO-3 the least communication of replicas is
   added (`exchange_token_s`). Under ZeRO-3 computation hides gathers, so `zero3_token_s` without recompute is a lower
   bound with recompute. The update of a sharded plan comes on top (`update_token_s`); in host memory it may take longer
-  than all else.
+  than all else (`offloaded_token_s`).
 
 Times are seconds a token, since plans may have different batches. tests/planner/test_search.py compares with prices.
 """
@@ -28,7 +28,8 @@ from shardwright.config.software import software_of
 from shardwright.cost.calibration import Constants, Rates, rates_of
 from shardwright.cost.from_job import run_of
 from shardwright.cost.piece_time import PieceTime
-from shardwright.layers.memo import Memo
+from shardwright.layers.memo import Memo, shard_words
+from shardwright.layers.query import PlanGrid, Run
 from shardwright.memory.rank_estimate import Memory, peak_memory
 from shardwright.planner.search.plan_block import SHARING, Column, Columns, PlanBlock, PlanVariant, rank_grid, select
 from shardwright.sharding.groups import SHARDS, layout
@@ -141,6 +142,52 @@ def update_token_s(job: JobSpec, block: PlanBlock, rates: Rates, constants: Cons
     return np.asarray(seconds / (block.columns["global_batch_size"] * job.model.sequence))
 
 
+def must_offload(job: JobSpec, block: PlanBlock, room: float, memo: Memo) -> Column:
+    """Mask of the plans of an unsharded block that have no room with any sharding, unless they offload. Columns are as
+    for `state_bytes`."""
+    return np.asarray(_most_sharded_bytes(job, block, memo) > room)
+
+
+def _most_sharded_bytes(job: JobSpec, block: PlanBlock, memo: Memo) -> Column:
+    """Least bytes of a process that offloads nothing, with any sharding: ZeRO-3 over all replicas takes the least.
+    Columns are as for `state_bytes`."""
+    zeros = np.zeros(len(block), np.int64)
+    sharding = {"zero": zeros + 3, "zero_ranks": zeros, "offload_optimizer": 0.0 * zeros}
+    return state_bytes(job, PlanBlock(block.variant, block.columns | sharding), memo)[1]
+
+
+def offloaded_token_s(
+    job: JobSpec, block: PlanBlock, hybrid: Column, share: float, *, constants: Constants, memo: Memo
+) -> Column:
+    """Least seconds a token of the update of plans of an unsharded block with any sharding, if a share of their
+    optimizer state is in host memory; `hybrid` replicas may share shards.
+
+    Thousands of plans differ only in what an update does not depend on.
+    """
+
+    def least_s(run: Run) -> Column:
+        zeros, hybrid_of_each = np.zeros_like(run.grid.zero), run.grid.zero_ranks
+        cases = [(zeros, zeros), *((zeros + zero, ranks) for zero in (1, 3) for ranks in (zeros, hybrid_of_each))]
+        offloaded = {"offload_optimizer": np.full(len(zeros), share)}
+        runs = (
+            replace(run, grid=run.grid.having(offloaded | {"zero": zero, "zero_ranks": zero_ranks}))
+            for zero, zero_ranks in cases
+        )
+        return np.min([np.broadcast_to(update_s(case, constants, memo), zeros.shape) for case in runs], axis=0)[None]
+
+    run = PlanBlock(block.variant, block.columns | {"zero_ranks": hybrid}).run(job, memo)
+    words = share, *shard_words(run.grid)
+    (seconds,) = memo.rows("offloaded update", run, words, _update_columns, least_s)
+    jitter_factor = _jitter_factor(job, rates_of(run_of(job), constants))
+    return np.asarray(jitter_factor * seconds / (block.columns["global_batch_size"] * job.model.sequence))
+
+
+def _update_columns(grid: PlanGrid) -> tuple[Column, ...]:
+    """The numbers of a plan on which the time of its update depends, besides those of `offloaded_token_s`."""
+    ranks = (grid.tp, grid.pp, grid.cp, grid.dp, grid.ep, grid.expert_tp, grid.order_number)
+    return *ranks, grid.virtual, grid.schedule_number, grid.zero_ranks
+
+
 def _jitter_factor(job: JobSpec, rates: Rates) -> float:
     """The factor by which the jitter of many nodes makes a step longer."""
     return 1.0 + rates.jitter * math.log2(max(1.0, job.cluster.num_devices / rates.domain))
@@ -160,14 +207,19 @@ def bubble_factor(columns: Columns, schedule: str, virtual: Column | int) -> Col
     return np.asarray(1.0 + (columns["pp"] - 1) / (virtual * num_microbatches))
 
 
-def activation_bytes(job: JobSpec, rows: Columns, variant: PlanVariant, constants: Constants, memo: Memo) -> Column:
-    """Least bytes of a process under a schedule that keeps as much as 1F1B, with any sharding.
+def least_bytes(
+    job: JobSpec, rows: Columns, variant: PlanVariant, constants: Constants, memo: Memo
+) -> tuple[Column, Column]:
+    """Least bytes of a process under a schedule that keeps as much as 1F1B, with any sharding: (without all memory that
+    sharding and offloading could save, with what is on the device unless the plan offloads).
 
     If layers do not divide evenly, a rank with other virtual stages may have one layer less.
     """
-    pp, layers = rows["pp"], job.model.layers
-    memory = peak_memory(PlanBlock(replace(variant, schedule="1f1b"), plain(rows)).run(job, memo), constants, memo)
-    return unsharded_bytes(memory) * (layers // pp) / -(-layers // pp)
+    block = PlanBlock(replace(variant, schedule="1f1b"), plain(rows))
+    memory = peak_memory(block.run(job, memo), constants, memo)
+    share = (job.model.layers // rows["pp"]) / -(-job.model.layers // rows["pp"])
+    on_device = _most_sharded_bytes(job, PlanBlock(block.variant, block.columns | unsharded_parts(memory)), memo)
+    return unsharded_bytes(memory) * share, on_device * share
 
 
 def least_state_bytes(job: JobSpec, constants: Constants) -> float:
@@ -183,12 +235,21 @@ def unsharded_bytes(memory: Memory) -> Column:
     return np.asarray(memory.process - memory.parameters - memory.gradients - memory.optimizer)
 
 
+def unsharded_parts(memory: Memory) -> Columns:
+    """The columns that `state_bytes` reads, from the memory of the plans with nothing sharded."""
+    return {
+        "rest_bytes": unsharded_bytes(memory),
+        "parameters_bytes": memory.parameters,
+        "gradients_bytes": memory.gradients,
+        "optimizer_bytes": memory.optimizer,
+    }
+
+
 def state_bytes(job: JobSpec, block: PlanBlock, memo: Memo) -> tuple[Column, Column]:
     """Least bytes of a process (with all of its optimizer state in host memory, with that share of it which the plan
     offloads), from the unsharded parts of its memory.
 
-    Columns have `rest_bytes`, `parameters_bytes`, `gradients_bytes` and `optimizer_bytes` of the plan with nothing
-    sharded.
+    Columns have those of `unsharded_parts`.
     """
     columns, grid = block.columns, block.run(job, memo).grid
     zero = columns["zero"]
@@ -202,7 +263,7 @@ def state_bytes(job: JobSpec, block: PlanBlock, memo: Memo) -> tuple[Column, Col
 
 
 def keeps_as_much(job: JobSpec, variant: PlanVariant) -> bool:
-    """True if `activation_bytes` holds for a variant: layers are alike, and as much is recomputed at once as under
+    """True if `least_bytes` holds for a variant: layers are alike, and as much is recomputed at once as under
     1F1B."""
     has_smaller_stages = RECOMPUTES[variant.recompute].by_stage and SCHEDULES[variant.schedule].stages_per_rank != 1
     return SCHEDULES[variant.schedule].keeps_as_1f1b and not job.model.moe.experts and not has_smaller_stages

@@ -84,7 +84,8 @@ class _BranchAndBound:
     - `mean_s`: the compute time of the mean rank; `paired_s`: the same if forwards run beside backwards;
     - `turn_s`: the messages between the stages of a rank that has several;
     - `exchange_s`: the communication of replicas in a step without ZeRO-3; `zero3_s`: under ZeRO-3;
-    - `least_bytes`: the activations kept for the backward, 0 if there is no bound on them;
+    - `least_bytes`: the activations kept for the backward, `device_bytes`: with the least state of a plan that does not
+      offload; 0 if there are no bounds on them;
     - `below_s`, `gathered_s`: the whole step, without ZeRO-3 and under it, from all of these.
     """
 
@@ -156,7 +157,7 @@ class _BranchAndBound:
                 rows = self._below_limits(rows, *self._least_s(rows, rows["paired_s"]))
                 rows = self._with_time_bounds(rows, common)
             if len(rows["dp"]):
-                rows["least_bytes"] = self._least_bytes(rows, common)
+                rows["least_bytes"], rows["device_bytes"] = self._least_bytes(rows, common)
                 tasks += self._tasks(alike, rows)
         tasks.sort(key=lambda task: task[0], reverse=True)
         num_tasks = len(tasks)
@@ -214,11 +215,11 @@ class _BranchAndBound:
         mean_s, paired_s = (bounds.mean_rank_token_s(self.job, rows, seconds[place]) for seconds in layers_s)
         return self._below_limits(rows | {"mean_s": mean_s, "paired_s": paired_s}, *self._least_s(rows, paired_s))
 
-    def _least_bytes(self, rows: Columns, variant: PlanVariant) -> Column:
-        """A lower bound on the bytes of a process; 0 if there is none."""
+    def _least_bytes(self, rows: Columns, variant: PlanVariant) -> tuple[Column, Column]:
+        """Lower bounds on the bytes of a process: (of any, of one that offloads nothing); 0 if there are none."""
         if not bounds.keeps_as_much(self.job, variant):
-            return np.zeros(len(rows["dp"]))
-        return bounds.activation_bytes(self.job, rows, variant, self.constants, self.memo)
+            return np.zeros(len(rows["dp"])), np.zeros(len(rows["dp"]))
+        return bounds.least_bytes(self.job, rows, variant, self.constants, memo=self.memo)
 
     def _below_limits(self, rows: Columns, below_s: Column, gathered_s: Column) -> Columns:
         """The rows whose bounds are below their limits."""
@@ -276,6 +277,8 @@ class _BranchAndBound:
             columns = self._below_limits(columns | {"below_s": below, "gathered_s": gathered}, below, gathered)
             block = PlanBlock(variant, columns)
         columns = {name: values for name, values in columns.items() if name not in _BOUND_COLUMNS}
+        if not bounds.keeps_as_much(self.job, variant):
+            columns["device_bytes"] = np.zeros_like(columns["device_bytes"])
         return PlanBlock(replace(variant, schedule="1f1b"), columns | {"schedule": block.schedule})
 
     def _explore(self, block: PlanBlock) -> None:
@@ -303,19 +306,18 @@ class _BranchAndBound:
         offloaded = space.with_offload(self.constraints, self._sharded_below_limits(join_blocks(too_large)))
         for begin in range(0, len(offloaded), _MOST_ROWS):
             part = offloaded.where(np.arange(begin, min(begin + _MOST_ROWS, len(offloaded))))
-            self._price(self._with_room(self._updated_below_limits(part))[0])
+            self._price(self._updated_below_limits(self._with_room(part)[0]))
 
     def _with_own_bounds(self, block: PlanBlock) -> PlanBlock:
         """The plans that may be shown, with bounds from each plan's own unsharded price."""
         self.tally.num_bounds += len(block)
+        block = self._offloaded_below_limits(block, block.columns["device_bytes"] > self.room)
+        if not len(block):
+            return block
         memory = peak_memory(block.run(self.job, self.memo), self.constants, self.memo)
-        unsharded = {
-            "rest_bytes": bounds.unsharded_bytes(memory),
-            "parameters_bytes": memory.parameters,
-            "gradients_bytes": memory.gradients,
-            "optimizer_bytes": memory.optimizer,
-        }
-        block = PlanBlock(block.variant, block.columns | unsharded).where(unsharded["rest_bytes"] <= self.room)
+        block = PlanBlock(block.variant, block.columns | bounds.unsharded_parts(memory))
+        block = block.where(block.columns["rest_bytes"] <= self.room)
+        block = self._offloaded_below_limits(block, bounds.must_offload(self.job, block, self.room, self.memo))
         if not len(block):
             return block
         unsharded_s = bounds.unsharded_token_s(self.job, block, self.constants, self.memo)
@@ -323,6 +325,18 @@ class _BranchAndBound:
         gathered = np.maximum(gathered, block.columns["gathered_s"])
         block = PlanBlock(block.variant, block.columns | {"below_s": below, "gathered_s": gathered})
         return block.where(self._rows_below_limits(block, np.arange(len(block))))
+
+    def _offloaded_below_limits(self, block: PlanBlock, must_offload: Column) -> PlanBlock:
+        """The plans of an unsharded block without those that must offload to have room, and then may not be shown with
+        the time of their update."""
+        places = np.flatnonzero(must_offload)
+        if not len(places):
+            return block
+        part, share = block.where(places), float(self.constraints.keep.get("offload_optimizer", 1.0))
+        hybrid = space.hybrid_ranks(self.job, self.constraints, part.columns)
+        update_s = bounds.offloaded_token_s(self.job, part, hybrid, share, constants=self.constants, memo=self.memo)
+        least_s = np.minimum(part.columns["below_s"], part.columns["gathered_s"]) + update_s
+        return block.where(np.delete(np.arange(len(block)), places[least_s >= self.limits_s(part.columns["kind"])]))
 
     def _rows_below_limits(self, block: PlanBlock, rows: Column) -> Column:
         """The indices, among `rows` of an unsharded block, of plans that may still be shown."""

@@ -48,7 +48,7 @@ class StepTimes:
         self._constants, self._memo = constants, memo
         self._closed: dict[str, tuple[StepTime, float]] = {}
         self._simulated: dict[str, StepTime] = {}
-        self._expected: dict[str, StepTime] = {}  # simulated elsewhere; not used yet
+        self._expected: dict[str, StepTime] = {}  # simulated ahead; not used yet
 
     @property
     def num_simulated(self) -> int:
@@ -92,14 +92,21 @@ class StepTimes:
         """Seconds a token by closed forms."""
         return float(self.closed(job)[0].total) / job.tokens_per_step
 
+    def simulate_ahead(self, jobs: Iterable[JobSpec]) -> None:
+        """Simulate jobs, those with one order of work at once. They count once they are asked for."""
+        new_jobs = {
+            key: job for job in jobs if (key := plan_key(job)) not in self._simulated and key not in self._expected
+        }
+        self.price(new_jobs.values())
+        closed = [self._closed[key][0] for key in new_jobs]
+        steps = simulated_steps(list(new_jobs.values()), closed, self._constants, self._memo)
+        self._expected |= zip(new_jobs, steps, strict=True)
+
     def simulate(self, jobs: Iterable[JobSpec]) -> None:
-        """Simulate jobs: those with one order of work at once."""
+        """Simulate jobs that were not simulated yet."""
         new_jobs = {key: job for job in jobs if (key := plan_key(job)) not in self._simulated}
         self.price(new_jobs.values())
-        missing = {key: job for key, job in new_jobs.items() if key not in self._expected}
-        closed = [self._closed[key][0] for key in missing]
-        steps = simulated_steps(list(missing.values()), closed, self._constants, self._memo)
-        self._expected |= zip(missing, steps, strict=True)
+        self.simulate_ahead(new_jobs.values())
         for key in new_jobs:
             self._simulated[key] = self._expected.pop(key)
             ratio = float(self._simulated[key].total / self._closed[key][0].total)

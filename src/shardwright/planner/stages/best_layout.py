@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import permutations, product
 
+import numpy as np
+
 from shardwright.config.base import PlanError, faults_in
 from shardwright.config.cluster import PartSpec
 from shardwright.config.job import JobSpec
@@ -21,12 +23,10 @@ from shardwright.planner.stages.piece_prices import pipeline_slots, timed_pieces
 from shardwright.planner.stages.pieces import (
     PipelineSlot,
     Stages,
-    layout_pieces,
     may_be_empty,
+    pipeline_s,
     rank_seconds,
     stages_of,
-    stages_with_pieces,
-    with_moved_layer,
 )
 from shardwright.schedule.job_program import job_placement
 from shardwright.sharding.stage_placement import StagePlacement, in_line
@@ -94,7 +94,7 @@ def paying_layout(job: JobSpec, constants: Constants, least_gain: float, memo: M
         stages = _best(job, pipeline_slots(run, job.plan, constants, memo), placement)
     except NoFitError:  # because of the memory reserved for the largest rank
         return None
-    return None if even.pipeline_s < (1 + least_gain) * stages.pipeline_s else _with_layout(job, stages)
+    return None if even.pipeline_s < (1 + least_gain) * stages.pipeline_s else _with_layout(job, stages.layout)
 
 
 def adjacent_layouts(
@@ -107,24 +107,26 @@ def adjacent_layouts(
     The job must be on devices of one kind. `memo` as in `paying_layout`. KeyError names what is unknown.
     """
     placement, layers = job_placement(job), job.plan.stage_layers(job.model.layers)
-    slots = [PipelineSlot(timed_pieces(run_of(job), constants, memo or Memo()))] * job.plan.pp
-    current = stages_of(layers, slots, placement, job.num_microbatches)
-    slowest = max(range(len(slots)), key=lambda rank: current.rank_s[rank])
-    most_s = max(current.rank_s) * (_ALIKE if may_be_equal else 1 - _ROUNDING)
-    pieces, candidates = layout_pieces(layers, job.model.layers), []
-    for giver, taker in product(placement.stages_of(slowest), range(len(layers))):
-        is_last_layer = layers[giver] <= int(not may_be_empty(giver, len(layers)))
-        if giver == taker or taker in placement.stages_of(slowest) or is_last_layer:
-            continue
-        moved = with_moved_layer(pieces, giver, taker)
-        if rank_seconds(moved, placement.replicas(taker)[0], slots, placement) >= most_s:  # most takers become too slow
-            continue
-        changed = [count - (stage == giver) + (stage == taker) for stage, count in enumerate(layers)]
-        stages = stages_with_pieces(changed, moved, slots, placement, job.num_microbatches)
-        if max(stages.rank_s) < most_s:
-            candidates.append(stages)
-    for stages in sorted(candidates, key=lambda candidate: (candidate.pipeline_s, candidate.layout))[:_MOST_LAYOUTS]:
-        yield _with_layout(job, stages)
+    slot = PipelineSlot(timed_pieces(run_of(job), constants, memo or Memo()))
+    current = rank_seconds(np.array([layers]), slot, placement)[0]
+    most_s = float(current.max()) * (_ALIKE if may_be_equal else 1 - _ROUNDING)
+    givers = placement.stages_of(int(current.argmax()))
+    moves = [
+        (giver, taker)
+        for giver, taker in product(givers, range(len(layers)))
+        if taker not in givers and layers[giver] > int(not may_be_empty(giver, len(layers)))
+    ]
+    layouts = np.array(layers) - np.eye(len(layers), dtype=int)[[giver for giver, _ in moves]]
+    layouts += np.eye(len(layers), dtype=int)[[taker for _, taker in moves]]
+    rank_s = rank_seconds(layouts, slot, placement)
+    chosen = np.flatnonzero(rank_s.max(axis=1, initial=0.0) < most_s)  # most takers become too slow
+    chunks = len(placement.stages_of(0))
+    candidates = sorted(
+        (pipeline_s(seconds, job.num_microbatches, chunks), layout)
+        for seconds, layout in zip(rank_s[chosen].tolist(), layouts[chosen].tolist(), strict=True)
+    )
+    for _, layout in candidates[:_MOST_LAYOUTS]:
+        yield _with_layout(job, layout)
 
 
 def most_gain(even: Stages, slots: Sequence[PipelineSlot], placement: StagePlacement) -> float:
@@ -154,8 +156,8 @@ def _best(job: JobSpec, slots: list[PipelineSlot], placement: StagePlacement) ->
     )
 
 
-def _with_layout(job: JobSpec, stages: Stages) -> JobSpec:
-    return job.model_copy(update={"plan": job.plan.model_copy(update={"layout": list(stages.layout)})})
+def _with_layout(job: JobSpec, layout: Sequence[int]) -> JobSpec:
+    return job.model_copy(update={"plan": job.plan.model_copy(update={"layout": list(layout)})})
 
 
 def _orders(job: JobSpec) -> list[list[PartSpec]]:
@@ -176,13 +178,13 @@ def _laid_out(job: JobSpec, parts: list[PartSpec], constants: Constants) -> Laid
     slots = [slots_of_part[part][rank] for rank, part in enumerate(parts_of_ranks)]
     stages, even = _best(job, slots, placement), _even(job, slots, placement)
     devices = tuple(part_jobs[part].cluster.device for part in parts_of_ranks)
-    step_s = _step_s(_with_layout(job, stages), stages, constants)
+    step_s = _step_s(_with_layout(job, stages.layout), stages, constants)
     if not _fits(even, slots):
-        return LaidOut(_with_layout(job, stages), stages, devices, step_s, even=None, even_step_s=None)
-    even_step_s = _step_s(_with_layout(job, even), even, constants)
+        return LaidOut(_with_layout(job, stages.layout), stages, devices, step_s, even=None, even_step_s=None)
+    even_step_s = _step_s(_with_layout(job, even.layout), even, constants)
     if even_step_s < step_s:
         stages, step_s = even, even_step_s
-    return LaidOut(_with_layout(job, stages), stages, devices, step_s, even=even, even_step_s=even_step_s)
+    return LaidOut(_with_layout(job, stages.layout), stages, devices, step_s, even=even, even_step_s=even_step_s)
 
 
 def _alone(job: JobSpec) -> list[JobSpec]:

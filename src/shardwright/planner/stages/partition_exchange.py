@@ -20,7 +20,9 @@ from shardwright.sharding.stage_placement import StagePlacement
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
+_MANY = 2**8  # exchanges: of fewer, each layout is compared as soon as most are left out
 _DIGITS = 9  # of loads that are compared, so that rounding does not count as progress
 
 
@@ -37,7 +39,13 @@ def best_chunks(slots: Sequence[PipelineSlot], placement: StagePlacement, num_mi
     counts = least + np.diff(np.arange(num_stages + 1) * num_free // num_stages)  # nearly equal parts
     _, score = loads.best(counts[None])
     while True:
-        neighbours = _exchanges(counts, least)
+        givers, takers = _exchanges(counts, least)
+        if loads.are_alike and len(givers) > _MANY:
+            is_fastest = loads.are_fastest(counts, givers, takers)
+            givers, takers = givers[is_fastest], takers[is_fastest]
+        neighbours = np.repeat(counts[None], len(givers), axis=0)
+        neighbours[np.arange(len(givers)), givers] -= 1
+        neighbours[np.arange(len(givers)), takers] += 1
         if not len(neighbours):
             break
         best, best_score = loads.best(neighbours)
@@ -113,6 +121,45 @@ class _Loads:
         stage_s = self.seconds.take(ends) - self.seconds.take(starts) + self.extra_s
         return stage_s, self.bytes.take(ends) - self.bytes.take(starts) + self.extra_bytes
 
+    def are_fastest(self, counts: Integers, givers: Integers, takers: Integers) -> Bools:
+        """Mask of the exchanges after which the slowest rank is the fastest of all; of every exchange if a rank might
+        have no memory then. Layers are alike.
+
+        An exchange changes only the ranks that hold one of its two stages, so no other load is computed anew.
+        """
+        num_ranks, num_copies = len(self.memory_bytes), len(self.ranks) // len(counts)
+        num = len(self.ranks) // num_ranks  # stages of a rank
+        place = np.full((len(counts), num_ranks), -1)  # of a stage on a rank, -1 if it is not there
+        place[self.stages, self.ranks] = np.tile(np.arange(num), num_ranks)
+        by_rank, one = counts[self.stages].reshape(num_ranks, 1, 1, num), np.eye(num, dtype=np.int64)
+
+        def load(numbers: Integers, of_layer: Floats, extra: Floats) -> Floats:
+            """The loads of ranks whose stages have some numbers of layers, (ranks, less, more, stages of a rank)."""
+            shape = num_ranks, 1, 1, num
+            return _sum_of_last(numbers * of_layer.reshape(shape) + extra.reshape(shape))
+
+        if (load(by_rank + one, self.bytes[:, 1], self.extra_bytes).max(axis=(1, 2)) > self.memory_bytes).any():
+            return np.ones(len(givers), bool)
+        rank_s, less, more, both = (
+            load(numbers, self.seconds[:, 1], self.extra_s)
+            for numbers in (by_rank, by_rank - one[:, None], by_rank + one, by_rank - one[:, None] + one)
+        )
+        rank_s, less, more = rank_s[:, 0, 0], less[:, :, 0], more[:, 0]
+        slowest = np.full(len(givers), -np.inf)
+        for rank in np.argsort(-rank_s)[: 2 * num_copies + 1].tolist():  # an exchange changes one less
+            is_unchanged = (place[givers, rank] < 0) & (place[takers, rank] < 0)
+            slowest = np.maximum(slowest, np.where(is_unchanged, rank_s[rank], -np.inf))
+        holders = self.ranks[np.argsort(self.stages, kind="stable")].reshape(-1, num_copies)
+        for copy in range(num_copies):
+            of_giver, of_taker = holders[givers, copy], holders[takers, copy]
+            given, taken = place[givers, of_giver], place[takers, of_giver]
+            new_s = np.where(taken < 0, less[of_giver, given], both[of_giver, given, taken])
+            slowest = np.maximum(slowest, new_s)
+            is_apart = place[givers, of_taker] < 0
+            slowest = np.maximum(slowest, np.where(is_apart, more[of_taker, place[takers, of_taker]], -np.inf))
+        scaled = (slowest / self.seconds[:, -1].max()).round(_DIGITS)
+        return np.asarray(scaled == scaled.min())
+
     def best(self, counts: Integers) -> tuple[int, tuple[float, ...]]:
         """The first of the layouts with the lowest score, and that score, whose numbers are compared from left to
         right: excess, loads from the slowest on, unevenness of stages."""
@@ -140,9 +187,8 @@ def _sum_of_last(values: Floats) -> Floats:
     return total
 
 
-def _exchanges(counts: Integers, least: Integers) -> Integers:
-    """All layouts in which one stage has a layer less and another stage one more, by [layout][stage]."""
-    givers = np.flatnonzero(counts > least)
-    steps = np.eye(len(counts), dtype=np.int64)
-    changed: Integers = (counts - steps[givers, None] + steps[None, :]).reshape(-1, len(counts))
-    return changed[(changed != counts).any(axis=1)]
+def _exchanges(counts: Integers, least: Integers) -> tuple[Integers, Integers]:
+    """(the stage that has a layer less, another that has one more) of every exchange."""
+    givers, takers = np.meshgrid(np.flatnonzero(counts > least), np.arange(len(counts)), indexing="ij")
+    differ = givers != takers
+    return givers[differ], takers[differ]

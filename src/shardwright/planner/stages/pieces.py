@@ -9,10 +9,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, chain
+from itertools import accumulate, chain, zip_longest
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from shardwright.config.phrase import say
 from shardwright.sharding.stage_placement import StagePlacement
+
+Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -102,17 +108,6 @@ def stages_of(
 ) -> Stages:
     """The cost of a layout, with a slot for each pipeline rank. ValueError if the layout does not place all layers."""
     pieces = layout_pieces(layout, len(slots[0].pieces) - 2)
-    return stages_with_pieces(layout, pieces, slots, placement, num_microbatches)
-
-
-def stages_with_pieces(
-    layout: Sequence[int],
-    pieces: Sequence[range],
-    slots: Sequence[PipelineSlot],
-    placement: StagePlacement,
-    num_microbatches: int,
-) -> Stages:
-    """The cost of a layout whose stages have these pieces, as `stages_of` has it."""
     copies, chunks = placement.num_copies, len(placement.stages_of(0))
     rank_s, rank_bytes = [], []
     for rank, slot in enumerate(slots):
@@ -122,9 +117,23 @@ def stages_with_pieces(
     return Stages(tuple(layout), tuple(rank_s), tuple(rank_bytes), pipeline_s(rank_s, num_microbatches, chunks))
 
 
-def rank_seconds(pieces: Sequence[range], rank: int, slots: Sequence[PipelineSlot], placement: StagePlacement) -> float:
-    """Seconds of one microbatch on one pipeline rank whose stages have these pieces, as `stages_of` has them."""
-    return slots[rank].load(tuple(pieces[stage] for stage in placement.stages_of(rank)))[0] / placement.num_copies
+def rank_seconds(layouts: Array, slot: PipelineSlot, placement: StagePlacement) -> Array:
+    """Seconds of one microbatch on each pipeline rank under many layouts, (layouts, ranks), as `stages_of` has them.
+
+    `layouts` has the layers of each stage, (layouts, stages); all ranks are alike.
+    """
+    ends = 1 + np.cumsum(layouts, axis=1)
+    starts = np.hstack([np.zeros((len(ends), 1), np.int64), ends[:, :-1]])
+    ends[:, -1] += 1
+    counts, nothing = ends - starts, len(slot.piece_s)
+    piece_s = np.array([*slot.piece_s, 0.0])
+    seconds = np.zeros((len(layouts), placement.num_ranks))
+    by_chunk = zip_longest(*map(placement.stages_of, range(placement.num_ranks)), fillvalue=-1)
+    for stages in map(list, by_chunk):
+        first, count = starts[:, stages], counts[:, stages] * (np.array(stages) >= 0)
+        for number in range(int(count.max(initial=0))):  # one piece after the other, as a sum over a list adds them
+            seconds += piece_s[np.where(number < count, first + number, nothing)]
+    return np.asarray(seconds / placement.num_copies)  # with two copies, a microbatch passes one of them
 
 
 def layout_pieces(layout: Sequence[int], num_layers: int) -> list[range]:
@@ -142,16 +151,6 @@ def layout_pieces(layout: Sequence[int], num_layers: int) -> list[range]:
     starts = [0, *ends[:-1]]
     ends[-1] += 1
     return [range(start, end) for start, end in zip(starts, ends, strict=True)]
-
-
-def with_moved_layer(pieces: Sequence[range], giver: int, taker: int) -> list[range]:
-    """The pieces of each stage after stage `taker` got one layer, and stage `giver` has one less: between the two each
-    stage begins and ends one layer earlier or later."""
-    moved, step = list(pieces), -1 if giver < taker else 1
-    for stage in range(min(giver, taker), max(giver, taker) + 1):
-        begins, ends = (stage != first for first in ((giver, taker) if step < 0 else (taker, giver)))
-        moved[stage] = range(pieces[stage].start + step * begins, pieces[stage].stop + step * ends)
-    return moved
 
 
 def may_be_empty(stage: int, num_stages: int) -> bool:

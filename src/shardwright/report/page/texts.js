@@ -55,7 +55,9 @@ export const TEXTS = {
     silent: (reason) => say("The server does not answer: {reason}", { reason }),
     read: (values) => (values.system ? say("Read {names}, of {system}.", values) : say("Read {names}.", values)),
     saved: (names) => say("Saved {names}.", { names }),
-    largeFile: (values) => say("{name} has more than {most} bytes; drop a smaller file", values),
+    large: (values) => say("{names}: more than {most} bytes; drop smaller files", values),
+    unread: (names) => say("{names} is not read, and the page stays as it is:", { names }),
+    unsaved: say("Nothing is saved:"),
   },
   headline: {
     step: say("step"),

@@ -111,7 +111,6 @@ class JobStudy:
     simulated: Study
     note: str
     facts: dict[str, Any]
-    is_seconds: bool
     executed: Study | None = None
     verdict: str = ""
 
@@ -121,6 +120,11 @@ class JobStudy:
         simulated = as_full_dict(self.simulated)
         of_timeline = simulated if self.executed is None else {"idle": simulated["idle"]}
         return {"job": self.job.name} | of_timeline | self.facts
+
+    @property
+    def is_seconds(self) -> bool:
+        """True if times are seconds; else they are told in forwards of a stage."""
+        return bool(self.simulated.unit)
 
     @property
     def drawn(self) -> Study:
@@ -160,9 +164,10 @@ def study_job(job: JobSpec, latency: float, num_steps: int) -> JobStudy:
     streams = Streams(partial(job_program, job), lambda steps: job_order(job, steps).without_messages())
     result = study(plan.schedule, job_program(job), drawing.costs, num_steps, streams)
     step_length = drawing.step_s if drawing.is_seconds and drawing.step_s else result.bubbles.makespan
-    result = replace(result, bubble=_step_bubble(drawing.bubble, step_length))
+    unit = "s" if drawing.is_seconds else ""
+    result = replace(result, bubble=_step_bubble(drawing.bubble, step_length), unit=unit)
     facts = {"unit": drawing.unit, "step_s": drawing.step_s}
-    return JobStudy(job, result, note, facts, drawing.is_seconds)
+    return JobStudy(job, result, note, facts)
 
 
 def study_executed(job: JobSpec, costs: Costs, times: Times, executed_s: float) -> JobStudy:
@@ -172,7 +177,7 @@ def study_executed(job: JobSpec, costs: Costs, times: Times, executed_s: float) 
     """
     simulated = study(job.plan.schedule, job_program(job), costs, 1)
     simulated_s = simulated.timeline.makespan
-    simulated = replace(simulated, bubble=_step_bubble(simulated_bubble(job, costs), simulated_s))
+    simulated = replace(simulated, bubble=_step_bubble(simulated_bubble(job, costs), simulated_s), unit="s")
     error = simulated_s / executed_s - 1.0
     note = say("Times are seconds. Costs of the stages, a message and the update were measured on this machine.")
     return JobStudy(
@@ -180,7 +185,6 @@ def study_executed(job: JobSpec, costs: Costs, times: Times, executed_s: float) 
         simulated,
         note,
         facts={"simulated_s": simulated_s, "executed_s": executed_s, "error": error},
-        is_seconds=True,
         executed=replace(simulated, name=say("{name}, as it ran", name=simulated.name), times=times),
         verdict=say(
             "simulated {simulated:.4f} s, executed {executed:.4f} s (median), error {error:+.1%}",

@@ -24,8 +24,9 @@ from shardwright.simulate.timeline import Cause, Timeline
 class Section:
     """One timeline of a page.
 
-    `figures` are (name, value, meaning); `table` (idle time) and `memory` are by rank, with a header first. `tail` are
-    the parts of a step that follow its actions, as (name in WORDS, seconds). `exposed` are shares of computations, by
+    `figures` are (name, value, meaning); `table` (idle time) and `memory` are by rank, with a header first. `unit` of
+    times is "s", or empty for forwards of a stage. `tail` are the parts of a step that follow its actions, as (name in
+    WORDS, seconds). `exposed` are shares of computations, by
     letter and stage, that communication takes which nothing hides.
     """
 
@@ -35,6 +36,7 @@ class Section:
     figures: Sequence[tuple[str, str, str]] = ()
     table: Sequence[Sequence[str]] = ()
     memory: Sequence[Sequence[str]] = ()
+    unit: str = ""
     tail: Sequence[tuple[str, float]] = ()
     exposed: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
@@ -75,6 +77,7 @@ def section_of(study: Study, note: str = "") -> Section:
         figures(study),
         table=idle_table(study),
         memory=memory_table(study),
+        unit=study.unit,
     )
 
 
@@ -106,16 +109,16 @@ SCRIPTS = ("unpack.js", "painter.js", "player.js", "page.js")
 _SHOW = "showTimelines(unpackedTimelines(JSON.parse(document.getElementById('data').textContent)), document);"
 
 
-def drawn_data(sections: Sequence[Section], unit: str = "") -> dict[str, Any]:
-    """The numbers that unpack.js reads: the timelines, and the colours and words that they refer to. Times are in
-    `unit`."""
+def drawn_data(sections: Sequence[Section]) -> dict[str, Any]:
+    """The numbers that unpack.js reads: the timelines, which have one unit, and the colours and words that they refer
+    to."""
     colours: Colours = {}
     data: dict[str, Any] = {
         "sections": [_section_data(section, colours) for section in sections],
         "causes": [str(cause) for cause in Cause],
         "names": {letter: fixed(name) for letter, name in NAMES.items()},
         "words": {key: fixed(words) for key, words in WORDS.items()},
-        "unit": unit,
+        "unit": sections[0].unit,
     }
     return data | {"colours": [list(pair) for pair in colours]}
 

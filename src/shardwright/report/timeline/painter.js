@@ -116,7 +116,7 @@ function makePainter(data, state) {
       pen.lineTo(at, height - 4);
       pen.stroke();
       pen.fillStyle = style.quiet;
-      const label = short(n * step);
+      const label = `${short(n * step)} ${data.unit}`.trim();
       if (at + 4 + pen.measureText(label).width < width) pen.fillText(label, at + 4, 13);
     }
   }

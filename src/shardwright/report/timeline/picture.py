@@ -36,8 +36,8 @@ _HATCHES = "".join(
 )
 
 
-def picture(timeline: Timeline, name: str, width: int = 1120, language: str = ENGLISH) -> str:
-    """The SVG document of a timeline, with words of a language."""
+def picture(timeline: Timeline, name: str, width: int = 1120, language: str = ENGLISH, unit: str = "") -> str:
+    """The SVG document of a timeline, whose times are in a unit, with words of a language."""
     ranks = len(timeline.ranks)
     pitch = _LANE + _GAP + (_STRIP if timeline.program.gathers else 0)
     bottom = _TOP + ranks * pitch
@@ -50,7 +50,7 @@ def picture(timeline: Timeline, name: str, width: int = 1120, language: str = EN
         ranks=counted_phrase(ranks, "rank"),
         microbatches=counted_phrase(timeline.program.num_microbatches, "microbatch"),
     )
-    parts = _axis(timeline.makespan, scale, bottom)
+    parts = _axis(timeline.makespan, scale, bottom, unit)
     for rank, row in enumerate(timeline.ranks):
         top = _TOP + rank * pitch
         parts.append(f'<text class="name" x="16" y="{top + _LANE / 2 + 4}" font-size="12">rank {rank}</text>')
@@ -59,13 +59,14 @@ def picture(timeline: Timeline, name: str, width: int = 1120, language: str = EN
     return document(in_language(label, language), width, height, [*parts, *legend], _STYLE, f"<defs>{_HATCHES}</defs>")
 
 
-def _axis(makespan: float, scale: float, bottom: float) -> list[str]:
+def _axis(makespan: float, scale: float, bottom: float, unit: str) -> list[str]:
     step = nice_step(80 / scale)
     lines = []
     for n in range(int(makespan / step + 1e-9) + 1):
         x = _px(_LEFT + n * step * scale)
         lines.append(f'<line class="grid" x1="{x}" x2="{x}" y1="14" y2="{bottom}"/>')
-        lines.append(f'<text class="quiet" x="{float(x) + 4:g}" y="24" font-size="11">{n * step:g}</text>')
+        time = f"{n * step:g} {unit}".strip()
+        lines.append(f'<text class="quiet" x="{float(x) + 4:g}" y="24" font-size="11">{time}</text>')
     return lines
 
 

@@ -234,12 +234,12 @@ def job_page(study: JobStudy, language: str = ENGLISH) -> str:
 
 def job_picture(study: JobStudy, language: str = ENGLISH) -> str:
     """A job's timeline as SVG, with words of a language."""
-    return picture(study.drawn.timeline, study.drawn.name, language=language)
+    return picture(study.drawn.timeline, study.drawn.name, language=language, unit=study.drawn.unit)
 
 
 def job_trace(study: JobStudy) -> str:
     """A job's timeline as a trace for Perfetto."""
-    return _trace_text(study.drawn, study.title, study.is_seconds)
+    return _trace_text(study.drawn, study.title)
 
 
 def _show(study: Study, note: str, output: Output, as_json: dict[str, Any]) -> None:
@@ -260,7 +260,7 @@ def _text(study: Study, output: Output) -> str:
 
 def _drawing(study: Study, output: Output) -> str:
     width = terminal_width() if is_sized() else _PIPE_WIDTH
-    return draw(study.timeline, width, palette_of(sys.stdout, output.no_colour), output.language)
+    return draw(study.timeline, width, palette_of(sys.stdout, output.no_colour), output.language, unit=study.unit)
 
 
 def _show_comparison(request: Request, named_study: Study | None, output: Output) -> None:
@@ -336,9 +336,9 @@ def _write_files(study: Study, note: str, output: Output, title: str) -> None:
     _write(output, output.trace, "--trace", lambda: _trace_text(study, title))
 
 
-def _trace_text(study: Study, title: str, is_seconds: bool = False) -> str:
+def _trace_text(study: Study, title: str) -> str:
     trace_dict = (
-        trace(study.timeline, title, microseconds=1e6, unit="s") if is_seconds else trace(study.timeline, title)
+        trace(study.timeline, title, microseconds=1e6, unit="s") if study.unit else trace(study.timeline, title)
     )
     return json.dumps(trace_dict) + "\n"
 

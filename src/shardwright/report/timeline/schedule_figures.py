@@ -56,19 +56,23 @@ def _idle_times(study: Study) -> list[tuple[str, str, str]]:
             "the rank that computes longest waits for others, where messages and collectives take no time; its share "
             "of the whole step"
         )
-        rows.append((say("bubble"), _with_share(job_bubble.value, job_bubble.share), meaning))
+        rows.append((say("bubble"), _with_share(study, job_bubble.value, job_bubble.share), meaning))
         names = say("idle"), say("span idle"), say("period idle")
         idle_meaning = say("mean over ranks: bubble, messages, collectives, shorter stages; its share of what is drawn")
-    rows.append((names[0], _with_share(bubbles.bubble, bubbles.bubble_fraction), idle_meaning))
+    rows.append((names[0], _with_share(study, bubbles.bubble, bubbles.bubble_fraction), idle_meaning))
     rows += [(say("formula"), formula.words, say("the bubble in closed form"))] if formula else []
-    span, period = number(bubbles.span_bubble), number(bubbles.period_bubble)
+    span, period = _time(study, bubbles.span_bubble), _time(study, bubbles.period_bubble)
     rows.append((names[1], span, say("idle between a rank's own first and last computation")))
     rows.append((names[2], period, say("idle in a step among others, with no barrier between")))
     return rows
 
 
-def _with_share(value: float, share: float) -> str:
-    return f"{number(value)} ({100 * share:.1f} %)"
+def _with_share(study: Study, time: float, share: float) -> str:
+    return f"{_time(study, time)} ({100 * share:.1f} %)"
+
+
+def _time(study: Study, time: float) -> str:
+    return f"{number(time)} {study.unit}".strip()
 
 
 def _collectives(study: Study) -> list[tuple[str, str, str]]:
@@ -93,7 +97,7 @@ def idle_table(study: Study) -> list[list[str]]:
     rows = [["", say("busy"), *(CAUSES[cause] for cause in Cause)]]
     for rank, row in enumerate(study.timeline.ranks):
         idle = row.idle_by_cause()
-        rows.append([f"rank {rank}", number(row.busy), *(number(idle[cause]) for cause in Cause)])
+        rows.append([f"rank {rank}", _time(study, row.busy), *(_time(study, idle[cause]) for cause in Cause)])
     return rows
 
 

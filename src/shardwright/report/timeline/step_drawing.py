@@ -52,7 +52,8 @@ class StepDrawing:
         drawn, timeline = self.drawn, make_timeline(self.program, self.times)
         tail = _tail(drawn.step, drawn.actions, self.times.makespan) if drawn.step and drawn.actions else {}
         exposed = _exposed_shares(drawn.actions) if drawn.actions else {}
-        return Section(self.job.name, self.shape, timeline, tail=list(tail.items()), exposed=exposed)
+        unit = "s" if drawn.is_seconds else ""
+        return Section(self.job.name, self.shape, timeline, unit=unit, tail=list(tail.items()), exposed=exposed)
 
     def performed(self, times: Times) -> "StepDrawing":
         """The drawing with the times, in seconds, that a run has measured of its actions."""

@@ -46,7 +46,7 @@ class StepBubble:
 @dataclass(frozen=True)
 class Study:
     """A simulated program, its timeline, and its figures. A job has a `bubble`, and more idle time than that, since its
-    stages differ and its messages take time."""
+    stages differ and its messages take time. `unit` of its times is "s"; else they are told in forwards of a stage."""
 
     name: str
     program: Program
@@ -54,6 +54,7 @@ class Study:
     bubbles: Bubbles
     formula: Formula | None = None
     bubble: StepBubble | None = None
+    unit: str = ""
 
     @cached_property
     def timeline(self) -> Timeline:

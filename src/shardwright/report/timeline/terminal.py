@@ -43,10 +43,12 @@ class _Cell:
     ground: str = ""
 
 
-def draw(timeline: Timeline, width: int = 120, palette: Palette = "none", language: str = ENGLISH) -> str:
-    """A timeline as text: the rows, a time axis and a legend, in a language."""
-    label_width = len(f"rank {len(timeline.ranks) - 1} ")
-    time = in_language(say("time"), language)
+def draw(
+    timeline: Timeline, width: int = 120, palette: Palette = "none", language: str = ENGLISH, *, unit: str = ""
+) -> str:
+    """A timeline as text: the rows, an axis of times in a unit, and a legend, in a language."""
+    time = in_language(say("seconds") if unit == "s" else say("time"), language)
+    label_width = max(len(f"rank {len(timeline.ranks) - 1} "), num_columns(time) + 1)
     scale = _columns_per_time(timeline, width - label_width)
     is_fine = palette != "none" and _shortest(timeline) * scale < 1
     lines = []

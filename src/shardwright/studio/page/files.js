@@ -5,24 +5,27 @@ import { TEXTS } from "./texts.js";
 
 const MOST_BYTES = 900_000;
 
-// Calls `open(files, system)`, where `files` are texts by name.
-export function takeFiles(described, open) {
+// Calls `open(files)`.
+export function takeFiles(open) {
   const input = byId("file"), shade = byId("shade");
   byId("open").addEventListener("click", () => input.click());
-  input.addEventListener("change", () => { open(input.files); input.value = ""; });
+  input.addEventListener("change", () => { open([...input.files]); input.value = ""; });
   addEventListener("dragover", (event) => { event.preventDefault(); shade.hidden = false; });
   addEventListener("dragleave", (event) => { if (!event.relatedTarget) shade.hidden = true; });
   addEventListener("drop", (event) => {
     event.preventDefault();
     shade.hidden = true;
-    open(event.dataTransfer.files);
+    open([...event.dataTransfer.files]);
   });
 }
 
 export async function textsOf(files) {
-  const large = [...files].find((file) => file.size > MOST_BYTES);
-  if (large) throw new Error(TEXTS.messages.largeFile({ name: large.name, most: MOST_BYTES.toLocaleString("en") }));
-  return Object.fromEntries(await Promise.all([...files].map(async (file) => [file.name, await file.text()])));
+  const names = files.map((file) => file.name).join(", "), most = MOST_BYTES.toLocaleString("en");
+  const small = files.reduce((sum, file) => sum + file.size, 0) <= MOST_BYTES ? files : [];
+  const texts = Object.fromEntries(await Promise.all(small.map(async (file) => [file.name, await file.text()])));
+  const isLarge = !small.length || new Blob([JSON.stringify(texts)]).size > MOST_BYTES;
+  if (isLarge) throw new Error(TEXTS.messages.large({ names, most }));
+  return texts;
 }
 
 // The state that files describe, with notes about it. `values` say on which cluster a model is.

@@ -82,7 +82,7 @@ async function refresh(notes = [], isStep = true) {
     write();
     clearTimeout(busy);
     document.body.classList.remove("busy");
-    showFaults(error.faults || [TEXTS.messages.silent(error.message)]);
+    showFaults(error.faults || [TEXTS.messages.silent(error.message)], error.wayOut);
   }
 }
 
@@ -189,16 +189,17 @@ function takeBest() {
 }
 
 async function open(files) {
+  const names = files.map((file) => file.name).join(", ");
   try {
     const texts = await textsOf(files);
     const { state, notes, system } = await stateOf(texts, "", answer.values || {});
     write();
     page = { state, beside: page.beside };
     writeAddress(page);
-    const read = TEXTS.messages.read({ names: Object.keys(texts).join(", "), system });
+    const read = TEXTS.messages.read({ names, system });
     refresh([read, ...notes.split("\n").filter(Boolean)]);
   } catch (error) {
-    showFaults(error.faults || [error.message], error.wayOut);
+    showFaults(error.faults || [error.message], error.wayOut, TEXTS.messages.unread(names));
   }
 }
 
@@ -206,7 +207,7 @@ async function save(to) {
   try {
     showMessage("note", ...await saveExport(page.state, to));
   } catch (error) {
-    showFaults(error.faults || [error.message], error.wayOut);
+    showFaults(error.faults || [error.message], error.wayOut, TEXTS.messages.unsaved);
   }
 }
 
@@ -232,7 +233,7 @@ addEventListener("popstate", () => {
   refresh();
 });
 byId("controls").addEventListener("submit", (event) => event.preventDefault());
-takeFiles(described, open);
+takeFiles(open);
 fillExports(described, save);
 showKeep();
 refresh();

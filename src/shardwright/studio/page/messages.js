@@ -2,9 +2,9 @@
 import { byId, element } from "./dom.js";
 import { TEXTS } from "./texts.js";
 
-export function showFaults(faults, wayOut = "") {
+export function showFaults(faults, wayOut = "", heading = TEXTS.messages.faults(faults.length)) {
   const items = faults.map((fault) => element("li", {}, fault));
-  show("bad", element("strong", {}, TEXTS.messages.faults(faults.length)), element("ul", {}, items), wayOut && element("p", {}, wayOut));
+  show("bad", element("strong", {}, heading), element("ul", {}, items), wayOut && element("p", {}, wayOut));
 }
 
 export function showNotes(notes) {

@@ -67,6 +67,7 @@ export async function searchFitting(state, place, take, signal) {
   try {
     for await (const part of search("fitting", state, signal)) {
       if (part.seconds !== undefined) continue;
+      if (part.faults) { line.textContent = part.faults.join("; "); continue; }
       if (!part.nearest?.length) { line.textContent = TEXTS.search.noneNear; continue; }
       line.replaceChildren(TEXTS.search.near, ...part.nearest.map((near) => {
         const text = `${Object.entries(near.state).map(([key, value]) => `${key.split(".").at(-1)} ${value}`).join(", ")} `;

@@ -7,10 +7,15 @@ async function post(path, body, signal) {
     body: JSON.stringify(body),
     signal,
   });
-  if (response.ok) return response;
-  const text = await response.text();
-  const { faults, way_out: wayOut } = response.status === 422 ? JSON.parse(text) : { faults: [text], way_out: "" };
-  throw new Faults(faults, wayOut);
+  if (!response.ok) throw new Faults([await response.text()], "");
+  return response;
+}
+
+// An answer that is one object.
+async function answerTo(path, body) {
+  const answer = await (await post(path, body)).json();
+  if (answer.faults) throw new Faults(answer.faults, answer.way_out);
+  return answer;
 }
 
 // Faults of what was asked, each a sentence, and a way out that they share.
@@ -49,5 +54,5 @@ export async function* search(asks, state, signal, keep = false) {
 }
 
 export const askControls = async () => (await fetch("/controls")).json();
-export const readFiles = async (files, system, state) => (await post("/drop", { files, system, state })).json();
-export const exportPlan = async (state, to) => (await post("/export", { state, to })).json();
+export const readFiles = (files, system, state) => answerTo("/drop", { files, system, state });
+export const exportPlan = (state, to) => answerTo("/export", { state, to });

@@ -43,7 +43,8 @@ from shardwright.train.checkpoint.safetensors_format import WrittenTensor
 from shardwright.train.checkpoint.storage import Storage
 
 # The key of config.json with the number of learned positions, by family: a run has as many as its samples are long.
-_TABLE_ROWS = {"gpt2": "n_positions", "gpt_bigcode": "n_positions", "opt": "max_position_embeddings"}
+_TABLE_ROWS = {"gpt2": "n_positions", "gpt_bigcode": "n_positions"}
+_TABLE_ROWS |= dict.fromkeys(("opt", "biogpt"), "max_position_embeddings")
 
 
 @dataclass(frozen=True)

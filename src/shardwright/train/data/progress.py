@@ -66,7 +66,7 @@ class Progress:
     def _in_words(self, num_tokens: int, now_s: float) -> Phrase:
         spent_s = max(now_s - self._begun_s, 1e-9)
         share = min(1.0, self.place.read_bytes / self._total_bytes)
-        remaining = seconds_text(spent_s * (1 - share) / share) if share else say("an unknown time")
+        remaining = seconds_text(max(1.0, spent_s * (1 - share) / share)) if share else say("an unknown time")
         return say(
             "{share:.1%} of {size}, {tokens:,} tokens, {rate:,.0f} a second, about {remaining} left",
             share=share,

@@ -1,0 +1,106 @@
+"""Habits of forks and of people's own commands: older names of flags, launchers within variables, changed scripts."""
+
+from typing import Any
+
+import pytest
+
+from interchange.test_habits_of_files import MEGATRON, OPTIONS, faults, megatron, script
+from interchange.test_trainer_commands import FACTORY, MODEL, job_read
+
+LATENT = (
+    "--multi-head-latent-attention --qk-rope-head-dim 16 --qk-nope-head-dim 32 --kv-lora-rank 64 --v-head-dim 32 "
+    "--spec mindspeed_llm.tasks.models.spec.deepseek_spec layer_spec "
+)
+EXPERTS = "--num-experts 8 --moe-intermediate-size 32 --topk-group 1 --first-k-dense-replace 1 --moe-router-topk 2 "
+
+
+def test_older_names_of_mindspeed_mean_latent_attention_and_groups_of_experts() -> None:
+    model = megatron(flags=LATENT + EXPERTS + "--moe-router-load-balancing-type pai_megatron_aux_loss").job.model
+    latent = model.latent
+    assert (latent.rope_dim, latent.nope_dim, latent.kv_rank, latent.value_dim) == (16, 32, 64, 32)
+    assert (model.moe.num_groups, model.moe.first_dense) == (1, 1)
+    grouped = f"{EXPERTS} --n-group 4 --moe-router-load-balancing-type noaux_tc --moe-router-score-function sigmoid"
+    moe = megatron(flags=LATENT + grouped).job.model.moe
+    assert (moe.num_groups, moe.groups_kept) == (4, 1)
+
+
+def test_norms_behind_and_multipliers_of_mindspeed_are_read() -> None:
+    scales = "--embedding-multiplier-scale 8 --output-multiplier-scale 0.5 --output-logit-softcapping 30"
+    model = megatron(flags=f"--gemm-gradient-accumulation-fusion --post-norm {scales}").job.model
+    assert (model.norm_place, model.embedding_scale, model.logit_scale, model.logit_softcap) == ("around", 8, 0.5, 30)
+    (fault,) = faults(script(MEGATRON + "--spec mine.layers own_spec"))
+    assert "--spec mine.layers own_spec: this is not known here and could change the model" in fault
+
+
+@pytest.mark.parametrize(
+    ("line", "files", "expected"),
+    [
+        ("torchrun --nproc_per_node=8 -m llamafactory.launcher x/l.yaml", FACTORY, ("llamafactory", 8, 16)),
+        ("torchrun --nproc_per_node=8 -m llamafactory.cli train l.yaml", FACTORY, ("llamafactory", 8, 16)),
+        (f'"$VENV/bin/accelerate" launch --num_processes 4 own.py {OPTIONS.replace("_", "-")}', {},
+         ("accelerate", 4, 8)),
+    ],
+)  # fmt: skip
+def test_launchers_by_module_and_in_quotes_are_known(
+    line: str, files: dict[str, str], expected: tuple[Any, ...]
+) -> None:
+    system, answer = job_read(script(line) | files | MODEL)
+    assert (system, answer.job.plan.world, answer.job.batch.global_batch_size) == expected
+
+
+def test_scripts_and_programs_that_are_not_known_are_named() -> None:
+    (fault,) = faults(script("sbatch --nodes=2 big/train_30b.sh", "exec bash inner.slurm $@"))
+    assert "line 2: big/train_30b.sh is not read: name that file too" in fault
+    assert "line 3: inner.slurm is not read" in fault
+    (fault,) = faults(script("python prepare.py --size 3", "deepspeed --num_gpus 2 --module own.train_sft --max_len 9"))
+    assert "line 3: own.train_sft is a program whose options are not known here" in fault
+
+
+ARGUMENTS = 'for word in "$@"; do case $word in --size=*) SIZE=${word#*=};; esac; done'
+TESTS = (
+    "for word in $*; do if [[ $word == --size* ]]; then SIZE=${word#*=}; "
+    "elif [[ $word == --name* ]]; then NAME=x; fi; done"
+)
+
+
+@pytest.mark.parametrize("loop", [ARGUMENTS, TESTS])
+def test_a_loop_goes_through_words_of_which_the_beginning_is_known(loop: str) -> None:
+    texts = script("bash inner.sh --name=$NAME --size=32 --path=$(probe)/x")
+    texts["inner.sh"] = f"SIZE=64\n{loop}\n{MEGATRON} --global-batch-size $SIZE\n"
+    assert job_read(texts)[1].job.batch.global_batch_size == 32
+
+
+def test_a_word_that_is_unknown_in_a_loop_makes_unknown_what_the_loop_sets() -> None:
+    texts = script("HOST=$(probe)", "bash inner.sh $HOST --size=32")
+    texts["inner.sh"] = f"SIZE=64\nNAME=a\n{TESTS}\n{MEGATRON} --global-batch-size $SIZE --swiglu\n"
+    assert job_read(texts)[1].job.batch.global_batch_size == 32  # said behind it
+    texts["run.sh"] = texts["run.sh"].replace("$HOST --size=32", "--size=32 $HOST")
+    (fault,) = faults(texts)
+    assert "--global-batch-size by SIZE" in fault
+    assert job_read(texts, "HOST=h")[1].job.batch.global_batch_size == 32
+
+
+def test_a_command_in_a_variable_with_a_script_in_quotes_is_followed_as_eval_does() -> None:
+    lines = ("CMD=\"mpirun -np 16 bash -c 'cd x && bash inner.sh --size=32 --name=$NAME' 2>&1 | tee log\"", "eval $CMD")
+    texts = script(*lines) | {
+        "inner.sh": f"{ARGUMENTS}\npython {MEGATRON.partition('8 ')[2]} --global-batch-size $SIZE\n"
+    }
+    job = job_read(texts)[1].job
+    assert (job.plan.world, job.batch.global_batch_size) == (16, 32)
+
+
+def test_what_a_command_writes_into_a_script_before_it_starts_is_asked_for() -> None:
+    texts = script('sed -i "s/^SIZE=.*/SIZE=$NEW/" inner.sh', "chmod +x inner.sh", "bash inner.sh")
+    texts["inner.sh"] = f"SIZE=16\n{MEGATRON} --global-batch-size $SIZE\n"
+    (fault,) = faults(texts)
+    assert "--global-batch-size by SIZE" in fault
+    answer = job_read(texts, "SIZE=32")[1]
+    assert answer.job.batch.global_batch_size == 32
+    assert "line 2: inner.sh is changed before it is started, which is not followed" in answer.assumed
+
+
+def test_a_number_of_ranks_in_a_variable_is_asked_for_before_a_list_of_hosts() -> None:
+    line = f"mpirun -np $((4 * $HOSTS)) -npernode 4 --hostfile h python {MEGATRON.partition('8 ')[2]}"
+    (fault,) = faults(script(line))
+    assert "--set HOSTS=VALUE" in fault
+    assert job_read(script(line), "HOSTS=2")[1].job.plan.world == 8
