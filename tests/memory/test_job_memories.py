@@ -14,7 +14,7 @@ from shardwright.memory import job_memory as accounts
 from shardwright.memory.job_memories import as_full, job_accounts, known_accounts, take_over_accounts
 from shardwright.memory.job_memory import job_memory
 from shardwright.memory.rank_estimate import rank_memory
-from shardwright.schedule.job_program import job_program, plan_faults, steps_to_fill
+from shardwright.schedule.job_program import job_order, job_program, plan_faults, steps_to_fill
 from support.cases import EXPERTS, FURTHER, KINDS, small_job
 
 
@@ -103,7 +103,12 @@ def test_who_reads_known_accounts_changes_none() -> None:
 @settings(max_examples=20, deadline=None)
 def test_ranks_that_share_parts_of_their_accounts_need_what_each_needs_alone(job: JobSpec) -> None:
     program = job_program(job, steps_to_fill(job))
-    assert job_memory(job) == [accounts.rank_memory(job.model_copy(), program, rank) for rank in range(job.plan.pp)]
+    alone = [accounts.rank_memory(job.model_copy(), program, rank) for rank in range(job.plan.pp)]
+    assert job_memory(job) == alone
+    order, last = job_order(job, steps_to_fill(job)), job.plan.pp - 1
+    own_program = order.program([last])
+    assert own_program.ranks == (*[()] * last, order.program().ranks[last])  # it has its own list alone
+    assert accounts.rank_memory(job.model_copy(), own_program, last) == alone[last]
 
 
 @pytest.mark.parametrize("zero", [0, 1])

@@ -3,7 +3,7 @@
 A search uses memory/rank_estimate.py in arrays, for thousands of plans; this module judges the plans that it returns.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -44,7 +44,7 @@ def job_accounts(job: JobSpec) -> list[RankMemory]:
     """The accounts of all pipeline ranks of this runtime, as `job_memory` makes them, where those that other functions
     here have made are not made again."""
     alike = _Alike(as_full(job))
-    return [_account(alike, rank) for rank in range(job.plan.pp)]
+    return [_account(alike, rank, range(job.plan.pp)) for rank in range(job.plan.pp)]
 
 
 def fullest(job: JobSpec, constants: Constants) -> Memory:
@@ -68,13 +68,13 @@ def every_rank_has_room(
     """
     if not software_of(job.cluster.software).is_own:
         return has_room(_fullest(rank_memory(run_of(job), constants, memo)))
-    return all(map(has_room, _memories(job, reversed(_ranks_to_ask(job, constants, memo)))))
+    return all(map(has_room, _memories(job, _ranks_to_ask(job, constants, memo)[::-1])))
 
 
-def _memories(job: JobSpec, ranks: Iterable[int]) -> Iterator[Memory]:
+def _memories(job: JobSpec, ranks: Sequence[int]) -> Iterator[Memory]:
     """The memory of some pipeline ranks by their accounts, each made when the iterator reaches it."""
     alike, overhead_bytes = _Alike(as_full(job)), device_of(job.cluster.device).offered_bytes - job_room_bytes(job)
-    return (_as_memory(_account(alike, rank), overhead_bytes) for rank in ranks)
+    return (_as_memory(_account(alike, rank, ranks), overhead_bytes) for rank in ranks)
 
 
 def as_full(job: JobSpec) -> JobSpec:
@@ -181,8 +181,10 @@ def _accounts(alike: _Alike) -> dict[int, RankMemory]:
     return {}
 
 
-def _account(alike: _Alike, rank: int) -> RankMemory:
+def _account(alike: _Alike, rank: int, ranks: Sequence[int]) -> RankMemory:
+    """The account of a pipeline rank, one of the `ranks` whose accounts may be needed."""
     accounts, job = _accounts(alike), alike.job
     if rank not in accounts:
-        accounts[rank] = account_of_rank(job, job_order(job, steps_to_fill(job)).program(), rank)
+        asked = ranks if len(ranks) < job.plan.pp else None
+        accounts[rank] = account_of_rank(job, job_order(job, steps_to_fill(job)).program(asked), rank)
     return accounts[rank]

@@ -1,5 +1,6 @@
 """A job as a schedule: its program, the relative costs of its stages, and the faults of its plan's schedule."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -31,9 +32,10 @@ class Order:
     gathers: bool
     reduces: Reductions
 
-    def program(self) -> Program:
-        """One optimizer step (several if the schedule is asynchronous), all communication written out."""
-        return _program_of(self)
+    def program(self, ranks: Collection[int] | None = None) -> Program:
+        """One optimizer step (several if the schedule is asynchronous), all communication written out. If some `ranks`
+        are given, the lists of others are empty."""
+        return _program_of(self, None if ranks is None else frozenset(ranks))
 
     def without_messages(self) -> Schedule:
         """The order of a job's work without messages. The times of a step depend on nothing more."""
@@ -41,9 +43,10 @@ class Order:
         return _with_reductions(order, self.reduces)
 
 
-@lru_cache(maxsize=8)  # plans that differ only in sizes have the same program
-def _program_of(order: Order) -> Program:
-    return _with_reductions(shape_program(order.schedule, order.shape, order.recompute, order.gathers), order.reduces)
+@lru_cache(maxsize=16)  # plans that differ only in sizes have the same program
+def _program_of(order: Order, ranks: frozenset[int] | None) -> Program:
+    program = shape_program(order.schedule, order.shape, order.recompute, order.gathers, ranks=ranks)
+    return _with_reductions(program, order.reduces)
 
 
 def _with_reductions(program: AnySchedule, reduces: Reductions) -> AnySchedule:

@@ -1,5 +1,6 @@
 """Orders of work by a schedule's name: the faults of a shape, and the program of a shape without faults."""
 
+from collections.abc import Collection
 from dataclasses import replace
 from functools import lru_cache
 
@@ -106,13 +107,20 @@ def _stage_faults(name: str, virtual_stages: int) -> list[str]:
     ]
 
 
-def shape_program(name: str, shape: PipelineShape, recompute: str = "none", gathers: bool = False) -> Program:
-    """One optimizer step under a named schedule, all communication written out.
+def shape_program(
+    name: str,
+    shape: PipelineShape,
+    recompute: str = "none",
+    gathers: bool = False,
+    *,
+    ranks: Collection[int] | None = None,
+) -> Program:
+    """One optimizer step under a named schedule, all communication written out; of some `ranks` alone if given.
 
     If the policy `recompute` is by stage, stages keep only their inputs (stage_recompute.py); with `gathers` their
     parameters are sharded (zero3_gathers.py). PlanError says why a shape is not admitted.
     """
-    return _extended(lower(_make_schedule(name, shape)), recompute, gathers)
+    return _extended(lower(_make_schedule(name, shape), ranks), recompute, gathers)
 
 
 def shape_order(name: str, shape: PipelineShape, recompute: str = "none", gathers: bool = False) -> Schedule:

@@ -122,8 +122,8 @@ class _Loads:
         return stage_s, self.bytes.take(ends) - self.bytes.take(starts) + self.extra_bytes
 
     def are_fastest(self, counts: Integers, givers: Integers, takers: Integers) -> Bools:
-        """Mask of the exchanges after which the slowest rank is the fastest of all; of every exchange if a rank might
-        have no memory then. Layers are alike.
+        """Mask of the exchanges that fit and after which the slowest rank is the fastest of all, and the fewest ranks
+        are as slow; of every exchange if none fits, or if the layout does not. Layers are alike.
 
         An exchange changes only the ranks that hold one of its two stages, so no other load is computed anew.
         """
@@ -132,33 +132,38 @@ class _Loads:
         place = np.full((len(counts), num_ranks), -1)  # of a stage on a rank, -1 if it is not there
         place[self.stages, self.ranks] = np.tile(np.arange(num), num_ranks)
         by_rank, one = counts[self.stages].reshape(num_ranks, 1, 1, num), np.eye(num, dtype=np.int64)
-
-        def load(numbers: Integers, of_layer: Floats, extra: Floats) -> Floats:
-            """The loads of ranks whose stages have some numbers of layers, (ranks, less, more, stages of a rank)."""
-            shape = num_ranks, 1, 1, num
-            return _sum_of_last(numbers * of_layer.reshape(shape) + extra.reshape(shape))
-
-        if (load(by_rank + one, self.bytes[:, 1], self.extra_bytes).max(axis=(1, 2)) > self.memory_bytes).any():
-            return np.ones(len(givers), bool)
-        rank_s, less, more, both = (
-            load(numbers, self.seconds[:, 1], self.extra_s)
-            for numbers in (by_rank, by_rank - one[:, None], by_rank + one, by_rank - one[:, None] + one)
+        numbers = by_rank, by_rank - one[:, None], by_rank + one, by_rank - one[:, None] + one
+        (rank_s, less, more, both), (rank_bytes, _, more_bytes, both_bytes) = (
+            [_sum_of_last(n * loads[:, 1].reshape(shape) + extra.reshape(shape)) for n in numbers]
+            for shape in [(num_ranks, 1, 1, num)]
+            for loads, extra in ((self.seconds, self.extra_s), (self.bytes, self.extra_bytes))
         )
-        rank_s, less, more = rank_s[:, 0, 0], less[:, :, 0], more[:, 0]
-        slowest = np.full(len(givers), -np.inf)
+        room = (self.memory_bytes * (1 + 1e-12))[:, None, None]
+        rank_s, less = rank_s[:, 0, 0], less[:, :, 0]
+        more, both = (np.where(b > room, np.inf, s) for s, b in ((more, more_bytes), (both, both_bytes)))
+        holders = self.ranks[np.argsort(self.stages, kind="stable")].reshape(-1, num_copies)
+        changed = []  # (rank, its new seconds; 0 if another entry has the same rank)
+        for of_giver, of_taker in zip(holders[givers].T, holders[takers].T, strict=True):
+            given, taken = place[givers, of_giver], place[takers, of_giver]
+            changed.append((of_giver, np.where(taken < 0, less[of_giver, given], both[of_giver, given, taken])))
+            is_apart = place[givers, of_taker] < 0
+            changed.append((of_taker, np.where(is_apart, more[of_taker, 0, place[takers, of_taker]], 0.0)))
+        slowest = np.max([new_s for _, new_s in changed], axis=0)
         for rank in np.argsort(-rank_s)[: 2 * num_copies + 1].tolist():  # an exchange changes one less
             is_unchanged = (place[givers, rank] < 0) & (place[takers, rank] < 0)
-            slowest = np.maximum(slowest, np.where(is_unchanged, rank_s[rank], -np.inf))
-        holders = self.ranks[np.argsort(self.stages, kind="stable")].reshape(-1, num_copies)
-        for copy in range(num_copies):
-            of_giver, of_taker = holders[givers, copy], holders[takers, copy]
-            given, taken = place[givers, of_giver], place[takers, of_giver]
-            new_s = np.where(taken < 0, less[of_giver, given], both[of_giver, given, taken])
-            slowest = np.maximum(slowest, new_s)
-            is_apart = place[givers, of_taker] < 0
-            slowest = np.maximum(slowest, np.where(is_apart, more[of_taker, place[takers, of_taker]], -np.inf))
-        scaled = (slowest / self.seconds[:, -1].max()).round(_DIGITS)
-        return np.asarray(scaled == scaled.min())
+            slowest = np.maximum(slowest, np.where(is_unchanged, rank_s[rank], 0.0))
+        if np.isinf(slowest.min(initial=np.inf)) or (rank_bytes > room).any():
+            return np.ones(len(givers), bool)
+        scale = self.seconds[:, -1].max()
+        scaled = (slowest / scale).round(_DIGITS)
+        # Of equal ones those are better after which fewer ranks are as slow.
+        are_slow = (rank_s / scale).round(_DIGITS) == scaled.min()
+        more_slow = sum(
+            ((new_s / scale).round(_DIGITS) == scaled.min()).astype(int) - (are_slow[rank] & (new_s > 0))
+            for rank, new_s in changed
+        )
+        more_slow = np.where(scaled == scaled.min(), more_slow, len(rank_s))
+        return np.asarray(more_slow == more_slow.min())
 
     def best(self, counts: Integers) -> tuple[int, tuple[float, ...]]:
         """The first of the layouts with the lowest score, and that score, whose numbers are compared from left to

@@ -7,55 +7,67 @@ order. Even if every send blocks until its receive is reached, the first message
 no cycle of waiting ranks can exist.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from operator import itemgetter
 
 from shardwright.config.base import PlanError
 from shardwright.config.phrase import each, say
 from shardwright.schedule.action import ADDS, Action, Kind
-from shardwright.schedule.dependencies import MAKES, MESSAGES, NEEDS, RECEIVED, TRAVELS, Product
+from shardwright.schedule.dependencies import MAKES, MESSAGES, NEEDS, TRAVELS, Product
 from shardwright.schedule.schedule import Order, Program, Schedule
 
-Event = int | str  # the name of an arrival
 _NEVER = "never"
+Event = int | str  # the name of an arrival
+
+# Products as plain integers, because they index lists for every action.
+_MAKES = {kind: int(product) for kind, product in MAKES.items()}
+_MESSAGES, _TRAVELS = [MESSAGES[product] for product in Product], [TRAVELS[product] for product in Product]
 
 
-def lower(schedule: Schedule) -> Program:
-    """The program of a schedule. ValueError if its order of compute actions can't be carried out."""
+def lower(schedule: Schedule, ranks: Collection[int] | None = None) -> Program:
+    """The program of a schedule; with the lists of some `ranks` alone, and empty ones for the others, if these are
+    given. ValueError if its order of compute actions can't be carried out."""
+    asked = frozenset(range(schedule.num_ranks) if ranks is None else ranks)
     rows: list[list[Action]] = [[] for _ in schedule.ranks]
     position = [0] * schedule.num_ranks
     products = _Products(schedule)
     waiting: dict[Event, int] = {}  # event to the rank that waits for it
     ready = [rank for rank, row in enumerate(schedule.ranks) if row]
     while ready:
-        messages, next_ready = list[tuple[int, Action, int, Action]](), list[int]()
+        made, next_ready = list[tuple[int, int, int]](), list[int]()
         for rank in sorted(ready):
             row = schedule.ranks[rank]
             action = row[position[rank]]
-            parts = action.parts or (action,)
+            parts = action[4] or (action,)
             missing = products.missing(parts)
             if missing is not None:
                 waiting[missing] = rank
                 continue
-            rows[rank].append(action)
-            messages += products.run(parts)
+            if rank in asked:
+                rows[rank].append(action)
+            made += products.run(parts)
             position[rank] += 1
             if position[rank] < len(row):
                 next_ready.append(rank)
         # The products of this round travel before the next round begins.
-        for sender, send, receiver, receive in messages:
-            event = products.arrive(receive)
+        for product, stage, i in made:
+            event = products.arrive(product, stage, i)
             if event in waiting:
                 next_ready.append(waiting.pop(event))
+            sender, receiver = products.ends(product, stage, i)
             if sender != receiver:
-                rows[sender].append(send)
-                rows[receiver].append(receive)
+                send, receive = _MESSAGES[product]
+                if sender in asked:
+                    rows[sender].append(Action(send, stage, i, receiver))
+                if receiver in asked:
+                    rows[receiver].append(Action(receive, stage + _TRAVELS[product], i, sender))
         ready = next_ready
     if any(index < len(row) for index, row in zip(position, schedule.ranks, strict=True)):
         raise PlanError(f"schedule {schedule.name}", [_deadlock_message(schedule, position)])
-    ranks = _with_step(schedule, rows)
-    return Program(schedule.name, schedule.num_microbatches, schedule.placement, ranks, schedule.weights)
+    completed = _with_step(schedule, rows)
+    lists = tuple(row if rank in asked else () for rank, row in enumerate(completed))
+    return Program(schedule.name, schedule.num_microbatches, schedule.placement, lists, schedule.weights)
 
 
 def with_step(schedule: Schedule) -> Schedule:
@@ -82,13 +94,13 @@ class _Products:
         self._m, self._num_stages = schedule.num_microbatches, schedule.num_stages
         self._holders, self._copy_of = schedule.placement.holders, schedule.placement.copy_of
         num_pairs = schedule.num_stages * schedule.num_microbatches
-        self._made, self._arrived = ({product: bytearray(num_pairs) for product in Product} for _ in range(2))
+        self._made, self._arrived = ([bytearray(num_pairs) for _ in Product] for _ in range(2))
         self._arrived[Product.OUTPUT][: self._m] = b"\1" * self._m  # tokens
         self._arrived[Product.GRADIENT][-self._m :] = b"\1" * self._m  # the loss
         # By kind: what is there of each product that it needs, and the product if it may come from another rank.
         self._needs = {
             kind: [
-                (self._arrived[product], product) if distance else (self._made[product], None)
+                (self._arrived[product], int(product)) if distance else (self._made[product], None)
                 for product, distance in needs
             ]
             for kind, needs in NEEDS.items()
@@ -104,31 +116,31 @@ class _Products:
                     return _NEVER if product is None else _event(product, n)
         return None
 
-    def run(self, parts: tuple[Action, ...]) -> list[tuple[int, Action, int, Action]]:
-        """Run an action. Returns its messages: (sender, its send, receiver, its receive)."""
-        messages = []
+    def run(self, parts: tuple[Action, ...]) -> list[tuple[int, int, int]]:
+        """Run an action. Returns the products that it makes for other stages: (product, its own stage, microbatch)."""
+        made = []
         for kind, stage, i, _, _ in parts:
-            if (product := MAKES.get(kind)) is None:
-                continue
-            self._made[product][stage * self._m + i] = 1
-            taker = stage + TRAVELS[product]
-            if 0 <= taker < self._num_stages:
-                holders = self._holders[self._copy_of[i]] if self._copy_of else self._holders[0]
-                sender, receiver = holders[stage], holders[taker]
-                send, receive = MESSAGES[product]
-                messages.append((sender, Action(send, stage, i, receiver), receiver, Action(receive, taker, i, sender)))
-        return messages
+            if (product := _MAKES.get(kind)) is not None:
+                self._made[product][stage * self._m + i] = 1
+                if 0 <= stage + _TRAVELS[product] < self._num_stages:
+                    made.append((product, stage, i))
+        return made
 
-    def arrive(self, receive: Action) -> Event:
-        """Record the arrival of a message. Returns its event."""
-        product, n = RECEIVED[receive.kind], receive.stage * self._m + receive.microbatch
+    def ends(self, product: int, stage: int, i: int) -> tuple[int, int]:
+        """The ranks between which a product of a stage travels: (sender, receiver)."""
+        holders = self._holders[self._copy_of[i]] if self._copy_of else self._holders[0]
+        return holders[stage], holders[stage + _TRAVELS[product]]
+
+    def arrive(self, product: int, stage: int, i: int) -> Event:
+        """Record the arrival of a product of a stage. Returns its event."""
+        n = (stage + _TRAVELS[product]) * self._m + i
         self._arrived[product][n] = 1
         return _event(product, n)
 
 
-def _event(product: Product, n: int) -> Event:
+def _event(product: int, n: int) -> Event:
     """The name of an arrival: n for an output, ~n for a gradient."""
-    return n if product is Product.OUTPUT else ~n
+    return ~n if product else n
 
 
 def _with_reductions(row: Sequence[Action], num_stages: int) -> list[Action]:

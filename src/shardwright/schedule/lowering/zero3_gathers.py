@@ -69,6 +69,8 @@ def _with_gathers(row: tuple[Action, ...]) -> tuple[Action, ...]:
                 runs[-1] = needed, runs[-1][1], index
             else:
                 runs.append((needed, index, index))
+    if not runs:
+        return row
     gathers: dict[int, list[int]] = {}  # by index: the stages to gather before the action
     releases: dict[int, list[int]] = {}
     following = [*(stages for stages, _, _ in runs[1:]), frozenset[int]()]
