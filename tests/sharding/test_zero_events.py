@@ -15,7 +15,8 @@ from shardwright.parallel.zero.flat_unit import FlatUnit
 from shardwright.parallel.zero.module_stage import ModuleStage, ModuleUnit
 from shardwright.parallel.zero.sharded_stage import ShardedStage
 from shardwright.sharding.buffer_pool import BufferPool, Loan
-from shardwright.sharding.zero_events import MOST_REDUCING, Reductions, StageEvents, UnitEvents, UnitSizes
+from shardwright.sharding.unit_sizes import UnitSizes
+from shardwright.sharding.zero_events import MOST_REDUCING, Reductions, StageEvents, UnitEvents
 
 SOURCE = Path(shardwright.__file__).parent
 SIZE, SHARD = 12, 4

@@ -27,10 +27,10 @@ stays gathered between a forward and the backward after it.
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from shardwright.sharding.buffer_pool import BufferPool, Loan
+from shardwright.sharding.unit_sizes import UnitSizes
 
 # Reductions that a rank has under way at once. Each holds a buffer, and stages 2 and 3 are meant to save that memory.
 MOST_REDUCING = 2
@@ -38,24 +38,6 @@ MOST_REDUCING = 2
 _FLOAT = 4  # bytes of an element of a gradient as the optimizer takes it, if it updates float32 weights
 
 Memory = TypeVar("Memory")
-
-
-@dataclass(frozen=True)
-class UnitSizes:
-    """The sizes of a unit: its stage of ZeRO; elements of its whole buffer and of one shard, with padding; bytes per
-    element of its values, of an accumulated gradient, of a gradient in a reduction and of the weights that the
-    optimizer updates; its parameters, and how many get their gradient in W. A frozen unit has values alone."""
-
-    zero: int
-    size: int
-    shard_size: int
-    compute_bytes: int
-    gradient_bytes: int
-    reduce_bytes: int
-    master_bytes: int
-    num_parameters: int
-    num_put_off: int
-    is_frozen: bool = False
 
 
 class UnitEvents(ABC, Generic[Memory]):
@@ -212,11 +194,6 @@ class Reductions:
     def __init__(self) -> None:
         self._under_way: deque[UnitEvents[Any]] = deque()
 
-    @property
-    def situation(self) -> tuple[object, ...]:
-        """The units whose reductions are under way."""
-        return tuple(self._under_way)
-
     def start(self, unit: UnitEvents[Any]) -> None:
         """Begin to sum a unit's gradients, once few enough other reductions are under way."""
         while len(self._under_way) >= MOST_REDUCING:
@@ -270,11 +247,6 @@ class StageEvents(ABC, Generic[Unit]):
     def also_uses(self, region: str, unit: Unit) -> None:
         """Add a unit whose values a region needs, which may be another stage's."""
         self._units_in[region].append(unit)
-
-    @property
-    def situation(self) -> tuple[object, ...]:
-        """All that its next events depend on, with those of its units."""
-        return self.is_armed, self._next, tuple(self._due), *(unit.situation for unit in self.units)
 
     # Gradients.
 

@@ -28,7 +28,8 @@ from shardwright.parallel.zero.unit_setting import Sharding, UnitSetting, lent
 from shardwright.sharding.buckets import in_unit_order, num_hosted, unit_layout
 from shardwright.sharding.buffer_pool import Loan
 from shardwright.sharding.flat_buffer import rows_of
-from shardwright.sharding.zero_events import UnitEvents, UnitSizes
+from shardwright.sharding.unit_sizes import UnitSizes
+from shardwright.sharding.zero_events import UnitEvents
 
 
 class FlatUnit(UnitEvents[Tensor]):
