@@ -19,7 +19,12 @@ ON_H100 = ("--set", "cluster.device=h100-sxm")
 
 def answer_in(page: str) -> Any:
     """The answer that a page has in it."""
-    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page)[1])["answer"]
+    return data_in(page)["answer"]
+
+
+def data_in(page: str) -> Any:
+    """All that a page shows."""
+    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page)[1])
 
 
 @pytest.mark.parametrize("command", [*predict.COMMANDS, *searching.COMMANDS, *catalog_commands.COMMANDS])
@@ -40,7 +45,9 @@ def test_the_page_has_the_answer_of_json(words: tuple[str, ...], tmp_path: Path)
     file = tmp_path / "answer.html"
     done = CliRunner().invoke(cli, [*words, "--html", str(file)])
     assert done.exit_code == 0 and done.stdout == f"the answer is in {file}\n"
-    assert answer_in(file.read_text(encoding="utf-8")) == json.loads(CliRunner().invoke(cli, [*words, "--json"]).stdout)
+    page = file.read_text(encoding="utf-8")
+    assert answer_in(page) == json.loads(CliRunner().invoke(cli, [*words, "--json"]).stdout)
+    assert words == ("devices",) or data_in(page)["text"] == CliRunner().invoke(cli, words).stdout.rstrip("\n")
 
 
 def test_a_bad_answer_is_a_page_too_and_keeps_its_status(tmp_path: Path) -> None:

@@ -83,14 +83,20 @@ def test_the_page_of_an_answer_is_whole_without_a_network(page: Page, tmp_path: 
         assert_readable(page)
         shown = {key for key in ("step", "by-rank", "money", "rest") if page.is_visible(f"#{key}")}
         assert shown == ({"step", "by-rank", "money", "rest"} if name == "estimate" else {"rest"})
-    assert page.locator("#rest > .body > div > .wide th[scope=col]").all_inner_texts() == ["plan.tp", "step"]
+    assert page.locator("#rest > .body > div > .wide th[scope=col]").all_inner_texts() == ["tp", "step"]
 
 
 @pytest.mark.parametrize("page", [(390, "dark")], indirect=True)
 def test_clusters_are_named_and_the_words_of_an_answer_stand_on_its_page(page: Page, tmp_path: Path) -> None:
     devices = (("h100-sxm", 64, 0.004), ("b200-sxm", 32, 12.5))
     clusters = [
-        {"price": "list", "device": name, "num_devices": count, "plan": {"plan": {"tp": 2}, "run": {"usd": usd}}}
+        {
+            "price": "list",
+            "device": name,
+            "num_devices": count,
+            "plan": {"plan": {"tp": 2}, "run": {"usd": usd}},
+            "step": {"usd": usd / 10, "kwh": 3 * count},
+        }
         for name, count, usd in devices
     ]
     answer = {"clusters": clusters, "cheapest": 0, "fastest": 1}
@@ -99,8 +105,10 @@ def test_clusters_are_named_and_the_words_of_an_answer_stand_on_its_page(page: P
     page.goto(file.as_uri())
     assert page.locator("#headline dd").all_inner_texts() == ["64 h100-sxm", "32 b200-sxm"]
     assert page.inner_text("pre.printed") == "Cheapest: 64 h100-sxm <&>"
-    assert page.locator("#rest th[scope=col]").all_inner_texts()[:3] == ["device", "num devices", "plan.run.usd"]
-    assert "$0.004" in page.inner_text("#rest") and page.evaluate("() => document.documentElement.scrollWidth") <= 390
+    assert page.locator("#rest th[scope=col]").all_inner_texts()[:3] == ["device", "num devices", "run USD"]
+    assert "$0.004" in page.inner_text("#rest") and "192 kWh" in page.inner_text("#rest")
+    assert "$1.25" in page.inner_text("#rest"), "the money of a step is no time"
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
     assert_readable(page)
 
 

@@ -76,6 +76,11 @@ def test_a_page_in_chinese_says_no_english_sentence(browser: Browser, monkeypatc
         assert not [text for text in shown if re.search("[a-z]{3,} [a-z]{3,} [a-z]{3,}", text)]
         assert num_chinese("".join(shown)) > 300
         assert page.input_value("#job") == "quickstart"
+        notes = page.locator(".message.note p").all_inner_texts()
+        assert notes and all(note.endswith("\u3002") for note in notes)
+        with page.expect_download() as saved:
+            page.select_option("#export", "text")
+        assert num_chinese(Path(saved.value.path()).read_text(encoding="utf-8")) > 100
 
 
 def headline(page: Page) -> list[str]:

@@ -15,7 +15,7 @@ from shardwright.cli.command_language import LANGUAGE, tell
 from shardwright.cli.job_options import NamedFile
 from shardwright.config.phrase import language_of_locale, say
 
-_KEY = f"{__name__}.file"
+_KEY, _TEXT = f"{__name__}.file", f"{__name__}.text"
 _HELP = "Write the answer as a page, one file that loads nothing."
 
 
@@ -60,6 +60,14 @@ def _paged(answer: Callable[..., Any]) -> Callable[..., Any]:
     return paged
 
 
+def tell_answer(as_json: bool, values: Callable[[], Any], text: Callable[[], str]) -> None:
+    """Print an answer: its values as JSON, or its text. A page has both."""
+    context = click.get_current_context()
+    if context.meta.get(_KEY) is not None:
+        context.meta[_TEXT] = text()
+    click.echo(json.dumps(values()) if as_json else text())
+
+
 def _refuse_page(file: Path) -> None:
     """Raise PlanError if no page can be written to the file: before an answer that may take minutes, not after it."""
     from shardwright.report.output import replace_output
@@ -75,4 +83,6 @@ def _write(file: Path, context: click.Context, printed: str) -> None:
     name, language = context.info_name or "", context.find_root().meta.get(LANGUAGE) or language_of_locale()
     subject = next((str(value) for key, value in context.params.items() if key in ("job", "name", "runs")), "")
     command = shlex.join(["shardwright", *sys.argv[1:]]) if sys.argv[1:2] == [name] else f"shardwright {name}"
-    replace_output(file, answer_page(f"{name} {subject}".strip(), command, json.loads(printed), language), "--html")
+    text = context.meta.get(_TEXT, "")
+    page = answer_page(f"{name} {subject}".strip(), command, json.loads(printed), language, text)
+    replace_output(file, page, "--html")

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from shardwright.cli.answer_pages import tell_answer
 from shardwright.cli.checked_job import load_predicted, load_to_run
 from shardwright.cli.command_language import command_language
 from shardwright.cli.job_options import (
@@ -52,7 +53,7 @@ def estimate(
 
     with progress_shown(command_language()):
         prediction = estimated(f"job {job}", spec, with_others=with_others)
-    click.echo(json.dumps(prediction.to_dict()) if as_json else fitting(prediction.in_language(language)))
+    tell_answer(as_json, prediction.to_dict, lambda: fitting(prediction.in_language(language)))
 
 
 @click.command(
@@ -73,8 +74,7 @@ def explain(job: str, overrides: tuple[str, ...], as_json: bool, language: str, 
 
     with progress_shown(command_language()):
         explained = Explained(spec)
-        text = json.dumps(explained.to_dict()) if as_json else fitting(explained.in_language(language))
-    click.echo(text)
+        tell_answer(as_json, explained.to_dict, lambda: fitting(explained.in_language(language)))
 
 
 @click.command(cls=LocalizedCommand)
@@ -116,7 +116,7 @@ def validate(runs: Path, as_json: bool, language: str, out: Path | None, oom: Pa
     if fit:
         scores["cluster_fit"], fit_text = _fit_cluster(runs, fit, language)
         text += f"\n\n{fit_text}"
-    click.echo(json.dumps(scores) if as_json else fitting(text))
+    tell_answer(as_json, lambda: scores, lambda: fitting(text))
     if not scores["predicted"] or (fit and not scores["cluster_fit"]["helps"]):
         sys.exit(1)
 
@@ -186,7 +186,7 @@ def dryrun(job: str, overrides: tuple[str, ...], as_json: bool, rank: int, devic
 
         collect_as_usual()  # the memory that cycles hold is measured, too
         run = dry_run(spec, rank, device or ("cpu" if spec.runs_on_cpu else "cuda")).as_dict()
-    click.echo(json.dumps(run) if as_json else fitting(dryrun_text(spec.name, run, command_language())))
+    tell_answer(as_json, lambda: run, lambda: fitting(dryrun_text(spec.name, run, command_language())))
 
 
 COMMANDS = (dryrun, estimate, explain, validate)

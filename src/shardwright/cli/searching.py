@@ -1,6 +1,5 @@
 """The commands that search: the best plan of a job, its layout over stages, and both at each size of its cluster."""
 
-import json
 import sys
 from functools import partial
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 import click
 
+from shardwright.cli.answer_pages import tell_answer
 from shardwright.cli.checked_job import load, load_to_plan, tell_notes
 from shardwright.cli.command_language import command_language
 from shardwright.cli.interchange import NAMES, changes, export_fault, held_to, load_from, planned_for
@@ -88,7 +88,7 @@ def layout(
         raise PlanError(f"job {job}", [error_text(error)]) from None
     if toml:
         write_toml(toml, laid_out.job)
-    click.echo(json.dumps(layout_dict(laid_out)) if as_json else fitting(layout_text(laid_out, language)))
+    tell_answer(as_json, lambda: layout_dict(laid_out), lambda: fitting(layout_text(laid_out, language)))
     if toml:
         click.echo(in_language(say("the job with the layout is in {file}", file=str(toml)), language), err=True)
 
@@ -192,13 +192,16 @@ def plan(
         own_changes = changes(system, to_plan.own_job, advice, imported, None if as_json else language)
     if toml and plans.best is not None:
         write_toml(toml, with_paths_from(plans.best, toml.parent) if system_name else plans.best)
-    if as_json:
+
+    def values() -> Any:
         rows = plans.dicts()
-        click.echo(json.dumps({"as_given": own_changes or None, "plans": rows} if system_name else rows))
-    else:
-        click.echo(
-            "\n\n".join(filter(None, (fitting(str(own_changes)), plans.screen(details, has_colours(), language))))
-        )
+        return {"as_given": own_changes or None, "plans": rows} if system_name else rows
+
+    def text() -> str:
+        given = "" if as_json else fitting(str(own_changes))
+        return "\n\n".join(filter(None, (given, plans.screen(details, has_colours(), language))))
+
+    tell_answer(as_json, values, text)
     if plans.best is None:
         sys.exit(1)
     if toml:
@@ -268,7 +271,7 @@ def scale(
         curves = scaled(f"job {job}", to_plan.job, sizes, constraints, tokens=round(tokens))
     if svg:
         write_output(svg, curves.svg(language), "--svg")
-    click.echo(json.dumps(curves.to_dict()) if as_json else fitting(curves.in_language(language)))
+    tell_answer(as_json, curves.to_dict, lambda: fitting(curves.in_language(language)))
 
 
 def _refuse_plan_overrides(overrides: tuple[str, ...]) -> None:
@@ -333,9 +336,7 @@ def compare(
         comparison = compared(job, overrides, names, PlanQuestion(**search_options))
     if as_json:
         tell_notes(comparison.notes, aside=True)
-        click.echo(json.dumps(comparison.to_dict()))
-    else:
-        click.echo(comparison.screen(has_colours(), language))
+    tell_answer(as_json, comparison.to_dict, lambda: comparison.screen(has_colours(), language))
     if not any(cluster.plan for cluster in comparison.clusters):
         sys.exit(1)
 

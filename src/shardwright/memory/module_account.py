@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from shardwright.config.job import JobSpec
 from shardwright.memory.job_memory import unit_memory
 from shardwright.memory.rank_state import UnitState, replicas_of
-from shardwright.memory.zero_replay import MovedCounts, SizedUnit
+from shardwright.memory.sized_unit import MovedCounts, SizedUnit
 from shardwright.sharding.buckets import bucket_elements, in_unit_order, unit_groups, unit_layout
 from shardwright.sharding.buffer_pool import Loan, OneBuffer
 from shardwright.sharding.memory_account import RankMemory

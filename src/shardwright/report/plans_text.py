@@ -130,10 +130,14 @@ def changed_words(plan: PricedPlan, first: PricedPlan) -> str:
     changes = [text for part, text in words.items() if first_words.get(part) != text]
     changes += [_ABSENT[part].format(part=part) for part in first_words if part not in words and part in _ABSENT]
     changes += [f"fp8 {recipe}"] * (recipe != first_recipe)
+    words_changed: str = ", ".join(changes)
     if layout != first_layout:
-        changes.append(say("uneven layers") if layout else say("even layers"))
-    text = say("1 with {changes}", changes=tuple(changes)) if changes else marked_words(plan)
-    return say("{plan} *", plan=text) if changes and lacking(plan) else text
+        layers = say("uneven layers") if layout else say("even layers")
+        words_changed = say("{plan}, {layers}", plan=words_changed, layers=layers) if changes else layers
+    if not words_changed:
+        return marked_words(plan)
+    text = say("1 with {changes}", changes=words_changed)
+    return say("{plan} *", plan=text) if lacking(plan) else text
 
 
 def job_words(job: JobSpec) -> str:

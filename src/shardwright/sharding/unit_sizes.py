@@ -1,4 +1,4 @@
-"""The sizes of a unit of ZeRO, which the engine and the account share."""
+"""The sizes of a unit of ZeRO, on which its events (zero_events.py) depend."""
 
 from dataclasses import dataclass
 

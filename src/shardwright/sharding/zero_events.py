@@ -194,11 +194,6 @@ class Reductions:
     def __init__(self) -> None:
         self._under_way: deque[UnitEvents[Any]] = deque()
 
-    @property
-    def situation(self) -> tuple[object, ...]:
-        """The units whose reductions are under way."""
-        return tuple(self._under_way)
-
     def start(self, unit: UnitEvents[Any]) -> None:
         """Begin to sum a unit's gradients, once few enough other reductions are under way."""
         while len(self._under_way) >= MOST_REDUCING:
@@ -252,11 +247,6 @@ class StageEvents(ABC, Generic[Unit]):
     def also_uses(self, region: str, unit: Unit) -> None:
         """Add a unit whose values a region needs, which may be another stage's."""
         self._units_in[region].append(unit)
-
-    @property
-    def situation(self) -> tuple[object, ...]:
-        """All that its next events depend on, with those of its units."""
-        return self.is_armed, self._next, tuple(self._due), *(unit.situation for unit in self.units)
 
     # Gradients.
 

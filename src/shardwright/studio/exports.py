@@ -4,7 +4,6 @@ import json
 from typing import Any
 
 from shardwright.api.estimated import Estimated
-from shardwright.api.simulated import Simulated
 from shardwright.config.base import PlanError, shortened
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import ENGLISH, say
@@ -12,6 +11,7 @@ from shardwright.interchange.exported import Lacking, exported
 from shardwright.interchange.system import SYSTEMS
 from shardwright.report.imported_text import exported_notes, nearest_export
 from shardwright.report.timeline.job_study import study_job
+from shardwright.report.timeline.schedule_command import job_page, job_picture, job_trace
 from shardwright.report.toml_files import job_toml
 from shardwright.studio.page_state import SUBJECT
 
@@ -39,16 +39,16 @@ def files(job: JobSpec, to: str, language: str = ENGLISH) -> dict[str, Any]:
     if to == "json":
         return _file(f"{name}-estimate.json", json.dumps(Estimated(job).to_dict(), indent=1))
     if to == "text":
-        return _file(f"{name}-estimate.txt", Estimated(job).text)
+        return _file(f"{name}-estimate.txt", Estimated(job).in_language(language))
     if to not in FORMATS:
         known = (*FORMATS, *SYSTEMS)
         raise PlanError(SUBJECT, [say("{name} is no format; there are {names}", name=repr(shortened(to)), names=known)])
-    timeline = Simulated(study_job(job, 0.0, 1))
+    study = study_job(job, 0.0, 1)
     if to == "svg":
-        return _file(f"{name}-timeline.svg", timeline.svg())
+        return _file(f"{name}-timeline.svg", job_picture(study, language))
     if to == "html":
-        return _file(f"{name}-timeline.html", timeline.html())
-    return _file(f"{name}-trace.json", timeline.trace())
+        return _file(f"{name}-timeline.html", job_page(study, language))
+    return _file(f"{name}-trace.json", job_trace(study))
 
 
 def _file(name: str, text: str) -> dict[str, Any]:

@@ -12,7 +12,8 @@ const MOST_COLUMNS = 14;
 const MOST_CHARS = 24;  // of a figure at the top
 const PLAN = /(^|\.)plan\.(dp|tp|pp|cp|ep|microbatch_size|schedule|zero|recompute)$/;
 const TOLD = /(^|\.)(step_s|mfu|run\.(days|usd|kwh))$/;  // what plans are compared by
-const SHARES = ["mfu", "hfu", "efficiency", "imbalance"];
+const SHARES = ["mfu", "hfu", "efficiency", "imbalance", "more_tokens"];
+const BYTES = ["largest", "curve"];  // lists whose last value is bytes
 const isList = Array.isArray(answer);
 const shown = isList ? {} : { ...answer };
 
@@ -27,7 +28,7 @@ if (printed) {
   fill("printed", "", element("pre", { tabindex: "0", class: "printed" }, printed));
 }
 showFigures();
-for (const [key, value] of Object.entries(shown)) if (Array.isArray(value) && !value.length && !isList) delete shown[key];
+for (const [key, value] of Object.entries(shown)) if (!isList && (value === null || value.length === 0)) delete shown[key];
 byId("rest").hidden = !isList && !Object.keys(shown).length;
 fill("rest", "", isList ? content("", answer, 3) : null, ...Object.entries(shown).map(([key, value]) => block(key, value, 3)));
 
@@ -61,10 +62,17 @@ function isLarge(value) {
   return (typeof value === "object" && value !== null) || (typeof value === "string" && value.length > 60);
 }
 
+// What tells a key from another one with the same name, such as rank_s from rank_bytes.
+function kindOf(key) {
+  const isAlone = Object.keys(shown).every((other) => other === key || nameOf(other) !== nameOf(key));
+  return isAlone ? "" : key.endsWith("_bytes") ? `, ${say("memory")}` : key.endsWith("_s") ? `, ${say("time")}` : "";
+}
+
 // A heading and what is below it.
 function block(key, value, level) {
-  const heading = element(`h${level}`, {}, nameOf(key));
-  return element("div", { class: "block" }, heading, content(key, value, level));
+  const isPlan = key === "plan" && isObject(value);  // its fields are many, and most are as usual
+  const heading = element(isPlan ? "summary" : `h${level}`, {}, nameOf(key), kindOf(key));
+  return element(isPlan ? "details" : "div", { class: "block" }, heading, content(key, value, level));
 }
 
 function content(key, value, level) {
@@ -72,7 +80,7 @@ function content(key, value, level) {
   if (isObject(value)) return listOf(key, value, level);
   if (!value.length) return element("p", { class: "quiet" }, say("none"));
   if (value.every(isObject)) return tableOf(key, value);
-  if (value.some(isLarge)) return element("ol", {}, value.map((one) => element("li", {}, Array.isArray(one) ? one.map((part) => textOf(key, part)).join(", ") : textOf(key, one))));
+  if (value.some(isLarge)) return element("ol", {}, value.map((one) => element("li", {}, Array.isArray(one) ? one.map((part) => (BYTES.includes(key) && part === one.at(-1) ? memoryText(part) : textOf(key, part))).join(", ") : textOf(key, one))));
   return element("p", {}, value.map((one) => textOf(key, one)).join(", "));
 }
 
@@ -96,11 +104,17 @@ function tableOf(name, rows) {
   const differs = (key) => rows.length === 1 || flat.some((row) => text(row, key) !== text(flat[0], key));
   const columns = keys.filter(differs), shared = keys.filter((key) => !differs(key));
   const tables = [columns.slice(0, MOST_COLUMNS), columns.slice(MOST_COLUMNS)].filter((some) => some.length).map((some) =>
-    table([some.map(nameOf), ...flat.map((row) => some.map((key) => cell(key, row[key], text(row, key))))], { "aria-label": nameOf(name) || say("table") }));
+    table([some.map((key) => headingOf(key, flat)), ...flat.map((row) => some.map((key) => cell(key, row[key], text(row, key))))], { "aria-label": nameOf(name) || say("table") }));
   const all = Object.fromEntries(stated(shared, flat[0]));
   return element("div", {}, tables[0] ?? null,
     tables[1] ? element("details", {}, element("summary", {}, say("More columns")), tables[1]) : null,
     Object.keys(all).length ? element("details", {}, element("summary", {}, say("The same in all rows")), listOf(name, all, 5)) : null);
+}
+
+// The name of a column, which stands above its texts as they are aligned.
+function headingOf(key, rows) {
+  const hasWords = rows.some((row) => typeof row[key] === "string" || Array.isArray(row[key]));
+  return hasWords ? element("span", { class: "words" }, nameOf(key)) : nameOf(key);
 }
 
 function stated(keys, row) {
@@ -130,7 +144,8 @@ function flatten(value, before = "") {
 }
 
 function nameOf(key) {
-  return key.replace(/(?<!_per)_(s|bytes)$/, "").replaceAll("_", " ").replace(/\b[mh]fu\b/, (name) => name.toUpperCase());
+  const name = key.replace(/^(plan\.)+/, "").replace(/(?<!_per)_(s|bytes)$/, "").replaceAll(/[_.]/g, " ");
+  return name.replaceAll(/\b(mfu|hfu|usd)\b/g, (word) => word.toUpperCase()).replaceAll(/\bkwh\b/g, "kWh");
 }
 
 function textOf(key, value) {
@@ -141,9 +156,11 @@ function textOf(key, value) {
   const name = key.split(".").at(-1), section = key.split(".").at(-2) || "";
   if (/bytes_per_s$/.test(name)) return `${bytesText(value)}/s`;
   if (SHARES.includes(name) || /share$|efficiency$/.test(name)) return shareText(value);
-  if (/memory$/.test(section) || (/(^|_)bytes$/.test(name) && value >= 2 ** 20)) return memoryText(value);
-  if (/(^|_)bytes$/.test(name) || section === "sent") return bytesText(value);
-  if (/(?<!_per)_s$/.test(name) || name === "seconds" || section === "time" || section === "step") return secondsText(value);
+  if (section === "sent") return bytesText(value);
+  if (/memory$/.test(section) || /(^|_)bytes$/.test(name)) return memoryText(value);
   if (/usd|^cost/.test(name)) return dollarsText(value);
+  if (/kwh$/.test(name)) return `${rounded(value, 4)} kWh`;
+  if (/hours$/.test(name)) return rounded(value, 4);
+  if (/(?<!_per)_s$/.test(name) || name === "seconds" || section === "time" || section === "step") return secondsText(value);
   return Number.isInteger(value) ? value.toLocaleString("en") : rounded(value, 4);
 }

@@ -13,7 +13,8 @@ export function rounded(value, digits = 3) {
 
 export function memoryText(bytes) {
   if (bytes >= GIB / 10) return `${(bytes / GIB).toFixed(bytes >= 100 * GIB ? 0 : 1)} GiB`;
-  return `${rounded(bytes / 2 ** 20)} MiB`;
+  if (bytes >= 2 ** 20 || bytes === 0) return `${rounded(bytes / 2 ** 20)} MiB`;
+  return bytes >= 1024 ? `${rounded(bytes / 1024)} KiB` : `${rounded(bytes)} B`;
 }
 
 export function bytesText(bytes) {

@@ -11,7 +11,8 @@ export function showNotes(notes) {
   show("note", ...notes.map((note) => element("p", {}, sentence(note))));
 }
 
-const sentence = (note) => `${note[0].toUpperCase()}${note.slice(1)}${/[.:;,]$/.test(note) ? "" : "."}`;
+const PERIOD = document.documentElement.lang === "zh" ? "\u3002" : ".";
+const sentence = (note) => `${note[0].toUpperCase()}${note.slice(1)}${/[.:;,\u3002\uff0c\uff1a\uff1b]$/.test(note) ? "" : PERIOD}`;
 
 // A message that goes with the next change.
 export function showMessage(kind, ...texts) {
