@@ -104,3 +104,44 @@ def test_a_number_of_ranks_in_a_variable_is_asked_for_before_a_list_of_hosts() -
     (fault,) = faults(script(line))
     assert "--set HOSTS=VALUE" in fault
     assert job_read(script(line), "HOSTS=2")[1].job.plan.world == 8
+
+
+@pytest.mark.parametrize(
+    ("program", "is_refused"),
+    [
+        ("tools/merge_mp_partitions.py", True),
+        ("tools/generate_samples_gpt.py", True),
+        ("tools/run_text_generation_server.py", True),
+        ("inference.py", True),
+        ("pretrain_and_evaluate.py", False),
+        ("server_of_mine/train_gpt.py", False),
+    ],
+)
+def test_programs_that_generate_or_convert_train_nothing(program: str, is_refused: bool) -> None:
+    texts = script(MEGATRON.replace("pretrain_gpt.py", program))
+    if not is_refused:
+        assert job_read(texts)[1].job.plan.dp == 8
+        return
+    assert f"{program} trains nothing by its name; name a script that starts training" in faults(texts)
+
+
+@pytest.mark.parametrize(("hidden", "width"), [(4096, 11008), (5120, 13824), (768, 2048)])
+def test_the_mlp_of_older_releases_of_gpt_neox_has_three_matrices_and_no_biases(hidden: int, width: int) -> None:
+    lines = (
+        f"num_layers: 2\nhidden_size: {hidden}\nnum_attention_heads: 8\nseq_length: 64\nmax_position_embeddings: 64\n"
+        "pos_emb: rotary\nmodel_parallel_size: 0\npipe_parallel_size: 0\nmlp_type: llama\nactivation: silu\n"
+        "train_micro_batch_size_per_gpu: 2\ntrain_iters: 9\n"
+    )
+    system, answer = job_read({"n.yml": lines}, "model.vocab=512", devices=4)
+    model, plan = answer.job.model, answer.job.plan
+    assert (system, model.ffn, model.gated_mlp, plan.tp) == ("gpt-neox", width, True, 1)
+    assert (model.activation, model.mlp_bias, model.attention_bias) == ("silu", False, True)
+
+
+def test_a_batch_that_gpt_neox_does_not_say_is_settled_by_a_field() -> None:
+    lines = "num_layers: 2\nhidden_size: 64\nnum_attention_heads: 4\nseq_length: 64\npos_emb: rotary\n"
+    (fault,) = faults({"n.yml": lines + "train_iters: 9\n"}, "model.vocab=512", "plan.dp=4")[-1:]
+    assert "neither train_batch_size nor" in fault
+    sets = ("model.vocab=512", "batch.global_batch_size=64", "plan.microbatch_size=2")
+    job = job_read({"n.yml": lines + "train_iters: 9\n"}, *sets, devices=4)[1].job
+    assert (job.batch.global_batch_size, job.plan.microbatch_size) == (64, 2)
