@@ -145,3 +145,38 @@ def test_a_batch_that_gpt_neox_does_not_say_is_settled_by_a_field() -> None:
     sets = ("model.vocab=512", "batch.global_batch_size=64", "plan.microbatch_size=2")
     job = job_read({"n.yml": lines + "train_iters: 9\n"}, *sets, devices=4)[1].job
     assert (job.batch.global_batch_size, job.plan.microbatch_size) == (64, 2)
+
+
+def test_a_gemma_2_of_mindspeed_is_the_catalogs() -> None:
+    flags = (
+        "--interleave-sliding-window 16 --query-pre-attn-scalar 256 --attn-logit-softcapping 50 --input-embeds-norm "
+        "--gelu-tanh --post-norm --disable-bias-linear"
+    )
+    model = megatron(flags=flags).job.model
+    assert (model.window.size, model.window.full_every, model.attention_softcap) == (16, 2, 50)
+    assert (model.embedding_scale, model.attention_scale) == (8.0, 0.0625)
+    assert (model.activation, model.gated_mlp, model.norm_place) == ("gelu-tanh", True, "around")
+    (fault,) = faults(script(MEGATRON + "--reglu --use-qk-norm"))
+    assert "--reglu, --use-qk-norm: this is not known here" in fault
+
+
+def test_what_a_branch_adds_to_a_command_is_asked_for_beside_what_it_had() -> None:
+    lines = ("read RATE <<< $(probe)", f'CMD="{MEGATRON}"')
+    branch = 'if [ "$RATE" != "none" ]; then CMD="$CMD --min-lr $RATE"; fi'
+    asked = faults(script(*lines, branch, 'CMD="$CMD --global-batch-size 32"', "eval $CMD"))
+    assert any("--set CMD=" in fault for fault in asked)
+
+
+def test_a_curriculum_of_lengths_is_told() -> None:
+    text = '{"zero_optimization": {"stage": 1}, "curriculum_learning": {"enabled": true, "min_difficulty": CL_MIN}}'
+    line = (
+        MEGATRON.replace("torchrun --nproc_per_node 8", "deepspeed --num_gpus 8")
+        + "--deepspeed --deepspeed_config d.json"
+    )
+    answer = job_read(script(line, d_json=text))[1]
+    assert any("sequences grow there at first" in line for line in answer.lost)
+
+
+def test_programs_in_folders_of_the_same_name_are_not_megatron_bridges() -> None:
+    (fault,) = faults(script("python scripts/training/run_profiling.py --model_id x"))
+    assert "scripts/training/run_profiling.py is a program whose options are not known here" in fault

@@ -44,7 +44,8 @@ _MATTERS = re.compile(
     r"|topk|stages?|pipeline|tokens|checkpointing|galore|apollo|badam|pure|overrides|cla|kvstates|mixture of depths"
     r"|(grads?|gradients?|activations?) (checkpoint|ckpt)|(checkpoint|ckpt) (grads?|gradients?|activations?)"
     r"|(ref|reference|rl|reward|teacher|guide|assistant|proxy|auxiliary|target|critic|judge|old) model"
-    r"|(post|sandwich|qk|q|k) norm|spec|outer|subgroup|dualpipe\w*|model provider|gpt oss|num labels)\b"
+    r"|(post|sandwich|qk|q|k) norm|spec|[a-z]*glu|gelu tanh|outer|subgroup|dualpipe\w*"
+    r"|model provider|gpt oss|num labels)\b"
 )
 # Words of names that mean none of these, whatever their section is.
 _HARMLESS = re.compile(r"\b(seed|learning rate|lr)\b")

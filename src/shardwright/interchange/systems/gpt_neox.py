@@ -245,7 +245,8 @@ def _model_flags(keys: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
     flags |= dict.fromkeys(_ACTIVATIONS.get(activation, ()), True)
     flags |= {} if keys.get("bias_gelu_fusion") is True else {"no-bias-gelu-fusion": True}
     flags["ffn-hidden-size"] = _width(keys, is_gated=activation in _GATED)
-    if keys.get("mlp_type") == _LLAMA and is_whole(hidden := keys.get("hidden_size")):
+    hidden = keys.get("hidden_size")
+    if keys.get("mlp_type") == _LLAMA and isinstance(hidden, int):
         flags["ffn-hidden-size"] = _MULTIPLE_OF_LLAMA * -(-int(2 * hidden * 4 / 3) // _MULTIPLE_OF_LLAMA)
     if is_whole(keys.get("num_kv_heads")):
         flags |= {"group-query-attention": True, "num-query-groups": keys["num_kv_heads"]}
