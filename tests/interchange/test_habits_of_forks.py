@@ -180,3 +180,27 @@ def test_a_curriculum_of_lengths_is_told() -> None:
 def test_programs_in_folders_of_the_same_name_are_not_megatron_bridges() -> None:
     (fault,) = faults(script("python scripts/training/run_profiling.py --model_id x"))
     assert "scripts/training/run_profiling.py is a program whose options are not known here" in fault
+
+
+LORA = "--lora-r 4 --lora-alpha 8 --lora-fusion --lora-target-modules linear_qkv linear_proj "
+
+
+def test_adapters_of_mindspeed_are_read_where_their_modules_are_maps_of_a_layer() -> None:
+    line = MEGATRON.replace("pretrain_gpt.py", "posttrain_gpt.py") + "--swiglu --bf16 " + LORA
+    adapter = job_read(script(line))[1].job.model.adapter
+    assert (adapter.rank, adapter.alpha, adapter.targets) == (4, 8.0, ("query", "key", "value", "out"))
+    defaults = line.replace("--lora-r 4 --lora-alpha 8", "")
+    adapter = job_read(script(defaults))[1].job.model.adapter
+    assert (adapter.rank, adapter.alpha) == (16, 32.0)
+    for further in ("--num-experts 8 --moe-grouped-gemm", "--qlora"):
+        assert any("adapters, frozen and quantised weights" in fault for fault in faults(script(f"{line} {further}")))
+
+
+def test_ranks_of_adapters_by_a_plain_name_and_masked_tokens_are_faults() -> None:
+    line = f"torchrun --nproc_per_node 2 own.py {OPTIONS}"
+    (fault,) = faults(script(f"{line} --rank 128") | MODEL)
+    assert "--rank = 128: adapters, frozen and quantised weights" in fault
+    (fault,) = faults(script(f"{line} --mlm_probability 0.15") | MODEL)
+    assert "--mlm_probability = 0.15: training by next tokens is counted here" in fault
+    answer = job_read(script(line.replace("--output_dir x", "--output_dir out/mine-lora-128")) | MODEL)[1]
+    assert any("names adapters, and no option does" in note for note in answer.assumed)

@@ -52,7 +52,7 @@ _HARMLESS = re.compile(r"\b(seed|learning rate|lr)\b")
 _TRAINS_A_PART = re.compile(
     r"\b(q?lora\w*|dora|peft\w*|adapters?|finetuning|freeze\w*|frozen|unfreeze\w*|unfrozen\w*|trainable"
     r"|modules to save|spectrum|lisa\w*|qat|onebit\w*|llmcompressor|quant\w*|gptq|awq|nf4"
-    r"|[48]bit|bits|bnb|tuner\w*|train type)\b"
+    r"|[48]bit|bits|bnb|tuner\w*|train type)\b|^ {2}(rank|alpha)$"  # of options, with --
 )
 _PARTS = (
     "lora",

@@ -139,6 +139,9 @@ def read_kind(settings: Settings, _: Flat) -> None:
                 settings=tuple(map(settings.setting_text, preferences)),
             )
         )
+    if settings.has("--mlm_probability") and settings.text("--mlm", "true").lower() == "true":
+        setting = settings.setting_text("--mlm_probability")  # of masked tokens
+        settings.faults.append(say("{setting}: training by next tokens is counted here", setting=setting))
     for name in ("--stage", "--rlhf_type", "--rl"):
         if settings.text(name, "sft") in ("sft", "pt"):
             continue

@@ -21,6 +21,7 @@ from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.script_text import flag_words, script_text
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.rows import read_row, write_table
+from shardwright.interchange.systems.adapter_settings import read_adapter
 from shardwright.interchange.systems.megatron_experts import EXPERTS, FURTHER, MTP, OVER_EXPERTS
 from shardwright.interchange.systems.megatron_forks import OF_FORKS, with_defaults_of_fork
 from shardwright.interchange.systems.megatron_model import LATENT, LENGTH, MODEL, REQUIRED, SHAPE
@@ -81,6 +82,7 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     settings.faults += [] if asked.cluster.devices else missing_ranks(command)
     _read_engine(settings, texts, command.written)
     fields = fields_of(settings, asked)
+    read_adapter(settings, fields, lambda name: name.replace("_", "-"))
     settings.faults += loose_faults(command.loose, settings, "megatron")
     uses_launcher = asked.cluster.devices == 0
     software = software_of_flags(settings, fields, asked.cluster.device)

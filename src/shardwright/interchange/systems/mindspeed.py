@@ -38,6 +38,8 @@ _OWN = (
     "multi-head-latent-attention",
     "routed-scaling-factor",
     "topk-group",
+    "lora-fusion",
+    "lora-ckpt-filter",
     "post-norm",
     "interleave-sliding-window",
     "input-embeds-norm",
@@ -80,6 +82,9 @@ def as_megatron(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str
     if "recompute-activation-function" in flags and not flags.keys() & {"recompute-granularity", "recompute-method"}:
         del flags["recompute-activation-function"]
         flags |= {"recompute-granularity": "selective", "recompute-modules": ["moe_act"]}  # of any MLP
+    # LoRA; grouped products of experts have no modules that its words would name.
+    if "lora-target-modules" in flags and "qlora" not in flags and _number(flags, "num-experts") <= 1:
+        flags["mindspeed-lora"] = True
     spec = flags.get("spec")
     if _SPEC.fullmatch(str(spec[0] if isinstance(spec, list) and spec else spec)):
         del flags["spec"]
