@@ -204,3 +204,33 @@ def test_ranks_of_adapters_by_a_plain_name_and_masked_tokens_are_faults() -> Non
     assert "--mlm_probability = 0.15: training by next tokens is counted here" in fault
     answer = job_read(script(line.replace("--output_dir x", "--output_dir out/mine-lora-128")) | MODEL)[1]
     assert any("names adapters, and no option does" in note for note in answer.assumed)
+
+
+def test_a_file_that_a_script_writes_where_it_lacks_counts() -> None:
+    engine = '{"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}'
+    lines = (
+        "if [ ! -f conf/z3.json ]; then",
+        "cat > conf/z3.json <<END",
+        engine,
+        "END",
+        "fi",
+        "accelerate launch --num_processes 4 -m axolotl.cli.train a.yaml",
+    )
+    own = "base_model: me/mine\nsequence_len: 64\nmicro_batch_size: 1\ndatasets: [{path: x}]\ndeepspeed: conf/z3.json\n"
+    texts = script(*lines) | {"a.yaml": own} | MODEL
+    plan = job_read(texts)[1].job.plan
+    assert (plan.zero, plan.offload_optimizer, plan.dp) == (3, 1.0, 4)
+    given = texts | {"z3.json": engine.replace("3", "2").replace("cpu", "none")}
+    assert job_read(given)[1].job.plan.zero == 2  # a file that is there is not written again
+    lines = ("cat > a.yaml <<END", own.replace("deepspeed: conf/z3.json\n", ""), "END", lines[-1])
+    assert job_read(script(*lines) | MODEL)[1].job.plan.dp == 4
+
+
+def test_sequences_of_a_device_may_have_the_shorter_name() -> None:
+    line = f"torchrun --nproc_per_node 2 own.py {OPTIONS}".replace("per_device_train_batch", "per_device_batch")
+    assert (
+        job_read(script(f"accelerate launch --num_processes 2 own.py {line.partition('own.py')[2]}") | MODEL)[
+            1
+        ].job.plan.microbatch_size
+        == 2
+    )
