@@ -181,9 +181,9 @@ def test_nodes_that_a_file_says_are_asked_for(option: str) -> None:
 
 
 def test_what_changes_memory_time_or_learning_and_is_not_counted_is_told() -> None:
-    flags = "--fp8-param-gather --main-grads-dtype bf16 --tp-comm-overlap --reset-attention-mask --log-interval 1"
+    flags = "--fp8-param-gather --main-params-dtype fp16 --tp-comm-overlap --reset-attention-mask --log-interval 1"
     result = read("megatron", run_sh=MEGATRON + flags)
-    assert "--fp8-param-gather, --main-grads-dtype bf16: this changes memory, which is not counted" in result.lost
+    assert "--fp8-param-gather, --main-params-dtype fp16: this changes memory, which is not counted" in result.lost
     assert any("the time of a step" in line and "--tp-comm-overlap" in line for line in result.lost)
     assert any("what is learned" in line and "--reset-attention-mask" in line for line in result.lost)
     assert set(result.without_effect) == {"logs"}

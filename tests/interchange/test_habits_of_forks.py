@@ -104,3 +104,133 @@ def test_a_number_of_ranks_in_a_variable_is_asked_for_before_a_list_of_hosts() -
     (fault,) = faults(script(line))
     assert "--set HOSTS=VALUE" in fault
     assert job_read(script(line), "HOSTS=2")[1].job.plan.world == 8
+
+
+@pytest.mark.parametrize(
+    ("program", "is_refused"),
+    [
+        ("tools/merge_mp_partitions.py", True),
+        ("tools/generate_samples_gpt.py", True),
+        ("tools/run_text_generation_server.py", True),
+        ("inference.py", True),
+        ("pretrain_and_evaluate.py", False),
+        ("server_of_mine/train_gpt.py", False),
+    ],
+)
+def test_programs_that_generate_or_convert_train_nothing(program: str, is_refused: bool) -> None:
+    texts = script(MEGATRON.replace("pretrain_gpt.py", program))
+    if not is_refused:
+        assert job_read(texts)[1].job.plan.dp == 8
+        return
+    assert f"{program} trains nothing by its name; name a script that starts training" in faults(texts)
+
+
+@pytest.mark.parametrize(("hidden", "width"), [(4096, 11008), (5120, 13824), (768, 2048)])
+def test_the_mlp_of_older_releases_of_gpt_neox_has_three_matrices_and_no_biases(hidden: int, width: int) -> None:
+    lines = (
+        f"num_layers: 2\nhidden_size: {hidden}\nnum_attention_heads: 8\nseq_length: 64\nmax_position_embeddings: 64\n"
+        "pos_emb: rotary\nmodel_parallel_size: 0\npipe_parallel_size: 0\nmlp_type: llama\nactivation: silu\n"
+        "train_micro_batch_size_per_gpu: 2\ntrain_iters: 9\n"
+    )
+    system, answer = job_read({"n.yml": lines}, "model.vocab=512", devices=4)
+    model, plan = answer.job.model, answer.job.plan
+    assert (system, model.ffn, model.gated_mlp, plan.tp) == ("gpt-neox", width, True, 1)
+    assert (model.activation, model.mlp_bias, model.attention_bias) == ("silu", False, True)
+
+
+def test_a_batch_that_gpt_neox_does_not_say_is_settled_by_a_field() -> None:
+    lines = "num_layers: 2\nhidden_size: 64\nnum_attention_heads: 4\nseq_length: 64\npos_emb: rotary\n"
+    (fault,) = faults({"n.yml": lines + "train_iters: 9\n"}, "model.vocab=512", "plan.dp=4")[-1:]
+    assert "neither train_batch_size nor" in fault
+    sets = ("model.vocab=512", "batch.global_batch_size=64", "plan.microbatch_size=2")
+    job = job_read({"n.yml": lines + "train_iters: 9\n"}, *sets, devices=4)[1].job
+    assert (job.batch.global_batch_size, job.plan.microbatch_size) == (64, 2)
+
+
+def test_a_gemma_2_of_mindspeed_is_the_catalogs() -> None:
+    flags = (
+        "--interleave-sliding-window 16 --query-pre-attn-scalar 256 --attn-logit-softcapping 50 --input-embeds-norm "
+        "--gelu-tanh --post-norm --disable-bias-linear"
+    )
+    model = megatron(flags=flags).job.model
+    assert (model.window.size, model.window.full_every, model.attention_softcap) == (16, 2, 50)
+    assert (model.embedding_scale, model.attention_scale) == (8.0, 0.0625)
+    assert (model.activation, model.gated_mlp, model.norm_place) == ("gelu-tanh", True, "around")
+    (fault,) = faults(script(MEGATRON + "--reglu --use-qk-norm"))
+    assert "--reglu, --use-qk-norm: this is not known here" in fault
+
+
+def test_what_a_branch_adds_to_a_command_is_asked_for_beside_what_it_had() -> None:
+    lines = ("read RATE <<< $(probe)", f'CMD="{MEGATRON}"')
+    branch = 'if [ "$RATE" != "none" ]; then CMD="$CMD --min-lr $RATE"; fi'
+    asked = faults(script(*lines, branch, 'CMD="$CMD --global-batch-size 32"', "eval $CMD"))
+    assert any("--set CMD=" in fault for fault in asked)
+
+
+def test_a_curriculum_of_lengths_is_told() -> None:
+    text = '{"zero_optimization": {"stage": 1}, "curriculum_learning": {"enabled": true, "min_difficulty": CL_MIN}}'
+    line = (
+        MEGATRON.replace("torchrun --nproc_per_node 8", "deepspeed --num_gpus 8")
+        + "--deepspeed --deepspeed_config d.json"
+    )
+    answer = job_read(script(line, d_json=text))[1]
+    assert any("sequences grow there at first" in line for line in answer.lost)
+
+
+def test_programs_in_folders_of_the_same_name_are_not_megatron_bridges() -> None:
+    (fault,) = faults(script("python scripts/training/run_profiling.py --model_id x"))
+    assert "scripts/training/run_profiling.py is a program whose options are not known here" in fault
+
+
+LORA = "--lora-r 4 --lora-alpha 8 --lora-fusion --lora-target-modules linear_qkv linear_proj "
+
+
+def test_adapters_of_mindspeed_are_read_where_their_modules_are_maps_of_a_layer() -> None:
+    line = MEGATRON.replace("pretrain_gpt.py", "posttrain_gpt.py") + "--swiglu --bf16 " + LORA
+    adapter = job_read(script(line))[1].job.model.adapter
+    assert (adapter.rank, adapter.alpha, adapter.targets) == (4, 8.0, ("query", "key", "value", "out"))
+    defaults = line.replace("--lora-r 4 --lora-alpha 8", "")
+    adapter = job_read(script(defaults))[1].job.model.adapter
+    assert (adapter.rank, adapter.alpha) == (16, 32.0)
+    for further in ("--num-experts 8 --moe-grouped-gemm", "--qlora"):
+        assert any("adapters, frozen and quantised weights" in fault for fault in faults(script(f"{line} {further}")))
+
+
+def test_ranks_of_adapters_by_a_plain_name_and_masked_tokens_are_faults() -> None:
+    line = f"torchrun --nproc_per_node 2 own.py {OPTIONS}"
+    (fault,) = faults(script(f"{line} --rank 128") | MODEL)
+    assert "--rank = 128: adapters, frozen and quantised weights" in fault
+    (fault,) = faults(script(f"{line} --mlm_probability 0.15") | MODEL)
+    assert "--mlm_probability = 0.15: training by next tokens is counted here" in fault
+    answer = job_read(script(line.replace("--output_dir x", "--output_dir out/mine-lora-128")) | MODEL)[1]
+    assert any("names adapters, and no option does" in note for note in answer.assumed)
+
+
+def test_a_file_that_a_script_writes_where_it_lacks_counts() -> None:
+    engine = '{"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}'
+    lines = (
+        "if [ ! -f conf/z3.json ]; then",
+        "cat > conf/z3.json <<END",
+        engine,
+        "END",
+        "fi",
+        "accelerate launch --num_processes 4 -m axolotl.cli.train a.yaml",
+    )
+    own = "base_model: me/mine\nsequence_len: 64\nmicro_batch_size: 1\ndatasets: [{path: x}]\ndeepspeed: conf/z3.json\n"
+    texts = script(*lines) | {"a.yaml": own} | MODEL
+    plan = job_read(texts)[1].job.plan
+    assert (plan.zero, plan.offload_optimizer, plan.dp) == (3, 1.0, 4)
+    given = texts | {"z3.json": engine.replace("3", "2").replace("cpu", "none")}
+    assert job_read(given)[1].job.plan.zero == 2  # a file that is there is not written again
+    lines = ("cat > a.yaml <<END", own.replace("deepspeed: conf/z3.json\n", ""), "END", lines[-1])
+    assert job_read(script(*lines) | MODEL)[1].job.plan.dp == 4
+
+
+def test_sequences_of_a_device_may_have_the_shorter_name() -> None:
+    line = f"torchrun --nproc_per_node 2 own.py {OPTIONS}".replace("per_device_train_batch", "per_device_batch")
+    assert (
+        job_read(script(f"accelerate launch --num_processes 2 own.py {line.partition('own.py')[2]}") | MODEL)[
+            1
+        ].job.plan.microbatch_size
+        == 2
+    )

@@ -121,7 +121,13 @@ def test_moments_of_a_type_that_is_not_here_are_settled_by_a_field() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["torchrun scripts/training/run_recipe.py --recipe x", "python run_recipe.py", "scripts/performance/run.sh"]
+    "line",
+    [
+        "torchrun scripts/training/run_recipe.py --recipe x",
+        "python run_recipe.py",
+        "scripts/performance/run.sh",
+        "launch_with_nemo_run.py",
+    ],
 )
 def test_scripts_of_megatron_bridge_are_refused_by_name(line: str) -> None:
     with pytest.raises(PlanError, match="Megatron-Bridge"):

@@ -50,15 +50,21 @@ class Launched:
     hosts: str = ""  # the option that lists the nodes, if no other option counts them
 
 
-def find_training_command(texts: Mapping[str, str], asked: Asked, is_training: Callable[[list[str]], bool]) -> Launched:
+def find_training_command(
+    texts: Mapping[str, str],
+    asked: Asked,
+    is_training: Callable[[list[str]], bool],
+    present: Iterable[str] = (),
+) -> Launched:
     """The last training command that the first script runs; the other scripts may be sourced or started by it.
 
-    Variables and arguments of the first script are the user's, and `is_training` tells from its words if a command
-    trains. Raises ShellFault.
+    Variables and arguments of the first script are the user's, `is_training` tells from its words if a command trains,
+    and `present` are further files that are there. Raises ShellFault.
     """
     first, *others = texts
     files = {PurePath(name).name: texts[name] for name in others}
     script = Script(Variables(dict(asked.variables), frozenset(asked.variables)), files)
+    script.present = frozenset(PurePath(name).name for name in (*texts, *present))
     if asked.arguments:
         script.variables.set_arguments(asked.arguments)
     script.follow(texts[first])

@@ -47,7 +47,7 @@ def started_configuration(texts: Mapping[str, str], asked: Asked, signs: Sequenc
     files = {name: text for name, text in texts.items() if name not in scripts}
     if not scripts:
         return Started(files, None)
-    command = find_training_command(scripts, asked, lambda words: any(sign.fit_words(words) for sign in signs))
+    command = find_training_command(scripts, asked, lambda words: any(sign.fit_words(words) for sign in signs), files)
     files |= {path: text for path, text in command.written.items() if path.lower().endswith(_CONFIGURATIONS)}
     names = {PurePath(name).name for name in files}
     named = [word.rpartition("=")[2] for word in command.arguments if word.lower().endswith(_CONFIGURATIONS)]

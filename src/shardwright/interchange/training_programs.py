@@ -73,6 +73,23 @@ _OTHERS: Mapping[str, tuple[str, ...]] = {
     say("a small model by a large one (distillation)"): ("distill", "distillation", "gkd", "kd"),
 }
 
+# Words of programs that generate, evaluate, serve or change weights, if none of the others is there.
+_NOT_TRAINING = (
+    "generate",
+    "generation",
+    "inference",
+    "infer",
+    "evaluate",
+    "evaluation",
+    "eval",
+    "server",
+    "serve",
+    "convert",
+    "merge",
+    "checkpoint",
+)
+_TRAINING = ("train", "pretrain", "posttrain", "finetune", "tune", "sft", "pretraining", "training", "finetuning")
+
 
 def program_fault(name: str) -> str:
     """The fault of a program that trains no decoder of text by next tokens; empty if its name says none of it."""
@@ -80,6 +97,11 @@ def program_fault(name: str) -> str:
     stem = last.rpartition(".")[2].lower()  # of a module such as tools.dpo_qwen, its last part
     words = {*re.split(r"[^a-z0-9]+|(?<=[a-z])(?=[0-9]+b\b)", stem)}
     kind = next((kind for kind, known in _OTHERS.items() if words & {*known}), "")
+    if not kind and words & {*_NOT_TRAINING} and not words & {*_TRAINING}:
+        return say(
+            "{program} trains nothing by its name; name a script that starts training",
+            program=shortened(name, 60),
+        )
     if not kind:
         return ""
     return say(
@@ -117,6 +139,9 @@ def read_kind(settings: Settings, _: Flat) -> None:
                 settings=tuple(map(settings.setting_text, preferences)),
             )
         )
+    if settings.has("--mlm_probability") and settings.text("--mlm", "true").lower() == "true":
+        setting = settings.setting_text("--mlm_probability")  # of masked tokens
+        settings.faults.append(say("{setting}: training by next tokens is counted here", setting=setting))
     for name in ("--stage", "--rlhf_type", "--rl"):
         if settings.text(name, "sft") in ("sft", "pt"):
             continue

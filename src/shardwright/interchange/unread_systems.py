@@ -58,7 +58,10 @@ UNREAD_SYSTEMS = (
     ),
     _system(
         say("Megatron-Bridge's scripts (its recipes in Python are read)"),
-        commands=(r"\bscripts/(?:performance|training)/\w+\.(?:py|sh)\b", r"\brun_recipe\.py\b"),
+        commands=(
+            r"\bscripts/performance/\w+\.(?:py|sh)\b",
+            r"\b(?:run_recipe|pretrain_decoder|finetune_decoder|launch_with_nemo_run)\.py\b",
+        ),
     ),
     _system(
         say("NeMo's launcher (the YAML of conf/training is)"),

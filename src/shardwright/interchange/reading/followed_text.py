@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from shardwright.config.phrase import both, say
-from shardwright.interchange.reading.shell_commands import CommandEffects
+from shardwright.config.phrase import say
 from shardwright.interchange.reading.shell_conditions import fits_pattern
+from shardwright.interchange.reading.shell_guards import GuardedText
 from shardwright.interchange.reading.shell_marks import UNKNOWN, unknown_names
 from shardwright.interchange.reading.shell_skipped import SkippedPart, assigned, names_of
 from shardwright.interchange.reading.shell_words import ShellFault, Token, WordPiece, not_closed, without_end
@@ -15,18 +15,15 @@ if TYPE_CHECKING:
     from shardwright.interchange.reading.shell_script import Script
 
 _MOST_ROUNDS = 200  # of a loop
-_MOST_GUARD = 200  # words of what a guard does
-_FILE_TESTS = ("-d", "-e", "-f", "-s")
 _LOOPS = ("for", "while", "until", "select")
 _REDIRECTIONS = (">", ">>", "<", "<<", "<<-", "<<<", ">&", "<&", "&>")
 
 
-class FollowedText(CommandEffects):
+class FollowedText(GuardedText):
     """A text that is being followed, from token to token. Tokens of a part that does not run are passed over."""
 
     def __init__(self, script: "Script", tokens: list[Token], depth: int) -> None:
-        super().__init__(script, depth)
-        self.tokens, self.at = tokens, 0
+        super().__init__(script, tokens, depth)
         self.noted: SkippedPart | None = None  # records what the passed commands would set
 
     @contextmanager
@@ -44,57 +41,6 @@ class FollowedText(CommandEffects):
         variables = self.script.variables
         names = [name for token in self.tokens[begin : self.at] for name in unknown_names(variables.text_of(token))]
         return not names or any(map(variables.is_made, names))
-
-    def _is_guard(self, begin: int, end: int, ends: tuple[str, ...]) -> bool:
-        """True if the part from `end` on ends the script because of what nobody gave: the words from `begin` to `end`,
-        a condition, depend on it. Such a guard is passed, with a note, since who starts the script gives it."""
-        unset = self._unset_names(self.tokens[begin:end])
-        if not unset or not self._ends_script(end, ends):
-            return False
-        self.script.notes.append(
-            say(
-                "line {line}: the script ends there without {names}, which is taken as given ({ways})",
-                line=self.tokens[begin].line,
-                names=both([say("arguments") if name == "#" else name for name in unset]),
-                ways=" ".join("-- ARGUMENTS" if name == "#" else f"--set {name}=VALUE" for name in unset),
-            )
-        )
-        return True
-
-    def _unset_names(self, tokens: Sequence[Token]) -> list[str]:
-        """The variables of some words that nobody has set, and "#" if the number of unknown arguments is in them."""
-        variables = self.script.variables
-        names: list[str] = []
-        for token in tokens:
-            if any(piece.text == "#" and piece.kind == "variable" for piece in token.pieces):
-                names += [] if variables.has_arguments else ["#"]
-            names += [name for name in unknown_names(variables.text_of(token)) if not variables.is_made(name)]
-        return [*dict.fromkeys(names)]
-
-    def _ends_script(self, begin: int, ends: tuple[str, ...]) -> bool:
-        """True if `exit` is among the commands from a place up to one of the words in `ends`."""
-        depth, place = 0, begin
-        while place < len(self.tokens) and place < begin + _MOST_GUARD:
-            token = self.tokens[place]
-            word = token.plain or token.operator
-            if depth == 0 and word in ends and place > begin:
-                return False
-            function = self.script.functions.get(token.plain)
-            if word == "exit" or (function and any(inner.plain == "exit" for inner in function.body)):
-                return True
-            depth += (word in ("if", "case", "{", "(")) - (word in ("fi", "esac", "}", ")"))
-            place += 1
-        return False
-
-    def _passes_what_is_there(self, begin: int, ends: tuple[str, ...]) -> bool:
-        """True if a condition asks for a file and the part behind it goes on with the loop: it passes results."""
-        words = [token.plain for token in self.tokens[begin : self.at]]
-        if not any(word in _FILE_TESTS for word in words) or "!" in words:
-            return False
-        for token in self.tokens[self.at : self.at + _MOST_GUARD]:
-            if token.plain in ("continue", *ends):
-                return token.plain == "continue"
-        return False
 
     def all(self) -> None:
         while self.at < len(self.tokens) and not self.ended:
@@ -180,6 +126,8 @@ class FollowedText(CommandEffects):
                 succeeds = False
             elif succeeds and active and not is_done and self._passes_what_is_there(start, ends):
                 succeeds = None
+            elif succeeds is False and active and not is_done and self._makes_what_lacks(start, ends):
+                succeeds = True
             if succeeds is None and not is_done:
                 if not is_doubtful and self._is_doubtful(start):
                     is_doubtful = True

@@ -32,6 +32,7 @@ class Script:
 
     variables: Variables
     files: dict[str, str] = field(default_factory=dict)
+    present: frozenset[str] = frozenset()  # names of all files that are there
     commands: list[Command] = field(default_factory=list)
     written: dict[str, str] = field(default_factory=dict)  # texts of files that here-documents write, by name
     batch: dict[str, str] = field(default_factory=dict)  # options of the batch system

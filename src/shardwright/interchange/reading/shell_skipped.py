@@ -48,7 +48,8 @@ class SkippedPart:
             if assignment is None:
                 self.calls.add(token.plain)
                 return
-            self.put(*assignment)
+            name, appends = assignment
+            self.put(name, appends or _begins_with(token, name))
 
 
 def assigned(token: Token) -> tuple[str, bool] | None:
@@ -61,6 +62,13 @@ def assigned(token: Token) -> tuple[str, bool] | None:
     if name.endswith("]"):  # an element of an array
         return (element[1], True) if equals and (element := _ELEMENT.fullmatch(name)) else None
     return (name, appends) if equals and name.isascii() and name.isidentifier() else None
+
+
+def _begins_with(token: Token, name: str) -> bool:
+    """True if an assignment begins with the variable's own value, NAME="$NAME more", which appends to it."""
+    first, *others = token.pieces
+    second = next((piece for piece in others if piece.text), None)
+    return first.text == f"{name}=" and second is not None and (second.kind, second.text) == ("variable", name)
 
 
 def element_index(token: Token) -> str:

@@ -57,6 +57,7 @@ _PROGRAMS = (
     _Program("adapter", ("lora", "qlora"), 8, 16.0, _PEFT_TARGETS, is_double=True, nf4_words=("qlora",)),
     _Program("tuner_type", ("lora",), 8, 32.0, TARGETS),
     _Program("train_type", ("lora",), 8, 32.0, TARGETS),
+    _Program("mindspeed_lora", ("true",), 16, 32.0, ()),  # of the flags of MindSpeed-LLM that name modules
     # Firefly, and programs made of it, load in NF4 with quantised scales (load_model in its train.py).
     _Program("trains_qlora", ("true",), 64, 16.0, TARGETS, is_double=True),  # of _QLORA_DEFAULTS alone
     _Program(
@@ -124,6 +125,14 @@ def read_adapter(settings: Settings, fields: Flat, spelled: Callable[[str], str]
     if _switch(settings, spelled("bits")) in _NO_BITS:
         settings.ignore(spelled("bits"))
     if program is None:
+        if _NAMES.search(str(settings.given.get(spelled("output_dir"), ""))):
+            settings.note(
+                say(
+                    "{setting} names adapters, and no option does: all weights are trained here (--set "
+                    "model.adapter.rank=N for adapters)",
+                    setting=settings.setting_text(spelled("output_dir")),
+                )
+            )
         return
     is_in_4_bits = any(_switch(settings, spelled(name)) in words for name, words in _FOUR_BITS)
     is_in_nf4 = _switch(settings, spelled(program.switch)) in program.nf4_words

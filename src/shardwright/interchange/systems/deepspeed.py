@@ -43,7 +43,7 @@ SIGNS = (
 )
 _ZERO = "zero_optimization."
 STAGE = (_ZERO + "stage",)
-MICRO = ("train_micro_batch_size_per_gpu", "--per_device_train_batch_size")
+MICRO = ("train_micro_batch_size_per_gpu", "--per_device_train_batch_size", "--per_device_batch_size")
 _TOP_LEVEL_KEYS = frozenset((
     "train_batch_size", "train_micro_batch_size_per_gpu", "zero_optimization", "bf16", "fp16", "gradient_clipping",
     "gradient_accumulation_steps", "optimizer", "scheduler", "steps_per_print",

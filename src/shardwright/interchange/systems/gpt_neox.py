@@ -75,13 +75,15 @@ _POSITIONS = {"learned": "learned_absolute", "rotary": "rope", "alibi": "alibi",
 _NORMS = {"layernorm": "LayerNorm", "te_layernorm": "LayerNorm", "rmsnorm": "RMSNorm", "te_rmsnorm": "RMSNorm"}
 _ACTIVATIONS = {"gelu": (), "swiglu": ("swiglu",), "geglu": ("geglu",), "relu2": ("squared-relu",)}
 _GATED = ("swiglu", "geglu")
+# The mlp_type of older releases with three matrices, whose width is a multiple of so many numbers, and no biases.
+_LLAMA, _MULTIPLE_OF_LLAMA = "llama", 256
 _OPTIMIZERS = {"adam": "adam", "adamw": "adam", "cpu_adam": "adam", "lion": "lion", "sgd": "sgd"}
 _TOKENIZER_OF_20B = 50277  # tokens of 20B_tokenizer.json, Pythia's too
 _VOCABULARY = ("tokenizer-type", "merge-file")
 
 
 def _read_degrees(settings: Settings, fields: Flat) -> None:
-    fields["plan.tp"] = settings.count("model_parallel_size", 1, largest.RANKS, 1)
+    fields["plan.tp"] = max(1, settings.count("model_parallel_size", 1, largest.RANKS))
     fields["plan.pp"] = max(1, settings.count("pipe_parallel_size", 0, largest.PIPELINE_RANKS))
     fields |= {"plan.cp": 1, "plan.schedule": "1f1b"}
     fields["plan.sequence_parallel"] = settings.flag("sequence_parallel") and fields["plan.tp"] > 1
@@ -101,6 +103,7 @@ def _read_block(settings: Settings, fields: Flat) -> None:
     if settings.flag("gpt_j_residual"):
         fields["model.parallel_block"] = "one-norm" if settings.flag("gpt_j_tied") else "two-norms"
     has_attention_bias, has_mlp_bias = (settings.flag(f"use_bias_in_{part}", True) for part in ("attn_linear", "mlp"))
+    has_mlp_bias = has_mlp_bias and settings.text("mlp_type") != _LLAMA
     fields["model.bias"] = has_attention_bias and has_mlp_bias
     fields["model.attention_bias"] = has_attention_bias and not has_mlp_bias
     fields["model.mlp_bias"] = has_mlp_bias and not has_attention_bias
@@ -123,7 +126,7 @@ def _read_kinds(settings: Settings, _: Flat) -> None:
             say("attention_config has {kinds}: attention to all is counted here", kinds=", ".join(sorted(others))[:60])
         )
     _read_experts(settings)
-    if settings.text("mlp_type", "regular") != "regular":
+    if settings.text("mlp_type", "regular") not in ("regular", _LLAMA):
         settings.faults.append(
             say("{setting} is of older releases; say it by activation", setting=settings.setting_text("mlp_type"))
         )
@@ -235,11 +238,16 @@ def _model_flags(keys: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
             settings.faults.append(none_of(f"{name} = {shortened(word, 40)}", words))
         flags[flag_name] = words.get(word, words[default])
     activation = str(keys.get("activation", "gelu"))
+    if keys.get("mlp_type") == _LLAMA:
+        activation = {"silu": "swiglu", "gelu": "geglu"}.get(activation, activation)
     if activation not in _ACTIVATIONS:
         settings.faults.append(none_of(f"activation = {shortened(activation, 40)}", _ACTIVATIONS))
     flags |= dict.fromkeys(_ACTIVATIONS.get(activation, ()), True)
     flags |= {} if keys.get("bias_gelu_fusion") is True else {"no-bias-gelu-fusion": True}
     flags["ffn-hidden-size"] = _width(keys, is_gated=activation in _GATED)
+    hidden = keys.get("hidden_size")
+    if keys.get("mlp_type") == _LLAMA and isinstance(hidden, int):
+        flags["ffn-hidden-size"] = _MULTIPLE_OF_LLAMA * -(-int(2 * hidden * 4 / 3) // _MULTIPLE_OF_LLAMA)
     if is_whole(keys.get("num_kv_heads")):
         flags |= {"group-query-attention": True, "num-query-groups": keys["num_kv_heads"]}
     is_rms = flags["normalization"] == "RMSNorm"

@@ -21,8 +21,9 @@ from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.script_text import flag_words, script_text
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.rows import read_row, write_table
+from shardwright.interchange.systems.adapter_settings import read_adapter
 from shardwright.interchange.systems.megatron_experts import EXPERTS, FURTHER, MTP, OVER_EXPERTS
-from shardwright.interchange.systems.megatron_forks import with_defaults_of_fork
+from shardwright.interchange.systems.megatron_forks import OF_FORKS, with_defaults_of_fork
 from shardwright.interchange.systems.megatron_model import LATENT, LENGTH, MODEL, REQUIRED, SHAPE
 from shardwright.interchange.systems.megatron_plan import PLAN, WORLD
 from shardwright.interchange.systems.megatron_training import TRAINING
@@ -81,6 +82,7 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     settings.faults += [] if asked.cluster.devices else missing_ranks(command)
     _read_engine(settings, texts, command.written)
     fields = fields_of(settings, asked)
+    read_adapter(settings, fields, lambda name: name.replace("_", "-"))
     settings.faults += loose_faults(command.loose, settings, "megatron")
     uses_launcher = asked.cluster.devices == 0
     software = software_of_flags(settings, fields, asked.cluster.device)
@@ -129,6 +131,8 @@ def _read_engine(settings: Settings, texts: Mapping[str, str], written: Mapping[
         settings.given["cpu-optimizer"] = True
     if keys.get("zero_optimization.offload_param.device", "none") not in (None, "none"):
         settings.given["cpu-parameters"] = True
+    if keys.get("curriculum_learning.enabled") is True or keys.get("data_efficiency.enabled") is True:
+        settings.lost.append(say("sequences grow there at first (curriculum), and all have their full length here"))
     settings.ignore("deepspeed-config")
 
 
@@ -145,7 +149,7 @@ def fields_of(settings: Settings, asked: Asked, model: Flat | None = None) -> Fl
     if settings.faults or settings.needed:  # the other rows need a valid model
         settings.ignore(*(name for name in settings.given if not trains_a_part(name)))
         return fields
-    tables = [PLAN, MODEL]
+    tables = [PLAN, MODEL, OF_FORKS]
     if settings.has("num-experts") and settings.count("num-experts", 0) > 1:
         tables.append(EXPERTS)
     else:  # without experts Megatron-LM reads none of their settings

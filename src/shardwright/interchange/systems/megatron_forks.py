@@ -8,6 +8,7 @@ file of its own.
 from collections.abc import Mapping
 from typing import Any
 
+from shardwright.interchange.rows import Table, flag, never, number
 from shardwright.interchange.systems.mindspeed import as_megatron, is_mindspeed
 
 # Names of Megatron-DeepSpeed -> Megatron-LM's.
@@ -36,3 +37,14 @@ def with_defaults_of_fork(given: Mapping[str, Any], launcher: str) -> tuple[dict
         if given.get("disable-moe-token-dropping"):
             del settings["moe-expert-capacity-factor"], settings["disable-moe-token-dropping"]
     return settings, spelled
+
+
+# Rows of flags that Megatron-LM lacks: norms around, scales and caps of MindSpeed-LLM, for Grok and Gemma 2.
+OF_FORKS: Table = (
+    flag("post-norm", "model.norm_place", present="around", absent="before").under(None, never),
+    number("softmax-scale", "model.attention_scale", 0.0).under(None, never),
+    number("embedding-multiplier-scale", "model.embedding_scale", 1.0).under(None, never),
+    number("output-multiplier-scale", "model.logit_scale", 1.0).under(None, never),
+    number("output-logit-softcapping", "model.logit_softcap", 0.0).under(None, never),
+    number("attn-logit-softcapping", "model.attention_softcap", 0.0).under(None, never),
+)

@@ -175,7 +175,9 @@ _ACTIVATIONS = {
     "swiglu": ("silu", True),
     "geglu": ("gelu", True),
     "openai-gelu": ("gelu-tanh", False),
+    "gelu-tanh": ("gelu-tanh", True),
 }
+_ACTIVATIONS_OF_FORKS = ("geglu", "gelu-tanh")
 
 
 def _read_activation(settings: Settings, fields: Flat) -> None:
@@ -211,7 +213,8 @@ def _write_activation(job: JobSpec, settings: dict[str, Any]) -> None:
     elif pair == ("gelu-tanh", False):
         settings |= {} if model.bias else {"openai-gelu": True}
     else:
-        settings |= {name: True for name, named_pair in _ACTIVATIONS.items() if named_pair == pair and name != "geglu"}
+        own = [name for name, named in _ACTIVATIONS.items() if named == pair and name not in _ACTIVATIONS_OF_FORKS]
+        settings |= dict.fromkeys(own, True)
 
 
 _POSITIONS = {
@@ -389,11 +392,5 @@ MODEL: Table = (
     word("softmax-type", "model.sinks", {"vanilla": False, "learnable": True}, "vanilla"),
     Rule(("window-size",), _read_window, _write_window),
     flag("embed-layernorm", "model.embedding_norm").under(None, never),  # a flag of Megatron-DeepSpeed
-    # Flags of MindSpeed-LLM, for Grok and Gemma 2.
-    flag("post-norm", "model.norm_place", present="around", absent="before").under(None, never),
-    number("embedding-multiplier-scale", "model.embedding_scale", 1.0).under(None, never),
-    number("output-multiplier-scale", "model.logit_scale", 1.0).under(None, never),
-    number("output-logit-softcapping", "model.logit_softcap", 0.0).under(None, never),
-    number("attn-logit-softcapping", "model.attention_softcap", 0.0).under(None, never),
     Rule(("vocab-size", "make-vocab-size-divisible-by"), _read_vocab, _write_vocab),
 )

@@ -38,6 +38,11 @@ _OWN = (
     "multi-head-latent-attention",
     "routed-scaling-factor",
     "topk-group",
+    "lora-fusion",
+    "lora-ckpt-filter",
+    "post-norm",
+    "interleave-sliding-window",
+    "input-embeds-norm",
 )
 _CONTEXT = {"megatron_cp_algo": "p2p", "ulysses_cp_algo": "a2a"}
 _BALANCES = {"pai_megatron_aux_loss": "aux_loss", "noaux_tc": "none", "softmax_topk": "none"}
@@ -69,7 +74,7 @@ def as_megatron(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str
         if own_name in flags:
             flags.setdefault(name, flags.pop(own_name))
             spelled[name] = own_name
-    for own, renamed in (_context(flags), _groups(flags), _experts(flags), _stages(flags)):
+    for own, renamed in (_context(flags), _gemma(flags), _groups(flags), _experts(flags), _stages(flags)):
         for name in own:
             flags.pop(name, None)
         flags |= renamed
@@ -77,6 +82,9 @@ def as_megatron(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str
     if "recompute-activation-function" in flags and not flags.keys() & {"recompute-granularity", "recompute-method"}:
         del flags["recompute-activation-function"]
         flags |= {"recompute-granularity": "selective", "recompute-modules": ["moe_act"]}  # of any MLP
+    # LoRA; grouped products of experts have no modules that its words would name.
+    if "lora-target-modules" in flags and "qlora" not in flags and _number(flags, "num-experts") <= 1:
+        flags["mindspeed-lora"] = True
     spec = flags.get("spec")
     if _SPEC.fullmatch(str(spec[0] if isinstance(spec, list) and spec else spec)):
         del flags["spec"]
@@ -125,6 +133,19 @@ def _experts(flags: Mapping[str, Any]) -> tuple[tuple[str, ...], dict[str, Any]]
     if "norm-topk-prob" in flags:  # a softmax over all whose chosen part adds up to 1 is one over the chosen
         replaced.append("moe-router-pre-softmax")
     return tuple(replaced), renamed
+
+
+def _gemma(flags: Mapping[str, Any]) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Windows in every other layer from the first on, the divisor of scores, and embeddings times the root of the
+    width, as Gemma 2 has them."""
+    renamed: dict[str, Any] = {}
+    if window := _number(flags, "interleave-sliding-window"):
+        renamed |= {"window-size": f"{window - 1},0", "window-attn-skip-freq": "2"}
+    if divisor := _number(flags, "query-pre-attn-scalar"):
+        renamed["softmax-scale"] = str(divisor**-0.5)
+    if "input-embeds-norm" in flags:
+        renamed["embedding-multiplier-scale"] = str(_number(flags, "hidden-size", 1) ** 0.5)
+    return ("interleave-sliding-window", "query-pre-attn-scalar", "input-embeds-norm"), renamed
 
 
 def _groups(flags: Mapping[str, Any]) -> tuple[tuple[str, ...], dict[str, Any]]:

@@ -43,11 +43,11 @@ def trainer_command(
 ) -> Launched:
     """The command of a script that starts a program with some signs, with its nodes and devices. `files` are the other
     files by name; a YAML that the command names has to be among them. Raises ShellFault."""
-    command = find_training_command(scripts, asked, lambda words: any(sign.fit_words(words) for sign in signs))
+    command = find_training_command(scripts, asked, lambda words: any(sign.fit_words(words) for sign in signs), files)
     task = command.arguments[0] if command.arguments else ""
     if fault := program_fault(task) if task.isidentifier() else "":
         raise ShellFault(fault)
-    names = {PurePath(name).name for name in files}
+    names = {PurePath(name).name for name in (*files, *command.written)}
     for word in command.arguments:
         if word.lower().endswith(_YAML) and PurePath(word).name not in names:
             raise ShellFault(

@@ -14,7 +14,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.phrase import say
 from shardwright.config.yaml_text import yaml_text
 from shardwright.interchange.imported import Asked, ReadResult
-from shardwright.interchange.launcher import Launched
+from shardwright.interchange.launcher import Launched, overwritten_names
 from shardwright.interchange.named_model import is_model
 from shardwright.interchange.reading.file_signs import SHARED, FileSigns
 from shardwright.interchange.reading.plain_data import read_data
@@ -74,6 +74,9 @@ class TrainerFile:
             if name not in scripts
         }
         command = trainer_command(scripts, asked, data, self.signs) if scripts else None
+        written = command.written if command else {}
+        data = {name: keys for name, keys in data.items() if name not in overwritten_names(data, written)}
+        data |= {name: read_data(name, text) for name, text in written.items() if name.lower().endswith(_DATA)}
         model = next((keys for keys in data.values() if is_model(keys)), None)
         engine = {name: keys for name, keys in data.items() if not is_model(keys) and _is_engine(keys)}
         own = {name: keys for name, keys in data.items() if not is_model(keys) and name not in engine}

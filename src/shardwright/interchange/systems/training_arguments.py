@@ -122,7 +122,7 @@ def read_parts(texts: Mapping[str, str], asked: Asked, is_own: Callable[[dict[st
     command: Launched | None = None
     files = {name for name, text in texts.items() if text.lstrip()[:1] == "{" or name.lower().endswith(_DATA)}
     if scripts := {name: text for name, text in texts.items() if name not in files}:
-        command = find_training_command(scripts, asked, is_training)
+        command = find_training_command(scripts, asked, is_training, files)
         for flags in (command.launcher_settings, command.settings):
             own = {name.replace("-", "_"): value for name, value in flags.items() if not name.startswith("slurm")}
             given |= {f"--{name}": value for name, value in own.items()}

@@ -1,0 +1,92 @@
+"""Conditions of a script that ask for what it is given or for files: guards that end it, and files that it makes."""
+
+from collections.abc import Sequence
+from pathlib import PurePath
+from typing import TYPE_CHECKING
+
+from shardwright.config.phrase import both, say
+from shardwright.interchange.reading.shell_commands import CommandEffects
+from shardwright.interchange.reading.shell_marks import unknown_names
+from shardwright.interchange.reading.shell_words import Token
+
+if TYPE_CHECKING:
+    from shardwright.interchange.reading.shell_script import Script
+
+_MOST_GUARD = 200  # words of what a guard does
+_FILE_TESTS = ("-d", "-e", "-f", "-s")
+
+
+class GuardedText(CommandEffects):
+    """The tokens of a text that is being followed, up to the one at `at`, with what its conditions ask for."""
+
+    def __init__(self, script: "Script", tokens: list[Token], depth: int) -> None:
+        super().__init__(script, depth)
+        self.tokens, self.at = tokens, 0
+
+    def _is_guard(self, begin: int, end: int, ends: tuple[str, ...]) -> bool:
+        """True if the part from `end` on ends the script because of what nobody gave: the words from `begin` to `end`,
+        a condition, depend on it. Such a guard is passed, with a note, since who starts the script gives it."""
+        unset = self._unset_names(self.tokens[begin:end])
+        if not unset or not self._ends_script(end, ends):
+            return False
+        self.script.notes.append(
+            say(
+                "line {line}: the script ends there without {names}, which is taken as given ({ways})",
+                line=self.tokens[begin].line,
+                names=both([say("arguments") if name == "#" else name for name in unset]),
+                ways=" ".join("-- ARGUMENTS" if name == "#" else f"--set {name}=VALUE" for name in unset),
+            )
+        )
+        return True
+
+    def _unset_names(self, tokens: Sequence[Token]) -> list[str]:
+        """The variables of some words that nobody has set, and "#" if the number of unknown arguments is in them."""
+        variables = self.script.variables
+        names: list[str] = []
+        for token in tokens:
+            if any(piece.text == "#" and piece.kind == "variable" for piece in token.pieces):
+                names += [] if variables.has_arguments else ["#"]
+            names += [name for name in unknown_names(variables.text_of(token)) if not variables.is_made(name)]
+        return [*dict.fromkeys(names)]
+
+    def _ends_script(self, begin: int, ends: tuple[str, ...]) -> bool:
+        """True if `exit` is among the commands from a place up to one of the words in `ends`."""
+        depth, place = 0, begin
+        while place < len(self.tokens) and place < begin + _MOST_GUARD:
+            token = self.tokens[place]
+            word = token.plain or token.operator
+            if depth == 0 and word in ends and place > begin:
+                return False
+            function = self.script.functions.get(token.plain)
+            if word == "exit" or (function and any(inner.plain == "exit" for inner in function.body)):
+                return True
+            depth += (word in ("if", "case", "{", "(")) - (word in ("fi", "esac", "}", ")"))
+            place += 1
+        return False
+
+    def _passes_what_is_there(self, begin: int, ends: tuple[str, ...]) -> bool:
+        """True if a condition asks for a file and the part behind it goes on with the loop: it passes results."""
+        words = [token.plain for token in self.tokens[begin : self.at]]
+        if not any(word in _FILE_TESTS for word in words) or "!" in words:
+            return False
+        for token in self.tokens[self.at : self.at + _MOST_GUARD]:
+            if token.plain in ("continue", *ends):
+                return token.plain == "continue"
+        return False
+
+    def _makes_what_lacks(self, begin: int, ends: tuple[str, ...]) -> bool:
+        """True if a condition asks for a file that lacks, and the part behind it writes that file, which is none of the
+        files here: it is written then."""
+        tokens, text_of = self.tokens, self.script.variables.text_of
+        words = [token.plain for token in tokens[begin : self.at]]
+        tested = [
+            text_of(after) for word, after in zip(words, tokens[begin + 1 :], strict=False) if word in _FILE_TESTS
+        ]
+        if "!" not in words or len(tested) != 1 or PurePath(tested[0]).name in self.script.present:
+            return False
+        for place, token in enumerate(tokens[self.at : self.at + _MOST_GUARD], self.at):
+            if token.plain in ends:
+                return False
+            if token.operator == ">" and place + 1 < len(tokens) and text_of(tokens[place + 1]) == tested[0]:
+                return True
+        return False
