@@ -88,8 +88,7 @@ FAULTS = {
 
 
 NOT_YET = {
-    "apertus", "cwm", "ernie4_5_moe", "granite_swa", "granitemoe_swa", "hunyuan_v1_dense", "hunyuan_v1_moe",
-    "ministral3",
+    "apertus", "cwm", "granite_swa", "granitemoe_swa",
 }  # fmt: skip
 # Of other families: what only some of the values of a key say can be expressed.
 FAMILY_FAULTS = {

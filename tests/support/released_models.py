@@ -66,6 +66,10 @@ RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
                   "first_k_dense_replace": 1},
     ),
     "ernie4_5": ("ernie4_5", _SIZES | _HEADS | {"pad_token_id": None}),
+    "ernie4_5_moe": (
+        "ernie4_5_moe",
+        _SIZES | {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 20, "pad_token_id": None},
+    ),
     "exaone4": ("exaone4", _SIZES | {"sliding_window": None, "layer_types": ["full_attention"] * 4}),
     "exaone4 windows": ("exaone4", _SIZES | {"sliding_window": 8}),
     "exaone_moe": (
@@ -127,6 +131,12 @@ RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
         "granitemoeshared", _SIZES | {"num_local_experts": 6, "num_experts_per_tok": 2, "shared_intermediate_size": 40},
     ),
     "helium": ("helium", _SIZES | {"head_dim": 8} | {"pad_token_id": None}),
+    "hunyuan_v1_dense": (
+        "hunyuan_v1_dense",
+        _SIZES | _HEADS | {"rope_parameters": {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0,
+                                               "rope_theta": 10000.0}},
+    ),
+    "hunyuan_v1_moe": ("hunyuan_v1_moe", _SIZES | _HEADS | {"num_experts": 6, "moe_topk": 2}),
     "hy_v3": ("hy_v3", _SIZES | _HEADS | _EXPERTS),
     "hyperclovax": (
         "hyperclovax", _SIZES | {"embedding_multiplier": 3.0, "logits_scaling": 0.25, "attention_multiplier": 0.2},
@@ -136,6 +146,7 @@ RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
     "jais2": ("jais2", _SIZES | {"head_dim": 8, "pad_token_id": None}),
     "llama": ("llama", _SIZES),
     "llama 3.1": ("llama", _SIZES | {"rope_parameters": _LLAMA3, "tie_word_embeddings": True}),
+    "llama yarn": ("llama", _SIZES | {"rope_parameters": _YARN | {"mscale": 1.0, "mscale_all_dim": 0.5}}),
     "llama biases": ("llama", _SIZES | {"attention_bias": True, "mlp_bias": True}),
     "llama attention biases": ("llama", _SIZES | {"attention_bias": True}),
     "llama mlp biases": ("llama", _SIZES | {"mlp_bias": True}),
@@ -161,6 +172,11 @@ RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
     "ministral": (
         "ministral",
         _SIZES | _HEADS | {"sliding_window": 8, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]},
+    ),
+    "ministral3": (
+        "ministral3",
+        _SIZES | _HEADS | {"rope_parameters": _YARN | {
+            "original_max_position_embeddings": 8, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.4}},
     ),
     "mistral": ("mistral", _SIZES | {"sliding_window": 8}),
     "mixtral": ("mixtral", _SIZES | {"num_local_experts": 6}),
@@ -360,7 +376,8 @@ def opened(name: str, folder: Path) -> Any:
 _RENAMED = {
     "embed_out.": "lm_head.", ".block_sparse_moe.gate.": ".mlp.gate.",
     ".block_sparse_moe.router.layer.": ".block_sparse_moe.router.", ".mlp.router.gate.": ".mlp.gate.",
-    ".mlp.shared_mlp.": ".mlp.shared_experts.", ".mlp.experts.": ".block_sparse_moe.experts.",
+    ".mlp.shared_mlp.": ".mlp.shared_experts.", ".mlp.moe_statics.": ".mlp.gate.moe_statics.",
+    ".mlp.experts.": ".block_sparse_moe.experts.",
 }  # fmt: skip
 
 

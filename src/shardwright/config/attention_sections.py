@@ -1,5 +1,7 @@
 """Sections of the model about attention: latents, windows, and scores that grow with the position."""
 
+from typing import Annotated
+
 from pydantic import Field
 
 from shardwright.config.base import Spec
@@ -20,6 +22,7 @@ REPLACED_BY_LATENTS = {
     "attention_softcap": say("attention by one without a cap"),
     "sinks": say("attention by one without them"),
     "clip_qkv": say("what is clipped"),
+    "temperature_tuning": say("queries that grow with their position by ones that do not"),
 }
 
 
@@ -137,8 +140,13 @@ class WindowSpec(Spec):
 
 
 class TemperatureSpec(Spec):
-    """Scores that grow with the position of a query, in layers without rotary positions: Llama 4, after Nakanishi 2025
-    (arXiv 2501.19399). A query at position p is multiplied by 1 + scale x ln(1 + floor((p + 1) / floor))."""
+    """Scores that grow with the position of a query: Llama 4 in layers without rotary positions, Ministral 3 in all,
+    after Nakanishi 2025 (arXiv 2501.19399). A query at position p, where the first one is `first_position`, is
+    multiplied by 1 + scale x ln(1 + floor(p / floor))."""
 
     scale: PositiveOr0 = Field(0.0, description="How much queries grow with their position; 0 means not at all.")
     floor: Tokens = Field(8192, description="Positions after which they grow once more.")
+    in_all_layers: bool = Field(False, description="They grow in layers with rotary positions too (Ministral 3).")
+    first_position: Annotated[int, Field(ge=0, le=1)] = Field(
+        1, description="Number of the first position: 1 in Llama 4, 0 in Ministral 3."
+    )

@@ -15,6 +15,8 @@ from shardwright.config.hugging_face.layer_kinds import window, without_position
 from shardwright.config.hugging_face.rotary_fields import local_rotary, rotary
 from shardwright.config.phrase import say
 
+_LONGEST = "max_position_embeddings"
+
 
 def head_width(fields: Fields) -> int:
     """Width of a head: as the configuration says, or else hidden / heads."""
@@ -36,6 +38,23 @@ def mistral(r: ConfigReader) -> Fields:
 def ministral(r: ConfigReader) -> Fields:
     """Ministral 8B (Mistral AI 2024): Mistral, some of whose layers attend to all tokens."""
     return mistral(r)
+
+
+def ministral3(r: ConfigReader) -> Fields:
+    """Ministral 3 (Mistral AI 2025): queries grow with their position, once for each original_max_position_embeddings
+    tokens."""
+    name = "rope_parameters" if r.has("rope_parameters") else "rope_scaling"
+    section = ConfigReader(r.section(name) or r.section("rope_parameters"), {})
+    scale, floor = section.number("llama_4_scaling_beta"), section.count("original_max_position_embeddings")
+    r.faults += section.faults
+    # The longest sequence stands in the section once more.
+    inner = {key: value for key, value in section.given.items() if key not in ("llama_4_scaling_beta", _LONGEST)}
+    r.given = r.given | {name: inner}
+    fields = mistral(r)
+    if scale:
+        grown = {"scale": scale, "floor": max(1, floor), "in_all_layers": True, "first_position": 0}
+        fields["temperature_tuning"] = grown
+    return fields
 
 
 def smollm3(r: ConfigReader) -> Fields:

@@ -141,6 +141,23 @@ def hy_v3(r: ConfigReader) -> Fields:
     return fields | rotary(r, head_width(fields)) | {"moe": moe}
 
 
+def ernie_moe(r: ConfigReader) -> Fields:
+    """ERNIE 4.5 with experts (Baidu 2025): a softmax, and a bias that counts for the choice alone."""
+    r.must_be("use_bias", (False, None), say("the experts have no biases"))
+    r.must_be("moe_gate", ("topk", None), say("each token gets its best experts"))
+    r.must_be("moe_use_aux_free", (True, None), say("experts are chosen by scores and biases"))
+    r.must_be("moe_norm_min", (1e-12, None), say("weights are divided by their sum"))
+    r.leave("num_nextn_predict_layers")
+    r.ignore("moe_capacity")
+    fields = decoder(r)
+    first, every = r.count("moe_layer_start_index"), max(1, r.count("moe_layer_interval", 1))
+    last = fields["layers"] - 1
+    r.must_be("moe_layer_end_index", (-1, last, None), say("all layers after the first dense ones may have experts"))
+    moe = experts(r, "moe_num_experts", chosen="moe_k") | {"gate": "biased-softmax"}
+    moe |= {"shared_experts": r.count("moe_num_shared_experts"), "first_dense": first // every * every, "every": every}
+    return fields | rotary(r, head_width(fields)) | {"moe": moe}
+
+
 def flex_olmo(r: ConfigReader) -> Fields:
     """FlexOlmo (Shi et al. 2025, arXiv 2507.07024): OLMo 2 with experts."""
     r.must_be("attention_bias", (False,), say("the MLP has no biases"))
@@ -152,8 +169,7 @@ def flex_olmo(r: ConfigReader) -> Fields:
 def mellum(r: ConfigReader) -> Fields:
     """Mellum 2 (JetBrains 2026): Qwen 3 with experts, some layers with windows and rotary positions of their own."""
     r.must_be("attention_bias", (False,), say("the MLP has no biases"))
-    further = r.named("num_mtp_layers", "num_nextn_predict_layers")
-    r.must_be(further, (0, None), say("modules of further tokens are not read in this family"))
+    r.leave("num_mtp_layers", "num_nextn_predict_layers", "mtp_layer_types", "mtp_mlp_layer_types")
     _take_dense_layers(r, usual=0)
     fields = decoder(r) | {"qk_norm": "head"}
     fields |= rotary(r, head_width(fields)) | window(
