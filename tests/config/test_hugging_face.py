@@ -16,7 +16,7 @@ from shardwright.config.hugging_face.same_arithmetic import is_same
 from shardwright.config.hugging_face.written_config import written_config
 from shardwright.config.load import load_job, read_job
 from shardwright.config.model import ModelSpec
-from support.released_models import OWN_CODE, RELEASED
+from support.released_models import OWN_CODE, RELEASED, no_tokens
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 96,
@@ -31,7 +31,7 @@ def full_keys(family: str, keys: dict[str, Any]) -> dict[str, Any]:
     """All keys of a configuration as transformers knows it."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    config = CONFIG_MAPPING[family](**({"bos_token_id": None, "eos_token_id": None} | keys))
+    config = CONFIG_MAPPING[family](**(no_tokens(family) | keys))
     return json.loads(json.dumps(config.to_dict())) | {"model_type": family}
 
 
@@ -87,9 +87,6 @@ FAULTS = {
 }
 
 
-NOT_YET = {
-    "apertus", "cwm", "granite_swa", "granitemoe_swa",
-}  # fmt: skip
 # Of other families: what only some of the values of a key say can be expressed.
 FAMILY_FAULTS = {
     "rope_interleave is false: pairs that turn are neighbours": ("deepseek_v3", {"rope_interleave": False}),
@@ -151,7 +148,7 @@ def test_each_family_of_transformers_is_read_or_refused_with_a_reason() -> None:
     classes = {name: CONFIG_MAPPING_NAMES[name] for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES}
     named = {"gpt2" if config == "GPT2Config" else name for name, config in classes.items()}
     rest = {name for name in named if name not in FAMILIES and refusal_of(name) is None}
-    assert rest == {"gemma3", "llama4", *NOT_YET}
+    assert rest == {"gemma3", "llama4"}
     assert not set(refused_families()) & set(FAMILIES) and set(refused_families().values()) == set(REASONS)
     (fault,) = fields_of({"model_type": "bamba"})[1]
     assert fault.startswith("model_type 'bamba' can't be expressed by the decoder here: its layers have state spaces (")

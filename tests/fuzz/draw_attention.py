@@ -54,7 +54,7 @@ def _window(rng: random.Random, model: Fields) -> Fields:
     if rng.random() < 0.3 and model["layers"] > 1:
         window["first_full"] = rng.randint(1, model["layers"] - 1)
     if rng.random() < 0.3 and model["layers"] > 1:
-        window["full_every"] = rng.choice([2, 3])
+        window |= {"full_every": rng.choice([2, 3]), "full_first": rng.random() < 0.3}
     if model["positions"] == "rotary" and rng.random() < 0.3:
         window |= {"rotary_base": rng.choice([0.0, 50.0]), "rotary_scaled": rng.random() < 0.5}
     return window

@@ -51,6 +51,7 @@ RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom": ("bloom", {"hidden_size": 32, "n_layer": 3, "n_head": 4, "vocab_size": 96}),
     "cohere": ("cohere", _SIZES | {"pad_token_id": None, "logit_scale": 0.25}),
     "cohere2": ("cohere2", _SIZES | {"pad_token_id": None, "sliding_window": 8}),
+    "cwm": ("cwm", _SIZES | _HEADS | {"sliding_window": 8, "num_hidden_layers": 5}),
     "deepseek_v2": (
         "deepseek_v2", _SIZES | _DEEPSEEK | {"rope_parameters": _YARN | {"mscale": 0.7, "mscale_all_dim": 0.7}},
     ),
@@ -119,6 +120,17 @@ RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
         "granite",
         _SIZES | {"embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5,
                   "attention_multiplier": 0.2},
+    ),
+    "granite_swa": (
+        "granite_swa",
+        _SIZES | {"sliding_window": 8, "num_hidden_layers": 5, "embedding_multiplier": 3.0, "logits_scaling": 2.0,
+                  "residual_multiplier": 0.5, "attention_multiplier": 0.2, "pad_token_id": None,
+                  "layer_rope_theta": [500.0, 10000.0, 10000.0, 10000.0, 500.0]},
+    ),
+    "granitemoe_swa": (
+        "granitemoe_swa",
+        _SIZES | {"num_local_experts": 6, "num_experts_per_tok": 2, "shared_intermediate_size": 40,
+                  "sliding_window": 8, "num_hidden_layers": 5, "pad_token_id": None},
     ),
     "granitemoe": ("granitemoe", _SIZES | {"num_local_experts": 6, "num_experts_per_tok": 2, "logits_scaling": 2.0}),
     "granitemoehybrid": (
@@ -316,6 +328,12 @@ def family_of_case(name: str) -> str:
     return OWN_CODE[name].family if name in OWN_CODE else RELEASED[name][0]
 
 
+def no_tokens(family: str) -> dict[str, Any]:
+    """Keys of a configuration by which no token begins or ends a text, for their ids may be beyond a tiny vocabulary.
+    One family needs a number."""
+    return {"bos_token_id": 0 if family == "cwm" else None, "eos_token_id": None}
+
+
 def save_released(name: str, folder: Path, seed: int = 1, layers: int = 0) -> Any:
     """Save a tiny model of a case, with random values in every tensor, and return it; of so many layers, if not 0.
 
@@ -328,7 +346,7 @@ def save_released(name: str, folder: Path, seed: int = 1, layers: int = 0) -> An
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     family, keys = RELEASED[name]
-    options = {"bos_token_id": None, "eos_token_id": None} | keys
+    options = no_tokens(family) | keys
     options |= {key: layers for key in ("num_hidden_layers", "n_layer", "n_layers") if key in keys and layers}
     config = CONFIG_MAPPING[family](**options)
     # With "eager" Falcon adds its ALiBi twice.

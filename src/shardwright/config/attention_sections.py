@@ -97,6 +97,9 @@ class WindowSpec(Spec):
     full_every: LayersOr0 = Field(
         0, description="The last of every so many layers attends to all tokens before; 0 means that none does."
     )
+    full_first: bool = Field(
+        False, description="The first of every full_every layers attends to all tokens before, in place of the last."
+    )
     first_full: LayersOr0 = Field(0, description="So many first layers attend to all tokens before.")
     chunked: bool = Field(
         False, description="Sequences are cut into chunks of this size, and tokens attend within their own."
@@ -108,7 +111,8 @@ class WindowSpec(Spec):
 
     def is_in(self, layer: int) -> bool:
         """True if a layer has a window."""
-        is_full = layer < self.first_full or (self.full_every > 0 and (layer + 1) % self.full_every == 0)
+        place = layer if self.full_first else layer + 1
+        is_full = layer < self.first_full or (self.full_every > 0 and place % self.full_every == 0)
         return self.size > 0 and not is_full
 
     def keys_seen(self, sequence: int) -> float:
@@ -126,6 +130,13 @@ class WindowSpec(Spec):
         """Contradictions among the fields of the section, in a model of `layers` layers."""
         if not self.size and self != WindowSpec():
             return [say("model.window is set, and its size 0 means no windows; set size, or leave it out")]
+        if self.full_first and not self.full_every:
+            return [
+                say(
+                    "model.window.full_first says which of full_every layers attends to all, and full_every is 0; set "
+                    "it, or leave full_first out"
+                )
+            ]
         if self.size and not any(map(self.is_in, range(layers))):
             return [
                 say(

@@ -8,6 +8,8 @@ import math
 import operator
 from collections.abc import Callable
 
+from shardwright.config import largest
+from shardwright.config.attention_sections import WindowSpec
 from shardwright.config.base import shortened
 from shardwright.config.hugging_face.config_reader import ConfigReader
 from shardwright.config.hugging_face.decoder_fields import Fields, decoder, linear_biases
@@ -38,6 +40,13 @@ def mistral(r: ConfigReader) -> Fields:
 def ministral(r: ConfigReader) -> Fields:
     """Ministral 8B (Mistral AI 2024): Mistral, some of whose layers attend to all tokens."""
     return mistral(r)
+
+
+def cwm(r: ConfigReader) -> Fields:
+    """Code World Model (Meta 2025, arXiv 2510.02387): Llama 3 with windows in three of four layers."""
+    fields = decoder(r) | {"mlp_bias": r.flag("mlp_bias")}
+    windows = window(r, r.optional_count("sliding_window"), fields["layers"], lambda layer: layer % 4 == 0)
+    return fields | rotary(r, head_width(fields)) | windows
 
 
 def ministral3(r: ConfigReader) -> Fields:
@@ -277,6 +286,36 @@ def granite(r: ConfigReader) -> Fields:
     """Granite 3 and 4 without state spaces: additions to the residual stream, embeddings and logits are scaled."""
     fields = decoder(r) | linear_biases(r) | granite_scales(r)
     return fields | rotary(r, head_width(fields))
+
+
+def granite_swa(r: ConfigReader) -> Fields:
+    """Granite with windows in three of four layers, and sinks (IBM 2026)."""
+    return with_granite_windows(r, granite(r))
+
+
+def with_granite_windows(r: ConfigReader, fields: Fields) -> Fields:
+    """The fields of a Granite, with its sinks and windows, and the rotary base of each kind of layers."""
+    layers = fields["layers"]
+    fields |= {"sinks": True} | window(r, r.optional_count("sliding_window"), layers, lambda layer: layer % 4 == 0)
+    bases = r.numbers("layer_rope_theta")
+    if bases is None or layers > largest.LAYERS:
+        return fields
+    windowed = WindowSpec.model_validate(fields.get("window", {}))
+    kinds = [windowed.is_in(layer) for layer in range(layers)]
+    by_kind = {kind: {base for base, other in zip(bases, kinds, strict=False) if other == kind} for kind in kinds}
+    if len(bases) != layers or any(len(bases_of) > 1 or bases_of == {0.0} for bases_of in by_kind.values()):
+        r.fault(
+            say(
+                "layer_rope_theta has {bases}, and layers of a kind can only have one base, which is not 0; set it so",
+                bases=shortened(str(bases)),
+            )
+        )
+        return fields
+    (full,) = by_kind.get(False) or by_kind[True]
+    (local,) = by_kind.get(True) or {full}
+    if local != full:
+        fields["window"]["rotary_base"] = local
+    return fields | {"rotary_base": full}
 
 
 def hyperclovax(r: ConfigReader) -> Fields:

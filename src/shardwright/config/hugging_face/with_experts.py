@@ -9,6 +9,7 @@ from shardwright.config.hugging_face.like_llama import (
     granite_scales,
     head_width,
     qwen_windows,
+    with_granite_windows,
     with_local_rotary,
 )
 from shardwright.config.hugging_face.rotary_fields import rotary
@@ -70,6 +71,11 @@ def granite_moe(r: ConfigReader) -> Fields:
     if r.has("shared_intermediate_size") and r.count("shared_intermediate_size"):
         moe |= {"shared_experts": 1, "shared_ffn": r.count("shared_intermediate_size")}
     return fields | rotary(r, head_width(fields)) | {"moe": moe}
+
+
+def granite_moe_swa(r: ConfigReader) -> Fields:
+    """Granite with experts, windows and sinks."""
+    return with_granite_windows(r, granite_moe(r))
 
 
 def glm4_moe(r: ConfigReader) -> Fields:

@@ -109,8 +109,8 @@ _QWEN_MOE = replace(
 )
 _GRANITE_MOE = replace(
     _LLAMA, router="block_sparse_moe.router.layer", experts="rows", expert_gate="",
-    expert_up="block_sparse_moe.input_linear", expert_down="block_sparse_moe.output_linear", shared_gate_proj="",
-    shared_up="shared_mlp.input_linear", shared_down="shared_mlp.output_linear",
+    expert_up="block_sparse_moe.input_linear.weight", expert_down="block_sparse_moe.output_linear.weight",
+    shared_gate_proj="", shared_up="shared_mlp.input_linear", shared_down="shared_mlp.output_linear",
 )  # fmt: skip
 _MIXTRAL = replace(
     _LLAMA,
@@ -148,8 +148,8 @@ FAMILY_NAMES = {
     **dict.fromkeys(
         ("llama", "mistral", "smollm3", "qwen2", "qwen3", "qwen3_moe", "granite", "olmo", "olmoe", "deepseek_v2",
          "deepseek_v3", "kimi_k2", "glm4_moe", "seed_oss", "dots1", "glm4_moe_lite", "internlm", "internlm3",
-         "deepseek", "minicpm", "orion", "iquestcoder", "ministral", "ministral3", "solar_open", "mellum",
-         "youtu"), _LLAMA,
+         "deepseek", "minicpm", "orion", "iquestcoder", "cwm", "granite_swa", "ministral", "ministral3",
+         "solar_open", "mellum", "youtu"), _LLAMA,
     ),
     "gemma": _GEMMA,
     "gemma2": _GEMMA2,
@@ -167,6 +167,10 @@ FAMILY_NAMES = {
     "qwen2_moe": _QWEN_MOE,
     "granitemoe": _GRANITE_MOE,
     "granitemoeshared": _GRANITE_MOE,
+    "granitemoe_swa": replace(
+        _GRANITE_MOE, router="block_sparse_moe.router", expert_up="block_sparse_moe.experts.gate_up_proj",
+        expert_down="block_sparse_moe.experts.down_proj",
+    ),
     "llama4_text": replace(
         _LLAMA, gate="feed_forward.gate_proj", up="feed_forward.up_proj", down="feed_forward.down_proj",
         router="feed_forward.router", experts="columns", expert_gate="", expert_up="feed_forward.experts.gate_up_proj",

@@ -258,7 +258,7 @@ class _Made:
         num = shape[0]
         if n.experts == "rows":
             flat = shape if which == "down" else (num, shape[1] * shape[2], *shape[3:])
-            yield seen_as(f"{name}.weight", flat, shape)
+            yield seen_as(name, flat, shape)
         elif which == "down":
             yield ReleasedPiece(name, (num, shape[2], shape[1]), whole(shape), (num, shape[2], shape[1]), (0, 2, 1))
         elif which == "down_bias":
