@@ -1,6 +1,7 @@
 """Configurations of Hugging Face's: all of one is understood, or what is not is named."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,12 @@ FAMILY_FAULTS = {
     "rope_interleave is false: pairs that turn are neighbours": ("deepseek_v3", {"rope_interleave": False}),
     "mlp_bias is true: the experts have no biases": ("deepseek_v2", {"mlp_bias": True}),
     "num_attention_heads 20 x head_dim 64 = 1280, and should be hidden_size 2560": ("helium", {"head_dim": 64}),
+    "layer_types has layers without windows, and in this family all have one": (
+        "mistral", {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
+    "shared_intermediate_size is 64, and it is not known what that does": (
+        "granitemoe", {"shared_intermediate_size": 64},
+    ),
     "head_dim is 3: positions turn qk_rope_head_dim": ("deepseek_v3", {"head_dim": 3}),
     "experts of no group can't be chosen": ("deepseek_v3", {"topk_group": 0}),
     "hidden_activation is 'silu': Gemma has the tanh form": ("gemma3_text", {"hidden_activation": "silu"}),
@@ -110,6 +117,25 @@ FAMILY_FAULTS = {
 def test_what_a_family_cannot_say_is_named(setting: str) -> None:
     family, keys = FAMILY_FAULTS[setting]
     assert any(setting in fault for fault in fields_of({"model_type": family, **keys})[1])
+
+
+def test_positions_that_a_user_stretches_are_stretched() -> None:
+    """transformers takes rope_scaling where a file has rope_parameters too."""
+    plain = {"rope_type": "default", "rope_theta": 10000.0}
+    stretched = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+    fields, faults = fields_of(LLAMA | {"rope_parameters": plain, "rope_scaling": stretched, "rope_theta": 500.0})
+    assert not faults and fields["rotary_base"] == 500.0
+    assert fields["rotary_scaling"]["kind"] == "yarn" and fields["rotary_scaling"]["trained_sequence"] == 1024
+
+
+def test_yarn_scales_scores_in_families_of_deepseek_alone() -> None:
+    yarn = {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096, "mscale": 1.0}
+    for both, magnitude in ((1.0, 1.0), (0.5, (1 + 0.1 * math.log(40)) / (1 + 0.05 * math.log(40)))):
+        keys = {"rope_parameters": yarn | {"mscale_all_dim": both}}
+        plain = ModelSpec.model_validate(fields_of(LLAMA | keys)[0])
+        latent = ModelSpec.model_validate(fields_of({"model_type": "deepseek_v3"} | keys)[0])
+        assert plain.rotary_scaling.temperature == 1.0 and latent.rotary_scaling.temperature > 1.1
+        assert plain.rotary_scaling.turned_magnitude == pytest.approx(magnitude)
 
 
 def test_keys_as_they_were_released() -> None:

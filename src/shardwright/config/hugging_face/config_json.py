@@ -51,7 +51,7 @@ FAMILIES: Mapping[str, Callable[[ConfigReader], Fields]] = {
     "gpt2": older.gpt2, "gpt_bigcode": older.gpt_bigcode, "gpt_neox": older.gpt_neox, "gpt_oss": with_experts.gpt_oss,
     "gptj": with_layer_norm.gptj, "granite": like_llama.granite, "granite_swa": like_llama.granite_swa,
     "granitemoe": with_experts.granite_moe, "granitemoe_swa": with_experts.granite_moe_swa,
-    "granitemoehybrid": like_llama.granite_hybrid, "granitemoeshared": with_experts.granite_moe,
+    "granitemoehybrid": like_llama.granite_hybrid, "granitemoeshared": with_experts.granite_moe_shared,
     "helium": like_llama.helium, "hunyuan_v1_dense": hunyuan.hunyuan_dense, "hunyuan_v1_moe": hunyuan.hunyuan_moe,
     "hy_v3": with_experts.hy_v3, "hyperclovax": like_llama.hyperclovax, "internlm": with_own_code.internlm,
     "internlm2": with_own_code.internlm2, "internlm3": like_llama.internlm3, "iquestcoder": like_llama.llama,

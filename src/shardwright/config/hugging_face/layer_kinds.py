@@ -61,6 +61,20 @@ def window(
     return {"window": {"size": size} | rule | ({"chunked": True} if chunked else {})}
 
 
+def window_in_all(r: ConfigReader, size: int, layers: int) -> Fields:
+    """The field `window` of a family whose layers all have a window of `size` tokens, or none if that is 0, whatever
+    layer_types says: so that may not say anything else."""
+    if size and set(r.words("layer_types") or ()) - {_SLIDING}:
+        r.fault(
+            say(
+                "layer_types has layers without windows, and in this family all have one; leave layer_types out, or "
+                "set model_type to one whose layers may differ, such as ministral or qwen3"
+            )
+        )
+    r.ignore("layer_types")
+    return {"window": {"size": size}} if size and layers <= largest.LAYERS else {}
+
+
 def _not_each_once(name: str, count: int, layers: int) -> str:
     """The fault of a list that should name each layer once."""
     return say(

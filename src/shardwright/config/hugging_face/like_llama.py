@@ -13,7 +13,7 @@ from shardwright.config.attention_sections import WindowSpec
 from shardwright.config.base import shortened
 from shardwright.config.hugging_face.config_reader import ConfigReader
 from shardwright.config.hugging_face.decoder_fields import Fields, decoder, linear_biases
-from shardwright.config.hugging_face.layer_kinds import window, without_positions
+from shardwright.config.hugging_face.layer_kinds import window, window_in_all, without_positions
 from shardwright.config.hugging_face.rotary_fields import local_rotary, rotary
 from shardwright.config.phrase import say
 
@@ -34,12 +34,14 @@ def llama(r: ConfigReader) -> Fields:
 def mistral(r: ConfigReader) -> Fields:
     """Mistral (Jiang et al. 2023, arXiv 2310.06825): the first releases have windows in all layers."""
     fields = decoder(r)
-    return fields | rotary(r, head_width(fields)) | window(r, r.optional_count("sliding_window"), fields["layers"])
+    windows = window_in_all(r, r.optional_count("sliding_window"), fields["layers"])
+    return fields | rotary(r, head_width(fields)) | windows
 
 
 def ministral(r: ConfigReader) -> Fields:
     """Ministral 8B (Mistral AI 2024): Mistral, some of whose layers attend to all tokens."""
-    return mistral(r)
+    fields = decoder(r)
+    return fields | rotary(r, head_width(fields)) | window(r, r.optional_count("sliding_window"), fields["layers"])
 
 
 def cwm(r: ConfigReader) -> Fields:
@@ -142,7 +144,7 @@ def phi3(r: ConfigReader) -> Fields:
     r.must_be(
         "embd_pdrop", (fields["dropout"],), say("embeddings are dropped as often as what joins the residual stream")
     )
-    fields |= window(r, r.optional_count("sliding_window"), fields["layers"])
+    fields |= window_in_all(r, r.optional_count("sliding_window"), fields["layers"])
     return fields | rotary(r, head_width(fields), in_part=True)
 
 

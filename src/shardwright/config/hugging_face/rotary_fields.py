@@ -10,6 +10,7 @@ from shardwright.config.phrase import say
 from shardwright.config.rotary_scaling import RotaryScalingSpec
 
 _ATTENTION_KINDS = ("full_attention", "sliding_attention", "chunked_attention")
+_TRAINED = "original_max_position_embeddings"
 _WORDS = {
     "default": "none",
     "su": "longrope",
@@ -55,15 +56,17 @@ def local_rotary(r: ConfigReader, head: int) -> Fields:
 
 def _parameters(r: ConfigReader) -> dict[str, object]:
     """The section with the rotary positions of layers that attend to all tokens."""
-    older = r.section("rope_scaling")
-    parameters = older if older and not r.has("rope_parameters") else r.section("rope_parameters")
+    # transformers takes the older section where a file has both, such as one that a user added.
+    newer, older = r.section("rope_parameters"), r.section("rope_scaling")
+    parameters = older or newer
     full_attention = parameters.get("full_attention")
     if isinstance(full_attention, dict):
         return full_attention
-    # transformers prefers this key outside the section to the same key inside.
-    trained_sequence = r.count("original_max_position_embeddings")
-    is_replaced = trained_sequence and parameters
-    return parameters | ({"original_max_position_embeddings": trained_sequence} if is_replaced else {})
+    # In a family whose configuration has this key outside the section, it goes before the same key inside.
+    if _TRAINED not in r.defaults:
+        return parameters
+    trained_sequence = r.count(_TRAINED)
+    return parameters | ({_TRAINED: trained_sequence} if trained_sequence and parameters else {})
 
 
 def _fields(
@@ -76,8 +79,7 @@ def _fields(
         {
             "rope_theta": r.number(theta, 10000.0),
             "partial_rotary_factor": r.number(share, 1.0),
-            "original_max_position_embeddings": r.count("original_max_position_embeddings")
-            or r.count("max_position_embeddings", 2048),
+            _TRAINED: r.count("max_position_embeddings", 2048),
         },
     )
     inner.ignore(*_ATTENTION_KINDS)
@@ -105,7 +107,7 @@ def _fields(
 
 def _scaling(inner: ConfigReader, kind: str, longest: int, scales_scores: bool) -> Fields:
     """The fields of [model.rotary_scaling], from the keys of a kind of scaling; `longest` is the longest sequence."""
-    trained = inner.count("original_max_position_embeddings")
+    trained = inner.count(_TRAINED)
     if kind == "none":
         inner.ignore("factor")
         return {}
