@@ -1,6 +1,7 @@
 """Configurations of Hugging Face's: all of one is understood, or what is not is named."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from shardwright.config.hugging_face.same_arithmetic import is_same
 from shardwright.config.hugging_face.written_config import written_config
 from shardwright.config.load import load_job, read_job
 from shardwright.config.model import ModelSpec
-from support.released_models import OWN_CODE, RELEASED
+from support.released_models import OWN_CODE, RELEASED, no_tokens
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 96,
@@ -31,7 +32,7 @@ def full_keys(family: str, keys: dict[str, Any]) -> dict[str, Any]:
     """All keys of a configuration as transformers knows it."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    config = CONFIG_MAPPING[family](**({"bos_token_id": None, "eos_token_id": None} | keys))
+    config = CONFIG_MAPPING[family](**(no_tokens(family) | keys))
     return json.loads(json.dumps(config.to_dict())) | {"model_type": family}
 
 
@@ -87,15 +88,17 @@ FAULTS = {
 }
 
 
-NOT_YET = {
-    "apertus", "cwm", "ernie4_5_moe", "granite_swa", "granitemoe_swa", "hunyuan_v1_dense", "hunyuan_v1_moe",
-    "ministral3",
-}  # fmt: skip
 # Of other families: what only some of the values of a key say can be expressed.
 FAMILY_FAULTS = {
     "rope_interleave is false: pairs that turn are neighbours": ("deepseek_v3", {"rope_interleave": False}),
     "mlp_bias is true: the experts have no biases": ("deepseek_v2", {"mlp_bias": True}),
     "num_attention_heads 20 x head_dim 64 = 1280, and should be hidden_size 2560": ("helium", {"head_dim": 64}),
+    "layer_types has layers without windows, and in this family all have one": (
+        "mistral", {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
+    "shared_intermediate_size is 64, and it is not known what that does": (
+        "granitemoe", {"shared_intermediate_size": 64},
+    ),
     "head_dim is 3: positions turn qk_rope_head_dim": ("deepseek_v3", {"head_dim": 3}),
     "experts of no group can't be chosen": ("deepseek_v3", {"topk_group": 0}),
     "hidden_activation is 'silu': Gemma has the tanh form": ("gemma3_text", {"hidden_activation": "silu"}),
@@ -114,6 +117,25 @@ FAMILY_FAULTS = {
 def test_what_a_family_cannot_say_is_named(setting: str) -> None:
     family, keys = FAMILY_FAULTS[setting]
     assert any(setting in fault for fault in fields_of({"model_type": family, **keys})[1])
+
+
+def test_positions_that_a_user_stretches_are_stretched() -> None:
+    """transformers takes rope_scaling where a file has rope_parameters too."""
+    plain = {"rope_type": "default", "rope_theta": 10000.0}
+    stretched = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+    fields, faults = fields_of(LLAMA | {"rope_parameters": plain, "rope_scaling": stretched, "rope_theta": 500.0})
+    assert not faults and fields["rotary_base"] == 500.0
+    assert fields["rotary_scaling"]["kind"] == "yarn" and fields["rotary_scaling"]["trained_sequence"] == 1024
+
+
+def test_yarn_scales_scores_in_families_of_deepseek_alone() -> None:
+    yarn = {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096, "mscale": 1.0}
+    for both, magnitude in ((1.0, 1.0), (0.5, (1 + 0.1 * math.log(40)) / (1 + 0.05 * math.log(40)))):
+        keys = {"rope_parameters": yarn | {"mscale_all_dim": both}}
+        plain = ModelSpec.model_validate(fields_of(LLAMA | keys)[0])
+        latent = ModelSpec.model_validate(fields_of({"model_type": "deepseek_v3"} | keys)[0])
+        assert plain.rotary_scaling.temperature == 1.0 and latent.rotary_scaling.temperature > 1.1
+        assert plain.rotary_scaling.turned_magnitude == pytest.approx(magnitude)
 
 
 def test_keys_as_they_were_released() -> None:
@@ -152,7 +174,7 @@ def test_each_family_of_transformers_is_read_or_refused_with_a_reason() -> None:
     classes = {name: CONFIG_MAPPING_NAMES[name] for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES}
     named = {"gpt2" if config == "GPT2Config" else name for name, config in classes.items()}
     rest = {name for name in named if name not in FAMILIES and refusal_of(name) is None}
-    assert rest == {"gemma3", "llama4", *NOT_YET}
+    assert rest == {"gemma3", "llama4"}
     assert not set(refused_families()) & set(FAMILIES) and set(refused_families().values()) == set(REASONS)
     (fault,) = fields_of({"model_type": "bamba"})[1]
     assert fault.startswith("model_type 'bamba' can't be expressed by the decoder here: its layers have state spaces (")

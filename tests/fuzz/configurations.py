@@ -31,7 +31,7 @@ from shardwright.config.hugging_face.same_arithmetic import is_same
 from shardwright.config.load import make_job
 from shardwright.config.model import ModelSpec
 from shardwright.sharding.stage_parameters import model_parameters
-from support.released_models import RELEASED, SEQUENCE
+from support.released_models import RELEASED, SEQUENCE, no_tokens
 
 # Of the largest logit: rounding of float32 is a thousandth of it.
 _OTHER = 1e-4
@@ -122,7 +122,7 @@ def configured(family: str, keys: dict[str, Any]) -> Any:
     """The configuration of transformers with some keys."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    options = {"bos_token_id": None, "eos_token_id": None} | {k: v for k, v in keys.items() if k != "model_type"}
+    options = no_tokens(family) | {k: v for k, v in keys.items() if k != "model_type"}
     return CONFIG_MAPPING[family](**json.loads(json.dumps(options)))
 
 

@@ -365,23 +365,23 @@ def _experts(rng: random.Random, plan: Fields) -> Fields:
     experts = plan["ep"] * rng.choice([1, 2, 3]) * (2 if plan["ep"] == 1 else 1)
     gate = rng.choice(GATES.names)
     moe: Fields = {"experts": experts, "gate": gate}
-    if gate in ("softmax", "sigmoid", "expert-choice"):
+    if gate in ("softmax", "sigmoid", "biased-softmax", "expert-choice"):
         moe["top_k"] = rng.randint(1, min(3, experts))
     if gate == "correlation":
         moe["top_k"] = rng.randint(2, 3)
         moe["partners"] = rng.randint(moe["top_k"] - 1, max(moe["top_k"], experts - 1))
-    if gate in ("softmax", "sigmoid", "correlation") and rng.random() < 0.4:
+    if gate in ("softmax", "sigmoid", "biased-softmax", "correlation") and rng.random() < 0.4:
         moe["normalise"] = False
     if gate == "softmax" and moe.get("normalise", True) and rng.random() < 0.3:
         moe["softmax_over"] = "chosen"
-    if gate in ("softmax", "sigmoid") and experts % 2 == 0 and experts > 2 and rng.random() < 0.4:
+    if gate in ("softmax", "sigmoid", "biased-softmax") and experts % 2 == 0 and experts > 2 and rng.random() < 0.4:
         moe["num_groups"] = rng.choice([2, experts // 2])
         moe["groups_kept"] = rng.randint(1, moe["num_groups"])
         if moe["groups_kept"] == 1:
             del moe["groups_kept"]
         if experts == moe["num_groups"] or rng.random() < 0.4:
             moe["group_score"] = "max"
-    if gate == "sigmoid" and rng.random() < 0.5:
+    if gate in ("sigmoid", "biased-softmax") and rng.random() < 0.5:
         moe["bias_update"] = 0.05
     if rng.random() < 0.5:
         moe["routed_scaling"] = 2.5

@@ -28,8 +28,8 @@ def draw_attention(rng: random.Random, model: Fields) -> None:
     if model["positions"] != "rotary":
         model["positions"] = rng.choice([model["positions"], "none", "alibi"])
         return
-    if rng.random() < 0.2:
-        model["qk_norm"] = "l2"
+    if rng.random() < 0.3:
+        model["qk_norm"] = rng.choice(["l2", "head-turned"])
     width = model.get("head_dim", 0)
     if width > 2 and rng.random() < 0.3:
         width = model["rotary_dim"] = rng.choice([2, width - 2])
@@ -37,6 +37,13 @@ def draw_attention(rng: random.Random, model: Fields) -> None:
         model["no_rotary_every"] = rng.choice([1, 2, 3])
         if rng.random() < 0.5:
             model["temperature_tuning"] = {"scale": 0.5, "floor": rng.choice([1, 4])}
+    if rng.random() < 0.15:
+        model["temperature_tuning"] = {
+            "scale": 0.5,
+            "floor": rng.choice([1, 4]),
+            "in_all_layers": True,
+            "first_position": rng.choice([0, 1]),
+        }
     if rng.random() < 0.4:
         model["rotary_scaling"] = _scaling(rng, width // 2 if rng.random() < 0.98 else 1)
 
@@ -47,7 +54,7 @@ def _window(rng: random.Random, model: Fields) -> Fields:
     if rng.random() < 0.3 and model["layers"] > 1:
         window["first_full"] = rng.randint(1, model["layers"] - 1)
     if rng.random() < 0.3 and model["layers"] > 1:
-        window["full_every"] = rng.choice([2, 3])
+        window |= {"full_every": rng.choice([2, 3]), "full_first": rng.random() < 0.3}
     if model["positions"] == "rotary" and rng.random() < 0.3:
         window |= {"rotary_base": rng.choice([0.0, 50.0]), "rotary_scaled": rng.random() < 0.5}
     return window

@@ -28,6 +28,7 @@ GATES: dict[str, dict[str, Any]] = {
     "deepseek-v2": {"top_k": 3, "num_groups": 4, "groups_kept": 2, "group_score": "max", "normalise": False},
     "deepseek-v3": {"top_k": 3, "gate": "sigmoid", "num_groups": 4, "groups_kept": 2, "routed_scaling": 2.5},
     "sigmoid-as-it-is": {"gate": "sigmoid", "normalise": False},
+    "ernie": {"top_k": 3, "gate": "biased-softmax"},
     "switch": {"gate": "switch"},
     "gshard": {"gate": "gshard"},
     "expert-choice": {"gate": "expert-choice", "capacity_factor": 1.3},

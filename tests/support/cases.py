@@ -51,6 +51,10 @@ RULES: dict[str, dict[str, Any]] = {
         "temperature_tuning": {"scale": 0.3, "floor": 4}, "window": {"size": 5, "full_every": 2, "chunked": True},
     },
     "smollm": {"kv_heads": 4, "ffn": 48, "no_rotary_every": 2, "rotary_dim": 2},
+    "hunyuan": {
+        "kv_heads": 4, "ffn": 48, "qk_norm": "head-turned",
+        "temperature_tuning": {"scale": 0.3, "floor": 4, "in_all_layers": True},
+    },
 }  # fmt: skip
 # Kinds of experts, which tests of experts add.
 EXPERTS: dict[str, dict[str, Any]] = {

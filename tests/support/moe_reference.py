@@ -10,6 +10,9 @@ from typing import Any
 
 from shardwright.config.moe import MoeSpec
 
+BIASED = ("sigmoid", "biased-softmax")  # gates that add a bias to scores for the choice
+NORMALISING = ("softmax", *BIASED, "correlation")  # gates whose weights may be divided by their sum
+
 
 @dataclass
 class Routed:
@@ -71,7 +74,7 @@ def weights_of(spec: MoeSpec, logits: list[float], experts: list[int]) -> list[f
         weights = softmax([logits[e] for e in experts])
     else:
         weights = [scores[e] for e in experts]
-        if spec.gate == "gshard" or (spec.gate in ("softmax", "sigmoid", "correlation") and spec.normalise):
+        if spec.gate == "gshard" or (spec.gate in NORMALISING and spec.normalise):
             weights = [w / sum(weights) for w in weights]
     return [w * spec.routed_scaling for w in weights]
 
@@ -85,9 +88,7 @@ def route(
     result = Routed([], [], [], [])
     for t, row in enumerate(logits):
         scores = scores_of(spec, row)
-        preferences: list[Any] = (
-            [s + b for s, b in zip(scores, bias, strict=True)] if spec.gate == "sigmoid" else scores
-        )
+        preferences: list[Any] = [s + b for s, b in zip(scores, bias, strict=True)] if spec.gate in BIASED else scores
         if spec.num_groups > 1:
             preferences = in_groups(spec, preferences)
         if spec.gate == "correlation":

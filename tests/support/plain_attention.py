@@ -64,7 +64,8 @@ def reached(spec: ModelSpec, layer: int, positions_BS: Tensor) -> Tensor:
 def in_reach(spec: ModelSpec, layer: int, query: int, key: int) -> bool:
     """Whether a layer's window, if it has one, leaves a key to a query."""
     window = spec.window
-    is_full = layer < window.first_full or (window.full_every and (layer + 1) % window.full_every == 0)
+    place = layer + (not window.full_first)
+    is_full = layer < window.first_full or (window.full_every and place % window.full_every == 0)
     if not window.size or is_full:
         return True
     return query // window.size == key // window.size if window.chunked else query - key < window.size

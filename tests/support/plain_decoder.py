@@ -315,9 +315,12 @@ class PlainDecoder:
             q, k = (rotated(spec, x, is_interleaved=False, layer=number) for x in (q, k))
             if spec.qk_norm == "l2":
                 q, k = (x / (x.square().mean(-1, keepdim=True) + spec.norm_epsilon).sqrt() for x in (q, k))
-        elif spec.temperature_tuning.scale:
-            steps_BS = (self.positions_BS.double() + 1).div(spec.temperature_tuning.floor).floor()
-            q = q * (1 + spec.temperature_tuning.scale * (1 + steps_BS).log())[..., None, None, None]
+        if spec.qk_norm == "head-turned":
+            q, k = self._norm(q, f"{name}.q_norm"), self._norm(k, f"{name}.k_norm")
+        tuning = spec.temperature_tuning
+        if tuning.scale and (tuning.in_all_layers or not is_turned(spec, number)):
+            steps_BS = (self.positions_BS.double() + tuning.first_position).div(tuning.floor).floor()
+            q = q * (1 + tuning.scale * (1 + steps_BS).log())[..., None, None, None]
         k, v = k.expand(-1, -1, -1, queries, -1), v.expand(-1, -1, -1, queries, -1)
         heads = (x.reshape(B, S, spec.heads, width) for x in (q, k, v))
         sinks = self.weights[f"{name}.sinks"].flatten() if spec.sinks else None
@@ -415,7 +418,7 @@ class PlainDecoder:
         """The weight of each token's experts, 0 for others: the numbers of the loops, with a gradient."""
         moe = self.spec.moe
         scores_TE = logits_TE.sigmoid() if moe.gate == "sigmoid" else logits_TE.softmax(-1)
-        divides = moe.gate == "gshard" or (moe.gate in ("softmax", "sigmoid", "correlation") and moe.normalise)
+        divides = moe.gate == "gshard" or (moe.gate in moe_reference.NORMALISING and moe.normalise)
         rows = []
         for t, chosen in enumerate(seated):
             seats_E = torch.tensor([float(e in chosen) for e in range(moe.experts)], dtype=torch.float64)

@@ -51,6 +51,7 @@ RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom": ("bloom", {"hidden_size": 32, "n_layer": 3, "n_head": 4, "vocab_size": 96}),
     "cohere": ("cohere", _SIZES | {"pad_token_id": None, "logit_scale": 0.25}),
     "cohere2": ("cohere2", _SIZES | {"pad_token_id": None, "sliding_window": 8}),
+    "cwm": ("cwm", _SIZES | _HEADS | {"sliding_window": 8, "num_hidden_layers": 5}),
     "deepseek_v2": (
         "deepseek_v2", _SIZES | _DEEPSEEK | {"rope_parameters": _YARN | {"mscale": 0.7, "mscale_all_dim": 0.7}},
     ),
@@ -66,6 +67,10 @@ RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
                   "first_k_dense_replace": 1},
     ),
     "ernie4_5": ("ernie4_5", _SIZES | _HEADS | {"pad_token_id": None}),
+    "ernie4_5_moe": (
+        "ernie4_5_moe",
+        _SIZES | {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 20, "pad_token_id": None},
+    ),
     "exaone4": ("exaone4", _SIZES | {"sliding_window": None, "layer_types": ["full_attention"] * 4}),
     "exaone4 windows": ("exaone4", _SIZES | {"sliding_window": 8}),
     "exaone_moe": (
@@ -116,6 +121,17 @@ RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
         _SIZES | {"embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5,
                   "attention_multiplier": 0.2},
     ),
+    "granite_swa": (
+        "granite_swa",
+        _SIZES | {"sliding_window": 8, "num_hidden_layers": 5, "embedding_multiplier": 3.0, "logits_scaling": 2.0,
+                  "residual_multiplier": 0.5, "attention_multiplier": 0.2, "pad_token_id": None,
+                  "layer_rope_theta": [500.0, 10000.0, 10000.0, 10000.0, 500.0]},
+    ),
+    "granitemoe_swa": (
+        "granitemoe_swa",
+        _SIZES | {"num_local_experts": 6, "num_experts_per_tok": 2, "shared_intermediate_size": 40,
+                  "sliding_window": 8, "num_hidden_layers": 5, "pad_token_id": None},
+    ),
     "granitemoe": ("granitemoe", _SIZES | {"num_local_experts": 6, "num_experts_per_tok": 2, "logits_scaling": 2.0}),
     "granitemoehybrid": (
         "granitemoehybrid",
@@ -127,6 +143,12 @@ RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
         "granitemoeshared", _SIZES | {"num_local_experts": 6, "num_experts_per_tok": 2, "shared_intermediate_size": 40},
     ),
     "helium": ("helium", _SIZES | {"head_dim": 8} | {"pad_token_id": None}),
+    "hunyuan_v1_dense": (
+        "hunyuan_v1_dense",
+        _SIZES | _HEADS | {"rope_parameters": {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0,
+                                               "rope_theta": 10000.0}},
+    ),
+    "hunyuan_v1_moe": ("hunyuan_v1_moe", _SIZES | _HEADS | {"num_experts": 6, "moe_topk": 2}),
     "hy_v3": ("hy_v3", _SIZES | _HEADS | _EXPERTS),
     "hyperclovax": (
         "hyperclovax", _SIZES | {"embedding_multiplier": 3.0, "logits_scaling": 0.25, "attention_multiplier": 0.2},
@@ -136,6 +158,7 @@ RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
     "jais2": ("jais2", _SIZES | {"head_dim": 8, "pad_token_id": None}),
     "llama": ("llama", _SIZES),
     "llama 3.1": ("llama", _SIZES | {"rope_parameters": _LLAMA3, "tie_word_embeddings": True}),
+    "llama yarn": ("llama", _SIZES | {"rope_parameters": _YARN | {"mscale": 1.0, "mscale_all_dim": 0.5}}),
     "llama biases": ("llama", _SIZES | {"attention_bias": True, "mlp_bias": True}),
     "llama attention biases": ("llama", _SIZES | {"attention_bias": True}),
     "llama mlp biases": ("llama", _SIZES | {"mlp_bias": True}),
@@ -161,6 +184,11 @@ RELEASED: dict[str, tuple[str, dict[str, Any]]] = {
     "ministral": (
         "ministral",
         _SIZES | _HEADS | {"sliding_window": 8, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]},
+    ),
+    "ministral3": (
+        "ministral3",
+        _SIZES | _HEADS | {"rope_parameters": _YARN | {
+            "original_max_position_embeddings": 8, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.4}},
     ),
     "mistral": ("mistral", _SIZES | {"sliding_window": 8}),
     "mixtral": ("mixtral", _SIZES | {"num_local_experts": 6}),
@@ -300,6 +328,12 @@ def family_of_case(name: str) -> str:
     return OWN_CODE[name].family if name in OWN_CODE else RELEASED[name][0]
 
 
+def no_tokens(family: str) -> dict[str, Any]:
+    """Keys of a configuration by which no token begins or ends a text, for their ids may be beyond a tiny vocabulary.
+    One family needs a number."""
+    return {"bos_token_id": 0 if family == "cwm" else None, "eos_token_id": None}
+
+
 def save_released(name: str, folder: Path, seed: int = 1, layers: int = 0) -> Any:
     """Save a tiny model of a case, with random values in every tensor, and return it; of so many layers, if not 0.
 
@@ -312,7 +346,7 @@ def save_released(name: str, folder: Path, seed: int = 1, layers: int = 0) -> An
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     family, keys = RELEASED[name]
-    options = {"bos_token_id": None, "eos_token_id": None} | keys
+    options = no_tokens(family) | keys
     options |= {key: layers for key in ("num_hidden_layers", "n_layer", "n_layers") if key in keys and layers}
     config = CONFIG_MAPPING[family](**options)
     # With "eager" Falcon adds its ALiBi twice.
@@ -360,7 +394,8 @@ def opened(name: str, folder: Path) -> Any:
 _RENAMED = {
     "embed_out.": "lm_head.", ".block_sparse_moe.gate.": ".mlp.gate.",
     ".block_sparse_moe.router.layer.": ".block_sparse_moe.router.", ".mlp.router.gate.": ".mlp.gate.",
-    ".mlp.shared_mlp.": ".mlp.shared_experts.", ".mlp.experts.": ".block_sparse_moe.experts.",
+    ".mlp.shared_mlp.": ".mlp.shared_experts.", ".mlp.moe_statics.": ".mlp.gate.moe_statics.",
+    ".mlp.experts.": ".block_sparse_moe.experts.",
 }  # fmt: skip
 
 

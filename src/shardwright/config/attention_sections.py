@@ -1,5 +1,7 @@
 """Sections of the model about attention: latents, windows, and scores that grow with the position."""
 
+from typing import Annotated
+
 from pydantic import Field
 
 from shardwright.config.base import Spec
@@ -20,6 +22,7 @@ REPLACED_BY_LATENTS = {
     "attention_softcap": say("attention by one without a cap"),
     "sinks": say("attention by one without them"),
     "clip_qkv": say("what is clipped"),
+    "temperature_tuning": say("queries that grow with their position by ones that do not"),
 }
 
 
@@ -94,6 +97,9 @@ class WindowSpec(Spec):
     full_every: LayersOr0 = Field(
         0, description="The last of every so many layers attends to all tokens before; 0 means that none does."
     )
+    full_first: bool = Field(
+        False, description="The first of every full_every layers attends to all tokens before, in place of the last."
+    )
     first_full: LayersOr0 = Field(0, description="So many first layers attend to all tokens before.")
     chunked: bool = Field(
         False, description="Sequences are cut into chunks of this size, and tokens attend within their own."
@@ -105,7 +111,8 @@ class WindowSpec(Spec):
 
     def is_in(self, layer: int) -> bool:
         """True if a layer has a window."""
-        is_full = layer < self.first_full or (self.full_every > 0 and (layer + 1) % self.full_every == 0)
+        place = layer if self.full_first else layer + 1
+        is_full = layer < self.first_full or (self.full_every > 0 and place % self.full_every == 0)
         return self.size > 0 and not is_full
 
     def keys_seen(self, sequence: int) -> float:
@@ -123,6 +130,13 @@ class WindowSpec(Spec):
         """Contradictions among the fields of the section, in a model of `layers` layers."""
         if not self.size and self != WindowSpec():
             return [say("model.window is set, and its size 0 means no windows; set size, or leave it out")]
+        if self.full_first and not self.full_every:
+            return [
+                say(
+                    "model.window.full_first says which of full_every layers attends to all, and full_every is 0; set "
+                    "it, or leave full_first out"
+                )
+            ]
         if self.size and not any(map(self.is_in, range(layers))):
             return [
                 say(
@@ -137,8 +151,13 @@ class WindowSpec(Spec):
 
 
 class TemperatureSpec(Spec):
-    """Scores that grow with the position of a query, in layers without rotary positions: Llama 4, after Nakanishi 2025
-    (arXiv 2501.19399). A query at position p is multiplied by 1 + scale x ln(1 + floor((p + 1) / floor))."""
+    """Scores that grow with the position of a query: Llama 4 in layers without rotary positions, Ministral 3 in all,
+    after Nakanishi 2025 (arXiv 2501.19399). A query at position p, where the first one is `first_position`, is
+    multiplied by 1 + scale x ln(1 + floor(p / floor))."""
 
     scale: PositiveOr0 = Field(0.0, description="How much queries grow with their position; 0 means not at all.")
     floor: Tokens = Field(8192, description="Positions after which they grow once more.")
+    in_all_layers: bool = Field(False, description="They grow in layers with rotary positions too (Ministral 3).")
+    first_position: Annotated[int, Field(ge=0, le=1)] = Field(
+        1, description="Number of the first position: 1 in Llama 4, 0 in Ministral 3."
+    )

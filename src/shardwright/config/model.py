@@ -80,10 +80,11 @@ class ModelSpec(SectionSpec):
     no_rotary_every: LayersOr0 = Field(
         0, description="The last of every so many layers turns nothing; 0 means that all do."
     )
-    qk_norm: Literal["none", "head", "full", "l2"] = Field(
+    qk_norm: Literal["none", "head", "full", "l2", "head-turned"] = Field(
         "none",
         description="Normalise queries and keys before they are turned by their positions, each head's by itself or "
-        "those of all heads together; or after that, in layers that are turned, without a weight (l2).",
+        "those of all heads together; or after that, each head's by itself (head-turned), or in layers that are "
+        "turned, without a weight (l2).",
     )
     qkv_bias: bool = Field(False, description="Biases of query, key and value alone; bias has these too.")
     attention_bias: bool = Field(False, description="Biases of attention's four matrices alone; bias has these too.")
@@ -102,7 +103,7 @@ class ModelSpec(SectionSpec):
         "and before one of each; 0 means any.",
     )
     temperature_tuning: TemperatureSpec = Field(
-        TemperatureSpec(), description="Scores that grow with the position, in layers that turn nothing."
+        TemperatureSpec(), description="Scores that grow with the position, in layers that turn nothing or in all."
     )
     latent: LatentSpec = Field(LatentSpec(), description="Multi-head latent attention, if its kv_rank is not 0.")
     dropout: Probability = Field(
@@ -200,6 +201,16 @@ class ModelSpec(SectionSpec):
     def is_windowed(self, block: int) -> bool:
         """True if a block attends within a window."""
         return self.window.is_in(min(block, self.layers - 1))
+
+    @property
+    def norms_heads(self) -> bool:
+        """True if each head's query and key have a norm with a weight."""
+        return self.qk_norm in ("head", "head-turned")
+
+    def grows(self, block: int) -> bool:
+        """True if the queries of a block grow with their position."""
+        tuning = self.temperature_tuning
+        return tuning.scale > 0 and (tuning.in_all_layers or not self.is_turned(block))
 
     @property
     def has_attention_bias(self) -> bool:

@@ -223,7 +223,7 @@ class ModelShape:
 
     def of_kind(self, kind: str, layers: int) -> "ModelShape":
         """A model of `layers` layers that all attend like the layers of a kind."""
-        window = self.window.model_copy(update={"full_every": 0, "first_full": 0})
+        window = self.window.model_copy(update={"full_every": 0, "full_first": False, "first_full": 0})
         no_rotary_every = int(UNTURNED in kind)
         window = window if WINDOWED in kind else _NO_WINDOW
         return replace(self, layers=layers, no_rotary_every=no_rotary_every, window=window)

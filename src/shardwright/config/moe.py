@@ -60,8 +60,9 @@ class MoeSpec(Spec):
     gate: GateName = Field(
         "softmax",
         description="Who chooses: the softmax's largest; switch: the one largest; gshard: the largest, and the second "
-        "at random by its weight; sigmoid: the largest of scores that add up to nothing, plus a bias; expert-choice: "
-        "each expert its tokens; correlation: later choices among experts often chosen with the first.",
+        "at random by its weight; sigmoid: the largest of scores that add up to nothing, plus a bias; biased-softmax: "
+        "the softmax's largest, plus a bias; expert-choice: each expert its tokens; correlation: later choices among "
+        "experts often chosen with the first.",
     )
     router_bias: bool = Field(False, description="The gate's logits have biases, which are trained (gpt-oss).")
     weigh: Literal["output", "input"] = Field(
@@ -69,7 +70,7 @@ class MoeSpec(Spec):
         description="The weight of a choice multiplies what the expert gives, or what it takes (Llama 4).",
     )
     normalise: bool = Field(
-        True, description="softmax, sigmoid and correlation: the weights of a token's choices add up to one."
+        True, description="softmaxes, sigmoid and correlation: the weights of a token's choices add up to one."
     )
     softmax_over: Literal["all", "chosen"] = Field(
         "all",
@@ -79,7 +80,7 @@ class MoeSpec(Spec):
         1.0, description="What the weights of the chosen experts are multiplied with in the end."
     )
     num_groups: Experts = Field(
-        1, description="softmax and sigmoid: equal groups of experts, of which a token uses some, such as nodes."
+        1, description="softmaxes and sigmoid: equal groups of experts, of which a token uses some, such as nodes."
     )
     groups_kept: Experts = Field(1, description="Groups that a token's experts may lie in.")
     group_score: Literal["top2", "max"] = Field(
@@ -95,8 +96,8 @@ class MoeSpec(Spec):
     )
     bias_update: PositiveOr0 = Field(
         0.0,
-        description="sigmoid: by how much the bias of an expert that got less than the mean in a step rises, and that "
-        "of one that got more falls (Wang et al. 2024, arXiv 2408.15664).",
+        description="sigmoid and biased-softmax: by how much the bias of an expert that got less than the mean in a "
+        "step rises, and that of one that got more falls (Wang et al. 2024, arXiv 2408.15664).",
     )
     aux_loss: AuxLoss = Field(
         "none", description="A loss that is least where experts are evenly used, of Switch or of GShard."

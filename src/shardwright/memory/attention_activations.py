@@ -47,10 +47,10 @@ def _grouped_core(job: JobSpec, share: Share, layer: int) -> Tensors:
     if job.plan.trades_heads:
         whole_qkv = IN_ATTENTION.traded_qkv
     query, key, value = IN_ATTENTION.query, IN_ATTENTION.key, IN_ATTENTION.value
-    if model.qk_norm == "head":
+    if model.qk_norm == "head" or (model.norms_heads and not model.is_turned(layer)):
         kept += [whole_qkv, IN_ATTENTION.head_statistics, query, key]  # the value is a view
     elif model.is_turned(layer):
-        if model.qk_norm == "l2":
+        if model.qk_norm in ("l2", "head-turned"):
             kept += [IN_ATTENTION.turned_query, IN_ATTENTION.turned_key, IN_ATTENTION.head_statistics]
         kept += [query, key, value]
     elif model.temperature_tuning.scale:

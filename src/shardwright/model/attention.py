@@ -48,6 +48,7 @@ class Attention(nn.Module):
         self.head_dim, self.epsilon, self.clip = spec.head_size, spec.norm_epsilon, spec.clip_qkv
         self.queries_per_group = spec.heads // spec.num_kv_heads
         self.is_turned, self.is_windowed = spec.is_turned(number), spec.is_windowed(number)
+        self.grows = spec.grows(number)
         reach = KeyReach(spec.window.size, spec.window.chunked) if self.is_windowed else KeyReach()
         self.rule = AttentionRule(spec.softmax_scale, reach=reach, softcap=spec.attention_softcap)
         self.sharding, self.norms_turned = sharding, spec.qk_norm == "l2" and self.is_turned
@@ -71,8 +72,10 @@ class Attention(nn.Module):
         self.num_key_biases = num_learning if is_last and not spec.clip_qkv else self.head_dim
         self.q_norm: Norm | AllHeadsNorm | None = None
         self.k_norm: Norm | AllHeadsNorm | None = None
-        if spec.qk_norm == "head":
+        self.turns_first = spec.qk_norm != "head" and self.is_turned
+        if spec.norms_heads:
             # Each rank normalises its own heads, and so sees only their part of the weight's gradient.
+            num_learning = 0 if self.turns_first and cancels else num_learning
             self.q_norm = Norm(spec, sharding, self.head_dim, sharding.tp)
             self.k_norm = Norm(spec, sharding, self.head_dim, sharding.tp, learning_biases=num_learning)
         elif spec.qk_norm == "full":
@@ -106,17 +109,17 @@ class Attention(nn.Module):
     def _split(self, qkv_SBGRD: Tensor, tables: PositionTables) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [S, B, G, Q, D], keys and values [S, B, G, 1, D], with the layer's norms and rotary positions."""
         angles = tables.angles(self.is_windowed) if self.is_turned else None
-        if angles is not None and not isinstance(self.q_norm, Norm):
+        if angles is not None and self.turns_first:
             q_SBGQD, k_SBGD, v_SBGD = split_and_rotate(qkv_SBGRD, *angles)
-            if self.norms_turned:
-                q_SBGQD, k_SBGD = plain_norm(q_SBGQD, self.epsilon), plain_norm(k_SBGD, self.epsilon)
-            return q_SBGQD, k_SBGD, v_SBGD
-        q_SBGQD, k_SBGD, v_SBGD = qkv_SBGRD.split((qkv_SBGRD.shape[3] - 2, 1, 1), dim=3)
+        else:
+            q_SBGQD, k_SBGD, v_SBGD = qkv_SBGRD.split((qkv_SBGRD.shape[3] - 2, 1, 1), dim=3)
         if isinstance(self.q_norm, Norm) and isinstance(self.k_norm, Norm):
             q_SBGQD, k_SBGD = self.q_norm(q_SBGQD), self.k_norm(k_SBGD)
-            if angles is not None:
-                q_SBGQD, k_SBGD = rotate(q_SBGQD, *angles), rotate(k_SBGD, *angles)
-        if not self.is_turned and tables.temperatures is not None:
+        elif self.norms_turned:
+            q_SBGQD, k_SBGD = plain_norm(q_SBGQD, self.epsilon), plain_norm(k_SBGD, self.epsilon)
+        if angles is not None and not self.turns_first:
+            q_SBGQD, k_SBGD = rotate(q_SBGQD, *angles), rotate(k_SBGD, *angles)
+        if self.grows and tables.temperatures is not None:
             q_SBGQD = (q_SBGQD * tables.temperatures).to(q_SBGQD.dtype)
         return q_SBGQD, k_SBGD, v_SBGD
 

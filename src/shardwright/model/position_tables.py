@@ -21,7 +21,7 @@ from shardwright.sharding.sequence import Ranges
 class PositionTables:
     """Tables for the positions that attention sees on a rank. `turned` are cosine and sine of rotary positions;
     `windowed` are those of layers with a window, None if they are the same. `temperatures` [S, 1, 1, 1, 1], or with
-    separate documents [S, B, 1, 1, 1], multiply queries in layers without rotary positions. `slopes_N` are the ALiBi
+    separate documents [S, B, 1, 1, 1], multiply queries that grow with their position. `slopes_N` are the ALiBi
     slopes of all heads of the model."""
 
     turned: tuple[Tensor, Tensor] | None = None
@@ -74,7 +74,7 @@ class PositionTables:
 
 def temperatures_of(tuning: TemperatureSpec, positions: Tensor) -> Tensor:
     """The factor of the query at each position, float32."""
-    return ((positions.float() + 1) / tuning.floor).floor().log1p() * tuning.scale + 1
+    return ((positions.float() + tuning.first_position) / tuning.floor).floor().log1p() * tuning.scale + 1
 
 
 def alibi_slopes(heads: int) -> list[float]:

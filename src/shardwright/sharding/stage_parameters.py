@@ -221,7 +221,7 @@ class _Cut:
             for which, heads in (("q_norm", queries), ("k_norm", 1)):
                 places.append(self._sharded(f"{name}.{which}.weight", (groups, heads, model.head_size), 0, init="ones"))
         # Each rank norms its own heads.
-        for which in ("q_norm", "k_norm") if model.qk_norm == "head" else ():
+        for which in ("q_norm", "k_norm") if model.norms_heads else ():
             places += self._norm(f"{name}.{which}", model.head_size, is_partial=True)
         return places
 

@@ -12,11 +12,12 @@ def model_faults(model: ModelSpec) -> list[str]:
     faults: list[str] = [*model.latent.faults(), *(_latent_faults(model) if model.is_latent else _head_faults(model))]
     faults += [*model.moe.faults(model.layers), *_mtp_faults(model), *_block_faults(model), *_bias_faults(model)]
     faults += [*model.window.faults(model.layers), *model.adapter.faults()]
-    if model.temperature_tuning != TemperatureSpec() and not model.no_rotary_every:
+    grows_in_some = model.temperature_tuning != TemperatureSpec() and not model.temperature_tuning.in_all_layers
+    if grows_in_some and not model.no_rotary_every:
         faults.append(
             say(
                 "model.temperature_tuning is for layers that turn nothing, and model.no_rotary_every 0 says that "
-                "none is one of them; set that, or leave it out"
+                "none is one of them; set that or in_all_layers, or leave it out"
             )
         )
     return faults + (_rotary_faults(model) if model.positions == "rotary" else _unturned_faults(model))
@@ -56,7 +57,7 @@ def _unturned_faults(model: ModelSpec) -> list[str]:
                 name=name,
                 positions=model.positions,
             )
-            for name in ("rotary_dim", "rotary_scaling", "no_rotary_every")
+            for name in ("rotary_dim", "rotary_scaling", "no_rotary_every", "temperature_tuning")
             if getattr(model, name) != ModelSpec.model_fields[name].default
         ]
         + (

@@ -108,6 +108,7 @@ class ConfigReader(FaultGatheringReader):
     """
 
     defaults: dict[str, Any] = field(default_factory=dict)
+    left: list[str] = field(default_factory=list)
 
     def has(self, name: str) -> bool:
         """True if a key is present and not null."""
@@ -214,6 +215,10 @@ class ConfigReader(FaultGatheringReader):
             )
         return known.get(value, next(iter(known.values())))
 
+    def leave(self, *names: str) -> None:
+        """Mark keys of parts that are not taken, such as modules of further tokens. Those present are noted."""
+        self.left += [name for name in names if self.raw(name)]
+
     def fault(self, text: str) -> None:
         """Add a fault."""
         self.faults.append(text)
@@ -238,7 +243,7 @@ class ConfigReader(FaultGatheringReader):
     def notes(self) -> list[str]:
         """Notes on keys that are not taken: inert keys, quantised weights, other kinds of input."""
         inert = [name for name in self._unknown() if self._is_inert(name)]
-        ignored = [name for name in inert if name not in ("quantization_config", *_OTHER_INPUTS)]
+        ignored = self.left + [name for name in inert if name not in ("quantization_config", *_OTHER_INPUTS)]
         notes: list[str] = []
         if ignored:
             notes.append(say("config.json has {names}, which nothing reads here", names=tuple(ignored)))

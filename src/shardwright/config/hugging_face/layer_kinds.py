@@ -42,7 +42,8 @@ def window(
         r.fault(
             say(
                 "layer_types has windows in layers {layers}, which no rule of first_full and full_every gives: the "
-                "first so many attend to all, or every so many-th does; set layer_types to one of these",
+                "first so many attend to all, or the first or last of every so many does; set layer_types to one of "
+                "these",
                 layers=shortened(str(windowed)),
             )
         )
@@ -60,6 +61,20 @@ def window(
     return {"window": {"size": size} | rule | ({"chunked": True} if chunked else {})}
 
 
+def window_in_all(r: ConfigReader, size: int, layers: int) -> Fields:
+    """The field `window` of a family whose layers all have a window of `size` tokens, or none if that is 0, whatever
+    layer_types says: so that may not say anything else."""
+    if size and set(r.words("layer_types") or ()) - {_SLIDING}:
+        r.fault(
+            say(
+                "layer_types has layers without windows, and in this family all have one; leave layer_types out, or "
+                "set model_type to one whose layers may differ, such as ministral or qwen3"
+            )
+        )
+    r.ignore("layer_types")
+    return {"window": {"size": size}} if size and layers <= largest.LAYERS else {}
+
+
 def _not_each_once(name: str, count: int, layers: int) -> str:
     """The fault of a list that should name each layer once."""
     return say(
@@ -71,12 +86,16 @@ def _not_each_once(name: str, count: int, layers: int) -> str:
 
 
 def _rule(has_window: Sequence[bool]) -> Fields | None:
-    """The fields first_full or full_every that give these layers windows; None if no such rule exists. full_every
-    counts all layers."""
+    """The fields first_full, or full_every with full_first, that give these layers windows; None if no such rule
+    exists. full_every counts all layers."""
     layers = len(has_window)
     first = has_window.index(True)
     if all(has_window[first:]) and not any(has_window[:first]):
         return {"first_full": first} if first else {}
+    if not has_window[0] and False in has_window[1:]:
+        every = has_window.index(False, 1)
+        is_first = list(has_window) == [layer % every != 0 for layer in range(layers)]
+        return {"full_every": every, "full_first": True} if is_first else None
     every = has_window.index(False) + 1
     return {"full_every": every} if list(has_window) == [(layer + 1) % every != 0 for layer in range(layers)] else None
 

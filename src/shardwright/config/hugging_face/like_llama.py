@@ -8,12 +8,16 @@ import math
 import operator
 from collections.abc import Callable
 
+from shardwright.config import largest
+from shardwright.config.attention_sections import WindowSpec
 from shardwright.config.base import shortened
 from shardwright.config.hugging_face.config_reader import ConfigReader
 from shardwright.config.hugging_face.decoder_fields import Fields, decoder, linear_biases
-from shardwright.config.hugging_face.layer_kinds import window, without_positions
+from shardwright.config.hugging_face.layer_kinds import window, window_in_all, without_positions
 from shardwright.config.hugging_face.rotary_fields import local_rotary, rotary
 from shardwright.config.phrase import say
+
+_LONGEST = "max_position_embeddings"
 
 
 def head_width(fields: Fields) -> int:
@@ -30,12 +34,38 @@ def llama(r: ConfigReader) -> Fields:
 def mistral(r: ConfigReader) -> Fields:
     """Mistral (Jiang et al. 2023, arXiv 2310.06825): the first releases have windows in all layers."""
     fields = decoder(r)
-    return fields | rotary(r, head_width(fields)) | window(r, r.optional_count("sliding_window"), fields["layers"])
+    windows = window_in_all(r, r.optional_count("sliding_window"), fields["layers"])
+    return fields | rotary(r, head_width(fields)) | windows
 
 
 def ministral(r: ConfigReader) -> Fields:
     """Ministral 8B (Mistral AI 2024): Mistral, some of whose layers attend to all tokens."""
-    return mistral(r)
+    fields = decoder(r)
+    return fields | rotary(r, head_width(fields)) | window(r, r.optional_count("sliding_window"), fields["layers"])
+
+
+def cwm(r: ConfigReader) -> Fields:
+    """Code World Model (Meta 2025, arXiv 2510.02387): Llama 3 with windows in three of four layers."""
+    fields = decoder(r) | {"mlp_bias": r.flag("mlp_bias")}
+    windows = window(r, r.optional_count("sliding_window"), fields["layers"], lambda layer: layer % 4 == 0)
+    return fields | rotary(r, head_width(fields)) | windows
+
+
+def ministral3(r: ConfigReader) -> Fields:
+    """Ministral 3 (Mistral AI 2025): queries grow with their position, once for each original_max_position_embeddings
+    tokens."""
+    name = "rope_parameters" if r.has("rope_parameters") else "rope_scaling"
+    section = ConfigReader(r.section(name) or r.section("rope_parameters"), {})
+    scale, floor = section.number("llama_4_scaling_beta"), section.count("original_max_position_embeddings")
+    r.faults += section.faults
+    # The longest sequence stands in the section once more.
+    inner = {key: value for key, value in section.given.items() if key not in ("llama_4_scaling_beta", _LONGEST)}
+    r.given = r.given | {name: inner}
+    fields = mistral(r)
+    if scale:
+        grown = {"scale": scale, "floor": max(1, floor), "in_all_layers": True, "first_position": 0}
+        fields["temperature_tuning"] = grown
+    return fields
 
 
 def smollm3(r: ConfigReader) -> Fields:
@@ -114,7 +144,7 @@ def phi3(r: ConfigReader) -> Fields:
     r.must_be(
         "embd_pdrop", (fields["dropout"],), say("embeddings are dropped as often as what joins the residual stream")
     )
-    fields |= window(r, r.optional_count("sliding_window"), fields["layers"])
+    fields |= window_in_all(r, r.optional_count("sliding_window"), fields["layers"])
     return fields | rotary(r, head_width(fields), in_part=True)
 
 
@@ -258,6 +288,36 @@ def granite(r: ConfigReader) -> Fields:
     """Granite 3 and 4 without state spaces: additions to the residual stream, embeddings and logits are scaled."""
     fields = decoder(r) | linear_biases(r) | granite_scales(r)
     return fields | rotary(r, head_width(fields))
+
+
+def granite_swa(r: ConfigReader) -> Fields:
+    """Granite with windows in three of four layers, and sinks (IBM 2026)."""
+    return with_granite_windows(r, granite(r))
+
+
+def with_granite_windows(r: ConfigReader, fields: Fields) -> Fields:
+    """The fields of a Granite, with its sinks and windows, and the rotary base of each kind of layers."""
+    layers = fields["layers"]
+    fields |= {"sinks": True} | window(r, r.optional_count("sliding_window"), layers, lambda layer: layer % 4 == 0)
+    bases = r.numbers("layer_rope_theta")
+    if bases is None or layers > largest.LAYERS:
+        return fields
+    windowed = WindowSpec.model_validate(fields.get("window", {}))
+    kinds = [windowed.is_in(layer) for layer in range(layers)]
+    by_kind = {kind: {base for base, other in zip(bases, kinds, strict=False) if other == kind} for kind in kinds}
+    if len(bases) != layers or any(len(bases_of) > 1 or bases_of == {0.0} for bases_of in by_kind.values()):
+        r.fault(
+            say(
+                "layer_rope_theta has {bases}, and layers of a kind can only have one base, which is not 0; set it so",
+                bases=shortened(str(bases)),
+            )
+        )
+        return fields
+    (full,) = by_kind.get(False) or by_kind[True]
+    (local,) = by_kind.get(True) or {full}
+    if local != full:
+        fields["window"]["rotary_base"] = local
+    return fields | {"rotary_base": full}
 
 
 def hyperclovax(r: ConfigReader) -> Fields:

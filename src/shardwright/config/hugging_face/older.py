@@ -72,8 +72,8 @@ def opt(r: ConfigReader) -> Fields:
     r.must_be("_remove_final_layer_norm", (False,), say("there is a norm before the head"), False)
     r.must_be("word_embed_proj_dim", (fields["hidden"], None), say("embeddings are as wide as the residual stream"))
     r.must_be("layerdrop", (0, 0.0), say("layers are not dropped"), 0.0)
-    r.ignore("initializer_range", "activation_dropout")
-    return fields
+    r.ignore("initializer_range", "activation_dropout", "num_key_value_heads")
+    return fields | {"kv_heads": fields["heads"]}
 
 
 def bloom(r: ConfigReader) -> Fields:

@@ -25,6 +25,7 @@ REASONS = {
     "gated-attention": say("what attention gives is multiplied by a gate"),
     "widths-of-heads": say("its layers have heads of several widths, and embeddings of tokens of their own"),
     "shapes-of-layers": say("layers have several shapes"),
+    "learned-activation": say("the activation has weights of its own (xIELU)"),
     "sines": say("positions are sines that are added to embeddings"),
     "norms-behind-sums": say("norms stand behind the sum with the residual stream"),
     "last-bias": say("of the matrices of attention only the last has biases"),

@@ -7,8 +7,10 @@ or rope_parameters with all of these within it, and one section per kind of laye
 from shardwright.config.hugging_face.config_reader import ConfigReader
 from shardwright.config.hugging_face.decoder_fields import Fields
 from shardwright.config.phrase import say
+from shardwright.config.rotary_scaling import RotaryScalingSpec
 
 _ATTENTION_KINDS = ("full_attention", "sliding_attention", "chunked_attention")
+_TRAINED = "original_max_position_embeddings"
 _WORDS = {
     "default": "none",
     "su": "longrope",
@@ -27,10 +29,12 @@ def rotary(
     theta: str = "rope_theta",
     share: str = "partial_rotary_factor",
     in_part: bool = False,
+    scales_scores: bool = False,
 ) -> Fields:
     """The fields rotary_base, rotary_dim and rotary_scaling for heads of `head` elements. `theta` and `share` are the
-    older keys. A family that does not turn heads `in_part` turns all elements, whatever the keys say."""
-    fields = _fields(r, _parameters(r), head, theta, share)
+    older keys. A family that does not turn heads `in_part` turns all elements, whatever the keys say. With
+    `scales_scores` yarn's mscale_all_dim scales the scores, as in DeepSeek's families."""
+    fields = _fields(r, _parameters(r), head, (theta, share), scales_scores)
     if "rotary_dim" in fields and not in_part:
         r.fault(
             say(
@@ -47,30 +51,35 @@ def rotary(
 def local_rotary(r: ConfigReader, head: int) -> Fields:
     """Fields of the rotary positions of layers with a window, if they differ from other layers; else empty."""
     local = r.section("rope_parameters").get("sliding_attention")
-    return _fields(r, local, head, "rope_theta", "partial_rotary_factor") if isinstance(local, dict) else {}
+    return _fields(r, local, head, ("rope_theta", "partial_rotary_factor"), False) if isinstance(local, dict) else {}
 
 
 def _parameters(r: ConfigReader) -> dict[str, object]:
     """The section with the rotary positions of layers that attend to all tokens."""
-    older = r.section("rope_scaling")
-    parameters = older if older and not r.has("rope_parameters") else r.section("rope_parameters")
+    # transformers takes the older section where a file has both, such as one that a user added.
+    newer, older = r.section("rope_parameters"), r.section("rope_scaling")
+    parameters = older or newer
     full_attention = parameters.get("full_attention")
     if isinstance(full_attention, dict):
         return full_attention
-    # transformers prefers this key outside the section to the same key inside.
-    trained_sequence = r.count("original_max_position_embeddings")
-    is_replaced = trained_sequence and parameters
-    return parameters | ({"original_max_position_embeddings": trained_sequence} if is_replaced else {})
+    # In a family whose configuration has this key outside the section, it goes before the same key inside.
+    if _TRAINED not in r.defaults:
+        return parameters
+    trained_sequence = r.count(_TRAINED)
+    return parameters | ({_TRAINED: trained_sequence} if trained_sequence and parameters else {})
 
 
-def _fields(r: ConfigReader, parameters: dict[str, object], head: int, theta: str, share: str) -> Fields:
+def _fields(
+    r: ConfigReader, parameters: dict[str, object], head: int, older: tuple[str, str], scales_scores: bool
+) -> Fields:
+    """The fields of a section; `older` are the keys beside it that its base and its share of a head may have."""
+    theta, share = older
     inner = ConfigReader(
         parameters,
         {
             "rope_theta": r.number(theta, 10000.0),
             "partial_rotary_factor": r.number(share, 1.0),
-            "original_max_position_embeddings": r.count("original_max_position_embeddings")
-            or r.count("max_position_embeddings", 2048),
+            _TRAINED: r.count("max_position_embeddings", 2048),
         },
     )
     inner.ignore(*_ATTENTION_KINDS)
@@ -88,7 +97,7 @@ def _fields(r: ConfigReader, parameters: dict[str, object], head: int, theta: st
     turned = int(head * turned_share)
     if turned != head:
         fields["rotary_dim"] = turned
-    scaling = _scaling(inner, kind, r.count("max_position_embeddings", 2048))
+    scaling = _scaling(inner, kind, r.count("max_position_embeddings", 2048), scales_scores)
     if scaling:
         fields["rotary_scaling"] = {"kind": kind} | scaling
     inner.ignore("rope_type", "type")
@@ -96,9 +105,9 @@ def _fields(r: ConfigReader, parameters: dict[str, object], head: int, theta: st
     return fields
 
 
-def _scaling(inner: ConfigReader, kind: str, longest: int) -> Fields:
+def _scaling(inner: ConfigReader, kind: str, longest: int, scales_scores: bool) -> Fields:
     """The fields of [model.rotary_scaling], from the keys of a kind of scaling; `longest` is the longest sequence."""
-    trained = inner.count("original_max_position_embeddings")
+    trained = inner.count(_TRAINED)
     if kind == "none":
         inner.ignore("factor")
         return {}
@@ -114,8 +123,28 @@ def _scaling(inner: ConfigReader, kind: str, longest: int) -> Fields:
         short, long = (inner.numbers(name) for name in ("short_factor", "long_factor"))
         return fields | {"short_factors": short or [], "long_factors": long or []}
     fields |= {"fast": inner.number("beta_fast", 32.0), "slow": inner.number("beta_slow", 1.0)}
-    if inner.has("mscale") and inner.has("mscale_all_dim"):
-        fields |= {"mscale": inner.number("mscale"), "mscale_all_dim": inner.number("mscale_all_dim")}
+    magnitudes = _magnitudes(inner, factor, scales_scores)
+    fields = magnitudes | fields  # attention_factor goes before what is computed
     if not inner.flag("truncate", True):
         fields["truncate"] = False
     return fields
+
+
+def _magnitudes(inner: ConfigReader, factor: float, scales_scores: bool) -> Fields:
+    """The fields of yarn's two magnitudes, of which 0 is none. Where they leave scores as they are, both together are
+    a factor of cosines and sines."""
+    mscale, mscale_all_dim = (inner.number(name) for name in ("mscale", "mscale_all_dim"))
+    if scales_scores and mscale_all_dim:
+        return {"mscale_all_dim": mscale_all_dim} | (
+            {"mscale": mscale} if mscale else {"magnitude": _turned_magnitude(factor, 1.0, 0.0)}
+        )
+    both = mscale and mscale_all_dim
+    return {"magnitude": _turned_magnitude(factor, mscale, mscale_all_dim)} if both else {}
+
+
+def _turned_magnitude(factor: float, mscale: float, mscale_all_dim: float) -> float:
+    """The factor of cosines and sines by yarn's formula, which is 1 for a factor of at most 1."""
+    scaling = RotaryScalingSpec.model_construct(
+        kind="yarn", factor=max(1.0, factor), mscale=mscale, mscale_all_dim=mscale_all_dim, magnitude=0.0
+    )
+    return scaling.turned_magnitude

@@ -3,12 +3,13 @@
 from shardwright.config import largest
 from shardwright.config.hugging_face.config_reader import ConfigReader
 from shardwright.config.hugging_face.decoder_fields import Fields, decoder, experts, only_some_layers
-from shardwright.config.hugging_face.layer_kinds import CHUNKED, window, without_positions
+from shardwright.config.hugging_face.layer_kinds import CHUNKED, window, window_in_all, without_positions
 from shardwright.config.hugging_face.like_llama import (
     exaone4_windows,
     granite_scales,
     head_width,
     qwen_windows,
+    with_granite_windows,
     with_local_rotary,
 )
 from shardwright.config.hugging_face.rotary_fields import rotary
@@ -23,7 +24,7 @@ def mixtral(r: ConfigReader) -> Fields:
     return (
         fields
         | rotary(r, head_width(fields))
-        | window(r, r.optional_count("sliding_window"), fields["layers"])
+        | window_in_all(r, r.optional_count("sliding_window"), fields["layers"])
         | {"moe": moe}
     )
 
@@ -49,7 +50,10 @@ def qwen3_moe(r: ConfigReader) -> Fields:
         | only_some_layers(r, fields["layers"])
         | {"normalise": r.flag("norm_topk_prob")}
     )
-    windows = qwen_windows(r, fields["layers"], lambda *_: False)  # in all layers; max_window_layers is not used
+    # In all layers; max_window_layers is not used.
+    r.ignore("max_window_layers", "sliding_window")
+    size = r.optional_count("sliding_window") if r.flag("use_sliding_window") else 0
+    windows = window_in_all(r, size, fields["layers"])
     return fields | rotary(r, head_width(fields)) | windows | {"moe": moe}
 
 
@@ -63,13 +67,22 @@ def olmoe(r: ConfigReader) -> Fields:
 
 
 def granite_moe(r: ConfigReader) -> Fields:
-    """Granite with experts, with and without a shared one."""
+    """Granite with experts."""
     r.must_be("attention_bias", (False,), say("the experts have no biases"))
     fields = decoder(r) | granite_scales(r)
     moe = experts(r, "num_local_experts", width="intermediate_size") | {"softmax_over": "chosen"}
-    if r.has("shared_intermediate_size") and r.count("shared_intermediate_size"):
-        moe |= {"shared_experts": 1, "shared_ffn": r.count("shared_intermediate_size")}
     return fields | rotary(r, head_width(fields)) | {"moe": moe}
+
+
+def granite_moe_shared(r: ConfigReader) -> Fields:
+    """Granite with experts, of which one may be shared."""
+    fields, width = granite_moe(r), r.count("shared_intermediate_size")
+    return fields | {"moe": fields["moe"] | ({"shared_experts": 1, "shared_ffn": width} if width else {})}
+
+
+def granite_moe_swa(r: ConfigReader) -> Fields:
+    """Granite with experts, windows and sinks."""
+    return with_granite_windows(r, granite_moe_shared(r))
 
 
 def glm4_moe(r: ConfigReader) -> Fields:
@@ -132,12 +145,29 @@ def hy_v3(r: ConfigReader) -> Fields:
     r.must_be("mlp_bias", (False,), say("the experts have no biases"))
     r.ignore("enable_moe_fp32_combine")  # of the number type in which a sum is taken
     _take_dense_layers(r)
-    r.defaults = {"routed_scaling_factor": r.number("router_scaling_factor", 1.0)} | r.defaults
     fields = decoder(r) | {"qk_norm": "head"}
-    moe = _sigmoid_experts(r, "num_experts", "num_shared_experts")
-    if not moe["shared_experts"]:
-        # As in transformers, where a width of 0 is that of dense layers.
-        moe |= {"shared_experts": 1, "shared_ffn": fields["ffn"]}
+    shared = r.optional_count("num_shared_experts")
+    moe = experts(r, "num_experts") | {"gate": "sigmoid", "first_dense": r.count("first_k_dense_replace")}
+    moe |= {"routed_scaling": r.number("router_scaling_factor", 1.0), "shared_experts": max(1, shared)}
+    if not shared:  # in transformers a width of 0 is that of dense layers
+        moe["shared_ffn"] = fields["ffn"]
+    return fields | rotary(r, head_width(fields)) | {"moe": moe}
+
+
+def ernie_moe(r: ConfigReader) -> Fields:
+    """ERNIE 4.5 with experts (Baidu 2025): a softmax, and a bias that counts for the choice alone."""
+    r.must_be("use_bias", (False, None), say("the experts have no biases"))
+    r.must_be("moe_gate", ("topk", None), say("each token gets its best experts"))
+    r.must_be("moe_use_aux_free", (True, None), say("experts are chosen by scores and biases"))
+    r.must_be("moe_norm_min", (1e-12, None), say("weights are divided by their sum"))
+    r.leave("num_nextn_predict_layers")
+    r.ignore("moe_capacity")
+    fields = decoder(r)
+    first, every = r.count("moe_layer_start_index"), max(1, r.count("moe_layer_interval", 1))
+    last = fields["layers"] - 1
+    r.must_be("moe_layer_end_index", (-1, last, None), say("all layers after the first dense ones may have experts"))
+    moe = experts(r, "moe_num_experts", chosen="moe_k") | {"gate": "biased-softmax"}
+    moe |= {"shared_experts": r.count("moe_num_shared_experts"), "first_dense": first // every * every, "every": every}
     return fields | rotary(r, head_width(fields)) | {"moe": moe}
 
 
@@ -152,15 +182,14 @@ def flex_olmo(r: ConfigReader) -> Fields:
 def mellum(r: ConfigReader) -> Fields:
     """Mellum 2 (JetBrains 2026): Qwen 3 with experts, some layers with windows and rotary positions of their own."""
     r.must_be("attention_bias", (False,), say("the MLP has no biases"))
-    further = r.named("num_mtp_layers", "num_nextn_predict_layers")
-    r.must_be(further, (0, None), say("modules of further tokens are not read in this family"))
+    r.leave("num_mtp_layers", "num_nextn_predict_layers", "mtp_layer_types", "mtp_mlp_layer_types")
     _take_dense_layers(r, usual=0)
     fields = decoder(r) | {"qk_norm": "head"}
     fields |= rotary(r, head_width(fields)) | window(
         r, r.optional_count("sliding_window"), fields["layers"], lambda _: True
     )
     fields = with_local_rotary(r, fields, fields["rotary_base"])
-    moe = experts(r, r.named("num_experts", "num_local_experts")) | {"normalise": r.flag("norm_topk_prob")}
+    moe = experts(r, r.named("num_local_experts", "num_experts")) | {"normalise": r.flag("norm_topk_prob")}
     return fields | {"moe": moe | {"first_dense": r.count("first_k_dense_replace")}}
 
 

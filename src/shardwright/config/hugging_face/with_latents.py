@@ -30,7 +30,7 @@ def latent_attention(r: ConfigReader) -> Fields:
     }
     if fields["norm_epsilon"] != _LATENT_EPSILON:
         fields["latent"]["norm_epsilon"] = _LATENT_EPSILON
-    rotary_fields = rotary(r, rope_dim)
+    rotary_fields = rotary(r, rope_dim, scales_scores=True)
     rotary_fields.pop("rotary_dim", None)
     return fields | rotary_fields
 

@@ -20,18 +20,21 @@ from shardwright.config.phrase import say
 # The class name in transformers of each family's model.
 _CLASSES = {
     "arcee": "ArceeForCausalLM", "biogpt": "BioGptForCausalLM", "bloom": "BloomForCausalLM",
-    "cohere": "CohereForCausalLM", "cohere2": "Cohere2ForCausalLM", "deepseek_v2": "DeepseekV2ForCausalLM",
-    "deepseek_v3": "DeepseekV3ForCausalLM", "dots1": "Dots1ForCausalLM", "ernie4_5": "Ernie4_5ForCausalLM",
-    "exaone4": "Exaone4ForCausalLM", "exaone_moe": "ExaoneMoeForCausalLM", "falcon": "FalconForCausalLM",
-    "flex_olmo": "FlexOlmoForCausalLM", "gemma": "GemmaForCausalLM", "gemma2": "Gemma2ForCausalLM",
-    "gemma3_text": "Gemma3ForCausalLM", "glm": "GlmForCausalLM", "glm4": "Glm4ForCausalLM",
-    "glm4_moe": "Glm4MoeForCausalLM", "glm4_moe_lite": "Glm4MoeLiteForCausalLM", "gpt2": "GPT2LMHeadModel",
-    "gpt_bigcode": "GPTBigCodeForCausalLM", "gpt_neox": "GPTNeoXForCausalLM", "gpt_oss": "GptOssForCausalLM",
-    "gptj": "GPTJForCausalLM", "granite": "GraniteForCausalLM", "granitemoe": "GraniteMoeForCausalLM",
-    "granitemoeshared": "GraniteMoeSharedForCausalLM", "helium": "HeliumForCausalLM", "hy_v3": "HYV3ForCausalLM",
-    "hyperclovax": "HyperCLOVAXForCausalLM", "internlm3": "InternLM3ForCausalLM", "jais2": "Jais2ForCausalLM",
-    "llama": "LlamaForCausalLM", "llama4_text": "Llama4ForCausalLM", "mellum": "MellumForCausalLM",
-    "minimax_m2": "MiniMaxM2ForCausalLM", "ministral": "MinistralForCausalLM", "mistral": "MistralForCausalLM",
+    "cohere": "CohereForCausalLM", "cohere2": "Cohere2ForCausalLM", "cwm": "CwmForCausalLM",
+    "deepseek_v2": "DeepseekV2ForCausalLM", "deepseek_v3": "DeepseekV3ForCausalLM", "dots1": "Dots1ForCausalLM",
+    "ernie4_5": "Ernie4_5ForCausalLM", "ernie4_5_moe": "Ernie4_5_MoeForCausalLM", "exaone4": "Exaone4ForCausalLM",
+    "exaone_moe": "ExaoneMoeForCausalLM", "falcon": "FalconForCausalLM", "flex_olmo": "FlexOlmoForCausalLM",
+    "gemma": "GemmaForCausalLM", "gemma2": "Gemma2ForCausalLM", "gemma3_text": "Gemma3ForCausalLM",
+    "glm": "GlmForCausalLM", "glm4": "Glm4ForCausalLM", "glm4_moe": "Glm4MoeForCausalLM",
+    "glm4_moe_lite": "Glm4MoeLiteForCausalLM", "gpt2": "GPT2LMHeadModel", "gpt_bigcode": "GPTBigCodeForCausalLM",
+    "gpt_neox": "GPTNeoXForCausalLM", "gpt_oss": "GptOssForCausalLM", "gptj": "GPTJForCausalLM",
+    "granite": "GraniteForCausalLM", "granite_swa": "GraniteSWAForCausalLM", "granitemoe": "GraniteMoeForCausalLM",
+    "granitemoe_swa": "GraniteMoeSWAForCausalLM", "granitemoeshared": "GraniteMoeSharedForCausalLM",
+    "helium": "HeliumForCausalLM", "hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM",
+    "hunyuan_v1_moe": "HunYuanMoEV1ForCausalLM", "hy_v3": "HYV3ForCausalLM", "hyperclovax": "HyperCLOVAXForCausalLM",
+    "internlm3": "InternLM3ForCausalLM", "jais2": "Jais2ForCausalLM", "llama": "LlamaForCausalLM",
+    "llama4_text": "Llama4ForCausalLM", "mellum": "MellumForCausalLM", "minimax_m2": "MiniMaxM2ForCausalLM",
+    "ministral": "MinistralForCausalLM", "ministral3": "Ministral3ForCausalLM", "mistral": "MistralForCausalLM",
     "mixtral": "MixtralForCausalLM", "mpt": "MptForCausalLM", "nemotron": "NemotronForCausalLM",
     "olmo": "OlmoForCausalLM", "olmo2": "Olmo2ForCausalLM", "olmo3": "Olmo3ForCausalLM", "olmoe": "OlmoeForCausalLM",
     "opt": "OPTForCausalLM", "phi": "PhiForCausalLM", "phi3": "Phi3ForCausalLM", "qwen2": "Qwen2ForCausalLM",
@@ -143,6 +146,8 @@ def _position_keys(model: ModelSpec) -> dict[str, Any]:
         rope |= {"short_factor": list(scaling.short_factors), "long_factor": list(scaling.long_factors)}
     if scaling.magnitude:
         rope["attention_factor"] = scaling.magnitude
+    if model.temperature_tuning.in_all_layers:
+        rope["llama_4_scaling_beta"] = model.temperature_tuning.scale
     keys: dict[str, Any] = {"alibi": model.positions == "alibi", "rotary_dim": model.rotary_width}
     if model.positions == "rotary":
         keys["rope_parameters"] = rope
@@ -163,6 +168,8 @@ def _attention_keys(model: ModelSpec) -> dict[str, Any]:
         "mlp_bias": model.has_mlp_bias, "use_qkv_bias": model.qkv_bias, "use_bias": model.bias, "bias": model.bias,
         "enable_bias": model.bias,
         "layer_types": kinds if has_windows else None,
+        "layer_rope_theta": [window.rotary_base if model.is_windowed(layer) and window.rotary_base
+                             else model.rotary_base for layer in layers],
         "sliding_window": window.size if has_windows and not window.chunked else None,
         "attention_chunk_size": window.size if has_windows and window.chunked else None,
         "use_sliding_window": has_windows, "max_window_layers": window.first_full,
@@ -199,7 +206,12 @@ def _expert_keys(model: ModelSpec) -> dict[str, Any]:
         return {}
     keys: dict[str, Any] = dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), moe.experts)
     shared = moe.shared_size(model.ffn_size)
+    dense = moe.first_dense
     return keys | {
+        "moe_topk": moe.num_chosen, "moe_num_experts": moe.experts, "moe_k": moe.num_chosen,
+        "moe_num_shared_experts": moe.shared_experts,
+        "moe_layer_start_index": dense, "moe_layer_interval": moe.every,
+        "num_shared_experts": moe.shared_experts, "router_scaling_factor": moe.routed_scaling,
         "n_group": moe.num_groups, "topk_group": moe.groups_kept,
         "num_experts_per_tok": moe.num_chosen, "moe_intermediate_size": moe.ffn_size(model.ffn_size),
         "norm_topk_prob": moe.normalise, "routed_scaling_factor": moe.routed_scaling,

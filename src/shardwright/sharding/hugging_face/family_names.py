@@ -61,6 +61,7 @@ class FamilyNames:
     down: str = "mlp.down_proj"
     router: str = "mlp.gate"
     correction_bias: str = "mlp.gate.e_score_correction_bias"
+    correction_bias_is_row: bool = False  # [1, E]
     experts: Literal["each", "rows", "columns", "turns"] = "each"
     expert_gate: str = "mlp.experts.{e}.gate_proj"
     expert_up: str = "mlp.experts.{e}.up_proj"
@@ -76,6 +77,15 @@ class FamilyNames:
 
 
 _LLAMA = FamilyNames()
+_HUNYUAN = replace(
+    _LLAMA,
+    q_norm="self_attn.query_layernorm",
+    k_norm="self_attn.key_layernorm",
+    router="mlp.gate.wg",
+    shared_gate_proj="mlp.shared_mlp.gate_proj",
+    shared_up="mlp.shared_mlp.up_proj",
+    shared_down="mlp.shared_mlp.down_proj",
+)
 _GEMMA = replace(_LLAMA, plus_one=True)
 _GEMMA2 = replace(
     _GEMMA,
@@ -99,8 +109,8 @@ _QWEN_MOE = replace(
 )
 _GRANITE_MOE = replace(
     _LLAMA, router="block_sparse_moe.router.layer", experts="rows", expert_gate="",
-    expert_up="block_sparse_moe.input_linear", expert_down="block_sparse_moe.output_linear", shared_gate_proj="",
-    shared_up="shared_mlp.input_linear", shared_down="shared_mlp.output_linear",
+    expert_up="block_sparse_moe.input_linear.weight", expert_down="block_sparse_moe.output_linear.weight",
+    shared_gate_proj="", shared_up="shared_mlp.input_linear", shared_down="shared_mlp.output_linear",
 )  # fmt: skip
 _MIXTRAL = replace(
     _LLAMA,
@@ -138,7 +148,8 @@ FAMILY_NAMES = {
     **dict.fromkeys(
         ("llama", "mistral", "smollm3", "qwen2", "qwen3", "qwen3_moe", "granite", "olmo", "olmoe", "deepseek_v2",
          "deepseek_v3", "kimi_k2", "glm4_moe", "seed_oss", "dots1", "glm4_moe_lite", "internlm", "internlm3",
-         "deepseek", "minicpm", "orion", "iquestcoder", "ministral", "solar_open", "mellum", "youtu"), _LLAMA,
+         "deepseek", "minicpm", "orion", "iquestcoder", "cwm", "granite_swa", "ministral", "ministral3",
+         "solar_open", "mellum", "youtu"), _LLAMA,
     ),
     "gemma": _GEMMA,
     "gemma2": _GEMMA2,
@@ -156,6 +167,10 @@ FAMILY_NAMES = {
     "qwen2_moe": _QWEN_MOE,
     "granitemoe": _GRANITE_MOE,
     "granitemoeshared": _GRANITE_MOE,
+    "granitemoe_swa": replace(
+        _GRANITE_MOE, router="block_sparse_moe.router", expert_up="block_sparse_moe.experts.gate_up_proj",
+        expert_down="block_sparse_moe.experts.down_proj",
+    ),
     "llama4_text": replace(
         _LLAMA, gate="feed_forward.gate_proj", up="feed_forward.up_proj", down="feed_forward.down_proj",
         router="feed_forward.router", experts="columns", expert_gate="", expert_up="feed_forward.experts.gate_up_proj",
@@ -209,9 +224,15 @@ FAMILY_NAMES = {
     "arcee": replace(_LLAMA, gate=""),
     "helium": replace(_LLAMA, interleaved=True),
     "ernie4_5": replace(_LLAMA, interleaved=True),
+    "ernie4_5_moe": replace(
+        _LLAMA, correction_bias="mlp.moe_statics.e_score_correction_bias", correction_bias_is_row=True,
+        interleaved=True,
+    ),
     "exaone4": _OLMO2,
     "flex_olmo": _OLMO2,
     "exaone_moe": replace(_LLAMA, correction_bias="mlp.e_score_correction_bias"),
+    "hunyuan_v1_dense": _HUNYUAN,
+    "hunyuan_v1_moe": _HUNYUAN,
     "hy_v3": replace(
         _LLAMA, router="mlp.router.gate", correction_bias="mlp.expert_bias",
         shared_gate_proj="mlp.shared_mlp.gate_proj", shared_up="mlp.shared_mlp.up_proj",

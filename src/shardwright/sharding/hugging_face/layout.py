@@ -46,11 +46,12 @@ def layout_of(family: str, model: ModelSpec) -> Layout:
 
 def correction_biases(family: str, model: ModelSpec) -> dict[int, ReleasedPiece]:
     """The score-correction biases of routers, by the number of the block: they are not parameters."""
-    names = names_of(family, model)
-    if model.moe.gate != "sigmoid" or model.moe.weigh == "input":
+    names, shape = names_of(family, model), (model.moe.experts,)
+    if "bias_update" not in model.moe.gate_facts.reads or model.moe.weigh == "input":
         return {}
+    stored = (1, *shape) if names.correction_bias_is_row else shape
     return {
-        number: plain(f"{names.layer.format(n=number)}.{names.correction_bias}", (model.moe.experts,))
+        number: seen_as(f"{names.layer.format(n=number)}.{names.correction_bias}", stored, shape)
         for number in model.blocks_with_experts
     }
 
@@ -257,7 +258,7 @@ class _Made:
         num = shape[0]
         if n.experts == "rows":
             flat = shape if which == "down" else (num, shape[1] * shape[2], *shape[3:])
-            yield seen_as(f"{name}.weight", flat, shape)
+            yield seen_as(name, flat, shape)
         elif which == "down":
             yield ReleasedPiece(name, (num, shape[2], shape[1]), whole(shape), (num, shape[2], shape[1]), (0, 2, 1))
         elif which == "down_bias":

@@ -124,7 +124,7 @@ def _parts(family: str, model: ModelSpec) -> dict[str, list[_Part]]:
         for piece in pieces:
             parts.setdefault(piece.name, []).append(_Part(f"weights.{name}", shapes[name], piece))
     for block, piece in correction_biases(family, model).items():
-        parts[piece.name] = [_Part(f"router.{block}.bias_E", piece.shape, piece)]
+        parts[piece.name] = [_Part(f"router.{block}.bias_E", piece.view, piece)]
     for copy_name, source_name in copies(family, model).items():
         parts[copy_name] = parts[source_name]
     return parts

@@ -80,7 +80,7 @@ class ReleasedWeights(ReleasedTensors):
     def correction_bias(self, block: int) -> Tensor | None:
         """The score-correction biases of a block's router, [experts] in float32; None if the model has none."""
         piece = self.correction_biases.get(block)
-        return None if piece is None else self.files.view(self.stored_name(piece)).float()
+        return None if piece is None else self.files.view(self.stored_name(piece)).float().reshape(piece.view)
 
 
 def _region_view(piece: ReleasedPiece, released: Tensor) -> Tensor:
