@@ -53,6 +53,14 @@ def test_predicted_collectives_are_near_public_measurements() -> None:
     assert sums_in_network < 0.8
 
 
+def test_large_sums_over_hundreds_of_nodes_take_as_long_as_measured() -> None:
+    """512 to 8,192 H100 over InfiniBand: trees between nodes reach what a ring would, without its steps."""
+    rows = [row for row in measured_collectives() if row.system == "eos" and row.num_devices >= 512]
+    large, small = ([row for row in rows if (row.num_bytes >= GIB) == is_large] for is_large in (True, False))
+    assert len(large) == 21 and error(large) < 0.03 and all(0.85 < row.ratio < 1.05 for row in large)
+    assert error(small) < 0.35
+
+
 def test_gathers_over_nodes_with_one_rank_each_take_aggregated_trees() -> None:
     """NCCL's own model (src/graph/tuning.cc): part of a step for each doubling of the nodes, 2.8 us for each rank."""
     rates = replace(rates_with(network="infiniband"), aggregated_trees=True)

@@ -140,6 +140,7 @@ class Rates:
     switch_reduce: float  # bytes/s at which switches sum the tensor of an all-reduce; 0 if they can't
     link_latency_s: float  # of a step of a collective within a domain
     network_latency_s: float  # of a step between domains
+    switched_tree_share: float  # of `network` that an all-reduce reaches by trees, where switches sum inside a domain
     peer_s: float  # that an all-to-all between domains takes longer for each further rank
     collective_s: float  # that any collective takes beside its steps
     aggregated_trees: bool  # True if gathers and scatters over nodes with one rank each may take them
@@ -322,7 +323,7 @@ def rates_of(run: Run, constants: Constants) -> Rates:
         domain=max(1, run.devices_per_node), multiprocessors=int(known_fact(device, "multiprocessors")),
         link_latency_s=run.node_latency_s or device_rate("link_latency_s"),
         network_latency_s=run.network_latency_s or network.step_s, gap_s=device_rate("gap_s"),
-        launch_s=device_rate("launch_s"),
+        launch_s=device_rate("launch_s"), switched_tree_share=network.switched_tree_share,
         peer_s=network.peer_s, collective_s=device_rate("collective_s"),
         switch_reduce=link_bytes_per_s(run, device) * device_rate("switch_reduce"),
         attention_number=attention_number,

@@ -19,8 +19,9 @@ from shardwright.layers.operators import Exchange
 # NCCL's protocol for small messages (LL) stores a flag with each number, so that receivers need not wait for a fence:
 # a step inside a domain takes less, and its bytes at least four times as long (src/graph/tuning.cc: hwLat, llMaxBws).
 _SMALL_STEP, _SMALL_BYTES = 0.6 / 3.4, 4.0
-# Trees, against rings: share of the bandwidth, between domains (between two, each has the other as its only neighbour)
-# and in the chains inside them; and latency of a step, for large and for small messages.
+# Trees, against rings: share of the bandwidth, between domains (between two, each has the other as its only neighbour;
+# where switches sum inside, the network says it) and in the chains inside them; and latency of a step, for large and
+# for small messages.
 _TREE_NETWORK, _PAIR_NETWORK, _TREE_LINK = 0.76, 0.95, 0.77
 _TREE_STEP, _SMALL_TREE_STEP = 2.0, 0.5
 # NCCL's parallel aggregated trees, against rings (src/graph/tuning.cc): share of the bandwidth between domains, latency
@@ -74,11 +75,13 @@ def nccl_trees_s(rates: Rates, group: Group, size_bytes: Numbers) -> Numbers:
     chain_bytes = 2 * size_bytes * (inside - 1) / inside
     chain_s = chain_bytes / (rates.link * group.lanes * np.where(domains > 1, _TREE_LINK, 1.0))
     chain_latency_s = 2 * group.steps_inside * rates.link_latency_s
+    tree_share: Numbers = _TREE_NETWORK
     if rates.switch_reduce > 0:
         is_switched = inside >= _LEAST_SWITCHED
+        tree_share = np.where(is_switched, rates.switched_tree_share, _TREE_NETWORK)
         chain_s = np.where(is_switched, size_bytes / rates.switch_reduce, chain_s)
         chain_latency_s = np.where(is_switched, _SWITCHED_S, chain_latency_s)
-    network_bytes = size_bytes * np.where(domains == 2, 1 / _PAIR_NETWORK, 2 / _TREE_NETWORK)
+    network_bytes = size_bytes * np.where(domains == 2, 1 / _PAIR_NETWORK, 2 / tree_share)
     network_s = np.where(domains > 1, network_bytes / (rates.network * group.ports), 0.0)
     bytes_s = np.maximum(chain_s, network_s)
     levels_s = 2 * np.log2(domains) * rates.network_latency_s
