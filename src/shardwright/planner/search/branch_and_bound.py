@@ -329,10 +329,12 @@ class _BranchAndBound:
     def _offloaded_below_limits(self, block: PlanBlock, must_offload: Column) -> PlanBlock:
         """The plans of an unsharded block without those that must offload to have room, and then may not be shown with
         the time of their update."""
-        places = np.flatnonzero(must_offload)
+        places, share = np.flatnonzero(must_offload), space.offloaded_share(self.constraints)
         if not len(places):
             return block
-        part, share = block.where(places), float(self.constraints.keep.get("offload_optimizer", 1.0))
+        if not share:  # no plan may offload
+            return block.where(~must_offload)
+        part = block.where(places)
         hybrid = space.hybrid_ranks(self.job, self.constraints, part.columns)
         update_s = bounds.offloaded_token_s(self.job, part, hybrid, share, constants=self.constants, memo=self.memo)
         least_s = np.minimum(part.columns["below_s"], part.columns["gathered_s"]) + update_s

@@ -319,6 +319,11 @@ def _offload_choices(constraints: Constraints) -> list[tuple[float, bool]]:
     ]
 
 
+def offloaded_share(constraints: Constraints) -> float:
+    """The share of the optimizer state that plans which offload it have in host memory; 0 if none may offload it."""
+    return max(share for share, _ in _offload_choices(constraints))
+
+
 def hybrid_ranks(job: JobSpec, constraints: Constraints, rows: Columns) -> Column:
     """The number of replicas that share one set of shards under hybrid sharding: those of a node, or as the user fixed;
     0 if there would be only one group."""
