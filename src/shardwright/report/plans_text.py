@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from shardwright.config.job import JobSpec
+from shardwright.config.model import ModelSpec
 from shardwright.config.phrase import say
 from shardwright.config.plan import PlanSpec
 from shardwright.config.rank_order import order_words
@@ -138,6 +139,11 @@ def changed_words(plan: PricedPlan, first: PricedPlan) -> str:
         return marked_words(plan)
     text = say("1 with {changes}", changes=words_changed)
     return say("{plan} *", plan=text) if lacking(plan) else text
+
+
+def model_name(job: JobSpec) -> str:
+    """The name of a job's model; of the job itself, if its model has none."""
+    return job.name if job.model.name == ModelSpec.model_fields["name"].default else job.model.name
 
 
 def job_words(job: JobSpec) -> str:
