@@ -133,7 +133,7 @@ def changed_words(plan: PricedPlan, first: PricedPlan) -> str:
     changes += [f"fp8 {recipe}"] * (recipe != first_recipe)
     words_changed: str = ", ".join(changes)
     if layout != first_layout:
-        layers = say("uneven layers") if layout else say("even layers")
+        layers = say("uneven") if layout else say("even")
         words_changed = say("{plan}, {layers}", plan=words_changed, layers=layers) if changes else layers
     if not words_changed:
         return marked_words(plan)
