@@ -80,6 +80,7 @@ def test_no_two_devices_answer_to_one_cuda_name() -> None:
 def test_a_name_that_is_not_in_the_catalog() -> None:
     with pytest.raises(KeyError, match="did you mean gpt2"):
         catalog.read("models", "gpt-2")
+    assert catalog.nearest("qwen3-30b", catalog.names("models"))[0] == "qwen3-30b-a3b", "the beginning of a name"
 
 
 # --- reading and overriding ---

@@ -22,7 +22,16 @@ from shardwright.planner.search.plan_price import room_bytes
 from shardwright.report.document import Lines, Part, paragraph
 from shardwright.report.fit_verdict import no_plan_text, share_text
 from shardwright.report.plan_screen import lacks_note, software_part
-from shardwright.report.plans_text import lacking, marked_words, plan_cost, plan_dict, run_days, step_text, usd_text
+from shardwright.report.plans_text import (
+    lacking,
+    marked_words,
+    model_name,
+    plan_cost,
+    plan_dict,
+    run_days,
+    step_text,
+    usd_text,
+)
 from shardwright.report.prediction_notes import told_notes
 from shardwright.report.rendered import ScreenPart
 from shardwright.report.text_columns import terminal_width
@@ -120,7 +129,7 @@ def _heading(clusters: Sequence[ClusterPlan]) -> Part:
     job, tokens = clusters[0].job, tokens_text(clusters[0].run_tokens)
     words = say(
         "{model} on {count} clusters, the best plan on each; a run of {tokens} tokens",
-        model=job.model.name,
+        model=model_name(job),
         count=len(clusters),
         tokens=tokens,
     )

@@ -212,7 +212,8 @@ def checkpoint_note(job: JobSpec, memory: list[RankMemory]) -> list[str]:
 
 
 _WAYS_OUT = say(
-    "Use more devices (--devices, or cluster.nodes), a device with more memory, a shorter model.sequence, or keep less."
+    "Use more devices (--devices, or cluster.nodes), a device with more memory, a shorter model.sequence, or fewer "
+    "--keep."
 )
 
 

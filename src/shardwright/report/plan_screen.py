@@ -24,6 +24,7 @@ from shardwright.report.plans_text import (
     lacking,
     layers_words,
     marked_words,
+    model_name,
     plan_cost,
     run_days,
     sizes_part,
@@ -97,7 +98,7 @@ def _heading(advice: Advice) -> Part:
         say(
             "{model} on {devices:,} {device}, {sequences:,} sequences of {tokens:,} tokens a step, computed in "
             "{number}; {plans:,} plans searched in {seconds:.1f} s",
-            model=job.model.name,
+            model=model_name(job),
             devices=cluster.num_devices,
             device=cluster.device,
             sequences=job.batch.global_batch_size,

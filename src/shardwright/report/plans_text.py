@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from shardwright.config.job import JobSpec
+from shardwright.config.model import ModelSpec
 from shardwright.config.phrase import say
 from shardwright.config.plan import PlanSpec
 from shardwright.config.rank_order import order_words
@@ -132,12 +133,17 @@ def changed_words(plan: PricedPlan, first: PricedPlan) -> str:
     changes += [f"fp8 {recipe}"] * (recipe != first_recipe)
     words_changed: str = ", ".join(changes)
     if layout != first_layout:
-        layers = say("uneven layers") if layout else say("even layers")
+        layers = say("uneven") if layout else say("even")
         words_changed = say("{plan}, {layers}", plan=words_changed, layers=layers) if changes else layers
     if not words_changed:
         return marked_words(plan)
     text = say("1 with {changes}", changes=words_changed)
     return say("{plan} *", plan=text) if lacking(plan) else text
+
+
+def model_name(job: JobSpec) -> str:
+    """The name of a job's model; of the job itself, if its model has none."""
+    return job.name if job.model.name == ModelSpec.model_fields["name"].default else job.model.name
 
 
 def job_words(job: JobSpec) -> str:

@@ -45,7 +45,7 @@ class ColouredParts:
 @dataclass(frozen=True)
 class WideRows:
     """A table whose columns have the width that they need, but the last, which is broken into lines where the terminal
-    ends. Where there is no room, last columns are left out.
+    ends, and left ones that would take more than half of it. Where there is no room, last columns are left out.
 
     Columns in `left` are aligned left, as the last is. With `is_first_best` the first row is marked, and is a single
     line, for it is told elsewhere. `below` is a part
@@ -76,7 +76,7 @@ def _table(heading: Sequence[str], rows: Sequence[Sequence[str]], described: Wid
         if room < min(width, _LEAST_ROOM if is_last else width):
             break
         is_left = is_last or column in described.left
-        is_cut = described.is_cut or not is_last
+        is_cut = described.is_cut or not is_left
         table.add_column(
             name,
             justify="left" if is_left else "right",

@@ -15,7 +15,7 @@ from shardwright.planner.critical_batch import BatchLimits, Rescaled, rescaled
 from shardwright.planner.scaling import Point, Scaling, devices_text
 from shardwright.report.document import AlignedRows, Lines, Part, document_text, paragraph
 from shardwright.report.fit_verdict import offered_bytes
-from shardwright.report.plans_text import job_words
+from shardwright.report.plans_text import job_words, model_name
 from shardwright.report.svg import LINE_COLOURS, Box, Line, LineChart, document, legend, text
 
 _MEANING = {
@@ -43,9 +43,8 @@ def scaling_text(job: JobSpec, scalings: tuple[Scaling, Scaling], limits: BatchL
 def _parts(job: JobSpec, scalings: tuple[Scaling, Scaling], limits: BatchLimits) -> Iterator[Part]:
     yield paragraph(
         say(
-            "{job}: {model} on {device}, the best plan at each size of the cluster.",
+            "{job} on {device}, the best plan at each size of the cluster.",
             job=job.name,
-            model=job.model.name,
             device=job.cluster.device,
         ),
         say(
@@ -204,7 +203,7 @@ def scaling_picture(job: JobSpec, scalings: Sequence[Scaling], language: str = E
     label = translate(
         say(
             "{model} on {first:,} to {last:,} {device}",
-            model=job.model.name,
+            model=model_name(job),
             first=sizes[0],
             last=sizes[-1],
             device=job.cluster.device,

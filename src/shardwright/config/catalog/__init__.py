@@ -169,14 +169,18 @@ def found_from(file: Path, name: Any) -> Any:
     return str((file.parent / name).absolute()) if isinstance(name, str) and is_file(name) else name
 
 
+_FEWEST_BEGUN = 4  # characters of a name that are told from a slip
 _LONGEST_WORD = 100  # characters, because a comparison takes time by the product of both lengths
 
 
 def nearest(word: str, known: list[str], most: int = 2) -> list[str]:
-    """The names that a word abbreviates (lr for learning_rate), or else the most similar names, best first."""
+    """The names that a word abbreviates (lr for learning_rate), or else those that it begins (qwen3-30b for
+    qwen3-30b-a3b), and after them the most similar names, best first."""
     if short := [name for name in known if "_" in name and word == "".join(part[:1] for part in name.split("_"))]:
         return short[:most]
-    return written_alike(word, known, most)
+    begun = [name for name in known if len(word) >= _FEWEST_BEGUN and name.startswith(word)]
+    alike = *written_alike(word, begun, most, share=0.0), *written_alike(word, known, most)
+    return list(dict.fromkeys(alike))[:most]
 
 
 def written_alike(word: str, known: list[str], most: int = 2, share: float = 0.6) -> list[str]:
