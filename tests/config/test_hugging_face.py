@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fuzz.configurations import miscounted, overlooked
+from fuzz.configurations import invented, miscounted, overlooked
 from shardwright.config.base import PlanError
 from shardwright.config.hugging_face.config_json import _LIKE, FAMILIES, _defaults, fields_of, read_model
 from shardwright.config.hugging_face.refused import REASONS, refusal_of, refused_families
@@ -156,6 +156,12 @@ def test_no_key_that_changes_what_is_computed_is_overlooked(name: str) -> None:
 def test_a_model_that_is_accepted_has_all_parameters(name: str) -> None:
     """Those of transformers' model, with each key as it is and changed."""
     assert not list(miscounted(name))
+
+
+@pytest.mark.sampled(24)
+@pytest.mark.parametrize("name", RELEASED)
+def test_keys_that_a_configuration_lacks_change_both_or_neither(name: str) -> None:
+    assert not list(invented(name))
 
 
 @pytest.mark.parametrize("setting", FAULTS)

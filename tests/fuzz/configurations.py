@@ -4,7 +4,8 @@ and a model that is accepted has as many parameters as in transformers.
 python tests/fuzz/configurations.py [NAME ...]     of some cases of released_models.py, or of all
 
 A key that is marked as understood, and is not, shows itself here: with the same weights the logits of transformers are
-others, and our fields are the same. Where transformers has other tensors, their number tells it.
+others, and our fields are the same. Where transformers has other tensors, their number tells it. Keys that we read and
+transformers' own configuration of a family does not have are set, too: they change both or neither.
 """
 
 import argparse
@@ -25,7 +26,7 @@ if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).parents[1])
 
 from shardwright.config.base import PlanError
-from shardwright.config.hugging_face.config_json import fields_of
+from shardwright.config.hugging_face.config_json import _read, fields_of
 from shardwright.config.hugging_face.config_reader import _NO_ARITHMETIC
 from shardwright.config.hugging_face.same_arithmetic import is_same
 from shardwright.config.load import make_job
@@ -40,6 +41,16 @@ _WORDS = {
     "activation_function": ("silu", "relu", "gelu"), "activation": ("silu", "relu"),
     "scoring_func": ("softmax", "sigmoid"), "topk_method": ("greedy", "group_limited_greedy", "noaux_tc"),
 }  # fmt: skip
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+_STRETCHED = {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0}
+# Values of keys that a configuration does not have.
+_FURTHER: dict[str, tuple[Any, ...]] = {
+    "layer_types": ([_SLIDING] * 3 + [_FULL], [_FULL] * 4, [_SLIDING] * 4), "sliding_window": (4,),
+    "rope_theta": (500.0,), "rope_scaling": (_STRETCHED,), "rope_parameters": (_STRETCHED,),
+    "partial_rotary_factor": (0.5,), "head_dim": (16, 4), "mlp_only_layers": ([0],), "first_k_dense_replace": (0, 1, 2),
+    "mlp_layer_types": (["dense", "dense", "sparse", "sparse"],), "no_rope_layers": ([1, 0, 1, 0],),
+    "original_max_position_embeddings": (8,), "num_key_value_heads": (1, 4), "hidden_act": ("gelu", "relu"),
+}  # fmt: skip
 # Keys that transformers reads and we do by another way: ids of tokens that are not in the model, the order of keys of
 # old releases, and what is only for training or another way to compute.
 _LEFT = {*_NO_ARITHMETIC, "vocab_size", "max_position_embeddings", "n_positions", "torch_dtype"}
@@ -52,7 +63,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="cases of released_models.py  [default: all]")
     names = parser.parse_args().names or list(RELEASED)
     silence()
-    result = [answer for name in names for answer in (*overlooked(name), *miscounted(name))]
+    result = [answer for name in names for answer in (*overlooked(name), *miscounted(name), *invented(name))]
     print("\n".join(result) or f"{len(names)} cases: no key was overlooked, and all parameters are counted")
     return 1 if result else 0
 
@@ -86,6 +97,38 @@ def overlooked(name: str) -> Iterator[str]:
             continue
         if is_overlooked:
             yield f"{name}: {what} changes what transformers computes, and not what we do"
+
+
+def invented(name: str) -> Iterator[str]:
+    """A line for each key of a case that we read, and that its configuration does not have, if setting it changes our
+    model and not that of transformers, or the other way round."""
+    family, keys = RELEASED[name]
+    model, whole = made(family, keys)
+    weights, wanted = model.state_dict(), logits(model)
+    reader, fields = _read(dict(whole), family)
+    own = ModelSpec.model_validate(fields | {"mtp_layers": 0})
+    other_names = getattr(type(model.config), "attribute_map", {})
+    for key in sorted(reader.names_read - {*whole, *_LEFT, *other_names}):
+        for value in _FURTHER.get(key, (True, False, 2, 0.5)):
+            changed = whole | {key: value}
+            fields, faults = fields_of(changed)
+            try:
+                ours = is_same(make_job({"model": fields | {"mtp_layers": 0}}).model, own)
+                theirs = _computes_the_same(made(family, changed)[0], weights, wanted)
+            except Exception:  # one of the two refuses it
+                continue
+            if not faults and ours != theirs:
+                yield f"{name}: {key} = {json.dumps(value)} changes {'theirs' if ours else 'ours'} alone"
+
+
+def _computes_the_same(model: Any, weights: dict[str, torch.Tensor], wanted: torch.Tensor) -> bool:
+    """True if a model has tensors of these shapes, and computes these logits of their values."""
+    if {one: tensor.shape for one, tensor in model.state_dict().items()} != {
+        one: tensor.shape for one, tensor in weights.items()
+    }:
+        return False
+    model.load_state_dict(weights)
+    return float((logits(model) - wanted).abs().max() / wanted.abs().max()) < _OTHER
 
 
 def miscounted(name: str) -> Iterator[str]:

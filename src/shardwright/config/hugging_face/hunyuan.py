@@ -1,5 +1,6 @@
 """Hunyuan 1 (Tencent 2025): queries and keys have norms behind their positions."""
 
+import math
 from typing import Any
 
 from shardwright.config.fault_gathering_reader import is_finite
@@ -9,6 +10,7 @@ from shardwright.config.hugging_face.like_llama import head_width
 from shardwright.config.hugging_face.rotary_fields import rotary
 from shardwright.config.phrase import say
 
+_LARGEST_LOGARITHM = 700.0  # of a float
 # Keys of released files that say nothing of the decoder: ids, other inputs, and parts that are off.
 _OTHERS = (
     "class_num",
@@ -79,10 +81,13 @@ def _stretch_base(r: ConfigReader, width: int) -> None:
         section = r.given.get(name)
         if not isinstance(section, dict) or "dynamic" not in (section.get("rope_type"), section.get("type")):
             continue
-        alpha, base = section.get("alpha"), section.get("rope_theta", r.number("rope_theta", 10000.0))
-        if alpha and is_finite(alpha) and is_finite(base) and alpha > 0 and width > 2:
-            stretched: dict[str, Any] = {"rope_type": "default", "rope_theta": base * alpha ** (width / (width - 2))}
-            r.given = r.given | {name: stretched}
+        alpha: Any = section.get("alpha")
+        base: Any = section.get("rope_theta", r.number("rope_theta", 10000.0))
+        if width > 2 and all(is_finite(value) and value > 0 for value in (alpha, base)):
+            logarithm = math.log(base) + math.log(alpha) * width / (width - 2)
+            if logarithm < _LARGEST_LOGARITHM:
+                stretched: dict[str, Any] = {"rope_type": "default", "rope_theta": math.exp(logarithm)}
+                r.given = r.given | {name: stretched}
 
 
 def _same_in_all(r: ConfigReader, name: str, usual: int) -> int:

@@ -302,7 +302,7 @@ def with_granite_windows(r: ConfigReader, fields: Fields) -> Fields:
     bases = r.numbers("layer_rope_theta")
     if bases is None or layers > largest.LAYERS:
         return fields
-    windowed = WindowSpec.model_validate(fields.get("window", {}))
+    windowed = WindowSpec.model_construct(**fields.get("window", {}))
     kinds = [windowed.is_in(layer) for layer in range(layers)]
     by_kind = {kind: {base for base, other in zip(bases, kinds, strict=False) if other == kind} for kind in kinds}
     if len(bases) != layers or any(len(bases_of) > 1 or bases_of == {0.0} for bases_of in by_kind.values()):
@@ -327,7 +327,7 @@ def hyperclovax(r: ConfigReader) -> Fields:
     width = head_width(fields)
     fields |= {
         "logit_scale": r.number("logits_scaling", 1.0),
-        "attention_scale": r.number("attention_multiplier", width**-0.5),
+        "attention_scale": r.number("attention_multiplier", max(1, width) ** -0.5),
     }
     if r.flag("use_post_norm", True):
         fields["norm_place"] = "around"

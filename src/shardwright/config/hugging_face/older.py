@@ -108,7 +108,16 @@ def mpt(r: ConfigReader) -> Fields:
     r.must_be("no_bias", (True,), say("linear layers have no biases"), True)
     r.must_be("expansion_ratio", (4,), say("the MLP is four times as wide as the residual stream"), 4)
     r.must_be("logit_scale", (None, 1.0), say("logits are not scaled"))
-    r.ignore("learned_pos_emb", "emb_pdrop", "embedding_fraction", "init_config", "init_device", "norm_type", "verbose")
+    r.ignore(
+        "learned_pos_emb",
+        "emb_pdrop",
+        "embedding_fraction",
+        "init_config",
+        "init_device",
+        "norm_type",
+        "tokenizer_name",
+        "verbose",
+    )
     fields = _LAYER_NORM | {
         "layers": r.count("n_layers"),
         "hidden": hidden,

@@ -133,7 +133,10 @@ def _scaling(inner: ConfigReader, kind: str, longest: int, scales_scores: bool) 
 def _magnitudes(inner: ConfigReader, factor: float, scales_scores: bool) -> Fields:
     """The fields of yarn's two magnitudes, of which 0 is none. Where they leave scores as they are, both together are
     a factor of cosines and sines."""
-    mscale, mscale_all_dim = (inner.number(name) for name in ("mscale", "mscale_all_dim"))
+    values = {name: inner.number(name) for name in ("mscale", "mscale_all_dim")}
+    mscale, mscale_all_dim = (
+        inner.checked(name, value, value >= 0, say("a number, not negative"), 0.0) for name, value in values.items()
+    )
     if scales_scores and mscale_all_dim:
         return {"mscale_all_dim": mscale_all_dim} | (
             {"mscale": mscale} if mscale else {"magnitude": _turned_magnitude(factor, 1.0, 0.0)}
