@@ -167,7 +167,7 @@ def chosen_step(run: str, storage: "Storage", steps: list[int], step: int | None
     from shardwright.train.checkpoint.manifest import BrokenCheckpointError
 
     if step is not None and step not in steps:
-        steps_text = ", ".join(map(str, sorted(steps)[-12:]))
+        steps_text = tuple(map(str, sorted(steps)[-12:]))
         raise PlanError(
             f"checkpoint {run}",
             [
