@@ -272,4 +272,4 @@ def _reasons_table(reasons: list[Reason]) -> ScreenPart:
         ]
         for reason in nearest
     ]
-    return WideRows((say("choice"), say("slower by"), say("because")), rows, left=(0,))
+    return WideRows((say("why"), say("slower by"), say("because")), rows, left=(0,))

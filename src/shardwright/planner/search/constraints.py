@@ -71,7 +71,7 @@ class Constraints:
                 "its entry does not say what it has, so no plan can be held to that; add schedules, zero_stages, "
                 "sequence_parallel and context_parallel, or use another cluster.software"
             )
-            raise PlanError(f"software {software.name}", [fault])
+            raise PlanError(say("software {name}", name=software.name), [fault])
         return replace(self, among={**self.among, **supported})
 
     def batches(self, job_batch: int) -> list[int]:

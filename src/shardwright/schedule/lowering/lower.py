@@ -53,7 +53,7 @@ def lower(schedule: Schedule) -> Program:
                 rows[receiver].append(receive)
         ready = next_ready
     if any(index < len(row) for index, row in zip(position, schedule.ranks, strict=True)):
-        raise PlanError(f"schedule {schedule.name}", [_deadlock_message(schedule, position)])
+        raise PlanError(say("schedule {schedule}", schedule=schedule.name), [_deadlock_message(schedule, position)])
     ranks = _with_step(schedule, rows)
     return Program(schedule.name, schedule.num_microbatches, schedule.placement, ranks, schedule.weights)
 
