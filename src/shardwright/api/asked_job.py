@@ -215,5 +215,5 @@ def _best_job(subject: str, to_plan: JobToPlan) -> JobSpec | None:
 
 def _kept_words(to_plan: JobToPlan) -> str:
     """ " with plan.tp=4", the half of a plan that the user asks for; empty if there is none."""
-    kept = ", ".join(f"plan.{name}={value}" for name, value in to_plan.kept.items())
+    kept = tuple(f"plan.{name}={value}" for name, value in to_plan.kept.items())
     return say(" with {kept}", kept=kept) if kept else ""

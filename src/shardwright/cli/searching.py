@@ -85,7 +85,7 @@ def layout(
         else:
             laid_out = best_layout(load(job, overrides), shipped())
     except KeyError as error:
-        raise PlanError(f"job {job}", [error_text(error)]) from None
+        raise PlanError(say("job {name}", name=job), [error_text(error)]) from None
     if toml:
         write_toml(toml, laid_out.job)
     tell_answer(as_json, lambda: layout_dict(laid_out), lambda: fitting(layout_text(laid_out, language)))
@@ -185,7 +185,7 @@ def plan(
         objection = partial(export_fault, target)
     restrict = partial(held_to, target, to_plan.job.cluster.software) if target else None
     with search_shown(command_language()):
-        plans = found_plans(f"job {job}", to_plan, question, restrict, objection)
+        plans = found_plans(say("job {name}", name=job), to_plan, question, restrict, objection)
         advice = plans.advice if as_json else plans.explained
     own_changes: str | dict[str, Any] = ""
     if system and imported and to_plan.own_job and not to_plan.own_faults:
@@ -268,7 +268,7 @@ def scale(
     if not as_json:
         tell_notes(to_plan.notes, aside=as_json)
     with search_shown(command_language()):
-        curves = scaled(f"job {job}", to_plan.job, sizes, constraints, tokens=round(tokens))
+        curves = scaled(say("job {name}", name=job), to_plan.job, sizes, constraints, tokens=round(tokens))
     if svg:
         write_output(svg, curves.svg(language), "--svg")
     tell_answer(as_json, curves.to_dict, lambda: fitting(curves.in_language(language)))

@@ -82,7 +82,7 @@ def priced_collective(
     rows = priced_algorithms(rates, group, kind, num_bytes)
     listed = [row.name for row in rows if row.num_steps] if group.size <= MOST_PLAYED else []
     if drawn and drawn not in listed:
-        names = ", ".join(listed) or f"none for {group.size:,} ranks"
+        names = tuple(listed) or say("none for {ranks:,} ranks", ranks=group.size)
         raise KeyError(say("--algorithm {name} has no steps to draw; there are: {names}", name=drawn, names=names))
     drawn = drawn or next(iter(listed), "")
     steps = steps_of(kind, drawn, int(group.size), int(group.inside)) if drawn else []

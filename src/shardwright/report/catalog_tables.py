@@ -162,7 +162,7 @@ CATALOG_TABLES: dict[str, CatalogTable] = {
             "heads": say("heads"),
             "kv_heads": "kv",
             "vocab": say("vocab"),
-            "sequence": say("tokens"),
+            "sequence": say("sequence"),
             "hub_names": say("on the Hub"),
         },
         ("name",),

@@ -122,7 +122,7 @@ def _sign(move: Transfer) -> str:
 
 def _steps(collective: PricedCollective) -> list[Part]:
     n, steps = collective.num_ranks, collective.steps
-    rows = [[say("step"), *(str(number) for number in range(1, len(steps) + 1))]]
+    rows = [[say("in step"), *(str(number) for number in range(1, len(steps) + 1))]]
     rows += [[f"rank {rank}", *(_received(step, rank) for step in steps)] for rank in range(n)]
     adds = any(move.adds for step in steps for move in step) and collective.kind in SUMS
     algorithm, piece = collective.drawn, bytes_text(collective.num_bytes // n)

@@ -106,7 +106,7 @@ def read_use(folder: Path) -> ExpertUse:
             path=path,
             reason=repr(error),
         )
-    raise PlanError(f"run {folder}", [fault])
+    raise PlanError(say("run {folder}", folder=str(folder)), [fault])
 
 
 def _entry(line: str) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def draw_use(folder: Path, svg: Path | None = None, language: str = ENGLISH) -> 
         write_output(svg, picture, "--svg")
         return svg
     if faults := name_faults(folder):
-        raise PlanError(f"run {folder}", faults)
+        raise PlanError(say("run {folder}", folder=str(folder)), faults)
     replace_output(folder / PICTURE, picture, "--svg")
     return folder / PICTURE
 

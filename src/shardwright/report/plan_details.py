@@ -153,7 +153,7 @@ def _caution(plans: list[PricedPlan]) -> Iterator[str]:
 
 
 def _rows(plans: list[PricedPlan], objective: Objective) -> Iterator[list[str]]:
-    yield ["", say("step"), say("pessimistic"), "tokens/s", "HFU", say("money"), say("plan")]
+    yield ["", say("step"), say("pessimistic"), say("tokens/s"), "HFU", say("money"), say("plan")]
     for number, plan in enumerate(plans, 1):
         yield [
             str(number), step_text(plan.time.total), step_text(plan.cautious.total),

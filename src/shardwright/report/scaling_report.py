@@ -134,7 +134,7 @@ def _betas(settings: Rescaled) -> str:
 def _rows(curve: Scaling) -> list[list[str]]:
     rows: list[list[str]] = [
         [
-            say("devices"), say("batch"), say("step"), "tokens/s", say("each"), "MFU", say("efficiency"), "GiB",
+            say("devices"), say("batch"), say("step"), say("tokens/s"), say("each"), "MFU", say("efficiency"), "GiB",
             say("memory eff."), "USD/1e9", say("days"),
         ]
     ]  # fmt: skip

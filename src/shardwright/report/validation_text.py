@@ -252,7 +252,7 @@ def _unstated(columns: Sequence[Mapping[str, Any]]) -> list[Part]:
 
 def cluster_fit_text(fit: Mapping[str, Any], file: Path, language: str = ENGLISH) -> str:
     """The outcome of --fit."""
-    constants = ", ".join(f"{name} {value:.4g}" for name, value in fit["constants"].items())
+    constants = tuple(f"{name} {value:.4g}" for name, value in fit["constants"].items())
     lines = [
         say(
             "Fitted to {rows} runs on {device}: the median error of a step is {error:.1f} % in place of {catalog:.1f} "

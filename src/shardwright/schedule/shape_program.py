@@ -139,7 +139,7 @@ def shape_placement(name: str, shape: PipelineShape) -> StagePlacement:
 def _make_schedule(name: str, shape: PipelineShape) -> Schedule:
     faults = shape_faults(name, shape)
     if faults:
-        raise PlanError(f"schedule {name}", faults)
+        raise PlanError(say("schedule {schedule}", schedule=name), faults)
     schedule: Schedule = SCHEDULES[name].make(shape)
     assert schedule.name == name, f"the schedule {name!r} makes one that is called {schedule.name!r}"
     return schedule

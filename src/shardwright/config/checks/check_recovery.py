@@ -62,7 +62,7 @@ def _best_faults(job: JobSpec) -> list[str]:
         return []
     faults: list[str] = []
     if best not in sets:
-        names = say("evaluated are {sets}", sets=", ".join(sets)) if sets else say("nothing is evaluated")
+        names = say("evaluated are {sets}", sets=tuple(sets)) if sets else say("nothing is evaluated")
         faults.append(
             say(
                 "checkpoint.keep_best {best} is no set that is evaluated ({names}); name one, or give "

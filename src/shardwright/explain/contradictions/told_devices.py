@@ -48,9 +48,7 @@ def float8_units(job: JobSpec) -> Phrase | None:
     peaks = device_entry(job.cluster.device).peak_tflops
     if "float8" in peaks:
         return None
-    return say(
-        "{device} has no units for fp8: its peaks are of {types}", device=job.cluster.device, types=", ".join(peaks)
-    )
+    return say("{device} has no units for fp8: its peaks are of {types}", device=job.cluster.device, types=tuple(peaks))
 
 
 CLAIMS = (

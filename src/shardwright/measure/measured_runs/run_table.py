@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from shardwright.config.base import PlanError
+from shardwright.config.base import PlanError, error_text
 from shardwright.config.catalog import did_you_mean
 from shardwright.config.phrase import say
 from shardwright.config.units import MIB
@@ -33,10 +33,11 @@ def read_lines(path: Path) -> list[TableLine]:
     try:
         text = read_text(path, _MOST_BYTES, "CSV file")
     except FileFault as fault:
-        raise PlanError(f"file {path}", [str(fault)]) from None
+        raise PlanError(say("file {path}", path=str(path)), [error_text(fault)]) from None
     except OSError as error:
         raise PlanError(
-            f"file {path}", [say("it can't be read: {reason}; check the path", reason=system_reason(error))]
+            say("file {path}", path=str(path)),
+            [say("it can't be read: {reason}; check the path", reason=system_reason(error))],
         ) from None
     return _with_id_faults(list(_lines(text, path)))
 
@@ -83,14 +84,17 @@ def _lines(text: str, path: Path) -> Iterator[TableLine]:
             begin = reader.line_num + 1
     except csv.Error as error:
         if header is None:
-            raise PlanError(f"file {path}", [f"line {begin}: {_explained(str(error))}"]) from None
+            raise PlanError(
+                say("file {path}", path=str(path)),
+                [say("line {line}: {problem}", line=begin, problem=_explained(str(error)))],
+            ) from None
         yield TableLine(begin, {}, (_explained(str(error)),))
         return
     if header is None:
         _header([], path)
     if begin == 2:
         raise PlanError(
-            f"file {path}",
+            say("file {path}", path=str(path)),
             [say("{path} is a header without rows; add a line for each run, {way_out}", path=path, way_out=_WAY_OUT)],
         )
 
@@ -99,7 +103,7 @@ def _header(fields: Sequence[str], path: Path) -> list[str]:
     """The names of the columns. PlanError if they are not those of a table of runs."""
     header = [name.strip() for name in fields]
     if faults := _header_faults(header, path):
-        raise PlanError(f"file {path}", faults)
+        raise PlanError(say("file {path}", path=str(path)), faults)
     return header
 
 

@@ -71,7 +71,7 @@ class Constraints:
                 "its entry does not say what it has, so no plan can be held to that; add schedules, zero_stages, "
                 "sequence_parallel and context_parallel, or use another cluster.software"
             )
-            raise PlanError(f"software {software.name}", [fault])
+            raise PlanError(say("software {name}", name=software.name), [fault])
         return replace(self, among={**self.among, **supported})
 
     def batches(self, job_batch: int) -> list[int]:
@@ -89,7 +89,7 @@ def _unsearched_faults(keep: Iterable[str], between: Iterable[str]) -> list[str]
         say(
             "plan.{name} is not searched, so it can't be kept; there are {fields}",
             name=name,
-            fields=", ".join(sorted(SEARCHED)),
+            fields=tuple(sorted(SEARCHED)),
         )
         for name in keep
         if name not in SEARCHED
@@ -98,7 +98,7 @@ def _unsearched_faults(keep: Iterable[str], between: Iterable[str]) -> list[str]
         say(
             "plan.{name} has no range; there are {fields}, and batch.global_batch_size",
             name=name,
-            fields=", ".join(sorted(_RANGES)),
+            fields=tuple(sorted(_RANGES)),
         )
         for name in between
         if name not in _RANGES

@@ -40,7 +40,7 @@ def empty_space_faults(job: JobSpec, constraints: Constraints, rows: Columns) ->
         return faults
     extra = say(", or keep less") if _held_fields(constraints) else ""
     if constraints.among:
-        fields = ", ".join(f"plan.{name}" for name in constraints.among)
+        fields = tuple(f"plan.{name}" for name in constraints.among)
         extra = say(", a system that has more values of {fields}{extra}", fields=fields, extra=extra)
     return [
         say(
@@ -71,7 +71,7 @@ def _unsearched_values(constraints: Constraints) -> Iterator[str]:
                     field=field,
                     value=value,
                     reason=fixed(registry[value].not_searched),
-                    choices=", ".join(searched_values()),
+                    choices=tuple(searched_values()),
                 )
             )
 
@@ -114,7 +114,7 @@ def _alone_too_narrow(job: JobSpec, constraints: Constraints) -> Iterator[str]:
         others = [other for other in _held_fields(constraints) if other != name]
         beside_text = ""
         if others:
-            fields = ", ".join(f"plan.{other}" for other in others)
+            fields = tuple(f"plan.{other}" for other in others)
             beside_text = say(" beside {fields} as kept", fields=fields)
         way_out = _way_out(job, freer, rows, name)
         yield say("no plan has {field}{others}; {way_out}", field=held_text, others=beside_text, way_out=way_out)
@@ -137,7 +137,7 @@ def _way_out(job: JobSpec, freer: Constraints, rows: Columns, name: str) -> str:
         values = list(dict.fromkeys(getattr(variant, name) for variant in has_plans if hasattr(variant, name)))
     if not values or name == "order":
         return say("do not keep plan.{name}", name=name)
-    shown = ", ".join(map(_as_typed, values[:12])) + (", ..." if len(values) > 12 else "")
+    shown = (*map(_as_typed, values[:12]), *(["..."] if len(values) > 12 else []))
     return say("use one of {shown}, or do not keep plan.{name}", shown=shown, name=name)
 
 

@@ -92,7 +92,7 @@ def _set_adapters(
             origin=origin,
             count_needed=rails,
         )
-        raise PlanError(f"job {job.name}", [fault])
+        raise PlanError(say("job {name}", name=job.name), [fault])
     if network.adapters:
         variables["NCCL_IB_HCA"] = f"={','.join(network.adapters)}"
         return

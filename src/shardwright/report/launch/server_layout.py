@@ -53,7 +53,7 @@ def server_layout(job: JobSpec) -> ServerLayout:
             smaller=smaller,
             larger=larger,
         )
-        raise PlanError(f"job {job.name}", [fault])
+        raise PlanError(say("job {name}", name=job.name), [fault])
     servers, ranks = max(1, world // per_server), min(world, per_server)
     fallback_servers = [
         plan.world // per_server
@@ -77,7 +77,7 @@ def _server_devices(job: JobSpec) -> int:
                 counts=both(list(map(str, counts))),
                 count=counts[0],
             )
-            raise PlanError(f"job {job.name}", [fault])
+            raise PlanError(say("job {name}", name=job.name), [fault])
         return counts[0]
     num_node_devices = node_devices(cluster)
     if not num_node_devices and cluster.device != "unknown" and cluster.nodes == 1:
@@ -91,7 +91,7 @@ def _server_devices(job: JobSpec) -> int:
             cluster=repr(cluster.name),
             example=example,
         )
-        raise PlanError(f"job {job.name}", [fault])
+        raise PlanError(say("job {name}", name=job.name), [fault])
     return _within_node(cluster, num_node_devices)
 
 

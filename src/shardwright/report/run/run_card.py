@@ -101,7 +101,7 @@ class RunCard:
             )
         except (ValueError, TypeError, RecursionError):
             fault = say("{path} is no card of a run as this version writes it; train the run again", path=str(path))
-        raise PlanError(f"run {folder}", [fault])
+        raise PlanError(say("run {folder}", folder=str(folder)), [fault])
 
     def with_record(self, record: RunRecord) -> "RunCard":
         """The card with what the run recorded."""

@@ -95,7 +95,7 @@ def read_record(folder: Path) -> RunRecord:
         fault = error_text(error)
     except OSError as error:
         fault = say("{path} can't be read: {reason}; name the folder of a run", path=path, reason=system_reason(error))
-    raise PlanError(f"run {folder}", [fault])
+    raise PlanError(say("run {folder}", folder=str(folder)), [fault])
 
 
 def _row(line: bytes) -> dict[str, Any] | None:

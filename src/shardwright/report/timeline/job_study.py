@@ -152,7 +152,7 @@ def study_job(job: JobSpec, latency: float, num_steps: int) -> JobStudy:
     faults += [] if num_steps >= 1 else [say("--steps is {steps}; use 1 or more", steps=num_steps)]
     shape = PipelineShape(job.plan.pp, job.num_microbatches, job.plan.virtual_stages)
     if faults := faults or size_faults(job.plan.schedule, shape, drawn_steps(job.plan.schedule, num_steps)):
-        raise PlanError(f"job {job.name}", faults)
+        raise PlanError(say("job {name}", name=job.name), faults)
     plan, drawing = job.plan, drawn_costs(job, latency)
     note = drawing.note
     if plan.stage_ranks > 1:

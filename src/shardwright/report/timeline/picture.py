@@ -116,7 +116,7 @@ def _block(program: Program, span: Span, top: float, scale: float, language: str
     for n, action in enumerate(actions):
         ground, y = colour_of(program, action), top + n * height
         is_step = action.kind is Kind.STEP
-        digits = in_language(say("step"), language) if is_step else str(action.microbatch)
+        digits = in_language(say("update"), language) if is_step else str(action.microbatch)
         work = NAMES[action.kind] if is_step else say("{name} {action}", name=NAMES[action.kind], action=str(action))
         parts.append(
             f'<rect fill="{ground}" x="{_px(x)}" y="{_px(y)}" width="{_px(width)}" height="{_px(height)}" '

@@ -85,7 +85,7 @@ class Request:
         """A study of a named schedule. ValueError if the schedule does not admit the shape."""
         shape = self.shape(name)
         if faults := size_faults(name, shape, drawn_steps(name, self.num_steps)):
-            raise PlanError(f"schedule {name}", faults)
+            raise PlanError(say("schedule {schedule}", schedule=name), faults)
         recompute: str = "stage" if self.recompute else "none"
         gathers = self.gather is not None
         return study_schedule(name, shape, self.work, recompute, gathers=gathers, slow=self.slow_rank)
@@ -178,7 +178,7 @@ class Request:
 
 def show_schedule(name: str | None, request: Request, compare: bool, output: Output) -> None:
     """Run the command `schedule`. PlanError with every fault."""
-    subject = f"schedule {name}" if name else "schedule"
+    subject = say("schedule {schedule}", schedule=name) if name else "schedule"
     faults = request.faults()
     if name is None and not compare:
         faults.append(say("name a schedule, or use --compare; there are: {names}", names=tuple(SCHEDULES)))

@@ -6,6 +6,7 @@ from functools import cached_property
 
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import say
 from shardwright.layers.memo import Memo
 from shardwright.report.timeline.job_study import DrawnCosts, costs_of_step
 from shardwright.report.timeline.page import Section
@@ -65,7 +66,7 @@ def step_drawing(job: JobSpec, step: StepTime | str, memo: Memo | None = None) -
     cluster. Raises PlanError with every fault."""
     shape = PipelineShape(job.plan.pp, job.num_microbatches, job.plan.virtual_stages)
     if faults := size_faults(job.plan.schedule, shape, drawn_steps(job.plan.schedule, 1)):
-        raise PlanError(f"job {job.name}", faults)
+        raise PlanError(say("job {name}", name=job.name), faults)
     drawn, program = costs_of_step(job, step, memo=memo), job_order(job).program()
     return StepDrawing(job, program, play(program, drawn.costs), drawn)
 

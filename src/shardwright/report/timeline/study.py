@@ -106,7 +106,7 @@ def study_schedule(
 
     step_program = program(1)
     if faults := coverage_faults(step_program):  # of an order that somebody added
-        raise PlanError(f"schedule {name}", faults)
+        raise PlanError(say("schedule {schedule}", schedule=name), faults)
     has_formula = not (RECOMPUTES[recompute].by_stage or gathers or slow)
     formula = _formula(name, step_program, num_microbatches, work) if has_formula else None
     costs = work.costs(step_program)

@@ -64,7 +64,7 @@ def lower(schedule: Schedule, ranks: Collection[int] | None = None) -> Program:
                     rows[receiver].append(Action(receive, stage + _TRAVELS[product], i, sender))
         ready = next_ready
     if any(index < len(row) for index, row in zip(position, schedule.ranks, strict=True)):
-        raise PlanError(f"schedule {schedule.name}", [_deadlock_message(schedule, position)])
+        raise PlanError(say("schedule {schedule}", schedule=schedule.name), [_deadlock_message(schedule, position)])
     completed = _with_step(schedule, rows)
     lists = tuple(row if rank in asked else () for rank, row in enumerate(completed))
     return Program(schedule.name, schedule.num_microbatches, schedule.placement, lists, schedule.weights)

@@ -25,7 +25,7 @@ def refuse_other_model(manifest: Manifest, job: JobSpec, storage: Storage, weigh
     length of samples may differ, unless the model has learned positions."""
     model = _of_arithmetic(job.model.model_dump(mode="json"))
     stored_model = _of_arithmetic(_with_defaults(manifest.job["model"], model, ModelSpec().model_dump(mode="json")))
-    subject = f"checkpoint {storage.root}/{folder_name(manifest.step)}"
+    subject = say("checkpoint {name}", name=f"{storage.root}/{folder_name(manifest.step)}")
     way_out = _FROM if weights_alone else _GO_ON
     ignored_for_weights = {*_NO_ARITHMETIC, *(["sequence"] if job.model.positions != "learned" else [])}
     ignored = ignored_for_weights if weights_alone else {*_NO_ARITHMETIC}

@@ -53,7 +53,7 @@ def companions(folder: Path, names: Sequence[str] = COMPANIONS) -> dict[str, byt
             except FileFault as error:
                 faults.append(error_text(error))
     if faults:
-        raise PlanError(f"model {folder}", faults)
+        raise PlanError(say("model {name}", name=str(folder)), faults)
     return contents
 
 

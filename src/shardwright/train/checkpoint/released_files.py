@@ -84,10 +84,10 @@ def as_fault_of(folder: Path) -> Iterator[None]:
     try:
         yield
     except FileFault as error:
-        raise PlanError(f"weights {folder}", [error_text(error)]) from None
+        raise PlanError(say("weights {folder}", folder=str(folder)), [error_text(error)]) from None
     except OSError as error:
         raise PlanError(
-            f"weights {folder}",
+            say("weights {folder}", folder=str(folder)),
             [say("{file}: {reason}; check the path", file=error.filename, reason=system_reason(error))],
         ) from None
 

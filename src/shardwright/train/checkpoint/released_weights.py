@@ -199,7 +199,7 @@ def _check_files_fit_model(
             )
         )
     if faults:
-        raise PlanError(f"weights {weights.files.folder}", faults)
+        raise PlanError(say("weights {folder}", folder=str(weights.files.folder)), faults)
 
 
 def _piece_faults(weights: ReleasedWeights, expected_pieces: Mapping[str, ReleasedPiece]) -> list[str]:
@@ -251,7 +251,7 @@ def _is_weight(name: str) -> bool:
 
 
 def _convert_hint(weights: ReleasedWeights) -> str:
-    return say("run shardwright convert {folder} --to OUT, and begin with that", folder=weights.files.folder)
+    return say("run shardwright convert {folder} --to OUT, and begin with that", folder=str(weights.files.folder))
 
 
 def _way_out(missing: list[str], tensors: Collection[str]) -> str:

@@ -201,7 +201,7 @@ def open_storage(place: str) -> Storage:
     if not is_address:
         return LocalStorage(Path(os.path.expanduser(place)).absolute())
     if protocol not in PROTOCOLS:
-        allowed = ", ".join(name for name in PROTOCOLS if name != "memory")  # memory is lost with the process
+        allowed = tuple(name for name in PROTOCOLS if name != "memory")  # memory is lost with the process
         raise PlanError(
             "checkpoint.path",
             [

@@ -156,7 +156,10 @@ def taken_up(stored: StoredPlace, current: PlaceInData, job: JobSpec) -> tuple[P
         if match is not None:
             unmatched.remove(match)
     if None in matches and not job.data.begin_new:
-        raise PlanError(f"checkpoint {stored.checkpoint}", [_other_data(stored, current, job, matches, unmatched)])
+        raise PlanError(
+            say("checkpoint {name}", name=str(stored.checkpoint)),
+            [_other_data(stored, current, job, matches, unmatched)],
+        )
     # A source's seed depends on its number among the sources, which may have changed: keep the order of its samples.
     is_same_seed = stored.data.seed == current.seed
     sources = tuple(

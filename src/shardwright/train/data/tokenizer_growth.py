@@ -47,7 +47,7 @@ def growth_faults(fields: dict[str, Any]) -> list[str]:
                 )
             )
     if not faults and (growth := normalized * repeated * with_affixes) > MOST_GROWTH:
-        together = ", ".join(say("{kind} {growth:,}", kind=kind, growth=growth) for kind, growth in parts[:3])
+        together = tuple(say("{kind} {growth:,}", kind=kind, growth=growth) for kind, growth in parts[:3])
         faults.append(
             say(
                 "it can make {growth:,} characters of one ({together}), and at most {most_growth:,} are taken",

@@ -107,7 +107,7 @@ def _by_losses(ranks: list[int], mesh: Mesh) -> str:
     """The origin of the fault, as far as the losses that are not finite show it; they are on these ranks."""
     if not ranks:
         return say("the losses of all ranks are finite, so it began in a backward or in a sum of gradients")
-    names = ", ".join(mesh.shape.describe(rank) for rank in ranks[:4])
+    names = tuple(mesh.shape.describe(rank) for rank in ranks[:4])
     if len(ranks) > 1:
         return say("the losses of {names} are not finite, so it began in the forward of each of them", names=names)
     return say("the loss of {names} is not finite, so it began in a forward of that replica", names=names)
