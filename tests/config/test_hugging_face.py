@@ -151,14 +151,14 @@ def test_no_key_that_changes_what_is_computed_is_overlooked(name: str) -> None:
     assert not list(overlooked(name))
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("name", RELEASED)
 def test_a_model_that_is_accepted_has_all_parameters(name: str) -> None:
     """Those of transformers' model, with each key as it is and changed."""
     assert not list(miscounted(name))
 
 
-@pytest.mark.sampled(24)
+@pytest.mark.sampled(32)
 @pytest.mark.parametrize("name", RELEASED)
 def test_keys_that_a_configuration_lacks_change_both_or_neither(name: str) -> None:
     assert not list(invented(name))

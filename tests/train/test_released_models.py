@@ -93,7 +93,7 @@ def exported(folder: Path) -> Path:
     return folder / "out"
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("name", CASES)
 def test_in_and_out(name: str, tmp_path: Path) -> None:
     reference = save_released(name, tmp_path / "in")
@@ -108,7 +108,7 @@ def test_in_and_out(name: str, tmp_path: Path) -> None:
     assert difference(their_logits(name, exported(tmp_path), ids_BS), after) < MOST
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 def test_gradients(name: str, tmp_path: Path) -> None:
     """Of the loss by each tensor of theirs."""
@@ -142,7 +142,7 @@ def gradients_by_their_names(name: str, job: JobSpec, stage: DecoderStage) -> di
     return in_their_layout(name, job.model, sums, are_gradients=True)
 
 
-@pytest.mark.sampled(16)
+@pytest.mark.sampled(20)
 @pytest.mark.processes
 @pytest.mark.parametrize("name", CASES)
 def test_in_and_out_under_plans(name: str, tmp_path: Path) -> None:
