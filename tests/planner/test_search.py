@@ -23,6 +23,7 @@ from shardwright.planner.search import bounds
 from shardwright.planner.search.adjacent_plans import adjacent_blocks
 from shardwright.planner.search.branch_and_bound import SURE_STATE, ranked_kinds
 from shardwright.planner.search.constraints import Constraints, constraints_of
+from shardwright.planner.search.known_strategies import within_known
 from shardwright.planner.search.plan_block import Columns, PlanBlock
 from shardwright.planner.search.plan_price import prices, room_bytes
 from shardwright.planner.search.search import search
@@ -88,6 +89,17 @@ def test_plans_that_must_offload_are_not_judged_as_if_they_did_not() -> None:
         SearchScope(job, constraints, shipped(), degrees(job, constraints), len(best), room_bytes(job))
     )
     assert [places[0].token_s for places in kinds] == pytest.approx(sorted(best.values()), rel=1e-12)
+
+
+def test_plans_without_room_are_not_priced_where_nothing_is_known_of_the_host() -> None:
+    """Those that would have to offload are not bounded by an update that has no price."""
+    job = small_job("dense", 3)
+    job = job.model_copy(update={"cluster": job.cluster.model_copy(update={"device": "l40"})})
+    constraints, sentences = within_known(job, Constraints())
+    assert "Plans that offload are left out" in sentences[0]
+    kinds, tally = ranked_kinds(SearchScope(job, constraints, shipped(), degrees(job, constraints), 4, room_bytes(job)))
+    assert len(kinds) >= 4 and not any(places[0].plan(job).plan.offload_optimizer for places in kinds)
+    assert 0 < tally.num_fit < tally.num_priced
 
 
 @cache
