@@ -58,8 +58,8 @@ def test_notes_of_an_import_are_in_the_language_that_is_asked_for() -> None:
     assert imported_notes(result).splitlines()[0] == "Assumed:"
     notes = imported_notes(result, language="zh")
     assert "假定：\n  没有设置下列变量，所以用它们的默认值：GPUS=8" in notes
-    lost = notes.split("那里写了，而作业里没有：\n")[1].splitlines()
-    assert "  --decoupled-lr 1.0：这里嵌入层和输出层与其他部分用同一个学习率" in lost
+    lost = notes.split("原文件里写了，而作业里没有：\n")[1].splitlines()
+    assert "  --decoupled-lr 1.0：这里嵌入层和输出头与其他部分用同一个学习率" in lost
 
 
 def test_names_of_other_systems_in_a_fault_are_so_in_chinese_too() -> None:

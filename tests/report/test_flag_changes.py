@@ -64,5 +64,5 @@ def test_changes_are_told_in_chinese() -> None:
         return "".join(text.split())  # lines may end at any space
 
     assert told(plan).startswith("按现有设置，Megatron-LM一步要") and "改动限于megatron-2021所支持的" in told(plan)
-    assert "1.快到1.20倍：一步" in told(plan) and "---lrx（那里用的是别的名字，或是默认值）" in told(plan)
+    assert "1.速度是现在的1.20倍：一步" in told(plan) and "---lrx（原文件里用的是别的名字，或是默认值）" in told(plan)
     assert "不用改动。下面推荐的方案" in told()
