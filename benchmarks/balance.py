@@ -72,6 +72,7 @@ SETTINGS = {
     ),
     "sigmoid, top 2": Setting({"gate": "sigmoid"}, {"bias": BIAS}),
     "sigmoid, 2 of 4 groups": Setting({"gate": "sigmoid", "num_groups": 4, "groups_kept": 2}, {"bias": BIAS}),
+    "biased softmax, top 2": Setting({"gate": "biased-softmax"}, {"bias": BIAS}),
     "correlation, top 2": Setting({"gate": "correlation"}, {BY_MICROBATCH: SWITCH_LOSS}),
     "expert choice": Setting({"gate": "expert-choice"}, {}),
 }

@@ -140,12 +140,13 @@ def test_links_lead_to_pages(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_what_is_filtered_is_the_same_in_every_locale(name: str, language: str) -> None:
-    """Filters look for words, or count lines, of an output: its command states a language or asks for JSON, or writes
-    a file of another system, which has no language."""
-    filtered = [command.replace("\\\n", " ") for command in commands(page(name, language)) if " | " in command]
-    for command in filtered:
-        own = command.partition(" | ")[0]
+def test_what_is_printed_is_of_the_page_in_every_locale(name: str, language: str) -> None:
+    """A command states the page's language or asks for JSON, or writes a file of another system, which has none. So
+    filters find the words, or the lines, that they look for. Of an English page a whole output may be of the locale."""
+    for command in commands(page(name, language)):
+        if language == "en" and " | " not in command:
+            continue
+        own = command.replace("\\\n", " ").partition(" | ")[0]
         if f"--lang {language}" not in own and "--json" not in own:
             assert own.startswith("shardwright export "), command
             assert output_of(command, "zh_CN.UTF-8") == output_of(command), command

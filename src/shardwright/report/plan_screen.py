@@ -247,7 +247,7 @@ def _plans_table(advice: Advice) -> ScreenPart:
         for number, plan in enumerate(advice.plans, 1)
     ]
     heading = ("", say("step"), say("P(1 faster)"), "MFU", "GiB", say("days"), say("money"), say("plan"))
-    return WideRows(heading, rows, is_first_best=True, below=software_beside(advice.plans))
+    return WideRows(heading, rows, is_first_best=True, is_cut=True, below=software_beside(advice.plans))
 
 
 def _shares(plan: PricedPlan) -> Part:
