@@ -20,7 +20,7 @@ from shardwright.planner.advice.recommendation import accepted, explained, plans
 from shardwright.planner.search.constraints import Constraints, constraints_of
 from shardwright.planner.search.objectives import NAMES, Name, Objective
 from shardwright.report.plan_details import plan_details
-from shardwright.report.plan_screen import plan_screen
+from shardwright.report.plan_screen import NUM_REASONS, SCREEN_LINES, plan_screen
 from shardwright.report.recommendation_text import plan_dicts
 from shardwright.report.rendered import rendered
 
@@ -100,10 +100,13 @@ class FoundPlans(Shown):
     def screen(self, with_details: bool = False, coloured: bool = False, language: str = ENGLISH) -> str:
         """The answer on one screen; `with_details` adds the search, every reason and what would change the answer."""
         advice = self.explained
-        parts = plan_screen(advice, self.to_plan.notes)
+        for num_reasons in NUM_REASONS:
+            text = rendered(plan_screen(advice, self.to_plan.notes, num_reasons), coloured, language)
+            if len(text.splitlines()) <= SCREEN_LINES:
+                break
         if with_details and advice.plans:
-            parts += plan_details(advice)
-        return rendered(parts, coloured, language)
+            text = f"{text}\n\n{rendered(plan_details(advice), coloured, language)}"
+        return text
 
     def to_dict(self) -> dict[str, Any]:
         """The plans of `plan --json`, in a list called "plans"."""

@@ -39,32 +39,32 @@ from shardwright.report.software_beside import software_beside
 from shardwright.simulate.closed_form import StepTime
 
 _OTHER_SOFTWARE = say("For plans of software that you run: --for megatron, --for torchtitan, or --as NAME.")
-_SHOWN_REASONS = 4
+SCREEN_LINES = 40
+NUM_REASONS = range(4, 0, -1)  # as many as a screen has lines for
 _SHOWN_DIFFERENCES = 2
 _LEAST_PART = 0.005  # of a step
 _LEAST_REASON = 5e-4  # of a step
 _SAME_RUN = 0.01  # runs whose tokens differ by less are shown as one
 
 
-def plan_screen(advice: Advice, notes: Sequence[str] = ()) -> list[ScreenPart]:
-    """An advice as parts of a screen. `notes` are about values that nobody stated."""
+def plan_screen(advice: Advice, notes: Sequence[str] = (), num_reasons: int = NUM_REASONS[0]) -> list[ScreenPart]:
+    """An advice as parts of a screen, with some reasons. `notes` are about values that nobody stated."""
     software = software_part(advice.job, [plan.time for plan in advice.plans[:1]], _OTHER_SOFTWARE)
     parts: list[ScreenPart] = [Lines([software, _heading(advice)])]
     parts += [paragraph(say("{sentence}.", sentence=sentence)) for sentence in advice.left_out]
     if advice.recommendation is None:
         parts.append(ColouredParts([(paragraph(no_plan_text(advice.job)), "red")]))
     else:
-        parts += _recommended(advice, advice.recommendation)
-    if advice.own:
-        parts += own_paragraphs(advice.own, advice.plans)
+        parts += _recommended(advice, advice.recommendation, num_reasons)
+    remarks: list[Part] = [*own_paragraphs(advice.own, advice.plans)] if advice.own else []
     if advice.refused:
         refusal = say(
             "The job's own plan ({plan}) is not legal here: {fault}.",
             plan=job_words(advice.refused.job),
             fault=advice.refused.faults[0],
         )
-        parts.append(paragraph(refusal))
-    remarks: list[Part] = [paragraph(note_phrase(note)) for note in (*notes, *job_notes(advice.job))]
+        remarks.append(paragraph(refusal))
+    remarks += [paragraph(note_phrase(note)) for note in (*notes, *job_notes(advice.job))]
     if advice.recommendation:
         more = say("--details has all reasons and the search; --toml FILE writes the job, for `train`.")
         remarks.append(paragraph(more))
@@ -110,7 +110,7 @@ def _heading(advice: Advice) -> Part:
     )
 
 
-def _recommended(advice: Advice, recommendation: Recommendation) -> Iterator[ScreenPart]:
+def _recommended(advice: Advice, recommendation: Recommendation, num_reasons: int) -> Iterator[ScreenPart]:
     plan = recommendation.plan
     yield _plan_lines(advice, plan)
     if recommendation.simpler:
@@ -120,9 +120,8 @@ def _recommended(advice: Advice, recommendation: Recommendation) -> Iterator[Scr
         yield paragraph(lacks_note(advice.job, missing))
     if advice.tried:
         yield sizes_part(advice)
-    yield _shares(plan)
     if reasons := list(nearest_reasons(advice.reasons, float(plan.time.total))):
-        yield _reasons_table(reasons)
+        yield _reasons_table(reasons, num_reasons)
 
 
 def lacks_note(job: JobSpec, missing: tuple[str, ...]) -> str:
@@ -148,7 +147,7 @@ def _plan_lines(advice: Advice, plan: PricedPlan) -> ScreenPart:
             (Paragraph((recommended,), hang="  "), "bold green"),
             *(
                 (Paragraph((line,), "  ", "  "), "")
-                for line in (speed, _cost_words(advice, plan), *own_run, *_branch_words(plan.job))
+                for line in (speed, _shares_words(plan), _cost_words(advice, plan), *own_run, *_branch_words(plan.job))
             ),
         ]
     )
@@ -250,12 +249,12 @@ def _plans_table(advice: Advice) -> ScreenPart:
     return WideRows(heading, rows, is_first_best=True, is_cut=True, below=software_beside(advice.plans))
 
 
-def _shares(plan: PricedPlan) -> Part:
+def _shares_words(plan: PricedPlan) -> str:
     """The shares of the parts of a step."""
     time, total = plan.time, float(plan.time.total)
     shares = sorted(((float(getattr(time, part)) / total, name) for part, name in PARTS.items()), reverse=True)
     listed = tuple(say("{part} {share:.1%}", part=name, share=share) for share, name in shares if share >= _LEAST_PART)
-    return Paragraph((say("Of the step: {shares}.", shares=listed),), hang="  ")
+    return say("Of the step: {shares}.", shares=listed)
 
 
 def _branch_words(job: JobSpec) -> list[str]:
@@ -274,8 +273,8 @@ def nearest_reasons(reasons: list[Reason], step_s: float) -> Iterator[Reason]:
         yield from worse[:1]
 
 
-def _reasons_table(reasons: list[Reason]) -> ScreenPart:
-    nearest = sorted(reasons, key=lambda reason: (reason.excess_bytes > 0, reason.slower_s))[:_SHOWN_REASONS]
+def _reasons_table(reasons: list[Reason], num_reasons: int) -> ScreenPart:
+    nearest = sorted(reasons, key=lambda reason: (reason.excess_bytes > 0, reason.slower_s))[:num_reasons]
     rows = [
         [
             say("{field} {value}, not {other}", field=reason.field, value=reason.value, other=reason.other),
