@@ -330,10 +330,10 @@ class _BranchAndBound:
         """The plans of an unsharded block without those that must offload to have room, and then may not be shown with
         the time of their update."""
         places, share = np.flatnonzero(must_offload), space.offloaded_share(self.constraints)
-        if not len(places):
-            return block
         if not share:  # no plan may offload
             return block.where(~must_offload)
+        if len(places) <= _MOST_UNBOUNDED:
+            return block
         part = block.where(places)
         hybrid = space.hybrid_ranks(self.job, self.constraints, part.columns)
         update_s = bounds.offloaded_token_s(self.job, part, hybrid, share, constants=self.constants, memo=self.memo)
