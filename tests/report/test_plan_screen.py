@@ -47,6 +47,17 @@ def test_the_answer_is_one_screen(plans: FoundPlans) -> None:
     assert "Why not another" in plans.screen(with_details=True) and "Why not another" not in text
 
 
+def test_much_to_say_takes_the_place_of_reasons() -> None:
+    """A plan of its own that does not fit, and a number of parameters that its layers do not have."""
+    whole = {"tp": 4, "pp": 8, "dp": 1, "schedule": "1f1b", "microbatch_size": 1, "recompute": "none", "zero": 0}
+    plans = sw.load("gpt-100b-told").plan(keep=[f"plan.{field}={value}" for field, value in whole.items()])
+    screen, details = plans.screen(), plans.screen(with_details=True)
+    assert len(screen.splitlines()) <= 40
+    assert "It does not fit: pp rank 0 needs 656.6 GiB too much." in " ".join(screen.split())
+    assert "The nearest plans that fit:" in details and "The nearest plans that fit:" not in screen
+    assert len(plans.screen(language="zh").splitlines()) <= 40
+
+
 def test_the_screen_says_on_which_branch_of_the_tree_the_job_stands(plans: FoundPlans) -> None:
     branch = "Branch of `learn choosing`: 2,927.0 GiB of state are more than a node of 8; this plan is on it."
     assert f"  {branch}" in plans.screen().splitlines()

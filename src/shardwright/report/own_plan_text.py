@@ -22,8 +22,8 @@ _MANY_FASTER = 0.03  # a share of the plans of the space
 _LEAST = 5e-4  # of a step: smaller parts and differences are left out
 
 
-def own_paragraphs(own_plan: OwnPlan, plans: list[PricedPlan]) -> Iterator[Part]:
-    """The job's own plan: its distance from the best plan, its standing, and the reason why it does not fit, if so."""
+def own_paragraph(own_plan: OwnPlan, plans: list[PricedPlan]) -> Part:
+    """The job's own plan: its distance from the best plan, its standing, and by how much it does not fit, if so."""
     own_priced = own_plan.priced
     takes = say(
         "The job's own plan ({plan}) takes {step}{distance}, at {process:.1f} GiB.",
@@ -32,9 +32,18 @@ def own_paragraphs(own_plan: OwnPlan, plans: list[PricedPlan]) -> Iterator[Part]
         distance=_distance(own_priced, plans),
         process=own_priced.memory.process / GIB,
     )
-    yield paragraph(takes, _standing_text(own_plan.standing))
-    if own_plan.misfit:
-        yield _misfit_part(own_plan.misfit, own_priced)
+    return paragraph(takes, _standing_text(own_plan.standing), _misfit_words(own_plan.misfit))
+
+
+def _misfit_words(misfit: "Misfit | None") -> str:
+    """The excess of the fullest rank, of which `misfit_part` has the rest; empty for a plan that fits."""
+    if misfit is None:
+        return ""
+    return say(
+        "It does not fit: pp rank {rank} needs {excess:.1f} GiB too much.",
+        rank=misfit.rank,
+        excess=max(misfit.excess_bytes, misfit.host_excess_bytes) / GIB,
+    )
 
 
 def _distance(own_priced: PricedPlan, plans: list[PricedPlan]) -> str:
@@ -91,7 +100,7 @@ def _changes(own_plan: PlanSpec, best_plan: PlanSpec) -> Iterator[str]:
         yield say("{field} {value} for {other}", field="recompute", value=new, other=old)
 
 
-def _misfit_part(misfit: "Misfit", plan: PricedPlan) -> Part:
+def misfit_part(misfit: "Misfit", plan: PricedPlan) -> Part:
     """The rank that needs most, by how much it is too much, and the nearest plans that fit."""
     excess = _device_excess(misfit, plan) if misfit.excess_bytes > 0 else _host_excess(misfit, plan)
     summary = say(

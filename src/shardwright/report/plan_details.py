@@ -12,7 +12,7 @@ from shardwright.planner.advice.advice import Advice
 from shardwright.planner.advice.priced_plan import PricedPlan
 from shardwright.planner.search.objectives import Objective
 from shardwright.report.document import AlignedRows, Lines, Paragraph, Part, paragraph
-from shardwright.report.own_plan_text import own_differences
+from shardwright.report.own_plan_text import misfit_part, own_differences
 from shardwright.report.plans_text import job_words, layers_words, marked_words, plan_cost, step_text, usd_text
 
 if TYPE_CHECKING:  # these modules are loaded only when a plan is explained
@@ -42,6 +42,8 @@ def _parts(advice: Advice) -> Iterator[Part]:
             seconds=tally.seconds,
         )
     )
+    if advice.own and advice.own.misfit:
+        yield Lines((say("The job's own plan"), misfit_part(advice.own.misfit, advice.own.priced)))
     best = advice.plans[0]
     rows = list(_rows(advice.plans, advice.objective))
     yield AlignedRows(rows, left=(0, len(rows[0]) - 1))

@@ -17,7 +17,7 @@ from shardwright.planner.advice.rules import place_of_state
 from shardwright.planner.search.objectives import Objective
 from shardwright.report.document import Lines, Paragraph, Part, paragraph
 from shardwright.report.fit_verdict import no_plan_text, share_text
-from shardwright.report.own_plan_text import own_paragraphs
+from shardwright.report.own_plan_text import misfit_part, own_paragraph
 from shardwright.report.plans_text import (
     changed_words,
     job_words,
@@ -40,7 +40,7 @@ from shardwright.simulate.closed_form import StepTime
 
 _OTHER_SOFTWARE = say("For plans of software that you run: --for megatron, --for torchtitan, or --as NAME.")
 SCREEN_LINES = 40
-NUM_REASONS = range(4, 0, -1)  # as many as a screen has lines for
+NUM_REASONS = range(4, -1, -1)  # as many as a screen has lines for
 _SHOWN_DIFFERENCES = 2
 _LEAST_PART = 0.005  # of a step
 _LEAST_REASON = 5e-4  # of a step
@@ -56,7 +56,11 @@ def plan_screen(advice: Advice, notes: Sequence[str] = (), num_reasons: int = NU
         parts.append(ColouredParts([(paragraph(no_plan_text(advice.job)), "red")]))
     else:
         parts += _recommended(advice, advice.recommendation, num_reasons)
-    remarks: list[Part] = [*own_paragraphs(advice.own, advice.plans)] if advice.own else []
+    remarks: list[Part] = []
+    if advice.own:
+        remarks.append(own_paragraph(advice.own, advice.plans))
+        if advice.own.misfit and not advice.plans:  # and so there are no details
+            remarks.append(misfit_part(advice.own.misfit, advice.own.priced))
     if advice.refused:
         refusal = say(
             "The job's own plan ({plan}) is not legal here: {fault}.",
@@ -120,7 +124,7 @@ def _recommended(advice: Advice, recommendation: Recommendation, num_reasons: in
         yield paragraph(lacks_note(advice.job, missing))
     if advice.tried:
         yield sizes_part(advice)
-    if reasons := list(nearest_reasons(advice.reasons, float(plan.time.total))):
+    if num_reasons and (reasons := list(nearest_reasons(advice.reasons, float(plan.time.total)))):
         yield _reasons_table(reasons, num_reasons)
 
 
