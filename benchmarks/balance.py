@@ -36,7 +36,7 @@ JOB: dict[str, Any] = {
     "model": {"name": "two layers", "layers": 2, "hidden": 64, "heads": 4, "ffn": 128, "sequence": 64},
     "plan": {"microbatch_size": 16},
     "batch": {"global_batch_size": 16},
-    "optimizer": {"learning_rate": 2e-3, "steps": 500},
+    "optimizer": {"learning_rate": 2e-3, "steps": 800},
     "run": {"eval_batches": 16},
 }
 NUM_EXPERTS = 8
