@@ -70,7 +70,7 @@ def test_results_print_and_dump_as_the_commands_do() -> None:
     assert [row["step_s"] for row in smallest] == [row["step_s"] for row in curves.rows() if row["devices"] == 8]
     result = job.plan(keep=KEPT, top=3)
     assert json.loads(printed("plan", *words, *search, "--json")) == result.dicts()
-    _, heading, best, *_ = str(result).split("\n\n")
+    heading, best, *_ = str(result).split("\n\n")
     assert "plans searched" in heading  # for how long, which differs
     assert best.startswith("Recommended: tp 2, pp 1") and best in printed("plan", *words, *search)
 

@@ -18,7 +18,7 @@ from shardwright.sharding.mesh import MeshShape
 _TILE, _THICK, _STOREY, _GAP = 31.0, 9.0, 176.0, 0.35  # px; gaps are shares of a tile
 _PANEL, _TOP, _WIDTH = 326.0, 92.0, 988.0
 _STEEP = (math.cos(math.pi / 6), math.sin(math.pi / 6))
-_LINES = {"tp": "#dc2626", "cp": "#d97706", "dp": "#0d9488", "pp": "#7c3aed", "ep": "#db2777", "edp": "#0d9488"}
+_LINES = {TP: "#dc2626", CP: "#d97706", DP: "#0d9488", PP: "#7c3aed", EP: "#db2777", REPLICAS[True]: "#0d9488"}
 _STYLE = (
     svg.STYLE
     + """
@@ -115,19 +115,19 @@ def _view(cube: MeshCube, left: float, language: str) -> Iterator[str]:
         x, y = left + 6, 466 + 20 * number
         ranks = cube.line(kind)
         words = f"{_name(kind)} {len(ranks)}: {' '.join(map(str, ranks))}"
-        yield f'<rect x="{svg.px(x)}" y="{svg.px(y - 8)}" width="18" height="5" fill="{_LINES[_name(kind)]}"/>'
+        yield f'<rect x="{svg.px(x)}" y="{svg.px(y - 8)}" width="18" height="5" fill="{_LINES[kind]}"/>'
         yield svg.text(x + 26, y, words, "name", 13)
-        share = in_language(_SHARES[_name(kind)], language)
+        share = in_language(_SHARES[kind], language)
         yield svg.text(x + 40 + 7.6 * num_columns(words), y, share, size=12)
 
 
 _SHARES = {
-    "tp": say("same tokens"),
-    "cp": say("parts of a sequence"),
-    "dp": say("other sequences"),
-    "pp": say("other layers"),
-    "ep": say("other experts"),
-    "edp": say("same experts"),
+    TP: say("same tokens"),
+    CP: say("parts of a sequence"),
+    DP: say("other sequences"),
+    PP: say("other layers"),
+    EP: say("other experts"),
+    REPLICAS[True]: say("same experts"),
 }
 
 
@@ -141,7 +141,7 @@ def _path(points: Sequence[tuple[float, float]], kind: GroupKind) -> str:
     for before, point in zip((points[0], *points), points, strict=False):
         is_far = kind is not PP and math.dist(before, point) > 2.6 * _TILE
         words += f"{'M' if not words or is_far else 'L'} {svg.px(point[0])} {svg.px(point[1])} "
-    colour = _LINES[_name(kind)]
+    colour = _LINES[kind]
     halo = f'<path class="halo" d="{words.strip()}" fill="none" stroke-width="7" stroke-linecap="round"/>'
     return f'{halo}<path d="{words.strip()}" fill="none" stroke="{colour}" stroke-width="4" stroke-linecap="round"/>'
 

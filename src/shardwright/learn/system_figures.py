@@ -23,16 +23,18 @@ from shardwright.learn.playable_figure import WHOLE_PLAN
 from shardwright.report import svg
 from shardwright.report.bars_picture import StackedBars
 from shardwright.report.text_columns import num_columns
+from shardwright.sharding.groups import REPLICAS
 from shardwright.simulate.full_step import simulated_step
 
+_BOTH = " ".join(REPLICAS[False].axes)  # of replicas and parts of sequences, which sum gradients together
 _CUTS = {
     "tp": say("cuts matrices and tokens"),
     "cp": say("cuts sequences"),
     "pp": say("cuts the layers"),
     "dp": say("cuts the batch"),
-    "dp cp": say("cuts batch and sequences"),
+    _BOTH: say("cuts batch and sequences"),
     "dp, ZeRO": say("cuts batch and state"),
-    "dp cp, ZeRO": say("cuts batch, sequences, state"),
+    f"{_BOTH}, ZeRO": say("cuts batch, sequences, state"),
     "dp shards": say("cuts the state"),
     "dp copies": say("copies the state"),
     "ends": say("both hold the table"),
@@ -202,7 +204,7 @@ def _picture(job: JobSpec, rows: Sequence[AxisTraffic], step_s: float, language:
     for number, row in enumerate(rows):
         top = _TOP + number * _PITCH
         axis = row.group.axis
-        cuts = in_language(_CUTS[f"{axis}, ZeRO" if axis in ("dp", "dp cp") and job.plan.zero else axis], language)
+        cuts = in_language(_CUTS[f"{axis}, ZeRO" if axis in ("dp", _BOTH) and job.plan.zero else axis], language)
         sends = in_language(say("sends {what}", what=row.sends), language)
         drawn += [
             svg.horizontal_line("grid", svg.Box(16, top, _WIDTH - 32, 0), top - 14),

@@ -19,6 +19,7 @@ from shardwright.schedule.schedule import Order, Program
 
 _OF_UNITS = frozenset({Kind.STEP, Kind.REDUCE, Kind.GATHER, Kind.RELEASE})
 _BACKWARDS = frozenset({Kind.BACKWARD, Kind.INPUT_GRAD, Kind.WEIGHT_GRAD})
+_FEWEST_CUT = 100  # events: a shorter list is replayed faster than it is cut into laps
 
 
 class HasEvents(NamedTuple):
@@ -59,7 +60,11 @@ class RankCourse:
 
     @cached_property
     def laps(self) -> tuple[list[Laps], list[Laps]]:
-        """The events as laps that have the same messages, in the first replay and in each further one."""
+        """The events as laps that have the same messages, in the first replay and in each further one. A short list is
+        one lap."""
+        if len(self.events) < _FEWEST_CUT:
+            whole = [Laps(0, len(self.events), 1)]
+            return whole, whole
         first, later = (laps_of(list(zip(self.events, at, strict=True))) for at in self.messages)
         return first, later
 

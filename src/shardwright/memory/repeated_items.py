@@ -1,11 +1,10 @@
 """Laps of a list, such as the steady phase of a pipeline: items that come again and again in the same order."""
 
 from collections.abc import Hashable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
-from shardwright.layers.arrays import Array
+if TYPE_CHECKING:  # numpy is loaded only where there is a list to cut, for the estimate of a small job needs none
+    from shardwright.layers.arrays import Array
 
 _LONGEST_LAP = 64  # items
 _FEWEST_LAPS = 4
@@ -22,12 +21,16 @@ class Laps(NamedTuple):
 
 def laps_of(items: Sequence[Hashable]) -> list[Laps]:
     """A list cut into laps, which follow each other and cover it. Items that do not come again are a single lap."""
+    import numpy as np
+
     numbers: dict[Hashable, int] = {}
     return _cut(np.array([numbers.setdefault(item, len(numbers)) for item in items]), 0, len(items))
 
 
-def _cut(numbers: Array, start: int, end: int) -> list[Laps]:
+def _cut(numbers: "Array", start: int, end: int) -> list[Laps]:
     """The laps of items `start` to `end`: those that save most, and those of the items before and after them."""
+    import numpy as np
+
     if start == end:
         return []
     most_saved, best = len(numbers) // _LEAST_SAVED, None
