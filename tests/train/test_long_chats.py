@@ -1,6 +1,7 @@
 """What it takes to find the answers of a chat, and templates that write the date."""
 
 import json
+import sys
 import time
 from os.path import commonprefix
 from pathlib import Path
@@ -15,7 +16,7 @@ from shardwright.config.base import PlanError
 from shardwright.config.data import DataSpec
 from shardwright.config.load import make_job
 from shardwright.config.model import ModelSpec
-from shardwright.train.data import chat_template
+from shardwright.train.data import chat_template, encoding_process
 from shardwright.train.data.chat_rows import Chat
 from shardwright.train.data.chat_template import ChatTemplate, TemplateError
 from shardwright.train.data.encoding_process import BoundedTemplate
@@ -97,6 +98,15 @@ def test_a_long_chat_is_written_within_its_time() -> None:
     written = template_of(CHATML, BoundedTemplate).write(chat_of_turns(320, "word " * 1600))
     assert len(written.answers) == written.num_answers == 160
     assert time.process_time() - begun_s < 5
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux counts the CPU time of a limit by ticks")
+def test_a_limit_leaves_its_seconds_where_more_was_counted_than_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted_s, limits = 1000.0, list[int]()
+    monkeypatch.setattr(encoding_process.time, "clock_gettime", lambda _: counted_s)
+    monkeypatch.setattr(encoding_process.resource, "setrlimit", lambda _, limit: limits.append(limit[0]))
+    with encoding_process.bounded(2.5, "a text", "none"):
+        assert limits[0] >= counted_s + 2.5
 
 
 def test_the_end_of_an_answer_is_the_beginning_of_the_next() -> None:
