@@ -41,6 +41,7 @@ def test_every_tool_describes_itself_and_its_arguments() -> None:
         assert all(argument.get("description") for argument in tool.input_schema["properties"].values()), tool.name
 
 
+@pytest.mark.long
 def test_answers_are_those_of_the_python_api() -> None:
     job = sw.load("tiny-llama", "plan.zero=1", **ON_8)
     question = {"job": "tiny-llama", "overrides": ["plan.zero=1"], **ON_8}

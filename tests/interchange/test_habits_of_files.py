@@ -310,6 +310,7 @@ def test_a_named_file_that_can_not_be_read_is_a_fault(named: str, contents: byte
     assert named in caught.value.faults[0]
 
 
+@pytest.mark.long
 def test_names_of_files_are_looked_for_in_a_time_that_grows_no_faster_than_a_text(tmp_path: Path) -> None:
     """Of a line of a million characters that may begin a name at each third; and no file has a name of 300 of them."""
     text = f"deepspeed --deepspeed {'x' * 300}.json --model_name_or_path {'m' * 300}\n# {'ds-' * 300_000}\n"

@@ -147,6 +147,7 @@ def megatron() -> SimpleNamespace:
     )
 
 
+@pytest.mark.long
 def test_megatron_core_takes_every_export(megatron: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in megatron.modules:  # as where a new Transformer Engine is installed
         monkeypatch.setattr(module, "is_te_min_version", lambda *_, **__: True)
@@ -176,6 +177,7 @@ def test_megatron_core_takes_every_export(megatron: SimpleNamespace, monkeypatch
     assert len(taken) > 60
 
 
+@pytest.mark.long
 def test_accelerate_and_transformers_take_every_export(tmp_path: Path) -> None:
     kinds = set()
     for number, files in enumerate(exports("accelerate")):
@@ -195,6 +197,7 @@ def test_accelerate_and_transformers_take_every_export(tmp_path: Path) -> None:
     assert len(kinds) >= 3
 
 
+@pytest.mark.long
 def test_transformers_takes_every_export_for_deepspeed(tmp_path: Path) -> None:
     for files in exports("deepspeed"):
         check_options(files["run.sh"].replace("--deepspeed ds_config.json", ""), tmp_path)

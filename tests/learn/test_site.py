@@ -3,11 +3,16 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from shardwright.learn.idea_figures import FIGURES
 from shardwright.learn.idea_pages import IDEAS, OTHERS
 from support.learn_pages import figure_file
 
 MOST_BYTES = 15_000_000
+
+
+pytestmark = pytest.mark.long  # the site is built
 
 
 def test_every_page_is_there_in_both_languages(site: Path) -> None:
