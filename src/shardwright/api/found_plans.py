@@ -20,7 +20,7 @@ from shardwright.planner.advice.recommendation import accepted, explained, plans
 from shardwright.planner.search.constraints import Constraints, constraints_of
 from shardwright.planner.search.objectives import NAMES, Name, Objective
 from shardwright.report.plan_details import plan_details
-from shardwright.report.plan_screen import NUM_REASONS, SCREEN_LINES, plan_screen
+from shardwright.report.plan_screen import SCREEN_LINES, plan_screens
 from shardwright.report.recommendation_text import plan_dicts
 from shardwright.report.rendered import rendered
 
@@ -100,8 +100,8 @@ class FoundPlans(Shown):
     def screen(self, with_details: bool = False, coloured: bool = False, language: str = ENGLISH) -> str:
         """The answer on one screen; `with_details` adds the search, every reason and what would change the answer."""
         advice = self.explained
-        for num_reasons in NUM_REASONS:
-            text = rendered(plan_screen(advice, self.to_plan.notes, num_reasons), coloured, language)
+        for parts in plan_screens(advice, self.to_plan.notes):
+            text = rendered(parts, coloured, language)
             if len(text.splitlines()) <= SCREEN_LINES:
                 break
         if with_details and advice.plans:

@@ -40,22 +40,38 @@ from shardwright.simulate.closed_form import StepTime
 
 _OTHER_SOFTWARE = say("For plans of software that you run: --for megatron, --for torchtitan, or --as NAME.")
 SCREEN_LINES = 40
-NUM_REASONS = range(4, -1, -1)  # as many as a screen has lines for
+_MOST_REASONS = 4
 _SHOWN_DIFFERENCES = 2
 _LEAST_PART = 0.005  # of a step
 _LEAST_REASON = 5e-4  # of a step
 _SAME_RUN = 0.01  # runs whose tokens differ by less are shown as one
 
 
-def plan_screen(advice: Advice, notes: Sequence[str] = (), num_reasons: int = NUM_REASONS[0]) -> list[ScreenPart]:
-    """An advice as parts of a screen, with some reasons. `notes` are about values that nobody stated."""
+def plan_screen(advice: Advice, notes: Sequence[str] = ()) -> list[ScreenPart]:
+    """An advice as parts of a screen. `notes` are about values that nobody stated."""
+    return next(plan_screens(advice, notes))
+
+
+def plan_screens(advice: Advice, notes: Sequence[str] = ()) -> Iterator[list[ScreenPart]]:
+    """The screens of an advice, for one that is to have few lines: each has one reason less than the one before."""
+    above, below = _above_reasons(advice), _below_reasons(advice, notes)
+    reasons = _shown_reasons(advice)
+    for num_reasons in range(len(reasons), -1, -1):
+        yield [*above, *([_reasons_table(reasons[:num_reasons])] if num_reasons else []), *below]
+
+
+def _above_reasons(advice: Advice) -> list[ScreenPart]:
     software = software_part(advice.job, [plan.time for plan in advice.plans[:1]], _OTHER_SOFTWARE)
     parts: list[ScreenPart] = [Lines([software, _heading(advice)])]
     parts += [paragraph(say("{sentence}.", sentence=sentence)) for sentence in advice.left_out]
     if advice.recommendation is None:
         parts.append(ColouredParts([(paragraph(no_plan_text(advice.job)), "red")]))
     else:
-        parts += _recommended(advice, advice.recommendation, num_reasons)
+        parts += _recommended(advice, advice.recommendation)
+    return parts
+
+
+def _below_reasons(advice: Advice, notes: Sequence[str]) -> list[ScreenPart]:
     remarks: list[Part] = []
     if advice.own:
         remarks.append(own_paragraph(advice.own, advice.plans))
@@ -72,9 +88,7 @@ def plan_screen(advice: Advice, notes: Sequence[str] = (), num_reasons: int = NU
     if advice.recommendation:
         more = say("--details has all reasons and the search; --toml FILE writes the job, for `train`.")
         remarks.append(paragraph(more))
-    if remarks:
-        parts.append(Lines(remarks))
-    return parts
+    return [Lines(remarks)] if remarks else []
 
 
 def software_part(job: JobSpec, times: Sequence[StepTime], other_software: str) -> Part:
@@ -114,7 +128,7 @@ def _heading(advice: Advice) -> Part:
     )
 
 
-def _recommended(advice: Advice, recommendation: Recommendation, num_reasons: int) -> Iterator[ScreenPart]:
+def _recommended(advice: Advice, recommendation: Recommendation) -> Iterator[ScreenPart]:
     plan = recommendation.plan
     yield _plan_lines(advice, plan)
     if recommendation.simpler:
@@ -124,8 +138,6 @@ def _recommended(advice: Advice, recommendation: Recommendation, num_reasons: in
         yield paragraph(lacks_note(advice.job, missing))
     if advice.tried:
         yield sizes_part(advice)
-    if num_reasons and (reasons := list(nearest_reasons(advice.reasons, float(plan.time.total)))):
-        yield _reasons_table(reasons, num_reasons)
 
 
 def lacks_note(job: JobSpec, missing: tuple[str, ...]) -> str:
@@ -277,14 +289,21 @@ def nearest_reasons(reasons: list[Reason], step_s: float) -> Iterator[Reason]:
         yield from worse[:1]
 
 
-def _reasons_table(reasons: list[Reason], num_reasons: int) -> ScreenPart:
-    nearest = sorted(reasons, key=lambda reason: (reason.excess_bytes > 0, reason.slower_s))[:num_reasons]
+def _shown_reasons(advice: Advice) -> list[Reason]:
+    """The reasons for what is recommended that matter most, first those of alternatives that are slower by least."""
+    if advice.recommendation is None:
+        return []
+    nearest = nearest_reasons(advice.reasons, float(advice.recommendation.plan.time.total))
+    return sorted(nearest, key=lambda reason: (reason.excess_bytes > 0, reason.slower_s))[:_MOST_REASONS]
+
+
+def _reasons_table(reasons: list[Reason]) -> ScreenPart:
     rows = [
         [
             say("{field} {value}, not {other}", field=reason.field, value=reason.value, other=reason.other),
             say("does not fit") if reason.excess_bytes else seconds_text(reason.slower_s),
             reason.decisive,
         ]
-        for reason in nearest
+        for reason in reasons
     ]
     return WideRows((say("why"), say("slower by"), say("because")), rows, left=(0,))
