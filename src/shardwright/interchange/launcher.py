@@ -19,6 +19,7 @@ from shardwright.interchange.launched_ranks import (
     launcher_words,
     visible_devices,
 )
+from shardwright.interchange.reading.file_signs import CONFIGURATIONS
 from shardwright.interchange.reading.loose_words import LooseWord, loose_words
 from shardwright.interchange.reading.script_text import settings_of
 from shardwright.interchange.reading.settings import plain_text
@@ -211,7 +212,7 @@ def _of_command(command: Command, script: Script) -> Launched:
         settings_of(launcher_words(launchers)), settings_of(arguments), ranks.nodes, ranks.devices_per_node,
         launcher=PurePath((launcher_words(launchers) or [""])[0]).name,
         program=words[program_index] if program_index >= 0 else "", arguments=tuple(arguments),
-        options_file=next((word for word in arguments[:1] if word.lower().endswith(_CONFIGURATIONS)), ""),
+        options_file=next((word for word in arguments[:1] if word.lower().endswith(CONFIGURATIONS)), ""),
         exported=command.variables, written=dict(script.written), notes=tuple(notes),
         missing=tuple(dict.fromkeys(missing)), loose=loose_words(arguments, is_made), hosts=ranks.hosts,
     )  # fmt: skip
@@ -228,7 +229,6 @@ def _unknown_program(words: Sequence[str]) -> int:
 
 
 _SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
-_CONFIGURATIONS = (".json", ".yaml", ".yml")
 _RENDEZVOUS_WORDS = ("PORT", "RANK", "CUDA", "NCCL", "NVTE", "TIMEOUT")
 
 

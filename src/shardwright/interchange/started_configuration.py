@@ -8,12 +8,11 @@ from shardwright.config.base import shortened
 from shardwright.config.phrase import say
 from shardwright.interchange.imported import Asked
 from shardwright.interchange.launcher import Launched, find_training_command
-from shardwright.interchange.reading.file_signs import FileSigns
+from shardwright.interchange.reading.file_signs import CONFIGURATIONS, FileSigns
 from shardwright.interchange.reading.settings import Flat
 from shardwright.interchange.reading.shell_marks import readable, unknown_names
 from shardwright.interchange.reading.shell_words import ShellFault
 
-_CONFIGURATIONS = (".json", ".yaml", ".yml")
 _AXES = ("dp", "tp", "pp", "cp")
 
 
@@ -43,14 +42,14 @@ class Started:
 def started_configuration(texts: Mapping[str, str], asked: Asked, signs: Sequence[FileSigns]) -> Started:
     """The configurations among the texts, with the command of a script that starts the program of some signs. Raises
     ShellFault for a configuration that the command names and that is not there."""
-    scripts = {name: text for name, text in texts.items() if not name.lower().endswith(_CONFIGURATIONS)}
+    scripts = {name: text for name, text in texts.items() if not name.lower().endswith(CONFIGURATIONS)}
     files = {name: text for name, text in texts.items() if name not in scripts}
     if not scripts:
         return Started(files, None)
     command = find_training_command(scripts, asked, lambda words: any(sign.fit_words(words) for sign in signs), files)
-    files |= {path: text for path, text in command.written.items() if path.lower().endswith(_CONFIGURATIONS)}
+    files |= {path: text for path, text in command.written.items() if path.lower().endswith(CONFIGURATIONS)}
     names = {PurePath(name).name for name in files}
-    named = [word.rpartition("=")[2] for word in command.arguments if word.lower().endswith(_CONFIGURATIONS)]
+    named = [word.rpartition("=")[2] for word in command.arguments if word.lower().endswith(CONFIGURATIONS)]
     missing = [word for word in named if not unknown_names(word) and PurePath(word).name not in names]
     if missing:
         raise ShellFault(

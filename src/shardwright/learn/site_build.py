@@ -3,24 +3,25 @@
 import re
 import shutil
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from shardwright.learn.idea_pages import LANGUAGES
 from shardwright.learn.playable_figure import PLAYER_WORDS, script_of
 from shardwright.learn.playable_figures import PLAYABLE
+from shardwright.report.text_columns import is_wide
 
 PLAYER = Path(__file__).parent / "player"
 FOLDER = "play"  # of the site
 # Outputs are columns that count a wide character as two; fonts of code have it 1.7 times as wide.
 _OUTPUT = re.compile(r'<div class="language-text highlight">.*?</div>', re.DOTALL)
-_WIDE = re.compile(r"[\u1100-\u115f\u2e80-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe4f\uff00-\uff60\uffe0-\uffe6]+")
 _PICTURE = re.compile(r'(<img\b[^>]*\bsrc="[^"]*figures/(?P<name>[a-z0-9-]+)\.svg")')
 
 
 def on_page_content(html: str, *, page: Any, **_: Any) -> str:
     """The content of a page: wide characters of outputs and playable pictures are marked, scripts have their data."""
-    html = _OUTPUT.sub(lambda output: _WIDE.sub(r'<span class="wide">\g<0></span>', output[0]), html)
+    html = _OUTPUT.sub(lambda output: _wide_marked(output[0]), html)
     names = [name for name in dict.fromkeys(match["name"] for match in _PICTURE.finditer(html)) if name in PLAYABLE]
     if not names:
         return html
@@ -32,6 +33,11 @@ def on_page_content(html: str, *, page: Any, **_: Any) -> str:
         lambda match: f'{match[1]} data-figure="{match["name"]}"' if match["name"] in names else match[1], html
     )
     return marked + "".join(f'<script src="{script}"></script>' for script in scripts)
+
+
+def _wide_marked(output: str) -> str:
+    runs = ((wide, "".join(run)) for wide, run in groupby(output, is_wide))
+    return "".join(f'<span class="wide">{run}</span>' if wide else run for wide, run in runs)
 
 
 def on_post_build(*, config: Any, **_: Any) -> None:

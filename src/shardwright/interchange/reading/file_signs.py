@@ -12,7 +12,7 @@ from shardwright.config.dotted_keys import flat_keys
 
 # Who has a sign. A file with signs of several systems is of the one with the highest.
 OWN, SHARED, GENERAL = 2, 1, 0  # one system alone; also programs under that system; many programs
-_CONFIGURATIONS = (".json", ".yaml", ".yml")
+CONFIGURATIONS = (".json", ".yaml", ".yml")
 _COMMENT = re.compile(r"^[ \t]*#(?!!|SBATCH|PBS).*$", re.MULTILINE)
 
 
@@ -26,7 +26,7 @@ class FileSigns:
     commands: tuple[str, ...] = ()
     imports: tuple[str, ...] = ()
     weight: int = OWN
-    suffixes: tuple[str, ...] = _CONFIGURATIONS  # of files with such keys
+    suffixes: tuple[str, ...] = CONFIGURATIONS  # of files with such keys
 
     def fit_keys(self, data: Mapping[str, Any], suffix: str = ".yaml") -> bool:
         """True if a configuration with a suffix has the keys."""
