@@ -323,9 +323,9 @@ def test_a_plan_gets_uneven_stages_where_that_pays() -> None:
     even = best.job.model_copy(update={"plan": best.job.plan.model_copy(update={"layout": []})})
     assert best.even_s == pytest.approx(simulated_step(even, shipped()).total) and best.even_s > 1.01 * best.time.total
     gain = best.even_s / best.time.total - 1
-    laid = paying_layout(even, shipped(), gain)
+    laid = paying_layout(even, shipped(), gain, room=room_bytes(even))
     assert laid is not None and laid.plan == best.job.plan
-    assert paying_layout(even, shipped(), 10 * gain) is None
+    assert paying_layout(even, shipped(), 10 * gain, room=room_bytes(even)) is None
     small = best_plans(job, QUICK, shipped(), Objective(), 2).plans
     assert all(plan.even_s is None and not plan.job.plan.layout for plan in small)
 

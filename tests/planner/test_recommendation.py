@@ -20,6 +20,8 @@ from shardwright.config.plan import PlanSpec
 from shardwright.config.schedule_facts import SCHEDULES, searched
 from shardwright.cost.calibration import shipped
 from shardwright.cost.from_job import run_of
+from shardwright.memory.fit_chance import SURE, fit_chance
+from shardwright.memory.job_memories import fullest
 from shardwright.planner.advice.advice import Advice
 from shardwright.planner.advice.confidence import fitted_spread
 from shardwright.planner.advice.priced_plan import PricedPlan, priced
@@ -34,10 +36,12 @@ from shardwright.planner.advice.recommendation import (
     settled,
 )
 from shardwright.planner.advice.simplicity import extras, kept_on_host, simplicity
+from shardwright.planner.search import plan_price
 from shardwright.planner.search.constraints import Constraints, constraints_of
 from shardwright.planner.search.objectives import Objective
-from shardwright.planner.search.plan_price import room_bytes
+from shardwright.planner.search.plan_price import room_bytes, sure_room_bytes
 from shardwright.planner.search.results import Candidate
+from shardwright.planner.search.search import search
 from shardwright.planner.search.simpler_plans import simpler_plans
 from shardwright.report.plan_screen import plan_screen
 from shardwright.report.plans_text import sure_text, usd_text
@@ -172,12 +176,13 @@ def test_what_counts_first() -> None:
 
 
 def test_the_fastest_is_recommended_and_a_simpler_one_is_told_with_its_cost(llama: Advice) -> None:
-    """Llama 3 8B on 8 H100: the likelier winner first; replicas of whole models, nothing twice, for some percent."""
+    """Llama 3 8B on 8 H100: the likelier winner first; a plain schedule of two stages, nothing twice, for some percent.
+    Replicas of whole models would not surely fit."""
     of, fastest = llama.recommendation, llama.plans[0]
     assert of is not None and of.plan is fastest and fastest.first_is_faster is None and of.simpler is not None
     simpler = of.simpler
     plan = simpler.plan.job.plan
-    assert (plan.pp, plan.recompute, extras(simpler.plan.job)) == (1, "none", [])
+    assert (plan.tp, plan.pp, plan.schedule, plan.recompute, extras(simpler.plan.job)) == (1, 2, "1f1b", "none", [])
     assert fastest.job.plan.pp > 1 and simpler.simplicity < simpler.recommended_simplicity
     assert 0.5 < simpler.confidence < TOLD_APART and simpler.plan.fits
     assert fastest.time.total < simpler.plan.time.total < 1.08 * fastest.time.total
@@ -185,10 +190,39 @@ def test_the_fastest_is_recommended_and_a_simpler_one_is_told_with_its_cost(llam
     slower = simpler.plan.time.total / fastest.time.total - 1
     best = fastest.job.plan
     assert f"Recommended: tp {best.tp}, pp {best.pp}, dp {best.dp}" in text
-    assert f"Simpler: tp {plan.tp}, pp 1, dp {plan.dp}" in text and f"{slower:.1%} slower" in text
+    assert f"Simpler: tp {plan.tp}, pp 2, dp {plan.dp}" in text and f"{slower:.1%} slower" in text
     more_usd = 1e12 / llama.job.tokens_per_step * (simpler.plan.money.usd - fastest.money.usd)
     assert f"{usd_text(more_usd)} more" in text
-    assert f"{sure_text(simpler.confidence)} sure" in text and f"no {best.schedule}" in text
+    assert f"{sure_text(simpler.confidence)} sure" in text
+    assert "no parameters in host memory; no second copy of the parameters" in text
+
+
+def test_plans_of_other_software_fit_surely(llama: Advice) -> None:
+    """Their memory is predicted. A neighbour that only may fit says with what chance, and leads to no move."""
+    chances = [plan.fit_chance for plan in llama.plans]
+    assert all(chance is not None and chance >= SURE for chance in chances)
+    first, room = llama.plans[0], room_bytes(llama.job)
+    assert first.fit_chance == fit_chance(float(first.memory.process), room)
+    assert f"79.1 GiB (fits: {first.fit_chance:.0%})" in " ".join(rendered(plan_screen(llama)).split())
+    tight = [reason for reason in reasons(first.job, searched(), shipped()) if reason.is_tight]
+    assert tight
+    for reason in tight:
+        needed = float(fullest(reason.job, shipped()).process)
+        assert sure_room_bytes(llama.job) < needed <= room
+        assert f"fits with a chance of {fit_chance(needed, room):.0%} only" in reason.text
+        assert reason.excess_bytes == pytest.approx(needed - sure_room_bytes(llama.job))
+
+
+def test_if_no_plan_fits_surely_those_that_may_fit_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = small_job("dense", 3)
+    other = job.model_copy(update={"cluster": job.cluster.model_copy(update={"software": "megatron-core"})})
+    values = {"tp": 4, "pp": 2, "schedule": "1f1b", "microbatch_size": 4, "recompute": "none", "zero": 0, "offload_optimizer": 0}
+    kept = constraints_of([f"plan.{name}={value}" for name, value in values.items()], [])
+    assert sure_room_bytes(job) == room_bytes(job) > sure_room_bytes(other)  # our own memory is counted
+    monkeypatch.setattr(plan_price, "SURE", 1 - 1e-15)
+    assert search(other, kept, shipped(), 1, room=sure_room_bytes(other)).candidates == []
+    (shown,) = search(other, kept, shipped(), 1).candidates
+    assert sure_room_bytes(other) < float(fullest(shown.job, shipped()).process) <= room_bytes(other)
 
 
 def test_a_simpler_plan_that_takes_as_long_is_the_recommended_one(llama: Advice) -> None:
@@ -225,7 +259,12 @@ def test_all_that_is_as_good_is_no_simpler(llama: Advice) -> None:
     result = llama.recommendation.simpler  # type: ignore[union-attr]
     assert result is not None
     beside = simpler_plans(
-        llama.job, FREE, [plan.job for plan in llama.plans], shipped(), room=room_bytes(llama.job), most_token_s=1.0
+        llama.job,
+        FREE,
+        [plan.job for plan in llama.plans],
+        shipped(),
+        room=sure_room_bytes(llama.job),
+        most_token_s=1.0,
     )
     alike = [plan for plan in llama.plans[1:] if (plan.first_is_faster or 0) < TOLD_APART]
     assert all(simplicity(plan.job) >= result.simplicity for plan in alike)

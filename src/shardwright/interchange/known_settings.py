@@ -28,10 +28,12 @@ def subject_of(system: str, name: str) -> str:
     that ends with * stands for all names.
     """
     for beginning, subject in _beginnings(system):
-        is_all = beginning.endswith("*")
         stem = beginning.removesuffix("*")
+        if not name.startswith(stem):
+            continue
+        is_all = beginning.endswith("*")
         is_part = trains_a_part(name) and not trains_a_part(stem)  # "--module" is no "--modules_to_save"
-        if name.startswith(stem) and (is_all or not (is_part or _has_weight(name[len(stem) :]))):
+        if is_all or not (is_part or _has_weight(name[len(stem) :])):
             return subject
     return ""
 

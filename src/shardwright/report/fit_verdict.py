@@ -48,8 +48,17 @@ def offered_bytes(job: JobSpec) -> int:
 
 
 def share_text(process_bytes: float, job: JobSpec) -> str:
-    """The memory of a process beside that which its device shows: "29.8 of 79.0 GiB"."""
-    return say("{process:.1f} of {room:.1f} GiB", process=process_bytes / GIB, room=offered_bytes(job) / GIB)
+    """The memory of a process beside that which its device shows, with the chance that it fits if the need is
+    predicted: "29.8 of 79.0 GiB"."""
+    process, room = process_bytes / GIB, offered_bytes(job) / GIB
+    if software_of(job.cluster.software).is_own:
+        return say("{process:.1f} of {room:.1f} GiB", process=process, room=room)
+    return say(
+        "{process:.1f} of {room:.1f} GiB (fits: {chance:.0%})",
+        process=process,
+        room=room,
+        chance=fit_chance(process, room),
+    )
 
 
 @dataclass(frozen=True)

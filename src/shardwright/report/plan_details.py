@@ -7,13 +7,22 @@ from typing import TYPE_CHECKING
 from shardwright.config.phrase import fixed, say
 from shardwright.config.units import GIB, seconds_text
 from shardwright.cost.calibration import shipped
+from shardwright.memory.fit_chance import SURE
 from shardwright.memory.job_memories import room_words
 from shardwright.planner.advice.advice import Advice
 from shardwright.planner.advice.priced_plan import PricedPlan
 from shardwright.planner.search.objectives import Objective
 from shardwright.report.document import AlignedRows, Lines, Paragraph, Part, paragraph
 from shardwright.report.own_plan_text import misfit_part, own_differences
-from shardwright.report.plans_text import job_words, layers_words, marked_words, plan_cost, step_text, usd_text
+from shardwright.report.plans_text import (
+    job_words,
+    layers_words,
+    marked_words,
+    misfit_words,
+    plan_cost,
+    step_text,
+    usd_text,
+)
 
 if TYPE_CHECKING:  # these modules are loaded only when a plan is explained
     from shardwright.planner.advice.reasons import Reason
@@ -34,11 +43,12 @@ def _parts(advice: Advice) -> Iterator[Part]:
     yield paragraph(
         say(
             "The space has {plans:,} plans. Bounds excluded all but {priced:,}, which were priced; {fitting:,} of "
-            "those fit in {room}. That took {seconds:.2f} s.",
+            "those fit in {room}{surely}. That took {seconds:.2f} s.",
             plans=tally.num_plans,
             priced=tally.num_priced,
             fitting=tally.num_fit,
             room=room_words(advice.job, shipped()),
+            surely=_surely_words(advice),
             seconds=tally.seconds,
         )
     )
@@ -184,6 +194,12 @@ def _breakdown(plan: PricedPlan) -> Iterator[list[str]]:
         yield [_indented(part), *time_texts, _indented(kind), size_text]
 
 
+def _surely_words(advice: Advice) -> str:
+    """The chance from which the plans of a search fit; nothing where memory is counted, or no plan fits surely."""
+    chance = advice.plans[0].fit_chance
+    return say(" with a chance of at least {chance:.0%}", chance=SURE) if chance is not None and chance >= SURE else ""
+
+
 def _indented(name: str) -> str:
     return say("  {name}", name=name)
 
@@ -192,7 +208,7 @@ def _reason_lines(reasons: "list[Reason]", step_s: float) -> Iterator[Part]:
     """A line for each value. Values of a field that do not fit and are no faster share one line if there are many."""
     for _, values in itertools.groupby(reasons, key=lambda reason: reason.field):
         of_field = list(values)
-        pointless = [reason for reason in of_field if reason.excess_bytes > 0 and reason.slower_s > -_LEAST * step_s]
+        pointless = [reason for reason in of_field if _is_refused(reason) and reason.slower_s > -_LEAST * step_s]
         pointless = [] if len(pointless) <= _FEW else pointless
         for reason in (reason for reason in of_field if reason not in pointless):
             line = say(
@@ -208,9 +224,14 @@ def _reason_lines(reasons: "list[Reason]", step_s: float) -> Iterator[Part]:
             yield Paragraph((_pointless_words(pointless),), "  ", " " * 6)
 
 
+def _is_refused(reason: "Reason") -> bool:
+    """True if the other plan does not fit; one that is tight may."""
+    return reason.excess_bytes > 0 and not reason.is_tight
+
+
 def _cost_words(reason: "Reason") -> str:
     if reason.excess_bytes:
-        return say("does not fit")
+        return misfit_words(reason)
     seconds = seconds_text(abs(reason.slower_s))
     return (
         say("{seconds} slower", seconds=seconds) if reason.slower_s >= 0 else say("{seconds} FASTER", seconds=seconds)

@@ -24,6 +24,7 @@ from shardwright.report.plans_text import (
     lacking,
     layers_words,
     marked_words,
+    misfit_words,
     model_name,
     plan_cost,
     run_days,
@@ -301,7 +302,7 @@ def _reasons_table(reasons: list[Reason]) -> ScreenPart:
     rows = [
         [
             say("{field} {value}, not {other}", field=reason.field, value=reason.value, other=reason.other),
-            say("does not fit") if reason.excess_bytes else seconds_text(reason.slower_s),
+            misfit_words(reason) if reason.excess_bytes else seconds_text(reason.slower_s),
             reason.decisive,
         ]
         for reason in reasons

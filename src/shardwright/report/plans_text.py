@@ -4,7 +4,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardwright.config.job import JobSpec
 from shardwright.config.model import ModelSpec
@@ -21,6 +21,9 @@ from shardwright.planner.advice.priced_plan import PricedPlan
 from shardwright.planner.own_plan import ramp_extra_s
 from shardwright.planner.search.objectives import Objective
 from shardwright.report.document import AlignedRows, Lines, Part
+
+if TYPE_CHECKING:  # loaded only when a plan is explained
+    from shardwright.planner.advice.reasons import Reason
 
 
 def plan_dict(plan: PricedPlan, objective: Objective) -> dict[str, Any]:
@@ -49,6 +52,7 @@ def plan_dict(plan: PricedPlan, objective: Objective) -> dict[str, Any]:
         "memory": {name: float(value) for name, value in memory.items()} | {"process": float(plan.memory.process)},
         "time": {name: float(value) for name, value in time.items() if name not in ("mfu", "hfu")},
         "fits": plan.fits,
+        "fit_chance": plan.fit_chance,
         "even_stages_step_s": plan.even_s,
         "software_lacks": list(lacking(plan)),
     }
@@ -70,6 +74,11 @@ def run_days(plan: PricedPlan, objective: Objective) -> float:
 def plan_cost(plan: PricedPlan, objective: Objective) -> Money:
     """The price of a run; with the time lost to failures only if the objective counts it."""
     return plan.money.times(_steps(plan, objective))
+
+
+def misfit_words(reason: "Reason") -> str:
+    """For a reason with an excess: that the other plan does not fit, or may not."""
+    return say("may not fit") if reason.is_tight else say("does not fit")
 
 
 def lacking(plan: PricedPlan) -> tuple[str, ...]:

@@ -5,10 +5,12 @@ from dataclasses import dataclass
 
 from shardwright.config.job import JobSpec
 from shardwright.config.schedule_facts import searched
+from shardwright.config.software import software_of
 from shardwright.cost.calibration import Constants, pessimistic
 from shardwright.cost.from_job import run_of
 from shardwright.cost.money import Money, step_money
 from shardwright.layers.memo import Memo
+from shardwright.memory.fit_chance import fit_chance
 from shardwright.memory.job_memories import fullest
 from shardwright.memory.rank_estimate import Memory
 from shardwright.planner.search.constraints import Constraints
@@ -51,6 +53,14 @@ class PricedPlan:
     def tokens_per_s_per_device(self) -> float:
         """Throughput: tokens a second and device."""
         return self.job.tokens_per_step / float(self.time.total) / self.job.plan.world
+
+    @property
+    def fit_chance(self) -> float | None:
+        """The chance that it fits, as far as predictions of memory were off; None for this runtime, whose memory is
+        counted."""
+        if software_of(self.job.cluster.software).is_own:
+            return None
+        return fit_chance(float(self.memory.process), room_bytes(self.job))
 
     @property
     def kind(self) -> tuple[int, ...]:

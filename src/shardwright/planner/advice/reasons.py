@@ -21,12 +21,13 @@ from shardwright.explain.operator_passes import piece_passes, rank_pieces
 from shardwright.explain.rank_collectives import layer_crossings
 from shardwright.layers.memo import Memo
 from shardwright.layers.query import Run
+from shardwright.memory.fit_chance import fit_chance
 from shardwright.memory.job_memories import fullest
 from shardwright.memory.rank_estimate import Memory
 from shardwright.memory.step_collectives import PassCounts
 from shardwright.planner.advice.neighbours import Neighbour, neighbours, recompute_words, stages_words
 from shardwright.planner.search.constraints import Constraints
-from shardwright.planner.search.plan_price import fits, room_bytes
+from shardwright.planner.search.plan_price import fits, plan_room_bytes, room_bytes
 from shardwright.planner.stages.best_layout import LEAST_GAIN, paying_layout
 from shardwright.sharding.mesh import MeshShape
 from shardwright.simulate.batch_pricing import Price, prices
@@ -57,9 +58,9 @@ _LEAST_TERM = 0.05  # share of a difference: smaller terms do not decide it
 class Reason:
     """The reason why a field has its value and not another: further seconds of a step with the other value, or bytes.
 
-    `excess_bytes` are the bytes by which the other plan exceeds the device or, if it fits there, the device's share of
-    its node's host memory (`is_host`); 0 if it fits. `decisive` is the part of `text` that decides most. `job`
-    is the job under the other plan.
+    `excess_bytes` are the bytes by which the other plan exceeds the device, or else the room in which the plan itself
+    fits surely (`is_tight`), or else the device's share of its node's host memory (`is_host`); 0 if it fits. `decisive`
+    is the part of `text` that decides most. `job` is the job under the other plan.
     """
 
     field: str
@@ -71,6 +72,7 @@ class Reason:
     text: str
     decisive: str
     job: JobSpec
+    is_tight: bool = False
 
 
 def reasons(job: JobSpec, schedules: tuple[str, ...], constants: Constants) -> list[Reason]:
@@ -80,12 +82,19 @@ def reasons(job: JobSpec, schedules: tuple[str, ...], constants: Constants) -> l
     Steps are simulated in full, each in its plan's order of work.
     """
     memo = Memo()
-    (_, own), *adjacent = _priced(job, schedules, constants, memo)
+    room = plan_room_bytes(job, fullest(job, constants))
+    (_, own), *adjacent = _priced(job, schedules, constants, room, memo)
     own_time, *times = _simulated(
         [(job, own), *((neighbour.job, price) for neighbour, price in adjacent)], constants, memo
     )
     all_reasons = [
-        _reason(job, own_time, neighbour, _with_exact_memory(replace(price, time=time), neighbour, own_time, constants))
+        _reason(
+            job,
+            own_time,
+            neighbour,
+            _with_exact_memory(replace(price, time=time), neighbour, own_time, constants),
+            room,
+        )
         for (neighbour, price), time in zip(adjacent, times, strict=True)
     ]
     order = list(dict.fromkeys(reason.field for reason in all_reasons))
@@ -109,12 +118,13 @@ def faster_adjacent(
     forms say are far too large, no step is simulated.
     """
     memo, most_s = Memo(), float(own_time.total) * (1 - _LEAST_SHARE)
-    _, *adjacent = _priced(job, schedules, constants, memo)
+    room = plan_room_bytes(job, fullest(job, constants))
+    _, *adjacent = _priced(job, schedules, constants, room, memo)
     allowed = [
         (neighbour, price)
         for neighbour, price in adjacent
         if all(constraints.allows(name, value) for name, value in neighbour.job.plan.model_dump().items())
-        and fits(job, price.memory, _MAY_FIT * room_bytes(job))
+        and fits(job, price.memory, _MAY_FIT * room)
     ]
     least_s = least_steps_s(
         [neighbour.job for neighbour, _ in allowed], [price.time for _, price in allowed], constants, memo
@@ -129,18 +139,19 @@ def faster_adjacent(
         faster_job, _ = open_plans[number]
         if times[number].total > most_s:
             break
-        if fits(job, fullest(faster_job, constants), room_bytes(job)):
+        if fits(job, fullest(faster_job, constants), room):
             return faster_job
     return None
 
 
 def _priced(
-    job: JobSpec, schedules: tuple[str, ...], constants: Constants, memo: Memo
+    job: JobSpec, schedules: tuple[str, ...], constants: Constants, room: float, memo: Memo
 ) -> list[tuple[Neighbour, Price]]:
-    """The plan itself, as a neighbour, and its neighbours, with their prices by closed forms, if they have one."""
+    """The plan itself, as a neighbour, and its neighbours, with their prices by closed forms, if they have one. Their
+    layouts fit in `room` bytes."""
     adjacent = neighbours(job, schedules)
     if job.plan.layout:  # neighbours get their best stages, too
-        adjacent = [_laid_out(neighbour, constants, memo) for neighbour in adjacent]
+        adjacent = [_laid_out(neighbour, constants, room, memo) for neighbour in adjacent]
     plans = [Neighbour("", None, job), *adjacent]
     answers = prices([run_of(plan.job) for plan in plans], constants, memo)
     assert isinstance(answers[0], Price), "the plan itself has been priced before"
@@ -159,54 +170,82 @@ def _with_exact_memory(price: Price, neighbour: Neighbour, own_time: StepTime, c
     return replace(price, memory=fullest(neighbour.job, constants))
 
 
-def _laid_out(neighbour: Neighbour, constants: Constants, memo: Memo) -> Neighbour:
-    """The neighbour with its best layout, if that pays and its plan has none."""
+def _laid_out(neighbour: Neighbour, constants: Constants, room: float, memo: Memo) -> Neighbour:
+    """The neighbour with its best layout in `room` bytes, if that pays and its plan has none."""
     plan = neighbour.job.plan
-    laid_out = paying_layout(neighbour.job, constants, LEAST_GAIN, memo) if plan.pp > 1 and not plan.layout else None
+    if plan.pp == 1 or plan.layout:
+        return neighbour
+    laid_out = paying_layout(neighbour.job, constants, LEAST_GAIN, room=room, memo=memo)
     return replace(neighbour, job=laid_out) if laid_out else neighbour
 
 
-def _reason(job: JobSpec, own_time: StepTime, neighbour: Neighbour, price: Price) -> Reason:
+def _reason(job: JobSpec, own_time: StepTime, neighbour: Neighbour, price: Price, room: float) -> Reason:
     time, memory = price.time, price.memory
-    excess, host_excess = float(memory.process) - room_bytes(job), float(memory.host) - host_room_bytes(job.cluster)
     slower = float(time.total - own_time.total)
-    is_host = excess <= 0 < host_excess
-    if is_host:
-        excess = host_excess
-    text, decisive = _cause(job, neighbour.job, own_time, price, excess=excess, is_host=is_host)
-    if excess > 0 and slower <= -_LEAST_SHARE * own_time.total:
+    excess = _excess(job, memory, room)
+    text, decisive = _cause(job, neighbour.job, own_time, price, excess)
+    if excess and slower <= -_LEAST_SHARE * own_time.total:
         text = decisive = say("{text}; it would be {seconds} faster", text=text, seconds=seconds_text(-slower))
     values = neighbour.field, _value(job, neighbour.field), _neighbour_value(neighbour)
     return Reason(
         *values,
         slower_s=slower,
-        excess_bytes=max(0.0, excess),
-        is_host=is_host,
+        excess_bytes=excess.num_bytes if excess else 0.0,
+        is_host=excess is not None and excess.is_host,
         text=text,
         decisive=decisive,
         job=neighbour.job,
+        is_tight=excess is not None and excess.is_tight,
     )
 
 
+@dataclass(frozen=True)
+class _Excess:
+    """Bytes by which a plan exceeds the device; or else the room in which plans fit surely; or else its host."""
+
+    num_bytes: float
+    is_tight: bool = False
+    is_host: bool = False
+
+
+def _excess(job: JobSpec, memory: Memory, room: float) -> _Excess | None:
+    """The excess of a plan that needs `memory`, where plans are compared in `room` bytes; None if it fits."""
+    needed = float(memory.process)
+    if (num_bytes := needed - room_bytes(job)) > 0:
+        return _Excess(num_bytes)
+    if needed > room:
+        return _Excess(needed - room, is_tight=True)
+    host_excess = float(memory.host) - host_room_bytes(job.cluster)
+    return _Excess(host_excess, is_host=True) if host_excess > 0 else None
+
+
 def _cause(
-    job: JobSpec, other_job: JobSpec, own_time: StepTime, price: Price, *, excess: float, is_host: bool
+    job: JobSpec, other_job: JobSpec, own_time: StepTime, price: Price, excess: _Excess | None
 ) -> tuple[str, str]:
     """The reason why the other plan is slower or, with an excess of bytes, does not fit; and what decides most."""
-    if excess <= 0:
+    if excess is None:
         return _inequality(job, other_job, own_time, price.time)
     memory = price.memory
-    if is_host:
+    if excess.is_host:
         text = say(
             "offloads {hosted:.1f} GiB, {excess:.1f} more than a device's share of its host",
             hosted=memory.host / GIB,
-            excess=excess / GIB,
+            excess=excess.num_bytes / GIB,
+        )
+        return text, text
+    if excess.is_tight:
+        text = say(
+            "needs {needed:.1f} of {offered:.1f} GiB, so it fits with a chance of {chance:.0%} only",
+            needed=memory.process / GIB,
+            offered=room_bytes(job) / GIB,
+            chance=fit_chance(float(memory.process), room_bytes(job)),
         )
         return text, text
     largest_bytes, kind = _largest_kind(memory)
     text = say(
         "needs {needed:.1f} GiB, {excess:.1f} more than the device has, of which {largest:.1f} are {kind}",
         needed=memory.process / GIB,
-        excess=excess / GIB,
+        excess=excess.num_bytes / GIB,
         largest=largest_bytes / GIB,
         kind=kind,
     )
@@ -347,5 +386,12 @@ def _memory_limit(time: StepTime, memory: Memory, job: JobSpec, why: list[Reason
         value=best.other,
         seconds=seconds_text(-best.slower_s),
         excess=best.excess_bytes / GIB,
-        limit=say("its share of the host") if best.is_host else say("there is"),
+        limit=_limit_words(best),
     )
+
+
+def _limit_words(reason: Reason) -> str:
+    """The limit that a plan which does not fit exceeds."""
+    if reason.is_tight:
+        return say("surely fits")
+    return say("its share of the host") if reason.is_host else say("there is")

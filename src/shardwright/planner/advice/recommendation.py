@@ -26,7 +26,7 @@ from shardwright.planner.advice.simplicity import Simplicity, simplicity
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.known_strategies import within_known
 from shardwright.planner.search.objectives import Objective, best, check_in_time
-from shardwright.planner.search.plan_price import fits, room_bytes
+from shardwright.planner.search.plan_price import fits, plan_room_bytes
 from shardwright.planner.search.results import Candidate
 from shardwright.planner.search.sample import standing
 from shardwright.planner.search.search_progress import Phase, tell
@@ -117,7 +117,10 @@ def recommended(
     if not advice.plans:
         return advice
     spread = fitted_spread()
-    room = max(float(plan.memory.process) for plan in advice.plans[:num_shown]) if is_roomy else room_bytes(advice.job)
+    if is_roomy:
+        room = max(float(plan.memory.process) for plan in advice.plans[:num_shown])
+    else:
+        room = plan_room_bytes(advice.job, advice.plans[0].memory)
     chosen = _chosen(advice, constraints, constants, spread, room)
     first, *others = _with_simplest(advice.plans, chosen)
     plans = [first, *(replace(plan, first_is_faster=_confidence(first, plan, spread)) for plan in others)]

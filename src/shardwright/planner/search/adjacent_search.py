@@ -257,7 +257,7 @@ class AdjacentSearch:
             return None
         key = plan_key(job)
         if key not in self.paying_layouts:
-            self.paying_layouts[key] = paying_layout(job, self.constants, least_gain, self.memo)
+            self.paying_layouts[key] = paying_layout(job, self.constants, least_gain, room=self.room, memo=self.memo)
         return self.paying_layouts[key]
 
     def _closed_even_s(self, job: JobSpec) -> float:

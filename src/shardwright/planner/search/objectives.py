@@ -19,8 +19,8 @@ from shardwright.config.phrase import say
 from shardwright.cost.calibration import Constants
 from shardwright.cost.failures import Goodput, reliability_gaps
 from shardwright.cost.run_goodput import job_goodput
+from shardwright.memory.job_memories import fullest
 from shardwright.planner.search.constraints import Constraints
-from shardwright.planner.search.plan_price import room_bytes
 from shardwright.planner.search.results import SearchResult, TriedSize
 from shardwright.planner.search.search import search
 
@@ -203,12 +203,11 @@ def _whole_nodes(job: JobSpec, devices: float) -> int:
 
 def _roomiest(job: JobSpec, constraints: Constraints, constants: Constants, num_shown: int) -> SearchResult:
     """The plans in the least memory in which some plan is at most a twentieth slower than the fastest."""
-    room = room_bytes(job)
     fastest = search(job, constraints, constants, 1)
     if not fastest.candidates:
         return fastest
     most_s = _SLACK * fastest.candidates[0].token_s
-    low, high = 0.0, room
+    low, high = 0.0, max(float(fullest(plan.job, constants).process) for plan in fastest.candidates)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         result = search(job, constraints, constants, 1, room=middle)

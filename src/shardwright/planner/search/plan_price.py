@@ -7,8 +7,10 @@ import numpy as np
 
 from shardwright.config.cluster_facts import host_room_bytes
 from shardwright.config.job import JobSpec
+from shardwright.config.software import software_of
 from shardwright.cost.calibration import Constants, device_of
 from shardwright.layers.memo import Memo
+from shardwright.memory.fit_chance import SURE, most_needed_bytes
 from shardwright.memory.rank_estimate import Memory, peak_memory
 from shardwright.planner.search.plan_block import Column, PlanBlock
 from shardwright.simulate.closed_form import StepTime, step_time_and_spare
@@ -29,6 +31,21 @@ class BlockPrices:
 def room_bytes(job: JobSpec) -> float:
     """Bytes that a device of the cluster offers to processes."""
     return device_of(job.cluster.device).offered_bytes
+
+
+def sure_room_bytes(job: JobSpec) -> float:
+    """Bytes that a process may be predicted to need so that its plan surely fits.
+
+    The memory of this runtime is counted, not predicted, so all that a device offers is sure.
+    """
+    room = room_bytes(job)
+    return room if software_of(job.cluster.software).is_own else most_needed_bytes(room, SURE)
+
+
+def plan_room_bytes(job: JobSpec, memory: Memory) -> float:
+    """The room for plans that are compared with a job's own, which needs `memory`: they surely fit if it does."""
+    sure = sure_room_bytes(job)
+    return sure if fits(job, memory, sure) else room_bytes(job)
 
 
 def fits(job: JobSpec, memory: Memory, room: float) -> Any:

@@ -25,7 +25,7 @@ from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.empty_space import empty_space_faults, refuse_no_cluster
 from shardwright.planner.search.known_strategies import within_known
 from shardwright.planner.search.plan_block import DEGREES, Column, kind_codes, select
-from shardwright.planner.search.plan_price import room_bytes
+from shardwright.planner.search.plan_price import room_bytes, sure_room_bytes
 from shardwright.planner.search.results import Candidate, PlanPlace, SearchResult
 from shardwright.planner.search.search_scope import SearchScope
 from shardwright.planner.search.simulated_plans import SimulatedPlans
@@ -42,12 +42,12 @@ def search(
     memo: Memo | None = None,
     most_token_s: float = math.inf,
 ) -> SearchResult:
-    """Find the fastest plans of `num_shown` kinds that fit in `room` bytes of a device; None is all of its room.
+    """Find the fastest plans of `num_shown` kinds that fit in `room` bytes of a device; if it is None, those that fit
+    surely or, if there are none, those that are expected to fit.
 
     `memo` has results of earlier searches for the same model, cluster and constants; the rest is as in SearchScope.
     PlanError if the cluster is unknown or no plan meets the constraints.
     """
-    started = time.perf_counter()
     refuse_no_cluster(job)
     constraints, _ = within_known(job, constraints)
     rows = space.degrees(job, constraints)
@@ -58,9 +58,23 @@ def search(
             ),
             faults,
         )
-    room = room_bytes(job) if room is None else room
-    scope = SearchScope(job, constraints, constants, rows, num_shown, room, memo or Memo(), most_token_s=most_token_s)
-    simulated = SimulatedPlans(job, constraints, constants, rows, room=room, memo=scope.memo)
+    rooms = sorted({sure_room_bytes(job), room_bytes(job)}) if room is None else [room]
+    memo = memo or Memo()
+    for searched_room in rooms:
+        scope = SearchScope(
+            job, constraints, constants, rows, num_shown, searched_room, memo, most_token_s=most_token_s
+        )
+        result = _result_of(scope)
+        if result.candidates:
+            break
+    return result
+
+
+def _result_of(scope: SearchScope) -> SearchResult:
+    """The fastest plans of a scope."""
+    started = time.perf_counter()
+    job, constants, num_shown = scope.job, scope.constants, scope.num_shown
+    simulated = SimulatedPlans(job, scope.constraints, constants, scope.rows, room=scope.room, memo=scope.memo)
     kinds, tally = ranked_kinds(scope)
     candidates = simulated.fastest(kinds, num_shown)
     for _ in range(_ROUNDS - 1):

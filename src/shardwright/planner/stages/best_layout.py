@@ -79,8 +79,11 @@ def best_layout(job: JobSpec, constants: Constants) -> LaidOut:
     return best
 
 
-def paying_layout(job: JobSpec, constants: Constants, least_gain: float, memo: Memo | None = None) -> JobSpec | None:
-    """The job with its best layout, if one fits and makes the pipeline faster by the share `least_gain` or more.
+def paying_layout(
+    job: JobSpec, constants: Constants, least_gain: float, *, room: float, memo: Memo | None = None
+) -> JobSpec | None:
+    """The job with its best layout, if one fits in `room` bytes of a device and makes the pipeline faster by the share
+    `least_gain` or more.
 
     The job must be on devices of one kind. `memo` keeps earlier results of the same model and cluster. KeyError names
     what is unknown.
@@ -91,7 +94,7 @@ def paying_layout(job: JobSpec, constants: Constants, least_gain: float, memo: M
     if most_gain(even, timed_slots, placement) < least_gain:
         return None
     try:
-        stages = _best(job, pipeline_slots(run, job.plan, constants, memo), placement)
+        stages = _best(job, pipeline_slots(run, job.plan, constants, memo, room=room), placement)
     except NoFitError:  # because of the memory reserved for the largest rank
         return None
     return None if even.pipeline_s < (1 + least_gain) * stages.pipeline_s else _with_layout(job, stages.layout)

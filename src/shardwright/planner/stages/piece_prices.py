@@ -36,15 +36,17 @@ def timed_pieces(run: Run, constants: Constants, memo: Memo) -> tuple[Piece, ...
     return _piece(times["embedding", "none"]), *(piece_of_kind[kind] for kind in kinds), _piece(end)
 
 
-def pipeline_slots(run: Run, plan: PlanSpec, constants: Constants, memo: Memo | None = None) -> list[PipelineSlot]:
-    """The slot of each pipeline rank, if all ranks are on the run's device.
+def pipeline_slots(
+    run: Run, plan: PlanSpec, constants: Constants, memo: Memo | None = None, *, room: float | None = None
+) -> list[PipelineSlot]:
+    """The slot of each pipeline rank, in `room` bytes of the run's device; None is all of its room.
 
     `memo` keeps earlier results of the same model and cluster. KeyError names what is unknown.
     """
     memo = memo or Memo()
     kinds = layer_kinds(run.shape, run.grid)
     lost = memory_lost(run, constants)
-    room = device_of(run.device).offered_bytes
+    room = device_of(run.device).offered_bytes if room is None else room
     probes = {kind: _probe(run, kind, (0, 1), constants, memo) for kind in dict.fromkeys(kinds)}
     bytes_of_kind = {}  # (kept, held) of a layer
     for kind, (_, one_layer) in probes.items():
