@@ -19,7 +19,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from fuzz import preloaded
 from support.ranks import CONTEXT, PATIENCE_S
 
 # Programs: the command `shardwright ARGUMENTS`, and a script with the arguments after it.
@@ -105,6 +104,8 @@ def run_forked(program: str, *arguments: str, **options: Any) -> "subprocess.Com
 
 def _be(told: str, folder: str, path: list[str], out: "Connection[Any, Any]", err: "Connection[Any, Any]") -> None:
     """The life of the process. Never returns."""
+    from fuzz import preloaded  # the server has it, and who asks for a command need not load torch
+
     program, arguments, environment = json.loads(told)
 
     def life() -> None:
