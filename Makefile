@@ -49,7 +49,12 @@ lint: $(VENV)/installed-test  ## ruff, mypy and the import contract
 test: $(VENV)/installed-test  ## everything that must hold: lint and all tests beside it, of the largest grids a sample
 	@$(MAKE) --no-print-directory -j2 lint tests-sampled
 
-tests-sampled: $(VENV)/installed-test
+# On a new checkout one process compiles the tests and what they import, and not each of those that run them.
+$(VENV)/compiled-tests: $(VENV)/installed-test
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q --collect-only > /dev/null || true
+	touch $@
+
+tests-sampled: $(VENV)/compiled-tests
 	$(PYTEST) --durations=15
 
 test-all: lint  ## the same with all cases of these grids

@@ -19,6 +19,7 @@ _STARTING = (
     "support.experts_run",
     "support.compressed",
     "support.few_plans",
+    "support.forked_commands",
     "fuzz.plans",
     "click.testing",
 )

@@ -21,7 +21,7 @@ import shardwright.train.launch.launch
 from shardwright.config.load import load_job
 from shardwright.train.launch.rank_environment import SPEAKING_S
 from shardwright.train.launch.run_folder import holding
-from support.ranks import PATIENCE_S
+from support.forked_commands import SHARDWRIGHT, run_forked
 
 JOB = """
 [model]
@@ -719,8 +719,7 @@ def test_verify_refuses_what_train_refuses(command: Callable[..., tuple[object, 
 
 
 def run_process(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "shardwright", *arguments]
-    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=PATIENCE_S)
+    return run_forked(SHARDWRIGHT, *arguments, environment=os.environ | environment)
 
 
 @pytest.mark.sampled(3)
@@ -761,8 +760,7 @@ def as_another_rank(seat: dict[str, str], *arguments: str) -> subprocess.Complet
         "from shardwright.cli import main; from shardwright.train.launch import rank_environment\n"
         "rank_environment.SPEAKING_S = 0.1; main.main()"
     )
-    command, environment = [sys.executable, "-c", soon, *arguments], os.environ | seat | {"RANK": "1"}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
+    return run_forked(soon, *arguments, environment=os.environ | seat | {"RANK": "1"})
 
 
 SEAT_OF_8 = {"WORLD_SIZE": "8", "MASTER_ADDR": "localhost", "MASTER_PORT": "1", "LOCAL_WORLD_SIZE": "8"}

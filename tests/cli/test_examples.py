@@ -2,8 +2,6 @@
 
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import click
@@ -11,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from shardwright.cli.main import cli
-from support.ranks import PATIENCE_S
+from support.forked_commands import SCRIPT, run_forked
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "benchmarks" / "README.md"]
@@ -27,8 +25,7 @@ def test_every_example_is_run() -> None:
 
 @pytest.mark.parametrize("name", SAYS)
 def test_example(name: str) -> None:
-    command = [sys.executable, str(ROOT / "examples" / f"{name}.py")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    done = run_forked(SCRIPT, str(ROOT / "examples" / f"{name}.py"), folder=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
     assert SAYS[name] in done.stdout
     if name == "one_rank":

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -40,7 +39,7 @@ class Child:
         self.returncode: int | None = None
         self.pid = os.fork()
         if self.pid == 0:
-            _live(life, descriptors)
+            live(life, descriptors)
 
     def poll(self) -> int | None:
         """Its exit status, or the negative number of the signal that ended it; None while it runs."""
@@ -116,7 +115,7 @@ def _server(command: Sequence[str], *, pass_fds: Sequence[int], preexec_fn: Call
     return Child(life, pass_fds)
 
 
-def _live(life: Callable[[], None], descriptors: Sequence[int]) -> Any:
+def live(life: Callable[[], None], descriptors: Sequence[int] = ()) -> Any:
     """A life in a process that was forked, as far as it can be a new one's. Never returns."""
     status = 1
     try:
@@ -134,8 +133,11 @@ def _live(life: Callable[[], None], descriptors: Sequence[int]) -> Any:
         status = 0
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
     except BaseException:
-        traceback.print_exc()
+        sys.last_type, sys.last_value, sys.last_traceback = raised = sys.exc_info()  # as Python does
+        sys.excepthook(*raised)
     finally:
         with suppress(BaseException):
             atexit._run_exitfuncs()

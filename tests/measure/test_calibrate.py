@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from shardwright.cli.main import cli
 from shardwright.config.catalog_entry import read_entry
 from shardwright.config.cluster import DeviceSpec
+from support.forked_commands import SHARDWRIGHT, run_forked
 from support.ranks import PATIENCE_S
 
 SMALL = (
@@ -21,13 +22,10 @@ SMALL = (
 )  # fmt: skip
 
 
-def shardwright(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "shardwright", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
-
-
 def test_a_quick_calibration_prices_a_job(tmp_path: Path) -> None:
-    done = shardwright("calibrate", "--quick", "--ranks", "2", "--out", "mine.toml", "--json", folder=tmp_path)
+    done = run_forked(
+        SHARDWRIGHT, "calibrate", "--quick", "--ranks", "2", "--out", "mine.toml", "--json", folder=tmp_path
+    )
     assert done.returncode == 0, done.stderr
     printed = json.loads(done.stdout)
     assert printed["file"] == "mine.toml" and "2 ranks busy" in done.stderr
@@ -64,7 +62,7 @@ def test_where_nothing_can_be_written_nothing_is_measured(tmp_path: Path, out: s
 
 
 def test_a_machine_that_cannot_start_ranks_says_so(tmp_path: Path) -> None:
-    done = shardwright("calibrate", "--ranks", "100000", "--out", "mine.toml", folder=tmp_path)
+    done = run_forked(SHARDWRIGHT, "calibrate", "--ranks", "100000", "--out", "mine.toml", folder=tmp_path)
     assert done.returncode == 2 and "--ranks" in done.stderr and "hosts at most" in done.stderr
     assert list(tmp_path.iterdir()) == []
 

@@ -17,6 +17,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from shardwright.measure.verdict import Verdict
+from support.forked_commands import SCRIPT, run_forked
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(FOLDER))
@@ -42,8 +43,11 @@ sys.meta_path.insert(0, Lacked())
 
 
 def run_gpu(*options: str, path: Path | None = None) -> "subprocess.CompletedProcess[str]":
+    """The script, from its beginning if modules of its own are in `path`."""
+    if path is None:
+        return run_forked(SCRIPT, str(FOLDER / "gpu.py"), *options)
     command = [sys.executable, str(FOLDER / "gpu.py"), *options]
-    environment = os.environ | ({"PYTHONPATH": str(path)} if path else {})
+    environment = os.environ | {"PYTHONPATH": str(path)}
     return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=environment)
 
 

@@ -14,12 +14,11 @@ import pytest  # noqa: F401
 import torch._dynamo  # noqa: F401 - a dispatch mode loads it at its first call, in each rank if not here
 from click.testing import CliRunner  # noqa: F401
 
-from shardwright.train.launch.loading import preload
+from fuzz import preloaded  # noqa: F401 - commands are forked from here, too
 from support import (
     cases,  # noqa: F401
     going_on,  # noqa: F401
 )
 
-preload()
 gc.freeze()
 gc.enable()

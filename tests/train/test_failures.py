@@ -17,7 +17,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fuzz import preloaded
 from fuzz.signals import Draw, check, without_progress
 from shardwright.parallel.comm.collectives import Axis, Pending
 from shardwright.parallel.comm.hang_watch import Watch, WatchRules
@@ -25,6 +24,7 @@ from shardwright.parallel.comm.ledger import Ledger
 from shardwright.train.launch.rank_environment import RankEnvironment
 from shardwright.train.launch.rank_life import Failure, run_rank
 from support.cases import small_job
+from support.forked_commands import SHARDWRIGHT, ForkedCommand, run_forked
 from support.process_tree import children
 from support.ranks import PATIENCE_S
 
@@ -36,13 +36,13 @@ def sets(*overrides: str) -> list[str]:
     return [part for override in overrides for part in ("--set", override)]
 
 
-def start(folder: Path, *overrides: str) -> subprocess.Popen[str]:
+def train(*overrides: str) -> list[str]:
+    return ["train", "quickstart", *sets(*SMALL, *overrides)]
+
+
+def start(folder: Path, *overrides: str) -> ForkedCommand:
     """A long run on 4 ranks, in its steps when this returns."""
-    command = preloaded.command("train", "quickstart")
-    command += sets(*SMALL, "optimizer.steps=100000", f'run.folder="{folder}"', *overrides)
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    process = ForkedCommand(SHARDWRIGHT, *train("optimizer.steps=100000", f'run.folder="{folder}"', *overrides))
     metrics = folder / "metrics.jsonl"
     late_s = time.monotonic() + PATIENCE_S
     try:
@@ -57,7 +57,7 @@ def start(folder: Path, *overrides: str) -> subprocess.Popen[str]:
     return process
 
 
-def rank_processes(process: subprocess.Popen[str]) -> list[int]:
+def rank_processes(process: ForkedCommand) -> list[int]:
     """Process ids of the ranks, in their order: the children of the launcher's fork server."""
     return [child for helper in children(process.pid) for child in children(helper)]
 
@@ -78,7 +78,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def ends(process: subprocess.Popen[str]) -> tuple[int, str]:
+def ends(process: ForkedCommand) -> tuple[int, str]:
     try:
         _, err = process.communicate(timeout=PATIENCE_S)
     finally:
@@ -171,10 +171,7 @@ def test_an_early_signal(draw: Draw) -> None:
 
 def test_a_full_disk_is_said(tmp_path: Path) -> None:
     full = "from shardwright.train import metrics; metrics.open_to_append = lambda path: open('/dev/full', 'a')"
-    command = preloaded.command("train", "quickstart")
-    command[2] = command[2].replace("preloaded.run(", f"{full}; preloaded.run(")
-    command += sets(*SMALL, "plan.pp=1", f'run.folder="{tmp_path}"')
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    done = run_forked(f"{full}; {SHARDWRIGHT}", *train("plan.pp=1", f'run.folder="{tmp_path}"'))
     assert done.returncode == 1
     answer = rf"failed: rank 0 \(.*\) failed: {tmp_path}/metrics.jsonl can't be written: No space left on device \(.*\n"
     assert re.fullmatch(answer, without_progress(done.stderr)), done.stderr
@@ -342,9 +339,8 @@ def test_a_wrong_number_of_ranks_is_refused(tmp_path: Path, world: int, were_sta
 
 def test_diverging_loss_is_said(tmp_path: Path) -> None:
     overrides = ["optimizer.learning_rate=1e9", "optimizer.clip_grad_norm=0", "optimizer.warmup_steps=0"]
-    command = preloaded.command("train", "quickstart")
-    command += sets(*SMALL, *overrides, f'run.folder="{tmp_path}"')
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    status, err = ends(process)
-    assert status == 1
-    assert re.fullmatch(r"failed: the loss is nan in step \d+ \(.*\); lower optimizer.learning_rate .*\n", err)
+    done = run_forked(SHARDWRIGHT, *train(*overrides, f'run.folder="{tmp_path}"'))
+    assert done.returncode == 1
+    assert re.fullmatch(
+        r"failed: the loss is nan in step \d+ \(.*\); lower optimizer.learning_rate .*\n", without_progress(done.stderr)
+    )

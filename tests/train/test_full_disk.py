@@ -2,8 +2,6 @@
 
 import errno
 import resource
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +12,7 @@ import pytest
 from shardwright.config.base import PlanError
 from shardwright.train.data.token_cache import Summary, save_summary
 from shardwright.train.launch.full_disk import DiskFullError, telling_of_full_disk
-from support.ranks import PATIENCE_S
+from support.forked_commands import SHARDWRIGHT, run_forked
 
 
 def test_a_device_that_takes_nothing(tmp_path: Path) -> None:
@@ -32,9 +30,8 @@ def test_a_run_whose_output_goes_to_a_full_disk_ends_with_a_sentence(tmp_path: P
     overrides = ["plan.tp=1", "plan.pp=1", "plan.dp=1", "optimizer.steps=1", f"run.folder={tmp_path / 'run'}"]
     (tmp_path / "text.txt").write_text("a few words " * 1000)
     overrides += [f"data.path={tmp_path / 'text.txt'}", "optimizer.warmup_steps=0"]
-    command = [sys.executable, "-m", "shardwright", "train", "quickstart", *(f"--set={one}" for one in overrides)]
-    with open("/dev/full", "w") as full:
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S, check=False)
+    program = f"import os; os.dup2(os.open('/dev/full', os.O_WRONLY), 1); {SHARDWRIGHT}"
+    done = run_forked(program, "train", "quickstart", *(f"--set={one}" for one in overrides))
     assert done.returncode == 1
     assert "failed: standard output can't be written: No space left on device" in done.stderr
     assert "Traceback" not in done.stderr

@@ -4,7 +4,6 @@ import copy
 import os
 import re
 import socket
-import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -24,6 +23,7 @@ from torch import nn
 import shardwright as sw
 from shardwright.config.optimizer import OptimizerSpec
 from shardwright.parallel.zero.module_units import compiled_faults, module_units
+from support.forked_commands import ForkedCommand
 from support.own_modules import MODULES, Tricky, batch_number, example, resnet_loss, trained_in_turn
 from support.ranks import PATIENCE_S, RankFailedError, in_group, run_ranks
 
@@ -275,14 +275,9 @@ def test_who_left_is_told(how: str, why: str) -> None:
         probe.bind(("127.0.0.1", 0))
         around = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
         around["MASTER_PORT"] = str(probe.getsockname()[1])
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", LEAVING, how], env=around | {"RANK": str(rank)}, stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(2)
-    ]
+    ranks = [ForkedCommand(LEAVING, how, environment=around | {"RANK": str(rank)}) for rank in range(2)]
     try:
-        answer, _ = (rank.communicate(timeout=PATIENCE_S)[1] for rank in ranks)
+        answer, _ = (rank.communicate()[1] for rank in ranks)
     finally:
         for rank in ranks:
             rank.kill()

@@ -29,6 +29,7 @@ from shardwright.train.launch.preemption import (
     watch_requests,
 )
 from support.cases import small_job
+from support.forked_commands import ForkedCommand
 from support.ranks import PATIENCE_S
 
 TERM, USR1, INT = signal.SIGTERM, signal.SIGUSR1, signal.SIGINT
@@ -163,9 +164,9 @@ def until_asked(job: JobSpec, mesh: Mesh, folder: Path) -> int:
     raise AssertionError
 
 
-PROGRAM = """
-import sys
+PROGRAM = f"""
 from pathlib import Path
+sys.path.insert(0, {str(Path(__file__).parent)!r})
 import test_preemption
 from fuzz import preloaded
 from shardwright.train.launch import preemption
@@ -178,7 +179,7 @@ def command():
         try:
             results = launch_with_restarts(test_preemption.until_asked, job, folder, asked, print, num_threads=1)
         except RuntimeError as error:
-            sys.exit(f"failed: {error}")
+            sys.exit(f"failed: {{error}}")
         print(preemption.saved_sentence(asked.signal, results[0]), file=sys.stderr)
         sys.exit(3)
 preloaded.fork_servers()
@@ -193,11 +194,9 @@ def job_of(timeout_s: float) -> JobSpec:
 
 
 @contextmanager
-def running(folder: Path, timeout_s: float = 60.0) -> Iterator[subprocess.Popen[str]]:
+def running(folder: Path, timeout_s: float = 60.0) -> Iterator[ForkedCommand]:
     """A command whose ranks do steps."""
-    command = [sys.executable, "-c", PROGRAM, str(folder), str(timeout_s)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True, env=environment)
+    process = ForkedCommand(PROGRAM, str(folder), str(timeout_s))
     try:
         late_s = time.monotonic() + PATIENCE_S
         while not (folder / "steps").exists() and process.poll() is None and time.monotonic() < late_s:
@@ -210,7 +209,7 @@ def running(folder: Path, timeout_s: float = 60.0) -> Iterator[subprocess.Popen[
         process.wait()
 
 
-def ends(process: "subprocess.Popen[str]") -> tuple[int, str]:
+def ends(process: ForkedCommand) -> tuple[int, str]:
     _, err = process.communicate(timeout=PATIENCE_S)
     return process.returncode, err
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from support.forked_commands import SHARDWRIGHT, run_forked
 from support.process_tree import children
 from support.ranks import PATIENCE_S
 
@@ -95,12 +96,12 @@ def test_both_agents_come_back_after_one_rank_is_killed(tmp_path: Path) -> None:
 
 def test_fewer_ranks_take_a_fallback(tmp_path: Path) -> None:
     """One rank is started, as by Slurm, where the plan needs four."""
-    command = [sys.executable, "-m", "shardwright", "train", "quickstart"]
+    command = ["train", "quickstart"]
     steps = ("optimizer.steps=2", "optimizer.warmup_steps=1", "run.eval_batches=1")
     for override in (*SMALL, *steps, f'run.folder="{tmp_path}"', "plan.fallback=[{dp=2}, {microbatch_size=2}]"):
         command += ["--set", override]
     seat = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=os.environ | seat)
+    done = run_forked(SHARDWRIGHT, *command, environment=os.environ | seat)
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith("1 rank was started, and the plan is for 4: this is plan.fallback[1], ")
     assert (tmp_path / "metrics.jsonl").read_text().count('"step_s"') == 2

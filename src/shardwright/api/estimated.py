@@ -8,7 +8,7 @@ from shardwright.api.shown import Shown
 from shardwright.config.base import PlanError, error_text
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import ENGLISH, say
-from shardwright.report.document import document_text
+from shardwright.report.document import Part, document_text
 from shardwright.report.estimate_text import estimate_dict, estimate_parts
 
 if TYPE_CHECKING:  # prices need numpy, which the memory account does not
@@ -64,13 +64,18 @@ class Estimated(Shown):
     def text(self) -> str:
         return self.in_language(ENGLISH)
 
-    def in_language(self, language: str) -> str:
+    @cached_property
+    def _parts(self) -> list[Part]:
+        """The text, which is of no language yet."""
         parts = estimate_parts(self.job)
         if self.beside:
             from shardwright.report.estimate_text import software_table
 
             parts.append(software_table(list(self.beside)))
-        return document_text(parts, language)
+        return parts
+
+    def in_language(self, language: str) -> str:
+        return document_text(self._parts, language)
 
     def to_dict(self) -> dict[str, Any]:
         beside = {"beside": [asdict(row) for row in self.beside]} if self.beside else {}

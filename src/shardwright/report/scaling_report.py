@@ -209,10 +209,25 @@ def scaling_picture(job: JobSpec, scalings: Sequence[Scaling], language: str = E
             device=job.cluster.device,
         )
     )
-    box_width = (_PICTURE_WIDTH - _LEFT - _GAP - 24) / 2
-    boxes = [Box(_LEFT + n % 2 * (box_width + _GAP), 112 + n // 2 * _ROW, box_width, _HIGH) for n in range(4)]
-    ticks = {math.log2(size): f"{size:,}" for size in sizes[:: -(-len(sizes) // _MOST_TICKS)]}
-    shown_gib = offered_bytes(job) / GIB
+    charts, lines = _charts(job, curves, sizes, translate)
+    subtitle = say("the best plan at each size; speed-up and efficiency beside the smallest size that fits")
+    parts = [
+        text(20, 30, label, "name", 15),
+        text(20, 49, translate(subtitle), size=12),
+        *legend(_LEFT, 76, lines),
+        *(part for chart in charts for part in chart.drawn()),
+    ]
+    boxes = [chart.box for chart in charts]
+    for box in boxes:
+        parts.append(text(box.left + box.width / 2, box.bottom + 34, translate(say("devices")), anchor="middle"))
+    return document(label, _PICTURE_WIDTH, boxes[-1].bottom + 56, parts)
+
+
+def _charts(
+    job: JobSpec, curves: Sequence[Scaling], sizes: Sequence[int], translate: Callable[[str], str]
+) -> tuple[list[LineChart], list[Line]]:
+    """The four charts of the picture, two in a row, and the lines that its legend names. Speed-up, efficiency, memory,
+    and money or else device-hours are over the binary logarithm of the number of devices."""
 
     def lines(value: Callable[[Scaling, Point], float]) -> list[Line]:
         return [
@@ -224,6 +239,10 @@ def scaling_picture(job: JobSpec, scalings: Sequence[Scaling], language: str = E
             for curve, colour in zip(curves, LINE_COLOURS, strict=False)
         ]
 
+    box_width = (_PICTURE_WIDTH - _LEFT - _GAP - 24) / 2
+    boxes = [Box(_LEFT + n % 2 * (box_width + _GAP), 112 + n // 2 * _ROW, box_width, _HIGH) for n in range(4)]
+    ticks = {math.log2(size): f"{size:,}" for size in sizes[:: -(-len(sizes) // _MOST_TICKS)]}
+    shown_gib = offered_bytes(job) / GIB
     smallest = min(curve.points[0].num_devices for curve in curves)
     proportional = [(math.log2(size), math.log2(size / smallest)) for size in sizes]
     ideal = Line(translate(say("in proportion")), proportional, "#98a2b3", is_dashed=True)
@@ -235,22 +254,13 @@ def scaling_picture(job: JobSpec, scalings: Sequence[Scaling], language: str = E
         price, prices = say("US dollars of 1e9 tokens"), lines(lambda _, p: p.usd_per_billion_tokens or 0.0)
     memory_title = say("memory of the fullest process, GiB; a device shows {shown:.1f}", shown=shown_gib)
     speed_title, efficiency_title = say("speed-up: tokens a second"), say("efficiency: tokens a second of a device")
-    charts = (
+    charts = [
         LineChart(translate(speed_title), boxes[0], speed_ups, 1.0, None, _times, ticks),
         LineChart(translate(efficiency_title), boxes[1], efficiency, 1.0, 1.0, _share_percent, ticks),
         LineChart(translate(memory_title), boxes[2], memory, shown_gib, shown_gib, ticks=ticks),
         LineChart(translate(price), boxes[3], prices, 0.0, None, "{:,g}".format, ticks),
-    )
-    subtitle = say("the best plan at each size; speed-up and efficiency beside the smallest size that fits")
-    parts = [
-        text(20, 30, label, "name", 15),
-        text(20, 49, translate(subtitle), size=12),
-        *legend(_LEFT, 76, [*speed_ups[1:], ideal]),
-        *(part for chart in charts for part in chart.drawn()),
     ]
-    for box in boxes:
-        parts.append(text(box.left + box.width / 2, box.bottom + 34, translate(say("devices")), anchor="middle"))
-    return document(label, _PICTURE_WIDTH, boxes[-1].bottom + 56, parts)
+    return charts, [*speed_ups[1:], ideal]
 
 
 def _times(doublings: float) -> str:

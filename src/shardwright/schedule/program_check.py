@@ -178,25 +178,7 @@ def _gather_faults(program: Program, rank: int) -> list[str]:
             for needed in sorted(stages_needed(action) - gathered.keys())
         ]
         if action.kind is Kind.GATHER:
-            if stage in gathered:
-                gather = gathered[stage]
-                faults.append(
-                    say(
-                        "{place}: action {gather} has gathered stage {stage}; release it (L) in between",
-                        place=place,
-                        gather=gather,
-                        stage=stage,
-                    )
-                )
-            if stage not in program.placement.stages_of(rank):
-                faults.append(
-                    say(
-                        "{place}: the rank does not hold stage {stage}, it holds {held}",
-                        place=place,
-                        stage=stage,
-                        held=_stages(program, rank),
-                    )
-                )
+            faults += _faults_of_gather(program, rank, stage, place, gathered.get(stage))
             gathered[stage] = index
         elif action.kind is Kind.RELEASE and gathered.pop(stage, None) is None:
             faults.append(
@@ -221,6 +203,30 @@ def _gather_faults(program: Program, rank: int) -> list[str]:
         )
         for stage, index in gathered.items()
     ]
+
+
+def _faults_of_gather(program: Program, rank: int, stage: int, place: str, before: int | None) -> list[str]:
+    """Faults in the gather of a stage at a place. `before` is the index of an earlier gather of it that still holds."""
+    faults = list[str]()
+    if before is not None:
+        faults.append(
+            say(
+                "{place}: action {gather} has gathered stage {stage}; release it (L) in between",
+                place=place,
+                gather=before,
+                stage=stage,
+            )
+        )
+    if stage not in program.placement.stages_of(rank):
+        faults.append(
+            say(
+                "{place}: the rank does not hold stage {stage}, it holds {held}",
+                place=place,
+                stage=stage,
+                held=_stages(program, rank),
+            )
+        )
+    return faults
 
 
 def _stages(program: Program, rank: int) -> str:

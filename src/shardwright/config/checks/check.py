@@ -141,63 +141,69 @@ def _compress_faults(job: JobSpec) -> list[str]:
 
 def _pipeline_faults(job: JobSpec) -> list[str]:
     plan, layers = job.plan, job.model.layers
-    faults: list[str] = []
+    if plan.layout:
+        return _layout_faults(plan, layers)
+    if plan.num_stages <= layers:
+        return []
+    # Embedding and head are work for two further stages, but only if the user asks for that.
+    hint = say(", or say so in plan.layout") if plan.num_stages <= layers + 2 else ""
+    return [
+        say(
+            "{product} stages for {layers} leaves stages without a layer; use at most {most}{hint}",
+            product=_product_of_stages(plan),
+            layers=counted_phrase(layers, "layer"),
+            most=layers,
+            hint=hint,
+        )
+    ]
+
+
+def _layout_faults(plan: PlanSpec, layers: int) -> list[str]:
+    """Faults of plan.layout, which places so many layers on each stage."""
+    if len(plan.layout) != plan.num_stages:
+        return [
+            say(
+                "plan.layout names {stages}, and {product}; give {numbers}",
+                stages=counted_phrase(len(plan.layout), "stage"),
+                product=_product_of_stages(plan),
+                numbers=counted_phrase(plan.num_stages, "number"),
+            )
+        ]
+    if sum(plan.layout) != layers:
+        return [
+            say(
+                "plan.layout places {terms} = {placed} layers, and the model has {layers}; for example {example}",
+                terms=" + ".join(map(str, plan.layout)),
+                placed=sum(plan.layout),
+                layers=layers,
+                example=plan.model_copy(update={"layout": []}).stage_layers(layers),
+            )
+        ]
+    empty = [stage for stage, count in enumerate(plan.layout) if count == 0]
+    return [
+        say(
+            "plan.layout leaves stage {stage} with nothing to do; only the first stage (embedding) and the "
+            "last (head and loss) can be without layers",
+            stage=stage,
+        )
+        for stage in empty
+        if 0 < stage < plan.num_stages - 1
+    ]
+
+
+def _product_of_stages(plan: PlanSpec) -> str:
+    """ "pp 4 x virtual_stages 2 = 8", the number of stages with its arithmetic."""
     if plan.stages_per_rank == plan.virtual_stages:
-        product: str = say(
+        return say(
             "pp {pp} x virtual_stages {stages} = {all}", pp=plan.pp, stages=plan.virtual_stages, all=plan.num_stages
         )
-    else:
-        product = say(
-            "pp {pp} x {stages} stages a rank with {schedule} = {all}",
-            pp=plan.pp,
-            stages=plan.stages_per_rank,
-            schedule=plan.schedule,
-            all=plan.num_stages,
-        )
-    if plan.layout:
-        if len(plan.layout) != plan.num_stages:
-            faults.append(
-                say(
-                    "plan.layout names {stages}, and {product}; give {numbers}",
-                    stages=counted_phrase(len(plan.layout), "stage"),
-                    product=product,
-                    numbers=counted_phrase(plan.num_stages, "number"),
-                )
-            )
-        elif sum(plan.layout) != layers:
-            faults.append(
-                say(
-                    "plan.layout places {terms} = {placed} layers, and the model has {layers}; for example {example}",
-                    terms=" + ".join(map(str, plan.layout)),
-                    placed=sum(plan.layout),
-                    layers=layers,
-                    example=plan.model_copy(update={"layout": []}).stage_layers(layers),
-                )
-            )
-        else:
-            empty = [stage for stage, count in enumerate(plan.layout) if count == 0]
-            faults += [
-                say(
-                    "plan.layout leaves stage {stage} with nothing to do; only the first stage (embedding) and the "
-                    "last (head and loss) can be without layers",
-                    stage=stage,
-                )
-                for stage in empty
-                if 0 < stage < plan.num_stages - 1
-            ]
-    elif plan.num_stages > layers:
-        # Embedding and head are work for two further stages, but only if the user asks for that.
-        hint = say(", or say so in plan.layout") if plan.num_stages <= layers + 2 else ""
-        faults.append(
-            say(
-                "{product} stages for {layers} leaves stages without a layer; use at most {most}{hint}",
-                product=product,
-                layers=counted_phrase(layers, "layer"),
-                most=layers,
-                hint=hint,
-            )
-        )
-    return faults
+    return say(
+        "pp {pp} x {stages} stages a rank with {schedule} = {all}",
+        pp=plan.pp,
+        stages=plan.stages_per_rank,
+        schedule=plan.schedule,
+        all=plan.num_stages,
+    )
 
 
 def _fold_faults(job: JobSpec) -> list[str]:

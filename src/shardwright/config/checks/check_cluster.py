@@ -3,18 +3,31 @@
 import math
 
 from shardwright.config.catalog_entry import entry_faults
-from shardwright.config.cluster import ClusterSpec, DeviceSpec
+from shardwright.config.cluster import ClusterSpec, DeviceSpec, PartSpec
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import say
+from shardwright.config.plan import PlanSpec
 from shardwright.config.rank_order import DEFAULT_ORDER
 
 
 def part_faults(job: JobSpec) -> list[str]:
     """All faults of cluster.parts, and of the plan on them."""
-    cluster, plan = job.cluster, job.plan
-    if not cluster.parts:
+    if not job.cluster.parts:
         return []
-    faults: list[str] = []
+    faults = _faults_beside_parts(job.cluster)
+    if fault := _order_fault(job.plan):
+        faults.append(fault)
+    for number, part in enumerate(job.cluster.parts):
+        field = f"cluster.parts[{number}]"
+        faults += entry_faults(f"{field}.device", "devices", part.device, DeviceSpec)
+        if fault := _fault_of_part(job.plan, part, field):
+            faults.append(fault)
+    return faults
+
+
+def _faults_beside_parts(cluster: ClusterSpec) -> list[str]:
+    """Faults of what the cluster states of all nodes while its parts state it of each."""
+    faults = list[str]()
     if cluster.device != "unknown":
         faults.append(
             say(
@@ -37,38 +50,41 @@ def part_faults(job: JobSpec) -> list[str]:
                 num_devices=cluster.num_devices,
             )
         )
-    stage = plan.stage_ranks
-    if plan.block < stage:
-        faults.append(
-            say(
-                "plan.order {order} has {block} of the {stage} ranks of a stage behind each other and then those of "
-                "others, and cluster.parts needs a stage on devices of one kind; use the order {default}",
-                order=plan.order,
-                block=plan.block,
-                stage=stage,
-                default=DEFAULT_ORDER,
-            )
-        )
-    for number, part in enumerate(cluster.parts):
-        field = f"cluster.parts[{number}]"
-        faults += entry_faults(f"{field}.device", "devices", part.device, DeviceSpec)
-        if part.num_devices % stage:
-            axes = f"dp {plan.dp} x tp {plan.tp}" if plan.cp == 1 else f"dp {plan.dp} x cp {plan.cp} x tp {plan.tp}"
-            faults.append(
-                say(
-                    "{field} has {nodes} x {devices_per_node} = {num_devices} devices, and a stage takes {axes} = "
-                    "{stage} of one kind ({num_devices} / {stage} = {quotient:.2f}); use degrees whose product "
-                    "divides it, and more plan.pp",
-                    field=field,
-                    nodes=part.nodes,
-                    devices_per_node=part.devices_per_node,
-                    num_devices=part.num_devices,
-                    axes=axes,
-                    stage=stage,
-                    quotient=part.num_devices / stage,
-                )
-            )
     return faults
+
+
+def _order_fault(plan: PlanSpec) -> str:
+    """A fault if ranks of other stages stand between those of a stage; empty if there is none."""
+    if plan.block >= plan.stage_ranks:
+        return ""
+    return say(
+        "plan.order {order} has {block} of the {stage} ranks of a stage behind each other and then those of "
+        "others, and cluster.parts needs a stage on devices of one kind; use the order {default}",
+        order=plan.order,
+        block=plan.block,
+        stage=plan.stage_ranks,
+        default=DEFAULT_ORDER,
+    )
+
+
+def _fault_of_part(plan: PlanSpec, part: PartSpec, field: str) -> str:
+    """A fault if a part does not hold a whole number of stages; empty if it does."""
+    stage = plan.stage_ranks
+    if part.num_devices % stage == 0:
+        return ""
+    axes = f"dp {plan.dp} x tp {plan.tp}" if plan.cp == 1 else f"dp {plan.dp} x cp {plan.cp} x tp {plan.tp}"
+    return say(
+        "{field} has {nodes} x {devices_per_node} = {num_devices} devices, and a stage takes {axes} = "
+        "{stage} of one kind ({num_devices} / {stage} = {quotient:.2f}); use degrees whose product "
+        "divides it, and more plan.pp",
+        field=field,
+        nodes=part.nodes,
+        devices_per_node=part.devices_per_node,
+        num_devices=part.num_devices,
+        axes=axes,
+        stage=stage,
+        quotient=part.num_devices / stage,
+    )
 
 
 def topology_faults(cluster: ClusterSpec) -> list[str]:

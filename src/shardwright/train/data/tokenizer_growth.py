@@ -26,6 +26,11 @@ _UNICODE = {"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 2, "ByteLev
 
 def growth_faults(fields: dict[str, Any]) -> list[str]:
     """Faults of a tokenizer.json, given as its fields, that would make texts grow too much."""
+    return _faults_of_steps(fields) or _faults_of_tokens(fields)  # tokens are looked at once their steps are sound
+
+
+def _faults_of_steps(fields: dict[str, Any]) -> list[str]:
+    """Faults of the steps that a text goes through: alone, and one after the other."""
     faults = list[str]()
     normalized = _growth(fields.get("normalizer"), "normalizers")
     decoded = _growth(fields.get("decoder"), "decoders")
@@ -59,8 +64,14 @@ def growth_faults(fields: dict[str, Any]) -> list[str]:
     num_templates = _num_templates(fields.get("post_processor"))
     if not faults and num_templates > 1:  # the library panics at three parts
         faults.append(say("its post-processors have more than one template, and at most one is taken"))
-    if faults:
-        return faults
+    return faults
+
+
+def _faults_of_tokens(fields: dict[str, Any]) -> list[str]:
+    """Faults of the tokens: of the longest when it is decoded, and of all that are added when they are normalized."""
+    faults = list[str]()
+    normalized = _growth(fields.get("normalizer"), "normalizers")
+    decoded = _growth(fields.get("decoder"), "decoders")
     lengths = [len(token) for token in _tokens(fields)]
     longest, added = max(lengths, default=0), sum(len(token) * normalized for token in _added(fields))
     if longest * decoded > _LONGEST_TOKEN:
