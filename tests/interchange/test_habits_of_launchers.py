@@ -266,3 +266,35 @@ def test_keys_of_deepspeed_that_accelerate_passes_over_block_nothing() -> None:
     assert (job.plan.dp, job.plan.microbatch_size, job.batch.global_batch_size) == (4, 2, 8)
     (fault,) = faults(texts | {"z.yaml": engine % "micro_batch: 64"})
     assert "deepspeed_config.micro_batch" in fault
+    dropped = job_read(texts | {"z.yaml": engine % "reduce_bucket_size: 2e8, tensor_parallel: {tp_size: 4}"})[1]
+    assert any("deepspeed_config.tensor_parallel.tp_size = 4" in line for line in dropped.lost)
+    assert dropped.job.plan.tp == 1
+
+
+@pytest.mark.parametrize("kind", ["MULTI_GPU", "NO"])
+def test_the_engine_of_a_program_counts_beside_a_plain_launcher(kind: str) -> None:
+    start = f"accelerate launch --config_file z.yaml train.py {OPTIONS} --deepspeed d.json"
+    files = {
+        "z.yaml": f"distributed_type: '{kind}'\nnum_processes: 4\n",
+        "d.json": '{"zero_optimization": {"stage": 2}}',
+    }
+    assert job_read(script(start) | MODEL | files)[1].job.plan.zero == 2
+
+
+@pytest.mark.parametrize("target", ["train.sbatch", "$SCRATCH/run/train.sbatch"])
+def test_a_script_that_a_script_writes_is_followed_where_it_is_started(target: str) -> None:
+    lines = (f"cat > {target} <<- EOM", "#SBATCH --nodes=2", "torchrun --nproc_per_node 8 \\", f"  {MEGATRON}", "EOM")
+    answer = job_read(script(*lines, f"sbatch {target}"))[1]
+    assert answer.job.plan.dp == 16
+
+
+def test_a_program_with_options_like_megatrons_is_not_taken_for_it() -> None:
+    (fault,) = faults(script("torchrun --nproc_per_node 4 train.py --num_layers 2 --hidden_size 64 --num_heads 4"))
+    assert "train.py is a program whose options are not known here" in fault
+
+
+def test_remarks_and_options_that_halve_the_batch_are_told() -> None:
+    model = {"config.json": MODEL["config.json"].replace("{", '{"_description": "a small one", ', 1)}
+    answer = job_read(script(f"torchrun --nproc_per_node 4 train.py {OPTIONS} --auto_find_batch_size") | model)[1]
+    assert any("_description" in line for line in answer.assumed)
+    assert any("--auto_find_batch_size" in line for line in answer.lost)
