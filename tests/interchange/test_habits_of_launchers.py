@@ -298,3 +298,31 @@ def test_remarks_and_options_that_halve_the_batch_are_told() -> None:
     answer = job_read(script(f"torchrun --nproc_per_node 4 train.py {OPTIONS} --auto_find_batch_size") | model)[1]
     assert any("_description" in line for line in answer.assumed)
     assert any("--auto_find_batch_size" in line for line in answer.lost)
+
+
+def test_options_may_stand_in_a_json_behind_a_launched_program() -> None:
+    options = '{"per_device_train_batch_size": 2, "learning_rate": 1e-4, "deepspeed": "d.json"}'
+    texts = script("srun torchrun --nnodes=5 --nproc_per_node=8 train_tts.py own.json")
+    texts |= {"own.json": options, "d.json": '{"zero_optimization": {"stage": 2}}'} | MODEL
+    system, answer = job_read(texts)
+    assert system == "accelerate"
+    assert (answer.job.plan.dp, answer.job.plan.zero, answer.job.batch.global_batch_size) == (40, 2, 80)
+
+
+def test_names_of_ms_swift_before_its_third_release_are_read() -> None:
+    line = "NPROC_PER_NODE=3 swift sft --sft_type full --tuner_backend peft --batch_size 4 --model_id_or_path me/mine "
+    plan = job_read(script(line + "--gradient_accumulation_steps 8 --deepspeed default-zero3") | MODEL)[1].job.plan
+    assert (plan.dp, plan.zero, plan.microbatch_size) == (3, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("t.py", "hybrid_zero_optimizer = dict(overlap_sync_grad=True)", "InternEvo"),
+        ("t.py", "optimizer = {'lr': 1e-4}", "no system is known"),
+        ("t.yml", "base_emb_dim: 2048", "MaxText"),
+    ],
+)
+def test_files_of_systems_that_are_not_read_are_refused_by_their_keys(name: str, text: str, words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        system_name_of(name, text)

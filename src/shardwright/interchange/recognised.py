@@ -1,5 +1,6 @@
 """The system whose file a text is, by its suffix and the signs that each system has."""
 
+import re
 from collections.abc import Mapping
 from pathlib import PurePath
 from types import MappingProxyType
@@ -18,6 +19,7 @@ SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
 # Systems whose programs have no name or option of their own, so that the configuration of a script tells them.
 _BEHIND_SCRIPTS = ("nanotron", "picotron", "gpt-neox")
 _NOTHING: Mapping[str, str] = MappingProxyType({})
+_FUNCTION = re.compile(r"^def \w", re.MULTILINE)  # what a configuration of the usual system in Python has
 _USUAL_SCRIPT, _USUAL_PYTHON = "megatron", "torchtitan"  # systems of files without a sign
 
 
@@ -38,7 +40,9 @@ def system_name_of(
     elif suffix == ".py":
         if unread := next((other for other in UNREAD_SYSTEMS if other.signs.fit_python(text)), None):
             raise PlanError(path, [_unread(unread)])
-        return next((system.name for system, signs in systems_by_signs() if signs.fit_python(text)), _USUAL_PYTHON)
+        name = next((system.name for system, signs in systems_by_signs() if signs.fit_python(text)), "")
+        if name or _FUNCTION.search(text):
+            return name or _USUAL_PYTHON
     elif text.startswith("#!") or suffix in SCRIPTS:
         if other := next((other.title for other in UNREAD_SYSTEMS if other.signs.fit_script(text)), ""):
             raise PlanError(path, [say("it starts {system}, which is not read here; say it as a job", system=other)])

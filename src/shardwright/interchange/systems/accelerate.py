@@ -32,7 +32,11 @@ from shardwright.interchange.systems.training_arguments import (
 SIGNS = (
     FileSigns(
         (("distributed_type",), ("compute_environment",), ("fsdp_config",), ("deepspeed_config",)),
-        commands=(r"--per[-_]device[-_]train[-_]batch[-_]size\b", r"\bqlora\.py\b"),
+        commands=(
+            r"--per[-_]device[-_]train[-_]batch[-_]size\b",
+            r"\bqlora\.py\b",
+            r"\btorchrun\b[^;&|]{0,600}?\.py[ \t]+[\w./-]{1,200}\.json[ \t]*$",
+        ),
         weight=GENERAL,
     ),
     FileSigns(commands=(r"\baccelerate[\"']?\s+launch\b",), weight=SHARED),
