@@ -83,6 +83,7 @@ _DECODERS = {
     "glm4v_text": "glm4",
     "glm4v_moe_text": "glm4_moe",
 }
+_NUMBERS_OF_POSITIONS = ("n_positions", "max_position_embeddings")
 _TEXT_SECTIONS = ("text_config", "llm_config", "language_config")
 
 
@@ -141,6 +142,13 @@ def fields_of(keys: dict[str, Any]) -> tuple[Fields, list[str]]:
 def _read(keys: dict[str, Any], family: str) -> tuple[ConfigReader, Fields]:
     reader = ConfigReader(keys, dict(_defaults().get(_LIKE.get(family, family), {})))
     return reader, FAMILIES[family](reader)
+
+
+def positions_key(keys: dict[str, Any]) -> str:
+    """The key that a family reads the number of learned positions from; empty if its positions are not learned."""
+    reader, fields = _read(text_keys(keys), family_of(keys))
+    names = [name for name in _NUMBERS_OF_POSITIONS if name in reader.names_read]
+    return names[0] if names and fields.get("positions") == "learned" else ""
 
 
 def notes_of(keys: dict[str, Any]) -> list[str]:
