@@ -83,7 +83,10 @@ _DECODERS = {
     "glm4v_text": "glm4",
     "glm4v_moe_text": "glm4_moe",
 }
+# Of decoders that compute the same whatever their configuration says: the keys of their family that say it.
+_FIXED_KEYS: Mapping[str, Mapping[str, Any]] = {"qwen3_vl_moe_text": {"norm_topk_prob": True}}
 _NUMBERS_OF_POSITIONS = ("n_positions", "max_position_embeddings")
+_TIED = "tie_word_embeddings"
 _TEXT_SECTIONS = ("text_config", "llm_config", "language_config")
 
 
@@ -190,9 +193,12 @@ def text_keys(keys: dict[str, Any]) -> dict[str, Any]:
     inner = next((keys[name] for name in _TEXT_SECTIONS if isinstance(keys.get(name), dict)), None)
     if inner is None:
         return _without_places_of_images(keys)
-    outer_names = ("tie_word_embeddings", "quantization_config", *(name for name in keys if name.endswith("_config")))
+    outer_names = (_TIED, "quantization_config", *(name for name in keys if name.endswith("_config")))
     outer = {name: keys[name] for name in outer_names if name in keys and name not in _TEXT_SECTIONS}
-    return _without_places_of_images(outer | inner)
+    fixed = dict(_FIXED_KEYS.get(str(inner.get("model_type")), {}))
+    if _TIED in outer and inner is keys.get(_TEXT_SECTIONS[0]):  # classes of transformers have the head outside
+        fixed[_TIED] = outer[_TIED]
+    return _without_places_of_images(outer | inner | fixed)
 
 
 def _without_places_of_images(keys: dict[str, Any]) -> dict[str, Any]:
