@@ -309,6 +309,17 @@ def test_options_may_stand_in_a_json_behind_a_launched_program() -> None:
     assert (answer.job.plan.dp, answer.job.plan.zero, answer.job.batch.global_batch_size) == (40, 2, 80)
 
 
+def test_ranks_of_adapters_count_for_nothing_where_a_switch_is_off() -> None:
+    options = {"lora_r": 64, "lora_target_modules": "all-linear", "bnb_4bit_quant_type": "nf4"}
+    own = "".join(f"{name}: {value}\n" for name, value in options.items())
+    texts = {"t.yaml": TRL["t.yaml"] + own + "use_peft: false\n"} | MODEL
+    assert not job_read(texts, devices=8)[1].job.model.is_adapted
+    (fault,) = faults(
+        {"t.yaml": TRL["t.yaml"] + own} | MODEL | {"z.yaml": "num_processes: 8\ndistributed_type: MULTI_GPU"}
+    )
+    assert "lora_r = 64" in fault
+
+
 def test_names_of_ms_swift_before_its_third_release_are_read() -> None:
     line = "NPROC_PER_NODE=3 swift sft --sft_type full --tuner_backend peft --batch_size 4 --model_id_or_path me/mine "
     plan = job_read(script(line + "--gradient_accumulation_steps 8 --deepspeed default-zero3") | MODEL)[1].job.plan
