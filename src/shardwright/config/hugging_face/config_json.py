@@ -196,7 +196,9 @@ def text_keys(keys: dict[str, Any]) -> dict[str, Any]:
     outer_names = (_TIED, "quantization_config", *(name for name in keys if name.endswith("_config")))
     outer = {name: keys[name] for name in outer_names if name in keys and name not in _TEXT_SECTIONS}
     fixed = dict(_FIXED_KEYS.get(str(inner.get("model_type")), {}))
-    if _TIED in outer and inner is keys.get(_TEXT_SECTIONS[0]):  # classes of transformers have the head outside
+    if _TIED in outer and isinstance(
+        keys.get(_TEXT_SECTIONS[0]), dict
+    ):  # classes of transformers have the head outside
         fixed[_TIED] = outer[_TIED]
     return _without_places_of_images(outer | inner | fixed)
 
