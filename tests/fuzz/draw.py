@@ -364,24 +364,24 @@ def _experts(rng: random.Random, plan: Fields) -> Fields:
         plan["dispatch"] = "node-aware"
     experts = plan["ep"] * rng.choice([1, 2, 3]) * (2 if plan["ep"] == 1 else 1)
     gate = rng.choice(GATES.names)
+    facts = GATES[gate]
     moe: Fields = {"experts": experts, "gate": gate}
-    if gate in ("softmax", "sigmoid", "biased-softmax", "expert-choice"):
-        moe["top_k"] = rng.randint(1, min(3, experts))
-    if gate == "correlation":
-        moe["top_k"] = rng.randint(2, 3)
+    if not facts.only_top_k:
+        moe["top_k"] = rng.randint(facts.least_top_k, max(facts.least_top_k, min(3, experts)))
+    if "partners" in facts.reads:
         moe["partners"] = rng.randint(moe["top_k"] - 1, max(moe["top_k"], experts - 1))
-    if gate in ("softmax", "sigmoid", "biased-softmax", "correlation") and rng.random() < 0.4:
+    if "normalise" in facts.reads and rng.random() < 0.4:
         moe["normalise"] = False
-    if gate == "softmax" and moe.get("normalise", True) and rng.random() < 0.3:
+    if "softmax_over" in facts.reads and moe.get("normalise", True) and rng.random() < 0.3:
         moe["softmax_over"] = "chosen"
-    if gate in ("softmax", "sigmoid", "biased-softmax") and experts % 2 == 0 and experts > 2 and rng.random() < 0.4:
+    if "num_groups" in facts.reads and experts % 2 == 0 and experts > 2 and rng.random() < 0.4:
         moe["num_groups"] = rng.choice([2, experts // 2])
         moe["groups_kept"] = rng.randint(1, moe["num_groups"])
         if moe["groups_kept"] == 1:
             del moe["groups_kept"]
         if experts == moe["num_groups"] or rng.random() < 0.4:
             moe["group_score"] = "max"
-    if gate in ("sigmoid", "biased-softmax") and rng.random() < 0.5:
+    if "bias_update" in facts.reads and rng.random() < 0.5:
         moe["bias_update"] = 0.05
     if rng.random() < 0.5:
         moe["routed_scaling"] = 2.5
@@ -394,7 +394,7 @@ def _experts(rng: random.Random, plan: Fields) -> Fields:
         moe["first_dense"] = 1
     if rng.random() < 0.2:
         moe["every"] = 2
-    if gate != "expert-choice" and rng.random() < 0.5:
+    if not facts.sees_all and rng.random() < 0.5:
         moe["aux_loss"] = rng.choice(["switch", "gshard"])
         moe["aux_coefficient"] = 0.5
         moe["aux_scope"] = rng.choice(["microbatch", "sequence", "global"])
@@ -402,7 +402,7 @@ def _experts(rng: random.Random, plan: Fields) -> Fields:
         moe["z_coefficient"] = 1e-2
     if rng.random() < 0.4:
         moe["capacity_factor"] = rng.choice([0.5, 1.0, 1.3])
-        if gate != "expert-choice":
+        if not facts.sees_all:
             moe["overflow"] = rng.choice(["drop-position", "drop-probability", "reroute"])
     return moe
 

@@ -266,3 +266,74 @@ def test_keys_of_deepspeed_that_accelerate_passes_over_block_nothing() -> None:
     assert (job.plan.dp, job.plan.microbatch_size, job.batch.global_batch_size) == (4, 2, 8)
     (fault,) = faults(texts | {"z.yaml": engine % "micro_batch: 64"})
     assert "deepspeed_config.micro_batch" in fault
+    dropped = job_read(texts | {"z.yaml": engine % "reduce_bucket_size: 2e8, tensor_parallel: {tp_size: 4}"})[1]
+    assert any("deepspeed_config.tensor_parallel.tp_size = 4" in line for line in dropped.lost)
+    assert dropped.job.plan.tp == 1
+
+
+@pytest.mark.parametrize("kind", ["MULTI_GPU", "NO"])
+def test_the_engine_of_a_program_counts_beside_a_plain_launcher(kind: str) -> None:
+    start = f"accelerate launch --config_file z.yaml train.py {OPTIONS} --deepspeed d.json"
+    files = {
+        "z.yaml": f"distributed_type: '{kind}'\nnum_processes: 4\n",
+        "d.json": '{"zero_optimization": {"stage": 2}}',
+    }
+    assert job_read(script(start) | MODEL | files)[1].job.plan.zero == 2
+
+
+@pytest.mark.parametrize("target", ["train.sbatch", "$SCRATCH/run/train.sbatch"])
+def test_a_script_that_a_script_writes_is_followed_where_it_is_started(target: str) -> None:
+    lines = (f"cat > {target} <<- EOM", "#SBATCH --nodes=2", "torchrun --nproc_per_node 8 \\", f"  {MEGATRON}", "EOM")
+    answer = job_read(script(*lines, f"sbatch {target}"))[1]
+    assert answer.job.plan.dp == 16
+
+
+def test_a_program_with_options_like_megatrons_is_not_taken_for_it() -> None:
+    (fault,) = faults(script("torchrun --nproc_per_node 4 train.py --num_layers 2 --hidden_size 64 --num_heads 4"))
+    assert "train.py is a program whose options are not known here" in fault
+
+
+def test_remarks_and_options_that_halve_the_batch_are_told() -> None:
+    model = {"config.json": MODEL["config.json"].replace("{", '{"_description": "a small one", ', 1)}
+    answer = job_read(script(f"torchrun --nproc_per_node 4 train.py {OPTIONS} --auto_find_batch_size") | model)[1]
+    assert any("_description" in line for line in answer.assumed)
+    assert any("--auto_find_batch_size" in line for line in answer.lost)
+
+
+def test_options_may_stand_in_a_json_behind_a_launched_program() -> None:
+    options = '{"per_device_train_batch_size": 2, "learning_rate": 1e-4, "deepspeed": "d.json"}'
+    texts = script("srun torchrun --nnodes=5 --nproc_per_node=8 train_tts.py own.json")
+    texts |= {"own.json": options, "d.json": '{"zero_optimization": {"stage": 2}}'} | MODEL
+    system, answer = job_read(texts)
+    assert system == "accelerate"
+    assert (answer.job.plan.dp, answer.job.plan.zero, answer.job.batch.global_batch_size) == (40, 2, 80)
+
+
+def test_ranks_of_adapters_count_for_nothing_where_a_switch_is_off() -> None:
+    options = {"lora_r": 64, "lora_target_modules": "all-linear", "bnb_4bit_quant_type": "nf4"}
+    own = "".join(f"{name}: {value}\n" for name, value in options.items())
+    texts = {"t.yaml": TRL["t.yaml"] + own + "use_peft: false\n"} | MODEL
+    assert not job_read(texts, devices=8)[1].job.model.is_adapted
+    (fault,) = faults(
+        {"t.yaml": TRL["t.yaml"] + own} | MODEL | {"z.yaml": "num_processes: 8\ndistributed_type: MULTI_GPU"}
+    )
+    assert "lora_r = 64" in fault
+
+
+def test_names_of_ms_swift_before_its_third_release_are_read() -> None:
+    line = "NPROC_PER_NODE=3 swift sft --sft_type full --tuner_backend peft --batch_size 4 --model_id_or_path me/mine "
+    plan = job_read(script(line + "--gradient_accumulation_steps 8 --deepspeed default-zero3") | MODEL)[1].job.plan
+    assert (plan.dp, plan.zero, plan.microbatch_size) == (3, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("t.py", "hybrid_zero_optimizer = dict(overlap_sync_grad=True)", "InternEvo"),
+        ("t.py", "optimizer = {'lr': 1e-4}", "no system is known"),
+        ("t.yml", "base_emb_dim: 2048", "MaxText"),
+    ],
+)
+def test_files_of_systems_that_are_not_read_are_refused_by_their_keys(name: str, text: str, words: str) -> None:
+    with pytest.raises(PlanError, match=words):
+        system_name_of(name, text)

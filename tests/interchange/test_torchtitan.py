@@ -3,8 +3,9 @@
 import pytest
 
 from interchange.test_faults import faults, read
+from shardwright.config.asked_cluster import AskedCluster
 from shardwright.interchange.exported import asked_of, exported
-from shardwright.interchange.imported import Imported
+from shardwright.interchange.imported import Asked, Imported
 from shardwright.interchange.meaning import differences
 from shardwright.interchange.system import SYSTEMS, job_of_texts
 from shardwright.interchange.systems.torchtitan import command_line
@@ -38,6 +39,13 @@ def taken(body: str, flags: str = "", **sets: str) -> Imported:
 
 def wrong(body: str, flags: str = "") -> list[str]:
     return faults("torchtitan", run_sh=f"{START} {flags}", mine_py=HEAD + "\ndef big():\n" + body)
+
+
+def test_batch_and_vocabulary_of_forks_are_read() -> None:
+    text = '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nbatch_size = 2\ngradient_accumulation_steps = 3\n'
+    asked = Asked({}, {}, AskedCluster(4))
+    job = job_of_texts(SYSTEMS["torchtitan-0.2"], {"t.toml": text + "vocab_size = 256\n"}, asked, "t").job
+    assert (job.batch.global_batch_size, job.model.vocab, job.model.layers) == (24, 256, 32)
 
 
 def test_fields_that_are_put_in_later_hold() -> None:

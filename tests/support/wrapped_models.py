@@ -32,6 +32,12 @@ WRAPPED: dict[str, dict[str, Any]] = {
         "text_config": _TEXT | _places(2, 3, 3) | {"head_dim": 16},
         "vision_config": _QWEN_SEEN | {"deepstack_visual_indexes": [0]},
     },
+    "Qwen3VLMoe": {
+        "text_config": _TEXT | _places(2, 3, 3) | {
+            "head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20,
+        },
+        "vision_config": _QWEN_SEEN | {"deepstack_visual_indexes": [0]},
+    },
     "Gemma3": {
         "text_config": _TEXT | {"head_dim": 16, "sliding_window": 8, "num_hidden_layers": 6},
         "vision_config": _SEEN, "mm_tokens_per_image": 4,

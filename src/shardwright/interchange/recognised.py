@@ -1,5 +1,6 @@
 """The system whose file a text is, by its suffix and the signs that each system has."""
 
+import re
 from collections.abc import Mapping
 from pathlib import PurePath
 from types import MappingProxyType
@@ -10,7 +11,7 @@ from shardwright.config.phrase import say
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.system import SourceSystem, system_of_keys, systems_by_signs
-from shardwright.interchange.unread_systems import UNREAD_SYSTEMS
+from shardwright.interchange.unread_systems import UNREAD_SYSTEMS, UnreadSystem
 
 JOB = "shardwright"  # a job of this package, or a model as transformers describes it
 DATA = (".json", ".yaml", ".yml", ".toml")
@@ -18,6 +19,7 @@ SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
 # Systems whose programs have no name or option of their own, so that the configuration of a script tells them.
 _BEHIND_SCRIPTS = ("nanotron", "picotron", "gpt-neox")
 _NOTHING: Mapping[str, str] = MappingProxyType({})
+_FUNCTION = re.compile(r"^def \w", re.MULTILINE)  # what a configuration of the usual system in Python has
 _USUAL_SCRIPT, _USUAL_PYTHON = "megatron", "torchtitan"  # systems of files without a sign
 
 
@@ -36,7 +38,11 @@ def system_name_of(
         if name := _of_data(path, suffix, data):
             return name
     elif suffix == ".py":
-        return next((system.name for system, signs in systems_by_signs() if signs.fit_python(text)), _USUAL_PYTHON)
+        if unread := next((other for other in UNREAD_SYSTEMS if other.signs.fit_python(text)), None):
+            raise PlanError(path, [_unread(unread)])
+        name = next((system.name for system, signs in systems_by_signs() if signs.fit_python(text)), "")
+        if name or _FUNCTION.search(text):
+            return name or _USUAL_PYTHON
     elif text.startswith("#!") or suffix in SCRIPTS:
         if other := next((other.title for other in UNREAD_SYSTEMS if other.signs.fit_script(text)), ""):
             raise PlanError(path, [say("it starts {system}, which is not read here; say it as a job", system=other)])
@@ -58,7 +64,11 @@ def _of_data(path: str, suffix: str, data: Mapping[str, Any]) -> str:
         return JOB if suffix in (".toml", ".json") else ""
     if isinstance(system, SourceSystem):
         return system.name
-    fault = say(
+    raise PlanError(path, [_unread(system)])
+
+
+def _unread(system: UnreadSystem) -> str:
+    """The fault of a configuration of a system that is not read."""
+    return say(
         "it is a configuration of {system} by its keys, which is not read here; say it as a job", system=system.title
     )
-    raise PlanError(path, [fault])

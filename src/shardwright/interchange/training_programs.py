@@ -33,6 +33,7 @@ _OTHERS: Mapping[str, tuple[str, ...]] = {
         "llava",
         "vl",
         "inpaint",
+        "mae",
         "sd3",
         "flux",
         "dit",

@@ -16,8 +16,10 @@ class UnreadSystem:
     signs: FileSigns
 
 
-def _system(title: str, *keys: tuple[str, ...], commands: tuple[str, ...] = ()) -> UnreadSystem:
-    return UnreadSystem(title, FileSigns(keys, commands=commands))
+def _system(
+    title: str, *keys: tuple[str, ...], commands: tuple[str, ...] = (), imports: tuple[str, ...] = ()
+) -> UnreadSystem:
+    return UnreadSystem(title, FileSigns(keys, commands=commands, imports=imports))
 
 
 UNREAD_SYSTEMS = (
@@ -68,12 +70,16 @@ UNREAD_SYSTEMS = (
         commands=(r"\blauncher_scripts/main\.py\b",),
     ),
     _system("NeuronX Distributed Training", ("distributed_strategy.tensor_model_parallel_size",)),
+    _system(
+        "MaxText", ("base_emb_dim",), ("per_device_batch_size", "base_num_decoder_layers"), ("ici_fsdp_parallelism",)
+    ),
     _system("NeMo AutoModel", ("model._target_", "step_scheduler.global_batch_size")),
     _system(
         say("ms-swift's training by preferences or rewards"),
         commands=(_COMMAND + r"swift[ \t]+rlhf\b",),
     ),
-    _system("XTuner", commands=(_COMMAND + r"xtuner[ \t]+train\b",)),
+    _system("XTuner", commands=(_COMMAND + r"xtuner[ \t]+train\b",), imports=(r"^[ \t]*from xtuner\b",)),
+    _system("InternEvo", imports=(r"^hybrid_zero_optimizer[ \t]*=",)),
     _system(
         "PaddlePaddle",
         commands=(_COMMAND + r"paddleformers-cli\s", _COMMAND + r"python3?\s.*-m[ \t]+paddle\.distributed\.launch\b"),

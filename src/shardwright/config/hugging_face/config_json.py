@@ -83,6 +83,10 @@ _DECODERS = {
     "glm4v_text": "glm4",
     "glm4v_moe_text": "glm4_moe",
 }
+# Of decoders that compute the same whatever their configuration says: the keys of their family that say it.
+_FIXED_KEYS: Mapping[str, Mapping[str, Any]] = {"qwen3_vl_moe_text": {"norm_topk_prob": True}}
+_NUMBERS_OF_POSITIONS = ("n_positions", "max_position_embeddings")
+_TIED = "tie_word_embeddings"
 _TEXT_SECTIONS = ("text_config", "llm_config", "language_config")
 
 
@@ -143,6 +147,13 @@ def _read(keys: dict[str, Any], family: str) -> tuple[ConfigReader, Fields]:
     return reader, FAMILIES[family](reader)
 
 
+def positions_key(keys: dict[str, Any]) -> str:
+    """The key that a family reads the number of learned positions from; empty if its positions are not learned."""
+    reader, fields = _read(text_keys(keys), family_of(keys))
+    names = [name for name in _NUMBERS_OF_POSITIONS if name in reader.names_read]
+    return names[0] if names and fields.get("positions") == "learned" else ""
+
+
 def notes_of(keys: dict[str, Any]) -> list[str]:
     """Notes on keys of a configuration that are not taken, without full stops; empty if its family is unknown."""
     family = family_of(keys)
@@ -182,9 +193,14 @@ def text_keys(keys: dict[str, Any]) -> dict[str, Any]:
     inner = next((keys[name] for name in _TEXT_SECTIONS if isinstance(keys.get(name), dict)), None)
     if inner is None:
         return _without_places_of_images(keys)
-    outer_names = ("tie_word_embeddings", "quantization_config", *(name for name in keys if name.endswith("_config")))
+    outer_names = (_TIED, "quantization_config", *(name for name in keys if name.endswith("_config")))
     outer = {name: keys[name] for name in outer_names if name in keys and name not in _TEXT_SECTIONS}
-    return _without_places_of_images(outer | inner)
+    fixed = dict(_FIXED_KEYS.get(str(inner.get("model_type")), {}))
+    if _TIED in outer and isinstance(
+        keys.get(_TEXT_SECTIONS[0]), dict
+    ):  # classes of transformers have the head outside
+        fixed[_TIED] = outer[_TIED]
+    return _without_places_of_images(outer | inner | fixed)
 
 
 def _without_places_of_images(keys: dict[str, Any]) -> dict[str, Any]:

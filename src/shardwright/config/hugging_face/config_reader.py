@@ -261,9 +261,11 @@ class ConfigReader(FaultGatheringReader):
         return sorted(set(self.unread()) - _NO_ARITHMETIC)
 
     def _is_inert(self, name: str) -> bool:
-        """True for a key that changes nothing; a count of 0 is of nothing."""
+        """True for a key that changes nothing: a count of 0 is of nothing, and text of a private name is a remark."""
         known = _INERT | {"quantization_config", *_OTHER_INPUTS}
-        return name in known or (is_whole(self.given[name]) and self.given[name] == 0)
+        value = self.given[name]
+        is_remark = name.startswith("_") and isinstance(value, str)
+        return name in known or is_remark or (is_whole(value) and value == 0)
 
     def _is_null(self, name: str) -> bool:
         self.ignore(name)

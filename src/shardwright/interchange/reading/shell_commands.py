@@ -136,7 +136,7 @@ class CommandEffects:
     def _document(self, words: list[str], text: str, redirected: dict[str, Token]) -> bool:
         target = redirected.get(">") or redirected.get(">>")
         if target is not None:
-            self.script.written[self.script.variables.text_of(target)] = text
+            self.script.write(self.script.variables.text_of(target), text, appends=">>" in redirected)
         elif words and words[0] == "read":
             for word in words[1:]:
                 if word.isascii() and word.isidentifier():

@@ -59,6 +59,13 @@ class Script:
         path = PurePath(word)
         return path.name in self.files and path.suffix.lower() not in _NO_SCRIPTS
 
+    def write(self, path: str, text: str, appends: bool) -> None:
+        """Keep the text that the script writes into a file, which it may start or name afterwards."""
+        self.written[path] = self.written.get(path, "") + text if appends else text
+        name = PurePath(path).name
+        if PurePath(path).suffix.lower() not in _NO_SCRIPTS and name and not unknown_names(name):
+            self.files[name] = self.written[path]
+
     def change(self, line: int, paths: Sequence[str], words: Sequence[str]) -> None:
         """Make unknown what a command writes into other scripts: the variables whose assignments are in its words."""
         names = {name for word in words for name in _ASSIGNED.findall(word)}

@@ -19,7 +19,7 @@ from shardwright.interchange.reading.setting_notes import none_of, off_without_t
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.rows import Rule, Table, number, read_row, write_table
 from shardwright.interchange.systems import deepspeed
-from shardwright.interchange.systems.accelerate_launcher import PREFIXES, put_options_of_launcher
+from shardwright.interchange.systems.accelerate_launcher import PREFIXES, put_options_of_launcher, tell_dropped
 from shardwright.interchange.systems.training_arguments import (
     OPTIONS,
     WORLD,
@@ -32,7 +32,11 @@ from shardwright.interchange.systems.training_arguments import (
 SIGNS = (
     FileSigns(
         (("distributed_type",), ("compute_environment",), ("fsdp_config",), ("deepspeed_config",)),
-        commands=(r"--per[-_]device[-_]train[-_]batch[-_]size\b", r"\bqlora\.py\b"),
+        commands=(
+            r"--per[-_]device[-_]train[-_]batch[-_]size\b",
+            r"\bqlora\.py\b",
+            r"\btorchrun\b[^;&|]{0,600}?\.py[ \t]+[\w./-]{1,200}\.json[ \t]*$",
+        ),
         weight=GENERAL,
     ),
     FileSigns(commands=(r"\baccelerate[\"']?\s+launch\b",), weight=SHARED),
@@ -312,8 +316,9 @@ def result_of(parts: FileParts, asked: Asked, *systems: str) -> ReadResult:
     settings = parts.settings(asked, asked.cluster.devices)
     put_options_of_launcher(settings, command)
     _fsdp_of_options(settings)
-    if isinstance(settings.given.get("--deepspeed"), str) or settings.given.get("--use_deepspeed") is True:
-        settings.given.setdefault("distributed_type", "DEEPSPEED")
+    is_deepspeed = isinstance(settings.given.get("--deepspeed"), str) or settings.given.get("--use_deepspeed") is True
+    if is_deepspeed and _kind(settings) in ("NO", "MULTI_GPU"):  # the program's engine counts over the launcher's
+        settings.given["distributed_type"] = "DEEPSPEED"
     # Default counts: those of torchrun, if it starts the program.
     launched = (
         (command.nodes, command.devices_per_node) if command and command.nodes * command.devices_per_node else (1, 0)
@@ -330,6 +335,7 @@ def result_of(parts: FileParts, asked: Asked, *systems: str) -> ReadResult:
     known_in = ("accelerate", "deepspeed", "options", *systems)
     settings.faults += loose_faults(command.loose if command else (), settings, *known_in)
     settings.ignore(WORLD)
+    tell_dropped(settings)
     settings.note(priced_as("fsdp-2024"))
     uses_launcher = bool(processes) and not asked.cluster.devices and processes % machines == 0
     return ReadResult(

@@ -1,5 +1,7 @@
 """Options of `accelerate launch`, which say the same as Accelerate's configuration."""
 
+from shardwright.config.phrase import say
+from shardwright.interchange.known_settings import subject_of
 from shardwright.interchange.launcher import Launched
 from shardwright.interchange.reading.settings import Settings
 
@@ -20,6 +22,8 @@ _SECTIONS = {
     "gradient_clipping": DEEPSPEED + "gradient_clipping",
     "zero_stage": DEEPSPEED + "zero_stage",
 }
+# Sections of DeepSpeed's own configuration, in which its known keys may stand.
+_OF_DEEPSPEED = ("", "zero_optimization.")
 
 
 def put_options_of_launcher(settings: Settings, command: Launched | None) -> None:
@@ -35,3 +39,28 @@ def put_options_of_launcher(settings: Settings, command: Launched | None) -> Non
             settings.spelled = dict(settings.spelled) | {key: f"--{option}"}
     if kind := next((kind for option, kind in _KINDS.items() if settings.flag(option)), ""):
         settings.given["distributed_type"] = kind
+
+
+def tell_dropped(settings: Settings) -> None:
+    """Tell which keys of DeepSpeed's own stand in the section deepspeed_config and have no effect there. Call it after
+    the settings are read."""
+    dropped = [
+        name
+        for name in settings.unread()
+        if name.startswith(DEEPSPEED)
+        and not subject_of("accelerate", name)
+        and _is_of_deepspeed(name.removeprefix(DEEPSPEED))
+    ]
+    if dropped:
+        settings.ignore(*dropped)
+        settings.lost.append(
+            say(
+                "{settings}: Accelerate takes none of this from its section deepspeed_config; a file of DeepSpeed's "
+                "that deepspeed_config_file names may say it",
+                settings=tuple(map(settings.setting_text, dropped)),
+            )
+        )
+
+
+def _is_of_deepspeed(key: str) -> bool:
+    return key.startswith("tensor_parallel.") or any(subject_of("deepspeed", f"{part}{key}") for part in _OF_DEEPSPEED)

@@ -73,6 +73,8 @@ _FOUR_BITS = (
     ("quantization_bit", ("4",)),
     ("bits", ("4",)),
 )
+_FALSE = ("false", "0", "no")
+_OF_ADAPTERS = ("lora_", "bnb_4bit_", "use_rslora", "use_dora")  # beginnings of options
 _NO_BITS = ("16", "32")
 _NF4_SETTINGS = (
     ("bnb_4bit_quant_type", ("nf4",)),
@@ -125,6 +127,7 @@ def read_adapter(settings: Settings, fields: Flat, spelled: Callable[[str], str]
     if _switch(settings, spelled("bits")) in _NO_BITS:
         settings.ignore(spelled("bits"))
     if program is None:
+        _ignore_without_adapters(settings, spelled)
         if _NAMES.search(str(settings.given.get(spelled("output_dir"), ""))):
             settings.note(
                 say(
@@ -157,6 +160,13 @@ def read_adapter(settings: Settings, fields: Flat, spelled: Callable[[str], str]
     fields["precision.master"] = "float32"  # peft trains adapters in float32
     if settings.has(spelled("lora_dropout")):
         settings.lose(spelled("lora_dropout"), say("adapters have no dropout here"))
+
+
+def _ignore_without_adapters(settings: Settings, spelled: Callable[[str], str]) -> None:
+    """Mark as read what adapters would be like, where a switch says that there are none."""
+    if any(_switch(settings, spelled(program.switch)) in _FALSE for program in _PROGRAMS):
+        beginnings = tuple(map(spelled, _OF_ADAPTERS))
+        settings.ignore(*(name for name in settings.given if name.startswith(beginnings)))
 
 
 def _read_nf4(settings: Settings, fields: Flat, program: _Program, spelled: Callable[[str], str]) -> None:

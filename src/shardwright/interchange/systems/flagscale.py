@@ -23,7 +23,7 @@ from shardwright.interchange.training_programs import program_fault
 SIGNS = (
     FileSigns(
         (
-            ("system", "model", "data"),
+            ("system", "model.num_layers", "data"),
             ("system.tensor_model_parallel_size", "model"),
             ("system.pipeline_model_parallel_size", "model"),
             ("system.precision", "model.num_layers"),

@@ -51,7 +51,7 @@ _TRAINING_FLAGS = {
 
 def is_training(words: list[str]) -> bool:
     """True if a command trains with Megatron-LM."""
-    options = {word.partition("=")[0].replace("_", "-") for word in words}
+    options = {word.partition("=")[0] for word in words}
     return len(_TRAINING_FLAGS & options) >= 2 or f"--{YAML}" in options
 
 

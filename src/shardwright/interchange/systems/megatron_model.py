@@ -77,6 +77,7 @@ def _read_vocab(settings: Settings, fields: Flat) -> None:
                     unit=unit,
                 )
             )
+            settings.ignore("extra-vocab-size")
             return
         if not vocabulary:
             settings.faults.append(
@@ -86,6 +87,7 @@ def _read_vocab(settings: Settings, fields: Flat) -> None:
                     unit=unit,
                 )
             )
+            settings.ignore("extra-vocab-size")
             return
         tokens, whose = _VOCABULARIES[vocabulary]
         settings.note(

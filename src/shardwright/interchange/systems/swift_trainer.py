@@ -34,6 +34,8 @@ def _own_options(data: Mapping[str, Any]) -> dict[str, Any]:
     dtype = str(data.get("torch_dtype") or "bfloat16")
     options: dict[str, Any] = dict.fromkeys(f"--{name}" for name in _TYPES)
     options["--train_type"] = None if kind == "full" else kind
+    if data.get("tuner_backend") == "peft":
+        options["--tuner_backend"] = None
     if data.get("optimizer") is not None:  # of ms-swift's own, which --optim does not name
         options |= {"--optim": data["optimizer"], "--optimizer": None}
     if data.get("learning_rate") is None:
@@ -61,13 +63,19 @@ def _refusals(data: Mapping[str, Any]) -> list[str]:
 
 def _size(data: Mapping[str, Any]) -> int:
     """The sequences of a microbatch."""
-    return whole(str(data.get("per_device_train_batch_size", 1))) or 1
+    size = data.get("per_device_train_batch_size", data.get("batch_size", 1))  # the latter in releases before 3
+    return whole(str(size)) or 1
 
 
 SWIFT = TrainerFile(
     "ms-swift",
     "ms-swift",
-    {"model": "--model_name_or_path", "model_id_or_path": "--model_name_or_path", "num_epochs": "--num_train_epochs"},
+    {
+        "model": "--model_name_or_path",
+        "model_id_or_path": "--model_name_or_path",
+        "num_epochs": "--num_train_epochs",
+        "batch_size": "--per_device_train_batch_size",
+    },
     {
         "--per_device_train_batch_size": 1,
         "--gradient_checkpointing": True,

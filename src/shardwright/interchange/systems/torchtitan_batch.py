@@ -46,7 +46,8 @@ def read_batch(settings: Settings, fields: Flat) -> None:
     given_size = number_or_all(
         settings.text("training.global_batch_size", "-1"), "training.global_batch_size", settings
     )
-    size = local * dp if given_size is None else given_size
+    num_accumulated = settings.count("training.gradient_accumulation_steps", 1, least=1)  # of forks of 2024
+    size = local * dp * num_accumulated if given_size is None else given_size
     fields["batch.global_batch_size"] = size
     if pp > 1 and size > local * dp:
         settings.lost.append(

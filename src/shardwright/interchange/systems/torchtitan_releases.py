@@ -261,6 +261,8 @@ def read_settings(
         read_row(row, settings, fields)
     del fields["layers"]
     fields |= {f"model.{name}": value for name, value in flat_keys(model or {}).items()}
+    if tokens := settings.count("training.vocab_size", 0):  # of forks, over that of the flavor
+        fields["model.vocab"] = tokens
     settings.note(priced_as(_SOFTWARE))
     settings.ignore(WORLD, *release.defaults)
     return ReadResult(

@@ -18,11 +18,16 @@ from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.training_programs import program_fault
 
 _YAML = (".yaml", ".yml")
+_LAUNCHERS = ("torchrun", "deepspeed", "accelerate")
 _OF_COMMAND = ("config", "launcher", "num-processes", "num-machines", "main-process-port", "machine-rank")
 
 
 def is_training(words: list[str]) -> bool:
-    """True if a command starts training with DeepSpeed, with Accelerate, or with options of TrainingArguments."""
+    """True if a command starts training with DeepSpeed, with Accelerate, or with options of TrainingArguments, which
+    may stand in a JSON behind the program."""
+    is_launched = any(word.rpartition("/")[2] in _LAUNCHERS for word in words)
+    if is_launched and words[-2].endswith(".py") and words[-1].endswith(".json"):
+        return True
     names = {word.partition("=")[0].replace("-", "_").strip("_") for word in words}
     is_unknown = bool(unknown_names(words[0]))  # a launcher with its program
     has_program = is_unknown or any(word.endswith(".py") or word in ("-m", "--module") for word in words)

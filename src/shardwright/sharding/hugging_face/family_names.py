@@ -107,6 +107,13 @@ _QWEN_MOE = replace(
     shared_up="mlp.shared_expert.up_proj",
     shared_down="mlp.shared_expert.down_proj",
 )
+_IN_ROWS = replace(
+    _LLAMA,
+    experts="rows",
+    expert_gate="",
+    expert_up="mlp.experts.gate_up_proj",
+    expert_down="mlp.experts.down_proj",
+)
 _GRANITE_MOE = replace(
     _LLAMA, router="block_sparse_moe.router.layer", experts="rows", expert_gate="",
     expert_up="block_sparse_moe.input_linear.weight", expert_down="block_sparse_moe.output_linear.weight",
@@ -165,6 +172,9 @@ FAMILY_NAMES = {
     ),
     "mixtral": _MIXTRAL,
     "qwen2_moe": _QWEN_MOE,
+    # Qwen3-VL, whose decoder is Qwen 3's: its released files have columns, transformers 5 writes rows.
+    "qwen3_moe in rows": _IN_ROWS,
+    "qwen3_moe in columns": replace(_IN_ROWS, experts="columns"),
     "granitemoe": _GRANITE_MOE,
     "granitemoeshared": _GRANITE_MOE,
     "granitemoe_swa": replace(

@@ -4,7 +4,7 @@ Shapes: G key/value heads, Q query heads of each, D width of a head, H hidden, F
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shardwright.config.model import ModelSpec
@@ -22,6 +22,7 @@ from shardwright.sharding.parameter_shard import ParameterShard
 from shardwright.sharding.stage_parameters import model_parameters
 
 _BLOCK = re.compile(r"(?:layers\.(\d+)|mtp\.(\d+)\.block)\.(.+)")
+_STACKED_EXPERTS = ".mlp.experts.gate_up_proj"
 _FURTHER = re.compile(r"mtp\.(\d+)\.(.+)")
 
 Layout = dict[str, tuple[ReleasedPiece, ...]]
@@ -35,6 +36,16 @@ def names_of(family: str, model: ModelSpec) -> FamilyNames:
     if family == "falcon" and model.parallel_block == "two-norms":
         return replace(names, attention_norm="ln_attn", mlp_norm="ln_mlp")
     return names
+
+
+def family_of_files(family: str, model: ModelSpec, shapes: Mapping[str, Sequence[int]]) -> str:
+    """The name in FAMILY_NAMES of how files with tensors of some shapes, by name, lay a family out: with experts as the
+    family has them, or all in one tensor."""
+    stacked = next((shape for name, shape in shapes.items() if name.endswith(_STACKED_EXPERTS)), None)
+    if stacked is None or f"{family} in rows" not in FAMILY_NAMES:
+        return family
+    is_rows = stacked[-1] == model.hidden and stacked[-1] != stacked[-2]
+    return f"{family} in {'rows' if is_rows else 'columns'}"
 
 
 def layout_of(family: str, model: ModelSpec) -> Layout:

@@ -22,6 +22,7 @@ from shardwright.config.hugging_face.config_json import (
     family_of,
     fields_of,
     is_decoder_alone,
+    positions_key,
     read_keys,
 )
 from shardwright.config.hugging_face.same_arithmetic import differing_fields
@@ -41,10 +42,6 @@ from shardwright.train.checkpoint.released_weights import paste_part
 from shardwright.train.checkpoint.safetensors_folder import Files, write_safetensors
 from shardwright.train.checkpoint.safetensors_format import WrittenTensor
 from shardwright.train.checkpoint.storage import Storage
-
-# The key of config.json with the number of learned positions, by family: a run has as many as its samples are long.
-_TABLE_ROWS = {"gpt2": "n_positions", "gpt_bigcode": "n_positions"}
-_TABLE_ROWS |= dict.fromkeys(("opt", "biogpt"), "max_position_embeddings")
 
 
 @dataclass(frozen=True)
@@ -111,8 +108,8 @@ def _configuration(model: ModelSpec) -> tuple[str, dict[str, Any]]:
         keys = read_keys(source)
         fields, faults = fields_of(keys)
         if is_decoder_alone(keys) and not faults and not differing_fields(fields, model):
-            family = family_of(keys)
-            return family, keys | ({_TABLE_ROWS[family]: model.sequence} if family in _TABLE_ROWS else {})
+            name = positions_key(keys)  # a run has as many learned positions as its samples are long
+            return family_of(keys), keys | ({name: model.sequence} if name else {})
     return written_config(model)
 
 

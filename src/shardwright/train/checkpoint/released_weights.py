@@ -16,7 +16,14 @@ from shardwright.config.hugging_face.config_json import MERGE
 from shardwright.config.model import ModelSpec
 from shardwright.config.phrase import say
 from shardwright.config.units import MIB
-from shardwright.sharding.hugging_face.layout import Layout, copies, correction_biases, layout_of, tied_head
+from shardwright.sharding.hugging_face.layout import (
+    Layout,
+    copies,
+    correction_biases,
+    family_of_files,
+    layout_of,
+    tied_head,
+)
 from shardwright.sharding.hugging_face.released_piece import ReleasedPiece
 from shardwright.sharding.parameter_shard import Box, ParameterShard
 from shardwright.sharding.row_boxes import cut_rows, overlap
@@ -72,7 +79,9 @@ class ReleasedWeights(ReleasedTensors):
 
     def __init__(self, folder: Path, family: str, model: ModelSpec) -> None:
         """Raises PlanError with every tensor that is missing, has another shape, or has no place in the model."""
-        files, layout = ReleasedFiles(folder), layout_of(family, model)
+        files = ReleasedFiles(folder)
+        family = family_of_files(family, model, {name: stored.shape for name, stored in files.tensors.items()})
+        layout = layout_of(family, model)
         super().__init__(files, layout, _prefix(files, layout))
         self.correction_biases = correction_biases(family, model)
         _check_files_fit_model(self, copies(family, model), tied_head(family, model))
