@@ -24,14 +24,14 @@ _BILLION = 1e9
 @dataclass(frozen=True)
 class CatalogTable:
     """One kind of entries: its rows as data, the columns of its table in words, by field, and a last sentence. `noted`
-    is a field whose values are long and of many entries alike: they stand below the table, under words for the entries
-    and for them."""
+    has fields whose values are long and of many entries alike, each with words for the entries and for the values, which
+    stand below the table."""
 
     rows: Callable[[], list[Row]]
     columns: dict[str, str]
     left: tuple[str, ...]
     use: str
-    noted: tuple[str, str, str] = ("", "", "")
+    noted: tuple[tuple[str, str, str], ...] = ()
 
 
 def catalog_rows(kind: str) -> list[Row]:
@@ -46,8 +46,7 @@ def catalog_text(kind: str, coloured: bool = False, language: str = ENGLISH) -> 
     rows = [[_cell(row[name]) for name in table.columns] for row in entries]
     left = tuple(place for place, name in enumerate(table.columns) if name in table.left)
     shown = WideRows(tuple(table.columns.values()), rows, left, is_cut=True)
-    field, *heading = table.noted
-    noted = [WideRows(heading, _by_value(entries, field), (0,))] * bool(field)
+    noted = [WideRows(heading, _by_value(entries, field), (0,)) for field, *heading in table.noted]
     return rendered([shown, *noted, paragraph(table.use)], coloured, language)
 
 
@@ -204,7 +203,7 @@ CATALOG_TABLES: dict[str, CatalogTable] = {
             "TFLOP/s without sparsity; memory, link and port of the network in GB/s a device and direction; a link "
             "joins that many devices."
         ),
-        ("price_source", say("device"), say("price")),
+        (("price_source", say("device"), say("price")),),
     ),
     "clusters": CatalogTable(
         _clusters,
