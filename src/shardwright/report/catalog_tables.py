@@ -23,9 +23,8 @@ _BILLION = 1e9
 
 @dataclass(frozen=True)
 class CatalogTable:
-    """One kind of entries: its rows as data, the columns of its table in words, by field, and a last sentence. `noted`
-    has fields whose values are long and of many entries alike, each with words for the entries and for the values, which
-    stand below the table."""
+    """One kind of entries: its rows as data, the columns of its table in words, by field, and a last sentence. The long
+    values of `noted` fields stand below the table, each field with words for the entries and for the values."""
 
     rows: Callable[[], list[Row]]
     columns: dict[str, str]
