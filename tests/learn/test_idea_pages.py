@@ -232,6 +232,25 @@ def test_the_list_and_the_locale() -> None:
     assert "Collectives" in learned("--lang", "en", LC_ALL="zh_CN.UTF-8")
 
 
+@pytest.mark.parametrize(
+    ("question", "answer", "language"),
+    [
+        ("why is 1F1B not interleaved", "Why is 1F1B not interleaved?", "en"),
+        ("which link carries tp", "How many bytes does tensor parallelism (tp) send, over which link?", "en"),
+        ("气泡率怎么算", "气泡率怎么算？", "zh"),
+        ("显存不够", "显存不够（OOM、爆显存）怎么办？", "zh"),
+    ],
+)
+def test_a_question_gets_the_section_that_answers_it(question: str, answer: str, language: str) -> None:
+    text = learned(*question.split(), "--lang", language)
+    assert text.startswith(f"{answer}\n---") and "](" not in text and "shardwright learn first-questions" in text
+
+
+def test_words_that_no_page_has_are_refused_with_the_names_of_all() -> None:
+    with pytest.raises(PlanError, match=r"no page on 'xyzzy'; use memory-wall, .*questions"):
+        learned("xyzzy", LC_ALL="C.UTF-8")
+
+
 def test_an_unknown_idea_is_refused_with_the_nearest() -> None:
     with pytest.raises(PlanError, match="use pipelines"):
         page_of("pipeline", "en")

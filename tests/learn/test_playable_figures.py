@@ -14,6 +14,7 @@ from shardwright.learn.idea_figures import FIGURES
 from shardwright.learn.playable_figure import PLAYER_WORDS, FigureFrame, script_of
 from shardwright.learn.playable_figures import PLAYABLE
 from shardwright.learn.site_build import PLAYER
+from shardwright.learn.system_figures import BETWEEN, EXPOSED, INSIDE, SYSTEM_PLANS, axis_traffic, tracks_of
 
 
 def frame(name: str, *values: str) -> FigureFrame:
@@ -118,6 +119,30 @@ def test_the_mesh_has_each_place_once_and_says_what_leaves_a_node() -> None:
     assert len(set(map(tuple, inner.picture["places"]))) == 32
     along_pp = [dict(shown.numbers)["sent by a rank along pp"] for shown in (inner, outer)]
     assert along_pp[0].endswith("between nodes") and along_pp[1].endswith("inside a node")
+
+
+@pytest.mark.parametrize(("name", "value"), [("fsdp", "32"), ("deepspeed", "3")])
+def test_a_system_under_another_choice_sends_the_bytes_of_explain(name: str, value: str) -> None:
+    shown = frame(name, value)
+    printed = answer(shown.command)
+    sent = [(one["sent"], one["exposed_s"]) for one in printed["crossings"] if one["phase"] != "end of step"]
+    tracks = [row["tracks"] for row in shown.picture["rows"]]
+    for kind, place in ((INSIDE, "inside"), (BETWEEN, "between")):
+        assert sum(dict(sizes["parts"])[kind] for sizes, _ in tracks) == pytest.approx(
+            sum(one[place] for one, _ in sent)
+        )
+    waits = sum(dict(seconds["parts"])[EXPOSED] for _, seconds in tracks)
+    assert waits == pytest.approx(sum(exposed_s for _, exposed_s in sent))
+    assert dict(shown.numbers)["step"] == seconds_text(printed["step"]["total"])
+
+
+def test_a_system_begins_with_the_plan_of_its_picture() -> None:
+    for name, plan in SYSTEM_PLANS.items():
+        (control,) = PLAYABLE[name].controls
+        rows, step_s = axis_traffic(plan.spec)
+        shown = frame(name, control.values[control.start])
+        assert dict(shown.numbers)["step"] == seconds_text(step_s)
+        assert [row["tracks"][0]["text"] for row in shown.picture["rows"]] == [tracks_of(row)[0].text for row in rows]
 
 
 def test_scripts_have_the_same_numbers_in_both_languages() -> None:

@@ -138,7 +138,14 @@ def test_a_plan_that_is_refused_says_why(page: Page, address: str) -> None:
     assert len(numbers(page)) == 5
 
 
-@pytest.mark.parametrize(("name", "words", "target"), [("zero", "goodput", "failures"), ("zh/zero", "显存", "zh/")])
+@pytest.mark.parametrize(
+    ("name", "words", "target"),
+    [
+        ("zero", "goodput", "failures"),
+        ("zh/zero", "显存", "zh/"),
+        ("zh/zero", "气泡率怎么算", "zh/first-questions"),
+    ],
+)
 def test_words_are_searched_for(browser: Browser, site: Path, name: str, words: str, target: str) -> None:
     with served(site) as address, watched_page(browser, (address, "data:", "blob:")) as page:
         page.goto(f"{address}{name}.html")
@@ -147,6 +154,7 @@ def test_words_are_searched_for(browser: Browser, site: Path, name: str, words: 
         page.wait_for_selector(".md-search-result__link")
         links = page.locator(".md-search-result__link").evaluate_all("all => all.map((one) => one.href)")
         assert any(link.startswith(address + target) for link in links)
+        assert all(link.startswith(f"{address}zh/") == name.startswith("zh/") for link in links)
 
 
 def test_a_command_is_copied_and_its_output_is_not(page: Page, address: str) -> None:

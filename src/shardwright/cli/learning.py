@@ -90,21 +90,29 @@ def collective(kind: str, as_json: bool, language: str, runs: bool, svg: Path | 
 
 
 @click.command(cls=LocalizedCommand)
-@click.argument("idea", required=False)
+@click.argument("idea", nargs=-1)
 @language_option
 @json_option
-def learn(idea: str | None, language: str, as_json: bool) -> None:
+def learn(idea: tuple[str, ...], language: str, as_json: bool) -> None:
     """Read the page on IDEA: its inequality, commands to try with their output, questions with computed answers.
 
-    Without IDEA it lists all pages. `questions` has thirty in each language, each with the command of its answer.
+    Without IDEA it lists all pages; other words, such as a question, get the section that answers them. `questions` has
+    thirty in each language, each with the command of its answer.
     """
     from shardwright.learn.idea_pages import IDEAS, OTHERS, QUESTIONS, IdeaPage, contents, page_of
 
-    if idea is None:
+    if not idea:
         titles = {name: IdeaPage(name, language).title for name in (*IDEAS, *OTHERS)}
         click.echo(json.dumps(titles, ensure_ascii=False) if as_json else contents(language))
         return
-    page = page_of(idea, language)
+    words = " ".join(idea)
+    if not as_json and words.lower() not in (*IDEAS, *OTHERS):
+        from shardwright.learn.page_search import sections_text, sections_with
+
+        if sections := sections_with(words, language):
+            click.echo(in_language(sections_text(sections), language))
+            return
+    page = page_of(words, language)
     fields: dict[str, Any] = {"idea": page.name, "language": language, "title": page.title, "markdown": page.markdown}
     if page.name == QUESTIONS:
         from shardwright.learn.computed_answers import questions_of

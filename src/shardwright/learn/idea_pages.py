@@ -42,7 +42,8 @@ IDEAS = (
 TERMS = "terms"  # a table of words, in both languages
 QUESTIONS = "questions"  # their answers are computed; each language asks its own
 SYSTEMS = ("megatron-lm", "deepspeed", "fsdp", "alpa", "torchtitan", "nanotron", "colossal-ai")
-OTHERS = (*SYSTEMS, "cases", "playbook", QUESTIONS, TERMS)  # pages that are not on one idea
+FIRST = "first-questions"  # of a reader who is new, with short answers
+OTHERS = (FIRST, *SYSTEMS, "cases", "playbook", QUESTIONS, TERMS)  # pages that are not on one idea
 _WIDTH = 100  # columns of a paragraph, at most
 
 
@@ -71,7 +72,7 @@ class IdeaPage:
     @property
     def text(self) -> str:
         """The page for a terminal: headings are underlined, blocks of code are indented, pictures are left out."""
-        return re.sub(r"\n{3,}", "\n\n", "\n".join(_lines(self.markdown))).strip()
+        return terminal_text(self.markdown)
 
 
 def page_of(idea: str, language: str) -> IdeaPage:
@@ -91,6 +92,11 @@ def contents(language: str) -> str:
     return "\n".join(f"{name.ljust(width)}  {IdeaPage(name, language).title}" for name in (*IDEAS, *OTHERS))
 
 
+def terminal_text(markdown: str) -> str:
+    """Markdown for a terminal, as `IdeaPage.text` is."""
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(_lines(markdown))).strip()
+
+
 def _lines(markdown: str) -> Iterator[str]:
     """The lines of a page for a terminal."""
     for number, part in enumerate(re.split(r"^```(\w*)\n(.*?)^```$", markdown, flags=re.MULTILINE | re.DOTALL)):
@@ -105,7 +111,8 @@ def _lines(markdown: str) -> Iterator[str]:
 
 def _paragraph(paragraph: str) -> Iterator[str]:
     plain = re.sub(r"<!--.*?-->\n?|!\[[^\]]*\]\([^)]*\)\n?", "", paragraph, flags=re.DOTALL)
-    plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", plain).replace("**", "").replace("`", "").strip()
+    plain = re.sub(r"\[([^\]]*)\]\(([^)]*)\)", lambda link: _linked(link[1], link[2].removesuffix(".md")), plain)
+    plain = plain.replace("：** ", "：").replace("**", "").replace("`", "").strip()
     if plain.startswith("|"):
         yield from _table([[cell.strip() for cell in line.strip("| ").split("|")] for line in plain.split("\n")])
     elif plain.startswith("#"):
@@ -116,6 +123,11 @@ def _paragraph(paragraph: str) -> Iterator[str]:
             yield from wrapped(joined(item), min(_WIDTH, terminal_width()))
     elif plain:
         yield from wrapped(joined(plain), min(_WIDTH, terminal_width()))
+
+
+def _linked(text: str, target: str) -> str:
+    """The text of a link, and the name by which `learn` reads the page that it leads to."""
+    return f"{text} ({target})" if target in (*IDEAS, *OTHERS) and target != text.lower() else text
 
 
 def joined(paragraph: str) -> str:

@@ -13,6 +13,7 @@ from shardwright.explain.step_traffic import step_traffic
 from shardwright.learn.playable_figure import FigureControl, FigureFrame, FigureJob, PlayableFigure
 from shardwright.learn.playable_memory import MEMORY_BARS
 from shardwright.learn.playable_shares import TIME_BARS
+from shardwright.learn.playable_systems import SYSTEM_LINKS
 from shardwright.learn.playable_timelines import TIMELINES
 from shardwright.learn.playable_tree import TREE
 from shardwright.learn.system_figures import sent_text
@@ -160,6 +161,7 @@ PLAYABLE: Mapping[str, PlayableFigure] = {
     **TIMELINES,
     **TIME_BARS,
     **TREE,
+    **SYSTEM_LINKS,
     "ring-all-reduce": PlayableFigure(
         say("A collective step by step: who holds which piece"),
         "pieces",

@@ -34,8 +34,8 @@ _SCHEDULES = ("gpipe", "1f1b", "interleaved-1f1b", "zb-h2", "zb-v", "dualpipe")
 _SLOW_PIPELINE = 4  # ranks of the pipeline in which one is slow
 
 
-def _numbers_of_step(job: JobSpec) -> list[tuple[str, str]]:
-    """The numbers below a timeline."""
+def numbers_of_step(job: JobSpec) -> list[tuple[str, str]]:
+    """The numbers below the picture of a step."""
     step, memory, room = simulated_step(job, shipped()), fullest(job).as_dict(), device_room_bytes(job) or 0
     return [
         (say("step"), seconds_text(float(step.total))),
@@ -53,7 +53,7 @@ def _pipeline(schedule: str, stages: str, microbatches: str) -> FigureFrame:
     asked = FigureJob(_MODEL, int(stages), _DEVICE, sets)
     job = asked.spec
     picture = _picture(study_job(job, 0.0, 1).simulated.timeline, "s")
-    return FigureFrame(picture, _numbers_of_step(job), asked.command("simulate"))
+    return FigureFrame(picture, numbers_of_step(job), asked.command("simulate"))
 
 
 def _slow_rank(rank: str, times: str, microbatches: str) -> FigureFrame:

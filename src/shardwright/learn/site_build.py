@@ -4,16 +4,18 @@ import re
 import shutil
 from functools import cache
 from itertools import groupby
+from math import ceil
 from pathlib import Path
 from typing import Any
 
-from shardwright.learn.idea_pages import LANGUAGES
+from shardwright.learn.idea_pages import LANGUAGES, PAGES
 from shardwright.learn.playable_figure import PLAYER_WORDS, script_of
 from shardwright.learn.playable_figures import PLAYABLE
 from shardwright.report.text_columns import is_wide
 
 PLAYER = Path(__file__).parent / "player"
 FOLDER = "play"  # of the site
+_LEAST_LETTER_PX = 9.0
 # Outputs are columns that count a wide character as two; fonts of code have it 1.7 times as wide.
 _OUTPUT = re.compile(r'<div class="language-text highlight">.*?</div>', re.DOTALL)
 _PICTURE = re.compile(r'(<img\b[^>]*\bsrc="[^"]*figures/(?P<name>[a-z0-9-]+)\.svg")')
@@ -22,17 +24,26 @@ _PICTURE = re.compile(r'(<img\b[^>]*\bsrc="[^"]*figures/(?P<name>[a-z0-9-]+)\.sv
 def on_page_content(html: str, *, page: Any, **_: Any) -> str:
     """The content of a page: wide characters of outputs and playable pictures are marked, scripts have their data."""
     html = _OUTPUT.sub(lambda output: _wide_marked(output[0]), html)
+    first, slash, _ = page.url.partition("/")
+    language = first if slash and first in LANGUAGES else LANGUAGES[0]
+    html = _PICTURE.sub(lambda picture: f'{picture[1]} style="--least: {_least_px(picture["name"], language)}px"', html)
     names = [name for name in dict.fromkeys(match["name"] for match in _PICTURE.finditer(html)) if name in PLAYABLE]
     if not names:
         return html
-    first, slash, _ = page.url.partition("/")
-    language = first if slash and first in LANGUAGES else LANGUAGES[0]
     up = "../" * page.url.count("/")
     scripts = [f"{up}{FOLDER}/{name}.{language}.js" for name in ("words", *names)]
     marked = _PICTURE.sub(
         lambda match: f'{match[1]} data-figure="{match["name"]}"' if match["name"] in names else match[1], html
     )
     return marked + "".join(f'<script src="{script}"></script>' for script in scripts)
+
+
+def _least_px(name: str, language: str) -> int:
+    """The width that a picture needs to be read: its smallest letters are then as large as letters have to be."""
+    text = (PAGES / language / "figures" / f"{name}.svg").read_text(encoding="utf-8")
+    width = float(re.search(r'viewBox="0 0 ([\d.]+)', text)[1])
+    smallest = min(map(float, re.findall(r'font-size="([\d.]+)', text)))
+    return ceil(width * min(1.0, _LEAST_LETTER_PX / smallest))
 
 
 def _wide_marked(output: str) -> str:

@@ -4,9 +4,10 @@ One drawing serves all systems. Bytes and seconds are those of `explain`, of the
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import isqrt
+from typing import NamedTuple
 
 from shardwright.api.loaded_job import load
 from shardwright.config.cluster_facts import node_devices
@@ -46,12 +47,31 @@ _SENDS = {
     "gradients": say("gradients"),
     "parameters": say("parameters"),
 }
-_INSIDE, _BETWEEN, _HIDDEN, _EXPOSED = (svg.LINE_COLOURS[number] for number in (0, 3, 2, 1))
 _WIDTH, _TOP, _PITCH = 900.0, 84.0, 84.0
-_NODES_LEFT, _MOST_NODES = 214.0, 4  # of the nodes that a line of ranks is on
+_NODES_LEFT = 226.0
 _CELL, _GAP, _CELLS_A_LINE, _NODE_PITCH = 10.0, 3.0, 4, 66.0
 _BARS_LEFT, _BARS_WIDTH, _BAR = 524.0, 360.0, 11.0
 _GRID_TOKENS, _GRID_RANKS = 16384, (4, 8, 16, 64)
+_MOST_NODES = 4  # of those that a line of ranks is on
+
+
+class TrafficKind(NamedTuple):
+    """Bytes or seconds of one sort, as they are drawn."""
+
+    name: str
+    colour: str
+
+
+TRAFFIC_KINDS = tuple(
+    TrafficKind(name, svg.LINE_COLOURS[number])
+    for name, number in (
+        (say("inside a node"), 0),
+        (say("between nodes"), 3),
+        (say("hidden under computing"), 2),
+        (say("the step waits"), 1),
+    )
+)
+INSIDE, BETWEEN, HIDDEN, EXPOSED = range(len(TRAFFIC_KINDS))
 
 
 @dataclass(frozen=True)
@@ -67,6 +87,11 @@ class SystemPlan:
     def spec(self) -> JobSpec:
         """The checked job."""
         return load(self.job, *self.sets, devices=self.devices, device=self.device).spec
+
+    def under(self, sets: Mapping[str, str]) -> "SystemPlan":
+        """The job with other values of some fields."""
+        named = dict(override.split("=", 1) for override in self.sets) | dict(sets)
+        return replace(self, sets=tuple(f"{field}={value}" for field, value in named.items()))
 
     @property
     def words(self) -> str:
@@ -146,6 +171,19 @@ class AxisTraffic:
     exposed_s: float
 
 
+@dataclass(frozen=True)
+class TrafficTrack:
+    """A bar: its text, and its parts as (number of the kind, amount)."""
+
+    text: str
+    parts: Sequence[tuple[int, float]]
+
+    @property
+    def total(self) -> float:
+        """The length of the bar."""
+        return sum(amount for _, amount in self.parts)
+
+
 def axis_traffic(job: JobSpec) -> tuple[list[AxisTraffic], float]:
     """The traffic along each axis in the order in which a token meets them, and the seconds of a step. Sums of single
     numbers at the end of a step are left out."""
@@ -189,94 +227,126 @@ def sent_text(inside_bytes: float, between_bytes: float) -> str:
     return say("{inside} inside a node, {between} between nodes", inside=inside, between=between)
 
 
-def _picture(job: JobSpec, rows: Sequence[AxisTraffic], step_s: float, language: str) -> str:
-    model, devices, device = job.model.name, f"{job.plan.world:,}", job.cluster.device
-    title = say(
-        "{model} on {devices} {device}: what a rank sends in a step", model=model, devices=devices, device=device
+def title_of(job: JobSpec) -> str:
+    """The title of the picture of a job."""
+    return say(
+        "{model} on {devices} {device}: what a rank sends in a step",
+        model=job.model.name,
+        devices=f"{job.plan.world:,}",
+        device=job.cluster.device,
     )
+
+
+def texts_of(row: AxisTraffic, job: JobSpec) -> tuple[str, str]:
+    """The work that an axis cuts, and the tensors that it sends."""
+    axis = row.group.axis
+    cuts = _CUTS[f"{axis}, ZeRO" if axis in ("dp", _BOTH) and job.plan.zero else axis]
+    return cuts, say("sends {what}", what=row.sends)
+
+
+def tracks_of(row: AxisTraffic) -> tuple[TrafficTrack, TrafficTrack]:
+    """Bytes by link; and seconds, those that computing hides and those that the step waits."""
+    alone, exposed = seconds_text(row.seconds), seconds_text(row.exposed_s)
+    return (
+        TrafficTrack(
+            sent_text(row.inside_bytes, row.between_bytes),
+            ((INSIDE, row.inside_bytes), (BETWEEN, row.between_bytes)),
+        ),
+        TrafficTrack(
+            say("{alone} by itself, the step waits {exposed}", alone=alone, exposed=exposed),
+            ((HIDDEN, max(0.0, row.seconds - row.exposed_s)), (EXPOSED, row.exposed_s)),
+        ),
+    )
+
+
+def _picture(job: JobSpec, rows: Sequence[AxisTraffic], step_s: float, language: str) -> str:
+    title = title_of(job)
     below = say("a step takes {seconds}; a row is an axis of the plan", seconds=seconds_text(step_s))
     drawn = [
         svg.text(16, 28, in_language(title, language), "name", 17),
         svg.text(16, 50, in_language(below, language), size=14),
     ]
-    most_bytes = max(row.inside_bytes + row.between_bytes for row in rows)
-    most_s = max(max(row.seconds, row.exposed_s) for row in rows)
+    most = [max(track.total for track in tracks) for tracks in zip(*map(tracks_of, rows), strict=True)]
     for number, row in enumerate(rows):
         top = _TOP + number * _PITCH
-        axis = row.group.axis
-        cuts = in_language(_CUTS[f"{axis}, ZeRO" if axis in ("dp", _BOTH) and job.plan.zero else axis], language)
-        sends = in_language(say("sends {what}", what=row.sends), language)
+        cuts, sends = (in_language(text, language) for text in texts_of(row, job))
         drawn += [
             svg.horizontal_line("grid", svg.Box(16, top, _WIDTH - 32, 0), top - 14),
-            svg.text(16, top + 14, f"{axis} {len(row.group.ranks)}", "name", 17),
+            svg.text(16, top + 14, f"{row.group.axis} {len(row.group.ranks)}", "name", 17),
             svg.text(16, top + 34, cuts, size=14),
             svg.text(16, top + 52, sends, size=14),
-            *_nodes(row.group, node_devices(job.cluster) or job.plan.world, top, language),
-            *_bars(row, top, most_bytes, most_s, language),
+            *_nodes(row.group, node_size(job), top, language),
+            *_bars(row, top, most, language),
         ]
     bottom = _TOP + len(rows) * _PITCH
     return svg.document(in_language(title, language), _WIDTH, bottom + 28, [*drawn, *_legend(bottom + 6, language)])
 
 
+def kind_of(group: RankGroup) -> int:
+    """The number of the kind of links that a line of ranks is on."""
+    return INSIDE if len(set(group.nodes)) == 1 else BETWEEN
+
+
+def num_hidden_nodes(group: RankGroup) -> int:
+    """The nodes of a line of ranks that are not drawn."""
+    return max(0, len(set(group.nodes)) - _MOST_NODES)
+
+
+def node_size(job: JobSpec) -> int:
+    """The devices of a node; all devices where no node is stated."""
+    return node_devices(job.cluster) or job.plan.world
+
+
+def first_nodes(group: RankGroup, size: int) -> list[tuple[int, list[int]]]:
+    """The first nodes of the line of rank 0, each with the devices in it that are of the line."""
+    devices = dict[int, list[int]]()
+    for rank, node in zip(group.ranks, group.nodes, strict=True):
+        devices.setdefault(node, []).append(rank % size)
+    return list(devices.items())[:_MOST_NODES]
+
+
 def _nodes(group: RankGroup, size: int, top: float, language: str) -> list[str]:
     """The first nodes of the line of rank 0, with the ranks of the line in colour."""
-    nodes, drawn = list(dict.fromkeys(group.nodes)), list[str]()
-    members, colour = set(group.ranks), _INSIDE if len(nodes) == 1 else _BETWEEN
+    drawn, colour = list[str](), TRAFFIC_KINDS[kind_of(group)].colour
     lines = -(-size // _CELLS_A_LINE)
-    for place, node in enumerate(nodes[:_MOST_NODES]):
+    for place, (node, members) in enumerate(first_nodes(group, size)):
         left = _NODES_LEFT + place * _NODE_PITCH
         width, height = _CELLS_A_LINE * (_CELL + _GAP) + 5, lines * (_CELL + _GAP) + 5
         frame = f'x="{svg.px(left)}" y="{svg.px(top)}" width="{svg.px(width)}" height="{svg.px(height)}"'
         drawn.append(f'<rect class="frame" {frame} rx="4"/>')
         for device in range(size):
             down, across = divmod(device, _CELLS_A_LINE)
-            is_member = node * size + device in members
-            fill = f'fill="{colour}"' if is_member else 'fill="#98a2b3" fill-opacity="0.3"'
+            fill = f'fill="{colour}"' if device in members else 'fill="#98a2b3" fill-opacity="0.3"'
             x, y = left + 4 + across * (_CELL + _GAP), top + 4 + down * (_CELL + _GAP)
             drawn.append(f'<rect x="{svg.px(x)}" y="{svg.px(y)}" width="{_CELL:g}" height="{_CELL:g}" rx="2" {fill}/>')
         label = in_language(say("node {number}", number=node), language)
         drawn.append(svg.text(left + width / 2, top + height + 16, label, size=12, anchor="middle"))
-    if len(nodes) > _MOST_NODES:
+    if num_more := num_hidden_nodes(group):
         x = _NODES_LEFT + _MOST_NODES * _NODE_PITCH
-        drawn.append(svg.text(x, top + 22, f"+ {len(nodes) - _MOST_NODES}", size=13))
+        drawn.append(svg.text(x, top + 22, f"+ {num_more}", size=13))
     return drawn
 
 
-def _bars(row: AxisTraffic, top: float, most_bytes: float, most_s: float, language: str) -> list[str]:
-    """Bytes by link, and below them seconds: those that computing hides, and those that the step waits."""
-    hidden_s = max(0.0, row.seconds - row.exposed_s)
-    alone, exposed = seconds_text(row.seconds), seconds_text(row.exposed_s)
-    waits = say("{alone} by itself, the step waits {exposed}", alone=alone, exposed=exposed)
-    by_link = sent_text(row.inside_bytes, row.between_bytes)
+def _bars(row: AxisTraffic, top: float, most: Sequence[float], language: str) -> list[str]:
+    """The tracks of an axis below each other, each with the amount that fills its width."""
     drawn = list[str]()
-    for line, (words, most, parts) in enumerate(
-        (
-            (by_link, most_bytes, ((row.inside_bytes, _INSIDE), (row.between_bytes, _BETWEEN))),
-            (waits, most_s, ((hidden_s, _HIDDEN), (row.exposed_s, _EXPOSED))),
-        )
-    ):
+    for line, (track, longest) in enumerate(zip(tracks_of(row), most, strict=True)):
         x, y = _BARS_LEFT, top + 34 * line
-        drawn.append(svg.text(x, y + 8, in_language(words, language), "name", 12))
-        for amount, colour in parts:
-            width = amount / most * _BARS_WIDTH
+        drawn.append(svg.text(x, y + 8, in_language(track.text, language), "name", 12))
+        for kind, amount in track.parts:
+            width = amount / longest * _BARS_WIDTH
             place = f'x="{svg.px(x)}" y="{svg.px(y + 13)}" width="{svg.px(width)}" height="{_BAR:g}"'
-            drawn += [f'<rect {place} fill="{colour}" fill-opacity="0.85"/>'] * (amount > 0)
+            drawn += [f'<rect {place} fill="{TRAFFIC_KINDS[kind].colour}" fill-opacity="0.85"/>'] * (amount > 0)
             x += width
     return drawn
 
 
 def _legend(y: float, language: str) -> list[str]:
     """The meaning of the colours."""
-    names = {
-        _INSIDE: say("inside a node"),
-        _BETWEEN: say("between nodes"),
-        _HIDDEN: say("hidden under computing"),
-        _EXPOSED: say("the step waits"),
-    }
     x, drawn = 16.0, list[str]()
-    for colour, name in names.items():
-        words = in_language(name, language)
-        drawn.append(f'<rect x="{svg.px(x)}" y="{svg.px(y - 11)}" width="13" height="13" rx="2" fill="{colour}"/>')
+    for kind in TRAFFIC_KINDS:
+        words = in_language(kind.name, language)
+        drawn.append(f'<rect x="{svg.px(x)}" y="{svg.px(y - 11)}" width="13" height="13" rx="2" fill="{kind.colour}"/>')
         drawn.append(svg.text(x + 20, y, words, size=13))
         x += 44 + 7.2 * num_columns(words)
     return drawn

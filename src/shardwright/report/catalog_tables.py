@@ -23,12 +23,14 @@ _BILLION = 1e9
 
 @dataclass(frozen=True)
 class CatalogTable:
-    """One kind of entries: its rows as data, the columns of its table in words, by field, and a last sentence."""
+    """One kind of entries: its rows as data, the columns of its table in words, by field, and a last sentence. The long
+    values of `noted` fields stand below the table, each field with words for the entries and for the values."""
 
     rows: Callable[[], list[Row]]
     columns: dict[str, str]
     left: tuple[str, ...]
     use: str
+    noted: tuple[tuple[str, str, str], ...] = ()
 
 
 def catalog_rows(kind: str) -> list[Row]:
@@ -39,10 +41,18 @@ def catalog_rows(kind: str) -> list[Row]:
 def catalog_text(kind: str, coloured: bool = False, language: str = ENGLISH) -> str:
     """The entries of a kind as a table as wide as the terminal, in a language."""
     table = CATALOG_TABLES[kind]
-    rows = [[_cell(row[name]) for name in table.columns] for row in table.rows()]
+    entries = table.rows()
+    rows = [[_cell(row[name]) for name in table.columns] for row in entries]
     left = tuple(place for place, name in enumerate(table.columns) if name in table.left)
     shown = WideRows(tuple(table.columns.values()), rows, left, is_cut=True)
-    return rendered([shown, paragraph(table.use)], coloured, language)
+    noted = [WideRows(heading, _by_value(entries, field), (0,)) for field, *heading in table.noted]
+    return rendered([shown, *noted, paragraph(table.use)], coloured, language)
+
+
+def _by_value(entries: list[Row], field: str) -> list[list[str]]:
+    """The names of the entries that have each value of a field, and the value."""
+    values = dict.fromkeys(row[field] for row in entries if row[field])
+    return [[", ".join(row["name"] for row in entries if row[field] == value), value] for value in values]
 
 
 def _cell(value: Any) -> str:
@@ -50,7 +60,9 @@ def _cell(value: Any) -> str:
         return ""
     if isinstance(value, list | tuple):
         return ", ".join(map(str, value))
-    return number_text(value) if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+    if isinstance(value, str):
+        return value  # which may be a phrase
+    return number_text(value) if isinstance(value, float) else f"{value:,}"
 
 
 def _models() -> list[Row]:
@@ -184,13 +196,13 @@ CATALOG_TABLES: dict[str, CatalogTable] = {
             "link_domain": say("joins"),
             "network_gb_per_s": say("port"),
             "usd_per_hour": "$/h",
-            "price_source": say("price"),
         },
         ("name",),
         say(
             "TFLOP/s without sparsity; memory, link and port of the network in GB/s a device and direction; a link "
             "joins that many devices."
         ),
+        (("price_source", say("device"), say("price")),),
     ),
     "clusters": CatalogTable(
         _clusters,

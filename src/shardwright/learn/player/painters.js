@@ -158,5 +158,32 @@ const playablePainters = (() => {
     },
   };
 
-  return { bars, timeline, pieces, ranks, element };
+  // The axes of a plan: the nodes that a line of ranks is on, and tracks of bytes and of seconds. All frames have one scale.
+  const links = {
+    moments: () => 0,
+    start: () => 0,
+    label: () => "",
+    draw(place, picture, moment, page) {
+      const lengthOf = (track) => track.parts.reduce((sum, [, amount]) => sum + amount, 0);
+      const everyRow = page.frames.flatMap((frame) => frame.picture.rows || []);
+      const rows = picture.rows.map((row) => {
+        const colour = picture.kinds[row.kind][0];
+        const nodes = row.nodes.map(([node, members]) => element("span", {},
+          element("span", { className: "devices" }, Array.from({ length: picture.node }, (_, device) =>
+            element("i", members.includes(device) ? { style: `background: ${colour}` } : {}))),
+          `${page.words.node} ${node}`));
+        const tracks = row.tracks.map((track, number) => {
+          const most = Math.max(...everyRow.map((one) => lengthOf(one.tracks[number])));
+          const parts = track.parts.map(([kind, amount]) =>
+            element("span", { style: `width: ${(100 * amount) / most}%; background: ${picture.kinds[kind][0]}`, title: picture.kinds[kind][1] }));
+          return [element("b", {}, track.text), element("div", { className: "track" }, parts)];
+        });
+        return element("div", { className: "row" }, element("div", { className: "name" }, element("b", {}, row.axis), row.texts.map((text) => element("div", {}, text))),
+          element("div", { className: "nodes" }, nodes, row.more ? `+ ${row.more}` : ""), element("div", {}, tracks));
+      });
+      place.replaceChildren(element("div", { className: "playable-links" }, rows), legend(picture.kinds));
+    },
+  };
+
+  return { bars, timeline, pieces, ranks, links, element };
 })();

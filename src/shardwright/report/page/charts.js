@@ -47,7 +47,7 @@ function drawChart(place, { unit, lines, text, fromZero, top }) {
   for (let x = Math.ceil(first / stepOfX) * stepOfX; x <= last; x += stepOfX) {
     svg.append(label(across(x), HEIGHT - BOTTOM + 16, x.toLocaleString("en"), "middle"));
   }
-  svg.append(label(width - RIGHT, HEIGHT - 4, say("step"), "end"), label(4, 11, unit, "start"));
+  svg.append(label(width - RIGHT, HEIGHT - 4, say("step|its number"), "end"), label(4, 11, unit, "start"));
   for (const line of lines) {
     const path = line.points.map(([x, y]) => `${across(x).toFixed(1)},${down(y).toFixed(1)}`).join(" ");
     if (line.isDotted || line.points.length === 1) {

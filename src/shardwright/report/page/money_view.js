@@ -1,5 +1,6 @@
 // Money, energy and time lost to failures; and what is unknown of them.
 import { element, fill, table } from "./dom.js";
+import { sentence } from "./say.js";
 import { TEXTS } from "./texts.js";
 import { countText, dollarsText, rounded, secondsText, shareText } from "./units.js";
 
@@ -20,7 +21,7 @@ export function showMoney(step, job) {
     columns.map(([, cost]) => dollarsText(cost.usd)),
     columns.map(([, cost]) => (cost.kwh === null ? texts.unknown : `${rounded(cost.kwh)} kWh`)),
   ];
-  const notes = step.gaps.map((gap) => `${gap[0].toUpperCase()}${gap.slice(1)}.`);
+  const notes = step.gaps.map(sentence);
   if (goodput) {
     notes.unshift(texts.goodput({
       training: shareText(goodput.training), interval: secondsText(goodput.interval_s), checkpoints: shareText(goodput.checkpoints),

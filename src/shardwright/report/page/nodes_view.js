@@ -1,6 +1,7 @@
 // The ranks in their nodes, coloured by their place on one axis, and the traffic of each axis over each kind of link; and
 // all that crosses a link in a step.
 import { element, fill, table } from "./dom.js";
+import { sentences } from "./say.js";
 import { TEXTS } from "./texts.js";
 import { bytesText, rounded, secondsText, shareText } from "./units.js";
 
@@ -65,21 +66,21 @@ function point(grid, links, axis, told, cell) {
   const group = TEXTS.nodes.group({
     axis, size: links.axes[axis] || 1, count, nodes, domains: nodes === 1 ? links.domain : links.domains,
   });
-  told.textContent = `${placeText(links, rank, own)}. ${group}`;
+  told.textContent = sentences(placeText(links, rank, own), group);
 }
 
 // With `measured`, { inside, between }, the shares of the links' bandwidth that a run used.
 export function showTraffic(links, measured = {}) {
   const { uses, step_s: step } = links;
   const lines = uses.map(({ place, link, sent_bytes: sent, share }) => {
-    const texts = [TEXTS.traffic.link({ name: link.name, sent: bytesText(sent), peak: bytesText(link.peak_bytes_per_s) })];
+    const texts = [TEXTS.traffic.link({ name: links[place], sent: bytesText(sent), peak: bytesText(link.peak_bytes_per_s) })];
     if (step) texts.push(TEXTS.traffic.used(shareText(share)), TEXTS.traffic.busy(shareText(sent / link.reached_bytes_per_s / step)));
     if (known(measured[place])) texts.push(TEXTS.traffic.measured(shareText(measured[place])));
     const meter = element("div", { class: "bar meter" }, element("i", { class: "part-tensor" }));
     meter.firstChild.style.width = `${100 * Math.min(1, share || 0)}%`;
     return element("div", { class: "use" }, element("p", {}, texts.join("")), meter);
   });
-  const header = [...TEXTS.traffic.columns, ...uses.flatMap(({ link }) => [link.name, ...(step ? [TEXTS.traffic.share] : [])]),
+  const header = [...TEXTS.traffic.columns, ...uses.flatMap(({ place }) => [links[place], ...(step ? [TEXTS.traffic.share] : [])]),
     TEXTS.traffic.takes, TEXTS.traffic.exposed];
   const rows = links.crossings.filter((crossing) => crossing.full_bytes > 1e5).map((crossing) => [
     crossing.phase, crossing.axis, crossing.kind.replaceAll("_", "-"), rounded(crossing.num_ranks, 5), rounded(crossing.calls, 5),

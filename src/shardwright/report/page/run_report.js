@@ -4,7 +4,7 @@ import { byId, element, fill, table } from "./dom.js";
 import { showMemory } from "./memory_view.js";
 import { showMoney } from "./money_view.js";
 import { showNodes, showTraffic } from "./nodes_view.js";
-import { say } from "./say.js";
+import { COMMA, say } from "./say.js";
 import { showStep } from "./step_view.js";
 import { showTimeline } from "./timeline_view.js";
 import { bytesText, changeText, countText, memoryText, rounded, secondsText, shareText } from "./units.js";
@@ -14,6 +14,9 @@ const { card, parts, series } = run;
 const CAUSES = {
   computing: say("computing"), pipeline: say("waiting: pipeline"), replicas: say("waiting: replicas"), tensor: say("waiting: tensor"),
   context: say("waiting: context"), experts: say("waiting: experts"),
+};
+const CAUSES_OF_SKIPS = {
+  spike: say("a spike of the loss"), overflow: say("an overflow"), "not finite": say("not finite"), "no target": say("no token with a loss"),
 };
 const show = (id, draw) => { byId(id).hidden = false; draw(); };
 
@@ -64,7 +67,7 @@ function showCharts() {
     ["loss", { title: say("Training and held-out text"), unit: say("nats a token"), text: (value) => rounded(value, 4),
       lines: [line(say("training"), "--compute", "loss"), ...Object.keys(series).filter((key) => key.startsWith("held_out"))
         .map((key, index) => line(heldOutName(key), index ? "--data" : "--tensor", key, true))] }],
-    ["throughput", { title: say("Tokens a second, all ranks"), unit: say("tokens a second"), fromZero: true, lines: [line("tokens/s", "--compute", "tokens_per_s")] }],
+    ["throughput", { title: say("Tokens a second, all ranks"), unit: say("tokens a second"), fromZero: true, lines: [line(say("tokens/s"), "--compute", "tokens_per_s")] }],
     ["throughput", { title: "MFU", unit: say("share of the peak"), text: shareText, fromZero: true, lines: [line("MFU", "--compute", "mfu")] }],
     ["throughput", { title: say("Parts of a step, mean of the ranks"), unit: say("share of the step"), text: shareText, fromZero: true, top: 1,
       lines: [line(say("computing"), "--compute", "compute_share"), line(say("communication that nothing hides"), "--tensor", "exposed_communication_share"),
@@ -137,8 +140,8 @@ function showExperts() {
 }
 
 function skippedSteps(skipped) {
-  const steps = skipped.slice(0, 12).map(([step, cause]) => `${step} (${cause})`);
-  return [...steps, ...(skipped.length > 12 ? ["..."] : [])].join(", ");
+  const steps = skipped.slice(0, 12).map(([step, cause]) => say("{step} ({cause})", { step, cause: CAUSES_OF_SKIPS[cause] ?? cause }));
+  return [...steps, ...(skipped.length > 12 ? ["..."] : [])].join(COMMA);
 }
 
 function showHealth() {

@@ -1,6 +1,7 @@
 // The timeline of a step, drawn by painter.js and page.js; beside it, on the same scale, that of the plan that is kept
 // beside, or another one with a `caption`. A lane is a pipeline rank, or each of its tensor ranks, or each replica of it.
 import { byId, element, fill } from "./dom.js";
+import { SEMICOLON } from "./say.js";
 import { TEXTS } from "./texts.js";
 import { shareText } from "./units.js";
 
@@ -37,7 +38,7 @@ export function showTimeline(timeline, beside) {
   const choices = element("p", { class: "choices" }, lanesChoice(timeline, beside, axis), isPair ? asideChoice(pair, () => redraw()) : null);
   const few = axis && numShown(timeline, axis) < timeline.axes[axis]
     ? TEXTS.timeline.fewLanes({ shown: numShown(timeline, axis), size: timeline.axes[axis], axis: TEXTS.timeline.perAxis[axis] }) : "";
-  fill("timeline", `${timeline.shape}${bubble}; ${unit}`, choices, pair, element("p", { class: "quiet" }, `${few} ${timeline.note}`));
+  fill("timeline", `${timeline.shape}${bubble}${SEMICOLON}${unit}`, choices, pair, element("p", { class: "quiet" }, `${few} ${timeline.note}`));
   const redraw = showTimelines(data, byId("timeline"), listening.signal);
 }
 

@@ -36,7 +36,7 @@ export function secondsText(seconds) {
 export const shareText = (share) => `${(100 * share).toFixed(1)} %`;
 
 export function countText(number) {
-  if (number >= 1e12) return `${rounded(number / 1e12)} T`;
+  if (number >= 0.9995e12) return `${rounded(number / 1e12)} T`;
   if (number >= 1e9) return `${rounded(number / 1e9)} B`;
   if (number >= 1e6) return `${rounded(number / 1e6)} M`;
   return rounded(number);

@@ -87,6 +87,7 @@ def timeline_page(
     """The HTML page in a language. With `studies`, a table that compares them comes first."""
     title, note = in_language(title, language), in_language(note, language)
     without_script = say("The timelines are drawn by a script in this page; the figures need none.")
+    rows, label = _spoken(comparison(studies), language), in_language(say("table"), language)
     lines = [
         "<!doctype html>",
         f'<html lang="{language}"><head><meta charset="utf-8">',
@@ -94,7 +95,7 @@ def timeline_page(
         f"<title>{escape(title)}</title>",
         f"<style>{_asset('page.css')}</style></head><body>",
         f"<header><h1>{escape(title)}</h1>" + (f"<p>{escape(note)}</p>" if note else "") + "</header><main>",
-        _table(_spoken(comparison(studies), language), "comparison", link=True) if studies else "",
+        _table(rows, label, "comparison", link=True) if studies else "",
         controls_html(sections, language),
         *(_section_html(number, section, language) for number, section in enumerate(sections)),
         f"</main><noscript>{in_language(without_script, language)}</noscript>",
@@ -141,8 +142,8 @@ def _section_html(number: int, section: Section, language: str) -> str:
     name, note, spoken_label = (in_language(text, language) for text in (section.name, section.note, label))
     tables = ((say("Idle time by rank and cause"), section.table), (say("Memory by rank and kind"), section.memory))
     details = "".join(
-        f"<details><summary>{in_language(title, language)}</summary>{_table(_spoken(rows, language))}</details>"
-        for title, rows in tables
+        f"<details><summary>{title}</summary>{_table(_spoken(rows, language), title)}</details>"
+        for title, rows in ((in_language(title, language), rows) for title, rows in tables)
         if rows
     )
     return (
@@ -158,7 +159,8 @@ def _spoken(rows: Sequence[Sequence[str]], language: str) -> list[list[str]]:
     return [[in_language(cell, language) for cell in row] for row in rows]
 
 
-def _table(rows: Sequence[Sequence[str]], name: str = "by-rank", link: bool = False) -> str:
+def _table(rows: Sequence[Sequence[str]], label: str, name: str = "by-rank", link: bool = False) -> str:
+    """A table that a narrow window scrolls, with a label for those who hear the page."""
     header, *body = rows
 
     def row_header(number: int, text: str) -> str:
@@ -169,7 +171,8 @@ def _table(rows: Sequence[Sequence[str]], name: str = "by-rank", link: bool = Fa
         for n, row in enumerate(body)
     ]
     head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
-    return f'<table class="{name}"><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table>'
+    table = f'<table class="{name}"><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table>'
+    return f'<div class="wide" tabindex="0" role="group" aria-label="{escape(label)}">{table}</div>'
 
 
 def controls_html(sections: Sequence[Section], language: str = ENGLISH) -> str:

@@ -66,7 +66,9 @@ def _axis(makespan: float, scale: float, bottom: float, unit: str) -> list[str]:
         x = _px(_LEFT + n * step * scale)
         lines.append(f'<line class="grid" x1="{x}" x2="{x}" y1="14" y2="{bottom}"/>')
         time = f"{n * step:g} {unit}".strip()
-        lines.append(f'<text class="quiet" x="{float(x) + 4:g}" y="24" font-size="11">{time}</text>')
+        has_room = float(x) + 4 + 6.6 * len(time) < _LEFT + makespan * scale + _RIGHT
+        place = f'x="{float(x) + 4:g}"' if has_room else f'x="{float(x) - 4:g}" text-anchor="end"'
+        lines.append(f'<text class="quiet" {place} y="24" font-size="11">{time}</text>')
     return lines
 
 
@@ -132,6 +134,13 @@ def _block(program: Program, span: Span, top: float, scale: float, language: str
     return parts
 
 
+def _is_in_forwards(timeline: Timeline, num_chunks: int) -> bool:
+    """True if a rank forwards a microbatch, by all of its chunks, in a time of 1."""
+    forwards = (span for row in timeline.ranks for span in row.spans if span.action.kind is Kind.FORWARD)
+    lengths = {round(span.end - span.start, 9) for span in forwards}
+    return bool(lengths & {1.0, round(1.0 / num_chunks, 9)})
+
+
 def _legend(timeline: Timeline, top: float, right_edge: float, language: str) -> tuple[list[str], float]:
     """The legend of the actions that occur, and the height of its lines after the first."""
     letters = letters_of(timeline)
@@ -146,6 +155,7 @@ def _legend(timeline: Timeline, top: float, right_edge: float, language: str) ->
     items += [([], say("lighter: {later}", later=later))] if max(letters.values(), default=1) > 1 else []
     items += [(["url(#wait)"], say("waits for a computation"))] if Cause.DEPENDENCY in causes else []
     items += [(["url(#wire)"], say("waits for a message"))] if Cause.COMMUNICATION in causes else []
+    items += [([], say("time: {unit}", unit=say("1 is a forward")))] if _is_in_forwards(timeline, letters["F"]) else []
     for fills, name in items:
         words = in_language(name, language)
         if x + 18 * len(fills) + 3 + 6.6 * num_columns(words) > right_edge:

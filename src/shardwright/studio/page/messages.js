@@ -1,5 +1,6 @@
 // Faults, with their ways out, and notes.
 import { byId, element } from "./dom.js";
+import { sentence } from "./say.js";
 import { TEXTS } from "./texts.js";
 
 export function showFaults(faults, wayOut = "", heading = TEXTS.messages.faults(faults.length)) {
@@ -10,9 +11,6 @@ export function showFaults(faults, wayOut = "", heading = TEXTS.messages.faults(
 export function showNotes(notes) {
   show("note", ...notes.map((note) => element("p", {}, sentence(note))));
 }
-
-const PERIOD = document.documentElement.lang === "zh" ? "\u3002" : ".";
-const sentence = (note) => `${note[0].toUpperCase()}${note.slice(1)}${/[.:;,\u3002\uff0c\uff1a\uff1b]$/.test(note) ? "" : PERIOD}`;
 
 // A message that goes with the next change.
 export function showMessage(kind, ...texts) {
