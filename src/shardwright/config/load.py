@@ -95,7 +95,7 @@ def job_to_plan(fields: dict[str, Any], subject: str) -> JobSpec:
 def subject_of(job: str | Mapping[str, Any]) -> str:
     """The subject of messages about a job: its file, its name, or the name in its fields."""
     name = job if isinstance(job, str) else job.get("name", JobSpec.model_fields["name"].default)
-    return say("job {name}", name=name)
+    return say("job {name}", name=name or "''")
 
 
 def make_job(fields: dict[str, Any], subject: str = "job") -> JobSpec:
