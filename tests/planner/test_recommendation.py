@@ -185,7 +185,7 @@ def test_the_fastest_is_recommended_and_a_simpler_one_is_told_with_its_cost(llam
     slower = simpler.plan.time.total / fastest.time.total - 1
     best = fastest.job.plan
     assert f"Recommended: tp {best.tp}, pp {best.pp}, dp {best.dp}" in text
-    assert f"Simpler: tp {plan.tp}, pp 1, dp {plan.dp}" in text and f"{slower:.1%} slower" in text
+    assert f"Simpler: tp {plan.tp}, pp 1, dp {plan.dp}" in text and f"{100 * slower:.1f} % slower" in text
     more_usd = 1e12 / llama.job.tokens_per_step * (simpler.plan.money.usd - fastest.money.usd)
     assert f"{usd_text(more_usd)} more" in text
     assert f"{sure_text(simpler.confidence)} sure" in text and f"no {best.schedule}" in text
@@ -335,5 +335,11 @@ def test_the_command_writes_the_recommended_plan(tmp_path: Path) -> None:
 
 
 def test_what_is_not_sure_enough_does_not_read_as_if_it_were() -> None:
-    """79.7 % is less than 80 %, and was printed as 80 %: "80% sure, less than the 80% from which ..."."""
-    assert [sure_text(share) for share in (0.5, 0.797, TOLD_APART, 0.9999, 1.0)] == ["50%", "79%", "80%", "99%", "100%"]
+    """79.7 % is less than 80 %, and was printed as 80 %: "80 % sure, less than the 80 % from which ..."."""
+    assert [sure_text(share) for share in (0.5, 0.797, TOLD_APART, 0.9999, 1.0)] == [
+        "50 %",
+        "79 %",
+        "80 %",
+        "99 %",
+        "100 %",
+    ]

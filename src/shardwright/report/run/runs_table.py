@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.config.base import PlanError
+from shardwright.config.percent import percent_text, whole_percent_text
 from shardwright.config.phrase import say
 from shardwright.config.units import seconds_text
 from shardwright.report.document import paragraph
@@ -111,10 +112,10 @@ def runs_screen(rows: Sequence[RunRow]) -> list[ScreenPart]:
             f"{row.ranks:,}",
             _text(row.tokens_per_s, "{:,.0f}".format),
             _text(row.tokens_per_s_per_rank, "{:,.0f}".format),
-            _text(row.efficiency, "{:.0%}".format),
+            _text(row.efficiency, whole_percent_text),
             _text(row.step_s, seconds_text),
             _text(row.predicted_step_s, seconds_text),
-            _text(row.mfu, "{:.1%}".format),
+            _text(row.mfu, percent_text),
             _text(row.loss, "{:.4f}".format),
             f"{row.global_batch_size:,}",
             row.plan,
