@@ -29,7 +29,7 @@ def main() -> None:
     timeline = make_timeline(program, play(program, Costs.uniform(3)))
     print(draw(timeline, width=100))
     idle = sum(sum(row.idle_by_cause().values()) for row in timeline.ranks)
-    print(f"bubble: {idle / (timeline.makespan * program.num_ranks):.0%} of {timeline.makespan:g}")
+    print(f"bubble: {100 * idle / (timeline.makespan * program.num_ranks):.0f} % of {timeline.makespan:g}")
 
 
 if __name__ == "__main__":

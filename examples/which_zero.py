@@ -21,7 +21,7 @@ def main() -> None:
         job = load_job("quickstart", [*JOB, f'plan={{dp=64, zero={zero}, recompute="full"}}'])
         memory, found = job_memory(job)[0], estimate(job)
         kept = f"state {memory_text(memory.state_bytes)}, activations {memory_text(memory.activations_bytes)}"
-        print(f"ZeRO {zero}: {kept}, a step {seconds_text(found.step.total)}, MFU {found.step.mfu:.0%}")
+        print(f"ZeRO {zero}: {kept}, a step {seconds_text(found.step.total)}, MFU {100 * found.step.mfu:.0f} %")
 
 
 if __name__ == "__main__":

@@ -79,7 +79,27 @@ def test_faults_of_a_job_are_answers() -> None:
 
 def test_an_argument_that_a_tool_does_not_have_is_refused() -> None:
     failed, text = asked(tool_server(), "estimate", {"job": "quickstart", "gpu": "h100-sxm"})
-    assert failed and text == "no argument is named gpu; use job, overrides, devices, device"
+    assert (
+        failed and text == "tool estimate: 1 fault\n  1. no argument is named gpu; use job, overrides, devices, device"
+    )
+
+
+def test_arguments_of_the_wrong_types_are_one_list_of_faults() -> None:
+    server = tool_server()
+    wrong = {"gpu": 1, "devices": "many", "device": 7, "overrides": [1]}
+    assert asked(server, "estimate", wrong) == (
+        True,
+        "tool estimate: 5 faults\n"
+        "  1. no argument is named gpu; use job, overrides, devices, device\n"
+        "  2. job is missing; it is a text, such as 'quickstart'\n"
+        "  3. overrides is [1]; use texts, such as ['plan.tp=4']\n"
+        "  4. devices is 'many'; use a whole number, 0 or more\n"
+        "  5. device is 7; use a text, such as 'h100-sxm'",
+    )
+    assert asked(server, "fly", {})[1] == "no tool is named fly; use estimate, plan, explain, check, catalog"
+    as_text = {"job": "quickstart", "devices": "8", "device": "h100-sxm", "overrides": "plan.tp=3"}
+    failed, answer = asked(server, "check", as_text)
+    assert not failed and "plan.tp 3 does not divide 8 heads" in answer["faults"][0]
 
 
 @pytest.mark.processes

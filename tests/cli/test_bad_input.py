@@ -405,6 +405,16 @@ def test_a_name_like_none_is_answered_with_the_commands_that_list_names(refused:
     assert "`shardwright models` lists" in fault and "llama3-8b" not in fault
 
 
+def test_faults_beside_a_job_that_is_not_there_are_of_the_same_list(
+    command: Callable[..., tuple[object, str, str]],
+) -> None:
+    words = ["--devices", "12", "--device", "h100-xsm", "--set", "plan.tp=two", "--set", "plan.pp"]
+    status, out, err = command("estimate", "none.toml", *words)
+    job, form, device, field = parsed(err).faults
+    assert (status, out) == (2, "") and "there is no file none.toml" in job and "section.field=value" in form
+    assert "--device 'h100-xsm' is not in the catalog of devices" in device and 'plan.tp = "two"' in field
+
+
 def test_weights_that_are_not_there_say_no_model(here: Path, refused: Refused) -> None:
     (here / "empty").mkdir()
     for folder, shown, lacks in (

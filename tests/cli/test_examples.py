@@ -14,7 +14,7 @@ from support.forked_commands import SCRIPT, run_forked
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "benchmarks" / "README.md"]
 SAYS = {
-    "own_schedule": "bubble: 33% of 18", "which_zero": "ZeRO 3: state", "one_rank": "step 40: loss",
+    "own_schedule": "bubble: 33 % of 18", "which_zero": "ZeRO 3: state", "one_rank": "step 40: loss",
     "resnet": "step 30: loss 0.0", "encoder": "step 30: loss 3.4",
 }  # fmt: skip
 

@@ -123,7 +123,7 @@ def test_processes_that_a_command_starts_speak_its_language(monkeypatch: pytest.
 def test_a_run_is_watched_in_the_language(tmp_path: Path) -> None:
     folder = write_run(tmp_path, overrides=["optimizer.steps=10"])
     screen = run(f"top {folder} --once --lang zh").stdout
-    for words in ("第 5 步，共 10 步，还剩 2.5 s", "损失", "留出集损失", "一步的组成", "计算 70%", "1 步没有更新权重"):
+    for words in ("第 5 步，共 10 步，还剩 2.5 s", "损失", "留出集损失", "一步的组成", "计算 70 %", "1 步没有更新权重"):
         assert words in screen, screen
     table = run(f"runs {folder} --lang zh").stdout
     assert "每秒" in table and "rank" in table and "效率" in table

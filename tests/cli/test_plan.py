@@ -199,7 +199,7 @@ def test_a_plan_that_is_as_fast_as_the_fastest_is_not_said_to_be_slower() -> Non
     words = ["plan", "tiny-llama", "--devices", "1", "--device", "rtx-4090", "--top", "1"]
     printed = CliRunner().invoke(cli, words, catch_exceptions=False).output
     assert re.search(r"Recommended: tp 1, pp 1, dp 1, mb \d+, zero 0", printed)
-    assert "Simpler" not in printed and "0.0% slower" not in printed
+    assert "Simpler" not in printed and "0.0 % slower" not in printed
 
 
 def test_a_deadline_that_is_missed_names_whole_nodes() -> None:

@@ -1,5 +1,7 @@
-"""Every command's text fits a terminal of 80 columns, but for words and names that can't be broken."""
+"""Every command's text fits a terminal of 80 columns, but for words and names that can't be broken; and amounts are
+written alike."""
 
+import re
 import shlex
 from pathlib import Path
 
@@ -48,3 +50,6 @@ def test_no_line_is_longer_than_the_terminal(command: str, tmp_path: Path, monke
     assert done.exit_code == 0
     lines = done.stdout.splitlines()
     assert lines and [line for line in lines if len(line) > 80 and max(map(len, line.split())) < 60] == []
+    assert [line for line in lines if re.search(r"\d%|^ *%", line)] == [], (
+        "a percentage has a space, and no line within"
+    )

@@ -13,6 +13,7 @@ import pytest
 from shardwright.cli.usage_errors import CLICK_MESSAGES
 from shardwright.config.base import PlanError, RunError, error_text
 from shardwright.config.field_texts import field_faults
+from shardwright.config.percent import percent_text
 from shardwright.config.phrase import (
     LANGUAGES,
     Phrase,
@@ -309,3 +310,14 @@ def test_phrases_are_joined_by_functions() -> None:
     """An f-string of phrases with semicolons between them is a plain text, in English alone."""
     joined = re.compile(r"f[\"']\{[^{}\"']+\}; ?\{")
     assert not [file for file in SOURCE.rglob("*.py") if joined.search(file.read_text(encoding="utf-8"))]
+
+
+def test_percentages_are_written_in_one_way() -> None:
+    """A phrase writes a share with a space before the sign; other texts must take percent_text, and no literal."""
+    assert say("{share:.1%} of it", share=0.585) == "58.5 % of it" and percent_text(-0.04, "+.0%") == "-4 %"
+    assert in_language(say("{share:.1%} are", share=0.5), "zh") == "有 50.0 % "
+    texts = [re.sub(r"\{[^}]*\}", "1", text) for text in [*all_templates(), *catalog_of("zh").values()]]
+    assert [text for text in texts if re.search(r"\d%", text)] == []
+    own_forms = re.compile(r"""\bf["'][^"'\n]*(:[^"'{}\n]*%\}|\}%["' ,.)])|%\}["']\.format""")
+    wrong = {file.name: own_forms.findall(file.read_text(encoding="utf-8")) for file in SOURCE.rglob("*.py")}
+    assert {name: hits for name, hits in wrong.items() if hits} == {}

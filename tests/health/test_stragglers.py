@@ -53,7 +53,7 @@ def test_a_rank_alone_at_its_work_is_held_against_its_past() -> None:
     assert [[s.rank for s in answer] for answer in results] == [[]] * 6 + [[1], [1]] + [[]] * 3
     assert results[6][0].since_step == 51
     assert results[6][0].longer_than_before == pytest.approx(1.0)
-    assert "100% longer than before, beside all others, since step 51" in results[6][0].sentence("rank 1")
+    assert "100 % longer than before, beside all others, since step 51" in results[6][0].sentence("rank 1")
 
 
 def test_all_slower_is_nobodys_fault_and_a_recovery_neither() -> None:

@@ -1,14 +1,18 @@
 """What files of other systems leave out has their own defaults; what decides and is not read is asked for."""
 
 import json
+import tomllib
 from typing import Any
 
 import pytest
 
 from interchange.test_faults import LLAMA, MEGATRON, faults, read
 from shardwright.config.base import PlanError
+from shardwright.config.job import JobSpec
 from shardwright.config.yaml_text import yaml_text
 from shardwright.interchange.imported import Imported
+from shardwright.interchange.meaning import unread_of_optimizer
+from shardwright.report.toml_files import job_toml
 
 MODEL = json.dumps(LLAMA)
 TRAIN = "train.py --per_device_train_batch_size 1 --max_steps 10"
@@ -238,3 +242,22 @@ def test_numbers_in_which_deepspeed_alone_sends_gradients_are_told() -> None:
     assert not any("communication_data_type" in line for line in same.lost)
     wider = deepspeed(own | {"communication_data_type": "fp32", "data_types": {"grad_accum_dtype": "bf16"}})
     assert wider.job.precision.reduce == "float32"
+
+
+@pytest.mark.parametrize("name", ["adam", "sgd", "lion", "muon"])
+def test_a_job_has_only_fields_that_its_optimizer_its_rate_and_its_plan_read(name: str) -> None:
+    flags = f"--optimizer {name} --sgd-momentum 0.8 --muon-momentum 0.7 --adam-beta2 0.99 --lr-decay-style constant"
+    run = MEGATRON + flags + " --min-lr 1e-5 --lr 1e-4 --context-parallel-size {cp} --cp-comm-type all_gather"
+    job = read("megatron", run_sh=run.format(cp=1)).job
+    unread = {f"optimizer.{field}" for field in unread_of_optimizer(job)} | {"plan.cp_method"}
+    assert "optimizer.min_learning_rate_ratio" in unread and not unread & written(job)
+    assert ("optimizer.momentum" in written(job)) == (name in ("sgd", "muon"))
+    assert "plan.cp_method" in written(read("megatron", devices=2, run_sh=run.format(cp=2)).job)
+    stated = read("megatron", "optimizer.momentum=0.6", run_sh=run.format(cp=1)).job
+    assert stated.optimizer.momentum == 0.6
+
+
+def written(job: JobSpec) -> set[str]:
+    """The full names of fields that the job's file has."""
+    sections = tomllib.loads(job_toml(job))
+    return {f"{section}.{name}" for section in ("optimizer", "plan") for name in sections.get(section, {})}

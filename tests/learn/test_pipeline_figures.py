@@ -14,11 +14,11 @@ from support.languages import words_of_picture
 
 def test_both_ratios_are_those_of_the_timeline() -> None:
     words = words_of_picture(bubble_figure()("en"))
-    ratios = re.findall(r"= (\d+) / (\d+) = ([\d.]+)%", words)
-    assert [f"{int(part) / int(whole):.1%}" for part, whole, _ in ratios] == [f"{share}%" for *_, share in ratios]
+    ratios = re.findall(r"= (\d+) / (\d+) = ([\d.]+) %", words)
+    assert [f"{100 * int(part) / int(whole):.1f}" for part, whole, _ in ratios] == [share for *_, share in ratios]
     ideal, bubble, whole = (float(time) for time in re.findall(r"\(F \+ B\) = (\d+)\n", words))
     assert ideal + bubble == whole
-    assert [f"{bubble / ideal:.1%}", f"{bubble / whole:.1%}"] == [f"{share}%" for *_, share in ratios]
+    assert [f"{100 * bubble / ideal:.1f}", f"{100 * bubble / whole:.1f}"] == [share for *_, share in ratios]
 
 
 def test_columns_of_tp_and_pp_are_those_of_estimate() -> None:

@@ -24,7 +24,7 @@ from shardwright.planner.advice.neighbours import neighbours
 from shardwright.planner.advice.priced_plan import priced
 from shardwright.planner.advice.reasons import Reason, reasons
 from shardwright.planner.advice.recommendation import best_plans, explained, plans_of
-from shardwright.planner.advice.repair import misfit
+from shardwright.planner.advice.repair import misfit, nearest_that_fit
 from shardwright.planner.advice.rules import first_place_of_state, rules_for
 from shardwright.planner.advice.sensitivity import flips
 from shardwright.planner.search.constraints import constraints_of
@@ -170,6 +170,17 @@ def test_a_plan_that_does_not_fit_is_told_by_rank_and_kind_and_has_neighbours_th
     assert result.memory.process == pytest.approx(room_bytes(job) + result.excess_bytes)
     assert result.nearest and all(near.price.memory.process <= room_bytes(job) for near in result.nearest)
     assert misfit(result.nearest[0].job, ("1f1b",), shipped()) is None
+
+
+def test_a_plan_that_few_changes_repair_is_told_the_fastest_of_all_too() -> None:
+    """Degrees, ZeRO and recomputation together make it faster than any of them alone."""
+    job = load_job("llama3-8b", ["cluster.device=h100-sxm", "plan.dp=4", "plan.zero=0", "batch.global_batch_size=64"])
+    near = nearest_that_fit(job, ("1f1b",), shipped(), 3, with_fastest=True)
+    times_s = [float(plan.price.time.total) for plan in near]
+    assert times_s == sorted(times_s) and all(plan.price.memory.process <= room_bytes(job) for plan in near)
+    first_job, *_, last_job = (plan.job.plan for plan in near)
+    assert first_job.zero == 1 and first_job.pp == 2 and first_job.recompute == "selective"
+    assert (last_job.tp, last_job.pp, last_job.zero, last_job.recompute) == (4, 1, 0, "none")
 
 
 def test_pessimistic_prices_are_no_lower() -> None:

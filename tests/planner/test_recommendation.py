@@ -190,7 +190,7 @@ def test_the_fastest_is_recommended_and_a_simpler_one_is_told_with_its_cost(llam
     slower = simpler.plan.time.total / fastest.time.total - 1
     best = fastest.job.plan
     assert f"Recommended: tp {best.tp}, pp {best.pp}, dp {best.dp}" in text
-    assert f"Simpler: tp {plan.tp}, pp 2, dp {plan.dp}" in text and f"{slower:.1%} slower" in text
+    assert f"Simpler: tp {plan.tp}, pp 2, dp {plan.dp}" in text and f"{100 * slower:.1f} % slower" in text
     more_usd = 1e12 / llama.job.tokens_per_step * (simpler.plan.money.usd - fastest.money.usd)
     assert f"{usd_text(more_usd)} more" in text
     assert f"{sure_text(simpler.confidence)} sure" in text
@@ -203,13 +203,13 @@ def test_plans_of_other_software_fit_surely(llama: Advice) -> None:
     assert all(chance is not None and chance >= SURE for chance in chances)
     first, room = llama.plans[0], room_bytes(llama.job)
     assert first.fit_chance == fit_chance(float(first.memory.process), room)
-    assert f"79.1 GiB (fits: {first.fit_chance:.0%})" in " ".join(rendered(plan_screen(llama)).split())
+    assert f"79.1 GiB (fits: {100 * first.fit_chance:.0f} %)" in " ".join(rendered(plan_screen(llama)).split())
     tight = [reason for reason in reasons(first.job, searched(), shipped()) if reason.is_tight]
     assert tight
     for reason in tight:
         needed = float(fullest(reason.job, shipped()).process)
         assert sure_room_bytes(llama.job) < needed <= room
-        assert f"fits with a chance of {fit_chance(needed, room):.0%} only" in reason.text
+        assert f"fits with a chance of {100 * fit_chance(needed, room):.0f} % only" in reason.text
         assert reason.excess_bytes == pytest.approx(needed - sure_room_bytes(llama.job))
 
 
@@ -374,5 +374,11 @@ def test_the_command_writes_the_recommended_plan(tmp_path: Path) -> None:
 
 
 def test_what_is_not_sure_enough_does_not_read_as_if_it_were() -> None:
-    """79.7 % is less than 80 %, and was printed as 80 %: "80% sure, less than the 80% from which ..."."""
-    assert [sure_text(share) for share in (0.5, 0.797, TOLD_APART, 0.9999, 1.0)] == ["50%", "79%", "80%", "99%", "100%"]
+    """79.7 % is less than 80 %, and was printed as 80 %: "80 % sure, less than the 80 % from which ..."."""
+    assert [sure_text(share) for share in (0.5, 0.797, TOLD_APART, 0.9999, 1.0)] == [
+        "50 %",
+        "79 %",
+        "80 %",
+        "99 %",
+        "100 %",
+    ]

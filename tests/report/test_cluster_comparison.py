@@ -52,7 +52,7 @@ def test_the_cluster_with_the_least_is_named(comparison: Compared) -> None:
         assert data[goal] == best_index(comparison.clusters, total) == min(amounts, key=lambda n: amounts[n] or 0.0)
     best, other = comparison.clusters[data["cheapest"]], comparison.clusters[2 - data["cheapest"]]
     ratio = (other.run_totals["usd"] or 0.0) / (best.run_totals["usd"] or 1.0)
-    assert f"Cheapest: {best.name} ({other.name} {ratio - 1:.0%} more)." in comparison.text
+    assert f"Cheapest: {best.name} ({other.name} {100 * (ratio - 1):.0f} % more)." in comparison.text
     assert "\x1b[32m" in comparison.screen(coloured=True) and "\x1b" not in comparison.text
 
 

@@ -82,7 +82,7 @@ def test_figures_are_means_of_the_end(tmp_path: Path) -> None:
     chinese = use_text(use, "zh")
     assert num_chinese(chinese) > 40 and not differing(use_text(use), chinese)
     texts = words(drawn(tmp_path))
-    assert "dropped 1.0%" in texts and "unserved 12.5%" in texts and f"entropy 1.50 of {math.log(4):.2f}" in texts
+    assert "dropped 1.0 %" in texts and "unserved 12.5 %" in texts and f"entropy 1.50 of {math.log(4):.2f}" in texts
 
 
 def test_curves_are_at_the_height_of_their_values(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 
 from shardwright.cli.main import cli
 from shardwright.config.job import JobSpec
+from shardwright.config.units import seconds_text
 from shardwright.cost.calibration import shipped
 from shardwright.explain.story import tell
 from shardwright.report.timeline.job_study import study_job
@@ -55,7 +56,7 @@ def test_commands_say_one_bubble(name: str) -> None:
     assert drawn["bubble_fraction"] == pytest.approx(bubble / whole, abs=_ROUNDED)
     text = CliRunner().invoke(cli, ["simulate", name]).stdout
     share = f"{100 * bubble / whole:.1f} %"
-    assert f"{number(bubble)} s ({share})" in text and "\nidle " in text
+    assert f"{seconds_text(bubble)} ({share})" in text and "\nidle " in text
     explained = " ".join(CliRunner().invoke(cli, ["explain", name]).stdout.split())
     assert f"{share} of it (the bubble)" in explained
 

@@ -23,7 +23,7 @@ def screen_of(record: RunRecord, num_steps: int | None = 10, silent_s: float = 0
 def test_the_screen_has_what_one_looks_for(tmp_path: Path) -> None:
     screen = screen_of(read_record(write_run(tmp_path)))
     assert screen.startswith("run: step 5 of 10, 2.5 s left")
-    for words in ("loss", "2.5000", "held-out loss", "2.2500", "1,000", "computing 70%", "1.0 GiB", "step 5 "):
+    for words in ("loss", "2.5000", "held-out loss", "2.2500", "1,000", "computing 70 %", "1.0 GiB", "step 5 "):
         assert words in screen
     assert "1 step changed no weight, the last one 3: spike" in screen and "MFU" not in screen
 

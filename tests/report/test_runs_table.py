@@ -28,7 +28,8 @@ def test_efficiency_is_beside_the_fewest_ranks_of_the_same_model(tmp_path: Path)
 def test_the_command_prints_a_table_or_json(tmp_path: Path) -> None:
     words = ["runs", str(write_run(tmp_path, name="a")), str(write_run(tmp_path, name="b", overrides=["plan.dp=1"]))]
     text = CliRunner(env={"COLUMNS": "200"}).invoke(cli, words).output
-    assert "50%" in text and "Efficiency: tokens a second of a rank" in text and "another model" not in text
+    assert "50 %" in text and "Efficiency: tokens a second of a rank" in text and "another model" not in text
+    assert "loss" in text and "predicted" not in text and "MFU" not in text  # columns without a value are left out
     narrow = CliRunner(env={"COLUMNS": "60"}).invoke(cli, words).output
     assert max(map(len, narrow.splitlines())) <= 60
     assert [row["ranks"] for row in json.loads(CliRunner().invoke(cli, [*words, "--json"]).stdout)] == [4, 8]

@@ -213,6 +213,13 @@ def test_a_question_with_many_fields_lists_those_of_a_job_once(monkeypatch: pyte
     assert len(calls) == 1
 
 
+def test_numbers_of_the_cluster_are_faults_of_one_list() -> None:
+    with pytest.raises(PlanError) as caught:
+        PageState.read({"job": "no-such", "devices": "many", "devices_per_node": "-1", "memory_gib": "nan"})
+    words = ("'no-such'", "devices is 'many'", "devices_per_node is '-1'", "memory_gib is 'nan'")
+    assert all(word in fault for word, fault in zip(words, caught.value.faults, strict=True))
+
+
 @pytest.mark.parametrize(
     "state",
     [

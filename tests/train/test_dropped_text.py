@@ -50,7 +50,7 @@ def test_a_tokenizer_that_drops_most_of_the_text_is_refused(tmp_path: Path) -> N
         prepared(tmp_path, letters(), "axxxxxxxxx" * 50)
     (fault,) = refusal.value.faults
     assert "no token for 450 of 500 characters of the text, such as 'x'" in fault
-    assert "(450 / 500 = 90.0%, and at most 1% may be lost)" in fault
+    assert "(450 / 500 = 90.0 %, and at most 1 % may be lost)" in fault
     assert 'data.tokenizer = "bytes"' in fault
     assert not list((tmp_path / "cache").glob("*.json"))
 

@@ -105,7 +105,7 @@ def test_what_does_not_apply_is_null(tmp_path: Path) -> None:
         ({}, StepResult(1.0, 2.0, 3e-3, mtp_losses=(3.25, 4.0)), 0, "further 3.250 4.000  "),
         ({}, StepResult(1.0, None, 3e-3, 65536.0, True), 0, "scale 65536  skipped: gradients overflowed  "),
         ({"compress": "bf16"}, StepResult(1.0, 2.0, 3e-3), 3 << 20, "compression saved 3.00 MiB  "),
-        ({}, StepResult(1.0, 2.0, 3e-3, routing=ROUTING), 0, "busiest expert 1.50 x mean, 12.5% dropped  "),
+        ({}, StepResult(1.0, 2.0, 3e-3, routing=ROUTING), 0, "busiest expert 1.50 x mean, 12.5 % dropped  "),
     ],
 )
 def test_the_progress_line_shows_what_applies(

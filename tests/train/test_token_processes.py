@@ -160,9 +160,9 @@ def test_how_far_it_is_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     now[0] += 20
     result.step(1_000_000)
     words = seconds_text(20 * (total - files[0].size_bytes) / files[0].size_bytes)
+    percent = f"{100 * files[0].size_bytes / total:.1f} %"
     assert printed == [
-        f"tokens of docs: {files[0].size_bytes / total:.1%} of {total / 2**20:.1f} MiB, 1,000,000 tokens, 50,000 a "
-        f"second, about {words} left"
+        f"tokens of docs: {percent} of {total / 2**20:.1f} MiB, 1,000,000 tokens, 50,000 a second, about {words} left"
     ]
 
 

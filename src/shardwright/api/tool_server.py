@@ -5,8 +5,7 @@ A tool reads a job as `load` does and answers in data. A job that is wrong is an
 with their ways out.
 """
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,8 +13,9 @@ from pydantic import Field
 
 from shardwright import __version__
 from shardwright.api.loaded_job import Job, load
+from shardwright.api.tool_arguments import tool_arguments
 from shardwright.config import catalog
-from shardwright.config.base import PlanError, RunError
+from shardwright.config.base import PlanError, RunError, shortened
 from shardwright.config.phrase import say
 
 if TYPE_CHECKING:
@@ -32,18 +32,29 @@ JobName = Annotated[
     str,
     Field(
         description="A name of the catalog (a job, or a model with `devices` and `device`), or the path of a TOML file "
-        "or of a config.json."
+        "or of a config.json.",
+        examples=["quickstart"],
     ),
 ]
 Overrides = Annotated[
     Sequence[str],
     Field(
         description='Fields in place of the job\'s own, as "section.field=value", such as "plan.tp=4" or '
-        '"cluster.software=megatron-2023".'
+        '"cluster.software=megatron-2023".',
+        examples=["plan.tp=4"],
     ),
 ]
-Devices = Annotated[int, Field(description="Number of devices of the cluster; 0 keeps the job's own.", ge=0)]
-Device = Annotated[str, Field(description='Device of the cluster, such as "h100-sxm"; empty keeps the job\'s own.')]
+Devices = Annotated[
+    int, Field(description="Number of devices of the cluster; 0 keeps the job's own.", ge=0, examples=[8])
+]
+Device = Annotated[
+    str,
+    Field(description='Device of the cluster, such as "h100-sxm"; empty keeps the job\'s own.', examples=["h100-sxm"]),
+]
+Kept = Annotated[
+    Sequence[str], Field(description='Fields of the plan that stay, such as "plan.tp=8".', examples=["plan.tp=8"])
+]
+ObjectiveName = Annotated[str, Field(description="time, goodput, cost, energy, devices or memory.", examples=["time"])]
 
 
 def estimate(job: JobName, overrides: Overrides = (), devices: Devices = 0, device: Device = "") -> dict[str, Any]:
@@ -59,8 +70,8 @@ def plan(
     overrides: Overrides = (),
     devices: Devices = 0,
     device: Device = "",
-    keep: Annotated[Sequence[str], Field(description='Fields of the plan that stay, such as "plan.tp=8".')] = (),
-    objective: Annotated[str, Field(description="time, goodput, cost, energy, devices or memory.")] = "time",
+    keep: Kept = (),
+    objective: ObjectiveName = "time",
 ) -> dict[str, Any]:
     """Find the best plans of a job on its cluster, fastest first; the recommended one also as a TOML file, which every
     command of Shardwright reads."""
@@ -111,12 +122,17 @@ def tool_server() -> "MCPServer[Any]":
     from mcp.server.mcpserver.exceptions import ToolError
 
     class StrictServer(MCPServer[Any]):
-        """A server that refuses arguments that a tool does not have: the protocol's own drops them unread."""
+        """A server that refuses a call by all faults of its arguments: the protocol's own drops those that a tool does
+        not have."""
 
         async def call_tool(self, name: str, arguments: dict[str, Any], context: Any = None) -> Any:
-            if name in TOOLS and (refusal := _strange_arguments(TOOLS[name], arguments)):
-                raise ToolError(refusal)
-            return await super().call_tool(name, arguments, context)
+            if name not in TOOLS:
+                raise ToolError(f"no tool is named {shortened(name, 80)}; use {', '.join(TOOLS)}")
+            try:
+                taken = tool_arguments(TOOLS[name], name, arguments)
+            except PlanError as error:
+                raise ToolError(str(error)) from None
+            return await super().call_tool(name, taken, context)
 
     server = StrictServer("shardwright", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING")
     reads_only = ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)
@@ -142,15 +158,6 @@ def _with_faults_as_text(tool: Callable[..., Any]) -> Callable[..., Any]:
 def _assumptions(job: Job) -> tuple[str, ...]:
     """Sentences on values that nobody stated, such as the batch of a model and the plan of a job without one."""
     return job.to_predict()[1]
-
-
-def _strange_arguments(tool: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
-    """A refusal of arguments that a tool does not have, with those that it has; empty if there are none."""
-    known = list(inspect.signature(tool).parameters)
-    strange = [name for name in arguments if name not in known]
-    if not strange:
-        return ""
-    return f"no argument is named {', '.join(strange)}; use {', '.join(known) or 'none'}"
 
 
 def _loaded(job: str, overrides: Sequence[str], devices: int, device: str) -> Job:

@@ -60,7 +60,10 @@ def read_job(
     in, of which the steps of a model are those of `run_tokens`, if any. They are not checked together yet (`make_job`,
     `job_to_plan`). Raises PlanError."""
     subject = subject_of(job)
-    fields = read_fields(job, subject)
+    try:
+        fields = read_fields(job, subject)
+    except PlanError as error:
+        raise PlanError(subject, error.faults + _faults_beside(overrides, asked), error.way_out) from None
     own = {section: dict(values) for section, values in fields.items() if isinstance(values, dict)}
     # The cluster that options ask for is one of the named cluster's, and other overrides hold on it.
     names = [override for override in overrides if override.partition("=")[0].strip() == "cluster.name"]
@@ -79,6 +82,15 @@ def read_job(
     return JobFields(fields, is_model=True, filled_in=filled_in, asked_plan=asked_plan)
 
 
+def _faults_beside(overrides: Sequence[str], asked: AskedCluster) -> list[str]:
+    """Faults of overrides and of the device that is asked for, which hold whatever the job is."""
+    fields: dict[str, Any] = {}
+    faults = _apply_overrides(fields, overrides)
+    if asked.device:
+        faults += _replace_cluster(fields, asked)
+    return faults + (password_faults(fields) or resolve_names(fields) + validate_fields(fields)[1])
+
+
 def job_of_fields(fields: dict[str, Any], overrides: Sequence[str], subject: str) -> JobSpec:
     """A job from fields nested as in a file, with overrides. Raises PlanError with every fault."""
     return make_job(_resolved(fields, _apply_overrides(fields, overrides), subject), subject)
@@ -95,7 +107,7 @@ def job_to_plan(fields: dict[str, Any], subject: str) -> JobSpec:
 def subject_of(job: str | Mapping[str, Any]) -> str:
     """The subject of messages about a job: its file, its name, or the name in its fields."""
     name = job if isinstance(job, str) else job.get("name", JobSpec.model_fields["name"].default)
-    return say("job {name}", name=name)
+    return say("job {name}", name=name or "''")
 
 
 def make_job(fields: dict[str, Any], subject: str = "job") -> JobSpec:

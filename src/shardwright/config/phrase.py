@@ -14,6 +14,8 @@ from pathlib import Path
 from string import Formatter
 from typing import Any
 
+from shardwright.config.percent import PercentFormatter
+
 ENGLISH = "en"
 LANGUAGES = (ENGLISH, "zh")
 _SEPARATORS = {ENGLISH: ", ", "zh": "、"}
@@ -22,6 +24,7 @@ _PERIODS = {ENGLISH: ".", "zh": "。"}
 # A template has a space beside a value, which may be a name in Latin letters, and needs none beside a Chinese one.
 _CHINESE = "[\u3001-\u303f\u4e00-\u9fff\uff00-\uffef]"
 _BETWEEN_CHINESE = re.compile(f"(?<={_CHINESE}) (?={_CHINESE})")
+_PERCENTS = PercentFormatter()
 _STARTED_IN = "SHARDWRIGHT_LANGUAGE"
 _CATALOGS = Path(__file__).parent / "phrases"
 
@@ -254,7 +257,8 @@ def template_in(template: str, language: str) -> str:
 
 def _filled(template: str, values: dict[str, Any], language: str) -> str:
     """A template with its values in a language."""
-    return template.format(**{name: _value(value, language) for name, value in values.items()})
+    shown = {name: _value(value, language) for name, value in values.items()}
+    return _PERCENTS.format(template, **shown) if "%}" in template else template.format(**shown)
 
 
 def _value(value: Any, language: str) -> Any:

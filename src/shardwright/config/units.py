@@ -22,11 +22,12 @@ _FLOPS = ((1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1.0
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
-def seconds_text(seconds: float) -> str:
-    """ "0.8 us", "34.1 ms", "6.75 s", "12 min", "4.2 h", "93.8 days"; "0" for exactly 0."""
+def seconds_text(seconds: float, beside_s: float = 0.0) -> str:
+    """ "0.8 us", "34.1 ms", "6.75 s", "12 min", "4.2 h", "93.8 days"; "0" for exactly 0. A time that stands beside
+    another one has its unit."""
     if seconds == 0:
         return "0"
-    unit, name = next((unit, name) for least, unit, name in _SECONDS if seconds >= least)
+    unit, name = next((unit, name) for least, unit, name in _SECONDS if (beside_s or seconds) >= least)
     value = seconds / unit
     if name == "days":
         return say("{days} days", days=f"{value:,.1f}")

@@ -15,6 +15,7 @@ from shardwright.config.load import job_of_fields
 from shardwright.config.phrase import each, say
 from shardwright.interchange.carried_data import carried_data
 from shardwright.interchange.known_settings import is_uncounted, is_usual, subjects
+from shardwright.interchange.meaning import without_unread
 from shardwright.interchange.reading.settings import Flat, Settings, plain_text
 from shardwright.interchange.reading.shell_marks import readable, unknown_names
 from shardwright.interchange.unread_settings import unread_faults
@@ -117,7 +118,7 @@ def imported(result: ReadResult, asked: Asked, subject: str, name: str, folder: 
         raise PlanError(subject, [error_text(error)]) from None
     data = carried_data(settings, (folder, Path()), asked.fields)
     fields |= {"data": data.fields} if data.fields else {}
-    job = job_of_fields(fields, list(asked.overrides), subject)
+    job = without_unread(job_of_fields(fields, list(asked.overrides), subject), asked.fields)
     by_subject, unknown, uncounted = _unread(result, asked)
     return Imported(
         job,

@@ -5,6 +5,7 @@ optimizer without momentum) counts as its default. Fields that change only speed
 checkpoints, monitoring) are left out: each system has its own.
 """
 
+from collections.abc import Container
 from typing import Any
 
 from shardwright.config.compression_facts import COMPRESSIONS
@@ -49,6 +50,32 @@ def differences(job: JobSpec, other: JobSpec) -> list[tuple[str, Any, Any]]:
     ]
 
 
+def without_unread(job: JobSpec, stated: Container[str]) -> JobSpec:
+    """The job with defaults for fields that its optimizer, its learning rate and its plan do not read; fields of
+    `stated`, by full name, stay."""
+    changes: dict[str, Any] = {}
+    for section, names in (("optimizer", unread_of_optimizer(job)), ("plan", unread_of_plan(job.plan))):
+        spec = getattr(job, section)
+        fields = type(spec).model_fields
+        defaults = {name: fields[name].default for name in sorted(names) if f"{section}.{name}" not in stated}
+        changes[section] = spec.model_copy(update=defaults)
+    return job.model_copy(update=changes)
+
+
+def unread_of_optimizer(job: JobSpec) -> set[str]:
+    """The fields of [optimizer] without effect: of other optimizers and of other schedules of the learning rate."""
+    optimizer = job.optimizer
+    unread = {name for facts in OPTIMIZERS.values() for name in facts.reads} - optimizer.facts.reads
+    schedule_fields = {name for facts in RATE_SCHEDULES.values() for name in facts.reads}
+    unread |= schedule_fields - RATE_SCHEDULES[optimizer.schedule].reads
+    return unread if job.batch.grows else unread | {"batch_rule"}
+
+
+def unread_of_plan(plan: PlanSpec) -> set[str]:
+    """The fields of [plan] about context parallelism, without effect where sequences are not divided."""
+    return {"cp_method"} if plan.cp == 1 else set()
+
+
 def _batch(job: JobSpec) -> Flat:
     batch = job.batch
     ramp = {f"batch.ramp.{name}": getattr(batch.ramp, name) for name in ("start", "increment", "samples")}
@@ -71,7 +98,7 @@ def _plan(job: JobSpec) -> Flat:
     }
     if facts.stages_per_rank == 0:
         fields["virtual_stages"] = plan.virtual_stages
-    if plan.cp > 1:
+    if "cp_method" not in unread_of_plan(plan):
         fields["cp_method"] = plan.cp_method
     if model.moe.experts:
         fields |= {"ep": plan.ep, "expert_tp": plan.expert_tp_size}
@@ -126,12 +153,8 @@ def _precision(job: JobSpec) -> Flat:
 
 
 def _optimizer(job: JobSpec) -> Flat:
-    optimizer = job.optimizer
-    unused = {name for facts in OPTIMIZERS.values() for name in facts.reads} - optimizer.facts.reads
-    schedule_fields = {name for facts in RATE_SCHEDULES.values() for name in facts.reads}
-    unused |= schedule_fields - RATE_SCHEDULES[optimizer.schedule].reads
-    unused |= set() if job.batch.grows else {"batch_rule"}
-    return {name: getattr(optimizer, name) for name in OptimizerSpec.model_fields if name not in unused}
+    unread = unread_of_optimizer(job)
+    return {name: getattr(job.optimizer, name) for name in OptimizerSpec.model_fields if name not in unread}
 
 
 def _model(model: ModelSpec) -> Flat:

@@ -11,6 +11,7 @@ from shardwright.api.one_collective import CollectiveQuestion, one_collective
 from shardwright.config.cluster_facts import device_entry, device_hours_between_failures
 from shardwright.config.compression_facts import COMPRESSIONS
 from shardwright.config.job import JobSpec
+from shardwright.config.percent import percent_text, whole_percent_text
 from shardwright.config.phrase import in_language, say
 from shardwright.config.units import bytes_text, counted_phrase, memory_text, seconds_text
 from shardwright.cost.collective_time import ring_s
@@ -158,7 +159,7 @@ def data_parallel() -> Drawing:
         parts = _shares(job)
         bars.append((label, {name: seconds / sum(parts.values()) for name, seconds in parts.items()}))
     title = say("llama-7b, 256 sequences a step: share of the step")
-    return StackedBars(title, bars, "{:.0%}".format).svg
+    return StackedBars(title, bars, whole_percent_text).svg
 
 
 def batch_size() -> Drawing:
@@ -309,13 +310,13 @@ def failures() -> Drawing:
         }
         rows.append((counted_phrase(devices, "device"), {name: float(share) for name, share in parts.items()}))
     title = say("{device}, checkpoints of 60 s at the best interval: shares of the time", device=_DEVICE)
-    return StackedBars(title, rows, "{:.0%}".format).svg
+    return StackedBars(title, rows, whole_percent_text).svg
 
 
 def checkpoint_interval() -> Drawing:
     """The shares of the time that checkpoints and failures take, by the interval between checkpoints."""
     title = say("llama3-405b on 16,384 devices, checkpoints of 56.8 s: time without training, by the interval")
-    return StackedBars(title, time_lost(), "{:.1%}".format).svg
+    return StackedBars(title, time_lost(), percent_text).svg
 
 
 def told_plan() -> Drawing:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from functools import partial
 
+from shardwright.config.percent import percent_text
 from shardwright.config.phrase import in_language, say
 from shardwright.config.units import memory_text, seconds_text
 from shardwright.cost.calibration import shipped
@@ -41,12 +42,12 @@ def two_cuts_rows(axis: str, degree: int) -> list[tuple[str, str]]:
     return [
         (say("collectives or messages of a rank in a step"), f"{sum(crossing.calls for crossing in crossings):,}"),
         (say("sent by a rank in a step"), memory_text(round(sum(crossing.sent.total for crossing in crossings)))),
-        (say("communication that nothing hides"), f"{(step.tensor + step.messages) / total_s:.1%}"),
-        (say("bubble"), f"{step.bubble / total_s:.1%}"),
+        (say("communication that nothing hides"), percent_text((step.tensor + step.messages) / total_s)),
+        (say("bubble"), percent_text(step.bubble / total_s)),
         (say("weights of the fullest rank"), memory_text(memory["parameters_bytes"])),
         (say("activations of the fullest rank"), memory_text(memory["activations_bytes"])),
         (say("a step"), seconds_text(total_s)),
-        ("MFU", f"{step.mfu:.1%}"),
+        ("MFU", percent_text(step.mfu)),
     ]
 
 

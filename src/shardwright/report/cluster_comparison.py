@@ -13,6 +13,7 @@ from shardwright.config.cluster import ClusterSpec
 from shardwright.config.cluster_facts import network_gb_per_s, node_devices, node_gb_per_s
 from shardwright.config.job import JobSpec
 from shardwright.config.link_words import link_words
+from shardwright.config.percent import percent_text
 from shardwright.config.phrase import capitalized, fixed, in_language, note_phrase, say
 from shardwright.config.units import number_text, tokens_text
 from shardwright.cost.money import device_hour_price, price_words, usd_per_device_hour
@@ -206,7 +207,7 @@ def _plan_cells(cluster: ClusterPlan) -> dict[str, str]:
     figures = (
         step_text(plan.time.total),
         f"{plan.tokens_per_s_per_device:,.0f}",
-        f"{plan.time.mfu:.1%}",
+        percent_text(plan.time.mfu),
         share_text(plan.memory.process, job),
         number_text(totals["days"] or 0.0),
         usd_text(totals["usd"]),

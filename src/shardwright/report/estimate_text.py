@@ -11,6 +11,7 @@ from shardwright.config import catalog
 from shardwright.config.cluster_facts import host_memory_bytes
 from shardwright.config.job import JobSpec
 from shardwright.config.model import ModelSpec
+from shardwright.config.percent import percent_text
 from shardwright.config.phrase import ENGLISH, note_phrase, say
 from shardwright.config.software import software_of
 from shardwright.config.software_support import missing_features
@@ -215,7 +216,7 @@ def software_table(rows: list[SoftwareRow]) -> Part:
     for row in rows:
         lacking = say("{listed}", listed=row.lacks)
         table.append(
-            [row.software, seconds_text(row.step_s), f"{row.mfu:.1%}", memory_text(row.process_bytes), lacking]
+            [row.software, seconds_text(row.step_s), percent_text(row.mfu), memory_text(row.process_bytes), lacking]
         )
     heading = say("The same plan with other software (--as NAME prices all of it so):")
     return Lines((heading, AlignedRows(table, left=(0, 4))))

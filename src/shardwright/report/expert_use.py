@@ -305,7 +305,7 @@ def _curves(use: ExpertUse, top: float, translate: _Translate) -> list[str]:
     return [
         *LineChart(titles[0], boxes[0], loads, 2.0, mark=EVEN).drawn(),
         *LineChart(titles[1], boxes[1], entropies, most_entropy, most_entropy).drawn(),
-        *LineChart(titles[2], boxes[2], dropped, 0.01, form=lambda share: f"{100 * share:.3g}%").drawn(),
+        *LineChart(titles[2], boxes[2], dropped, 0.01, form=lambda share: f"{100 * share:.3g} %").drawn(),
         *legend(56, top + 170 + 40, loads if len(loads) <= len(LINE_COLOURS) else [loads[0], loads[-1]]),
     ]
 

@@ -18,6 +18,7 @@ from shardwright.report.document import Lines, Paragraph, Part, paragraph
 from shardwright.report.step_cost import PARTS, part_words
 
 _SHOWN, _PARTS_SHOWN = 3, 4
+_LEAST_SHARE = 0.005  # of a step: a smaller part would be shown as 0 %
 _TOKENS = 1e12
 _OLDER = ("megatron-2021", "megatron-2022", "megatron-deepspeed")  # generations whose flags had other names
 _LEAST_GAIN = 1.005  # a plan that is at least so many times as fast is worth a line
@@ -153,7 +154,9 @@ def _as_it_stands(system: System, own_plan: PricedPlan) -> Paragraph:
         money=money,
     )
     largest = [
-        say("{part} {share:.0%}", part=part, share=seconds / total) for seconds, part in parts[:_PARTS_SHOWN] if seconds
+        say("{part} {share:.0%}", part=part, share=seconds / total)
+        for seconds, part in parts[:_PARTS_SHOWN]
+        if seconds > _LEAST_SHARE * total
     ]
     return paragraph(cost, say("Most of that: {parts}.", parts=tuple(largest)))
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from shardwright.config.phrase import ENGLISH, say
-from shardwright.config.units import GIB, counted_phrase
+from shardwright.config.units import counted_phrase, memory_text, seconds_text
 from shardwright.planner.stages.best_layout import LaidOut
 from shardwright.report.document import AlignedRows, Lines, Part, document_text, paragraph
 from shardwright.report.plans_text import plan_words
@@ -40,8 +40,8 @@ def layout_text(laid_out: LaidOut, language: str = ENGLISH) -> str:
                 str(rank),
                 device,
                 " + ".join(rank_layers),
-                f"{1e3 * stages.rank_s[rank]:.1f} ms",
-                f"{stages.rank_bytes[rank] / GIB:.1f} GiB",
+                seconds_text(stages.rank_s[rank], max(stages.rank_s)),
+                memory_text(int(stages.rank_bytes[rank])),
             ]
         )
     heading = say(
@@ -52,8 +52,8 @@ def layout_text(laid_out: LaidOut, language: str = ENGLISH) -> str:
         plan=plan_words(job.plan),
     )
     step = say(
-        "A step takes {seconds:.3g} s, and the slowest pipeline rank {share:.1f} % longer than the mean.",
-        seconds=laid_out.step_s,
+        "A step takes {step}, and the slowest pipeline rank {share:.1f} % longer than the mean.",
+        step=seconds_text(laid_out.step_s),
         share=100 * stages.imbalance,
     )
     lines: list[str] = [f"plan.layout = {list(stages.layout)}"]

@@ -33,7 +33,7 @@ def nearest_plans(job: JobSpec, fits: bool, priced: "Estimate") -> list[dict[str
             "process_bytes": float(near.price.memory.process),
             "step_s": float(near.price.time.total),
         }
-        for near in nearest_that_fit(job, searched(), shipped(), _SHOWN)
+        for near in nearest_that_fit(job, searched(), shipped(), _SHOWN, with_fastest=True)
     ]
 
 

@@ -18,13 +18,16 @@ _DISK_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
 def write_output(path: Path, text: str, option: str) -> None:
     """Write the result of a command. PlanError if no such file can be written, OSError if the disk is full or fails.
 
-    An existing file is replaced only if it begins as the text does: otherwise it may be the job that was read.
+    An existing file is replaced only if it begins as the text does: otherwise it may be the job that was read. On a
+    full disk it keeps its text, and of a new one nothing is left.
     """
     _refuse_other_file(path, text, option)
+    before = _bytes_before(path)
     try:
         write_text(path, text)
     except OSError as error:
         if error.errno in _DISK_ERRNOS:
+            _put_back(path, before)
             raise OSError(error.errno, error.strerror, str(path)) from None
         raise _unwritable(path, option, error) from None
     except ValueError as error:  # a NUL in the name
@@ -39,6 +42,24 @@ def write_output(path: Path, text: str, option: str) -> None:
                 )
             ],
         ) from None
+
+
+def _bytes_before(path: Path) -> bytes | None:
+    """The bytes of a regular file, none of one that is not there yet; None of anything else, or if it can't be read."""
+    with suppress(OSError, ValueError):
+        if path.is_file():
+            return path.read_bytes()
+        return None if path.exists() or path.is_symlink() else b""
+    return None
+
+
+def _put_back(path: Path, before: bytes | None) -> None:
+    """Give a file its bytes again that could not be written anew; one that had none is removed."""
+    with suppress(OSError):
+        if before:
+            path.write_bytes(before)
+        elif before is not None:
+            path.unlink(missing_ok=True)
 
 
 def refuse_no_folder(path: Path, option: str) -> None:

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from shardwright.config.percent import percent_text
 from shardwright.config.phrase import fixed, say
 from shardwright.config.units import GIB, seconds_text
 from shardwright.cost.calibration import shipped
@@ -169,7 +170,7 @@ def _rows(plans: list[PricedPlan], objective: Objective) -> Iterator[list[str]]:
     for number, plan in enumerate(plans, 1):
         yield [
             str(number), step_text(plan.time.total), step_text(plan.cautious.total),
-            f"{plan.tokens_per_s_per_device:,.0f}", f"{plan.time.hfu:.1%}",
+            f"{plan.tokens_per_s_per_device:,.0f}", percent_text(plan.time.hfu),
             usd_text(plan_cost(plan, objective).usd), marked_words(plan),
         ]  # fmt: skip
 
@@ -183,7 +184,7 @@ def _breakdown(plan: PricedPlan) -> Iterator[list[str]]:
     times[say("step")] = total
     kinds = plan.memory.as_dict() | {"process": plan.memory.process}
     time_rows = [
-        (name, step_text(seconds, total), f"{seconds / total:.1%}")
+        (name, step_text(seconds, total), percent_text(seconds / total))
         for name, seconds in times.items()
         if seconds >= _LEAST * total
     ]

@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from shardwright.config.job import JobSpec
+from shardwright.config.percent import percent_text
 from shardwright.config.phrase import each, note_phrase, say
 from shardwright.config.software import software_of
 from shardwright.config.units import GIB, number_text, seconds_text, tokens_text
@@ -254,7 +255,7 @@ def _plans_table(advice: Advice) -> ScreenPart:
             str(number),
             step_text(plan.time.total),
             sure_text(plan.first_is_faster),
-            f"{plan.time.mfu:.1%}",
+            percent_text(plan.time.mfu),
             f"{plan.memory.process / GIB:.1f}",
             number_text(run_days(plan, objective)),
             usd_text(plan_cost(plan, objective).usd),

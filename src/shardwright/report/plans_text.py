@@ -88,7 +88,7 @@ def lacking(plan: PricedPlan) -> tuple[str, ...]:
 def sure_text(share: float | None) -> str:
     """A confidence as a percentage, rounded down: one below the bound that tells plans apart must not read as the
     bound. Empty for the first plan, which has none."""
-    return "" if share is None else f"{math.floor(100 * share + 1e-9)}%"
+    return "" if share is None else f"{math.floor(100 * share + 1e-9)} %"
 
 
 _FLAGS = ("sequence_parallel", "offload_parameters", "offload_activations")

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from shardwright.config.base import error_text
 from shardwright.config.job import JobSpec
+from shardwright.config.percent import percent_text
 from shardwright.config.phrase import ENGLISH, say
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.units import bytes_text, counted_phrase, seconds_text
@@ -198,7 +199,7 @@ def _whole_bytes_text(size: float) -> str:
 
 def _difference_text(pair: list[float | None]) -> str:
     predicted, measured = pair
-    return "" if predicted is None or not measured else f"{predicted / measured - 1:+.1%}"
+    return "" if predicted is None or not measured else percent_text(predicted / measured - 1, "+.1%")
 
 
 def _equal_text(pair: list[Any]) -> str:

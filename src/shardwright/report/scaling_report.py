@@ -9,7 +9,7 @@ from typing import Any
 
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import ENGLISH, Phrase, both, in_language, say
-from shardwright.config.units import GIB
+from shardwright.config.units import GIB, seconds_text
 from shardwright.cost.money import price_words
 from shardwright.planner.critical_batch import BatchLimits, Rescaled, rescaled
 from shardwright.planner.scaling import Point, Scaling, devices_text
@@ -145,7 +145,7 @@ def _rows(curve: Scaling) -> list[list[str]]:
             [
                 f"{point.num_devices:,}",
                 f"{point.job.batch.global_batch_size:,}",
-                f"{point.step_s:.3g} s",
+                seconds_text(point.step_s),
                 f"{point.tokens_per_s:,.0f}",
                 f"{point.tokens_per_s_per_device:,.0f}",
                 _percent(point.mfu),

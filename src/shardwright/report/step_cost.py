@@ -78,8 +78,8 @@ def _speed(job: JobSpec, estimate: Estimate) -> Part:
             "A step of {tokens:,} tokens takes {seconds}; four of five lie between {low} and {high}.",
             tokens=job.tokens_per_step,
             seconds=seconds_text(step.total),
-            low=seconds_text(step.low),
-            high=seconds_text(step.high),
+            low=seconds_text(step.low, step.total),
+            high=seconds_text(step.high, step.total),
         ),
         say(
             "That is {throughput:,.0f} tokens a second and device, MFU {mfu:.1f} % and HFU {hfu:.1f} % of {peak} "

@@ -10,7 +10,8 @@ from itertools import zip_longest
 
 _USUAL_WIDTH = 100  # columns, where no terminal has a width
 _WIDTHS = 60, 120  # columns of the narrowest and of the widest lines of a paragraph
-_UNBROKEN = re.compile(r"\s+|[（「“]*(?:[\x21-\x7e]+|\S)[，。；：、！？）」”]*")  # what no line ends within
+_UNBROKEN = re.compile(r"\s+|[（「“]*(?:[\x21-\x7e]+(?: %)?|\S)[，。；：、！？）」”]*")  # what no line ends within
+_PERCENT, _KEPT_PERCENT = " %", "\N{NO-BREAK SPACE}%"  # a line does not end between a number and its percent sign
 _LEAST_CELL = 16  # columns of a last cell that is broken into lines
 
 
@@ -36,14 +37,7 @@ def page_width() -> int:
 def filled(text: str, first: str = "", hang: str = "") -> str:
     """A paragraph as lines that fit the page. `first` begins the first line, `hang` the others."""
     if not is_wide(text):
-        return textwrap.fill(
-            text,
-            page_width(),
-            initial_indent=first,
-            subsequent_indent=hang,
-            break_on_hyphens=False,
-            break_long_words=False,
-        )
+        return "\n".join(_broken_at_spaces(text, page_width(), first, hang))
     lines = wrapped(text, page_width() - len(hang))
     return "\n".join(f"{hang if number else first}{line}" for number, line in enumerate(lines))
 
@@ -66,7 +60,7 @@ def wrapped(text: str, width: int) -> Iterator[str]:
     A bracket or quotation mark that opens stays with what follows.
     """
     if text.isascii():
-        yield from textwrap.wrap(text, width, break_on_hyphens=False)
+        yield from _broken_at_spaces(text, width, breaks_words=True)
         return
     line, columns = "", 0
     for word in _UNBROKEN.findall(text):
@@ -100,7 +94,22 @@ def _cell_lines(text: str, width: int) -> list[str]:
     """Lines of a text, broken at spaces, and Chinese between its characters."""
     if is_wide(text):
         return list(wrapped(text, width))
-    return textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=False)
+    return _broken_at_spaces(text, width)
+
+
+def _broken_at_spaces(
+    text: str, width: int, first: str = "", hang: str = "", *, breaks_words: bool = False
+) -> list[str]:
+    """Lines of a text that has spaces between its words; `breaks_words`: also within words that are too long."""
+    lines = textwrap.wrap(
+        text.replace(_PERCENT, _KEPT_PERCENT),
+        width,
+        initial_indent=first,
+        subsequent_indent=hang,
+        break_on_hyphens=False,
+        break_long_words=breaks_words,
+    )
+    return [line.replace(_KEPT_PERCENT, _PERCENT) for line in lines]
 
 
 def aligned(rows: Sequence[Sequence[str]], gap: int = 2, left: Collection[int] = (0,)) -> str:

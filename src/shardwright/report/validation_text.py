@@ -76,14 +76,19 @@ def _rows(predictions: Sequence[Mapping[str, Any]]) -> list[Part]:
     rows = [
         [
             str(line["id"]),
-            seconds_text(line["measured_s"]),
-            seconds_text(line["predicted_s"]),
-            say("{low} and {high}", low=seconds_text(line["low_s"]), high=seconds_text(line["high_s"])),
+            _beside(line, "measured_s"),
+            _beside(line, "predicted_s"),
+            say("{low} and {high}", low=_beside(line, "low_s"), high=_beside(line, "high_s")),
             f"{line['measured_s'] / line['predicted_s']:.2f}",
         ]
         for line in timed
     ]
     return [AlignedRows([heading, *rows])]
+
+
+def _beside(line: Mapping[str, Any], key: str) -> str:
+    """A time of a row, in the unit of the one that was measured."""
+    return seconds_text(line[key], line["measured_s"])
 
 
 def _indented(name: str) -> str:

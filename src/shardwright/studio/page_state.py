@@ -21,7 +21,8 @@ from shardwright.config.toml_file import TOML_ERRORS, parse_toml
 
 SUBJECT = "this page"
 SECTIONS = ("model", "cluster", "plan", "batch", "precision", "optimizer")
-_CLUSTER_KEYS = ("devices", "device", "devices_per_node", "memory_gib")
+_WHOLE_KEYS = ("devices", "devices_per_node")
+_CLUSTER_KEYS = (*_WHOLE_KEYS, "memory_gib", "device")
 _MOST_KEYS, _MOST_TEXT = 300, 4000
 # Fields that name an entry of the catalog, and would else be the path of a file; those that may only be a path.
 _NAMES: dict[str, catalog.Kind] = {
@@ -58,8 +59,9 @@ class PageState:
     @cached_property
     def asked(self) -> AskedJob:
         """The job that the state asks for, as the command line would. Raises PlanError."""
-        numbers = {key: self._whole(key) for key in ("devices", "devices_per_node")}
-        cluster = AskedCluster(device=self.texts.get("device", ""), memory_gib=self._memory_gib(), **numbers)
+        numbers = {key: _whole(key, self.texts.get(key, "")) for key in _WHOLE_KEYS}
+        memory_gib = _memory_gib(self.texts.get("memory_gib", ""))
+        cluster = AskedCluster(device=self.texts.get("device", ""), memory_gib=memory_gib, **numbers)
         return AskedJob(
             self.texts.get("job") or {"name": self.texts.get("model.name") or "custom"}, self.overrides, cluster
         )
@@ -102,30 +104,42 @@ class PageState:
         subject = self.asked.subject
         return planned(subject, make_job(self.fields, subject))
 
-    def _memory_gib(self) -> float:
-        text = self.texts.get("memory_gib") or "0"
-        try:
-            gib = float(text) if text.isascii() and "_" not in text else math.nan
-        except ValueError:
-            gib = math.nan
-        least, most = largest.LEAST_MEMORY_GIB, largest.MEMORY_GIB
-        if gib != 0 and not least <= gib <= most:
-            fault = say(
-                "memory_gib is {text}; use a number of GiB, {least:g} to {most:,.0f}",
-                text=repr(shortened(text)),
-                least=least,
-                most=most,
-            )
-            raise PlanError(SUBJECT, [fault])
-        return gib
 
-    def _whole(self, key: str) -> int:
-        text = self.texts.get(key) or "0"
-        if not (text.isascii() and text.isdigit() and len(text) < 9):
-            raise PlanError(
-                SUBJECT, [say("{key} is {text}, no whole number; use 64, say", key=key, text=repr(shortened(text)))]
-            )
-        return int(text)
+def _memory_gib(text: str) -> float:
+    """The GiB of a text, 0 for none. Raises PlanError."""
+    try:
+        gib = float(text or "0") if text.isascii() and "_" not in text else math.nan
+    except ValueError:
+        gib = math.nan
+    least, most = largest.LEAST_MEMORY_GIB, largest.MEMORY_GIB
+    if gib != 0 and not least <= gib <= most:
+        fault = say(
+            "memory_gib is {text}; use a number of GiB, {least:g} to {most:,.0f}",
+            text=repr(shortened(text)),
+            least=least,
+            most=most,
+        )
+        raise PlanError(SUBJECT, [fault])
+    return gib
+
+
+def _whole(key: str, text: str) -> int:
+    """The number of a text, 0 for none. Raises PlanError."""
+    digits = text or "0"
+    if not (digits.isascii() and digits.isdigit() and len(digits) < 9):
+        raise PlanError(
+            SUBJECT, [say("{key} is {text}, no whole number; use 64, say", key=key, text=repr(shortened(text)))]
+        )
+    return int(digits)
+
+
+def _number_faults(key: str, text: str) -> list[str]:
+    """Faults of a number of the cluster."""
+    try:
+        _ = _memory_gib(text) if key == "memory_gib" else _whole(key, text)
+    except PlanError as error:
+        return error.faults
+    return []
 
 
 def _text_faults(key: Any, text: Any) -> list[str]:
@@ -141,6 +155,8 @@ def _text_faults(key: Any, text: Any) -> list[str]:
             if not text or text in known
             else [say("{name} is no job or model of the catalog", name=repr(shortened(text)))]
         )
+    if key in (*_WHOLE_KEYS, "memory_gib"):
+        return _number_faults(key, text)
     if key in _PATHS or (key not in _CLUSTER_KEYS and key not in _field_names()):
         return [
             say(

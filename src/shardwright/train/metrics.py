@@ -15,6 +15,7 @@ from typing import Any, TextIO
 from shardwright.config.base import RunError, printable
 from shardwright.config.data import HELD_OUT
 from shardwright.config.job import JobSpec
+from shardwright.config.percent import percent_text
 from shardwright.config.phrase import in_language, language_of_locale, say, spaced
 from shardwright.config.units import MIB
 from shardwright.config.user_file import open_file, system_reason
@@ -231,7 +232,8 @@ def _loss_text(loss: float | None) -> str:
 
 def _progress(metrics: StepMetrics, result: StepResult) -> str:
     """The numbers of a step in its progress line."""
-    rate_text = f"{metrics.tokens_per_s:,.0f} tok/s" + (f" mfu {metrics.mfu:.1%}" if metrics.mfu is not None else "")
+    use_text = "" if metrics.mfu is None else f" mfu {percent_text(metrics.mfu)}"
+    rate_text = f"{metrics.tokens_per_s:,.0f} tok/s{use_text}"
     shares_text = say(
         "compute {compute:.0%} communication {communication:.0%} idle {idle:.0%}",
         compute=metrics.compute_share,

@@ -129,7 +129,7 @@ def introduce(job: JobSpec, mesh: Mesh, tokens: TokenFiles | MixedTokens, place:
             schedule=plan.schedule,
             microbatches=counted_phrase(job.num_microbatches, "microbatch"),
             microbatch_size=plan.microbatch_size,
-            sequence_parallel=say("on") if plan.sequence_parallel else say("off"),
+            sequence_parallel=say("on") if plan.sequence_parallel and plan.tp > 1 else say("off"),
         )
     )
     log.tell(below(mesh.shape.lines()[: None if plan.world <= _LISTED_RANKS else 1]))

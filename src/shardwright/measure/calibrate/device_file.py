@@ -18,6 +18,7 @@ from shardwright.config.cluster import DeviceSpec
 from shardwright.config.job import JobSpec
 from shardwright.config.measured_table import Carried, MeasuredTable, sizes_of
 from shardwright.config.number_types import NUMBER_TYPES
+from shardwright.config.percent import whole_percent_text
 from shardwright.config.phrase import fixed, say
 from shardwright.config.software import software_of
 from shardwright.config.toml_text import toml_text
@@ -280,7 +281,7 @@ def summary(launches: Sequence[RanksMeasured]) -> list[list[str]]:
                     str(m.ranks),
                     str(len(kind_points)),
                     _best(work, kind_points, seconds),
-                    f"+-{middle:.0%}",
+                    f"+-{whole_percent_text(middle)}",
                 ]
             )
     return rows
@@ -296,7 +297,7 @@ def _best(work: str, points: Sequence[Probe], seconds: Mapping[Probe, tuple[floa
     if work == "attention":
         return f"{max(128.0 * p.sizes[0] ** 2 * p.sizes[1] / seconds[p][0] for p in points) / 1e9:,.0f} GFLOP/s"
     if work == "leak":
-        return f"{seconds[points[0]][0]:.0%} seen"
+        return f"{whole_percent_text(seconds[points[0]][0])} seen"
     if work == "step":
         return f"{1e3 * seconds[points[0]][0]:.1f} ms"
     if not points[0].sizes:

@@ -115,7 +115,8 @@ def kind_faults(module: object) -> list[str]:
     """The fault of an argument that is not a module."""
     if isinstance(module, nn.Module):
         return []
-    return [say("a {kind} is given, and an nn.Module is wanted; give the module itself", kind=type(module).__name__)]
+    kind = type(module).__name__
+    return [say("a value of type {kind} is given, and an nn.Module is wanted; give the module itself", kind=kind)]
 
 
 def parameter_faults(module: nn.Module, may_be_meta: bool = False) -> list[str]:

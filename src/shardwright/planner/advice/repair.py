@@ -1,7 +1,8 @@
 """A plan that does not fit: its excess and the rank with it; and the nearest plans that fit.
 
-A search finds them while most fields of the plan are kept: it frees each field alone, then each two of them, then all.
-So no plan with as few changes is faster.
+A search finds them while most fields of the plan are kept: it frees each field alone, then each two of them. So no plan
+with as few changes is faster. Where that leaves few of them, or slow ones, the fastest plan with all fields free may be
+one more.
 """
 
 import math
@@ -29,6 +30,7 @@ from shardwright.simulate.batch_pricing import Price
 from shardwright.simulate.closed_form import step_time
 
 _SLOWEST = 4.0  # times the step of the plan that does not fit: slower plans are no repair
+_SLOW = 1.1  # times that step: worth a search through all plans
 _SHOWN = 4
 # Fields that change together, by the name that is shown: a degree changes the number of replicas, and tp the fields
 # about its ranks.
@@ -92,10 +94,14 @@ def misfit(job: JobSpec, schedules: tuple[str, ...], constants: Constants) -> Mi
     return Misfit(fullest_rank, too_large, ranks[fullest_rank], excess, host_excess_bytes=host_excess, nearest=nearest)
 
 
-def nearest_that_fit(job: JobSpec, schedules: tuple[str, ...], constants: Constants, num_shown: int) -> list[Near]:
+def nearest_that_fit(
+    job: JobSpec, schedules: tuple[str, ...], constants: Constants, num_shown: int, *, with_fastest: bool = False
+) -> list[Near]:
     """The plans that fit with the fewest changes, fastest first; without plans that are much slower than the job's
-    own."""
-    most_s = _SLOWEST * float(step_time(run_of(job), constants).total)
+    own. `with_fastest`: if plans with one change are fewer than `num_shown`, or slow, the fastest of all is among them.
+    """
+    own_s = float(step_time(run_of(job), constants).total)
+    most_s = _SLOWEST * own_s
     most_token_s = most_s / job.tokens_per_step
     memo, plan_fields = Memo(), _plan_fields(job)
 
@@ -109,11 +115,22 @@ def nearest_that_fit(job: JobSpec, schedules: tuple[str, ...], constants: Consta
         fitting = [plan for names in combinations(_CHANGES, number) for plan in fastest(names, 1)]
         return list({plan.job.plan.model_dump_json(): plan for plan in fitting}.values())
 
-    plans = with_changes(1)
-    if not plans:
-        plans = fastest(_CHANGES, num_shown)  # if no plan fits, two changes do not help
-        plans = plans and (with_changes(2) or plans)
-    return list(_near_plans(job, sorted(plans, key=lambda plan: plan.token_s), constants))[:num_shown]
+    plans, best_plans = with_changes(1), list[SimulatedPlan]()
+    few_or_slow = len(plans) < num_shown or min(float(plan.time.total) for plan in plans) > _SLOW * own_s
+    if not plans or (with_fastest and few_or_slow):
+        best_plans = fastest(_CHANGES, num_shown)
+    if best_plans and not plans:  # if no plan fits, two changes do not help
+        plans = with_changes(2)
+    if plans and not with_fastest:
+        best_plans = []
+    plans = sorted(plans, key=_token_s)[: num_shown - bool(best_plans)]
+    known_plans = [plan.job.plan for plan in plans]
+    plans += [plan for plan in best_plans if plan.job.plan not in known_plans][: 1 if plans else num_shown]
+    return list(_near_plans(job, sorted(plans, key=_token_s), constants))
+
+
+def _token_s(plan: SimulatedPlan) -> float:
+    return plan.token_s
 
 
 def _plan_fields(job: JobSpec) -> dict[str, object]:

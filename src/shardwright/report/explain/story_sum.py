@@ -179,8 +179,8 @@ def sum_chapter(story: Story) -> Iterator[Part]:
         say("MFU {mfu:.1f} %, HFU {hfu:.1f} %.", mfu=100 * step.mfu, hfu=100 * step.hfu),
         say(
             "Four of five runs like this are expected between {low} and {high}.",
-            low=seconds_text(step.low),
-            high=seconds_text(step.high),
+            low=seconds_text(step.low, step.total),
+            high=seconds_text(step.high, step.total),
         ),
     )
 

@@ -8,6 +8,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from shardwright.config.percent import percent_text
 from shardwright.config.phrase import ENGLISH, in_language, say
 from shardwright.config.units import counted_phrase, memory_text, seconds_text
 from shardwright.report.run.run_record import RunRecord
@@ -76,7 +77,7 @@ def _rows(record: RunRecord, width: int) -> list[tuple[str, str, RenderableType]
         (say("gradient norm"), "grad_norm", "{:.3g}".format),
         (say("learning rate"), "learning_rate", "{:.2e}".format),
         (say("tokens/s"), "tokens_per_s", "{:,.0f}".format),
-        ("MFU", "mfu", "{:.1%}".format),
+        ("MFU", "mfu", percent_text),
         (say("a step"), "step_s", seconds_text),
     )
     for name, curve, text in figures:
@@ -91,7 +92,7 @@ def _rows(record: RunRecord, width: int) -> list[tuple[str, str, RenderableType]
         rows.append((say("peak memory"), memory_text(record.peak_memory_bytes), say("of the fullest rank")))
     for name, curve in ((say("links in nodes"), "inside_link_use"), (say("network"), "between_link_use")):
         if (use := record.last(curve)) is not None:
-            rows.append((name, f"{use:.1%}", say("of the bandwidth")))
+            rows.append((name, percent_text(use), say("of the bandwidth")))
     rows.append((say("last checkpoint"), *_checkpoint(record)))
     return rows
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwright.config.base import PlanError
+from shardwright.config.percent import percent_text, whole_percent_text
 from shardwright.config.phrase import say
 from shardwright.config.units import seconds_text
 from shardwright.report.document import paragraph
@@ -14,6 +15,7 @@ from shardwright.report.rendered import ScreenPart, WideRows
 from shardwright.report.run.run_card import RunCard
 from shardwright.report.run.run_record import RunRecord, read_record
 
+_UNKNOWN = "-"
 _HEADING = (
     say("run"),
     say("ranks"),
@@ -102,7 +104,7 @@ def rows_dicts(rows: Sequence[RunRow]) -> list[dict[str, Any]]:
 
 
 def runs_screen(rows: Sequence[RunRow]) -> list[ScreenPart]:
-    """The table, and a line on what its efficiency is relative to."""
+    """The table, without columns of which no run knows anything, and a line on what its efficiency is relative to."""
     names = [Path(row.run).name for row in rows]
     has_names = len(set(names)) == len(names)
     cells = [
@@ -111,10 +113,10 @@ def runs_screen(rows: Sequence[RunRow]) -> list[ScreenPart]:
             f"{row.ranks:,}",
             _text(row.tokens_per_s, "{:,.0f}".format),
             _text(row.tokens_per_s_per_rank, "{:,.0f}".format),
-            _text(row.efficiency, "{:.0%}".format),
+            _text(row.efficiency, whole_percent_text),
             _text(row.step_s, seconds_text),
             _text(row.predicted_step_s, seconds_text),
-            _text(row.mfu, "{:.1%}".format),
+            _text(row.mfu, percent_text),
             _text(row.loss, "{:.4f}".format),
             f"{row.global_batch_size:,}",
             row.plan,
@@ -123,8 +125,10 @@ def runs_screen(rows: Sequence[RunRow]) -> list[ScreenPart]:
     ]
     note = say("Efficiency: tokens a second of a rank, beside {run}, which has the fewest ranks.", run=cells[0][0])
     others = say("Runs of another model have none.") if len({row.model for row in rows}) > 1 else ""
-    return [WideRows(_HEADING, cells, left=(0,)), paragraph(note, others)]
+    known = [column for column, values in enumerate(zip(*cells, strict=True)) if set(values) != {_UNKNOWN}]
+    rows_shown = [tuple(row[column] for column in known) for row in (_HEADING, *cells)]
+    return [WideRows(rows_shown[0], rows_shown[1:], left=(0,)), paragraph(note, others)]
 
 
 def _text(value: float | None, form: Any) -> str:
-    return "-" if value is None else str(form(value))
+    return _UNKNOWN if value is None else str(form(value))

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from shardwright.config.phrase import say
-from shardwright.config.units import bytes_text
+from shardwright.config.units import bytes_text, seconds_text
 from shardwright.report.timeline.study import Study, number
 from shardwright.schedule.buffer_lifetimes import Buffer
 from shardwright.simulate.timeline import Cause
@@ -72,7 +72,7 @@ def _with_share(study: Study, time: float, share: float) -> str:
 
 
 def _time(study: Study, time: float) -> str:
-    return f"{number(time)} {study.unit}".strip()
+    return seconds_text(time) if study.unit else number(time)
 
 
 def _collectives(study: Study) -> list[tuple[str, str, str]]:

@@ -62,7 +62,7 @@ def _with_free_room(reason: str, path: Path) -> str:
     except (OSError, StopIteration):
         return reason
     return say(
-        "{reason} ({free:,.1f} MiB of {total:,.0f} MiB are free in {folder})",
+        "{reason} ({free:,.1f} MiB of {total:,.1f} MiB are free in {folder})",
         reason=reason,
         free=usage.free / MIB,
         total=usage.total / MIB,
