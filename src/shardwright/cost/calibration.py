@@ -338,7 +338,8 @@ def rates_of(run: Run, constants: Constants) -> Rates:
         host_memory=device.host_memory_gb_per_s * 1e9 * device_rate("host"), leak=device_rate("leak"),
         step_s=device_rate("step_s"), tensor_exposed=device_rate("tensor_exposed"), jitter=device_rate("jitter"),
         imbalance=device_rate("imbalance"), expert_spread=device_rate("expert_spread"), cast=device_rate("cast"),
-        bias_spread=device_rate("bias_spread"), text_spread=device_rate("text_spread"), expert_exposed=device_rate("expert_exposed"),
+        bias_spread=device_rate("bias_spread"), text_spread=device_rate("text_spread"),
+        expert_exposed=device_rate("expert_exposed"),
         tensor_factor=software_rate("tensor_factor"), shard_factor=software_rate("shard_factor"),
         measured=_measured_of(run.device), number=wide, busy=run.grid.world,
     )  # fmt: skip
