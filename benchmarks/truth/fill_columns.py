@@ -153,6 +153,8 @@ def network(notes: str) -> str:
 # Models whose code in public trainers balances experts by no rule: Megatron-Bridge,
 # models/gpt_oss/gpt_oss_bridge.py, moe_router_load_balancing_type = "none".
 _WITHOUT_BALANCE = r"GPT-OSS"
+# And those whose gate's biases follow its loads: models/deepseek/deepseek_v3_bridge.py, moe_router_enable_expert_bias.
+_BIASED = r"DeepSeek-V3|Moonlight"
 
 
 def routing(notes: str, model: str) -> str:
@@ -161,7 +163,9 @@ def routing(notes: str, model: str) -> str:
         return "forced"
     if "natural routing" not in notes:
         return ""
-    return "free" if re.search(_WITHOUT_BALANCE, model) else "balanced"
+    if re.search(_WITHOUT_BALANCE, model):
+        return "free"
+    return "biased" if re.search(_BIASED, model) else "balanced"
 
 
 def moments(notes: str) -> str:

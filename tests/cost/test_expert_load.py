@@ -12,7 +12,7 @@ from shardwright.config.section_shapes import ExpertShape
 from shardwright.config.software import software_of
 from shardwright.cost.calibration import rates_of, shipped
 from shardwright.cost.collective_time import all_to_all_s
-from shardwright.cost.expert_load import fullest_load
+from shardwright.cost.expert_load import fullest_load, spread_by_bias
 from shardwright.cost.group_links import Groups
 from shardwright.layers.query import PlanGrid, Run
 from shardwright.simulate.closed_form import step_time
@@ -46,6 +46,14 @@ def test_without_a_rule_all_tokens_choose_the_same_experts(num: int, topk: int, 
 def test_plans_in_one_array() -> None:
     loads = fullest_load(replace(MIXTURE, routing="free"), np.array([1, 8, 16]), 0.35)
     assert loads == pytest.approx([load("free", ep) for ep in (1, 8, 16)])
+
+
+def test_biases_even_out_what_lasts_and_not_what_a_sequence_is_about() -> None:
+    """Over all data the fullest of 64 experts has 1.04 times the mean (Wang et al. 2024, table 2)."""
+    assert 1 + spread_by_bias(0.014, 0.27, 1e9) * np.sqrt(2 * np.log(64)) == pytest.approx(1.04, abs=0.002)
+    one, many = spread_by_bias(0.0, 0.27, np.array([1, 64]))
+    assert (one, many) == pytest.approx((0.27, 0.27 / 8))
+    assert spread_by_bias(0.014, 0.27, 0.25) == spread_by_bias(0.014, 0.27, 1)  # ranks share a sequence
 
 
 RUN = Run(
@@ -85,3 +93,4 @@ def test_a_step_waits_for_the_fullest_rank() -> None:
 
     assert seconds("balanced") / seconds("forced") == pytest.approx(30.28955 / 24.7138, abs=0.04)
     assert seconds("free") > 1.5 * seconds("forced")
+    assert seconds("forced") < seconds("biased") < 1.1 * seconds("forced")

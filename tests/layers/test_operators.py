@@ -75,6 +75,27 @@ def test_activations_are_those_of_korthikanti_and_others(t: int) -> None:
     assert kept("full", False) == pytest.approx(2)
 
 
+def test_software_keeps_what_it_does_not_gather_again() -> None:
+    """The inputs of both products behind norms, whole on each of 4 ranks: 2 bytes by element, and no gather of them in
+    the backward. Without sequence parallel they are whole anyway."""
+    grid, stream = PlanGrid(tp=4, sequence_parallel=True), GPT.sequence * GPT.hidden
+    again = FULL_ATTENTION.model_copy(update={"gathers_again": True})
+    once = FULL_ATTENTION.model_copy(update={"gathers_again": False})
+
+    def gathered_bytes(chain: Chain) -> float:
+        exchanges = [exchange for operator in chain for exchange in operator.backward]
+        return float(sum(exchange.size for exchange in exchanges if exchange.kind == "all_gather"))
+
+    few, many = (chains(GPT, grid, software)["dense"] for software in (again, once))
+    assert kept_bytes(many, "none") - kept_bytes(few, "none") == 2 * 2 * stream * 3 / 4
+    assert gathered_bytes(few) - gathered_bytes(many) == 2 * 2 * stream
+    split = replace(grid, sequence_parallel=False)
+    assert kept_bytes(chains(GPT, split, once)["dense"], "none") == kept_bytes(
+        chains(GPT, split, again)["dense"], "none"
+    )
+    assert not software_of("torchtitan").gathers_again and software_of("nanotron").gathers_again
+
+
 def test_a_backward_needs_gradients_where_the_layer_is_widest() -> None:
     """At a gated activation: the stream's gradient, and those of gate and up; that of its result takes the place of the
     result. Where its scores are kept attention needs most: their gradients twice, and their own where made again."""

@@ -335,7 +335,9 @@ def test_the_usual_software(plan: dict[str, str], columns: dict[str, str], name:
         ({"zero_stage": "3", "gpu": "TPU v5p"}, "xla"),
         ({"zero_stage": "1"}, "flash-2023"),
         ({"zero_stage": "1", "precision": "fp16"}, "megatron-deepspeed"),
-        ({"zero_stage": "2", "gpu": "V100-32G", "precision": "fp16", "date": "2019-10"}, "megatron-2021"),
+        ({"zero_stage": "2", "gpu": "V100-32G", "precision": "fp16", "date": "2019-10"}, "deepspeed-2021"),
+        ({"zero_stage": "2", "gpu": "V100-32G", "precision": "fp16"}, "deepspeed-2021"),
+        ({"gpu": "V100-32G", "precision": "fp16", "date": "2019-10"}, "megatron-2021"),
         ({"sp": "1", "precision": "fp16"}, "megatron-2022"),
         ({"recompute": "selective", "date": "2021-12"}, "megatron-2022"),
     ],
@@ -422,7 +424,7 @@ def test_a_message_changes_nothing_of_the_terminal() -> None:
 
 
 def test_routing_that_a_column_says() -> None:
-    for routing in ("forced", "balanced", "free"):
+    for routing in ("forced", "biased", "balanced", "free"):
         assert run_of(ROW | EXPERTS | {"routing": routing}).shape.mixture.routing == routing
     assert run_of(ROW | EXPERTS).shape.mixture.routing == "forced"
     assert "routing is 'uneven'" in measured(TableLine(2, ROW | EXPERTS | {"routing": "uneven"})).faults[0]

@@ -216,7 +216,15 @@ def test_plans_of_other_software_fit_surely(llama: Advice) -> None:
 def test_if_no_plan_fits_surely_those_that_may_fit_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     job = small_job("dense", 3)
     other = job.model_copy(update={"cluster": job.cluster.model_copy(update={"software": "megatron-core"})})
-    values = {"tp": 4, "pp": 2, "schedule": "1f1b", "microbatch_size": 4, "recompute": "none", "zero": 0, "offload_optimizer": 0}
+    values = {
+        "tp": 4,
+        "pp": 2,
+        "schedule": "1f1b",
+        "microbatch_size": 4,
+        "recompute": "none",
+        "zero": 0,
+        "offload_optimizer": 0,
+    }
     kept = constraints_of([f"plan.{name}={value}" for name, value in values.items()], [])
     assert sure_room_bytes(job) == room_bytes(job) > sure_room_bytes(other)  # our own memory is counted
     monkeypatch.setattr(plan_price, "SURE", 1 - 1e-15)

@@ -61,8 +61,12 @@ class CalibrationSpec(Spec):
     cast: Part = Field(0.6, description="Share of the traffic of casts to fp8 that is not fused.")
     imbalance: Factor = Field(1.0, description="How much more the fullest expert rank has than the mean.")
     expert_spread: Part = Field(
-        0.35, description="Relative deviation of experts' rows from their mean, where a rule balances a natural gate."
+        0.35, description="Relative deviation of experts' rows from their mean, where a loss balances a natural gate."
     )
+    bias_spread: Part = Field(
+        0.014, description="The same over all data, where biases of the gate that follow its loads balance it."
+    )
+    text_spread: Part = Field(0.27, description="The same within texts of one kind.")
     expert_exposed: Part = Field(0.5, description="Share of tokens' journeys to experts that overlapping leaves.")
     host: Share = Field(0.8, description="Share of the bandwidth to the host and of its memory.")
     tensor_factor: Factor = Field(1.0, description="How much longer tensor-parallel collectives take than links say.")

@@ -24,21 +24,12 @@ from shardwright.config.recompute_policy import RecomputedName
 from shardwright.config.schedule_facts import ScheduleName
 from shardwright.config.token_dispatchers import TOKEN_DISPATCHERS
 from shardwright.config.update_blocks import UpdateBlocksSpec
+from shardwright.config.usual_runs import UsualSpec
 
 Number = Annotated[float, Field(ge=0, le=largest.BYTES_BY_ELEMENT)]
 Bytes = tuple[Number, Number]  # in the forward, in the backward
 Counts = tuple[Number, Number]  # of kernels, in the forward and in the backward
 Workspaces = Annotated[int, Field(ge=0, le=largest.WORKSPACES)]
-
-
-class UsualSpec(Spec):
-    """The runs of which a generation of software is assumed where nothing says what ran them."""
-
-    devices: tuple[str, ...] = Field((), description="Generations of devices; left out, all.")
-    narrow: bool = Field(False, description="Only with products in fp8 and narrower.")
-    shards: tuple[Literal["nothing", "state", "parameters"], ...] = Field(
-        ("nothing", "state"), description="What of ZeRO their plans may have: none, stage 1 or 2, stage 3."
-    )
 
 
 class SoftwareSpec(Spec):
@@ -277,6 +268,11 @@ class SoftwareSpec(Spec):
     message_overlap: bool = Field(False, description="Messages of the pipeline pass while others compute.")
     message_split: bool = Field(True, description="tp ranks each send their part of a message.")
     tensor_overlap: bool = Field(False, description="Tensor-parallel collectives are hidden behind their products.")
+    gathers_again: bool = Field(
+        True,
+        description="Under sequence parallel products keep a tp rank's share of their input, and gather the rest again "
+        "for the weight gradient; if not, they keep what they gathered.",
+    )
     sum_overlap: bool = Field(
         False,
         description="What tp ranks sum of an input gradient travels while the product's weight gradient is computed, "

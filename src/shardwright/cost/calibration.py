@@ -159,7 +159,9 @@ class Rates:
     tensor_exposed: float  # exposed share of overlapped tensor-parallel collectives
     jitter: float  # relative increase of a step for each doubling of the nodes
     imbalance: float  # rows of the fullest expert rank over those of the mean rank
-    expert_spread: float  # relative deviation of experts' rows under a rule of balance
+    expert_spread: float  # relative deviation of experts' rows under a loss of balance
+    bias_spread: float  # the same over all data, if biases of the gate follow loads
+    text_spread: float  # the same within texts of one kind
     expert_exposed: float  # exposed share of overlapped dispatch and combine
     tensor_factor: float  # seconds of tensor-parallel collectives over those that the links explain
     shard_factor: float  # the same for ZeRO-3's gathers and scatters
@@ -336,6 +338,7 @@ def rates_of(run: Run, constants: Constants) -> Rates:
         host_memory=device.host_memory_gb_per_s * 1e9 * device_rate("host"), leak=device_rate("leak"),
         step_s=device_rate("step_s"), tensor_exposed=device_rate("tensor_exposed"), jitter=device_rate("jitter"),
         imbalance=device_rate("imbalance"), expert_spread=device_rate("expert_spread"), cast=device_rate("cast"),
+        bias_spread=device_rate("bias_spread"), text_spread=device_rate("text_spread"),
         expert_exposed=device_rate("expert_exposed"),
         tensor_factor=software_rate("tensor_factor"), shard_factor=software_rate("shard_factor"),
         measured=_measured_of(run.device), number=wide, busy=run.grid.world,

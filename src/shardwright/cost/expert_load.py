@@ -9,7 +9,7 @@ from shardwright.config.section_shapes import ExpertShape
 from shardwright.layers.arrays import Numbers
 
 
-def fullest_load(mixture: ExpertShape, ep: Numbers, spread: float) -> Numbers:
+def fullest_load(mixture: ExpertShape, ep: Numbers, spread: Numbers) -> Numbers:
     """Rows of the fullest of `ep` ranks over the mean, by how the mixture's tokens are routed.
 
     Routing that a benchmark forces is even. A rule of balance leaves experts a relative deviation of `spread`, which
@@ -23,6 +23,16 @@ def fullest_load(mixture: ExpertShape, ep: Numbers, spread: float) -> Numbers:
         return np.vectorize(_collapsed_load)(ep, mixture.num, mixture.topk)
     local = np.maximum(1.0, mixture.num / np.asarray(ep))
     return 1.0 + spread * np.sqrt(2.0 * np.log(ep) / local)
+
+
+def spread_by_bias(lasting: float, of_text: float, sequences: Numbers) -> Numbers:
+    """Relative deviation of an expert's rows over `sequences` that ranks compute at once, if biases of the gate follow
+    loads (Wang et al. 2024, arXiv 2408.15664).
+
+    Biases even out what lasts, to a relative deviation of `lasting` over all data, and not what one sequence is about:
+    within texts of a kind experts deviate by `of_text`, which sequences of many kinds even out.
+    """
+    return np.sqrt(lasting**2 + of_text**2 / np.maximum(1.0, sequences))
 
 
 @lru_cache(maxsize=256)

@@ -10,7 +10,7 @@ from shardwright.config.layer_kind import has_experts, is_layer
 from shardwright.config.software import SoftwareSpec
 from shardwright.cost.calibration import Constants, Rates, known_host, rates_of, software_under
 from shardwright.cost.collective_time import all_to_all_s, copies_sent, exchange_s, ring_pass_s, ring_s
-from shardwright.cost.expert_load import fullest_load
+from shardwright.cost.expert_load import fullest_load, spread_by_bias
 from shardwright.cost.group_links import Groups
 from shardwright.cost.kernels import KernelTime, operator_s
 from shardwright.cost.piece_time import Forward, PieceTime, Repeatable, beside
@@ -18,7 +18,7 @@ from shardwright.cost.pipeline_bubble import are_put_off, gathers_for_a_pass
 from shardwright.cost.topology import Group
 from shardwright.layers.arrays import Numbers
 from shardwright.layers.chains import Chain, chains, kept_bytes, share_run_again
-from shardwright.layers.operators import Exchange, Operator
+from shardwright.layers.operators import Context, Exchange, Operator
 from shardwright.layers.query import Run
 
 
@@ -126,10 +126,14 @@ class Costing:
     @cached_property
     def _imbalance(self) -> Numbers:
         """Rows of the fullest expert rank over those of the mean rank."""
-        mixture = self.run.shape.experts
+        mixture, spread = self.run.shape.experts, np.asarray(self.rates.expert_spread)
         if mixture is None:
             return 1.0
-        return self.rates.imbalance * fullest_load(mixture, self.run.grid.ep, self.rates.expert_spread)
+        if mixture.routing == "biased":
+            rows, _ = Context(self.run.shape, self.run.grid, self.software).expert_rows
+            sequences = rows * mixture.num / mixture.topk / self.run.shape.sequence
+            spread = spread_by_bias(self.rates.bias_spread, self.rates.text_spread, sequences)
+        return self.rates.imbalance * fullest_load(mixture, self.run.grid.ep, spread)
 
     def _copies_of_tokens(self, group: Group) -> tuple[Numbers, Numbers]:
         """The shares of a token's copies that cross the network, and that take the fast links."""

@@ -240,7 +240,7 @@ class Context:
     @cached_property
     def gathered(self) -> Numbers:
         """The bytes of `whole` if it is gathered for a product, and again for its weight gradient; else 0."""
-        return self.whole * (self.scattered > 0)
+        return self.whole * (self.scattered > 0) * self.software.gathers_again
 
     @cached_property
     def summed(self) -> Numbers:
@@ -294,7 +294,7 @@ def enter(c: Context, o: LayerOperator) -> Operator:
     of shared experts. There is no gather if each rank makes the product of its own rows.
     """
     forward, backward = ((), ()) if o.gives is o.takes else c.entering
-    kept = 0.0 if o.name == "shared enter" else c.bytes_of(o.takes)
+    kept = 0.0 if o.name == "shared enter" else c.bytes_of(o.takes if c.software.gathers_again else o.gives)
     return Operator(o, forward=forward, backward=backward, kept=kept, given=c.bytes_of(o.gives), keeps_input=True)
 
 
@@ -303,8 +303,8 @@ def entering(c: Context, share: Numbers) -> Exchanges:
     residual stream's width."""
     sums = Exchange("all_reduce", "tp", share * c.summed, beside_weights=True)
     scattered_sums = Exchange("reduce_scatter", "tp", share * c.scattered, beside_weights=True)
-    # The saved input is gathered while the input gradient is computed.
-    gather = Exchange("all_gather", "tp", share * c.scattered, is_hidden=True)
+    # The saved input is gathered while the input gradient is computed, if not all of it is saved.
+    gather = Exchange("all_gather", "tp", share * c.scattered * c.software.gathers_again, is_hidden=True)
     return (Exchange("all_gather", "tp", share * c.scattered),), (sums, scattered_sums, gather)
 
 

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from shardwright.config import catalog
 from shardwright.config.attention_kernels import kernel_names
 from shardwright.config.number_types import NUMBER_TYPES, number_called
-from shardwright.config.software import OVERLAPS, SoftwareSpec, UsualSpec, software_of
+from shardwright.config.software import OVERLAPS, SoftwareSpec, software_of
 from shardwright.config.software_generations import generation_of, months, nearest_generation
 from shardwright.config.software_support import had_by
 from shardwright.config.token_dispatchers import dispatcher_names
+from shardwright.config.usual_runs import UsualSpec
 from shardwright.cost.calibration import device_of
 from shardwright.measure.measured_runs.row_facts import Row
 
