@@ -29,10 +29,11 @@ _AGGREGATED_NETWORK, _AGGREGATED_STEP, _AGGREGATED_RANK_S = 0.75, 1 / 3.5, 2.8e-
 _LEAST_SWITCHED = 5  # ranks in a domain from which NCCL lets its switches sum
 _SWITCHED_S = 2.4e-5  # that the way through the switch takes, there and back
 # Trees over such domains, NCCL's NVLSTree: latency of a step (src/graph/tuning.cc, hwLatencies: 20.9 us where that of a
-# ring is 14), and chunks that travel together, one for each rank of a domain and channel (src/transport/nvls.cc: 16 on
-# Hopper, half as many more on Blackwell), of a size that src/enqueue.cc chooses (calcCollChunking).
+# ring is 14), and chunks that travel together, one for each rank of a domain, up to 32 (src/graph/search.cc), and for
+# each channel (src/transport/nvls.cc: 16 on Hopper, half as many more on Blackwell), of a size that src/enqueue.cc
+# chooses (calcCollChunking).
 _SWITCHED_TREE_STEP = 20.9 / 14
-_CHANNELS = 16
+_CHANNELS, _MOST_HEADS = 16, 32
 _FEW_DOMAINS, _LARGE_CHUNK, _CHUNK, _SMALL_CHUNK = 4, 2**17, 2**16, 2**15
 
 
@@ -104,7 +105,7 @@ def nccl_switched_trees_s(rates: Rates, group: Group, size_bytes: Numbers) -> Nu
     if not (rates.switch_reduce > 0 and rates.switched_trees):
         return np.full_like(np.asarray(size_bytes * domains, dtype=float), np.inf)
     has_trees = (inside >= _LEAST_SWITCHED) & (domains > 1)
-    together = _CHANNELS * inside
+    together = _CHANNELS * np.minimum(inside, _MOST_HEADS)
     chunk_bytes = np.where((domains < _FEW_DOMAINS) & (size_bytes >= 4 * together * _LARGE_CHUNK), _LARGE_CHUNK, _CHUNK)
     chunk_bytes = np.where(size_bytes < together * chunk_bytes, _SMALL_CHUNK, chunk_bytes)
     ports_rate = rates.network * group.ports
