@@ -3,8 +3,9 @@
     python benchmarks/collectives.py               # prints a table; benchmarks/truth/collectives.csv has the rows
 
 A row is a collective of so many bytes on so many devices: `bus_gb_per_s` is the bus bandwidth of nccl-tests, the bytes
-that pass the busiest link of a ring, divided by the seconds. The rates are set by hand from these rows (calibrations'
-`link`, `switch_reduce`, `link_latency_s`, `collective_s`, and config/networks); no constant of a training run is.
+that pass the busiest link of a ring, divided by the seconds. `algorithm` is the one that NCCL was told to take; empty,
+it chose one itself. The rates are set by hand from these rows (calibrations' `link`, `switch_reduce`, `link_latency_s`,
+`collective_s`, and config/networks); no constant of a training run is.
 """
 
 import csv
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from shardwright.config.load import make_job
 from shardwright.cost.calibration import rates_of, shipped
-from shardwright.cost.collective_time import all_to_all_s, ring_s
+from shardwright.cost.collective_time import all_to_all_s, nccl_switched_trees_s, ring_s
 from shardwright.cost.from_job import run_of
 from shardwright.cost.topology import group_of, reach_of_ranks
 
@@ -75,6 +76,8 @@ def _predicted_s(row: dict[str, str], num_devices: int, num_bytes: int) -> float
     rates, group = rates_of(run_of(job), shipped()), group_of(num_devices, 1, reach_of_ranks(NODE))
     if row["collective"] == "all_to_all":
         return float(all_to_all_s(rates, group, num_bytes))
+    if row["algorithm"] == "nvls-tree":
+        return float(nccl_switched_trees_s(rates, group, num_bytes))
     rounds = 2 if row["collective"] == "all_reduce" else 1
     return float(ring_s(rates, group, num_bytes, rounds, scatters=row["collective"] == "reduce_scatter"))
 

@@ -52,6 +52,8 @@ DATA_SETS = (
     DataSet("runs", "runs", "runs", ("runs", "oom")),
     DataSet("others", "others", "others", ("others",)),
     DataSet("runs-2026", "runs-2026", "runs-2026", ("runs-2026",)),
+    DataSet("unseen", "unseen", "unseen", ("unseen",)),
+    DataSet("unseen-2", "unseen-2", "unseen-2", ("unseen-2",)),
     DataSet("playbook", "playbook", "playbook-memory", ("playbook-memory",)),
 )
 

@@ -15,7 +15,7 @@ from shardwright.config.load import make_job
 from shardwright.config.network_facts import NETWORKS
 from shardwright.config.software import software_of
 from shardwright.cost.calibration import Rates, rates_of, shipped
-from shardwright.cost.collective_time import all_to_all_s, message_s, ring_pass_s, ring_s
+from shardwright.cost.collective_time import all_to_all_s, message_s, nccl_switched_trees_s, ring_pass_s, ring_s
 from shardwright.cost.from_job import run_of
 from shardwright.cost.topology import Group, group_of, reach_of_ranks
 
@@ -58,7 +58,21 @@ def test_large_sums_over_hundreds_of_nodes_take_as_long_as_measured() -> None:
     rows = [row for row in measured_collectives() if row.system == "eos" and row.num_devices >= 512]
     large, small = ([row for row in rows if (row.num_bytes >= GIB) == is_large] for is_large in (True, False))
     assert len(large) == 21 and error(large) < 0.03 and all(0.85 < row.ratio < 1.05 for row in large)
-    assert error(small) < 0.35
+    assert error(small) < 0.05
+    smallest = [row for row in measured_collectives() if row.system == "eos" and row.num_bytes <= 32 * KIB**2]
+    assert len(smallest) == 34 and error(smallest) < 0.1 and all(0.85 < row.ratio < 1.3 for row in smallest)
+
+
+def test_each_level_of_trees_over_switches_takes_a_latency_and_its_chunks() -> None:
+    """NCCL's NVLSTree: 20.9 us, and 16 channels x 8 ranks x 64 KiB over the eight ports of a node."""
+    rates = rates_with(network="infiniband")
+    few, many = (group_of(8 * nodes, 1, reach_of_ranks(8)) for nodes in (64, 128))
+    chunks_s = 16 * 8 * 2**16 / (8 * rates.network)
+    seconds = [float(nccl_switched_trees_s(rates, group, GIB)) for group in (few, many)]
+    assert seconds[1] - seconds[0] == pytest.approx(2 * (20.9e-6 + chunks_s))
+    for others in (rates_with(network="efa"), rates_with("a100-sxm-80g", "infiniband")):
+        assert np.isinf(nccl_switched_trees_s(others, few, GIB))
+    assert np.isinf(nccl_switched_trees_s(rates, group_of(8, 1, reach_of_ranks(8)), GIB))
 
 
 def test_gathers_over_nodes_with_one_rank_each_take_aggregated_trees() -> None:

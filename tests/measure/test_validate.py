@@ -133,7 +133,9 @@ def test_docs_have_the_counts(validation: dict) -> None:
         assert printed in text, printed
 
 
-@pytest.mark.parametrize(("table", "num_rows"), [("playbook.csv", 284), ("runs-2026.csv", 40), ("unseen.csv", 47)])
+@pytest.mark.parametrize(
+    ("table", "num_rows"), [("playbook.csv", 284), ("runs-2026.csv", 40), ("unseen.csv", 47), ("unseen-2.csv", 87)]
+)
 def test_docs_have_the_errors_of_runs_to_which_nothing_is_fitted(table: str, num_rows: int) -> None:
     scores = validate_table(TRUTH / table, None)
     line = next(line for line in (TRUTH.parents[1] / "docs" / "cost.md").read_text().splitlines() if table in line)

@@ -65,6 +65,9 @@ FACTS = (
     # FlashAttention's kBlockM and kBlockN with heads of 64 and 128 (flash_fwd_launch_template.h; hopper/tile_size.h).
     AttentionKernel(name="flash1", place=30, constant="attention_flash1", block=128),
     AttentionKernel(name="flash2", place=40, constant="attention_flash2", block=128),
+    # torch's scaled_dot_product_attention as torchtitan calls it since May 2025 (its pull request 1196): cuDNN first on
+    # Blackwell, FlashAttention 2 elsewhere.
+    AttentionKernel(name="sdpa", place=45, constant="attention_sdpa", block=128),
     AttentionKernel(name="cudnn", place=50, constant="attention_cudnn", other_names=("flash3",), block=128),
     # Transformer Engine's fp8_dot_product_attention (at d0067d0, dot_product_attention): cuDNN's alone trains in fp8
     # (get_attention_backend). Numbers of 2 bytes are read and written once by rows and once by columns

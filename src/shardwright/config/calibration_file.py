@@ -32,6 +32,9 @@ class CalibrationSpec(Spec):
     product4: Share = Field(0.45, description="The same in nvfp4.")
     attention_flash1: Share = Field(0.4, description="Share of the peak that FlashAttention reaches.")
     attention_flash2: Share = Field(0.55, description="The same of FlashAttention 2.")
+    attention_sdpa: Share = Field(
+        0.55, description="The same of torch's scaled_dot_product_attention, where it is not FlashAttention 2."
+    )
     attention_cudnn: Share = Field(0.55, description="The same of cuDNN's, and of FlashAttention 3.")
     attention_float8: Share = Field(0.4, description="The same of cuDNN's in fp8, of the peak in fp8.")
     attention_backward: Ratio = Field(0.8, description="Rate of attention's backward, as a share of its forward's.")

@@ -15,9 +15,8 @@ class NetworkFacts:
       whose names NCCL_IB_HCA lists, empty if NCCL does not take names.
     - `share` of a port's bandwidth is what large collectives of NCCL reach. `step_s` is the latency of one step
       between nodes, of a ring or a tree. `peer_s` is the time that an all-to-all takes longer for each further rank.
-    - `switched_tree_share` of what a ring reaches is what an all-reduce of a large tensor by trees reaches over more
-      than two nodes inside which switches sum.
-    - `source` of these four numbers.
+    - `switched_trees`: NCCL sums by trees over nodes inside which switches sum.
+    - `source` of these four facts.
     """
 
     name: str
@@ -28,7 +27,7 @@ class NetworkFacts:
     share: float
     step_s: float
     peer_s: float
-    switched_tree_share: float = 0.76  # measured on EFA
+    switched_trees: bool = False  # on EFA and TCPXO sums take as long as by its other trees
     source: str
 
 

@@ -140,7 +140,7 @@ class Rates:
     switch_reduce: float  # bytes/s at which switches sum the tensor of an all-reduce; 0 if they can't
     link_latency_s: float  # of a step of a collective within a domain
     network_latency_s: float  # of a step between domains
-    switched_tree_share: float  # of `network` that an all-reduce reaches by trees, where switches sum inside a domain
+    switched_trees: bool  # NCCL sums by trees over domains inside which switches sum
     peer_s: float  # that an all-to-all between domains takes longer for each further rank
     collective_s: float  # that any collective takes beside its steps
     aggregated_trees: bool  # True if gathers and scatters over nodes with one rank each may take them
@@ -216,14 +216,14 @@ def device_constant(constants: Constants, device: DeviceSpec, name: str) -> floa
 
 def _attention_constant(constants: Constants, device: DeviceSpec, software: SoftwareSpec) -> str:
     """The name of the constant for the share of the peak that this software's attention reaches: that of FlashAttention
-    2 where cuDNN's is not known of the device's generation."""
+    2 where that of cuDNN, or of what torch chooses, is not known of the device's generation."""
     name = ATTENTION_KERNELS[software.attention].constant
     is_own = device.constants is not None and name in device.constants.model_fields_set
     key, file_constants = f"{device.generation}.{name}", {}
     if catalog.is_file(device.generation):
         file_constants = _constants_in(device.generation)
     is_known = is_own or key in constants or key in file_constants
-    return "attention_flash2" if name == "attention_cudnn" and not is_known else name
+    return "attention_flash2" if name in ("attention_cudnn", "attention_sdpa") and not is_known else name
 
 
 def power_share(device: DeviceSpec) -> float:
@@ -325,7 +325,7 @@ def rates_of(run: Run, constants: Constants) -> Rates:
         domain=max(1, run.devices_per_node), multiprocessors=int(known_fact(device, "multiprocessors")),
         link_latency_s=run.node_latency_s or device_rate("link_latency_s"),
         network_latency_s=run.network_latency_s or network.step_s, gap_s=device_rate("gap_s"),
-        launch_s=device_rate("launch_s"), switched_tree_share=network.switched_tree_share,
+        launch_s=device_rate("launch_s"), switched_trees=network.switched_trees,
         peer_s=network.peer_s, collective_s=device_rate("collective_s"),
         switch_reduce=link_bytes_per_s(run, device) * device_rate("switch_reduce"),
         attention_number=attention_number,

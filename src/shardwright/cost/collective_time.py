@@ -19,9 +19,8 @@ from shardwright.layers.operators import Exchange
 # NCCL's protocol for small messages (LL) stores a flag with each number, so that receivers need not wait for a fence:
 # a step inside a domain takes less, and its bytes at least four times as long (src/graph/tuning.cc: hwLat, llMaxBws).
 _SMALL_STEP, _SMALL_BYTES = 0.6 / 3.4, 4.0
-# Trees, against rings: share of the bandwidth, between domains (between two, each has the other as its only neighbour;
-# where switches sum inside, the network says it) and in the chains inside them; and latency of a step, for large and
-# for small messages.
+# Trees, against rings: share of the bandwidth, between domains (between two, each has the other as its only neighbour)
+# and in the chains inside them; and latency of a step, for large and for small messages.
 _TREE_NETWORK, _PAIR_NETWORK, _TREE_LINK = 0.76, 0.95, 0.77
 _TREE_STEP, _SMALL_TREE_STEP = 2.0, 0.5
 # NCCL's parallel aggregated trees, against rings (src/graph/tuning.cc): share of the bandwidth between domains, latency
@@ -29,6 +28,13 @@ _TREE_STEP, _SMALL_TREE_STEP = 2.0, 0.5
 _AGGREGATED_NETWORK, _AGGREGATED_STEP, _AGGREGATED_RANK_S = 0.75, 1 / 3.5, 2.8e-6
 _LEAST_SWITCHED = 5  # ranks in a domain from which NCCL lets its switches sum
 _SWITCHED_S = 2.4e-5  # that the way through the switch takes, there and back
+# Trees over such domains, NCCL's NVLSTree: latency of a step (src/graph/tuning.cc, hwLatencies: 20.9 us where that of a
+# ring is 14), and chunks that travel together, one for each rank of a domain, up to 32 (src/graph/search.cc), and for
+# each channel (src/transport/nvls.cc: 16 on Hopper, half as many more on Blackwell), of a size that src/enqueue.cc
+# chooses (calcCollChunking).
+_SWITCHED_TREE_STEP = 20.9 / 14
+_CHANNELS, _MOST_HEADS = 16, 32
+_FEW_DOMAINS, _LARGE_CHUNK, _CHUNK, _SMALL_CHUNK = 4, 2**17, 2**16, 2**15
 
 
 def ring_s(rates: Rates, group: Group, size_bytes: Numbers, rounds: Numbers = 1, scatters: bool = False) -> Numbers:
@@ -75,19 +81,39 @@ def nccl_trees_s(rates: Rates, group: Group, size_bytes: Numbers) -> Numbers:
     chain_bytes = 2 * size_bytes * (inside - 1) / inside
     chain_s = chain_bytes / (rates.link * group.lanes * np.where(domains > 1, _TREE_LINK, 1.0))
     chain_latency_s = 2 * group.steps_inside * rates.link_latency_s
-    tree_share: Numbers = _TREE_NETWORK
     if rates.switch_reduce > 0:
         is_switched = inside >= _LEAST_SWITCHED
-        tree_share = np.where(is_switched, rates.switched_tree_share, _TREE_NETWORK)
         chain_s = np.where(is_switched, size_bytes / rates.switch_reduce, chain_s)
         chain_latency_s = np.where(is_switched, _SWITCHED_S, chain_latency_s)
-    network_bytes = size_bytes * np.where(domains == 2, 1 / _PAIR_NETWORK, 2 / tree_share)
+    network_bytes = size_bytes * np.where(domains == 2, 1 / _PAIR_NETWORK, 2 / _TREE_NETWORK)
     network_s = np.where(domains > 1, network_bytes / (rates.network * group.ports), 0.0)
     bytes_s = np.maximum(chain_s, network_s)
     levels_s = 2 * np.log2(domains) * rates.network_latency_s
     plain_s = chain_latency_s + _TREE_STEP * levels_s + bytes_s
     small_s = chain_latency_s + _SMALL_TREE_STEP * levels_s + np.where(domains > 1, 2, 1) * _SMALL_BYTES * bytes_s
-    return rates.collective_s + np.minimum(plain_s, small_s)
+    trees_s = rates.collective_s + np.minimum(plain_s, small_s)
+    return np.minimum(trees_s, nccl_switched_trees_s(rates, group, size_bytes))
+
+
+def nccl_switched_trees_s(rates: Rates, group: Group, size_bytes: Numbers) -> Numbers:
+    """Seconds of an all-reduce by trees between domains whose switches sum inside them, by NCCL's own code: all of the
+    network's bandwidth, and at each level a latency and the time of the chunks that travel together.
+
+    Infinite where there is one domain, where switches do not sum, or where NCCL takes no such trees over the network.
+    """
+    domains, inside = group.domains, group.inside
+    if not (rates.switch_reduce > 0 and rates.switched_trees):
+        return np.full_like(np.asarray(size_bytes * domains, dtype=float), np.inf)
+    has_trees = (inside >= _LEAST_SWITCHED) & (domains > 1)
+    together = _CHANNELS * np.minimum(inside, _MOST_HEADS)
+    chunk_bytes = np.where((domains < _FEW_DOMAINS) & (size_bytes >= 4 * together * _LARGE_CHUNK), _LARGE_CHUNK, _CHUNK)
+    chunk_bytes = np.where(size_bytes < together * chunk_bytes, _SMALL_CHUNK, chunk_bytes)
+    ports_rate = rates.network * group.ports
+    chunks_s = np.minimum(size_bytes, together * chunk_bytes) / ports_rate
+    levels_s = 2 * np.log2(domains) * (_SWITCHED_TREE_STEP * rates.network_latency_s + chunks_s)
+    network_s = np.where(domains == 2, 1, 2) * size_bytes / ports_rate
+    bytes_s = np.maximum(size_bytes / rates.switch_reduce, network_s)
+    return np.where(has_trees, rates.collective_s + _SWITCHED_S + levels_s + bytes_s, np.inf)
 
 
 def nccl_aggregated_trees_s(rates: Rates, group: Group, size_bytes: Numbers) -> Numbers:

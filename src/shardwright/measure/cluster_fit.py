@@ -42,7 +42,7 @@ class Knob:
 
 KNOBS = (
     Knob(("product", "product8", "product4"), 1.1),
-    Knob(("attention_flash1", "attention_flash2", "attention_cudnn"), 1.15),
+    Knob(("attention_flash1", "attention_flash2", "attention_sdpa", "attention_cudnn"), 1.15),
     Knob(("memory",), 1.1),
     Knob(("link", "switch_reduce"), 1.15),
     Knob(("leak",), 1.3),

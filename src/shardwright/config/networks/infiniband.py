@@ -13,11 +13,10 @@ _INFINIBAND = NetworkFacts(
     share=0.94,
     step_s=14e-6,
     peer_s=1e-6,
-    switched_tree_share=0.98,
+    switched_trees=True,
     source="46 to 48 of 50 GB/s a port of NDR (github.com/NVIDIA/nccl-tests, issues 267 and 290); a step between nodes "
-    "in the simple protocol takes 14 us in NCCL's own model of its algorithms (src/graph/tuning.cc); trees with "
-    "switched sums reach 366 to 374 of 376 GB/s on 1,024 to 8,192 H100 (NVIDIA GTC 2024, S62129; "
-    "benchmarks/truth/collectives.csv); peers: estimated",
+    "in the simple protocol takes 14 us in NCCL's own model of its algorithms (src/graph/tuning.cc); trees over "
+    "switches: 32 to 8,192 H100 (NVIDIA GTC 2024, S62129; benchmarks/truth/collectives.csv); peers: estimated",
 )
 _UNKNOWN = replace(_INFINIBAND, name="unknown", place=10, title="", nccl_net="", adapter="")
 
