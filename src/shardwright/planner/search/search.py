@@ -61,7 +61,8 @@ def search(
     room = room_bytes(job) if room is None else room
     scope = SearchScope(job, constraints, constants, rows, num_shown, room, memo or Memo(), most_token_s=most_token_s)
     simulated = SimulatedPlans(job, constraints, constants, rows, room=room, memo=scope.memo)
-    kinds, tally = ranked_kinds(scope)
+    with simulated.begun_early() as begin_early:
+        kinds, tally = ranked_kinds(scope, lambda first_kinds: begin_early(first_kinds[:num_shown]))
     candidates = simulated.fastest(kinds, num_shown)
     for _ in range(_ROUNDS - 1):
         refuted, simulated.refuted = list(simulated.refuted.values()), {}
