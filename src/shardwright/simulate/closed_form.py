@@ -263,7 +263,7 @@ def _piece_times(run: Run, rates: Rates, constants: Constants, memo: Memo) -> Ar
     if np.any(grid.zero == 3):
         shards = memo.rows("shard", run, shard_words(grid), shard_columns, sharded).reshape(len(kinds), 2, -1)
         shard_s = shards[[kinds.index(kind) for kind, _ in pieces]].swapaxes(0, 1)
-        times = times.gathered(rates, software, shard_s, gathers_for_a_pass(grid))
+        times = times.gathered(rates, software, tuple(shard_s), gathers_for_a_pass(grid))
     return np.stack(times.waiting_for_host().values(), axis=1)
 
 
