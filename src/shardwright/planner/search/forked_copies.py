@@ -96,11 +96,13 @@ class ForkedCopy(Generic[Item, Result]):
         return result if is_done else self._work(item)
 
     def results_so_far(self) -> Iterator[Result]:
-        """Yield the results that are there by now, without waiting for others."""
-        while self._has_sent():
-            is_done, result = pickle.load(self._pipe)
-            if is_done:
-                yield result
+        """Yield the results that are there by now, without waiting for others; none of work that raised an exception,
+        nor of a copy that has ended before its time."""
+        with suppress(EOFError, pickle.UnpicklingError):
+            while self._has_sent():
+                is_done, result = pickle.load(self._pipe)
+                if is_done:
+                    yield result
 
     def _has_sent(self) -> bool:
         os.set_blocking(self._pipe.fileno(), False)
