@@ -74,6 +74,19 @@ def test_an_iterator_that_is_closed_early_ends_its_copies(on_cores: Callable[[in
         assert next(items) == (0, None)
 
 
+def test_what_a_copy_has_found_so_far_is_read_without_waiting() -> None:
+    def found(number: int) -> int:
+        return signal.pause() if number == 3 else 10 // number  # 0 raises an exception
+
+    copy, results = ForkedCopy(found, [0, 1, 2, 3]), list[int]()
+    try:
+        while results != [10, 5]:
+            results += copy.results_so_far()
+        assert list(copy.results_so_far()) == []
+    finally:
+        copy.end()
+
+
 def test_an_exception_is_raised_by_the_first_process(on_cores: Callable[[int], None]) -> None:
     """With its own type and fields, which a pipe may not carry."""
 

@@ -29,7 +29,7 @@ from shardwright.planner.search.plan_price import prices, room_bytes
 from shardwright.planner.search.search import search
 from shardwright.planner.search.search_scope import SearchScope
 from shardwright.planner.search.simulated_plans import SimulatedPlans
-from shardwright.planner.search.space import degrees, hybrid_ranks
+from shardwright.planner.search.space import degrees, hybrid_ranks, variants_of
 from support.planned import MODELS, all_plans, small_job
 
 pytestmark = pytest.mark.long
@@ -226,7 +226,9 @@ def test_the_plans_beside_one_pair_microbatches_together_or_not_at_all() -> None
     (first, *_) = search(
         job, Constraints({"schedule": "dualpipev", "pp": 2, "tp": 1, "microbatch_size": 1}), shipped()
     ).candidates
-    columns = [block.columns["schedule"] for block in adjacent_blocks(job, constraints, rows, [first.job])]
+    variants = variants_of(job, constraints, rows)
+    blocks = adjacent_blocks(job, constraints, rows, [first.job], variants=variants)
+    columns = [block.columns["schedule"] for block in blocks]
     are_paired = [{bounds.is_paired(SCHEDULES.names[number]) for number in column.tolist()} for column in columns]
     assert all(len(pairs) == 1 for pairs in are_paired)
     assert set.union(*are_paired) == {False, True}

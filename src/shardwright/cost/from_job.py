@@ -1,15 +1,18 @@
 """A job in the form of the cost model: its model and its plan (layers/query.py) on its cluster."""
 
 import math
+from functools import partial
 
 from shardwright.config.cluster import ClusterSpec
 from shardwright.config.cluster_facts import network_gb_per_s, node_devices, node_gb_per_s
 from shardwright.config.job import JobSpec
+from shardwright.config.kept_results import kept_by_identity
 from shardwright.config.model_shape import shape_of
 from shardwright.config.phrase import say
 from shardwright.layers.query import Run, Topology, grid_of
 
 
+@partial(kept_by_identity, most=512)  # a search asks for the run of each plan several times
 def run_of(job: JobSpec) -> Run:
     """The run of a job on its cluster. A budget for its activations must have been resolved before (memory/budget.py).
 

@@ -27,6 +27,8 @@ def distinct(columns: Iterable[Array]) -> tuple[Array, Array]:
     """
     code, num_codes = np.zeros(1, np.int64), 1
     for column in columns:
+        if len(column) == 1:  # one row, as of one plan, is distinct
+            return code, code
         low = int(column.min())
         span = int(column.max()) - low + 1
         if num_codes > _CODES // span:

@@ -81,7 +81,8 @@ class Rounds:
 
     By piece: `before` is the previous piece on its rank (the last one for the first). `messages` has, by product, the
     message that it waits for: 2 n + product for the one that piece n sent. `borders` has, by product, the border
-    between stages that its own message passes. `waits` has the marks that it waits for, which are ends of collectives.
+    between stages that its own message passes. `waits` are columns with the marks that it waits for, which are ends of
+    collectives; pieces that are not pairs wait for one at most.
     By action, one rank after the other: `rows` has the row of its costs. `begins` are the actions that begin a piece,
     `order` maps pieces to these, `ranks` are the first actions of ranks. `pairs` are the rows of the parts of pairs.
     """
@@ -92,7 +93,7 @@ class Rounds:
     before: Ints
     messages: Ints
     borders: Ints
-    waits: Ints
+    waits: tuple[Ints, ...]
     rows: Ints
     begins: Ints
     order: Ints
@@ -131,7 +132,8 @@ class Rounds:
                 begun = np.maximum(forward_s, backward_s) + latency_s
                 np.maximum(begun, ended.take(predecessors, 0), out=begun)
                 if round_.waits:
-                    np.maximum(begun, marks.take(self.waits[pieces], 0).max(axis=1), out=begun)
+                    for waits in self.waits:
+                        np.maximum(begun, marks.take(waits[pieces], 0), out=begun)
                 np.add(begun, piece_s[pieces], out=ended[pieces])
                 begun += made_s[pieces]
                 np.maximum(link_free_s.take(predecessors, 0), begun[:, None], out=link_free_s[pieces])
@@ -254,7 +256,8 @@ class _Layout:
         return Rounds(
             num_stages=self.schedule.num_stages, num_marks=self.messages, rounds=tuple(rounds),
             before=predecessors[order], messages=sender[messages[heads]][order], borders=borders[heads][order],
-            waits=waits[heads][order], rows=rows[is_work], begins=np.flatnonzero(begins[is_work]),
+            waits=tuple(marks[order] for marks in waits[heads].T if np.any(marks != _THERE)),
+            rows=rows[is_work], begins=np.flatnonzero(begins[is_work]),
             order=order, ranks=np.flatnonzero(np.diff(self.rank[is_work], prepend=-1)), pairs=pairs,
         )  # fmt: skip
 
@@ -360,19 +363,22 @@ def _in_rounds(
     """
     num_pieces = len(rank)
     needed_events = np.vstack([needed_events, np.full((1, needed_events.shape[1]), _NEVER)])
-    ends = np.searchsorted(rank, np.arange(1, rank[-1] + 2))
-    next_pieces = np.append(0, ends[:-1])
+    is_there = ~is_missing
+    lasts = np.searchsorted(rank, np.arange(1, rank[-1] + 2)) - 1
+    following = np.arange(1, num_pieces + 1)
+    following[lasts] = num_pieces  # needs an event that never occurs
+    next_pieces = np.append(0, lasts[:-1] + 1)
     done_pieces: list[Ints] = [np.empty(0, np.int64)]
     ranges: list[tuple[int, int]] = []
     num_done = 0
     while True:
-        candidates = np.where(next_pieces < ends, next_pieces, num_pieces)
-        ready_ranks = np.flatnonzero(~is_missing[needed_events[candidates]].any(axis=1))
+        first_there, second_there = is_there.take(needed_events.take(next_pieces, 0).T)
+        (ready_ranks,) = (first_there & second_there).nonzero()
         if not len(ready_ranks):
             return np.concatenate(done_pieces), ranges
-        round_pieces = candidates[ready_ranks]
+        round_pieces = next_pieces.take(ready_ranks)
         done_pieces.append(round_pieces)
         ranges.append((num_done, num_done + len(round_pieces)))
         num_done += len(round_pieces)
-        is_missing[made_events[round_pieces]] = False
-        next_pieces[ready_ranks] += 1
+        is_there[made_events.take(round_pieces, 0)] = True
+        next_pieces[ready_ranks] = following.take(round_pieces)

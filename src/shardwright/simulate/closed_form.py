@@ -182,11 +182,12 @@ def _steps(run: Run, constants: Constants, memo: Memo) -> _Steps:
     # A microbatch meets one of a bidirectional pipeline's two copies.
     ends = ranks.embedding, ranks.head, *([ranks.head * shape.mtp] if shape.mtp else ())
     counts = [count / grid.num_copies for count in (*ranks.layers, *ends)]
-    rank_totals = sum(count * PieceTime(*fields).total for count, fields in zip(counts, times, strict=True))
+    totals = PieceTime(*times.swapaxes(0, 1)).total
+    rank_totals = sum(count * total for count, total in zip(counts, totals, strict=True))
     slowest = np.argmax(rank_totals, axis=0), np.arange(len(grid.pp))
     pace: Numbers = sum(count[slowest] * fields for count, fields in zip(counts, times, strict=True))
     all_ranks = PieceTime(*_of_microbatch(run, times))
-    spare_s = np.max(rank_totals, axis=0) - _least_pace_s(run, times, all_ranks.total)
+    spare_s = np.max(rank_totals, axis=0) - _least_pace_s(run, totals, all_ranks.total)
     return _Steps(
         run,
         software_under(run),
@@ -199,18 +200,17 @@ def _steps(run: Run, constants: Constants, memo: Memo) -> _Steps:
     )
 
 
-def _least_pace_s(run: Run, times: list[Array], whole_s: Numbers) -> Array:
-    """A lower bound on the slowest rank's time for a microbatch, over all layouts of the layers."""
+def _least_pace_s(run: Run, pieces_s: Array, whole_s: Numbers) -> Array:
+    """A lower bound on the slowest rank's time for a microbatch, over all layouts of the layers. `pieces_s` are the
+    seconds of each piece, (pieces, plans)."""
     grid, num_kinds = run.grid, len(layers_by_kind(run.shape, run.grid))
-    *layers_s, embedding_s, head_s = (PieceTime(*piece).total for piece in times[: num_kinds + 2])
-    pieces = MicrobatchPieces(
-        np.min(np.broadcast_arrays(*layers_s), axis=0), embedding_s, head_s, whole_s, run.shape.layers
-    )
+    embedding_s, head_s = pieces_s[num_kinds : num_kinds + 2]
+    pieces = MicrobatchPieces(np.min(pieces_s[:num_kinds], axis=0), embedding_s, head_s, whole_s, run.shape.layers)
     is_apart = np.asarray(grid.of_schedules(lambda facts: facts.has_ends_apart))
     return least_pace_s(grid.pp, grid.num_copies, pieces, is_apart & (not grid.is_vee))
 
 
-def _of_microbatch(run: Run, times: list[Array]) -> Numbers:
+def _of_microbatch(run: Run, times: Array) -> Numbers:
     """The sum of the times of all layers, the embedding, the head and the modules that predict further tokens."""
     mtp = run.shape.mtp
     counts = *layers_by_kind(run.shape, run.grid).values(), 1, 1, *([mtp] if mtp else ())
@@ -226,8 +226,8 @@ def _pieces(run: Run) -> tuple[LayerKind, ...]:
     return *layers_by_kind(run.shape, run.grid), *_ENDS, *([("mtp", "none")] if run.shape.mtp else ())
 
 
-def _piece_times(run: Run, rates: Rates, constants: Constants, memo: Memo) -> list[Array]:
-    """The fields of each piece's PieceTime, in shape (fields, plans), in the order of `_pieces`."""
+def _piece_times(run: Run, rates: Rates, constants: Constants, memo: Memo) -> Array:
+    """The fields of each piece's PieceTime, in shape (pieces, fields, plans), in the order of `_pieces`."""
     grid, pieces = run.grid, _pieces(run)
     # It matters only if the schedule computes another microbatch meanwhile.
     is_paired = run.shape.experts is not None and grid.is_paired
@@ -257,23 +257,14 @@ def _piece_times(run: Run, rates: Rates, constants: Constants, memo: Memo) -> li
         return _rows(run, [costing.shard_s(kind) for kind in kinds])
 
     rows = memo.rows("piece", run, (pieces, *words), layer_columns, pieces_s).reshape(len(pieces), -1, len(grid.tp))
-    times = list(rows)
-    if software_under(run).sum_overlap:
-        put_off = are_put_off(grid)
-        times = [np.stack(PieceTime(*fields).where_split(put_off).values()) for fields in times]
-    if not np.any(grid.zero == 3):
-        return [_at_pace_of_host(PieceTime(*fields)) for fields in times]
-    shards = memo.rows("shard", run, shard_words(grid), shard_columns, sharded).reshape(len(kinds), 2, -1)
-    software, often = software_under(run), gathers_for_a_pass(grid)
-    return [
-        _at_pace_of_host(PieceTime(*fields).gathered(rates, software, shards[kinds.index(kind)], often))
-        for (kind, _), fields in zip(pieces, times, strict=True)
-    ]
-
-
-def _at_pace_of_host(piece_time: PieceTime) -> Array:
-    """The fields of a piece with the waits for its host, in shape (fields, plans)."""
-    return np.stack(piece_time.waiting_for_host().values())
+    times, software = PieceTime(*rows.swapaxes(0, 1)), software_under(run)  # of all pieces at once
+    if software.sum_overlap:
+        times = times.where_split(are_put_off(grid))
+    if np.any(grid.zero == 3):
+        shards = memo.rows("shard", run, shard_words(grid), shard_columns, sharded).reshape(len(kinds), 2, -1)
+        shard_s = shards[[kinds.index(kind) for kind, _ in pieces]].swapaxes(0, 1)
+        times = times.gathered(rates, software, tuple(shard_s), gathers_for_a_pass(grid))
+    return np.stack(times.waiting_for_host().values(), axis=1)
 
 
 def _rows(run: Run, values: list[tuple[Numbers, ...]]) -> Array:

@@ -66,7 +66,7 @@ def _stages(jobs: Sequence[JobSpec], constants: Constants, memo: Memo) -> list[S
     for place, job in enumerate(jobs):
         if is_simulated(job):
             run = run_of(job)
-            alike = run.setting, replace(run.grid, layout=()), job_placement(job)
+            alike = run.setting, run.grid.having({"layout": ()}), job_placement(job)
             places_of_alike.setdefault(alike, []).append(place)
     stages: dict[int, StageSeconds] = {}
     for places in places_of_alike.values():

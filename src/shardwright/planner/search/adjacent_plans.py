@@ -7,10 +7,12 @@ stages, all fields of recomputation, and all fields of sharding (ZeRO, its ranks
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from shardwright.config.job import JobSpec
+from shardwright.config.kept_results import kept_by_identity
 from shardwright.config.plan import PlanSpec
 from shardwright.config.rank_order import number_of
 from shardwright.config.schedule_facts import SCHEDULES
@@ -34,10 +36,11 @@ _EQUAL_NUMBERS = ("global_batch_size", "tp", "pp", "cp", "dp", "ep")
 _ON_DEVICE = {"offload_optimizer": 0.0, "offload_parameters": False}
 
 
-def adjacent_blocks(job: JobSpec, constraints: Constraints, rows: Columns, plans: Sequence[JobSpec]) -> list[PlanBlock]:
+def adjacent_blocks(
+    job: JobSpec, constraints: Constraints, rows: Columns, plans: Sequence[JobSpec], *, variants: Sequence[PlanVariant]
+) -> list[PlanBlock]:
     """The legal plans adjacent to `plans`, in blocks; the column `near` has the index of the plan to which each is
-    adjacent. `rows` are the degrees of the space."""
-    variants = space.variants_of(job, constraints, rows)
+    adjacent. `rows` are the degrees of the space, and `variants` those that some row admits."""
     blocks_of: dict[tuple[PlanVariant, bool], list[PlanBlock]] = {}
     for near, plan in enumerate(plans):
         for block in _adjacent_to(job, constraints, rows, variants, plan):
@@ -78,7 +81,7 @@ def numbers_of_plan(job: JobSpec) -> dict[str, float]:
 
 
 def _adjacent_to(
-    job: JobSpec, constraints: Constraints, rows: Columns, variants: list[PlanVariant], plan: JobSpec
+    job: JobSpec, constraints: Constraints, rows: Columns, variants: Sequence[PlanVariant], plan: JobSpec
 ) -> Iterator[PlanBlock]:
     """Yield the legal plans adjacent to one plan, a block for each variant."""
     own_variant, numbers = variant_of_plan(plan), numbers_of_plan(plan)
@@ -112,9 +115,13 @@ def _adjacent_to(
 
 def _num_different(variant: PlanVariant, own_variant: PlanVariant) -> int:
     """The number of fields in which variants differ; all fields of recomputation count as one."""
-    recompute_differs = variant.recomputation != own_variant.recomputation
-    fields = ("schedule", "cp_method", "dispatch", "float8")
-    return recompute_differs + sum(getattr(variant, name) != getattr(own_variant, name) for name in fields)
+    return (
+        (variant.recomputation != own_variant.recomputation)
+        + (variant.schedule != own_variant.schedule)
+        + (variant.cp_method != own_variant.cp_method)
+        + (variant.dispatch != own_variant.dispatch)
+        + (variant.float8 != own_variant.float8)
+    )
 
 
 def _shared_alike(job: JobSpec, constraints: Constraints, block: PlanBlock, numbers: dict[str, float]) -> PlanBlock:
@@ -148,5 +155,6 @@ def with_virtual_stages(plan: PlanSpec, virtual: int, microbatch_size: int) -> P
     )
 
 
+@partial(kept_by_identity, most=512)
 def with_even_stages(job: JobSpec) -> JobSpec:
     return job.model_copy(update={"plan": job.plan.model_copy(update={"layout": []})})

@@ -23,6 +23,7 @@ from shardwright.cost.from_job import run_of
 from shardwright.layers.memo import Memo
 from shardwright.memory.job_memories import AccountsByRank, every_rank_has_room, known_accounts, take_over_accounts
 from shardwright.memory.rank_estimate import peak_memory
+from shardwright.planner.search import space
 from shardwright.planner.search.adjacent_plans import (
     adjacent_blocks,
     with_even_stages,
@@ -105,6 +106,7 @@ class AdjacentSearch:
     ) -> None:
         self.job, self.constraints, self.constants = job, constraints, constants
         self.rows, self.room, self.memo = rows, room, memo
+        self.variants = space.variants_of(job, constraints, rows)
         self.may_lay_out = "layout" not in constraints.among
         self.host_room = host_room_bytes(job.cluster)
         self.times = StepTimes(constants, memo)
@@ -300,7 +302,7 @@ class AdjacentSearch:
             even_s=[self._closed_even_s(job) for job in jobs],
         )
         schedules = np.array([SCHEDULES.names.index(job.plan.schedule) for job in jobs])
-        for block in adjacent_blocks(self.job, self.constraints, self.rows, jobs):
+        for block in adjacent_blocks(self.job, self.constraints, self.rows, jobs, variants=self.variants):
             base_of = block.columns["near"]
             for plan in self._promising(block, base.select(base_of), block.schedule == schedules[base_of], effort):
                 promising[plan.near].append(plan)

@@ -14,6 +14,7 @@ A list shows plans of different kinds. Plans of one kind have the same tp, pp, c
 them.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -49,18 +50,25 @@ SURE_STATE = 0.9  # share of the least state that a plan surely needs: vocabular
 _DEPTH = 8  # plans of a kind that are simulated, each with another order of work
 _MANY_LAYERS = 2**13  # so many rows of layers take a second to bound: some are priced before
 _SAMPLE_ROWS = 256  # of these
+_FIRST_SHARE = 7  # of so many tasks the first one, with the lowest bounds, has most of the plans that remain the best
 _GUESSED = 32  # rows of a kind that are priced to have a first limit
 _BOUND_COLUMNS = ("mean_s", "paired_s", "least_bytes", "turn_s", "row", "layer")  # used only for bounds
 _LAYER = ("tp", "cp", "ep", "expert_tp", "microbatch_size", "sequence_parallel")  # workload.memo.layer_columns
 
 
-def ranked_kinds(scope: SearchScope) -> tuple[list[list[PlanPlace]], SearchTally]:
-    """Rank plans of at least `num_shown` kinds by closed forms, each with its best layout, and count the work."""
+Kinds = list[list[PlanPlace]]  # the best plans of each kind, the fastest kind first
+
+
+def ranked_kinds(
+    scope: SearchScope, on_first_kinds: Callable[[Kinds], object] = lambda kinds: None
+) -> tuple[Kinds, SearchTally]:
+    """Rank plans of at least `num_shown` kinds by closed forms, each with its best layout, and count the work. After
+    the first tasks `on_first_kinds` gets the best kinds so far: most of them stay."""
     branch_and_bound = _BranchAndBound(scope)
     most_bytes = scope.room + host_room_bytes(scope.job.cluster)
     if SURE_STATE * bounds.least_state_bytes(scope.job, scope.constants) <= most_bytes:
         branch_and_bound.price_first_guess()
-        branch_and_bound.search_all()
+        branch_and_bound.search_all(on_first_kinds)
     return branch_and_bound.kinds(), branch_and_bound.tally
 
 
@@ -143,7 +151,7 @@ class _BranchAndBound:
         place = np.arange(len(order)) - kind_begins[np.searchsorted(kinds, rows["kind"][order])]
         return order[place < _GUESSED]
 
-    def search_all(self) -> None:
+    def search_all(self, on_first_kinds: Callable[[Kinds], object]) -> None:
         """Search all variants, those with the lowest bound first. Plans that differ in schedule are priced together."""
         tasks: list[tuple[float, list[_Admitted]]] = []
         tell(Phase.PRICING, 0.0)
@@ -167,6 +175,8 @@ class _BranchAndBound:
             blocks = [block for part in parts if len(block := self._with_virtual_stages(part))]
             if blocks:
                 self._explore(join_blocks(blocks))
+            if len(tasks) == num_tasks - num_tasks // _FIRST_SHARE:
+                on_first_kinds(self.kinds())
 
     def _variants_by_bound(self) -> dict[PlanVariant, list[PlanVariant]]:
         """The variants, grouped by the fields on which bounds depend: all but the schedule."""
@@ -384,7 +394,7 @@ class _BranchAndBound:
             tell_bound(lambda: best.plan(self.job), best.token_s)
         return too_large
 
-    def kinds(self) -> list[list[PlanPlace]]:
+    def kinds(self) -> Kinds:
         """The best plans of each kind, with lower bounds on their time; the fastest kind first."""
         kinds = map(self.shown.plans_of_kind, self.shown.places)
         return sorted(kinds, key=lambda places: places[0].token_s)

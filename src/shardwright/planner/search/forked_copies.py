@@ -7,6 +7,7 @@ such that its results do not depend on who does it. Copies record no progress, a
 """
 
 import ctypes
+import fcntl
 import gc
 import os
 import pickle
@@ -26,6 +27,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
+_PIPE_BYTES = 2**20  # so much waits in a pipe until this process has time for it, if the system allows that
 _MOST = 4  # processes: each may need a hundred MiB of its own
 _ENDS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
 
@@ -69,6 +71,8 @@ class ForkedCopy(Generic[Item, Result]):
     def __init__(self, work: Callable[[Item], Result], items: Sequence[Item]) -> None:
         self._work, self._items, first_pid = work, iter(items), os.getpid()
         read_end, write_end = os.pipe()
+        with suppress(OSError):
+            fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)  # handlers of this process must not run in the copy
         try:
             self._pid = os.fork()
@@ -90,6 +94,22 @@ class ForkedCopy(Generic[Item, Result]):
         except (EOFError, pickle.UnpicklingError):
             raise RunError(_end_message(self._wait())) from None
         return result if is_done else self._work(item)
+
+    def results_so_far(self) -> Iterator[Result]:
+        """Yield the results that are there by now, without waiting for others; none of work that raised an exception,
+        nor of a copy that has ended before its time."""
+        with suppress(EOFError, pickle.UnpicklingError):
+            while self._has_sent():
+                is_done, result = pickle.load(self._pipe)
+                if is_done:
+                    yield result
+
+    def _has_sent(self) -> bool:
+        os.set_blocking(self._pipe.fileno(), False)
+        try:
+            return bool(self._pipe.peek(1))
+        finally:
+            os.set_blocking(self._pipe.fileno(), True)
 
     def end(self) -> None:
         """End the copy, whatever it is doing."""

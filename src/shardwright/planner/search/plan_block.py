@@ -5,6 +5,7 @@ columns are the numbers in them.
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -64,7 +65,7 @@ class PlanVariant:
     dispatch: str = "direct"
     float8: str = "none"
 
-    @property
+    @cached_property
     def recomputation(self) -> tuple[Any, ...]:
         """The values of the fields about recomputation."""
         return tuple(getattr(self, name) for name in RECOMPUTATION)

@@ -75,7 +75,8 @@ def _result_of(scope: SearchScope) -> SearchResult:
     started = time.perf_counter()
     job, constants, num_shown = scope.job, scope.constants, scope.num_shown
     simulated = SimulatedPlans(job, scope.constraints, constants, scope.rows, room=scope.room, memo=scope.memo)
-    kinds, tally = ranked_kinds(scope)
+    with simulated.begun_early() as begin_early:
+        kinds, tally = ranked_kinds(scope, lambda first_kinds: begin_early(first_kinds[:num_shown]))
     candidates = simulated.fastest(kinds, num_shown)
     for _ in range(_ROUNDS - 1):
         refuted, simulated.refuted = list(simulated.refuted.values()), {}

@@ -5,8 +5,8 @@ of a kind. Plans are simulated and judged ahead by forked copies of this process
 same whoever makes it.
 """
 
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from typing import NamedTuple
 
 from shardwright.config.job import JobSpec
@@ -21,7 +21,7 @@ from shardwright.planner.search.adjacent_search import (
     num_actions,
 )
 from shardwright.planner.search.constraints import Constraints
-from shardwright.planner.search.forked_copies import shared
+from shardwright.planner.search.forked_copies import ForkedCopy, forked_copies, num_processes, shared
 from shardwright.planner.search.plan_block import Columns
 from shardwright.planner.search.promising import QUICK, THOROUGH, UNEVEN
 from shardwright.planner.search.results import PlanPlace, SimulatedPlan
@@ -61,6 +61,28 @@ class SimulatedPlans:
         """Plans that were simulated."""
         return self._search.times.num_simulated
 
+    @contextmanager
+    def begun_early(self) -> Iterator[Callable[[Sequence[Sequence[PlanPlace]]], None]]:
+        """Yield a function that takes the kinds that are best so far, while this process still ranks kinds. A forked
+        copy simulates them meanwhile, and what it knows at the end of the context is kept until it is asked for."""
+        with ExitStack() as ended_last:
+            copies: list[ForkedCopy[tuple[int, Sequence[PlanPlace]], _Ahead]] = []
+
+            def begin(kinds: Sequence[Sequence[PlanPlace]]) -> None:
+                if num_processes() > 1:  # one more plan of a kind at a time, because a plan may take half a second
+                    share = [(n, places[:end]) for n, places in enumerate(kinds) for end in range(1, len(places) + 1)]
+                    copies.extend(ended_last.enter_context(forked_copies(self._taken_ahead, [share])))
+
+            yield begin
+            for copy in copies:
+                for ahead in copy.results_so_far():
+                    self._expect(ahead)
+
+    def _expect(self, ahead: _Ahead) -> None:
+        """Keep what a forked copy has found ahead."""
+        self._search.times.expect(ahead.steps)
+        self._search.paying_layouts |= ahead.paying_layouts
+
     def fastest(self, kinds: Sequence[Sequence[PlanPlace]], num_shown: int) -> list[SimulatedPlan]:
         """Return the fastest fitting plan of each of `num_shown` kinds, fastest first, among `kinds` and those of
         earlier calls.
@@ -94,8 +116,7 @@ class SimulatedPlans:
             for (number, places), ahead in numbered:
                 tell(Phase.SIMULATING, 0.45 * number / len(kinds))
                 if ahead is not None:
-                    self._search.times.expect(ahead.steps)
-                    self._search.paying_layouts |= ahead.paying_layouts
+                    self._expect(ahead)
                 self._take(places, is_among_first=len(self._kinds) < LONG_STEP_KINDS)
                 if self._is_enough(kinds, number + 1, num_shown):
                     break

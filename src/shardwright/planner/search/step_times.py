@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from shardwright.config.job import JobSpec
+from shardwright.config.kept_results import kept_by_identity
 from shardwright.cost.calibration import Constants
 from shardwright.cost.from_job import run_of
 from shardwright.layers.arrays import only, picked
@@ -18,6 +20,7 @@ _LEAST_RATIO = 0.9  # simulated step to closed form: the search relies on no low
 _FIRST_RATIO = 0.99  # this ratio before any plan was simulated
 
 
+@partial(kept_by_identity, most=4096)  # each step of a search asks for the keys of plans that it has asked for before
 def plan_key(job: JobSpec) -> str:
     """The fields of a job in which plans of a search differ."""
     return job.model_dump_json(include={"plan", "batch", "precision"})
@@ -77,6 +80,8 @@ class StepTimes:
     def price(self, jobs: Iterable[JobSpec]) -> None:
         """Price jobs by closed forms: those that differ only in numbers at once."""
         new_jobs = [(key, job) for job in jobs if (key := plan_key(job)) not in self._closed]
+        if not new_jobs:
+            return
         for run, places in batches([run_of(job) for _, job in new_jobs]):
             time, spare_s = step_time_and_spare(run, self._constants, self._memo)
             spare_of_each = np.broadcast_to(spare_s, len(places)).tolist()
@@ -97,6 +102,8 @@ class StepTimes:
         new_jobs = {
             key: job for job in jobs if (key := plan_key(job)) not in self._simulated and key not in self._expected
         }
+        if not new_jobs:
+            return
         self.price(new_jobs.values())
         closed = [self._closed[key][0] for key in new_jobs]
         steps = simulated_steps(list(new_jobs.values()), closed, self._constants, self._memo)
@@ -105,6 +112,8 @@ class StepTimes:
     def simulate(self, jobs: Iterable[JobSpec]) -> None:
         """Simulate jobs that were not simulated yet."""
         new_jobs = {key: job for job in jobs if (key := plan_key(job)) not in self._simulated}
+        if not new_jobs:
+            return
         self.price(new_jobs.values())
         self.simulate_ahead(new_jobs.values())
         for key in new_jobs:

@@ -24,12 +24,19 @@ from shardwright.simulate.timeline import make_timeline
 
 @dataclass(frozen=True)
 class StepDrawing:
-    """The times of a step of a job's program, and the costs that they follow from."""
+    """The times of a step of a job's program, and the costs that they follow from; or the times that a run has
+    `measured`, in seconds."""
 
     job: JobSpec
     program: Program
-    times: Times
     drawn: DrawnCosts
+    measured: Times | None = None
+
+    @cached_property
+    def times(self) -> Times:
+        """The times of all actions. They are computed when they are first asked for: a program that is too long to be
+        drawn needs none."""
+        return play(self.program, self.drawn.costs) if self.measured is None else self.measured
 
     @property
     def shape(self) -> str:
@@ -58,7 +65,7 @@ class StepDrawing:
 
     def performed(self, times: Times) -> "StepDrawing":
         """The drawing with the times, in seconds, that a run has measured of its actions."""
-        return replace(self, times=times, drawn=replace(self.drawn, unit="s", step=None, actions=None))
+        return replace(self, measured=times, drawn=replace(self.drawn, unit="s", step=None, actions=None))
 
 
 def step_drawing(job: JobSpec, step: StepTime | str, memo: Memo | None = None) -> StepDrawing:
@@ -68,7 +75,7 @@ def step_drawing(job: JobSpec, step: StepTime | str, memo: Memo | None = None) -
     if faults := size_faults(job.plan.schedule, shape, drawn_steps(job.plan.schedule, 1)):
         raise PlanError(say("job {name}", name=job.name), faults)
     drawn, program = costs_of_step(job, step, memo=memo), job_order(job).program()
-    return StepDrawing(job, program, play(program, drawn.costs), drawn)
+    return StepDrawing(job, program, drawn)
 
 
 def _tail(step: StepTime, actions: TimedActions, makespan: float) -> Mapping[str, float]:
