@@ -10,7 +10,7 @@ import pytest
 from shardwright.config import phrase
 
 UNITS = "[KMGT]i?B|B|us|ms|s|h|min|days|%|[MGT]?FLOP|kWh"
-NUMBER = re.compile(rf"(?<![\w.])\d+(?:,\d{{3}})*(?:\.\d+)?(?:e\d+)?(?: (?:{UNITS})(?![a-zA-Z]))?")
+NUMBER = re.compile(rf"(?<![\w.])\d+(?:,\d{{3}})*(?:\.\d+)?(?:e\d+)?(?: (?:{UNITS})(?![a-zA-Z\d]))?")
 
 
 def assert_same_in_chinese(text_in: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, least: int = 100) -> None:
@@ -51,5 +51,6 @@ def differing(english: str, chinese: str) -> Counter[str]:
 
 
 def numbers(text: str) -> Counter[str]:
-    """All numbers of a text, with their units."""
-    return Counter(NUMBER.findall(re.sub(r"\s*\n\s*", " ", text)))
+    """All numbers of a text, with their units, which may stand in the next line of a paragraph."""
+    paragraphs = re.split(r"\n\s*\n", text)
+    return Counter(number for lines in paragraphs for number in NUMBER.findall(re.sub(r"\s*\n\s*", " ", lines)))
