@@ -16,7 +16,8 @@ from shardwright.config.plain_values import GivenOptions
 from shardwright.config.software import software_of
 from shardwright.cost.calibration import shipped
 from shardwright.planner.advice.advice import Advice
-from shardwright.planner.advice.recommendation import accepted, explained, plans_of
+from shardwright.planner.advice.objections import Objection, plans_without_objection
+from shardwright.planner.advice.recommendation import explained, plans_of
 from shardwright.planner.search.constraints import Constraints, constraints_of
 from shardwright.planner.search.objectives import NAMES, Name, Objective
 from shardwright.report.plan_details import plan_details
@@ -126,10 +127,10 @@ def found_plans(
     to_plan: JobToPlan,
     question: PlanQuestion,
     restrict: Callable[[Constraints], Constraints] | None = None,
-    objection: Callable[[JobSpec], str] | None = None,
+    objection: Callable[[JobSpec], Objection | None] | None = None,
 ) -> FoundPlans:
     """Search for a job's best plans. `restrict` adds further constraints, and a plan to which there is an
-    `objection`, in words, is not shown. Raises PlanError."""
+    `objection` is not shown. Raises PlanError."""
     question = question.read(subject)
     constraints = question.constraints().with_kept(to_plan.kept)
     if restrict is not None:
@@ -139,18 +140,17 @@ def found_plans(
     objective = Objective(cast(Name, question.objective), question.tokens, question.days)
     objective = objective.with_tokens_of(to_plan.job)
     try:
-        num_shown = question.top if objection is None else max(question.top, _LOOKED_AT)
-        advice = plans_of(to_plan.job, constraints, shipped(), objective, num_shown=num_shown)
+        if objection is None:
+            advice = plans_of(to_plan.job, constraints, shipped(), objective, num_shown=question.top)
+        else:
+            num_shown = max(question.top, _LOOKED_AT)
+            advice, fault = plans_without_objection(
+                to_plan.job, constraints, shipped(), objective, num_shown, objection=objection
+            )
+            if fault is not None and not advice.plans:
+                lacking = say("no plan that was found can be written as it is: {objection}", objection=fault.text)
+                raise PlanError(subject, [lacking])
     except KeyError as error:
         raise PlanError(subject, [error_text(error)]) from None
-    if objection is not None and advice.plans:
-        best, num_plans, advice = advice.plans[0].job, len(advice.plans), accepted(advice, objection)
-        if not advice.plans:
-            fault = say(
-                "none of the {count} fastest kinds of plans can be written as it is: {objection}",
-                count=num_plans,
-                objection=objection(best),
-            )
-            raise PlanError(subject, [fault])
     advice = replace(advice, plans=advice.plans[: question.top])
     return FoundPlans(subject, to_plan, advice, constraints)

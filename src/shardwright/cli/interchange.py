@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from shardwright.interchange.imported import Imported
     from shardwright.interchange.system import System
     from shardwright.planner.advice.advice import Advice
+    from shardwright.planner.advice.objections import Objection
     from shardwright.planner.search.constraints import Constraints
 
 NAMES = (
@@ -279,16 +280,17 @@ def planned_for(name: str, to_plan: "JobToPlan") -> "tuple[System, JobToPlan]":
     return system, replace(to_plan, job=of_system(to_plan.job), own_job=own_job, notes=(*to_plan.notes, note))
 
 
-def export_fault(system: "System", job: "JobSpec") -> str:
-    """The first reason why a system does not have a job as it is; empty if it has."""
-    from shardwright.config.base import PlanError
-    from shardwright.interchange.exported import exported
+def export_objection(system: "System", job: "JobSpec") -> "Objection | None":
+    """The first reason why a system does not have a job as it is, with the fields at fault; None if it has."""
+    from shardwright.interchange.exported import Lacking, exported
+    from shardwright.planner.advice.objections import Objection
 
     try:
         exported(system, job)
-    except PlanError as error:
-        return error.faults[0]
-    return ""
+    except Lacking as error:
+        names = [name.removeprefix("plan.") for name in error.fields if name.startswith("plan.")]
+        return Objection(error.faults[0], {name: getattr(job.plan, name) for name in names})
+    return None
 
 
 def held_to(system: "System", software: str, constraints: "Constraints") -> "Constraints":

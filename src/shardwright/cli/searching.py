@@ -10,7 +10,7 @@ import click
 from shardwright.cli.answer_pages import tell_answer
 from shardwright.cli.checked_job import load, load_to_plan, tell_notes
 from shardwright.cli.command_language import command_language
-from shardwright.cli.interchange import NAMES, changes, export_fault, held_to, load_from, planned_for
+from shardwright.cli.interchange import NAMES, changes, export_objection, held_to, load_from, planned_for
 from shardwright.cli.job_options import (
     PredictCommand,
     TokenCount,
@@ -182,7 +182,7 @@ def plan(
     target, objection = system, None
     if target_name:
         target, to_plan = planned_for(target_name, to_plan)
-        objection = partial(export_fault, target)
+        objection = partial(export_objection, target)
     restrict = partial(held_to, target, to_plan.job.cluster.software) if target else None
     with search_shown(command_language()):
         plans = found_plans(say("job {name}", name=job), to_plan, question, restrict, objection)

@@ -39,11 +39,14 @@ class Exported:
 
 
 class Lacking(PlanError):  # noqa: N818 (it names what the system lacks)
-    """A plan that a system lacks. `nearest` is a job with the nearest plan that the system has; None if unknown."""
+    """A plan that a system lacks. `nearest` is a job with the nearest plan that the system has; None if unknown.
+    `fields` are the fields of the job, such as "plan.zero", that the system cannot say."""
 
-    def __init__(self, subject: str, faults: Sequence[str], nearest: JobSpec | None) -> None:
+    def __init__(
+        self, subject: str, faults: Sequence[str], nearest: JobSpec | None, fields: Sequence[str] = ()
+    ) -> None:
         super().__init__(subject, faults)
-        self.nearest = nearest
+        self.nearest, self.fields = nearest, tuple(fields)
 
 
 def exported(system: System, job: JobSpec) -> Exported:
@@ -66,17 +69,11 @@ def exported(system: System, job: JobSpec) -> Exported:
     except PlanError as error:
         if (near := _nearest(system, job)) is None:
             raise Lacking(subject, [_no_such_job(system, fault) for fault in error.faults], None) from None
-        raise Lacking(
-            subject, [_lack(system, job, *difference) for difference in differences(job, near)], near
-        ) from None
+        raise _lacking(system, job, subject, differences(job, near), near) from None
     differing = differences(job, back)
     if differing:
         near = _nearest(system, job)
-        raise Lacking(
-            subject,
-            [_lack(system, job, *difference) for difference in (differences(job, near) if near else differing)],
-            near,
-        )
+        raise _lacking(system, job, subject, differences(job, near) if near else differing, near)
     optimizer = job.optimizer
     unsaid = None if "learning_rate" in optimizer.model_fields_set else optimizer.learning_rate
     return Exported(files, tuple(_left_out(job)), unsaid, nodes_of(job)[0])
@@ -93,6 +90,14 @@ def _no_such_job(system: System, fault: str) -> str:
     return say(
         "{system} has no such job: {fault}; take another --to", system=system.title, fault=without_way_out(fault)
     )
+
+
+def _lacking(
+    system: System, job: JobSpec, subject: str, differing: Sequence[tuple[str, Any, Any]], near: JobSpec | None
+) -> Lacking:
+    """The error of a job whose fields differ from those that the system would give it."""
+    faults = [_lack(system, job, *difference) for difference in differing]
+    return Lacking(subject, faults, near, [name for name, _, _ in differing])
 
 
 def _lack(system: System, job: JobSpec, name: str, wanted: Any, nearest: Any) -> str:

@@ -132,16 +132,16 @@ def recommended(
     return replace(advice, plans=plans[:num_shown], recommendation=Recommendation(first, simpler))
 
 
-def accepted(advice: Advice, objection: Callable[[JobSpec], str]) -> Advice:
-    """The advice with those of its plans to which there is no `objection`; without a plan if there is one to each."""
-    plans = [plan for plan in advice.plans if not objection(plan.job)]
+def accepted(advice: Advice, is_refused: Callable[[JobSpec], bool]) -> Advice:
+    """The advice with those of its plans that are not refused; without a plan if each is."""
+    plans = [plan for plan in advice.plans if not is_refused(plan.job)]
     if not plans or advice.recommendation is None:
         return replace(advice, plans=[], recommendation=None)
     first, spread = plans[0], fitted_spread()
     others = [replace(plan, first_is_faster=_confidence(first, plan, spread)) for plan in plans[1:]]
     plans = [replace(first, first_is_faster=None), *others]
     simpler, is_same = advice.recommendation.simpler, first is advice.plans[0]
-    if simpler is not None and (not is_same or objection(simpler.plan.job)):
+    if simpler is not None and (not is_same or is_refused(simpler.plan.job)):
         simpler = None
     return replace(advice, plans=plans, recommendation=Recommendation(plans[0], simpler))
 

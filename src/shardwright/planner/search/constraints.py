@@ -1,6 +1,6 @@
 """Constraints that a user puts on a search: fixed fields of the plan, ranges of others, the batches to try."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -9,6 +9,7 @@ from shardwright.config.base import PlanError, shortened
 from shardwright.config.field_texts import field_faults
 from shardwright.config.phrase import say
 from shardwright.config.plan import PlanSpec
+from shardwright.config.rank_order import DEFAULT_ORDER
 from shardwright.config.software import SoftwareSpec
 from shardwright.config.software_support import had_by
 from shardwright.config.toml_file import TOML_ERRORS, parse_toml
@@ -17,7 +18,9 @@ from shardwright.planner.search.plan_block import NUMBERS, PlanVariant
 SEARCHED = tuple(
     name for name in (*NUMBERS, *PlanVariant.__dataclass_fields__) if name not in ("global_batch_size", "float8")
 )
-_RANGES = ("microbatch_size", "tp", "pp", "cp", "dp", "ep", "virtual_stages")
+# Fields that a search chooses by other means than by their values, with the value that is always possible.
+_USUAL_ALONE: dict[str, Any] = {"layout": [], "zero_ranks": 0}
+RANGES = ("microbatch_size", "tp", "pp", "cp", "dp", "ep", "virtual_stages")
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class Constraints:
     """Fixed fields of the plan (`keep`), and ranges of others (`between`, both ends included), by name without section.
 
     `global_batch` is a range of sequences in a step, `float8` a recipe that may be chosen besides the job's precision,
-    and `among` has the allowed values of some fields.
+    `among` has the allowed values of some fields, and `excluded` values that are not.
     """
 
     keep: Mapping[str, Any] = field(default_factory=dict)
@@ -33,6 +36,7 @@ class Constraints:
     global_batch: tuple[int, int] | None = None
     float8: str = "none"
     among: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    excluded: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if faults := _unsearched_faults(self.keep, self.between):
@@ -42,7 +46,7 @@ class Constraints:
         """True if a field may have a value."""
         if name in self.keep and self.keep[name] != value:
             return False
-        if name in self.among and value not in self.among[name]:
+        if value in self.excluded.get(name, ()) or (name in self.among and value not in self.among[name]):
             return False
         low, high = self.between.get(name, (None, None))
         return low is None or high is None or low <= value <= high  # type: ignore[operator]
@@ -62,6 +66,21 @@ class Constraints:
         if faults:
             raise PlanError(say("what the search may choose"), faults)
         return replace(self, keep={**self.keep, **fields})
+
+    def without(self, values: Mapping[str, Sequence[Any]]) -> "Constraints":
+        """The constraints without some values of fields that are not kept; without any layout, order, or number of
+        ranks that share state but the usual one, if one of these is left out."""
+        among, excluded, keep = dict(self.among), dict(self.excluded), dict(self.keep)
+        for name, left_out in values.items():
+            if name in self.keep:
+                continue
+            if name in _USUAL_ALONE:
+                among[name] = (_USUAL_ALONE[name],)
+            elif name == "order":
+                keep[name] = DEFAULT_ORDER
+            else:
+                excluded[name] = (*excluded.get(name, ()), *left_out)
+        return replace(self, among=among, excluded=excluded, keep=keep)
 
     def as_software(self, software: SoftwareSpec) -> "Constraints":
         """The constraints, limited to the features of a generation of software. PlanError if these are unknown."""
@@ -98,10 +117,10 @@ def _unsearched_faults(keep: Iterable[str], between: Iterable[str]) -> list[str]
         say(
             "plan.{name} has no range; there are {fields}, and batch.global_batch_size",
             name=name,
-            fields=tuple(sorted(_RANGES)),
+            fields=tuple(sorted(RANGES)),
         )
         for name in between
-        if name not in _RANGES
+        if name not in RANGES
     ]
     return [*kept, *ranges]
 
