@@ -11,10 +11,12 @@ from click.testing import CliRunner
 from shardwright.cli.main import cli
 from shardwright.config.units import bytes_text, memory_text, seconds_text
 from shardwright.learn.idea_figures import FIGURES
-from shardwright.learn.playable_figure import PLAYER_WORDS, FigureFrame, script_of
+from shardwright.learn.playable_figure import PLAYER_WORDS, FigureFrame, FigureJob, script_of
 from shardwright.learn.playable_figures import PLAYABLE
 from shardwright.learn.site_build import PLAYER
 from shardwright.learn.system_figures import BETWEEN, EXPOSED, INSIDE, SYSTEM_PLANS, axis_traffic, tracks_of
+from support.languages import words_of_picture
+from support.learn_pages import figure_file
 
 
 def frame(name: str, *values: str) -> FigureFrame:
@@ -45,6 +47,15 @@ def test_bars_are_those_of_estimate() -> None:
         last = shown.picture["rows"][-1]
         assert last["total"] == f"{memory_text(total)}, {seconds_text(printed['step_s'])}"
         assert sum(part[1] for part in last["parts"]) == total
+
+
+def test_a_picture_searches_for_no_field() -> None:
+    """Its rows differ in what their labels say: without ZeRO the optimizer's state is whole, and on the device."""
+    plan = FigureJob("llama3-8b", 8, "h100-sxm", ("plan.dp=8", "plan.zero=0"))
+    (rank,) = answer(plan.command("estimate"))["memory"]
+    assert rank["host_bytes"] == 0 and rank["optimizer_bytes"] > 12 * 8e9
+    words = words_of_picture(figure_file("zero", "en").read_text(encoding="utf-8"))
+    assert memory_text(rank["total_bytes"]) in words
 
 
 def test_steps_of_tensor_parallel_are_those_of_estimate() -> None:

@@ -24,6 +24,8 @@ from shardwright.learn.mesh_rows_figure import mesh_rows_figure
 from shardwright.learn.narrow_numbers_figure import narrow_numbers_figure
 from shardwright.learn.network_shapes_figure import network_shapes_figure
 from shardwright.learn.pipeline_figures import bubble_figure, versions_figure
+from shardwright.learn.playable_figure import WHOLE_PLAN
+from shardwright.learn.playable_memory import RECOMPUTED
 from shardwright.learn.playable_shares import time_lost
 from shardwright.learn.playable_tree import branch_picture
 from shardwright.learn.system_figures import SYSTEM_PLANS, grids_of_products, system_figure
@@ -61,8 +63,8 @@ Bars = list[tuple[str, dict[str, float]]]  # label, amount by part
 
 
 def _jobs(model: str, devices: int, rows: Rows) -> list[tuple[str, JobSpec]]:
-    """One model under several plans, on as many devices."""
-    return [(label, load(model, *sets, devices=devices, device=_DEVICE).spec) for label, sets in rows]
+    """One model under several plans, on as many devices. No field is searched for: rows differ in what they state."""
+    return [(label, load(model, *sets, WHOLE_PLAN, devices=devices, device=_DEVICE).spec) for label, sets in rows]
 
 
 def _memory(title: str, jobs: Sequence[tuple[str, JobSpec]]) -> Drawing:
@@ -181,7 +183,7 @@ def compression() -> Drawing:
     ]
     bars = Bars()
     for method in COMPRESSIONS:
-        job = load("gpt2-xl", *sets, f"plan.compress={method}", devices=32, device="a100-sxm-40g").spec
+        job = load("gpt2-xl", *sets, f"plan.compress={method}", WHOLE_PLAN, devices=32, device="a100-sxm-40g").spec
         bars.append((method, _shares(job)))
     title = say("gpt2-xl on 4 nodes of 8 A100, 10 Gbit/s between them: a step")
     return StackedBars(title, bars, seconds_text).svg
@@ -262,9 +264,7 @@ def experts() -> Drawing:
 
 def recomputation() -> Drawing:
     """Memory by what is recomputed."""
-    rows = [
-        (policy, ["plan.dp=8", "plan.zero=1", f"plan.recompute={policy}"]) for policy in ("none", "selective", "full")
-    ]
+    rows = [(policy, ["plan.dp=8", "plan.zero=1", *sets]) for policy, sets in RECOMPUTED.items()]
     return _memory(_of_replicas(_MODEL, 8, 1), _jobs(_MODEL, 8, rows))
 
 

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from shlex import quote
 from typing import Any, Literal
 
 from shardwright.api.loaded_job import load
@@ -103,7 +104,7 @@ class FigureJob:
 
     def command(self, name: str) -> str:
         """The command line of a command of this job."""
-        sets = " ".join(f"--set {override}" for override in self._overrides)
+        sets = " ".join(f"--set {quote(override)}" for override in self._overrides)
         return f"shardwright {name} {self.model} --devices {self.devices} --device {self.device} {sets}"
 
 

@@ -14,6 +14,13 @@ from shardwright.sharding.memory_account import DEVICE_KINDS, RankMemory
 from shardwright.simulate.full_step import simulated_step
 
 _DEVICE, _MODEL = "h100-sxm", "llama3-8b"
+# Policies of recomputation. A selective one has the operators that are cheap and keep much; of attention hardly any
+# tensor is kept.
+RECOMPUTED: Mapping[str, Sequence[str]] = {
+    "none": ("plan.recompute=none",),
+    "selective": ("plan.recompute=selective", 'plan.recompute_operators=["norm","activation"]'),
+    "full": ("plan.recompute=full",),
+}
 
 
 def fullest(job: JobSpec) -> RankMemory:
@@ -51,10 +58,7 @@ def _recomputation(sequence: str) -> FigureFrame:
     """Memory and seconds by what is computed again, at a length of the sequence; a step has as many tokens at each."""
     length = int(sequence.replace(",", ""))
     batch = (f"model.sequence={length}", f"batch.global_batch_size={2**21 // length}")
-    rows = [
-        (policy, ("plan.dp=8", "plan.zero=3", f"plan.recompute={policy}", *batch))
-        for policy in ("none", "selective", "full")
-    ]
+    rows = [(policy, ("plan.dp=8", "plan.zero=3", *sets, *batch)) for policy, sets in RECOMPUTED.items()]
     return _memory_bars(8, rows)
 
 

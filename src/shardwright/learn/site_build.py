@@ -41,9 +41,7 @@ def on_page_content(html: str, *, page: Any, **_: Any) -> str:
 def _least_px(name: str, language: str) -> int:
     """The width that a picture needs to be read: its smallest letters are then as large as letters have to be."""
     text = (PAGES / language / "figures" / f"{name}.svg").read_text(encoding="utf-8")
-    box = re.search(r'viewBox="0 0 ([\d.]+)', text)
-    assert box, "every picture has a viewBox"
-    width = float(box[1])
+    width = float(re.findall(r'viewBox="0 0 ([\d.]+)', text)[0])
     smallest = min(map(float, re.findall(r'font-size="([\d.]+)', text)))
     return ceil(width * min(1.0, _LEAST_LETTER_PX / smallest))
 

@@ -49,7 +49,7 @@ _SENDS = {
 }
 _WIDTH, _TOP, _PITCH = 900.0, 84.0, 84.0
 _NODES_LEFT = 226.0
-_CELL, _GAP, _CELLS_A_LINE, _NODE_PITCH = 10.0, 3.0, 4, 66.0
+_CELL, _GAP, _CELLS_A_LINE, _NODE_PITCH = 10.0, 3.0, 4, 64.0
 _BARS_LEFT, _BARS_WIDTH, _BAR = 524.0, 360.0, 11.0
 _GRID_TOKENS, _GRID_RANKS = 16384, (4, 8, 16, 64)
 _MOST_NODES = 4  # of those that a line of ranks is on

@@ -50,9 +50,12 @@ def catalog_text(kind: str, coloured: bool = False, language: str = ENGLISH) -> 
 
 
 def _by_value(entries: list[Row], field: str) -> list[list[str]]:
-    """The names of the entries that have each value of a field, and the value."""
+    """The names of the entries that have each value of a field, and the value as a sentence."""
     values = dict.fromkeys(row[field] for row in entries if row[field])
-    return [[", ".join(row["name"] for row in entries if row[field] == value), value] for value in values]
+    return [
+        [", ".join(row["name"] for row in entries if row[field] == value), say("{value}.", value=value)]
+        for value in values
+    ]
 
 
 def _cell(value: Any) -> str:
