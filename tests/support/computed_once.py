@@ -12,10 +12,12 @@ from unittest import mock
 
 from shardwright.api import asked_job, estimated, explained, found_plans, scaled
 from shardwright.measure import validate
+from shardwright.planner.advice import repair
+from shardwright.planner.search import objectives
 
 COMPUTED = (
     (asked_job, "_best_job"), (estimated, "estimated"), (explained, "Explained"), (found_plans, "found_plans"),
-    (scaled, "scaled"), (validate, "validate"),
+    (scaled, "scaled"), (validate, "validate"), (objectives, "search"), (repair, "search"),
 )  # fmt: skip
 _results: dict[tuple[Any, str], Any] = {}
 
@@ -31,7 +33,8 @@ def computed_once() -> Iterator[None]:
 
 def _once(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """The result of a function, kept by the text of its arguments, unless one of them is known by its place alone."""
-    key = (function, repr((args, options)))
+    asked = {name: value for name, value in options.items() if name != "memo"}  # which changes no price
+    key = (function, repr((args, asked)))
     if " at 0x" in key[1]:
         return function(*args, **options)
     if key not in _results:
