@@ -3,7 +3,7 @@
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -38,34 +38,52 @@ def parameters(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> I
     yield from names[names[:1] in (["self"], ["cls"], ["ctx"]) :]
 
 
+@dataclass(frozen=True)
+class Module:
+    """A file of the source: its docstring, if it has one, its functions and classes, the names that it binds, and what
+    of it runs code that a file brings along."""
+
+    file: str
+    docstring: str | None
+    definitions: tuple[Definition, ...]
+    bindings: frozenset[str]
+    running: frozenset[str]
+
+
 @cache
-def definitions() -> tuple[Definition, ...]:
-    """Every function and class of the source. Each file is parsed once, and its expressions are not looked at."""
-    return tuple(
+def modules() -> tuple[Module, ...]:
+    """The source. Each file is parsed once, for it takes most of the time of these tests."""
+    return tuple(module_of(str(file.relative_to(SOURCE)), file.read_text(encoding="utf-8")) for file in FILES)
+
+
+def module_of(file: str, source: str) -> Module:
+    tree = ast.parse(source)
+    nodes = list(ast.walk(tree))
+    definitions = tuple(
         Definition(
-            str(file.relative_to(SOURCE)), type(node), node.name, (node.end_lineno or 0) - node.lineno,
-            ast.get_docstring(node), tuple(parameters(node)),
+            file, type(node), node.name, (node.end_lineno or 0) - node.lineno, ast.get_docstring(node),
+            tuple(parameters(node)),
         )
-        for file in FILES
-        for node in statements(ast.parse(file.read_text(encoding="utf-8")))
+        for node in nodes
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
     )  # fmt: skip
+    bindings, running = frozenset(bindings_of(nodes)), frozenset(calls_that_run_code(nodes))
+    return Module(file, ast.get_docstring(tree), definitions, bindings, running)
 
 
-def module_docstrings() -> Iterator[tuple[str, str]]:
-    """Each module with its docstring, if it has one."""
-    for file in FILES:
-        if docstring := ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))):
-            yield str(file.relative_to(SOURCE)), docstring
+def definitions() -> Iterator[Definition]:
+    """Every function and class of the source."""
+    for module in modules():
+        yield from module.definitions
 
 
 # Words that no variable or parameter is called: they say nothing of what it holds.
 VAGUE = {"found", "of", "cut", "said", "theirs", "ours"}
 
 
-def bindings(tree: ast.AST) -> Iterator[str]:
+def bindings_of(nodes: Sequence[ast.AST]) -> Iterator[str]:
     """The names that a module's statements and functions bind."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.arg):
             yield node.arg
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -73,13 +91,7 @@ def bindings(tree: ast.AST) -> Iterator[str]:
 
 
 def test_a_binding_says_what_it_holds() -> None:
-    vague = {
-        f"{file.relative_to(SOURCE)}: {name}"
-        for file in FILES
-        for name in bindings(ast.parse(file.read_text(encoding="utf-8")))
-        if name in VAGUE
-    }
-    assert not vague
+    assert not {f"{module.file}: {name}" for module in modules() for name in module.bindings & VAGUE}
 
 
 # Tables that read better by hand, and functions of many parameters. These numbers may only become smaller.
@@ -97,14 +109,6 @@ def test_a_function_takes_few_parameters() -> None:
     """One that needs more takes a dataclass."""
     many = [f"{one.file}:{one.name}" for one in definitions() if len(one.parameters) > MOST_PARAMETERS]
     assert len(many) == NUM_OF_MANY_PARAMETERS, f"more are not allowed; of fewer take the new number: {many}"
-
-
-def statements(node: ast.AST) -> Iterator[ast.AST]:
-    """The statements within one, of every depth."""
-    for field in ("body", "orelse", "handlers", "finalbody", "cases"):
-        for child in getattr(node, field, ()) if not isinstance(node, ast.expr) else ():
-            yield child
-            yield from statements(child)
 
 
 def test_a_file_and_a_function_are_read_at_once() -> None:
@@ -147,7 +151,11 @@ def test_a_docstring_stands_by_itself() -> None:
         for one in definitions()
         if one.docstring and LEANING.match(one.docstring)
     ]
-    leaning += [f"{file}: {text.splitlines()[0]}" for file, text in module_docstrings() if LEANING.match(text)]
+    leaning += [
+        f"{one.file}: {one.docstring.splitlines()[0]}"
+        for one in modules()
+        if one.docstring and LEANING.match(one.docstring)
+    ]
     assert leaning == []
 
 
@@ -198,12 +206,19 @@ def runs_code(name: str) -> bool:
                for one in RUNNING)  # fmt: skip
 
 
-def calls_that_run_code(source: str) -> set[str]:
+def full_name(node: ast.expr) -> str:
+    """The text of what is called. Most are plain names, for which `ast.unparse` would take longer than all the rest."""
+    if isinstance(node, ast.Name):
+        return node.id
+    return f"{full_name(node.value)}.{node.attr}" if isinstance(node, ast.Attribute) else ast.unparse(node)
+
+
+def calls_that_run_code(nodes: Sequence[ast.AST]) -> set[str]:
     """The calls, imports and options of a module that run code which a file brings along."""
     result = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes:
         if isinstance(node, ast.Call):
-            name = ast.unparse(node.func)
+            name = full_name(node.func)
             result |= {name} if runs_code(name) else set()
             result |= {
                 f"{name}({option.arg})"
@@ -218,7 +233,7 @@ def calls_that_run_code(source: str) -> set[str]:
 
 def test_no_file_is_read_by_what_runs_code() -> None:
     """No pickle but of tensors alone, no code of a model or data set: files of strangers are data."""
-    result = {(str(f.relative_to(SOURCE)), call) for f in FILES for call in calls_that_run_code(f.read_text("utf-8"))}
+    result = {(module.file, call) for module in modules() for call in module.running}
     assert result == WITHOUT_A_FILE | OF_TENSORS_ALONE
     for file, call in OF_TENSORS_ALONE:
         calls = [node for node in ast.walk(ast.parse((SOURCE / file).read_text("utf-8"))) if isinstance(node, ast.Call)]
@@ -234,4 +249,4 @@ def test_no_file_is_read_by_what_runs_code() -> None:
     ],
 )  # fmt: skip
 def test_what_runs_code_is_seen(source: str) -> None:
-    assert calls_that_run_code(source)
+    assert module_of("", source).running

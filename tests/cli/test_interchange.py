@@ -4,12 +4,14 @@ import json
 import re
 import shlex
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from shardwright.cli.main import cli
+from support.computed_once import computed_once
 
 SCRIPT = """#!/bin/bash
 GPUS_PER_NODE=8
@@ -49,6 +51,13 @@ schedule = "cosine"
 
 def run(*arguments: str) -> Result:
     return CliRunner().invoke(cli, list(arguments), catch_exceptions=False)
+
+
+@pytest.fixture(autouse=True)
+def _searched_once() -> Iterator[None]:
+    """One search for a question, whether its answer is wanted as text or as JSON."""
+    with computed_once():
+        yield
 
 
 @pytest.fixture

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from support.forked_commands import SHARDWRIGHT, run_forked
+
 COMMAND = (sys.executable, "-m", "shardwright")
 PATIENCE_S = 300.0
 MODEL = ("gpt2", "--devices", "2", "--device", "a100-sxm-80g")
@@ -77,7 +79,10 @@ def test_run_goes_on_though_nobody_reads(tmp_path: Path) -> None:
         "run.log_every": 1, "data.path": str(tmp_path / "text.txt"), "run.folder": str(tmp_path / "run"),
     }  # fmt: skip
     sets = tuple(word for field, value in fields.items() for word in ("--set", f"{field}={value}"))
-    done = unread(("train", "quickstart", *sets), tmp_path)
+    unread_output = "import os; reader, writer = os.pipe(); os.close(reader); os.dup2(writer, 1)"
+    done = run_forked(
+        f"{unread_output}; os.close(writer); {SHARDWRIGHT}", "train", "quickstart", *sets, folder=tmp_path
+    )
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "grad_norm" in line] == [1, 2, 3]

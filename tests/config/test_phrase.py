@@ -45,19 +45,22 @@ NUMBER = re.compile(r"\d[\d,.]*\d|\d")
 
 def templates_of(file: Path) -> set[str]:
     """The templates that a file says. `say` and `fixed` are those of phrases: nothing else may have these names."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
+    text = file.read_text(encoding="utf-8")
+    if "shardwright.config.phrase import" not in text:
+        return set()
+    nodes = list(ast.walk(ast.parse(text)))
     imported = {
         name.name
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.ImportFrom) and node.module == "shardwright.config.phrase"
         for name in node.names
         if name.name in ("say", "fixed")
     }
-    arguments = [node.arg for node in ast.walk(tree) if isinstance(node, ast.arg | ast.keyword)]
+    arguments = [node.arg for node in nodes if isinstance(node, ast.arg | ast.keyword)]
     assert imported.isdisjoint(arguments), f"{file.name} has an argument with the name of a function of phrases"
     return {
         node.args[0].value
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)
         and node.func.id in imported
@@ -125,21 +128,23 @@ def test_each_fault_of_a_translated_folder_is_a_phrase(folder: str) -> None:
 def plain_texts(file: Path) -> list[str]:
     """The sentences of a file that are no phrases: texts in which words follow each other, but docstrings."""
     tree, catalog = ast.parse(file.read_text(encoding="utf-8")), catalog_of(OTHERS[0])
-    bodies = [node.body for node in ast.walk(tree) if isinstance(node, DOCUMENTED)]
+    nodes = list(ast.walk(tree))
+    bodies = [node.body for node in nodes if isinstance(node, DOCUMENTED)]
     documents = {id(body[0].value) for body in bodies if isinstance(body[0], ast.Expr)}
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
     saying = [call for call in calls if getattr(call.func, "id", getattr(call.func, "attr", "")) in SAYING]
     others = {id(part) for call in saying for text in call.args for part in ast.walk(text)}
     meanings = [keyword.value for call in calls for keyword in call.keywords if keyword.arg in MEANINGS]
     others |= {id(text) for meaning in meanings for text in ast.walk(meaning)}
-    never = [node for node in ast.walk(tree) if isinstance(node, ast.Assert) or is_call(node, "AssertionError")]
+    never = [node for node in nodes if isinstance(node, ast.Assert) or is_call(node, "AssertionError")]
     others |= {id(text) for node in never for text in ast.walk(node)}
+    passed_over = others | documents
     return [
         node.value
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Constant)
         and isinstance(node.value, str)
-        and id(node) not in others | documents
+        and id(node) not in passed_over
         and re.search("[a-z]{2,} [a-z]{2,} [a-z]", words := node.value.partition("  [")[0])
         and not {words, fixed(words).template} & catalog.keys()  # a text of which a phrase is made, such as a help
         and not re.search(r"\bimport \w", node.value)  # a program

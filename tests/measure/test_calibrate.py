@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,8 +12,7 @@ from click.testing import CliRunner
 from shardwright.cli.main import cli
 from shardwright.config.catalog_entry import read_entry
 from shardwright.config.cluster import DeviceSpec
-from support.forked_commands import SHARDWRIGHT, run_forked
-from support.ranks import PATIENCE_S
+from support.forked_commands import SHARDWRIGHT, ForkedCommand, run_forked
 
 SMALL = (
     "--set", "plan.dp=2", "--set", "plan.tp=1", "--set", "plan.pp=1", "--set", "plan.sequence_parallel=false",
@@ -71,13 +68,10 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
     out = tmp_path / "mine.toml"
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "shardwright", "calibrate", "--quick", "--ranks", "2", "--out", str(out)],
-        stderr=subprocess.PIPE, text=True, env=os.environ | {"TMPDIR": str(scratch)},
-    )  # fmt: skip
-    assert process.stderr is not None
-    process.stderr.readline()  # it measures
+    arguments = ("calibrate", "--quick", "--ranks", "2", "--out", str(out))
+    process = ForkedCommand(SHARDWRIGHT, *arguments, environment=os.environ | {"TMPDIR": str(scratch)})
+    process.first_error_line()  # it measures
     process.send_signal(signal.SIGINT)
-    _, printed = process.communicate(timeout=PATIENCE_S)
+    _, printed = process.communicate()
     assert process.returncode != 0 and "Traceback" not in printed
     assert [path.name for path in tmp_path.iterdir()] == ["scratch"] and list(scratch.iterdir()) == []

@@ -3,8 +3,6 @@
 import hashlib
 import math
 import os
-import subprocess
-import sys
 from statistics import NormalDist
 
 import pytest
@@ -15,6 +13,7 @@ from torch import Tensor
 
 from shardwright.parallel.tensor.initial_values import initial_box, seeded
 from shardwright.sharding.parameter_shard import ParameterShard
+from support.forked_commands import run_forked
 
 CPU = torch.device("cpu")
 NORMAL = NormalDist()
@@ -192,9 +191,9 @@ def test_the_same_bits_with_any_vectors_and_threads() -> None:
     result = {}
     for capability, threads in (("default", 1), ("avx2", 1), ("", 2), ("default", 3)):
         environment = dict(os.environ) | ({"ATEN_CPU_CAPABILITY": capability} if capability else {})
-        command = [sys.executable, "-c", DIGEST, str(threads)]
-        output = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
-        used, result[capability, threads] = output.split()
+        done = run_forked(DIGEST, str(threads), environment=environment)
+        assert done.returncode == 0, done.stderr
+        used, result[capability, threads] = done.stdout.split()
         assert used.lower() == (capability or used.lower())
     assert set(result.values()) == {"2e4efbc67335b61b70b1d6eefbd353359e8a20137fbc643129739113ea1e6e44"}
 

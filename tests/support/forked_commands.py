@@ -40,6 +40,7 @@ class ForkedCommand:
         """Run `program`, the text of a module, with its arguments, environment and folder, in a session of its own."""
         pipes = [os.pipe() for _ in range(2)]
         self._ends = {name: read for name, (read, _) in zip(("out", "err"), pipes, strict=True)}
+        self._texts = dict.fromkeys(self._ends, b"")
         streams = [Connection(write, readable=False) for _, write in pipes]
         around = os.environ if environment is None else environment
         told = json.dumps([program, arguments, dict(around)])
@@ -72,9 +73,15 @@ class ForkedCommand:
         """End it."""
         self.send_signal(signal.SIGKILL)
 
+    def first_error_line(self) -> str:
+        """The first line of its errors, or all of them if it ends before."""
+        while b"\n" not in self._texts["err"] and (character := os.read(self._ends["err"], 1)):
+            self._texts["err"] += character
+        return self._texts["err"].decode()
+
     def communicate(self, timeout: float = PATIENCE_S) -> tuple[str, str]:
         """Its output and errors up to its end, and that of all that write there. Raises subprocess.TimeoutExpired."""
-        late_s, texts = time.monotonic() + timeout, dict.fromkeys(self._ends, b"")
+        late_s, texts = time.monotonic() + timeout, self._texts
         with selectors.DefaultSelector() as selector:
             for name, end in self._ends.items():
                 selector.register(end, selectors.EVENT_READ, name)

@@ -10,28 +10,22 @@ shardwright/learn/idea_figures.py.
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
-from typing import Any
-from unittest import mock
 
 import click
 from click.testing import CliRunner
 
-from shardwright.api import asked_job, estimated, explained, found_plans, scaled
 from shardwright.cli.main import cli
 from shardwright.config.base import PlanError
 from shardwright.learn.idea_figures import FIGURES
 from shardwright.learn.idea_pages import IDEAS, LANGUAGES, OTHERS, PAGES, IdeaPage
-from shardwright.measure import validate
 
-# What commands compute before they say it in a language: pages in both show it, and it is computed once for a process.
-COMPUTED = (
-    (asked_job, "_best_job"), (estimated, "estimated"), (explained, "Explained"), (found_plans, "found_plans"),
-    (scaled, "scaled"), (validate, "validate"),
-)  # fmt: skip
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from support.computed_once import computed_once
+
 BLOCK = re.compile(r"^```sh\n(?P<command>.*?)\n```\n\n```text\n(?P<output>.*?)```$", re.MULTILINE | re.DOTALL)
 ANSWER = re.compile(r"^\*\*(?:Answer:|答：)\*\*.*?(?:\n\n|\Z)", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"(?<![a-zA-Z\d.,-])\d[\d,]*(?:\.\d+)?(?<!,)")
@@ -74,29 +68,6 @@ def _printed(own: str, locale: str) -> str:
     except PlanError as error:
         return f"{error}\n"
     return click.unstyle(result.stdout)
-
-
-@contextmanager
-def computed_once() -> Iterator[None]:
-    """Within the block functions of COMPUTED return what they returned for the same arguments."""
-    with ExitStack() as patches:
-        for module, name in COMPUTED:
-            patches.enter_context(mock.patch.object(module, name, partial(_once, getattr(module, name))))
-        yield
-
-
-_results: dict[tuple[Any, str], Any] = {}
-
-
-def _once(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """The result of a function, kept by the text of its arguments, unless one of them is known by its place alone."""
-    key = (function, repr((args, options)))
-    if " at 0x" in key[1]:
-        return function(*args, **options)
-    if key not in _results:
-        _results[key] = function(*args, **options)
-    result = _results[key]
-    return dict(result) if isinstance(result, dict) else result  # a command takes parts out of such a one
 
 
 def filled(markdown: str) -> str:

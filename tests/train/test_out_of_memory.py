@@ -1,9 +1,6 @@
 """A rank that runs out of memory says what it held and asked for, and which change of the plan would have fitted."""
 
 import re
-import resource
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +12,7 @@ from shardwright.memory.job_memory import job_memory
 from shardwright.sharding.memory_account import RankMemory
 from shardwright.train.launch.out_of_memory import OutOfMemoryError, asked_bytes, is_out_of_memory, telling_what_is_held
 from support.cases import small_job
-from support.ranks import PATIENCE_S
+from support.forked_commands import SHARDWRIGHT, run_forked
 
 HELD = RankMemory(3 * 2**20, 2**20, 0, 0, 0)
 
@@ -77,13 +74,9 @@ def test_a_run_says_which_rank_and_what_would_have_fitted(tmp_path: Path) -> Non
         "model.ffn=8", "model.vocab=50000", "model.sequence=1024", "run.device=cpu",
         "plan.loss_chunk_mib=20000", f'run.folder="{tmp_path}"',
     ]  # fmt: skip
-    command = [sys.executable, "-m", "shardwright", "train", "quickstart"]
-    command += [part for field in fields for part in ("--set", field)]
     limit = 10 * 2**30
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=PATIENCE_S, check=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
-    )  # fmt: skip
+    limited = f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({limit}, {limit})); {SHARDWRIGHT}"
+    done = run_forked(limited, "train", "quickstart", *(part for field in fields for part in ("--set", field)))
     assert done.returncode == 1, done.stderr
     assert "rank 1 (pp 1, dp 0, tp 0) failed: ran out of memory when it asked for 12.2 GiB" in done.stderr
     assert "besides activations it held" in done.stderr
