@@ -96,16 +96,19 @@ class ForkedCopy(Generic[Item, Result]):
             raise RunError(_end_message(self._wait())) from None
         return result if is_done else self._work(item)
 
-    def results_so_far(self) -> Iterator[Result]:
-        """Yield the results that are there by now, without waiting for others; none of work that raised an exception,
-        nor of a copy that has ended before its time."""
+    def results_so_far(self, least: int = 0) -> Iterator[Result]:
+        """Yield the results that are there by now, without waiting for others than the first `least`; none of work that
+        raised an exception, nor of a copy that has ended before its time."""
+        num_read = 0
         with suppress(EOFError, pickle.UnpicklingError):
-            while self._has_sent():
+            while num_read < least or self.has_sent():
                 is_done, result = pickle.load(self._pipe)
+                num_read += 1
                 if is_done:
                     yield result
 
-    def _has_sent(self) -> bool:
+    def has_sent(self) -> bool:
+        """True if there is a result, or a part of it, that was not read yet."""
         os.set_blocking(self._pipe.fileno(), False)
         try:
             return bool(self._pipe.peek(1))
