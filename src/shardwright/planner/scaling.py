@@ -8,6 +8,7 @@ hold twice the bytes.
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -23,10 +24,12 @@ from shardwright.memory.job_memories import fullest
 from shardwright.planner.advice.recommendation import plans_of
 from shardwright.planner.critical_batch import BatchLimits
 from shardwright.planner.search.constraints import Constraints, whole_number
+from shardwright.planner.search.forked_copies import shared
 from shardwright.simulate.full_step import simulated_step
 
 # From a job on a cluster: the job with the best plan, or None if none fits.
 Choose = Callable[[JobSpec], JobSpec | None]
+_KINDS = ("strong", "weak")
 
 
 @dataclass(frozen=True)
@@ -115,23 +118,12 @@ def scaling(
     faults = [fault for size in sizes for fault in size_faults(job, size)]
     if faults:
         raise PlanError(say("sizes of the cluster of job {name}", name=job.name), faults)
-    own_devices = job.cluster.num_devices
-    best: dict[tuple[int, int], JobSpec | None] = {}  # both kinds meet at the job's own size
-    scalings, illegal = [], list[str]()
-    for kind_number, kind in enumerate(("strong", "weak")):
+    best, illegal = _best_of_sizes(job, sizes, choose)
+    scalings = []
+    for kind in _KINDS:
         points, tokens, misfits = [], [], []
-        for number, size in enumerate(sizes):
-            words = say("{devices:,} devices, {kind} scaling", devices=size, kind=fixed(kind))
-            tell_part(words, kind_number * len(sizes) + number, 2 * len(sizes))
-            batch = job.batch.global_batch_size
-            if kind == "weak":
-                batch = max(1, round(batch * size / own_devices))
-            if (size, batch) not in best:
-                try:
-                    best[size, batch] = choose(at_size(job, size, batch))
-                except PlanError as error:  # no plan is legal
-                    best[size, batch], illegal = None, illegal + error.faults
-            chosen = best[size, batch]
+        for size in sizes:
+            chosen = best[size, _batch(job, size, kind)]
             if chosen is None:
                 misfits.append(size)
                 continue
@@ -145,6 +137,38 @@ def scaling(
         raise PlanError(say("job {name} at other sizes", name=job.name), list(dict.fromkeys(illegal)) or [fault])
     strong, weak = scalings
     return strong, weak
+
+
+def _best_of_sizes(
+    job: JobSpec, sizes: Sequence[int], choose: Choose
+) -> tuple[dict[tuple[int, int], JobSpec | None], list[str]]:
+    """The best plan by (devices, global batch) for both kinds of scaling, and why no plan is legal at some of them.
+    Forked copies of this process search at a part of the sizes."""
+    words: dict[tuple[int, int], str] = {}
+    for kind in _KINDS:  # both meet at the job's own size
+        for size in sizes if kind == "strong" else reversed(sizes):  # so that each process has small and large sizes
+            told = say("{devices:,} devices, {kind} scaling", devices=size, kind=fixed(kind))
+            words.setdefault((size, _batch(job, size, kind)), told)
+    places, best, illegal = list(words), dict[tuple[int, int], JobSpec | None](), list[str]()
+
+    def chosen_at(place: tuple[int, int]) -> tuple[JobSpec | None, list[str]]:
+        try:
+            return choose(at_size(job, *place)), []
+        except PlanError as error:  # no plan is legal
+            return None, error.faults
+
+    with closing(shared(places, chosen_at)) as answers:
+        for number, (place, answer) in enumerate(answers):
+            tell_part(words[place], number, len(places))
+            best[place], faults = answer or chosen_at(place)
+            illegal += faults
+    return best, illegal
+
+
+def _batch(job: JobSpec, size: int, kind: str) -> int:
+    """The global batch of a job at a size of the cluster."""
+    batch = job.batch.global_batch_size
+    return batch if kind == "strong" else max(1, round(batch * size / job.cluster.num_devices))
 
 
 def sizes_of(text: str) -> list[int]:

@@ -114,10 +114,11 @@ class AdjacentSearch:
         self.paying_layouts: dict[str, JobSpec | None] = {}
         self._recorded: tuple[JobSpec, bool] | None = None  # the best plan that was told last, and if it may not fit
 
-    def improve(self, kinds: Sequence[KindPlans], effort: Effort) -> None:
+    def improve(self, kinds: Sequence[KindPlans], effort: Effort, to_judge: Sequence[JobSpec] = ()) -> None:
         """Improve each kind: add the plans adjacent to its fastest plan, until that fits and none of them is faster.
 
-        Kinds with the longest steps are searched only if they are among the first.
+        Kinds with the longest steps are searched only if they are among the first. While this process would wait for
+        its copies, it makes accounts of plans `to_judge`, which are needed later.
         """
         open_kinds = [
             kind
@@ -128,6 +129,10 @@ class AdjacentSearch:
         first_share, *shares = [open_kinds[number::count] for number in range(count)]
         with forked_copies(partial(self._improved, effort=effort), [[share] for share in shares]) as copies:
             self._improve(first_share, effort, kinds)
+            for job in to_judge:
+                if all(copy.has_sent() for copy in copies):
+                    break
+                self.judged(job)
             for share, copy in zip(shares, copies, strict=True):
                 self._take_over(share, copy.result())
         self.tell_best(kinds)

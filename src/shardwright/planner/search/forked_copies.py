@@ -3,7 +3,8 @@
 A copy begins with everything that this process knows, so its work needs no arguments and loads nothing anew; memory
 that neither changes is shared. Only the main thread on Linux forks: a copy of a thread may inherit locks that nobody
 will release. Elsewhere, and with one core, `num_processes` is 1, and the caller does all work itself. So work must be
-such that its results do not depend on who does it. Copies record no progress, and end silently with this process.
+such that its results do not depend on who does it. Copies record no progress, fork no copies of their own, and end
+silently with this process.
 """
 
 import ctypes
@@ -95,16 +96,19 @@ class ForkedCopy(Generic[Item, Result]):
             raise RunError(_end_message(self._wait())) from None
         return result if is_done else self._work(item)
 
-    def results_so_far(self) -> Iterator[Result]:
-        """Yield the results that are there by now, without waiting for others; none of work that raised an exception,
-        nor of a copy that has ended before its time."""
+    def results_so_far(self, least: int = 0) -> Iterator[Result]:
+        """Yield the results that are there by now, without waiting for others than the first `least`; none of work that
+        raised an exception, nor of a copy that has ended before its time."""
+        num_read = 0
         with suppress(EOFError, pickle.UnpicklingError):
-            while self._has_sent():
+            while num_read < least or self.has_sent():
                 is_done, result = pickle.load(self._pipe)
+                num_read += 1
                 if is_done:
                     yield result
 
-    def _has_sent(self) -> bool:
+    def has_sent(self) -> bool:
+        """True if there is a result, or a part of it, that was not read yet."""
         os.set_blocking(self._pipe.fileno(), False)
         try:
             return bool(self._pipe.peek(1))
@@ -151,13 +155,25 @@ def _send_results(
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        with os.fdopen(write_end, "wb") as pipe:
-            for item in items:
-                answer: tuple[bool, Result | None] = False, None
-                with suppress(Exception):  # the first process does this work itself, and so raises it
-                    answer = True, work(item)
-                pickle.dump(answer, pipe, pickle.HIGHEST_PROTOCOL)
-                pipe.flush()
-        status = 0
+        all_sent = threading.Event()
+        # In a thread, which has `num_processes` 1: there are as many copies as processors already.
+        worker = threading.Thread(target=_send_each, args=(work, items, write_end, all_sent))
+        worker.start()
+        worker.join()
+        status = int(not all_sent.is_set())
     finally:
         os._exit(status)
+
+
+def _send_each(
+    work: Callable[[Item], Result], items: Sequence[Item], write_end: int, all_sent: threading.Event
+) -> None:
+    """Send the result of the work of each item, as (True, result), or (False, None) if it raises an exception."""
+    with os.fdopen(write_end, "wb") as pipe:
+        for item in items:
+            answer: tuple[bool, Result | None] = False, None
+            with suppress(Exception):  # the first process does this work itself, and so raises it
+                answer = True, work(item)
+            pickle.dump(answer, pipe, pickle.HIGHEST_PROTOCOL)
+            pipe.flush()
+    all_sent.set()

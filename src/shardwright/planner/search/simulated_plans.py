@@ -75,7 +75,7 @@ class SimulatedPlans:
 
             yield begin
             for copy in copies:
-                for ahead in copy.results_so_far():
+                for ahead in copy.results_so_far(least=1):  # of the kind that leads, which is asked for first
                     self._expect(ahead)
 
     def _expect(self, ahead: _Ahead) -> None:
@@ -102,7 +102,8 @@ class SimulatedPlans:
             for n, kind in enumerate(_that_may_win(kinds_shown))
             if n < _THOROUGH_KINDS or num_actions(kind.best.job) <= SHORT_STEP
         ]
-        self._search.improve(thorough_kinds, THOROUGH)
+        others = [kind for kind in kinds_shown if kind.plans and not any(kind is other for other in thorough_kinds)]
+        self._search.improve(thorough_kinds, THOROUGH, [kind.best.job for kind in others])
         uneven = [kind for kind in thorough_kinds if kind.plans and kind.best.job.plan.layout]
         tell(Phase.SIMULATING, 0.9)
         self._search.improve([kind for kind in uneven if not is_long(kind.best.job)], UNEVEN)
