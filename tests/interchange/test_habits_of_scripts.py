@@ -121,7 +121,11 @@ def test_settings_of_schedules_that_release_after_release_has_are_known() -> Non
 
 @pytest.mark.parametrize(
     "flags",
-    ["--stage sft --is-instruction-dataset --neat-pack", "--use-fused-ring-attention-update --use-fused-swiglu"],
+    [
+        "--stage sft --is-instruction-dataset --neat-pack",
+        "--use-fused-ring-attention-update --use-fused-swiglu",
+        "--cp-attention-mask-type general --embedding-lr-multiplier 2.0",
+    ],
 )
 def test_flags_of_mindspeed_that_change_no_plan_are_known(flags: str) -> None:
     assert megatron(flags=flags).job.plan.dp == 8

@@ -82,8 +82,8 @@ def as_megatron(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str
     if "recompute-activation-function" in flags and not flags.keys() & {"recompute-granularity", "recompute-method"}:
         del flags["recompute-activation-function"]
         flags |= {"recompute-granularity": "selective", "recompute-modules": ["moe_act"]}  # of any MLP
-    # LoRA, which a rule of [model.adapter] refuses beside experts.
-    if "lora-target-modules" in flags and "qlora" not in flags:
+    # LoRA; grouped products of experts have no modules that its words would name.
+    if "lora-target-modules" in flags and "qlora" not in flags and _number(flags, "num-experts") <= 1:
         flags["mindspeed-lora"] = True
     spec = flags.get("spec")
     if _SPEC.fullmatch(str(spec[0] if isinstance(spec, list) and spec else spec)):

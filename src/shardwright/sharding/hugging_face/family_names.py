@@ -173,8 +173,8 @@ FAMILY_NAMES = {
     "mixtral": _MIXTRAL,
     "qwen2_moe": _QWEN_MOE,
     # Qwen3-VL, whose decoder is Qwen 3's: its released files have columns, transformers 5 writes rows.
-    "qwen3_moe_in_rows": _IN_ROWS,
-    "qwen3_moe_in_columns": replace(_IN_ROWS, experts="columns"),
+    "qwen3_moe-rows": _IN_ROWS,
+    "qwen3_moe-columns": replace(_IN_ROWS, experts="columns"),
     "granitemoe": _GRANITE_MOE,
     "granitemoeshared": _GRANITE_MOE,
     "granitemoe_swa": replace(

@@ -41,11 +41,11 @@ def names_of(family: str, model: ModelSpec) -> FamilyNames:
 def family_of_files(family: str, model: ModelSpec, shapes: Mapping[str, Sequence[int]]) -> str:
     """The name in FAMILY_NAMES of how files with tensors of some shapes, by name, lay a family out: with experts as the
     family has them, or all in one tensor."""
-    stacked = next((shape for name, shape in shapes.items() if name.endswith(_STACKED_EXPERTS)), None)
-    if stacked is None or f"{family} in rows" not in FAMILY_NAMES:
+    stacked = next((shape for name, shape in shapes.items() if name.endswith(_STACKED_EXPERTS)), ())
+    if len(stacked) != 3 or f"{family}-rows" not in FAMILY_NAMES:
         return family
     is_rows = stacked[-1] == model.hidden and stacked[-1] != stacked[-2]
-    return f"{family} in {'rows' if is_rows else 'columns'}"
+    return f"{family}-{'rows' if is_rows else 'columns'}"
 
 
 def layout_of(family: str, model: ModelSpec) -> Layout:
