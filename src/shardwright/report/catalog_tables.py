@@ -39,15 +39,17 @@ def catalog_rows(kind: str) -> list[Row]:
 def catalog_text(kind: str, coloured: bool = False, language: str = ENGLISH) -> str:
     """The entries of a kind as a table as wide as the terminal, in a language."""
     table = CATALOG_TABLES[kind]
-    rows = [[_cell(row[name]) for name in table.columns] for row in table.rows()]
+    rows = [[_cell(row[name], name) for name in table.columns] for row in table.rows()]
     left = tuple(place for place, name in enumerate(table.columns) if name in table.left)
     shown = WideRows(tuple(table.columns.values()), rows, left, is_cut=True)
     return rendered([shown, paragraph(table.use)], coloured, language)
 
 
-def _cell(value: Any) -> str:
+def _cell(value: Any, name: str) -> str:
     if value is None:
         return ""
+    if name.startswith("usd"):
+        return f"{value:,.2f}"
     if isinstance(value, list | tuple):
         return ", ".join(map(str, value))
     return number_text(value) if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
