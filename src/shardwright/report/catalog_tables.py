@@ -42,7 +42,7 @@ def catalog_text(kind: str, coloured: bool = False, language: str = ENGLISH) -> 
     """The entries of a kind as a table as wide as the terminal, in a language."""
     table = CATALOG_TABLES[kind]
     entries = table.rows()
-    rows = [[_cell(row[name]) for name in table.columns] for row in entries]
+    rows = [[_cell(row[name], name) for name in table.columns] for row in entries]
     left = tuple(place for place, name in enumerate(table.columns) if name in table.left)
     shown = WideRows(tuple(table.columns.values()), rows, left, is_cut=True)
     noted = [WideRows(heading, _by_value(entries, field), (0,)) for field, *heading in table.noted]
@@ -58,9 +58,11 @@ def _by_value(entries: list[Row], field: str) -> list[list[str]]:
     ]
 
 
-def _cell(value: Any) -> str:
+def _cell(value: Any, name: str) -> str:
     if value is None:
         return ""
+    if name.startswith("usd"):
+        return f"{value:,.2f}"
     if isinstance(value, list | tuple):
         return ", ".join(map(str, value))
     if isinstance(value, str):

@@ -160,7 +160,7 @@ def sum_chapter(story: Story) -> Iterator[Part]:
     for name, part_name in _PARTS:
         if seconds := getattr(step, name):
             rows.append([part_name, f"{seconds:.6f}", f"{100 * seconds / step.total:.1f} %"])
-    rows.append([say("the step"), f"{step.total:.6f}", "100 %"])
+    rows.append([say("the step"), f"{step.total:.6f}", "100.0 %"])
     yield paragraph(
         say("Pipeline rank {rank} computes {pieces}.", rank=story.rank, pieces=pieces_text(story.pieces)),
         say(
