@@ -4,7 +4,7 @@ import re
 import tomllib
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, NamedTuple
 
 from shardwright.config.phrase import fixed
 
@@ -14,11 +14,23 @@ def _known() -> dict[str, Any]:
     return tomllib.loads((resources.files(__package__) / "known.toml").read_text(encoding="utf-8"))
 
 
+class _Beginning(NamedTuple):
+    """The beginning of names of settings on a subject. With `is_all` every name with it is known."""
+
+    text: str
+    is_all: bool
+    subject: str
+
+
 @cache
-def _beginnings(system: str) -> tuple[tuple[str, str], ...]:
-    """Pairs of the beginning of a name and its subject, the longest beginning first."""
-    pairs = [(beginning, fixed(subject)) for subject, names in _known()[system].items() for beginning in names]
-    return tuple(sorted(pairs, key=lambda pair: -len(pair[0].removesuffix("*"))))
+def _beginnings(system: str) -> tuple[_Beginning, ...]:
+    """The known beginnings of names of a system, the longest first."""
+    beginnings = [
+        _Beginning(name.removesuffix("*"), name.endswith("*"), fixed(subject))
+        for subject, names in _known()[system].items()
+        for name in names
+    ]
+    return tuple(sorted(beginnings, key=lambda beginning: -len(beginning.text)))
 
 
 def subject_of(system: str, name: str) -> str:
@@ -27,15 +39,16 @@ def subject_of(system: str, name: str) -> str:
     A name is known by its beginning if no word behind that could mean a size, a degree or what is trained; a beginning
     that ends with * stands for all names.
     """
-    for beginning, subject in _beginnings(system):
-        stem = beginning.removesuffix("*")
-        if not name.startswith(stem):
-            continue
-        is_all = beginning.endswith("*")
-        is_part = trains_a_part(name) and not trains_a_part(stem)  # "--module" is no "--modules_to_save"
-        if is_all or not (is_part or _has_weight(name[len(stem) :])):
-            return subject
+    for beginning in _beginnings(system):
+        if name.startswith(beginning.text) and (beginning.is_all or _is_harmless_after(beginning.text, name)):
+            return beginning.subject
     return ""
+
+
+def _is_harmless_after(beginning: str, name: str) -> bool:
+    """True if a name says no more that matters than its known beginning does."""
+    is_part = trains_a_part(name) and not trains_a_part(beginning)  # "--module" is no "--modules_to_save"
+    return not (is_part or _has_weight(name[len(beginning) :]))
 
 
 # Words of names that could mean the shape of a model, a plan, a batch, a length, memory, or what is trained.

@@ -11,7 +11,7 @@ from statistics import NormalDist
 # percent slower; and where memory is short, allocators free and ask again, which takes time.
 SURE = 0.8
 # Standard deviation of the log of needed over predicted bytes (benchmarks/fit_memory_spread.py).
-SPREAD = 0.07
+SPREAD = 0.065
 
 
 def fit_chance(needed_bytes: float, offered_bytes: float, spread: float = SPREAD) -> float:
