@@ -4,7 +4,8 @@ A term is a part of the step time (simulate/step.StepTime). A neighbour is slowe
 others shrink, or it does not fit because it needs too many bytes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 from shardwright.config.cluster_facts import host_room_bytes
@@ -25,13 +26,15 @@ from shardwright.memory.job_memories import fullest
 from shardwright.memory.rank_estimate import Memory
 from shardwright.memory.step_collectives import PassCounts
 from shardwright.planner.advice.neighbours import Neighbour, neighbours, recompute_words, stages_words
+from shardwright.planner.search.adjacent_search import num_actions
 from shardwright.planner.search.constraints import Constraints
+from shardwright.planner.search.forked_copies import shared
 from shardwright.planner.search.plan_price import fits, room_bytes
 from shardwright.planner.stages.best_layout import LEAST_GAIN, paying_layout
 from shardwright.sharding.mesh import MeshShape
 from shardwright.simulate.batch_pricing import Price, prices
 from shardwright.simulate.closed_form import StepTime
-from shardwright.simulate.full_step import least_steps_s, simulated_steps
+from shardwright.simulate.full_step import is_simulated, least_steps_s, simulated_orders, simulated_steps
 
 # Parts of a step, in words.
 PARTS = {
@@ -50,6 +53,7 @@ PARTS = {
 _AXIS_OF_PART = {"tensor": "tp", "context": "cp", "expert": "ep", "data": "dp"}
 _LEAST_SHARE = 5e-4  # share of a step: a smaller difference counts as none
 _MAY_FIT = 1.2  # times the device's room: a plan that needs more by closed forms does not fit by its account
+_LONG = 2**13  # computations of all orders of work; fewer are simulated before a copy could begin
 _LEAST_TERM = 0.05  # share of a difference: smaller terms do not decide it
 
 
@@ -148,8 +152,24 @@ def _priced(
 
 
 def _simulated(plans: Sequence[tuple[JobSpec, Price]], constants: Constants, memo: Memo) -> list[StepTime]:
-    """The simulated steps of some jobs with their prices."""
-    return simulated_steps([job for job, _ in plans], [price.time for _, price in plans], constants, memo)
+    """The simulated steps of some jobs with their prices. Plans with one order of work are simulated at once, and if
+    orders are long, forked copies simulate a part of them."""
+    places_of_order: dict[Hashable, list[int]] = {}
+    for place, (job, _) in enumerate(plans):
+        places_of_order.setdefault(simulated_orders(job) if is_simulated(job) else (), []).append(place)
+    groups = sorted(places_of_order.values(), key=lambda places: num_actions(plans[places[0]][0]), reverse=True)
+    if sum(num_actions(plans[places[0]][0]) for places in groups) < _LONG:
+        groups = [list(range(len(plans)))]
+
+    def steps_of(places: Sequence[int]) -> list[StepTime]:
+        jobs, closed = [plans[place][0] for place in places], [plans[place][1].time for place in places]
+        return simulated_steps(jobs, closed, constants, memo)
+
+    times: dict[int, StepTime] = {}
+    with closing(shared(groups, steps_of)) as answers:
+        for places, steps in answers:
+            times |= zip(places, steps or steps_of(places), strict=True)
+    return [times[place] for place in range(len(plans))]
 
 
 def _with_exact_memory(price: Price, neighbour: Neighbour, own_time: StepTime, constants: Constants) -> Price:
