@@ -4,7 +4,8 @@ A term is a part of the step time (simulate/step.StepTime). A neighbour is slowe
 others shrink, or it does not fit because it needs too many bytes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 from shardwright.config.cluster_facts import host_room_bytes
@@ -26,13 +27,15 @@ from shardwright.memory.job_memories import fullest
 from shardwright.memory.rank_estimate import Memory
 from shardwright.memory.step_collectives import PassCounts
 from shardwright.planner.advice.neighbours import Neighbour, neighbours, recompute_words, stages_words
+from shardwright.planner.search.adjacent_search import num_actions
 from shardwright.planner.search.constraints import Constraints
+from shardwright.planner.search.forked_copies import shared
 from shardwright.planner.search.plan_price import fits, plan_room_bytes, room_bytes
 from shardwright.planner.stages.best_layout import LEAST_GAIN, paying_layout
 from shardwright.sharding.mesh import MeshShape
 from shardwright.simulate.batch_pricing import Price, prices
 from shardwright.simulate.closed_form import StepTime
-from shardwright.simulate.full_step import least_steps_s, simulated_steps
+from shardwright.simulate.full_step import is_simulated, least_steps_s, simulated_orders, simulated_steps
 
 # Parts of a step, in words.
 PARTS = {
@@ -49,8 +52,9 @@ PARTS = {
     "other": say("the rest"),
 }
 _AXIS_OF_PART = {"tensor": "tp", "context": "cp", "expert": "ep", "data": "dp"}
-_LEAST_SHARE = 5e-4  # share of a step: a smaller difference counts as none
+LEAST_SHARE = 5e-4  # share of a step: a smaller difference counts as none
 _MAY_FIT = 1.2  # times the device's room: a plan that needs more by closed forms does not fit by its account
+_LONG = 2**13  # computations of all orders of work; fewer are simulated before a copy could begin
 _LEAST_TERM = 0.05  # share of a difference: smaller terms do not decide it
 
 
@@ -101,7 +105,7 @@ def reasons(job: JobSpec, schedules: tuple[str, ...], constants: Constants) -> l
     told_reasons = [
         reason
         for reason in all_reasons
-        if reason.excess_bytes > 0 or abs(reason.slower_s) >= _LEAST_SHARE * own_time.total
+        if reason.excess_bytes > 0 or abs(reason.slower_s) >= LEAST_SHARE * own_time.total
     ]
     return sorted(
         told_reasons, key=lambda reason: (order.index(reason.field), reason.excess_bytes > 0, reason.slower_s)
@@ -117,7 +121,7 @@ def faster_adjacent(
     It is the one that the `reasons` of the plan show, but of neighbours that a bound says are slower, or that closed
     forms say are far too large, no step is simulated.
     """
-    memo, most_s = Memo(), float(own_time.total) * (1 - _LEAST_SHARE)
+    memo, most_s = Memo(), float(own_time.total) * (1 - LEAST_SHARE)
     room = plan_room_bytes(job, fullest(job, constants))
     _, *adjacent = _priced(job, schedules, constants, room, memo)
     allowed = [
@@ -159,13 +163,29 @@ def _priced(
 
 
 def _simulated(plans: Sequence[tuple[JobSpec, Price]], constants: Constants, memo: Memo) -> list[StepTime]:
-    """The simulated steps of some jobs with their prices."""
-    return simulated_steps([job for job, _ in plans], [price.time for _, price in plans], constants, memo)
+    """The simulated steps of some jobs with their prices. Plans with one order of work are simulated at once, and if
+    orders are long, forked copies simulate a part of them."""
+    places_of_order: dict[Hashable, list[int]] = {}
+    for place, (job, _) in enumerate(plans):
+        places_of_order.setdefault(simulated_orders(job) if is_simulated(job) else (), []).append(place)
+    groups = sorted(places_of_order.values(), key=lambda places: num_actions(plans[places[0]][0]), reverse=True)
+    if sum(num_actions(plans[places[0]][0]) for places in groups) < _LONG:
+        groups = [list(range(len(plans)))]
+
+    def steps_of(places: Sequence[int]) -> list[StepTime]:
+        jobs, closed = [plans[place][0] for place in places], [plans[place][1].time for place in places]
+        return simulated_steps(jobs, closed, constants, memo)
+
+    times: dict[int, StepTime] = {}
+    with closing(shared(groups, steps_of)) as answers:
+        for places, steps in answers:
+            times |= zip(places, steps or steps_of(places), strict=True)
+    return [times[place] for place in range(len(plans))]
 
 
 def _with_exact_memory(price: Price, neighbour: Neighbour, own_time: StepTime, constants: Constants) -> Price:
     """The price of a neighbour; if it is faster, with the exact memory that every command shows."""
-    if float(price.time.total) > float(own_time.total) * (1 - _LEAST_SHARE):
+    if float(price.time.total) > float(own_time.total) * (1 - LEAST_SHARE):
         return price
     return replace(price, memory=fullest(neighbour.job, constants))
 
@@ -184,7 +204,7 @@ def _reason(job: JobSpec, own_time: StepTime, neighbour: Neighbour, price: Price
     slower = float(time.total - own_time.total)
     excess = _excess(job, memory, room)
     text, decisive = _cause(job, neighbour.job, own_time, price, excess)
-    if excess and slower <= -_LEAST_SHARE * own_time.total:
+    if excess and slower <= -LEAST_SHARE * own_time.total:
         text = decisive = say("{text}; it would be {seconds} faster", text=text, seconds=seconds_text(-slower))
     values = neighbour.field, _value(job, neighbour.field), _neighbour_value(neighbour)
     return Reason(
@@ -353,45 +373,3 @@ def _counts(job: JobSpec, num_pieces: int) -> PassCounts:
     """How often a rank runs `num_pieces` of a kind, without the exceptions of schedules."""
     passes = num_pieces * job.num_microbatches // job.plan.num_copies
     return PassCounts(passes, passes if RECOMPUTES[job.plan.recompute].by_stage else 0, passes)
-
-
-def binding(time: StepTime, memory: Memory, job: JobSpec, why: list[Reason]) -> str:
-    """The limit of a plan, in words: memory, if a faster neighbour does not fit; and the largest part of the step
-    besides computing."""
-    shares = {name: float(getattr(time, name) / time.total) for name in PARTS}
-    waste = max((name for name in PARTS if name != "compute"), key=lambda name: shares[name])
-    return say(
-        "computing is {compute:.0%} of the step; the largest loss is {part}, {share:.1%}; {memory}",
-        compute=shares["compute"],
-        part=PARTS[waste],
-        share=shares[waste],
-        memory=_memory_limit(time, memory, job, why),
-    )
-
-
-def _memory_limit(time: StepTime, memory: Memory, job: JobSpec, why: list[Reason]) -> str:
-    room = room_bytes(job)
-    faster = [reason for reason in why if reason.excess_bytes > 0 and reason.slower_s <= -_LEAST_SHARE * time.total]
-    if not faster:
-        return say(
-            "memory does not bind: {share:.0%} of {room:.0f} GiB is used, and no plan beside this one that needs more "
-            "is faster",
-            share=float(memory.process) / room,
-            room=room / GIB,
-        )
-    best = min(faster, key=lambda reason: reason.slower_s)
-    return say(
-        "memory binds: {field} {value} would be {seconds} faster and needs {excess:.1f} GiB more than {limit}",
-        field=best.field,
-        value=best.other,
-        seconds=seconds_text(-best.slower_s),
-        excess=best.excess_bytes / GIB,
-        limit=_limit_words(best),
-    )
-
-
-def _limit_words(reason: Reason) -> str:
-    """The limit that a plan which does not fit exceeds."""
-    if reason.is_tight:
-        return say("surely fits")
-    return say("its share of the host") if reason.is_host else say("there is")

@@ -16,9 +16,10 @@ from shardwright.config.job import JobSpec
 from shardwright.cost.calibration import Constants
 from shardwright.cost.from_job import run_of
 from shardwright.planner.advice.advice import Advice, OwnPlan, Recommendation, RefusedPlan, SimplerPlan
+from shardwright.planner.advice.binding import binding
 from shardwright.planner.advice.confidence import DIFFERENCES, RatioSpread, differing, fitted_spread
 from shardwright.planner.advice.priced_plan import PricedPlan, priced, searched_schedules
-from shardwright.planner.advice.reasons import binding, faster_adjacent, reasons
+from shardwright.planner.advice.reasons import faster_adjacent, reasons
 from shardwright.planner.advice.repair import misfit
 from shardwright.planner.advice.rules import rules_for
 from shardwright.planner.advice.sensitivity import flips
