@@ -133,17 +133,6 @@ class MoeSpec(Spec):
         return GATES[self.gate]
 
     @property
-    def routing(self) -> Routing:
-        """How evenly training spreads tokens over experts, as predictions take it.
-
-        Of a model without a rule it is taken to be as with a loss of balance: whoever made it had one, or its gate
-        would send nearly all tokens to the same experts.
-        """
-        if self.gate_facts.sees_all:
-            return "forced"
-        return "biased" if self.bias_update else "balanced"
-
-    @property
     def num_chosen(self) -> int:
         """Experts per token with the default filled in; the average if experts choose tokens."""
         return self.top_k or self.gate_facts.top_k

@@ -15,15 +15,14 @@ def fullest_load(mixture: ExpertShape, ep: Numbers, spread: Numbers) -> Numbers:
     Routing that a benchmark forces is even. A rule of balance leaves experts a relative deviation of `spread`, which
     the experts of one rank even out; the largest of n normal numbers is sqrt(2 log n) deviations above their mean.
     Without a rule the gate sends nearly all tokens to the same `topk` experts (Shazeer et al. 2017, arXiv 1701.06538,
-    section 4; docs/experts.md: 3.6 times the mean of at most 4), which fall on ranks by chance. Experts with a capacity
-    take no more than that.
+    section 4; docs/experts.md: 3.6 times the mean of at most 4), which fall on ranks by chance.
     """
     if mixture.routing == "forced":
         return 1.0
     if mixture.routing == "free":
         return np.vectorize(_collapsed_load)(ep, mixture.num, mixture.topk)
     local = np.maximum(1.0, mixture.num / np.asarray(ep))
-    return np.minimum(1.0 + spread * np.sqrt(2.0 * np.log(ep) / local), max(1.0, mixture.most_load))
+    return 1.0 + spread * np.sqrt(2.0 * np.log(ep) / local)
 
 
 def spread_by_bias(lasting: float, of_text: float, sequences: Numbers) -> Numbers:
