@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from shardwright.config import catalog
-from shardwright.config.model_shape import ModelShape
+from shardwright.config.load import load_job
+from shardwright.config.model_shape import ModelShape, shape_of
 from shardwright.config.section_shapes import ExpertShape
 from shardwright.config.software import software_of
 from shardwright.cost.calibration import rates_of, shipped
@@ -30,8 +31,48 @@ def test_forced_routing_is_even() -> None:
 
 def test_experts_of_one_rank_even_each_other_out() -> None:
     assert load("balanced", 1) == 1.0
-    assert load("balanced", 16, num=64) > load("balanced", 16) > load("balanced", 16, num=1024) > 1.0
+    few, more = load("balanced", 16, num=64, topk=4), load("balanced", 16, num=1024, topk=64)
+    assert few > load("balanced", 16) > more > 1.0
     assert load("balanced", 16) == pytest.approx(1 + 0.35 * np.sqrt(2 * np.log(16) / 8))
+
+
+def test_a_share_varies_as_that_of_choices_made_at_random() -> None:
+    """Against choices that are drawn: groups of tokens that each take `topk` of `num` experts."""
+    random, groups = np.random.default_rng(0), 64
+    deviations = {}
+    for num, topk in ((128, 8), (8, 2), (32, 4)):
+        rows = [
+            np.bincount(np.concatenate([random.permutation(num)[:topk] for _ in range(groups)]), minlength=num)
+            for _ in range(200)
+        ]
+        deviations[num] = np.std(rows) / np.mean(rows)
+        bare = replace(MIXTURE, routing="balanced", num=num, topk=topk)
+        excess = (float(fullest_load(bare, num, deviations[128])) - 1) / np.sqrt(2 * np.log(num))  # one expert a rank
+        assert excess == pytest.approx(deviations[num], rel=0.03)
+    assert load("balanced", 8, num=8, topk=8) == 1.0  # every token takes all
+
+
+def test_an_expert_takes_no_more_than_its_capacity() -> None:
+    free = load("balanced", 16)
+    assert float(fullest_load(replace(MIXTURE, routing="balanced", most_load=1.1), 16, 0.35)) == 1.1 < free
+    assert float(fullest_load(replace(MIXTURE, routing="balanced", most_load=0.5), 16, 0.35)) == 1.0
+    assert float(fullest_load(replace(MIXTURE, routing="balanced", most_load=2.0), 16, 0.35)) == free
+
+
+def test_a_job_is_routed_by_its_own_rule() -> None:
+    def experts(name: str, **fields: object) -> ExpertShape:
+        shape = shape_of(
+            load_job(name, [f"model.moe.{field}={value}" for field, value in fields.items()]).model
+        ).experts
+        assert shape is not None
+        return shape
+
+    mixture = experts("quickstart-moe")
+    assert (mixture.routing, mixture.most_load) == ("balanced", np.inf)
+    assert experts("quickstart-moe", capacity_factor=1.25).most_load == 1.25
+    assert experts("quickstart-deepseek").routing == experts("deepseek-v3").routing == "biased"
+    by_experts = experts("quickstart-moe", gate="expert-choice", aux_loss="none", softmax_over="all")
+    assert by_experts.routing == "forced"
 
 
 @pytest.mark.parametrize(("num", "topk", "ep"), [(8, 2, 4), (8, 4, 4), (12, 4, 6), (6, 3, 1), (6, 3, 6)])

@@ -5,6 +5,7 @@ layer's matrices is `ModelShape.matrices`: the runtime's parameters (sharding/st
 cost model (layers/operators.py), the counts of parameters and of FLOPs are read from it.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -377,6 +378,7 @@ def shape_of(model: ModelSpec) -> ModelShape:
         num=moe.experts, topk=moe.num_chosen, ffn=moe.ffn_size(model.ffn_size),
         shared_ffn=moe.shared_size(model.ffn_size), dense_layers=moe.first_dense, every=moe.every,
         reach=moe.groups_kept / moe.num_groups, shared_gate=moe.shared_gate, weighs_input=moe.weigh == "input",
+        routing=moe.routing, most_load=moe.capacity_factor or math.inf,
     )  # fmt: skip
     return ModelShape(
         layers=model.layers, hidden=model.hidden, heads=model.heads, kv_heads=model.num_kv_heads,

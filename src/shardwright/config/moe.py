@@ -133,6 +133,17 @@ class MoeSpec(Spec):
         return GATES[self.gate]
 
     @property
+    def routing(self) -> Routing:
+        """How evenly training spreads tokens over experts, as predictions take it.
+
+        A model without a rule is taken to be as even as one with a loss of balance: whoever made it had one, or its
+        gate would send nearly all tokens to the same experts.
+        """
+        if self.gate_facts.sees_all:
+            return "forced"
+        return "biased" if self.bias_update else "balanced"
+
+    @property
     def num_chosen(self) -> int:
         """Experts per token with the default filled in; the average if experts choose tokens."""
         return self.top_k or self.gate_facts.top_k

@@ -1,5 +1,6 @@
 """The shapes of a model's sections: of its experts, and of its latent attention."""
 
+import math
 from dataclasses import dataclass
 
 from shardwright.config.moe import Routing
@@ -13,7 +14,8 @@ class ExpertShape:
     among a share `reach` of the experts, below 1 if its gate limits the groups of experts. `shared_gate`: one more
     product weighs the output of the shared experts. `weighs_input`: weights of choices multiply the input of experts,
     not their output. `routing`: tokens are spread evenly (forced), by a gate whose biases follow its loads (biased),
-    by one with a loss of balance alone (balanced), or by one without a rule (free).
+    by one with a loss of balance alone (balanced), or by one without a rule (free). No expert gets more than
+    `most_load` times the mean's rows.
     """
 
     num: int
@@ -26,6 +28,7 @@ class ExpertShape:
     shared_gate: bool = False
     weighs_input: bool = False
     routing: Routing = "forced"
+    most_load: float = math.inf
 
 
 @dataclass(frozen=True)

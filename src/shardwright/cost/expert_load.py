@@ -1,5 +1,6 @@
 """Rows of the rank whose experts get most, over those of the mean rank: all others wait for it."""
 
+import math
 from functools import lru_cache
 from math import comb
 
@@ -8,21 +9,28 @@ import numpy as np
 from shardwright.config.section_shapes import ExpertShape
 from shardwright.layers.arrays import Numbers
 
+_EXPERTS_A_CHOICE = 16.0  # 128 experts and 8 choices: the mixture whose spread was measured (docs/cost.md)
+
 
 def fullest_load(mixture: ExpertShape, ep: Numbers, spread: Numbers) -> Numbers:
     """Rows of the fullest of `ep` ranks over the mean, by how the mixture's tokens are routed.
 
-    Routing that a benchmark forces is even. A rule of balance leaves experts a relative deviation of `spread`, which
-    the experts of one rank even out; the largest of n normal numbers is sqrt(2 log n) deviations above their mean.
+    Routing that a benchmark forces is even. A rule of balance leaves experts a relative deviation, which the experts of
+    one rank even out; the largest of n normal numbers is sqrt(2 log n) deviations above their mean. The deviation is
+    `spread` where a token takes one of 16 experts. Texts of one kind choose the same experts, as if so many tokens were
+    one: of choices that are made so, an expert's share varies by (1 - k / n) / (k / n) relative to its square.
     Without a rule the gate sends nearly all tokens to the same `topk` experts (Shazeer et al. 2017, arXiv 1701.06538,
-    section 4; docs/experts.md: 3.6 times the mean of at most 4), which fall on ranks by chance.
+    section 4; docs/experts.md: 3.6 times the mean of at most 4), which fall on ranks by chance. Experts with a capacity
+    take no more than that.
     """
     if mixture.routing == "forced":
         return 1.0
     if mixture.routing == "free":
         return np.vectorize(_collapsed_load)(ep, mixture.num, mixture.topk)
     local = np.maximum(1.0, mixture.num / np.asarray(ep))
-    return 1.0 + spread * np.sqrt(2.0 * np.log(ep) / local)
+    if mixture.routing == "balanced":
+        spread = spread * math.sqrt(max(0.0, mixture.num / mixture.topk - 1.0) / (_EXPERTS_A_CHOICE - 1.0))
+    return np.minimum(1.0 + spread * np.sqrt(2.0 * np.log(ep) / local), max(1.0, mixture.most_load))
 
 
 def spread_by_bias(lasting: float, of_text: float, sequences: Numbers) -> Numbers:
