@@ -8,7 +8,6 @@ silently with this process.
 """
 
 import ctypes
-import fcntl
 import gc
 import os
 import pickle
@@ -23,6 +22,9 @@ from shardwright.config.base import RunError
 from shardwright.config.phrase import Phrase, say
 from shardwright.config.progress_records import LOGGER
 from shardwright.config.units import ending_phrase
+
+if sys.platform == "linux":
+    import fcntl
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
