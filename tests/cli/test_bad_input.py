@@ -382,7 +382,7 @@ def test_a_refusal_prints_no_json(refused: Refused) -> None:
 )
 def test_a_job_that_is_no_file(here: Path, refused: Refused, job: str, fault: str) -> None:
     refusal = refused(job=job)
-    assert refusal.subject == f"job {job}"
+    assert refusal.subject == f"job {job or repr('')}"
     assert len(refusal.faults) == 1
     assert refusal.faults[0].startswith(fault.replace("{here}", str(here)))
 

@@ -2,7 +2,7 @@
 
 More memory, faster devices, links and networks never make the answer slower; what is kept more never makes it faster,
 unless the software lacks it, nor does keeping the answer itself change it; and no plan of the list has one beside it,
-of the same degrees, that is faster by the numbers of `estimate` and fits.
+of the same degrees, that is faster by the numbers of `estimate` and fits as surely.
 
 python tests/fuzz/searches.py --seed 1 --count 300
 """
@@ -30,7 +30,7 @@ from shardwright.memory.job_memories import fullest
 from shardwright.planner.advice.neighbours import neighbours
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.known_strategies import within_known
-from shardwright.planner.search.plan_price import fits, room_bytes
+from shardwright.planner.search.plan_price import fits, plan_room_bytes
 from shardwright.planner.search.results import SimulatedPlan
 from shardwright.planner.search.search import search
 from shardwright.simulate.full_step import simulated_step
@@ -179,6 +179,7 @@ def beside_faults(given: Drawn, plans: list[SimulatedPlan]) -> list[str]:
         job, plan_s = plan.job, float(plan.time.total)
         constraints, _ = within_known(job, Constraints(given.keep))
         schedules = tuple(name for name in searched() if constraints.allows("schedule", name))
+        room = plan_room_bytes(job, fullest(job, shipped()))
         for near in neighbours(job, schedules):
             if any(getattr(near.job.plan, name) != getattr(job.plan, name) for name in ("tp", "pp", "cp", "ep")):
                 continue  # of another kind, which has a line of its own
@@ -186,7 +187,7 @@ def beside_faults(given: Drawn, plans: list[SimulatedPlan]) -> list[str]:
             if not all(constraints.allows(name, values[name]) for name in given.keep):
                 continue
             near_s = float(simulated_step(near.job, shipped()).total)
-            if near_s < plan_s * (1 - _ROUNDING) and fits(job, fullest(near.job, shipped()), room_bytes(job)):
+            if near_s < plan_s * (1 - _ROUNDING) and fits(job, fullest(near.job, shipped()), room):
                 results.append(f"{near.field} {near.value} takes {near_s:.6f} s, not {plan_s:.6f}: {job.plan}")
     return results
 

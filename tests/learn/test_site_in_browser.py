@@ -138,6 +138,13 @@ def test_a_plan_that_is_refused_says_why(page: Page, address: str) -> None:
     assert len(numbers(page)) == 5
 
 
+# The key of the search, again and again: one before the page's script has begun is lost.
+PRESSED_UNTIL_READY = """() => {
+    document.body.dispatchEvent(new KeyboardEvent("keydown", {key: "f", code: "KeyF", keyCode: 70, bubbles: true}));
+    return document.activeElement.matches(".md-search__input");
+}"""
+
+
 @pytest.mark.parametrize(
     ("name", "words", "target"),
     [
@@ -149,7 +156,7 @@ def test_a_plan_that_is_refused_says_why(page: Page, address: str) -> None:
 def test_words_are_searched_for(browser: Browser, site: Path, name: str, words: str, target: str) -> None:
     with served(site) as address, watched_page(browser, (address, "data:", "blob:")) as page:
         page.goto(f"{address}{name}.html")
-        page.keyboard.press("f")
+        page.wait_for_function(PRESSED_UNTIL_READY, polling=100)
         page.keyboard.type(words)
         page.wait_for_selector(".md-search-result__link")
         links = page.locator(".md-search-result__link").evaluate_all("all => all.map((one) => one.href)")

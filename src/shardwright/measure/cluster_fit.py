@@ -7,8 +7,8 @@ little and an odd row bends nothing.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -136,13 +136,13 @@ class _Problem:
     rows: tuple[Measured, ...]
 
     def constants(self, point: Array) -> dict[str, float]:
-        """The device's constants at a point."""
-        usual = partial(device_constant, shipped(), self.device)
+        """The device's constants at a point, without those of kernels of which nothing is known on the device."""
         values = {}
         for knob, change in zip(KNOBS, point, strict=True):
             for name in knob.names:
-                value = usual(name) * math.exp(change)
-                values[name] = value if name in ("leak", "step_s") else min(1.0, value)
+                with suppress(KeyError):
+                    value = device_constant(shipped(), self.device, name) * math.exp(change)
+                    values[name] = value if name in ("leak", "step_s") else min(1.0, value)
         return values
 
     def errors(self, point: Array) -> Array:
