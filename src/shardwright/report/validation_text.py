@@ -8,7 +8,7 @@ from typing import Any
 
 from shardwright.config.phrase import ENGLISH, each, fixed, say
 from shardwright.config.units import seconds_text
-from shardwright.report.document import AlignedRows, Lines, Part, document_text
+from shardwright.report.document import AlignedRows, Lines, Paragraph, Part, document_text, paragraph
 from shardwright.report.output import write_output
 
 
@@ -18,7 +18,7 @@ def validation_text(
     """The scores as text. A few `predictions` are shown row by row: who brings runs of their own asks for each."""
     parts: list[Part] = [
         *_columns(result),
-        _numbers(result["numbers"]),
+        paragraph(_numbers(result["numbers"])),
         say(
             "{predicted} of {rows} rows predicted. Error of the step time:",
             predicted=result["predicted"],
@@ -41,7 +41,8 @@ def _table(result: Mapping[str, Any]) -> list[list[str]]:
     """The scores of all rows and of groups of them."""
     bounds = [say("within {share} %", share=share) for share in (10, 15, 20)]
     table: list[list[str]] = [["", say("rows"), say("median"), say("mean"), say("bias"), *bounds, say("in range")]]
-    table.append(_scores(say("all, tier A"), {name: value for name, value in result.items() if name != "rows"}))
+    num_rows = sum(group["rows"] for group in result["by_family"].values())
+    table.append(_scores(say("all, tier A"), {**result, "rows": num_rows}))
     table += [_scores(_indented(name), group) for name, group in result["by_family"].items()]
     table += [_scores(say("  on {device}", device=name), group) for name, group in result["by_device"].items()]
     if cross_validated := result["cross_validated"]:
@@ -128,7 +129,12 @@ def _columns(result: Mapping[str, Any]) -> list[Part]:
                 rows=result["rows"],
             )
         )
-    return [Lines(lines)] if lines else []
+    return _wrapped(lines)
+
+
+def _wrapped(lines: Sequence[str]) -> list[Part]:
+    """Lines that may be longer than the page is wide."""
+    return [Paragraph((line,), hang="  ") for line in lines]
 
 
 def _scores(name: str, scores: Mapping[str, Any]) -> list[str]:
@@ -143,7 +149,7 @@ def _memory(result: Mapping[str, Any]) -> list[Part]:
     """The errors of memory, and how often a verdict on the fit was right."""
     fit = result["fit"]
     lines = [*_memory_errors(result), *(_fit_verdicts(fit) if fit["ran"] or fit["ran_out"] else [])]
-    return [Lines(lines)] if lines else []
+    return _wrapped(lines)
 
 
 def _memory_errors(result: Mapping[str, Any]) -> list[str]:
@@ -223,7 +229,7 @@ def _order(result: Mapping[str, Any]) -> list[Part]:
         for title, groups in titles
         if groups
     ]
-    return [Lines(lines)] if lines else []
+    return _wrapped(lines)
 
 
 def _order_words(family: str, group: Mapping[str, Any]) -> str:
