@@ -158,6 +158,7 @@ def test_words_are_searched_for(browser: Browser, site: Path, name: str, words: 
         page.goto(f"{address}{name}.html")
         page.wait_for_function(PRESSED_UNTIL_READY, polling=100)
         page.keyboard.type(words)
+        page.keyboard.press("End")  # the page asks at the end of a key, which Chinese words that are typed at once lack
         page.wait_for_selector(".md-search-result__link")
         links = page.locator(".md-search-result__link").evaluate_all("all => all.map((one) => one.href)")
         assert any(link.startswith(address + target) for link in links)
