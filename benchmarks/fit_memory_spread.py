@@ -10,12 +10,11 @@ device, a setting that its source does not state.
 import csv
 import math
 from pathlib import Path
-from statistics import NormalDist
 
 from shardwright.cost.calibration import shipped
 from shardwright.measure.measured_runs.runs import read_runs
 from shardwright.measure.validate import predict
-from shardwright.memory.fit_chance import SPREAD, fit_chance
+from shardwright.memory.fit_chance import fit_chance, most_needed_bytes
 
 TRUTH = Path(__file__).parent / "truth"
 TABLES = ("runs.csv", "playbook-memory.csv", "oom.csv")
@@ -42,7 +41,7 @@ def measured_outcomes(table: Path) -> list[tuple[float, bool]]:
 
 def filled_share(chance: float) -> float:
     """Predicted over offered bytes of a plan that fits with this chance; ends that no spread tells apart are cut."""
-    return math.exp(-SPREAD * NormalDist().inv_cdf(min(max(chance, 1e-9), 1 - 1e-9)))
+    return most_needed_bytes(1.0, min(max(chance, 1e-9), 1 - 1e-9))
 
 
 def log_likelihood(outcomes: list[tuple[float, bool]], spread: float) -> float:

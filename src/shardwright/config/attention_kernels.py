@@ -12,7 +12,8 @@ class AttentionKernel:
 
     - `place` orders lists of kernels; `other_names` are its names in tables of measured runs.
     - `constant` names the share of the device's peak that it reaches, and `backward_constant` the rate of its backward
-      over that of its forward (cost/calibration.py).
+      over that of its forward (cost/calibration.py). `otherwise` is the constant for devices of which nobody knows
+      that share; empty if it is known of all.
     - `number` is the number type of its products, if it is not that of everything but products with weights. Results
       are in 16 bits. `cast` is bytes moved to make its operands: by element of query, key and value in the forward, and
       of the gradient of its result in the backward. `kept_input_bytes` are kept by element of query, key and value.
@@ -27,6 +28,7 @@ class AttentionKernel:
     place: int
     constant: str
     backward_constant: str = "attention_backward"
+    otherwise: str = ""
     other_names: tuple[str, ...] = ()
     number: str = ""
     cast: tuple[float, float] = (0.0, 0.0)
@@ -67,8 +69,15 @@ FACTS = (
     AttentionKernel(name="flash2", place=40, constant="attention_flash2", block=128),
     # torch's scaled_dot_product_attention as torchtitan calls it since May 2025 (its pull request 1196): cuDNN first on
     # Blackwell, FlashAttention 2 elsewhere.
-    AttentionKernel(name="sdpa", place=45, constant="attention_sdpa", block=128),
-    AttentionKernel(name="cudnn", place=50, constant="attention_cudnn", other_names=("flash3",), block=128),
+    AttentionKernel(name="sdpa", place=45, constant="attention_sdpa", otherwise="attention_flash2", block=128),
+    AttentionKernel(
+        name="cudnn",
+        place=50,
+        constant="attention_cudnn",
+        otherwise="attention_flash2",
+        other_names=("flash3",),
+        block=128,
+    ),
     # Transformer Engine's fp8_dot_product_attention (at d0067d0, dot_product_attention): cuDNN's alone trains in fp8
     # (get_attention_backend). Numbers of 2 bytes are read and written once by rows and once by columns
     # (mxfp8_quantize_fast_path), and only these copies of query, key and value are saved (FusedAttnFunc). The backward
@@ -86,7 +95,14 @@ FACTS = (
         skips_backward=False,
     ),
     # Pallas on TPUs: sa_block_q and sa_block_kv of MaxText's base.yml.
-    AttentionKernel(name="splash", place=70, constant="attention_cudnn", other_names=("xla",), block=512),
+    AttentionKernel(
+        name="splash",
+        place=70,
+        constant="attention_cudnn",
+        otherwise="attention_flash2",
+        other_names=("xla",),
+        block=512,
+    ),
 )
 
 ATTENTION_KERNELS: Registry[AttentionKernel] = Registry("an attention kernel", __name__, AttentionKernel)

@@ -215,15 +215,20 @@ def device_constant(constants: Constants, device: DeviceSpec, name: str) -> floa
 
 
 def _attention_constant(constants: Constants, device: DeviceSpec, software: SoftwareSpec) -> str:
-    """The name of the constant for the share of the peak that this software's attention reaches: that of FlashAttention
-    2 where that of cuDNN, or of what torch chooses, is not known of the device's generation."""
-    name = ATTENTION_KERNELS[software.attention].constant
+    """The name of the constant for the share of the peak that this software's attention reaches."""
+    kernel = ATTENTION_KERNELS[software.attention]
+    if kernel.otherwise and not is_known(constants, device, kernel.constant):
+        return kernel.otherwise
+    return kernel.constant
+
+
+def is_known(constants: Constants, device: DeviceSpec, name: str) -> bool:
+    """True if a constant is one of the device's own or of its generation: it may be another one in general."""
     is_own = device.constants is not None and name in device.constants.model_fields_set
     key, file_constants = f"{device.generation}.{name}", {}
     if catalog.is_file(device.generation):
         file_constants = _constants_in(device.generation)
-    is_known = is_own or key in constants or key in file_constants
-    return "attention_flash2" if name in ("attention_cudnn", "attention_sdpa") and not is_known else name
+    return is_own or key in constants or key in file_constants
 
 
 def power_share(device: DeviceSpec) -> float:

@@ -17,8 +17,8 @@ def fullest_load(mixture: ExpertShape, ep: Numbers, spread: Numbers) -> Numbers:
 
     Routing that a benchmark forces is even. A rule of balance leaves experts a relative deviation, which the experts of
     one rank even out; the largest of n normal numbers is sqrt(2 log n) deviations above their mean. The deviation is
-    `spread` where a token takes one of 16 experts. Texts of one kind choose the same experts, as if so many tokens were
-    one: of choices that are made so, an expert's share varies by (1 - k / n) / (k / n) relative to its square.
+    `spread` if a token takes one expert in 16. If it takes k of n, the share of an expert has the variance of choices
+    at random, relative to its square: it is in proportion to n / k - 1.
     Without a rule the gate sends nearly all tokens to the same `topk` experts (Shazeer et al. 2017, arXiv 1701.06538,
     section 4; docs/experts.md: 3.6 times the mean of at most 4), which fall on ranks by chance. Experts with a capacity
     take no more than that.

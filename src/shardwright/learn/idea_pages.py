@@ -75,6 +75,12 @@ class IdeaPage:
         return terminal_text(self.markdown)
 
 
+def language_of(address: str) -> str:
+    """The language of an address of the site: its first folder, or the first language."""
+    first, slash, _ = address.partition("/")
+    return first if slash and first in LANGUAGES else LANGUAGES[0]
+
+
 def page_of(idea: str, language: str) -> IdeaPage:
     """The page of an idea. PlanError with the nearest names if there is none."""
     idea = idea.lower()

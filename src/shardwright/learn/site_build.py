@@ -8,7 +8,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
-from shardwright.learn.idea_pages import LANGUAGES, PAGES
+from shardwright.learn.idea_pages import LANGUAGES, PAGES, language_of
 from shardwright.learn.playable_figure import PLAYER_WORDS, script_of
 from shardwright.learn.playable_figures import PLAYABLE
 from shardwright.report.text_columns import is_wide
@@ -24,8 +24,7 @@ _PICTURE = re.compile(r'(<img\b[^>]*\bsrc="[^"]*figures/(?P<name>[a-z0-9-]+)\.sv
 def on_page_content(html: str, *, page: Any, **_: Any) -> str:
     """The content of a page: wide characters of outputs and playable pictures are marked, scripts have their data."""
     html = _OUTPUT.sub(lambda output: _wide_marked(output[0]), html)
-    first, slash, _ = page.url.partition("/")
-    language = first if slash and first in LANGUAGES else LANGUAGES[0]
+    language = language_of(page.url)
     html = _PICTURE.sub(lambda picture: f'{picture[1]} style="--least: {_least_px(picture["name"], language)}px"', html)
     names = [name for name in dict.fromkeys(match["name"] for match in _PICTURE.finditer(html)) if name in PLAYABLE]
     if not names:

@@ -11,7 +11,7 @@ from typing import Any
 
 from mkdocs.plugins import event_priority
 
-from shardwright.learn.idea_pages import LANGUAGES, TERMS, IdeaPage
+from shardwright.learn.idea_pages import LANGUAGES, TERMS, IdeaPage, language_of
 
 _INDEX = Path("search", "search_index.json")
 _LAST = -1000  # after the plugin of languages, which joins the indices of all
@@ -29,7 +29,7 @@ _OF_QUESTIONS = """
 
 def on_post_page(output: str, *, page: Any, **_: Any) -> str:
     """A page in another language than the first, which looks for the index in the folder of its language."""
-    return output if _language(page.url) == LANGUAGES[0] else output.replace('"base": ".."', '"base": "."', 1)
+    return output if language_of(page.url) == LANGUAGES[0] else output.replace('"base": ".."', '"base": "."', 1)
 
 
 @event_priority(_LAST)
@@ -42,7 +42,7 @@ def on_post_build(*, config: Any, **_: Any) -> None:
         pages = [
             page | {"location": page["location"].removeprefix(folder)}
             for page in index["docs"]
-            if _language(page["location"]) == language
+            if language_of(page["location"]) == language
         ]
         options = index["config"] | {"lang": [language], "separator": _SEPARATOR}
         text = json.dumps({"config": options, "docs": pages}, ensure_ascii=False, separators=(",", ":"))
@@ -62,9 +62,3 @@ def _words() -> set[str]:
     """The Chinese words that are searched for."""
     rows = re.findall(r"^\| ([^|]+) \|", IdeaPage(TERMS, "zh").markdown, re.MULTILINE)
     return {word for row in rows for word in re.findall(_HAN, row)} | set(re.findall(_HAN, _OF_QUESTIONS))
-
-
-def _language(address: str) -> str:
-    """The language of an address of the site."""
-    first, slash, _ = address.partition("/")
-    return first if slash and first in LANGUAGES else LANGUAGES[0]

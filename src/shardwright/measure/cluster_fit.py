@@ -7,17 +7,17 @@ little and an odd row bends nothing.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from shardwright.config.attention_kernels import ATTENTION_KERNELS
 from shardwright.config.base import PlanError
 from shardwright.config.cluster import DeviceSpec
 from shardwright.config.phrase import say
 from shardwright.config.progress_records import tell_part
-from shardwright.cost.calibration import Constants, device_constant, device_of, shipped
+from shardwright.cost.calibration import Constants, device_constant, device_of, is_known, shipped
 from shardwright.layers.arrays import Array
 from shardwright.measure.measured_runs.runs import Measured
 from shardwright.simulate.batch_pricing import batches
@@ -40,9 +40,12 @@ class Knob:
     factor: float
 
 
+_KERNELS = [kernel for kernel in ATTENTION_KERNELS.values() if not kernel.number]  # of 16 bits
+# Constants that nobody knows of some devices.
+_OF_FEW = {kernel.constant for kernel in _KERNELS if kernel.otherwise}
 KNOBS = (
     Knob(("product", "product8", "product4"), 1.1),
-    Knob(("attention_flash1", "attention_flash2", "attention_sdpa", "attention_cudnn"), 1.15),
+    Knob(tuple(dict.fromkeys(kernel.constant for kernel in _KERNELS)), 1.15),
     Knob(("memory",), 1.1),
     Knob(("link", "switch_reduce"), 1.15),
     Knob(("leak",), 1.3),
@@ -137,12 +140,13 @@ class _Problem:
 
     def constants(self, point: Array) -> dict[str, float]:
         """The device's constants at a point, without those of kernels of which nothing is known on the device."""
-        values = {}
+        constants, values = shipped(), {}
         for knob, change in zip(KNOBS, point, strict=True):
             for name in knob.names:
-                with suppress(KeyError):
-                    value = device_constant(shipped(), self.device, name) * math.exp(change)
-                    values[name] = value if name in ("leak", "step_s") else min(1.0, value)
+                if name in _OF_FEW and not is_known(constants, self.device, name):
+                    continue
+                value = device_constant(constants, self.device, name) * math.exp(change)
+                values[name] = value if name in ("leak", "step_s") else min(1.0, value)
         return values
 
     def errors(self, point: Array) -> Array:

@@ -19,6 +19,7 @@ from shardwright.cost.communicators import job_room_bytes
 from shardwright.cost.from_job import run_of
 from shardwright.cost.pipeline_bubble import in_flight
 from shardwright.layers.memo import Memo
+from shardwright.memory.fit_chance import fit_chance
 from shardwright.memory.job_memory import rank_memory as account_of_rank
 from shardwright.memory.rank_estimate import Memory, rank_memory
 from shardwright.schedule.job_program import job_order, steps_to_fill
@@ -56,6 +57,14 @@ def fullest(job: JobSpec, constants: Constants) -> Memory:
         return _fullest(rank_memory(run_of(job), constants))
     ranks = range(job.plan.pp) if job.plan.pp <= _MOST_ACCOUNTS else sorted(_ranks_to_ask(job, constants))
     return _fullest(list(_memories(job, ranks)))
+
+
+def job_fit_chance(job: JobSpec, process_bytes: float) -> float | None:
+    """The chance that a process fits which is predicted to need so many bytes; None for this runtime, whose memory is
+    counted."""
+    if software_of(job.cluster.software).is_own:
+        return None
+    return fit_chance(process_bytes, device_of(job.cluster.device).offered_bytes)
 
 
 def every_rank_has_room(

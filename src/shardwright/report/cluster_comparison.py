@@ -208,7 +208,7 @@ def _plan_cells(cluster: ClusterPlan) -> dict[str, str]:
         step_text(plan.time.total),
         f"{plan.tokens_per_s_per_device:,.0f}",
         percent_text(plan.time.mfu),
-        share_text(plan.memory.process, job),
+        share_text(plan.memory.process, job, plan.fit_chance),
         number_text(totals["days"] or 0.0),
         usd_text(totals["usd"]),
         say("unknown") if kwh is None else f"{kwh:,.0f} kWh",

@@ -47,18 +47,13 @@ def offered_bytes(job: JobSpec) -> int:
     return int(device_entry(job).offered_bytes)
 
 
-def share_text(process_bytes: float, job: JobSpec) -> str:
-    """The memory of a process beside that which its device shows, with the chance that it fits if the need is
-    predicted: "29.8 of 79.0 GiB"."""
+def share_text(process_bytes: float, job: JobSpec, chance: float | None) -> str:
+    """The memory of a process beside that which its device shows, and the chance that it fits if there is one: "29.8 of
+    79.0 GiB"."""
     process, room = process_bytes / GIB, offered_bytes(job) / GIB
-    if software_of(job.cluster.software).is_own:
+    if chance is None:
         return say("{process:.1f} of {room:.1f} GiB", process=process, room=room)
-    return say(
-        "{process:.1f} of {room:.1f} GiB (fits: {chance:.0%})",
-        process=process,
-        room=room,
-        chance=fit_chance(process, room),
-    )
+    return say("{process:.1f} of {room:.1f} GiB (fits: {chance:.0%})", process=process, room=room, chance=chance)
 
 
 @dataclass(frozen=True)

@@ -157,7 +157,7 @@ def _plan_lines(advice: Advice, plan: PricedPlan) -> ScreenPart:
         step=step_text(plan.time.total),
         rate=plan.tokens_per_s_per_device,
         mfu=plan.time.mfu,
-        memory=share_text(plan.memory.process, plan.job),
+        memory=share_text(plan.memory.process, plan.job, plan.fit_chance),
     )
     own_run = _own_run_words(plan, advice.objective)
     return ColouredParts(

@@ -196,9 +196,8 @@ def text_keys(keys: dict[str, Any]) -> dict[str, Any]:
     outer_names = (_TIED, "quantization_config", *(name for name in keys if name.endswith("_config")))
     outer = {name: keys[name] for name in outer_names if name in keys and name not in _TEXT_SECTIONS}
     fixed = dict(_FIXED_KEYS.get(str(inner.get("model_type")), {}))
-    if _TIED in outer and isinstance(
-        keys.get(_TEXT_SECTIONS[0]), dict
-    ):  # classes of transformers have the head outside
+    # In classes of transformers, whose section has the first of these names, the head is outside of the decoder.
+    if _TIED in outer and isinstance(keys.get(_TEXT_SECTIONS[0]), dict):
         fixed[_TIED] = outer[_TIED]
     return _without_places_of_images(outer | inner | fixed)
 

@@ -17,6 +17,7 @@ from shardwright.planner.advice.priced_plan import PricedPlan
 from shardwright.planner.advice.recommendation import accepted, plans_of, recommended
 from shardwright.planner.search.constraints import RANGES, SEARCHED, Constraints
 from shardwright.planner.search.objectives import Objective
+from shardwright.planner.search.step_times import plan_key
 
 _SEARCHES = 4  # at most
 # Fields whose value is a choice between ways to do the same: one less leaves plans of every degree.
@@ -44,6 +45,13 @@ def plans_without_objection(
 
     The advice has no plan if there is an objection to each. PlanError if no plan meets the deadline.
     """
+    objections: dict[str, Objection | None] = {}  # to write and read a plan's files takes as long as to price it
+
+    def asked(plan_job: JobSpec) -> Objection | None:
+        if (key := plan_key(plan_job)) not in objections:
+            objections[key] = objection(plan_job)
+        return objections[key]
+
     first_objection: Objection | None = None
     usable: dict[tuple[int, ...], PricedPlan] = {}
     left, advice = constraints, None
@@ -55,18 +63,19 @@ def plans_without_objection(
                 raise
             break  # what was left out was needed
         if advice is None:
-            first_objection = objection(latest.plans[0].job) if latest.plans else None
+            first_objection = asked(latest.plans[0].job) if latest.plans else None
         elif latest.job != advice.job:
             usable = {}  # plans of another number of nodes are no rivals
         advice = latest
         refused = dict[str, list[Any]]()
         for plan in sorted(advice.plans, key=attrgetter("token_s")):
-            if (reason := objection(plan.job)) is None:
+            if (reason := asked(plan.job)) is None:
                 if plan.kind not in usable or plan.token_s < usable[plan.kind].token_s:
                     usable[plan.kind] = plan
             elif plan.token_s < min((other.token_s for other in usable.values()), default=float("inf")):
-                for name in reason.fields.keys() & _WAYS:
-                    refused.setdefault(name, []).append(reason.fields[name])
+                for name, value in reason.fields.items():
+                    if name in _WAYS:
+                        refused.setdefault(name, []).append(value)
         if not refused:
             break
         left = left.without(refused)
@@ -75,4 +84,4 @@ def plans_without_objection(
     if not plans:
         return replace(advice, plans=[], recommendation=None), first_objection
     best = recommended(replace(advice, plans=plans), left, constants, num_shown=num_shown)
-    return accepted(best, lambda plan_job: objection(plan_job) is not None), first_objection
+    return accepted(best, lambda plan_job: asked(plan_job) is not None), first_objection

@@ -5,13 +5,11 @@ from dataclasses import dataclass
 
 from shardwright.config.job import JobSpec
 from shardwright.config.schedule_facts import searched
-from shardwright.config.software import software_of
 from shardwright.cost.calibration import Constants, pessimistic
 from shardwright.cost.from_job import run_of
 from shardwright.cost.money import Money, step_money
 from shardwright.layers.memo import Memo
-from shardwright.memory.fit_chance import fit_chance
-from shardwright.memory.job_memories import fullest
+from shardwright.memory.job_memories import fullest, job_fit_chance
 from shardwright.memory.rank_estimate import Memory
 from shardwright.planner.search.constraints import Constraints
 from shardwright.planner.search.plan_price import fits, room_bytes
@@ -56,11 +54,8 @@ class PricedPlan:
 
     @property
     def fit_chance(self) -> float | None:
-        """The chance that it fits, as far as predictions of memory were off; None for this runtime, whose memory is
-        counted."""
-        if software_of(self.job.cluster.software).is_own:
-            return None
-        return fit_chance(float(self.memory.process), room_bytes(self.job))
+        """The chance that it fits, as far as predictions of memory were off; None for this runtime."""
+        return job_fit_chance(self.job, float(self.memory.process))
 
     @property
     def kind(self) -> tuple[int, ...]:

@@ -203,11 +203,12 @@ def _whole_nodes(job: JobSpec, devices: float) -> int:
 
 def _roomiest(job: JobSpec, constraints: Constraints, constants: Constants, num_shown: int) -> SearchResult:
     """The plans in the least memory in which some plan is at most a twentieth slower than the fastest."""
-    fastest = search(job, constraints, constants, 1)
-    if not fastest.candidates:
-        return fastest
-    most_s = _SLACK * fastest.candidates[0].token_s
-    low, high = 0.0, max(float(fullest(plan.job, constants).process) for plan in fastest.candidates)
+    result = search(job, constraints, constants, 1)
+    if not result.candidates:
+        return result
+    fastest = result.candidates[0]
+    most_s = _SLACK * fastest.token_s
+    low, high = 0.0, float(fullest(fastest.job, constants).process)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         result = search(job, constraints, constants, 1, room=middle)
