@@ -9,10 +9,11 @@ from interchange.test_habits_of_files import MEGATRON, OPTIONS, faults, megatron
 from interchange.test_trainer_commands import FACTORY, FOLDER, MODEL, TRL, job_read
 from shardwright.config.asked_cluster import AskedCluster
 from shardwright.config.base import PlanError
+from shardwright.interchange.foreign_job import job_of_texts
 from shardwright.interchange.imported import Asked
 from shardwright.interchange.named_files import library_texts
 from shardwright.interchange.recognised import system_name_of
-from shardwright.interchange.system import SOURCES, job_of_texts
+from shardwright.interchange.system import SOURCES
 from shardwright.interchange.systems import primus
 
 ZERO = {"z.json": '{"zero_optimization": {"stage": 2}}'}

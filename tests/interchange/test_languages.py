@@ -13,9 +13,10 @@ from shardwright.config.base import PlanError
 from shardwright.config.load import load_job
 from shardwright.config.phrase import Phrase, catalog_of, in_language
 from shardwright.interchange.exported import Exported, Lacking, exported
+from shardwright.interchange.foreign_job import read_job_of
 from shardwright.interchange.imported import Asked
 from shardwright.interchange.recognised import system_name_of
-from shardwright.interchange.system import SOURCES, SYSTEMS, read_job_of
+from shardwright.interchange.system import SOURCES, SYSTEMS
 from shardwright.report.imported_text import exported_notes, imported_notes
 from support.languages import differing, num_chinese
 

@@ -20,6 +20,7 @@ from shardwright.interchange.reading.file_signs import SHARED, FileSigns
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.setting_notes import unread_file
 from shardwright.interchange.reading.shell_words import ShellFault
+from shardwright.interchange.system import SourceSystem, System
 from shardwright.interchange.systems import accelerate, deepspeed, llama_factory
 from shardwright.interchange.systems.llama_factory_megatron import is_megatron, read_options
 from shardwright.interchange.systems.sample_lengths import LENGTHS
@@ -310,4 +311,23 @@ AXOLOTL = TrainerFile(
             commands=(r"\baxolotl(\.cli\.|\s+)train\b",),
         ),
     ),
+)
+
+
+FACTS = (
+    *(
+        System(
+            name=program.system,
+            place=place,
+            title=program.title,
+            read=program.read,
+            write=program.write,
+            settings=program.settings_of,
+            software="fsdp-2024",
+            written=deepspeed.WRITTEN,
+            signs=program.signs,
+        )
+        for place, program in ((80, AXOLOTL), (90, LLAMA_FACTORY))
+    ),
+    SourceSystem(name=TRL.system, place=110, title=TRL.title, read=TRL.read, signs=TRL.signs),
 )
