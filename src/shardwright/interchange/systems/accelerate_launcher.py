@@ -27,7 +27,12 @@ _OF_DEEPSPEED = ("", "zero_optimization.")
 
 
 def put_options_of_launcher(settings: Settings, command: Launched | None) -> None:
-    """Put the options of `accelerate launch` under the names that its configuration has for them."""
+    """Put the options of `accelerate launch` under the names that its configuration has for them, and keys of the
+    section fsdp_config, which may lack their prefix, under whole names."""
+    section = FSDP.removesuffix("fsdp_")
+    whole = {name: FSDP + name.removeprefix(section) for name in settings.given if _lacks_prefix(name, section)}
+    settings.given = {whole.get(name, name): value for name, value in settings.given.items()}
+    settings.spelled = dict(settings.spelled) | {key: name for name, key in whole.items()}
     if command is None or command.launcher != "accelerate":
         return
     for name in command.launcher_settings:
@@ -39,6 +44,10 @@ def put_options_of_launcher(settings: Settings, command: Launched | None) -> Non
             settings.spelled = dict(settings.spelled) | {key: f"--{option}"}
     if kind := next((kind for option, kind in _KINDS.items() if settings.flag(option)), ""):
         settings.given["distributed_type"] = kind
+
+
+def _lacks_prefix(name: str, section: str) -> bool:
+    return name.startswith(section) and not name.startswith(FSDP)
 
 
 def tell_dropped(settings: Settings) -> None:
