@@ -3,7 +3,8 @@
 from shardwright.config.phrase import say
 from shardwright.interchange.known_settings import subject_of
 from shardwright.interchange.launcher import Launched
-from shardwright.interchange.reading.settings import Settings
+from shardwright.interchange.reading.settings import Settings, plain_text
+from shardwright.interchange.reading.shell_marks import unknown_names
 
 # Prefixes of the keys of the configuration's sections.
 PREFIXES = PARALLEL, FSDP, MEGATRON, DEEPSPEED = (
@@ -22,12 +23,17 @@ _SECTIONS = {
     "gradient_clipping": DEEPSPEED + "gradient_clipping",
     "zero_stage": DEEPSPEED + "zero_stage",
 }
+_COUNTS = ("--num_machines", "--num_processes")
 # Sections of DeepSpeed's own configuration, in which its known keys may stand.
 _OF_DEEPSPEED = ("", "zero_optimization.")
 
 
-def put_options_of_launcher(settings: Settings, command: Launched | None) -> None:
-    """Put the options of `accelerate launch` under the names that its configuration has for them."""
+def put_options_of_launcher(settings: Settings, command: Launched | None, devices: int) -> None:
+    """Put the options of `accelerate launch` under the names that its configuration has for them. Counts of processes
+    that depend on unknown variables are left out if the user says how many `devices` there are."""
+    for name in _COUNTS if devices else ():
+        if unknown_names(plain_text(settings.given.get(name, ""))):
+            del settings.given[name]
     if command is None or command.launcher != "accelerate":
         return
     for name in command.launcher_settings:
