@@ -59,7 +59,7 @@ def _read_degrees(settings: Settings, fields: Flat) -> None:
     fields["plan.pp"] = settings.count(_M + "pp_degree", 1, largest.PIPELINE_RANKS, 1) if is_megatron else 1
     fields["plan.cp"] = settings.count(_P + "cp_size", 1, largest.RANKS, 1)
     fields["plan.cp_method"] = settings.one_of(_P + "cp_comm_strategy", _CP, "allgather")
-    sp_size = settings.count(_P + "sp_size", 1)
+    sp_size = settings.count((_P + "sp_size", "--sequence_parallel_size"), 1)
     if sp_size > 1:
         fields |= {"plan.cp": sp_size, "plan.cp_method": "ulysses"}
     fields["plan.schedule"] = "1f1b"
@@ -298,7 +298,7 @@ def result_of(parts: FileParts, asked: Asked, *systems: str) -> ReadResult:
     """The result of reading the contents of files; `systems` are further ones of known.toml whose names they have."""
     command = parts.command
     settings = parts.settings(asked, asked.cluster.devices)
-    put_options_of_launcher(settings, command)
+    put_options_of_launcher(settings, command, asked.cluster.devices)
     put_fsdp_options(settings)
     is_deepspeed = isinstance(settings.given.get("--deepspeed"), str) or settings.given.get("--use_deepspeed") is True
     if is_deepspeed and _kind(settings) in ("NO", "MULTI_GPU"):  # the program's engine counts over the launcher's
