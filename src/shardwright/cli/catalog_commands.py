@@ -14,16 +14,19 @@ _HELP = {
     "schedules": "The pipeline schedules, with the formula of each bubble.",
     "software": "The generations of software that predictions can be about.",
 }
+_WORDS = "With WORDS only those whose names have them all, however they are written: models qwen3."
 
 
 def _command(kind: str) -> click.Command:
-    @click.command(name=kind, cls=LocalizedCommand, help=_HELP[kind])
+    @click.command(name=kind, cls=LocalizedCommand, help=f"{_HELP[kind]}\n\n{_WORDS}")
+    @click.argument("words", nargs=-1)
     @json_option
     @language_option
-    def listing(as_json: bool, language: str) -> None:
+    def listing(words: tuple[str, ...], as_json: bool, language: str) -> None:
         from shardwright.report.catalog_tables import catalog_rows, catalog_text
 
-        click.echo(json.dumps(catalog_rows(kind)) if as_json else catalog_text(kind, has_colours(), language))
+        rows = catalog_rows(kind, words)
+        click.echo(json.dumps(rows) if as_json else catalog_text(kind, has_colours(), language, rows))
 
     return listing
 

@@ -31,7 +31,7 @@ def resolve_names(fields: dict[str, Any]) -> list[str]:
                 fields[section] = _laid_over(entry, values) | {"name": entry["name"]}
             continue
         if section == "model":
-            name = catalog.model_name(name)
+            name = catalog.model_name(name) if len(values) > 1 else catalog.asked_model_name(name)
             values = values | {"name": name}
         if catalog.is_file(name):
             try:
