@@ -1,9 +1,8 @@
 """The commands that say what there is: models, devices, clusters, schedules and software."""
 
-import json
-
 import click
 
+from shardwright.cli.answer_pages import tell_answer
 from shardwright.cli.job_options import has_colours, json_option, language_option
 from shardwright.cli.localized_commands import LocalizedCommand
 
@@ -26,7 +25,7 @@ def _command(kind: str) -> click.Command:
         from shardwright.report.catalog_tables import catalog_rows, catalog_text
 
         rows = catalog_rows(kind, words)
-        click.echo(json.dumps(rows) if as_json else catalog_text(kind, has_colours(), language, rows))
+        tell_answer(as_json, lambda: rows, lambda: catalog_text(kind, has_colours(), language, rows))
 
     return listing
 
