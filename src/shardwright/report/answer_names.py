@@ -6,6 +6,7 @@ Fields of a job, such as tp, have no names here: they are shown as a job writes 
 from shardwright.config.phrase import say
 
 ANSWER_NAMES = {
+    "account": say("account"),
     "account_collectives": say("collectives of the account"),
     "action": say("action"),
     "activations": say("activations"),
