@@ -97,6 +97,7 @@ def _system_and_files(words: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
     from shardwright.config.base import PlanError, error_text
     from shardwright.config.units import MIB
     from shardwright.config.user_file import FileFault, read_text
+    from shardwright.interchange.named_scripts import script_texts
     from shardwright.interchange.recognised import DATA, JOB, SCRIPTS, system_name_of
 
     first, *others = words
@@ -106,7 +107,8 @@ def _system_and_files(words: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
     scripts = [word for word in others if word.endswith(SCRIPTS) and Path(word).is_file()]
     configurations = [word for word in others if word.endswith(DATA) and Path(word).is_file()]
     try:
-        texts = [read_text(Path(word), MIB, kind) for word in (first, *scripts)]
+        named = {word: read_text(Path(word), MIB, kind) for word in (first, *scripts)}
+        texts = [*named.values(), *script_texts(Path(first), named).values()]
         data = {word: read_text(Path(word), MIB, kind) for word in configurations}
         system = system_name_of(first, *texts, configurations=data)
     except (FileFault, OSError) as error:

@@ -44,6 +44,7 @@ from shardwright.simulate.bubbles import Work
 from shardwright.simulate.slow_rank import SlowRank
 
 _DEVICE, _MODEL = "h100-sxm", "llama3-8b"
+_TIMELINE_PX = 900  # narrower than the column of a page, which would else shrink its letters
 _GENERATIONS = ("v100-sxm-32g", "a100-sxm-80g", "h100-sxm", "h200-sxm", "b200-sxm")
 _PARTS_OF_TIME = {
     "compute": say("computing"),
@@ -250,7 +251,7 @@ def context_parallel() -> Drawing:
 def _schedule(name: str, virtual: int = 1, slow: SlowRank | None = None, microbatches: int = 8) -> Drawing:
     shape = PipelineShape(4, microbatches, virtual, num_steps=1, most_alive=0.0)
     timeline = study_schedule(name, shape, Work(1.0, 1.0, 1.0, 0.0), "none", slow=slow).timeline
-    return lambda language: picture(timeline, name, language=language)
+    return lambda language: picture(timeline, name, _TIMELINE_PX, language)
 
 
 def experts() -> Drawing:

@@ -16,7 +16,7 @@ from shardwright.config.number_types import NUMBER_TYPES, number_called, wide_nu
 from shardwright.config.phrase import say
 from shardwright.config.recompute_policy import OPERATORS
 from shardwright.config.schedule_facts import SCHEDULES
-from shardwright.config.software import OVERLAPS
+from shardwright.config.software_changes import OVERLAPS
 from shardwright.config.token_dispatchers import dispatcher_names
 from shardwright.layers.query import LAYER_POLICIES
 from shardwright.measure.measured_runs.flops_convention import FLOPS_COUNTED
@@ -31,9 +31,10 @@ WHOLE = {
     **dict.fromkeys(("experts", "shared_experts", "dense_layers", "zero_stage", "sp", "gated_mlp", "latest"), 0),
     **dict.fromkeys(("layers_run", "rope_dim"), 1),
     **dict.fromkeys(("recompute_layers", "recompute_inferred", "compiled", "window", "window_every"), 0),
+    **dict.fromkeys(("bias", "limited", "grouped"), 0),
 }
 _MOST = {
-    **dict.fromkeys(("sp", "gated_mlp", "latest", "recompute_inferred", "compiled"), 1),
+    **dict.fromkeys(("sp", "gated_mlp", "latest", "recompute_inferred", "compiled", "bias", "limited", "grouped"), 1),
     "zero_stage": 3,
     "topk": 10**6,
 }
@@ -55,7 +56,7 @@ GRAPHS = ("none", "parts", "step")
 # Columns that say what ran a row.
 SOFTWARE_COLUMNS = (
     *("software", "date", "compiled", "attention", "overlap"),
-    *("dispatcher", "graphs", "grads", "moments"),
+    *("dispatcher", "grouped", "graphs", "grads", "moments"),
 )
 
 # Tables' names of a schedule, if they differ from plan.schedule's.

@@ -177,6 +177,7 @@ def shape_of_row(row: Row) -> ModelShape:
             shared_ffn=width * whole(row, "shared_experts"),
             dense_layers=whole(row, "dense_layers"),
             routing=next((routing for routing in ROUTINGS if routing == row.get("routing")), "forced"),
+            limited=row.get("limited") == "1",
         )
     latent = None
     if row.get("kv_rank"):
@@ -195,6 +196,7 @@ def shape_of_row(row: Row) -> ModelShape:
         sequence=_needed(row, "seq"),
         tied=is_classic,
         learned_positions=is_classic,
+        bias=row.get("bias") == "1",
         experts=experts,
         latent=latent,
         window=WindowSpec(size=whole(row, "window"), full_every=whole(row, "window_every")),
