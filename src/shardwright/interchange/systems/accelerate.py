@@ -276,6 +276,16 @@ TABLE: Table = (
 )
 
 
+_SOFTWARE = "fsdp-2024"  # as which all kinds but DeepSpeed's are priced
+# Values of the plan for a search, which this file's settings and the options of a program can say.
+_WRITTEN: Mapping[str, tuple[Any, ...]] = {
+    "schedule": ("1f1b",),
+    "offload_activations": (False,),
+    "sequence_parallel": (False,),
+    "recompute": ("none", "full"),
+}
+
+
 def is_own(data: dict[str, Any]) -> bool:
     """True if a file with these keys is a configuration of Accelerate's, or of DeepSpeed's."""
     own_keys = {
@@ -321,10 +331,11 @@ def result_of(parts: FileParts, asked: Asked, *systems: str) -> ReadResult:
     settings.ignore(WORLD)
     tell_dropped(settings)
     deepspeed.ignore_disabled(settings)
-    settings.note(priced_as("fsdp-2024"))
+    software = deepspeed.SOFTWARE if _kind(settings) == "DEEPSPEED" else _SOFTWARE
+    settings.note(priced_as(software))
     uses_launcher = bool(processes) and not asked.cluster.devices and processes % machines == 0
     shape = (machines, processes // machines) if uses_launcher else (0, 0)
-    return ReadResult(fields, settings, "fsdp-2024", *shape, known_in)
+    return ReadResult(fields, settings, software, *shape, known_in)
 
 
 def settings_of(job: JobSpec) -> dict[str, Any]:
@@ -356,8 +367,8 @@ FACTS = System(
     read=read,
     write=write,
     settings=settings_of,
-    software="fsdp-2024",
-    written=deepspeed.WRITTEN,
+    software=_SOFTWARE,
+    written=_WRITTEN,
     signs=SIGNS,
     takes=deepspeed.OPTION_SYSTEMS,
 )

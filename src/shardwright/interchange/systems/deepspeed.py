@@ -14,7 +14,7 @@ from shardwright.interchange.known_settings import program
 from shardwright.interchange.reading.file_signs import GENERAL, FileSigns
 from shardwright.interchange.reading.loose_words import loose_faults
 from shardwright.interchange.reading.script_text import RENDEZVOUS, nodes_of, torchrun_line
-from shardwright.interchange.reading.setting_notes import wrong_value
+from shardwright.interchange.reading.setting_notes import priced_as, wrong_value
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.rows import Rule, Table, degree, read_row, write_table
 from shardwright.interchange.system import System
@@ -42,13 +42,7 @@ SIGNS = (
     ),
 )
 OPTION_SYSTEMS = ("trl", "llamafactory")  # programs whose options go with the files of an engine
-# Values of the plan for a search, which an engine's files and the options of a program can say.
-WRITTEN: Mapping[str, tuple[Any, ...]] = {
-    "schedule": ("1f1b",),
-    "offload_activations": (False,),
-    "sequence_parallel": (False,),
-    "recompute": ("none", "full"),
-}
+SOFTWARE = "deepspeed-2025"  # as which jobs of this engine are priced, whatever program they run
 _ZERO = "zero_optimization."
 STAGE = (_ZERO + "stage",)
 _TOP_LEVEL_KEYS = frozenset((
@@ -283,10 +277,8 @@ def result_of(parts: FileParts, asked: Asked, *systems: str) -> ReadResult:
     settings.faults += loose_faults(command.loose if command else (), settings, "deepspeed", "options", *systems)
     settings.ignore(WORLD)
     ignore_disabled(settings)
-    settings.note(
-        say("priced as fsdp-2024 software: the catalog has none of DeepSpeed of these years (--as NAME for another)")
-    )
-    return ReadResult(fields, settings, "fsdp-2024", nodes, devices_per_node, ("deepspeed", "options", *systems))
+    settings.note(priced_as(SOFTWARE))
+    return ReadResult(fields, settings, SOFTWARE, nodes, devices_per_node, ("deepspeed", "options", *systems))
 
 
 def settings_of(job: JobSpec) -> dict[str, Any]:
@@ -338,8 +330,7 @@ FACTS = System(
     read=read,
     write=write,
     settings=settings_of,
-    software="fsdp-2024",
-    written=WRITTEN,
+    software=SOFTWARE,
     signs=SIGNS,
     takes=OPTION_SYSTEMS,
 )

@@ -345,8 +345,7 @@ FACTS = (
             read=program.read,
             write=program.write,
             settings=program.settings_of,
-            software="fsdp-2024",
-            written=deepspeed.WRITTEN,
+            software=deepspeed.SOFTWARE,
             signs=program.signs,
         )
         for place, program in ((80, AXOLOTL), (90, LLAMA_FACTORY))
