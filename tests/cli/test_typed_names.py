@@ -10,8 +10,9 @@ from shardwright.config import catalog
 from shardwright.config.base import PlanError
 from shardwright.config.job_file import names_model
 from shardwright.config.load import read_job
+from shardwright.interchange.foreign_job import job_of_texts
 from shardwright.interchange.imported import Asked
-from shardwright.interchange.system import SYSTEMS, job_of_texts
+from shardwright.interchange.system import SYSTEMS
 
 
 def run(words: str) -> Result:
