@@ -371,7 +371,7 @@ def write(job: JobSpec) -> dict[str, str]:
 
 FACTS = System(
     name="nemo",
-    place=20,
+    place=65,
     title="NeMo",
     read=read,
     write=write,
