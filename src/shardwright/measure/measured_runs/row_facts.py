@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from shardwright.config.attention_kernels import kernel_names
 from shardwright.config.catalog import did_you_mean
+from shardwright.config.context_facts import CONTEXT_METHODS
 from shardwright.config.moe import ROUTINGS
 from shardwright.config.network_facts import NETWORKS
 from shardwright.config.number_types import NUMBER_TYPES, number_called, wide_numbers
@@ -46,8 +47,8 @@ _LARGEST_WHOLE, _LEAST_AMOUNT, _LARGEST_AMOUNT = 10**12, 1e-12, 1e15
 # Columns without which a table says in texts alone what ran it and how it was measured: it is in the old format.
 FACT_COLUMNS = ("software", "flops_counted", "memory_kind")
 
-# Of what a plan keeps in host memory.
-OFFLOADS = ("activations",)
+# Of what a plan keeps in host memory; a row names all of it, separated by blanks.
+OFFLOADS = ("activations", "optimizer", "parameters")
 
 # CUDA graphs: none, of parts of layers, or one of a whole step.
 GRAPHS = ("none", "parts", "step")
@@ -143,6 +144,7 @@ _WORDS: dict[str, tuple[str, ...]] = {
     "oom": ("yes", "no"),
     "offload": OFFLOADS,
     "routing": ROUTINGS,
+    "cp_method": CONTEXT_METHODS.names,
 }
 
 
@@ -156,7 +158,7 @@ def _word_fault(name: str, text: str) -> str:
         known_words = (*known_words, *SCHEDULES.names)
     if name == "precision":
         words = [number_called(text) or text]
-    if name == "overlap":
+    if name in ("overlap", "offload"):
         words = text.split()
     wrong = [word for word in words if word not in known_words]
     return (

@@ -236,6 +236,7 @@ def grid_of_row(row: Row, device: DeviceSpec) -> PlanGrid:
         (recompute,) * num_recomputed + ("none",) * (layers - num_recomputed) if 0 < num_recomputed < layers else ()
     )
     gradient_bytes = GRADS.get(row.get("grads") or "", 0)
+    hosted = (row.get("offload") or "").split()
     return PlanGrid(
         dp=dp,
         tp=tp,
@@ -256,7 +257,10 @@ def grid_of_row(row: Row, device: DeviceSpec) -> PlanGrid:
         gradient_bytes=gradient_bytes,
         reduce_bytes=gradient_bytes,
         moment_bytes=GRADS.get(row.get("moments") or "", 0),
-        offload_activations=1.0 if row.get("offload") == "activations" else 0.0,
+        cp_method=row.get("cp_method") or "ring",
+        offload_optimizer=float("optimizer" in hosted),
+        offload_parameters=float("parameters" in hosted),
+        offload_activations=float("activations" in hosted),
     )
 
 
