@@ -21,11 +21,12 @@ from tempfile import TemporaryDirectory
 
 from shardwright.config.asked_cluster import AskedCluster
 from shardwright.config.base import PlanError
+from shardwright.interchange.foreign_job import read_job_of
 from shardwright.interchange.imported import Asked, split_sets
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.python_source import source_of_text
 from shardwright.interchange.reading.shell_words import ShellFault
-from shardwright.interchange.system import SOURCES, read_job_of
+from shardwright.interchange.system import SOURCES
 
 LLAMA = (
     '{"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, '

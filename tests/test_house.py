@@ -95,7 +95,7 @@ def test_a_binding_says_what_it_holds() -> None:
 
 
 # Tables that read better by hand, and functions of many parameters. These numbers may only become smaller.
-NUM_UNFORMATTED = 44
+NUM_UNFORMATTED = 43
 NUM_OF_MANY_PARAMETERS = 8
 MOST_PARAMETERS = 6
 

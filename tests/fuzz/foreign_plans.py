@@ -23,14 +23,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=100)
     options = parser.parse_args()
-    for name, system in SYSTEMS.items():
+    for system in SYSTEMS.values():
         for job in jobs_of(system, options.seed, options.count):
             try:
                 exported(system, job)
             except PlanError as error:
                 print(f"{error}\n{job_toml(job)}")
                 return 1
-        print(f"{name}: {options.count} plans there and back")
+        print(f"{system.name}: {options.count} plans there and back")
     return 0
 
 

@@ -101,7 +101,7 @@ def _bases() -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
     """Files of every system that are right."""
     result = [(job["system"], tuple(files_of(job).items())) for job in public_jobs().values()]
     job = load_job("quickstart", list(_LLAMA))
-    written = [(name, tuple(_written(system, job).items())) for name, system in SYSTEMS.items()]
+    written = [(system.name, tuple(_written(system, job).items())) for system in SYSTEMS.values()]
     script = dict(written)["torchtitan"][0]
     return (
         *result,

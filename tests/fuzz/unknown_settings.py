@@ -19,9 +19,10 @@ from fuzz.trainer_jobs import FILES, shown_name, trainer_files, trainer_jobs
 from interchange.public_jobs import files_of, public_jobs
 from shardwright.config.asked_cluster import AskedCluster
 from shardwright.config.base import PlanError
+from shardwright.interchange.foreign_job import job_of_texts
 from shardwright.interchange.imported import Asked, Imported, split_sets
 from shardwright.interchange.meaning import differences
-from shardwright.interchange.system import SOURCES, job_of_texts
+from shardwright.interchange.system import SOURCES
 
 SECTIONS = {
     "megatron": ("",),

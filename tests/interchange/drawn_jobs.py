@@ -7,7 +7,8 @@ from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import job_of_fields
 from shardwright.interchange.exported import asked_of
-from shardwright.interchange.system import System, job_of_texts
+from shardwright.interchange.foreign_job import job_of_texts
+from shardwright.interchange.system import System
 
 # Models that all systems have; Megatron-LM and NeMo also get drawn ones.
 MODELS = ("llama3-8b", "llama3-70b", "qwen3-30b-a3b", "llama2-7b")

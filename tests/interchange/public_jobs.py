@@ -21,8 +21,9 @@ from shardwright.config.asked_cluster import AskedCluster
 from shardwright.config.dotted_keys import nested_keys
 from shardwright.config.toml_text import value_text
 from shardwright.config.yaml_text import yaml_text
+from shardwright.interchange.foreign_job import job_of_texts
 from shardwright.interchange.imported import Asked, Imported, split_sets
-from shardwright.interchange.system import SYSTEMS, job_of_texts
+from shardwright.interchange.system import SYSTEMS
 
 # Degrees, as one reads them in the files: dp, tp, pp, cp, ep, ZeRO, microbatch, batch, layers, width.
 DEGREES = {

@@ -11,9 +11,10 @@ from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.load import make_job
 from shardwright.interchange.exported import Lacking, exported
+from shardwright.interchange.foreign_job import job_of_texts
 from shardwright.interchange.imported import Asked
 from shardwright.interchange.meaning import differences
-from shardwright.interchange.system import SOURCES, SYSTEMS, job_of_texts
+from shardwright.interchange.system import SOURCES, SYSTEMS
 
 CONFIG = json.dumps(
     {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 128,

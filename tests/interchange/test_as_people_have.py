@@ -13,10 +13,11 @@ from shardwright.config.asked_cluster import AskedCluster
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.cost.calibration import shipped
+from shardwright.interchange.foreign_job import read_job_of
 from shardwright.interchange.imported import Asked, Imported, split_sets
 from shardwright.interchange.meaning import differences
 from shardwright.interchange.reading.settings import field_of
-from shardwright.interchange.system import SYSTEMS, read_job_of
+from shardwright.interchange.system import SYSTEMS
 from shardwright.memory.job_memories import fullest
 from shardwright.memory.job_memory import job_memory
 from shardwright.sharding.stage_parameters import model_parameters, num_parameters

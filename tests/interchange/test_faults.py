@@ -6,8 +6,9 @@ import pytest
 
 from shardwright.config.asked_cluster import AskedCluster
 from shardwright.config.base import PlanError
+from shardwright.interchange.foreign_job import job_of_texts
 from shardwright.interchange.imported import Asked, Imported, split_sets
-from shardwright.interchange.system import SYSTEMS, job_of_texts
+from shardwright.interchange.system import SYSTEMS
 
 MEGATRON = (
     "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 4 --hidden-size 64 --num-attention-heads 4"

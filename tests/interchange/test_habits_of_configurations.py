@@ -8,8 +8,9 @@ import pytest
 from interchange.test_adapter_settings import AXOLOTL, CONFIG
 from shardwright.config.asked_cluster import AskedCluster
 from shardwright.config.base import PlanError
+from shardwright.interchange.foreign_job import job_of_texts
 from shardwright.interchange.imported import Asked, Imported
-from shardwright.interchange.system import SOURCES, job_of_texts
+from shardwright.interchange.system import SOURCES
 
 
 def read(system: str, text: str, devices: int = 8, name: str = "job.yaml") -> Imported:

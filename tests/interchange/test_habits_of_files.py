@@ -6,10 +6,11 @@ import pytest
 
 from interchange.test_trainer_commands import FACTORY, FOLDER, MODEL, job_read
 from shardwright.config.base import PlanError
+from shardwright.interchange.foreign_job import read_job_of
 from shardwright.interchange.imported import Asked, Imported
 from shardwright.interchange.named_files import engine_texts, model_texts
 from shardwright.interchange.recognised import system_name_of
-from shardwright.interchange.system import SOURCES, read_job_of
+from shardwright.interchange.system import SOURCES
 
 MEGATRON = (
     "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 4 --hidden-size 64 --num-attention-heads 4 "

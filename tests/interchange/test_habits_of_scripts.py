@@ -9,10 +9,11 @@ from interchange.test_habits_of_files import MEGATRON, OPTIONS, faults, megatron
 from interchange.test_trainer_commands import FACTORY, FOLDER, MODEL, TRL, job_read
 from shardwright.config.asked_cluster import AskedCluster
 from shardwright.config.base import PlanError
+from shardwright.interchange.foreign_job import job_of_texts
 from shardwright.interchange.imported import Asked
 from shardwright.interchange.named_files import library_texts
 from shardwright.interchange.recognised import system_name_of
-from shardwright.interchange.system import SOURCES, job_of_texts
+from shardwright.interchange.system import SOURCES
 from shardwright.interchange.systems import primus
 
 ZERO = {"z.json": '{"zero_optimization": {"stage": 2}}'}
@@ -186,8 +187,10 @@ def test_swift_sft_trains_with_its_own_defaults(
     assert (job.model.adapter.rank if job.model.adapter else 0, job.optimizer.learning_rate) == (rank, rate)
 
 
-def test_swift_sft_needs_its_accumulation() -> None:
-    assert "--gradient_accumulation_steps" in faults(script(SWIFT + "--train_type full") | MODEL)[0]
+def test_swift_sft_accumulates_to_16_sequences_on_the_devices_that_it_has() -> None:
+    without_devices = SWIFT.removeprefix("CUDA_VISIBLE_DEVICES=0,1 NPROC_PER_NODE=2 ") + "--train_type full"
+    assert "--gradient_accumulation_steps" in faults(script(without_devices) | MODEL)[0]
+    assert job_read(script(SWIFT + "--train_type full") | MODEL)[1].job.batch.global_batch_size == 16
     texts = script(SWIFT + "--train_type full --per_device_train_batch_size 16") | MODEL
     assert job_read(texts)[1].job.batch.global_batch_size == 32
 

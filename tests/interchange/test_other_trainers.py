@@ -1,17 +1,20 @@
 """Configurations of further training systems: each is read with its meaning, or refused where it has to be."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from shardwright.cli.interchange import NAMES, SOURCE_NAMES
+from shardwright.cli.main import cli
 from shardwright.config.asked_cluster import AskedCluster
 from shardwright.config.base import PlanError
+from shardwright.interchange.foreign_job import read_job_of
 from shardwright.interchange.imported import Asked, Imported, split_sets
 from shardwright.interchange.reading.settings import field_of
 from shardwright.interchange.recognised import system_name_of
-from shardwright.interchange.system import SOURCES, SYSTEMS, read_job_of
+from shardwright.interchange.system import SOURCES, SYSTEMS
 from shardwright.sharding.stage_parameters import model_parameters
 
 FOLDER = Path(__file__).parent / "other_trainers"
@@ -201,8 +204,10 @@ def test_gpt_neox_20b_has_the_published_number_of_parameters(tmp_path: Path) -> 
     assert (model.vocab, sum(place.num_elements for place in model_parameters(model))) == (50432, 20_554_567_680)
 
 
-def test_commands_have_the_names_of_all_systems() -> None:
-    assert {*NAMES} == {*SYSTEMS} and {*SOURCE_NAMES} == {*SOURCES}
+@pytest.mark.parametrize(("words", "systems"), [(["export", "--help"], SYSTEMS), (["check", "--help-all"], SOURCES)])
+def test_help_has_the_names_of_all_systems(words: list[str], systems: Iterable[str]) -> None:
+    text = "".join(CliRunner().invoke(cli, words).output.split())
+    assert f"[{','.join(systems)}]" in text
 
 
 def test_gpt_neox_has_biases_of_attention_of_the_mlp_and_of_norms_apart(tmp_path: Path) -> None:

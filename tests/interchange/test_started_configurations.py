@@ -7,10 +7,11 @@ import pytest
 from interchange.test_habits_of_files import MEGATRON, faults, megatron, script
 from interchange.test_trainer_commands import FOLDER, MODEL
 from shardwright.config.base import PlanError
+from shardwright.interchange.foreign_job import job_of_texts
 from shardwright.interchange.imported import Asked, Imported
 from shardwright.interchange.named_files import engine_texts
 from shardwright.interchange.recognised import system_name_of
-from shardwright.interchange.system import SOURCES, job_of_texts
+from shardwright.interchange.system import SOURCES
 
 NAMES = ("nanotron.yaml", "picotron.json", "neox.yml", "neox-data.yml")
 FILES = {name: (FOLDER / name).read_text(encoding="utf-8") for name in NAMES}

@@ -12,7 +12,8 @@ from accelerate.utils.launch import prepare_multi_gpu_env
 
 from shardwright.config.load import load_job
 from shardwright.interchange.exported import asked_of, exported
-from shardwright.interchange.system import SYSTEMS, job_of_texts
+from shardwright.interchange.foreign_job import job_of_texts
+from shardwright.interchange.system import SYSTEMS
 from shardwright.report.imported_text import exported_notes
 
 TWO_NODES = ["model.name=llama3-8b", "plan.dp=8", "plan.tp=1", "plan.pp=1", "plan.sequence_parallel=false",

@@ -6,9 +6,10 @@ from interchange.drawn_jobs import drawn_job, jobs_of
 from shardwright.config.job import JobSpec
 from shardwright.config.load import load_job
 from shardwright.interchange.exported import Lacking, asked_of, exported
+from shardwright.interchange.foreign_job import job_of_texts
 from shardwright.interchange.meaning import differences
 from shardwright.interchange.nearest import way_to, with_fields
-from shardwright.interchange.system import SYSTEMS, job_of_texts
+from shardwright.interchange.system import SYSTEMS
 
 pytestmark = pytest.mark.long
 

@@ -5,9 +5,10 @@ import pytest
 from interchange.test_faults import faults, read
 from shardwright.config.asked_cluster import AskedCluster
 from shardwright.interchange.exported import asked_of, exported
+from shardwright.interchange.foreign_job import job_of_texts
 from shardwright.interchange.imported import Asked, Imported
 from shardwright.interchange.meaning import differences
-from shardwright.interchange.system import SYSTEMS, job_of_texts
+from shardwright.interchange.system import SYSTEMS
 from shardwright.interchange.systems.torchtitan import command_line
 
 START = "torchrun --nproc_per_node 8 --nnodes 2 -m torchtitan.train --module mine --config big"

@@ -7,9 +7,10 @@ import pytest
 
 from shardwright.config.asked_cluster import AskedCluster
 from shardwright.config.base import PlanError
+from shardwright.interchange.foreign_job import job_of_texts, read_job_of
 from shardwright.interchange.imported import Asked, Imported, split_sets
 from shardwright.interchange.recognised import system_name_of
-from shardwright.interchange.system import SOURCES, job_of_texts, read_job_of
+from shardwright.interchange.system import SOURCES
 
 FOLDER = Path(__file__).parent / "other_trainers"
 MODEL = {"config.json": (FOLDER / "config.json").read_text(encoding="utf-8")}

@@ -23,8 +23,9 @@ if __package__ in (None, ""):
 from shardwright.config.asked_cluster import AskedCluster
 from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
+from shardwright.interchange.foreign_job import job_of_texts
 from shardwright.interchange.imported import Asked
-from shardwright.interchange.system import SOURCES, job_of_texts
+from shardwright.interchange.system import SOURCES
 
 Values = dict[str, Any]
 # Options that ask for a GPU, a package or a file where transformers reads them, or that its releases from 5 on lack.

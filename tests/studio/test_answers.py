@@ -365,13 +365,28 @@ def test_a_dropped_script_is_the_job_that_import_reads(page: TestClient) -> None
     assert "unheard-of" in dropped(page, {"run.sh": unknown}, {"device": "a100-sxm-80g", "devices": "32"})["notes"]
 
 
+@pytest.mark.parametrize(
+    ("names", "title", "dp"),
+    [(("axolotl.yaml", "config.json"), "axolotl", 8), (("neox.yml", "neox-data.yml"), "GPT-NeoX", 4),
+     (("picotron.json", "config.json"), "picotron", 2)],
+)  # fmt: skip
+def test_a_dropped_configuration_is_of_the_system_that_import_recognises(
+    page: TestClient, names: tuple[str, ...], title: str, dp: int
+) -> None:
+    folder = Path(__file__).parents[1] / "interchange" / "other_trainers"
+    files = {name: (folder / name).read_text(encoding="utf-8") for name in names}
+    answer = dropped(page, files, {"device": "h100-sxm", "devices": "16"})
+    assert answer.get("system") == title, answer
+    assert PageState(answer["state"]).job().plan.dp == dp
+
+
 def test_a_dropped_job_is_what_was_exported(page: TestClient) -> None:
     state = {"job": "gpt3-175b-1024", "plan.tp": "4", "plan.zero": "1"}
     ((name, text),) = page.post("/export", json={"state": state, "to": "toml"}).json()["files"].items()
     answer = dropped(page, {name: text}, {})
     assert PageState(answer["state"]).job().plan == PageState(state).job().plan
     assert "optimizer" not in answer["notes"]
-    assert dropped(page, {"x.toml": "a = "}, {})["faults"][0].startswith("it is no TOML")
+    assert dropped(page, {"x.toml": "a = "}, {})["faults"][0].startswith("x.toml is not valid TOML: ")
     assert "choose the system" in dropped(page, {"x.exe": ""}, {})["faults"][0]
     assert "x.sh" not in dropped(page, {"x.sh": ""}, {}, system="nothing")["faults"][0]
     assert dropped(page, {}, {})["faults"] and dropped(page, {f"{n}.sh": "" for n in range(9)}, {})["faults"]

@@ -14,9 +14,10 @@ from shardwright.config.phrase import say
 from shardwright.config.units import MIB
 from shardwright.config.user_file import FileFault, read_text, system_reason
 from shardwright.explain.rank_groups import groups_of_rank_0
+from shardwright.interchange.foreign_job import read_job_of
 from shardwright.interchange.imported import Asked, split_sets
 from shardwright.interchange.recognised import JOB, system_name_of
-from shardwright.interchange.system import SOURCES, read_job_of
+from shardwright.interchange.system import SOURCES
 from shardwright.memory.job_memory import job_memory
 from shardwright.report.file_check_text import FileCheck, no_fit
 from shardwright.report.fit_verdict import fit_of

@@ -6,7 +6,6 @@ from typing import Any
 
 import click
 
-from shardwright.cli.interchange import SOURCE_NAMES
 from shardwright.cli.job_options import (
     BriefCommand,
     asked_cluster,
@@ -15,7 +14,7 @@ from shardwright.cli.job_options import (
     language_option,
     set_option,
 )
-from shardwright.config.phrase import say
+from shardwright.cli.system_option import SystemOption
 
 
 @click.command(
@@ -27,9 +26,9 @@ from shardwright.config.phrase import say
 @click.argument("files", nargs=-1, required=True)
 @click.option(
     "--system",
-    type=click.Choice(SOURCE_NAMES),
-    metavar="SYSTEM",
-    help=f"{say('One of {listed}.', listed=SOURCE_NAMES)}  [default: as the file is]",
+    cls=SystemOption,
+    is_written=False,
+    help="The training system.  [default: as the file is]",
 )
 @set_option
 @cluster_options

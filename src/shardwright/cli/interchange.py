@@ -18,6 +18,7 @@ from shardwright.cli.job_options import (
     language_option,
     set_option,
 )
+from shardwright.cli.system_option import SystemOption, systems_for
 from shardwright.config.phrase import in_language, say
 from shardwright.config.user_file import system_reason
 
@@ -30,29 +31,6 @@ if TYPE_CHECKING:
     from shardwright.planner.advice.advice import Advice
     from shardwright.planner.advice.objections import Objection
     from shardwright.planner.search.constraints import Constraints
-
-NAMES = (
-    "megatron",
-    "torchtitan",
-    "torchtitan-0.2",
-    "deepspeed",
-    "nemo",
-    "accelerate",
-    "axolotl",
-    "llamafactory",
-    "nanotron",
-    "primus",
-)
-SOURCE_NAMES = (
-    *NAMES,
-    "flagscale",
-    "gpt-neox",
-    "lightning",
-    "megatron-bridge",
-    "ms-swift",
-    "picotron",
-    "trl",
-)
 
 
 class ImportCommand(PredictCommand):
@@ -119,23 +97,25 @@ def _system_and_files(words: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
     from shardwright.config.base import PlanError, error_text
     from shardwright.config.units import MIB
     from shardwright.config.user_file import FileFault, read_text
+    from shardwright.interchange.named_scripts import script_texts
     from shardwright.interchange.recognised import DATA, JOB, SCRIPTS, system_name_of
 
     first, *others = words
-    if first in SOURCE_NAMES and others:
+    if first in systems_for(is_written=False) and others:
         return first, tuple(others)
     kind = say("launch script or configuration")
     scripts = [word for word in others if word.endswith(SCRIPTS) and Path(word).is_file()]
     configurations = [word for word in others if word.endswith(DATA) and Path(word).is_file()]
     try:
-        texts = [read_text(Path(word), MIB, kind) for word in (first, *scripts)]
+        named = {word: read_text(Path(word), MIB, kind) for word in (first, *scripts)}
+        texts = [*named.values(), *script_texts(Path(first), named).values()]
         data = {word: read_text(Path(word), MIB, kind) for word in configurations}
         system = system_name_of(first, *texts, configurations=data)
     except (FileFault, OSError) as error:
         fault = say(
             "it can't be read as a file ({reason}); name a file, or one of {systems} and its files",
             reason=system_reason(error) if isinstance(error, OSError) else error_text(error),
-            systems=SOURCE_NAMES,
+            systems=systems_for(is_written=False).names,
         )
         raise PlanError(first, [fault]) from None
     if system == JOB:
@@ -150,8 +130,9 @@ def _imported(
     cluster: "AskedCluster",
     arguments: tuple[str, ...] = (),
 ) -> "Imported":
+    from shardwright.interchange.foreign_job import read_job_of
     from shardwright.interchange.imported import Asked, split_sets
-    from shardwright.interchange.system import SOURCES, read_job_of
+    from shardwright.interchange.system import SOURCES
 
     variables, overrides = split_sets(sets)
     return read_job_of(SOURCES[name], files, Asked(variables, overrides, cluster, arguments))
@@ -163,14 +144,7 @@ def _imported(
     examples=("export llama3-405b-8k --to torchtitan", "export quickstart --to megatron --out scripts"),
 )
 @job_options
-@click.option(
-    "--to",
-    "system",
-    required=True,
-    type=click.Choice(NAMES),
-    metavar="SYSTEM",
-    help=say("The training system: {listed}.", listed=NAMES),
-)
+@click.option("--to", "system", cls=SystemOption, is_written=True, required=True, help="The training system.")
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
@@ -297,10 +271,4 @@ def held_to(system: "System", software: str, constraints: "Constraints") -> "Con
     """The constraints, reduced to values that the system supports, and the generation of it that prices the job."""
     from dataclasses import replace
 
-    from shardwright.config.software import software_of
-    from shardwright.config.software_support import had_by
-
-    supported = dict(system.has)
-    for field, values in had_by(software_of(software)).items():
-        supported[field] = tuple(value for value in supported.get(field, values) if value in values)
-    return replace(constraints, among={**constraints.among, **supported})
+    return replace(constraints, among={**constraints.among, **system.has(software)})

@@ -9,11 +9,7 @@ import click
 
 from shardwright.cli.command_language import command_language
 from shardwright.config.phrase import ENGLISH, Phrase, fixed, in_language, say
-from shardwright.config.recognised_phrases import recognised
 from shardwright.report.text_columns import num_columns, wrapped
-
-# Helps with lists of names; click keeps them as texts.
-_HELPS_WITH_NAMES = ("One of {listed}.", "The training system: {listed}.")
 
 
 class LocalizedFormatter(click.HelpFormatter):
@@ -64,8 +60,7 @@ class LocalizedFormatter(click.HelpFormatter):
         if isinstance(text, Phrase):
             return in_language(text, self._language)
         words, *brackets = re.split(r"(?:^|  )\[", text)
-        known = recognised(words, _HELPS_WITH_NAMES)
-        translation = in_language(known, self._language) if isinstance(known, Phrase) else self._translation(words)
+        translation = self._translation(words)
         extras = ("; ".join(map(self._extra, bracket[:-1].split("; "))) for bracket in brackets)
         return "  ".join(filter(None, (translation, *(f"[{extra}]" for extra in extras))))
 

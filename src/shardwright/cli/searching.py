@@ -10,7 +10,7 @@ import click
 from shardwright.cli.answer_pages import tell_answer
 from shardwright.cli.checked_job import load, load_to_plan, tell_notes
 from shardwright.cli.command_language import command_language
-from shardwright.cli.interchange import NAMES, changes, export_objection, held_to, load_from, planned_for
+from shardwright.cli.interchange import changes, export_objection, held_to, load_from, planned_for
 from shardwright.cli.job_options import (
     PredictCommand,
     TokenCount,
@@ -26,6 +26,7 @@ from shardwright.cli.job_options import (
     question_of,
 )
 from shardwright.cli.progress_bar import progress_shown, search_shown
+from shardwright.cli.system_option import SystemOption
 from shardwright.config import largest
 from shardwright.config.phrase import in_language, say
 from shardwright.report.text_columns import fitting
@@ -139,15 +140,15 @@ def layout(
 @click.option(
     "--from",
     "system_name",
-    type=click.Choice(NAMES),
-    metavar="SYSTEM",
+    cls=SystemOption,
+    is_written=True,
     help="JOB is a launch script or configuration of this training system; says which of its settings to change.",
 )
 @click.option(
     "--for",
     "target_name",
-    type=click.Choice(NAMES),
-    metavar="SYSTEM",
+    cls=SystemOption,
+    is_written=True,
     help="Plans that this training system has and `export` writes as they are, priced as its software.",
 )
 @click.option("--with", "further_files", multiple=True, metavar="FILE", help="--from: a further file; may be repeated.")

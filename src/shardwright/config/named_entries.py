@@ -9,60 +9,65 @@ from shardwright.config.hugging_face.config_json import MERGE, is_adapter, names
 from shardwright.config.phrase import say
 from shardwright.config.user_file import path_exists
 
+# Sections whose `name` stands for other fields -> the catalog's folder of such entries.
+_KINDS: dict[str, catalog.Kind] = {"model": "models", "cluster": "clusters"}
+
 
 def resolve_names(fields: dict[str, Any]) -> list[str]:
     """Fill in the fields of a named model or cluster, in place; fields beside the name override the catalog's. A model
     may be a config.json or a folder with one; without a name, it is the model of its weights. Returns faults."""
     faults = list[str]()
-    for section, kind in (("model", "models"), ("cluster", "clusters")):
+    for section in _KINDS:
         values = fields.get(section)
-        if section == "model" and isinstance(values, dict) and "name" not in values and values.get("weights"):
+        if not isinstance(values, dict):
+            continue
+        if section == "model" and "name" not in values and values.get("weights"):
             faults += _weights_faults(values)
             values = {"name": values["weights"]} | values
-        if not isinstance(values, dict) or not isinstance(values.get("name"), str):
-            continue
-        name = values["name"]
-        if section == "model" and names_config(name):
-            try:
-                entry = read_model(name)
-            except PlanError as error:
-                faults += [say("{subject}: {fault}", subject=error.subject, fault=fault) for fault in error.faults]
-            else:
+        if isinstance(values.get("name"), str):
+            entry, entry_faults = _entry(section, values["name"], is_alone=len(values) == 1)
+            faults += entry_faults
+            if entry is not None:
                 fields[section] = _laid_over(entry, values) | {"name": entry["name"]}
-            continue
-        if section == "model":
-            name = catalog.model_name(name)
-            values = values | {"name": name}
-        if catalog.is_file(name):
-            try:
-                entry = catalog.read(kind, name)  # type: ignore[arg-type]
-            except ValueError as error:
-                faults.append(say("{section}.name: {error}", section=section, error=error_text(error)))
-            else:
-                fields[section] = _laid_over(entry, values) | {"name": entry["name"]}
-        elif name in catalog.names(kind):  # type: ignore[arg-type]
-            fields[section] = _laid_over(catalog.read(kind, name), values)  # type: ignore[arg-type]
-        elif len(values) == 1 and "/" in name and not path_exists(name):
-            faults.append(
-                say(
-                    "{section}.name {name}: there is no such file or folder (looked from {folder}); check it",
-                    section=section,
-                    name=repr(shortened(name, 200)),
-                    folder=str(Path.cwd()),
-                )
-            )
-        elif len(values) == 1:  # a name and nothing else can only mean the catalog
-            known = catalog.known_models() if section == "model" else catalog.names(kind)  # type: ignore[arg-type]
-            hint = catalog.did_you_mean(values["name"], known)
-            faults.append(
-                say(
-                    "{section}.name {name} is not in the catalog, and no other field describes the {section}; {hint}",
-                    section=section,
-                    name=repr(values["name"]),
-                    hint=hint,
-                )
-            )
     return faults
+
+
+def _entry(section: str, name: str, *, is_alone: bool) -> tuple[dict[str, Any] | None, list[str]]:
+    """The fields that the name of a section stands for, None if it is a mere name, and faults.
+
+    `is_alone`: the section has no other field, so that the name has to stand for some.
+    """
+    kind = _KINDS[section]
+    if section == "model" and names_config(name):
+        try:
+            return read_model(name), []
+        except PlanError as error:
+            return None, [say("{subject}: {fault}", subject=error.subject, fault=fault) for fault in error.faults]
+    known_name = catalog.model_name(name) if section == "model" else name
+    if catalog.is_file(known_name) or known_name in catalog.names(kind):
+        try:
+            return catalog.read(kind, known_name), []
+        except ValueError as error:
+            return None, [say("{section}.name: {error}", section=section, error=error_text(error))]
+    return None, [_unknown_name(section, name)] if is_alone else []
+
+
+def _unknown_name(section: str, name: str) -> str:
+    """The fault of a name that stands for nothing, of a section that has no other field."""
+    if "/" in name and not path_exists(name):
+        return say(
+            "{section}.name {name}: there is no such file or folder (looked from {folder}); check it",
+            section=section,
+            name=repr(shortened(name, 200)),
+            folder=str(Path.cwd()),
+        )
+    known = catalog.known_models() if section == "model" else catalog.names(_KINDS[section])
+    return say(
+        "{section}.name {name} is not in the catalog, and no other field describes the {section}; {hint}",
+        section=section,
+        name=repr(name),
+        hint=catalog.did_you_mean(name, known),
+    )
 
 
 def take_tokenizer(fields: dict[str, Any]) -> None:

@@ -13,11 +13,12 @@ from shardwright.config.asked_cluster import AskedCluster
 from shardwright.config.base import PlanError, shortened
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import Phrase, say, without_way_out
+from shardwright.interchange.foreign_job import job_of_texts
 from shardwright.interchange.imported import Asked
 from shardwright.interchange.meaning import differences
 from shardwright.interchange.nearest import near_job, variants
 from shardwright.interchange.reading.script_text import nodes_of
-from shardwright.interchange.system import System, job_of_texts
+from shardwright.interchange.system import System
 
 _SECTIONS = ("data", "run", "checkpoint", "health")  # each system has its own form of them
 _WITHOUT_EFFECT = (

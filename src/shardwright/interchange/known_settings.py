@@ -1,4 +1,5 @@
-"""Known settings of other systems that have no effect on a plan (known.toml, known_trainers.toml)."""
+"""Known settings of other systems that have no effect on a plan (known.toml, known_megatron.toml,
+known_trainers.toml)."""
 
 import re
 import tomllib
@@ -8,7 +9,7 @@ from typing import Any, NamedTuple
 
 from shardwright.config.phrase import fixed
 
-KNOWN_FILES = ("known.toml", "known_trainers.toml")
+KNOWN_FILES = ("known.toml", "known_megatron.toml", "known_trainers.toml")
 
 
 @cache
@@ -92,7 +93,7 @@ _PARTS = (
     "prompt_tuning",
 )
 _LATENT_RANK = re.compile(r"(q|kv)[-_]lora[-_]rank")  # of latent attention, which has no adapters
-_NO_VALUES = ("0", "0.0", "none", "null", "false", "no", "full", "{}", "[]")
+_NO_VALUES = ("0", "0.0", "none", "null", "false", "no", "full", "standard", "{}", "[]")
 
 
 def _has_weight(name: str) -> bool:
@@ -117,12 +118,14 @@ def could_matter(name: str, value: Any, *systems: str) -> bool:
     if text in _NO_VALUES or (text == "1" and re.search(r"parallel|degree|size$", name)):
         return False
     sections = tuple(section for system in systems for section in _known()["sections"].get(system, ()))
-    return _has_weight(name) or (name.startswith(sections) and not _HARMLESS.search(_words(name)))
+    is_listed = any(name in _known()["changes"].get(system, ()) for system in systems)
+    return is_listed or _has_weight(name) or (name.startswith(sections) and not _HARMLESS.search(_words(name)))
 
 
 def _words(name: str) -> str:
-    """The words of a name, with blanks between; norms of layers are no layers."""
-    return re.sub(r"[-_.]", " ", re.sub(r"layer[-_]?norm", "norm", name.lower()))
+    """The words of a name, with blanks between; norms of layers are no layers, and the size of a model is its name."""
+    plain = re.sub(r"model[-_]size\b", "model", re.sub(r"layer[-_]?norm", "norm", name.lower()))
+    return re.sub(r"[-_.]", " ", plain)
 
 
 def is_uncounted(subject: str) -> bool:

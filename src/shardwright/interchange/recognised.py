@@ -10,14 +10,12 @@ from shardwright.config.base import PlanError, error_text
 from shardwright.config.phrase import say
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.shell_words import ShellFault
-from shardwright.interchange.system import SourceSystem, system_of_keys, systems_by_signs
+from shardwright.interchange.system import SOURCES, SourceSystem, system_of_keys, systems_by_signs
 from shardwright.interchange.unread_systems import UNREAD_SYSTEMS, UnreadSystem
 
 JOB = "shardwright"  # a job of this package, or a model as transformers describes it
 DATA = (".json", ".yaml", ".yml", ".toml")
 SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
-# Systems whose programs have no name or option of their own, so that the configuration of a script tells them.
-_BEHIND_SCRIPTS = ("nanotron", "picotron", "gpt-neox")
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 _FUNCTION = re.compile(r"^def \w", re.MULTILINE)  # what a configuration of the usual system in Python has
 _USUAL_SCRIPT, _USUAL_PYTHON = "megatron", "torchtitan"  # systems of files without a sign
@@ -53,7 +51,7 @@ def system_name_of(
             _of_data(other, PurePath(other).suffix.lower(), read_data(other, configurations[other]))
             for other in configurations
         )
-        return next((name for name in names if name in _BEHIND_SCRIPTS), _USUAL_SCRIPT)
+        return next((name for name in names if _is_behind_scripts(name)), _USUAL_SCRIPT)
     raise PlanError(path, [say("no system is known to write such a file; name the system, such as megatron")])
 
 
@@ -65,6 +63,10 @@ def _of_data(path: str, suffix: str, data: Mapping[str, Any]) -> str:
     if isinstance(system, SourceSystem):
         return system.name
     raise PlanError(path, [_unread(system)])
+
+
+def _is_behind_scripts(name: str) -> bool:
+    return name in SOURCES and SOURCES[name].is_behind_scripts
 
 
 def _unread(system: UnreadSystem) -> str:

@@ -103,6 +103,6 @@ def controls_dict() -> dict[str, Any]:
         },
         "fields": meanings,
         "usual": usual,  # of a device, where a field is 0
-        "systems": {name: system.title for name, system in SYSTEMS.items()},
+        "systems": {system.name: system.title for system in SYSTEMS.values()},
         "parts": part_words(),
     }

@@ -3,10 +3,7 @@
 Their texts are all that is read: what they name on this machine stays closed.
 """
 
-import re
-import tomllib
 from collections.abc import Mapping
-from itertools import starmap
 from pathlib import Path, PurePath
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -19,31 +16,18 @@ from shardwright.config.hugging_face.config_json import CONFIG
 from shardwright.config.job import JobSpec
 from shardwright.config.load import read_job
 from shardwright.config.phrase import ENGLISH, say, with_changed_texts
-from shardwright.config.toml_file import TOML_ERRORS
 from shardwright.config.toml_text import value_text
+from shardwright.interchange.foreign_job import job_of_texts
 from shardwright.interchange.imported import Asked
+from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.shell_words import ShellFault
-from shardwright.interchange.system import SYSTEMS, job_of_texts, system_of
+from shardwright.interchange.recognised import DATA, JOB, SCRIPTS, system_name_of
+from shardwright.interchange.system import SOURCES, system_of
 from shardwright.report.imported_text import imported_notes
 from shardwright.studio.page_state import SECTIONS, SUBJECT, page_fields
 
 _MOST_FILES = 8
 _WITHOUT_DATA = ("data.path=python-stdlib",)  # else the data that a script names would be looked for
-
-
-# Systems by the suffix of their files and a word in them; the first that fits is taken.
-_SIGNS = (
-    (".sh", r"deepspeed", "deepspeed"),
-    (".sh", r"accelerate launch", "accelerate"),
-    (".sh", r"", "megatron"),
-    (".toml", r"^\[(?:parallelism|training|job)\]", "torchtitan"),
-    (".py", r"nemo|llm\.|NeMo", "nemo"),
-    (".py", r"", "torchtitan"),
-    (".yaml", r"compute_environment|distributed_type", "accelerate"),
-    (".yaml", r"", "nemo"),
-    (".yml", r"", "nemo"),
-    (".json", r"\"zero_optimization\"|\"train_micro_batch_size_per_gpu\"", "deepspeed"),
-)
 
 
 def state_of_files(
@@ -58,7 +42,7 @@ def state_of_files(
         raise PlanError(SUBJECT, [say("{count} files; drop from 1 to {most}", count=len(texts), most=_MOST_FILES)])
     texts = {PurePath(name.replace("\\", "/")).name or "file": text for name, text in texts.items()}
     name, text = next(iter(texts.items()))
-    system = system or next(filter(None, starmap(_system_of, texts.items())), "")
+    system = system or _system_of(texts)
     if system:
         return _of_system(texts, system, cluster, language)
     if name.endswith(".json"):
@@ -69,10 +53,17 @@ def state_of_files(
     raise PlanError(SUBJECT, [fault])
 
 
-def _system_of(name: str, text: str) -> str:
-    """The system whose file this probably is; empty for a config.json, a job, and a file of unknown suffix."""
-    signs = (system for suffix, sign, system in _SIGNS if name.endswith(suffix) and re.search(sign, text, re.MULTILINE))
-    return next(signs, "")
+def _system_of(texts: Mapping[str, str]) -> str:
+    """The system whose files these are; empty for a config.json, a job, and files of unknown suffixes. Raises PlanError
+    for a configuration of a system that is not read."""
+    scripts = [text for name, text in texts.items() if name.endswith(SCRIPTS)]
+    configurations = {name: text for name, text in texts.items() if name.endswith(DATA)}
+    for name, text in texts.items():
+        if name.endswith((*SCRIPTS, *DATA, ".py")):
+            system = system_name_of(name, text, *scripts, configurations=configurations)
+            if system != JOB:
+                return system
+    return ""
 
 
 def _of_model(text: str, cluster: AskedCluster) -> dict[str, Any]:
@@ -97,10 +88,7 @@ def _of_model(text: str, cluster: AskedCluster) -> dict[str, Any]:
 
 
 def _of_job(name: str, text: str) -> dict[str, Any]:
-    try:
-        fields = tomllib.loads(text)
-    except TOML_ERRORS as error:
-        raise PlanError(name, [say("it is no TOML: {reason}; correct that line", reason=error_text(error))]) from None
+    fields = read_data(name, text)
     texts = state_texts({section: fields[section] for section in SECTIONS if isinstance(fields.get(section), dict)})
     left_out = [section for section in fields if section not in (*SECTIONS, "name")]
     return {
@@ -111,8 +99,8 @@ def _of_job(name: str, text: str) -> dict[str, Any]:
 
 
 def _of_system(texts: Mapping[str, str], system_name: str, cluster: AskedCluster, language: str) -> dict[str, Any]:
-    if system_name not in SYSTEMS:
-        fault = say("{name} is no system; there are {names}", name=repr(shortened(system_name)), names=tuple(SYSTEMS))
+    if system_name not in SOURCES:
+        fault = say("{name} is no system; there are {names}", name=repr(shortened(system_name)), names=SOURCES.names)
         raise PlanError(SUBJECT, [fault])
     system, names = system_of(system_name, texts), " ".join(texts)
     asked = Asked(overrides=_WITHOUT_DATA, cluster=cluster)

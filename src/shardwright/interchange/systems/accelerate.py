@@ -1,6 +1,5 @@
 """Accelerate's configuration, with its launch script and config.json: to a job, and from a job."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,7 +17,10 @@ from shardwright.interchange.reading.script_text import nodes_of
 from shardwright.interchange.reading.setting_notes import none_of, off_without_tensors, priced_as
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.rows import Rule, Table, number, read_row, write_table
+from shardwright.interchange.system import System
 from shardwright.interchange.systems import deepspeed
+from shardwright.interchange.systems.accelerate_fsdp import FILE_KEYS as FSDP_FILE_KEYS
+from shardwright.interchange.systems.accelerate_fsdp import STRATEGIES, put_fsdp_options
 from shardwright.interchange.systems.accelerate_launcher import PREFIXES, put_options_of_launcher, tell_dropped
 from shardwright.interchange.systems.deepspeed_batch import WORLD, read_batch
 from shardwright.interchange.systems.training_arguments import (
@@ -44,14 +46,6 @@ SIGNS = (
 _P, _F, _M, _D = PREFIXES
 _TENSORS = (_P + "tp_size", "tp_config.tp_size")  # the latter of releases 1.3 to 1.6
 _WITHOUT_SHARDS = ("NO", "MULTI_GPU", "TP")
-# FSDP strategies in the order of their numbers, which begin at 1 -> (ZeRO stage, each machine has a full copy).
-_STRATEGIES = {
-    "FULL_SHARD": (3, False),
-    "SHARD_GRAD_OP": (2, False),
-    "NO_SHARD": (0, False),
-    "HYBRID_SHARD": (3, True),
-    "HYBRID_SHARD_ZERO2": (2, True),
-}
 _FLOAT8 = {"TE": "delayed", "MSAMP": "delayed", "MS-AMP": "delayed", "AO": "tensorwise"}
 _HISTORY = "fp8_config.amax_history_len"
 _CP = {"allgather": "all-gather", "alltoall": "ring"}
@@ -67,7 +61,7 @@ def _read_degrees(settings: Settings, fields: Flat) -> None:
     fields["plan.pp"] = settings.count(_M + "pp_degree", 1, largest.PIPELINE_RANKS, 1) if is_megatron else 1
     fields["plan.cp"] = settings.count(_P + "cp_size", 1, largest.RANKS, 1)
     fields["plan.cp_method"] = settings.one_of(_P + "cp_comm_strategy", _CP, "allgather")
-    sp_size = settings.count(_P + "sp_size", 1)
+    sp_size = settings.count((_P + "sp_size", "--sequence_parallel_size"), 1)
     if sp_size > 1:
         fields |= {"plan.cp": sp_size, "plan.cp_method": "ulysses"}
     fields["plan.schedule"] = "1f1b"
@@ -133,11 +127,11 @@ def _strategy(settings: Settings) -> tuple[int, bool, str]:
     if reshard and not settings.has(_F + "sharding_strategy"):
         word = reshard
     number = whole(word)
-    if number is not None and 0 < number <= len(_STRATEGIES):
-        word = [*_STRATEGIES][number - 1]
-    if word not in _STRATEGIES:
-        settings.faults.append(none_of(f"fsdp_config.fsdp_sharding_strategy = {shortened(word, 40)}", _STRATEGIES))
-    return *_STRATEGIES.get(word, (3, False)), word
+    if number is not None and 0 < number <= len(STRATEGIES):
+        word = [*STRATEGIES][number - 1]
+    if word not in STRATEGIES:
+        settings.faults.append(none_of(f"fsdp_config.fsdp_sharding_strategy = {shortened(word, 40)}", STRATEGIES))
+    return *STRATEGIES.get(word, (3, False)), word
 
 
 def _read_fsdp(settings: Settings, fields: Flat) -> None:
@@ -286,16 +280,6 @@ TABLE: Table = (
 )
 
 
-# Keys of the file that --fsdp_config names.
-_FSDP_FILE_KEYS = (
-    "reshard_after_forward", "fsdp_reshard_after_forward", "activation_checkpointing", "auto_wrap_policy",
-    "transformer_layer_cls_to_wrap", "fsdp_transformer_layer_cls_to_wrap", "min_num_params", "version",
-    "backward_prefetch", "fsdp_backward_prefetch", "forward_prefetch", "fsdp_forward_prefetch", "cpu_offload",
-    "use_orig_params", "fsdp_use_orig_params", "state_dict_type", "limit_all_gathers", "xla",
-    "cpu_ram_efficient_loading", "sync_module_states",
-)  # fmt: skip
-
-
 def is_own(data: dict[str, Any]) -> bool:
     """True if a file with these keys is a configuration of Accelerate's, or of DeepSpeed's."""
     own_keys = {
@@ -304,7 +288,7 @@ def is_own(data: dict[str, Any]) -> bool:
         "num_processes",
         "fsdp_config",
         "parallelism_config",
-        *_FSDP_FILE_KEYS,
+        *FSDP_FILE_KEYS,
     }
     return bool(own_keys & data.keys()) or deepspeed.is_own(data)
 
@@ -318,8 +302,8 @@ def result_of(parts: FileParts, asked: Asked, *systems: str) -> ReadResult:
     """The result of reading the contents of files; `systems` are further ones of known.toml whose names they have."""
     command = parts.command
     settings = parts.settings(asked, asked.cluster.devices)
-    put_options_of_launcher(settings, command)
-    _fsdp_of_options(settings)
+    put_options_of_launcher(settings, command, asked.cluster.devices)
+    put_fsdp_options(settings)
     is_deepspeed = isinstance(settings.given.get("--deepspeed"), str) or settings.given.get("--use_deepspeed") is True
     if is_deepspeed and _kind(settings) in ("NO", "MULTI_GPU"):  # the program's engine counts over the launcher's
         settings.given["distributed_type"] = "DEEPSPEED"
@@ -347,36 +331,6 @@ def result_of(parts: FileParts, asked: Asked, *systems: str) -> ReadResult:
     return ReadResult(fields, settings, "fsdp-2024", *shape, known_in)
 
 
-def _fsdp_of_options(settings: Settings) -> None:
-    """Put the program's options --fsdp and --fsdp_config under Accelerate's names for them."""
-    words = [word.strip("'\"") for word in settings.words("--fsdp")]
-    if not words and settings.given.get("--fsdp") is not True:
-        return
-    settings.given["distributed_type"] = "FSDP"
-    options: dict[str, Any] = {}
-    for word in words:
-        if word.upper() in _STRATEGIES:
-            options["sharding_strategy"] = word
-        elif word == "offload":
-            options["offload_params"] = True
-        elif word.lower() not in ("auto_wrap", "true"):
-            settings.faults.append(none_of(f"--fsdp {shortened(word)}", map(str.lower, _STRATEGIES)))
-    text = settings.text("--fsdp_config")
-    try:
-        file_options = json.loads(text) if text.lstrip().startswith("{") else {}
-    except (ValueError, RecursionError):
-        expected = say("JSON, or the name of a file of it")
-        settings.faults.append(settings.fault_text("--fsdp_config", text, expected))
-        file_options = {}
-    file_options |= {name: settings.given.pop(name) for name in _FSDP_FILE_KEYS if name in settings.given}
-    options |= {str(name).removeprefix("fsdp_"): value for name, value in file_options.items()}
-    settings.spelled = dict(settings.spelled) | {
-        _F + str(name).removeprefix("fsdp_"): f"fsdp_config.{name}" for name in file_options
-    }
-    names = {"cpu_offload": "offload_params", "fsdp_version": "version"}
-    settings.given |= {_F + names.get(name, name): value for name, value in options.items()}
-
-
 def settings_of(job: JobSpec) -> dict[str, Any]:
     """A job's settings: keys of Accelerate's configuration, and options of the program (names with --)."""
     return write_table(TABLE, job)
@@ -397,3 +351,17 @@ def write(job: JobSpec) -> dict[str, str]:
         "accelerate.yaml": yaml_text(nested_keys(configuration)),
         "config.json": model_file(job),
     }
+
+
+FACTS = System(
+    name="accelerate",
+    place=70,
+    title="Accelerate",
+    read=read,
+    write=write,
+    settings=settings_of,
+    software="fsdp-2024",
+    written=deepspeed.WRITTEN,
+    signs=SIGNS,
+    takes=deepspeed.OPTION_SYSTEMS,
+)

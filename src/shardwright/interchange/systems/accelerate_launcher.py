@@ -3,7 +3,8 @@
 from shardwright.config.phrase import say
 from shardwright.interchange.known_settings import subject_of
 from shardwright.interchange.launcher import Launched
-from shardwright.interchange.reading.settings import Settings
+from shardwright.interchange.reading.settings import Settings, plain_text
+from shardwright.interchange.reading.shell_marks import unknown_names
 
 # Prefixes of the keys of the configuration's sections.
 PREFIXES = PARALLEL, FSDP, MEGATRON, DEEPSPEED = (
@@ -23,13 +24,15 @@ _SECTIONS = {
     "zero_stage": DEEPSPEED + "zero_stage",
 }
 _WORDS_OF_NO = ("distributed_type", "mixed_precision")
+_COUNTS = ("--num_machines", "--num_processes")
 # Sections of DeepSpeed's own configuration, in which its known keys may stand.
 _OF_DEEPSPEED = ("", "zero_optimization.")
 
 
-def put_options_of_launcher(settings: Settings, command: Launched | None) -> None:
+def put_options_of_launcher(settings: Settings, command: Launched | None, devices: int) -> None:
     """Put the options of `accelerate launch` under the names that its configuration has for them, and keys of the
-    section fsdp_config, which may lack their prefix, under whole names."""
+    section fsdp_config, which may lack their prefix, under whole names. Counts of processes that depend on unknown
+    variables are left out if the user says how many `devices` there are."""
     for name in _WORDS_OF_NO:
         if settings.given.get(name) is False:  # the word no, which YAML takes for false
             settings.given[name] = "NO"
@@ -37,6 +40,9 @@ def put_options_of_launcher(settings: Settings, command: Launched | None) -> Non
     whole = {name: FSDP + name.removeprefix(section) for name in settings.given if _lacks_prefix(name, section)}
     settings.given = {whole.get(name, name): value for name, value in settings.given.items()}
     settings.spelled = dict(settings.spelled) | {key: name for name, key in whole.items()}
+    for name in _COUNTS if devices else ():
+        if unknown_names(plain_text(settings.given.get(name, ""))):
+            del settings.given[name]
     if command is None or command.launcher != "accelerate":
         return
     for name in command.launcher_settings:

@@ -17,6 +17,7 @@ from shardwright.interchange.reading.script_text import RENDEZVOUS, nodes_of, to
 from shardwright.interchange.reading.setting_notes import wrong_value
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.rows import Rule, Table, degree, read_row, write_table
+from shardwright.interchange.system import System
 from shardwright.interchange.systems.deepspeed_batch import WORLD, read_batch
 from shardwright.interchange.systems.training_arguments import (
     OPTIONS,
@@ -40,6 +41,14 @@ SIGNS = (
         weight=GENERAL,
     ),
 )
+OPTION_SYSTEMS = ("trl", "llamafactory")  # programs whose options go with the files of an engine
+# Values of the plan for a search, which an engine's files and the options of a program can say.
+WRITTEN: Mapping[str, tuple[Any, ...]] = {
+    "schedule": ("1f1b",),
+    "offload_activations": (False,),
+    "sequence_parallel": (False,),
+    "recompute": ("none", "full"),
+}
 _ZERO = "zero_optimization."
 STAGE = (_ZERO + "stage",)
 _TOP_LEVEL_KEYS = frozenset((
@@ -340,3 +349,17 @@ def launch_text(job: JobSpec, options: dict[str, Any], launcher: str, system: st
     heading = f"#!/bin/bash\n# {' '.join(job.name.split())}, for {system}, written by shardwright.\n"
     rendezvous = "".join(f"{line}\n" for line in RENDEZVOUS) if nodes_of(job)[0] > 1 else ""
     return f"{heading}set -euo pipefail\n{rendezvous}\n{launcher} {program('options')} \\\n{words}\n"
+
+
+FACTS = System(
+    name="deepspeed",
+    place=60,
+    title="DeepSpeed",
+    read=read,
+    write=write,
+    settings=settings_of,
+    software="fsdp-2024",
+    written=WRITTEN,
+    signs=SIGNS,
+    takes=OPTION_SYSTEMS,
+)

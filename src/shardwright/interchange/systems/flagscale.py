@@ -16,6 +16,7 @@ from shardwright.interchange.reading.hydra_defaults import composed
 from shardwright.interchange.reading.plain_data import resolved
 from shardwright.interchange.reading.settings import Settings
 from shardwright.interchange.reading.shell_words import ShellFault
+from shardwright.interchange.system import SourceSystem
 from shardwright.interchange.systems.megatron_arguments import read_arguments, read_result
 from shardwright.interchange.systems.megatron_names import flags_of
 from shardwright.interchange.training_programs import program_fault
@@ -82,3 +83,6 @@ def _launched(sections: Mapping[str, Any]) -> tuple[int, int]:
     sizes = [sections.get(f"experiment.runner.{name}") for name in ("nnodes", "nproc_per_node")]
     nodes, devices = (size if isinstance(size, int) and size > 0 else 0 for size in sizes)
     return nodes, devices
+
+
+FACTS = SourceSystem(name="flagscale", place=120, title="FlagScale", read=read, signs=SIGNS)

@@ -18,6 +18,7 @@ from shardwright.interchange.reading.setting_notes import counted_as_adamw, none
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.rows import Rule, Table, flag, never, read_row
 from shardwright.interchange.started_configuration import started_configuration
+from shardwright.interchange.system import SourceSystem
 from shardwright.interchange.systems import deepspeed
 from shardwright.interchange.systems.deepspeed_batch import MICRO, WORLD, read_batch
 from shardwright.interchange.systems.megatron_model import MODEL, SHAPE
@@ -287,3 +288,6 @@ def _optimizer_flags(keys: Mapping[str, Any], settings: Settings) -> dict[str, A
 def _leaves(value: Any) -> list[Any]:
     """The items of nested lists."""
     return [leaf for item in value for leaf in _leaves(item)] if isinstance(value, list) else [value]
+
+
+FACTS = SourceSystem(name="gpt-neox", place=140, title="GPT-NeoX", read=read, is_behind_scripts=True, signs=SIGNS)

@@ -21,6 +21,7 @@ from shardwright.interchange.reading.setting_notes import none_of, priced_as
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.rows import Rule, Table, count, number, read_row
+from shardwright.interchange.system import SourceSystem
 
 SIGNS = (FileSigns(imports=(r"^\s*(import|from)\s+(pytorch_)?lightning\b",)),)
 _MODEL = "from_pretrained"
@@ -243,3 +244,6 @@ def _flat(name: str, value: Any, source: Source) -> Iterator[tuple[str, Any]]:
         yield name, Unread(value.text, source.short)
     else:
         yield name, value
+
+
+FACTS = SourceSystem(name="lightning", place=130, title="Lightning", read=read, signs=SIGNS)

@@ -21,6 +21,7 @@ from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.script_text import flag_words, script_text
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.rows import read_row, write_table
+from shardwright.interchange.system import System
 from shardwright.interchange.systems.adapter_settings import read_adapter
 from shardwright.interchange.systems.megatron_experts import EXPERTS, FURTHER, MTP, OVER_EXPERTS
 from shardwright.interchange.systems.megatron_forks import OF_FORKS, with_defaults_of_fork
@@ -38,6 +39,8 @@ SIGNS = (
     YAML_SIGNS,
     FileSigns(commands=(rf"(?s)\A(?!.*--per_device_train_batch_size).*{_FLAGS}",), weight=SHARED),
 )
+# Values of the plan for a search, where Megatron-LM has others that `write` does not say.
+WRITTEN: Mapping[str, tuple[Any, ...]] = {"offload_activations": (False,), "recompute_operators": (["attention"],)}
 # A command with two of these flags trains.
 _TRAINING_FLAGS = {
     "--num-layers",
@@ -273,3 +276,17 @@ def write(job: JobSpec) -> dict[str, str]:
     exports = {} if is_fsdp else {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
     text = script_text(job, "Megatron-LM", program("megatron"), sections, exports)
     return {"run.sh": text}
+
+
+FACTS = System(
+    name="megatron",
+    place=10,
+    title="Megatron-LM",
+    prefix="--",
+    read=read,
+    write=write,
+    settings=flags,
+    software="megatron-core",
+    written=WRITTEN,
+    signs=SIGNS,
+)

@@ -20,6 +20,7 @@ from shardwright.interchange.reading.python_values import Named, ParsedCall, Unr
 from shardwright.interchange.reading.setting_notes import none_of_few
 from shardwright.interchange.reading.settings import Settings
 from shardwright.interchange.reading.shell_words import ShellFault
+from shardwright.interchange.system import SourceSystem
 from shardwright.interchange.systems.megatron_arguments import read_arguments, read_result
 from shardwright.interchange.systems.megatron_names import flags_of
 
@@ -213,3 +214,8 @@ def _precision(value: Any, settings: Settings) -> dict[str, Any]:
             )
         arguments |= {"fp8": "hybrid", "fp8_recipe": recipe or "delayed"}
     return arguments
+
+
+FACTS = SourceSystem(
+    name="megatron-bridge", place=150, title="Megatron-Bridge", read=read, variables=(CONFIG,), signs=SIGNS
+)

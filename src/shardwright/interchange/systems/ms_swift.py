@@ -15,6 +15,7 @@ from shardwright.interchange.reading.file_signs import FileSigns
 from shardwright.interchange.reading.loose_words import loose_faults
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.settings import Settings
+from shardwright.interchange.system import SourceSystem
 from shardwright.interchange.systems import swift_trainer
 from shardwright.interchange.systems.adapter_settings import read_adapter
 from shardwright.interchange.systems.megatron_arguments import read_arguments, read_result
@@ -124,3 +125,6 @@ def _launched(variables: Mapping[str, str]) -> tuple[int, int]:
     devices = whole(variables.get("NPROC_PER_NODE", "")) or 0
     nodes = variables.get("NNODES", "1")
     return (whole(nodes) or 0) if devices else 0, devices
+
+
+FACTS = SourceSystem(name="ms-swift", place=160, title="ms-swift", read=read, signs=SIGNS)

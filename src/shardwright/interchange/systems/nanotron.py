@@ -21,6 +21,7 @@ from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.rows import Rule, Table, count, degree, number, read_row, write_table
 from shardwright.interchange.started_configuration import ranks_faults, started_configuration
+from shardwright.interchange.system import System
 
 _MODEL = "model.model_config."
 _EXPERTS = "model.model_config.moe_config."
@@ -333,8 +334,8 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     for row in TABLE:
         read_row(row, settings, fields)
     settings.faults += ranks_faults(fields, asked, started)
-    settings.note(priced_as("megatron-core"))
-    return ReadResult(fields, settings, "megatron-core", *started.shape, known_in=("nanotron",))
+    settings.note(priced_as("nanotron"))
+    return ReadResult(fields, settings, "nanotron", *started.shape, known_in=("nanotron",))
 
 
 def settings_of(job: JobSpec) -> dict[str, Any]:
@@ -365,3 +366,17 @@ def write(job: JobSpec) -> dict[str, str]:
     lines += [*RENDEZVOUS, "export CUDA_DEVICE_MAX_CONNECTIONS=1"]
     lines += [f"{torchrun_line(str(nodes), str(devices_per_node))} {program('nanotron')} --config-file nanotron.yaml"]
     return {"nanotron.yaml": yaml_text(nested), "run.sh": "\n".join(lines) + "\n"}
+
+
+FACTS = System(
+    name="nanotron",
+    place=100,
+    title="nanotron",
+    read=read,
+    write=write,
+    settings=settings_of,
+    software="nanotron",
+    written={"offload_activations": (False,)},
+    signs=SIGNS,
+    is_behind_scripts=True,
+)

@@ -19,6 +19,7 @@ from shardwright.interchange.reading.plain_data import resolved
 from shardwright.interchange.reading.script_text import nodes_of
 from shardwright.interchange.reading.setting_notes import falls_as_cosine, none_of, priced_as
 from shardwright.interchange.reading.settings import Settings
+from shardwright.interchange.system import System
 from shardwright.interchange.systems import megatron
 from shardwright.interchange.systems.megatron_plan import WORLD
 from shardwright.interchange.training_programs import program_fault, told_by_names
@@ -367,3 +368,17 @@ def write(job: JobSpec) -> dict[str, str]:
         flat.pop("model.native_amp_init_scale", None)
     heading = f"# {' '.join(job.name.split())}, for NeMo, written by shardwright.\n"
     return {"megatron_gpt_config.yaml": heading + yaml_text(nested_keys(flat))}
+
+
+FACTS = System(
+    name="nemo",
+    place=20,
+    title="NeMo",
+    read=read,
+    write=write,
+    settings=settings_of,
+    software="nemo",
+    written=megatron.WRITTEN,
+    signs=SIGNS,
+    takes=(),
+)

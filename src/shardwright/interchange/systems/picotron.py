@@ -17,6 +17,7 @@ from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.rows import Rule, Table, count, degree, number, read_row
 from shardwright.interchange.started_configuration import ranks_faults, started_configuration
+from shardwright.interchange.system import SourceSystem
 
 SIGNS = (FileSigns((("distributed", "model", "training", "dataset"),)),)
 _STARTED = (FileSigns(commands=(r"\.py\b.*\s--config[= ]",)),)  # as many programs are, so its file comes first
@@ -102,3 +103,6 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     settings.faults += ranks_faults(fields, asked, started)
     settings.note(priced_as("megatron-core"))
     return ReadResult(fields, settings, "megatron-core", *started.shape, known_in=("picotron",))
+
+
+FACTS = SourceSystem(name="picotron", place=170, title="picotron", read=read, is_behind_scripts=True, signs=SIGNS)

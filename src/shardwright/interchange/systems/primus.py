@@ -20,6 +20,7 @@ from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.setting_notes import wrong_value
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.reading.shell_words import ShellFault
+from shardwright.interchange.system import System
 from shardwright.interchange.systems import megatron
 from shardwright.interchange.systems.megatron_arguments import read_arguments, read_result
 from shardwright.interchange.systems.megatron_names import arguments_of, flags_of
@@ -200,3 +201,17 @@ def write(job: JobSpec) -> dict[str, str]:
         "modules": {"pre_trainer": trainer | {"overrides": overrides}},
     }
     return {"experiment.yaml": f"# {name}, for Primus, written by shardwright.\n" + yaml_text(experiment)}
+
+
+FACTS = System(
+    name="primus",
+    place=30,
+    title="Primus",
+    read=read,
+    write=write,
+    settings=settings_of,
+    software="megatron-core",
+    written=megatron.WRITTEN,
+    library=LIBRARY,
+    signs=SIGNS,
+)

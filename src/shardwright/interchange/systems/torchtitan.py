@@ -19,6 +19,7 @@ from shardwright.interchange.reading.script_text import script_text
 from shardwright.interchange.reading.settings import Settings
 from shardwright.interchange.reading.shell_marks import UNKNOWN, mark, unknown_names
 from shardwright.interchange.reading.shell_words import ShellFault
+from shardwright.interchange.system import System
 from shardwright.interchange.systems import torchtitan_toml
 from shardwright.interchange.systems.torchtitan_config import MAKERS, UNEXPANDED_FUNCTIONS, config_of, tell_unread
 from shardwright.interchange.systems.torchtitan_python import FUNCTION, python_text
@@ -180,3 +181,19 @@ def _put(name: str, values: list[str], given: dict[str, Any]) -> None:
         given[name] = _WORDS.get(values[0], values[0])
     else:
         given[name] = values or True
+
+
+FACTS = System(
+    name="torchtitan",
+    place=40,
+    title="torchtitan",
+    read=read,
+    write=write,
+    settings=settings_of,
+    software="torchtitan-2025",
+    written=torchtitan_toml.WRITTEN,
+    others={".toml": torchtitan_toml.FACTS.name},
+    variables=(CONFIG,),
+    signs=SIGNS,
+    takes=(),
+)

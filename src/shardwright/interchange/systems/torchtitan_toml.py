@@ -15,6 +15,7 @@ from shardwright.interchange.reading.file_signs import FileSigns
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.settings import Settings
 from shardwright.interchange.reading.shell_words import ShellFault
+from shardwright.interchange.system import System
 from shardwright.interchange.systems.torchtitan_releases import IN_TOML, read_settings
 
 SIGNS = (
@@ -25,6 +26,11 @@ SIGNS = (
     ),
 )
 _FILE = "job.config_file"
+# Values of the plan for a search, where torchtitan has others that `write` does not say.
+WRITTEN: Mapping[str, tuple[Any, ...]] = {
+    "offload_activations": (False,),
+    "recompute_operators": (["attention"], ["norm", "activation"]),
+}
 
 
 def is_training(words: list[str]) -> bool:
@@ -71,3 +77,17 @@ def _section(name: str, values: dict[str, Any]) -> list[str]:
         if isinstance(value, dict):
             lines += [*([""] if lines else []), *_section(f"{name}.{key}", value)]
     return lines
+
+
+FACTS = System(
+    name="torchtitan-0.2",
+    place=50,
+    title="torchtitan 0.2",
+    read=read,
+    write=write,
+    settings=settings_of,
+    software="torchtitan-2025",
+    written=WRITTEN,
+    signs=SIGNS,
+    takes=(),
+)

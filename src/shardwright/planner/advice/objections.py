@@ -4,7 +4,7 @@ A search returns the fastest plan of each kind. If that has a value that cannot 
 it, the kind's next plans are not among its results; so the value is left out, and the next search finds them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any
@@ -67,15 +67,7 @@ def plans_without_objection(
         elif latest.job != advice.job:
             usable = {}  # plans of another number of nodes are no rivals
         advice = latest
-        refused = dict[str, list[Any]]()
-        for plan in sorted(advice.plans, key=attrgetter("token_s")):
-            if (reason := asked(plan.job)) is None:
-                if plan.kind not in usable or plan.token_s < usable[plan.kind].token_s:
-                    usable[plan.kind] = plan
-            elif plan.token_s < min((other.token_s for other in usable.values()), default=float("inf")):
-                for name, value in reason.fields.items():
-                    if name in _WAYS:
-                        refused.setdefault(name, []).append(value)
+        refused = _divide(advice.plans, usable, asked)
         if not refused:
             break
         left = left.without(refused)
@@ -85,3 +77,20 @@ def plans_without_objection(
         return replace(advice, plans=[], recommendation=None), first_objection
     best = recommended(replace(advice, plans=plans), left, constants, num_shown=num_shown)
     return accepted(best, lambda plan_job: asked(plan_job) is not None), first_objection
+
+
+def _divide(
+    plans: Iterable[PricedPlan], usable: dict[tuple[int, ...], PricedPlan], asked: Callable[[JobSpec], Objection | None]
+) -> dict[str, list[Any]]:
+    """Put the fastest plan of each kind to which there is no objection into `usable`, and return the values at fault,
+    by field, of plans that would be faster than all of these."""
+    refused = dict[str, list[Any]]()
+    for plan in sorted(plans, key=attrgetter("token_s")):
+        if (reason := asked(plan.job)) is None:
+            if plan.kind not in usable or plan.token_s < usable[plan.kind].token_s:
+                usable[plan.kind] = plan
+        elif all(plan.token_s < other.token_s for other in usable.values()):
+            for name, value in reason.fields.items():
+                if name in _WAYS:
+                    refused.setdefault(name, []).append(value)
+    return refused

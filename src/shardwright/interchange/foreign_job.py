@@ -1,0 +1,134 @@
+"""Read the files of another system as a job: what they are, the files that they name, and faults in one list."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path, PurePath
+from typing import Any
+
+from shardwright.config import catalog
+from shardwright.config.base import PlanError, error_text, printable, shortened
+from shardwright.config.phrase import say, with_changed_texts
+from shardwright.config.user_file import FileFault, system_reason
+from shardwright.interchange.imported import Asked, Imported, imported
+from shardwright.interchange.named_files import engine_texts, library_texts, model_texts, text_of
+from shardwright.interchange.named_scripts import script_texts
+from shardwright.interchange.reading.file_signs import OWN
+from shardwright.interchange.reading.plain_data import read_data
+from shardwright.interchange.reading.shell_words import ShellFault
+from shardwright.interchange.system import SourceSystem, system_of, system_of_keys
+
+_MOST_FILES = 16
+
+
+def read_job_of(system: SourceSystem, paths: tuple[str, ...], asked: Asked) -> Imported:
+    """The job that the files of a system describe. PlanError lists every fault."""
+    subject = f"{system.title}, {' '.join(paths)}"
+    if len(paths) > _MOST_FILES:
+        fault = say(
+            "{count} files; name at most {most}, the one that starts training first",
+            count=len(paths),
+            most=_MOST_FILES,
+        )
+        raise PlanError(subject, [fault])
+    texts: dict[str, str] = {}
+    faults = []
+    for path in paths:
+        try:
+            texts[path] = text_of(Path(path))
+        except (FileFault, OSError) as error:
+            faults.append(_unreadable(error))
+    if faults:
+        raise PlanError(subject, faults)
+    first = Path(paths[0])
+    try:
+        scripts = script_texts(first, texts)
+        engines, models = engine_texts(first, texts | scripts), model_texts(first, texts | scripts)
+        library = library_texts(system.library, first, texts)
+    except (FileFault, OSError) as error:
+        raise PlanError(subject, [say("{fault} (the files name it)", fault=_unreadable(error))]) from None
+    job = job_of_texts(system, texts | scripts | engines | models | library, asked, subject)
+    notes = [say("the model is {path}, which the files name", path=path) for path in models]
+    notes += [say("{path} is read, which the files name", path=path) for path in (*scripts, *engines)]
+    return replace(job, assumed=(*notes, *job.assumed))
+
+
+def _unreadable(error: FileFault | OSError) -> str:
+    """A fault of a file that can't be read."""
+    if isinstance(error, FileFault):
+        return error_text(error)
+    return say("{path} can't be read: {reason}; check the path", path=str(error.filename), reason=system_reason(error))
+
+
+def job_of_texts(system: SourceSystem, texts: Mapping[str, str], asked: Asked, subject: str) -> Imported:
+    """The job that texts describe; `texts` maps file names to texts. PlanError lists every fault."""
+    system, asked = system_of(system.name, texts), asked.without_left_out()
+    unknown = [name for name in asked.variables if name not in system.variables and _is_unknown(name, texts)]
+    if faults := [_unknown_variable(name, texts) for name in unknown]:
+        raise PlanError(subject, faults)
+    try:
+        _refuse_other_systems(system, texts)
+        result = system.read(texts, asked)
+    except (ShellFault, RecursionError) as error:
+        raise PlanError(subject, [with_changed_texts(error_text(error), printable)]) from None
+    result.settings.note(say("what nothing says has {system}'s own default", system=system.title))
+    first = next(iter(texts))
+    return imported(result, asked, subject, _name_of(first), Path(first).parent)
+
+
+def _refuse_other_systems(system: SourceSystem, texts: Mapping[str, str]) -> None:
+    """Raise ShellFault if one of the texts is a configuration of a system whose files this one does not take."""
+    for name, text in texts.items():
+        suffix = PurePath(name).suffix.lower()
+        if system.takes is None or suffix not in (".json", ".yaml", ".yml", ".toml"):
+            continue
+        data = read_data(name, text)
+        other = system_of_keys(data, suffix)
+        if other is None or (isinstance(other, SourceSystem) and not _is_foreign(system, other, data)):
+            continue
+        if isinstance(other, SourceSystem):
+            way_out = say("read it by shardwright import {name}", name=other.name)
+        else:
+            way_out = say(
+                "{system} is not read here, so say the same by a configuration of a system that is, or as a job",
+                system=other.title,
+            )
+        raise ShellFault(
+            say(
+                "{file} is a configuration of {other} by its keys, and none of {system}; {way_out}",
+                file=shortened(name, 80),
+                other=other.title,
+                system=system.title,
+                way_out=way_out,
+            )
+        )
+
+
+def _is_foreign(system: SourceSystem, other: SourceSystem, data: Mapping[str, Any]) -> bool:
+    """True if a file is another system's by keys that no third one has, and that system's files are not taken."""
+    is_known = any(signs.weight == OWN and signs.fit_keys(data) for signs in other.signs)
+    return is_known and other.name != system.name and other.name not in (system.takes or ())
+
+
+def _is_unknown(name: str, texts: Mapping[str, str]) -> bool:
+    """True if a variable that is set occurs in no file. `_name_` stands for the output of a command or a function."""
+    is_made = name.startswith("_") and name.endswith("_")
+    return name.isidentifier() and not is_made and not any(re.search(rf"\b{name}\b", t) for t in texts.values())
+
+
+def _unknown_variable(name: str, texts: Mapping[str, str]) -> str:
+    names = {name for text in texts.values() for name in re.findall(r"\$\{?([A-Za-z_]\w*)", text)}
+    near = catalog.nearest(name, sorted(names), most=1)
+    hint = say("a field of the job is named as section.field")
+    if near:
+        hint = say("did you mean {meant}?", meant=near[0])
+    return say("--set {name}: nothing in the files is called so; {hint}", name=name, hint=hint)
+
+
+def _name_of(path: str) -> str:
+    """The name of the job: the file's name, reduced to letters, digits, and - _ ."""
+    stem = Path(path).absolute().stem
+    allowed = "".join(char if (char.isalnum() and char.isascii()) or char in "-_." else "-" for char in stem).strip(
+        ".-"
+    )
+    return allowed[:100] or "job"
