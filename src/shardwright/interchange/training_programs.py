@@ -1,7 +1,7 @@
 """Programs by what they train, which their names say; those that train no decoder of text are refused."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 
 from shardwright.config.base import shortened
@@ -113,6 +113,24 @@ def program_fault(name: str) -> str:
     )
 
 
+def told_by_names(names: Sequence[str]) -> list[str]:
+    """A line on the first of some names, of files or of outputs, that says training of a reward, by preferences or by
+    rewards, for programs whose options need not say it; none if no name says so, or one says next tokens too."""
+    for name in names:
+        words = {*re.split(r"[^a-z0-9]+", name.lower())}
+        kinds = [kind for kind, known in _OTHERS.items() if words & {*known} and known[0] in _FIRST_OF_PREFERENCES]
+        if kinds and not words & {*_OF_TOKENS, "pretrain"}:
+            return [
+                say(
+                    "{name} trains {kind} by its name, and no option does: next tokens are counted here",
+                    name=shortened(name, 60),
+                    kind=kinds[0],
+                )
+            ]
+    return []
+
+
+_FIRST_OF_PREFERENCES = ("reward", "dpo", "ppo")
 # Options of transformers' Trainer for training by preferences, rewards or noise.
 _PREFERENCES = (
     "--use_asft_loss",
@@ -127,14 +145,16 @@ _PREFERENCES = (
     "--num_generations",
 )
 _OF_TOKENS = ("sft", "pt")
-_OF_STAGES = ("--pref_beta", "--reward_model")  # options that mean nothing in the stages of tokens
+_KINDS = ("--stage", "--rlhf_type", "--rl", "--algorithm")
+_OF_STAGES = ("--beta", "--pref_beta", "--reward_model")  # options that mean nothing in the stages of tokens
 
 
 def read_kind(settings: Settings, _: Flat) -> None:
     """Refuse stages that train no decoder by next tokens, and options of training by preferences or rewards."""
     if settings.given.get("--finetuning_type") == "full":
         settings.ignore("--finetuning_type")
-    of_stages = _OF_STAGES if settings.text("--stage") in _OF_TOKENS else ()
+    is_of_tokens = any(settings.has(name) and settings.text(name) in _OF_TOKENS for name in _KINDS)
+    of_stages = _OF_STAGES if is_of_tokens else ()
     if preferences := [name for name in _PREFERENCES if name not in of_stages and settings.has(name)]:
         settings.faults.append(
             say(
@@ -146,7 +166,7 @@ def read_kind(settings: Settings, _: Flat) -> None:
     if settings.has("--mlm_probability") and settings.text("--mlm", "true").lower() == "true":
         setting = settings.setting_text("--mlm_probability")  # of masked tokens
         settings.faults.append(say("{setting}: training by next tokens is counted here", setting=setting))
-    for name in ("--stage", "--rlhf_type", "--rl"):
+    for name in _KINDS:
         if settings.text(name, "sft") in _OF_TOKENS:
             continue
         fault = program_fault(settings.text(name))

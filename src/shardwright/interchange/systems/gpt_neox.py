@@ -149,15 +149,17 @@ def _read_kinds(settings: Settings, _: Flat) -> None:
 
 def _read_experts(settings: Settings) -> None:
     """Refuse experts; what else is said of them counts for nothing where there is one MLP."""
-    if settings.count("moe_num_experts", 1) > 1:
-        setting = settings.setting_text("moe_num_experts")
+    name = next((name for name in ("moe_num_experts", "num_experts") if settings.has(name)), "")
+    if name and settings.count(name, 1) > 1:
+        setting = settings.setting_text(name)
         fault = say("{setting}: it chooses experts by Sinkhorn's balance, which is not here", setting=setting)
-        if settings.text("moe_router_type", "sinkhorn") != "sinkhorn":
+        if settings.text("moe_router_type", "sinkhorn") != "sinkhorn" or settings.text("moe_type") == "deepspeed":
             fault = say("{setting}: experts of GPT-NeoX are not read; say them by fields of model.moe", setting=setting)
         settings.faults.append(fault)
-    settings.ignore(*(name for name in settings.given if name.startswith("moe_")))
+    settings.ignore(*(name for name in settings.given if name.startswith(_OF_EXPERTS)))
 
 
+_OF_EXPERTS = ("moe_", "enable_expert_tensor")
 ENGINE: Table = (
     Rule(("model_parallel_size",), _read_degrees),
     Rule(("train_batch_size",), read_batch),
