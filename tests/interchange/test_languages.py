@@ -15,7 +15,7 @@ from shardwright.config.phrase import Phrase, catalog_of, in_language
 from shardwright.interchange.exported import Exported, Lacking, exported
 from shardwright.interchange.foreign_job import read_job_of
 from shardwright.interchange.imported import Asked
-from shardwright.interchange.known_settings import FILES
+from shardwright.interchange.known_settings import KNOWN_FILES
 from shardwright.interchange.recognised import system_name_of
 from shardwright.interchange.system import SOURCES, SYSTEMS
 from shardwright.report.imported_text import exported_notes, imported_notes
@@ -50,10 +50,9 @@ def test_all_that_is_told_of_a_file_is_phrases_with_the_same_numbers(path: str) 
 
 def test_topics_of_known_settings_have_a_translation() -> None:
     folder = resources.files("shardwright.interchange")
-    files = [tomllib.loads((folder / name).read_text(encoding="utf-8")) for name in FILES]
-    known = {name: table for file in files for name, table in file.items()}
+    tables = [tomllib.loads((folder / name).read_text(encoding="utf-8")) for name in KNOWN_FILES]
     lists = ("sections", "programs", "uncounted", "usual", "takes_nothing", "takes_several", "changes")
-    topics = {topic for system in known.keys() - lists for topic in known[system]}
+    topics = {topic for known in tables for system in known.keys() - lists for topic in known[system]}
     assert len(topics) > 20 and not topics - catalog_of("zh").keys()
 
 

@@ -23,6 +23,7 @@ from shardwright.config.schedule_facts import ScheduleName
 from shardwright.config.software_changes import changed_fields
 from shardwright.config.update_blocks import UpdateBlocksSpec
 from shardwright.config.usual_runs import UsualSpec
+from shardwright.config.zero_facts import ZeroFactsSpec
 
 Number = Annotated[float, Field(ge=0, le=largest.BYTES_BY_ELEMENT)]
 Bytes = tuple[Number, Number]  # in the forward, in the backward
@@ -231,6 +232,7 @@ class SoftwareSpec(Spec):
         None, description="What ZeRO-1 and 2 allocate to reduce gradients and update; left out, nothing."
     )
     bf16_update_blocks: UpdateBlocksSpec | None = Field(None, description="The same where products are in bfloat16.")
+    zero: ZeroFactsSpec = Field(ZeroFactsSpec(), description="Where ZeRO keeps shards and gradients, and its buffers.")
     dropout: bool = Field(False, description="Whether dropout masks are kept.")
     causal: bool = Field(True, description="Whether attention skips what causality masks.")
     gradient_bytes: Literal[2, 4] = Field(4, description="Bytes of a gradient that is added up.")

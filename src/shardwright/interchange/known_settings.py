@@ -1,4 +1,5 @@
-"""Known settings of other systems that have no effect on a plan (known.toml, known_megatron.toml)."""
+"""Known settings of other systems that have no effect on a plan (known.toml, known_megatron.toml,
+known_trainers.toml)."""
 
 import re
 import tomllib
@@ -8,14 +9,13 @@ from typing import Any, NamedTuple
 
 from shardwright.config.phrase import fixed
 
-FILES = ("known.toml", "known_megatron.toml")
+KNOWN_FILES = ("known.toml", "known_megatron.toml", "known_trainers.toml")
 
 
 @cache
 def _known() -> dict[str, Any]:
-    folder = resources.files(__package__)
-    files = [tomllib.loads((folder / name).read_text(encoding="utf-8")) for name in FILES]
-    return {name: table for file in files for name, table in file.items()}
+    files = (resources.files(__package__) / name for name in KNOWN_FILES)
+    return {key: table for file in files for key, table in tomllib.loads(file.read_text(encoding="utf-8")).items()}
 
 
 class _Beginning(NamedTuple):
@@ -64,13 +64,17 @@ _MATTERS = re.compile(
     r"|(grads?|gradients?|activations?) (checkpoint|ckpt)|(checkpoint|ckpt) (grads?|gradients?|activations?)"
     r"|(ref|reference|rl|reward|teacher|guide|assistant|proxy|auxiliary|target|critic|judge|old) model"
     r"|(post|sandwich|qk|q|k) norm|spec|[a-z]*glu|gelu tanh|outer|subgroup|dualpipe\w*"
-    r"|model provider|gpt oss|num labels)\b"
+    r"|model provider|gpt oss|num labels|kt)\b"
 )
 # Words of names that mean none of these, whatever their section is.
-_HARMLESS = re.compile(r"\b(seed|learning rate|lr)\b")
+_HARMLESS = re.compile(
+    r"\b(seed|learning rate|lr|decays?|warmup|cooldown|intervals?|freq|frequency|folder|dir|path|log|logging|wandb"
+    r"|tensorboard|verbose|print|timeout|profil\w*)\b"
+)
 _TRAINS_A_PART = re.compile(
     r"\b(q?lora\w*|dora|peft\w*|adapters?|finetuning|freeze\w*|frozen|unfreeze\w*|unfrozen\w*|trainable"
-    r"|modules to save|spectrum|lisa\w*|qat|onebit\w*|llmcompressor|quant\w*|gptq|awq|nf4"
+    r"|modules to save|additional target|llama ?pro\w*"
+    r"|spectrum|lisa\w*|qat|onebit\w*|llmcompressor|quant\w*|gptq|awq|nf4"
     r"|[48]bit|bits|bnb|tuner\w*|train type)\b|^ {2}(rank|alpha)$"  # of options, with --
 )
 _PARTS = (

@@ -16,6 +16,7 @@ from shardwright.config.phrase import in_language, say
 from shardwright.config.units import bytes_text, counted_phrase, memory_text, seconds_text
 from shardwright.cost.collective_time import ring_s
 from shardwright.cost.failures import Reliability, best_interval_s, goodput
+from shardwright.learn.cut_tensors_figure import placement_figure, tensor_cut_figure
 from shardwright.learn.drawing import Drawing
 from shardwright.learn.hierarchy_figure import hierarchy_figure
 from shardwright.learn.ladder_figure import ladder_figure
@@ -347,6 +348,9 @@ FIGURES: Mapping[str, Callable[[], Drawing]] = {
     "pipeline-1f1b": lambda: _schedule("1f1b"),
     "pipeline-interleaved": lambda: _schedule("interleaved-1f1b", 2),
     "pipeline-zb-h2": lambda: _schedule("zb-h2"),
+    "pipeline-dualpipe": lambda: _schedule("dualpipe"),
+    "tensor-cut": tensor_cut_figure,
+    "placement-changes": placement_figure,
     "slow-rank": lambda: _schedule("1f1b", slow=SlowRank(2, 1.5)),
     "experts": experts,
     "recomputation": recomputation,

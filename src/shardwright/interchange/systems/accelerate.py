@@ -22,9 +22,9 @@ from shardwright.interchange.systems import deepspeed
 from shardwright.interchange.systems.accelerate_fsdp import FILE_KEYS as FSDP_FILE_KEYS
 from shardwright.interchange.systems.accelerate_fsdp import STRATEGIES, put_fsdp_options
 from shardwright.interchange.systems.accelerate_launcher import PREFIXES, put_options_of_launcher, tell_dropped
+from shardwright.interchange.systems.deepspeed_batch import WORLD, read_batch
 from shardwright.interchange.systems.training_arguments import (
     OPTIONS,
-    WORLD,
     FileParts,
     model_file,
     read_model,
@@ -178,7 +178,7 @@ def _write_zero(job: JobSpec, settings: dict[str, Any]) -> None:
 
 def _read_batch(settings: Settings, fields: Flat) -> None:
     renamed = Settings(_deepspeed_keys(settings.given), overrides=settings.overrides, automatic=settings.automatic)
-    deepspeed.read_batch(renamed, fields)
+    read_batch(renamed, fields)
     for name in ("faults", "notes", "needed"):
         getattr(settings, name).extend(getattr(renamed, name))
     _mark_read(settings, renamed)
@@ -276,6 +276,16 @@ TABLE: Table = (
 )
 
 
+_SOFTWARE = "fsdp-2024"  # as which all kinds but DeepSpeed's are priced
+# Values of the plan for a search, which this file's settings and the options of a program can say.
+_WRITTEN: Mapping[str, tuple[Any, ...]] = {
+    "schedule": ("1f1b",),
+    "offload_activations": (False,),
+    "sequence_parallel": (False,),
+    "recompute": ("none", "full"),
+}
+
+
 def is_own(data: dict[str, Any]) -> bool:
     """True if a file with these keys is a configuration of Accelerate's, or of DeepSpeed's."""
     own_keys = {
@@ -320,16 +330,12 @@ def result_of(parts: FileParts, asked: Asked, *systems: str) -> ReadResult:
     settings.faults += loose_faults(command.loose if command else (), settings, *known_in)
     settings.ignore(WORLD)
     tell_dropped(settings)
-    settings.note(priced_as("fsdp-2024"))
+    deepspeed.ignore_disabled(settings)
+    software = deepspeed.SOFTWARE if _kind(settings) == "DEEPSPEED" else _SOFTWARE
+    settings.note(priced_as(software))
     uses_launcher = bool(processes) and not asked.cluster.devices and processes % machines == 0
-    return ReadResult(
-        fields,
-        settings,
-        "fsdp-2024",
-        machines if uses_launcher else 0,
-        processes // machines if uses_launcher else 0,
-        known_in,
-    )
+    shape = (machines, processes // machines) if uses_launcher else (0, 0)
+    return ReadResult(fields, settings, software, *shape, known_in)
 
 
 def settings_of(job: JobSpec) -> dict[str, Any]:
@@ -361,8 +367,8 @@ FACTS = System(
     read=read,
     write=write,
     settings=settings_of,
-    software="fsdp-2024",
-    written=deepspeed.WRITTEN,
+    software=_SOFTWARE,
+    written=_WRITTEN,
     signs=SIGNS,
     takes=deepspeed.OPTION_SYSTEMS,
 )

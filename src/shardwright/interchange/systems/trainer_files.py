@@ -46,6 +46,7 @@ _FILES_NAMED = (
 _SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
 _OF_PROGRAMS = {"learning_rate", "output_dir", "model_name_or_path", "base_model"}
 _NO_FILES = ("", "none", "null")
+_OF_ADAPTERS = ("lora_", "loraplus_", "peft_")
 _MOST_FSDP = 6  # keys of a file of FSDP's options, with remarks
 
 
@@ -220,6 +221,8 @@ def _missing_files(data: Mapping[str, Any], command: Launched | None, names: lis
 def _axolotl(data: Mapping[str, Any]) -> dict[str, Any]:
     """Options that follow from axolotl's: batch_size, FSDP's release, precision, offloaded inputs of layers."""
     options: dict[str, Any] = {}
+    if not data.get("adapter"):  # without it they mean nothing
+        options |= {f"--{name}": None for name in data if name.startswith(_OF_ADAPTERS) and name != "lora_model_dir"}
     config = data.get("fsdp_config")
     if isinstance(config, dict) and data.get("fsdp_version") is not None:
         options["--fsdp_config"] = config | {"version": data["fsdp_version"]}
@@ -342,8 +345,7 @@ FACTS = (
             read=program.read,
             write=program.write,
             settings=program.settings_of,
-            software="fsdp-2024",
-            written=deepspeed.WRITTEN,
+            software=deepspeed.SOFTWARE,
             signs=program.signs,
         )
         for place, program in ((80, AXOLOTL), (90, LLAMA_FACTORY))
