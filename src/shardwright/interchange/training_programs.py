@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import PurePath
 
 from shardwright.config.base import shortened
 from shardwright.config.phrase import say
@@ -77,6 +76,7 @@ _OTHERS: Mapping[str, tuple[str, ...]] = {
 # Words of programs that generate, evaluate, serve or change weights, if none of the others is there.
 _NOT_TRAINING = (
     "generate",
+    "embed",
     "generation",
     "inference",
     "infer",
@@ -89,13 +89,14 @@ _NOT_TRAINING = (
     "merge",
     "checkpoint",
 )
+_PLAIN_NAMES = ("main", "__main__", "run", "cli", "train", "trainer")  # which say less than what they stand in
 _TRAINING = ("train", "pretrain", "posttrain", "finetune", "tune", "sft", "pretraining", "training", "finetuning")
 
 
 def program_fault(name: str) -> str:
     """The fault of a program that trains no decoder of text by next tokens; empty if its name says none of it."""
-    last = PurePath(name).name.removesuffix(".py")
-    stem = last.rpartition(".")[2].lower()  # of a module such as tools.dpo_qwen, its last part
+    parts = name.removesuffix(".py").lower().replace("/", ".").split(".")  # of a module such as tools.dpo_qwen, too
+    stem = parts[-1] if len(parts) < 2 or parts[-1] not in _PLAIN_NAMES else ".".join(parts[-2:])
     words = {*re.split(r"[^a-z0-9]+|(?<=[a-z])(?=[0-9]+b\b)", stem)}
     kind = next((kind for kind, known in _OTHERS.items() if words & {*known}), "")
     if not kind and words & {*_NOT_TRAINING} and not words & {*_TRAINING}:

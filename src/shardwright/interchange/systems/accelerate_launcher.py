@@ -82,4 +82,6 @@ def tell_dropped(settings: Settings) -> None:
 
 
 def _is_of_deepspeed(key: str) -> bool:
-    return key.startswith("tensor_parallel.") or any(subject_of("deepspeed", f"{part}{key}") for part in _OF_DEEPSPEED)
+    return key.startswith(("tensor_parallel.", "zero_optimization.")) or any(
+        subject_of("deepspeed", f"{part}{key}") for part in _OF_DEEPSPEED
+    )

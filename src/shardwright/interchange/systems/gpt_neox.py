@@ -23,6 +23,7 @@ from shardwright.interchange.systems import deepspeed
 from shardwright.interchange.systems.deepspeed_batch import MICRO, WORLD, read_batch
 from shardwright.interchange.systems.megatron_model import MODEL, SHAPE
 from shardwright.interchange.systems.megatron_training import OPTIMIZER
+from shardwright.interchange.training_programs import program_fault
 
 SIGNS = (
     FileSigns(
@@ -183,6 +184,8 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
         keys |= flat_keys({str(key).replace("-", "_"): value for key, value in data.items()})
     spelled = {flag_name: name for name, flag_name in _SAME.items()}
     settings = Settings(notes=list(started.notes), overrides=asked.fields, spelled=spelled)
+    program = next(iter(started.command.arguments), "") if started.command else ""  # that the launcher starts
+    settings.faults += [fault for fault in (program_fault(program),) if fault and program.endswith(".py")]
     world = asked.cluster.devices or started.ranks
     settings.given = _renamed(keys, settings) | ({WORLD: world} if world else {})
     fields: Flat = {}
