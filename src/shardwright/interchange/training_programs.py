@@ -147,15 +147,20 @@ _PREFERENCES = (
 )
 _OF_TOKENS = ("sft", "pt")
 _KINDS = ("--stage", "--rlhf_type", "--rl", "--algorithm")
-_OF_STAGES = ("--beta", "--pref_beta", "--reward_model")  # options that mean nothing in the stages of tokens
+# Options that mean nothing beside a word of training by next tokens.
+_OF_STAGES = {"--stage": ("--pref_beta", "--reward_model"), "--algorithm": ("--beta",)}
 
 
 def read_kind(settings: Settings, _: Flat) -> None:
     """Refuse stages that train no decoder by next tokens, and options of training by preferences or rewards."""
     if settings.given.get("--finetuning_type") == "full":
         settings.ignore("--finetuning_type")
-    is_of_tokens = any(settings.has(name) and settings.text(name) in _OF_TOKENS for name in _KINDS)
-    of_stages = _OF_STAGES if is_of_tokens else ()
+    of_stages = tuple(
+        option
+        for kind, options in _OF_STAGES.items()
+        for option in options
+        if settings.has(kind) and settings.text(kind) in _OF_TOKENS
+    )
     if preferences := [name for name in _PREFERENCES if name not in of_stages and settings.has(name)]:
         settings.faults.append(
             say(
