@@ -16,6 +16,7 @@ from shardwright.config.phrase import in_language, say
 from shardwright.config.units import bytes_text, counted_phrase, memory_text, seconds_text
 from shardwright.cost.collective_time import ring_s
 from shardwright.cost.failures import Reliability, best_interval_s, goodput
+from shardwright.learn.context_ring import context_ring_figure
 from shardwright.learn.cut_tensors_figure import placement_figure, tensor_cut_figure
 from shardwright.learn.drawing import Drawing
 from shardwright.learn.hierarchy_figure import hierarchy_figure
@@ -342,6 +343,7 @@ FIGURES: Mapping[str, Callable[[], Drawing]] = {
     "zero": zero,
     "tensor-parallel": tensor_parallel,
     "context-parallel": context_parallel,
+    "context-ring": context_ring_figure,
     "pipeline-naive": lambda: _schedule("gpipe", microbatches=1),
     "pipeline-gpipe": lambda: _schedule("gpipe"),
     "pipeline-bubble": bubble_figure,

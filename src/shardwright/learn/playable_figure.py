@@ -16,7 +16,7 @@ from shardwright.config.base import PlanError
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import say, spoken
 
-Painter = Literal["bars", "timeline", "pieces", "ranks", "links"]  # functions of player/painters.js
+Painter = Literal["bars", "timeline", "pieces", "ranks", "links", "scores"]  # functions of player/painters.js
 # A field that no search chooses: with it a plan is whole, and its other fields have their defaults.
 WHOLE_PLAN = "plan.reduce_each=auto"
 # Words of the player itself, by their names in player/figure.js.

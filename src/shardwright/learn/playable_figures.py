@@ -10,6 +10,7 @@ from shardwright.cost.calibration import shipped
 from shardwright.cost.collective_algorithms import PricedCollective
 from shardwright.explain.rank_collectives import Crossing
 from shardwright.explain.step_traffic import step_traffic
+from shardwright.learn.context_ring import CONTEXT_RING
 from shardwright.learn.playable_figure import FigureControl, FigureFrame, FigureJob, PlayableFigure
 from shardwright.learn.playable_memory import MEMORY_BARS
 from shardwright.learn.playable_shares import TIME_BARS
@@ -162,6 +163,7 @@ PLAYABLE: Mapping[str, PlayableFigure] = {
     **TIME_BARS,
     **TREE,
     **SYSTEM_LINKS,
+    **CONTEXT_RING,
     "ring-all-reduce": PlayableFigure(
         say("A collective step by step: who holds which piece"),
         "pieces",

@@ -42,6 +42,12 @@ def positions_of(ranges: Sequence[range]) -> list[int]:
     return [position for r in ranges for position in r]
 
 
+def ring_source(index: int, step: int, size: int) -> int:
+    """The rank whose keys and values are with rank `index` of `size` at a step: its own first, then those of the ranks
+    before it, one by one."""
+    return (index - step) % size
+
+
 @dataclass(frozen=True)
 class ScoreBlock:
     """A rectangle of scores: some of a rank's queries with some of a rank's keys, both by their place in the rank.

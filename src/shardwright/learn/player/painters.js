@@ -185,5 +185,35 @@ const playablePainters = (() => {
     },
   };
 
-  return { bars, timeline, pieces, ranks, links, element };
+  // Attention scores of a sequence, a row for each query and a column for each key, with the rank that computes them: those of
+  // the step are strong, those of earlier steps faint. Left and above are the ranks that hold queries and keys.
+  const scores = {
+    moments: (picture) => picture.steps.length,
+    start: () => 0,
+    label: (picture, moment) => `${moment + 1} / ${picture.steps.length}`,
+    draw(place, picture, moment, page) {
+      const CELL = 17, LEFT = 24, TOP = 40, { holders } = picture, side = LEFT + CELL * holders.length;
+      const drawn = vector("svg", { width: side + 1, height: TOP + side - LEFT + 1, "aria-hidden": "true" });
+      const cell = (x, y, rank, kind, named) => {
+        const colour = COLOURS[rank % COLOURS.length];
+        drawn.append(vector("rect", { x, y, width: CELL - 1, height: CELL - 1, class: kind, style: `--of: ${colour}` }));
+        if (named) drawn.append(vector("text", { x: x + CELL / 2, y: y + CELL * 0.72, class: "ink", "text-anchor": "middle" }, String(rank)));
+      };
+      drawn.append(vector("text", { x: LEFT, y: 13, class: "ink" }, picture.axes));
+      holders.forEach((rank, number) => {
+        cell(LEFT + number * CELL, 19, rank, "holder", true);
+        cell(0, TOP + number * CELL, rank, "holder", true);
+        drawn.append(vector("rect", { x: LEFT, y: TOP + number * CELL, width: CELL * holders.length, height: CELL - 1, class: "lane" }));
+      });
+      picture.steps.slice(0, moment + 1).forEach((step, number) => step.cells.forEach(([query, key, rank]) =>
+        cell(LEFT + key * CELL, TOP + query * CELL, rank, number === moment ? "strong" : "faint", number === moment)));
+      const texts = picture.steps[moment].texts.map((text, rank) =>
+        element("div", {}, element("i", { style: `background: ${COLOURS[rank % COLOURS.length]}` }), text));
+      place.replaceChildren(element("div", { className: "playable-scores" },
+        element("div", { className: "wide", tabIndex: 0, role: "group", "aria-label": page.title }, drawn),
+        element("div", { className: "playable-legend" }, texts)));
+    },
+  };
+
+  return { bars, timeline, pieces, ranks, links, scores, element };
 })();

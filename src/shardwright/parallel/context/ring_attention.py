@@ -25,7 +25,7 @@ from shardwright.parallel.context.attention_rule import PLAIN, AttentionRule
 from shardwright.parallel.context.block_attention import Merged, attend_block, block_gradients
 from shardwright.parallel.context.sight import AttentionBlock, Sight
 from shardwright.sharding.score_blocks import blocks_in_reach
-from shardwright.sharding.sequence import ScoreBlock, block_of, held_ranges
+from shardwright.sharding.sequence import ScoreBlock, block_of, held_ranges, ring_source
 
 
 def ring_attention(
@@ -90,7 +90,7 @@ class _Ring:
             if step + 1 < cp.size:
                 arriving = torch.empty_like(kv)
                 pending = start_exchange(arriving, kv, cp)
-            yield (cp.index - step) % cp.size, kv
+            yield ring_source(cp.index, step, cp.size), kv
             if pending is not None:
                 pending.wait()
                 kv = arriving
@@ -128,7 +128,7 @@ class _Gathered:
     def blocks(self) -> Iterator[tuple[int, Tensor]]:
         all_PKsBGD = all_gather(self._kv, self._cp).unflatten(0, (self._cp.size, 2))
         for step in range(self._cp.size):
-            source = (self._cp.index - step) % self._cp.size
+            source = ring_source(self._cp.index, step, self._cp.size)
             yield source, all_PKsBGD[source]
 
     def add_gradients(self, source: int, keys: slice, dk_sBGD: Tensor, dv_sBGD: Tensor) -> None:
