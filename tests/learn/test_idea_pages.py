@@ -247,6 +247,14 @@ def test_the_list_and_the_locale() -> None:
         ("显存不够", "显存不够（OOM、爆显存）怎么办？", "zh"),
         ("why is it slow", "Why is it slow, with a low MFU?", "en"),
         ("训练卡住了", "训练卡住、不动了怎么办？", "zh"),
+        ("which ZeRO stage for 7B on 8 x 24 GB", "Which plan for a 7B on 8 GPUs?", "en"),
+        ("why does my pipeline idle 30 %", "How large is the bubble, and why does a pipeline idle?", "en"),
+        ("does fp8 help me", "Does fp8 help?", "en"),
+        ("difference of ZeRO-3 and FSDP", "What is the difference of ZeRO-3 and FSDP?", "en"),
+        ("how do I resume a run", "How does a run resume?", "en"),
+        ("张量并行和流水线并行怎么选", "张量并行和流水线并行怎么选？", "zh"),
+        ("MoE 的 all-to-all 要多久", "MoE 的 all-to-all 要多久？", "zh"),
+        ("断点怎么恢复", "断点怎么恢复（断点续训）？", "zh"),
     ],
 )
 def test_a_question_gets_the_section_that_answers_it(question: str, answer: str, language: str) -> None:
@@ -259,6 +267,7 @@ def test_a_question_gets_the_section_that_answers_it(question: str, answer: str,
     [
         ("what is offload", "offload", "en"),
         ("how often checkpoint", "failures", "en"),
+        ("what is FSDP", "fsdp", "en"),
         ("what is all-to-all", "collectives", "en"),
         ("检查点多久存一次", "failures", "zh"),
         ("什么是专家容量", "experts", "zh"),

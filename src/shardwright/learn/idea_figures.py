@@ -19,6 +19,7 @@ from shardwright.cost.failures import Reliability, best_interval_s, goodput
 from shardwright.learn.context_ring import context_ring_figure
 from shardwright.learn.cut_tensors_figure import placement_figure, tensor_cut_figure
 from shardwright.learn.drawing import Drawing
+from shardwright.learn.expert_dispatch_figure import expert_dispatch_figure
 from shardwright.learn.hierarchy_figure import hierarchy_figure
 from shardwright.learn.ladder_figure import ladder_figure
 from shardwright.learn.mesh_cube_figure import mesh_cube_figure
@@ -357,6 +358,7 @@ FIGURES: Mapping[str, Callable[[], Drawing]] = {
     "placement-changes": placement_figure,
     "slow-rank": lambda: _schedule("1f1b", slow=SlowRank(2, 1.5)),
     "experts": experts,
+    "expert-dispatch": expert_dispatch_figure,
     "recomputation": recomputation,
     "mixed-precision": mixed_precision,
     "narrow-numbers": narrow_numbers_figure,

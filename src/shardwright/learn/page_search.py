@@ -9,7 +9,7 @@ from shardwright.config.phrase import below, say
 from shardwright.learn.idea_pages import FIRST, IDEAS, OTHERS, IdeaPage, terminal_text
 from shardwright.report.text_columns import aligned
 
-# Of sections that have as much of a question the first is shown: short answers, then ideas.
+# Of sections that have as much of a question the first is shown: one that it names, short answers, then ideas.
 _IN_ORDER = (FIRST, *IDEAS, *(name for name in OTHERS if name != FIRST))
 _MOST, _LEAST_SHARE = 6, 0.3  # sections that are shown, and their least score as a share of the best one's
 _IN_HEADING = 4.0  # a word of a heading counts as several of the text
@@ -45,14 +45,17 @@ def sections_with(words: str, language: str) -> list[PageSection]:
     sections = [section for name in _IN_ORDER for section in _sections(name, language)]
     headings, texts = ([getattr(section, part).lower() for section in sections] for part in ("heading", "prose"))
     scores = [0.0] * len(sections)
-    for piece, share in _pieces(words.lower()).items():
+    pieces = _pieces(words.lower())
+    for piece, share in pieces.items():
         pattern = re.compile(rf"(?<![a-z0-9]){re.escape(piece)}")
         headed, has = ([bool(pattern.search(text)) for text in where] for where in (headings, texts))
         if any(has):
             weight = share * log(1.0 + len(sections) / sum(has))
             for number, (is_headed, is_in) in enumerate(zip(headed, has, strict=True)):
                 scores[number] += weight * (_IN_HEADING if is_headed else is_in)
-    best = sorted(zip(scores, sections, strict=True), key=lambda pair: -pair[0])[:_MOST]
+    names_other = [not pieces.keys() >= _pieces(heading).keys() for heading in headings]
+    ranked = sorted(zip(scores, names_other, sections, strict=True), key=lambda one: (-one[0], one[1]))
+    best = [(score, section) for score, _, section in ranked[:_MOST]]
     return [section for score, section in best if score > _LEAST_SHARE * best[0][0]]
 
 
