@@ -13,6 +13,8 @@ import shardwright as sw
 from shardwright.cli import catalog_commands, predict, searching
 from shardwright.cli.main import cli
 from shardwright.config.base import PlanError
+from shardwright.config.job import JobSpec
+from shardwright.report.answer_names import ANSWER_NAMES
 
 ON_H100 = ("--set", "cluster.device=h100-sxm")
 
@@ -81,3 +83,35 @@ def test_a_file_that_no_page_may_replace_is_refused_before_the_answer(
     assert CliRunner().invoke(cli, ["devices", "--html", name]).exit_code != 0
     assert not asked
     assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_chinese_page_names_values_and_tells_sentences_in_chinese(tmp_path: Path) -> None:
+    file = tmp_path / "answer.html"
+    words = ["estimate", "llama3-8b", "--devices", "8", "--device", "h100-pcie", "--lang", "zh", "--html", str(file)]
+    assert CliRunner().invoke(cli, words).exit_code == 0
+    data = data_in(file.read_text(encoding="utf-8"))
+    assert data["names"]["step_range_s"] == "一步的范围" and data["names"]["mfu"] == "MFU"
+    sentences = [text for text in data["answer"]["gaps"] if text]
+    assert sentences and all(re.search("[一-鿿]", text) for text in sentences)
+
+
+_PREDICTING = (*predict.COMMANDS, *searching.COMMANDS, *catalog_commands.COMMANDS)
+
+
+@pytest.mark.parametrize("name", sorted({command.name for command in _PREDICTING} - {"validate"}))
+def test_every_value_of_an_answer_has_a_name(name: str) -> None:
+    """Or is a field of a job, which has its own name in every language."""
+    schema = json.loads((Path(sw.__file__).parent / "cli" / "schemas" / f"{name}.json").read_text(encoding="utf-8"))
+    sections = [section.annotation for section in JobSpec.model_fields.values()]
+    fields = {key for section in sections for key in getattr(section, "model_fields", ())}
+    unnamed = _keys_in(schema) - ANSWER_NAMES.keys() - fields - set(JobSpec.model_fields)
+    assert not unnamed
+
+
+def _keys_in(schema: Any) -> set[str]:
+    """The keys of all objects that a schema describes."""
+    if isinstance(schema, list):
+        return set().union(*map(_keys_in, schema))
+    if not isinstance(schema, dict):
+        return set()
+    return set(schema.get("properties", {})).union(*map(_keys_in, schema.values()))

@@ -712,7 +712,8 @@ def test_names_that_are_no_utf8_are_refused(here: Path, command: Callable[..., t
 def test_all_faults_of_what_a_search_may_choose_are_listed(command: Callable[..., tuple[object, str, str]]) -> None:
     keep = ("--keep", "tp", "--keep", "plan.tpp=3", "--keep", "plan.pp=x")
     between = ("--between", "plan.tp=1", "--between", "plan.zz=1,2")
-    status, _, errors = command("plan", "llama3-8b", *keep, *between)
+    cluster = ("--devices", "8", "--device", "h100-sxm")
+    status, _, errors = command("plan", "llama3-8b", *cluster, *keep, *between)
     assert status == 2 and "5 faults" in errors
     assert all(f"{number}. " in errors for number in range(1, 6))
     assert all(text in errors for text in ("--keep 'tp'", "plan.tpp", "plan.pp", "'plan.tp=1'", "plan.zz has no range"))

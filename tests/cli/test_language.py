@@ -207,7 +207,7 @@ def test_fields_are_explained_in_the_language(monkeypatch: pytest.MonkeyPatch) -
         ),
         ("plan quickstart more", "错误：多了参数（more）"),
         ("export quickstart", "错误：缺少选项 '--to'。可选：\n\tmegatron,"),
-        ("dryrun quickstart --device tpu", "错误：'--device' 的值无效：'tpu' 不在可选的值里：'cpu'、'cuda'。"),
+        ("plan quickstart --from tpu", "错误：'--from' 的值无效：'tpu' 不在可选的值里：'megatron'、'torchtitan'、"),
         ("validate 'no such file'", "错误：'RUNS' 的值无效：文件 'no such file' 不存在。"),
         ("scale llama3-8b --devices 8 --tokens 1e99", "错误：--tokens 的值无效：1e+99 不在 0 到 1e+18 之间"),
         ("generate quickstart --chat", '错误：--chat 回答用户说的话，而这里什么也没有说；请加上 --prompt "..."'),

@@ -50,7 +50,7 @@ IN_SUITE = 16
 CLOSE = 1e-9
 SOFTWARE = (
     "shardwright", "shardwright", "shardwright", "large-2024", "megatron-core", "nemo", "torchtitan", "megatron-2021",
-    "fsdp-2024",
+    "fsdp-2024", "deepspeed-2024",
 )  # fmt: skip
 DEVICES = (
     "h100-sxm", "h100-sxm", "a100-sxm-80g", "h200-sxm", "v100-sxm-32g", "mi300x", "tpu-v5p", "b200-sxm", "rtx-4090",

@@ -158,6 +158,52 @@ def test_state_by_element(software: str, by_element: int) -> None:
     assert state == pytest.approx(by_element * LLAMA.parameters, rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("zero", "offload_optimizer", "by_element"),
+    [
+        (0, 0.0, 2 + 2 + 12),
+        (1, 0.0, 2 + 2 + 12 / 8),  # a rank's share of the float32 copy and two moments
+        (2, 0.0, 2 + (2 + 12) / 8),
+        (3, 0.0, (2 + 2 + 12) / 8),  # the shard has its copy beside it
+        (2, 1.0, 2),  # gradients add up in host memory, too
+        (3, 1.0, 2 / 8),
+    ],
+)
+def test_state_of_deepspeed_by_element(zero: int, offload_optimizer: float, by_element: float) -> None:
+    grid = PlanGrid(dp=8, zero=zero, global_batch=8, offload_optimizer=offload_optimizer)
+    memory = rank_memory(replace(RUN, software="deepspeed-2024", grid=grid), CONSTANTS)[0]
+    state = memory.parameters + memory.gradients + memory.optimizer
+    assert state == pytest.approx(by_element * LLAMA.parameters, rel=1e-3)
+
+
+def test_buffers_of_deepspeed_do_not_depend_on_the_model() -> None:
+    """A bucket of 5e8 elements, and under ZeRO-3 another beside it and 1e9 gathered elements, as far as there are."""
+    small = replace(LLAMA, layers=2, vocab=32000)
+    run = replace(RUN, software="deepspeed-2024")
+
+    def buffers(zero: int, shape: ModelShape = LLAMA, dp: int = 8) -> float:
+        grid = PlanGrid(dp=dp, zero=zero, global_batch=dp)
+        return float(rank_memory(replace(run, shape=shape, grid=grid), CONSTANTS)[0].buffers)
+
+    assert [buffers(zero) for zero in (0, 1, 2)] == [0, 2 * 5e8, 2 * 5e8]
+    assert buffers(1, small) == buffers(1) and buffers(1, dp=1) == buffers(3, dp=1) == 0
+    assert buffers(3) == 2 * (1e9 + 1e9)
+    assert small.parameters < 1e9 and buffers(3, small) == pytest.approx(2 * (1e9 + small.parameters), rel=1e-4)
+
+
+def test_computation_waits_for_the_gradients_of_each_microbatch() -> None:
+    """DeepSpeed's ZeRO-2 reduces after each microbatch; by default nothing computes meanwhile (overlap_comm)."""
+
+    def data_s(zero: int, microbatches: int) -> float:
+        grid = PlanGrid(dp=8, zero=zero, global_batch=8 * microbatches)
+        return float(step_time(replace(RUN, software="deepspeed-2024", grid=grid), CONSTANTS).data)
+
+    once = data_s(2, 1)
+    assert data_s(1, 4) == pytest.approx(once) and once > 0
+    reduce_s = data_s(2, 2) - once
+    assert 0 < reduce_s < once and data_s(2, 4) == pytest.approx(once + 3 * reduce_s)
+
+
 def test_unknown_numbers_say_what_to_add() -> None:
     with pytest.raises(KeyError, match=r"float8 to its file, or set precision\.float8 to none"):
         step_time(replace(RUN, device="a100-sxm-80g", grid=replace(RUN.grid, precision="fp8")), CONSTANTS)

@@ -4,6 +4,7 @@ import pytest
 
 from shardwright.api.loaded_job import load
 from shardwright.config.job import JobSpec
+from shardwright.config.phrase import in_language
 from shardwright.explain.contradictions.claims_on_job import CLAIMS, contradictions
 from shardwright.explain.story import tell
 from shardwright.report.explain.story_dict import story_dict
@@ -20,6 +21,8 @@ def claims_of(name: str, *overrides: str) -> dict[str, str]:
 
 # A claim: a job with overrides that it is about, texts of its arithmetic, overrides that take it out of the job.
 CASES = {
+    "another-size": ("gpt-100b-told", (), ("100 layers of 12,288", "181.2 billion", "100 billion", "74 %"),
+                     ("model.hidden=9216", "model.ffn=36864")),
     "state-on-device": ("gpt-100b-32xa100", (), ("387.0 GiB", "80.0 GiB"), ("model.layers=4",)),
     "same-devices": ("gpt-100b-told", ("plan.tp=4", "plan.dp=2"), ("tp 4 x pp 4 = 16", "a node has 4"),
                      ("plan.tp=1", "plan.dp=8")),
@@ -32,6 +35,7 @@ CASES = {
     "two-shares": ("gpt-100b-told", (), ("(4 - 1) / 4 = 75.0 %", "(4 - 1) / (4 + 4 - 1) = 42.9 %"),
                    ("plan.schedule=zb-h1",)),
     "loop-of-stages": ("gpt-100b-told", ("plan.schedule=sequential",), ("4 ranks", "75.0 %"), ("plan.schedule=1f1b",)),
+    "filled-pipeline": ("gpt-100b-told", (), ("4 microbatches", "4 stages", "1f1b"), ("plan.dp=32", "plan.pp=1")),
     "no-bubble": ("gpt-100b-told", ("plan.schedule=dualpipe", "batch.global_batch_size=64"), ("4 stages", "7.7 %"),
                   ("plan.schedule=1f1b",)),
     "zero-saving": ("gpt-100b-told", ("plan.zero=1",), ("8 replicas", "65.6 %"), ("plan.zero=0",)),
@@ -43,7 +47,7 @@ CASES = {
     "another-nvlink": ("gpt-100b-32xa100", (), ("300 GB/s", "600"), ("cluster.device=tpu-v4",)),
     "float8-units": ("gpt-100b-told", ("cluster.device=a100-sxm-80g",), ("a100-sxm-80g", "bfloat16"),
                      ("precision.float8=none",)),
-    "gather-after-attention": ("gpt3-175b-3072", (), ("all_reduce of 48 MiB",), ("precision.compute=float32",)),
+    "gather-after-attention": ("gpt3-175b-3072", (), ("all_reduce of 48 MiB",), ("plan.tp=1", "plan.dp=48")),
     "broadcast-after-reduce": ("gpt-100b-told", (), ("8 replicas",), ("plan.zero=1",)),
 }  # fmt: skip
 
@@ -54,6 +58,19 @@ def test_a_claim_is_checked_where_a_job_has_it(claim: str) -> None:
     holds = claims_of(name, *overrides)[claim]
     assert all(text in holds for text in texts), holds
     assert claim not in claims_of(name, *overrides, *without)
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("claim", CASES)
+def test_explain_says_it_in_both_languages_and_of_no_other_job(claim: str) -> None:
+    name, overrides, _, without = CASES[claim]
+    (told,) = (one.told for one in CLAIMS if one.name == claim)
+    stories = [tell(job_of(name, *overrides, *more)) for more in ((), without)]
+    for language in ("en", "zh"):
+        has, lacks = ("".join(story_text(story, language).split()) for story in stories)
+        line = "".join(in_language(told, language).split())
+        assert line in has
+        assert line not in lacks
 
 
 def test_every_claim_has_a_case() -> None:

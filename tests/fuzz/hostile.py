@@ -291,7 +291,7 @@ def option_case(random: Random) -> Case:
 _ENTRIES = {
     "models": ("llama3-8b", "deepseek-v3", "gpt2", "mixtral-8x7b"),
     "devices": ("h100-sxm", "a100-sxm-80g", "laptop-cpu"),
-    "software": ("shardwright", "megatron-core", "fsdp-2023", "megatron-deepspeed"),
+    "software": ("shardwright", "megatron-core", "fsdp-2023", "megatron-deepspeed", "deepspeed-2024"),
     "calibrations": ("ampere", "common", "hopper"),
     "clusters": (),
 }  # fmt: skip

@@ -36,7 +36,15 @@ from shardwright.planner.search.search import search
 from shardwright.simulate.full_step import simulated_step
 
 DEVICES = ("h100-sxm", "a100-sxm-40g", "a100-sxm-80g", "v100-sxm-32g", "h200-sxm", "rtx-4090", "l40s")
-SOFTWARE = ("shardwright", "shardwright", "megatron-core", "megatron-2022", "megatron-deepspeed", "llama3")
+SOFTWARE = (
+    "shardwright",
+    "shardwright",
+    "megatron-core",
+    "megatron-2022",
+    "megatron-deepspeed",
+    "llama3",
+    "deepspeed-2025",
+)
 SHOWN = 4
 _ROUNDING = 1e-5  # of a step: what is faster by less is not looked for
 

@@ -1,8 +1,10 @@
 """A script is priced as the oldest generation of software that its flags belong to and that has its plan."""
 
+import json
+
 import pytest
 
-from interchange.test_faults import MEGATRON, read
+from interchange.test_faults import LLAMA, MEGATRON, read
 from shardwright.cli.interchange import held_to
 from shardwright.interchange.system import SYSTEMS
 from shardwright.planner.search.constraints import Constraints
@@ -32,6 +34,20 @@ def test_sequence_parallel_that_does_nothing_is_told() -> None:
     result = read("megatron", run_sh=MEGATRON + "--sequence-parallel")
     assert any("--sequence-parallel is off" in line for line in result.assumed)
     assert not result.job.plan.sequence_parallel
+
+
+@pytest.mark.parametrize(
+    ("system", "engine", "software"),
+    [
+        ("deepspeed", {"ds_json": '{"train_micro_batch_size_per_gpu": 1}'}, "deepspeed-2025"),
+        ("accelerate", {"a_yaml": "distributed_type: DEEPSPEED\nmixed_precision: bf16\n"}, "deepspeed-2025"),
+        ("accelerate", {"a_yaml": "distributed_type: FSDP\nmixed_precision: bf16\n"}, "fsdp-2024"),
+    ],
+)
+def test_an_engine_is_priced_as_itself(system: str, engine: dict[str, str], software: str) -> None:
+    result = read(system, devices=8, config_json=json.dumps(LLAMA), **engine)
+    assert result.job.cluster.software == software
+    assert any(f"priced as {software} software" in line for line in result.assumed)
 
 
 @pytest.mark.parametrize(

@@ -187,8 +187,10 @@ def test_swift_sft_trains_with_its_own_defaults(
     assert (job.model.adapter.rank if job.model.adapter else 0, job.optimizer.learning_rate) == (rank, rate)
 
 
-def test_swift_sft_needs_its_accumulation() -> None:
-    assert "--gradient_accumulation_steps" in faults(script(SWIFT + "--train_type full") | MODEL)[0]
+def test_swift_sft_accumulates_to_16_sequences_on_the_devices_that_it_has() -> None:
+    without_devices = SWIFT.removeprefix("CUDA_VISIBLE_DEVICES=0,1 NPROC_PER_NODE=2 ") + "--train_type full"
+    assert "--gradient_accumulation_steps" in faults(script(without_devices) | MODEL)[0]
+    assert job_read(script(SWIFT + "--train_type full") | MODEL)[1].job.batch.global_batch_size == 16
     texts = script(SWIFT + "--train_type full --per_device_train_batch_size 16") | MODEL
     assert job_read(texts)[1].job.batch.global_batch_size == 32
 

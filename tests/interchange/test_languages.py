@@ -15,6 +15,7 @@ from shardwright.config.phrase import Phrase, catalog_of, in_language
 from shardwright.interchange.exported import Exported, Lacking, exported
 from shardwright.interchange.foreign_job import read_job_of
 from shardwright.interchange.imported import Asked
+from shardwright.interchange.known_settings import KNOWN_FILES
 from shardwright.interchange.recognised import system_name_of
 from shardwright.interchange.system import SOURCES, SYSTEMS
 from shardwright.report.imported_text import exported_notes, imported_notes
@@ -48,9 +49,10 @@ def test_all_that_is_told_of_a_file_is_phrases_with_the_same_numbers(path: str) 
 
 
 def test_topics_of_known_settings_have_a_translation() -> None:
-    known = tomllib.loads((resources.files("shardwright.interchange") / "known.toml").read_text(encoding="utf-8"))
-    lists = ("sections", "programs", "uncounted", "usual", "takes_nothing", "takes_several")
-    topics = {topic for system in known.keys() - lists for topic in known[system]}
+    folder = resources.files("shardwright.interchange")
+    tables = [tomllib.loads((folder / name).read_text(encoding="utf-8")) for name in KNOWN_FILES]
+    lists = ("sections", "programs", "uncounted", "usual", "takes_nothing", "takes_several", "changes")
+    topics = {topic for known in tables for system in known.keys() - lists for topic in known[system]}
     assert len(topics) > 20 and not topics - catalog_of("zh").keys()
 
 

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from shardwright.cli.main import cli
 from shardwright.config.base import PlanError
+from shardwright.config.gate_facts import GATES
 from shardwright.learn.computed_answers import questions_of
 from shardwright.learn.idea_figures import FIGURES
 from shardwright.learn.idea_pages import IDEAS, LANGUAGES, OTHERS, PAGES, QUESTIONS, SYSTEMS, TERMS, IdeaPage, page_of
@@ -190,6 +191,11 @@ def test_a_chinese_figure_has_the_numbers_of_the_english_one_and_no_english_sent
 def test_chinese_pages_use_the_terms_of_the_field() -> None:
     for name, term in TERM_BY_PAGE.items():
         assert term in page(name, "zh"), name
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_the_page_on_experts_names_every_gate(language: str) -> None:
+    assert all(f"`{gate}`" in page("experts", language) for gate in GATES)
 
 
 def test_terms_are_the_same_pairs_in_both_languages() -> None:

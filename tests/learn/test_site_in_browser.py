@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -145,6 +146,7 @@ PRESSED_UNTIL_READY = """() => {
 }"""
 
 
+@pytest.mark.parametrize("is_served", [True, False], ids=["served", "file"])
 @pytest.mark.parametrize(
     ("name", "words", "target"),
     [
@@ -153,16 +155,53 @@ PRESSED_UNTIL_READY = """() => {
         ("zh/zero", "气泡率怎么算", "zh/first-questions"),
     ],
 )
-def test_words_are_searched_for(browser: Browser, site: Path, name: str, words: str, target: str) -> None:
-    with served(site) as address, watched_page(browser, (address, "data:", "blob:")) as page:
+def test_words_are_searched_for(
+    browser: Browser, site: Path, is_served: bool, name: str, words: str, target: str
+) -> None:
+    with (
+        served(site) if is_served else nullcontext(f"file://{site}/") as address,
+        watched_page(browser, (address, "data:", "blob:", "about:")) as page,
+    ):
         page.goto(f"{address}{name}.html")
         page.wait_for_function(PRESSED_UNTIL_READY, polling=100)
         page.keyboard.type(words)
-        page.keyboard.press("End")  # the page asks at the end of a key, which Chinese words that are typed at once lack
+        page.keyboard.press("End")  # the page asks at the end of a key, which words that are typed at once lack
         page.wait_for_selector(".md-search-result__link")
         links = page.locator(".md-search-result__link").evaluate_all("all => all.map((one) => one.href)")
         assert any(link.startswith(address + target) for link in links)
         assert all(link.startswith(f"{address}zh/") == name.startswith("zh/") for link in links)
+
+
+# The smallest letters of each picture and of each playable figure of a page, in pixels of the window.
+SMALLEST_LETTERS = """async () => {
+    const sizes = {};
+    for (const image of document.querySelectorAll("article img[src$='.svg']")) {
+        await image.decode();
+        const drawn = new DOMParser().parseFromString(await (await fetch(image.src)).text(), "image/svg+xml");
+        const letters = [...drawn.querySelectorAll("text[font-size]")].map((one) => one.getAttribute("font-size"));
+        const scale = image.clientWidth / drawn.documentElement.viewBox.baseVal.width;
+        sizes[image.src] = scale * Math.min(...letters);
+    }
+    for (const figure of document.querySelectorAll("figure.playable")) {
+        const written = (one) => [...one.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
+        const letters = [...figure.querySelectorAll("*")].filter(written);
+        sizes[figure.ariaLabel] = Math.min(...letters.map((one) => parseFloat(getComputedStyle(one).fontSize)));
+    }
+    return sizes;
+}"""
+
+
+@pytest.mark.parametrize(
+    ("page", "least_px"), [((1400, "light"), 11), ((900, "dark"), 11), ((390, "light"), 10)], indirect=["page"]
+)
+def test_letters_of_pictures_are_large_enough_to_read(page: Page, address: str, least_px: float) -> None:
+    sizes = dict[str, float]()
+    for name in (*IDEAS, *OTHERS, "index"):
+        page.goto(f"{address}zh/{name}.html")
+        sizes |= page.evaluate(SMALLEST_LETTERS)
+    assert len(sizes) > 40
+    small = {name: size for name, size in sizes.items() if size < least_px - 0.1}
+    assert not small
 
 
 def test_a_command_is_copied_and_its_output_is_not(page: Page, address: str) -> None:

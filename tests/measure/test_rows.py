@@ -64,6 +64,7 @@ def run_of(row: dict[str, str]) -> Run:
     [
         *(("runs.csv", ["sc21-023"]), ("oom.csv", []), ("others.csv", [])),
         *(("runs-2026.csv", []), ("playbook.csv", []), ("unseen.csv", []), ("unseen-2.csv", [])),
+        ("unseen-3.csv", []),
     ],
 )
 def test_published_runs_have_predictions(name: str, faulty: list[str]) -> None:
@@ -98,6 +99,10 @@ def test_published_runs_have_predictions(name: str, faulty: list[str]) -> None:
         (EXPERTS | {"ep": "3"}, "ep 3 does not divide dp 4 x cp 1"),
         (EXPERTS | {"ep": "2", "expert_tp": "8"}, "ep 2 x expert_tp 8 = 16 does not divide dp x cp x tp = 8"),
         ({"ep": "2"}, "ep 2 spreads experts, and experts is 0"),
+        ({"cp_method": "rings"}, "cp_method is 'rings'; did you mean ring"),
+        ({"offload": "optimizer momenta"}, "offload is 'optimizer momenta'; "),
+        ({"offload": "parameters"}, "offload"),
+        ({"cp": "3", "cp_method": "ulysses", "gpus": "6", "seq": "1032"}, "ulysses gives each of cp 3 ranks"),
     ],
 )
 def test_a_row_that_could_not_have_run(row_fields: dict[str, str], fault: str) -> None:
@@ -114,6 +119,7 @@ def test_a_row_that_could_not_have_run(row_fields: dict[str, str], fault: str) -
         EXPERTS | {"ep": "4"},
         EXPERTS | {"tp": "4", "gpus": "8", "expert_tp": "2", "ep": "2"},
         {"shard_group": "2"},
+        {"zero_stage": "3", "offload": "optimizer parameters", "cp": "2", "cp_method": "ulysses"},
         {"layers": "", "gpus": ""},  # told where it is predicted
     ],
 )
@@ -126,6 +132,12 @@ def test_whatever_a_row_says_is_a_fault_or_a_row(row_fields: dict[str, str]) -> 
     row = measured(TableLine(2, ROW | row_fields))
     (predicted,) = predict([row], shipped())
     assert predicted.time or predicted.reason
+
+
+def test_a_plan_has_what_a_row_keeps_on_the_host_and_how_its_ranks_share_sequences() -> None:
+    grid = run_of(ROW | {"zero_stage": "3", "offload": "optimizer parameters", "cp": "2", "cp_method": "ulysses"}).grid
+    assert (grid.offload_optimizer, grid.offload_parameters, grid.offload_activations) == (1, 1, 0)
+    assert grid.trades_heads and not run_of(ROW | {"cp": "2"}).grid.trades_heads
 
 
 # --- the table ---

@@ -135,7 +135,8 @@ def test_docs_have_the_counts(validation: dict) -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "num_rows"), [("playbook.csv", 284), ("runs-2026.csv", 40), ("unseen.csv", 47), ("unseen-2.csv", 87)]
+    ("table", "num_rows"),
+    [("playbook.csv", 284), ("runs-2026.csv", 40), ("unseen.csv", 47), ("unseen-2.csv", 87), ("unseen-3.csv", 31)],
 )
 def test_docs_have_the_errors_of_runs_to_which_nothing_is_fitted(table: str, num_rows: int) -> None:
     scores = validate_table(TRUTH / table, None)

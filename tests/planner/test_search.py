@@ -112,7 +112,9 @@ def blocks(model: str, order: str = "searched") -> list[PlanBlock]:
 @given(
     model=st.sampled_from(list(MODELS)),
     order=st.sampled_from(list(ORDERS)),
-    software=st.sampled_from(["shardwright", "shardwright", "megatron-core", "megatron-deepspeed", "fsdp-2024"]),
+    software=st.sampled_from(
+        ["shardwright", "shardwright", "megatron-core", "megatron-deepspeed", "fsdp-2024", "deepspeed-2024"]
+    ),
     data=st.data(),
 )
 def test_no_bound_is_above_a_price(model: str, order: str, software: str, data: st.DataObject) -> None:

@@ -41,6 +41,15 @@ def test_reasons_compare_with_what_the_software_has() -> None:
     assert near and all(missing_features(software_of("megatron-2021"), one.job) == () for one in near)
 
 
+@pytest.mark.parametrize("software", ["llama3", "deepspeed-2025"])
+@pytest.mark.parametrize("cp", [1, 2])
+def test_plans_that_share_no_sequence_are_there_whatever_methods_software_has(software: str, cp: int) -> None:
+    """Neither has a ring: a search for it has plans with cp and without all the same."""
+    constraints, _ = within_known(priced_as(software), Constraints({"cp": cp}))
+    advice = plans_of(priced_as(software), constraints, shipped(), num_shown=2)
+    assert advice.plans and {one.job.plan.cp for one in advice.plans} == {cp}
+
+
 def test_what_is_kept_is_offered_and_marked() -> None:
     """A user who keeps a ZeRO stage that the software lacks is taken at his word."""
     job = priced_as("megatron-core")

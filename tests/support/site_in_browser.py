@@ -23,8 +23,6 @@ from support.browser import CHROMIUM, started_chromium, watched_page
 
 WIDTHS = (1400, 390)
 SCHEMES = ("light", "dark")
-# The theme asks each language for one of these, and goes on without it.
-OPTIONAL = {"sitemap.xml": b"<urlset/>"}
 
 # Brings a control into the middle of the window and gives it the focus: its value, if that is the last, and its place.
 _BEGIN = """one => {
@@ -64,7 +62,7 @@ class QuietFiles(SimpleHTTPRequestHandler):
             super().do_GET()
             return
         self.send_response(200)
-        self.send_header("Content-Type", "application/json" if sent.startswith(b"{") else "text/xml")
+        self.send_header("Content-Type", "application/json")
         self.end_headers()
         self.wfile.write(sent)
 
@@ -73,7 +71,7 @@ class QuietFiles(SimpleHTTPRequestHandler):
 def served(site: Path, is_searched: bool = True) -> Iterator[str]:
     """The address of a site on this machine. Each page reads the index of all words and sorts it, which takes half of
     its time; where nobody searches the index is empty."""
-    instead = OPTIONAL if is_searched else OPTIONAL | _no_words(site)
+    instead = {} if is_searched else _no_words(site)
     handler = partial(QuietFiles, directory=str(site), instead=instead)
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

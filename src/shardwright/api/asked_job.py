@@ -75,7 +75,7 @@ class AskedJob:
 
     def to_run(self) -> JobSpec:
         """The job under its own plan; its fallback plans are checked, too. Raises PlanError."""
-        spec = self._completed[0] if self._is_half() else self.as_planned()
+        spec = self._completed[0] if self.needs_plan else self.as_planned()
         faults = []
         for number in range(len(spec.plan.fallback)):
             try:
@@ -129,6 +129,11 @@ class AskedJob:
         raise PlanError(
             self.subject, [say("no plan of {name} fits on {cluster}; use more --devices", name=name, cluster=cluster)]
         )
+
+    @property
+    def needs_plan(self) -> bool:
+        """True for a model and for half a plan, whose plan is searched."""
+        return self._is_half() or (self.job_fields.is_model and not self.job_fields.fields.get("plan"))
 
     def _is_half(self) -> bool:
         """True if the user asks for a part of a plan, and the rest can be chosen."""

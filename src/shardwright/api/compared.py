@@ -10,7 +10,7 @@ from shardwright.api.found_plans import PlanQuestion, found_plans
 from shardwright.api.shown import Shown
 from shardwright.config import catalog
 from shardwright.config.asked_cluster import AskedCluster
-from shardwright.config.base import PlanError, error_text
+from shardwright.config.base import PlanError, error_text, together
 from shardwright.config.device_name import device_name
 from shardwright.config.dotted_keys import flat_keys
 from shardwright.config.phrase import ENGLISH, each, say
@@ -65,10 +65,14 @@ def compared(
 ) -> Compared:
     """Search for a job's best plan on each of some clusters, such as "h100-sxm:64". Raises PlanError with every fault
     of the clusters, or if no cluster has a legal plan."""
-    offers, subject = offered_clusters(names), AskedJob(job).subject
+    subject = AskedJob(job).subject
     question = question.read(subject)
-    jobs = _jobs(job, overrides, offers, question.tokens)
-    question.constraints()  # faults of these options are no cluster's
+
+    def read() -> list[JobToPlan]:
+        offers = offered_clusters(names)
+        return _jobs(job, overrides, offers, question.tokens)
+
+    jobs, _ = together(subject, read, question.constraints)  # faults of these options are no cluster's
     tokens = Objective(tokens=question.tokens).with_tokens_of(jobs[0].job).run_tokens
     clusters = []
     for number, to_plan in enumerate(jobs):

@@ -1,9 +1,8 @@
 """The commands that say what there is: models, devices, clusters, schedules and software."""
 
-import json
-
 import click
 
+from shardwright.cli.answer_pages import tell_answer
 from shardwright.cli.job_options import has_colours, json_option, language_option
 from shardwright.cli.localized_commands import LocalizedCommand
 
@@ -14,16 +13,19 @@ _HELP = {
     "schedules": "The pipeline schedules, with the formula of each bubble.",
     "software": "The generations of software that predictions can be about.",
 }
+_WORDS = "With WORDS only those whose names have them all, however they are written: models qwen3."
 
 
 def _command(kind: str) -> click.Command:
-    @click.command(name=kind, cls=LocalizedCommand, help=_HELP[kind])
+    @click.command(name=kind, cls=LocalizedCommand, help=f"{_HELP[kind]}\n\n{_WORDS}")
+    @click.argument("words", nargs=-1)
     @json_option
     @language_option
-    def listing(as_json: bool, language: str) -> None:
+    def listing(words: tuple[str, ...], as_json: bool, language: str) -> None:
         from shardwright.report.catalog_tables import catalog_rows, catalog_text
 
-        click.echo(json.dumps(catalog_rows(kind)) if as_json else catalog_text(kind, has_colours(), language))
+        rows = catalog_rows(kind, words)
+        tell_answer(as_json, lambda: rows, lambda: catalog_text(kind, has_colours(), language, rows))
 
     return listing
 

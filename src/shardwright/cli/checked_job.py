@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from shardwright.config.job import JobSpec
 
 
-def load(job: str, overrides: tuple[str, ...]) -> "JobSpec":
-    """The job with its overrides, checked. PlanError lists every fault. Notes about values that nobody stated go to
-    standard error."""
-    asked_job = _asked_job(job, overrides)
+def load(job: str, overrides: tuple[str, ...], cluster: "AskedCluster | None" = None) -> "JobSpec":
+    """The job with its overrides, on the cluster that is asked for, checked. PlanError lists every fault. Notes about
+    values that nobody stated go to standard error."""
+    asked_job = _asked_job(job, overrides, cluster)
     spec = asked_job.as_planned()
     tell_notes(asked_job.notes, aside=True)
     return spec
@@ -35,15 +35,17 @@ def load_predicted(job: str, overrides: tuple[str, ...], cluster: "AskedCluster"
     return spec
 
 
-def load_to_run(job: str, overrides: tuple[str, ...]) -> "JobSpec":
+def load_to_run(job: str, overrides: tuple[str, ...], cluster: "AskedCluster | None" = None) -> "JobSpec":
     """The job, checked together with its fallback plans, for a command that executes it. Of many ranks that a launcher
     has started, rank 0 tells the notes."""
     from shardwright.train.launch.rank_environment import is_other_rank
 
-    asked_job = _asked_job(job, overrides)
-    spec = asked_job.to_run()
-    if not is_other_rank():
-        tell_notes(asked_job.notes, aside=True)
+    asked_job = _asked_job(job, overrides, cluster)
+    if is_other_rank():
+        return asked_job.to_run()
+    with search_shown(command_language()):
+        spec = asked_job.to_run()
+    tell_notes(asked_job.to_predict()[1] if asked_job.needs_plan else asked_job.notes, aside=True)
     return spec
 
 

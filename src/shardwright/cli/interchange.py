@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from shardwright.cli.checked_job import load
+from shardwright.cli.checked_job import load, tell_notes
+from shardwright.cli.command_language import command_language
 from shardwright.cli.job_options import (
     JobCommand,
     PredictCommand,
@@ -18,6 +19,7 @@ from shardwright.cli.job_options import (
     language_option,
     set_option,
 )
+from shardwright.cli.progress_bar import search_shown
 from shardwright.cli.system_option import SystemOption, systems_for
 from shardwright.config.phrase import in_language, say
 from shardwright.config.user_file import system_reason
@@ -97,6 +99,7 @@ def _system_and_files(words: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
     from shardwright.config.base import PlanError, error_text
     from shardwright.config.units import MIB
     from shardwright.config.user_file import FileFault, read_text
+    from shardwright.interchange.named_scripts import script_texts
     from shardwright.interchange.recognised import DATA, JOB, SCRIPTS, system_name_of
 
     first, *others = words
@@ -106,7 +109,8 @@ def _system_and_files(words: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
     scripts = [word for word in others if word.endswith(SCRIPTS) and Path(word).is_file()]
     configurations = [word for word in others if word.endswith(DATA) and Path(word).is_file()]
     try:
-        texts = [read_text(Path(word), MIB, kind) for word in (first, *scripts)]
+        named = {word: read_text(Path(word), MIB, kind) for word in (first, *scripts)}
+        texts = [*named.values(), *script_texts(Path(first), named).values()]
         data = {word: read_text(Path(word), MIB, kind) for word in configurations}
         system = system_name_of(first, *texts, configurations=data)
     except (FileFault, OSError) as error:
@@ -139,9 +143,15 @@ def _imported(
 @click.command(
     name="export",
     cls=JobCommand,
-    examples=("export llama3-405b-8k --to torchtitan", "export quickstart --to megatron --out scripts"),
+    brief=("--to", "--out", "--devices", "--device", "--set"),
+    examples=(
+        "export llama3-405b-8k --to torchtitan",
+        "export quickstart --to megatron --out scripts",
+        "export llama3-70b --devices 64 --device h100-sxm --to megatron",
+    ),
 )
 @job_options
+@cluster_options
 @click.option("--to", "system", cls=SystemOption, is_written=True, required=True, help="The training system.")
 @click.option(
     "--out",
@@ -151,11 +161,18 @@ def _imported(
 )
 @language_option
 def export_job(
-    job: str, overrides: tuple[str, ...], as_json: bool, system: str, out: Path | None, language: str
+    job: str,
+    overrides: tuple[str, ...],
+    as_json: bool,
+    system: str,
+    out: Path | None,
+    language: str,
+    **cluster_fields: Any,
 ) -> None:
     """Write JOB's plan in the language of another training system; weights are exported by `checkpoint export`.
 
-    A plan that the system does not have is refused, with all that it lacks and the nearest plan that it has.
+    A plan that the system does not have is refused, with all that it lacks and the nearest plan that it has. JOB may be
+    a model, with --devices and --device: then the plan is the best one that the system has, as of `plan --for`.
     """
     from shardwright.config.base import PlanError
     from shardwright.interchange.exported import Lacking, exported
@@ -163,7 +180,8 @@ def export_job(
     from shardwright.report.imported_text import exported_notes, nearest_export
     from shardwright.report.output import write_output
 
-    spec, target = load(job, overrides), SYSTEMS[system]
+    target = SYSTEMS[system]
+    spec = _job_to_export(target, job, overrides, asked_cluster(cluster_fields))
     try:
         result = exported(target, spec)
     except Lacking as error:
@@ -190,6 +208,41 @@ def export_job(
         click.echo(json.dumps({"files": result.files, "left_out": left_out, "unsaid_learning_rate": rate}))
     elif notes := exported_notes(result, target.title, language):
         click.echo(notes, err=True)
+
+
+def _job_to_export(target: "System", job: str, overrides: tuple[str, ...], cluster: "AskedCluster") -> "JobSpec":
+    """The job under its own plan; a model, or half a plan, under the best plan that a system has. Raises PlanError."""
+    from functools import partial
+
+    from shardwright.api.asked_job import AskedJob
+    from shardwright.api.found_plans import PlanQuestion, found_plans
+    from shardwright.config.base import PlanError
+    from shardwright.report.plans_text import plan_words
+
+    asked_job = AskedJob(job, overrides, cluster)
+    if not asked_job.needs_plan:
+        return load(job, overrides, cluster)
+    own_notes = asked_job.notes
+    _, to_plan = planned_for(target.name, asked_job.to_plan())
+    restrict = partial(held_to, target, to_plan.job.cluster.software)
+    with search_shown(command_language()):
+        plans = found_plans(
+            asked_job.subject, to_plan, PlanQuestion(), restrict, objection=partial(export_objection, target)
+        )
+    if plans.best is None:
+        fault = say(
+            "no plan that {system} has fits on {cluster}; use more --devices",
+            system=target.title,
+            cluster=f"{to_plan.job.cluster.num_devices:,} {to_plan.job.cluster.device}",
+        )
+        raise PlanError(asked_job.subject, [fault])
+    chosen = say(
+        "the plan is what `plan --for {name}` recommends: {plan}; set plan.tp and others for your own",
+        name=target.name,
+        plan=plan_words(plans.best.plan),
+    )
+    tell_notes((*own_notes, chosen), aside=True)
+    return plans.best
 
 
 def load_from(

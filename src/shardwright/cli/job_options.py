@@ -196,15 +196,24 @@ class TokenCount(click.ParamType):
 
 def cluster_options(command: Any) -> Any:
     """Add `--devices`, `--device`, `--devices-per-node` and `--memory-gib`: a cluster in place of the job's."""
-    devices = click.option(
-        "--devices",
-        "--gpus",
-        type=click.IntRange(1, largest.RANKS),
-        default=None,
-        metavar="N",
-        help="Devices of the cluster.",
-    )
-    return devices(device_options(memory_option(command)))
+    return devices_option(device_options(memory_option(command)))
+
+
+devices_option = click.option(
+    "--devices",
+    "--gpus",
+    type=click.IntRange(1, largest.RANKS),
+    default=None,
+    metavar="N",
+    help="Devices of the cluster.",
+)
+node_option = click.option(
+    "--devices-per-node",
+    type=click.IntRange(1, largest.RANKS),
+    default=None,
+    metavar="N",
+    help="Devices in a node.  [default: the usual node of the device]",
+)
 
 
 memory_option = click.option(
@@ -218,15 +227,11 @@ memory_option = click.option(
 
 def device_options(command: Any) -> Any:
     """Add `--device` and `--devices-per-node`."""
-    node_help = "Devices in a node.  [default: the usual node of the device]"
-    command = click.option(
-        "--devices-per-node", type=click.IntRange(1, largest.RANKS), default=None, metavar="N", help=node_help
-    )(command)
     device_help = (
         "Device of the cluster, such as h100-sxm, with its usual nodes and links in place of JOB's. With it JOB may be "
         "a model of the catalog."
     )
-    return click.option("--device", default="", metavar="NAME", help=device_help)(command)
+    return click.option("--device", default="", metavar="NAME", help=device_help)(node_option(command))
 
 
 def question_of(question: type[Question], options: dict[str, Any]) -> Question:

@@ -1,5 +1,7 @@
 """The command that serves the page to plan a job by hand."""
 
+import os
+import sys
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
@@ -52,10 +54,16 @@ def studio(
     connection = listening(port)
     address = f"http://127.0.0.1:{connection.getsockname()[1]}/#{urlencode(texts)}"
     tell(say("The studio is at {address}\nCtrl-C ends it.", address=address))
-    if in_browser:
+    if in_browser and _has_display():
         click.launch(address)
     server_at(connection, texts, language).run(sockets=[connection])
     tell(say("The studio has ended."))
+
+
+def _has_display() -> bool:
+    """True if a browser can open a window here. Elsewhere one in the terminal would start, or none."""
+    is_of_x11 = sys.platform not in ("darwin", "win32", "cygwin")
+    return not is_of_x11 or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
 def _state_texts(job: str, overrides: tuple[str, ...], cluster: "AskedCluster") -> dict[str, str]:

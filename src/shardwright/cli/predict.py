@@ -15,10 +15,13 @@ from shardwright.cli.job_options import (
     asked_cluster,
     cluster_options,
     command_language_option,
+    devices_option,
     file_option,
     job_options,
     json_option,
     language_option,
+    memory_option,
+    node_option,
 )
 from shardwright.cli.localized_commands import LocalizedCommand
 from shardwright.cli.progress_bar import progress_shown
@@ -139,34 +142,42 @@ def _fit_cluster(runs: Path, file: Path, language: str) -> tuple[dict[str, Any],
 
 @click.command(
     cls=PredictCommand,
-    brief=("--rank", "--check", "--device", "--set", "--json"),
+    brief=("--rank", "--check", "--devices", "--device", "--set"),
     examples=(
         "dryrun quickstart",
         "dryrun llama3-405b-16k --rank 5000",
+        "dryrun llama3-8b --devices 16 --device h100-sxm --check",
     ),
 )
 @job_options
 @click.option("--rank", type=int, default=0, show_default=True, help="The rank to run.")
+@devices_option
 @click.option(
     "--device",
-    type=click.Choice(["cpu", "cuda"]),
-    default=None,
-    help="The kind of device that it runs as on; without it cuda where the cluster's device is a GPU.",
+    default="",
+    metavar="NAME|cpu|cuda",
+    help="Device of the cluster, such as h100-sxm, in place of JOB's; or the kind of device that it runs as on, cpu or "
+    "cuda: without it cuda where the cluster's device is a GPU.",
 )
+@node_option
+@memory_option
 @command_language_option
 @click.option("--check", is_flag=True, help="Check, on all ranks, what a device would do: messages and kernels.")
-def dryrun(job: str, overrides: tuple[str, ...], as_json: bool, rank: int, device: str | None, check: bool) -> None:
+def dryrun(
+    job: str, overrides: tuple[str, ...], as_json: bool, rank: int, device: str, check: bool, **cluster_fields: Any
+) -> None:
     """Run one rank of JOB as it is, but on tensors without memory and with nobody else there.
 
     Says what the rank holds at its peak, by kind and in which operator, and every collective that it takes part in: in
     seconds, on one CPU, for a plan of any size. With --check all ranks are run, as on CUDA: whether their messages come
     to an end under NCCL's rules, and whether kernels get what they demand.
     """
-    spec = load_to_run(job, overrides)
+    kind = device.lower() if device.lower() in ("cpu", "cuda") else ""
+    spec = load_to_run(job, overrides, asked_cluster(cluster_fields | {"device": "" if kind else device}))
     if check:
         from shardwright.config.base import PlanError
 
-        if device == "cpu" or rank:
+        if kind == "cpu" or rank:
             fault = say("--check runs all ranks as on CUDA; leave out --rank, and --device cpu")
             raise PlanError("dryrun --check", [fault])
         with progress_shown(command_language()):
@@ -185,7 +196,7 @@ def dryrun(job: str, overrides: tuple[str, ...], as_json: bool, rank: int, devic
         from shardwright.train.launch.loading import collect_as_usual
 
         collect_as_usual()  # the memory that cycles hold is measured, too
-        run = dry_run(spec, rank, device or ("cpu" if spec.runs_on_cpu else "cuda")).as_dict()
+        run = dry_run(spec, rank, kind or ("cpu" if spec.runs_on_cpu else "cuda")).as_dict()
     tell_answer(as_json, lambda: run, lambda: fitting(dryrun_text(spec.name, run, command_language())))
 
 

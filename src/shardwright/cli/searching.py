@@ -3,15 +3,16 @@
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from shardwright.cli.answer_pages import tell_answer
-from shardwright.cli.checked_job import load, load_to_plan, tell_notes
+from shardwright.cli.checked_job import load_predicted, load_to_plan, tell_notes
 from shardwright.cli.command_language import command_language
 from shardwright.cli.interchange import changes, export_objection, held_to, load_from, planned_for
 from shardwright.cli.job_options import (
+    CLUSTER_OPTIONS,
     PredictCommand,
     TokenCount,
     asked_cluster,
@@ -31,6 +32,9 @@ from shardwright.config import largest
 from shardwright.config.phrase import in_language, say
 from shardwright.report.text_columns import fitting
 
+if TYPE_CHECKING:
+    from shardwright.api.asked_job import JobToPlan
+
 
 def _search_options(command: Any) -> Any:
     """Add the options that constrain the search for plans."""
@@ -42,13 +46,15 @@ def _search_options(command: Any) -> Any:
 
 @click.command(
     cls=PredictCommand,
-    brief=("--set", "--search", "--keep", "--toml", "--json"),
+    brief=("--devices", "--device", "--search", "--keep", "--toml"),
     examples=(
         "layout gemma2-27b-tpu",
         "layout llama3-405b-16k --toml uneven.toml",
+        "layout gemma2-27b --devices 64 --device h100-sxm",
     ),
 )
 @job_options
+@cluster_options
 @click.option(
     "--search",
     is_flag=True,
@@ -64,13 +70,14 @@ def layout(
     search: bool,
     toml: Path | None,
     language: str,
-    **search_options: Any,
+    **options: Any,
 ) -> None:
     """Find how many layers each stage of JOB's plan should hold, and in which order a cluster's parts should stand.
 
-    The result is plan.layout, which `train` runs. Stages on slower devices get fewer layers.
+    The result is plan.layout, which `train` runs. Stages on slower devices get fewer layers. JOB may be a model, with
+    --devices and --device: then of its best plan.
     """
-    from shardwright.config.base import PlanError, error_text
+    from shardwright.config.base import PlanError, error_text, together
     from shardwright.cost.calibration import shipped
     from shardwright.planner.search.constraints import constraints_of
     from shardwright.planner.stages.best_layout import best_layout
@@ -78,13 +85,15 @@ def layout(
     from shardwright.report.layout_text import layout_dict, layout_text
     from shardwright.report.toml_files import write_toml
 
+    cluster = asked_cluster({name: options.pop(name) for name in CLUSTER_OPTIONS})
     try:
         if search:
-            to_lay_out, constraints = load_to_plan(job, overrides).job, constraints_of(**search_options)
+            load = partial(load_to_plan, job, overrides, cluster)
+            constraints, to_plan = together(say("job {name}", name=job), partial(constraints_of, **options), load)
             with progress_shown(command_language()):
-                laid_out = best_mixed(to_lay_out, constraints, shipped())
+                laid_out = best_mixed(to_plan.job, constraints, shipped())
         else:
-            laid_out = best_layout(load(job, overrides), shipped())
+            laid_out = best_layout(load_predicted(job, overrides, cluster, as_json), shipped())
     except KeyError as error:
         raise PlanError(say("job {name}", name=job), [error_text(error)]) from None
     if toml:
@@ -168,25 +177,28 @@ def plan(
     the fastest is recommended. JOB's own plan, if it has one, is compared with what is found.
     """
     from shardwright.api.found_plans import PlanQuestion, found_plans
+    from shardwright.config.base import together
     from shardwright.interchange.carried_data import with_paths_from
     from shardwright.report.toml_files import write_toml
 
     expect_many_actions()
     details, target_name, language = (options.pop(name) for name in ("details", "target_name", "language"))
     question, cluster = question_of(PlanQuestion, options), asked_cluster(options)
-    question.constraints()  # faults of these options are found before the job is read
+    subject = say("job {name}", name=job)
     imported = system = None
     if system_name:
-        to_plan, imported, system = load_from(system_name, (job, *further_files), overrides, cluster, language)
+        read = partial(load_from, system_name, (job, *further_files), overrides, cluster, language)
+        _, (to_plan, imported, system) = together(subject, question.constraints, read)
     else:
-        to_plan = load_to_plan(job, overrides, cluster, as_json, run_tokens=question.tokens)
+        load = partial(load_to_plan, job, overrides, cluster, as_json, run_tokens=question.tokens)
+        _, to_plan = together(subject, question.constraints, load)
     target, objection = system, None
     if target_name:
         target, to_plan = planned_for(target_name, to_plan)
         objection = partial(export_objection, target)
     restrict = partial(held_to, target, to_plan.job.cluster.software) if target else None
     with search_shown(command_language()):
-        plans = found_plans(say("job {name}", name=job), to_plan, question, restrict, objection)
+        plans = found_plans(subject, to_plan, question, restrict, objection)
         advice = plans.advice if as_json else plans.explained
     own_changes: str | dict[str, Any] = ""
     if system and imported and to_plan.own_job and not to_plan.own_faults:
@@ -251,25 +263,34 @@ def scale(
     Strong scaling keeps the batch, weak scaling the batch of a device. Nodes are as in JOB's cluster.
     """
     from shardwright.api.scaled import scaled
+    from shardwright.config.base import together
     from shardwright.config.job_file import names_model
     from shardwright.planner.scaling import sizes_of
     from shardwright.planner.search.constraints import constraints_of
     from shardwright.report.output import write_output
 
     expect_many_actions()
-    _refuse_plan_overrides(overrides)
     if not 0 <= tokens <= largest.FACTOR**2:
         fault = say("{value:g} is not within {least:g} and {most:g}", value=tokens, least=0, most=largest.FACTOR**2)
         raise click.BadParameter(fault, param_hint="--tokens")
     language = options.pop("language")
-    constraints, sizes = constraints_of(options.pop("keep"), options.pop("between")), sizes_of(devices)
-    smallest = sizes[0] if names_model(job) else 0
-    cluster = asked_cluster(options | {"devices": smallest})
-    to_plan = load_to_plan(job, overrides, cluster, as_json, run_tokens=tokens)
+    keep, between, subject = options.pop("keep"), options.pop("between"), say("job {name}", name=job)
+
+    def load() -> "JobToPlan":
+        smallest = sizes_of(devices)[0] if names_model(job) else 0
+        return load_to_plan(job, overrides, asked_cluster(options | {"devices": smallest}), as_json, run_tokens=tokens)
+
+    _, constraints, sizes, to_plan = together(
+        subject,
+        partial(_refuse_plan_overrides, overrides),
+        partial(constraints_of, keep, between),
+        partial(sizes_of, devices),
+        load,
+    )
     if not as_json:
         tell_notes(to_plan.notes, aside=as_json)
     with search_shown(command_language()):
-        curves = scaled(say("job {name}", name=job), to_plan.job, sizes, constraints, tokens=round(tokens))
+        curves = scaled(subject, to_plan.job, sizes, constraints, tokens=round(tokens))
     if svg:
         write_output(svg, curves.svg(language), "--svg")
     tell_answer(as_json, curves.to_dict, lambda: fitting(curves.in_language(language)))

@@ -45,6 +45,10 @@ CLICK_MESSAGES = (
     "Path {text} is not readable.",
 )
 
+# Messages that name types of click.
+_NO_WHOLE_NUMBER = ("{text} is not a valid integer.", "{text} is not a valid integer range.")
+_NO_NUMBER = ("{text} is not a valid float.", "{text} is not a valid float range.")
+
 
 def message_of(error: click.UsageError) -> str:
     """The message of an error, as a phrase if its words are ours or known ones of click."""
@@ -53,8 +57,19 @@ def message_of(error: click.UsageError) -> str:
     phrase = recognised(error.format_message(), CLICK_MESSAGES)
     if not isinstance(phrase, Phrase) or "reason" not in phrase.values:
         return phrase
-    reason = error.message if isinstance(error.message, Phrase) else recognised(error.message, CLICK_MESSAGES)
-    return Phrase(phrase.template, phrase.values | {"reason": reason})
+    return Phrase(phrase.template, phrase.values | {"reason": _reason_of(error)})
+
+
+def _reason_of(error: click.UsageError) -> str:
+    """The reason why a value is invalid."""
+    if isinstance(error.message, Phrase):
+        return error.message
+    reason = recognised(error.message, CLICK_MESSAGES)
+    if isinstance(reason, Phrase) and reason.template in _NO_WHOLE_NUMBER:
+        return say("{text} is no whole number.", **reason.values)
+    if isinstance(reason, Phrase) and reason.template in _NO_NUMBER:
+        return say("{text} is no number.", **reason.values)
+    return reason
 
 
 class LocalizedUsageError(click.UsageError):
@@ -82,4 +97,6 @@ def localized(error: click.UsageError) -> click.UsageError:
     """The error in the language of its command; one that is shown in a way of its own, such as a help, as it is."""
     language = command_language(error.ctx)
     is_usual = type(error).show is click.UsageError.show
-    return error if language == ENGLISH or not is_usual else LocalizedUsageError(error, language)
+    if not is_usual or (language == ENGLISH and in_language(message_of(error), ENGLISH) == error.format_message()):
+        return error
+    return LocalizedUsageError(error, language)

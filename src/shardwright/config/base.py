@@ -1,7 +1,8 @@
 """The base class of all descriptions: frozen, no unknown fields, no silent conversion of types. And the errors."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
@@ -46,6 +47,22 @@ class PlanError(ValueError):
             lines.append(f"  {in_language(more, language)}")
         lines += [f"  {_shown(in_language(self.way_out, language), _MOST_TEXT)}"] if self.way_out else []
         return "\n".join(lines)
+
+
+def together(subject: str, *parts: Callable[[], Any]) -> list[Any]:
+    """The values of all parts. Raises one PlanError with the faults of every part, if any has some."""
+    values, errors = [], []
+    for part in parts:
+        try:
+            values.append(part())
+        except PlanError as error:
+            errors.append(error)
+    if len(errors) == 1:
+        raise errors[0] from None
+    if errors:
+        ways_out = [error.way_out for error in errors if error.way_out]
+        raise PlanError(subject, [fault for error in errors for fault in error.faults], *ways_out[:1]) from None
+    return values
 
 
 def faults_in(error: ValueError) -> list[str]:

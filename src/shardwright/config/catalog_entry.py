@@ -72,7 +72,7 @@ def _entry(text: str, spec: type[Spec]) -> Spec:
 def entry_faults(field: str, kind: catalog.Kind, name: str, spec: type[Spec]) -> list[str]:
     """Faults of the entry that a field of a job names."""
     if not catalog.is_file(name) and not catalog.has(kind, name):
-        hint = catalog.did_you_mean(name, catalog.names(kind))
+        hint = catalog.known_hint(kind, name)
         return [
             say(
                 "{field} {name} is not in the catalog of {kind}; {hint}",

@@ -23,7 +23,9 @@ def names_model(job: str | Mapping[str, Any]) -> bool:
     """True if JOB names a model: of the catalog, a config.json, or a folder with one."""
     if not isinstance(job, str) or job in catalog.names("jobs"):
         return False
-    return catalog.model_name(job) in catalog.names("models") or names_config(job)
+    models = catalog.names("models")
+    is_known = catalog.model_name(job) in models or (catalog.asked_model_name(job) in models and not path_exists(job))
+    return is_known or names_config(job)
 
 
 def read_fields(job: str | Mapping[str, Any], subject: str) -> dict[str, Any]:
@@ -51,7 +53,7 @@ def _job_of_model(model: str) -> dict[str, Any]:
     """The fields of a job for a model of the catalog or of a config.json."""
     path = Path(model)
     if not names_config(model):
-        model = name = catalog.model_name(model)
+        model = name = catalog.asked_model_name(model)
     else:
         name = (path.absolute().parent if path.suffix == ".json" else path.absolute()).name
     return {"name": name or "model", "model": {"name": model}}
@@ -75,6 +77,14 @@ def _read_toml(job: str) -> dict[str, Any]:
         fields = read_toml(path, say("a job is a TOML file"))
     except (FileNotFoundError, NotADirectoryError):
         near_hub = catalog.nearest(job, catalog.known_models()) if job.count("/") == 1 else []
+        if "://" in job:
+            raise ValueError(
+                say(
+                    "{address} is an address, and nothing is loaded from the network; name a model that `shardwright "
+                    "models` lists, or the config.json that you download from there",
+                    address=job,
+                )
+            ) from None
         if path.suffix == ".toml" or ("/" in job and not near_hub):
             raise ValueError(
                 say("there is no file {path} (looked from {folder}); check the path", path=job, folder=str(Path.cwd()))

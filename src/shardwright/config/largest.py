@@ -28,6 +28,7 @@ TORUS_AXES = 8
 ADAPTERS = 2**8  # of a server
 MEMORY_GIB, LEAST_MEMORY_GIB = 2.0**30, 1e-3  # names of devices say three decimals: h100-sxm@94.5gib
 BUCKET_MIB, LEAST_BUCKET_MIB = 2.0**30, 1e-6
+BUFFERED_ELEMENTS = 1e12  # of gradients that wait, or of parameters that are gathered
 SECONDS = 1e8
 LOSS_SCALE = 2.0**48
 RESTARTS = 10**6

@@ -253,7 +253,7 @@ def _with_usual_values(fields: dict[str, Any], subject: str, run_tokens: float) 
                 say(
                     "{name} is a model, and a job is a model on a cluster: `shardwright plan {asked} --devices 64 "
                     "--device h100-sxm` finds its plans, and with --toml FILE writes a job; estimate, explain, "
-                    "simulate and scale take --devices and --device too",
+                    "simulate, scale, layout, dryrun and export take --devices and --device too",
                     name=repr(spec.name),
                     asked=name,
                 )

@@ -378,7 +378,7 @@ def shape_of(model: ModelSpec) -> ModelShape:
         num=moe.experts, topk=moe.num_chosen, ffn=moe.ffn_size(model.ffn_size),
         shared_ffn=moe.shared_size(model.ffn_size), dense_layers=moe.first_dense, every=moe.every,
         reach=moe.groups_kept / moe.num_groups, shared_gate=moe.shared_gate, weighs_input=moe.weigh == "input",
-        routing=moe.routing, most_load=moe.capacity_factor or math.inf,
+        routing=moe.routing, most_load=moe.capacity_factor or math.inf, limited=model.activation == "clamped-silu",
     )  # fmt: skip
     return ModelShape(
         layers=model.layers, hidden=model.hidden, heads=model.heads, kv_heads=model.num_kv_heads,

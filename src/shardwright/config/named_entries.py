@@ -43,7 +43,9 @@ def _entry(section: str, name: str, *, is_alone: bool) -> tuple[dict[str, Any] |
             return read_model(name), []
         except PlanError as error:
             return None, [say("{subject}: {fault}", subject=error.subject, fault=fault) for fault in error.faults]
-    known_name = catalog.model_name(name) if section == "model" else name
+    known_name = name
+    if section == "model":
+        known_name = catalog.asked_model_name(name) if is_alone else catalog.model_name(name)
     if catalog.is_file(known_name) or known_name in catalog.names(kind):
         try:
             return catalog.read(kind, known_name), []

@@ -15,7 +15,7 @@ class ExpertShape:
     product weighs the output of the shared experts. `weighs_input`: weights of choices multiply the input of experts,
     not their output. `routing`: tokens are spread evenly (forced), by a gate whose biases follow its loads (biased),
     by one with a loss of balance alone (balanced), or by one without a rule (free). No expert gets more than
-    `most_load` times the mean's rows.
+    `most_load` times the mean's rows. `limited`: the inputs of their activation have limits.
     """
 
     num: int
@@ -29,6 +29,7 @@ class ExpertShape:
     weighs_input: bool = False
     routing: Routing = "forced"
     most_load: float = math.inf
+    limited: bool = False
 
 
 @dataclass(frozen=True)

@@ -12,18 +12,17 @@ from pydantic import Field
 
 from shardwright.config import catalog, largest
 from shardwright.config.attention_kernels import ATTENTION_KERNELS, KernelName
-from shardwright.config.catalog import did_you_mean
 from shardwright.config.catalog_entry import read_entry
 from shardwright.config.context_facts import ContextMethod
 from shardwright.config.field_types import Month
 from shardwright.config.optimizer_facts import OptimizerName
-from shardwright.config.phrase import say
 from shardwright.config.recompute_facts import RecomputeName
 from shardwright.config.recompute_policy import RecomputedName
 from shardwright.config.schedule_facts import ScheduleName
+from shardwright.config.software_changes import changed_fields
 from shardwright.config.software_memory import SoftwareMemorySpec
-from shardwright.config.token_dispatchers import TOKEN_DISPATCHERS
 from shardwright.config.usual_runs import UsualSpec
+from shardwright.config.zero_facts import ZeroFactsSpec
 
 Number = Annotated[float, Field(ge=0, le=largest.BYTES_BY_ELEMENT)]
 Bytes = tuple[Number, Number]  # in the forward, in the backward
@@ -110,6 +109,18 @@ class SoftwareSpec(SoftwareMemorySpec):
     combine: Bytes | None = Field(
         None, description="Rows brought back and added up with the weights of choices, by the same."
     )
+    expert_limits: Bytes = Field(
+        (0.0, 0.0),
+        description="Limits of the inputs of experts' activation in kernels of their own, by element that leaves it.",
+    )
+    expert_bias: Bytes = Field(
+        (0.0, 0.0),
+        description="Experts' last bias times the weights of choices, where products do not add it, by element of it.",
+    )
+    expert_slices: Bytes = Field(
+        (0.0, 0.0), description="Where experts are computed one after the other: copies of rows, by their elements."
+    )
+    one_expert_slices: Bytes = Field((0.0, 0.0), description="The same, by element and expert that a rank holds.")
     softmax: Bytes | None = Field(
         None,
         description="Scale, mask, softmax and dropout, by element of the scores; left out, as its attention's kernel.",
@@ -180,6 +191,7 @@ class SoftwareSpec(SoftwareMemorySpec):
         False,
         description="NCCL is 2.23 or newer, which gathers and scatters by aggregated trees where each rank has a node.",
     )
+    zero: ZeroFactsSpec = Field(ZeroFactsSpec(), description="Where ZeRO keeps shards and gradients, and its buffers.")
     dropout: bool = Field(False, description="Whether dropout masks are kept.")
     causal: bool = Field(True, description="Whether attention skips what causality masks.")
     gradient_bytes: Literal[2, 4] = Field(4, description="Bytes of a gradient that is added up.")
@@ -256,6 +268,10 @@ class SoftwareSpec(SoftwareMemorySpec):
         description="Bytes of a gradient of a key or value on its way between the ranks that share a sequence; 0 is as "
         "of a key.",
     )
+    expert_gather: bool = Field(
+        False,
+        description="Tokens are gathered on all ranks that share experts, and the results are summed and scattered.",
+    )
     expert_dedupe: bool = Field(
         False,
         description="A token crosses the network once for each domain that has experts for it, not for each expert.",
@@ -313,43 +329,13 @@ class SoftwareSpec(SoftwareMemorySpec):
 
 @lru_cache(maxsize=64)
 def software_of(name: str) -> SoftwareSpec:
-    """Software by its catalog name or TOML file. NAME+CHANGE+... is a catalog entry with another attention kernel or
-    dispatcher of tokens, with CUDA graphs of the step (graphs-step), or with more overlap or less (overlap-tp,
-    no-overlap-tp; of dp, pp and a2a, too)."""
+    """Software by its catalog name or TOML file. NAME+CHANGE+... is a catalog entry with changes of it
+    (software_changes.py)."""
     if catalog.is_file(name) or "+" not in name:
         return read_entry("software", name, SoftwareSpec)
     name, *changes = name.split("+")
     software = read_entry("software", name, SoftwareSpec)
     fields: dict[str, object] = {}
     for change in changes:
-        fields |= _changed_fields(change)
+        fields |= changed_fields(change)
     return software.model_copy(update=fields)
-
-
-def _changed_fields(change: str) -> dict[str, object]:
-    """The fields that a CHANGE of `software_of` says. KeyError if there is no such change."""
-    for prefix, is_hidden in (("overlap-", True), ("no-overlap-", False)):
-        if change.startswith(prefix) and (axis := change.removeprefix(prefix)) in OVERLAPS:
-            return dict.fromkeys(OVERLAPS[axis], is_hidden)
-    if change == "graphs-step":
-        return {"graphs_step": True}
-    if change in TOKEN_DISPATCHERS:
-        facts = TOKEN_DISPATCHERS[change]
-        apart = {} if facts.permutes else {"dispatch": None, "combine": None}
-        once = dict.fromkeys(("expert_dedupe", "rank_dedupe"), facts.sends_once)
-        return {**once, "expert_pipelined": facts.is_pipelined, **apart}
-    if change not in ATTENTION_KERNELS:
-        known = [*ATTENTION_KERNELS, *TOKEN_DISPATCHERS, "graphs-step", *(f"overlap-{axis}" for axis in OVERLAPS)]
-        raise KeyError(
-            say("no change of software is called {name}; {hint}", name=repr(change), hint=did_you_mean(change, known))
-        )
-    return {"attention": change, "causal": not ATTENTION_KERNELS[change].keeps_scores}
-
-
-# The fields that say whether the communication of an axis is overlapped; a2a is of experts.
-OVERLAPS = {
-    "tp": ("tensor_overlap",),
-    "dp": ("reduce_overlap", "gather_overlap"),
-    "pp": ("message_overlap",),
-    "a2a": ("expert_overlap",),
-}

@@ -14,6 +14,9 @@ class TokenDispatcher:
       that has; if not, once for each expert.
     - `is_pipelined`: a domain sends such tokens on to its ranks while it receives others.
     - `permutes`: rows are brought into the order of their experts while they travel, where software has it so.
+    - `gathers`: all tokens are gathered on all ranks that share experts, and the results are summed and scattered.
+    - `dispatch` and `combine` are bytes moved by element of the rows of experts, (forward, backward), where it does not
+      permute; None is a copy for each order in which rows lie.
     """
 
     name: str
@@ -22,9 +25,27 @@ class TokenDispatcher:
     sends_once: bool
     is_pipelined: bool
     permutes: bool
+    gathers: bool = False
+    dispatch: tuple[float, float] | None = None
+    combine: tuple[float, float] | None = None
 
 
 FACTS = (
+    # MoEAllGatherTokenDispatcher of Megatron-LM, the one that it takes if no other is asked for (April 2024), in single
+    # operators of 2 bytes an element and with 2 choices: torch.gather twice (4 each), whose backwards scatter into
+    # zeros (15); then zeros (2), scatter into a copy of them (8), the weights of choices (4) and scatter_add into a
+    # copy of zeros for tokens (9), whose backwards are two gathers (8) and products with a sum (12).
+    TokenDispatcher(
+        name="all-gather",
+        place=5,
+        other_names=("allgather",),
+        sends_once=False,
+        is_pipelined=False,
+        permutes=False,
+        gathers=True,
+        dispatch=(8.0, 15.0),
+        combine=(23.0, 20.0),
+    ),
     # MoEAlltoAllTokenDispatcher of Megatron-LM, by collectives of NCCL.
     TokenDispatcher(
         name="all-to-all",

@@ -84,7 +84,8 @@ class DataParallel:
             gather_s = beside(rates, gather_s, self.pace.forward)
         elif software.update_overlap:
             gather_s = beside(rates, gather_s, self.updates_s())
-        early_s = beside(rates, early_s, (grid.num_microbatches - 1) * self.pace.total)
+        if software.zero.early_overlap:
+            early_s = beside(rates, early_s, (grid.num_microbatches - 1) * self.pace.total)
         seconds = np.max(early_s + reduce_s + gather_s, axis=0) + self._tied_s()
         return np.where((grid.zero == 3) & (num_replicas(grid) > 1), put_off_s, seconds)
 

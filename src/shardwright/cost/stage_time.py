@@ -114,7 +114,7 @@ class Costing:
         rates, group = self.rates, getattr(self.groups, exchange.axis)
         if exchange.kind == "ring":
             return ring_pass_s(rates, group, exchange.size)
-        if exchange.axis == "ep":
+        if exchange.axis == "ep" and exchange.kind == "all_to_all":
             copies, rank_copies = self._copies_of_tokens(group)
             is_pipelined = self.software.expert_pipelined
             return all_to_all_s(rates, group, exchange.size, copies, rank_copies, is_pipelined) * self._imbalance

@@ -12,6 +12,7 @@ from shardwright.config.phrase import say, with_changed_texts
 from shardwright.config.user_file import FileFault, system_reason
 from shardwright.interchange.imported import Asked, Imported, imported
 from shardwright.interchange.named_files import engine_texts, library_texts, model_texts, text_of
+from shardwright.interchange.named_scripts import script_texts
 from shardwright.interchange.reading.file_signs import OWN
 from shardwright.interchange.reading.plain_data import read_data
 from shardwright.interchange.reading.shell_words import ShellFault
@@ -41,13 +42,14 @@ def read_job_of(system: SourceSystem, paths: tuple[str, ...], asked: Asked) -> I
         raise PlanError(subject, faults)
     first = Path(paths[0])
     try:
-        engines, models = engine_texts(first, texts), model_texts(first, texts)
+        scripts = script_texts(first, texts)
+        engines, models = engine_texts(first, texts | scripts), model_texts(first, texts | scripts)
         library = library_texts(system.library, first, texts)
     except (FileFault, OSError) as error:
         raise PlanError(subject, [say("{fault} (the files name it)", fault=_unreadable(error))]) from None
-    job = job_of_texts(system, texts | engines | models | library, asked, subject)
+    job = job_of_texts(system, texts | scripts | engines | models | library, asked, subject)
     notes = [say("the model is {path}, which the files name", path=path) for path in models]
-    notes += [say("{path} is read, which the files name", path=path) for path in engines]
+    notes += [say("{path} is read, which the files name", path=path) for path in (*scripts, *engines)]
     return replace(job, assumed=(*notes, *job.assumed))
 
 

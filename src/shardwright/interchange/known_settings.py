@@ -1,4 +1,5 @@
-"""Known settings of other systems that have no effect on a plan (known.toml)."""
+"""Known settings of other systems that have no effect on a plan (known.toml, known_megatron.toml,
+known_trainers.toml)."""
 
 import re
 import tomllib
@@ -8,10 +9,13 @@ from typing import Any, NamedTuple
 
 from shardwright.config.phrase import fixed
 
+KNOWN_FILES = ("known.toml", "known_megatron.toml", "known_trainers.toml")
+
 
 @cache
 def _known() -> dict[str, Any]:
-    return tomllib.loads((resources.files(__package__) / "known.toml").read_text(encoding="utf-8"))
+    files = (resources.files(__package__) / name for name in KNOWN_FILES)
+    return {key: table for file in files for key, table in tomllib.loads(file.read_text(encoding="utf-8")).items()}
 
 
 class _Beginning(NamedTuple):
@@ -60,13 +64,17 @@ _MATTERS = re.compile(
     r"|(grads?|gradients?|activations?) (checkpoint|ckpt)|(checkpoint|ckpt) (grads?|gradients?|activations?)"
     r"|(ref|reference|rl|reward|teacher|guide|assistant|proxy|auxiliary|target|critic|judge|old) model"
     r"|(post|sandwich|qk|q|k) norm|spec|[a-z]*glu|gelu tanh|outer|subgroup|dualpipe\w*"
-    r"|model provider|gpt oss|num labels)\b"
+    r"|model provider|gpt oss|num labels|kt)\b"
 )
 # Words of names that mean none of these, whatever their section is.
-_HARMLESS = re.compile(r"\b(seed|learning rate|lr)\b")
+_HARMLESS = re.compile(
+    r"\b(seed|learning rate|lr|decays?|warmup|cooldown|intervals?|freq|frequency|folder|dir|path|log|logging|wandb"
+    r"|tensorboard|verbose|print|timeout|profil\w*)\b"
+)
 _TRAINS_A_PART = re.compile(
     r"\b(q?lora\w*|dora|peft\w*|adapters?|finetuning|freeze\w*|frozen|unfreeze\w*|unfrozen\w*|trainable"
-    r"|modules to save|spectrum|lisa\w*|qat|onebit\w*|llmcompressor|quant\w*|gptq|awq|nf4"
+    r"|modules to save|additional target|llama ?pro\w*"
+    r"|spectrum|lisa\w*|qat|onebit\w*|llmcompressor|quant\w*|gptq|awq|nf4"
     r"|[48]bit|bits|bnb|tuner\w*|train type)\b|^ {2}(rank|alpha)$"  # of options, with --
 )
 _PARTS = (
@@ -85,7 +93,7 @@ _PARTS = (
     "prompt_tuning",
 )
 _LATENT_RANK = re.compile(r"(q|kv)[-_]lora[-_]rank")  # of latent attention, which has no adapters
-_NO_VALUES = ("0", "0.0", "none", "null", "false", "no", "full", "{}", "[]")
+_NO_VALUES = ("0", "0.0", "none", "null", "false", "no", "full", "standard", "{}", "[]")
 
 
 def _has_weight(name: str) -> bool:
@@ -110,12 +118,14 @@ def could_matter(name: str, value: Any, *systems: str) -> bool:
     if text in _NO_VALUES or (text == "1" and re.search(r"parallel|degree|size$", name)):
         return False
     sections = tuple(section for system in systems for section in _known()["sections"].get(system, ()))
-    return _has_weight(name) or (name.startswith(sections) and not _HARMLESS.search(_words(name)))
+    is_listed = any(name in _known()["changes"].get(system, ()) for system in systems)
+    return is_listed or _has_weight(name) or (name.startswith(sections) and not _HARMLESS.search(_words(name)))
 
 
 def _words(name: str) -> str:
-    """The words of a name, with blanks between; norms of layers are no layers."""
-    return re.sub(r"[-_.]", " ", re.sub(r"layer[-_]?norm", "norm", name.lower()))
+    """The words of a name, with blanks between; norms of layers are no layers, and the size of a model is its name."""
+    plain = re.sub(r"model[-_]size\b", "model", re.sub(r"layer[-_]?norm", "norm", name.lower()))
+    return re.sub(r"[-_.]", " ", plain)
 
 
 def is_uncounted(subject: str) -> bool:

@@ -101,7 +101,7 @@ def _reasons_without_training(script: Script) -> list[str]:
     variables that would tell, programs that are not known, what is not followed."""
     scripts, programs = list[str](), list[str]()
     for command in script.commands:
-        started = next((word for word in command.words[:8] if word.endswith(_SCRIPTS)), "")
+        started = next((word for word in _leading_words(command.words) if word.endswith(_SCRIPTS)), "")
         if started:
             scripts.append(
                 say(
@@ -120,7 +120,16 @@ def _reasons_without_training(script: Script) -> list[str]:
             )
     asked = [note for note in script.notes if "--set" in note]
     others = [note for note in script.notes if note not in asked]
+    if script.ended_on and not (scripts or asked):
+        programs.insert(
+            0, say("line {line}: the script ends there; its arguments stand behind --", line=script.ended_on)
+        )
     return list(dict.fromkeys([*scripts[:2], *asked[:2], *programs[-2:], *others]))[:3]
+
+
+def _leading_words(words: Sequence[str]) -> list[str]:
+    """The words of a command that may name a script: the first ones, and those behind a shell."""
+    return [*words[:8], *(after for word, after in pairwise(words) if PurePath(word).name in ("bash", "sh"))]
 
 
 def _program_of(words: Sequence[str]) -> str:
@@ -187,6 +196,8 @@ def _of_command(command: Command, script: Script) -> Launched:
         modules = [i for i, word in enumerate(words[:-1]) if word in ("-m", "--module")]
         program_index = (modules or [_unknown_program(words) - 1])[0] + 1
         end = max(program_index - 1, 0)
+        if not modules and (tool := _place_of_tool(words)):
+            program_index = end = tool
     is_unknown = not program_index and not words[0].endswith(".py") and bool(unknown_names(words[0]))
     launchers = [*command.launchers, *words[:end]]
     ranks = launched_ranks(launchers, script.batch)
@@ -198,7 +209,8 @@ def _of_command(command: Command, script: Script) -> Launched:
     missing = [*ranks.missing, *(unknown_names(words[0]) if is_unknown else ())]  # a launcher with its program
     is_made = script.variables.is_made
     if not (ranks.nodes and ranks.devices_per_node):  # unknown words of the launcher may give them
-        missing += [name for word in loose_words(launchers, is_made) if word.place for name in word.names]
+        loose = [name for word in loose_words(_without_places(launchers), is_made) if word.place for name in word.names]
+        missing += [name for name in loose if not name.upper().endswith(_RENDEZVOUS_WORDS)]
     notes = [*script.notes, *ranks.notes]
     taken = [
         f"{name}={shortened(value, 30)}"
@@ -226,6 +238,22 @@ def _unknown_program(words: Sequence[str]) -> int:
         if not is_value and not UNKNOWN.sub("", words[place]):
             return place
     return 0
+
+
+_TOOLS = ("llamafactory-cli", "swift", "megatron", "axolotl", "trl")  # programs that other launchers may start
+_OF_PLACES = ("-w", "-x", "-J", "-p", "-A", "-o", "-e", "-t")  # options of srun with a value that counts nothing
+_TASKS = ("train", "sft", "pt", "pretrain")
+
+
+def _without_places(words: Sequence[str]) -> list[str]:
+    """The words of launchers without those that say where, when and for whom srun starts them."""
+    return [word for previous, word in zip(["", *words], words, strict=False) if previous not in _OF_PLACES]
+
+
+def _place_of_tool(words: Sequence[str]) -> int:
+    """The place of a tool with a task behind it, such as swift sft; 0 if none is behind the first word."""
+    pairs = enumerate(pairwise(words))
+    return next((i for i, (word, task) in pairs if PurePath(word).name in _TOOLS and task in _TASKS), 0)
 
 
 _SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")

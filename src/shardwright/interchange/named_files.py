@@ -62,7 +62,7 @@ def engine_texts(file: Path, texts: Mapping[str, str]) -> dict[str, str]:
         plain = [_COMMENT.sub("", text) for text in known.values()]
         for pattern in _ENGINES:
             named = {match for text in plain for match in pattern.findall(text)}
-            path = _below(file, named.pop()) if len(named) == 1 else None
+            path = below(file, named.pop()) if len(named) == 1 else None
             if path is not None and path.name not in names:
                 known[str(path)] = text_of(path)
     return {name: text for name, text in known.items() if name not in texts}
@@ -90,7 +90,7 @@ def _has_unnamed(file: Path, texts: Mapping[str, str]) -> bool:
     )
 
 
-def _below(file: Path, name: str) -> Path | None:
+def below(file: Path, name: str) -> Path | None:
     """The file of a name below the folder of a file, the folders above it or the working folder; None if none is."""
     if ".." in PurePath(name).parts:
         return None

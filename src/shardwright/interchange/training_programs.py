@@ -126,13 +126,16 @@ _PREFERENCES = (
     "--max_completion_length",
     "--num_generations",
 )
+_OF_TOKENS = ("sft", "pt")
+_OF_STAGES = ("--pref_beta", "--reward_model")  # options that mean nothing in the stages of tokens
 
 
 def read_kind(settings: Settings, _: Flat) -> None:
     """Refuse stages that train no decoder by next tokens, and options of training by preferences or rewards."""
     if settings.given.get("--finetuning_type") == "full":
         settings.ignore("--finetuning_type")
-    if preferences := [name for name in _PREFERENCES if settings.has(name)]:
+    of_stages = _OF_STAGES if settings.text("--stage") in _OF_TOKENS else ()
+    if preferences := [name for name in _PREFERENCES if name not in of_stages and settings.has(name)]:
         settings.faults.append(
             say(
                 "{settings}: training by preferences, rewards or noise (DPO, GRPO, diffusion) keeps further models or "
@@ -144,7 +147,7 @@ def read_kind(settings: Settings, _: Flat) -> None:
         setting = settings.setting_text("--mlm_probability")  # of masked tokens
         settings.faults.append(say("{setting}: training by next tokens is counted here", setting=setting))
     for name in ("--stage", "--rlhf_type", "--rl"):
-        if settings.text(name, "sft") in ("sft", "pt"):
+        if settings.text(name, "sft") in _OF_TOKENS:
             continue
         fault = program_fault(settings.text(name))
         setting = settings.setting_text(name)

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from shardwright.layers import operators as op
 from shardwright.layers.arrays import Numbers
 from shardwright.layers.layer_operators import LayerOperator
 from shardwright.layers.layer_tensors import ROUTING
@@ -98,7 +99,8 @@ def weigh_rows(c: Context, o: LayerOperator) -> Operator:
 def combine(c: Context, o: LayerOperator) -> Operator:
     """The results of experts on their way back; kept if they are multiplied by the weights of the choices."""
     n, to_experts, from_experts = _travel(c)
-    forward, backward = _moved(c, n, c.software.combine, 1)
+    moved = _moved(c, n, c.software.combine, 1)
+    forward, backward = (pass_bytes + n * own for pass_bytes, own in zip(moved, _of_results(c), strict=True))
     given, kept = c.bytes_of(o.gives), c.software.returned_kept * n
     return Operator(
         o,
@@ -110,6 +112,33 @@ def combine(c: Context, o: LayerOperator) -> Operator:
         given=given,
         inside=HALF * n,
     )
+
+
+def activate(c: Context, o: LayerOperator) -> Operator:
+    """The activation of experts, whose inputs may have limits."""
+    activation, n = op.activate(c, o), c.sizes[o.gives]
+    if not c.shape.mixture.limited:
+        return activation
+    forward, backward = c.software.expert_limits
+    return replace(
+        activation,
+        forward_bytes=activation.forward_bytes + forward * n,
+        backward_bytes=activation.backward_bytes + backward * n,
+    )
+
+
+def _of_results(c: Context) -> tuple[Numbers, Numbers]:
+    """Bytes by element of the rows of experts, forward and backward, for biases that no product adds, and for slices
+    where experts are computed one after the other."""
+    software, (_, num_experts) = c.software, c.expert_rows
+    has_bias = float(c.shape.bias or c.shape.mlp_bias)
+    forward, backward = (
+        has_bias * bias + once + num_experts * each
+        for bias, once, each in zip(
+            software.expert_bias, software.expert_slices, software.one_expert_slices, strict=True
+        )
+    )
+    return forward, backward
 
 
 def _moved(
@@ -124,6 +153,7 @@ def _moved(
     if element_bytes is None:
         num_bytes = n * HALF * np.where(is_sent, 4, 2)
         return num_bytes, num_bytes
+    is_sent = is_sent & (not c.software.expert_gather)
     forward, backward = (
         n * (pass_bytes + 2 * HALF * (is_sent & (number == to_experts)))
         for number, pass_bytes in enumerate(element_bytes)
@@ -134,6 +164,9 @@ def _moved(
 def _travel(c: Context) -> tuple[Numbers, Exchange, Exchange]:
     """Elements that a rank sends, and the exchanges to experts and back."""
     is_sent, n = c.grid.ep > 1, c.sizes[ROUTING.rows_to_send]
+    if c.software.expert_gather:
+        size = HALF * n / c.shape.mixture.topk * c.grid.ep * is_sent
+        return n, Exchange("all_gather", "ep", size), Exchange("reduce_scatter", "ep", size)
     to_experts, from_experts = (
         Exchange("all_to_all", "ep", size * n * is_sent) for size in (c.software.dispatch_bytes, HALF)
     )

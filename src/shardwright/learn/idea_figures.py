@@ -16,6 +16,7 @@ from shardwright.config.phrase import in_language, say
 from shardwright.config.units import bytes_text, counted_phrase, memory_text, seconds_text
 from shardwright.cost.collective_time import ring_s
 from shardwright.cost.failures import Reliability, best_interval_s, goodput
+from shardwright.learn.cut_tensors_figure import placement_figure, tensor_cut_figure
 from shardwright.learn.drawing import Drawing
 from shardwright.learn.hierarchy_figure import hierarchy_figure
 from shardwright.learn.ladder_figure import ladder_figure
@@ -44,6 +45,7 @@ from shardwright.simulate.bubbles import Work
 from shardwright.simulate.slow_rank import SlowRank
 
 _DEVICE, _MODEL = "h100-sxm", "llama3-8b"
+_TIMELINE_PX = 900  # narrower than the column of a page, which would else shrink its letters
 _GENERATIONS = ("v100-sxm-32g", "a100-sxm-80g", "h100-sxm", "h200-sxm", "b200-sxm")
 _PARTS_OF_TIME = {
     "compute": say("computing"),
@@ -250,7 +252,7 @@ def context_parallel() -> Drawing:
 def _schedule(name: str, virtual: int = 1, slow: SlowRank | None = None, microbatches: int = 8) -> Drawing:
     shape = PipelineShape(4, microbatches, virtual, num_steps=1, most_alive=0.0)
     timeline = study_schedule(name, shape, Work(1.0, 1.0, 1.0, 0.0), "none", slow=slow).timeline
-    return lambda language: picture(timeline, name, language=language)
+    return lambda language: picture(timeline, name, _TIMELINE_PX, language)
 
 
 def experts() -> Drawing:
@@ -346,6 +348,9 @@ FIGURES: Mapping[str, Callable[[], Drawing]] = {
     "pipeline-1f1b": lambda: _schedule("1f1b"),
     "pipeline-interleaved": lambda: _schedule("interleaved-1f1b", 2),
     "pipeline-zb-h2": lambda: _schedule("zb-h2"),
+    "pipeline-dualpipe": lambda: _schedule("dualpipe"),
+    "tensor-cut": tensor_cut_figure,
+    "placement-changes": placement_figure,
     "slow-rank": lambda: _schedule("1f1b", slow=SlowRank(2, 1.5)),
     "experts": experts,
     "recomputation": recomputation,

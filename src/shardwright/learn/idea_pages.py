@@ -43,7 +43,7 @@ TERMS = "terms"  # a table of words, in both languages
 QUESTIONS = "questions"  # their answers are computed; each language asks its own
 SYSTEMS = ("megatron-lm", "deepspeed", "fsdp", "alpa", "torchtitan", "nanotron", "colossal-ai")
 FIRST = "first-questions"  # of a reader who is new, with short answers
-OTHERS = (FIRST, *SYSTEMS, "cases", "playbook", QUESTIONS, TERMS)  # pages that are not on one idea
+OTHERS = (FIRST, *SYSTEMS, "cases", "told-story", "playbook", QUESTIONS, TERMS)  # pages that are not on one idea
 _WIDTH = 100  # columns of a paragraph, at most
 
 

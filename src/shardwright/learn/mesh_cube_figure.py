@@ -110,7 +110,7 @@ def _view(cube: MeshCube, left: float, language: str) -> Iterator[str]:
         yield _path([(points[rank][0], points[rank][1] - 4 * number) for rank in cube.line(kind)], kind)
     for rank, (x, y) in points.items():
         yield f'<circle class="ground" cx="{svg.px(x)}" cy="{svg.px(y)}" r="9.5"/>'
-        yield svg.text(x, y + 4, str(rank), "name", 10.5, "middle")
+        yield svg.text(x, y + 4, str(rank), "name", 11, "middle")
     for number, kind in enumerate(cube.groups):
         x, y = left + 6, 466 + 20 * number
         ranks = cube.line(kind)

@@ -15,7 +15,7 @@ from shardwright.report.text_columns import is_wide
 
 PLAYER = Path(__file__).parent / "player"
 FOLDER = "play"  # of the site
-_LEAST_LETTER_PX = 9.0
+_LEAST_LETTER_PX = 11.0  # of a picture in a wide window; player/figure.css has the share of it that phones show
 # Outputs are columns that count a wide character as two; fonts of code have it 1.7 times as wide.
 _OUTPUT = re.compile(r'<div class="language-text highlight">.*?</div>', re.DOTALL)
 _PICTURE = re.compile(r'(<img\b[^>]*\bsrc="[^"]*figures/(?P<name>[a-z0-9-]+)\.svg")')

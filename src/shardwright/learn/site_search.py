@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: each language searches its own pages, and Chinese has words.
+"""Hooks of mkdocs: each language searches its own pages, from files as well, and Chinese has words.
 
 The search plugin has one index for all languages, and takes for a word what stands between two spaces. The words of
 Chinese are those of the page of terms, and some that questions are made of.
@@ -34,7 +34,7 @@ def on_post_page(output: str, *, page: Any, **_: Any) -> str:
 
 @event_priority(_LAST)
 def on_post_build(*, config: Any, **_: Any) -> None:
-    """Divide the index by languages."""
+    """Divide the index by languages, each as JSON and as a script."""
     site = Path(config["site_dir"])
     index = json.loads((site / _INDEX).read_text(encoding="utf-8"))
     for language in LANGUAGES:
@@ -48,7 +48,12 @@ def on_post_build(*, config: Any, **_: Any) -> None:
         text = json.dumps({"config": options, "docs": pages}, ensure_ascii=False, separators=(",", ":"))
         file = site / folder / _INDEX
         file.parent.mkdir(exist_ok=True)
-        file.write_text(_cut(text) if language == "zh" else text, encoding="utf-8")
+        content = _cut(text) if language == "zh" else text
+        file.write_text(content, encoding="utf-8")
+        file.with_suffix(".js").write_text(f"var __index = {content};\n", encoding="utf-8")  # for pages opened as files
+        sitemap = site / folder / "sitemap.xml"
+        if not sitemap.exists():  # the theme asks for one in the folder of each language
+            sitemap.write_text("<urlset/>\n", encoding="utf-8")
 
 
 def _cut(text: str) -> str:

@@ -41,9 +41,10 @@ def rank_memory(job: JobSpec, program: Program, pp_rank: int, tp_index: int = 0)
     units = tp_index, *(state.like for state in states.values())
     if (state_key := (versions, *units)) not in alike.states:
         alike.states[state_key] = _between_steps(job, states, versions)
-    course = course_of(job, program, pp_rank, states)
+    course = course_of(program, pp_rank, states)
     if (buffers_key := (course, *units)) not in alike.buffers:
-        alike.buffers[buffers_key] = replay(job, program, pp_rank, states).buffers_bytes + kept_bytes(job, states)
+        replayed = replay(job, program, pp_rank, states, False)
+        alike.buffers[buffers_key] = replayed.buffers_bytes + kept_bytes(job, states)
     activations, working = activation_bytes(job, program, pp_rank, tp_index)
     return replace(
         alike.states[state_key],

@@ -269,7 +269,7 @@ def _state(
     has the number of each that are updated by matrix.
 
     Float32 parameters are updated in place, others have a copy in float32, unless the plan has no master weights. In
-    stage 3 that copy is the parameters.
+    stage 3 that copy is the parameters, unless the software keeps both.
     The host has a gradient for each element that it updates (Ren et al. 2021, arXiv 2101.06840, section 4.1).
     """
     parameters: Numbers = 0.0
@@ -279,7 +279,8 @@ def _state(
     stage = grid.zero
     element = grid.element_bytes if software.masters or not grid.has_masters else FLOAT32
     copy = FLOAT32 if element < FLOAT32 and grid.has_masters else 0
-    sharded, sharded_gradient = (FLOAT32, FLOAT32) if grid.has_masters else (element, software.gradient_bytes)
+    facts, keeps_one = software.zero, grid.has_masters and not software.zero.copies_shards
+    sharded, sharded_gradient = (FLOAT32, FLOAT32) if keeps_one else (element, software.gradient_bytes)
     of_matrices, of_others = (
         len(moments_of(grid.optimizer, is_by_matrix)) * software.moment_bytes for is_by_matrix in (True, False)
     )
@@ -290,12 +291,13 @@ def _state(
         share, updated_share = 1 / ranks, np.where(stage > 0, 1 / ranks, 1.0)
         values = np.where(stage == 3, sharded * share, element)
         gradient = np.where(stage == 3, sharded_gradient, software.gradient_bytes) * np.where(stage >= 2, share, 1.0)
-        updated = np.where(stage == 3, moments, copy + moments + software.step_bytes) * updated_share
+        replicated = copy + moments + software.step_bytes
+        updated = np.where(stage == 3, moments + copy * facts.copies_shards, replicated) * updated_share
         gradient = gradient + software.gradient_buckets * (num_replicas(grid) > 1) + software.bf16_gradient_copy
         if COMPRESSIONS[grid.compress].kept_elements is not None:
             gradient = gradient + FLOAT32 * (num_replicas(grid) > 1)
         parameters = parameters + elements * (values * (1 - grid.offload_parameters))
-        gradients = gradients + elements * gradient
+        gradients = gradients + elements * gradient * (1 - grid.offload_optimizer * facts.hosts_gradients * (stage > 0))
         optimizer = optimizer + elements * (updated * (1 - grid.offload_optimizer))
         offloaded = (FLOAT32 * updated_share + updated) * grid.offload_optimizer + values * grid.offload_parameters
         host = host + elements * offloaded
@@ -312,10 +314,13 @@ def _made_at_update(software: SoftwareSpec, grid: PlanGrid) -> Numbers:
 
 
 def _gathered(run: Run, software: SoftwareSpec, num_elements: Numbers, num_layers: Numbers) -> Numbers:
-    """Bytes of ZeRO-3's gathered parameters and gradients: those of the layers that are gathered at once, gradients of
-    one layer, and the tables."""
-    shape, grid = run.shape, run.grid
+    """Bytes of ZeRO-3's gathered parameters and gradients, the layers at once and the tables or as many elements that
+    the software gathers, and of the buffers in which gradients wait under any stage."""
+    shape, grid, facts = run.shape, run.grid, software.zero
     tables = shape.num_tables * shape.table_elements / grid.tp
     layer = np.maximum(0.0, num_elements - tables) / num_layers
-    gathered = (software.gathered_layers * layer + tables) * grid.element_bytes + layer * software.reduce_bytes
-    return np.where((grid.zero == 3) & (num_replicas(grid) > 1), gathered, 0.0)
+    in_turn = np.minimum(num_elements, facts.gathered) if facts.gathered else software.gathered_layers * layer + tables
+    waiting = facts.buffered[1] if facts.buffered[1] else layer
+    gathered = in_turn * grid.element_bytes + waiting * software.reduce_bytes
+    shared = facts.buffered[0] * software.reduce_bytes * (grid.zero > 0)
+    return np.where(grid.zero == 3, gathered, shared) * (num_replicas(grid) > 1)

@@ -158,10 +158,12 @@ def _moved_by_update(state: StageState, group: UpdateGroup) -> list[tuple[str, i
 class _Replay:
     """The stages of a rank, in their order, on a course."""
 
-    def __init__(self, job: JobSpec, program: Program, pp_rank: int, states: dict[int, StageState]) -> None:
+    def __init__(
+        self, job: JobSpec, program: Program, pp_rank: int, states: dict[int, StageState], *, with_casts: bool
+    ) -> None:
         self.counts = MovedCounts(job)
-        self._casts, self._shows_versions = job.precision.float8 != "none", program.weights != "current"
-        self.course = course_of(job, program, pp_rank, states)
+        self._casts, self._shows_versions = with_casts and _has_casts(job), program.weights != "current"
+        self.course = course_of(program, pp_rank, states, with_casts=self._casts)
         units = {
             (number, n): SizedUnit(unit, self.counts)
             for number, stage in states.items()
@@ -243,23 +245,32 @@ class _Replay:
             stage.backward(kind)
 
 
-def course_of(job: JobSpec, program: Program, pp_rank: int, states: dict[int, StageState]) -> RankCourse:
-    """The course of a rank that holds some stages."""
-    casts, has_events = job.precision.float8 != "none", []
+def _has_casts(job: JobSpec) -> bool:
+    """True if weights are cast to fp8."""
+    return job.precision.float8 != "none"
+
+
+def course_of(program: Program, pp_rank: int, states: dict[int, StageState], *, with_casts: bool = False) -> RankCourse:
+    """The course of a rank that holds some stages: the events at which its memory may change and, `with_casts`, each
+    pass, at which weights may be cast to fp8."""
+    has_events = []
     for state in states.values():
         needed = (states[stage].units[n] for keys in state.units_in.values() for stage, n in keys)
-        at_any_pass = casts or any(unit.replicas.zero == 3 for unit in needed)
+        at_any_pass = with_casts or any(unit.replicas.zero == 3 for unit in needed)
         borrows_gradients = any(unit.replicas.zero >= 2 for unit in state.units)
         has_events.append(HasEvents(at_any_pass, at_any_pass or borrows_gradients))
     return rank_course(program, pp_rank, has_events)
 
 
-def replay(job: JobSpec, program: Program, pp_rank: int, stages: dict[int, StageState]) -> Replayed:
+def replay(
+    job: JobSpec, program: Program, pp_rank: int, stages: dict[int, StageState], with_casts: bool = True
+) -> Replayed:
     """Replay the list of one pipeline rank, which holds `stages`, step after step until the pool grows no more.
 
-    A step begins with the buffers that the step before left, which may fit worse than fresh ones.
+    A step begins with the buffers that the step before left, which may fit worse than fresh ones. Casts to fp8 borrow
+    nothing, so that the memory is known without them (`with_casts`), and most passes have no other events.
     """
-    step_replay = _Replay(job, program, pp_rank, stages)
+    step_replay = _Replay(job, program, pp_rank, stages, with_casts=with_casts)
     counts, before = step_replay.counts, -1
     while before < counts.pool.peak_bytes:
         is_first, before = before < 0, counts.pool.peak_bytes

@@ -3,6 +3,7 @@
 from typing import Any
 
 from shardwright.config.phrase import ENGLISH, say
+from shardwright.report.answer_names import ANSWER_NAMES
 from shardwright.report.page_document import main_of, page_document
 from shardwright.report.step_cost import part_words
 
@@ -23,7 +24,8 @@ _MEANINGS = {
 
 def answer_page(title: str, command: str, answer: Any, language: str = ENGLISH, text: str = "") -> str:
     """One HTML file with the answer, a dictionary or a list of dictionaries, to a command, and with its `text` as it is
-    printed, if there is one. Its own words are in a language; texts within the answer are those of its JSON."""
+    printed, if there is one. Its own words, the names of values, and sentences of the answer that are phrases are in a
+    language."""
     body = main_of(title, command, _SECTIONS, _FOOTER, language)
-    data = {"answer": answer, "text": text, "words": part_words(), "fields": _MEANINGS}
+    data = {"answer": answer, "text": text, "words": part_words(), "fields": _MEANINGS, "names": ANSWER_NAMES}
     return page_document(f"{title} – Shardwright", body, data, "answer.js", language)

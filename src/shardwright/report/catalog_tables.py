@@ -1,20 +1,22 @@
 """Tables of the catalog: its models, devices, clusters, schedules and software."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from shardwright.config import catalog
+from shardwright.config.base import PlanError
 from shardwright.config.catalog_entry import read_entry
 from shardwright.config.cluster import ClusterSpec, DeviceSpec
 from shardwright.config.model import ModelSpec
-from shardwright.config.phrase import ENGLISH, say
+from shardwright.config.phrase import ENGLISH, any_of, say
 from shardwright.config.schedule_facts import SCHEDULES
 from shardwright.config.software import software_of
 from shardwright.config.units import number_text
 from shardwright.cost.money import price_source
 from shardwright.report.document import paragraph
-from shardwright.report.rendered import WideRows, rendered
+from shardwright.report.rendered import LEAST_ROOM, WideRows, rendered
 from shardwright.sharding.stage_parameters import num_active_parameters, num_parameters
 
 Row = dict[str, Any]
@@ -24,27 +26,55 @@ _BILLION = 1e9
 @dataclass(frozen=True)
 class CatalogTable:
     """One kind of entries: its rows as data, the columns of its table in words, by field, and a last sentence. The long
-    values of `noted` fields stand below the table, each field with words for the entries and for the values."""
+    values of `noted` fields stand below the table, each field with words for the entries and for the values. The last
+    column, where it `is_cut`, ends with the terminal's line, and is left out where it has less than `least_room`
+    columns; else it is broken into lines."""
 
     rows: Callable[[], list[Row]]
     columns: dict[str, str]
     left: tuple[str, ...]
     use: str
     noted: tuple[tuple[str, str, str], ...] = ()
+    is_cut: bool = False
+    least_room: int = LEAST_ROOM
 
 
-def catalog_rows(kind: str) -> list[Row]:
-    """The entries of a kind, for --json. Null is unknown."""
-    return CATALOG_TABLES[kind].rows()
+def catalog_rows(kind: str, words: Sequence[str] = ()) -> list[Row]:
+    """The entries of a kind whose names, of the Hub too, have some words, in any spelling of capitals and hyphens; for
+    --json. Null is unknown. Raises PlanError if there is none."""
+    rows = CATALOG_TABLES[kind].rows()
+    asked = list(filter(None, map(_letters, words)))
+    chosen = [row for row in rows if all(any(word in name for name in _names_of(row)) for word in asked)]
+    if not chosen:
+        faults = [say("no name has {words}; {hint}", words=words, hint=_hint(kind, words[0]))]
+        raise PlanError(kind, faults)
+    return chosen
 
 
-def catalog_text(kind: str, coloured: bool = False, language: str = ENGLISH) -> str:
-    """The entries of a kind as a table as wide as the terminal, in a language."""
+def _hint(kind: str, word: str) -> str:
+    """A way out for a word that no name of a kind has."""
+    near = catalog.nearest(word, [row["name"] for row in CATALOG_TABLES[kind].rows()])
+    if near:
+        return say("did you mean {meant}?", meant=any_of(near))
+    return say("`shardwright {kind}` lists all", kind=kind)
+
+
+def _names_of(row: Row) -> list[str]:
+    """The names of an entry, in one spelling."""
+    return [_letters(name) for name in (row["name"], *row.get("hub_names", ()))]
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[-_ ]", "", name.lower())
+
+
+def catalog_text(kind: str, coloured: bool = False, language: str = ENGLISH, entries: Sequence[Row] = ()) -> str:
+    """The entries of a kind, all or those given, as a table as wide as the terminal, in a language."""
     table = CATALOG_TABLES[kind]
-    entries = table.rows()
+    entries = list(entries) or table.rows()
     rows = [[_cell(row[name], name) for name in table.columns] for row in entries]
     left = tuple(place for place, name in enumerate(table.columns) if name in table.left)
-    shown = WideRows(tuple(table.columns.values()), rows, left, is_cut=True)
+    shown = WideRows(tuple(table.columns.values()), rows, left, is_cut=table.is_cut, least_room=table.least_room)
     noted = [WideRows(heading, _by_value(entries, field), (0,)) for field, *heading in table.noted]
     return rendered([shown, *noted, paragraph(table.use)], coloured, language)
 
@@ -184,9 +214,11 @@ CATALOG_TABLES: dict[str, CatalogTable] = {
         },
         ("name",),
         say(
-            "shardwright plan NAME --devices 64 --device h100-sxm plans one; so it does with a name of the Hub, or a "
-            "folder with a config.json."
+            "shardwright plan NAME --devices 64 --device h100-sxm plans one; so it does with a name of the Hub (--json "
+            "and a wide terminal have them), or a folder with a config.json."
         ),
+        is_cut=True,
+        least_room=30,
     ),
     "devices": CatalogTable(
         _devices,

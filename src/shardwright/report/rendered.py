@@ -14,7 +14,7 @@ from shardwright.report.document import Part, part_text
 from shardwright.report.text_columns import num_columns, terminal_width
 
 _GAP = 2  # columns between those of a table
-_LEAST_ROOM = 12  # columns of the last one
+LEAST_ROOM = 12  # columns of the last one
 
 
 @runtime_checkable
@@ -49,7 +49,8 @@ class WideRows:
 
     Columns in `left` are aligned left, as the last is. With `is_first_best` the first row is marked, and is a single
     line, for it is told elsewhere. `below` is a part
-    that stands under the table. Text of the last column that is `cut` ends with the terminal's line.
+    that stands under the table. Text of the last column that is `cut` ends with the terminal's line. The last column is
+    left out where it has less than `least_room`.
     """
 
     heading: Sequence[str]
@@ -58,6 +59,7 @@ class WideRows:
     is_first_best: bool = False
     below: Part | None = None
     is_cut: bool = False
+    least_room: int = LEAST_ROOM
 
     def renderable(self, language: str) -> RenderableType:
         """The table in a language."""
@@ -73,7 +75,7 @@ def _table(heading: Sequence[str], rows: Sequence[Sequence[str]], described: Wid
     for column, (name, *cells) in enumerate(zip(heading, *rows, strict=True)):
         is_last = column == len(heading) - 1
         width = min(max(map(num_columns, (name, *cells))), terminal_width() if is_last else terminal_width() // 2)
-        if room < min(width, _LEAST_ROOM if is_last else width):
+        if room < min(width, described.least_room if is_last else width):
             break
         is_left = is_last or column in described.left
         is_cut = described.is_cut or not is_left

@@ -14,7 +14,9 @@ A schedule is a list of actions for each rank. It is written and read as text, o
 """
 
 import re
+from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
 from typing import NamedTuple
 
 from shardwright.config.phrase import say
@@ -77,6 +79,9 @@ class Action(NamedTuple):
             return (self,)
         return self.parts
 
+
+# An action from the values of all its fields, in half the time of a call of the class: for lists of a million.
+action_of: Callable[[tuple[Kind, int, int, int, tuple[Action, ...]]], Action] = partial(tuple.__new__, Action)
 
 _TOKEN = re.compile(r"(?P<stage>\d+)?(?P<kind>SF|RF|SB|RB|F|B|I|W|C|G|L|R|S)(?P<microbatch>\d+)?([<>](?P<peer>\d+))?")
 

@@ -177,9 +177,7 @@ def _name_faults(key: str, kind: catalog.Kind, text: str) -> list[str]:
         value = text
     if catalog.has(kind, str(value)) or (key == "cluster.device" and value == "unknown"):
         return []
-    hint = (
-        catalog.did_you_mean(str(value), catalog.names(kind)) if "/" not in str(value) else say("a page reads no file")
-    )
+    hint = catalog.known_hint(kind, str(value)) if "/" not in str(value) else say("a page reads no file")
     return [
         say(
             "{field} {name} is not in the catalog of {kind}; {hint}",

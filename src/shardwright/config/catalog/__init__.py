@@ -64,7 +64,7 @@ def read(kind: Kind, name: str) -> dict[str, Any]:
         device, memory_gib = split_memory(name)
         return read(kind, device) | {"name": name, "memory_gib": float(memory_gib)}
     if name not in names(kind):
-        hint = did_you_mean(name, names(kind))
+        hint = known_hint(kind, name)
         raise KeyError(
             say("{name} is not in the catalog of {kind}; {hint}", name=repr(name), kind=say(kind), hint=hint)
         )
@@ -78,6 +78,33 @@ def _packaged(kind: Kind, name: str) -> dict[str, Any]:
 
 
 _SAME_SHAPE = re.compile(r"(-(instruct|base|chat|it|hf))+$")  # at the end of a name of the Hub
+
+
+_ADDRESS = re.compile(
+    r"(https?://)?(www\.)?(huggingface\.co|hf\.co)/(?P<name>[^/?#]+(/[^/?#]+)?)([/?#].*)?", re.IGNORECASE
+)
+
+
+def asked_model_name(name: str) -> str:
+    """The catalog's name of a model as somebody types it: also the address of its page on the Hub, and a name that
+    differs in its hyphens, underscores and spaces alone, if one model has it. Another name as it is."""
+    match = _ADDRESS.fullmatch(name.strip())
+    hub_name = match["name"] if match else name
+    known = model_name(hub_name)
+    return known if has("models", known) else _models_by_letters().get(_letters(_hub_key(hub_name)), name)
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[-_ ]", "", name)
+
+
+@lru_cache(maxsize=1)
+def _models_by_letters() -> dict[str, str]:
+    """The models whose names no other model has, by their names without hyphens."""
+    named: dict[str, set[str]] = {}
+    for key, model in _models_by_hub_name().items():
+        named.setdefault(_letters(key), set()).add(model)
+    return {letters: next(iter(models)) for letters, models in named.items() if len(models) == 1}
 
 
 def model_name(name: str) -> str:
@@ -186,6 +213,18 @@ def nearest(word: str, known: list[str], most: int = 2) -> list[str]:
 def written_alike(word: str, known: list[str], most: int = 2, share: float = 0.6) -> list[str]:
     """The names whose similarity to a word is at least `share`, best first."""
     return difflib.get_close_matches(word[:_LONGEST_WORD], known, n=most, cutoff=share)
+
+
+_LISTED = ("models", "clusters", "devices", "software")  # kinds that a command of the same name lists
+_MOST_LISTED = 12
+
+
+def known_hint(kind: Kind, name: str) -> str:
+    """A way out for a name that no entry of a kind has: the nearest names, or the command that lists the many."""
+    known = names(kind)
+    if kind in _LISTED and len(known) > _MOST_LISTED and "/" not in name and not nearest(name, known):
+        return say("there are {count}, which `shardwright {kind}` lists", count=len(known), kind=kind)
+    return did_you_mean(name, known)
 
 
 def did_you_mean(word: str, known: list[str]) -> str:

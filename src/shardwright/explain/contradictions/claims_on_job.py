@@ -1,10 +1,24 @@
 """The claims that touch a job, in the order of their subjects."""
 
 from shardwright.config.job import JobSpec
-from shardwright.explain.contradictions import told_degrees, told_devices, told_memory, told_pipeline, told_traffic
+from shardwright.explain.contradictions import (
+    told_degrees,
+    told_devices,
+    told_memory,
+    told_model,
+    told_pipeline,
+    told_traffic,
+)
 from shardwright.explain.contradictions.told_claim import Contradiction
 
-CLAIMS = (*told_memory.CLAIMS, *told_degrees.CLAIMS, *told_pipeline.CLAIMS, *told_devices.CLAIMS, *told_traffic.CLAIMS)
+CLAIMS = (
+    *told_model.CLAIMS,
+    *told_memory.CLAIMS,
+    *told_degrees.CLAIMS,
+    *told_pipeline.CLAIMS,
+    *told_devices.CLAIMS,
+    *told_traffic.CLAIMS,
+)
 
 
 def contradictions(job: JobSpec) -> list[Contradiction]:

@@ -45,6 +45,20 @@ def loop_of_stages(job: JobSpec) -> Phrase | None:
     )
 
 
+def filled_pipeline(job: JobSpec) -> Phrase | None:
+    """Microbatches that fill a pipeline from one end, told as DualPipe."""
+    p, m = job.plan.pp, job.num_microbatches
+    if job.plan.schedule not in ("1f1b", "gpipe") or min(p, m) == 1:
+        return None
+    return say(
+        "{m} microbatches fill {p} stages from one end under {schedule}, as under every schedule; dualpipe sends them "
+        "in from both ends at once, for which each rank holds two stages, so twice the weights",
+        m=m,
+        p=p,
+        schedule=job.plan.schedule,
+    )
+
+
 def no_bubble(job: JobSpec) -> Phrase | None:
     """DualPipe, told to have no bubble."""
     p, m = job.plan.pp, job.num_microbatches
@@ -62,5 +76,6 @@ CLAIMS = (
     ToldClaim("interleaved", say("1F1B is also called interleaved"), is_interleaved),
     ToldClaim("two-shares", say("the bubble is (p - 1) / m, and elsewhere (p - 1) / (m + p - 1)"), two_shares),
     ToldClaim("loop-of-stages", say("a loop over the stages is a pipeline"), loop_of_stages),
+    ToldClaim("filled-pipeline", say("filling a pipeline with microbatches is DualPipe"), filled_pipeline),
     ToldClaim("no-bubble", say("DualPipe fills the pipeline, so it has no bubble"), no_bubble),
 )

@@ -10,7 +10,7 @@ from shardwright.schedule.message_sizes import message_bytes
 def gather_after_attention(job: JobSpec) -> Phrase | None:
     """An all-gather after attention, where ranks of tp hold parts of a sum."""
     plan = job.plan
-    if plan.tp == 1 or job.precision.compute == "float32":
+    if plan.tp == 1:
         return None
     collective = "reduce_scatter" if plan.sequence_parallel else "all_reduce"
     num_bytes = message_bytes(job) * (plan.tp if plan.sequence_parallel else 1)  # of all tokens

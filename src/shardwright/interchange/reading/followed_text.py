@@ -133,9 +133,7 @@ class FollowedText(GuardedText):
                     is_doubtful = True
                     part.sets.clear()
                     part.calls.clear()
-                self.script.notes.append(
-                    say("line {line}: a condition that can't be known here is taken as not so", line=token.line)
-                )
+                self._note_unknown(token.line, start)
             self.at += 1
             self._until(("elif", "else", "fi"), active and not is_done and succeeds is True, level + 1)
             is_done = is_done or succeeds is True
@@ -146,6 +144,22 @@ class FollowedText(GuardedText):
             raise ShellFault(without_end(begin, "if", "fi"))
         self.at += 1
         return is_doubtful
+
+    def _note_unknown(self, line: int, begin: int) -> None:
+        """Note that a condition, the words from `begin` on, is unknown, with the variables that it depends on."""
+        unset = [
+            name for name in self._unset_names(self.tokens[begin : self.at]) if name.isalnum() or name.isidentifier()
+        ]
+        if unset:
+            ways = " ".join(f"--set {name}=VALUE" for name in unset)
+            note = say(
+                "line {line}: a condition depends on what nobody gave, and is taken as not so ({ways})",
+                line=line,
+                ways=ways,
+            )
+        else:
+            note = say("line {line}: a condition that can't be known here is taken as not so", line=line)
+        self.script.notes.append(note)
 
     def _case(self, active: bool, level: int) -> bool | None:
         with self._noting() as part:

@@ -33,8 +33,15 @@ def nearest_here(setting: str, nearest: str) -> str:
     return say("{setting}: the nearest here is {nearest}", setting=setting, nearest=nearest)
 
 
-def counted_as_adamw(setting: str) -> str:
-    """The note on a setting, with its value, that names an optimizer that is not here."""
+def counted_as_adamw(setting: str, third: bool = False) -> str:
+    """The note on a setting, with its value, that names an optimizer that is not here; `third` is True for one with
+    three moments."""
+    if third:
+        return say(
+            "{setting}: AdamW with two moments in float32 is counted here, and it keeps a third, of 4 bytes a "
+            "parameter (--set optimizer.name=NAME)",
+            setting=setting,
+        )
     return say(
         "{setting}: AdamW with two moments in float32 is counted here (--set optimizer.name=NAME)", setting=setting
     )

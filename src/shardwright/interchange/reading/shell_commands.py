@@ -64,6 +64,15 @@ class Command:
     launchers: tuple[str, ...] = ()  # the words before a script that has the command: mpirun -np 8 bash -c
 
 
+def _is_started(words: list[str], place: int, script: "Script") -> bool:
+    """True if a word of a command names a script that it starts: a file without the ending of one, such as a list of
+    hosts, that stands behind an option is its value."""
+    if not script.has_script(words[place]) or PurePath(words[place]).suffix:
+        return script.has_script(words[place])
+    is_of_shell = any(PurePath(word).name in ("bash", "sh", "source", ".") for word in words[:place])
+    return is_of_shell or place == 0 or not words[place - 1].startswith("-")
+
+
 class CommandEffects:
     """The effects of the commands of one text, which is nested `depth` levels in others. `ended` is True after exit."""
 
@@ -153,6 +162,7 @@ class CommandEffects:
         if name in ("exit", "return", "break", "continue"):
             self.ended, self.returned = True, name == "return"
             self.jump = name if name in ("break", "continue") else ""
+            script.ended_on = line if name == "exit" else script.ended_on
             return True
         if name == "shift":
             script.variables.shift(whole(words[1]) or 0 if len(words) > 1 else 1)
@@ -186,8 +196,12 @@ class CommandEffects:
             if name == "sed" and any(word.startswith(("-i", "--in-place")) for word in words):
                 script.change(line, changed, words)
             return None
-        is_sourced = name in ("source", ".")
-        place = next((place for place, word in enumerate(words) if script.has_script(word)), None)
+        return self._started(line, words, script)
+
+    def _started(self, line: int, words: list[str], script: "Script") -> bool | None:
+        """Follow the script that a command sources or starts; without one, record the command."""
+        is_sourced = (PurePath(words[0]).name or words[0]) in ("source", ".")
+        place = next((place for place, _ in enumerate(words) if _is_started(words, place, script)), None)
         if place is not None:
             text, arguments = script.files[PurePath(words[place]).name], words[place + 1 :]
             with script.launched_by(() if is_sourced else words[:place]):

@@ -14,6 +14,17 @@ _MOST_TEXT = 4096  # characters of a text that patterns are tried on
 _MOST_PATTERN = 200
 
 
+def split_index(text: str) -> tuple[str, str]:
+    """The index of an element and what follows, of a text that begins with a bracket: [INDEX]REST. An index may have
+    brackets of its own, as ${#NAME[*]} has."""
+    depth = 0
+    for place, char in enumerate(text):
+        depth += (char == "[") - (char == "]")
+        if depth == 0:
+            return text[1:place], text[place + 1 :]
+    return text[1:], ""
+
+
 def changed_text(text: str, modifier: str, expanded: Callable[[str], str]) -> str | None:
     """The text of a variable after a modifier, such as "%.sh"; None if it is unknown. `expanded` expands the words of a
     modifier."""

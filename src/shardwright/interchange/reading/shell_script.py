@@ -40,6 +40,7 @@ class Script:
     functions: dict[str, SkippedPart] = field(default_factory=dict)
     launchers: tuple[str, ...] = ()  # the words of those that start what is followed
     steps: int = 0
+    ended_on: int = 0  # the line of the `exit` that ended it; 0 if none did
 
     def follow(self, text: str, depth: int = 0) -> None:
         """Follow a script. Raises ShellFault."""

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from shardwright.config.fault_gathering_reader import whole
 from shardwright.config.phrase import say
 from shardwright.interchange.reading.shell_arithmetic import Arithmetic, UnknownOperand, UnreadExpressionError
-from shardwright.interchange.reading.shell_expansions import changed_text
+from shardwright.interchange.reading.shell_expansions import changed_text, split_index
 from shardwright.interchange.reading.shell_marks import UNKNOWN, mark, readable, unknown_names
+from shardwright.interchange.reading.shell_outputs import output_of
 from shardwright.interchange.reading.shell_words import ShellFault, ShellReader, Token, WordPiece
 
 Value = str | list[str] | dict[str, str]  # a word, an array, an associative array
@@ -184,12 +185,18 @@ class Variables:
         if piece.kind == "arithmetic":
             return [(self.arithmetic(piece.text, depth), False)]
         if piece.kind == "command":
-            return [(self._command(piece.text), not piece.quoted)]
+            return [(self._command(piece.text, depth), not piece.quoted)]
         return [(text, not piece.quoted) for text in self._variable(piece.text, piece.quoted, depth)]
 
-    def _command(self, text: str) -> str:
-        """The output of a command, which is known only for pwd."""
-        return "." if text.strip() == "pwd" else self.unfollowed(f"({' '.join(text.split())})")
+    def _command(self, text: str, depth: int) -> str:
+        """The output of a command, which is known for pwd and for what computes from its words alone."""
+        if text.strip() == "pwd":
+            return "."
+        try:
+            output = output_of(text, lambda token: self.words_of(token, depth + 1))
+        except ShellFault:  # asked for if a setting depends on it
+            output = None
+        return self.unfollowed(f"({' '.join(text.split())})") if output is None else output
 
     def _variable(self, text: str, quoted: bool, depth: int) -> list[str]:
         if text[:1] in ("#", "!") and len(text) > 1:
@@ -207,7 +214,7 @@ class Variables:
         if modifier.startswith("["):
             # An array is given from outside as one text.
             value = value.split() if isinstance(value, str) and name in self.fixed else value
-            index, _, modifier = modifier[1:].partition("]")
+            index, modifier = split_index(modifier)
             value = _element(value, self._expanded(index, depth) if "$" in index else index.strip("'\""), quoted)
         is_empty = value is None or (modifier.startswith(":") and value in ("", []))
         sign, word = (modifier[:2], modifier[2:]) if modifier.startswith(":") else (modifier[:1], modifier[1:])

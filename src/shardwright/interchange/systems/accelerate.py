@@ -22,9 +22,9 @@ from shardwright.interchange.systems import deepspeed
 from shardwright.interchange.systems.accelerate_fsdp import FILE_KEYS as FSDP_FILE_KEYS
 from shardwright.interchange.systems.accelerate_fsdp import STRATEGIES, put_fsdp_options
 from shardwright.interchange.systems.accelerate_launcher import PREFIXES, put_options_of_launcher, tell_dropped
+from shardwright.interchange.systems.deepspeed_batch import WORLD, read_batch
 from shardwright.interchange.systems.training_arguments import (
     OPTIONS,
-    WORLD,
     FileParts,
     model_file,
     read_model,
@@ -59,7 +59,7 @@ def _read_degrees(settings: Settings, fields: Flat) -> None:
     fields["plan.pp"] = settings.count(_M + "pp_degree", 1, largest.PIPELINE_RANKS, 1) if is_megatron else 1
     fields["plan.cp"] = settings.count(_P + "cp_size", 1, largest.RANKS, 1)
     fields["plan.cp_method"] = settings.one_of(_P + "cp_comm_strategy", _CP, "allgather")
-    sp_size = settings.count(_P + "sp_size", 1)
+    sp_size = settings.count((_P + "sp_size", "--sequence_parallel_size"), 1)
     if sp_size > 1:
         fields |= {"plan.cp": sp_size, "plan.cp_method": "ulysses"}
     fields["plan.schedule"] = "1f1b"
@@ -178,7 +178,7 @@ def _write_zero(job: JobSpec, settings: dict[str, Any]) -> None:
 
 def _read_batch(settings: Settings, fields: Flat) -> None:
     renamed = Settings(_deepspeed_keys(settings.given), overrides=settings.overrides, automatic=settings.automatic)
-    deepspeed.read_batch(renamed, fields)
+    read_batch(renamed, fields)
     for name in ("faults", "notes", "needed"):
         getattr(settings, name).extend(getattr(renamed, name))
     _mark_read(settings, renamed)
@@ -276,6 +276,16 @@ TABLE: Table = (
 )
 
 
+_SOFTWARE = "fsdp-2024"  # as which all kinds but DeepSpeed's are priced
+# Values of the plan for a search, which this file's settings and the options of a program can say.
+_WRITTEN: Mapping[str, tuple[Any, ...]] = {
+    "schedule": ("1f1b",),
+    "offload_activations": (False,),
+    "sequence_parallel": (False,),
+    "recompute": ("none", "full"),
+}
+
+
 def is_own(data: dict[str, Any]) -> bool:
     """True if a file with these keys is a configuration of Accelerate's, or of DeepSpeed's."""
     own_keys = {
@@ -298,7 +308,7 @@ def result_of(parts: FileParts, asked: Asked, *systems: str) -> ReadResult:
     """The result of reading the contents of files; `systems` are further ones of known.toml whose names they have."""
     command = parts.command
     settings = parts.settings(asked, asked.cluster.devices)
-    put_options_of_launcher(settings, command)
+    put_options_of_launcher(settings, command, asked.cluster.devices)
     put_fsdp_options(settings)
     is_deepspeed = isinstance(settings.given.get("--deepspeed"), str) or settings.given.get("--use_deepspeed") is True
     if is_deepspeed and _kind(settings) in ("NO", "MULTI_GPU"):  # the program's engine counts over the launcher's
@@ -320,16 +330,12 @@ def result_of(parts: FileParts, asked: Asked, *systems: str) -> ReadResult:
     settings.faults += loose_faults(command.loose if command else (), settings, *known_in)
     settings.ignore(WORLD)
     tell_dropped(settings)
-    settings.note(priced_as("fsdp-2024"))
+    deepspeed.ignore_disabled(settings)
+    software = deepspeed.SOFTWARE if _kind(settings) == "DEEPSPEED" else _SOFTWARE
+    settings.note(priced_as(software))
     uses_launcher = bool(processes) and not asked.cluster.devices and processes % machines == 0
-    return ReadResult(
-        fields,
-        settings,
-        "fsdp-2024",
-        machines if uses_launcher else 0,
-        processes // machines if uses_launcher else 0,
-        known_in,
-    )
+    shape = (machines, processes // machines) if uses_launcher else (0, 0)
+    return ReadResult(fields, settings, software, *shape, known_in)
 
 
 def settings_of(job: JobSpec) -> dict[str, Any]:
@@ -361,8 +367,8 @@ FACTS = System(
     read=read,
     write=write,
     settings=settings_of,
-    software="fsdp-2024",
-    written=deepspeed.WRITTEN,
+    software=_SOFTWARE,
+    written=_WRITTEN,
     signs=SIGNS,
     takes=deepspeed.OPTION_SYSTEMS,
 )

@@ -3,7 +3,8 @@
 from shardwright.config.phrase import say
 from shardwright.interchange.known_settings import subject_of
 from shardwright.interchange.launcher import Launched
-from shardwright.interchange.reading.settings import Settings
+from shardwright.interchange.reading.settings import Settings, plain_text
+from shardwright.interchange.reading.shell_marks import unknown_names
 
 # Prefixes of the keys of the configuration's sections.
 PREFIXES = PARALLEL, FSDP, MEGATRON, DEEPSPEED = (
@@ -22,12 +23,22 @@ _SECTIONS = {
     "gradient_clipping": DEEPSPEED + "gradient_clipping",
     "zero_stage": DEEPSPEED + "zero_stage",
 }
+_COUNTS = ("--num_machines", "--num_processes")
 # Sections of DeepSpeed's own configuration, in which its known keys may stand.
 _OF_DEEPSPEED = ("", "zero_optimization.")
 
 
-def put_options_of_launcher(settings: Settings, command: Launched | None) -> None:
-    """Put the options of `accelerate launch` under the names that its configuration has for them."""
+def put_options_of_launcher(settings: Settings, command: Launched | None, devices: int) -> None:
+    """Put the options of `accelerate launch` under the names that its configuration has for them, and keys of the
+    section fsdp_config, which may lack their prefix, under whole names. Counts of processes that depend on unknown
+    variables are left out if the user says how many `devices` there are."""
+    section = FSDP.removesuffix("fsdp_")
+    whole = {name: FSDP + name.removeprefix(section) for name in settings.given if _lacks_prefix(name, section)}
+    settings.given = {whole.get(name, name): value for name, value in settings.given.items()}
+    settings.spelled = dict(settings.spelled) | {key: name for name, key in whole.items()}
+    for name in _COUNTS if devices else ():
+        if unknown_names(plain_text(settings.given.get(name, ""))):
+            del settings.given[name]
     if command is None or command.launcher != "accelerate":
         return
     for name in command.launcher_settings:
@@ -39,6 +50,10 @@ def put_options_of_launcher(settings: Settings, command: Launched | None) -> Non
             settings.spelled = dict(settings.spelled) | {key: f"--{option}"}
     if kind := next((kind for option, kind in _KINDS.items() if settings.flag(option)), ""):
         settings.given["distributed_type"] = kind
+
+
+def _lacks_prefix(name: str, section: str) -> bool:
+    return name.startswith(section) and not name.startswith(FSDP)
 
 
 def tell_dropped(settings: Settings) -> None:

@@ -73,8 +73,12 @@ _FOUR_BITS = (
     ("quantization_bit", ("4",)),
     ("bits", ("4",)),
 )
-_FALSE = ("false", "0", "no")
-_OF_ADAPTERS = ("lora_", "bnb_4bit_", "use_rslora", "use_dora")  # beginnings of options
+# Beginnings of options, and the words of a switch that has no adapters.
+_OF_ADAPTERS = (
+    *("lora_", "loraplus_", "bnb_4bit_", "pissa_", "use_rslora", "use_dora"),
+    *("additional_target", "create_new_adapter", "target_modules", "modules_to_save"),
+)
+_WITHOUT = ("false", "0", "no", "full")
 _NO_BITS = ("16", "32")
 _NF4_SETTINGS = (
     ("bnb_4bit_quant_type", ("nf4",)),
@@ -164,7 +168,7 @@ def read_adapter(settings: Settings, fields: Flat, spelled: Callable[[str], str]
 
 def _ignore_without_adapters(settings: Settings, spelled: Callable[[str], str]) -> None:
     """Mark as read what adapters would be like, where a switch says that there are none."""
-    if any(_switch(settings, spelled(program.switch)) in _FALSE for program in _PROGRAMS):
+    if any(_switch(settings, spelled(program.switch)) in _WITHOUT for program in _PROGRAMS):
         beginnings = tuple(map(spelled, _OF_ADAPTERS))
         settings.ignore(*(name for name in settings.given if name.startswith(beginnings)))
 

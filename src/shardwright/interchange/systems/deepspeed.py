@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from shardwright.config import largest
-from shardwright.config.cluster_facts import USUAL_NODE, filled_nodes
 from shardwright.config.dotted_keys import nested_keys
 from shardwright.config.job import JobSpec
 from shardwright.config.number_types import number_called
@@ -15,16 +14,16 @@ from shardwright.interchange.known_settings import program
 from shardwright.interchange.reading.file_signs import GENERAL, FileSigns
 from shardwright.interchange.reading.loose_words import loose_faults
 from shardwright.interchange.reading.script_text import RENDEZVOUS, nodes_of, torchrun_line
-from shardwright.interchange.reading.setting_notes import wrong_value
+from shardwright.interchange.reading.setting_notes import priced_as, wrong_value
 from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.rows import Rule, Table, degree, read_row, write_table
 from shardwright.interchange.system import System
+from shardwright.interchange.systems.deepspeed_batch import WORLD, read_batch
 from shardwright.interchange.systems.training_arguments import (
     OPTIONS,
     RING_SIZE,
     SHARD_SIZES,
     TENSOR_SIZE,
-    WORLD,
     FileParts,
     model_file,
     option_lines,
@@ -43,71 +42,13 @@ SIGNS = (
     ),
 )
 OPTION_SYSTEMS = ("trl", "llamafactory")  # programs whose options go with the files of an engine
-# Values of the plan for a search, which an engine's files and the options of a program can say.
-WRITTEN: Mapping[str, tuple[Any, ...]] = {
-    "schedule": ("1f1b",),
-    "offload_activations": (False,),
-    "sequence_parallel": (False,),
-    "recompute": ("none", "full"),
-}
+SOFTWARE = "deepspeed-2025"  # as which jobs of this engine are priced, whatever program they run
 _ZERO = "zero_optimization."
 STAGE = (_ZERO + "stage",)
-MICRO = ("train_micro_batch_size_per_gpu", "--per_device_train_batch_size", "--per_device_batch_size")
 _TOP_LEVEL_KEYS = frozenset((
     "train_batch_size", "train_micro_batch_size_per_gpu", "zero_optimization", "bf16", "fp16", "gradient_clipping",
     "gradient_accumulation_steps", "optimizer", "scheduler", "steps_per_print",
 ))  # fmt: skip
-
-
-def read_batch(settings: Settings, fields: Flat) -> None:
-    """Read dp, the microbatch size, and the global batch size. Two of DeepSpeed's three sizes determine the third."""
-    ranks_per_replica = fields["plan.tp"] * fields["plan.pp"] * fields["plan.cp"]
-    world = settings.count(WORLD, 0)
-    microbatch_size = settings.overridden("plan.microbatch_size") or settings.count(MICRO, 0)
-    batch_size = settings.count(("train_batch_size", "--global_batch_size"), 0)
-    accumulation_steps = settings.count(("gradient_accumulation_steps", "--gradient_accumulation_steps"), 0)
-    if not microbatch_size and batch_size and accumulation_steps and world:
-        microbatch_size = batch_size // max(1, accumulation_steps * (world // ranks_per_replica))
-    if not microbatch_size:
-        is_default = MICRO[0] in settings.automatic
-        microbatch_size, source = (8, say(", the program's default,")) if is_default else (1, "")
-        settings.note(
-            say(
-                "nothing says how many sequences a device takes at once; {count}{source} is taken (--set "
-                "plan.microbatch_size=N)",
-                count=microbatch_size,
-                source=source,
-            )
-        )
-    if world and world % ranks_per_replica == 0:
-        dp = world // ranks_per_replica
-    elif batch_size and accumulation_steps and batch_size % (microbatch_size * accumulation_steps) == 0:
-        dp = batch_size // (microbatch_size * accumulation_steps)
-        settings.note(
-            say(
-                "{devices} GPUs, for a batch of {batch} is {microbatch} x {steps} x {dp} (--devices N for others)",
-                devices=dp * ranks_per_replica,
-                batch=batch_size,
-                microbatch=microbatch_size,
-                steps=accumulation_steps,
-                dp=dp,
-            )
-        )
-    else:
-        dp = 1
-        problem = say("nothing says how many GPUs there are")
-        if world:
-            problem = say(
-                "{devices} GPUs are not a multiple of {ranks} that share a replica",
-                devices=world,
-                ranks=ranks_per_replica,
-            )
-        near = filled_nodes(ranks_per_replica, world or USUAL_NODE)
-        settings.faults.append(
-            say("{problem}; say how many with --devices, such as {near}", problem=problem, near=near)
-        )
-    fields |= {"plan.dp": dp, "plan.microbatch_size": microbatch_size}
-    fields["batch.global_batch_size"] = batch_size or microbatch_size * max(1, accumulation_steps) * dp
 
 
 def _write_batch(job: JobSpec, settings: dict[str, Any]) -> None:
@@ -190,10 +131,20 @@ def read_numbers(settings: Settings, fields: Flat) -> None:
         )
     fields["precision.compute"] = "bf16" if bf16 else "fp16" if fp16 else "float32"
     read_gradients(settings, fields)
+    _read_narrow_state(settings, fields)
     if fp16:
         constant = settings.number("fp16.loss_scale", 0.0)
         fields["precision.loss_scale"] = constant or 2.0 ** min(63, settings.count("fp16.initial_scale_power", 16))
         fields["precision.loss_scale_growth_steps"] = 0 if constant else settings.count("fp16.loss_scale_window", 1000)
+
+
+def _read_narrow_state(settings: Settings, fields: Flat) -> None:
+    """Read that weights and gradients, or moments too, have the optimizer's numbers of 16 bits (since release 0.18)."""
+    number = str(fields["precision.compute"])
+    if settings.flag(f"{number}.{number}_master_weights_and_grads"):
+        fields |= {"precision.master": "none", "precision.gradients": "compute"}
+    if number == "bf16" and settings.flag("bf16.bf16_optimizer_states"):
+        fields["precision.moments"] = "bf16"
 
 
 _GRADIENTS = {"fp32": "float32", "float32": "float32", "bf16": "compute", "bfloat16": "compute", "fp16": "compute"}
@@ -300,6 +251,17 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     return result_of(read_parts(texts, asked, is_own), asked)
 
 
+def ignore_disabled(settings: Settings) -> None:
+    """Mark as read the sections of DeepSpeed's configuration that their own `enabled` switches off, where a program
+    copies all of them."""
+    sections = tuple(
+        name.removesuffix("enabled")
+        for name, value in settings.given.items()
+        if name.endswith(".enabled") and str(value).lower() == "false"
+    )
+    settings.ignore(*(name for name in settings.given if sections and name.startswith(sections)))
+
+
 def result_of(parts: FileParts, asked: Asked, *systems: str) -> ReadResult:
     """The result of reading the contents of files; `systems` are further ones of known.toml whose names they have."""
     command = parts.command
@@ -314,10 +276,9 @@ def result_of(parts: FileParts, asked: Asked, *systems: str) -> ReadResult:
         read_row(row, settings, fields)
     settings.faults += loose_faults(command.loose if command else (), settings, "deepspeed", "options", *systems)
     settings.ignore(WORLD)
-    settings.note(
-        say("priced as fsdp-2024 software: the catalog has none of DeepSpeed of these years (--as NAME for another)")
-    )
-    return ReadResult(fields, settings, "fsdp-2024", nodes, devices_per_node, ("deepspeed", "options", *systems))
+    ignore_disabled(settings)
+    settings.note(priced_as(SOFTWARE))
+    return ReadResult(fields, settings, SOFTWARE, nodes, devices_per_node, ("deepspeed", "options", *systems))
 
 
 def settings_of(job: JobSpec) -> dict[str, Any]:
@@ -369,8 +330,7 @@ FACTS = System(
     read=read,
     write=write,
     settings=settings_of,
-    software="fsdp-2024",
-    written=WRITTEN,
+    software=SOFTWARE,
     signs=SIGNS,
     takes=OPTION_SYSTEMS,
 )

@@ -20,9 +20,9 @@ from shardwright.interchange.rows import Rule, Table, flag, never, read_row
 from shardwright.interchange.started_configuration import started_configuration
 from shardwright.interchange.system import SourceSystem
 from shardwright.interchange.systems import deepspeed
+from shardwright.interchange.systems.deepspeed_batch import MICRO, WORLD, read_batch
 from shardwright.interchange.systems.megatron_model import MODEL, SHAPE
 from shardwright.interchange.systems.megatron_training import OPTIMIZER
-from shardwright.interchange.systems.training_arguments import WORLD
 
 SIGNS = (
     FileSigns(
@@ -132,7 +132,7 @@ def _read_kinds(settings: Settings, _: Flat) -> None:
             say("{setting} is of older releases; say it by activation", setting=settings.setting_text("mlp_type"))
         )
     is_said = any(name in settings.overrides for name in ("batch.global_batch_size", "plan.microbatch_size"))
-    if not (is_said or settings.has("train_batch_size", *deepspeed.MICRO)):
+    if not (is_said or settings.has("train_batch_size", *MICRO)):
         settings.faults.append(
             say(
                 "neither train_batch_size nor train_micro_batch_size_per_gpu is said, and GPT-NeoX needs one; name "
@@ -160,7 +160,7 @@ def _read_experts(settings: Settings) -> None:
 
 ENGINE: Table = (
     Rule(("model_parallel_size",), _read_degrees),
-    Rule(("train_batch_size",), deepspeed.read_batch),
+    Rule(("train_batch_size",), read_batch),
     Rule(("zero_optimization.stage",), deepspeed.read_zero),
     Rule(("fp16.enabled",), deepspeed.read_numbers),
 )

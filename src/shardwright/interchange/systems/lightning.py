@@ -22,6 +22,7 @@ from shardwright.interchange.reading.settings import Flat, Settings
 from shardwright.interchange.reading.shell_words import ShellFault
 from shardwright.interchange.rows import Rule, Table, count, number, read_row
 from shardwright.interchange.system import SourceSystem
+from shardwright.interchange.systems import deepspeed
 
 SIGNS = (FileSigns(imports=(r"^\s*(import|from)\s+(pytorch_)?lightning\b",)),)
 _MODEL = "from_pretrained"
@@ -148,10 +149,14 @@ def _read_batch(settings: Settings, fields: Flat) -> None:
     fields["batch.global_batch_size"] = size * accumulation * fields["plan.dp"]
 
 
+def _is_deepspeed(settings: Settings) -> bool:
+    return settings.text("strategy", "auto").startswith("deepspeed")
+
+
 def _read_numbers(settings: Settings, fields: Flat) -> None:
     word = settings.text("precision", "32-true")
     fields["precision.compute"] = settings.one_of("precision", _PRECISIONS, "32-true", "precision.compute")
-    if settings.text("strategy", "auto").startswith("deepspeed"):  # which has masters in either case
+    if _is_deepspeed(settings):  # which has masters in either case
         fields["precision.gradients"] = "float32" if fields["precision.compute"] == "float32" else "compute"
     elif word.endswith("-true") and fields["precision.compute"] != "float32":
         moments = fields["precision.compute"]
@@ -193,9 +198,10 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     for row in TABLE:
         read_row(row, settings, fields)
     settings.ignore("world_size", *_INERT, *(f"strategy.{name}" for name in _OF_STRATEGY))
-    settings.note(priced_as("fsdp-2024"))
+    software = deepspeed.SOFTWARE if _is_deepspeed(settings) else "fsdp-2024"
+    settings.note(priced_as(software))
     settings.note(say("the optimizer is the program's own; AdamW is taken (--set optimizer.name=NAME)"))
-    return ReadResult(fields, settings, "fsdp-2024", known_in=("lightning",))
+    return ReadResult(fields, settings, software, known_in=("lightning",))
 
 
 def _arguments(text: str, source: Source, reader: Reader) -> Iterator[tuple[str, Any]]:

@@ -51,12 +51,13 @@ _OF_A_REPLICA = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "
 _OF_A_DEVICE = ("per_device_train_batch_size", "gradient_accumulation_steps")
 _SCHEDULES = ("constant", "linear", "cosine")
 _MODEL = "model_name_or_path"
-_READ = ("do_train", "gradient_accumulation_steps", "lr_scheduler_type", "num_train_epochs")
+_SWITCHES = ("use_mca", "use_megatron_bridge")
+_READ = ("do_train", "gradient_accumulation_steps", "lr_scheduler_type", "num_train_epochs", *_SWITCHES)
 
 
 def is_megatron(options: Mapping[str, Any]) -> bool:
-    """True if options split a model as Megatron-LM does."""
-    return any(name in options for name in _DEGREES)
+    """True if options split a model as Megatron-LM does, or start Megatron-LM."""
+    return any(name in options for name in _DEGREES) or any(options.get(name) is True for name in _SWITCHES)
 
 
 def read_options(

@@ -27,7 +27,6 @@ _VOCABULARIES = {
     "qwen/qwen3-": (151669, say("Qwen 3's")),
 }
 
-
 # Vocabularies that only the kind of the tokenizer names -> files of other ones, and words in the names of its own.
 _FILES_OF_KIND = {
     "gpt2bpetokenizer": (("vocab-file", "merge-file"), ("gpt2", "gpt-2", "gpt3", "gpt")),
@@ -190,7 +189,10 @@ def _read_activation(settings: Settings, fields: Flat) -> None:
     pairs = [pair for name, pair in _ACTIVATIONS.items() if settings.flag(name)]
     has_bias = not settings.flag("disable-bias-linear")
     kind, gated = pairs[0] if pairs else ("gelu-tanh" if is_fused and has_bias else "gelu", False)
-    if is_quick:
+    if settings.has("xielu"):
+        kind, gated = "relu2", False
+        settings.lose("xielu", say("its two learned numbers a layer are not here; relu2 of the same widths is counted"))
+    elif is_quick:
         kind, gated = ("clamped-silu" if clamp == 7.0 and offset == 1.0 else "quick-gelu"), True
     elif clamp or offset:
         settings.faults.append(

@@ -239,7 +239,8 @@ def _read_length(settings: Settings, fields: Flat) -> None:
         )
         settings.given["lr-warmup-fraction"] = 0.0
     warmup_share = settings.number("lr-warmup-fraction", -1.0)
-    warmup = round(warmup_share * decay_end) if warmup_share >= 0 else steps("lr-warmup", 0)
+    is_share = warmup_share >= 0 and not settings.has("lr-warmup-tokens")  # which Megatron-DeepSpeed takes first
+    warmup = round(warmup_share * decay_end) if is_share else steps("lr-warmup", 0)
     fields |= {"optimizer.steps": total, "optimizer.warmup_steps": min(warmup, total)}
     if decay_end != total and fields["optimizer.schedule"] not in ("constant", "wsd"):
         settings.lost.append(
@@ -304,7 +305,7 @@ def _read_optimizer(settings: Settings, fields: Flat) -> None:
     words = _OPTIMIZERS | _OPTIMIZERS_OF_FORKS
     word = settings.text("optimizer", "adam").lower()
     if word not in words and "optimizer.name" not in settings.overrides:
-        settings.lost.append(counted_as_adamw(settings.setting_text("optimizer")))
+        settings.lost.append(counted_as_adamw(settings.setting_text("optimizer"), third=word == "ademamix"))
     name = settings.one_of("optimizer", {word: "adamw"} | words, "adam", "optimizer.name")
     fields["optimizer.name"] = name
     first, second = settings.number("adam-beta1", 0.9), settings.number("adam-beta2", 0.999)

@@ -56,6 +56,7 @@ _BUILT_IN: Mapping[str, Mapping[str, Any]] = {
 _VARIABLE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*:([^${}]*)\}")  # ${VARIABLE:value if it is not set}
 # Settings of Primus that switch on what a job has by another name, or lacks.
 _SCHEDULES = ("patch_primus_pipeline", "patch_zero_bubble")
+_OF_ZERO_BUBBLES = ("enable_zero_bubble", "zero_bubble_", "enable_1f1b_v")
 SIGNS = (FileSigns((("modules.pre_trainer",), ("work_group", "user_name", "exp_name"))),)
 
 
@@ -89,6 +90,8 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
         for name in _SCHEDULES
         if arguments.get(name) is True and "plan.schedule" not in asked.fields
     ]
+    if "patch_zero_bubble" in arguments:  # without that patch these do nothing, and with it they are refused above
+        arguments = {name: value for name, value in arguments.items() if not name.startswith(_OF_ZERO_BUBBLES)}
     if arguments.get("use_turbo_deepep") is True:
         arguments["moe_token_dispatcher_type"] = "flex"
     flags, spelled = flags_of(arguments)

@@ -1,7 +1,8 @@
 """ms-swift over transformers' Trainer: `swift sft` and `swift pt`, options of TrainingArguments with its own defaults.
 
 Names and defaults are those of ms-swift 3 and 4, by their documentation of command-line parameters; sft_type is that of
-releases before. It brings configurations of DeepSpeed by the names zero0 to zero3, zero2_offload and zero3_offload.
+releases before. It brings configurations of DeepSpeed by the names zero0 to zero3, zero2_offload and zero3_offload, and
+one of FSDP by the name fsdp2.
 """
 
 import json
@@ -23,6 +24,12 @@ _OFFLOADS: Mapping[str, Mapping[str, Any]] = {
     "zero3_offload": {"offload_optimizer": _ON_CPU, "offload_param": _ON_CPU},
 }
 _ENGINES = ("zero0", "zero1", "zero2", "zero2_offload", "zero3", "zero3_offload")
+_NAMED_ENGINE = re.compile(r"\bdeepspeed[ =:]+['\"]?((?:default-)?(\w+))(?=['\"\s\\]|$)")  # in a script or its YAML
+_NAMED_FSDP2 = re.compile(r"\bfsdp[ =:]+['\"]?fsdp2(?=['\"\s\\]|$)")
+_FSDP2 = {
+    "fsdp": "full_shard auto_wrap",
+    "fsdp_config": {"fsdp_version": 2, "reshard_after_forward": True, "activation_checkpointing": True},
+}
 _TYPES = ("train_type", "tuner_type", "sft_type")
 _LEAST_SEQUENCES = 16  # of a step, to which ms-swift accumulates
 _RATES = {"full": 1e-5}  # by what is trained; 1e-4 for the rest
@@ -40,8 +47,6 @@ def _own_options(data: Mapping[str, Any]) -> dict[str, Any]:
         options |= {"--optim": data["optimizer"], "--optimizer": None}
     if data.get("learning_rate") is None:
         options["--learning_rate"] = _RATES.get(kind, 1e-4)
-    if data.get("gradient_accumulation_steps") is None and _size(data) >= _LEAST_SEQUENCES:
-        options["--gradient_accumulation_steps"] = 1
     if not {"bf16", "fp16"} & data.keys():
         options |= {"--bf16": True} if dtype == "bfloat16" else {"--fp16": True} if dtype == "float16" else {}
     return options
@@ -54,11 +59,23 @@ def _refusals(data: Mapping[str, Any]) -> list[str]:
         return [
             say("{setting}: training by next tokens is counted here", setting=f"--task_type {shortened(str(task), 40)}")
         ]
-    if data.get("gradient_accumulation_steps") is not None or _size(data) >= _LEAST_SEQUENCES:
+    if data.get("gradient_accumulation_steps") is not None:
         return []
     return [
-        say("--gradient_accumulation_steps is not said, and ms-swift takes what makes at least 16 sequences; add it")
+        say(
+            "--gradient_accumulation_steps is not said, and ms-swift takes what makes at least 16 sequences; add it, "
+            "or say how many GPUs there are with --devices"
+        )
     ]
+
+
+def _accumulation(data: Mapping[str, Any], ranks: int) -> dict[str, Any]:
+    """The microbatches of a step if nothing says them: as many as make 16 sequences on all ranks."""
+    size = _size(data) * ranks if ranks else _size(data)
+    is_known = ranks > 0 or size >= _LEAST_SEQUENCES
+    if data.get("gradient_accumulation_steps") is not None or not is_known:
+        return {}
+    return {"gradient_accumulation_steps": max(1, -(-_LEAST_SEQUENCES // max(1, size)))}
 
 
 def _size(data: Mapping[str, Any]) -> int:
@@ -86,6 +103,7 @@ SWIFT = TrainerFile(
     _own_options,
     _refusals,
     signs=(FileSigns(commands=(_COMMAND,)),),
+    by_ranks=_accumulation,
 )
 
 
@@ -96,9 +114,9 @@ def starts_trainer(texts: Mapping[str, str]) -> bool:
 
 def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
     """Read a script, with the files that it names and the model's config.json. Raises ShellFault."""
-    script = next(iter(texts.values()))
-    named = re.findall(r"--deepspeed[ =]+['\"]?((?:default-)?(\w+))(?=['\"\s\\]|$)", script)
+    named = [pair for text in texts.values() for pair in _NAMED_ENGINE.findall(text)]
     engines = {name: _engine(plain) for name, plain in named if plain in _ENGINES}
+    engines |= {"fsdp2": json.dumps(_FSDP2)} if any(_NAMED_FSDP2.search(text) for text in texts.values()) else {}
     return SWIFT.read(dict(texts) | engines, asked)
 
 

@@ -46,12 +46,15 @@ _FILES_NAMED = (
 _SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
 _OF_PROGRAMS = {"learning_rate", "output_dir", "model_name_or_path", "base_model"}
 _NO_FILES = ("", "none", "null")
+_OF_ADAPTERS = ("lora_", "loraplus_", "peft_")
+_MOST_FSDP = 6  # keys of a file of FSDP's options, with remarks
 
 
 @dataclass(frozen=True)
 class TrainerFile:
     """A program: its options that differ from those of TrainingArguments. `renamed` maps its names to options;
-    `defaults` are options that hold if they are not said; `derived` adds options that follow from its own."""
+    `defaults` are options that hold if they are not said; `derived` adds options that follow from its own, `by_ranks`
+    those that follow from the number of ranks."""
 
     system: str
     title: str
@@ -64,6 +67,7 @@ class TrainerFile:
     without_recompute: Mapping[str, Any] = field(default_factory=dict)  # those of a plan that computes nothing again
     without_bf16: Mapping[str, Any] = field(default_factory=dict)  # those of a job in other numbers
     signs: tuple[FileSigns, ...] = field(kw_only=True)  # by which its files and commands are known
+    by_ranks: Callable[[Mapping[str, Any], int], dict[str, Any]] = field(default=lambda data, ranks: {}, kw_only=True)
     has_megatron: bool = field(default=False, kw_only=True)  # its options may be Megatron-LM's, too
 
     def read(self, texts: Mapping[str, str], asked: Asked) -> ReadResult:
@@ -79,14 +83,18 @@ class TrainerFile:
         data = {name: keys for name, keys in data.items() if name not in overwritten_names(data, written)}
         data |= {name: read_data(name, text) for name, text in written.items() if name.lower().endswith(_DATA)}
         model = next((keys for keys in data.values() if is_model(keys)), None)
-        engine = {name: keys for name, keys in data.items() if not is_model(keys) and _is_engine(keys)}
-        own = {name: keys for name, keys in data.items() if not is_model(keys) and name not in engine}
+        options = {name: keys for name, keys in data.items() if not (is_model(keys) or _is_fsdp_file(keys))}
+        engine = {name: keys for name, keys in options.items() if _is_engine(keys)}
+        own = {name: keys for name, keys in options.items() if name not in engine}
         if not own and command is None:
             raise ShellFault(
                 say("no file has options of {system}; name the one that has them first", system=self.title)
             )
         merged = {key: value for keys in own.values() for key, value in keys.items()}
         merged = with_options(merged, command) if command else merged
+        merged |= _options_of_fsdp_file(merged, data)
+        launched = command.nodes * command.devices_per_node if command else 0
+        merged |= self.by_ranks(merged, asked.cluster.devices or launched)
         faults = (*_missing_files(merged, command, [PurePath(name).name for name in data]), *self.refused(merged))
         if self.has_megatron and is_megatron(merged):
             return read_options(merged, model, command, asked, faults)
@@ -187,6 +195,18 @@ def _is_engine(keys: Mapping[str, Any]) -> bool:
     )
 
 
+def _is_fsdp_file(keys: Mapping[str, Any]) -> bool:
+    """True for a file with the options --fsdp and --fsdp_config alone, which ms-swift takes by --fsdp."""
+    return isinstance(keys.get("fsdp"), str) and isinstance(keys.get("fsdp_config"), dict) and len(keys) <= _MOST_FSDP
+
+
+def _options_of_fsdp_file(merged: Mapping[str, Any], data: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The options of the file that --fsdp names; none if it names none."""
+    name = PurePath(str(merged.get("fsdp", ""))).name
+    keys = next((keys for path, keys in data.items() if PurePath(path).name == name and _is_fsdp_file(keys)), None)
+    return {option: keys[option] for option in ("fsdp", "fsdp_config")} if keys else {}
+
+
 def _missing_files(data: Mapping[str, Any], command: Launched | None, names: list[str]) -> list[str]:
     """A fault for each file that the options or the launcher of a command name and that is not there."""
     launcher = {key.replace("-", "_"): value for key, value in (command.launcher_settings if command else {}).items()}
@@ -201,6 +221,8 @@ def _missing_files(data: Mapping[str, Any], command: Launched | None, names: lis
 def _axolotl(data: Mapping[str, Any]) -> dict[str, Any]:
     """Options that follow from axolotl's: batch_size, FSDP's release, precision, offloaded inputs of layers."""
     options: dict[str, Any] = {}
+    if not data.get("adapter"):  # without it they mean nothing
+        options |= {f"--{name}": None for name in data if name.startswith(_OF_ADAPTERS) and name != "lora_model_dir"}
     config = data.get("fsdp_config")
     if isinstance(config, dict) and data.get("fsdp_version") is not None:
         options["--fsdp_config"] = config | {"version": data["fsdp_version"]}
@@ -323,8 +345,7 @@ FACTS = (
             read=program.read,
             write=program.write,
             settings=program.settings_of,
-            software="fsdp-2024",
-            written=deepspeed.WRITTEN,
+            software=deepspeed.SOFTWARE,
             signs=program.signs,
         )
         for place, program in ((80, AXOLOTL), (90, LLAMA_FACTORY))

@@ -39,12 +39,13 @@ from shardwright.interchange.systems.checkpointing_options import (
     read_recompute,
     write_recompute,
 )
+from shardwright.interchange.systems.deepspeed_batch import WORLD
 from shardwright.interchange.systems.llama_factory import own_options
 from shardwright.interchange.systems.sample_lengths import read_length, write_length
+from shardwright.interchange.systems.switched_off import ignore_switched_off
 from shardwright.interchange.systems.trainer_command import is_training
 from shardwright.interchange.training_programs import program_fault, read_kind
 
-WORLD = "world_size"
 NUMBERS = frozenset(("--gradient_accumulation_steps", "--per_device_train_batch_size"))  # options that are never "auto"
 _PARALLEL = "parallelism_config.parallelism_config_"  # before Accelerate's degrees, which programs over it have, too
 TENSOR_SIZE, RING_SIZE = f"{_PARALLEL}tp_size", f"{_PARALLEL}cp_size"
@@ -351,6 +352,7 @@ def _has_betas(job: JobSpec) -> bool:
 
 
 OPTIONS: Table = (
+    Rule(("--use_galore",), ignore_switched_off),
     Rule(("--stage",), read_kind),
     Rule(("--lora_r",), read_adapter),
     Rule(("--block_size",), read_length, write_length),

@@ -44,6 +44,8 @@ _COLUMNS = {
     "plan.microbatch_size": "mbs",
     "plan.virtual_stages": "vp",
     "plan.zero_ranks": "shard_group",
+    "plan.offload_optimizer": "offload",
+    "plan.offload_parameters": "offload",
     "plan.zero": "zero_stage",
     "plan.sequence_parallel": "sp",
     "batch.global_batch_size": "gbs",
@@ -205,13 +207,14 @@ def _plan_fields(row: Row) -> dict[str, Any]:
         virtual = 1
     elif not row.get("vp"):
         virtual = max(1, layers // pp)
-    with_experts = whole(row, "experts") > 1
+    with_experts, hosted = whole(row, "experts") > 1, (row.get("offload") or "").split()
     etp = whole(row, "expert_tp", 1)
     fields: dict[str, Any] = {
         "dp": dp_of(row),
         "tp": tp,
         "pp": pp,
         "cp": whole(row, "cp", 1),
+        "cp_method": row.get("cp_method") or "ring",
         "ep": whole(row, "ep", 1),
         "expert_tp": (etp if etp in (1, tp) else tp) if with_experts else 0,
         "microbatch_size": whole(row, "mbs", 1),
@@ -219,6 +222,8 @@ def _plan_fields(row: Row) -> dict[str, Any]:
         "virtual_stages": virtual,
         "zero": whole(row, "zero_stage", int(bool(row.get("shard_group")))),
         "zero_ranks": whole(row, "shard_group"),
+        "offload_optimizer": float("optimizer" in hosted),
+        "offload_parameters": "parameters" in hosted,
         # Either value is possible if the row does not say.
         "sequence_parallel": tp > 1 and (row.get("sp") == "1" or (not row.get("sp") and with_experts)),
     }

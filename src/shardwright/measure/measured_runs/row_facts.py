@@ -9,13 +9,14 @@ from collections.abc import Mapping
 
 from shardwright.config.attention_kernels import kernel_names
 from shardwright.config.catalog import did_you_mean
+from shardwright.config.context_facts import CONTEXT_METHODS
 from shardwright.config.moe import ROUTINGS
 from shardwright.config.network_facts import NETWORKS
 from shardwright.config.number_types import NUMBER_TYPES, number_called, wide_numbers
 from shardwright.config.phrase import say
 from shardwright.config.recompute_policy import OPERATORS
 from shardwright.config.schedule_facts import SCHEDULES
-from shardwright.config.software import OVERLAPS
+from shardwright.config.software_changes import OVERLAPS
 from shardwright.config.token_dispatchers import dispatcher_names
 from shardwright.layers.query import LAYER_POLICIES
 from shardwright.measure.measured_runs.flops_convention import FLOPS_COUNTED
@@ -30,9 +31,10 @@ WHOLE = {
     **dict.fromkeys(("experts", "shared_experts", "dense_layers", "zero_stage", "sp", "gated_mlp", "latest"), 0),
     **dict.fromkeys(("layers_run", "rope_dim"), 1),
     **dict.fromkeys(("recompute_layers", "recompute_inferred", "compiled", "window", "window_every"), 0),
+    **dict.fromkeys(("bias", "limited", "grouped"), 0),
 }
 _MOST = {
-    **dict.fromkeys(("sp", "gated_mlp", "latest", "recompute_inferred", "compiled"), 1),
+    **dict.fromkeys(("sp", "gated_mlp", "latest", "recompute_inferred", "compiled", "bias", "limited", "grouped"), 1),
     "zero_stage": 3,
     "topk": 10**6,
 }
@@ -45,8 +47,8 @@ _LARGEST_WHOLE, _LEAST_AMOUNT, _LARGEST_AMOUNT = 10**12, 1e-12, 1e15
 # Columns without which a table says in texts alone what ran it and how it was measured: it is in the old format.
 FACT_COLUMNS = ("software", "flops_counted", "memory_kind")
 
-# Of what a plan keeps in host memory.
-OFFLOADS = ("activations",)
+# Of what a plan keeps in host memory; a row names all of it, separated by blanks.
+OFFLOADS = ("activations", "optimizer", "parameters")
 
 # CUDA graphs: none, of parts of layers, or one of a whole step.
 GRAPHS = ("none", "parts", "step")
@@ -54,7 +56,7 @@ GRAPHS = ("none", "parts", "step")
 # Columns that say what ran a row.
 SOFTWARE_COLUMNS = (
     *("software", "date", "compiled", "attention", "overlap"),
-    *("dispatcher", "graphs", "grads", "moments"),
+    *("dispatcher", "grouped", "graphs", "grads", "moments"),
 )
 
 # Tables' names of a schedule, if they differ from plan.schedule's.
@@ -142,6 +144,7 @@ _WORDS: dict[str, tuple[str, ...]] = {
     "oom": ("yes", "no"),
     "offload": OFFLOADS,
     "routing": ROUTINGS,
+    "cp_method": CONTEXT_METHODS.names,
 }
 
 
@@ -155,7 +158,7 @@ def _word_fault(name: str, text: str) -> str:
         known_words = (*known_words, *SCHEDULES.names)
     if name == "precision":
         words = [number_called(text) or text]
-    if name == "overlap":
+    if name in ("overlap", "offload"):
         words = text.split()
     wrong = [word for word in words if word not in known_words]
     return (

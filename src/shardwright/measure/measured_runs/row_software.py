@@ -1,5 +1,5 @@
 """The software of a measured run, by the columns of its row: framework and month, attention, compilation, overlap,
-dispatcher of tokens, CUDA graphs.
+dispatcher of tokens, experts computed in turn, CUDA graphs.
 
 A row whose columns name no software that the catalog describes is taken to have run what was usual (`usual` of a
 description): of what had begun by its month and could run its plan, what is meant for its device or number type, else
@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from shardwright.config import catalog
 from shardwright.config.attention_kernels import kernel_names
 from shardwright.config.number_types import NUMBER_TYPES, number_called
-from shardwright.config.software import OVERLAPS, SoftwareSpec, software_of
+from shardwright.config.software import SoftwareSpec, software_of
+from shardwright.config.software_changes import OVERLAPS
 from shardwright.config.software_generations import generation_of, months, nearest_generation
 from shardwright.config.software_support import had_by
 from shardwright.config.token_dispatchers import dispatcher_names
@@ -25,7 +26,7 @@ from shardwright.measure.measured_runs.row_facts import Row
 
 def software_of_row(row: Row, without: frozenset[str] = frozenset()) -> str:
     """The generation that a row's columns name, else the usual one, with what the row says otherwise of it
-    (config/software.py, NAME+CHANGE). Entries in `without` are taken not to be in the catalog."""
+    (config/software_changes.py, NAME+CHANGE). Entries in `without` are taken not to be in the catalog."""
     name = _described(row, without)
     software = software_of(name)
     changes = []
@@ -37,6 +38,8 @@ def software_of_row(row: Row, without: frozenset[str] = frozenset()) -> str:
             changes.append(f"overlap-{axis}" if is_hidden else f"no-overlap-{axis}")
     if dispatcher := dispatcher_names().get(row.get("dispatcher") or ""):
         changes.append(dispatcher)
+    if row.get("grouped") == "0":
+        changes.append("experts-in-turn")
     if row.get("graphs") == "step":
         changes.append("graphs-step")
     return "+".join([name, *changes])

@@ -177,6 +177,7 @@ def shape_of_row(row: Row) -> ModelShape:
             shared_ffn=width * whole(row, "shared_experts"),
             dense_layers=whole(row, "dense_layers"),
             routing=next((routing for routing in ROUTINGS if routing == row.get("routing")), "forced"),
+            limited=row.get("limited") == "1",
         )
     latent = None
     if row.get("kv_rank"):
@@ -195,6 +196,7 @@ def shape_of_row(row: Row) -> ModelShape:
         sequence=_needed(row, "seq"),
         tied=is_classic,
         learned_positions=is_classic,
+        bias=row.get("bias") == "1",
         experts=experts,
         latent=latent,
         window=WindowSpec(size=whole(row, "window"), full_every=whole(row, "window_every")),
@@ -234,6 +236,7 @@ def grid_of_row(row: Row, device: DeviceSpec) -> PlanGrid:
         (recompute,) * num_recomputed + ("none",) * (layers - num_recomputed) if 0 < num_recomputed < layers else ()
     )
     gradient_bytes = GRADS.get(row.get("grads") or "", 0)
+    hosted = (row.get("offload") or "").split()
     return PlanGrid(
         dp=dp,
         tp=tp,
@@ -254,7 +257,10 @@ def grid_of_row(row: Row, device: DeviceSpec) -> PlanGrid:
         gradient_bytes=gradient_bytes,
         reduce_bytes=gradient_bytes,
         moment_bytes=GRADS.get(row.get("moments") or "", 0),
-        offload_activations=1.0 if row.get("offload") == "activations" else 0.0,
+        cp_method=row.get("cp_method") or "ring",
+        offload_optimizer=float("optimizer" in hosted),
+        offload_parameters=float("parameters" in hosted),
+        offload_activations=float("activations" in hosted),
     )
 
 

@@ -131,7 +131,7 @@ class _BranchAndBound:
             usual = [variant for variant in simple if variant.without_choices == simple[0].without_choices]
             tried.insert(0, (usual[-1], space.evenly_spread(self.rows, _SAMPLE_ROWS)))
         for variant, all_rows in tried:
-            rows = self._with_time_bounds(select(all_rows, space.admits(self.job, all_rows, variant)), variant)
+            rows = self._with_time_bounds(space.admitted(self.job, self.constraints, all_rows, variant), variant)
             if not len(rows["dp"]):
                 continue
             block = space.with_variant(self.job, self.constraints, select(rows, self._lowest_bounds(rows)), variant)
@@ -188,7 +188,7 @@ class _BranchAndBound:
     def _without_recompute(self) -> dict[PlanVariant, Columns]:
         """For each method its rows that may be shown if nothing is recomputed, with their bounds."""
         bounded = {
-            method: self._with_time_bounds(select(self.rows, space.admits(self.job, self.rows, method)), method)
+            method: self._with_time_bounds(space.admitted(self.job, self.constraints, self.rows, method), method)
             for method in dict.fromkeys(variant.without_choices for variant in self.variants)
         }
         rows_of_method = {method: rows for method, rows in bounded.items() if len(rows["dp"])}

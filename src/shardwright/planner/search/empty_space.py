@@ -161,8 +161,8 @@ def refuse_no_cluster(job: JobSpec) -> None:
     if job.cluster.num_devices == 0:
         faults.append(
             say(
-                "cluster.devices_per_node is 0, so nobody knows how many devices there are; say --devices, such as "
-                "--devices {example}, or set it and cluster.nodes",
+                "nothing says how many devices there are; say --devices, such as --devices {example}, or set "
+                "cluster.devices_per_node and cluster.nodes",
                 example=job.plan.world if job.plan.world > 1 else 8,
             )
         )

@@ -181,7 +181,7 @@ def variants_of(job: JobSpec, constraints: Constraints, columns: Columns) -> lis
     precisions = sorted({job.precision.float8, constraints.float8}, key=lambda name: name != job.precision.float8)
     variants = []
     schedules = searched() if (columns["pp"] > 1).any() else ("1f1b",)
-    methods = CONTEXT_METHODS.names if (columns["cp"] > 1).any() else ("ring",)
+    methods = CONTEXT_METHODS.names if (columns["cp"] > 1).any() else (_method_of_one(constraints),)
     dispatches = ("direct", "node-aware") if (columns["ep"] > 1).any() else ("direct",)
     for policy, schedule, method, dispatch, float8 in product(
         (policy for policy in recomputations() if _allows_recompute(constraints, policy)),
@@ -203,7 +203,7 @@ def _allows_recompute(constraints: Constraints, variant: PlanVariant) -> bool:
 
 def with_variant(job: JobSpec, constraints: Constraints, columns: Columns, variant: PlanVariant) -> PlanBlock:
     """The rows that admit a variant, each with every number of virtual stages that it allows, and nothing sharded."""
-    rows = select(columns, admits(job, columns, variant))
+    rows = admitted(job, constraints, columns, variant)
     pieces = SCHEDULES[variant.schedule].stages_per_rank
     most = job.model.layers // rows["pp"]
     if pieces:
@@ -227,14 +227,14 @@ def with_variant(job: JobSpec, constraints: Constraints, columns: Columns, varia
     return PlanBlock(variant, rows)
 
 
-def admits(job: JobSpec, columns: Columns, variant: PlanVariant) -> Column:
-    """Mask of the rows whose degrees a variant admits."""
-    mask = admits_schedule(columns, variant.schedule) & _admits_methods(job, columns, variant)
+def admitted(job: JobSpec, constraints: Constraints, columns: Columns, variant: PlanVariant) -> Columns:
+    """The rows whose degrees a variant admits."""
+    mask = admits_schedule(columns, variant.schedule) & _admits_methods(job, constraints, columns, variant)
     for size in job.batch.sizes()[:2] if job.batch.grows else ():  # if these are legal, all further sizes are
         smaller = np.where(columns["global_batch_size"] == job.batch.global_batch_size, size, np.iinfo(np.int64).max)
         smaller = np.minimum(columns["global_batch_size"], smaller)
         mask &= admits_schedule(columns | {"global_batch_size": smaller}, variant.schedule)
-    return mask
+    return select(columns, mask)
 
 
 def admits_schedule(columns: Columns, schedule: str) -> Column:
@@ -247,19 +247,25 @@ def admits_schedule(columns: Columns, schedule: str) -> Column:
     return admitted
 
 
-def _admits_methods(job: JobSpec, columns: Columns, variant: PlanVariant) -> Column:
+def _method_of_one(constraints: Constraints) -> str:
+    """The method of context parallelism under which plans stand whose ranks share no sequence: ring, or the first that
+    the software has."""
+    methods = constraints.among.get("cp_method", ("ring",))
+    return "ring" if "cp_method" in constraints.keep or "ring" in methods or not methods else str(methods[0])
+
+
+def _admits_methods(job: JobSpec, constraints: Constraints, columns: Columns, variant: PlanVariant) -> Column:
     """Mask of the plans that the methods of context and expert parallelism admit."""
     model, cp, tp = job.model, columns["cp"], columns["tp"]
     mask = np.ones(len(cp), dtype=bool)
     facts = CONTEXT_METHODS[variant.cp_method]
+    shares = (cp > 1) & (model.sequence % (facts.chunks * cp) == 0)
     if facts.trades_heads and model.is_latent:
-        mask &= False
+        shares &= False
     elif facts.trades_heads:
         heads, kv_heads = model.heads // tp, model.num_kv_heads // tp
-        mask &= (model.sequence % (facts.chunks * cp) == 0) & (heads % cp == 0) & (cp > 1)
-        mask &= (kv_heads % cp == 0) | (cp % kv_heads == 0)
-    else:
-        mask &= ((cp > 1) & (model.sequence % (facts.chunks * cp) == 0)) | ((cp == 1) & (variant.cp_method == "ring"))
+        shares &= (heads % cp == 0) & ((kv_heads % cp == 0) | (cp % kv_heads == 0))
+    mask &= shares | ((cp == 1) & (variant.cp_method == _method_of_one(constraints)))
     if variant.dispatch == "node-aware":
         per_node, span = job.cluster.devices_per_node, columns["ep"] * columns["expert_tp"]
         node = of_stage_on_node(rank_grid(columns), per_node) if per_node else np.zeros_like(span)
@@ -361,7 +367,7 @@ def count_by_variant(job: JobSpec, constraints: Constraints, columns: Columns) -
 
     variants = variants_of(job, constraints, columns)
     methods = {(variant.cp_method, variant.dispatch): variant for variant in variants}
-    masks = {method_names: _admits_methods(job, columns, variant) for method_names, variant in methods.items()}
+    masks = {names: _admits_methods(job, constraints, columns, variant) for names, variant in methods.items()}
     by_schedule = {schedule: plans(schedule) for schedule in {variant.schedule for variant in variants}}
     counts = {
         (schedule, *method_names): int(row_counts[mask].sum())

@@ -7,7 +7,7 @@ import { say } from "./say.js";
 import { showStep } from "./step_view.js";
 import { bytesText, countText, dollarsText, memoryText, rounded, secondsText, shareText } from "./units.js";
 
-const { answer, text: printed, words, fields } = JSON.parse(byId("data").textContent);
+const { answer, text: printed, words, fields, names } = JSON.parse(byId("data").textContent);
 const MOST_COLUMNS = 14;
 const MOST_CHARS = 24;  // of a figure at the top
 const PLAN = /(^|\.)plan\.(dp|tp|pp|cp|ep|microbatch_size|schedule|zero|recompute)$/;
@@ -143,9 +143,9 @@ function flatten(value, before = "") {
   return Object.entries(value).flatMap(([key, one]) => (isObject(one) ? flatten(one, `${before}${key}.`) : [[before + key, one]]));
 }
 
+// The name of a value in the language of the page; a field of a job, and what has no name, as the answer writes it.
 function nameOf(key) {
-  const name = key.replace(/^(plan\.)+/, "").replace(/(?<!_per)_(s|bytes)$/, "").replaceAll(/[_.]/g, " ");
-  return name.replaceAll(/\b(mfu|hfu|usd)\b/g, (word) => word.toUpperCase()).replaceAll(/\bkwh\b/g, "kWh");
+  return key.replace(/^(plan\.)+/, "").split(".").map((part) => names[part] ?? part.replace(/(?<!_per)_(s|bytes)$/, "").replaceAll("_", " ")).join(" ");
 }
 
 function textOf(key, value) {

@@ -31,31 +31,30 @@ def lower(schedule: Schedule, ranks: Collection[int] | None = None) -> Program:
     asked = frozenset(range(schedule.num_ranks) if ranks is None else ranks)
     rows: list[list[Action]] = [[] for _ in schedule.ranks]
     position = [0] * schedule.num_ranks
-    products = _Products(schedule)
+    products, holders, copy_of = _Products(schedule), schedule.placement.holders, schedule.placement.copy_of
     waiting: dict[Event, int] = {}  # event to the rank that waits for it
     ready = [rank for rank, row in enumerate(schedule.ranks) if row]
     while ready:
         made, next_ready = list[tuple[int, int, int]](), list[int]()
         for rank in sorted(ready):
-            row = schedule.ranks[rank]
-            action = row[position[rank]]
-            parts = action[4] or (action,)
-            missing = products.missing(parts)
+            row, index = schedule.ranks[rank], position[rank]
+            action = row[index]
+            missing = products.run(action[4] or (action,), made)
             if missing is not None:
                 waiting[missing] = rank
                 continue
             if rank in asked:
                 rows[rank].append(action)
-            made += products.run(parts)
-            position[rank] += 1
-            if position[rank] < len(row):
+            position[rank] = index + 1
+            if index + 1 < len(row):
                 next_ready.append(rank)
         # The products of this round travel before the next round begins.
         for product, stage, i in made:
             event = products.arrive(product, stage, i)
             if event in waiting:
                 next_ready.append(waiting.pop(event))
-            sender, receiver = products.ends(product, stage, i)
+            of_stage = holders[copy_of[i]] if copy_of else holders[0]
+            sender, receiver = of_stage[stage], of_stage[stage + _TRAVELS[product]]
             if sender != receiver:
                 send, receive = _MESSAGES[product]
                 if sender in asked:
@@ -92,44 +91,37 @@ class _Products:
 
     def __init__(self, schedule: Schedule) -> None:
         self._m, self._num_stages = schedule.num_microbatches, schedule.num_stages
-        self._holders, self._copy_of = schedule.placement.holders, schedule.placement.copy_of
         num_pairs = schedule.num_stages * schedule.num_microbatches
         self._made, self._arrived = ([bytearray(num_pairs) for _ in Product] for _ in range(2))
         self._arrived[Product.OUTPUT][: self._m] = b"\1" * self._m  # tokens
         self._arrived[Product.GRADIENT][-self._m :] = b"\1" * self._m  # the loss
         # By kind: what is there of each product that it needs, and the product if it may come from another rank.
         self._needs = {
-            kind: [
+            kind: tuple(
                 (self._arrived[product], int(product)) if distance else (self._made[product], None)
                 for product, distance in needs
-            ]
+            )
             for kind, needs in NEEDS.items()
         }
 
-    def missing(self, parts: tuple[Action, ...]) -> Event | None:
-        """The event of a product that an action needs and that is missing, or None. `_NEVER` if its own rank should
-        have made it."""
+    def run(self, parts: tuple[Action, ...], made: list[tuple[int, int, int]]) -> Event | None:
+        """Run an action, and add to `made` the products that it makes for other stages: (product, its own stage,
+        microbatch).
+
+        If a product that it needs is missing, it does not run, and the event of that product is returned; `_NEVER` if
+        its own rank should have made it.
+        """
+        m, needs = self._m, self._needs
         for kind, stage, i, _, _ in parts:
-            n = stage * self._m + i
-            for available, product in self._needs.get(kind, ()):
-                if not available[n]:
-                    return _NEVER if product is None else _event(product, n)
+            for available, product in needs.get(kind, ()):
+                if not available[stage * m + i]:
+                    return _NEVER if product is None else _event(product, stage * m + i)
+        for kind, stage, i, _, _ in parts:
+            if (makes := _MAKES.get(kind)) is not None:
+                self._made[makes][stage * m + i] = 1
+                if 0 <= stage + _TRAVELS[makes] < self._num_stages:
+                    made.append((makes, stage, i))
         return None
-
-    def run(self, parts: tuple[Action, ...]) -> list[tuple[int, int, int]]:
-        """Run an action. Returns the products that it makes for other stages: (product, its own stage, microbatch)."""
-        made = []
-        for kind, stage, i, _, _ in parts:
-            if (product := _MAKES.get(kind)) is not None:
-                self._made[product][stage * self._m + i] = 1
-                if 0 <= stage + _TRAVELS[product] < self._num_stages:
-                    made.append((product, stage, i))
-        return made
-
-    def ends(self, product: int, stage: int, i: int) -> tuple[int, int]:
-        """The ranks between which a product of a stage travels: (sender, receiver)."""
-        holders = self._holders[self._copy_of[i]] if self._copy_of else self._holders[0]
-        return holders[stage], holders[stage + _TRAVELS[product]]
 
     def arrive(self, product: int, stage: int, i: int) -> Event:
         """Record the arrival of a product of a stage. Returns its event."""

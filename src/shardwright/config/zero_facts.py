@@ -1,0 +1,38 @@
+"""The facts of ZeRO in a generation of software: where shards and gradients are, and the buffers beside them."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from shardwright.config import largest
+from shardwright.config.base import Spec
+
+Elements = Annotated[float, Field(ge=0, le=largest.BUFFERED_ELEMENTS)]
+
+
+class ZeroFactsSpec(Spec):
+    """How software keeps ZeRO's shards, and what it holds beside them."""
+
+    copies_shards: bool = Field(
+        False,
+        description="A shard of ZeRO-3 in 16 bits has a copy in float32, which is updated; if not, the shard is that "
+        "copy, and is cast where it is gathered.",
+    )
+    hosts_gradients: bool = Field(
+        False, description="Where the optimizer is in host memory, gradients are added up there; if not, on the device."
+    )
+    buffered: tuple[Elements, Elements] = Field(
+        (0.0, 0.0),
+        description="Elements of the buffers in which gradients wait to be reduced under ZeRO-1 and 2, and under "
+        "ZeRO-3: as many for a small model as for a large one.",
+    )
+    gathered: Elements = Field(
+        0.0,
+        description="Elements of parameters that ZeRO-3 has gathered at most: it fetches ahead as far, and does not "
+        "release what is used again within as many; 0 is two layers and the tables.",
+    )
+    early_overlap: bool = Field(
+        True,
+        description="Gradients that ZeRO-2 reduces before the last microbatch are reduced while others compute; if "
+        "not, computation waits for them.",
+    )

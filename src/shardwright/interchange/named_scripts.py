@@ -1,0 +1,42 @@
+"""Scripts that a script sources or starts and that lie beside it, below its folder, or in a folder above."""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path, PurePath
+
+from shardwright.interchange.named_files import below, text_of
+
+_ENDINGS = (".sh", ".bash", ".env")
+_COMMENT = re.compile(r"^\s*#.*$", re.MULTILINE)
+# The path behind source, ., bash or sh, with options between; names have a most length, so that reading takes no longer
+# than a long line is long.
+_STARTED = re.compile(
+    r"(?:^|[\s;&|({`\"'])(?:source|\.|bash|sh|sbatch)[ \t]+(?:-{1,2}\w[\w-]{0,20}[ \t]+){0,4}"
+    r"[\"']?([\w.$/{}-]{1,256}\.(?:sh|bash|env))\b"
+)
+_VARIABLE = re.compile(r".*\$(?:\{\w+\}|\w+)/?")  # the path up to the end of its last variable
+_MOST_ROUNDS, _MOST_SCRIPTS = 3, 8
+
+
+def script_texts(file: Path, texts: Mapping[str, str]) -> dict[str, str]:
+    """The scripts that a script sources or starts, and those that these do, by path: files of their path below the
+    folder of the first one, a folder above it or the working folder. A path that begins with a variable counts from
+    there on. None beside further scripts of the user's, who then says which there are. FileFault or OSError if one that
+    is there can't be read."""
+    if any(PurePath(name).suffix.lower() in _ENDINGS for name in texts if Path(name) != file):
+        return {}
+    known = {str(file): next((text for name, text in texts.items() if Path(name) == file), "")}
+    for _ in range(_MOST_ROUNDS):
+        for path in [path for text in known.values() for path in _started(file, text)]:
+            is_known = any(PurePath(name).name == path.name for name in known)
+            if not is_known and len(known) <= _MOST_SCRIPTS:
+                known |= {str(path): text_of(path)}
+    return {name: text for name, text in known.items() if name != str(file)}
+
+
+def _started(file: Path, text: str) -> list[Path]:
+    """The scripts there are of those that a text sources or starts, in the order of their names."""
+    names = {_VARIABLE.sub("", name) for name in _STARTED.findall(_COMMENT.sub("", text))}
+    paths = [below(file, name) for name in sorted(names) if name.strip("./") and not name.startswith("/")]
+    return [path for path in paths if path is not None and not os.path.samefile(path, file)]

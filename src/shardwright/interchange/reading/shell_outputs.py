@@ -1,0 +1,78 @@
+"""The output of commands that compute a whole number or a text from what they are given: expr, bc, echo, basename."""
+
+import re
+from collections.abc import Callable
+from pathlib import PurePath
+
+from shardwright.interchange.reading.shell_arithmetic import Arithmetic
+from shardwright.interchange.reading.shell_marks import mark, unknown_names
+from shardwright.interchange.reading.shell_words import ShellFault, ShellReader, Token
+
+_SUM = re.compile(r"[0-9\s()+*/%-]+")  # of whole numbers
+_SCALE = re.compile(r"^\s*scale\s*=\s*0\s*;|;\s*$")
+_BC = (["bc"], ["bc", "-l"], ["bc", "-q"])
+_UNCHANGED = (["xargs"], ["tr", "-d", " "], ["tr", "-d", "\n"], ["tr", "-d", "\\n"])  # of a number or a word
+
+
+def output_of(text: str, words_of: Callable[[Token], list[str]]) -> str | None:
+    """The output of the commands of an expansion; a mark if it depends on an unknown variable; None if they are none
+    of those that are followed. `words_of` expands a token. Raises ShellFault for a text that is no shell's."""
+    commands = _pipeline(text, words_of)
+    if commands is None:
+        return None
+    output = _first_output(commands[0])
+    for words in commands[1:]:
+        if output is None:
+            return None
+        output = _value_of(_SCALE.sub("", output)) if words in _BC else output if words in _UNCHANGED else None
+    return output
+
+
+def _pipeline(text: str, words_of: Callable[[Token], list[str]]) -> list[list[str]] | None:
+    """The words of each command of a pipeline; None if the text is something else. A here-string is an echo before."""
+    commands: list[list[str]] = [[]]
+    is_given = False
+    for token in ShellReader(text).read():
+        if token.operator == "|":
+            commands.append([])
+        elif token.operator == "<<<":
+            is_given = True
+        elif token.operator.strip():
+            return None
+        elif token.pieces and is_given:
+            commands[-1:] = [["echo", *words_of(token)], commands[-1]]
+            is_given = False
+        elif token.pieces:
+            commands[-1] += words_of(token)
+    return commands if all(commands) else None
+
+
+def _first_output(words: list[str]) -> str | None:
+    """The output of a command that reads nothing."""
+    name, arguments = PurePath(words[0]).name, words[1:]
+    if name == "echo":
+        plain = [word for word in arguments if word not in ("-n", "-e")]
+        return " ".join(plain) if plain and not any("\\" in word for word in plain) else None
+    if name == "expr":
+        return _value_of(" ".join(arguments))
+    if any(unknown_names(word) for word in arguments):
+        return None
+    if name == "basename" and len(arguments) in (1, 2):
+        last = PurePath(arguments[0]).name
+        ending = arguments[1] if len(arguments) == 2 else ""
+        return last.removesuffix(ending) if last != ending else last
+    if name == "dirname" and len(arguments) == 1 and arguments[0]:
+        return str(PurePath(arguments[0]).parent)
+    return None
+
+
+def _value_of(expression: str) -> str | None:
+    """The value of an expression of whole numbers; a mark if a name in it is unknown; None if it is none."""
+    if names := unknown_names(expression):
+        return mark(names[0])
+    if not _SUM.fullmatch(expression):
+        return None
+    try:
+        return str(Arithmetic(expression, {}).value())
+    except ShellFault:
+        return None

@@ -1,0 +1,76 @@
+"""Names of other forks of Megatron-LM for what it says otherwise: BigScience's and epfLLM's gated MLPs, epfLLM's and
+Pai-Megatron-Patch's heads of keys, FlagScale's width of an MLP as Llama's code has it.
+
+By the parsers of arguments of these repositories. epfLLM's layers have no biases unless --use-bias is said.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from shardwright.config.fault_gathering_reader import whole
+
+_RENAMED = {
+    "num-attention-heads-kv": "num-query-groups",
+    "n-head-kv": "num-query-groups",
+    "no-tie-embed-logits": "untie-embeddings-and-output-weights",
+    "intermediate-size": "ffn-hidden-size",
+    "moe-topk": "moe-router-topk",
+    "rope-theta": "rotary-base",
+}
+_HEADS = ("num-attention-heads-kv", "n-head-kv")
+_RMS_NORM = ("use-rms-norm", "apply-layernorm-rms")
+_OF_EPFLLM = ("num-attention-heads-kv", "no-tie-embed-logits", "use-rms-norm")
+_GATED = ("swiglu", "geglu")
+
+
+def with_own_names(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """(flags under Megatron-LM's names, names as these forks have them)."""
+    flags = dict(given)
+    spelled: dict[str, str] = {}
+    for own_name, name in _RENAMED.items():
+        if own_name in flags and name not in flags:
+            flags[name] = flags.pop(own_name)
+            spelled[name] = own_name
+    if any(name in given for name in _HEADS):
+        flags["group-query-attention"] = True
+    for own_name in _RMS_NORM:
+        if own_name in flags:
+            del flags[own_name]
+            flags["normalization"] = "RMSNorm"
+            spelled["normalization"] = own_name
+    if any(name in given for name in _OF_EPFLLM) and not flags.pop("use-bias", False):
+        flags["disable-bias-linear"] = True
+    _put_gated_mlp(flags, spelled)
+    _put_width(flags, spelled)
+    return flags, spelled
+
+
+def _put_gated_mlp(flags: dict[str, Any], spelled: dict[str, str]) -> None:
+    """--glu-activation, which leaves the width of the MLP as it is without it: four times that of the model."""
+    kind = str(flags.get("glu-activation", ""))
+    hidden = whole(str(flags.get("hidden-size", "")))
+    if kind in _GATED:
+        del flags["glu-activation"]
+        flags[kind] = True
+        spelled[kind] = "glu-activation"
+        if hidden:
+            flags.setdefault("ffn-hidden-size", str(4 * hidden))
+
+
+def _put_width(flags: dict[str, Any], spelled: dict[str, str]) -> None:
+    """--multiple-of and --hidden-dim-multiplier: two thirds of four times the width, times the latter, rounded up."""
+    unit, hidden = (whole(str(flags.get(name, ""))) for name in ("multiple-of", "hidden-size"))
+    if "ffn-hidden-size" in flags or "swiglu" not in flags:
+        flags.pop("multiple-of", None)
+        flags.pop("hidden-dim-multiplier", None)
+        return
+    try:
+        factor = float(str(flags.get("hidden-dim-multiplier", 1)))
+    except ValueError:
+        return
+    if unit and hidden and 0 < factor < 100:
+        width = int(int(4 * hidden * 2 / 3) * factor)
+        flags["ffn-hidden-size"] = str(-(-width // unit) * unit)
+        spelled["ffn-hidden-size"] = "multiple-of"
+        del flags["multiple-of"]
+        flags.pop("hidden-dim-multiplier", None)

@@ -1,0 +1,108 @@
+"""Names and options as people type them: addresses, missing hyphens, models in place of jobs, several faults."""
+
+import json
+
+import pytest
+from click.testing import CliRunner, Result
+
+from shardwright.cli.main import cli
+from shardwright.config import catalog
+from shardwright.config.base import PlanError
+from shardwright.config.job_file import names_model
+from shardwright.config.load import read_job
+from shardwright.interchange.foreign_job import job_of_texts
+from shardwright.interchange.imported import Asked
+from shardwright.interchange.system import SYSTEMS
+
+
+def run(words: str) -> Result:
+    return CliRunner().invoke(cli, words.split())
+
+
+def refusal(words: str) -> PlanError:
+    error = run(words).exception
+    assert isinstance(error, PlanError)
+    return error
+
+
+@pytest.mark.parametrize(
+    ("typed", "model"),
+    [
+        ("https://huggingface.co/Qwen/Qwen3-8B", "qwen3-8b"),
+        ("huggingface.co/Qwen/Qwen3-8B/tree/main", "qwen3-8b"),
+        ("https://huggingface.co/gpt2?library=transformers", "gpt2"),
+        ("llama38b", "llama3-8b"),
+        ("Llama_3_8B", "llama3-8b"),
+        ("Qwen3_30B_A3B", "qwen3-30b-a3b"),
+    ],
+)
+def test_a_model_is_known_as_people_type_it(typed: str, model: str) -> None:
+    assert catalog.asked_model_name(typed) == model
+    assert read_job(typed, ["cluster.name=h100-node"]).fields["model"]["name"] == model
+
+
+def test_a_part_of_a_name_is_no_model() -> None:
+    assert catalog.asked_model_name("llama") == "llama" and not names_model("llama")
+
+
+def test_the_model_of_a_jobs_own_fields_keeps_its_name() -> None:
+    fields = {"model": {"name": "llama3_8b", "layers": 2, "hidden": 64, "heads": 2}}
+    model = read_job(fields, []).fields["model"]
+    assert (model["name"], "kv_heads" in model) == ("llama3_8b", False)
+
+
+def test_an_address_of_no_known_model_is_not_called_a_missing_file() -> None:
+    error = refusal("estimate https://huggingface.co/some/thing --devices 8 --device h100-sxm")
+    assert "nothing is loaded from the network" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("words", "faults"),
+    [
+        ("plan nosuch --device none --keep plan.tp=x --set batch.size=1", ["plan.tp", "nosuch", "none", "batch.size"]),
+        ("scale nosuch --devices 8,x --keep plan.tp=x --set plan.pp=2", ["plan.tp", "nosuch", "'x'", "plan.pp=2"]),
+        ("compare nosuch --on h100-sxm --on b200-sxm:8 --keep plan.tp=x", ["plan.tp", "--on 'h100-sxm'"]),
+        ("layout nosuch --search --keep plan.tp=x", ["plan.tp", "nosuch"]),
+    ],
+)
+def test_faults_of_what_is_kept_stand_beside_those_of_the_job(words: str, faults: list[str]) -> None:
+    error = refusal(words)
+    assert len(error.faults) == len(faults)
+    assert all(fault in str(error) for fault in faults)
+
+
+@pytest.mark.parametrize("option", ["--devices eight", "--memory-gib 80GB"])
+def test_a_number_that_is_none_is_told_without_words_of_libraries(option: str) -> None:
+    answer = run(f"estimate llama3-8b --device h100-sxm {option}")
+    assert answer.exit_code == 2 and "range" not in answer.stderr and "number." in answer.stderr
+
+
+@pytest.mark.parametrize("system", ["megatron", "torchtitan"])
+def test_a_model_is_exported_under_the_best_plan_that_the_system_has(system: str) -> None:
+    words = "llama3-8b --devices 16 --device h100-sxm"
+    exported = json.loads(run(f"export {words} --to {system} --json").stdout)
+    best = json.loads(run(f"plan {words} --for {system} --json").stdout)[0]
+    back = job_of_texts(SYSTEMS[system], exported["files"], Asked(), "job").job.plan
+    degrees = ("tp", "pp", "cp", "ep", "zero", "schedule", "virtual_stages", "microbatch_size")
+    assert {name: getattr(back, name) for name in degrees} == {name: best["plan"][name] for name in degrees}
+
+
+def test_a_model_is_laid_out_and_run_dry_under_its_best_plan() -> None:
+    words = "tiny-llama --devices 8 --device h100-sxm --set batch.global_batch_size=16"
+    best = json.loads(run(f"plan {words} --json").stdout)[0]["plan"]
+    for command in ("layout", "dryrun"):
+        answer = run(f"{command} {words} --json")
+        assert answer.exit_code == 0 and f"tp {best['tp']}, pp {best['pp']}, dp {best['dp']}" in answer.stderr
+    assert json.loads(answer.stdout)["device"] == "cuda"
+
+
+def test_a_kind_of_device_is_no_device_of_the_cluster() -> None:
+    assert json.loads(run("dryrun quickstart --device cpu --json").stdout)["device"] == "cpu"
+    assert "'gpu9'" in str(refusal("dryrun quickstart --device gpu9"))
+
+
+def test_lists_of_the_catalog_take_words() -> None:
+    names = [row["name"] for row in json.loads(run("models QWEN3 30b --json").stdout)]
+    assert names == ["qwen3-30b-a3b"]
+    assert [row["name"] for row in json.loads(run("schedules zbv --json").stdout)] == ["zb-v"]
+    assert "did you mean h100-sxm" in str(refusal("devices h100sxn"))
