@@ -34,6 +34,22 @@ def test_each_default_that_would_be_regretted_is_refused_with_the_usual_value() 
     refuse_unstated(job(), 1)
 
 
+def test_a_long_run_on_one_node_is_not_launched_by_defaults() -> None:
+    long = job(
+        *ON_A_NODE,
+        "model.name=llama3-8b",
+        "plan.dp=8",
+        "plan.zero=3",
+        "batch.global_batch_size=256",
+        "optimizer.steps=10000",
+    )
+    with pytest.raises(PlanError) as refused:
+        refuse_unstated(long, 1, or_long=True)
+    assert len(refused.value.faults) == 3 and "a failure would lose all" in refused.value.faults[2]
+    refuse_unstated(long, 1)
+    refuse_unstated(job(*ON_A_NODE, "plan.dp=8", "optimizer.steps=10"), 1, or_long=True)
+
+
 def test_a_large_model_on_bytes_and_a_long_run_with_a_short_warm_up_are_told() -> None:
     large = ("model.name=llama3-8b", "optimizer.steps=100000")
     tokenizer, warm_up = regretted_defaults(job(*large))

@@ -5,6 +5,7 @@ import json
 import pytest
 from click.testing import CliRunner, Result
 
+from shardwright.api import tool_server
 from shardwright.cli.main import cli
 from shardwright.config import catalog
 from shardwright.config.base import PlanError
@@ -69,6 +70,12 @@ def test_faults_of_what_is_kept_stand_beside_those_of_the_job(words: str, faults
     error = refusal(words)
     assert len(error.faults) == len(faults)
     assert all(fault in str(error) for fault in faults)
+
+
+def test_a_tool_of_an_agent_has_them_in_one_list() -> None:
+    with pytest.raises(PlanError) as refused:
+        tool_server.plan("nosuch", device="none", keep=["plan.tp=x"])
+    assert len(refused.value.faults) == 3
 
 
 @pytest.mark.parametrize("option", ["--devices eight", "--memory-gib 80GB"])

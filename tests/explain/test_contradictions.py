@@ -3,9 +3,11 @@
 import pytest
 
 from shardwright.api.loaded_job import load
+from shardwright.config.catalog import names
 from shardwright.config.job import JobSpec
 from shardwright.config.phrase import in_language
 from shardwright.explain.contradictions.claims_on_job import CLAIMS, contradictions
+from shardwright.explain.contradictions.told_model import another_size
 from shardwright.explain.story import tell
 from shardwright.report.explain.story_dict import story_dict
 from shardwright.report.explain.story_text import story_text
@@ -88,3 +90,10 @@ def test_explain_tells_those_of_the_job() -> None:
     assert [one["name"] for one in answer] == [one.name for one in contradictions(story.job)] != []
     assert all(f'"{one["told"]}"' in " ".join(text.split()) for one in answer)
     assert "181.9 billion" in " ".join(text.split())
+
+
+@pytest.mark.long
+def test_names_of_the_catalog_say_the_size_of_their_models() -> None:
+    one_rank = ("plan.tp=1", "plan.pp=1", "plan.dp=1", "plan.sequence_parallel=false")
+    jobs = {name: job_of("quickstart", f"model.name={name}", *one_rank) for name in names("models")}
+    assert len(jobs) > 100 and not [name for name, job in jobs.items() if another_size(job)]

@@ -29,6 +29,10 @@ _BOMBS = (
     "N=$((9**9**9**9))\n",
     "N=$((2 ** 62 * 4))\n",
     "N=$((1/0))\n",
+    "N=$(expr 9 '**' 9 '**' 9 '**' 9)\n",
+    "N=$(echo '" + "(" * 3000 + "1" + ")" * 3000 + "' | bc)\n",
+    "N=" + "$(echo " * 40 + "1" + ")" * 40 + "\n",
+    "source " + "../" * 90 + "etc/x.sh\nsource /dev/stdin.sh\nbash run.sh\n",
     "N=$(( " + "(" * 3000 + "1" + ")" * 3000 + " ))\n",
     "while true; do :; done\n",
     "for i in 1 2 3; do eval $i; done\n",
@@ -86,7 +90,7 @@ _YAML_OF_MEGATRON = (
         "position_embedding_type: rope\nuse_distributed_optimizer: true\nlr: 1.0e-4\ntrain_iters: 10\n",
     ),
 )
-_WORDS = ("--tensor-model-parallel-size", "--unknown-flag", "$TP", "${N:-8}", "$((2*4))", "'", "\\")
+_WORDS = ("--tensor-model-parallel-size", "--unknown-flag", "$TP", "${N:-8}", "$((2*4))", "$(expr 2 \\* 4)", "'", "\\")
 # Digits that are no number, or one that no machine word holds.
 _DIGITS = ("²", "1²", "٣", "٣²", "--5", "-²", "1" * 5000, "9" * 19, "0" * 30, "1_000", "+7", "²:8", "1.²")
 _ARGUMENTS = (

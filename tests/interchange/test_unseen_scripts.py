@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from interchange.test_habits_of_files import MEGATRON, OPTIONS, faults, megatron, script
+from interchange.test_habits_of_scripts import NEOX
 from interchange.test_trainer_commands import FACTORY, MODEL, job_read
 from shardwright.config.base import PlanError
 from shardwright.interchange.foreign_job import read_job_of
@@ -131,6 +132,14 @@ def test_configurations_that_swift_brings_are_known_in_its_yaml_and_by_fsdp() ->
     assert job_read(script(*lines) | MODEL)[1].job.plan.cp == 2
 
 
+def test_experts_by_groups_under_newer_names_keep_the_loss_that_balances_them() -> None:
+    flags = (
+        "--num-experts 8 --moe-router-topk 2 --moe-router-num-groups 4 --moe-router-group-topk 2 --n-shared-experts 1 "
+    )
+    kind = "--moe-router-load-balancing-type group_limited_greedy --seq-aux --moe-aux-loss-coeff 0.003"
+    assert megatron(flags=flags + kind).job.model.moe.num_groups == 4
+
+
 def test_widths_as_the_code_of_llama_has_them_are_computed() -> None:
     model = megatron(flags="--swiglu --multiple-of 64 --hidden-dim-multiplier 1.3 --apply-layernorm-rms").job.model
     assert (model.ffn_size, model.norm) == (256, "rmsnorm")  # 4 * 64 * 2 / 3 = 170, times 1.3 = 221
@@ -172,3 +181,60 @@ def test_a_warm_up_in_tokens_counts_before_one_in_parts() -> None:
     tokens = "--zero-stage 0 --train-tokens 3200 --lr-warmup-tokens 640 --lr-warmup-fraction 0.5 --global-batch-size 16"
     read = megatron(flags=tokens)
     assert read.job.optimizer.warmup_steps < read.job.optimizer.steps // 2
+
+
+def test_unknown_numbers_in_a_configuration_that_a_script_writes_are_asked_for() -> None:
+    lines = ("cat > ds.json <<E", '{"train_batch_size": $SIZE, "zero_optimization": {"stage": $STAGE}}', "E")
+    flags = "--deepspeed --deepspeed_config ds.json"
+    (fault,) = faults(script(*lines, MEGATRON + flags))
+    assert "--set STAGE=VALUE" in fault
+    assert job_read(script(*lines, MEGATRON + flags), "STAGE=2")[1].job.plan.zero == 2
+
+
+@pytest.mark.parametrize("program", ["-m src.train_prm.main", "DPO/main.py", "./grpo/train.py"])
+def test_a_program_with_a_plain_name_is_known_by_what_it_stands_in(program: str) -> None:
+    (fault,) = faults(script(f"torchrun --nproc_per_node 2 {program} {OPTIONS}") | MODEL)
+    assert "by its name" in fault
+
+
+def test_a_program_of_gpt_neox_that_trains_nothing_is_refused_by_its_name() -> None:
+    own = {"n.yml": NEOX["n.yml"].replace("EXPERTS", "1")}
+    assert any(
+        "embed.py trains nothing by its name" in fault for fault in faults(script("./deepy.py embed.py n.yml") | own)
+    )
+
+
+def test_nodes_are_counted_by_the_list_of_them() -> None:
+    flags = MEGATRON.removeprefix("torchrun --nproc_per_node 8")
+    for count in (
+        "$(wc -l < $PBS_NODEFILE)",
+        "$(cat $PBS_NODEFILE | uniq | wc -l)",
+        "`sort -u ${PBS_NODEFILE} | wc -l`",
+    ):
+        lines = ("#PBS -l select=2", f"NODES={count}", f"mpiexec -n $((NODES * 4)) -ppn 4 python3 {flags}")
+        assert job_read(script(*lines))[1].job.plan.dp == 8
+
+
+def test_swift_by_its_path_is_swift_and_its_type_of_numbers_is_asked_for() -> None:
+    line = "torchrun --nproc_per_node 2 $(which swift) sft --model me/mine --train_type full --max_length 512 "
+    name, read = job_read(script(line) | MODEL)
+    assert (name, read.job.precision.compute) == ("ms-swift", "bf16")
+    (fault,) = faults(script(line + "--torch_dtype $(python -c 1)") | MODEL)
+    assert "_python_-c_1_" in fault
+
+
+def test_a_configuration_of_hydras_is_named_without_its_option() -> None:
+    (fault,) = faults(script(f"accelerate launch --num_processes 2 main.py --config-name=a.yaml {OPTIONS}") | MODEL)
+    assert "--config a.yaml is a file" in fault
+    own = {"a.yaml": "defaults: [{trainer: kto}]\nmodel_type: mine\nbatch_size: 8\n"}
+    (fault,) = faults(
+        script(f"accelerate launch --num_processes 2 main.py --config-name=a.yaml {OPTIONS}") | own | MODEL
+    )
+    assert "a.yaml is neither" in fault
+
+
+def test_what_accelerate_drops_of_its_section_of_deepspeed_is_told() -> None:
+    shards = {"z.yaml": "distributed_type: DEEPSPEED\ndeepspeed_config: {zero_optimization: {stage: 3}}\n"}
+    line = f"accelerate launch --config_file z.yaml --num_processes 2 sft.py {OPTIONS}"
+    read = job_read(script(line) | shards | MODEL)[1]
+    assert any("zero_optimization.stage = 3" in note for note in read.lost)

@@ -245,11 +245,29 @@ def test_the_list_and_the_locale() -> None:
         ("which link carries tp", "How many bytes does tensor parallelism (tp) send, over which link?", "en"),
         ("气泡率怎么算", "气泡率怎么算？", "zh"),
         ("显存不够", "显存不够（OOM、爆显存）怎么办？", "zh"),
+        ("why is it slow", "Why is it slow, with a low MFU?", "en"),
+        ("训练卡住了", "训练卡住、不动了怎么办？", "zh"),
     ],
 )
 def test_a_question_gets_the_section_that_answers_it(question: str, answer: str, language: str) -> None:
     text = learned(*question.split(), "--lang", language)
     assert text.startswith(f"{answer}\n---") and "](" not in text and "shardwright learn first-questions" in text
+
+
+@pytest.mark.parametrize(
+    ("question", "name", "language"),
+    [
+        ("what is offload", "offload", "en"),
+        ("how often checkpoint", "failures", "en"),
+        ("what is all-to-all", "collectives", "en"),
+        ("检查点多久存一次", "failures", "zh"),
+        ("什么是专家容量", "experts", "zh"),
+    ],
+)
+def test_a_question_that_no_short_answer_has_gets_its_page(question: str, name: str, language: str) -> None:
+    text = learned(*question.split(), "--lang", language)
+    assert text.startswith(f"{IdeaPage(name, language).title}\n===")
+    assert text.rstrip().endswith(f"shardwright learn {name}")
 
 
 def test_words_that_no_page_has_are_refused_with_the_names_of_all() -> None:

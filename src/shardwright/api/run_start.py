@@ -16,10 +16,10 @@ _LONG_STEPS = 10_000  # of a run whose first steps at the full learning rate are
 _NUM_BYTES = 256
 
 
-def refuse_unstated(job: JobSpec, num_nodes: int) -> None:
+def refuse_unstated(job: JobSpec, num_nodes: int, or_long: bool = False) -> None:
     """Raise PlanError if a run on several nodes leaves its data, learning rate or checkpoints to defaults, which are
-    made for a first try on one machine."""
-    if num_nodes == 1:
+    made for a first try on one machine. With `or_long` also if it is predicted to take more than an hour on one."""
+    if num_nodes == 1 and not (or_long and _run_s(job) > _LONG_S):
         return
     is_stated = {section: _states(job, section) for section in STATED}
     faults = list[str]()
@@ -39,7 +39,15 @@ def refuse_unstated(job: JobSpec, num_nodes: int) -> None:
                 learning_rate=job.optimizer.learning_rate,
             )
         )
-    if not is_stated["checkpoint"]:
+    if not is_stated["checkpoint"] and num_nodes == 1:
+        faults.append(
+            say(
+                "checkpoint.every_s is not stated, so a failure would lose all; usual is --set "
+                "checkpoint.every_s={every_s:g}, and --set checkpoint.every_steps=0 writes none",
+                every_s=_EVERY_S,
+            )
+        )
+    elif not is_stated["checkpoint"]:
         faults.append(
             say(
                 "checkpoint.every_s is not stated, so a failure of one of {num_nodes:,} nodes would lose all; usual "

@@ -6,16 +6,18 @@ with their ways out.
 """
 
 from collections.abc import Callable, Sequence
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
 from shardwright import __version__
+from shardwright.api.found_plans import PlanQuestion
 from shardwright.api.loaded_job import Job, load
 from shardwright.api.tool_arguments import tool_arguments
 from shardwright.config import catalog
-from shardwright.config.base import PlanError, RunError, shortened
+from shardwright.config.base import PlanError, RunError, shortened, together
+from shardwright.config.load import subject_of
 from shardwright.config.phrase import say
 
 if TYPE_CHECKING:
@@ -75,7 +77,9 @@ def plan(
 ) -> dict[str, Any]:
     """Find the best plans of a job on its cluster, fastest first; the recommended one also as a TOML file, which every
     command of Shardwright reads."""
-    loaded = _loaded(job, overrides, devices, device)
+    options = PlanQuestion(keep=keep, objective=objective).read(subject_of(job))
+    load_job = partial(_loaded, job, overrides, devices, device)
+    loaded, _ = together(subject_of(job), load_job, options.constraints)
     plans = loaded.plan(top=NUM_PLANS, keep=keep, objective=objective)
     recommended = None if plans.best is None else plans.recommended.toml()
     return {"notes": list(loaded.notes), "plans": plans.dicts(), "recommended_toml": recommended}

@@ -95,7 +95,7 @@ def _description(job: str, overrides: tuple[str, ...], options: "LaunchOptions")
         raise PlanError(error.subject, error.faults + options.faults()) from None
     words = (job, *(word for override in overrides for word in ("--set", override)))
     description = launch_of(spec, words, options, folder=Path.cwd(), run_folder=folder_of(spec))
-    refuse_unstated(spec, description.layout.servers)
+    refuse_unstated(spec, description.layout.servers, or_long=True)
     return description
 
 

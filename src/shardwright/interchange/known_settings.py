@@ -63,7 +63,7 @@ _MATTERS = re.compile(
     r"|topk|stages?|pipeline|tokens|checkpointing|galore|apollo|badam|pure|overrides|cla|kvstates|mixture of depths"
     r"|(grads?|gradients?|activations?) (checkpoint|ckpt)|(checkpoint|ckpt) (grads?|gradients?|activations?)"
     r"|(ref|reference|rl|reward|teacher|guide|assistant|proxy|auxiliary|target|critic|judge|old) model"
-    r"|(post|sandwich|qk|q|k) norm|spec|[a-z]*glu|gelu tanh|outer|subgroup|dualpipe\w*"
+    r"|(post|sandwich|qk|q|k) ?norm|spec|[a-z]*glu|gelu tanh|outer|subgroup|dualpipe\w*"
     r"|model provider|gpt oss|num labels|kt)\b"
 )
 # Words of names that mean none of these, whatever their section is.
@@ -74,7 +74,7 @@ _HARMLESS = re.compile(
 _TRAINS_A_PART = re.compile(
     r"\b(q?lora\w*|dora|peft\w*|adapters?|finetuning|freeze\w*|frozen|unfreeze\w*|unfrozen\w*|trainable"
     r"|modules to save|additional target|llama ?pro\w*"
-    r"|spectrum|lisa\w*|qat|onebit\w*|llmcompressor|quant\w*|gptq|awq|nf4"
+    r"|spectrum|lisa\w*|qat|onebit\w*|llmcompressor|quant(?!izers)\w*|gptq|awq|nf4"
     r"|[48]bit|bits|bnb|tuner\w*|train type)\b|^ {2}(rank|alpha)$"  # of options, with --
 )
 _PARTS = (

@@ -224,7 +224,7 @@ def _of_command(command: Command, script: Script) -> Launched:
         settings_of(launcher_words(launchers)), settings_of(arguments), ranks.nodes, ranks.devices_per_node,
         launcher=PurePath((launcher_words(launchers) or [""])[0]).name,
         program=words[program_index] if program_index >= 0 else "", arguments=tuple(arguments),
-        options_file=next((word for word in arguments[:1] if word.lower().endswith(CONFIGURATIONS)), ""),
+        options_file=next((word for word in map(_file_of, arguments[:1]) if word.lower().endswith(CONFIGURATIONS)), ""),
         exported=command.variables, written=dict(script.written), notes=tuple(notes),
         missing=tuple(dict.fromkeys(missing)), loose=loose_words(arguments, is_made), hosts=ranks.hosts,
     )  # fmt: skip
@@ -248,6 +248,11 @@ _TASKS = ("train", "sft", "pt", "pretrain")
 def _without_places(words: Sequence[str]) -> list[str]:
     """The words of launchers without those that say where, when and for whom srun starts them."""
     return [word for previous, word in zip(["", *words], words, strict=False) if previous not in _OF_PLACES]
+
+
+def _file_of(word: str) -> str:
+    """The file that an argument names, alone or behind Hydra's --config-name=."""
+    return word.removeprefix("--config-name=")
 
 
 def _place_of_tool(words: Sequence[str]) -> int:

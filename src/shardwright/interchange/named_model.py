@@ -16,9 +16,13 @@ from shardwright.interchange.reading.settings import Flat, Settings
 _OF_USER = ("model.name", "model.weights", "model.layers")
 
 
+_OF_PROGRAMS = {"base_model", "learning_rate", "defaults", "lr", "batch_size", "num_train_epochs"}
+
+
 def is_model(data: Mapping[str, Any]) -> bool:
-    """True if the keys are those of a config.json, and none is of a program that trains (axolotl has model_type)."""
-    return ("model_type" in data or "text_config" in data) and not {"base_model", "learning_rate"} & data.keys()
+    """True if the keys are those of a config.json, and none is of a program that trains (axolotl has model_type) or of
+    Hydra's."""
+    return ("model_type" in data or "text_config" in data) and not _OF_PROGRAMS & data.keys()
 
 
 def read_named_model(keys: dict[str, Any] | None, names: tuple[str, ...], asked: Asked, settings: Settings) -> Flat:

@@ -1,8 +1,7 @@
 """Programs by what they train, which their names say; those that train no decoder of text are refused."""
 
 import re
-from collections.abc import Mapping
-from pathlib import PurePath
+from collections.abc import Mapping, Sequence
 
 from shardwright.config.base import shortened
 from shardwright.config.phrase import say
@@ -77,6 +76,7 @@ _OTHERS: Mapping[str, tuple[str, ...]] = {
 # Words of programs that generate, evaluate, serve or change weights, if none of the others is there.
 _NOT_TRAINING = (
     "generate",
+    "embed",
     "generation",
     "inference",
     "infer",
@@ -89,13 +89,14 @@ _NOT_TRAINING = (
     "merge",
     "checkpoint",
 )
+_PLAIN_NAMES = ("main", "__main__", "run", "cli", "train", "trainer")  # which say less than what they stand in
 _TRAINING = ("train", "pretrain", "posttrain", "finetune", "tune", "sft", "pretraining", "training", "finetuning")
 
 
 def program_fault(name: str) -> str:
     """The fault of a program that trains no decoder of text by next tokens; empty if its name says none of it."""
-    last = PurePath(name).name.removesuffix(".py")
-    stem = last.rpartition(".")[2].lower()  # of a module such as tools.dpo_qwen, its last part
+    parts = name.removesuffix(".py").lower().replace("/", ".").split(".")  # of a module such as tools.dpo_qwen, too
+    stem = parts[-1] if len(parts) < 2 or parts[-1] not in _PLAIN_NAMES else ".".join(parts[-2:])
     words = {*re.split(r"[^a-z0-9]+|(?<=[a-z])(?=[0-9]+b\b)", stem)}
     kind = next((kind for kind, known in _OTHERS.items() if words & {*known}), "")
     if not kind and words & {*_NOT_TRAINING} and not words & {*_TRAINING}:
@@ -113,6 +114,24 @@ def program_fault(name: str) -> str:
     )
 
 
+def told_by_names(names: Sequence[str]) -> list[str]:
+    """A line on the first of some names, of files or of outputs, that says training of a reward, by preferences or by
+    rewards, for programs whose options need not say it; none if no name says so, or one says next tokens too."""
+    for name in names:
+        words = {*re.split(r"[^a-z0-9]+", name.lower())}
+        kinds = [kind for kind, known in _OTHERS.items() if words & {*known} and known[0] in _FIRST_OF_PREFERENCES]
+        if kinds and not words & {*_OF_TOKENS, "pretrain"}:
+            return [
+                say(
+                    "{name} trains {kind} by its name, and no option does: next tokens are counted here",
+                    name=shortened(name, 60),
+                    kind=kinds[0],
+                )
+            ]
+    return []
+
+
+_FIRST_OF_PREFERENCES = ("reward", "dpo", "ppo")
 # Options of transformers' Trainer for training by preferences, rewards or noise.
 _PREFERENCES = (
     "--use_asft_loss",
@@ -127,14 +146,21 @@ _PREFERENCES = (
     "--num_generations",
 )
 _OF_TOKENS = ("sft", "pt")
-_OF_STAGES = ("--pref_beta", "--reward_model")  # options that mean nothing in the stages of tokens
+_KINDS = ("--stage", "--rlhf_type", "--rl", "--algorithm")
+# Options that mean nothing beside a word of training by next tokens.
+_OF_STAGES = {"--stage": ("--pref_beta", "--reward_model"), "--algorithm": ("--beta",)}
 
 
 def read_kind(settings: Settings, _: Flat) -> None:
     """Refuse stages that train no decoder by next tokens, and options of training by preferences or rewards."""
     if settings.given.get("--finetuning_type") == "full":
         settings.ignore("--finetuning_type")
-    of_stages = _OF_STAGES if settings.text("--stage") in _OF_TOKENS else ()
+    of_stages = tuple(
+        option
+        for kind, options in _OF_STAGES.items()
+        for option in options
+        if settings.has(kind) and settings.text(kind) in _OF_TOKENS
+    )
     if preferences := [name for name in _PREFERENCES if name not in of_stages and settings.has(name)]:
         settings.faults.append(
             say(
@@ -146,7 +172,7 @@ def read_kind(settings: Settings, _: Flat) -> None:
     if settings.has("--mlm_probability") and settings.text("--mlm", "true").lower() == "true":
         setting = settings.setting_text("--mlm_probability")  # of masked tokens
         settings.faults.append(say("{setting}: training by next tokens is counted here", setting=setting))
-    for name in ("--stage", "--rlhf_type", "--rl"):
+    for name in _KINDS:
         if settings.text(name, "sft") in _OF_TOKENS:
             continue
         fault = program_fault(settings.text(name))

@@ -322,10 +322,12 @@ def checkpoint_interval() -> Drawing:
 
 
 def told_plan() -> Drawing:
-    """A plan that is often told, and the memory that it needs."""
-    job = "gpt-100b-32xa100"
-    title = say("{job}: 25 of 100 layers on a GPU", job=job)
-    return _memory(title, [(say("as told"), load(job).spec)])
+    """A plan that is often told, and the memory that it needs; and with the width that makes the told size."""
+    rows = [
+        (say("hidden {width:,}", width=job.model.hidden), job)
+        for job in (load(name).spec for name in ("gpt-100b-told", "gpt-100b-32xa100"))
+    ]
+    return _memory(say("25 of 100 layers on a GPU of 80 GB: memory of a rank"), rows)
 
 
 FIGURES: Mapping[str, Callable[[], Drawing]] = {

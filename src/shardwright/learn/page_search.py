@@ -6,11 +6,24 @@ from dataclasses import dataclass
 from math import log
 
 from shardwright.config.phrase import below, say
-from shardwright.learn.idea_pages import IDEAS, OTHERS, IdeaPage, terminal_text
+from shardwright.learn.idea_pages import FIRST, IDEAS, OTHERS, IdeaPage, terminal_text
 from shardwright.report.text_columns import aligned
 
+# Of sections that have as much of a question the first is shown: short answers, then ideas.
+_IN_ORDER = (FIRST, *IDEAS, *(name for name in OTHERS if name != FIRST))
 _MOST, _LEAST_SHARE = 6, 0.3  # sections that are shown, and their least score as a share of the best one's
 _IN_HEADING = 4.0  # a word of a heading counts as several of the text
+_OF_PART = 0.8  # "zero" of "zero-3"
+_OF_CHARACTER = 0.25  # one Chinese character counts as a part of two neighbours, which mostly are a word
+# Words that make a question one, and do not say about what.
+_ASKING_WORDS = """
+a an the of in on to for with and or is are be am was do does did done can could should would will i my me we our it its
+this that these those there what which who why when where how much many so not no than then at by from
+"""
+_ASKING = frozenset(_ASKING_WORDS.split())
+_ASKING_CHINESE = re.compile(
+    "为什么|什么|怎么办|怎么样|怎么|怎样|如何|多少|几个|哪个|哪种|哪些|是不是|能不能|要不要|吗|呢|的|了|我|你"
+)
 
 
 @dataclass(frozen=True)
@@ -21,17 +34,22 @@ class PageSection:
     heading: str
     markdown: str
 
+    @property
+    def prose(self) -> str:
+        """The text without commands and their outputs, whose words are about other things as well."""
+        return re.sub(r"^```.*?^```$", "", self.markdown, flags=re.MULTILINE | re.DOTALL)
+
 
 def sections_with(words: str, language: str) -> list[PageSection]:
     """The sections that have most of some words; a word that few sections have counts more. [] if there are none."""
-    sections = [section for name in (*OTHERS, *IDEAS) for section in _sections(name, language)]
-    headings, texts = ([getattr(section, part).lower() for section in sections] for part in ("heading", "markdown"))
+    sections = [section for name in _IN_ORDER for section in _sections(name, language)]
+    headings, texts = ([getattr(section, part).lower() for section in sections] for part in ("heading", "prose"))
     scores = [0.0] * len(sections)
-    for piece in _pieces(words.lower()):
+    for piece, share in _pieces(words.lower()).items():
         pattern = re.compile(rf"(?<![a-z0-9]){re.escape(piece)}")
         headed, has = ([bool(pattern.search(text)) for text in where] for where in (headings, texts))
         if any(has):
-            weight = log(1.0 + len(sections) / sum(has))
+            weight = share * log(1.0 + len(sections) / sum(has))
             for number, (is_headed, is_in) in enumerate(zip(headed, has, strict=True)):
                 scores[number] += weight * (_IN_HEADING if is_headed else is_in)
     best = sorted(zip(scores, sections, strict=True), key=lambda pair: -pair[0])[:_MOST]
@@ -55,8 +73,16 @@ def _sections(name: str, language: str) -> Iterator[PageSection]:
             yield PageSection(name, part.partition("\n")[0].lstrip("# "), part)
 
 
-def _pieces(words: str) -> set[str]:
-    """The words that are searched for: those in Latin letters, and of Chinese each two neighbours."""
-    latin = set(re.findall(r"[a-z0-9][a-z0-9.+-]*", words))
-    runs = re.findall(r"[\u4e00-\u9fff]+", words)
-    return latin | {run[at : at + 2] for run in runs for at in range(max(1, len(run) - 1))}
+def _pieces(words: str) -> dict[str, float]:
+    """The words that are searched for, with their weights: those in Latin letters, and of Chinese each two neighbours
+    and, with less, each character. Words of asking count where there are no others."""
+    latin = re.findall(r"[a-z0-9][a-z0-9.+-]*", words)
+    told = _ASKING_CHINESE.sub(" ", words)
+    if not re.search(r"[\u4e00-\u9fff]", told):
+        told = words
+    runs = re.findall(r"[\u4e00-\u9fff]+", told)
+    pairs = {run[at : at + 2]: 1.0 for run in runs for at in range(max(1, len(run) - 1))}
+    characters = {character: _OF_CHARACTER for run in runs for character in run}
+    about = [word for word in latin if word not in _ASKING]
+    parts = {part: _OF_PART for word in about for part in word.split("-") if len(part) > 1 and part not in _ASKING}
+    return characters | pairs | parts | dict.fromkeys(about or ([] if runs else latin), 1.0)

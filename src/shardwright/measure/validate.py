@@ -27,7 +27,7 @@ from shardwright.cost.calibration import (
     software_under,
 )
 from shardwright.cost.communicators import process_bytes
-from shardwright.cost.prediction_range import families_by_constant, range_ends
+from shardwright.cost.prediction_range import families_by_constant, range_ends, share_of_experts
 from shardwright.layers.query import Run
 from shardwright.measure.measured_runs.row_facts import FACT_COLUMNS, SOFTWARE_COLUMNS
 from shardwright.measure.measured_runs.run_table import TableLine, read_lines
@@ -68,8 +68,10 @@ class Predicted:
     def range_s(self) -> tuple[float, float]:
         """Seconds between which four of five steps lie."""
         assert self.time is not None and self.row.run is not None, "only what was predicted has a range"
-        is_named, fitted = self.row.knows_software, self.families_by_constant
-        low, high = range_ends(self.row.run, shipped(), is_named=is_named, fitted=fitted)
+        run, time, fitted = self.row.run, self.time, self.families_by_constant
+        share = share_of_experts(run, sent_s=time.expert, computed_s=time.compute + time.again, total_s=time.total)
+        is_named = self.row.knows_software
+        low, high = range_ends(run, shipped(), expert_share=share, is_named=is_named, fitted=fitted)
         return float(low * self.time.total), float(high * self.time.total)
 
 

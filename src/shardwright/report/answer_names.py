@@ -57,7 +57,7 @@ ANSWER_NAMES = {
     "device": say("device"),
     "device_hours": say("device-hours"),
     "device_memory_bytes": say("memory of a device"),
-    "device_room_bytes": say("memory that a device shows"),
+    "device_room_bytes": say("memory beside the process"),
     "devices": say("devices"),
     "devices_per_node": say("devices of a node"),
     "dims": say("dims"),

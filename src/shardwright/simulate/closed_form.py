@@ -21,7 +21,7 @@ from shardwright.cost.data_parallel import DataParallel
 from shardwright.cost.group_links import Groups
 from shardwright.cost.piece_time import PieceTime, Repeatable
 from shardwright.cost.pipeline_bubble import are_put_off, bubble, gathers_for_a_pass
-from shardwright.cost.prediction_range import range_ends
+from shardwright.cost.prediction_range import range_ends, share_of_experts
 from shardwright.cost.stage_time import Costing
 from shardwright.layers.arrays import Array, Numbers, only, stacked_rows
 from shardwright.layers.memo import Memo, layer_columns, layer_words, plain_columns, shard_columns, shard_words
@@ -111,10 +111,12 @@ def step_time_and_spare(run: Run, constants: Constants, memo: Memo | None = None
     available = peak_flops(run) * grid.world * total
     mfu = run.shape.flops_per_token() * grid.global_batch * run.shape.sequence / available
     hfu = mfu * (1.0 + steps.all_ranks.flops_again / (run.shape.num_passes * steps.all_ranks.flops))
-    low, high = range_ends(run, constants)
+    computed, again, sent = m * (pace.forward + pace.input_grad + pace.weight_grad), m * pace.again, m * pace.expert
+    expert_share = share_of_experts(run, sent_s=sent, computed_s=computed + again, total_s=total)
+    low, high = range_ends(run, constants, expert_share=expert_share)
     step = StepTime(
-        total=total, compute=m * (pace.forward + pace.input_grad + pace.weight_grad), again=m * pace.again,
-        tensor=m * pace.tensor, context=m * pace.context, expert=m * pace.expert, data=data + m * pace.shard,
+        total=total, compute=computed, again=again,
+        tensor=m * pace.tensor, context=m * pace.context, expert=sent, data=data + m * pace.shard,
         messages=messages, bubble=waits, optimizer=optimizer, host=host + m * pace.host, other=rates.step_s + slower,
         slower=slower, mfu=mfu, hfu=hfu, low=total * low, high=total * high,
     )  # fmt: skip

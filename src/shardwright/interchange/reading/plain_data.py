@@ -1,6 +1,7 @@
 """Configurations as plain data: untrusted YAML, TOML and JSON, read with limits; and references of Hydra's in them."""
 
 import json
+import re
 from typing import Any
 
 from shardwright.config.base import error_text, shortened
@@ -8,17 +9,18 @@ from shardwright.config.fault_gathering_reader import signed
 from shardwright.config.phrase import Phrase, say
 from shardwright.config.toml_file import TOML_ERRORS, parse_toml, value_faults
 from shardwright.config.units import KIB
-from shardwright.interchange.reading.shell_marks import mark
+from shardwright.interchange.reading.shell_marks import UNKNOWN, mark
 from shardwright.interchange.reading.shell_words import ShellFault
 
 _MOST_YAML = 256 * KIB
+_BARE_MARK = re.compile(rf"([:,\[]\s*)((?:{UNKNOWN.pattern})+)(?=\s*[,}}\]])".replace("([^", "(?:[^"))
 
 
 def read_data(name: str, text: str) -> dict[str, Any]:
     """The data of a configuration; the suffix of its name gives the format. Raises ShellFault."""
     kind = name.rpartition(".")[2].lower()
     try:
-        data = parse_toml(text) if kind == "toml" else json.loads(text) if kind == "json" else _yaml(text)
+        data = parse_toml(text) if kind == "toml" else _json(text) if kind == "json" else _yaml(text)
     except ShellFault:
         raise
     except TOML_ERRORS as error:
@@ -34,6 +36,11 @@ def read_data(name: str, text: str) -> dict[str, Any]:
     if faults := value_faults(data):
         raise ShellFault(say("{subject}: {fault}", subject=name, fault=faults[0]))
     return data
+
+
+def _json(text: str) -> Any:
+    """The data of JSON; the mark of an unknown value, which a script writes without quotes, is a text."""
+    return json.loads(_BARE_MARK.sub(r'\1"\2"', text))
 
 
 def _yaml(text: str) -> Any:

@@ -8,6 +8,11 @@ from shardwright.interchange.reading.shell_arithmetic import Arithmetic
 from shardwright.interchange.reading.shell_marks import mark, unknown_names
 from shardwright.interchange.reading.shell_words import ShellFault, ShellReader, Token
 
+# Commands that count the nodes of a job by the list of them.
+COUNTS_NODES = re.compile(
+    r"(?s)\A(?=.*\b(?:PBS_NODEFILE|COBALT_NODEFILE|SLURM_JOB_NODELIST|SLURM_NODELIST)\b)(?!.*\b(?:head|tail|grep|sed|awk)\b)"
+    r".*\bwc -l\b"
+)
 _SUM = re.compile(r"[0-9\s()+*/%-]+")  # of whole numbers
 _SCALE = re.compile(r"^\s*scale\s*=\s*0\s*;|;\s*$")
 _BC = (["bc"], ["bc", "-l"], ["bc", "-q"])
@@ -53,6 +58,8 @@ def _first_output(words: list[str]) -> str | None:
     if name == "echo":
         plain = [word for word in arguments if word not in ("-n", "-e")]
         return " ".join(plain) if plain and not any("\\" in word for word in plain) else None
+    if name in ("which", "command") and len(arguments) in (1, 2) and arguments[-1][:1].isalpha():
+        return arguments[-1]
     if name == "expr":
         return _value_of(" ".join(arguments))
     if any(unknown_names(word) for word in arguments):

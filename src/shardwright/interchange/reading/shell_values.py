@@ -14,7 +14,7 @@ from shardwright.config.phrase import say
 from shardwright.interchange.reading.shell_arithmetic import Arithmetic, UnknownOperand, UnreadExpressionError
 from shardwright.interchange.reading.shell_expansions import changed_text, split_index
 from shardwright.interchange.reading.shell_marks import UNKNOWN, mark, readable, unknown_names
-from shardwright.interchange.reading.shell_outputs import output_of
+from shardwright.interchange.reading.shell_outputs import COUNTS_NODES, output_of
 from shardwright.interchange.reading.shell_words import ShellFault, ShellReader, Token, WordPiece
 
 Value = str | list[str] | dict[str, str]  # a word, an array, an associative array
@@ -192,6 +192,8 @@ class Variables:
         """The output of a command, which is known for pwd and for what computes from its words alone."""
         if text.strip() == "pwd":
             return "."
+        if COUNTS_NODES.search(text) and isinstance(nodes := self.values.get("SLURM_NNODES"), str):
+            return nodes
         try:
             output = output_of(text, lambda token: self.words_of(token, depth + 1))
         except ShellFault:  # asked for if a setting depends on it

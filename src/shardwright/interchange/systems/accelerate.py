@@ -44,6 +44,8 @@ SIGNS = (
     FileSigns(commands=(r"\baccelerate[\"']?\s+launch\b",), weight=SHARED),
 )
 _P, _F, _M, _D = PREFIXES
+_TENSORS = (_P + "tp_size", "tp_config.tp_size")  # the latter of releases 1.3 to 1.6
+_WITHOUT_SHARDS = ("NO", "MULTI_GPU", "TP")
 _FLOAT8 = {"TE": "delayed", "MSAMP": "delayed", "MS-AMP": "delayed", "AO": "tensorwise"}
 _HISTORY = "fp8_config.amax_history_len"
 _CP = {"allgather": "all-gather", "alltoall": "ring"}
@@ -55,7 +57,7 @@ def _kind(settings: Settings) -> str:
 
 def _read_degrees(settings: Settings, fields: Flat) -> None:
     is_megatron = _kind(settings) == "MEGATRON_LM"
-    fields["plan.tp"] = settings.count([_M + "tp_degree"] if is_megatron else [_P + "tp_size"], 1, largest.RANKS, 1)
+    fields["plan.tp"] = settings.count([_M + "tp_degree"] if is_megatron else _TENSORS, 1, largest.RANKS, 1)
     fields["plan.pp"] = settings.count(_M + "pp_degree", 1, largest.PIPELINE_RANKS, 1) if is_megatron else 1
     fields["plan.cp"] = settings.count(_P + "cp_size", 1, largest.RANKS, 1)
     fields["plan.cp_method"] = settings.one_of(_P + "cp_comm_strategy", _CP, "allgather")
@@ -105,9 +107,9 @@ def _read_zero(settings: Settings, fields: Flat) -> None:
         fields["plan.zero"] = int(settings.flag(_M + "use_distributed_optimizer"))
     elif kind == "FSDP":
         _read_fsdp(settings, fields)
-    elif kind not in ("NO", "MULTI_GPU"):
+    elif kind not in _WITHOUT_SHARDS:
         settings.faults.append(
-            none_of(f"distributed_type = {kind[:40]}", ("NO", "MULTI_GPU", "FSDP", "DEEPSPEED", "MEGATRON_LM"))
+            none_of(f"distributed_type = {kind[:40]}", (*_WITHOUT_SHARDS, "FSDP", "DEEPSPEED", "MEGATRON_LM"))
         )
 
 
@@ -230,6 +232,8 @@ def _read_numbers(settings: Settings, fields: Flat) -> None:
     fields["precision.gradients"] = "float32"
     if _kind(settings) == "DEEPSPEED":
         deepspeed.read_gradients(settings, fields)
+        if fields["precision.compute"] == "float32":
+            deepspeed.tell_open_numbers(settings)
 
 
 def _write_numbers(job: JobSpec, settings: dict[str, Any]) -> None:

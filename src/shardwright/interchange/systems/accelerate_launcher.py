@@ -23,6 +23,7 @@ _SECTIONS = {
     "gradient_clipping": DEEPSPEED + "gradient_clipping",
     "zero_stage": DEEPSPEED + "zero_stage",
 }
+_WORDS_OF_NO = ("distributed_type", "mixed_precision")
 _COUNTS = ("--num_machines", "--num_processes")
 # Sections of DeepSpeed's own configuration, in which its known keys may stand.
 _OF_DEEPSPEED = ("", "zero_optimization.")
@@ -32,6 +33,9 @@ def put_options_of_launcher(settings: Settings, command: Launched | None, device
     """Put the options of `accelerate launch` under the names that its configuration has for them, and keys of the
     section fsdp_config, which may lack their prefix, under whole names. Counts of processes that depend on unknown
     variables are left out if the user says how many `devices` there are."""
+    for name in _WORDS_OF_NO:
+        if settings.given.get(name) is False:  # the word no, which YAML takes for false
+            settings.given[name] = "NO"
     section = FSDP.removesuffix("fsdp_")
     whole = {name: FSDP + name.removeprefix(section) for name in settings.given if _lacks_prefix(name, section)}
     settings.given = {whole.get(name, name): value for name, value in settings.given.items()}
@@ -78,4 +82,6 @@ def tell_dropped(settings: Settings) -> None:
 
 
 def _is_of_deepspeed(key: str) -> bool:
-    return key.startswith("tensor_parallel.") or any(subject_of("deepspeed", f"{part}{key}") for part in _OF_DEEPSPEED)
+    return key.startswith(("tensor_parallel.", "zero_optimization.")) or any(
+        subject_of("deepspeed", f"{part}{key}") for part in _OF_DEEPSPEED
+    )

@@ -28,7 +28,16 @@ _MODULES: dict[str, tuple[Target, ...]] = {
     "linear_proj": ("out",),
     "linear_fc1": ("gate", "up"),
     "linear_fc2": ("down",),
+    # One map for several, and those of MLPs without a gate: GPT-2, GPT-NeoX, BLOOM, Falcon, GPT-J, Phi, InternLM 2.
+    **dict.fromkeys(("query_key_value", "qkv_proj", "Wqkv", "wqkv", "c_attn"), ("query", "key", "value")),
+    **dict.fromkeys(("dense_h_to_4h", "c_fc", "fc_in", "fc1", "gate_up_proj"), ("gate", "up")),
+    **dict.fromkeys(("dense_4h_to_h", "fc_out", "fc2", "w2"), ("down",)),
+    **dict.fromkeys(("dense", "out_proj", "wo"), ("out",)),
+    "c_proj": ("out", "down"),
+    "w1": ("gate",),
+    "w3": ("up",),
 }
+_NUM_USUAL = 11  # of these, at the beginning, are said where another one is not known
 
 
 @dataclass(frozen=True)
@@ -149,7 +158,7 @@ def read_adapter(settings: Settings, fields: Flat, spelled: Callable[[str], str]
     if is_in_nf4 or (is_in_4_bits and (program.loads_by_word or not program.nf4_words)):
         _read_nf4(settings, fields, program, spelled)
     settings.text(spelled(program.switch))  # now it is read
-    ranks = (spelled("lora_r"), spelled("lora_rank"))
+    ranks = (spelled("lora_r"), spelled("lora_rank"), *([] if program.rank else [spelled("r")]))
     if not program.rank and not settings.has(*ranks) and "model.adapter.rank" not in settings.overrides:
         settings.faults.append(
             say(
@@ -216,7 +225,7 @@ def _targets(settings: Settings, program: _Program, spelled: Callable[[str], str
                 "model.adapter.targets=[...], such as [query,value]",
                 setting=present[0],
                 modules=tuple(map(shortened, unknown)),
-                known=tuple(_MODULES),
+                known=tuple(_MODULES)[:_NUM_USUAL],
             )
         )
     chosen = {target for module in modules for target in _MODULES.get(module, ())}

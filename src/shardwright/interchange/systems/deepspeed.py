@@ -71,7 +71,10 @@ def read_zero(settings: Settings, fields: Flat) -> None:
         fields["plan.offload_optimizer"] = settings.number(_ZERO + "offload_optimizer.ratio", 1.0)
     if settings.flag("--offload") and stage:  # of DeepSpeed's own programs
         fields |= {"plan.offload_optimizer": 1.0, "plan.offload_parameters": stage == 3}
-    if settings.text(_ZERO + "offload_param.device", "none") != "none" and stage == 3:
+    are_parameters_offloaded = settings.flag(
+        tuple(_ZERO + name for name in ("cpu_offload_param", "cpu_offload_params"))
+    )
+    if (are_parameters_offloaded or settings.text(_ZERO + "offload_param.device", "none") != "none") and stage == 3:
         fields["plan.offload_parameters"] = True
     if "nvme" in (
         settings.given.get(_ZERO + "offload_optimizer.device"),
@@ -106,8 +109,8 @@ def _write_zero(job: JobSpec, settings: dict[str, Any]) -> None:
         settings[_ZERO + "offload_param.device"] = "cpu"
 
 
-def read_numbers(settings: Settings, fields: Flat) -> None:
-    """Read the number types of compute, gradients, and their reduction, and the loss scale."""
+def tell_open_numbers(settings: Settings) -> None:
+    """Tell that numbers are float32 where a program's option would say them, and is not there."""
     names = ("bf16.enabled", "bfloat16.enabled", "fp16.enabled")
     open_names = [name for name in names if name in settings.automatic]
     if open_names and not settings.has("--bf16", "--fp16"):
@@ -118,6 +121,11 @@ def read_numbers(settings: Settings, fields: Flat) -> None:
                 names=both(open_names),
             )
         )
+
+
+def read_numbers(settings: Settings, fields: Flat) -> None:
+    """Read the number types of compute, gradients, and their reduction, and the loss scale."""
+    tell_open_numbers(settings)
     bf16 = settings.flag(("bf16.enabled", "bfloat16.enabled", "--bf16"))
     fp16 = settings.flag(("fp16.enabled", "--fp16")) and not bf16
     if settings.has("--zero_stage") and not bf16 and not fp16:  # DeepSpeed's own programs, whose default is fp16
@@ -129,13 +137,24 @@ def read_numbers(settings: Settings, fields: Flat) -> None:
                 number="bf16" if bf16 else "fp16",
             )
         )
-    fields["precision.compute"] = "bf16" if bf16 else "fp16" if fp16 else "float32"
+    fields["precision.compute"] = "bf16" if bf16 else "fp16" if fp16 else _autocast(settings)
     read_gradients(settings, fields)
     _read_narrow_state(settings, fields)
     if fp16:
         constant = settings.number("fp16.loss_scale", 0.0)
         fields["precision.loss_scale"] = constant or 2.0 ** min(63, settings.count("fp16.initial_scale_power", 16))
         fields["precision.loss_scale_growth_steps"] = 0 if constant else settings.count("fp16.loss_scale_window", 1000)
+
+
+def _autocast(settings: Settings) -> str:
+    """The numbers of compute where the engine's are float32: those of torch.autocast, if it is on."""
+    if not settings.flag("torch_autocast.enabled"):
+        settings.ignore("torch_autocast.dtype")
+        return "float32"
+    words = {"bfloat16": "bf16", "float16": "fp16", "float32": "float32"}
+    word = settings.text("torch_autocast.dtype", "bfloat16").removeprefix("torch.")
+    settings.lost.append(say("{setting}: gradients are float32 here", setting="torch_autocast.enabled = True"))
+    return words.get(word, "bf16")
 
 
 def _read_narrow_state(settings: Settings, fields: Flat) -> None:
@@ -152,7 +171,8 @@ _GRADIENTS = {"fp32": "float32", "float32": "float32", "bf16": "compute", "bfloa
 
 def read_gradients(settings: Settings, fields: Flat) -> None:
     """Read the number types in which gradients add up and travel; by default that of compute."""
-    default = "fp32" if fields["precision.compute"] == "float32" else "bf16"
+    is_wide = fields["precision.compute"] == "float32" or settings.flag("torch_autocast.enabled")
+    default = "fp32" if is_wide else "bf16"
     fields["precision.gradients"] = settings.one_of("data_types.grad_accum_dtype", _GRADIENTS, default)
     _read_reduce_type(settings, fields)
 

@@ -22,10 +22,11 @@ def read_batch(settings: Settings, fields: Flat) -> None:
     if not microbatch_size and batch_size and dp:
         microbatch_size = batch_size // (max(1, accumulation_steps) * dp)
     microbatch_size = microbatch_size or _assumed_microbatch(settings)
+    are_replicas_known = dp > 0
     dp = dp or _replicas(settings, ranks_per_replica, batch_size, (microbatch_size, accumulation_steps))
     samples = microbatch_size * accumulation_steps
     is_said = any(name in settings.overrides for name in _SAID_BY_FIELDS)
-    if batch_size and samples and batch_size != samples * dp and not is_said:
+    if are_replicas_known and batch_size and samples and batch_size != samples * dp and not is_said:
         settings.faults.append(_contradiction(settings, batch_size, samples, dp, ranks_per_replica))
     fields |= {"plan.dp": dp, "plan.microbatch_size": microbatch_size}
     fields["batch.global_batch_size"] = batch_size or microbatch_size * max(1, accumulation_steps) * dp

@@ -23,6 +23,7 @@ from shardwright.interchange.systems import deepspeed
 from shardwright.interchange.systems.deepspeed_batch import MICRO, WORLD, read_batch
 from shardwright.interchange.systems.megatron_model import MODEL, SHAPE
 from shardwright.interchange.systems.megatron_training import OPTIMIZER
+from shardwright.interchange.training_programs import program_fault
 
 SIGNS = (
     FileSigns(
@@ -149,15 +150,17 @@ def _read_kinds(settings: Settings, _: Flat) -> None:
 
 def _read_experts(settings: Settings) -> None:
     """Refuse experts; what else is said of them counts for nothing where there is one MLP."""
-    if settings.count("moe_num_experts", 1) > 1:
-        setting = settings.setting_text("moe_num_experts")
+    name = next((name for name in ("moe_num_experts", "num_experts") if settings.has(name)), "")
+    if name and settings.count(name, 1) > 1:
+        setting = settings.setting_text(name)
         fault = say("{setting}: it chooses experts by Sinkhorn's balance, which is not here", setting=setting)
-        if settings.text("moe_router_type", "sinkhorn") != "sinkhorn":
+        if settings.text("moe_router_type", "sinkhorn") != "sinkhorn" or settings.text("moe_type") == "deepspeed":
             fault = say("{setting}: experts of GPT-NeoX are not read; say them by fields of model.moe", setting=setting)
         settings.faults.append(fault)
-    settings.ignore(*(name for name in settings.given if name.startswith("moe_")))
+    settings.ignore(*(name for name in settings.given if name.startswith(_OF_EXPERTS)))
 
 
+_OF_EXPERTS = ("moe_", "enable_expert_tensor")
 ENGINE: Table = (
     Rule(("model_parallel_size",), _read_degrees),
     Rule(("train_batch_size",), read_batch),
@@ -181,6 +184,8 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
         keys |= flat_keys({str(key).replace("-", "_"): value for key, value in data.items()})
     spelled = {flag_name: name for name, flag_name in _SAME.items()}
     settings = Settings(notes=list(started.notes), overrides=asked.fields, spelled=spelled)
+    program = next(iter(started.command.arguments), "") if started.command else ""  # that the launcher starts
+    settings.faults += [fault for fault in (program_fault(program),) if fault and program.endswith(".py")]
     world = asked.cluster.devices or started.ranks
     settings.given = _renamed(keys, settings) | ({WORLD: world} if world else {})
     fields: Flat = {}

@@ -45,7 +45,12 @@ _OWN = (
     "input-embeds-norm",
 )
 _CONTEXT = {"megatron_cp_algo": "p2p", "ulysses_cp_algo": "a2a"}
-_BALANCES = {"pai_megatron_aux_loss": "aux_loss", "noaux_tc": "none", "softmax_topk": "none"}
+_BALANCES = {
+    "pai_megatron_aux_loss": "aux_loss",
+    "group_limited_greedy": "aux_loss",
+    "noaux_tc": "none",
+    "softmax_topk": "none",
+}
 # Older names of flags -> Megatron-LM's.
 _RENAMED = {
     "moe-intermediate-size": "moe-ffn-hidden-size",

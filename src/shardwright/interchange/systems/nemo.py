@@ -22,7 +22,7 @@ from shardwright.interchange.reading.settings import Settings
 from shardwright.interchange.system import System
 from shardwright.interchange.systems import megatron
 from shardwright.interchange.systems.megatron_plan import WORLD
-from shardwright.interchange.training_programs import program_fault
+from shardwright.interchange.training_programs import program_fault, told_by_names
 
 _PEFT = "model.peft."
 # NeMo's keys -> flags of Megatron-LM with the same values.
@@ -182,6 +182,7 @@ def read(texts: Mapping[str, str], asked: Asked) -> ReadResult:
         [_with_keys(line) for line in lines] for lines in (settings.notes, settings.lost, settings.faults)
     )
     nemo_settings.ignore(*_SAME, *_READ)
+    nemo_settings.lost += told_by_names([str(flat.get("exp_manager.name", ""))])
     if not flat.get("model.cpu_offloading"):  # these count beside it alone
         nemo_settings.ignore(*(name for name in flat if name.startswith("model.cpu_offloading_")))
     for name, why in _UNSUPPORTED.items():
@@ -371,7 +372,7 @@ def write(job: JobSpec) -> dict[str, str]:
 
 FACTS = System(
     name="nemo",
-    place=20,
+    place=65,
     title="NeMo",
     read=read,
     write=write,

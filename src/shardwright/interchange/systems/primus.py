@@ -205,7 +205,7 @@ def write(job: JobSpec) -> dict[str, str]:
 
 FACTS = System(
     name="primus",
-    place=30,
+    place=105,
     title="Primus",
     read=read,
     write=write,

@@ -15,9 +15,10 @@ from shardwright.config.fault_gathering_reader import whole
 from shardwright.config.phrase import say
 from shardwright.interchange.imported import Asked, ReadResult
 from shardwright.interchange.reading.file_signs import FileSigns
+from shardwright.interchange.reading.shell_marks import unknown_names
 from shardwright.interchange.systems.trainer_files import TrainerFile
 
-_COMMAND = r"(?<!megatron )\bswift\s+(sft|pt)\b"
+_COMMAND = r"(?<!megatron )\bswift\)?\s+(sft|pt)\b"  # also $(which swift) sft
 _ON_CPU = {"device": "cpu"}
 _OFFLOADS: Mapping[str, Mapping[str, Any]] = {
     "zero2_offload": {"offload_optimizer": _ON_CPU},
@@ -49,6 +50,7 @@ def _own_options(data: Mapping[str, Any]) -> dict[str, Any]:
         options["--learning_rate"] = _RATES.get(kind, 1e-4)
     if not {"bf16", "fp16"} & data.keys():
         options |= {"--bf16": True} if dtype == "bfloat16" else {"--fp16": True} if dtype == "float16" else {}
+        options |= {"--bf16": dtype} if unknown_names(dtype) else {}  # which is asked for
     return options
 
 

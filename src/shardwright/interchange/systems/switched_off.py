@@ -34,6 +34,7 @@ _FAMILIES = (
     _Family("load_in_4bit", _TRUE, ("bnb_4bit_", "use_bnb_nested_quant"), is_default=True),
     _Family("quantization_bit", _BITS, _OF_QUANTISED),
     _Family("stage", ("rm", "ppo", "dpo", "kto"), _OF_PREFERENCES, is_default=True),
+    _Family("use_unsloth", _TRUE, ("unsloth_",), is_default=True),
     _Family("relora", _TRUE, ("relora_", "jagged_restart_")),
     _Family("use_pose", _TRUE, ("pose_",)),
 )

@@ -84,3 +84,20 @@ def write_batch(job: JobSpec, settings: dict[str, Any]) -> None:
     settings["training.global_batch_size"] = size
     if plan.pp > 1:
         settings[_P + "pipeline_parallel_microbatch_size"] = plan.microbatch_size
+
+
+def read_groups(settings: Settings, _: Flat) -> None:
+    """Refuse an outer optimizer over groups of replicas, and tell that one of several groups is counted."""
+    settings.ignore(*(name for name in settings.given if name.startswith("fault_tolerance.")))
+    if not settings.flag("fault_tolerance.enable"):
+        return
+    if method := settings.text("fault_tolerance.semi_sync_method"):
+        settings.faults.append(
+            say(
+                "{setting}: groups of replicas that average their weights now and then are not counted here; one group "
+                "is, without it",
+                setting=f"fault_tolerance.semi_sync_method = {shortened(method, 40)}",
+            )
+        )
+        return
+    settings.lose("fault_tolerance.enable", say("one group of replicas is counted, and groups add up gradients there"))

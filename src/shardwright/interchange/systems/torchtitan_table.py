@@ -16,6 +16,7 @@ from shardwright.interchange.systems.torchtitan_batch import (
     LENGTHS,
     number_or_all,
     read_batch,
+    read_groups,
     write_batch,
 )
 
@@ -283,7 +284,7 @@ _DISPATCH = {
 
 def _read_experts(settings: Settings, fields: Flat) -> None:
     expert_tp = settings.count(_P + "expert_tensor_parallel_degree", 1)
-    fields["plan.ep"] = settings.count(_P + "expert_parallel_degree", 1)
+    fields["plan.ep"] = settings.count(_all_names("expert_parallel_degree").split(), 1)
     fields["plan.expert_tp"] = 0 if expert_tp == fields["plan.tp"] or fields["plan.ep"] == 1 else expert_tp
     fields["plan.dispatch"] = settings.one_of(_P + "expert_parallel_comm_backend", _DISPATCH, "standard")
 
@@ -347,6 +348,7 @@ TABLE: Table = (
     Rule((_P + "pipeline_parallel_schedule",), _read_pipeline, _write_pipeline),
     Rule((_P + "expert_parallel_degree",), _read_experts, _write_experts),
     Rule(("training.local_batch_size",), read_batch, write_batch),
+    Rule(("fault_tolerance.enable",), read_groups),
     Rule(("activation_checkpoint.mode",), _read_recompute, _write_recompute),
     Rule(("training.mixed_precision_param",), _read_numbers, _write_numbers),
     Rule(("training.enable_cpu_offload",), _read_offload, _write_offload),

@@ -33,6 +33,7 @@ from shardwright.interchange.systems.training_arguments import (
     FileParts,
     model_file,
 )
+from shardwright.interchange.training_programs import told_by_names
 
 _DATA = (".json", ".yaml", ".yml")
 _FILES_NAMED = (
@@ -67,6 +68,7 @@ class TrainerFile:
     without_recompute: Mapping[str, Any] = field(default_factory=dict)  # those of a plan that computes nothing again
     without_bf16: Mapping[str, Any] = field(default_factory=dict)  # those of a job in other numbers
     signs: tuple[FileSigns, ...] = field(kw_only=True)  # by which its files and commands are known
+    says_kind_by_names: bool = field(default=False, kw_only=True)  # no option of its own says what is trained
     by_ranks: Callable[[Mapping[str, Any], int], dict[str, Any]] = field(default=lambda data, ranks: {}, kw_only=True)
     has_megatron: bool = field(default=False, kw_only=True)  # its options may be Megatron-LM's, too
 
@@ -110,7 +112,11 @@ class TrainerFile:
             {self.renamed.get(name, f"--{name}"): name for name in merged},
         )
         is_deepspeed = any(deepspeed.is_own(keys) and "distributed_type" not in keys for keys in engine.values())
-        return (deepspeed if is_deepspeed else accelerate).result_of(parts, asked, self.system)
+        result = (deepspeed if is_deepspeed else accelerate).result_of(parts, asked, self.system)
+        if self.says_kind_by_names:
+            files = [PurePath(file).stem for file in own]
+            result.settings.lost += told_by_names([*files, PurePath(str(merged.get("output_dir", ""))).name])
+        return result
 
     def settings_of(self, job: JobSpec) -> dict[str, Any]:
         """A job's settings: options under the program's names, and keys of DeepSpeed's configuration."""
@@ -286,6 +292,7 @@ TRL = TrainerFile(
         "--bf16": True,
     },
     derived=_trl,
+    says_kind_by_names=True,
     signs=(
         FileSigns(commands=(r"\btrl\s+(sft|dpo|kto|grpo|rloo|reward)\b",)),
         FileSigns(

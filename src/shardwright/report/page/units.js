@@ -6,9 +6,8 @@ const GIB = 2 ** 30;
 export function rounded(value, digits = 3) {
   if (value === 0) return "0";
   const size = Math.abs(value);
-  return size >= 10 ** (digits - 1)
-    ? Math.round(value).toLocaleString("en")
-    : String(+value.toPrecision(digits));
+  if (size >= 10 ** (digits - 1)) return Math.round(value).toLocaleString("en");
+  return size >= 1000 ? value.toLocaleString("en", { maximumSignificantDigits: digits }) : String(+value.toPrecision(digits));
 }
 
 export function memoryText(bytes) {
