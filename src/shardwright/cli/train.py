@@ -49,7 +49,7 @@ def train(job: str, overrides: tuple[str, ...], as_json: bool, fresh: bool, weig
     with _standard_output_for_json_alone(as_json):
         result = train_job(spec, start)
         if result.comparison_text:
-            click.echo(result.comparison_text)
+            click.echo(fitting(result.comparison_text))
     if as_json and result.is_main_process:
         click.echo(json.dumps(result.to_dict()))
     if result.preempted:
