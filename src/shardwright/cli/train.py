@@ -12,6 +12,7 @@ import click
 from shardwright.cli.checked_job import load_to_run
 from shardwright.cli.command_language import command_language, tell
 from shardwright.cli.job_options import JobCommand, command_language_option, job_options
+from shardwright.config.text_columns import fitting
 
 
 @click.command(
