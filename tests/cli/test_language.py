@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from shardwright.cli.main import cli
 from shardwright.config.base import RunError
 from shardwright.config.phrase import language_of_locale, say
-from shardwright.report.text_columns import num_columns
+from shardwright.config.text_columns import num_columns
 from support.languages import assert_same_in_chinese, differing, num_chinese, words_of_picture
 from support.recorded_run import write_run
 

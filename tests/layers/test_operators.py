@@ -193,3 +193,20 @@ def test_recomputed_latent_attention_keeps_its_latents_alone() -> None:
     normal = 2 * tokens * (1536 + 512)
     attended = tokens * heads * (2 * 128 + 4)  # and the softmax's sums
     assert kept_bytes(layer, "none") - kept_bytes(layer, "attention") == pytest.approx(made + normal + attended)
+
+
+def test_tp_ranks_of_paddlenlp_keep_a_copy_of_the_input_of_each_product() -> None:
+    """Three of attention, two of a gated MLP, where a rank has all tokens; under sequence parallel, or alone, one."""
+    software = software_of("paddlenlp")
+    kept = {
+        (tp, sp): {
+            o.name: o.kept / o.given
+            for o in chains(LLAMA, PlanGrid(tp=tp, sequence_parallel=sp), software)["dense"]
+            if o.name in ("attention enter", "mlp enter")
+        }
+        for tp, sp in ((1, False), (2, False), (2, True))
+    }
+    assert kept[1, False] == {"attention enter": 1.0, "mlp enter": 1.0}
+    assert kept[2, False] == {"attention enter": 3.0, "mlp enter": 2.0}
+    assert kept[2, True] == {"attention enter": 0.5, "mlp enter": 0.5}  # of what the ranks gather
+    assert kept_bytes(chains(LLAMA, PlanGrid(tp=2), software)["dense"], "full") == 2 * LLAMA.sequence * LLAMA.hidden

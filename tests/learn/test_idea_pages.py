@@ -10,10 +10,10 @@ from click.testing import CliRunner
 from shardwright.cli.main import cli
 from shardwright.config.base import PlanError
 from shardwright.config.gate_facts import GATES
+from shardwright.config.text_columns import num_columns
 from shardwright.learn.computed_answers import questions_of
 from shardwright.learn.idea_figures import FIGURES
 from shardwright.learn.idea_pages import IDEAS, LANGUAGES, OTHERS, PAGES, QUESTIONS, SYSTEMS, TERMS, IdeaPage, page_of
-from shardwright.report.text_columns import num_columns
 from support.languages import num_chinese, words_of_picture
 from support.learn_pages import BLOCK, commands, figure_file, filled, output_of, pictures, renewed
 

@@ -199,10 +199,10 @@ def test_what_the_allocator_gives_back_is_reserved_and_not_needed() -> None:
             assert memory.reserved(memory.total - 1e6) == memory.total
 
 
-def test_software_that_says_nothing_holds_what_is_lost_alone() -> None:
+def test_software_that_says_nothing_holds_what_lies_idle_alone() -> None:
     memory = peak_memory(run(GRID, "megatron-core"), shipped())
-    lost = 0.02 * float(memory.activations + memory.working + memory.buffers)
-    assert float(memory.slack) == pytest.approx(lost)
+    idle = 0.12 * float(memory.activations + memory.working + memory.buffers)
+    assert float(memory.slack) == pytest.approx(idle)
     assert "slack" not in memory.as_dict()  # it is no part of what a process needs
 
 
@@ -211,3 +211,25 @@ def test_the_chance_that_a_plan_fits() -> None:
     assert fit_chance(80e9 * np.exp(SPREAD), 80e9) == pytest.approx(0.1587, abs=1e-4)  # one standard deviation
     assert fit_chance(40e9, 80e9) > 0.999 and fit_chance(160e9, 80e9) < 0.001
     assert (fit_chance(0.0, 80e9), fit_chance(1e9, 0.0)) == (1.0, 0.0)
+
+
+def test_what_lies_idle_between_blocks_counts_where_there_is_room() -> None:
+    """15 public logs of Megatron-LM have a median of 12 % of what a step allocates; segments that grow lose little, and
+    whether a plan fits does not count it."""
+    idle, lost = shipped()["common.memory_idle"], shipped()["common.memory_lost"]
+    grid = replace(GRID, tp=1, sequence_parallel=False)
+    for software, share in (("megatron-core", idle), ("torchtitan-2025", lost)):
+        memory = peak_memory(run(grid, software), shipped())
+        step_bytes = float(memory.activations + memory.working + memory.buffers)
+        assert float(memory.slack) == pytest.approx(share * step_bytes)
+        assert float(memory.overhead) == pytest.approx(shipped()["common.context_bytes"] + lost * step_bytes)
+
+
+def test_a_loop_of_layers_gathers_one_at_a_time() -> None:
+    """ZeRO-3 of XLA holds one gathered layer of 2 bytes an element less than software that fetches the next one."""
+    grid = replace(GRID, dp=8, tp=1, sequence_parallel=False, zero=3)
+    loop = software_of("xla")
+    layer = 4 * 1024**2 + 3 * 1024 * 4096 + 2 * 1024
+    one, two = (float(peak_memory(run(grid, name), shipped()).buffers) for name in ("xla", "megatron-core"))
+    assert (loop.gathered_layers, software_of("megatron-core").gathered_layers) == (1, 2)
+    assert two - one == pytest.approx(2 * layer, rel=0.01)

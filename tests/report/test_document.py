@@ -1,8 +1,8 @@
 """Paragraphs and tables in a language: Chinese has no spaces between sentences, and its characters take two columns."""
 
 from shardwright.config.phrase import say
+from shardwright.config.text_columns import num_columns, page_width
 from shardwright.report.document import AlignedRows, Lines, Paragraph, Title, document_text, paragraph
-from shardwright.report.text_columns import num_columns, page_width
 
 SENTENCES = (
     say("There is one replica."),

@@ -10,10 +10,10 @@ from shardwright.api.shown import Shown
 from shardwright.config.base import PlanError
 from shardwright.config.plain_values import plain
 from shardwright.config.plan import PlanSpec
+from shardwright.config.text_columns import aligned
 from shardwright.config.units import counted, memory_text
 from shardwright.memory.module_account import ModuleAccount, module_account
 from shardwright.parallel.zero.module_units import kind_faults, module_units, parameter_faults, unit_faults
-from shardwright.report.text_columns import aligned
 from shardwright.sharding.memory_account import RankMemory
 from shardwright.train.own_module.module_job import SUBJECT, module_job
 

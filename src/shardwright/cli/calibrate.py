@@ -10,7 +10,7 @@ from shardwright.cli.job_options import command_language_option, file_option, js
 from shardwright.cli.localized_commands import LocalizedCommand
 from shardwright.cli.progress_bar import progress_shown
 from shardwright.config import largest
-from shardwright.report.text_columns import fitting
+from shardwright.config.text_columns import fitting
 
 
 @click.command(cls=LocalizedCommand)

@@ -49,8 +49,8 @@ def check_files(
     from dataclasses import asdict
 
     from shardwright.api.file_check import file_checks
+    from shardwright.config.text_columns import fitting
     from shardwright.report.file_check_text import file_check_text
-    from shardwright.report.text_columns import fitting
 
     cluster = asked_cluster(cluster_fields)
     checks = file_checks(files, overrides, cluster, system or "")

@@ -42,7 +42,7 @@ def list_fields(section: str | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({name: dict(rows) for name, rows in sections.items()}))
         return
-    from shardwright.report.text_columns import page_width
+    from shardwright.config.text_columns import page_width
 
     formatter = formatter_in(command_language(), page_width())
     for name, rows in sections.items():

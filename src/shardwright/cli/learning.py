@@ -13,7 +13,7 @@ from shardwright.cli.localized_commands import LocalizedCommand
 from shardwright.cli.progress_bar import progress_shown
 from shardwright.config import largest
 from shardwright.config.phrase import in_language, say
-from shardwright.report.text_columns import fitting
+from shardwright.config.text_columns import fitting
 
 
 class Size(click.ParamType):

@@ -9,7 +9,7 @@ import click
 
 from shardwright.cli.command_language import command_language
 from shardwright.config.phrase import ENGLISH, Phrase, fixed, in_language, say
-from shardwright.report.text_columns import num_columns, wrapped
+from shardwright.config.text_columns import num_columns, wrapped
 
 
 class LocalizedFormatter(click.HelpFormatter):

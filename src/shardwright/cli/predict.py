@@ -26,7 +26,7 @@ from shardwright.cli.job_options import (
 from shardwright.cli.localized_commands import LocalizedCommand
 from shardwright.cli.progress_bar import progress_shown
 from shardwright.config.phrase import say
-from shardwright.report.text_columns import fitting
+from shardwright.config.text_columns import fitting
 
 
 @click.command(

@@ -30,7 +30,7 @@ from shardwright.cli.progress_bar import progress_shown, search_shown
 from shardwright.cli.system_option import SystemOption
 from shardwright.config import largest
 from shardwright.config.phrase import in_language, say
-from shardwright.report.text_columns import fitting
+from shardwright.config.text_columns import fitting
 
 if TYPE_CHECKING:
     from shardwright.api.asked_job import JobToPlan

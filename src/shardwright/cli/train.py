@@ -12,6 +12,7 @@ import click
 from shardwright.cli.checked_job import load_to_run
 from shardwright.cli.command_language import command_language, tell
 from shardwright.cli.job_options import JobCommand, command_language_option, job_options
+from shardwright.config.text_columns import fitting
 
 
 @click.command(
@@ -49,7 +50,7 @@ def train(job: str, overrides: tuple[str, ...], as_json: bool, fresh: bool, weig
     with _standard_output_for_json_alone(as_json):
         result = train_job(spec, start)
         if result.comparison_text:
-            click.echo(result.comparison_text)
+            click.echo(fitting(result.comparison_text))
     if as_json and result.is_main_process:
         click.echo(json.dumps(result.to_dict()))
     if result.preempted:

@@ -78,6 +78,11 @@ class CalibrationSpec(Spec):
     step_s: Seconds = Field(0.02, description="Seconds of a step beside: host, loader, norm of gradients.")
     jitter: Part = Field(0.003, description="Share that a step is longer by, for each doubling of the nodes.")
     memory_lost: Annotated[float, Field(ge=0, le=1)] = Field(0.02, description="Share of memory lost to fragments.")
+    memory_idle: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.12,
+        description="Share of a step's memory that torch's allocator has beside what it gave out, where there is room "
+        "and segments do not grow.",
+    )
     context_bytes: Annotated[float, Field(ge=0, le=2**40)] = Field(
         1.2e9, description="What the driver's context takes."
     )

@@ -12,7 +12,6 @@ from pydantic import Field
 
 from shardwright.config import catalog, largest
 from shardwright.config.attention_kernels import ATTENTION_KERNELS, KernelName
-from shardwright.config.base import Spec
 from shardwright.config.catalog_entry import read_entry
 from shardwright.config.context_facts import ContextMethod
 from shardwright.config.field_types import Month
@@ -21,17 +20,16 @@ from shardwright.config.recompute_facts import RecomputeName
 from shardwright.config.recompute_policy import RecomputedName
 from shardwright.config.schedule_facts import ScheduleName
 from shardwright.config.software_changes import changed_fields
-from shardwright.config.update_blocks import UpdateBlocksSpec
+from shardwright.config.software_memory import SoftwareMemorySpec
 from shardwright.config.usual_runs import UsualSpec
 from shardwright.config.zero_facts import ZeroFactsSpec
 
 Number = Annotated[float, Field(ge=0, le=largest.BYTES_BY_ELEMENT)]
 Bytes = tuple[Number, Number]  # in the forward, in the backward
 Counts = tuple[Number, Number]  # of kernels, in the forward and in the backward
-Workspaces = Annotated[int, Field(ge=0, le=largest.WORKSPACES)]
 
 
-class SoftwareSpec(Spec):
+class SoftwareSpec(SoftwareMemorySpec):
     """One generation of one framework."""
 
     name: str
@@ -183,55 +181,16 @@ class SoftwareSpec(Spec):
         description="The same with other optimizers than AdamW and Adam, of matrices, with elements on their way in 2 "
         "bytes; left out, 8 bytes fewer for each moment fewer.",
     )
-    norm_kept: Number = Field(2.0, description="Bytes that a norm keeps for its backward, by element.")
-    activation_kept: Number = Field(
-        0.0,
-        description="Bytes that the activation keeps beside the inputs of both products, by element that leaves it.",
-    )
-    rotary_kept: Number = Field(0.0, description="Bytes kept beside query, key and value, by their elements.")
-    logit_peak: Number = Field(6.0, description="Most bytes by logit while the loss is computed.")
-    placeholder_bytes: Literal[0, 2] = Field(
-        0,
-        description="Bytes of a placeholder by element of a weight: products add weight gradients up themselves, and "
-        "give autograd an empty tensor instead: one for each shape that weights of layers have, which stays, and that "
-        "of the head, which is there during its backward.",
-    )
-    workspaces: tuple[Workspaces, Workspaces] = Field(
-        (0, 0), description="Workspaces of 32 MiB that products take from the allocator: always, more with experts."
-    )
     loss_in_backward: bool = Field(
         False,
         description="Logits are computed in the backward alone, chunk by chunk, with their gradients and both products "
         "of these; the forward of the last stage ends before the head.",
     )
     head_parallel: bool = Field(True, description="tp ranks share the loss; if not, logits are gathered on each.")
-    stage_kept: Number = Field(
-        0.0, description="Bytes that a stage keeps of each microbatch in flight beside its layers', by output element."
-    )
-    queued: Counts = Field(
-        (0.0, 0.0),
-        description="Kernels and collectives of one layer that wait in a device's queue while the host is ahead, where "
-        "tensors that a collective reads stay out of use until its stream has passed; 0 where they do not.",
-    )
-    gathers_copies: bool = Field(
-        False,
-        description="ZeRO-1 gathers updated parameters into contiguous copies: one of each rank's share, one of all.",
-    )
-    fresh_gradients: bool = Field(False, description="The first backward of a step makes the tensors of gradients.")
-    memory_counter: Literal["allocated", "reserved"] = Field(
-        "allocated", description="Counter of torch's allocator that it reports as a run's memory."
-    )
     aggregated_trees: bool = Field(
         False,
         description="NCCL is 2.23 or newer, which gathers and scatters by aggregated trees where each rank has a node.",
     )
-    step_bytes: Number = Field(
-        0.0, description="Bytes of copies during the update, by element of the optimizer state of a rank."
-    )
-    update_blocks: UpdateBlocksSpec | None = Field(
-        None, description="What ZeRO-1 and 2 allocate to reduce gradients and update; left out, nothing."
-    )
-    bf16_update_blocks: UpdateBlocksSpec | None = Field(None, description="The same where products are in bfloat16.")
     zero: ZeroFactsSpec = Field(ZeroFactsSpec(), description="Where ZeRO keeps shards and gradients, and its buffers.")
     dropout: bool = Field(False, description="Whether dropout masks are kept.")
     causal: bool = Field(True, description="Whether attention skips what causality masks.")

@@ -89,6 +89,13 @@ def communicator_bytes(run: Run) -> Numbers:
     return line_bytes + _bytes_of_messages(run)
 
 
+def process_bytes(run: Run, usual_bytes: float) -> float:
+    """Bytes of a device that the driver shows of a process of one plan beside those of its allocator: the context, and
+    NCCL's communicators; `usual_bytes` if the device's entry has no number of channels."""
+    buffers_bytes = float(communicator_bytes(run))
+    return _CONTEXT_BYTES + buffers_bytes if buffers_bytes else usual_bytes
+
+
 def communicators(run: Run) -> list[Communicators]:
     """The communicators of a rank over lines of the mesh. Equal lines share one communicator."""
     grid, groups = run.grid, Groups(run)

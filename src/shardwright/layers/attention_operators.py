@@ -84,15 +84,15 @@ def _kept_heads(c: Context, in_half: Numbers) -> Numbers:
 
 def rotate(c: Context, o: LayerOperator) -> Operator:
     """Rotary positions, and the copies that put heads into their order."""
-    n, w = c.sizes[o.gives], c.software
+    n, s, w = c.sizes[o.gives], c.shape, c.software
     forward, backward = _turned(c, n)
-    if c.shape.clips:  # the forward reads and writes; the backward moves the gradient and the clipped values
+    if s.clips:  # the forward reads and writes; the backward moves the gradient and the clipped values
         forward, backward = forward + 2 * HALF * n, backward + 3 * HALF * n
     return Operator(
         o,
         forward_bytes=forward,
         backward_bytes=backward,
-        kept=n * w.rotary_kept,
+        kept=n * w.rotary_kept * s.is_turned(c.kind),
         given=HALF * n,
         kernel="rotary",
         elements=n,

@@ -20,6 +20,7 @@ from shardwright.config.measured_table import Kernel
 from shardwright.config.model_shape import ModelShape
 from shardwright.config.software import SoftwareSpec
 from shardwright.layers.arrays import Numbers
+from shardwright.layers.kept_inputs import num_kept_inputs
 from shardwright.layers.layer_operators import LayerOperator, RecomputeUnit
 from shardwright.layers.layer_tensors import BLOCK, LayerTensor, TensorSizes
 from shardwright.layers.query import PlanGrid
@@ -290,11 +291,11 @@ def enter(c: Context, o: LayerOperator) -> Operator:
     """The gather of sharded rows before a column-parallel product: f of Megatron-LM, or its gather under sp.
 
     Backward: the sum of the input gradients, or its scatter; under sp also the gather of the saved input again
-    (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2). It keeps the product's input; the router keeps the input
-    of shared experts. There is no gather if each rank makes the product of its own rows.
+    (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2). A rank that makes products of its own rows gathers none.
     """
     forward, backward = ((), ()) if o.gives is o.takes else c.entering
-    kept = 0.0 if o.name == "shared enter" else c.bytes_of(o.takes if c.software.gathers_again else o.gives)
+    input_bytes = c.bytes_of(o.takes if c.software.gathers_again else o.gives)
+    kept = input_bytes * num_kept_inputs(c.shape, c.grid, c.software, o)
     return Operator(o, forward=forward, backward=backward, kept=kept, given=c.bytes_of(o.gives), keeps_input=True)
 
 
@@ -392,7 +393,7 @@ def activate(c: Context, o: LayerOperator) -> Operator:
         o,
         forward_bytes=share * n * (forward + HALF),
         backward_bytes=share * n * (backward + HALF),
-        kept=n * (HALF + w.activation_kept),
+        kept=n * (HALF + w.activation_kept * c.shape.gated),
         given=HALF * n,
         kernel="gated activation" if c.shape.gated else "activation",
         elements=n,

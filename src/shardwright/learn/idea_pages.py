@@ -8,7 +8,7 @@ from pathlib import Path
 
 from shardwright.config.base import PlanError
 from shardwright.config.phrase import say
-from shardwright.report.text_columns import aligned, num_columns, terminal_width, wrapped
+from shardwright.config.text_columns import aligned, num_columns, terminal_width, wrapped
 
 PAGES = Path(__file__).parent / "pages"
 LANGUAGES = ("en", "zh")

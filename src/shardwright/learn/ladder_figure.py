@@ -8,10 +8,10 @@ from functools import partial
 from shardwright.api.one_collective import CollectiveQuestion, one_collective
 from shardwright.config.cluster_facts import device_entry
 from shardwright.config.phrase import in_language, say
+from shardwright.config.text_columns import num_columns
 from shardwright.cost.calibration import Rates
 from shardwright.learn.drawing import Drawing
 from shardwright.report import svg
-from shardwright.report.text_columns import num_columns
 
 _LEFT, _TOP, _WIDTH, _PITCH, _BAR = 244.0, 62.0, 800.0, 24.0, 14.0
 _LEAST, _MOST = 1.0, 10_000.0  # GB/s, the ends of the scale

@@ -8,10 +8,10 @@ from functools import partial
 
 from shardwright.config.phrase import in_language, say
 from shardwright.config.plan import PlanSpec
+from shardwright.config.text_columns import num_columns
 from shardwright.learn.drawing import Drawing
 from shardwright.learn.playable_figure import FigureJob
 from shardwright.report import svg
-from shardwright.report.text_columns import num_columns
 from shardwright.sharding.groups import CP, DP, EP, PP, REPLICAS, TP, GroupKind, layout
 from shardwright.sharding.mesh import MeshShape
 

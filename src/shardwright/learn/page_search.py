@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from math import log
 
 from shardwright.config.phrase import below, say
+from shardwright.config.text_columns import aligned
 from shardwright.learn.idea_pages import FIRST, IDEAS, OTHERS, IdeaPage, terminal_text
-from shardwright.report.text_columns import aligned
 
 # Of sections that have as much of a question the first is shown: one that it names, short answers, then ideas.
 _IN_ORDER = (FIRST, *IDEAS, *(name for name in OTHERS if name != FIRST))

@@ -8,10 +8,10 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+from shardwright.config.text_columns import is_wide
 from shardwright.learn.idea_pages import LANGUAGES, PAGES, language_of
 from shardwright.learn.playable_figure import PLAYER_WORDS, script_of
 from shardwright.learn.playable_figures import PLAYABLE
-from shardwright.report.text_columns import is_wide
 
 PLAYER = Path(__file__).parent / "player"
 FOLDER = "play"  # of the site

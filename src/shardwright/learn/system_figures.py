@@ -14,6 +14,7 @@ from shardwright.config.cluster_facts import node_devices
 from shardwright.config.job import JobSpec
 from shardwright.config.model_shape import shape_of
 from shardwright.config.phrase import in_language, say
+from shardwright.config.text_columns import num_columns
 from shardwright.config.units import bytes_text, seconds_text
 from shardwright.cost.calibration import shipped
 from shardwright.explain.rank_collectives import Crossing
@@ -23,7 +24,6 @@ from shardwright.learn.grid_products import cube_bytes, grid_bytes, line_bytes
 from shardwright.learn.playable_figure import WHOLE_PLAN
 from shardwright.report import svg
 from shardwright.report.bars_picture import StackedBars
-from shardwright.report.text_columns import num_columns
 from shardwright.sharding.groups import REPLICAS
 from shardwright.simulate.full_step import simulated_step
 

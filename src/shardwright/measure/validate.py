@@ -26,6 +26,7 @@ from shardwright.cost.calibration import (
     shipped,
     software_under,
 )
+from shardwright.cost.communicators import process_bytes
 from shardwright.cost.prediction_range import families_by_constant, range_ends, share_of_experts
 from shardwright.layers.query import Run
 from shardwright.measure.measured_runs.row_facts import FACT_COLUMNS, SOFTWARE_COLUMNS
@@ -131,7 +132,7 @@ def _reported(row: Measured, run: Run, memory: Memory, constants: Constants) -> 
     """The bytes that a row's counter shows: the driver's, which are the context and all that the allocator has, or
     those of the allocator's counter which the row or its software names."""
     counter, device = row.memory_counter or software_under(run).memory_counter, device_of(run.device)
-    context_bytes = device_constant(constants, device, "context_bytes")
+    context_bytes = process_bytes(run, device_constant(constants, device, "context_bytes"))
     reserved_bytes = float(memory.reserved(device.offered_bytes - context_bytes))
     if row.sees_device:
         return context_bytes + reserved_bytes

@@ -152,6 +152,7 @@ def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, 
     step_bytes = activations + working + buffers
     cut_bytes = cut_blocks(software, grid, layer_bytes, loss_bytes)
     lost_bytes = np.maximum(memory_lost(run, constants) * step_bytes, cut_bytes)
+    idle_bytes = np.maximum(lost_bytes, _memory_idle(run, constants) * step_bytes)
     pending = pending_blocks(software, grid, alive, blocks)
     for_update, at_update = update_bytes(software, grid, elements, largest), _made_at_update(software, grid)
     return Memory(
@@ -164,7 +165,7 @@ def _on_ranks(run: Run, constants: Constants, ranks: PipelineRanks, memo: Memo, 
         overhead=device_constant(constants, device_of(run.device), "context_bytes")
         + np.maximum(lost_bytes + np.minimum(kept, pending.most), for_update.needed - step_bytes),
         host=host + offloaded * alive,
-        slack=lost_bytes + pending.expected + np.maximum(0.0, for_update.reserved - at_update * optimizer),
+        slack=idle_bytes + pending.expected + np.maximum(0.0, for_update.reserved - at_update * optimizer),
     )
 
 
@@ -177,6 +178,15 @@ def memory_lost(run: Run, constants: Constants) -> float:
     """Share of activations, buffers and working memory that is lost between blocks; 0 for this runtime, since the
     headroom of its devices includes it."""
     return 0.0 if is_counted(run) else device_constant(constants, device_of(run.device), "memory_lost")
+
+
+def _memory_idle(run: Run, constants: Constants) -> float:
+    """Share of activations, buffers and working memory that the allocator has beside what it gave out, while there is
+    room; 0 if its segments grow, and where its blocks are counted one by one (`queued`, `update_blocks`)."""
+    software = software_under(run)
+    if software.expandable_segments or software.queued[0] or software.update_blocks:
+        return 0.0
+    return device_constant(constants, device_of(run.device), "memory_idle")
 
 
 def _of_this_runtime(
@@ -304,12 +314,12 @@ def _made_at_update(software: SoftwareSpec, grid: PlanGrid) -> Numbers:
 
 
 def _gathered(run: Run, software: SoftwareSpec, num_elements: Numbers, num_layers: Numbers) -> Numbers:
-    """Bytes of ZeRO-3's gathered parameters and gradients, two layers at once and the tables or as many elements as the
-    software gathers, and of the buffers in which gradients wait under any stage."""
+    """Bytes of ZeRO-3's gathered parameters and gradients, the layers at once and the tables or as many elements that
+    the software gathers, and of the buffers in which gradients wait under any stage."""
     shape, grid, facts = run.shape, run.grid, software.zero
     tables = shape.num_tables * shape.table_elements / grid.tp
     layer = np.maximum(0.0, num_elements - tables) / num_layers
-    in_turn = np.minimum(num_elements, facts.gathered) if facts.gathered else 2 * layer + tables
+    in_turn = np.minimum(num_elements, facts.gathered) if facts.gathered else software.gathered_layers * layer + tables
     waiting = facts.buffered[1] if facts.buffered[1] else layer
     gathered = in_turn * grid.element_bytes + waiting * software.reduce_bytes
     shared = facts.buffered[0] * software.reduce_bytes * (grid.zero > 0)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from html import escape
 
 from shardwright.config.phrase import ENGLISH, in_language, say
+from shardwright.config.text_columns import num_columns
 from shardwright.report import svg
 from shardwright.report.svg import Box
-from shardwright.report.text_columns import num_columns
 
 _LEFT, _TOP, _BAR, _PITCH, _WIDTH, _RIGHT = 196.0, 70.0, 22.0, 34.0, 740.0, 96.0
 _LABEL_CHAR = 7.4  # a column of a row's label

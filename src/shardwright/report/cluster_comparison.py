@@ -15,6 +15,7 @@ from shardwright.config.job import JobSpec
 from shardwright.config.link_words import link_words
 from shardwright.config.percent import percent_text
 from shardwright.config.phrase import capitalized, fixed, in_language, note_phrase, say
+from shardwright.config.text_columns import terminal_width
 from shardwright.config.units import number_text, tokens_text
 from shardwright.cost.money import device_hour_price, price_words, usd_per_device_hour
 from shardwright.planner.advice.priced_plan import PricedPlan
@@ -35,7 +36,6 @@ from shardwright.report.plans_text import (
 )
 from shardwright.report.prediction_notes import told_notes
 from shardwright.report.rendered import ScreenPart
-from shardwright.report.text_columns import terminal_width
 
 _OTHER_SOFTWARE = say("For plans of software that you run: --as megatron-core, and others of `shardwright software`.")
 _LABELS_WIDTH = 15  # columns of the first column of the table

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from shardwright.config.phrase import ENGLISH, in_language
-from shardwright.report.text_columns import aligned, filled, num_columns
+from shardwright.config.text_columns import aligned, filled, num_columns
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from shardwright.config.base import printable
 from shardwright.config.phrase import ENGLISH, Phrase, in_language, say
+from shardwright.config.text_columns import num_columns
 from shardwright.config.units import GIB, counted_phrase, memory_text, seconds_text
-from shardwright.report.text_columns import num_columns
 
 EXPERTS = "a group of"  # with which a finding on experts begins
 _LABELS = 8  # columns of the names of lines

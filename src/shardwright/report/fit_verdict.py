@@ -17,10 +17,10 @@ from shardwright.config.job import JobSpec
 from shardwright.config.link_words import link_words
 from shardwright.config.phrase import say
 from shardwright.config.software import software_of
+from shardwright.config.text_columns import filled
 from shardwright.config.units import GIB, counted_phrase, memory_text
 from shardwright.memory.checkpoint_copies import most_copied_bytes
 from shardwright.memory.fit_chance import fit_chance
-from shardwright.report.text_columns import filled
 from shardwright.sharding.memory_account import RankMemory
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from shardwright.config.phrase import ENGLISH, in_language
+from shardwright.config.text_columns import num_columns, terminal_width
 from shardwright.report.document import Part, part_text
-from shardwright.report.text_columns import num_columns, terminal_width
 
 _GAP = 2  # columns between those of a table
 LEAST_ROOM = 12  # columns of the last one

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from shardwright.report.text_columns import num_columns
+from shardwright.config.text_columns import num_columns
 
 LINE_COLOURS = ("#3b82f6", "#e5484d", "#0f9d8a", "#f59f00", "#8b5cf6", "#d6409f", "#65a30d", "#0891b2")
 

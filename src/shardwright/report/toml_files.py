@@ -9,11 +9,11 @@ from shardwright.config import catalog
 from shardwright.config.job import STATED, JobSpec
 from shardwright.config.job_file import NAME_FIELDS, PATH_FIELDS
 from shardwright.config.phrase import below, in_language, say
+from shardwright.config.text_columns import aligned
 from shardwright.config.toml_text import toml_text, value_text
 from shardwright.config.units import seconds_text
 from shardwright.config.user_file import path_exists
 from shardwright.report.output import replace_output, write_output
-from shardwright.report.text_columns import aligned
 
 
 def write_toml(path: Path, job: JobSpec) -> None:

@@ -10,9 +10,9 @@ from rich.text import Text
 
 from shardwright.config.percent import percent_text
 from shardwright.config.phrase import ENGLISH, in_language, say
+from shardwright.config.text_columns import fitting, terminal_width
 from shardwright.config.units import counted_phrase, memory_text, seconds_text
 from shardwright.report.run.run_record import RunRecord
-from shardwright.report.text_columns import fitting, terminal_width
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _LEAST_WIDTH, _LABEL = 10, 22

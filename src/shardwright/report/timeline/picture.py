@@ -3,9 +3,9 @@
 from functools import partial
 
 from shardwright.config.phrase import ENGLISH, in_language, say
+from shardwright.config.text_columns import num_columns
 from shardwright.config.units import counted_phrase
 from shardwright.report.svg import FONT, document, nice_step, px, text
-from shardwright.report.text_columns import num_columns
 from shardwright.report.timeline.colours import NAMES, colour_of, ink_on, letters_of, shade
 from shardwright.schedule.action import Kind
 from shardwright.schedule.schedule import Program

@@ -13,10 +13,10 @@ from shardwright.config import catalog, largest
 from shardwright.config.base import PlanError, faults_in
 from shardwright.config.phrase import ENGLISH, each, in_language, say, sentences_of
 from shardwright.config.schedule_facts import SCHEDULES
+from shardwright.config.text_columns import filled, fitting, is_sized, terminal_width
 from shardwright.config.units import counted_phrase
 from shardwright.report.document import AlignedRows, Lines, Part, document_text
 from shardwright.report.output import write_output
-from shardwright.report.text_columns import filled, fitting, is_sized, terminal_width
 from shardwright.report.timeline.job_study import JobStudy, cost_faults
 from shardwright.report.timeline.page import section_of, timeline_page
 from shardwright.report.timeline.picture import picture

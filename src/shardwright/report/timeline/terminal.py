@@ -13,8 +13,8 @@ from typing import Literal, TextIO
 import numpy as np
 
 from shardwright.config.phrase import ENGLISH, fixed, in_language, say
+from shardwright.config.text_columns import num_columns
 from shardwright.report.svg import nice_step
-from shardwright.report.text_columns import num_columns
 from shardwright.report.timeline.colours import NAMES, PAIR, chunk_of, colour_of, ink_on, letters_of, rgb, shade
 from shardwright.schedule.action import Action
 from shardwright.schedule.schedule import Program

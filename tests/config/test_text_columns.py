@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.report.text_columns import aligned, fitting, num_columns, wrapped
+from shardwright.config.text_columns import aligned, fitting, num_columns, wrapped
 
 ROWS = [
     ["operator", "work", "bytes of the state", "what it communicates"],
