@@ -42,7 +42,7 @@ def _least_px(name: str, language: str) -> int:
     text = (PAGES / language / "figures" / f"{name}.svg").read_text(encoding="utf-8")
     width = float(re.findall(r'viewBox="0 0 ([\d.]+)', text)[0])
     smallest = min(map(float, re.findall(r'font-size="([\d.]+)', text)))
-    return ceil(width * min(1.0, _LEAST_LETTER_PX / smallest))
+    return ceil(width * _LEAST_LETTER_PX / smallest)
 
 
 def _wide_marked(output: str) -> str:
