@@ -349,7 +349,7 @@ def test_every_schedule_has_a_story(schedule: str) -> None:
 def test_command_tells_bytes_where_the_device_is_not_known(job: str) -> None:
     done = CliRunner().invoke(cli, ["explain", job])
     assert done.exit_code == 0, done.output
-    assert "cluster.device is unknown; set it to one of" in " ".join(done.output.split())
+    assert "cluster.device is unknown; set it to one that `shardwright devices` lists" in " ".join(done.output.split())
     assert "KiB" in done.output and "GSPMD" in done.output
     result = json.loads(CliRunner().invoke(cli, ["explain", job, "--json"]).stdout)
     assert result["step"] is None and "cluster.device" in result["untimed"]

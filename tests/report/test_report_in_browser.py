@@ -105,7 +105,7 @@ def test_clusters_are_named_and_the_words_of_an_answer_stand_on_its_page(page: P
     page.goto(file.as_uri())
     assert page.locator("#headline dd").all_inner_texts() == ["64 h100-sxm", "32 b200-sxm"]
     assert page.inner_text("pre.printed") == "Cheapest: 64 h100-sxm <&>"
-    assert page.locator("#rest th[scope=col]").all_inner_texts()[:3] == ["device", "num devices", "run USD"]
+    assert page.locator("#rest th[scope=col]").all_inner_texts()[:3] == ["device", "devices", "whole run USD"]
     assert "$0.004" in page.inner_text("#rest") and "192 kWh" in page.inner_text("#rest")
     assert "$1.25" in page.inner_text("#rest"), "the money of a step is no time"
     assert page.evaluate("() => document.documentElement.scrollWidth") <= 390

@@ -14,7 +14,7 @@ from shardwright.cli.job_options import (
     language_option,
     set_option,
 )
-from shardwright.cli.system_option import SystemOption
+from shardwright.cli.system_option import ListedSystemOption
 
 
 @click.command(
@@ -26,7 +26,7 @@ from shardwright.cli.system_option import SystemOption
 @click.argument("files", nargs=-1, required=True)
 @click.option(
     "--system",
-    cls=SystemOption,
+    cls=ListedSystemOption,
     is_written=False,
     help="The training system.  [default: as the file is]",
 )

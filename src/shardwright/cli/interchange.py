@@ -20,7 +20,7 @@ from shardwright.cli.job_options import (
     set_option,
 )
 from shardwright.cli.progress_bar import search_shown
-from shardwright.cli.system_option import SystemOption, systems_for
+from shardwright.cli.system_option import ListedSystemOption, systems_for
 from shardwright.config.phrase import in_language, say
 from shardwright.config.user_file import system_reason
 
@@ -152,7 +152,7 @@ def _imported(
 )
 @job_options
 @cluster_options
-@click.option("--to", "system", cls=SystemOption, is_written=True, required=True, help="The training system.")
+@click.option("--to", "system", cls=ListedSystemOption, is_written=True, required=True, help="The training system.")
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),

@@ -37,13 +37,17 @@ class SystemName(click.ParamType[str]):
 
 
 class SystemOption(click.Option):
-    """An option whose value is the name of a system; its help lists the names."""
+    """An option whose value is the name of a system."""
 
     def __init__(self, *args: Any, is_written: bool, **fields: Any) -> None:
         super().__init__(*args, **fields | {"type": SystemName(is_written), "metavar": "SYSTEM"})
-        self._is_written = is_written
+        self.is_written = is_written
+
+
+class ListedSystemOption(SystemOption):
+    """The same of a command that is about systems: its help lists their names, and imports them for that."""
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """The option with its meaning, and the names in brackets."""
         record = super().get_help_record(ctx)
-        return record and (record[0], f"{record[1]}  [{', '.join(systems_for(self._is_written).names)}]")
+        return record and (record[0], f"{record[1]}  [{', '.join(systems_for(self.is_written).names)}]")

@@ -1,6 +1,6 @@
 """The names of the values of an answer, as a page shows them beside the values. Keys are those of `--json`.
 
-Fields of a job, such as tp, have no names here: they are shown as a job writes them, in every language.
+Fields of a job, such as tp, and axes have no names here: they are shown as a job writes them, in every language.
 """
 
 from shardwright.config.phrase import say
@@ -63,7 +63,6 @@ ANSWER_NAMES = {
     "dims": say("dims"),
     "does": say("what it does"),
     "dtensor": "DTensor",
-    "edp": say("replicas of experts"),
     "effects": say("effects of the plan's choices"),
     "efficiency": say("efficiency"),
     "even_stages_step_s": say("step with even stages"),

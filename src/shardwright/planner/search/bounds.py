@@ -254,12 +254,16 @@ def state_bytes(job: JobSpec, block: PlanBlock, memo: Memo) -> tuple[Column, Col
     columns, grid = block.columns, block.run(job, memo).grid
     zero = columns["zero"]
     share = 1 / np.maximum(*(layout(grid, shards).size for shards in SHARDS.values()))
-    least = columns["rest_bytes"] + columns["parameters_bytes"] * (zero < 3)
-    least = least + columns["gradients_bytes"] * np.where(zero < 2, 1.0, share)
-    on_device = np.where(zero < 1, 1.0, share) * (1 - columns["offload_optimizer"])
-    if not software_of(job.cluster.software).is_own:  # under ZeRO-3 its master weights are the parameters
+    software = software_of(job.cluster.software)
+    rest = columns["rest_bytes"] + columns["parameters_bytes"] * (zero < 3)
+    gradients = columns["gradients_bytes"] * np.where(zero < 2, 1.0, share)
+    hosted = software.zero.hosts_gradients * (zero > 0)  # of gradients, where the optimizer state is in host memory
+    offloaded = columns["offload_optimizer"]
+    on_device = np.where(zero < 1, 1.0, share) * (1 - offloaded)
+    if not software.is_own:  # under ZeRO-3 its master weights are the parameters
         on_device = on_device * (zero < 3)
-    return least, least + columns["optimizer_bytes"] * on_device
+    least = rest + gradients * (1 - hosted)
+    return least, rest + gradients * (1 - hosted * offloaded) + columns["optimizer_bytes"] * on_device
 
 
 def keeps_as_much(job: JobSpec, variant: PlanVariant) -> bool:
