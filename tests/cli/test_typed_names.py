@@ -86,7 +86,7 @@ def test_a_number_that_is_none_is_told_without_words_of_libraries(option: str) -
 
 @pytest.mark.parametrize("system", ["megatron", "torchtitan"])
 def test_a_model_is_exported_under_the_best_plan_that_the_system_has(system: str) -> None:
-    words = "llama3-8b --devices 16 --device h100-sxm"
+    words = "qwen3-0.6b --devices 4 --device h100-sxm"
     exported = json.loads(run(f"export {words} --to {system} --json").stdout)
     best = json.loads(run(f"plan {words} --for {system} --json").stdout)[0]
     back = job_of_texts(SYSTEMS[system], exported["files"], Asked(), "job").job.plan
@@ -95,7 +95,7 @@ def test_a_model_is_exported_under_the_best_plan_that_the_system_has(system: str
 
 
 def test_a_model_is_laid_out_and_run_dry_under_its_best_plan() -> None:
-    words = "tiny-llama --devices 8 --device h100-sxm --set batch.global_batch_size=16"
+    words = "tiny-llama --devices 4 --device h100-sxm --set batch.global_batch_size=8"
     best = json.loads(run(f"plan {words} --json").stdout)[0]["plan"]
     for command in ("layout", "dryrun"):
         answer = run(f"{command} {words} --json")

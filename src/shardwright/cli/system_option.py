@@ -45,7 +45,7 @@ class SystemOption(click.Option):
 
 
 class ListedSystemOption(SystemOption):
-    """The same of a command that is about systems: its help lists their names, and imports them for that."""
+    """An option of a command that is about systems: its help lists their names, and imports them for that."""
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         """The option with its meaning, and the names in brackets."""
