@@ -83,13 +83,10 @@ class Layout:
         """Number of ranks of a group."""
         return self.num * self.mirrors
 
-    def near(self, num_ranks: Count, mirrors: Count = 1) -> "Layout":
-        """The groups of `num_ranks` neighbours on a line, with as many mirrored ones."""
-        return Layout(num_ranks, self.stride, self.block, self.pitch, mirrors)
-
-    def apart(self, num_ranks: Count) -> "Layout":
-        """The groups of the ranks that have the same place among `num_ranks` neighbours on a line."""
-        return Layout(self.num // num_ranks, self.stride * num_ranks, self.block, self.pitch, self.mirrors)
+    def split(self, num_ranks: Count) -> "tuple[Layout, Layout]":
+        """(groups of `num_ranks` neighbours, groups of the ranks with the same place among such neighbours)."""
+        copy_stride = self.stride * num_ranks
+        return replace(self, num=num_ranks), replace(self, num=self.num // num_ranks, stride=copy_stride)
 
     def place(self, rank: int) -> int:
         """The place of a rank."""
@@ -120,8 +117,8 @@ def layout(plan: Degrees, kind: GroupKind) -> Layout:
     full_line = Layout(num, stride, plan.block, plan.block * plan.pp)
     if kind.part == "all":
         return full_line
-    num_sharing = _num_sharing(plan, num)
-    return full_line.near(num_sharing, plan.num_copies) if kind.part == "shards" else full_line.apart(num_sharing)
+    shards, copies = full_line.split(_num_sharing(plan, num))
+    return replace(shards, mirrors=plan.num_copies) if kind.part == "shards" else copies
 
 
 def _stride(axes: tuple[str, ...], group_axes: tuple[str, ...], sizes: dict[str, Count]) -> Count:
@@ -218,7 +215,7 @@ class AxisGroups:
 
     def split(self, num_ranks: int) -> "tuple[AxisGroups, AxisGroups]":
         """(groups of `num_ranks` neighbours on a line, groups of the ranks with the same place among neighbours)."""
-        inner, outer = self.layout.near(num_ranks, self.layout.mirrors), self.layout.apart(num_ranks)
+        inner, outer = self.layout.split(num_ranks)
         return replace(self, layout=inner), replace(self, layout=outer)
 
 
