@@ -250,9 +250,7 @@ def _has_casts(job: JobSpec) -> bool:
     return job.precision.float8 != "none"
 
 
-def course_of(
-    program: Program, pp_rank: int, states: dict[int, StageState], *, with_casts: bool = False
-) -> RankCourse:
+def course_of(program: Program, pp_rank: int, states: dict[int, StageState], *, with_casts: bool = False) -> RankCourse:
     """The course of a rank that holds some stages: the events at which its memory may change and, `with_casts`, each
     pass, at which weights may be cast to fp8."""
     has_events = []
