@@ -4,14 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from interchange.test_habits_of_files import megatron
+from interchange.test_habits_of_files import OPTIONS, faults, megatron, script
+from interchange.test_trainer_commands import MODEL, job_read
 from interchange.wrapped_files import LAUNCH, WRAPPED
 from shardwright.api.file_check import file_check
 from shardwright.config.asked_cluster import AskedCluster
 from shardwright.config.base import PlanError
 from shardwright.interchange.foreign_job import job_of_texts, read_job_of
 from shardwright.interchange.imported import Asked, Imported
-from shardwright.interchange.recognised import system_name_of
+from shardwright.interchange.recognised import JOB, system_name_of
 from shardwright.interchange.system import SOURCES
 
 H100 = AskedCluster(0, "h100-sxm")
@@ -138,3 +139,46 @@ def test_nodes_that_no_yaml_of_nemo_says_are_told() -> None:
         own = nodes + text.partition("\n")[2] if nodes else text
         answer = job_of_texts(SOURCES["nemo"], {"a.yaml": own}, Asked(overrides=("model.vocab=1000",)), "a.yaml")
         assert any("nothing says trainer.num_nodes" in line for line in answer.assumed) is is_told
+
+
+@pytest.mark.parametrize("option", ["--grad_accum 16", "--gradient_accumulation_steps 16", "--accumulation_steps=16"])
+def test_accumulated_batches_are_read_by_the_names_of_peoples_own_programs(option: str) -> None:
+    line = f"accelerate launch --num_processes 2 train.py --model_name me/mine --batch_size_per_device 2 {option}"
+    job = job_read(script(f"{line} --learning_rate 1e-4 --shards_file data/a.jsonl") | MODEL)[1].job
+    assert (job.plan.microbatch_size, job.batch.global_batch_size) == (2, 64)
+
+
+def test_an_unknown_option_about_accumulating_is_a_fault() -> None:
+    line = f"accelerate launch --num_processes 2 train.py {OPTIONS} --accum_over 4"
+    assert any("--accum_over = 4: this is not known here" in fault for fault in faults(script(line) | MODEL))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("fsdp_config.json", '{"sharding_strategy": "FULL_SHARD", "backward_prefetch": "backward_pre"}'),
+        ("a.json", '{"model": {"name": "auto"}, "hardware": {"num_gpus": "auto"}}'),
+        ("a.toml", "[tool.ruff]\nline-length = 120\n"),
+        ("a.yaml", "method: bayes\nmetric: {goal: maximize}\n"),
+    ],
+)
+def test_a_file_that_is_neither_a_job_nor_a_model_is_a_fault_with_a_way_out(name: str, text: str) -> None:
+    with pytest.raises(PlanError, match=r"no system is known.*shardwright estimate MODEL"):
+        system_name_of(name, text)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("config.json", "{}"), ("a.json", '{"n_embd": 8}'), ("a.toml", "[plann]\ntp = 2\n"), ("a.toml", "[model]\n")],
+)
+def test_a_job_or_a_model_with_faults_has_the_faults_of_its_own_reader(name: str, text: str) -> None:
+    assert system_name_of(name, text) == JOB
+
+
+def test_a_yaml_of_a_program_of_the_trainer_is_known_by_its_arguments() -> None:
+    assert system_name_of("a.yaml", "model: me/mine\noutput_dir: x\nnum_train_epochs: 1\nbf16: true\n") == "trl"
+
+
+def test_kinds_of_gpus_of_a_cluster_are_counted(tmp_path: Path) -> None:
+    text = WRAPPED["inner.yaml"].replace("nvidia.com/gpu: 8", "cpu: 2, nvidia.com/a100: 8")
+    assert read(tmp_path, "job.yaml", text).job.cluster.devices_per_node == 8

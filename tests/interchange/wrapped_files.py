@@ -3,10 +3,20 @@
 import json
 
 FLAGS = (
-    "--tensor-model-parallel-size=4", "--num-layers=8", "--hidden-size=512", "--num-attention-heads=8",
-    "--seq-length=1024", "--max-position-embeddings=1024", "--micro-batch-size=2", "--global-batch-size=32",
-    "--bf16", "--vocab-size=50304", "--tokenizer-type=NullTokenizer", "--lr=1e-4", "--train-iters=10",
-)  # fmt: skip
+    "--tensor-model-parallel-size=4",
+    "--num-layers=8",
+    "--hidden-size=512",
+    "--num-attention-heads=8",
+    "--seq-length=1024",
+    "--max-position-embeddings=1024",
+    "--micro-batch-size=2",
+    "--global-batch-size=32",
+    "--bf16",
+    "--vocab-size=50304",
+    "--tokenizer-type=NullTokenizer",
+    "--lr=1e-4",
+    "--train-iters=10",
+)
 PROGRAM = ("pretrain_gpt.py", *FLAGS)
 LAUNCH = ("torchrun", "--nnodes=2", "--nproc_per_node=8", *PROGRAM)
 _LINE = " ".join(LAUNCH)
@@ -22,9 +32,13 @@ _SERVICE = "apiVersion: v1\nkind: Service\nspec: {ports: [{port: 1}]}\n---\n"
 WRAPPED = {
     "pytorchjob.yaml": _SERVICE
     + "apiVersion: kubeflow.org/v1\nkind: PyTorchJob\nspec: {pytorchReplicaSpecs: {Master: "
-    + _pods(1, LAUNCH) + ", Worker: " + _pods(1, LAUNCH) + "}}\n",
+    + _pods(1, LAUNCH)
+    + ", Worker: "
+    + _pods(1, LAUNCH)
+    + "}}\n",
     "inner.yaml": "apiVersion: kubeflow.org/v1\nkind: PyTorchJob\nspec: {pytorchReplicaSpecs: {Worker: "
-    + _pods(2, ["/bin/bash", "-c", "python " + " ".join(PROGRAM)]) + "}}\n",
+    + _pods(2, ["/bin/bash", "-c", "python " + " ".join(PROGRAM)])
+    + "}}\n",
     "mpijob.yaml": "apiVersion: kubeflow.org/v2beta1\nkind: MPIJob\nspec: {mpiReplicaSpecs: {Launcher: {replicas: 1, "
     f"template: {{spec: {{containers: [{{args: {json.dumps(['mpirun', '-np', '16', 'python', *PROGRAM])}}}]}}}}}}, "
     "Worker: " + _pods(2, []) + "}}\n",
@@ -35,7 +49,8 @@ WRAPPED = {
     f"  torchrun --nnodes=$SKYPILOT_NUM_NODES --nproc_per_node=$SKYPILOT_NUM_GPUS_PER_NODE {' '.join(PROGRAM)}\n",
     "dstack.yml": "type: task\nnodes: 2\nenv: [TP=4, WANDB_API_KEY]\nresources: {gpu: 'H100:8'}\ncommands:\n"
     f"  - pip install torch\n  - {_LINE.replace('size=4', 'size=$TP')}\n",
-    "azure.yml": "command: >-\n  python " + "\n  ".join(PROGRAM)
+    "azure.yml": "command: >-\n  python "
+    + "\n  ".join(PROGRAM)
     + "\n  --save ${{outputs.here}}\ninputs: {lr: 1}\nenvironment: azureml:a@latest\ncompute: azureml:b\n"
     "distribution: {type: pytorch, process_count_per_instance: 8}\nresources: {instance_count: 2}\n",
-}  # fmt: skip
+}

@@ -9,10 +9,10 @@ from shardwright.interchange.named_files import below, text_of
 
 _ENDINGS = (".sh", ".bash", ".env", ".sbatch", ".slurm")
 _COMMENT = re.compile(r"^\s*#.*$", re.MULTILINE)
-# The path behind source, ., bash, sh or sbatch, with options between, or a path that begins a command; names have a
-# most length, so that reading takes no longer than a long line is long.
+# The path behind source, ., bash, sh, sbatch or srun, with options between, or a path that begins a command; names have
+# a most length, so that reading takes no longer than a long line is long.
 _STARTED = re.compile(
-    r"(?:(?:^|[\s;&|({`\"'])(?:source|\.|bash|sh|sbatch)[ \t]+(?:-{1,2}\w[\w=:,./-]{0,64}[ \t]+){0,8}[\"']?"
+    r"(?:(?:^|[\s;&|({`\"'])(?:source|\.|bash|sh|sbatch|srun)[ \t]+(?:-{1,2}\w[\w=:,./-]{0,64}[ \t]+){0,8}[\"']?"
     r"|(?:^|[;&|({`\"'])[ \t]*(?=\./))"
     r"([\w.$/{}-]{1,256}\.(?:sh|bash|env|sbatch|slurm))\b",
     re.MULTILINE,

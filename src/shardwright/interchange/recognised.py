@@ -6,7 +6,10 @@ from pathlib import PurePath
 from types import MappingProxyType
 from typing import Any
 
+from shardwright.config import catalog
 from shardwright.config.base import PlanError, error_text
+from shardwright.config.hugging_face.config_json import ADAPTER, CONFIG
+from shardwright.config.job import JobSpec
 from shardwright.config.phrase import say
 from shardwright.interchange.reading.hydra_defaults import named_bases
 from shardwright.interchange.reading.plain_data import read_data
@@ -19,6 +22,8 @@ AS_A_JOB = say(
     "say it as a job: shardwright estimate MODEL --devices N --device NAME --set plan.tp=N --set "
     "batch.global_batch_size=N, where MODEL is of the catalog or a config.json"
 )
+# Keys of a config.json that say what its model is.
+_OF_MODELS = ("model_type", "architectures", "hidden_size", "n_embd", "d_model", "num_hidden_layers", "peft_type")
 JOB = "shardwright"  # a job of this package, or a model as transformers describes it
 DATA = (".json", ".yaml", ".yml", ".toml")
 SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch")
@@ -51,7 +56,11 @@ def system_name_of(
     elif text.startswith("#!") or suffix in SCRIPTS:
         name = _of_scripts(path, (text, *scripts), configurations)
     if not name:
-        raise PlanError(path, [say("no system is known to write such a file; name the system, such as megatron")])
+        fault = say(
+            "no system is known to write such a file; name the system before it, such as megatron, or {way}",
+            way=AS_A_JOB,
+        )
+        raise PlanError(path, [fault])
     return name
 
 
@@ -107,10 +116,18 @@ def _of_data(path: str, suffix: str, data: Mapping[str, Any]) -> str:
     """The name of the system that keys belong to; empty if none is known. Raises PlanError for one that is not read."""
     system = system_of_keys(data, suffix)
     if system is None:
-        return JOB if suffix in (".toml", ".json") else ""
+        return JOB if suffix in (".toml", ".json") and _is_own(path, data) else ""
     if isinstance(system, SourceSystem):
         return system.name
     raise PlanError(path, [_unread(system)])
+
+
+def _is_own(path: str, data: Mapping[str, Any]) -> bool:
+    """True if a file may be a job of this package, maybe with misspelt sections, or describes a model."""
+    if path.lower().endswith(".json"):
+        return PurePath(path).name in (CONFIG, ADAPTER) or any(name in data for name in _OF_MODELS)
+    sections = sorted(JobSpec.model_fields)
+    return not data or any(str(key) in sections or catalog.nearest(str(key), sections, most=1) for key in data)
 
 
 def _is_behind_scripts(name: str) -> bool:

@@ -19,7 +19,7 @@ from shardwright.interchange.reading.shell_words import ShellFault
 
 _SHELLS = ("bash", "sh", "zsh", "dash")
 _COUNTS_OF_PODS = ("replicas", "numNodes", "numWorkers", "parallelism", "completions", "size")
-_OF_GPUS = ("nvidia.com/gpu", "amd.com/gpu", "habana.ai/gaudi", "gpu.intel.com/i915")
+_OF_GPUS = re.compile(r"nvidia\.com/(?:gpu|[abghlv]\d+\w*|mig-.*)|amd\.com/gpu|habana\.ai/gaudi|gpu\.intel\.com/i915")
 _EXPRESSION = re.compile(r"\$\{\{\s*([\w.]+)\s*\}\}")  # of Azure ML and dstack
 _KUBERNETES = re.compile(r"\A(?:(?:\s*#.*|\s*---\s*|\s*)\n)*\s*(?:apiVersion|kind):", re.IGNORECASE)
 _TRAINING = re.compile(r"\b(?:torchrun|deepspeed|accelerate|mpirun|mpiexec|python3?|tune|composer|\w*train\w*)\b")
@@ -201,7 +201,13 @@ def _containers(node: Any, pods: int, level: int = 0) -> Iterator[_Container]:
 def _limits(resources: Any) -> list[Any]:
     """The numbers of GPUs in the resources of a container."""
     sections = [resources.get(name) for name in ("limits", "requests")] if isinstance(resources, Mapping) else []
-    return [section[gpu] for section in sections if isinstance(section, Mapping) for gpu in _OF_GPUS if gpu in section]
+    return [
+        value
+        for section in sections
+        if isinstance(section, Mapping)
+        for name, value in section.items()
+        if _OF_GPUS.fullmatch(str(name))
+    ]
 
 
 def _of_kubernetes(data: Mapping[str, Any]) -> Iterator[WrappedCommand]:
