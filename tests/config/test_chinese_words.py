@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from shardwright.config.phrase import catalog_of
-from shardwright.learn.idea_pages import PAGES
+from shardwright.learn.idea_pages import PAGES, TERMS
 from support.languages import words_of_picture
 
 ROOT = Path(__file__).parents[2]
+TABLE_OF_TERMS = f"{TERMS}.md"  # which has Chinese names of collectives beside the usual ones
 HAN = "[\u4e00-\u9fff]"
 # Patterns of variants, each with the term that all texts have in its place (zh/terms.md has the most usual ones).
 ONE_TERM = {
@@ -33,7 +34,7 @@ ONE_TERM = {
     "闭式": "解析式",
     "尖峰": "突刺",
     "丢失的工作|丢工作": "丢失的进度",
-    "散发|散开": "reduce-scatter 或归约散射",
+    "归约散射|全收集|全归约|全交换|散发|散开": "reduce-scatter, all-gather, all-reduce, all-to-all",
     "混合切分": "混合分片",
     "分担": "分摊",
     "模型家族": "模型系列",
@@ -83,9 +84,18 @@ def around(match: re.Match[str], text: str) -> str:
 @pytest.mark.parametrize("variant", ONE_TERM)
 def test_a_meaning_has_one_term(variant: str) -> None:
     places = {
-        name: around(match, text) for name, text in chinese_texts().items() if (match := re.search(variant, text))
+        name: around(match, text)
+        for name, text in chinese_texts().items()
+        if name != TABLE_OF_TERMS and (match := re.search(variant, text))
     }
     assert not places, f"write {ONE_TERM[variant]}"
+
+
+def test_stages_of_zero_are_spelled_in_one_way() -> None:
+    """With a hyphen, as ZeRO-1, where sentences name them; screens show `ZeRO 1` as the English ones do."""
+    pages = {name: prose(text) for name, text in chinese_texts().items() if name.endswith(".md")}
+    places = {name: around(match, text) for name, text in pages.items() if (match := re.search("ZeRO [0-3]", text))}
+    assert len(pages) > 30 and not places
 
 
 @pytest.mark.parametrize("rule", [HALF_WIDTH, TOUCHING], ids=["half-width marks", "no space"])
