@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from interchange.test_habits_of_files import OPTIONS, faults, megatron, script
+from interchange.test_habits_of_files import MEGATRON, OPTIONS, faults, megatron, script
 from interchange.test_trainer_commands import MODEL, job_read
 from interchange.wrapped_files import LAUNCH, WRAPPED
 from shardwright.api.file_check import file_check
@@ -182,3 +182,20 @@ def test_a_yaml_of_a_program_of_the_trainer_is_known_by_its_arguments() -> None:
 def test_kinds_of_gpus_of_a_cluster_are_counted(tmp_path: Path) -> None:
     text = WRAPPED["inner.yaml"].replace("nvidia.com/gpu: 8", "cpu: 2, nvidia.com/a100: 8")
     assert read(tmp_path, "job.yaml", text).job.cluster.devices_per_node == 8
+
+
+@pytest.mark.parametrize(
+    ("lines", "start", "shape"),
+    [
+        ("#BSUB -nnodes 4\n#BSUB -gpu 'num=6:mode=exclusive_process'", "python", (4, 6)),
+        ('#BSUB -n 16\n#BSUB -R "span[ptile=8]"\n#BSUB -gpu num=8', "torchrun --nproc_per_node 8", (2, 8)),
+        ("#BSUB -nnodes 2", "jsrun -n12 -r6 -a1 -g1 python", (2, 6)),
+        ("#BSUB -nnodes 2", "jsrun --nrs 8 --rs_per_host 4 python", (2, 4)),
+        ("", "mpirun -np16 -ppn 8 python", (2, 8)),
+    ],
+)
+def test_ranks_of_lsf_are_counted(lines: str, start: str, shape: tuple[int, int]) -> None:
+    command = MEGATRON.replace("torchrun --nproc_per_node 8", start)
+    answer = job_read({"run.sh": f"#!/bin/bash\n{lines}\n{command}\n"})[1]
+    cluster = answer.job.cluster
+    assert (cluster.nodes, cluster.devices_per_node) == shape
