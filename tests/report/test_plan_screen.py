@@ -18,6 +18,8 @@ from shardwright.report.software_beside import software_beside
 from shardwright.simulate.full_step import simulated_step
 from support.languages import assert_same_in_chinese
 
+pytestmark = pytest.mark.usefixtures("searched_once")
+
 QUICK = ["plan.cp=1", "plan.recompute=full", "plan.schedule=1f1b", "plan.microbatch_size=1", "plan.tp=8"]
 
 
