@@ -13,6 +13,8 @@ from shardwright.config.job import JobSpec
 from shardwright.config.load import load_job
 from shardwright.report.toml_files import write_toml
 
+pytestmark = pytest.mark.usefixtures("searched_once")
+
 QUICK = ("plan.dp=2", "plan.tp=2", "plan.pp=2")
 
 

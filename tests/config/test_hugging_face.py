@@ -145,6 +145,7 @@ def test_keys_as_they_were_released() -> None:
     assert fields_of({"model_type": "gemma", "hidden_act": "gelu"})[0]["activation"] == "gelu-tanh"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["deepseek_v3", "gemma3", "qwen3_moe windows"])
 def test_no_key_that_changes_what_is_computed_is_overlooked(name: str) -> None:
     """`python tests/fuzz/configurations.py` asks all families."""
