@@ -222,6 +222,17 @@ def test_usage_errors_are_told_in_the_language(words: str, text: str) -> None:
     assert "Error: " in english.stderr and "Error: " in run(f"{words} --lang zh --json").stderr
 
 
+def test_all_wrong_values_of_a_command_are_told_at_once() -> None:
+    words = "plan llama3-8b --devices eight --memory-gib x --tokens few"
+    english, chinese = run(words), run(f"--lang zh {words}")
+    for option in ("'--devices' / '--gpus'", "'--memory-gib'", "'--tokens'"):
+        assert f"Invalid value for {option}" in english.stderr and f"{option} 的值无效" in chinese.stderr
+    assert english.stderr.count("Error: ") == 1 and english.exit_code == chinese.exit_code == 2
+    assert not differing(english.stderr, chinese.stderr)
+    both = run("export quickstart --devices eight").stderr
+    assert "Missing option '--to'" in both and "'eight' is no whole number" in both
+
+
 def test_the_language_holds_wherever_it_stands() -> None:
     for words in ("--lang zh plan --nope", "plan --lang=zh --nope", "plan --nope --lang zh"):
         assert "没有选项" in run(words).stderr

@@ -286,7 +286,7 @@ def test_software_is_like_other_software_where_it_says_nothing_else(job: Path) -
     (folder / "base.toml").write_text('source = "another"\nframeworks = ["other"]\nlike = "nemo"\nmasters = false\n')
     result, nemo = software_of(str(folder / "mine.toml")), software_of("nemo")
     assert (result.source, result.frameworks, result.kernels, result.masters) == ("a fork", (), (10.0, 20.0), False)
-    own = {"name", "source", "like", "frameworks", "since", "kernels", "masters", "usual"}
+    own = {"name", "title", "source", "like", "frameworks", "since", "kernels", "masters", "usual"}
     assert result.model_dump(exclude=own) == nemo.model_dump(exclude=own)
     assert estimated(job)["step_s"] > 0
     (folder / "base.toml").write_text('source = "another"\nlike = "shardwright"\n')

@@ -72,6 +72,9 @@ class CalibrationSpec(Spec):
     text_spread: Part = Field(0.27, description="The same within texts of one kind.")
     expert_exposed: Part = Field(0.5, description="Share of tokens' journeys to experts that overlapping leaves.")
     host: Share = Field(0.8, description="Share of the bandwidth to the host and of its memory.")
+    host_thread: Annotated[float, Field(ge=1, le=1e21)] = Field(
+        1.34e10, description="Bytes a second that one thread of the host reads and writes in its memory."
+    )
     tensor_factor: Factor = Field(1.0, description="How much longer tensor-parallel collectives take than links say.")
     shard_factor: Factor = Field(1.0, description="The same of ZeRO-3's gathers and scatters.")
     rate: Factor = Field(1.0, description="Rate of products of this software, as a share of others'.")

@@ -59,7 +59,7 @@ def _is_harmless_after(beginning: str, name: str) -> bool:
 _MATTERS = re.compile(
     r"\b(layers?|experts?|moe|kv|heads?|hidden|dense|sizes?|lengths?|len|seq|seqlen|sequences?|batch|microbatch|batches"
     r"|offload\w*|swap\w*|sparse|parallel\w*|degrees?|width|dims?|window\w*|vocab\w*|recompute\w*|remat\w*|shard\w*|mtp"
-    r"|bubble|vision|projector|hybrid|mamba|kd|teacher|distill\w*|ltd|ssm|context|accumul\w*|embed\w*|attention|attn"
+    r"|bubble|vision|projector|hybrid|mamba|kd|teacher|distill\w*|ltd|ssm|context|accum\w*|embed\w*|attention|attn"
     r"|topk|stages?|pipeline|tokens|checkpointing|galore|apollo|badam|pure|overrides|cla|kvstates|mixture of depths"
     r"|(grads?|gradients?|activations?) (checkpoint|ckpt)|(checkpoint|ckpt) (grads?|gradients?|activations?)"
     r"|(ref|reference|rl|reward|teacher|guide|assistant|proxy|auxiliary|target|critic|judge|old) model"
@@ -123,8 +123,10 @@ def could_matter(name: str, value: Any, *systems: str) -> bool:
 
 
 def _words(name: str) -> str:
-    """The words of a name, with blanks between; norms of layers are no layers, and the size of a model is its name."""
+    """The words of a name, with blanks between; norms of layers are no layers, the size of a model is its name, and
+    files of data in shards are files."""
     plain = re.sub(r"model[-_]size\b", "model", re.sub(r"layer[-_]?norm", "norm", name.lower()))
+    plain = re.sub(r"shards?[-_](?=(?:files?|paths?|dir|folder|glob)\b)", "", plain)
     return re.sub(r"[-_.]", " ", plain)
 
 

@@ -104,6 +104,7 @@ def step_time_and_spare(run: Run, constants: Constants, memo: Memo | None = None
     ends = DataParallel.of(steps.run, steps.software, rates, steps.groups, ranks, pace)
     waits, messages, data = _bubble(steps), _messages(steps), ends.data_s()
     optimizer, host = ends.update_s()
+    host = host + ends.accumulated_s()
     total = m * pace.total + waits + messages + data + optimizer + host + rates.step_s
     nodes = np.maximum(1.0, grid.world / rates.domain)
     slower = rates.jitter * np.log2(nodes) * total
