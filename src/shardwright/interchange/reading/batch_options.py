@@ -52,7 +52,7 @@ def options_of_lines(text: str) -> tuple[dict[str, str], dict[str, str]]:
             options |= dict(_pbs_options(line))
             variables |= _OF_PBS
         elif line.startswith("#BSUB"):
-            options |= {name: found[1] for sign, name in _LSF_SIZES.items() if (found := re.search(sign, line))}
+            options |= {name: match[1] for sign, name in _LSF_SIZES.items() if (match := re.search(sign, line))}
             variables |= _OF_LSF
     slots, per_node = (whole(options.pop(name, "")) or 0 for name in ("slots", "slots-per-node"))
     if slots and per_node and slots % per_node == 0:
