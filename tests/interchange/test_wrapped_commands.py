@@ -199,3 +199,20 @@ def test_ranks_of_lsf_are_counted(lines: str, start: str, shape: tuple[int, int]
     answer = job_read({"run.sh": f"#!/bin/bash\n{lines}\n{command}\n"})[1]
     cluster = answer.job.cluster
     assert (cluster.nodes, cluster.devices_per_node) == shape
+
+
+@pytest.mark.parametrize(
+    ("option", "is_fault"), [("--tp 2", True), ("--tp 1", False), ("--vpp 4", True), ("--sp a.model", False)]
+)
+def test_a_short_name_of_a_degree_that_nobody_reads_is_a_fault(option: str, is_fault: bool) -> None:
+    texts = script(f"torchrun --nproc_per_node 4 finetune.py {OPTIONS} {option}") | MODEL
+    if is_fault:
+        assert any(f"{option.replace(' ', ' = ')}: this is not known here" in fault for fault in faults(texts))
+    else:
+        assert job_read(texts)[1].job.plan.dp == 4
+
+
+def test_what_neither_deepspeed_nor_a_plan_knows_of_is_no_fault() -> None:
+    files = {"z.json": '{"zero_optimization": {"stage": 2}, "gradient_checkpointing": true}'} | MODEL
+    line = f"deepspeed --num_gpus 4 train.py {OPTIONS} --deepspeed z.json --resume_lora_training True"
+    assert job_read(script(line) | files)[1].job.plan.zero == 2

@@ -1,6 +1,5 @@
 """Scripts that a script sources or starts and that lie beside it, below its folder, or in a folder above."""
 
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path, PurePath
@@ -41,4 +40,4 @@ def _started(file: Path, text: str) -> list[Path]:
     """The scripts there are of those that a text sources or starts, in the order of their names."""
     names = {_VARIABLE.sub("", name) for name in _STARTED.findall(_COMMENT.sub("", text))}
     paths = [below(file, name) for name in sorted(names) if name.strip("./") and not name.startswith("/")]
-    return [path for path in paths if path is not None and not os.path.samefile(path, file)]
+    return [path for path in paths if path is not None and path.resolve() != file.resolve()]
