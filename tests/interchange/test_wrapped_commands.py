@@ -1,5 +1,6 @@
 """Commands within manifests and tasks are read as scripts, and systems that are not read are refused by their names."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -216,3 +217,11 @@ def test_what_neither_deepspeed_nor_a_plan_knows_of_is_no_fault() -> None:
     files = {"z.json": '{"zero_optimization": {"stage": 2}, "gradient_checkpointing": true}'} | MODEL
     line = f"deepspeed --num_gpus 4 train.py {OPTIONS} --deepspeed z.json --resume_lora_training True"
     assert job_read(script(line) | files)[1].job.plan.zero == 2
+
+
+def test_a_file_of_many_comments_is_read_in_a_time_that_grows_no_faster_than_it(tmp_path: Path) -> None:
+    begin = time.process_time()
+    assert read(tmp_path, "job.yaml", "#\n\n   \n---\n" * 5000 + WRAPPED["volcano.yaml"]).job.plan.tp == 4
+    with pytest.raises(PlanError, match="no system is known"):
+        system_name_of("a.yaml", "# x\n\n" * 20_000 + "a: 1\n")
+    assert time.process_time() - begin < 20

@@ -93,7 +93,7 @@ def _refuse_other_systems(system: SourceSystem, texts: Mapping[str, str]) -> Non
         if other is None or (isinstance(other, SourceSystem) and not _is_foreign(system, other, data)):
             continue
         if isinstance(other, SourceSystem):
-            way_out = say("read it by shardwright import {name}", name=other.name)
+            way_out = say("use shardwright import {name} to read it", name=other.name)
         else:
             way_out = say(
                 "{system} is not read here, so say the same by a configuration of a system that is, or as a job",

@@ -21,7 +21,7 @@ _SHELLS = ("bash", "sh", "zsh", "dash")
 _COUNTS_OF_PODS = ("replicas", "numNodes", "numWorkers", "parallelism", "completions", "size")
 _OF_GPUS = re.compile(r"nvidia\.com/(?:gpu|[abghlv]\d+\w*|mig-.*)|amd\.com/gpu|habana\.ai/gaudi|gpu\.intel\.com/i915")
 _EXPRESSION = re.compile(r"\$\{\{\s*([\w.]+)\s*\}\}")  # of Azure ML and dstack
-_KUBERNETES = re.compile(r"\A(?:(?:\s*#.*|\s*---\s*|\s*)\n)*\s*(?:apiVersion|kind):", re.IGNORECASE)
+_FIRST_KEYS = ("apiversion:", "kind:")  # of a manifest of Kubernetes
 _TRAINING = re.compile(r"\b(?:torchrun|deepspeed|accelerate|mpirun|mpiexec|python3?|tune|composer|\w*train\w*)\b")
 _MOST_LEVELS = 20
 
@@ -55,8 +55,7 @@ class Wrapper:
 def unwrapped(path: str, text: str) -> tuple[str, str] | None:
     """(path, text) of the script that a file holds; None if it is no such file. Raises ShellFault for a file without a
     command."""
-    is_manifest = _KUBERNETES.match(text) is not None
-    if not (is_manifest or path.lower().endswith((".yaml", ".yml"))):
+    if not (_is_manifest(text) or path.lower().endswith((".yaml", ".yml"))):
         return None
     try:
         documents = read_documents(path, text)
@@ -77,6 +76,13 @@ def unwrapped(path: str, text: str) -> tuple[str, str] | None:
             )
         )
     return None
+
+
+def _is_manifest(text: str) -> bool:
+    """True if the first line that is no comment begins a manifest of Kubernetes."""
+    lines = (line.strip().lower() for line in text.splitlines())
+    first = next((line for line in lines if line and not line.startswith(("#", "---"))), "")
+    return first.startswith(_FIRST_KEYS)
 
 
 def with_scripts(texts: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
