@@ -40,6 +40,15 @@ def test_figures_that_people_look_for() -> None:
     assert round(moe["parameters_b"], 1) == 30.5 and 3.3 < moe["active_parameters_b"] < 3.4
 
 
+def test_software_says_in_words_what_it_is_and_is_listed_by_its_framework() -> None:
+    rows = catalog_rows("software")
+    titles = [row["title"] for row in rows]
+    assert all(titles) and len(set(titles)) == len(titles) and max(map(len, titles)) <= 44  # all columns fit 100
+    assert [row["name"] for row in catalog_rows("software", ["maxtext"])] == [
+        row["name"] for row in rows if "maxtext" in row["frameworks"]
+    ]
+
+
 @pytest.mark.parametrize(
     ("name", "model"),
     [

@@ -87,6 +87,7 @@ def test_a_dry_run_speaks_chinese() -> None:
         assert words in screen, screen
 
 
+@pytest.mark.usefixtures("searched_once")
 def test_json_is_english() -> None:
     words = "estimate gpt-100b-32xa100 --set model.hidden=12288 --set model.heads=96 --json"
     (note, *_), (other, *_) = (json.loads(run(words, *lang).stdout)["notes"] for lang in ((), ("--lang", "zh")))
@@ -219,6 +220,17 @@ def test_usage_errors_are_told_in_the_language(words: str, text: str) -> None:
     assert text in chinese.stderr and chinese.stderr.startswith("用法：cli ") and "--help' 查看帮助。" in chinese.stderr
     assert not differing(english.stderr, chinese.stderr) and not num_chinese(english.stderr)
     assert "Error: " in english.stderr and "Error: " in run(f"{words} --lang zh --json").stderr
+
+
+def test_all_wrong_values_of_a_command_are_told_at_once() -> None:
+    words = "plan llama3-8b --devices eight --memory-gib x --tokens few"
+    english, chinese = run(words), run(f"--lang zh {words}")
+    for option in ("'--devices' / '--gpus'", "'--memory-gib'", "'--tokens'"):
+        assert f"Invalid value for {option}" in english.stderr and f"{option} 的值无效" in chinese.stderr
+    assert english.stderr.count("Error: ") == 1 and english.exit_code == chinese.exit_code == 2
+    assert not differing(english.stderr, chinese.stderr)
+    both = run("export quickstart --devices eight").stderr
+    assert "Missing option '--to'" in both and "'eight' is no whole number" in both
 
 
 def test_the_language_holds_wherever_it_stands() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import click
 
 from shardwright.cli.command_language import command_language
+from shardwright.cli.usage_errors import bad_values
 from shardwright.config.phrase import ENGLISH, Phrase, fixed, in_language, say
 from shardwright.config.text_columns import num_columns, wrapped
 
@@ -85,6 +86,14 @@ class LocalizedCommand(click.Command):
     """A command whose help is in the language that is asked for."""
 
     context_class = LocalizedContext
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """The arguments. One error lists all values that are wrong or missing."""
+        words = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.BadParameter as error:
+            raise bad_values(self, ctx, words) or error from None
 
     def get_short_help_str(self, limit: int = 45) -> str:
         """The beginning of the help in English; else its first paragraph, which is one phrase."""

@@ -1,8 +1,10 @@
 """Usage errors of click in the language of the command, recognised by their English text."""
 
+from collections.abc import Sequence
 from typing import IO, Any
 
 import click
+from click.core import iter_params_for_processing
 
 from shardwright.cli.command_language import command_language
 from shardwright.config.phrase import ENGLISH, Phrase, in_language, say
@@ -72,12 +74,38 @@ def _reason_of(error: click.UsageError) -> str:
     return reason
 
 
+class BadValuesError(click.UsageError):
+    """Several values of one command line that are wrong or missing: `errors`, in the order of the line."""
+
+    def __init__(self, errors: Sequence[click.BadParameter], ctx: click.Context) -> None:
+        super().__init__("\n".join(error.format_message() for error in errors), ctx)
+        self.errors = tuple(errors)
+
+
+def bad_values(command: click.Command, ctx: click.Context, words: Sequence[str]) -> BadValuesError | None:
+    """The error of all values that a command refuses in these words, of which click tells the first; None for one."""
+    given, _, order = command.make_parser(ctx).parse_args(list(words))
+    errors = []
+    for parameter in iter_params_for_processing(order, command.get_params(ctx)):
+        try:
+            parameter.process_value(ctx, parameter.consume_value(ctx, given)[0])
+        except click.BadParameter as error:
+            errors.append(error)
+    return BadValuesError(errors, ctx) if len(errors) > 1 else None
+
+
+def text_of(error: click.UsageError, language: str) -> str:
+    """The messages of an error in a language, a line each."""
+    errors = error.errors if isinstance(error, BadValuesError) else (error,)
+    return "\n".join(in_language(message_of(one), language) for one in errors)
+
+
 class LocalizedUsageError(click.UsageError):
     """A usage error, with the usage and the way to the help, in a language."""
 
     def __init__(self, error: click.UsageError, language: str) -> None:
         super().__init__(error.message, error.ctx)
-        self._text, self._language = in_language(message_of(error), language), language
+        self._text, self._language = text_of(error, language), language
 
     def format_message(self) -> str:
         """The message."""
@@ -97,6 +125,6 @@ def localized(error: click.UsageError) -> click.UsageError:
     """The error in the language of its command; one that is shown in a way of its own, such as a help, as it is."""
     language = command_language(error.ctx)
     is_usual = type(error).show is click.UsageError.show
-    if not is_usual or (language == ENGLISH and in_language(message_of(error), ENGLISH) == error.format_message()):
+    if not is_usual or (language == ENGLISH and text_of(error, ENGLISH) == error.format_message()):
         return error
     return LocalizedUsageError(error, language)

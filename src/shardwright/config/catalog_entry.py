@@ -34,7 +34,7 @@ def _read(kind: catalog.Kind, name: str, spec: type[Spec]) -> Spec:
 
 
 # Fields that no entry takes from the one it is like.
-_OWN = {"name", "is_own", "is_usual", "source", "frameworks", "since", "compiled", "usual"}
+_OWN = {"name", "is_own", "is_usual", "title", "source", "frameworks", "since", "compiled", "usual"}
 
 
 def _with_inherited(kind: catalog.Kind, fields: dict[str, Any], spec: type[Spec]) -> dict[str, Any]:

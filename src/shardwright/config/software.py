@@ -43,11 +43,12 @@ class SoftwareSpec(SoftwareMemorySpec):
         False,
         description="Many people run it, so that plans of this runtime are priced as it, too, where they are shown.",
     )
+    title: str = Field("", description="Its name and generation, in a few words.")
     source: str = Field(description="Where these facts are from.")
     like: str = Field(
         "",
         description="Software, by its catalog name or TOML file, whose fields hold where this entry has none, but for "
-        "its is_own, is_usual, source, frameworks, since, compiled and usual.",
+        "its is_own, is_usual, title, source, frameworks, since, compiled and usual.",
     )
     frameworks: tuple[str, ...] = Field(
         (), description="Names by which people call it; generations of one framework share one."

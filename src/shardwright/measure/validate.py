@@ -135,11 +135,11 @@ def _reported(row: Measured, run: Run, memory: Memory, constants: Constants) -> 
     """The bytes that a row's counter shows: the driver's, which are the context and all that the allocator has, or
     those of the allocator's counter which the row or its software names."""
     counter, device = row.memory_counter or software_under(run).memory_counter, device_of(run.device)
+    if counter != "reserved" and not row.sees_device:
+        return float(memory.total)
     context_bytes = process_bytes(run, device_constant(constants, device, "context_bytes"))
     reserved_bytes = float(memory.reserved(device.offered_bytes - context_bytes))
-    if row.sees_device:
-        return context_bytes + reserved_bytes
-    return reserved_bytes if counter == "reserved" else float(memory.total)
+    return context_bytes + reserved_bytes if row.sees_device else reserved_bytes
 
 
 def _priced(runs: Mapping[int, Run], constants: Constants) -> dict[int, Price | str]:

@@ -40,8 +40,8 @@ class CatalogTable:
 
 
 def catalog_rows(kind: str, words: Sequence[str] = ()) -> list[Row]:
-    """The entries of a kind whose names, of the Hub too, have some words, in any spelling of capitals and hyphens; for
-    --json. Null is unknown. Raises PlanError if there is none."""
+    """The entries of a kind whose names have some words, in any spelling of capitals and hyphens; for --json. Names of
+    the Hub and of frameworks count, too. Null is unknown. Raises PlanError if there is none."""
     rows = CATALOG_TABLES[kind].rows()
     asked = list(filter(None, map(_letters, words)))
     chosen = [row for row in rows if all(any(word in name for name in _names_of(row)) for word in asked)]
@@ -61,7 +61,8 @@ def _hint(kind: str, word: str) -> str:
 
 def _names_of(row: Row) -> list[str]:
     """The names of an entry, in one spelling."""
-    return [_letters(name) for name in (row["name"], *row.get("hub_names", ()))]
+    others = *row.get("hub_names", ()), *row.get("frameworks", ()), row.get("title") or ""
+    return [_letters(name) for name in (row["name"], *others)]
 
 
 def _letters(name: str) -> str:
@@ -187,6 +188,8 @@ def _software() -> list[Row]:
         rows.append(
             {
                 "name": name,
+                "title": software.title or None,
+                "frameworks": list(software.frameworks),
                 "since": software.since or None,
                 "attention": software.attention,
                 "zero_stages": list(software.zero_stages) if software.zero_stages is not None else None,
@@ -275,12 +278,13 @@ CATALOG_TABLES: dict[str, CatalogTable] = {
         _software,
         {
             "name": say("name"),
+            "title": say("in words"),
             "since": say("since"),
             "attention": say("attention"),
             "zero_stages": "ZeRO",
             "schedules": say("schedules"),
         },
-        ("name", "since", "attention", "zero_stages"),
+        ("name", "title", "since", "attention", "zero_stages", "schedules"),
         say("--as NAME predicts with one; empty: its entry does not say."),
     ),
 }

@@ -11,7 +11,7 @@ from shardwright.cost.calibration import shipped
 from shardwright.cost.from_job import run_of
 from shardwright.layers.memo import Memo
 from shardwright.planner.advice.priced_plan import PricedPlan
-from shardwright.report.document import AlignedRows, Part
+from shardwright.report.document import AlignedRows, Lines, Part, paragraph
 from shardwright.report.plans_text import step_text
 from shardwright.simulate.batch_pricing import Price, prices
 from shardwright.simulate.full_step import simulated_steps
@@ -24,13 +24,25 @@ def software_beside(plans: Sequence[PricedPlan]) -> Part | None:
     """The steps of plans of this runtime under each usual software, simulated in full, a column a plan;
     None for plans of another one.
 
-    A software that lacks something that a plan has, or for which it has no price, has no number for it.
+    A software that lacks something that a plan has, or for which it has no price, has no number for it; one that lacks
+    something of each plan has a sentence in place of a row.
     """
     if not plans or not software_of(plans[0].job.cluster.software).is_own:
         return None
-    steps = {name: _steps([plan.job for plan in plans], name) for name in usual_software()}
+    jobs = [plan.job for plan in plans]
+    lacking = {name: [missing_features(software_of(name), job) for job in jobs] for name in usual_software()}
     heading = [say("step as"), *(say("plan {number}", number=place) for place, _ in enumerate(plans, 1))]
-    return AlignedRows([heading, *([name, *cells] for name, cells in steps.items())])
+    rows = [[name, *_steps(jobs, name)] for name, missing in lacking.items() if not all(missing)]
+    sentences = [_has_none(name, missing) for name, missing in lacking.items() if all(missing)]
+    return Lines([*([AlignedRows([heading, *rows])] if rows else []), *map(paragraph, sentences)])
+
+
+def _has_none(name: str, missing: Sequence[Sequence[str]]) -> str:
+    """The sentence of a software that has none of the plans, from what it lacks of each."""
+    common = tuple(feature for feature in missing[0] if all(feature in others for others in missing))
+    if common:
+        return say("{software} has none of these plans, for it lacks {features}.", software=name, features=common)
+    return say("{software} has none of these plans: it lacks something of each.", software=name)
 
 
 def _steps(jobs: Sequence[JobSpec], name: str) -> list[str]:
