@@ -120,6 +120,8 @@ def test_headline_figures(validation: dict) -> None:
     assert b200["mape"] <= 0.005
     assert abs(b200["mean_error_gb"]) <= 0.1
     assert validation["fit"]["accuracy"] >= 0.95
+    apart = validation["fit"]["contradicted"]  # of two entries of software, and of one
+    assert (apart["aleph-070"], apart["aleph-785"], len(apart)) == ("aleph-116", "aleph-948", 5)
     numbers = validation["numbers"]
     assert numbers["fitted"] <= 12 and numbers["fitted_to_one_family"] == 0
     assert numbers["by_hand"] >= numbers["by_hand_in_software"] >= numbers["software_of_one_family"] > 0

@@ -5,12 +5,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shardwright.config.attention_kernels import ATTENTION_KERNELS
-from shardwright.config.software import SoftwareSpec, software_of
+from shardwright.config.software import software_of
 
 if TYPE_CHECKING:
     from shardwright.layers.query import Run
     from shardwright.measure.validate import Predicted
 
+# Of software: by which people call it, and of which runs it is assumed.
+_NAMES = ("frameworks", "usual", "is_usual")
 _CHANCES = {"low": (0.0, 0.1), "open": (0.1, 0.9), "high": (0.9, 1.01)}  # that a plan fits: at least, and less than
 
 
@@ -62,12 +64,13 @@ def _needs_as_much(ran: "Run | None", failed: "Run | None") -> bool:
     return is_alike and (ran.software == failed.software or _but_attention(ran) == _but_attention(failed) is not None)
 
 
-def _but_attention(run: "Run") -> SoftwareSpec | None:
-    """The software of a run but for its name and its kernel of attention; None if that keeps scores."""
+def _but_attention(run: "Run") -> dict[str, Any] | None:
+    """The numbers and flags of a run's software, which has a word for its kernel of attention; None if that keeps
+    scores."""
     software = software_of(run.software)
     if ATTENTION_KERNELS[software.attention].kept_score_bytes:
         return None
-    return software.model_copy(update=dict.fromkeys(("name", "source", "like", "since", "attention"), ""))
+    return {name: value for name, value in software if not isinstance(value, str) and name not in _NAMES}
 
 
 def _by_chance(fitting: "Sequence[Predicted]", failing: "Sequence[Predicted]") -> dict[str, dict[str, int]]:
