@@ -224,4 +224,6 @@ def test_a_file_of_many_comments_is_read_in_a_time_that_grows_no_faster_than_it(
     assert read(tmp_path, "job.yaml", "#\n\n   \n---\n" * 5000 + WRAPPED["volcano.yaml"]).job.plan.tp == 4
     with pytest.raises(PlanError, match="no system is known"):
         system_name_of("a.yaml", "# x\n\n" * 20_000 + "a: 1\n")
+    with pytest.raises(PlanError, match="no system is known"):
+        system_name_of("a.py", "from transformers import (a\n" * 4000)
     assert time.process_time() - begin < 20
