@@ -51,6 +51,8 @@ def test_what_a_manifest_leaves_open_is_asked_for(tmp_path: Path) -> None:
         "apiVersion: v1\nkind: Service\nspec: {ports: [{port: 1}]}\n",
         "type: service\ncommands: []\n",
         "resources: {accelerators: 'H100:8'}\nrun: [1]\n",
+        "resources: 3\nnum_nodes: [2]\nenvs: 5\nrun: 7\n",
+        "apiVersion: v1\nkind: Pod\nspec: {containers: [{command: {}, env: 4, resources: 5}]}\n",
     ],
 )
 def test_a_manifest_without_a_command_is_a_fault_with_its_kind(text: str) -> None:
