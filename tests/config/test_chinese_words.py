@@ -76,6 +76,12 @@ def prose(markdown: str) -> str:
     return re.sub(r"\]\([^)]*\)", "]", without_code)
 
 
+def cells_of_outputs(markdown: str) -> list[str]:
+    """What the commands of a page print, a text for each cell of a row."""
+    blocks = re.findall(r"^```text\n(.*?)^```$", markdown, re.MULTILINE | re.DOTALL)
+    return [cell for block in blocks for line in block.splitlines() for cell in re.split("  +", line)]
+
+
 def around(match: re.Match[str], text: str) -> str:
     """A match in its text, with the characters beside it."""
     return text[max(match.start() - 12, 0) : match.end() + 12]
@@ -102,7 +108,7 @@ def test_stages_of_zero_are_spelled_in_one_way() -> None:
 def test_chinese_and_latin_meet_in_one_way(rule: re.Pattern[str]) -> None:
     places = {}
     for name, text in chinese_texts().items():
-        words = prose(text) if name.endswith(".md") else text
+        words = "\n".join([prose(text), *cells_of_outputs(text)]) if name.endswith(".md") else text
         if faults := [around(match, words) for match in rule.finditer(words)]:
             places[name] = faults
     assert not places

@@ -91,10 +91,14 @@ class CalibrationSpec(Spec):
     )
     low: Factor = Field(0.9, description="Measured over predicted seconds: a tenth of usual runs is below.")
     high: Factor = Field(1.1, description="And a tenth above.")
-    device_range: Spread = Field(
+    unfitted_range: Spread = Field(
         1.0,
-        description="How much wider the range is, beside that of usual runs, where few runs tell a device's rate.",
+        description="How much wider the range is, beside that of usual runs, for a run that is like a measured one but "
+        "like none that constants are fitted to.",
     )
+    unmeasured_range: Spread = Field(1.0, description="The same for a run that is like no measured one.")
+    device_range: Spread = Field(1.0, description="The same where few runs tell a device's rate.")
     experts_range: Spread = Field(1.0, description="The same for models with experts.")
     small_range: Spread = Field(1.0, description="The same for models with a hidden size up to 1,024.")
     software_range: Spread = Field(1.0, description="The same where nothing says what software runs.")
+    host_range: Spread = Field(1.0, description="The same where all of a step is work on the host.")
